@@ -55,12 +55,20 @@ class EngineOptions:
     kv_cache_memory_bytes: int = 8 << 30  # vllm: its paged KV cache, taken when it starts; finished prompts stay in it
     enforce_eager: bool = False  # vllm: no CUDA graphs, no compilation
     tensor_parallel: int = 1  # vllm: ranks that share the heads, on as many GPUs
+    nnodes: int = 1  # vllm: machines that share the ranks, each a host of its own
+    node_rank: int = 0  # vllm: of this host; 0 is the head, which is asked for all of them
+    head_address: str | None = None  # vllm: address:port of the head, at which the ranks find each other
     max_batch: int = 16  # decode: requests in the running batch
     max_kv_bytes: int = 8 << 30  # decode: KV bytes, received and in use
     url: str | None = None  # openai, vllm-server: without / at its end
     model: str | None = None  # openai, vllm-server: the model's name there
     key_file: str | None = None  # openai, vllm-server: absolute, or below ~ of the machine that asks
     key_variable: str | None = None  # openai, vllm-server: of the environment; one of the two, or none
+
+    @property
+    def ranks_here(self) -> int:
+        """Ranks on this machine."""
+        return self.tensor_parallel // self.nnodes
 
     @property
     def prompts_kv_bytes(self) -> int:
@@ -120,6 +128,11 @@ class Host:
         return "whole" in self.roles
 
     @property
+    def follower(self) -> bool:
+        """Whether this host computes a part of what another one, the head of its nodes, is asked for."""
+        return self.engine.node_rank > 0
+
+    @property
     def tls(self) -> bool:
         """Whether this host is asked by HTTPS."""
         return self.url.startswith("https://")
@@ -169,8 +182,8 @@ class Fleet:
 
     @property
     def answering_hosts(self) -> list[Host]:
-        """The hosts that requests may use: all but gateways."""
-        return [host for host in self.hosts.values() if not host.gateway]
+        """The hosts that requests may use: all but gateways and followers."""
+        return [host for host in self.hosts.values() if not (host.gateway or host.follower)]
 
     def model(self, name: str) -> Model:
         """The model with this name or alias. Raises UnknownModel, which lists all models and the nearest match."""
@@ -187,8 +200,9 @@ class Fleet:
         )
 
     def serving(self, model: str, role: Role) -> list[Host]:
-        """The hosts that serve this model (by canonical name) in this role, in file order; may be empty."""
-        return [host for host in self.hosts.values() if host.model == model and role in host.roles]
+        """The hosts that requests for this model (by canonical name) may use in this role, in file order; may be
+        empty."""
+        return [host for host in self.answering_hosts if host.model == model and role in host.roles]
 
     def select(
         self, names: Sequence[str] = (), *, role: str | None = None, model: str | None = None, managed: bool = False

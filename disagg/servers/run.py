@@ -66,6 +66,10 @@ def _prefill_engine(host: Host, model: Model) -> PromptEngine:
         from disagg.engines.simulated.prefill import SimulatedPrefillEngine
 
         return SimulatedPrefillEngine(source, model.context, options, host.hardware or "")
+    if options.name == "vllm" and host.follower:
+        from disagg.engines.vllm.nodes.follower import VLLMFollower
+
+        return VLLMFollower(source, model.context, options)
     if options.name == "vllm":
         from disagg.engines.vllm.engine import VLLMEngine
 

@@ -1,4 +1,4 @@
-"""hosts.toml for hosts that prefill with vLLM."""
+"""hosts.toml for hosts that prefill with vLLM, in their own process, on several machines, or beside a `vllm serve`."""
 
 from __future__ import annotations
 
@@ -72,3 +72,68 @@ def test_a_model_without_a_vllm_source_is_pointed_at(expect_fault: ExpectFault) 
         'model "qwen:30b" has no source for the engine "vllm" of this host',
         'add vllm = "owner/model" to [models."qwen:30b".sources]',
     )  # fmt: skip
+
+
+NODES = f"""{VLLM}
+tensor_parallel = 2
+nnodes = 2
+head_address = "192.168.100.1:29500\""""
+SECOND = """
+[hosts.second]
+address = "10.0.0.9"
+roles = ["prefill"]
+model = "qwen:30b"
+port = 8000
+engine = {name = "vllm", tensor_parallel = 2, nnodes = 2, node_rank = 1, head_address = "192.168.100.1:29500"}
+"""
+
+
+def test_requests_use_the_head_of_several_nodes_and_the_others_are_hosts_like_any(tmp_path: Path) -> None:
+    text = FLEET.replace(SOURCES, WITH_SOURCE[SOURCES]).replace(SPARK_ENGINE, NODES)
+    (tmp_path / "hosts.toml").write_text(text + SECOND)
+    fleet = load(tmp_path / "hosts.toml")
+    assert [host.name for host in fleet.serving("qwen:30b", "prefill")] == ["spark"]
+    assert "second" not in [host.name for host in fleet.answering_hosts]
+    assert "second" in [host.name for host in fleet.engine_hosts]
+    assert [fleet.hosts[name].engine.ranks_here for name in ("spark", "second")] == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("options", "message", "hint"),
+    [
+        ("nnodes = «3»", "the ranks do not divide among so many nodes", "tensor_parallel = 3, or a multiple of it"),
+        ("nnodes = 2\nnode_rank = «2»", "there is no such node", "from 0 to 1"),
+    ],
+)
+def test_nodes_that_do_not_fit_together_are_pointed_at(
+    expect_fault: ExpectFault, options: str, message: str, hint: str
+) -> None:
+    shared = f'{VLLM}\ntensor_parallel = 2\nhead_address = "10.0.0.1:29500"\n{options}'
+    expect_fault({**WITH_SOURCE, SPARK_ENGINE: shared}, message, hint)
+
+
+@pytest.mark.parametrize("address", ["10.0.0.1", "10.0.0.1:", ":29500", "10.0.0.1:0", "10.0.0.1:70000"])
+def test_the_head_address_of_nodes_has_a_port(expect_fault: ExpectFault, address: str) -> None:
+    shared = f'{VLLM}\ntensor_parallel = 2\nnnodes = 2\nhead_address = «"{address}"»'
+    hint = 'address:port, as in "192.168.100.1:29500"'
+    expect_fault({**WITH_SOURCE, SPARK_ENGINE: shared}, "this is no address with a port", hint)
+
+
+SERVED = 'name = "vllm-server"\nurl = "http://127.0.0.1:8100"'
+OF_SERVED = {SOURCES: 'sources = {vllm-server = "Qwen/Qwen-FP8"'}
+
+
+def test_a_host_beside_a_vllm_serve_knows_where_its_key_is_and_so_does_its_own_hosts_toml(tmp_path: Path) -> None:
+    text = FLEET.replace(SOURCES, OF_SERVED[SOURCES])
+    text = text.replace(SPARK_ENGINE, f'{SERVED}\nkey_file = "~/.config/vllm.key"')
+    (tmp_path / "hosts.toml").write_text(text)
+    fleet = load(tmp_path / "hosts.toml")
+    assert fleet.hosts["spark"].engine.key_file == "~/.config/vllm.key"
+    (tmp_path / "own.toml").write_text(render(fleet, ["spark"], {"qwen:30b": {"vllm-server": "Qwen/Qwen-FP8"}}))
+    assert load(tmp_path / "own.toml").hosts["spark"].engine == fleet.hosts["spark"].engine
+
+
+def test_a_deployed_host_beside_a_vllm_serve_has_no_variable_with_its_key(expect_fault: ExpectFault) -> None:
+    options = f'{SERVED}\n«key_variable» = "VLLM_API_KEY"'
+    message = "the server spark has no such variable"
+    expect_fault({**OF_SERVED, SPARK_ENGINE: options}, message, "name a file on its machine: key_file")

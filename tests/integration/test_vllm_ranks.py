@@ -1,4 +1,4 @@
-"""A prefill server with vLLM on two ranks: its tokens, what each rank sends, and what is left when one is killed."""
+"""vLLM on two ranks, each on its own node: its tokens, what each rank sends, and what is left when one is killed."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import json
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -16,28 +17,42 @@ from disagg.servers.health.watchdog import EXIT_CODE
 from tests import tiny_models
 from tests.fleets import HAS_VLLM, TOKEN, RunningFleet, running, wait_until, write_hosts
 from tests.integration.test_vllm import ANSWER, PREFILL, ids, prompt
+from tests.ports import free_ports
 
 pytestmark = [
     pytest.mark.skipif(not HAS_VLLM, reason="no environment with vLLM: make .venv-vllm/.ready"),
     pytest.mark.timeout(1500),
 ]
-PATIENCE_S = 120.0
+PATIENCE_S = 300.0
+NODES = ("m-prefill", "m-second")
 
 
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningFleet]:
     folder = tmp_path_factory.mktemp("ranks")
     model = tiny_models.make("qwen3", folder / "model")
-    hosts = write_hosts(folder, {"m": model}, prefill_engine="vllm", prefill={**PREFILL, "tensor_parallel": 2})
+    port, meeting = free_ports(2)
+    nodes = {**PREFILL, "tensor_parallel": 2, "nnodes": 2, "head_address": f"127.0.0.1:{meeting}"}
+    hosts = write_hosts(folder, {"m": model}, prefill_engine="vllm", prefill=nodes)
+    add_node(hosts, port)
     with running(hosts) as fleet:
         yield fleet
 
 
-def workers(fleet: RunningFleet) -> list[psutil.Process]:
-    """The processes of vLLM's ranks, by rank."""
-    below = psutil.Process(fleet.processes["m-prefill"].pid).children(recursive=True)
-    named = {process.name(): process for process in below}
-    return [process for name, process in sorted(named.items()) if "Worker" in name]
+def add_node(hosts: Path, port: int) -> None:
+    """The second node, as the first one but for its name, port and rank."""
+    text = hosts.read_text()
+    first = text[text.index("[hosts.m-prefill]") : text.index("[hosts.m-decode]")]
+    lines = [f"port = {port}" if line.startswith("port =") else line for line in first.splitlines()]
+    second = "\n".join(lines).replace("m-prefill", "m-second")
+    hosts.write_text(f"{text}\n{second}\nnode_rank = 1\n")
+
+
+def worker(fleet: RunningFleet, host: str) -> psutil.Process:
+    """The process of a node's rank."""
+    below = psutil.Process(fleet.processes[host].pid).children(recursive=True)
+    (found,) = [process for process in below if "Worker" in process.name()]
+    return found
 
 
 def events(fleet: RunningFleet, name: str) -> list[dict[str, Any]]:
@@ -45,7 +60,7 @@ def events(fleet: RunningFleet, name: str) -> list[dict[str, Any]]:
     return [line for line in lines if line["event"] == name]
 
 
-async def test_two_ranks_give_the_tokens_of_one_machine_and_each_sends_half_the_heads(fleet: RunningFleet) -> None:
+async def test_two_nodes_give_the_tokens_of_one_machine_and_each_sends_half_the_heads(fleet: RunningFleet) -> None:
     tokens = prompt(300)
     async with AsyncClient(fleet.fleet, token=TOKEN) as client:
         handed_over = await client.generate("m", tokens=tokens, **ANSWER)
@@ -56,25 +71,25 @@ async def test_two_ranks_give_the_tokens_of_one_machine_and_each_sends_half_the_
     assert sent["kv_bytes"] == [handed_over.metrics.kv_bytes // 2] * 2
 
 
-async def test_a_request_whose_rank_is_killed_is_answered_exactly_and_the_server_ends_itself(
+async def test_a_request_whose_rank_is_killed_is_answered_exactly_and_both_nodes_end_themselves(
     fleet: RunningFleet,
 ) -> None:
     """The rank is stopped first, so that it is killed while its prompt is computed, however fast that is."""
     tokens = prompt(1500)
-    ranks = workers(fleet)
-    assert len(ranks) == 2, [process.name() for process in ranks]
-    ranks[1].send_signal(signal.SIGSTOP)
+    ranks = [worker(fleet, host) for host in NODES]
+    ranks[0].send_signal(signal.SIGSTOP)
     async with AsyncClient(fleet.fleet, token=TOKEN) as client:
         asked = asyncio.create_task(client.generate("m", tokens=tokens, cache_salt="killed", **ANSWER))
         while not (await asyncio.to_thread(fleet.status, "m-prefill"))["running"]:
             await asyncio.sleep(0.02)
-        ranks[1].kill()
+        ranks[0].kill()
         answer = await asked
         alone = await client.generate("m", tokens=tokens, alone="decode", cache_salt="alone", **ANSWER)
     assert answer.metrics.method != "disaggregated" and answer.warnings
     assert ids(answer) == ids(alone)
-    wait_until(lambda: fleet.processes["m-prefill"].poll() is not None, PATIENCE_S, "the prefill server to end")
-    assert fleet.processes.pop("m-prefill").poll() == EXIT_CODE
+    for host in NODES:
+        wait_until(lambda host=host: fleet.processes[host].poll() is not None, PATIENCE_S, f"{host} to end")
+        assert fleet.processes.pop(host).poll() == EXIT_CODE
     (last,) = events(fleet, "watchdog")
     assert any(why in last["message"] for why in ("a worker process of vLLM has ended", "vLLM has failed"))
     wait_until(lambda: not any(process.is_running() for process in ranks), PATIENCE_S, "the ranks to end")

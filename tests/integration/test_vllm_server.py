@@ -101,7 +101,7 @@ async def test_a_server_that_hangs_is_left_in_seconds_and_the_decode_host_answer
 ) -> None:
     """All its processes are stopped while it computes: its connections stay, and nobody answers. The prefill host ends,
     as its service manager is to start it again."""
-    tokens = prompt(LONG, seed=77)
+    tokens = prompt(300, seed=77)
     with stopped(pair.vllm):
         async with AsyncClient(pair.fleet.fleet, token=TOKEN) as client:
             completion = await client.generate("m", tokens=tokens, cache_salt="hangs", **ANSWER)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final, get_args
 
 from disagg.api.names import Role
-from disagg.config.addresses import is_hub_id
+from disagg.config.addresses import address_fault, is_hub_id
 from disagg.config.schema import ENGINES, DType, EngineName, EngineOptions, KVWire
 from disagg.config.tables.whole import KEY_OPTIONS, OPENAI_OPTIONS, read_name_there, read_server_url
 from disagg.config.toml.table import Table
@@ -44,7 +44,32 @@ def read_engine(table: Table, roles: tuple[Role, ...]) -> EngineOptions:
     table.only(("name", *known), others)
     if name in _URLS:
         table.require("url", f'add url = "{_URLS[name]}"')
-    return EngineOptions(name, **{key: reader(table, key) for key, reader in known.items() if key in table})
+    options = EngineOptions(name, **{key: reader(table, key) for key, reader in known.items() if key in table})
+    _nodes_fit(table, options)
+    return options
+
+
+def _nodes_fit(table: Table, options: EngineOptions) -> None:
+    """Ranks that are spread over machines find each other, and each machine has as many."""
+    if options.nnodes > 1:
+        table.require("head_address", 'add head_address = "192.168.100.1:29500", an address of the host of node_rank 0')
+        if options.tensor_parallel % options.nnodes:
+            hint = f"tensor_parallel = {options.nnodes}, or a multiple of it"
+            raise table.fault_at_value("nnodes", "the ranks do not divide among so many nodes", hint)
+    if options.node_rank >= options.nnodes:
+        raise table.fault_at_value("node_rank", "there is no such node", f"from 0 to {options.nnodes - 1}")
+
+
+def _head_address(table: Table, key: str) -> str:
+    """An address and a port."""
+    text = table.value(key, str, 'head_address = "192.168.100.1:29500"')
+    address, _, port = text.rpartition(":")
+    fault = address_fault(address.removeprefix("[").removesuffix("]")) if address else "this is no address with a port"
+    if fault is None and not (port.isascii() and port.isdecimal() and 0 < int(port) < 1 << 16):
+        fault = "this is no address with a port"
+    if fault is not None:
+        raise table.fault_at_value(key, fault, 'address:port, as in "192.168.100.1:29500"')
+    return text
 
 
 def _device(table: Table, key: str) -> str:
@@ -95,6 +120,9 @@ _ENGINE_OPTIONS: Final[Mapping[EngineName, Mapping[str, Reader]]] = {
         "kv_cache_memory_bytes": within(1 << 20, 1 << 50),
         "enforce_eager": lambda table, key: table.boolean(key),
         "tensor_parallel": within(1, 64),
+        "nnodes": within(1, 64),
+        "node_rank": within(0, 63),
+        "head_address": _head_address,
     },
     "vllm-server": {
         "dtype": _COMMON_OPTIONS["dtype"],

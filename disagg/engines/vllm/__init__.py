@@ -11,4 +11,6 @@ shipment   one prompt's KV on its way from one worker to the decode host
 runs       the prompts and answers that are computed, as the server's scheduler sees them
 reports    what the workers report, in the process of the engine
 profile    what the loaded model computes, measured
+nodes/     ranks on several machines
+served/    the same with a `vllm serve` that runs beside this server
 """

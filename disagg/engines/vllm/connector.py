@@ -28,6 +28,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
 
 from disagg.api.delivery import ORDER_FIELD
+from disagg.engines.vllm.nodes.parent import end_with_parent
 from disagg.engines.vllm.scheduler import SchedulerSide, StepOrders
 from disagg.engines.vllm.served.describe import RankInfo, connector_info
 from disagg.engines.vllm.worker import WorkerSide
@@ -56,6 +57,8 @@ class DisaggConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         self._describe = partial(connector_info, vllm_config, kv_cache_config)
         self.worker: WorkerSide | None = None
         if role == KVConnectorRole.WORKER:
+            if vllm_config.parallel_config.nnodes > 1:
+                end_with_parent()
             self.worker = WorkerSide(vllm_config, kv_cache_config.kv_cache_groups, get_tensor_model_parallel_rank())
 
     @classmethod

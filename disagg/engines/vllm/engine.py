@@ -23,6 +23,7 @@ from disagg.engines.model import checkpoint, preflight
 from disagg.engines.model.constraint import Constraint
 from disagg.engines.model.text import HFTokenizer
 from disagg.engines.vllm import load
+from disagg.engines.vllm.nodes.setup import head
 from disagg.engines.vllm.reports import Reports
 from disagg.engines.vllm.rows import Sharding
 from disagg.engines.vllm.runs import AnswerRun, LogitsRun, PromptRun, Run, SentByItself
@@ -48,7 +49,7 @@ class VLLMEngine(SendingEngine):
         version = load.require_version()
         self._vllm = load.make(path, context, options)
         self._running: dict[str, Run] = {}  # by the id that vLLM was given; it makes another one of it, `run.id`
-        self._reports = Reports()
+        self._reports = Reports(head(options).address) if options.nnodes > 1 else Reports()
         self._failure: ModelError | None = None
         if options.tensor_parallel == 1:  # the only worker is in this process
             load.worker_connector().worker.on_layer = self._beat

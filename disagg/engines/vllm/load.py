@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from disagg.config import EngineOptions
+from disagg.engines.vllm.nodes import setup
 from disagg.errors import ModelError
 
 VERSIONS = ((0, 32), (0, 34))
@@ -32,6 +35,7 @@ def prepare_environment(options: EngineOptions) -> None:
     """Set what vLLM reads when it is imported. ModelError for settings that cannot be used with a connector."""
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
+    setup.prepare_environment(options)
     if options.device == "cpu":
         os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
     if "expandable_segments:true" in os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "").lower():
@@ -84,25 +88,48 @@ def arguments(path: Path, context: int, options: EngineOptions) -> dict[str, Any
         "skip_tokenizer_init": True,
         "max_logprobs": -1,
         "trust_remote_code": False,
+        **setup.arguments(options),
     }
 
 
 def make(path: Path, context: int, options: EngineOptions) -> Any:
     """vLLM's LLMEngine with the connector. ModelError if vLLM cannot make it."""
+    from vllm.v1.engine.llm_engine import LLMEngine
+
+    with _failures_of(path):
+        return LLMEngine.from_engine_args(_engine_args(path, context, options))
+
+
+def make_workers(path: Path, context: int, options: EngineOptions) -> tuple[Any, Any]:
+    """The executor of a node that is not the head, whose workers the head's engine uses; and its VllmConfig. ModelError
+    as of `make`."""
+    from vllm.v1.executor.multiproc_executor import MultiprocExecutor
+
+    with _failures_of(path):
+        config = _engine_args(path, context, options).create_engine_config(headless=True)
+        return MultiprocExecutor(config), config
+
+
+def _engine_args(path: Path, context: int, options: EngineOptions) -> Any:
     from vllm.config import KVTransferConfig
     from vllm.engine.arg_utils import EngineArgs
     from vllm.platforms import current_platform
-    from vllm.v1.engine.llm_engine import LLMEngine
 
+    require_device(options.device, current_platform.device_type)
     transfer = KVTransferConfig(
         kv_connector=CONNECTOR, kv_connector_module_path=CONNECTOR_MODULE, kv_role="kv_producer"
     )
-    require_device(options.device, current_platform.device_type)
+    return EngineArgs(**arguments(path, context, options), kv_transfer_config=transfer)
+
+
+@contextmanager
+def _failures_of(path: Path) -> Iterator[None]:
+    """What goes wrong in vLLM as a ModelError: it raises anything, at the latest a RuntimeError."""
     try:
-        return LLMEngine.from_engine_args(EngineArgs(**arguments(path, context, options), kv_transfer_config=transfer))
+        yield
     except ModelError:
         raise
-    except Exception as error:  # vLLM raises whatever went wrong in it, at the latest as a RuntimeError
+    except Exception as error:
         raise ModelError(f"{path}: vLLM cannot serve it: {_reason(error)}", _hint(str(error))) from error
 
 

@@ -6,7 +6,7 @@ values as [rows, value_dim]. Which of the two a tensor has is not guessed: `dete
 operation and takes the form that reads them back.
 
 Whole blocks are copied in the order of the computation, before a later step can reuse one, and put in the order of the
-wire afterwards: of 512 rows of 4 heads of 64 a CPU copies the blocks in 0.2 ms, and transposes them in 1 ms.
+wire afterwards, which on a CPU is the sender's work.
 """
 
 from __future__ import annotations

@@ -96,11 +96,14 @@ def refusals(found: Fit) -> Iterator[Refusal]:
 
 def too_few_cards(host: Host, hardware: HardwareFacts, os: str) -> Iterator[Refusal]:
     """A Refusal if there are fewer cards than ranks, which vLLM finds out after the deploy."""
-    ranks, cards = host.engine.tensor_parallel, len(hardware.gpus)
+    ranks, cards = host.engine.ranks_here, len(hardware.gpus)
     if 0 < cards < ranks and _device(host, hardware, os) == "cuda":
+        of = f" on {host.engine.nnodes} nodes" if host.engine.nnodes > 1 else ""
         yield Refusal(
-            f"tensor_parallel of {host.name} is {ranks}, and the machine has {cards} GPU{'s' if cards > 1 else ''}",
-            f"tensor_parallel = {cards} in [hosts.{host.name}.engine]: each rank takes a GPU of its own",
+            f"tensor_parallel of {host.name} is {host.engine.tensor_parallel}{of}, and the machine has {cards} "
+            f"GPU{'s' if cards > 1 else ''}",
+            f"tensor_parallel = {cards * host.engine.nnodes} in [hosts.{host.name}.engine]: each rank takes a GPU of "
+            "its own",
         )
 
 
@@ -118,7 +121,8 @@ def _serving(host: Host, model: Model, device: str, own: bool) -> Serving:
     """What the servers need of a machine's memory. own: whether each rank has memory of its own; else the machine's has
     to hold what all of them take, and the KV that waits to be sent."""
     engine = host.engine
-    paged = engine.kv_cache_memory_bytes if own else engine.prompts_kv_bytes
+    here = engine.kv_cache_memory_bytes * engine.ranks_here
+    paged = engine.kv_cache_memory_bytes if own else here
     kv = {"mlx": engine.max_kv_bytes, "vllm": paged, "transformers": engine.max_held_bytes}
     return Serving(
         engine.name,
@@ -129,8 +133,8 @@ def _serving(host: Host, model: Model, device: str, own: bool) -> Serving:
         kv.get(engine.name, 0),
         engine.quantization,
         engine.attention,
-        engine.tensor_parallel if own else 1,
-        engine.prompts_kv_bytes if engine.name == "vllm" and not own else 0,
+        engine.tensor_parallel if own else engine.nnodes,
+        here if engine.name == "vllm" and not own else 0,
     )
 
 
@@ -172,7 +176,7 @@ def _kv_that_fits(found: Fit) -> int:
     """Bytes of KV beside weights and workspace, in whole GiB if there is one. With KV to send, for each rank."""
     left = found.room - found.need.weights - found.need.workspace
     if found.need.to_send:
-        left //= 2 * found.host.engine.tensor_parallel
+        left //= 2 * found.host.engine.ranks_here
     return left >> 30 << 30 if left >= 1 << 30 else left
 
 

@@ -97,6 +97,19 @@ def test_two_cards_hold_what_one_cannot() -> None:
     assert shared.need.to_send == 16 * GIB, "and so does what waits to be sent"
 
 
+def test_two_machines_with_shared_memory_hold_half_of_the_weights_and_of_the_kv_each() -> None:
+    alone, half = (fitted(QWEN, SPARK, 32768, name="vllm", tensor_parallel=2, nnodes=nodes).need for nodes in (1, 2))
+    assert (half.weights, half.kv, half.to_send) == (alone.weights // 2, alone.kv // 2, alone.to_send // 2)
+
+
+def test_each_of_two_nodes_needs_cards_for_its_own_ranks() -> None:
+    engine = EngineOptions("vllm", device="cuda", tensor_parallel=4, nnodes=2, head_address="10.0.0.1:29500")
+    (refusal,) = too_few_cards(spark(engine=engine), SPARK, "Linux")
+    assert refusal.cause == "tensor_parallel of dgx-spark-1 is 4 on 2 nodes, and the machine has 1 GPU"
+    assert refusal.hint.startswith("tensor_parallel = 2 in")
+    assert [*too_few_cards(spark(engine=replace(engine, tensor_parallel=2)), SPARK, "Linux")] == []
+
+
 @pytest.mark.parametrize(
     ("cards", "ranks", "device", "causes"),
     [

@@ -1,0 +1,149 @@
+"""A node of vLLM that is not the head: its workers, and a server that is asked for nothing but its health."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final
+
+import numpy
+import numpy.typing
+
+from disagg.api.sampling import Sampling
+from disagg.config import EngineOptions
+from disagg.engines.base import EngineInfo, PrefillRun, PrefillTiming, SendingEngine, SendingRun, Token
+from disagg.engines.model import checkpoint
+from disagg.engines.model.constraint import Constraint
+from disagg.engines.model.text import HFTokenizer
+from disagg.engines.vllm import load
+from disagg.engines.vllm.nodes.setup import Endpoint, head
+from disagg.engines.vllm.rows import Sharding
+from disagg.errors import ModelError
+from disagg.kv.wire.frames import Header
+
+CONNECT_S: Final = 10.0
+
+
+class VLLMFollower(SendingEngine):
+    """The workers of a node that is not the head. It is asked for nothing; it is alive as long as they and the head
+    are."""
+
+    together = True
+
+    def __init__(self, source: str | Path, context: int, options: EngineOptions) -> None:
+        """Load this node's part of the model, once the head does so too. ModelError if that fails."""
+        load.prepare_environment(options)
+        path = checkpoint.resolve(source)
+        self.tokenizer = HFTokenizer.load(path)
+        reference = checkpoint.reference_profile(path, context, self.tokenizer)
+        layout = checkpoint.layout(reference, options.dtype)
+        Sharding.of(layout, options.tensor_parallel)
+        version = load.require_version()
+        self._failure: ModelError | None = None
+        self._executor, config = load.make_workers(path, context, options)
+        self._executor.register_failure_callback(lambda: self._end("a worker process of vLLM has ended"))
+        self._head = _connected(head(options))
+        threading.Thread(target=self._watch_head, name="vllm-head", daemon=True).start()
+        import torch
+
+        self.info = EngineInfo(
+            backend=f"vllm/{config.device_config.device_type}",
+            versions={"vllm": version, "torch": str(torch.__version__)},
+            profile=reference,
+            layout=layout,
+            fingerprint=checkpoint.fingerprint(reference),
+            eos_ids=reference.eos_ids,
+        )
+
+    @property
+    def alive(self) -> bool:
+        """See PromptEngine."""
+        return self._failure is None
+
+    @property
+    def failure(self) -> str:
+        """See PromptEngine."""
+        return self._failure.message if self._failure else ""
+
+    def warm_up(self) -> None:
+        """See PromptEngine. The head's is that of all nodes."""
+
+    def probe(self) -> PrefillRun:
+        """See PromptEngine. Nothing: the head tests all nodes."""
+        if self._failure is not None:
+            raise self._failure
+        return Nothing()
+
+    def send(
+        self, tokens: Sequence[int], to: tuple[str, int], header: Header, *, deadline: float, next_token: int, salt: str
+    ) -> SendingRun:
+        """See SendingEngine."""
+        raise _follows()
+
+    def start_answer(
+        self,
+        tokens: Sequence[int],
+        sampling: Sampling,
+        emit: Callable[[Token], None],
+        *,
+        answered: int = 0,
+        salt: str = "",
+        constraint: Constraint | None = None,
+    ) -> PrefillRun:
+        """See PromptEngine."""
+        raise _follows()
+
+    def logits(
+        self, tokens: Sequence[int], last: int, *, chunk_tokens: int | None = None
+    ) -> numpy.typing.NDArray[numpy.float32]:
+        """See PromptEngine."""
+        raise _follows()
+
+    def close(self) -> None:
+        """See PromptEngine."""
+        self._failure = self._failure or ModelError("the engine is closed")
+        self._head.close()
+        self._executor.shutdown()
+
+    def _watch_head(self) -> None:
+        """Until the connection ends. vLLM's workers would wait for a head that has ended."""
+        try:
+            while self._head.recv(1):
+                pass
+        except OSError:
+            pass
+        self._end("the head of the nodes has ended")
+
+    def _end(self, why: str) -> None:
+        self._failure = self._failure or ModelError(why, "the server ends itself, and its service manager starts it")
+
+
+class Nothing:
+    """A PrefillRun with nothing to do."""
+
+    def __init__(self) -> None:
+        self.remaining = self.held = 0
+        self.done = True
+        self.timing = PrefillTiming(0.0, 0.0, 0, 0.0)
+
+    def step(self, max_tokens: int | None = None) -> None:
+        """Nothing to do."""
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+def _follows() -> ModelError:
+    return ModelError("this host computes a part of what another one is asked for", "ask the host of node_rank 0")
+
+
+def _connected(to: Endpoint) -> socket.socket:
+    """A connection to the head's meeting point, which ends with the head. Nothing is sent on it."""
+    try:
+        sock = socket.create_connection(to, timeout=CONNECT_S)
+    except OSError as error:
+        raise ModelError(f"the head of the nodes at {to.address} has gone: {error}", "see its log") from error
+    sock.settimeout(None)
+    return sock
