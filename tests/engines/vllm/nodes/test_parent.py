@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from contextlib import suppress
 
 import psutil
+
+from tests.fleets import wait_until
 
 WORKER = """
 import sys, time
@@ -26,13 +27,19 @@ PATIENCE_S = 300.0
 
 
 def test_a_worker_ends_when_its_parent_is_killed_and_not_before() -> None:
-    parent = subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE)
+    with subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE) as parent:
+        try:
+            assert parent.stdout is not None
+            worker = psutil.Process(int(parent.stdout.readline()))
+            assert not ended(worker)
+        finally:
+            parent.kill()
+    wait_until(lambda: ended(worker), PATIENCE_S, "the worker to end")
+
+
+def ended(process: psutil.Process) -> bool:
+    """Also if nobody has asked for its exit code."""
     try:
-        assert parent.stdout is not None
-        worker = psutil.Process(int(parent.stdout.readline()))
-        assert worker.is_running() and parent.poll() is None
-    finally:
-        parent.kill()
-        parent.wait()
-    with suppress(psutil.NoSuchProcess):
-        worker.wait(PATIENCE_S)
+        return bool(process.status() == psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return True
