@@ -23,6 +23,7 @@ import psutil
 
 from disagg.errors import DisaggError, FleetError
 
+_AUTOGROUP_TRIES = 3
 _children: dict[int, subprocess.Popen[bytes]] = {}
 """Servers that this process spawned: as their parent it must reap them, or they remain zombies."""
 
@@ -119,6 +120,25 @@ def end(pid: int, expected: str, grace_s: float) -> bool:
     raise FleetError(
         f"process {pid} did not end after SIGKILL", "it hangs in the kernel (a device or network file system)"
     )
+
+
+def lower_priority(pid: int, nice: int) -> None:
+    """Let other programs have a core before the process group that `spawn` made, as far as this system allows it.
+
+    Linux first shares the cores between sessions (autogroup), and counts nice values within a session only.
+    """
+    with suppress(OSError):
+        os.setpriority(os.PRIO_PGRP, pid, nice)  # all threads; PRIO_PROCESS is the first one on Linux
+    session = Path(f"/proc/{pid}/autogroup")
+    for _ in range(_AUTOGROUP_TRIES):
+        try:
+            session.write_text(str(nice), encoding="ascii")
+        except BlockingIOError:  # Linux takes one change in 0.1 s, unless it comes from root
+            time.sleep(0.1)
+        except OSError:
+            return
+        else:
+            return
 
 
 def port_taken(address: str, port: int) -> bool:

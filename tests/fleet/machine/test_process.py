@@ -13,6 +13,7 @@ from disagg.errors import FleetError, ModelError
 from disagg.fleet.machine import process as local
 from tests.deadlines import ends_by_itself
 from tests.fleet.farm import wait_until
+from tests.values import present
 
 
 @pytest.fixture
@@ -59,6 +60,28 @@ def test_the_environment_adds_to_this_processes_own(tmp_path: Path, monkeypatch:
     pid = local.spawn(python(code), tmp_path / "log", {"ADDED": "2"})
     wait_until(lambda: local.identity(pid) is None)
     assert (tmp_path / "log").read_text() == f"1 2 {tmp_path}\n"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a nice value is the whole process's")
+def test_all_threads_of_a_spawned_process_and_its_session_give_way(tmp_path: Path) -> None:
+    code = "import threading, time; threading.Thread(target=time.sleep, args=(60,)).start()"
+    pid = local.spawn(python(code), tmp_path / "log", {})
+    try:
+        threads = Path(f"/proc/{pid}/task")
+        wait_until(lambda: len(list(threads.iterdir())) == 2)
+        local.lower_priority(pid, 19)
+        assert [os.getpriority(os.PRIO_PROCESS, int(one.name)) for one in threads.iterdir()] == [19, 19]
+        session = Path(f"/proc/{pid}/autogroup")
+        if os.geteuid() == 0 and session.exists():  # other accounts may do so once in 0.1 s, all together
+            assert session.read_text().endswith("nice 19\n")
+    finally:
+        local.end(pid, present(local.identity(pid)), grace_s=5)
+
+
+def test_what_has_ended_cannot_give_way(bystander: subprocess.Popen[bytes]) -> None:
+    bystander.kill()
+    bystander.wait()
+    local.lower_priority(bystander.pid, 19)
 
 
 def test_an_address_of_another_machine_is_named() -> None:
