@@ -36,7 +36,7 @@ CHAT_TEMPLATE = (
     "{% endfor %}{% if add_generation_prompt %}{{ '<|turn|>assistant\n' }}{% endif %}"
 )
 
-_COMMON: dict[str, Any] = {
+COMMON: dict[str, Any] = {
     "vocab_size": VOCAB,
     "hidden_size": 64,
     "intermediate_size": 96,
@@ -73,7 +73,7 @@ _GPT_OSS = {
     "hidden_act": "silu",
 }
 
-# What each config.json adds to _COMMON.
+# What each config.json adds to COMMON.
 ARCHITECTURES: Mapping[str, dict[str, Any]] = {
     "llama": _LLAMA,
     "llama3": {
@@ -191,6 +191,12 @@ _ADD_BOS = {"llama", "llama3", "mistral", "mistral_windowed", "gemma3_text", "co
 
 def make(architecture: str, folder: Path, *, seed: int = 0, **overrides: Any) -> Path:
     """Write the checkpoint into `folder` (made if missing) and return it. `overrides` replace keys of config.json."""
+    config = {**COMMON, **ARCHITECTURES[architecture], **overrides}
+    return make_from(config, folder, seed=seed, add_bos=architecture in _ADD_BOS)
+
+
+def make_from(config: Mapping[str, Any], folder: Path, *, seed: int = 0, add_bos: bool = False) -> Path:
+    """Write a checkpoint with this config.json into `folder`, made if missing, and return it."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
     from transformers.utils.logging import disable_progress_bar
@@ -198,13 +204,12 @@ def make(architecture: str, folder: Path, *, seed: int = 0, **overrides: Any) ->
     disable_progress_bar()
     torch.set_num_threads(1)  # tests share the cores with the servers that they start
     folder.mkdir(parents=True, exist_ok=True)
-    config = {**_COMMON, **ARCHITECTURES[architecture], **overrides}
     write_json(folder / "config.json", config)
     model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder), dtype=torch.float32)
     _randomise(model, seed)
     model.save_pretrained(folder)
     write_json(folder / "config.json", config)  # save_pretrained wrote its own, with nested rope_parameters
-    tokenizer(add_bos=architecture in _ADD_BOS).save_pretrained(folder)
+    tokenizer(add_bos=add_bos).save_pretrained(folder)
     generation = {"bos_token_id": BOS_ID, "eos_token_id": [EOS_ID, END_OF_TURN_ID], "pad_token_id": PAD_ID}
     write_json(folder / "generation_config.json", generation)
     return folder
@@ -274,10 +279,12 @@ def _randomise(model: torch.nn.Module, seed: int) -> None:
         noise = torch.empty_like(tensor).normal_(generator=generator)
         with torch.no_grad():
             if tensor.dim() >= 2:
-                fan_in = model.config.hidden_size if "embed" in name or "lm_head" in name else tensor.shape[-1]
+                fan_in = _text(model).hidden_size if "embed" in name or "lm_head" in name else tensor.shape[-1]
                 tensor.copy_(noise * 2.0 / fan_in**0.5)
             elif "norm" in name and name.endswith("weight"):
                 tensor.mul_(1.0 + 0.2 * noise).add_(0.1 * noise)
+            elif name.endswith("A_log"):
+                tensor.copy_(0.5 * noise - 3.0)  # a state that forgets slowly
             else:
                 tensor.copy_(0.3 * noise)
             if "embed_tokens" in name or "lm_head" in name:
@@ -285,17 +292,22 @@ def _randomise(model: torch.nn.Module, seed: int) -> None:
     _liven(model)
 
 
+def _text(model: Any) -> Any:
+    return model.config.get_text_config(decoder=True)
+
+
 def _liven(model: Any) -> None:
     """Loud embeddings make a tied model repeat the token it has just read; flat attention makes gemma3 run in circles
     (it normalises what attention finds, so only sharper scores make the text depend on the context)."""
     import torch
 
-    gemma = model.config.model_type == "gemma3_text"  # multiplies embeddings by 8, adds one to its norms' weights
+    gemma = _text(model).model_type == "gemma3_text"  # multiplies embeddings by 8, adds one to its norms' weights
     with torch.no_grad():
-        if model.config.tie_word_embeddings:
+        if _text(model).tie_word_embeddings:
             factor = 16.0 if gemma else 4.0
-            model.model.embed_tokens.weight.div_(factor)
-            norm = model.model.norm.weight
+            decoder = model.get_decoder()
+            decoder.embed_tokens.weight.div_(factor)
+            norm = (decoder.embedding_norm if hasattr(decoder, "embedding_norm") else decoder.norm).weight
             norm.copy_(norm + factor - 1.0 if gemma else norm * factor)
         for name, weight in model.named_parameters():
             if gemma and name.endswith(("q_norm.weight", "k_norm.weight")):

@@ -43,9 +43,11 @@ class Shipment:
 
 
 def ship(prefill: Prefill, shape: ModelShape, dtype: str, link: Link, wire: Wire = "as-is") -> Shipment:
-    """Predict sending every layer's rows, in order, each as soon as it exists."""
+    """Predict sending every layer's rows, in order, each as soon as it exists, and the states at the end."""
     row = shape.kv.row_bytes(dtype) * (INT8_BITS / (8 * ITEMSIZE[dtype]) if wire == "int8" else 1.0)
-    return carry([(e.at, (e.end - e.start) * row) for e in prefill.emissions], prefill.seconds, link)
+    rows = [(e.at, (e.end - e.start) * row) for e in prefill.emissions]
+    states = [(prefill.seconds, float(shape.kv.states_bytes))] if prefill.tokens and shape.kv.states_bytes else []
+    return carry([*rows, *states], prefill.seconds, link)
 
 
 def carry(blocks: Iterable[tuple[float, float]], compute_s: float, link: Link) -> Shipment:

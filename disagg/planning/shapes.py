@@ -20,9 +20,11 @@ GATED = 3  # matrices of one gated feed-forward block: gate, up, down
 class ModelShape:
     """A decoder with grouped-query attention and gated feed-forward blocks, dense or a mixture of experts.
 
-    windows: per layer, tokens that attention sees; None for all. feed_forward: width of the dense block, 0 if there is
-    none. experts, experts_per_token, expert_width: of the mixture in every layer. weight_bits, expert_bits:
-    bits per parameter as served, scales included. head_bits: of embeddings and output head; None for weight_bits.
+    windows: per layer, tokens that attention sees; None for all, 0 for a layer with a state instead of attention.
+    state_bytes, state_params: of such a layer's state, and of its projections. gated: whether queries come with a gate
+    of their size. feed_forward: width of the dense block or of the shared expert, 0 if there is none. experts,
+    experts_per_token, expert_width: of the mixture in every layer. weight_bits, expert_bits: bits per parameter as
+    served, scales included. head_bits: of embeddings and output head; None for weight_bits.
     context: tokens the model was trained for.
     """
 
@@ -33,6 +35,9 @@ class ModelShape:
     head_dim: int
     vocab: int
     windows: tuple[int | None, ...]
+    state_bytes: int = 0
+    state_params: int = 0
+    gated: bool = False
     feed_forward: int = 0
     experts: int = 0
     experts_per_token: int = 0
@@ -51,13 +56,16 @@ class ModelShape:
     @property
     def qkv_params(self) -> int:
         """Parameters of one layer's query, key and value projections."""
-        return self.hidden * self.head_dim * (self.heads + 2 * self.kv_heads)
+        return self.hidden * self.head_dim * (self.heads * (2 if self.gated else 1) + 2 * self.kv_heads)
 
     @property
     def dense_params(self) -> int:
-        """Parameters of one layer that every token is multiplied with: attention, router, dense feed-forward."""
-        output = self.hidden * self.head_dim * self.heads
-        return self.qkv_params + output + self.hidden * self.experts + GATED * self.hidden * self.feed_forward
+        """Parameters of one layer that every token is multiplied with: attention, router, dense feed-forward. The mean
+        of all layers, if some have a state instead of attention."""
+        attention = self.qkv_params + self.hidden * self.head_dim * self.heads
+        states = self.windows.count(0)
+        mixing = (attention * (self.layers - states) + self.state_params * states) // self.layers
+        return mixing + self.hidden * self.experts + GATED * self.hidden * self.feed_forward
 
     @property
     def expert_params(self) -> int:
@@ -97,7 +105,7 @@ class ModelShape:
     @property
     def kv(self) -> KVShape:
         """The shape of the KV cache."""
-        return KVShape(self.kv_heads, self.head_dim, self.windows)
+        return KVShape(self.kv_heads, self.head_dim, self.windows, self.state_bytes)
 
     def distinct_experts(self, tokens: float) -> float:
         """Expected number of experts of a layer that these tokens use, if each chooses at random."""
@@ -129,6 +137,11 @@ def _plain(label: str) -> str:
     return re.sub(r"[^a-z0-9]", "", label.lower())
 
 
+def _every_fourth(layers: int) -> tuple[int | None, ...]:
+    """The layers of Qwen3-Next: three with a state, then one of full attention."""
+    return tuple(None if layer % 4 == 3 else 0 for layer in range(layers))
+
+
 def _alternating(layers: int, window: int) -> tuple[int | None, ...]:
     """The layers of gpt-oss: sliding and full attention alternate."""
     return tuple(window if layer % 2 == 0 else None for layer in range(layers))
@@ -151,6 +164,22 @@ SHAPES: Final[Mapping[str, ModelShape]] = {
             expert_bits=8.5,
             context=262144,
             hub_ids=("Qwen/Qwen3-Coder-30B-A3B-Instruct", "Qwen/Qwen3-30B-A3B"),
+        ),
+        ModelShape(
+            "qwen3-next-80b",
+            *(2048, 16, 2, 256, 151936, _every_fourth(48)),
+            # 32 matrices of 128 x 128 in float32, and three inputs of a convolution over 8,192 channels
+            state_bytes=32 * 128 * 128 * 4 + 3 * 8192 * 2,
+            state_params=2048 * (2 * 2048 + 2 * 4096 + 64) + 4096 * 2048,
+            gated=True,
+            feed_forward=512,
+            experts=512,
+            experts_per_token=10,
+            expert_width=512,
+            weight_bits=8.5,
+            expert_bits=8.5,
+            context=262144,
+            hub_ids=("Qwen/Qwen3-Next-80B-A3B-Instruct", "Qwen/Qwen3-Next-80B-A3B-Thinking"),
         ),
         ModelShape(
             "gpt-oss-120b",

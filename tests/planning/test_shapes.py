@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from disagg.errors import UsageError
-from disagg.kv.layout import LayerLayout, Layout
+from disagg.kv.layout import LayerLayout, Layout, StateTensor
 from disagg.planning.shapes import SHAPES, matching, shape
 
 
@@ -18,6 +18,7 @@ from disagg.planning.shapes import SHAPES, matching, shape
         ("llama-3.3-70b", 70.6e9, 70.6e9 - 128256 * 8192),
         ("qwen3-8b", 8.19e9, 8.19e9 - 151936 * 4096),
         ("qwen3-coder-30b", 30.5e9, 3.3e9 - 151936 * 2048),
+        ("qwen3-next-80b", 79.7e9, 3.9e9 - 151936 * 2048),
         ("gpt-oss-120b", 116.8e9, 5.1e9),
         ("gpt-oss-20b", 20.9e9, 3.6e9),
     ],
@@ -33,7 +34,9 @@ def test_parameters_are_those_of_the_model_cards(name: str, total: float, active
 def test_kv_bytes_are_those_of_the_layout_on_the_wire(name: str, tokens: int) -> None:
     sizes = SHAPES[name]
     kinds = [
-        LayerLayout("sliding" if w else "full", sizes.kv_heads, sizes.head_dim, sizes.head_dim, w)
+        LayerLayout("state", states=(StateTensor((sizes.state_bytes // 4,)),))
+        if w == 0
+        else LayerLayout("sliding" if w else "full", sizes.kv_heads, sizes.head_dim, sizes.head_dim, w)
         for w in sizes.windows
     ]
     assert sizes.kv.nbytes(tokens, "bfloat16") == Layout(tuple(kinds), "bfloat16").nbytes(tokens)

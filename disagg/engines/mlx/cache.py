@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
 import mlx.core as mx
-from mlx_lm.models.cache import ArraysCache, KVCache, RotatingKVCache, make_prompt_cache
+from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, RotatingKVCache, make_prompt_cache
 
 from disagg.engines.mlx.held import HeldPrefix
 from disagg.engines.model.held import Layer, last_rows, segments
@@ -66,8 +66,9 @@ def build(model: Any, kv: ReceivedKV | None, held: HeldPrefix | None = None) -> 
     if kv is not None and kv.arena is None:
         raise LayoutMismatch("the KV was released before its caches were built")
     for index, cache in enumerate(caches):
-        received = _received(kv, index, cache) if kv is not None else None
-        _fill(cache, _held(held, index, cache) if held is not None else [], received, index=index, tokens=tokens)
+        for part in cache.caches if isinstance(cache, CacheList) else (cache,):
+            received = _received(kv, index, part) if kv is not None else None
+            _fill(part, _held(held, index, part) if held is not None else [], received, index=index, tokens=tokens)
     mx.eval([cache.state for cache in caches])
     return caches
 

@@ -67,7 +67,7 @@ def load(path: Path, *, dtype: DType, device: Any) -> LoadedModel:
         raise ModelError(f"no model*.safetensors in {path}", "download the weights again") from error
     except RuntimeError as error:  # mlx's only exception: unreadable or truncated safetensors
         raise ModelError(f"the weights in {path} cannot be read: {error}", "download them again") from error
-    except (ValueError, TypeError, KeyError, AttributeError, AssertionError) as error:
+    except Exception as error:
         # Which one depends on the architecture: unknown model_type, keys missing from config.json, tensors missing,
         # left over or of another shape.
         hint = "check that the installed mlx-lm supports this architecture and that all files belong together"
@@ -79,7 +79,9 @@ def load(path: Path, *, dtype: DType, device: Any) -> LoadedModel:
 def flat_config(config: Mapping[str, Any]) -> dict[str, Any]:
     """Keys to add to config.json so that mlx-lm reads what transformers reads; usually {} for a hub checkpoint."""
     flat = {**_flat_rope(config), **_flat_experts(config), **_flat_pattern(config)}
-    return {key: value for key, value in flat.items() if key not in config}
+    text = config.get("text_config") or {}
+    inner = {"text_config": {**text, **flat_config(text)}} if text else {}
+    return {key: value for key, value in flat.items() if key not in config} | inner
 
 
 def _flat_rope(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,7 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import mlx.core as mx
+from mlx_lm.models.nemotron_h import NemotronHMamba2Mixer
 from mlx_lm.models.rope_utils import YarnRoPE
+from mlx_lm.models.ssm import ssm_update
 
 from disagg.api.status import PreflightFinding
 from disagg.engines.mlx.profile import rope_modules
@@ -49,4 +51,46 @@ def untruncated_yarn(
     ]
 
 
-PATCHES: tuple[Patch, ...] = (untruncated_yarn,)
+def lengths_of_mamba(
+    model: Any, config: Mapping[str, Any], reference: ModelProfile, measured: Sequence[LayerProfile]
+) -> list[PreflightFinding]:
+    """Tell nemotron_h's Mamba layers how long each of several prompts is.
+
+    mlx-lm 0.32 reads prompts of different lengths side by side, the shorter ones padded at their end. Its nemotron_h
+    does not pass the lengths on, as its other models with Mamba layers do, and forgets the states of the shorter ones.
+    """
+    mixers = [module for module in model.modules() if type(module) is NemotronHMamba2Mixer]
+    for mixer in mixers:
+        mixer.__class__ = _MixerWithLengths
+    if not mixers:
+        return []
+    detail = (
+        f"on {len(mixers)} layers mlx-lm forgets the state of a prompt that it reads beside a longer one; set right"
+    )
+    return [PreflightFinding("states", "patched", detail)]
+
+
+class _MixerWithLengths(NemotronHMamba2Mixer):  # type: ignore[misc]
+    """mlx-lm's own, which leaves `lengths` out."""
+
+    def _ssm(self, hidden_states: Any, B: Any, C: Any, dt: Any, cache: Any, mask: Any) -> Any:  # noqa: PLR0917
+        batch, tokens, _ = hidden_states.shape
+        y, state = ssm_update(
+            hidden_states.reshape(batch, tokens, self.num_heads, self.head_dim),
+            self.A_log,
+            B.reshape(batch, tokens, self.n_groups, self.ssm_state_size),
+            C.reshape(batch, tokens, self.n_groups, self.ssm_state_size),
+            self.D.astype(hidden_states.dtype),
+            dt,
+            self.dt_bias,
+            cache[1] if cache else None,
+            self.time_step_limit,
+            mask,
+            cache.lengths if cache else None,
+        )
+        if cache:
+            cache[1] = state
+        return y.reshape(batch, tokens, self.intermediate_size)
+
+
+PATCHES: tuple[Patch, ...] = (untruncated_yarn, lengths_of_mamba)

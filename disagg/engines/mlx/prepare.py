@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -46,7 +46,7 @@ def prepare(
     ]
     if patched:
         measured = measure(loaded.model)
-    profile = _profile(reference, measured, str(loaded.config["model_type"]), tokenizer)
+    profile = _profile(reference, measured, _text_type(loaded.config), tokenizer)
     findings = _merged(preflight.compare(reference, profile), patched)
     preflight.require(findings)
     info = EngineInfo(
@@ -62,6 +62,11 @@ def prepare(
         eos_ids=tokenizer.eos_ids,
     )
     return Prepared(loaded.model, loaded.active_bytes, info, tokenizer)
+
+
+def _text_type(config: Mapping[str, Any]) -> str:
+    """The model type of the part that reads text."""
+    return str((config.get("text_config") or {}).get("model_type") or config["model_type"])
 
 
 def _profile(reference: ModelProfile, measured: Measured, architecture: str, tokenizer: HFTokenizer) -> ModelProfile:

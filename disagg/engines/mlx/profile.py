@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
 from mlx import nn
-from mlx_lm.models.cache import ArraysCache, KVCache, RotatingKVCache, make_prompt_cache
+from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, RotatingKVCache, make_prompt_cache
 
 from disagg.engines.model.profile import LayerProfile, Rope
 from disagg.errors import ModelError
@@ -37,11 +37,16 @@ class Measured:
 
 def measure(model: Any) -> Measured:
     """Run one token through `model` and measure its layers. ModelError for caches that cannot be handed over."""
-    caches = make_prompt_cache(model)
     spies = _spy_on_ropes(model)
     try:
+        caches = make_prompt_cache(model)
         logits = model(mx.array([[0]]), cache=caches)
         mx.eval(logits, [cache.state for cache in caches])
+    except Exception as error:  # which one depends on the architecture
+        raise ModelError(
+            f"mlx-lm cannot run this model: {type(error).__name__}: {error}",
+            "check that the installed mlx-lm supports this architecture",
+        ) from error
     finally:
         for spy in spies:
             spy.parent[spy.name] = spy.rope
@@ -115,6 +120,9 @@ def _layout(index: int, cache: Any) -> LayerLayout:
     if isinstance(cache, ArraysCache):
         states = tuple(StateTensor(tuple(a.shape[1:]), dtype_name(a)) for a in cache.cache)
         return LayerLayout("state", states=states)
+    if isinstance(cache, CacheList) and [type(part) for part in cache.caches] == [ArraysCache, KVCache]:
+        state, rows = (_layout(index, part) for part in cache.caches)
+        return replace(rows, states=state.states)
     raise ModelError(
         f"layer {index} uses a {type(cache).__name__} as its cache, which the hand-off cannot fill",
         "serve this model on one machine, without a prefill host",
@@ -127,7 +135,8 @@ def _kv_layout(kind: Any, cache: Any, window: int | None) -> LayerLayout:
 
 
 def _kv_dtype(caches: list[Any]) -> str:
-    names = {dtype_name(cache.keys) for cache in caches if not isinstance(cache, ArraysCache)}
+    parts = [part for cache in caches for part in (cache.caches if isinstance(cache, CacheList) else (cache,))]
+    names = {dtype_name(part.keys) for part in parts if not isinstance(part, ArraysCache)}
     if len(names) > 1:
         raise ModelError(f"the layers' KV has different dtypes: {', '.join(sorted(names))}")
     return names.pop() if names else "float32"

@@ -7,12 +7,15 @@ one from the same files, and both frameworks can be compared with it.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from disagg.engines.model.architectures import architecture_of
+from disagg.engines.model.architectures.base import MODEL_DTYPE
 from disagg.engines.model.checkpoint_files import check_weights
 from disagg.engines.model.profile import LayerProfile, ModelProfile, Rope
-from disagg.engines.model.rope import reference_rope
 from disagg.engines.model.text import HFTokenizer
 from disagg.errors import ModelError
 from disagg.kv.fingerprint import Fingerprint, short_hash
@@ -20,9 +23,6 @@ from disagg.kv.layout import LayerLayout, Layout
 
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 _FILES = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"]
-
-# Architectures whose attention applies rotary embedding on sliding layers only, which their config does not state.
-_ROPE_ON_SLIDING_ONLY = {"cohere2", "exaone4"}
 
 
 def resolve(source: str | Path) -> Path:
@@ -46,17 +46,17 @@ def resolve(source: str | Path) -> Path:
 def reference_profile(path: Path, context: int, tokenizer: HFTokenizer | None = None) -> ModelProfile:
     """The profile that the checkpoint in folder `path` describes, served with `context` tokens. tokenizer: that of the
     same folder, if it is already loaded. ModelError, with the reason, for a model whose KV cannot be handed over."""
-    config = _load_config(path)
+    config = _text_config(path)
     _refuse_unsupported(path, config)
     _check_context(path, config, context)
+    layers = _layers(path, config)
     tokenizer = tokenizer or HFTokenizer.load(path)
-    kinds = _layer_types(config)
     return ModelProfile(
         source="checkpoint",
         architecture=str(config.model_type),
         vocab_size=int(config.vocab_size),
         context=context,
-        layers=tuple(LayerProfile(_layer_layout(config, kind), _rope(config, i, kind)) for i, kind in enumerate(kinds)),
+        layers=layers,
         tokenizer=tokenizer.digest,
         chat_template=tokenizer.chat_template_digest,
         special_tokens=tokenizer.special_tokens_digest,
@@ -66,12 +66,17 @@ def reference_profile(path: Path, context: int, tokenizer: HFTokenizer | None = 
 
 def longest_context(path: Path) -> int | None:
     """The longest context, in tokens, that the checkpoint in folder `path` states; None if it states none."""
-    return _longest_context(_load_config(path))
+    return _longest_context(_text_config(path))
 
 
 def layout(profile: ModelProfile, dtype: str) -> Layout:
     """The KV layout of a profile with keys and values in `dtype`."""
-    return Layout(tuple(layer.layout for layer in profile.layers), dtype)
+    return layout_of(profile.layers, dtype)
+
+
+def layout_of(layers: Iterable[LayerProfile], dtype: str) -> Layout:
+    """The KV layout of these layers with keys and values in `dtype`."""
+    return Layout(tuple(_in_dtype(layer.layout, dtype) for layer in layers), dtype)
 
 
 def fingerprint(profile: ModelProfile) -> Fingerprint:
@@ -85,6 +90,11 @@ def fingerprint(profile: ModelProfile) -> Fingerprint:
         chat_template=profile.chat_template,
         special_tokens=profile.special_tokens,
     )
+
+
+def _in_dtype(layer: LayerLayout, dtype: str) -> LayerLayout:
+    states = (replace(state, dtype=dtype) if state.dtype == MODEL_DTYPE else state for state in layer.states)
+    return replace(layer, states=tuple(states))
 
 
 def _rope_text(rope: Rope | None) -> str:
@@ -116,19 +126,35 @@ def _load_config(path: Path) -> Any:
         ) from error
 
 
+def _text_config(path: Path) -> Any:
+    """The configuration of the text model: of a multimodal checkpoint the part that reads text."""
+    return _load_config(path).get_text_config(decoder=True)
+
+
 def _refuse_unsupported(path: Path, config: Any) -> None:
     reasons = {
-        "it is not a plain text model": config.get_text_config(decoder=True) is not config,
+        "it is not a decoder alone": getattr(config, "is_encoder_decoder", False),
         "it has no attention layers of a known form": not hasattr(config, "num_attention_heads"),
-        "latent attention (MLA) is not handed over": getattr(config, "kv_lora_rank", None),
-        "its layers share keys and values": getattr(config, "num_kv_shared_layers", None),
-        "its attention is bidirectional": getattr(config, "use_bidirectional_attention", None),
+        "its attention is bidirectional": getattr(config, "use_bidirectional_attention", None) in (True, "all"),
+        (refusal := architecture_of(config).refusal): refusal,
     }
     for reason, applies in reasons.items():
         if applies:
-            raise ModelError(
-                f"{path}: model type {config.model_type!r} cannot be served: {reason}", "use another model"
-            )
+            raise _cannot_be_served(path, config, reason)
+
+
+def _layers(path: Path, config: Any) -> tuple[LayerProfile, ...]:
+    try:
+        layers = architecture_of(config).layers(config)
+    except (AttributeError, TypeError, ValueError, KeyError, IndexError) as error:
+        raise _cannot_be_served(path, config, f"its configuration is of an unknown form: {error}") from error
+    if not any(layer.layout.kv_heads for layer in layers):
+        raise _cannot_be_served(path, config, "no layer of it has attention, and its KV no tokens")
+    return layers
+
+
+def _cannot_be_served(path: Path, config: Any, reason: str) -> ModelError:
+    return ModelError(f"{path}: model type {config.model_type!r} cannot be served: {reason}", "use another model")
 
 
 def _check_context(path: Path, config: Any, context: int) -> None:
@@ -144,45 +170,3 @@ def _longest_context(config: Any) -> int | None:
     if rope.get("rope_type") == "yarn":
         limit = max(limit, int((rope.get("factor") or 1) * rope.get("original_max_position_embeddings", 0)))
     return limit or None
-
-
-def _layer_types(config: Any) -> list[str]:
-    """One name per layer, by transformers' own rule: layer_types, else one kind for all layers, given by the window."""
-    count = int(config.num_hidden_layers)
-    given = getattr(config, "layer_types", None)
-    window = getattr(config, "sliding_window", None)
-    kinds = list(given) if given else ["full_attention" if window is None else "sliding_attention"] * count
-    unknown = set(kinds) - {"full_attention", "sliding_attention"}
-    if unknown or len(kinds) != count or getattr(config, "attention_chunk_size", None):
-        raise ModelError(
-            f"model type {config.model_type!r} has layers that cannot be handed over: "
-            + (", ".join(sorted(unknown)) or "chunked attention, or layer_types of another length"),
-            "use a model of full and sliding-window attention layers",
-        )
-    return kinds
-
-
-def _layer_layout(config: Any, kind: str) -> LayerLayout:
-    heads = int(getattr(config, "num_key_value_heads", None) or config.num_attention_heads)
-    dim = _head_dim(config)
-    if kind == "full_attention":
-        return LayerLayout("full", heads, dim, dim)
-    return LayerLayout("sliding", heads, dim, dim, window=int(config.sliding_window))
-
-
-def _head_dim(config: Any) -> int:
-    return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
-
-
-def _rope(config: Any, layer: int, kind: str) -> Rope | None:
-    flags = getattr(config, "no_rope_layers", None)  # 1: this layer rotates, 0: it does not
-    if flags and not flags[layer]:
-        return None
-    if config.model_type in _ROPE_ON_SLIDING_ONLY and config.sliding_window is not None and kind == "full_attention":
-        return None
-    parameters = getattr(config, "rope_parameters", None)
-    if not parameters:
-        return None
-    if kind in parameters:  # one set per layer type
-        parameters = parameters[kind]
-    return reference_rope(parameters, _head_dim(config), int(config.max_position_embeddings))

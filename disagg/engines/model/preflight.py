@@ -6,18 +6,28 @@ left. Differences with a known patch are corrected by the engine before it calls
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from disagg.api.status import PreflightFinding
 from disagg.engines.model.profile import LayerProfile, ModelProfile, Rope
 from disagg.errors import PreflightRefused
+from disagg.kv.layout import LayerLayout
 
 # Relative. Over thirteen architectures, a rope measured in float32 was within 1e-6 of the formula if both agreed. The
 # difference to detect, gpt-oss without `truncate: false`, is 27 to 43 %.
 FREQUENCY_TOLERANCE = 1e-4
 # Relative. 1e-8 was measured if both agreed; a missing attention factor is a difference of 35 % for gpt-oss.
 SCALE_TOLERANCE = 1e-3
+
+
+# The dtypes of states are not compared: the reference does not know the model's.
+_SHAPES: Mapping[str, Callable[[LayerLayout], Any]] = {
+    "kv_heads": lambda layout: layout.kv_heads,
+    "key_dim": lambda layout: layout.key_dim,
+    "value_dim": lambda layout: layout.value_dim,
+    "states": lambda layout: [state.shape for state in layout.states],
+}
 
 
 def compare(reference: ModelProfile, actual: ModelProfile) -> tuple[PreflightFinding, ...]:
@@ -109,20 +119,20 @@ def _span(layer: LayerProfile, context: int) -> tuple[str, int | None]:
 def _dims(reference: ModelProfile, actual: ModelProfile) -> Iterator[PreflightFinding]:
     """KV heads, key and value width, and the shapes of states."""
     differing = False
-    for name in ("kv_heads", "key_dim", "value_dim", "states"):
-        bad = [
-            i
-            for i, (a, b) in enumerate(_pairs(reference, actual))
-            if getattr(a.layout, name) != getattr(b.layout, name)
-        ]
+    for name, shape in _SHAPES.items():
+        bad = [i for i, (a, b) in enumerate(_pairs(reference, actual)) if shape(a.layout) != shape(b.layout)]
         if bad:
-            want, have = (getattr(p.layers[bad[0]].layout, name) for p in (reference, actual))
+            want, have = (shape(p.layers[bad[0]].layout) for p in (reference, actual))
             detail = f"{name} is {want} in {reference.source} and {have} in {actual.source} on {_ranges(bad)}"
             yield PreflightFinding("KV shape", "refused", detail)
             differing = True
     if not differing:
-        shapes = [f"{x.layout.kv_heads} heads x {x.layout.key_dim}/{x.layout.value_dim}" for x in reference.layers]
-        yield PreflightFinding("KV shape", "ok", _summary(shapes))
+        yield PreflightFinding("KV shape", "ok", _summary([_shape(layer.layout) for layer in reference.layers]))
+
+
+def _shape(layout: LayerLayout) -> str:
+    rows = [f"{layout.kv_heads} heads x {layout.key_dim}/{layout.value_dim}"] if layout.kv_heads else []
+    return " and ".join([*rows, *("x".join(map(str, state.shape)) for state in layout.states)])
 
 
 def _ropes(reference: ModelProfile, actual: ModelProfile) -> Iterator[PreflightFinding]:
@@ -176,6 +186,8 @@ def _pairs(reference: ModelProfile, actual: ModelProfile) -> list[tuple[LayerPro
 
 def _kind(layer: LayerProfile) -> str:
     layout = layer.layout
+    if layout.kind == "state":
+        return "a state"
     return f"a window of {layout.window}" if layout.kind == "sliding" else f"{layout.kind} attention"
 
 

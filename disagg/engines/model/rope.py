@@ -26,7 +26,7 @@ def reference_rope(parameters: Parameters, head_dim: int, max_positions: int) ->
             f"rope type {kind!r} cannot be handed over: " + _REASONS.get(kind, "its formula is not implemented"),
             f"use a model whose rope type is one of {', '.join(sorted(_FORMULAS))}",
         )
-    dim = int(head_dim * (parameters.get("partial_rotary_factor") or 1.0))
+    dim = head_dim if kind == "proportional" else int(head_dim * (parameters.get("partial_rotary_factor") or 1.0))
     try:
         return _FORMULAS[kind](parameters, dim, max_positions)
     except KeyError as missing:
@@ -38,6 +38,14 @@ def reference_rope(parameters: Parameters, head_dim: int, max_positions: int) ->
 def _default(parameters: Parameters, dim: int, max_positions: int) -> Rope:
     theta = float(parameters["rope_theta"])
     return Rope(tuple(theta ** (-i / dim) for i in range(0, dim, 2)))
+
+
+def _proportional(parameters: Parameters, dim: int, max_positions: int) -> Rope:
+    """The first pairs of the whole head turn, as many as partial_rotary_factor states; the others do not."""
+    factor = float(parameters.get("factor") or 1.0)
+    turning = int((parameters.get("partial_rotary_factor") or 1.0) * dim // 2)
+    frequencies = _default(parameters, dim, max_positions).inv_freq
+    return Rope(tuple(f / factor if pair < turning else 0.0 for pair, f in enumerate(frequencies)))
 
 
 def _linear(parameters: Parameters, dim: int, max_positions: int) -> Rope:
@@ -107,6 +115,7 @@ def _yarn_scale(parameters: Parameters, factor: float) -> float:
 _FORMULAS: Mapping[str, Callable[[Parameters, int, int], Rope]] = {
     "default": _default,
     "linear": _linear,
+    "proportional": _proportional,
     "llama3": _llama3,
     "yarn": _yarn,
 }

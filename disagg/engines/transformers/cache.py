@@ -2,40 +2,80 @@
 
 Full layers have all rows, [1, kv_heads, total, dim]. Sliding layers have the last window - 1 rows and the current
 chunk, moved to the front of their buffer when it is full. Nothing is concatenated: transformers' own DynamicCache
-copies all previous rows for every chunk.
+copies all previous rows for every chunk. Layers with a state are transformers' own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from transformers.cache_utils import Cache, CacheLayerMixin
+from transformers.cache_utils import Cache, DummyLayer
 
-from disagg.engines.model.held import Layer, LayerSnapshot, last_rows, segments
-from disagg.engines.transformers.held import SPARE_ROWS, HeldPrefix, Rows, copies
-from disagg.errors import ModelError
-from disagg.kv.layout import LayerLayout, Layout
+from disagg.engines.model.architectures import Architecture
+from disagg.engines.model.held import LayerSnapshot, last_rows, segments
+from disagg.engines.transformers.held import HeldPrefix, Rows
+from disagg.engines.transformers.layers import FullLayer, SlidingLayer, StateLayer, make_layer
+from disagg.kv.layout import Layout
 
-# (layer, index of the first new token, new keys, new values: views of the cache, [1, kv_heads, new, dim])
+# (layer, index of the first new token, new keys, new values), [1, kv_heads, new, dim], in the order of the wire. Keys
+# are views of the cache, and so are values unless the wire has another order.
 OnRows = Callable[[int, int, torch.Tensor, torch.Tensor], None]
+# (layer, the tensors of its state, as the wire has them but with the batch in front). They are overwritten later.
+OnState = Callable[[int, tuple[torch.Tensor, ...]], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What a model keeps. layout: of its layers that keep something. indices: which of the model's layers these are,
+    None if they are all. count: of the model's layers, if some keep nothing."""
+
+    layout: Layout
+    architecture: Architecture = field(default_factory=Architecture)
+    indices: tuple[int, ...] | None = None
+    count: int = 0
+
+    @property
+    def places(self) -> tuple[int, ...]:
+        """The model's layer of each layer of the layout."""
+        return tuple(range(len(self.layout.layers))) if self.indices is None else self.indices
 
 
 class PreallocatedCache(Cache):  # type: ignore[misc]
     """The KV cache of one request of at most `total` tokens, computed in chunks of at most `chunk` tokens.
 
     on_rows is called inside `update`, before the layer's attention runs. Rows of a full layer never move and are
-    written once, so views of them stay valid; those of a sliding layer are overwritten by later chunks.
+    written once, so views of them stay valid; those of a sliding layer are overwritten by later chunks. on_state is
+    called once for each layer with a state, as soon as it has read all `total` tokens.
     """
 
     def __init__(
-        self, layout: Layout, total: int, chunk: int, device: torch.device, on_rows: OnRows | None = None
+        self,
+        kept: Kept,
+        total: int,
+        chunk: int,
+        device: torch.device,
+        on_rows: OnRows | None = None,
+        *,
+        on_state: OnState | None = None,
     ) -> None:
-        make = {"full": FullLayer, "sliding": SlidingLayer}
+        layout, places = kept.layout, kept.places
         dtype = getattr(torch, layout.dtype)
-        super().__init__(layers=[make[layer.kind](layer, total, chunk, dtype, device) for layer in layout.layers])
-        self._on_rows = on_rows
+        layers: list[Any] = [DummyLayer() for _ in range(max(kept.count, len(places)))]
+        for place, layer in zip(places, layout.layers, strict=True):
+            layers[place] = make_layer(layer, total, chunk, dtype, device)
+        super().__init__(layers=layers)
+        self._architecture = kept.architecture
+        self._kept = [layers[place] for place in places]
+        self._numbers = {place: number for number, place in enumerate(places)}
+        self._total, self._after = total, 0
+        self._on_rows, self._on_state = on_rows, on_state
+
+    def begin(self, tokens: int) -> None:
+        """The next `tokens` tokens are about to be computed."""
+        self._after = self.get_seq_length() + tokens
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
@@ -44,167 +84,55 @@ class PreallocatedCache(Cache):  # type: ignore[misc]
         layer = self.layers[layer_idx]
         start = layer.get_seq_length()
         keys, values = layer.update(key_states, value_states)
-        if self._on_rows is not None:
-            new = key_states.shape[2]
-            self._on_rows(layer_idx, start, keys[:, :, -new:], values[:, :, -new:])
+        new = key_states.shape[2]
+        self._report(self._numbers[layer_idx], start, keys[:, :, -new:], values[:, :, -new:])
         return keys, values
+
+    def layer_done(self, layer_idx: int) -> None:
+        """A layer of the model has computed the tokens that were announced with `begin`."""
+        if self._on_state is not None and self._after == self._total and layer_idx in self._numbers:
+            self._report_state(self._numbers[layer_idx])
 
     def rows(self, start: int, end: int) -> Rows:
         """Rows [start, end) of the full layers, which stay valid if this cache is not updated any more."""
-        return Rows(tuple(layer.rows(start, end) if isinstance(layer, FullLayer) else None for layer in self.layers))
+        return Rows(tuple(layer.rows(start, end) if isinstance(layer, FullLayer) else None for layer in self._kept))
 
     def snapshot(self) -> LayerSnapshot | None:
-        """The sliding layers as they are now, copied; None if there are none."""
-        sliding = [layer for layer in self.layers if isinstance(layer, SlidingLayer)]
-        if not sliding:
+        """The sliding layers and the states as they are now, copied; None if there are none."""
+        sliding = [layer for layer in self._kept if isinstance(layer, SlidingLayer)]
+        states = [layer for layer in self._kept if isinstance(layer, StateLayer)]
+        if not sliding and not states:
             return None
-        layers = tuple(layer.last_rows() if isinstance(layer, SlidingLayer) else None for layer in self.layers)
-        return LayerSnapshot(layers, max(layer.usable_from for layer in sliding))
+        usable_from = max((layer.usable_from for layer in sliding), default=0)
+        return LayerSnapshot(
+            tuple(_snapshot(layer) for layer in self._kept), self.get_seq_length() if states else usable_from
+        )
 
     def load(self, prefix: HeldPrefix) -> None:
         """Begin with these rows of another cache. They are reported like new ones."""
-        for index, layer in enumerate(self.layers):
+        for number, layer in enumerate(self._kept):
+            if isinstance(layer, StateLayer):
+                layer.load_state(last_rows(prefix, number))
+                if prefix.tokens == self._total:
+                    self._report_state(number)
+                continue
             if isinstance(layer, SlidingLayer):
-                first, keys, values = layer.load(last_rows(prefix, index), prefix.tokens)
+                first, keys, values = layer.load(last_rows(prefix, number), prefix.tokens)
             else:
-                first, keys, values = layer.load(segments(prefix, index), prefix.tokens)
-            if self._on_rows is not None:
-                self._on_rows(index, first, keys, values)
+                first, keys, values = layer.load(segments(prefix, number), prefix.tokens)
+            self._report(number, first, keys, values)
+
+    def _report(self, number: int, start: int, keys: torch.Tensor, values: torch.Tensor) -> None:
+        if self._on_rows is not None:
+            self._on_rows(number, start, keys, self._architecture.values(values))
+
+    def _report_state(self, number: int) -> None:
+        layer = self._kept[number]
+        if self._on_state is not None and isinstance(layer, StateLayer):
+            self._on_state(number, self._architecture.states(layer.convolutions, layer.recurrent))
 
 
-class _Layer(CacheLayerMixin):  # type: ignore[misc]
-    """Base of both kinds: two buffers and a count of tokens."""
-
-    is_sliding = False
-
-    def __init__(self, layout: LayerLayout, rows: int, dtype: torch.dtype, device: torch.device) -> None:
-        super().__init__()
-        self.keys = torch.empty(1, layout.kv_heads, rows, layout.key_dim, dtype=dtype, device=device)
-        self.values = torch.empty(1, layout.kv_heads, rows, layout.value_dim, dtype=dtype, device=device)
-        self.dtype, self.device = dtype, device
-        self.is_initialized = True
-        self.seen = 0
-
-    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
-        """Nothing to do: the buffers are allocated in the constructor."""
-
-    def get_seq_length(self) -> int:
-        """Tokens so far."""
-        return self.seen
-
-    def _check(self, key_states: torch.Tensor, value_states: torch.Tensor) -> int:
-        """Number of new rows. ModelError if their shape or dtype is not that of the checkpoint's layout."""
-        for name, new, buffer in (("keys", key_states, self.keys), ("values", value_states, self.values)):
-            want = (1, buffer.shape[1], new.shape[2], buffer.shape[3])
-            if tuple(new.shape) != want or new.dtype != buffer.dtype:
-                raise ModelError(
-                    f"transformers computes {name} of shape {tuple(new.shape)} {new.dtype}, the checkpoint's layout "
-                    f"has {want} {buffer.dtype}",
-                    "this architecture cannot be handed over",
-                )
-        return int(key_states.shape[2])
-
-
-class FullLayer(_Layer):
-    """All rows, in the order of the tokens."""
-
-    def __init__(self, layout: LayerLayout, total: int, chunk: int, dtype: torch.dtype, device: torch.device) -> None:
-        super().__init__(layout, total, dtype, device)
-
-    def update(
-        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """See PreallocatedCache.update."""
-        end = self.seen + self._check(key_states, value_states)
-        self.keys[:, :, self.seen : end] = key_states
-        self.values[:, :, self.seen : end] = value_states
-        self.seen = end
-        return self.keys[:, :, :end], self.values[:, :, :end]
-
-    def rows(self, start: int, end: int) -> Layer:
-        """See PreallocatedCache.rows. All rows at once are not copied."""
-        if start == 0 and end == self.keys.shape[2]:
-            return self.keys, self.values
-        return copies((self.keys, self.values), start, end)
-
-    def load(self, pieces: Iterable[tuple[int, Layer]], tokens: int) -> tuple[int, torch.Tensor, torch.Tensor]:
-        """See PreallocatedCache.load. Returns the first row's index, and the rows."""
-        for start, (keys, values) in pieces:
-            end = start + keys.shape[2]
-            self.keys[:, :, start:end] = keys
-            self.values[:, :, start:end] = values
-        self.seen = tokens
-        return 0, self.keys[:, :, :tokens], self.values[:, :, :tokens]
-
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """(rows, index of the first) that `query_length` new tokens look at."""
-        return self.seen + query_length, 0
-
-    def get_max_length(self) -> int:
-        """The number of rows allocated."""
-        return int(self.keys.shape[2])
-
-
-class SlidingLayer(_Layer):
-    """The last window - 1 rows and the newest chunk."""
-
-    is_sliding = True
-
-    def __init__(self, layout: LayerLayout, total: int, chunk: int, dtype: torch.dtype, device: torch.device) -> None:
-        assert layout.window is not None
-        self.window = layout.window
-        # Room for a window of single tokens, so that decoding moves rows once per window and not at every token.
-        super().__init__(layout, min(total, self.window - 1 + max(chunk, self.window)), dtype, device)
-        self.end = 0  # rows in use
-
-    def update(
-        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """See PreallocatedCache.update."""
-        new = self._check(key_states, value_states)
-        past = self._past()
-        if self.end + new > self.keys.shape[2]:
-            self._move_to_front(past)
-        start, self.end = self.end, self.end + new
-        self.keys[:, :, start : self.end] = key_states
-        self.values[:, :, start : self.end] = value_states
-        self.seen += new
-        return self.keys[:, :, start - past : self.end], self.values[:, :, start - past : self.end]
-
-    @property
-    def usable_from(self) -> int:
-        """After how many tokens `last_rows` has a whole window, or all rows."""
-        first = self.seen - self._last()
-        return first + self.window if first else 0
-
-    def last_rows(self) -> Layer:
-        """A copy of the last rows: the window, and up to SPARE_ROWS before it."""
-        return copies((self.keys, self.values), self.end - self._last(), self.end)
-
-    def load(self, rows: Layer, tokens: int) -> tuple[int, torch.Tensor, torch.Tensor]:
-        """See PreallocatedCache.load. rows: the last ones before token `tokens`. Returns the first row's index, and the
-        rows that it needs of them."""
-        self.end, self.seen = min(rows[0].shape[2], self.window), tokens
-        for buffer, held in zip((self.keys, self.values), rows, strict=True):
-            buffer[:, :, : self.end] = held[:, :, held.shape[2] - self.end :]
-        return tokens - self.end, self.keys[:, :, : self.end], self.values[:, :, : self.end]
-
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """(rows, index of the first) that `query_length` new tokens look at."""
-        past = self._past()
-        return past + query_length, self.seen - past
-
-    def get_max_length(self) -> int:
-        """The window."""
-        return self.window
-
-    def _last(self) -> int:
-        return min(self.end, self.window + SPARE_ROWS)
-
-    def _past(self) -> int:
-        return min(self.seen, self.window - 1)
-
-    def _move_to_front(self, rows: int) -> None:
-        for buffer in (self.keys, self.values):
-            buffer[:, :, :rows] = buffer[:, :, self.end - rows : self.end].clone()  # the two may overlap
-        self.end = rows
+def _snapshot(layer: Any) -> tuple[torch.Tensor, ...] | None:
+    if isinstance(layer, StateLayer):
+        return layer.copy_state()
+    return layer.last_rows() if isinstance(layer, SlidingLayer) else None

@@ -16,10 +16,12 @@ from disagg.api.sampling import Sampling
 from disagg.config import EngineOptions
 from disagg.engines.base import EngineInfo, PrefillEngine, Token
 from disagg.engines.model import checkpoint, preflight
+from disagg.engines.model.architectures import architecture_of
+from disagg.engines.model.architectures.base import keeping
 from disagg.engines.model.constraint import Constraint
 from disagg.engines.model.text import HFTokenizer
 from disagg.engines.staging.emit import RowEmitter
-from disagg.engines.transformers.cache import OnRows, PreallocatedCache
+from disagg.engines.transformers.cache import Kept, PreallocatedCache
 from disagg.engines.transformers.forward import Forward, is_out_of_memory
 from disagg.engines.transformers.held import make_store
 from disagg.engines.transformers.load import choose_device, load_model, weight_bytes
@@ -47,10 +49,10 @@ class TransformersPrefillEngine(PrefillEngine):
         self._chunk_tokens = options.chunk_tokens
         self._layout = checkpoint.layout(reference, options.dtype)
         self._held = make_store(self._layout, options.max_held_bytes)
-        self._forward = Forward(self._model, self._layout, self._device, self._held.clear)
         actual = measure(self._model, reference)
         findings = preflight.compare(reference, actual)
         preflight.require(findings)
+        self._forward = Forward(self._model, self._kept(), self._device, self._held.clear)
         self.info = EngineInfo(
             backend=f"transformers/{self._device.type}",
             versions={"transformers": transformers.__version__, "torch": str(torch.__version__)},
@@ -78,8 +80,8 @@ class TransformersPrefillEngine(PrefillEngine):
         chunk_tokens: int | None = None,
     ) -> PromptRun:
         """See PrefillEngine."""
-        on_rows = RowEmitter(self._layout, len(tokens), self._device, emit, wire=wire, start=start)
-        cache = self._cache(salt, tokens, len(tokens), chunk_tokens or self._chunk_tokens, on_rows)
+        emitter = RowEmitter(self._layout, len(tokens), self._device, emit, wire=wire, start=start)
+        cache = self._cache(salt, tokens, len(tokens), chunk_tokens or self._chunk_tokens, emitter)
 
         def hold(cache: PreallocatedCache) -> None:
             self._hold(salt, tokens, cache)
@@ -124,17 +126,21 @@ class TransformersPrefillEngine(PrefillEngine):
         """See PrefillEngine."""
         return self._held.nbytes
 
+    def _kept(self) -> Kept:
+        config = self._model.config.get_text_config(decoder=True)
+        return Kept(self._layout, architecture_of(config), tuple(keeping(config)), int(config.num_hidden_layers))
+
     def _cache(
-        self, salt: str, tokens: Sequence[int], total: int, chunk: int, on_rows: OnRows | None = None
+        self, salt: str, tokens: Sequence[int], total: int, chunk: int, emitter: RowEmitter | None = None
     ) -> PreallocatedCache:
         """A cache of `total` tokens that begins with what is held of `tokens`."""
 
         def beat(layer: int, start: int, keys: torch.Tensor, values: torch.Tensor) -> None:
             self.on_beat()
-            if on_rows is not None:
-                on_rows(layer, start, keys, values)
+            if emitter is not None:
+                emitter(layer, start, keys, values)
 
-        cache = self._forward.cache(total, min(chunk, total), beat)
+        cache = self._forward.cache(total, min(chunk, total), beat, emitter.state if emitter is not None else None)
         if held := self._held.find(tokens, salt):
             try:
                 cache.load(held.read())

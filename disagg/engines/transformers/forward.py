@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 
-from disagg.engines.transformers.cache import OnRows, PreallocatedCache
+from disagg.engines.transformers.cache import Kept, OnRows, OnState, PreallocatedCache
 from disagg.errors import ModelError
-from disagg.kv.layout import Layout
 
 # PyTorch has an exception of its own for CUDA only; these are the texts of its CPU and MPS allocators.
 ALLOCATION_FAILED = ("DefaultCPUAllocator", "can't allocate memory", "out of memory")
@@ -20,20 +20,26 @@ class Forward:
     """The model on its device. free: called if its memory does not suffice, lets go of what can be spared. If that is
     not enough, or a chunk was being computed, a ModelError says so."""
 
-    def __init__(self, model: Any, layout: Layout, device: torch.device, free: Callable[[], None]) -> None:
+    def __init__(self, model: Any, kept: Kept, device: torch.device, free: Callable[[], None]) -> None:
         self._model = model
-        self._layout = layout
+        self._kept = kept
         self._device = device
         self._free = free
+        self._running: PreallocatedCache | None = None
+        if any(layer.states for layer in kept.layout.layers):
+            for index, layer in enumerate(model.get_decoder().layers):
+                layer.register_forward_hook(partial(self._layer_done, index))
 
-    def cache(self, total: int, chunk: int, on_rows: OnRows | None = None) -> PreallocatedCache:
+    def cache(
+        self, total: int, chunk: int, on_rows: OnRows | None = None, on_state: OnState | None = None
+    ) -> PreallocatedCache:
         """An empty cache of `total` tokens, computed in chunks of at most `chunk`."""
         try:
             with self._memory_for(total):
-                return PreallocatedCache(self._layout, total, chunk, self._device, on_rows)
+                return PreallocatedCache(self._kept, total, chunk, self._device, on_rows, on_state=on_state)
         except ModelError:  # once more, with what was freed
             with self._memory_for(total):
-                return PreallocatedCache(self._layout, total, chunk, self._device, on_rows)
+                return PreallocatedCache(self._kept, total, chunk, self._device, on_rows, on_state=on_state)
 
     def layers(self, tokens: Sequence[int], cache: PreallocatedCache) -> None:
         """Run the next tokens through the layers, without the output head."""
@@ -54,7 +60,16 @@ class Forward:
     def _run(self, module: Any, tokens: Sequence[int], cache: PreallocatedCache) -> Any:
         with self._memory_for(cache.get_seq_length() + len(tokens)), torch.inference_mode():
             ids = torch.tensor([list(tokens)], dtype=torch.long, device=self._device)
-            return module(input_ids=ids, past_key_values=cache, use_cache=True)
+            cache.begin(len(tokens))
+            self._running = cache
+            try:
+                return module(input_ids=ids, past_key_values=cache, use_cache=True)
+            finally:
+                self._running = None
+
+    def _layer_done(self, index: int, module: Any, given: Any, made: Any) -> None:
+        if self._running is not None:
+            self._running.layer_done(index)
 
     @contextmanager
     def _memory_for(self, tokens: int) -> Iterator[None]:

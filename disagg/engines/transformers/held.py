@@ -24,7 +24,12 @@ class Rows(LayerArrays):
 
 
 def make_store(layout: Layout, limit: int) -> HeldStore[Rows, LayerSnapshot]:
-    """A store for KV of this layout, of at most `limit` bytes."""
+    """A store for KV of this layout, of at most `limit` bytes. It holds nothing if a layer has both rows and a
+    state."""
+    if any(layer.states and layer.kv_heads for layer in layout.layers):
+        return HeldStore(0, None)
+    if any(layer.states for layer in layout.layers):
+        return HeldStore(limit, 0)  # a state cannot be taken back to an earlier token
     windows = [layer.window for layer in layout.layers if layer.window is not None]
     return HeldStore(limit, min(windows) + SPARE_ROWS if windows else None)
 

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
@@ -47,7 +46,9 @@ def load_model(path: Path, options: EngineOptions, device: torch.device) -> Any:
         raise ModelError(
             f"{path}: does not fit on {device}: {str(error).splitlines()[0]}", "quantize it, or use a larger machine"
         ) from error
-    except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
+    except ModelError:
+        raise
+    except Exception as error:  # which one depends on the architecture
         reason = (str(error).strip().splitlines() or [repr(error)])[0]
         raise ModelError(
             f"{path}: transformers cannot load it: {reason}", "check the files, and the engine's options"

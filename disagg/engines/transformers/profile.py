@@ -1,7 +1,8 @@
-"""Measure what a loaded transformers model computes: cache shapes, windows, rotary embedding.
+"""Measure what a loaded transformers model computes: cache shapes, windows, states, rotary embedding.
 
 One token is run at two positions. Attention over a single token does not depend on its position, so every layer gets
-the same input both times, and the layers whose keys differ are those that rotate them.
+the same input both times, and the layers whose keys differ (of latent attention: whose rotated vectors differ) are
+those that rotate them.
 """
 
 from __future__ import annotations
@@ -10,70 +11,96 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from transformers.cache_utils import DynamicCache
+from transformers.cache_utils import DynamicCache, DynamicLayer, LinearAttentionCacheLayerMixin
 
+from disagg.engines.model.architectures import Architecture, architecture_of
+from disagg.engines.model.architectures.base import keeping
 from disagg.engines.model.profile import LayerProfile, ModelProfile, Rope
 from disagg.errors import ModelError
-from disagg.kv.layout import LayerLayout
+from disagg.kv.layout import LayerLayout, StateTensor
 
 _PROBE_POSITION = 3  # turns the fastest pair by several degrees in any rope, and is exact in every dtype
 
 
 def measure(model: Any, reference: ModelProfile) -> ModelProfile:
     """The model's actual profile. Tokenizer and context, which transformers does not change, are `reference`'s."""
-    here, there = _keys_at(model, 0), _keys_at(model, _PROBE_POSITION)
-    windows = _windows(model.config)
-    if not len(here) == len(windows) == model.config.num_hidden_layers:
+    config = model.config.get_text_config(decoder=True)
+    try:
+        here, there = _layers_at(model, 0), _layers_at(model, _PROBE_POSITION)
+        layers = tuple(_profile(model, index, here[index], there[index]) for index in keeping(config))
+    except ModelError:
+        raise
+    except Exception as error:  # which one depends on the architecture
         raise ModelError(
-            f"model type {model.config.model_type!r} caches {len(here)} layers of {model.config.num_hidden_layers}",
+            f"transformers cannot run model type {config.model_type!r}: {type(error).__name__}: {error}",
             "this architecture cannot be handed over",
-        )
-    layers = tuple(
-        LayerProfile(
-            _layer_layout(keys, values, window),
-            _module_rope(model, index) if _turned(keys, moved[0]) else None,
-        )
-        for index, ((keys, values), moved, window) in enumerate(zip(here, there, windows, strict=True))
-    )
+        ) from error
     return replace(
         reference,
         source="transformers",
-        architecture=str(model.config.model_type),
+        architecture=str(config.model_type),
         vocab_size=int(model.get_input_embeddings().num_embeddings),
         layers=layers,
     )
 
 
-def _keys_at(model: Any, position: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Keys and values of every layer for one token at `position`."""
-    cache = DynamicCache(config=model.config)
-    ids = torch.tensor([[model.config.vocab_size // 2]], device=model.device)
+def _layers_at(model: Any, position: int) -> list[Any]:
+    """The layers of transformers' own cache after one token at `position`."""
+    config = model.config.get_text_config(decoder=True)
+    cache = DynamicCache(config=config)
+    ids = torch.tensor([[config.vocab_size // 2]], device=model.device)
     positions = torch.full_like(ids, position)
     with torch.inference_mode():
         model.base_model(input_ids=ids, position_ids=positions, past_key_values=cache, use_cache=True)
-    return [(layer.keys, layer.values) for layer in cache.layers]
+    return list(cache.layers)
 
 
-def _turned(keys: torch.Tensor, moved: torch.Tensor) -> bool:
-    """Whether keys were rotated. Rotation changes them by about their own size, kernels without a fixed order of sums
+def _profile(model: Any, index: int, here: Any, there: Any) -> LayerProfile:
+    """One layer of the model, by what its cache holds after a token at either position."""
+    config = model.config.get_text_config(decoder=True)
+    states = _states(architecture_of(config), here)
+    if not isinstance(here, DynamicLayer):
+        return LayerProfile(LayerLayout("state", states=states), None)
+    if here.keys is None:
+        raise ModelError(
+            f"model type {config.model_type!r} keeps nothing in layer {index}",
+            "this architecture cannot be handed over",
+        )
+    window = getattr(here, "sliding_window", None)
+    layout = LayerLayout(
+        "full" if window is None else "sliding",
+        int(here.keys.shape[1]),
+        int(here.keys.shape[3]),
+        int(here.values.shape[3]),
+        window,
+        states,
+    )
+    turned = _turned(here.keys, there.keys) or _turned(here.values, there.values)
+    return LayerProfile(layout, _module_rope(model, index) if turned else None)
+
+
+def _states(architecture: Architecture, layer: Any) -> tuple[StateTensor, ...]:
+    """The tensors of a layer's state as they are on the wire; none if it has no state."""
+    if not isinstance(layer, LinearAttentionCacheLayerMixin):
+        return ()
+    convolutions = [state for state in layer.conv_states.values() if state is not None]
+    recurrent = [state for state in layer.recurrent_states.values() if state is not None]
+    tensors = architecture.states(convolutions, recurrent)
+    return tuple(StateTensor(tuple(tensor.shape[1:]), str(tensor.dtype).removeprefix("torch.")) for tensor in tensors)
+
+
+def _turned(rows: torch.Tensor, moved: torch.Tensor) -> bool:
+    """Whether rows were rotated. Rotation changes them by about their own size, kernels without a fixed order of sums
     by far less."""
-    return bool((keys - moved).abs().max() > 0.01 * keys.abs().max())
-
-
-def _windows(config: Any) -> list[int | None]:
-    """The window of each layer, as transformers builds its own cache and masks."""
-    return [getattr(layer, "sliding_window", None) for layer in DynamicCache(config=config).layers]
-
-
-def _layer_layout(keys: torch.Tensor, values: torch.Tensor, window: int | None) -> LayerLayout:
-    kind = "full" if window is None else "sliding"
-    return LayerLayout(kind, int(keys.shape[1]), int(keys.shape[3]), int(values.shape[3]), window=window)  # type: ignore[arg-type]
+    return bool((rows - moved).abs().max() > 0.01 * rows.abs().max())
 
 
 def _module_rope(model: Any, layer: int) -> Rope | None:
     """The frequencies and scale in the module that this layer's rotation comes from."""
-    module = getattr(model.base_model, "rotary_emb", None)
-    kinds = getattr(model.config, "layer_types", None) or []
+    decoder = model.get_decoder()
+    module = getattr(decoder, "rotary_emb", None) or getattr(decoder, "pos_emb", None)
+    config = model.config.get_text_config(decoder=True)
+    kinds = getattr(config, "layer_types", None) or []
     prefixes = ["", f"{kinds[layer]}_"] if kinds else [""]
     for prefix in prefixes:
         frequencies = getattr(module, f"{prefix}inv_freq", None)
@@ -83,6 +110,6 @@ def _module_rope(model: Any, layer: int) -> Rope | None:
                 float(getattr(module, f"{prefix}attention_scaling")),
             )
     raise ModelError(
-        f"model type {model.config.model_type!r}: the frequencies of its rotary module cannot be found",
+        f"model type {config.model_type!r}: the frequencies of its rotary module cannot be found",
         "this architecture cannot be handed over",
     )

@@ -65,7 +65,12 @@ class Sharding:
 
     @staticmethod
     def of(layout: Layout, ranks: int) -> Sharding:
-        """ModelError if the layers cannot be divided alike."""
+        """ModelError if a layer's rows cannot be read from vLLM's pages, or the layers cannot be divided alike."""
+        if any(layer.states or layer.key_dim != layer.value_dim for layer in layout.layers):
+            raise ModelError(
+                "vLLM's pages of latent attention and of layers with a state are not read",
+                "use the engine transformers for this model",
+            )
         counts = {layer.kv_heads for layer in layout.layers}
         heads = max(counts)
         if ranks > 1 and (len(counts) > 1 or max(heads, ranks) % min(heads, ranks)):

@@ -138,8 +138,8 @@ def test_models_whose_kv_cannot_be_handed_over_are_refused_with_the_reason(
         checkpoint.reference_profile(path, 1024)
 
 
-def test_latent_attention_is_refused(tiny: TinyModel, tmp_path: Path) -> None:
-    path = with_config(tiny("llama"), tmp_path / "m", model_type="deepseek_v3", kv_lora_rank=16)
+def test_latent_attention_of_an_unknown_form_is_refused(tiny: TinyModel, tmp_path: Path) -> None:
+    path = with_config(tiny("llama"), tmp_path / "m", model_type="minicpm3", kv_lora_rank=16)
     with pytest.raises(ModelError, match="MLA"):
         checkpoint.reference_profile(path, 1024)
 

@@ -14,14 +14,13 @@ import torch
 from mlx.utils import tree_flatten
 from mlx_lm.models.cache import RotatingKVCache, make_prompt_cache
 from mlx_lm.utils import _get_classes
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 
 from disagg.engines.mlx.patches import PATCHES
 from disagg.engines.mlx.profile import probe, rope_modules
 from disagg.engines.model import checkpoint
 from disagg.engines.model.preflight import rope_differences
 from disagg.engines.model.profile import LayerProfile, ModelProfile, Rope
-from disagg.engines.transformers.profile import _windows
 from disagg.kv.layout import LayerLayout
 from disagg.planning.checkpoint import from_config
 from disagg.planning.shapes import ModelShape
@@ -120,7 +119,8 @@ def torch_layers(model: Any) -> tuple[LayerProfile, ...]:
     rotary = type(model.model.rotary_emb)(config=config)
     rope = Rope(tuple(float(f) for f in rotary.inv_freq.double()), float(rotary.attention_scaling))
     heads = model.model.layers[0].self_attn.k_proj.out_features // config.head_dim
-    return tuple(LayerProfile(_layout(heads, config.head_dim, window), rope) for window in _windows(config))
+    windows = [getattr(layer, "sliding_window", None) for layer in DynamicCache(config=config).layers]
+    return tuple(LayerProfile(_layout(heads, config.head_dim, window), rope) for window in windows)
 
 
 def mlx_layers(model: Any) -> tuple[LayerProfile, ...]:

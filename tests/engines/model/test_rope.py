@@ -69,7 +69,7 @@ def test_rope_that_depends_on_the_prompt_length_is_refused_with_the_reason(kind:
 
 
 def test_an_unknown_rope_type_lists_the_known_ones() -> None:
-    with pytest.raises(ModelError, match="default, linear, llama3, yarn"):
+    with pytest.raises(ModelError, match="default, linear, llama3, proportional, yarn"):
         reference_rope({**BASE, "rope_type": "spiral"}, 64, 4096)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from typing import Any
 
 import pytest
 import torch
@@ -10,7 +11,6 @@ import torch
 from disagg.api.names import INT8, WireForm
 from disagg.engines.staging.emit import RowEmitter, head_views, plane_views
 from disagg.engines.staging.quantize import filled_planes
-from disagg.kv.blocks import KVBlock
 from disagg.kv.layout import LayerLayout, Layout
 
 CPU = torch.device("cpu")
@@ -35,7 +35,7 @@ def test_views_show_the_bytes_of_each_head_of_a_strided_tensor(dtype: torch.dtyp
 
 
 def test_only_the_rows_that_the_layout_keeps_are_emitted() -> None:
-    blocks: list[KVBlock] = []
+    blocks: list[Any] = []
     emitter = RowEmitter(layout(), 12, CPU, blocks.append)
     for start in (0, 4, 8):
         for layer in (0, 1):
@@ -64,7 +64,7 @@ def test_rows_that_will_not_be_emitted_need_not_be_read(layer: int, rows: range,
 
 
 def test_rows_of_a_sliding_layer_survive_the_reuse_of_its_memory() -> None:
-    blocks: list[KVBlock] = []
+    blocks: list[Any] = []
     keys, values = rows(4)
     want = keys.clone()
     RowEmitter(layout(), 4, CPU, blocks.append)(1, 0, keys, values)
@@ -73,7 +73,7 @@ def test_rows_of_a_sliding_layer_survive_the_reuse_of_its_memory() -> None:
 
 
 def test_quantised_rows_are_ready_once_they_were_waited_for_and_not_made_before() -> None:
-    blocks: list[KVBlock] = []
+    blocks: list[Any] = []
     layers = (LayerLayout("full", 2, key_dim=64, value_dim=3), LayerLayout("sliding", 2, 64, 128, window=5))
     emitter = RowEmitter(Layout(layers, "float32"), 4, CPU, blocks.append, wire=INT8)
     keys, values, wide = torch.randn(1, 2, 4, 64), torch.randn(1, 2, 4, 3), torch.randn(1, 2, 4, 128)
@@ -93,7 +93,7 @@ def test_quantised_rows_are_ready_once_they_were_waited_for_and_not_made_before(
 
 @pytest.mark.parametrize("wire", ["as-is", INT8])
 def test_rows_that_are_yet_to_be_filled_are_filled_once_and_before_they_are_quantised(wire: WireForm) -> None:
-    blocks: list[KVBlock] = []
+    blocks: list[Any] = []
     filled: list[None] = []
     layer = LayerLayout("full", 2, key_dim=64, value_dim=64)
     keys, values, source = torch.zeros(1, 2, 4, 64), torch.zeros(1, 2, 4, 64), torch.randn(1, 2, 4, 64)
@@ -112,13 +112,13 @@ def test_rows_that_are_yet_to_be_filled_are_filled_once_and_before_they_are_quan
 
 
 def test_a_layout_without_a_group_has_nothing_to_wait_for() -> None:
-    blocks: list[KVBlock] = []
+    blocks: list[Any] = []
     RowEmitter(layout(), 4, CPU, blocks.append, wire=INT8)(0, 0, *rows(4))
     assert blocks[0].wait is None
 
 
 def test_views_keep_their_memory_alive() -> None:
-    blocks: list[KVBlock] = []
+    blocks: list[Any] = []
     keys, values = rows(4)
     want = bytes(head_views(keys[0])[0])
     RowEmitter(layout(), 4, CPU, blocks.append)(0, 0, keys, values)

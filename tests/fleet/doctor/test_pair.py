@@ -77,6 +77,14 @@ GPT_OSS = {
 }
 
 
+# Qwen3-Next-80B, as on the hub
+HYBRID: dict[str, Any] = {
+    "num_hidden_layers": 48, "num_attention_heads": 16, "num_key_value_heads": 2, "head_dim": 256,
+    "full_attention_interval": 4, "linear_conv_kernel_dim": 4, "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32, "linear_key_head_dim": 128, "linear_value_head_dim": 128,
+}  # fmt: skip
+
+
 @pytest.mark.parametrize(("config", "dtype", "tokens", "expected"), [
     (CONFIG, "bfloat16", 32768, 98304),
     (CONFIG, "float32", 32768, 196608),
@@ -84,7 +92,9 @@ GPT_OSS = {
     (GPT_OSS, "bfloat16", 64, 73728),
     ({"text_config": CONFIG}, "bfloat16", 100, 98304),
     ({"num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 64}, "bfloat16", 10, 2 * 2 * 64 * 2),
-    (CONFIG | {"kv_lora_rank": 512}, "bfloat16", 10, None),
+    (CONFIG | {"kv_lora_rank": 512, "qk_rope_head_dim": 64}, "bfloat16", 10, 48 * 576 * 2),
+    (CONFIG | {"layer_types": ["linear_attention"] * 36 + ["full_attention"] * 12}, "bfloat16", 10, None),
+    (HYBRID, "bfloat16", 32768, 24576 + 36 * (2097152 + 3 * 8192 * 2) / 32768),
     ({}, "bfloat16", 10, None),
 ])  # fmt: skip
 def test_kv_per_token_follows_from_the_configuration(

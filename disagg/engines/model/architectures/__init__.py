@@ -1,0 +1,64 @@
+"""What each architecture keeps between tokens, by transformers' name of the text model (`model_type`).
+
+base     an architecture, and plain attention, which needs no entry here
+states   layers that keep a state: convolutions, gated delta nets, Mamba 2
+latent   latent attention
+
+docs/architectures.md describes how to add one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from disagg.engines.model.architectures import latent, states
+from disagg.engines.model.architectures.base import Architecture, no_rope, plain_rope
+from disagg.engines.model.profile import Rope
+
+__all__ = ["ARCHITECTURES", "Architecture", "architecture_of"]
+
+
+def _rope_on_sliding_layers(config: Any, layer: int, kind: str) -> Rope | None:
+    """Rotary embedding on sliding layers only, which the configuration does not state."""
+    if config.sliding_window is not None and kind == "full_attention":
+        return None
+    return plain_rope(config, layer, kind)
+
+
+_GATED_DELTA = Architecture(kinds={"linear_attention": states.gated_delta}, states=states.gated_delta_states)
+_CONVOLUTION = Architecture(kinds={"conv": states.convolution}, states=states.convolution_states)
+_LATENT = Architecture(kinds={"full_attention": latent.latent}, rope=latent.latent_rope, values=latent.pairs_together)
+_LATENT_REFUSED = Architecture(refusal="its form of latent attention (MLA) is not handed over")
+
+ARCHITECTURES: Final[Mapping[str, Architecture]] = {
+    "cohere2": Architecture(rope=_rope_on_sliding_layers),
+    "exaone4": Architecture(rope=_rope_on_sliding_layers),
+    "qwen3_next": _GATED_DELTA,
+    "qwen3_5_text": _GATED_DELTA,
+    "qwen3_5_moe_text": _GATED_DELTA,
+    "lfm2": _CONVOLUTION,
+    "lfm2_moe": _CONVOLUTION,
+    "kimi_linear": Architecture(
+        kinds={"linear_attention": states.kimi_delta, "full_attention": latent.latent},
+        rope=no_rope,
+        states=states.kimi_delta_states,
+    ),
+    "nemotron_h": Architecture(
+        kinds={"linear_attention": states.nemotron_mamba}, rope=no_rope, states=states.mamba_states
+    ),
+    "falcon_h1": Architecture(kinds={"hybrid": states.falcon_hybrid}, states=states.mamba_states),
+    "deepseek_v3": _LATENT,
+    "glm4_moe_lite": _LATENT,
+}
+"""The architectures that are not plain attention as their configuration states it."""
+
+_PLAIN: Final = Architecture()
+
+
+def architecture_of(config: Any) -> Architecture:
+    """The architecture of transformers' configuration of a text model."""
+    known = ARCHITECTURES.get(str(config.model_type))
+    if known is not None:
+        return known
+    return _LATENT_REFUSED if getattr(config, "kv_lora_rank", None) else _PLAIN

@@ -1,0 +1,139 @@
+"""An architecture: which layers of a model keep something between tokens, in which shape, and in which order on the
+wire.
+
+The wire has mlx-lm's form: the decode host uses what it receives as it is, and the prefill host converts what
+transformers keeps. For keys and values of plain attention the two are the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from disagg.engines.model.profile import LayerProfile, Rope
+from disagg.engines.model.rope import reference_rope
+from disagg.errors import ModelError
+from disagg.kv.layout import LayerLayout
+
+Config = Any  # transformers' configuration of the text model, or of one of its layers
+Tensor = Any  # of torch, with the batch in front: [1, ...]
+
+# One layer's configuration -> what it keeps.
+Shape = Callable[[Config], LayerLayout]
+# (the whole configuration, index of the layer, its kind) -> its rotary embedding
+RopeOf = Callable[[Config, int, str], Rope | None]
+# transformers' convolution states and recurrent states of a layer -> the tensors of its state on the wire
+ToStates = Callable[[Sequence[Tensor], Sequence[Tensor]], tuple[Tensor, ...]]
+# keys or values, [1, heads, rows, dim] -> the same in the order of the wire
+ToRows = Callable[[Tensor], Tensor]
+
+MODEL_DTYPE = "model"
+"""The dtype of a state tensor that has the dtype of the model's keys and values."""
+
+# Layers that keep nothing: those without attention, in transformers' names.
+_WITHOUT_KV = ("mlp", "moe")
+
+
+def full(config: Config) -> LayerLayout:
+    """Plain attention over all tokens."""
+    return LayerLayout("full", kv_heads(config), head_dim(config), head_dim(config))
+
+
+def sliding(config: Config) -> LayerLayout:
+    """Plain attention over the last tokens."""
+    return LayerLayout(
+        "sliding", kv_heads(config), head_dim(config), head_dim(config), window=int(config.sliding_window)
+    )
+
+
+def kv_heads(config: Config) -> int:
+    return int(getattr(config, "num_key_value_heads", None) or config.num_attention_heads)
+
+
+def head_dim(config: Config) -> int:
+    return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
+
+
+def plain_rope(config: Config, layer: int, kind: str) -> Rope | None:
+    """The rotary embedding that the configuration states for a layer; None if it states none."""
+    flags = getattr(config, "no_rope_layers", None)  # 1: this layer rotates, 0: it does not
+    if flags and not flags[layer]:
+        return None
+    parameters = getattr(config, "rope_parameters", None)
+    if not parameters:
+        return None
+    if kind in parameters:  # one set per layer type
+        parameters = parameters[kind]
+    return reference_rope(parameters, head_dim(config.per_layer_config[layer]), int(config.max_position_embeddings))
+
+
+def no_rope(config: Config, layer: int, kind: str) -> Rope | None:
+    return None
+
+
+def _as_they_are(rows: Tensor) -> Tensor:
+    return rows
+
+
+def _without_states(convolutions: Sequence[Tensor], recurrent: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    return ()
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    """What is special about the KV of some model types. The defaults are plain attention.
+
+    kinds: the shape of each kind of layer, by transformers' name of the kind.
+    rope: the rotary embedding of one layer.
+    states, values: what transformers keeps -> the wire. refusal: why its KV cannot be handed over; empty if it can.
+    """
+
+    kinds: Mapping[str, Shape] = field(default_factory=dict)
+    rope: RopeOf = plain_rope
+    states: ToStates = _without_states
+    values: ToRows = _as_they_are
+    refusal: str = ""
+
+    def layers(self, config: Config) -> tuple[LayerProfile, ...]:
+        """The layers that keep something, in order, each with its shape and rotary embedding. ModelError for a kind of
+        layer that is not known."""
+        kinds = layer_kinds(config)
+        return tuple(self._layer(config, index, kinds[index]) for index in keeping(config))
+
+    def _layer(self, config: Config, index: int, kind: str) -> LayerProfile:
+        layout = self._shape(config, kind)(config.per_layer_config[index])
+        return LayerProfile(layout, self.rope(config, index, kind) if layout.kv_heads else None)
+
+    def _shape(self, config: Config, kind: str) -> Shape:
+        shapes = {"full_attention": full, "sliding_attention": sliding, **self.kinds}
+        if kind not in shapes:
+            raise ModelError(
+                f"model type {config.model_type!r} has layers of the kind {kind!r}, which cannot be handed over",
+                f"kinds that can be: {', '.join(sorted(shapes))}",
+            )
+        return shapes[kind]
+
+
+def layer_kinds(config: Config) -> list[str]:
+    """One name per layer, by transformers' own rule: layer_types, else one kind for all layers, given by the window."""
+    count = int(config.num_hidden_layers)
+    given = getattr(config, "layer_types", None)
+    if given:
+        if len(given) != count:
+            raise ModelError(
+                f"model type {config.model_type!r} has {count} layers and {len(given)} layer_types",
+                "compare config.json with the model's original",
+            )
+        return list(given)
+    if getattr(config, "attention_chunk_size", None):
+        return ["chunked_attention"] * count
+    return ["full_attention" if getattr(config, "sliding_window", None) is None else "sliding_attention"] * count
+
+
+def keeping(config: Config) -> list[int]:
+    """Indices of the layers that keep keys, values or a state of their own: not those that have no attention, or read
+    what an earlier layer keeps."""
+    modes = getattr(config, "kv_sharing_modes", None) or [None] * int(config.num_hidden_layers)
+    kinds = layer_kinds(config)
+    return [i for i, kind in enumerate(kinds) if kind not in _WITHOUT_KV and modes[i] != "reuse"]

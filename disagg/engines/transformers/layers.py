@@ -1,0 +1,201 @@
+"""The layers of a PreallocatedCache: all rows, the last rows, or a state of a fixed size."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from transformers.cache_utils import CacheLayerMixin, LinearAttentionLayer
+
+from disagg.engines.model.held import Layer
+from disagg.engines.transformers.held import SPARE_ROWS, copies
+from disagg.errors import ModelError
+from disagg.kv.layout import LayerLayout
+
+
+class _Layer(CacheLayerMixin):  # type: ignore[misc]
+    """Base of the kinds with rows: two buffers and a count of tokens."""
+
+    is_sliding = False
+
+    def __init__(self, layout: LayerLayout, rows: int, dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__()
+        self.keys = torch.empty(1, layout.kv_heads, rows, layout.key_dim, dtype=dtype, device=device)
+        self.values = torch.empty(1, layout.kv_heads, rows, layout.value_dim, dtype=dtype, device=device)
+        self.dtype, self.device = dtype, device
+        self.is_initialized = True
+        self.seen = 0
+
+    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        """Nothing to do: the buffers are allocated in the constructor."""
+
+    def get_seq_length(self) -> int:
+        """Tokens so far."""
+        return self.seen
+
+    def _check(self, key_states: torch.Tensor, value_states: torch.Tensor) -> int:
+        """Number of new rows. ModelError if their shape or dtype is not that of the checkpoint's layout."""
+        for name, new, buffer in (("keys", key_states, self.keys), ("values", value_states, self.values)):
+            want = (1, buffer.shape[1], new.shape[2], buffer.shape[3])
+            if tuple(new.shape) != want or new.dtype != buffer.dtype:
+                raise ModelError(
+                    f"transformers computes {name} of shape {tuple(new.shape)} {new.dtype}, the checkpoint's layout "
+                    f"has {want} {buffer.dtype}",
+                    "this architecture cannot be handed over",
+                )
+        return int(key_states.shape[2])
+
+
+class FullLayer(_Layer):
+    """All rows, in the order of the tokens."""
+
+    def __init__(self, layout: LayerLayout, total: int, chunk: int, dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__(layout, total, dtype, device)
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """See PreallocatedCache.update."""
+        end = self.seen + self._check(key_states, value_states)
+        self.keys[:, :, self.seen : end] = key_states
+        self.values[:, :, self.seen : end] = value_states
+        self.seen = end
+        return self.keys[:, :, :end], self.values[:, :, :end]
+
+    def rows(self, start: int, end: int) -> Layer:
+        """See PreallocatedCache.rows. All rows at once are not copied."""
+        if start == 0 and end == self.keys.shape[2]:
+            return self.keys, self.values
+        return copies((self.keys, self.values), start, end)
+
+    def load(self, pieces: Iterable[tuple[int, Layer]], tokens: int) -> tuple[int, torch.Tensor, torch.Tensor]:
+        """See PreallocatedCache.load. Returns the first row's index, and the rows."""
+        for start, (keys, values) in pieces:
+            end = start + keys.shape[2]
+            self.keys[:, :, start:end] = keys
+            self.values[:, :, start:end] = values
+        self.seen = tokens
+        return 0, self.keys[:, :, :tokens], self.values[:, :, :tokens]
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """(rows, index of the first) that `query_length` new tokens look at."""
+        return self.seen + query_length, 0
+
+    def get_max_length(self) -> int:
+        """The number of rows allocated."""
+        return int(self.keys.shape[2])
+
+
+class SlidingLayer(_Layer):
+    """The last window - 1 rows and the newest chunk."""
+
+    is_sliding = True
+
+    def __init__(self, layout: LayerLayout, total: int, chunk: int, dtype: torch.dtype, device: torch.device) -> None:
+        assert layout.window is not None
+        self.window = layout.window
+        # Room for a window of single tokens, so that decoding moves rows once per window and not at every token.
+        super().__init__(layout, min(total, self.window - 1 + max(chunk, self.window)), dtype, device)
+        self.end = 0  # rows in use
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """See PreallocatedCache.update."""
+        new = self._check(key_states, value_states)
+        past = self._past()
+        if self.end + new > self.keys.shape[2]:
+            self._move_to_front(past)
+        start, self.end = self.end, self.end + new
+        self.keys[:, :, start : self.end] = key_states
+        self.values[:, :, start : self.end] = value_states
+        self.seen += new
+        return self.keys[:, :, start - past : self.end], self.values[:, :, start - past : self.end]
+
+    @property
+    def usable_from(self) -> int:
+        """After how many tokens `last_rows` has a whole window, or all rows."""
+        first = self.seen - self._last()
+        return first + self.window if first else 0
+
+    def last_rows(self) -> Layer:
+        """A copy of the last rows: the window, and up to SPARE_ROWS before it."""
+        return copies((self.keys, self.values), self.end - self._last(), self.end)
+
+    def load(self, rows: Layer, tokens: int) -> tuple[int, torch.Tensor, torch.Tensor]:
+        """See PreallocatedCache.load. rows: the last ones before token `tokens`. Returns the first row's index, and the
+        rows that it needs of them."""
+        self.end, self.seen = min(rows[0].shape[2], self.window), tokens
+        for buffer, held in zip((self.keys, self.values), rows, strict=True):
+            buffer[:, :, : self.end] = held[:, :, held.shape[2] - self.end :]
+        return tokens - self.end, self.keys[:, :, : self.end], self.values[:, :, : self.end]
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """(rows, index of the first) that `query_length` new tokens look at."""
+        past = self._past()
+        return past + query_length, self.seen - past
+
+    def get_max_length(self) -> int:
+        """The window."""
+        return self.window
+
+    def _last(self) -> int:
+        return min(self.end, self.window + SPARE_ROWS)
+
+    def _past(self) -> int:
+        return min(self.seen, self.window - 1)
+
+    def _move_to_front(self, rows: int) -> None:
+        for buffer in (self.keys, self.values):
+            buffer[:, :, :rows] = buffer[:, :, self.end - rows : self.end].clone()  # the two may overlap
+        self.end = rows
+
+
+class StateLayer(LinearAttentionLayer):  # type: ignore[misc]
+    """A state of a fixed size, which every chunk replaces, in transformers' own form."""
+
+    is_sliding = False
+
+    @property
+    def convolutions(self) -> list[torch.Tensor]:
+        return [state for state in self.conv_states.values() if state is not None]
+
+    @property
+    def recurrent(self) -> list[torch.Tensor]:
+        return [state for state in self.recurrent_states.values() if state is not None]
+
+    def copy_state(self) -> Layer:
+        """The state as it is now, in memory of its own."""
+        return tuple(state.clone() for state in (*self.convolutions, *self.recurrent))
+
+    def load_state(self, state: Layer) -> None:
+        """Begin with a copy that another cache made."""
+        convolution, *recurrent = state
+        LinearAttentionLayer.lazy_initialization(self, conv_states=convolution)
+        self.conv_states[0].copy_(convolution)
+        self.has_previous_state[0] = True
+        for one in recurrent:
+            self.update_recurrent_state(one)
+
+
+class HybridLayer(FullLayer, StateLayer):
+    """Both in one layer: attention over all tokens, and a state."""
+
+    def __init__(self, layout: LayerLayout, total: int, chunk: int, dtype: torch.dtype, device: torch.device) -> None:
+        StateLayer.__init__(self)
+        FullLayer.__init__(self, layout, total, chunk, dtype, device)
+
+    def lazy_initialization(self, *args: Any, **kwargs: Any) -> None:
+        """Of the state: the buffers are allocated in the constructor."""
+        if kwargs:
+            LinearAttentionLayer.lazy_initialization(self, **kwargs)
+
+
+def make_layer(layout: LayerLayout, total: int, chunk: int, dtype: torch.dtype, device: torch.device) -> Any:
+    """An empty layer of this layout, for `total` tokens in chunks of at most `chunk`."""
+    if layout.kind == "state":
+        return StateLayer()
+    if layout.kind == "sliding":
+        return SlidingLayer(layout, total, chunk, dtype, device)
+    return (HybridLayer if layout.states else FullLayer)(layout, total, chunk, dtype, device)

@@ -1,0 +1,182 @@
+"""Serve a tiny random model of every architecture through real servers, and write what became of each.
+
+    python -m scripts.architectures docs/architectures.md            the table of the architectures that are known
+    python -m scripts.architectures docs/architectures.md --others   every other one that both frameworks know
+
+Run it from the repository's root, with the project's environment. For each model a prefill and a decode server are
+started; prompts of 1 to 700 tokens are read in ragged chunks, handed over and answered with 64 tokens in one batch.
+The answers are compared with those of either framework alone. Takes about eight seconds per model.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import pkgutil
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import mlx_lm.models
+from transformers import CONFIG_MAPPING
+
+from disagg.engines.model import checkpoint
+from disagg.engines.model.architectures import architecture_of
+from disagg.engines.model.profile import LayerProfile
+from disagg.errors import DisaggError
+from disagg.inference.client import AsyncClient
+from disagg.inference.types import Completion
+from tests import tiny_models
+from tests.engines.architectures.configs import CONFIGS, config
+from tests.engines.architectures.pairs import Pair, running
+from tests.engines.mlx.mlx_parts import Reference, prompt
+from tests.fleets import TOKEN, RunningFleet, write_hosts
+from tests.fleets import running as running_fleet
+
+LENGTHS = (1, 2, 63, 64, 65, 200, 700)
+TOKENS = 64
+FIRST, LAST = "<!-- {} -->\n", "<!-- end of {} -->\n"
+HEAD = """\
+| model type | layers | verdict | largest difference | bytes per token | bytes of states |
+| --- | --- | --- | --- | --- | --- |
+"""
+# What makes a default configuration tiny, where it has such a field.
+TINY = {
+    **tiny_models.COMMON,
+    "head_dim": 16,
+    "moe_intermediate_size": 48,
+    "num_experts": 4,
+    "num_local_experts": 4,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "shared_expert_intermediate_size": 48,
+}
+
+
+def known() -> Mapping[str, dict[str, Any]]:
+    plain = {name: {**tiny_models.COMMON, **entry} for name, entry in tiny_models.ARCHITECTURES.items()}
+    return plain | {name: config(name) for name in CONFIGS}
+
+
+def others() -> Mapping[str, dict[str, Any]]:
+    """Tiny configurations of the model types that both frameworks have and that `known` lacks."""
+    covered = {str(entry["model_type"]) for entry in known().values()}
+    names = sorted({module.name for module in pkgutil.iter_modules(mlx_lm.models.__path__)} & set(CONFIG_MAPPING))
+    return {name: _shrunk(name) for name in names if name not in covered}
+
+
+def _shrunk(name: str) -> dict[str, Any]:
+    try:
+        whole = CONFIG_MAPPING[name]().to_dict()
+    except Exception as error:  # noqa: BLE001 - a configuration without defaults is a row of the table, too
+        return {"model_type": name, "error": f"{type(error).__name__}: {error}"}
+    text = whole.get("text_config")
+    if isinstance(text, dict):
+        return {"model_type": name, "text_config": {**text, **{k: v for k, v in TINY.items() if k in text}}}
+    small = {**whole, **{k: v for k, v in TINY.items() if k in whole}, "model_type": name}
+    if isinstance(kinds := small.get("layer_types"), list):
+        small["layer_types"] = kinds[: TINY["num_hidden_layers"]]
+    return small
+
+
+async def served(fleet: RunningFleet) -> str:
+    """The verdict on a running fleet: exact, or the first prompt that is answered otherwise."""
+    reference = Reference(fleet.folder / "model")
+    options: dict[str, Any] = {"max_tokens": TOKENS, "ignore_eos": True}
+
+    async with AsyncClient(fleet.fleet, token=TOKEN) as client:
+
+        async def answers(**how: Any) -> list[Completion]:
+            return await asyncio.gather(
+                *(
+                    client.generate("m", tokens=prompt(n, seed=n), cache_salt=f"{how}{n}", **options, **how)
+                    for n in LENGTHS
+                )
+            )
+
+        handed_over = await answers(local_prefill=False)
+        alone = await answers(alone="decode")
+    for length, answer, other in zip(LENGTHS, handed_over, alone, strict=True):
+        ids = [token.id for token in answer.tokens]
+        if ids != reference.greedy(prompt(length, seed=length), TOKENS, draft=ids):
+            return f"**differs** from transformers at {length} tokens"
+        if ids != [token.id for token in other.tokens]:
+            return f"**differs** from mlx-lm at {length} tokens"
+        if length > 1 and answer.metrics.method != "disaggregated":
+            return f"**no hand-off**: {answer.metrics.method}"
+    return "exact"
+
+
+def verdict(entry: Mapping[str, Any], folder: Path) -> tuple[str, str]:
+    """The verdict, and the largest difference of log-probabilities along an answer after 200 tokens."""
+    if "error" in entry:
+        return f"no tiny configuration: {_short(entry['error'])}", ""
+    try:
+        with running(entry, folder / "model") as pair:
+            patched = [finding for finding in pair.decode.info.preflight if finding.status == "patched"]
+            difference = _difference(pair)
+    except DisaggError as error:
+        return f"refused: {_short(str(error))}", ""
+    except Exception as error:  # noqa: BLE001 - the row says which
+        return f"**error** {type(error).__name__}: {_short(str(error))}", ""
+    with running_fleet(write_hosts(folder, {"m": folder / "model"}, prefill={"chunk_tokens": 48})) as fleet:
+        found = asyncio.run(served(fleet))
+    return ("patched" if patched and found == "exact" else found), f"{difference:.0e}"
+
+
+def _difference(pair: Pair) -> float:
+    tokens = prompt(200, seed=200)
+    return pair.difference(tokens, prompt(TOKENS, seed=1))
+
+
+def row(name: str, entry: Mapping[str, Any]) -> str:
+    with tempfile.TemporaryDirectory(prefix="disagg-architecture-") as folder:
+        found, difference = verdict(entry, Path(folder))
+    kept, per_token, states = sizes(name, entry)
+    return f"| {name} | {kept} | {found} | {difference} | {per_token} | {states} |\n"
+
+
+def sizes(name: str, entry: Mapping[str, Any]) -> tuple[str, str, str]:
+    """What the layers keep, bytes per token of 32,768 in bfloat16, and bytes of states: of the configuration that
+    transformers has by default for this model type, usually that of a published model."""
+    try:
+        text = CONFIG_MAPPING[str(entry["model_type"])]().get_text_config(decoder=True)
+        layers = architecture_of(text).layers(text)
+    except Exception:  # noqa: BLE001 - not all have a default configuration
+        return "", "", ""
+    layout = checkpoint.layout_of(layers, "bfloat16")
+    states = sum(state.nbytes for layer in layout.layers for state in layer.states)
+    per_token = (layout.nbytes(32768) - states) // 32768
+    return _kinds(layers), f"{per_token:,}", f"{states:,}" if states else ""
+
+
+def _kinds(layers: tuple[LayerProfile, ...]) -> str:
+    counts: dict[str, int] = {}
+    for layer in layers:
+        layout = layer.layout
+        name = "full and state" if layout.states and layout.kv_heads else layout.kind
+        counts[name] = counts.get(name, 0) + 1
+    return ", ".join(f"{count} {kind}" for kind, count in counts.items())
+
+
+def _short(text: str) -> str:
+    line = " ".join(text.split()).replace("|", "/")
+    line = line.partition(": ")[2] if line.startswith("/tmp/") else line
+    return line if len(line) <= 160 else line[:157] + "..."
+
+
+def main(page: Path, which: str) -> None:
+    entries = others() if which == "others" else known()
+    rows = []
+    for name, entry in entries.items():
+        rows.append(row(name, entry))
+        print(rows[-1], end="", file=sys.stderr)
+    text = page.read_text(encoding="utf-8")
+    before, _, rest = text.partition(FIRST.format(which))
+    _, _, after = rest.partition(LAST.format(which))
+    page.write_text(before + FIRST.format(which) + HEAD + "".join(rows) + LAST.format(which) + after, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), "others" if "--others" in sys.argv else "known")

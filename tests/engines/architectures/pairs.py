@@ -1,0 +1,60 @@
+"""One tiny model in both engines, and its answers with and without a hand-off."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from disagg.config import EngineOptions
+from disagg.engines.mlx.engine import MLXDecodeEngine
+from disagg.engines.transformers.engine import TransformersPrefillEngine
+from disagg.kv.received import ReceivedKV
+from tests import tiny_models
+from tests.engines.architectures.configs import fuse_experts
+from tests.engines.architectures.handoff import hand_over
+
+CONTEXT = 2048
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    prefill: TransformersPrefillEngine
+    decode: MLXDecodeEngine
+
+    def kv(self, tokens: Sequence[int], **options: Any) -> ReceivedKV:
+        """The KV of a prompt without its last token, handed over."""
+        return hand_over(self.prefill, self.decode, tokens[:-1], **options)
+
+    def greedy(self, tokens: Sequence[int], answer: Sequence[int]) -> list[int]:
+        """What transformers alone answers, as long as it agrees with `answer`: one pass over both."""
+        logits = self.prefill.logits([*tokens, *answer[:-1]], len(answer))
+        return [int(token) for token in logits.argmax(-1)]
+
+    def difference(self, tokens: Sequence[int], answer: Sequence[int]) -> float:
+        """The largest difference of log-probabilities along an answer, handed over against transformers alone."""
+        whole, last = [*tokens, *answer[:-1]], len(answer)
+        ours = self.decode.logits(whole, last, hand_over(self.prefill, self.decode, whole[:-last]))
+        theirs = self.prefill.logits(whole, last)
+        ours, theirs = (torch.log_softmax(torch.tensor(rows), -1) for rows in (ours, theirs))
+        return float((ours - theirs).abs().max())
+
+
+@contextmanager
+def running(config: Mapping[str, Any], folder: Path) -> Iterator[Pair]:
+    """Both engines on a new checkpoint with this config.json, in float32, with chunks of 48 tokens."""
+    torch.set_num_threads(1)
+    tiny_models.make_from(config, folder)
+    if config["model_type"] == "qwen3_5_moe":
+        fuse_experts(folder)
+    options = EngineOptions("transformers", dtype="float32", device="cpu", chunk_tokens=48)
+    prefill = TransformersPrefillEngine(folder, CONTEXT, options)
+    decode = MLXDecodeEngine(folder, CONTEXT, replace(options, name="mlx"))
+    try:
+        yield Pair(prefill, decode)
+    finally:
+        decode.close()
