@@ -66,11 +66,17 @@ def build(model: Any, kv: ReceivedKV | None, held: HeldPrefix | None = None) -> 
     if kv is not None and kv.arena is None:
         raise LayoutMismatch("the KV was released before its caches were built")
     for index, cache in enumerate(caches):
-        for part in cache.caches if isinstance(cache, CacheList) else (cache,):
+        for part in _parts(cache):
             received = _received(kv, index, part) if kv is not None else None
             _fill(part, _held(held, index, part) if held is not None else [], received, index=index, tokens=tokens)
     mx.eval([cache.state for cache in caches])
     return caches
+
+
+def _parts(cache: Any) -> tuple[Any, ...]:
+    """The caches of one layer: two if it has a state and rows."""
+    both = isinstance(cache, CacheList) and [type(part) for part in cache.caches] == [ArraysCache, KVCache]
+    return tuple(cache.caches) if both else (cache,)
 
 
 def _held(held: HeldPrefix, index: int, cache: Any) -> list[Layer]:
