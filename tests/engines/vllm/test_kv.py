@@ -4,40 +4,40 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests import tiny_models
-from tests.fleets import HAS_VLLM, VLLM_PYTHON
+from tests.fleets import HAS_VLLM, vllm_process
 
 pytestmark = [
     pytest.mark.skipif(not HAS_VLLM, reason="no environment with vLLM: make .venv-vllm/.ready"),
     pytest.mark.timeout(1500),
 ]
 
-ROOT = Path(__file__).parents[3]
 LARGEST = 1e-3
 """Of keys and values of a size of 1 to 100, in float32."""
 NOTHING_HELD = dict.fromkeys(("requests", "orders", "blocks", "reports", "tickets"), 0)
 
 
-def run(folder: Path) -> dict[str, Any]:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    command = [str(VLLM_PYTHON), "-m", "tests.engines.vllm.program", str(folder)]
-    answer = subprocess.run(
-        command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False, timeout=1400
+def run(model: Path, folder: Path) -> dict[str, Any]:
+    answer, errors = folder / "answer", folder / "errors"
+    program = vllm_process().start(
+        [str(model)], os.environ, answer, program="tests.engines.vllm.program", errors=errors
     )
-    assert answer.returncode == 0, answer.stderr[-4000:]
-    return dict(json.loads(next(line for line in answer.stdout.splitlines() if line.startswith("{"))))
+    try:
+        assert program.wait(1400) == 0, errors.read_text()[-4000:]
+    finally:
+        program.kill()
+    return dict(json.loads(next(line for line in answer.read_text().splitlines() if line.startswith("{"))))
 
 
 def test_the_kv_is_that_of_transformers_and_cancelled_prompts_leave_nothing(tmp_path: Path) -> None:
     """Prompts shorter and longer than the window, in chunks, with cached prefixes, eight at once; one with eight bits,
     for which heads of 64 are needed."""
-    found = run(tiny_models.make("gemma3_text", tmp_path / "model", head_dim=64))
+    found = run(tiny_models.make("gemma3_text", tmp_path / "model", head_dim=64), tmp_path)
     assert {case: worst for case, worst in found["worst"].items() if worst > LARGEST} == {}, found
     assert {case for case, tokens in found["prefix tokens"].items() if tokens} == {"prefix", "whole prefix"}
     assert max(found["logits"]) <= LARGEST, "log-probabilities, the prompt whole and in pieces"

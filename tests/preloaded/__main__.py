@@ -1,0 +1,215 @@
+"""`python -m tests.preloaded FRAMEWORK SOCKET`: imports what a framework's servers import, then forks programs.
+
+FRAMEWORK: transformers, vllm in the environment of that, or disagg for the command line. A connection to SOCKET gets
+"ready" and then carries requests and replies, one JSON object per line: {"program", "argv", "cwd", "env", "log",
+"errors", "network"} starts `python -m PROGRAM ARGV` and is answered with {"pid"}; {"pid"} is answered with {"code"},
+null while that program runs. What a connection has started is killed at its end. MLX is imported after the fork: it
+starts threads, and no thread survives a fork.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import json
+import os
+import runpy
+import selectors
+import signal
+import socket
+import sys
+import traceback
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from tests.preloaded import READY, enter_network
+from tests.threads import name_threads_in_the_system
+
+PATIENCE_S = 60.0
+_SERVERS = ("disagg.servers.run", "disagg.servers.prefill.service")
+_MODULES = {
+    "disagg": (
+        "disagg.cli.app",
+        "disagg.cli.views",
+        "disagg.fleet.deploy.deployment",
+        "disagg.fleet.lifecycle.fleet_servers",
+        "disagg.fleet.machine.ssh.machine",
+        "disagg.inference.client",
+        "fabric",
+        "rich.live",
+    ),
+    "transformers": (
+        "disagg.engines.transformers.engine",
+        *_SERVERS,
+        # What transformers imports when it loads a model, torch._dynamo and sympy with it: 2 s of CPU time.
+        "transformers.modeling_layers",
+        "transformers.modeling_utils",
+        "transformers.masking_utils",
+        "transformers.tokenization_utils_tokenizers",
+    ),
+    # 13 s of CPU time.
+    "vllm": (
+        "disagg.engines.vllm.engine",
+        "disagg.engines.vllm.connector",
+        "disagg.engines.vllm.profile",
+        *_SERVERS,
+        "vllm.entrypoints.cli.main",
+        "vllm.entrypoints.cli.serve",
+        "vllm.entrypoints.openai.api_server",
+        "vllm.v1.engine.core",
+        "vllm.v1.engine.llm_engine",
+        "vllm.v1.worker.cpu_worker",
+    ),
+}
+
+
+class Caller:
+    """A connection, and the programs that it has started, with their exit codes. sockets: this one's and the others,
+    which a program has no use for."""
+
+    def __init__(self, connection: socket.socket, sockets: Mapping[Any, Any]) -> None:
+        self.connection = connection
+        self._sockets = sockets
+        self._lines = connection.makefile("rb")
+        self._codes: dict[int, int | None] = {}
+        with suppress(BrokenPipeError):
+            connection.sendall(READY)
+
+    def answer(self) -> bool:
+        """Read one request and answer it. False at the end of the connection."""
+        line = self._lines.readline()
+        if not line.endswith(b"\n"):
+            return False
+        answer = self._answer(json.loads(line))
+        with suppress(BrokenPipeError):
+            self.connection.sendall(json.dumps(answer).encode() + b"\n")
+        return True
+
+    def close(self) -> None:
+        for pid in (pid for pid, code in self._codes.items() if code is None):
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+        self._lines.close()
+        self.connection.close()
+
+    def _answer(self, request: Mapping[str, Any]) -> dict[str, int | None]:
+        if "argv" in request:
+            pid = _fork(request, self._sockets)
+            self._codes[pid] = None
+            return {"pid": pid}
+        pid = request["pid"]
+        if self._codes[pid] is None:
+            self._codes[pid] = _exit_code(pid)
+        return {"code": self._codes[pid]}
+
+
+def main() -> None:
+    framework, address = sys.argv[1], Path(sys.argv[2])
+    listener = _listener(address)
+    if listener is None:
+        return
+    sys.stdout.write("listening\n")
+    sys.stdout.flush()
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    try:
+        _import(framework)
+        _serve(listener)
+    finally:
+        address.unlink(missing_ok=True)
+
+
+def _listener(address: Path) -> socket.socket | None:
+    """A socket that listens at this address. None if another one is there already."""
+    listener = socket.socket(socket.AF_UNIX)
+    own = address.with_suffix(f".{os.getpid()}")
+    listener.bind(str(own))
+    listener.listen(64)
+    try:
+        os.link(own, address)  # so that nobody finds a socket that does not listen yet
+    except FileExistsError:
+        listener.close()
+        return None
+    finally:
+        own.unlink()
+    return listener
+
+
+def _import(framework: str) -> None:
+    gc.disable()
+    for module in _MODULES[framework]:
+        importlib.import_module(module)
+    if framework == "vllm":
+        from tests.preloaded import vllm_processes
+
+        vllm_processes.import_vllm_once()
+    gc.enable()
+    gc.freeze()  # else each program's collections look at all that was imported, and copy its pages
+    threads = len(list(Path("/proc/self/task").iterdir()))
+    assert threads == 1, f"{threads} threads run, and a fork keeps one"
+
+
+def _serve(listener: socket.socket) -> None:
+    """Until the last caller is gone, or none comes."""
+    with selectors.DefaultSelector() as selector:
+        selector.register(listener, selectors.EVENT_READ)
+        callers = 0
+        while True:
+            for key, _ in selector.select(PATIENCE_S):
+                if key.data is None:
+                    caller = Caller(listener.accept()[0], selector.get_map())
+                    selector.register(caller.connection, selectors.EVENT_READ, caller)
+                    callers += 1
+                elif not key.data.answer():
+                    selector.unregister(key.fileobj)
+                    key.data.close()
+                    callers -= 1
+            if not callers:
+                return
+
+
+def _exit_code(pid: int) -> int | None:
+    """The code of a program that ended, negative for a signal, as of Popen."""
+    ended, status = os.waitpid(pid, os.WNOHANG)
+    return os.waitstatus_to_exitcode(status) if ended else None
+
+
+def _fork(request: Mapping[str, Any], sockets: Mapping[Any, Any]) -> int:
+    pid = os.fork()
+    if pid:
+        return pid
+    for descriptor in [key.fd for key in sockets.values()]:
+        os.close(descriptor)
+    log, errors = (os.open(request[name], os.O_WRONLY | os.O_APPEND | os.O_CREAT) for name in ("log", "errors"))
+    for target, descriptor in ((0, os.open(os.devnull, os.O_RDONLY)), (1, log), (2, errors)):
+        os.dup2(descriptor, target)
+    code = 1
+    try:
+        _run(request)
+        code = 0
+    except SystemExit as end:  # a server ends by itself, without coming back here
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:  # noqa: BLE001  # as the interpreter would
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _run(request: Mapping[str, Any]) -> None:
+    with Path(request["network"]).open("rb") as namespace:
+        if os.fstat(namespace.fileno()).st_ino != Path("/proc/self/ns/net").stat().st_ino:
+            enter_network(namespace.fileno())
+    os.chdir(request["cwd"])
+    os.environ.clear()
+    os.environ.update(request["env"])
+    name_threads_in_the_system()
+    sys.argv = [request["program"], *request["argv"]]
+    sys.path += os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    runpy.run_module(request["program"], run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    main()
