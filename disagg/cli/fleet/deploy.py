@@ -223,7 +223,7 @@ def _run(
     if_full: see Deployment. agreed: called after the question with whether any host changes; the planner to carry out
     with."""
     from disagg.cli.views.fleet.deploy import DeployProgress, plan_view
-    from disagg.cli.views.units import counted
+    from disagg.cli.views.fleet.deploy import question as question_text
     from disagg.fleet.deploy.deployment import Deployment
 
     progress = DeployProgress(stderr())
@@ -237,7 +237,7 @@ def _run(
             if changing and question is not None and sys.stdin.isatty():
                 console = error_console()  # a question is shown with --quiet too
                 console.print(plan_view(planned))
-                if not confirm(f"{question} on {len(changing)} of {counted(len(hosts), 'host')}?", console):
+                if not confirm(question_text(question, changing, len(hosts)), console):
                     console.print("nothing was changed")
                     raise typer.Exit(1)
             if agreed is not None:

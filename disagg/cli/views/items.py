@@ -1,4 +1,4 @@
-"""A list of words and figures that is broken between its items only."""
+"""Texts over several lines: a list that is broken between its items only, and a text that stays beside its mark."""
 
 from __future__ import annotations
 
@@ -27,3 +27,16 @@ class Items:
             line.append(text if empty else f" {text}")
             empty = False
         yield line
+
+
+class Hanging:
+    """A text after its mark, with further lines below its beginning."""
+
+    def __init__(self, mark: Text, text: Text) -> None:
+        self._mark, self._text = mark, text
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        width = max(1, options.max_width - len(self._mark))
+        for number, line in enumerate(self._text.wrap(console, width)):
+            line.rstrip()
+            yield (Text(" " * len(self._mark)) if number else self._mark) + line

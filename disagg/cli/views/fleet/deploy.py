@@ -17,6 +17,7 @@ from rich.text import Text
 
 from disagg.cli.views.errors import error_views
 from disagg.cli.views.fleet.together import host_options
+from disagg.cli.views.items import Hanging
 from disagg.cli.views.units import counted, seconds, size
 from disagg.errors import printable
 from disagg.fleet.deploy.apply import StepProgress
@@ -33,6 +34,16 @@ def plan_view(reports: Sequence[DeployResult], whole: Collection[str] = ()) -> R
     return Group(*steps, *_errors(reports, whole), Text(), _summary(reports))
 
 
+def question(verb: str, changing: Sequence[DeployResult], hosts: int) -> str:
+    """What is asked after the plan: `Deploy on 2 of 4 hosts (they download 5.6 GB of packages)?`."""
+    plans = [report.plan for report in changing if report.plan is not None]
+    building = [plan for plan in plans if any(step.name == "environment" for step in plan.steps)]
+    nbytes = sum(plan.package_bytes for plan in building)
+    who = "it downloads" if len(changing) == 1 else "they download"
+    download = f" ({who} {nbytes / 1e9:.2g} GB of packages)" if nbytes else ""
+    return f"{verb} on {len(changing)} of {counted(hosts, 'host')}{download}?"
+
+
 def _errors(reports: Sequence[DeployResult], whole: Collection[str]) -> Iterator[RenderableType]:
     return error_views([(report.host, report.error) for report in reports if report.error is not None], whole)
 
@@ -47,9 +58,9 @@ def _plan_lines(report: DeployResult) -> Iterator[RenderableType]:
     count = counted(len(steps), "step") if steps else "unchanged"
     yield Text.assemble((report.host, "bold"), f"  {count}", (release, "dim"))
     for number, step in enumerate(steps, 1):
-        yield Text.assemble((f"  {number:2} ", "dim"), step.what)
+        yield Hanging(Text(f"  {number:2} ", "dim"), Text(step.what))
     for note in plan.notes if plan else ():
-        yield Text.assemble(("   ! ", "yellow"), note)
+        yield Hanging(Text("   ! ", "yellow"), Text(note))
 
 
 def reports_view(

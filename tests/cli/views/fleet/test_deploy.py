@@ -6,7 +6,7 @@ import io
 
 from rich.console import Console
 
-from disagg.cli.views.fleet.deploy import DeployProgress, plan_view, reports_view
+from disagg.cli.views.fleet.deploy import DeployProgress, plan_view, question, reports_view
 from disagg.errors import CommandFailed, DeployRefused
 from disagg.fleet.deploy.apply import StepProgress
 from disagg.fleet.deploy.deployment import DeployResult
@@ -97,6 +97,22 @@ def test_a_plan_shows_each_hosts_steps_and_notes() -> None:
     assert "dgx-spark-2  unchanged" in text
     assert "! mind [this]" in text
     assert "mac-studio-2  cannot be deployed" in text
+
+
+def test_a_step_that_needs_two_lines_stays_under_itself() -> None:
+    long = Step("release", f"send {'one word ' * 12}", "/x", "done", RunScript("", ()))
+    plan = Plan("h", HASH, (long,), notes=("note " * 20,))
+    lines = shown(plan_view([DeployResult("h", "planned", plan)])).splitlines()
+    assert lines[1].startswith("   1 send one") and lines[2].startswith("     word")
+    assert lines[3].startswith("   ! note") and lines[4].startswith("     note") and max(map(len, lines)) <= 80
+
+
+def test_the_question_states_how_many_hosts_and_how_much_they_download() -> None:
+    new = DeployResult("a", "planned", Plan("a", HASH, steps("environment", "switch"), package_bytes=2_900_000_000))
+    same = DeployResult("b", "planned", Plan("b", HASH, steps("switch"), package_bytes=2_900_000_000))
+    assert question("Deploy", [new, same], 4) == "Deploy on 2 of 4 hosts (they download 2.9 GB of packages)?"
+    assert question("Deploy", [new], 1) == "Deploy on 1 of 1 host (it downloads 2.9 GB of packages)?"
+    assert question("Deploy", [same], 4) == "Deploy on 1 of 4 hosts?"
 
 
 def test_a_refusal_is_told_with_its_mend() -> None:
