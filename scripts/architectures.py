@@ -3,6 +3,8 @@
     python -m scripts.architectures docs/architectures.md            the table of the architectures that are known
     python -m scripts.architectures docs/architectures.md --others   every other one that both frameworks know
 
+Names after the page: only these rows. Each is written as soon as it is made.
+
 Run it from the repository's root, with the project's environment. For each model a prefill and a decode server are
 started; prompts of 1 to 700 tokens are read in ragged chunks, handed over and answered with 64 tokens in one batch.
 The answers are compared with those of either framework alone. Takes about eight seconds per model.
@@ -14,7 +16,7 @@ import asyncio
 import pkgutil
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -166,17 +168,23 @@ def _short(text: str) -> str:
     return line if len(line) <= 160 else line[:157] + "..."
 
 
-def main(page: Path, which: str) -> None:
-    entries = others() if which == "others" else known()
-    rows = []
-    for name, entry in entries.items():
-        rows.append(row(name, entry))
-        print(rows[-1], end="", file=sys.stderr)
+def write(page: Path, which: str, made: Mapping[str, str]) -> None:
+    """Put rows into a table of the page, in place of those with the same names."""
     text = page.read_text(encoding="utf-8")
     before, _, rest = text.partition(FIRST.format(which))
-    _, _, after = rest.partition(LAST.format(which))
-    page.write_text(before + FIRST.format(which) + HEAD + "".join(rows) + LAST.format(which) + after, encoding="utf-8")
+    table, _, after = rest.partition(LAST.format(which))
+    rows = {line.split(" | ")[0].strip("| "): f"{line}\n" for line in table.splitlines()[2:]} | made
+    page.write_text(before + FIRST.format(which) + HEAD + "".join(rows.values()) + LAST.format(which) + after, "utf-8")
+
+
+def main(page: Path, which: str, names: Sequence[str]) -> None:
+    entries = others() if which == "others" else known()
+    for name in names or entries:
+        made = row(name, entries[name])
+        print(made, end="", file=sys.stderr)
+        write(page, which, {name: made})
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), "others" if "--others" in sys.argv else "known")
+    arguments = [argument for argument in sys.argv[1:] if argument != "--others"]
+    main(Path(arguments[0]), "others" if "--others" in sys.argv else "known", arguments[1:])

@@ -136,7 +136,7 @@ def _refuse_unsupported(path: Path, config: Any) -> None:
         "it is not a decoder alone": getattr(config, "is_encoder_decoder", False),
         "it has no attention layers of a known form": not hasattr(config, "num_attention_heads"),
         "its attention is bidirectional": getattr(config, "use_bidirectional_attention", None) in (True, "all"),
-        (refusal := architecture_of(config).refusal): refusal,
+        (refusal := architecture_of(config).refusal(config)): refusal,
     }
     for reason, applies in reasons.items():
         if applies:

@@ -144,6 +144,22 @@ def test_latent_attention_of_an_unknown_form_is_refused(tiny: TinyModel, tmp_pat
         checkpoint.reference_profile(path, 1024)
 
 
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"model_type": "qwen2_moe", "norm_topk_prob": True}, "mlx-lm ignores norm_topk_prob"),
+        ({"model_type": "ernie4_5_moe"}, "give different answers"),
+        ({"model_type": "mamba"}, "linear_attention"),
+    ],
+)
+def test_models_that_the_frameworks_compute_otherwise_are_refused(
+    tiny: TinyModel, tmp_path: Path, changes: dict[str, object], reason: str
+) -> None:
+    path = with_config(tiny("llama"), tmp_path / "m", **changes)
+    with pytest.raises(ModelError, match=reason):
+        checkpoint.reference_profile(path, 1024)
+
+
 def test_a_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="no such model folder"):
         checkpoint.resolve(tmp_path / "nothing")

@@ -29,7 +29,15 @@ def _rope_on_sliding_layers(config: Any, layer: int, kind: str) -> Rope | None:
 _GATED_DELTA = Architecture(kinds={"linear_attention": states.gated_delta}, states=states.gated_delta_states)
 _CONVOLUTION = Architecture(kinds={"conv": states.convolution}, states=states.convolution_states)
 _LATENT = Architecture(kinds={"full_attention": latent.latent}, rope=latent.latent_rope, values=latent.pairs_together)
-_LATENT_REFUSED = Architecture(refusal="its form of latent attention (MLA) is not handed over")
+_LATENT_REFUSED = Architecture(refusal=lambda config: "its form of latent attention (MLA) is not handed over")
+_COMPUTED_OTHERWISE = Architecture(
+    refusal=lambda config: "transformers and mlx-lm give different answers, each alone, whose cause is not known"
+)
+
+
+def _unnormalised_experts(config: Any) -> str:
+    return "mlx-lm ignores norm_topk_prob, which transformers applies" if config.norm_topk_prob else ""
+
 
 ARCHITECTURES: Final[Mapping[str, Architecture]] = {
     "cohere2": Architecture(rope=_rope_on_sliding_layers),
@@ -48,6 +56,9 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = {
         kinds={"linear_attention": states.nemotron_mamba}, rope=no_rope, states=states.mamba_states
     ),
     "falcon_h1": Architecture(kinds={"hybrid": states.falcon_hybrid}, states=states.mamba_states),
+    "qwen2_moe": Architecture(refusal=_unnormalised_experts),
+    "ernie4_5_moe": _COMPUTED_OTHERWISE,
+    "granitemoehybrid": _COMPUTED_OTHERWISE,
     "deepseek_v3": _LATENT,
     "glm4_moe_lite": _LATENT,
 }

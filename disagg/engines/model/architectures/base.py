@@ -25,6 +25,8 @@ Shape = Callable[[Config], LayerLayout]
 RopeOf = Callable[[Config, int, str], Rope | None]
 # transformers' convolution states and recurrent states of a layer -> the tensors of its state on the wire
 ToStates = Callable[[Sequence[Tensor], Sequence[Tensor]], tuple[Tensor, ...]]
+# configuration -> why the model cannot be handed over; empty if it can
+Refusal = Callable[[Config], str]
 # keys or values, [1, heads, rows, dim] -> the same in the order of the wire
 ToRows = Callable[[Tensor], Tensor]
 
@@ -76,6 +78,10 @@ def _as_they_are(rows: Tensor) -> Tensor:
     return rows
 
 
+def _not_refused(config: Config) -> str:
+    return ""
+
+
 def _without_states(convolutions: Sequence[Tensor], recurrent: Sequence[Tensor]) -> tuple[Tensor, ...]:
     return ()
 
@@ -86,14 +92,15 @@ class Architecture:
 
     kinds: the shape of each kind of layer, by transformers' name of the kind.
     rope: the rotary embedding of one layer.
-    states, values: what transformers keeps -> the wire. refusal: why its KV cannot be handed over; empty if it can.
+    states, values: what transformers keeps -> the wire. refusal: why such a model cannot be handed over; empty if it
+    can.
     """
 
     kinds: Mapping[str, Shape] = field(default_factory=dict)
     rope: RopeOf = plain_rope
     states: ToStates = _without_states
     values: ToRows = _as_they_are
-    refusal: str = ""
+    refusal: Refusal = _not_refused
 
     def layers(self, config: Config) -> tuple[LayerProfile, ...]:
         """The layers that keep something, in order, each with its shape and rotary embedding. ModelError for a kind of
