@@ -168,7 +168,7 @@ def _short(text: str) -> str:
     return line if len(line) <= 160 else line[:157] + "..."
 
 
-def write(page: Path, which: str, made: Mapping[str, str]) -> None:
+def write(page: Path, which: str, made: dict[str, str]) -> None:
     """Put rows into a table of the page, in place of those with the same names."""
     text = page.read_text(encoding="utf-8")
     before, _, rest = text.partition(FIRST.format(which))
