@@ -7,6 +7,7 @@ polled: every answer, token and step arrives as a message, and a step of this en
 from __future__ import annotations
 
 import contextlib
+import math
 import queue
 import time
 from collections.abc import Callable, Sequence
@@ -62,6 +63,7 @@ class ServedEngine(SendingEngine):
         check.require(found, options.url, layout, fingerprint, context)
         self._messages: queue.Queue[tuple[Run, Callable[[], None]]] = queue.Queue(MAX_MESSAGES)
         self._requests: dict[str, Request] = {}
+        self._latest = -math.inf  # when the newest message about any request came
         self._failure: ModelError | None = None
         self._reports = Reports(self._reporting_address())
         self._pulse = Pulse(partial(self._server.ask, "GET", HEALTH, None), self._hangs)
@@ -157,11 +159,12 @@ class ServedEngine(SendingEngine):
             while True:
                 take()
                 if (request := self._requests.get(run.name)) is not None:
-                    request.note(time.monotonic())
+                    self._latest = time.monotonic()
+                    request.note(self._latest)
                 run, take = self._messages.get_nowait()
         now = time.monotonic()
         for request in self._requests.values():
-            request.judge(now)
+            request.judge(now, self._latest)
 
     def drop(self, run: Run) -> None:
         """End the run's request, which vLLM aborts if it has not finished."""
