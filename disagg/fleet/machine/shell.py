@@ -1,8 +1,8 @@
 """POSIX sh programs for machines, made from values. Pure: nothing here runs anything.
 
 A machine runs one constant command, `BOOTSTRAP`, which reads from its standard input the length of a program in bytes,
-then the program, then the program's own input. So the user's login shell (which may be fish or csh) parses no value,
-and a process list shows nothing but paths.
+then the program, then the program's own input; or "all", then a program without input. So the user's login shell (which
+may be fish or csh) parses no value, and a process list shows nothing but paths.
 """
 
 from __future__ import annotations
@@ -18,9 +18,12 @@ MARK = b"@disagg "
 
 BOOTSTRAP = (
     "exec /bin/sh -c 'echo; echo @disagg $$; { echo; echo @disagg 0; } >&2; "
-    'read -r n && eval "$(dd bs=1 count="$n" 2>/dev/null)"\''
+    'read -r n && if [ "$n" = all ]; then eval "$(cat)"; else eval "$(dd bs=1 count="$n" 2>/dev/null)"; fi\''
 )
-"""The empty lines end what a login shell printed without a line end, so that MARK starts a line."""
+"""The empty lines end what a login shell printed without a line end, so that MARK starts a line.
+
+dd takes no byte of the input behind the program, and two system calls per byte: a tenth of a probe's CPU time, so a
+program without input is read by cat."""
 
 GUARD = r"""
 live=; timer=
@@ -173,7 +176,7 @@ def program(
     else:
         lines += [f"set -- {words}", script]
     body = "\n".join(lines).encode("utf-8", "surrogateescape") + b"\n"
-    return b"%d\n%s" % (len(body), body)
+    return b"%s\n%s" % (b"%d" % len(body) if takes_input else b"all", body)
 
 
 def _name(key: str) -> str:
