@@ -28,7 +28,7 @@ pytestmark = [
     pytest.mark.timeout(1500),
 ]
 PATIENCE_S = 600.0
-LONG = 6000
+LONG = 3000
 
 
 @dataclass(frozen=True, slots=True)
