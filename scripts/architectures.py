@@ -1,7 +1,6 @@
 """Serve a tiny random model of every architecture through real servers, and write what became of each.
 
-    python -m scripts.architectures docs/architectures.md            the table of the architectures that are known
-    python -m scripts.architectures docs/architectures.md --others   every other one that both frameworks know
+    python -m scripts.architectures docs/architectures.md
 
 Names after the page: only these rows. Each is written as soon as it is made.
 
@@ -13,14 +12,12 @@ The answers are compared with those of either framework alone. Takes about eight
 from __future__ import annotations
 
 import asyncio
-import pkgutil
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import mlx_lm.models
 from transformers import CONFIG_MAPPING
 
 from disagg.engines.model import checkpoint
@@ -38,48 +35,16 @@ from tests.fleets import running as running_fleet
 
 LENGTHS = (1, 2, 63, 64, 65, 200, 700)
 TOKENS = 64
-FIRST, LAST = "<!-- {} -->\n", "<!-- end of {} -->\n"
+FIRST, LAST = "<!-- known -->\n", "<!-- end of known -->\n"
 HEAD = """\
 | model type | layers | verdict | largest difference | bytes per token | bytes of states |
 | --- | --- | --- | --- | --- | --- |
 """
-# What makes a default configuration tiny, where it has such a field.
-TINY = {
-    **tiny_models.COMMON,
-    "head_dim": 16,
-    "moe_intermediate_size": 48,
-    "num_experts": 4,
-    "num_local_experts": 4,
-    "n_routed_experts": 4,
-    "num_experts_per_tok": 2,
-    "shared_expert_intermediate_size": 48,
-}
 
 
 def known() -> Mapping[str, dict[str, Any]]:
     plain = {name: {**tiny_models.COMMON, **entry} for name, entry in tiny_models.ARCHITECTURES.items()}
     return plain | {name: config(name) for name in CONFIGS}
-
-
-def others() -> Mapping[str, dict[str, Any]]:
-    """Tiny configurations of the model types that both frameworks have and that `known` lacks."""
-    covered = {str(entry["model_type"]) for entry in known().values()}
-    names = sorted({module.name for module in pkgutil.iter_modules(mlx_lm.models.__path__)} & set(CONFIG_MAPPING))
-    return {name: _shrunk(name) for name in names if name not in covered}
-
-
-def _shrunk(name: str) -> dict[str, Any]:
-    try:
-        whole = CONFIG_MAPPING[name]().to_dict()
-    except Exception as error:  # noqa: BLE001 - a configuration without defaults is a row of the table, too
-        return {"model_type": name, "error": f"{type(error).__name__}: {error}"}
-    text = whole.get("text_config")
-    if isinstance(text, dict):
-        return {"model_type": name, "text_config": {**text, **{k: v for k, v in TINY.items() if k in text}}}
-    small = {**whole, **{k: v for k, v in TINY.items() if k in whole}, "model_type": name}
-    if isinstance(kinds := small.get("layer_types"), list):
-        small["layer_types"] = kinds[: TINY["num_hidden_layers"]]
-    return small
 
 
 async def served(fleet: RunningFleet) -> str:
@@ -112,8 +77,6 @@ async def served(fleet: RunningFleet) -> str:
 
 def verdict(entry: Mapping[str, Any], folder: Path) -> tuple[str, str]:
     """The verdict, and the largest difference of log-probabilities along an answer after 200 tokens."""
-    if "error" in entry:
-        return f"no tiny configuration: {_short(entry['error'])}", ""
     try:
         with running(entry, folder / "model") as pair:
             patched = [finding for finding in pair.decode.info.preflight if finding.status == "patched"]
@@ -168,23 +131,21 @@ def _short(text: str) -> str:
     return line if len(line) <= 160 else line[:157] + "..."
 
 
-def write(page: Path, which: str, made: dict[str, str]) -> None:
-    """Put rows into a table of the page, in place of those with the same names."""
-    text = page.read_text(encoding="utf-8")
-    before, _, rest = text.partition(FIRST.format(which))
-    table, _, after = rest.partition(LAST.format(which))
+def write(page: Path, made: dict[str, str]) -> None:
+    """Put rows into the table of the page, in place of those with the same names."""
+    before, _, rest = page.read_text(encoding="utf-8").partition(FIRST)
+    table, _, after = rest.partition(LAST)
     rows = {line.split(" | ")[0].strip("| "): f"{line}\n" for line in table.splitlines()[2:]} | made
-    page.write_text(before + FIRST.format(which) + HEAD + "".join(rows.values()) + LAST.format(which) + after, "utf-8")
+    page.write_text(before + FIRST + HEAD + "".join(rows.values()) + LAST + after, "utf-8")
 
 
-def main(page: Path, which: str, names: Sequence[str]) -> None:
-    entries = others() if which == "others" else known()
+def main(page: Path, names: Sequence[str]) -> None:
+    entries = known()
     for name in names or entries:
         made = row(name, entries[name])
         print(made, end="", file=sys.stderr)
-        write(page, which, {name: made})
+        write(page, {name: made})
 
 
 if __name__ == "__main__":
-    arguments = [argument for argument in sys.argv[1:] if argument != "--others"]
-    main(Path(arguments[0]), "others" if "--others" in sys.argv else "known", arguments[1:])
+    main(Path(sys.argv[1]), sys.argv[2:])
