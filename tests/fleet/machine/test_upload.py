@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 from pathlib import Path
 from threading import Event
@@ -13,7 +14,9 @@ from disagg.fleet.deploy.pace import UploadPace, line
 from disagg.fleet.machine import upload
 from disagg.fleet.machine.interruption import interrupted_by
 from disagg.fleet.machine.local import LocalMachine
-from disagg.fleet.machine.upload import LargeFile, held
+from disagg.fleet.machine.output import OutputStream
+from disagg.fleet.machine.posix import Invocation
+from disagg.fleet.machine.upload import LargeFile, Payload, held
 
 
 @pytest.fixture
@@ -73,6 +76,15 @@ def test_a_part_that_is_not_of_this_file_is_not_taken_for_it(home: Path, big: Pa
     assert not part.exists() and not (home / "tree").exists()
     put({"big.whl": big})
     assert (home / "tree/big.whl").read_bytes() == big.read_bytes()
+
+
+def test_the_time_of_an_upload_begins_anew_with_every_piece_that_is_taken() -> None:
+    payload = Payload(io.BytesIO(b"x"))
+    upload, command = (Invocation(b"", OutputStream(), OutputStream(), 60.0, one) for one in (payload, None))
+    payload.at = 500.0
+    assert (upload.due(100.0), command.due(100.0)) == (560.0, 160.0)
+    payload.read(1)
+    assert upload.due(100.0) == payload.at + 60.0 != 560.0
 
 
 def test_a_changed_file_has_another_part(big: Path) -> None:

@@ -547,6 +547,34 @@ def test_a_cut_link_ends_an_upload_and_leaves_no_half_tree(make: Make, bed: Bed,
     assert machine.read("tree/a") == b"first"
 
 
+def test_a_large_file_goes_on_after_a_cut_link_where_it_stopped(
+    bed: Bed, make: Make, there: BedHost, tmp_path: Path
+) -> None:
+    bed.need_links()
+    machine, big = make(timeouts=FAST, guard_s=2), tmp_path / "big"
+    big.write_bytes(os.urandom(6 << 20))
+    machine.run(["true"])
+    with bed.limited("dgx-spark-1", 16):
+
+        def cut_midway(moved: int, total: int) -> None:
+            if moved > 2 << 20 and not cut:
+                cut.append(moved)
+                bed.cut_link("dgx-spark-1")
+
+        cut: list[int] = []
+        try:
+            with ends_by_itself(), pytest.raises(HostUnreachable, match="connection lost"):
+                machine.put_tree({"big": big}, "tree", parts="parts", on_moved=cut_midway)
+        finally:
+            bed.mend_link("dgx-spark-1")
+    kept = next((there.home / "parts").iterdir())
+    wait_until(lambda: all(process.name() != "cat" for process in there.processes()))
+    assert 0 < kept.stat().st_size < big.stat().st_size
+    before = kept.stat().st_size
+    assert machine.put_tree({"big": big}, "tree", parts="parts") < big.stat().st_size - before + (1 << 20)
+    assert machine.read("tree/big", limit=8 << 20) == big.read_bytes()
+
+
 def test_an_interrupted_upload_leaves_no_half_tree(spark: SSHMachine, there: BedHost, bed: Bed) -> None:
     bed.need_links()
     spark.put_tree({"version": b"old"}, "tree")
