@@ -195,7 +195,7 @@ def test_a_link_cut_in_the_middle_leaves_the_old_release_and_the_next_run_repair
     (weights / "filling.bin").write_bytes(bytes(range(256)) * (64 << 10))
     fleet.change('transformers = "package:demo/models/qwen3-moe-tiny"', 'transformers = "./weights"')
     mine = fleet.bed.hosts[name].home / ".disagg/hosts" / name
-    with fleet.bed.limited(name, 8), cut_when(fleet, name, lambda: any(mine.glob("incoming/.model*"))):
+    with fleet.bed.limited(name, 8), cut_when(fleet, name, lambda: any(mine.glob("uploads/*"))):
         report = fleet.deploy("--host", name)[name]
     assert report["result"] == "failed" and report["error"]["code"] == "HostUnreachable", report["error"]
     assert fleet.current(name) == old
@@ -269,7 +269,7 @@ def test_an_interruption_gives_the_lock_back_and_leaves_no_process(fleet: Fleet)
         pipe = subprocess.PIPE
         process = subprocess.Popen(argv, stdout=pipe, stderr=pipe, stdin=subprocess.DEVNULL, env=environment, text=True)
         with process:
-            wait_for(lambda: any(mine.glob("incoming/.model*")))
+            wait_for(lambda: any(mine.glob("uploads/*")))
             process.send_signal(signal.SIGINT)
             _, err = process.communicate(timeout=LONG_S)
     assert process.returncode == 130
