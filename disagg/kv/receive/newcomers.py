@@ -1,8 +1,8 @@
-"""Connections that have not shown a valid ticket. One thread serves them all and waits for none.
+"""Connections that have not proven a ticket. One thread serves them all and waits for none.
 
 A newcomer names a ticket, gets this end's proof that it has it, and sends its own. That moves its connection to a
 thread of its own; everything else costs a small reply. There is always room for one more: the oldest newcomer is ended
-for it.
+for it. Those that have named a valid ticket are not ended for those that have named none.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ Admit = Callable[[Admission], None]
 
 @dataclass(slots=True, eq=False)
 class Newcomer:
-    """A connection that has not shown a valid ticket.
+    """A connection that has not proven a ticket.
 
-    named: the ticket that it has named, and the nonces of both ends; None before its preamble. raw: what it has sent of
+    named: the valid ticket that it has named, and the nonces of both ends; None before. raw: what it has sent of
     its preamble, then of its proof. discard: how many more bytes to read and ignore after a refusal, so that closing
     does not reset the connection and lose the reply; None before one. until: when the connection is ended.
     """
@@ -88,12 +88,13 @@ class Newcomers:
         return len(self._waiting)
 
     def add(self, sock: socket.socket, address: str, now: float) -> None:
-        """A new connection. Its preamble is usually there already: then it is served at once."""
-        same = [one for one in self._waiting.values() if one.address == address]
+        """A new connection. Its preamble is usually there already: then it is answered at once."""
+        unnamed = self._that_have_named(False)
+        same = [one for one in unnamed if one.address == address]
         if len(same) >= self._limits.newcomers_per_address:
             self._evict(same[0])
-        elif len(self._waiting) >= self._limits.newcomers:
-            self.evict_oldest()
+        elif len(unnamed) >= self._limits.newcomers:
+            self._evict(unnamed[0])
         sock.setblocking(False)
         newcomer = Newcomer(sock, address, now + self._limits.preamble_s)
         self._waiting[sock.fileno()] = newcomer
@@ -101,8 +102,8 @@ class Newcomers:
         self.read(sock.fileno(), now)
 
     def evict_oldest(self) -> bool:
-        """End the oldest newcomer; False if there is none."""
-        for oldest in self._waiting.values():
+        """End the oldest newcomer, if possible one that has named no ticket; False if there is none."""
+        for oldest in self._that_have_named(False) or self._that_have_named(True):
             self._evict(oldest)
             return True
         return False
@@ -114,7 +115,7 @@ class Newcomers:
             return
         try:
             if newcomer.discard is None:
-                self._read(newcomer)
+                self._read(newcomer, now)
             else:
                 self._discard(newcomer, newcomer.discard)
         except BlockingIOError:
@@ -131,7 +132,7 @@ class Newcomers:
         """End those whose time has passed; one that has proven no ticket gets a reply."""
         for newcomer in [one for one in self._waiting.values() if now >= one.until]:
             if newcomer.discard is None:
-                self._dismiss(newcomer, PeerLost(f"no proven ticket came within {self._limits.preamble_s:g} s"))
+                self._dismiss(newcomer, PeerLost(self._missing(newcomer)))
             else:
                 self._end(newcomer)
 
@@ -140,12 +141,21 @@ class Newcomers:
         for newcomer in list(self._waiting.values()):
             self._end(newcomer)
 
-    def _read(self, newcomer: Newcomer) -> None:
+    def _that_have_named(self, named: bool) -> list[Newcomer]:
+        """Those that have named a valid ticket, or those that have not; oldest first."""
+        return [one for one in self._waiting.values() if (one.named is not None) == named]
+
+    def _missing(self, newcomer: Newcomer) -> str:
+        if newcomer.named is None:
+            return f"no KV ticket came within {self._limits.preamble_s:g} s"
+        return f"no proof of its KV ticket came within {self._limits.proof_s:g} s"
+
+    def _read(self, newcomer: Newcomer, now: float) -> None:
         if newcomer.named is None:
             self._fill(newcomer, OPENING.size)
             check_opening(bytes(newcomer.raw[: OPENING.size]))
             self._fill(newcomer, PREAMBLE.size)
-            self._identify(newcomer)
+            self._identify(newcomer, now)
         assert newcomer.named is not None
         ticket, nonces = newcomer.named
         self._fill(newcomer, PROOF.size)
@@ -162,13 +172,17 @@ class Newcomers:
                 raise PeerLost("the connection was closed before its ticket was proven")
             newcomer.raw += piece
 
-    def _identify(self, newcomer: Newcomer) -> None:
-        """Prove to the sender that this end has the ticket which its preamble names."""
+    def _identify(self, newcomer: Newcomer, now: float) -> None:
+        """Prove to the sender that this end has the ticket which its preamble names. It then has time for its own
+        proof: one host sends many prompts at once, and the proofs of all may come after the last preamble."""
         preamble = decode_preamble(bytes(newcomer.raw))
         ticket = self._find(preamble.ticket_digest)
+        named = self._that_have_named(True)
+        if len(named) >= self._limits.connections:
+            self._evict(named[0])
         nonces = Nonces(preamble.nonce, secrets.token_bytes(NONCE_BYTES))
         newcomer.sock.send(frames.encode_identity(nonces.receiver, proof(ticket, "receiver", nonces)))
-        newcomer.named = ticket, nonces
+        newcomer.named, newcomer.until = (ticket, nonces), now + self._limits.proof_s
         newcomer.raw.clear()
 
     def _hand_over(self, newcomer: Newcomer, admission: Admission) -> None:
@@ -197,7 +211,8 @@ class Newcomers:
 
     def _evict(self, newcomer: Newcomer) -> None:
         if newcomer.discard is None:
-            error = Overloaded("other connections came while this one sent no ticket", "send the ticket at once")
+            missing = "named no valid KV ticket" if newcomer.named is None else "sent no proof of its KV ticket"
+            error = Overloaded(f"other connections came while this one {missing}", "send it at once, or try again")
             self._dismiss(newcomer, error)
         else:
             self._end(newcomer)

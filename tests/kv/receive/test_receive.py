@@ -56,7 +56,7 @@ from tests.kv.kv_parts import (
 )
 
 CACHE = Cache.random(mixed_layout(), 10)
-QUICK = ReceiveLimits(preamble_s=0.3, header_s=0.3, stall_s=0.3, linger_s=0.3)
+QUICK = ReceiveLimits(preamble_s=0.3, proof_s=0.3, header_s=0.3, stall_s=0.3, linger_s=0.3)
 
 
 def test_a_transfer_is_acknowledged_with_its_size_and_the_time_it_took(receiver: Receiver) -> None:
