@@ -7,7 +7,6 @@ same time for 10 hosts and for 1,000.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
@@ -25,9 +24,7 @@ COMPARED = 6  # hosts of each role
 PREFILL_TOKENS_S = 1000.0  # if no host has measured it; one that has not is taken for as fast as the fastest
 DECODE_TOKENS_S = 30.0
 SHARED_STEP = 0.5  # a full batch makes every step longer by about this share
-HELD_DISCOUNT = (
-    0.25  # share of its cost that a host with the whole prompt is spared: equal hosts measure speeds a third apart
-)
+HELD_CREDIT = 0.25  # at most this share of a host's cost: equal hosts measure speeds a third apart
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +58,14 @@ class RouteRequest:
 
 @dataclass(slots=True)
 class Choice:
-    """A host that may get the request. costs: the parts of its cost in seconds, by what they are."""
+    """A host that may get the request. costs: the parts of its cost in seconds, by what they are. credit_s: the seconds
+    by which another host must be cheaper, because this one holds KV of the prompt."""
 
     host: Host
     costs: dict[str, float]
     held_tokens: int = 0
-    cost_s: float = 0.0
+    credit_s: float = 0.0
+    cost_s: float = field(init=False)
 
     def __post_init__(self) -> None:
         self.cost_s = sum(self.costs.values())
@@ -137,7 +136,7 @@ def rank(view: FleetView, request: RouteRequest, now: float, start: int) -> Rank
     answering = _compared(look, hosts.decode, request.held)
     answer_speed = _fastest([load.decode_tokens_s for load in _loads(view, answering)], DECODE_TOKENS_S)
     decode = [_decode_choice(view.of(host.name), host, request, speed, answer_speed) for host in answering]
-    decode.sort(key=functools.partial(_discounted_cost, request.prompt_tokens))
+    decode.sort(key=_rank_of_decode)
     if prefill and decode:
         _add_transfer(view, prefill, decode[0], request)
     whole = [
@@ -159,10 +158,9 @@ def _cost(choice: Choice) -> float:
     return choice.cost_s
 
 
-def _discounted_cost(prompt_tokens: int, choice: Choice) -> float:
-    """The cost by which decode hosts are ranked: a conversation moves only to a host that is cheaper by a clear margin,
-    because it leaves its KV behind."""
-    return choice.cost_s * (1 - HELD_DISCOUNT * choice.held_tokens / max(1, prompt_tokens))
+def _rank_of_decode(choice: Choice) -> float:
+    """A conversation moves only to a host that is cheaper by more than its KV is worth there: it leaves that behind."""
+    return choice.cost_s - choice.credit_s
 
 
 class _Look(NamedTuple):
@@ -230,7 +228,8 @@ def _decode_choice(seen: HostView, host: Host, request: RouteRequest, prefill_sp
         "prompt": (request.prompt_tokens - held) / prefill_speed,
         "answer": answer_s * (1 + SHARED_STEP * min(ahead, limit) / limit),
     }
-    return Choice(host, costs, held)
+    credit_s = min(HELD_CREDIT * sum(costs.values()), held / prefill_speed)
+    return Choice(host, costs, held, credit_s)
 
 
 def _add_transfer(view: FleetView, prefill: list[Choice], decode: Choice, request: RouteRequest) -> None:

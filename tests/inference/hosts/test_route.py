@@ -60,6 +60,7 @@ def names(ranking: Ranking) -> str:
         ({"d2": load(running=4, queue=9)}, {"d2": 900}, "d1 d2 p1 p2"),
         ({"d1": load(decode_tokens_s=40.0), "d2": load(decode_tokens_s=30.0)}, {"d2": 600}, "d2 d1 p1 p2"),
         ({"d1": load(decode_tokens_s=80.0), "d2": load(decode_tokens_s=30.0)}, {"d2": 600}, "d1 d2 p1 p2"),
+        ({"d1": load(decode_tokens_s=40.0), "d2": load(decode_tokens_s=30.0)}, {"d2": 64}, "d1 d2 p1 p2"),
         ({"p1": load(queue_tokens=5000)}, {}, "d1 d2 p2 p1"),
         (
             {"p1": load(queue_tokens=5000, prefill_tokens_s=9000.0), "p2": load(prefill_tokens_s=500.0)},
