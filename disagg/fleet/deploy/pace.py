@@ -18,18 +18,19 @@ class UploadPace:
     def __init__(self, on_line: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
         self._on_line, self._clock = on_line, clock
         self._seen: deque[tuple[float, int]] = deque()
-        self._shown = clock()
 
-    def moved(self, moved: int, total: int) -> None:
+    def moved(self, moved: int, total: int, sent: int) -> None:
         """So many of all bytes are there. See OnMoved."""
         now = self._clock()
-        self._seen.append((now, moved))
-        while now - self._seen[0][0] > OVER_S:
+        if not self._seen:
+            self._seen.append((now, sent))
+        if now - self._seen[-1][0] < EVERY_S:
+            return
+        while len(self._seen) > 1 and now - self._seen[0][0] > OVER_S:
             self._seen.popleft()
-        if now - self._shown >= EVERY_S:
-            self._shown = now
-            began, before = self._seen[0]
-            self._on_line(line(moved, total, (moved - before) / (now - began) if now > began else 0.0))
+        began, before = self._seen[0]
+        self._seen.append((now, sent))
+        self._on_line(line(moved, total, (sent - before) / (now - began)))
 
 
 def line(moved: int, total: int, rate: float) -> str:

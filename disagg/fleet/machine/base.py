@@ -68,7 +68,7 @@ class Machine(Protocol):
         *,
         parts: str = "",
         timeout: float = 600.0,
-        on_moved: OnMoved = lambda moved, total: None,
+        on_moved: OnMoved = lambda moved, total, sent: None,
     ) -> int:
         """Write files (relative POSIX path -> content) into the folder `target`. Returns the bytes sent.
 

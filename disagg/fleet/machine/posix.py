@@ -81,7 +81,7 @@ class ShellMachine(ABC):
         *,
         parts: str = "",
         timeout: float = 600.0,
-        on_moved: OnMoved = lambda moved, total: None,
+        on_moved: OnMoved = lambda moved, total, sent: None,
     ) -> int:
         """See Machine."""
         small, large = split(files) if parts else (dict(files), [])
@@ -103,7 +103,7 @@ class ShellMachine(ABC):
         there, sent = held(found.stdout, large), 0
         for file in large:
             offset = there[file.part]
-            moved.add(offset)
+            moved.found(offset)
             if offset == file.size:
                 continue
             with file.after(offset) as rest:

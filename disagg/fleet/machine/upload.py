@@ -15,8 +15,9 @@ from disagg.errors import FleetError
 RESUMED_FROM: Final = 4 << 20
 """Bytes. Smaller files are sent again as a whole, in one archive."""
 
-OnMoved = Callable[[int, int], None]
-"""Called with the bytes of an upload that are on their way or there, and the bytes of all of it."""
+OnMoved = Callable[[int, int, int], None]
+"""Called with the bytes of an upload that are on their way or there, the bytes of all of it, and those that this upload
+has sent: the others were there already."""
 
 
 class Payload:
@@ -37,17 +38,22 @@ class Payload:
 
 
 class Moved:
-    """Adds up the pieces of one upload. at: of the last report."""
+    """Adds up the pieces of one upload."""
 
     def __init__(self, total: int, report: OnMoved) -> None:
         self._total, self._report = total, report
-        self._count = 0
+        self._count = self._found = 0
 
     def add(self, count: int) -> None:
-        """More bytes were taken, or found there already."""
+        """More bytes were taken."""
         self._count += count
         if count:
-            self._report(min(self._count, self._total), self._total)
+            self._report(min(self._count, self._total), self._total, self._count - self._found)
+
+    def found(self, count: int) -> None:
+        """So many bytes were there already."""
+        self._found += count
+        self.add(count)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from disagg.fleet.machine.interruption import interrupted_by
 from disagg.fleet.machine.local import LocalMachine
 from disagg.fleet.machine.output import OutputStream
 from disagg.fleet.machine.posix import Invocation
-from disagg.fleet.machine.upload import LargeFile, Payload, held
+from disagg.fleet.machine.upload import LargeFile, Moved, Payload, held
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def put(files: dict[str, bytes | Path]) -> tuple[int, list[tuple[int, int]]]:
     """Bytes sent, and what was reported."""
     moved: list[tuple[int, int]] = []
     sent = LocalMachine("spark").put_tree(
-        files, "~/tree", parts="~/parts", on_moved=lambda so_far, total: moved.append((so_far, total))
+        files, "~/tree", parts="~/parts", on_moved=lambda so_far, total, sent: moved.append((so_far, total))
     )
     return sent, moved
 
@@ -56,7 +56,10 @@ def test_an_upload_that_broke_off_goes_on_where_it_stopped(home: Path, big: Path
     stop = Event()
     with interrupted_by(stop), pytest.raises(Cancelled):
         LocalMachine("spark").put_tree(
-            {"big.whl": big, "a.txt": b"small"}, "~/tree", parts="~/parts", on_moved=lambda moved, total: stop.set()
+            {"big.whl": big, "a.txt": b"small"},
+            "~/tree",
+            parts="~/parts",
+            on_moved=lambda moved, total, sent: stop.set(),
         )
     assert not (home / "tree").exists()
     part = home / "parts" / LargeFile.of("big.whl", big).part
@@ -122,5 +125,17 @@ def test_the_rate_is_that_of_the_last_seconds() -> None:
     pace = UploadPace(lines.append, lambda: now[0])
     for second, moved in ((0.0, 0), (0.5, 10), (10.0, 50_000_000), (20.0, 60_000_000), (30.0, 70_000_000)):
         now[0] = second
-        pace.moved(moved, 100_000_000)
+        pace.moved(moved, 100_000_000, moved)
     assert lines[-1] == "70 of 100 MB, 1.0 MB/s, 30 s left" and len(lines) == 3
+
+
+def test_bytes_that_were_there_already_do_not_count_for_the_rate() -> None:
+    lines, now = list[str](), [0.0]
+    pace = UploadPace(lines.append, lambda: now[0])
+    moved = Moved(100_000_000, pace.moved)
+    moved.add(1)
+    now[0] = 1.0
+    moved.found(48_999_999)
+    now[0] = 10.0
+    moved.add(10_000_000)
+    assert lines[-1] == "59 of 100 MB, 1.0 MB/s, 41 s left"

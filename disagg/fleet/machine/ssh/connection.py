@@ -25,8 +25,8 @@ logging.getLogger("paramiko").setLevel(logging.CRITICAL + 1)
 
 
 _UNSENT_BYTES = 1 << 17
-"""The most that waits in the kernel. A message to the guard waits behind an upload, and must not come too late for it:
-on a link of 10 kB/s this is 13 s."""
+"""The most that waits in the kernel to be sent. A message to the guard waits behind an upload, and must not come too
+late for it: on a link of 10 kB/s this is 13 s. Not limited is what is under way, much of it on a long fast link."""
 
 
 def open_connection(name: str, settings: HopSettings, timeouts: SSHTimeouts = DEFAULT_TIMEOUTS) -> fabric.Connection:
@@ -149,13 +149,13 @@ def _tune(sock: socket.socket, dead_link_s: float) -> None:
     paramiko's own keepalive does not notice a dead peer; the kernel's does.
     """
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _UNSENT_BYTES)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in (
         ("TCP_KEEPIDLE", int(dead_link_s // 2)),  # Linux
         ("TCP_KEEPALIVE", int(dead_link_s // 2)),  # macOS's name for it
         ("TCP_KEEPINTVL", max(1, int(dead_link_s // 8))),
         ("TCP_KEEPCNT", 3),
+        ("TCP_NOTSENT_LOWAT", _UNSENT_BYTES),
         ("TCP_USER_TIMEOUT", int(dead_link_s * 1000)),  # Linux: also while data is unacknowledged
     ):
         if hasattr(socket, option):

@@ -26,6 +26,7 @@ from disagg.fleet.machine.fan_out import each
 from disagg.fleet.machine.interruption import interrupted_by
 from disagg.fleet.machine.output import OutputStream
 from disagg.fleet.machine.posix import Invocation
+from disagg.fleet.machine.ssh.connection import _tune
 from disagg.fleet.machine.ssh.machine import SSHMachine, _Execution
 from disagg.fleet.machine.ssh.settings import SSHTimeouts
 from disagg.fleet.machine.upload import Payload
@@ -556,7 +557,7 @@ def test_a_large_file_goes_on_after_a_cut_link_where_it_stopped(
     machine.run(["true"])
     with bed.limited("dgx-spark-1", 16):
 
-        def cut_midway(moved: int, total: int) -> None:
+        def cut_midway(moved: int, total: int, sent: int) -> None:
             if moved > 2 << 20 and not cut:
                 cut.append(moved)
                 bed.cut_link("dgx-spark-1")
@@ -581,10 +582,18 @@ def test_an_interrupted_upload_leaves_no_half_tree(spark: SSHMachine, there: Bed
     stop = threading.Event()
     with bed.limited("dgx-spark-1", 8), interrupted_by(stop), pytest.raises(Cancelled):
         spark.put_tree(
-            {"version": b"new", "noise": os.urandom(4 << 20)}, "tree", on_moved=lambda moved, total: stop.set()
+            {"version": b"new", "noise": os.urandom(4 << 20)}, "tree", on_moved=lambda moved, total, sent: stop.set()
         )
     assert sorted(path.name for path in there.home.iterdir()) == [".ssh", "tree"]
     assert spark.read("tree/version") == b"old"
+
+
+def test_what_waits_to_be_sent_is_limited_and_what_is_under_way_is_not() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_connection(listener.getsockname()) as sock:
+        before = sock.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
+        _tune(sock, 20.0)
+        assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT) == 1 << 17
+        assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) >= before
 
 
 def test_an_upload_whose_command_has_ended_reads_no_closed_file() -> None:
