@@ -112,6 +112,45 @@ def test_nodes_that_do_not_fit_together_are_pointed_at(
     expect_fault({**WITH_SOURCE, SPARK_ENGINE: shared}, message, hint)
 
 
+@pytest.mark.parametrize(
+    ("changes", "fault"),
+    [
+        ({"node_rank = 1": "node_rank = 0"}, "spark has this head and node_rank = 0 too"),
+        ({"tensor_parallel = 2": "tensor_parallel = 4"}, "spark has this head and another tensor_parallel"),
+        ({"nnodes = 2": 'nnodes = 2, dtype = "float16"'}, "spark has this head and another dtype"),
+        (
+            {"tensor_parallel = 2, nnodes = 2": "tensor_parallel = 3, nnodes = 3"},
+            "spark has this head and another nnodes",
+        ),
+        ({'model = "qwen:30b"': 'model = "qwen:3b"'}, "spark has this head and another model"),
+    ],
+)
+def test_nodes_of_one_head_that_differ_are_pointed_at(
+    expect_fault: ExpectFault, changes: dict[str, str], fault: str
+) -> None:
+    second = SECOND.replace('"192.168.100.1:29500"}', '«"192.168.100.1:29500"»}')
+    for old, new in changes.items():
+        second = second.replace(old, new)
+    small = '[models."qwen:3b"]\ncontext = 64\nsources = {vllm = "Qwen/Qwen-3B"}\n\n[hosts.mac]'
+    hint = "the nodes of one head differ in node_rank alone; another vLLM has another head_address"
+    expect_fault(
+        {
+            **WITH_SOURCE,
+            SPARK_ENGINE: NODES,
+            "[hosts.mac]": small,
+            'engine.name = "mlx"\n': f'engine.name = "mlx"\n{second}',
+        },
+        fault,
+        hint,
+    )
+
+
+def test_a_head_address_without_nodes_is_pointed_at(expect_fault: ExpectFault) -> None:
+    shared = f'{VLLM}\n«head_address» = "10.0.0.1:29500"'
+    hint = "add nnodes = 2, or remove this line"
+    expect_fault({**WITH_SOURCE, SPARK_ENGINE: shared}, "head_address is for several nodes", hint)
+
+
 @pytest.mark.parametrize("address", ["10.0.0.1", "10.0.0.1:", ":29500", "10.0.0.1:0", "10.0.0.1:70000"])
 def test_the_head_address_of_nodes_has_a_port(expect_fault: ExpectFault, address: str) -> None:
     shared = f'{VLLM}\ntensor_parallel = 2\nnnodes = 2\nhead_address = «"{address}"»'

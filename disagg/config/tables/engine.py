@@ -56,6 +56,9 @@ def _nodes_fit(table: Table, options: EngineOptions) -> None:
         if options.tensor_parallel % options.nnodes:
             hint = f"tensor_parallel = {options.nnodes}, or a multiple of it"
             raise table.fault_at_value("nnodes", "the ranks do not divide among so many nodes", hint)
+    elif options.head_address is not None:
+        hint = "add nnodes = 2, or remove this line"
+        raise table.fault_at_key("head_address", "head_address is for several nodes", hint)
     if options.node_rank >= options.nnodes:
         raise table.fault_at_value("node_rank", "there is no such node", f"from 0 to {options.nnodes - 1}")
 

@@ -18,6 +18,7 @@ from disagg.config.schema import (
     ServiceManager,
 )
 from disagg.config.tables.engine import Reader, one_of, read_engine, within
+from disagg.config.tables.nodes import require_nodes_agree
 from disagg.config.tables.whole import is_whole
 from disagg.config.toml.messages import nearest, printable, toml_key
 from disagg.config.toml.table import Table
@@ -35,6 +36,7 @@ def read_hosts(tables: Table, models: Mapping[str, Model]) -> dict[str, Host]:
     if not hosts:
         raise tables.document.fault_at_value(tables.path, "no host is defined", "add [hosts.dgx-spark-1]")
     _keys_reach_gateways(tables, hosts)
+    require_nodes_agree(tables, hosts)
     return hosts
 
 
