@@ -72,7 +72,7 @@ def _lifecycle(chosen: Settings, break_lock: bool) -> FleetServers:
 
 def _finish(lifecycle: FleetServers, results: list[ServerResult]) -> None:
     from disagg.cli.views.fleet.progress import failures_view, results_table
-    from disagg.fleet.lifecycle.fleet_servers import exit_code
+    from disagg.fleet.lifecycle.base import exit_code
 
     stdout().print(results_table(results))
     if failures := failures_view(results, tuple(lifecycle.fleet.hosts)):

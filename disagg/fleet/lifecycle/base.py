@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final, Literal, Protocol
 
 from disagg.config import Host
-from disagg.errors import DisaggError, StartFailed
+from disagg.errors import DisaggError, HostUnreachable, StartFailed
 from disagg.fleet.lifecycle.loglines import last_error, last_plain_line, since_start
 from disagg.fleet.lifecycle.status.host_status import HealthState
 
@@ -50,6 +50,15 @@ class ServerResult:
     @property
     def ok(self) -> bool:
         return self.error is None and self.outcome != "left"
+
+
+def exit_code(results: Sequence[ServerResult]) -> int:
+    """0: all succeeded; 4: a machine does not answer; 1: a host failed; 3: nothing worse than a slow start."""
+    if any(isinstance(result.error, HostUnreachable) for result in results):
+        return 4
+    if any(result.outcome in ("failed", "left") for result in results):
+        return 1
+    return 3 if any(not result.ok for result in results) else 0
 
 
 class Server(Protocol):

@@ -2,8 +2,8 @@
 
 All hosts are handled at the same time, and each has its own result. Starting a running server changes nothing. A
 server that exits while it starts has *failed*, and is stopped; one that is still loading at the deadline is *slow*, and
-is left running. A restart takes the hosts of each model one after the other, and skips the rest of a model after the
-first host that does not come back.
+is left running. A restart takes the hosts of each model one after the other (`turns`), and skips the rest of a model
+after the first host that does not come back.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from threading import Lock
 
 from disagg.config import Fleet, Host
-from disagg.errors import ConfigError, DisaggError, FleetError, HostUnreachable, StartFailed
+from disagg.errors import ConfigError, DisaggError, FleetError, StartFailed
 from disagg.fleet.changes.tokens import require_own
 from disagg.fleet.lifecycle.base import ProcessState, Server, ServerOutcome, ServerResult
 from disagg.fleet.lifecycle.deployed import DeployedServer
@@ -25,6 +25,7 @@ from disagg.fleet.lifecycle.other_servers import stop_other_fleet, stop_other_ho
 from disagg.fleet.lifecycle.state import State
 from disagg.fleet.lifecycle.status.health import poll_host
 from disagg.fleet.lifecycle.status.host_status import HostStatus
+from disagg.fleet.lifecycle.turns import Row, rows
 from disagg.fleet.machine import interruption
 from disagg.fleet.machine.base import Machine
 from disagg.fleet.machine.connect import machine_for
@@ -35,15 +36,6 @@ GRACE_S = 30.0
 
 OnProgress = Callable[[str, str], None]
 """Called with (host, what it does now), from several threads."""
-
-
-def exit_code(results: Sequence[ServerResult]) -> int:
-    """0: all succeeded; 4: a machine does not answer; 1: a host failed; 3: nothing worse than a slow start."""
-    if any(isinstance(result.error, HostUnreachable) for result in results):
-        return 4
-    if any(result.outcome in ("failed", "left") for result in results):
-        return 1
-    return 3 if any(not result.ok for result in results) else 0
 
 
 @dataclass(slots=True)
@@ -110,16 +102,14 @@ class FleetServers:
         An interruption starts what this call has stopped, without waiting for it to be healthy.
         """
         hosts, others = self._selected(names)
-        rows: dict[str, list[Host]] = {}
-        for host in hosts:
-            rows.setdefault(host.name if at_once else host.model, []).append(host)
+        leaders = {row[0][0].name: row for row in rows(hosts, at_once)}
         with self.state.locked("restart"):
             self._prepare(hosts)
             self._down.clear()
-            leaders = {row[0].name: row for row in rows.values()}
             try:
                 outcomes = each(
-                    [row[0] for row in rows.values()], lambda host: self._restart_in_turn(leaders[host.name], timeout_s)
+                    [row[0][0] for row in leaders.values()],
+                    lambda host: self._restart_in_turn(leaders[host.name], timeout_s),
                 )
             except BaseException:  # also an interruption: a host that served must not stay without its server
                 self._undo(self._down, "restart", self._bring_back)
@@ -174,14 +164,14 @@ class FleetServers:
         except DisaggError as error:
             return ServerResult(host.name, "failed", time.monotonic() - began, error)
 
-    def _restart_in_turn(self, hosts: Sequence[Host], timeout_s: float) -> list[ServerResult]:
-        """Restart hosts one after the other, until one does not come back."""
+    def _restart_in_turn(self, row: Row, timeout_s: float) -> list[ServerResult]:
+        """Restart the hosts of one turn after the other, until one does not come back."""
         results: list[ServerResult] = []
-        for host in hosts:
-            if results and not results[-1].ok:
-                results.append(ServerResult(host.name, "left"))
+        for turn in row:
+            if all(result.ok for result in results):
+                results += self._all(turn, "restart", lambda server: self._restart(server, timeout_s))
             else:
-                results.append(self._one(host, "restart", lambda server: self._restart(server, timeout_s)))
+                results += [ServerResult(host.name, "left") for host in turn]
         return results
 
     @contextmanager

@@ -16,6 +16,7 @@ from typing import Generic, TypeVar
 
 from disagg.config import Host
 from disagg.errors import Cancelled, DisaggError, HostUnreachable
+from disagg.fleet.machine import interruption
 from disagg.fleet.machine.interruption import interrupted_by
 
 T = TypeVar("T")
@@ -46,7 +47,8 @@ def each(
     """Run the action for every host, at most `limit` at the same time; outcomes in the hosts' order.
 
     A DisaggError ends its own host only. Ctrl-C interrupts the commands that machines run, with Cancelled, and is
-    raised again when they have ended. Any other exception is a bug in the action; it is raised after the others end.
+    raised again when they have ended; so is an interruption of this thread, which may be that of another `each`. Any
+    other exception is a bug in the action; it is raised after the others end.
 
     timeout: seconds for all hosts together; they all start at once then, whatever the limit. A host that has not ended
     in time is interrupted and its thread left behind, since it may hang in the kernel; its outcome is `timed_out`.
@@ -138,10 +140,16 @@ def _late(host: Host, timeout: float) -> HostOutcome[T]:
 def _gather(
     count: int, ended: _Ended[T], gathered: dict[int, HostOutcome[T] | BaseException], deadline: float | None
 ) -> None:
-    """Take what has ended, until all have or the deadline has passed."""
+    """Take what has ended, until all have or the deadline has passed. Without a deadline, Cancelled if this thread is
+    interrupted."""
     while len(gathered) < count:
+        if deadline is None:
+            interruption.check()
+        wait = interruption.POLL_S if deadline is None else max(0.0, deadline - time.monotonic())
         try:
-            index, result = ended.get(timeout=None if deadline is None else max(0.0, deadline - time.monotonic()))
+            index, result = ended.get(timeout=wait)
         except Empty:
+            if deadline is None:
+                continue
             return
         gathered[index] = result

@@ -20,9 +20,9 @@ from disagg.fleet.changes.lock import LockHolder
 from disagg.fleet.facts.host import read_host_facts
 from disagg.fleet.facts.server import read_server_facts
 from disagg.fleet.lifecycle import fleet_servers
-from disagg.fleet.lifecycle.base import ServerResult, start_failed
+from disagg.fleet.lifecycle.base import ServerResult, exit_code, start_failed
 from disagg.fleet.lifecycle.deployed import DeployedServer
-from disagg.fleet.lifecycle.fleet_servers import FleetServers, exit_code
+from disagg.fleet.lifecycle.fleet_servers import FleetServers
 from disagg.fleet.lifecycle.state import State
 from disagg.fleet.machine import interruption
 from disagg.fleet.machine.base import Machine

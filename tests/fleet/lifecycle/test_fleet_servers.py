@@ -32,6 +32,14 @@ def test_start_brings_every_host_up_and_a_second_start_changes_nothing(farm: Far
     assert pids == {name: present(farm.state.recorded(name)).pid for name in ("a", "b")}
 
 
+def test_the_nodes_of_one_vllm_are_restarted_together_and_none_is_left_for_another_one(farm: Farm) -> None:
+    nodes = replace(farm.fleet.hosts["a"].engine, head_address="10.0.0.1:29500")
+    farm.use(replace(farm.fleet, hosts={name: replace(host, engine=nodes) for name, host in farm.fleet.hosts.items()}))
+    farm.lifecycle.start()
+    farm.behaviour["a"] = "crash"
+    assert outcomes(farm.lifecycle.restart()) == {"a": "failed", "b": "restarted"}
+
+
 def test_servers_run_in_a_session_of_their_own_without_stdin(farm: Farm) -> None:
     farm.lifecycle.start(["a"])
     pid = present(farm.state.recorded("a")).pid

@@ -70,6 +70,22 @@ def test_an_error_of_the_fleet_stays_with_its_host_and_a_bug_is_raised() -> None
         each(HOSTS, broken)
 
 
+def test_an_action_that_runs_on_many_hosts_itself_is_interrupted_with_them() -> None:
+    stop, interrupted = threading.Event(), list[str]()
+
+    def wait(host: Host) -> None:
+        stop.set()  # as soon as one has begun
+        try:
+            interruption.sleep(LONG_S)
+        except Cancelled:
+            interrupted.append(host.name)
+            raise
+
+    with interruption.interrupted_by(stop), pytest.raises(Cancelled):
+        each(HOSTS[:1], wait)
+    assert interrupted == ["a"]
+
+
 def test_a_background_action_is_interrupted_when_its_block_is_left() -> None:
     running, ended = set[str](), set[str]()
 
