@@ -84,7 +84,12 @@ address = "10.0.0.9"
 roles = ["prefill"]
 model = "qwen:30b"
 port = 8000
-engine = {name = "vllm", tensor_parallel = 2, nnodes = 2, node_rank = 1, head_address = "192.168.100.1:29500"}
+[hosts.second.engine]
+name = "vllm"
+tensor_parallel = 2
+nnodes = 2
+node_rank = 1
+head_address = "192.168.100.1:29500"
 """
 
 
@@ -117,18 +122,15 @@ def test_nodes_that_do_not_fit_together_are_pointed_at(
     [
         ({"node_rank = 1": "node_rank = 0"}, "spark has this head and node_rank = 0 too"),
         ({"tensor_parallel = 2": "tensor_parallel = 4"}, "spark has this head and another tensor_parallel"),
-        ({"nnodes = 2": 'nnodes = 2, dtype = "float16"'}, "spark has this head and another dtype"),
-        (
-            {"tensor_parallel = 2, nnodes = 2": "tensor_parallel = 3, nnodes = 3"},
-            "spark has this head and another nnodes",
-        ),
+        ({"nnodes = 2": 'nnodes = 2\ndtype = "float16"'}, "spark has this head and another dtype"),
+        ({"parallel = 2": "parallel = 3", "nnodes = 2": "nnodes = 3"}, "spark has this head and another nnodes"),
         ({'model = "qwen:30b"': 'model = "qwen:3b"'}, "spark has this head and another model"),
     ],
 )
 def test_nodes_of_one_head_that_differ_are_pointed_at(
     expect_fault: ExpectFault, changes: dict[str, str], fault: str
 ) -> None:
-    second = SECOND.replace('"192.168.100.1:29500"}', '«"192.168.100.1:29500"»}')
+    second = SECOND.replace('"192.168.100.1:29500"', '«"192.168.100.1:29500"»')
     for old, new in changes.items():
         second = second.replace(old, new)
     small = '[models."qwen:3b"]\ncontext = 64\nsources = {vllm = "Qwen/Qwen-3B"}\n\n[hosts.mac]'
