@@ -65,9 +65,8 @@ async def benchmark(fleet: Fleet, spec: BenchSpec, monitor: load.RunMonitor, tok
     stops the run and keeps the records so far.
     """
     model = fleet.model(spec.model).name
-    token = token or (fleet_token(fleet) if fleet.engine_hosts else "")
-    async with AsyncClient(fleet, token=token) as client:
-        servers = await read_servers(fleet, model, token)
+    async with AsyncClient(fleet, token=token) as client:  # without a token, it follows a rotation
+        servers = await read_servers(fleet, model, token or (fleet_token(fleet) if fleet.engine_hosts else ""))
         plan, workload, left_out = prepare(fleet, spec, min((server.vocabulary for server in servers), default=0))
         hosts = [server.host for server in servers] + (await read_whole(fleet, model) if "whole" in plan.modes else [])
         power = energy.Power(stated=spec.watts)
@@ -233,7 +232,8 @@ def _loads(spec: BenchSpec) -> list[ArrivalPattern]:
 
 
 def _modes(fleet: Fleet, model: str, spec: BenchSpec) -> tuple[Mode, ...]:
-    """The wanted modes in the order of MODES; by default all that the model's hosts can run with this workload."""
+    """The wanted modes in the order of MODES; by default all that the fleet's own hosts can run. Whole-request hosts
+    may be other people's: they are asked if they are named, or if there are no others."""
     own = MODES if fleet.serving(model, "prefill") else ("decode-alone",) if fleet.serving(model, "decode") else ()
     baseline: tuple[Mode, ...] = ("whole",) if fleet.serving(model, "whole") else ()
     possible = own + (baseline if spec.kind in TEXTS else ())
@@ -246,7 +246,7 @@ def _modes(fleet: Fleet, model: str, spec: BenchSpec) -> tuple[Mode, ...]:
         missing = "prefill" if "decode-alone" in possible else "prefill or decode"
         hint = f"give --mode {' or '.join(possible)}"
         raise UsageError(f"--mode {impossible[0]}: no {missing} host serves {model}", hint)
-    return tuple(mode for mode in possible if not spec.modes or mode in spec.modes)
+    return tuple(mode for mode in possible if mode in (spec.modes or own or possible))
 
 
 def _local_roles(fleet: Fleet, model: str) -> list[str]:

@@ -21,8 +21,9 @@ from disagg.errors import DisaggError
 from disagg.inference.several import OpenStream
 from disagg.inference.types import Completion
 
+PROBES = 2
 PROBE_TOKENS = 8
-"""Output tokens of the requests that `estimate` sends."""
+"""Requests of each mode that `estimate` sends, and their output tokens."""
 
 
 @dataclass(slots=True)
@@ -70,7 +71,10 @@ async def run(
         monitor.doing = f"{'warming up ' if turn.warmup else ''}{turn.mode} · {point.label}"
         monitor.changed()
         # Prompts are made before the clock starts: making one of 32k tokens takes milliseconds.
-        indices = range(turn.first, turn.first + turn.count)
+        # Another point has other requests: somebody else's server may answer repeated ones from its cache. Those of a
+        # trace belong to its times.
+        first = turn.first + (0 if workload.times else turn.point * (plan.requests + plan.warmup + PROBES))
+        indices = range(first, first + turn.count)
         items = [workload.item(point, turn.mode, index) for index in indices]
         send = _RequestSender(stream, model, turn.mode, timeout, began, monitor, point.work)
         turn_results.append(await _run_turn(turn, items, point.load, send))
@@ -94,7 +98,7 @@ async def _speeds(
     """The second of two requests per mode; the first one warms the servers up."""
     point, speeds = min(plan.points, key=lambda point: point.work), dict[Mode, RequestSpeed]()
     for mode in plan.modes:
-        for index in (plan.requests + plan.warmup, plan.requests + plan.warmup + 1):
+        for index in range(plan.requests + plan.warmup, plan.requests + plan.warmup + PROBES):
             item = workload.item(point, mode, index)
             short = replace(item, output_tokens=min(item.output_tokens, PROBE_TOKENS))
             send = _RequestSender(stream, model, mode, timeout, time.monotonic(), RunMonitor(), 0)

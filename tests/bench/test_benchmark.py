@@ -86,9 +86,15 @@ def texts(folder: Path) -> dict[str, Any]:
 
 def test_whole_request_hosts_are_a_baseline_of_texts(fleet: Fleet, decode_only: Fleet, tmp_path: Path) -> None:
     spec = BenchSpec("tiny", **texts(tmp_path))
-    assert prepare(with_baseline(fleet), spec, 640)[0].modes == (*MODES, "whole")
-    assert prepare(with_baseline(decode_only), spec, 640)[0].modes == ("decode-alone", "whole")
+    every = BenchSpec("tiny", modes=(*MODES, "whole"), **texts(tmp_path))
+    both = BenchSpec("tiny", modes=("decode-alone", "whole"), **texts(tmp_path))
+    assert prepare(with_baseline(fleet), every, 640)[0].modes == (*MODES, "whole")
+    assert prepare(with_baseline(decode_only), both, 640)[0].modes == ("decode-alone", "whole")
     assert prepare(with_baseline(fleet, alone=True), spec, 0)[0].modes == ("whole",)
+
+
+def test_servers_of_others_are_measured_only_if_they_are_named(fleet: Fleet, tmp_path: Path) -> None:
+    assert prepare(with_baseline(fleet), BenchSpec("tiny", **texts(tmp_path)), 640)[0].modes == MODES
     assert prepare(with_baseline(fleet), BenchSpec("tiny"), 640)[0].modes == MODES
 
 

@@ -35,12 +35,12 @@ def plan_view(reports: Sequence[DeployResult], whole: Collection[str] = ()) -> R
 
 
 def question(verb: str, changing: Sequence[DeployResult], hosts: int) -> str:
-    """What is asked after the plan: `Deploy on 2 of 4 hosts (they download 5.6 GB of packages)?`."""
+    """What is asked after the plan: `Deploy on 2 of 4 hosts (they download 5.2 GiB of packages)?`."""
     plans = [report.plan for report in changing if report.plan is not None]
     building = [plan for plan in plans if any(step.name == "environment" for step in plan.steps)]
     nbytes = sum(plan.package_bytes for plan in building)
     who = "it downloads" if len(changing) == 1 else "they download"
-    download = f" ({who} {nbytes / 1e9:.2g} GB of packages)" if nbytes else ""
+    download = f" ({who} {size(nbytes)} of packages)" if nbytes else ""
     return f"{verb} on {len(changing)} of {counted(hosts, 'host')}{download}?"
 
 

@@ -52,14 +52,28 @@ class Server:
             return False
         return True
 
+    def lives(self, path: str, timeout: float) -> None:
+        """Nothing, if it answers within so many seconds: a proxy before it may refuse the path. ModelError if it does
+        not, or with an error of its own."""
+        status, content = self._exchange("GET", path, None, timeout)
+        if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+            raise refusal(status, content)
+
     def ask(self, method: str, path: str, body: bytes | None, timeout: float) -> bytes:
         """The content of an answer, within so many seconds for each part. ModelError if there is none."""
+        status, content = self._exchange(method, path, body, timeout)
+        if status != HTTPStatus.OK:
+            raise refusal(status, content)
+        return content
+
+    def _exchange(self, method: str, path: str, body: bytes | None, timeout: float) -> tuple[int, bytes]:
+        """Status and content of an answer."""
         try:
             with (
                 contextlib.closing(self.connect()) as connection,
                 self.response(connection, method, path, body, timeout) as response,
             ):
-                return _content(response)
+                return response.status, response.read(MAX_BYTES)
         except (OSError, http.client.HTTPException, ValueError) as error:  # ValueError: a chunk without a size
             raise unreachable(self.url, error) from error
 

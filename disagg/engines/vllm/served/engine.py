@@ -66,7 +66,7 @@ class ServedEngine(SendingEngine):
         self._latest = -math.inf  # when the newest message about any request came
         self._failure: ModelError | None = None
         self._reports = Reports(self._reporting_address())
-        self._pulse = Pulse(partial(self._server.ask, "GET", HEALTH, None), self._hangs)
+        self._pulse = Pulse(partial(self._server.lives, HEALTH), self._hangs)
         self.info = EngineInfo(
             backend=f"vllm-server/{found.device}",
             versions={"vllm": found.vllm, "torch": found.torch},

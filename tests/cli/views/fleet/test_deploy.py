@@ -110,8 +110,8 @@ def test_a_step_that_needs_two_lines_stays_under_itself() -> None:
 def test_the_question_states_how_many_hosts_and_how_much_they_download() -> None:
     new = DeployResult("a", "planned", Plan("a", HASH, steps("environment", "switch"), package_bytes=2_900_000_000))
     same = DeployResult("b", "planned", Plan("b", HASH, steps("switch"), package_bytes=2_900_000_000))
-    assert question("Deploy", [new, same], 4) == "Deploy on 2 of 4 hosts (they download 2.9 GB of packages)?"
-    assert question("Deploy", [new], 1) == "Deploy on 1 of 1 host (it downloads 2.9 GB of packages)?"
+    assert question("Deploy", [new, same], 4) == "Deploy on 2 of 4 hosts (they download 2.7 GiB of packages)?"
+    assert question("Deploy", [new], 1) == "Deploy on 1 of 1 host (it downloads 2.7 GiB of packages)?"
     assert question("Deploy", [same], 4) == "Deploy on 1 of 4 hosts?"
 
 

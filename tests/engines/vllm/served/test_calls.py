@@ -42,6 +42,17 @@ def test_the_lines_of_a_streamed_answer_are_given_one_by_one() -> None:
     assert [line for line in lines if line.strip()] == [b"data: 1\n", b"data: 2\n"]
 
 
+@pytest.mark.parametrize(("status", "lives"), [(200, True), (401, True), (404, True), (500, False), (503, False)])
+def test_a_server_lives_whatever_it_answers_but_an_error_of_its_own(status: int, lives: bool) -> None:
+    with serving(lambda body: (200, b"")) as fake:
+        fake.healthy = status
+        if lives:
+            Server(fake.url).lives("/health", PATIENCE_S)
+        else:
+            with pytest.raises(ModelError):
+                Server(fake.url).lives("/health", PATIENCE_S)
+
+
 @contextmanager
 def raw(answer: bytes) -> Iterator[str]:
     """The URL of a server that gives one request this answer, and closes the connection."""
