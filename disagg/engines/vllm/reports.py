@@ -77,6 +77,8 @@ class Reports:
         self._awaited: dict[str, Awaited] = {}
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, selectors.EVENT_READ, None)
+        self._woken, self._wake = socket.socketpair()
+        self._selector.register(self._woken, selectors.EVENT_READ, self._woken)
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="kv-reports", daemon=True)
         self._thread.start()
@@ -139,6 +141,7 @@ class Reports:
     def close(self) -> None:
         """End the thread and every connection."""
         self._closing = True
+        self._wake.close()  # the thread reads the end of it
         self._thread.join(2 * POLL_S + 1)
 
     def _run(self) -> None:
@@ -146,19 +149,20 @@ class Reports:
             for key, _ in self._selector.select(POLL_S):
                 if key.data is None:
                     self._accept()
-                else:
+                elif key.data is not self._woken:
                     self._serve(key)
             self._sweep(time.monotonic())
         for sock, _ in self._lines():
             sock.close()
         self._selector.close()
         self._listener.close()
+        self._woken.close()
 
     def _lines(self) -> list[tuple[socket.socket, _Line]]:
         return [
             (key.fileobj, key.data)
             for key in list(self._selector.get_map().values())
-            if isinstance(key.fileobj, socket.socket) and key.data is not None
+            if isinstance(key.fileobj, socket.socket) and isinstance(key.data, _Line)
         ]
 
     def _accept(self) -> None:
