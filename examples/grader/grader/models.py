@@ -1,0 +1,199 @@
+"""The gateway: several requests at once, their answers as typed values, retries while hosts are away."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+import openai
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from grader.errors import ModelError
+from grader.prompts import ANSWER_TOKENS
+
+RETRIED: Final = (408, 409, 429, 500, 502, 503, 504)
+MAX_WAIT_S: Final = 10.0
+MAX_ROOM: Final = 24_000
+OVERHEAD_TOKENS: Final = 2500
+"""Of the instructions, the rubric and the chat template."""
+
+Answer = TypeVar("Answer", bound=BaseModel)
+
+
+class ModelRun(BaseModel):
+    """One request. Times in seconds, speeds in tokens per second; None if the gateway did not state it."""
+
+    model_config = ConfigDict(frozen=True)
+
+    role: str
+    model: str
+    seconds: float
+    method: str = ""
+    prefill_server: str | None = None
+    decode_server: str | None = None
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    ttft: float | None = None
+    prefill_speed: float | None = None
+    decode_speed: float | None = None
+    simulated: bool = False
+    fallback: str = ""
+    retries: int = 0
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """content: None if the model's answer cannot be used; run.error says why."""
+
+    content: str | None
+    run: ModelRun
+
+
+@dataclass(frozen=True, slots=True)
+class Replies:
+    """efficiency: sum of the answers' times / (longest x number), as the gateway states it; None if one was retried."""
+
+    replies: tuple[Reply, ...]
+    wall: float
+    efficiency: float | None
+
+
+class Gateway:
+    """url: with /v1. deadline: seconds for one set of requests, with all retries."""
+
+    def __init__(self, url: str, key: str = "unused", *, deadline: float = 300.0) -> None:
+        self._client = openai.AsyncOpenAI(base_url=url, api_key=key, max_retries=0, timeout=deadline)
+        self._deadline = deadline
+        self._rooms: dict[str, int] = {}
+
+    async def close(self) -> None:
+        await self._client.close()
+
+    async def room(self, models: Sequence[str]) -> int:
+        """Characters of a student's text that fit all of these models: a token may be as short as one."""
+        for model in models:
+            if model not in self._rooms:
+                self._rooms[model] = _room((await self._models()).get(model, 0))
+        return min(self._rooms[model] for model in models)
+
+    async def ask(self, requests: Sequence[Mapping[str, Any]]) -> Replies:
+        """All at once. Raises ModelError if one has no answer before the deadline."""
+        began = time.monotonic()
+        found: dict[int, Reply] = {}
+        efficiency: float | None = None
+        for attempt in itertools.count():
+            left = [index for index in range(len(requests)) if index not in found]
+            answer, reason = await self._send([requests[index] for index in left], began)
+            for result in answer.get("results", []):
+                index = left[result["index"]]
+                if result["status"] not in RETRIED:
+                    found[index] = reply(requests[index], result, attempt)
+                reason = str(result["body"].get("error", {}).get("message", reason))
+            if attempt == 0 and len(found) == len(requests):
+                efficiency = answer["disagg"]["efficiency"]
+            if len(found) == len(requests):
+                break
+            await self._wait(attempt, began, reason)
+        ordered = tuple(found[index] for index in range(len(requests)))
+        return Replies(ordered, time.monotonic() - began, efficiency)
+
+    async def _send(self, requests: Sequence[Mapping[str, Any]], began: float) -> tuple[dict[str, Any], str]:
+        """The answer, or nothing and why it is worth another try."""
+        try:
+            left = max(1.0, self._deadline - (time.monotonic() - began))
+            body = {"requests": list(requests)}
+            answer = await self._client.with_options(timeout=left).post("/parallel", cast_to=object, body=body)
+        except openai.APIStatusError as error:
+            if error.status_code not in RETRIED:
+                raise ModelError(f"the gateway refused the request: {error.message}") from error
+            await asyncio.sleep(retry_after(error.response.headers.get("retry-after")))
+            return {}, error.message
+        except openai.APIConnectionError as error:
+            return {}, f"no answer from the gateway: {error}"
+        return dict(answer), ""  # type: ignore[call-overload,unused-ignore]
+
+    async def _wait(self, attempt: int, began: float, reason: str) -> None:
+        if time.monotonic() - began > self._deadline:
+            raise ModelError(f"no answer after {self._deadline:.0f} s: {reason}")
+        await asyncio.sleep(min(MAX_WAIT_S, 0.5 * 2 ** min(attempt, 10)))
+
+    async def _models(self) -> dict[str, int]:
+        """Context by name and alias. Empty if the gateway does not answer now."""
+        try:
+            listed = await self._client.with_options(timeout=30).get("/models", cast_to=object)
+        except openai.OpenAIError:
+            return {}
+        contexts: dict[str, int] = {}
+        for model in listed["data"]:  # type: ignore[index,unused-ignore]
+            for name in (model["id"], *model.get("aliases", [])):
+                contexts[name] = int(model.get("max_model_len") or 0)
+        return contexts
+
+
+def reply(request: Mapping[str, Any], result: Mapping[str, Any], retries: int) -> Reply:
+    """One result of /v1/parallel. Pure."""
+    run = {"role": request["id"], "model": request["model"], "seconds": result["seconds"], "retries": retries}
+    if result["status"] != 200:
+        return Reply(None, ModelRun(**run, error=str(result["body"]["error"]["message"])[:300]))
+    choice = result["body"]["choices"][0]
+    facts, usage = choice.get("disagg") or {}, result["body"].get("usage") or {}
+    cut = choice["finish_reason"] == "length"
+    return Reply(
+        None if cut else choice["message"]["content"],
+        ModelRun(
+            **run,
+            **{name: facts[name] for name in _STATED if facts.get(name) is not None},
+            **speeds(facts, usage),
+            prompt_tokens=usage.get("prompt_tokens", 0),
+            completion_tokens=usage.get("completion_tokens", 0),
+            fallback="; ".join(map(str, facts.get("warnings") or []))[:300],
+            error=f"the answer is longer than {ANSWER_TOKENS} tokens" if cut else "",
+        ),
+    )
+
+
+_STATED = ("method", "prefill_server", "decode_server", "ttft", "simulated")
+
+
+def speeds(facts: Mapping[str, Any], usage: Mapping[str, Any]) -> dict[str, float]:
+    """Tokens per second, as far as the gateway stated the times: of prompt tokens whose KV was not held, and of those
+    of the answer after the first."""
+    held = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+    computed, prefill = usage.get("prompt_tokens", 0) - held, (facts.get("ttft_parts") or {}).get("prefill") or 0.0
+    generated, decode = (
+        usage.get("completion_tokens", 0) - 1,
+        (facts.get("total_time") or 0.0) - (facts.get("ttft") or 0.0),
+    )
+    found = {"prefill_speed": (computed, prefill), "decode_speed": (generated, decode)}
+    return {name: tokens / seconds for name, (tokens, seconds) in found.items() if tokens > 0 and seconds > 0}
+
+
+def typed(given: Reply, kind: type[Answer]) -> tuple[Answer | None, ModelRun]:
+    """The answer as `kind`, or None and a run with the error."""
+    if given.content is None:
+        return None, given.run
+    try:
+        return kind.model_validate_json(given.content), given.run
+    except ValidationError as error:
+        fault = error.errors()[0]
+        where = ".".join(map(str, fault["loc"]))
+        return None, given.run.model_copy(
+            update={"error": f"the answer does not fit its schema: {where}: {fault['msg']}"}
+        )
+
+
+def retry_after(header: str | None) -> float:
+    """Seconds to wait, at most MAX_WAIT_S."""
+    try:
+        return min(MAX_WAIT_S, max(0.0, float(header or 0)))
+    except ValueError:
+        return 0.0
+
+
+def _room(context: int) -> int:
+    return max(1000, min(MAX_ROOM, context - ANSWER_TOKENS - OVERHEAD_TOKENS))
