@@ -60,6 +60,8 @@ def kv_shape(config: Mapping[str, Any]) -> KVShape | None:
     if not layers or not heads:
         return None
     windows, latent = _windows(config, layers), 0
+    if 0 not in windows and _has_states(config):  # which layers have one is stated in a form of this model type only
+        return None
     if lora := _int(config, "kv_lora_rank"):
         latent = lora + (_int(config, "qk_rope_head_dim") or 0)
     head_dim = _int(config, "head_dim") or (_int(config, "hidden_size") or 0) // heads
@@ -67,6 +69,14 @@ def kv_shape(config: Mapping[str, Any]) -> KVShape | None:
     if not head_dim or state is None:
         return None
     return KVShape(_int(config, "num_key_value_heads") or heads, head_dim, windows, state, latent)
+
+
+def _has_states(config: Mapping[str, Any]) -> bool:
+    """Whether some layers keep a state: a delta net, a short convolution, Mamba."""
+    return any(config.get(key) for key in config if key in _OF_STATES or key.startswith("mamba_"))
+
+
+_OF_STATES: Final = ("linear_attn_config", "hybrid_override_pattern", "conv_L_cache")
 
 
 def _state_bytes(config: Mapping[str, Any]) -> int | None:

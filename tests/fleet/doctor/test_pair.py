@@ -95,6 +95,11 @@ HYBRID: dict[str, Any] = {
     (CONFIG | {"kv_lora_rank": 512, "qk_rope_head_dim": 64}, "bfloat16", 10, 48 * 576 * 2),
     (CONFIG | {"layer_types": ["linear_attention"] * 36 + ["full_attention"] * 12}, "bfloat16", 10, None),
     (HYBRID, "bfloat16", 32768, 24576 + 36 * (2097152 + 3 * 8192 * 2) / 32768),
+    # hybrids without layer_types, as on the hub: Kimi-Linear, Nemotron-H, Falcon-H1, LFM2
+    (CONFIG | {"kv_lora_rank": 512, "linear_attn_config": {"full_attn_layers": [4]}}, "bfloat16", 10, None),
+    (CONFIG | {"hybrid_override_pattern": "M-M*"}, "bfloat16", 10, None),
+    (CONFIG | {"mamba_d_state": 256}, "bfloat16", 10, None),
+    (CONFIG | {"conv_L_cache": 3, "full_attn_idxs": [2]}, "bfloat16", 10, None),
     ({}, "bfloat16", 10, None),
 ])  # fmt: skip
 def test_kv_per_token_follows_from_the_configuration(
