@@ -26,9 +26,18 @@ def _rope_on_sliding_layers(config: Any, layer: int, kind: str) -> Rope | None:
     return plain_rope(config, layer, kind)
 
 
+def _rotated_halves(config: Any) -> str:
+    return "" if config.rope_interleave else "mlx-lm ignores rope_interleave, which transformers applies"
+
+
 _GATED_DELTA = Architecture(kinds={"linear_attention": states.gated_delta}, states=states.gated_delta_states)
 _CONVOLUTION = Architecture(kinds={"conv": states.convolution}, states=states.convolution_states)
-_LATENT = Architecture(kinds={"full_attention": latent.latent}, rope=latent.latent_rope, values=latent.pairs_together)
+_LATENT = Architecture(
+    kinds={"full_attention": latent.latent},
+    rope=latent.latent_rope,
+    values=latent.pairs_together,
+    refusal=_rotated_halves,
+)
 _LATENT_REFUSED = Architecture(refusal=lambda config: "its form of latent attention (MLA) is not handed over")
 _COMPUTED_OTHERWISE = Architecture(
     refusal=lambda config: "transformers and mlx-lm give different answers, each alone, whose cause is not known"
