@@ -25,6 +25,7 @@ from disagg.kv.layout import LayerLayout, Layout
 from disagg.kv.receive.tickets import Slot
 from disagg.kv.received import ReceivedKV
 from disagg.kv.send import SendLimits, Span, Transfer, TransferResult
+from disagg.kv.send import transfer as transfer_module
 from disagg.kv.wire import frames
 from disagg.kv.wire.preamble import NONCE_BYTES, PREAMBLE, PROOF, decode_preamble, decode_proof, ticket_digest
 from disagg.kv.wire.proof import Nonces, proof
@@ -510,3 +511,16 @@ def test_nonsense_from_the_receiver_is_a_protocol_error(babble: bytes) -> None:
         Transfer.open("127.0.0.1", port, any_header(WIDE, 64), deadline=soon(), limits=QUICK) as transfer,
     ):
         assert isinstance(send_until_it_fails(transfer), ProtocolError)
+
+
+def test_a_connection_that_is_reset_before_its_options_are_set_is_a_lost_peer(monkeypatch: pytest.MonkeyPatch) -> None:
+    def reset(sock: socket.socket, seconds: float) -> None:
+        raise OSError(22, "Invalid argument")
+
+    monkeypatch.setattr(transfer_module, "give_up_unacknowledged", reset)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        with pytest.raises(PeerLost, match="closed the connection"):
+            Transfer.open("127.0.0.1", listener.getsockname()[1], any_header(WIDE, 64), deadline=soon())
+        with listener.accept()[0] as accepted:
+            accepted.settimeout(PATIENCE_S)
+            assert accepted.recv(1) == b""

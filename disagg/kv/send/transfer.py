@@ -186,8 +186,12 @@ def _connect(address: tuple[str, int], peer: str, deadline: float, limits: SendL
         raise PeerLost(
             f"cannot connect to {peer}: {error}", "check that it runs and that its KV port is open"
         ) from error
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    give_up_unacknowledged(sock, limits.stall_s)
+    try:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        give_up_unacknowledged(sock, limits.stall_s)
+    except OSError as error:  # macOS: the peer has reset the connection since
+        sock.close()
+        raise PeerLost(f"{peer} closed the connection: {error}", "see its log") from error
     with contextlib.suppress(OSError):  # optional: some kernels refuse a size over their maximum instead of capping it
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
     return Channel(sock, peer, deadline=deadline, idle_s=limits.answer_s)

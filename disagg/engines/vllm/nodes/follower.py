@@ -24,6 +24,9 @@ from disagg.errors import ModelError
 from disagg.kv.wire.frames import Header
 
 CONNECT_S: Final = 10.0
+_KEEPALIVE: Final = {"TCP_KEEPIDLE": 5, "TCP_KEEPALIVE": 5, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 3}
+"""Seconds of silence until the kernel asks (macOS has another name for it), between two questions, and how many. A head
+whose machine has lost its power ends no connection."""
 
 
 class VLLMFollower(SendingEngine):
@@ -140,10 +143,14 @@ def _follows() -> ModelError:
 
 
 def _connected(to: Endpoint) -> socket.socket:
-    """A connection to the head's meeting point, which ends with the head. Nothing is sent on it."""
+    """A connection to the head's meeting point, which ends with the head or its machine. Nothing is sent on it."""
     try:
         sock = socket.create_connection(to, timeout=CONNECT_S)
     except OSError as error:
         raise ModelError(f"the head of the nodes at {to.address} has gone: {error}", "see its log") from error
     sock.settimeout(None)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in _KEEPALIVE.items():
+        if hasattr(socket, option):
+            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
     return sock

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy
 import numpy.typing
@@ -43,6 +43,14 @@ POLL_S: Final = 0.02  # that a new prompt waits for a step without messages
 MAX_MESSAGES: Final = 4096
 
 
+class _Message(NamedTuple):
+    """About a run. progress: a step or a token, and not an end, which a server that computes nothing may send, too."""
+
+    run: Run
+    take: Callable[[], None]
+    progress: bool
+
+
 class ServedEngine(SendingEngine):
     """A SendingEngine."""
 
@@ -61,9 +69,9 @@ class ServedEngine(SendingEngine):
         self._model, self._found = check.describe(self._server, options.model)
         found = self._found
         check.require(found, options.url, layout, fingerprint, context)
-        self._messages: queue.Queue[tuple[Run, Callable[[], None]]] = queue.Queue(MAX_MESSAGES)
+        self._messages: queue.Queue[_Message] = queue.Queue(MAX_MESSAGES)
         self._requests: dict[str, Request] = {}
-        self._latest = -math.inf  # when the newest message about any request came
+        self._latest = -math.inf  # when the newest step or token of any request came
         self._failure: ModelError | None = None
         self._reports = Reports(self._reporting_address())
         self._pulse = Pulse(partial(self._server.lives, HEALTH), self._hangs)
@@ -103,7 +111,7 @@ class ServedEngine(SendingEngine):
 
         def stepped(progress: KVProgress) -> None:
             with contextlib.suppress(queue.Full):  # the next one says the same
-                self._messages.put_nowait((run, partial(run.begin_step, progress, time.monotonic())))
+                self._messages.put_nowait(_Message(run, partial(run.begin_step, progress, time.monotonic()), True))
 
         with self._reports.expecting(stepped) as awaited:
             order = self._reports.order(awaited, to, header, deadline=deadline, next_token=next_token, progress=True)
@@ -131,7 +139,8 @@ class ServedEngine(SendingEngine):
         began = time.monotonic()
 
         def line(text: bytes) -> None:
-            self._messages.put((run, partial(_take_line, run, len(tokens), text, began, time.monotonic())))
+            take = partial(_take_line, run, len(tokens), text, began, time.monotonic())
+            self._messages.put(_Message(run, take, True))
 
         make = partial(
             Call,
@@ -155,13 +164,13 @@ class ServedEngine(SendingEngine):
         """Wait a moment for messages about any run, and take all that are there. A run without one for too long
         fails."""
         with contextlib.suppress(queue.Empty):
-            run, take = self._messages.get(timeout=POLL_S)
+            message = self._messages.get(timeout=POLL_S)
             while True:
-                take()
-                if (request := self._requests.get(run.name)) is not None:
-                    self._latest = time.monotonic()
-                    request.note(self._latest)
-                run, take = self._messages.get_nowait()
+                message.take()
+                if (request := self._requests.get(message.run.name)) is not None:
+                    request.note(time.monotonic())
+                    self._latest = request.heard if message.progress else self._latest
+                message = self._messages.get_nowait()
         now = time.monotonic()
         for request in self._requests.values():
             request.judge(now, self._latest)
@@ -188,7 +197,7 @@ class ServedEngine(SendingEngine):
         def ended(result: bytes | DisaggError) -> None:
             if isinstance(result, ModelError) and not self._server.listens():
                 self._failure = self._failure or result
-            self._messages.put((run, partial(take_end, result)))
+            self._messages.put(_Message(run, partial(take_end, result), False))
 
         self._requests[run.name] = Request(run, make(on_end=ended), time.monotonic(), begin_s)
 

@@ -14,7 +14,7 @@ BEGIN_S: Final = 60.0
 SILENCE_S: Final = 30.0
 """Between two steps of a prompt, or two tokens of an answer, which take a few seconds at most."""
 PASSED_OVER_S: Final = 300.0
-"""For the next message about a request while vLLM gets on with others: it may have taken this one's blocks for them,
+"""For the next message about a request while vLLM computes others: it may have taken this one's blocks for them,
 and computes its prompt again when they end."""
 SLOWEST_TOKENS_S: Final = 50.0
 """At which prompts are computed. Of one with an answer, nothing comes until its first token."""
@@ -35,7 +35,7 @@ class Request:
         self.heard, self.limit_s = now, SILENCE_S
 
     def judge(self, now: float, latest: float) -> None:
-        """Fail the run if its next message is overdue. latest: when the newest message about any request came."""
+        """Fail the run if its next message is overdue. latest: when the newest step or token of any request came."""
         silent_s = now - self.heard
         busy = now - latest <= SILENCE_S
         limit_s = max(self.limit_s, PASSED_OVER_S) if busy else self.limit_s

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import multiprocessing
+import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import psutil
+import pytest
 
+from disagg.engines.vllm.nodes.parent import _parent as parent_of_this_process
 from tests.fleets import wait_until
 
 WORKER = """
@@ -26,7 +32,7 @@ worker.wait()
 PATIENCE_S = 300.0
 
 
-def test_a_worker_ends_when_its_parent_is_killed_and_not_before() -> None:
+def test_a_worker_ends_when_its_parent_is_killed() -> None:
     with subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE) as parent:
         try:
             assert parent.stdout is not None
@@ -34,7 +40,20 @@ def test_a_worker_ends_when_its_parent_is_killed_and_not_before() -> None:
             assert not ended(worker)
         finally:
             parent.kill()
-    wait_until(lambda: ended(worker), PATIENCE_S, "the worker to end")
+    try:
+        wait_until(lambda: ended(worker), PATIENCE_S, "the worker to end")
+    finally:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            worker.kill()
+
+
+def test_a_worker_whose_parent_has_ended_before_is_told_from_one_of_the_process_that_adopted_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(multiprocessing, "parent_process", lambda: SimpleNamespace(pid=4711))
+    assert parent_of_this_process() == 4711
+    monkeypatch.setattr(multiprocessing, "parent_process", lambda: None)
+    assert parent_of_this_process() == os.getppid()
 
 
 def ended(process: psutil.Process) -> bool:

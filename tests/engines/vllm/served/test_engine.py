@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import socket
 import threading
 import time
@@ -157,6 +158,19 @@ def test_requests_that_a_server_leaves_unanswered_fail_whoevers_turn_the_step_is
         second.step()
     first.close()
     second.close()
+
+
+def test_steps_show_that_vllm_computes_and_the_end_of_a_request_does_not(bench: Bench) -> None:
+    run = bench.send()
+    with worker(bench.order()) as sock:
+        sock.sendall(KVReport(progress=KVProgress(1, 3, 1.0)).to_bytes() + b"\n")
+        until(lambda: run.step() or bench.engine._latest > -math.inf)  # type: ignore[func-returns-value]
+        latest, bench.taken = bench.engine._latest, (500, b"refused")
+        bench.go_on.set()
+        with pytest.raises(ModelError, match="refused"):
+            bench.stepped(run).sent()
+    assert bench.engine._latest == latest
+    run.close()
 
 
 def test_an_engine_whose_server_was_replaced_answers_nothing_and_is_not_alive(bench: Bench) -> None:
