@@ -13,6 +13,7 @@ from disagg.cli.common.options import AsJson, BreakLock, Command, CommandGroup, 
 if TYPE_CHECKING:
     from disagg.config import Fleet
     from disagg.fleet.changes.tokens import HeldTokens
+    from disagg.fleet.lifecycle.state import State
 
 token = typer.Typer(
     name="token",
@@ -58,8 +59,10 @@ def show(
             what = held.missing[name].message if name in held.missing else shown(tokens) or "none"
             note = "  not this machine's" if name in foreign else ""
             print_line(f"{name}: {what}{note}", soft_wrap=True, highlight=False)
-        if len(ours) > 1 or state.next_token() is not None:
+        if state.next_token() is not None:
             stderr().print("a rotation has begun: disagg token rotate")
+        elif len(ours) > 1:
+            stderr().print(f"disagg token rotate removes {shown(ours[1:])}")
     if held.missing or foreign:
         raise typer.Exit(4 if held.missing else 1)
 
@@ -69,7 +72,8 @@ def rotate(context: typer.Context, *, yes: Yes = False, break_lock: BreakLock = 
     """Replace the fleet's token while it serves: both are valid until every host and caller has the new one.
 
     All hosts must answer. An interrupted rotation goes on with the next call. Other machines that have the old token
-    need the new one: `disagg deploy --adopt-token` there.
+    need the new one: `disagg deploy --adopt-token` there. A file that hosts.toml or $DISAGG_TOKEN_FILE names is
+    rewritten: other fleets that name it need the new token too.
     """
     from disagg.errors import UsageError
     from disagg.fleet.lifecycle.rotation import Rotation
@@ -78,7 +82,6 @@ def rotate(context: typer.Context, *, yes: Yes = False, break_lock: BreakLock = 
 
     fleet = settings(context).fleet()
     state = State.of(fleet)
-    before = token_digest(state.token())
     rotation = Rotation(
         fleet, state, lambda host, done: stderr().print(f"{host}: {done}", highlight=False), break_lock=break_lock
     )
@@ -86,15 +89,25 @@ def rotate(context: typer.Context, *, yes: Yes = False, break_lock: BreakLock = 
         if as_json or not sys.stdin.isatty():
             reason = "--json prints no question" if as_json else "stdin is not a terminal"
             raise UsageError(f"token rotate asks before it changes anything, and {reason}", "disagg token rotate --yes")
-        question = "Go on with the rotation?" if rotation.begun else f"Replace the token {before[:8]} of {fleet.name}?"
-        if not confirm(question, error_console()):
+        if not confirm(_question(fleet, state), error_console()):
             stderr().print("nothing was changed")
             raise typer.Exit(1)
-    after = token_digest(rotation.run())
+    before, after = map(token_digest, rotation.run())
     if as_json:
         print_json({"fleet": fleet.name, "before": before, "token": after})
     else:
         stdout().print(f"the token is {after[:8]} now, and {before[:8]} is no longer accepted", highlight=False)
+
+
+def _question(fleet: Fleet, state: State) -> str:
+    from disagg.fleet.changes.tokens import shown
+
+    current, *others = state.tokens()
+    if state.next_token() is not None:
+        return "Go on with the rotation?"
+    if others:
+        return f"Remove the token {shown(others)} of {fleet.name}, so that only {shown([current])} is accepted?"
+    return f"Replace the token {shown([current])} of {fleet.name} in {state.token_file}?"
 
 
 def _held(fleet: Fleet) -> HeldTokens:

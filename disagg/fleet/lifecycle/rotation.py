@@ -2,8 +2,8 @@
 
     this machine    hosts         until
     old             old           -
-    old + new       old, new      every server accepts the new one
-    new, old        new, old      every caller shows the new one: they read their file for each request
+    old + new       old, new      every server that runs accepts the new one
+    new, old        new, old      every caller shows the new one, and the requests that show the old one have been read
     new             new           -
 
 `old + new` here is two files: token, and token.next with the new one. So whichever step was interrupted can be told,
@@ -16,16 +16,20 @@ import time
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
-from typing import Final
+from functools import partial
+from typing import Final, NamedTuple
 
 from disagg.config import Fleet, Host
 from disagg.errors import FleetError
 from disagg.fleet.changes.tokens import read_there, require_own, shown
 from disagg.fleet.facts.paths import HostPaths
+from disagg.fleet.facts.server import read_server_facts
 from disagg.fleet.lifecycle.deployed import changing_there
 from disagg.fleet.lifecycle.state import State
 from disagg.fleet.lifecycle.status.health import poll_host
+from disagg.fleet.lifecycle.status.host_status import HostStatus
 from disagg.fleet.machine import interruption
+from disagg.fleet.machine import process as local
 from disagg.fleet.machine.base import Machine
 from disagg.fleet.machine.connect import machine_for
 from disagg.fleet.machine.fan_out import each
@@ -33,9 +37,19 @@ from disagg.token import token_digest, tokens_text
 
 _ACCEPT_S: Final = 15.0
 """How long a server may take to accept a token that was added to its file; it reads the file for each request."""
+GRACE_S: Final = 12.0
+"""How long the old token is accepted once every caller shows the new one: the head of a request, which holds the token
+that was current when its caller began it, may take 10 s."""
 
 OnHost = Callable[[str, str], None]
 """Called with (host, what was done there), from several threads."""
+
+
+class Rotated(NamedTuple):
+    """before: the token that is accepted no more. current: the one that replaced it."""
+
+    before: str
+    current: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,18 +60,15 @@ class Rotation:
     state: State
     report: OnHost = lambda host, done: None
     connect: Callable[[Host], Machine] = machine_for
+    poll: Callable[[Host, str, State], HostStatus] = poll_host
     break_lock: bool = False
     accept_s: float = _ACCEPT_S
+    grace_s: float = GRACE_S
 
-    @property
-    def begun(self) -> bool:
-        """Whether an earlier command has begun one that has not ended."""
-        return self.state.next_token() is not None or len(self.state.tokens()) > 1
-
-    def run(self) -> str:
-        """Carry it out, or go on with it; the new token. FleetError if a host could not be changed: the fleet serves as
-        before, and the next `run` goes on."""
-        with self.state.locked("token rotate"):
+    def run(self) -> Rotated:
+        """Carry it out, or go on with it. FleetError if a host could not be changed: the fleet serves as before, and
+        the next `run` goes on."""
+        with self.state.locked("token rotate"), self.state.tokens_locked("token rotate"):
             if (new := self.state.ensure_next_token()) is not None:
                 old = next(token for token in self.state.tokens() if token != new)
                 self._everywhere((old, new), check=True)
@@ -65,10 +76,11 @@ class Rotation:
                 self._everywhere((new, old))
                 self.state.write_tokens((new, old))
                 self.state.drop_next_token()
-            current = self.state.tokens()[0]
+            interruption.sleep(self.grace_s)
+            current, *others = self.state.tokens()
             self._everywhere((current,))
             self.state.write_tokens((current,))
-            return current
+            return Rotated(others[-1] if others else current, current)
 
     def _here(self, old: str, new: str) -> None:
         """Add the new token to this machine's file, which servers of local hosts read."""
@@ -76,7 +88,7 @@ class Rotation:
         try:
             for host in self.fleet.hosts.values():
                 if host.placement.spawned:
-                    self._accepts(host, new)
+                    self._accepts(host, new, partial(self._runs_here, host))
         except FleetError:
             self.state.write_tokens((old,))
             raise
@@ -105,20 +117,35 @@ class Rotation:
                 self.report(host.name, f"has {shown(tokens)}")
             try:
                 if check:
-                    self._accepts(host, tokens[-1])
+                    self._accepts(host, tokens[-1], lambda: read_server_facts(machine, host.name, None).pid is not None)
             except FleetError:
-                machine.write(path, tokens_text(tokens[:1]).encode(), mode=0o600)
+                machine.write(path, tokens_text(before).encode(), mode=0o600)
                 raise
 
-    def _accepts(self, host: Host, token: str) -> None:
-        """FleetError if the host's server runs and does not accept this token."""
+    def _runs_here(self, host: Host) -> bool:
+        """Whether the server runs that this machine started for the host."""
+        record = self.state.recorded(host.name)
+        return record is not None and local.identity(record.pid) == record.identity
+
+    def _accepts(self, host: Host, token: str, runs: Callable[[], bool]) -> None:
+        """FleetError unless the host's server shows that it accepts this token, or does not run: then it reads the file
+        when it starts."""
         deadline = time.monotonic() + self.accept_s
-        while poll_host(host, token, self.state).state == "unauthorised":
+        while (status := self.poll(host, token, self.state)).version is None and runs():  # strangers see no version
             if time.monotonic() > deadline:
-                deploy = "" if host.placement.spawned else f"disagg deploy --host {host.name} && "
-                raise FleetError(
-                    f"{host.name}: its server does not accept a token that was added to its file: it runs an earlier "
-                    "disagg, which reads the file only when it starts",
-                    f"{deploy}disagg restart --host {host.name}",
-                )
+                raise _not_accepted(host, status)
             interruption.sleep(0.2)
+
+
+def _not_accepted(host: Host, status: HostStatus) -> FleetError:
+    if status.state != "unauthorised":
+        return FleetError(
+            f"{host.name}: its server runs, and this machine cannot see whether it accepts the new token: {status.why}",
+            status.hint,
+        )
+    deploy = "" if host.placement.spawned else f"disagg deploy --host {host.name} && "
+    return FleetError(
+        f"{host.name}: its server does not accept a token that was added to its file: it runs an earlier disagg, which "
+        "reads the file only when it starts",
+        f"{deploy}disagg restart --host {host.name}",
+    )

@@ -136,7 +136,7 @@ class State:
     def _keep(self, tokens: Sequence[str], once: bool) -> None:
         with _reported(self.token_file):
             self.token_file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        _write_private(self.token_file, tokens_text(tokens), once=once)
+        _write_private(Path(os.path.realpath(self.token_file)), tokens_text(tokens), once=once)  # a link stays one
 
     def token(self) -> str:
         """The fleet's current token; ConfigError if there is none."""
@@ -220,18 +220,14 @@ class State:
     def locked(self, what: str, timeout_s: float = 10.0) -> Iterator[None]:
         """Hold the fleet's lock, so that two commands do not interleave. FleetError names the command that holds it."""
         self._make()
-        path = self.folder / "lock"
-        with _reported(path):
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            _acquire(descriptor, time.monotonic() + timeout_s)
-            note = f"disagg {what} (pid {os.getpid()}, since {time.strftime('%H:%M:%S')})"
-            with suppress(OSError):  # the note is only for error messages: on a full disk, stopping must still work
-                os.truncate(descriptor, 0)
-                os.pwrite(descriptor, note.encode(), 0)
+        with _locked(self.folder / "lock", what, timeout_s):
             yield
-        finally:
-            os.close(descriptor)
+
+    @contextmanager
+    def tokens_locked(self, what: str, timeout_s: float = 10.0) -> Iterator[None]:
+        """Hold the lock of the token's file, which all clones of the fleet share. FleetError as of `locked`."""
+        with _locked(self.token_file.with_name(f"{self.token_file.name}.lock"), what, timeout_s):
+            yield
 
     def _make(self) -> None:
         with _reported(self.folder):
@@ -251,6 +247,21 @@ def _tail(path: Path) -> list[str]:
         log.seek(max(0, log.seek(0, os.SEEK_END) - _LOG_TAIL_BYTES))
         return log.read().decode("utf-8", "replace").splitlines()
     return []
+
+
+@contextmanager
+def _locked(path: Path, what: str, timeout_s: float) -> Iterator[None]:
+    with _reported(path):
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        _acquire(descriptor, time.monotonic() + timeout_s)
+        note = f"disagg {what} (pid {os.getpid()}, since {time.strftime('%H:%M:%S')})"
+        with suppress(OSError):  # the note is only for error messages: on a full disk, stopping must still work
+            os.truncate(descriptor, 0)
+            os.pwrite(descriptor, note.encode(), 0)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _acquire(descriptor: int, deadline: float) -> None:

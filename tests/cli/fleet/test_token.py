@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from disagg.fleet.lifecycle.rotation import GRACE_S
+from disagg.fleet.machine import interruption
 from disagg.token import token_digest
 from tests.cli.commandline import run, write_fleet
 
@@ -24,6 +26,14 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
+@pytest.fixture
+def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """How long commands would have waited."""
+    waited: list[float] = []
+    monkeypatch.setattr(interruption, "sleep", waited.append)
+    return waited
+
+
 def test_show_prints_digits_of_a_hash_and_no_secret(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("--config", config, "token", "show") == 0
     shown = capsys.readouterr()
@@ -38,7 +48,7 @@ def test_only_reveal_prints_the_token(config: Path, capsys: pytest.CaptureFixtur
 
 
 def test_rotate_asks_and_then_replaces_the_token_of_a_fleet_on_this_machine(
-    config: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    config: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path, waits: list[float]
 ) -> None:
     file = tmp_path / "state/disagg/test/token"
     assert run("--config", config, "token", "rotate") == 2
@@ -47,4 +57,18 @@ def test_rotate_asks_and_then_replaces_the_token_of_a_fleet_on_this_machine(
     body = json.loads(capsys.readouterr().out)
     new = file.read_text().strip()
     assert body == {"fleet": "test", "before": token_digest(TOKEN), "token": token_digest(new)} and new != TOKEN
-    assert [path.name for path in file.parent.iterdir()] == ["token"]
+    assert {path.name for path in file.parent.iterdir()} == {"token", "token.lock"}
+    assert waits == [GRACE_S]
+
+
+def test_a_rotation_that_goes_on_names_the_token_that_is_removed(
+    config: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path, waits: list[float]
+) -> None:
+    new = "the-token-that-replaces-it"
+    (tmp_path / "state/disagg/test/token").write_text(f"{new}\n{TOKEN}\n")
+    assert run("--config", config, "token", "show") == 0
+    assert f"disagg token rotate removes {token_digest(TOKEN)[:8]}" in capsys.readouterr().err
+    assert run("--config", config, "token", "rotate", "--yes", "--json") == 0
+    body = json.loads(capsys.readouterr().out)
+    assert body == {"fleet": "test", "before": token_digest(TOKEN), "token": token_digest(new)}
+    assert (tmp_path / "state/disagg/test/token").read_text() == f"{new}\n"

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from itertools import count
+from pathlib import Path
 
 import pytest
 
 from disagg.config import Host
 from disagg.errors import FleetError, HostUnreachable
-from disagg.fleet.lifecycle.rotation import Rotation
+from disagg.fleet.lifecycle.rotation import GRACE_S, Rotated, Rotation
+from disagg.fleet.lifecycle.state import State
 from disagg.fleet.lifecycle.status.health import poll_host
+from disagg.fleet.lifecycle.status.host_status import HostStatus
+from disagg.fleet.machine import interruption
 from disagg.fleet.machine.base import Machine
 from disagg.fleet.machine.local import LocalMachine
+from disagg.http.protocol import HEAD_S
 from disagg.token import read_tokens
 from tests.fleet.lifecycle.yard import Yard
 
@@ -33,9 +41,11 @@ def tokens_there(yard: Yard) -> dict[str, tuple[str, ...]]:
     return {name: read_tokens(yard.own(name) / "token") for name in yard.fleet.hosts}
 
 
-def rotation(yard: Yard, connect: Callable[[Host], Machine] | None = None, accept_s: float = 60.0) -> Rotation:
+def rotation(yard: Yard, connect: Callable[[Host], Machine] | None = None) -> Rotation:
     connect = connect or (lambda host: LocalMachine(host.name))
-    return Rotation(yard.fleet, yard.state, connect=connect, accept_s=accept_s)
+    return Rotation(
+        yard.fleet, yard.state, connect=connect, poll=partial(poll_host, timeout_s=60.0), accept_s=60.0, grace_s=0.0
+    )
 
 
 @pytest.fixture
@@ -61,8 +71,9 @@ def test_no_caller_is_refused_while_the_token_is_replaced(deployed: Yard) -> Non
     def connect(host: Host) -> Machine:
         return Written(host.name, lambda: None, everybody_calls)
 
-    new = rotation(deployed, connect).run()
+    before, new = rotation(deployed, connect).run()
     everybody_calls()
+    assert before == old
     assert refused == [] and seen == {old, new} and new != old
     assert set(tokens_there(deployed).values()) == {(new,)} == {deployed.state.tokens()}
     assert poll_host(deployed.fleet.hosts["a"], old, deployed.state, 60.0).state == "unauthorised"
@@ -70,25 +81,48 @@ def test_no_caller_is_refused_while_the_token_is_replaced(deployed: Yard) -> Non
 
 @pytest.mark.parametrize("broken_at", range(1, 7))
 def test_broken_off_at_any_write_it_goes_on_to_the_same_new_token(deployed: Yard, broken_at: int) -> None:
-    old, count = deployed.state.token(), [0]
+    writes = count(1)  # several threads take from it
 
     def fail() -> None:
-        count[0] += 1
-        if count[0] == broken_at:
+        if next(writes) == broken_at:
             raise HostUnreachable("the connection is lost")
 
+    old = deployed.state.token()
     with pytest.raises(HostUnreachable) as lost:
         rotation(deployed, lambda host: Written(host.name, fail, lambda: None)).run()
     assert "disagg token rotate" in lost.value.hint
+    goes_on(deployed, old)
+
+
+@pytest.mark.parametrize(
+    ("method", "broken_at"), [("write_tokens", 1), ("write_tokens", 2), ("write_tokens", 3), ("drop_next_token", 1)]
+)
+def test_broken_off_at_any_write_of_this_machine_it_goes_on_too(
+    deployed: Yard, monkeypatch: pytest.MonkeyPatch, method: str, broken_at: int
+) -> None:
+    old, real, calls = deployed.state.token(), getattr(State, method), count(1)
+
+    def fail(state: State, *arguments: object) -> None:
+        if next(calls) == broken_at:
+            raise FleetError("the disk is full")
+        real(state, *arguments)
+
+    with monkeypatch.context() as broken, pytest.raises(FleetError):
+        broken.setattr(State, method, fail)
+        rotation(deployed).run()
+    goes_on(deployed, old)
+
+
+def goes_on(deployed: Yard, old: str) -> None:
+    """Everybody accepts what anybody shows, and the next rotation makes the same new token current."""
     shown = {deployed.state.token(), *(held[0] for held in tokens_there(deployed).values())}
     for name, tokens in tokens_there(deployed).items():
         assert shown <= set(tokens), f"{name} accepts what anybody shows"
     known = {token for tokens in tokens_there(deployed).values() for token in tokens}
-    assert rotation(deployed).begun
-    new = rotation(deployed).run()
-    assert new != old and known <= {old, new}
+    before, new = rotation(deployed).run()
+    assert before == old != new and known <= {old, new}
     assert set(tokens_there(deployed).values()) == {(new,)} == {deployed.state.tokens()}
-    assert not rotation(deployed).begun and not deployed.state.token_file.with_name("token.next").exists()
+    assert deployed.state.next_token() is None
 
 
 def test_a_server_that_reads_its_token_once_stops_the_rotation_and_is_left_as_it_was(deployed: Yard) -> None:
@@ -97,7 +131,7 @@ def test_a_server_that_reads_its_token_once_stops_the_rotation_and_is_left_as_it
     deployed.lifecycle().start()
     before = deployed.state.tokens()
     with pytest.raises(FleetError, match="a: its server does not accept a token that was added") as refused:
-        rotation(deployed, accept_s=0.0).run()
+        replace(rotation(deployed), accept_s=0.0).run()
     assert "disagg deploy --host a && disagg restart --host a" in refused.value.hint
     assert tokens_there(deployed)["a"] == before == deployed.state.tokens()
     assert deployed.states() == {"a": "healthy", "b": "healthy"}
@@ -118,7 +152,82 @@ def test_a_host_that_does_not_answer_stops_it_before_anything_is_taken_away(depl
 def test_a_host_without_a_deployment_is_left_out_and_this_machines_file_stays_private(deployed: Yard) -> None:
     for path in (deployed.own("b") / "token", deployed.own("b") / "current"):
         path.unlink()
-    new = rotation(deployed).run()
+    new = rotation(deployed).run().current
     assert read_tokens(deployed.own("a") / "token") == (new,) and not (deployed.own("b") / "token").exists()
     assert deployed.state.token_file.read_text() == f"{new}\n"
     assert deployed.state.token_file.stat().st_mode & 0o777 == 0o600
+
+
+def unseen(host: Host, token: str, state: State) -> HostStatus:
+    """What a machine sees that reaches the hosts by SSH only."""
+    return HostStatus(host.name, host.roles, host.model, host.url, "unreachable", "no route", "ping it")
+
+
+def test_a_server_that_runs_and_cannot_be_asked_stops_the_rotation(deployed: Yard) -> None:
+    before = deployed.state.tokens()
+    deployed.lifecycle().start()
+    with pytest.raises(FleetError, match="cannot see whether it accepts the new token: no route"):
+        replace(rotation(deployed), poll=unseen, accept_s=0.0).run()
+    assert set(tokens_there(deployed).values()) == {before} == {deployed.state.tokens()}
+
+
+def test_a_server_that_does_not_run_need_not_be_asked(deployed: Yard) -> None:
+    _, new = replace(rotation(deployed), poll=unseen, accept_s=0.0).run()
+    assert set(tokens_there(deployed).values()) == {(new,)}
+
+
+def test_a_check_that_fails_when_a_rotation_goes_on_takes_no_token_away_that_is_shown_elsewhere(deployed: Yard) -> None:
+    old, both = deployed.state.token(), ("a-new-token-of-the-fleet", deployed.state.token())
+    deployed.lifecycle().start()
+    for name in deployed.fleet.hosts:
+        (deployed.own(name) / "token").write_text("".join(f"{token}\n" for token in both))
+    deployed.state.token_file.with_name("token.next").write_text(f"{both[0]}\n")
+    deployed.state.token_file.with_name("token.next").chmod(0o600)
+    with pytest.raises(FleetError):
+        replace(rotation(deployed), poll=unseen, accept_s=0.0).run()
+    assert set(tokens_there(deployed).values()) == {both} and deployed.state.tokens() == (old,)
+
+
+@pytest.mark.parametrize("resumed", [False, True])
+def test_the_old_token_is_accepted_until_the_heads_of_all_requests_that_show_it_were_read(
+    deployed: Yard, monkeypatch: pytest.MonkeyPatch, resumed: bool
+) -> None:
+    waits: list[float] = []
+
+    def wait(seconds: float) -> None:
+        waits.append(seconds)
+        assert {*tokens_there(deployed).values()} == {deployed.state.tokens()} and len(deployed.state.tokens()) == 2
+        if resumed and len(waits) == 1:
+            raise HostUnreachable("the connection is lost")
+
+    monkeypatch.setattr(interruption, "sleep", wait)
+    if resumed:
+        with pytest.raises(HostUnreachable):
+            replace(rotation(deployed), grace_s=GRACE_S).run()
+    assert replace(rotation(deployed), grace_s=GRACE_S).run().current == deployed.state.token()
+    assert set(waits) == {GRACE_S} and GRACE_S > HEAD_S
+
+
+def test_two_clones_of_one_fleet_rotate_one_after_the_other(deployed: Yard, tmp_path: Path) -> None:
+    clone = replace(deployed.state, folder=tmp_path / "clone")
+
+    def connect(host: Host) -> Machine:
+        with (
+            clone.locked("token rotate"),
+            pytest.raises(FleetError, match="the fleet is busy: disagg token rotate"),
+            clone.tokens_locked("token rotate", 0.0),
+        ):
+            pass
+        return LocalMachine(host.name)
+
+    old = deployed.state.token()
+    assert rotation(deployed, connect).run() == Rotated(old, deployed.state.token())
+
+
+def test_a_token_file_that_is_a_link_stays_one(tmp_path: Path) -> None:
+    mounted = tmp_path / "mounted"
+    mounted.mkdir()
+    (tmp_path / "token").symlink_to(mounted / "secret")
+    state = State(tmp_path / "state", tmp_path / "token")
+    state.write_tokens(("a-token-of-the-fleet",))
+    assert (tmp_path / "token").is_symlink() and read_tokens(mounted / "secret") == ("a-token-of-the-fleet",)
