@@ -140,6 +140,8 @@ class ShellMachine(ABC):
                 + (f"; its last output:\n{output}" if output else ""),
                 f"look why it takes so long: disagg ssh {self.name}",
             ) from None
+        if invocation.payload is not None and invocation.payload.error is not None:
+            raise invocation.payload.error
         if invocation.stdout.pid is None or invocation.stderr.pid is None:
             greeting = f"{invocation.stdout.greeting}\n{invocation.stderr.greeting}"
             output = last_lines(greeting, _QUOTED_LINES) or "(nothing)"

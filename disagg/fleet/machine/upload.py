@@ -21,19 +21,26 @@ has sent: the others were there already."""
 
 
 class Payload:
-    """A command's input that notes when it was read last: the machine has taken what was read before."""
+    """A command's input that notes when it was read last: the machine has taken what was read before.
+
+    error: why it could not be read to its end. The thread that sends it must go on to end the command's input."""
 
     def __init__(self, stream: IO[bytes], on_read: Callable[[int], None] = lambda count: None) -> None:
         """on_read: called with the number of bytes of each piece, on the thread that sends it."""
         self.at = time.monotonic()
+        self.error: Exception | None = None
         self._stream = stream
         self._on_read = on_read
 
     def read(self, count: int) -> bytes:
-        """The next piece, empty at the end."""
+        """The next piece, empty at the end and after an error."""
         self.at = time.monotonic()
-        piece = self._stream.read(count)
-        self._on_read(len(piece))
+        try:
+            piece = self._stream.read(count)
+            self._on_read(len(piece))
+        except Exception as error:  # noqa: BLE001 - raised on the thread that waits for the command
+            self.error = error
+            return b""
         return piece
 
 
@@ -82,10 +89,8 @@ class LargeFile:
 
     @contextmanager
     def after(self, offset: int) -> Iterator[IO[bytes]]:
-        """Its content from an offset on."""
-        with _readable(self.path):
-            file = self.path.open("rb")
-        with file:
+        """Its content from an offset on. FleetError if it cannot be read, also while it is in use."""
+        with _readable(self.path), self.path.open("rb") as file:
             file.seek(offset)
             yield file
 

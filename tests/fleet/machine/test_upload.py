@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 from pathlib import Path
@@ -9,9 +10,9 @@ from threading import Event
 
 import pytest
 
-from disagg.errors import Cancelled, CommandFailed
+from disagg.errors import Cancelled, CommandFailed, FleetError
 from disagg.fleet.deploy.pace import UploadPace, line
-from disagg.fleet.machine import upload
+from disagg.fleet.machine import posix, upload
 from disagg.fleet.machine.interruption import interrupted_by
 from disagg.fleet.machine.local import LocalMachine
 from disagg.fleet.machine.output import OutputStream
@@ -88,6 +89,34 @@ def test_the_time_of_an_upload_begins_anew_with_every_piece_that_is_taken() -> N
     assert (upload.due(100.0), command.due(100.0)) == (560.0, 160.0)
     payload.read(1)
     assert upload.due(100.0) == payload.at + 60.0 != 560.0
+
+
+def test_a_file_that_cannot_be_read_to_its_end_ends_the_upload_with_that_reason(
+    home: Path, big: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Failing(io.BytesIO):
+        """A file on a disk that fails after the first piece."""
+
+        def read(self, count: int | None = -1, /) -> bytes:
+            if self.tell():
+                raise OSError(errno.EIO, "Input/output error")
+            return super().read(count)
+
+    with monkeypatch.context() as broken, pytest.raises(FleetError, match=f"cannot read {big}: Input/output error"):
+        broken.setattr(posix, "Payload", lambda stream, on_read: Payload(Failing(stream.read()), on_read))
+        put({"big.whl": big})
+    assert not (home / "tree").exists()
+    put({"big.whl": big})
+    assert (home / "tree/big.whl").read_bytes() == big.read_bytes()
+
+
+def test_a_report_that_fails_ends_the_upload_with_that_error(home: Path, big: Path) -> None:
+    def report(moved: int, total: int, sent: int) -> None:
+        raise RuntimeError("the terminal is gone")
+
+    with pytest.raises(RuntimeError, match="the terminal is gone"):
+        LocalMachine("spark").put_tree({"big.whl": big}, "~/tree", parts="~/parts", on_moved=report)
+    assert not (home / "tree").exists()
 
 
 def test_a_changed_file_has_another_part(big: Path) -> None:
