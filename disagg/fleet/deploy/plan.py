@@ -7,7 +7,7 @@ their content, and the `current` link is switched to them in one step near the e
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -21,6 +21,7 @@ from disagg.fleet.deploy.scripts import ADOPT, CHECK, ENVIRONMENT, INSTALL_DAEMO
 from disagg.fleet.deploy.steps import Plan, PutTree, Refusal, RunScript, ServiceAction, Step, WriteFile
 from disagg.fleet.facts.host import HostFacts
 from disagg.fleet.facts.paths import HASH
+from disagg.fleet.machine.upload import split
 from disagg.fleet.services import launchd, program, systemd
 from disagg.token import token_digest, tokens_text
 
@@ -84,16 +85,25 @@ def _steps(desired: TargetState, facts: HostFacts) -> Iterator[Step]:
     if facts.current != desired.hash:
         switched.append(switch(facts, desired.hash, "switch to the new release"))
     surplus = list(_surplus(desired, facts))
-    if steps or switched or surplus or facts.leftovers:
-        yield _prepare(facts)
+    leftovers = _leftovers(steps, facts)
+    if steps or switched or surplus or leftovers:
+        yield _prepare(facts, leftovers)
         yield from steps
         yield from switched
         yield _tidy(facts, surplus)
 
 
-def _prepare(facts: HostFacts) -> Step:
+def _leftovers(steps: Sequence[Step], facts: HostFacts) -> tuple[str, ...]:
+    """Paths of what interrupted deployments left, except for the parts with which uploads of these steps go on."""
     paths = facts.paths
-    leftovers = tuple(f"{paths.folder}/{name}" for name in facts.leftovers)
+    puts = [step.action for step in steps if isinstance(step.action, PutTree) and step.action.parts and facts.uploads]
+    kept = {file.part for put in puts for file in split(put.files)[1]}
+    stale = (f"{paths.uploads}/{part}" for part in facts.uploads if part not in kept)
+    return (*(f"{paths.folder}/{name}" for name in facts.leftovers), *stale)
+
+
+def _prepare(facts: HostFacts, leftovers: tuple[str, ...]) -> Step:
+    paths = facts.paths
     what = "remove what an interrupted deployment left" if leftovers else "make folders"
     argv = (paths.root, paths.folder, *leftovers)
     return Step("prepare", what, paths.folder, "folders, no leftovers", RunScript(PREPARE, argv))

@@ -32,6 +32,7 @@ def no_room(desired: TargetState, facts: HostFacts) -> Iterator[Refusal]:
         wheels = sum(wheel.path.stat().st_size for wheel in desired.environment.wheels)
         build = max(_ENVIRONMENT_BYTES.get(extra, 0) for extra in desired.environment.extras)
         need += wheels + (1 << 30 if desired.environment.site_packages else build)
+    need -= sum(facts.uploads.values())  # parts that go on, and others, which are removed first
     if need > facts.disk_free:
         yield Refusal(
             f"{facts.home} has {_gib(facts.disk_free)} free, and this needs about {_gib(need)}",

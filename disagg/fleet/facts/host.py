@@ -97,6 +97,7 @@ class HostFacts:
     folder: bool = False  # whether anything was ever deployed
     others_deploy: bool = False  # a command changes another host of the same machine now
     leftovers: tuple[str, ...] = ()  # files of broken-off deployments
+    uploads: dict[str, int] = field(default_factory=dict)  # parts of large files, from uploads that broke off -> size
     version: str = ""  # of disagg in the current release
     errno_65: int = 0  # lines with that error at the end of the server's log
     serving: Serving | None = None
@@ -175,6 +176,7 @@ def parse(host: str, probe: ProbeOutput) -> HostFacts:
         folder=probe.has("deployed"),
         others_deploy=probe.has("others_deploy"),
         leftovers=tuple(name for (name,) in probe.all("leftover", 1)),
+        uploads={part: number(size) or 0 for part, size in probe.all("upload", 2)},
         version=probe.text("version"),
         errno_65=number(probe.text("errno_65")) or 0,
         serving=next(map(_serving, probe.all("serving", 3)), None),

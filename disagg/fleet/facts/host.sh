@@ -135,6 +135,9 @@ done
 for leftover in "$mine"/incoming "$mine"/releases/.[!.]* "$mine"/.[!.]*; do
     if test -e "$leftover" || test -L "$leftover"; then emit leftover "${leftover#"$mine"/}"; fi
 done
+for part in "$mine"/uploads/*; do
+    if test -f "$part"; then emit upload "${part##*/}" "$(($(wc -c <"$part")))"; fi
+done
 for lock in "$root"/hosts/*/lock; do
     if test -d "$lock" && [ "$lock" != "$mine/lock" ]; then emit others_deploy 1; fi
 done

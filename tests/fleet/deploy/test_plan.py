@@ -11,10 +11,12 @@ import pytest
 from disagg.config import Deploy, EngineOptions, Host
 from disagg.fleet.deploy import plan as planning
 from disagg.fleet.deploy import undo
+from disagg.fleet.deploy.models import ModelSource
 from disagg.fleet.deploy.refusals import refusals
 from disagg.fleet.deploy.release import Installation, TargetState, target_state
 from disagg.fleet.deploy.steps import Plan, PutTree, RunScript, WriteFile
 from disagg.fleet.facts.host import HostFacts, InstalledService, Python, Release, Serving
+from disagg.fleet.machine.upload import LargeFile
 from disagg.token import token_digest
 from tests.fleet.facts.fixture_facts import facts, fleet, front, here, names, spark, studio, wanted
 from tests.values import of_type, present
@@ -139,6 +141,27 @@ def test_leftovers_alone_are_reason_enough_to_tidy() -> None:
     before = facts("spark_bare")
     after = replace(done(wanted(spark(), before), before), leftovers=("incoming",))
     assert names(planned(after)) == ["prepare", "tidy"]
+
+
+def test_an_upload_that_broke_off_needs_room_for_the_rest_only_and_parts_of_other_files_go(tmp_path: Path) -> None:
+    weights = tmp_path / "weights"
+    with weights.open("wb") as file:
+        file.truncate(30 << 30)
+    part, stale = LargeFile.of("weights", weights).part, "0" * 32
+    found = facts("spark_bare", disk_free=20 << 30, uploads={part: 20 << 30, stale: 1 << 30})
+    desired = replace(wanted(spark(), found), source=ModelSource("/here/model", "model-1", tmp_path))
+    plan = planning.plan(desired, found)
+    prepare = plan.steps[0].action
+    assert plan.refusals == () and isinstance(prepare, RunScript)
+    assert prepare.argv[2:] == (f"{found.paths.uploads}/{stale}",)
+    assert planning.plan(desired, replace(found, uploads={})).refusals[0].cause.endswith("needs about 39.1 GiB")
+
+
+def test_parts_that_no_upload_goes_on_with_are_removed_though_the_host_has_everything() -> None:
+    before = facts("spark_bare")
+    after = replace(done(wanted(spark(), before), before), uploads={"0" * 32: 4 << 20})
+    plan = planned(after)
+    assert names(plan) == ["prepare", "tidy"] and plan.steps[0].what == "remove what an interrupted deployment left"
 
 
 def test_old_releases_and_environments_of_no_release_go_but_two_releases_stay() -> None:

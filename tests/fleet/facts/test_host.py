@@ -112,6 +112,8 @@ def test_what_is_deployed_is_read_from_the_folders(tmp_path: Path) -> None:
     (mine / "incoming").mkdir()
     (mine / "releases/.2222222222222222.part.9").mkdir()
     (mine / ".serving.12").touch()
+    (mine / "uploads").mkdir()
+    (mine / "uploads" / ("0" * 32)).write_bytes(b"12345")
     (mine / "serving").write_text(f"{os.getpid()} {'1' * 16}\n")
     environment = tmp_path / ".disagg/envs" / ("a" * 16)
     (environment / "bin").mkdir(parents=True)
@@ -121,6 +123,7 @@ def test_what_is_deployed_is_read_from_the_folders(tmp_path: Path) -> None:
     assert found.environments == {"a" * 16: False}, "no stamp yet"
     assert found.token_mode == "-rw-------" and [len(one) for one in found.token_digests] == [64]
     assert set(found.leftovers) == {"incoming", "releases/.2222222222222222.part.9", ".serving.12"}
+    assert found.uploads == {"0" * 32: 5}
     (environment / ".complete").touch()
     (environment / "bin/python").symlink_to("/nowhere/python")
     assert probed(tmp_path).environments == {"a" * 16: False}, "its python is gone"
