@@ -35,6 +35,7 @@ from tests.fleets import running as running_fleet
 
 LENGTHS = (1, 2, 63, 64, 65, 200, 700)
 TOKENS = 64
+LEAST_LAYERS = 12  # of a published model
 FIRST, LAST = "<!-- known -->\n", "<!-- end of known -->\n"
 HEAD = """\
 | model type | layers | verdict | largest difference | bytes per token | bytes of states |
@@ -104,16 +105,23 @@ def row(name: str, entry: Mapping[str, Any]) -> str:
 
 def sizes(name: str, entry: Mapping[str, Any]) -> tuple[str, str, str]:
     """What the layers keep, bytes per token of 32,768 in bfloat16, and bytes of states: of the configuration that
-    transformers has by default for this model type, usually that of a published model."""
+    transformers has by default for this model type, usually that of a published model. Empty if it is none: it has
+    few layers, or not the kinds of layers of this entry, which has the form of a published one."""
     try:
-        text = CONFIG_MAPPING[str(entry["model_type"])]().get_text_config(decoder=True)
-        layers = architecture_of(text).layers(text)
+        layers, tiny = _layers(entry["model_type"], {}), _layers(entry["model_type"], entry)
     except Exception:  # noqa: BLE001 - not all have a default configuration
+        return "", "", ""
+    if len(layers) < LEAST_LAYERS or {one.layout.kind for one in layers} < {one.layout.kind for one in tiny}:
         return "", "", ""
     layout = checkpoint.layout_of(layers, "bfloat16")
     states = sum(state.nbytes for layer in layout.layers for state in layer.states)
     per_token = (layout.nbytes(32768) - states) // 32768
     return _kinds(layers), f"{per_token:,}", f"{states:,}" if states else ""
+
+
+def _layers(model_type: str, config: Mapping[str, Any]) -> tuple[LayerProfile, ...]:
+    text = CONFIG_MAPPING[model_type].from_dict(dict(config)).get_text_config(decoder=True)
+    return architecture_of(text).layers(text)
 
 
 def _kinds(layers: tuple[LayerProfile, ...]) -> str:
