@@ -16,7 +16,7 @@ from disagg.cli.common.context import print_json, settings, stderr, stdout
 from disagg.cli.common.options import AsJson, Command, CommandGroup
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from disagg.config import Fleet, Host
     from disagg.errors import DisaggError
@@ -83,7 +83,7 @@ def list_keys(context: typer.Context, *, as_json: AsJson = False) -> None:
         stdout().print(keys_view(found))
     else:
         stderr().print("There are no keys.")
-    for name, error in others.failed.items():
+    for name, error in {**others.failed, **others.damaged}.items():
         stderr().print(f"Without the keys of {name}: {error}")
     if lacking := others.lacking(found):
         stderr().print(f"{', '.join(lacking)}: not all of these keys; `disagg keys sync` brings them")
@@ -108,29 +108,37 @@ def sync(context: typer.Context) -> None:
     """
     others = _GatewayKeys.fetched(settings(context).fleet())
     file = _file(context)
-    stderr().print(f"{len(file.join(others.keys))} keys on this machine and {len(others.hosts)} gateways.")
+    count = len(file.join(others.keys))
     others.deliver(file)
+    stderr().print(f"{count} keys on this machine and {len(others.hosts)} gateways.")
 
 
 @dataclass(frozen=True, slots=True)
 class _GatewayKeys:
-    """The keys of the deployed gateways, by host; why others could not be asked."""
+    """The keys of the deployed gateways, by host; why others could not be asked, and whose files cannot be read."""
 
     hosts: Sequence[Host]
     by_host: Mapping[str, Sequence[Key]]
     failed: Mapping[str, DisaggError]
+    damaged: Mapping[str, DisaggError]
 
     @classmethod
     def fetched(cls, fleet: Fleet) -> _GatewayKeys:
-        """Raises ConfigError if a file is damaged."""
+        from disagg.errors import ConfigError
         from disagg.fleet.deploy.client_keys import fetch_keys, gateways
         from disagg.gateway.clients.keys import parsed
 
         outcomes = fetch_keys(hosts) if (hosts := gateways(fleet)) else []
         failed = {one.host.name: one.error for one in outcomes if one.error is not None}
         deployed = [(one.host, one.value) for one in outcomes if one.value is not None]
-        by_host = {host.name: parsed(data, f"the file of keys on {host.name}") for host, data in deployed}
-        return cls([host for host, _ in deployed], by_host, failed)
+        by_host: dict[str, Sequence[Key]] = {}
+        damaged: dict[str, DisaggError] = {}
+        for host, data in deployed:
+            try:
+                by_host[host.name] = parsed(data, f"the file of keys on {host.name}")
+            except ConfigError as error:
+                damaged[host.name] = error
+        return cls([host for host, _ in deployed], by_host, failed, damaged)
 
     @property
     def keys(self) -> list[Sequence[Key]]:
@@ -138,20 +146,40 @@ class _GatewayKeys:
 
     def lacking(self, keys: Sequence[Key]) -> list[str]:
         """The gateways that have other keys than these."""
-        return [name for name, theirs in self.by_host.items() if set(theirs) != set(keys)]
+        return [*self.damaged, *(name for name, theirs in self.by_host.items() if set(theirs) != set(keys))]
 
     def deliver(self, file: KeyFile) -> None:
-        """Bring the keys to the gateways. Raises the first failure, after all have been tried."""
+        """Bring the keys to the gateways, which keep what was added there meanwhile; a damaged file is replaced. Raises
+        the first failure, after all have been tried."""
         from disagg.errors import FleetError, HostUnreachable
         from disagg.fleet.deploy.client_keys import deliver_keys
 
-        outcomes = deliver_keys(self.hosts, file.path.read_bytes()) if self.hosts and file.path.exists() else []
-        failed = {**self.failed, **{one.host.name: one.error for one in outcomes if one.error is not None}}
+        bring = self.hosts and file.path.exists()
+        outcomes = deliver_keys(self.hosts, _merging(file.read())) if bring else []
+        failed = {
+            **self.failed,
+            **({} if bring else self.damaged),
+            **{one.host.name: one.error for one in outcomes if one.error is not None},
+        }
         if failed:
             first = next(iter(failed.values()))
             unreachable = all(isinstance(error, HostUnreachable) for error in failed.values())
             kind = HostUnreachable if unreachable else FleetError
             raise kind(f"{', '.join(failed)} still has the earlier keys: {first}", "run `disagg keys sync` later")
+
+
+def _merging(ours: Sequence[Key]) -> Callable[[str, bytes], bytes]:
+    """Adds these keys to the content of a gateway's file."""
+    from disagg.errors import ConfigError
+    from disagg.gateway.clients.keys import joined, parsed, written
+
+    def merged(name: str, there: bytes) -> bytes:
+        try:
+            return written(joined([parsed(there, f"the file of keys on {name}"), ours]))
+        except ConfigError:
+            return written(ours)
+
+    return merged
 
 
 def _file(context: typer.Context) -> KeyFile:

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import closing
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
 
 from disagg.config import Fleet, Host
+from disagg.errors import HostLocked
+from disagg.fleet.changes.lock import locked
 from disagg.fleet.facts.paths import HostPaths
 from disagg.fleet.facts.server import read_server_facts
+from disagg.fleet.machine import interruption
 from disagg.fleet.machine.base import Machine
 from disagg.fleet.machine.connect import machine_for
 from disagg.fleet.machine.fan_out import HostOutcome, each
 
 MAX_FILE = 16 << 20  # bytes; a key has some 250
+WAIT_S = 20.0  # for another command that changes the host; most take seconds
 
 
 def gateways(fleet: Fleet) -> list[Host]:
@@ -36,9 +41,13 @@ def fetch_keys(
 
 
 def deliver_keys(
-    hosts: Sequence[Host], content: bytes, connect: Callable[[Host], Machine] = machine_for
+    hosts: Sequence[Host],
+    merged: Callable[[str, bytes], bytes],
+    connect: Callable[[Host], Machine] = machine_for,
+    wait_s: float = WAIT_S,
 ) -> list[HostOutcome[bool]]:
-    """Write the file of keys to each host; a running gateway notices it.
+    """Replace each host's file of keys; a running gateway notices it. merged: the new content of (host, content there),
+    of several threads. Nobody else changes the file meanwhile: another command is waited for, at most `wait_s`.
 
     False: nothing is deployed there, and `disagg deploy` will bring the keys.
     """
@@ -46,8 +55,29 @@ def deliver_keys(
     def deliver(host: Host) -> bool:
         with closing(connect(host)) as machine:
             facts = read_server_facts(machine, host.name, None)
-            if facts.current:
-                machine.write(HostPaths(facts.home, host.name).keys, content, mode=0o600)
-            return bool(facts.current)
+            if not facts.current:
+                return False
+            paths = HostPaths(facts.home, host.name)
+            with _in_turn(machine, paths, wait_s):
+                there = machine.read(paths.keys, limit=MAX_FILE) or b""
+                if (content := merged(host.name, there)) != there:
+                    machine.write(paths.keys, content, mode=0o600)
+            return True
 
     return each(hosts, deliver)
+
+
+@contextmanager
+def _in_turn(machine: Machine, paths: HostPaths, wait_s: float) -> Iterator[None]:
+    """Hold the host's lock, once nobody else does. HostLocked after so many seconds."""
+    deadline = time.monotonic() + wait_s
+    with ExitStack() as stack:
+        while True:
+            try:
+                stack.enter_context(locked(machine, paths, "keys"))
+                break
+            except HostLocked:
+                if time.monotonic() >= deadline:
+                    raise
+            interruption.sleep(0.5)
+        yield

@@ -152,7 +152,7 @@ class KeyFile:
         new = self.path.with_suffix(".new")
         new.unlink(missing_ok=True)
         with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-            file.write(msgspec.json.format(_File(keys).to_bytes()))
+            file.write(written(keys))
             os.fsync(file.fileno())
         new.replace(self.path)
 
@@ -163,6 +163,11 @@ def parsed(data: bytes, name: str) -> tuple[Key, ...]:
         return _File.from_bytes(data).keys if data else ()
     except InvalidValue as error:
         raise ConfigError(f"{name} is damaged: {error}", "restore it, or remove it and add the keys again") from None
+
+
+def written(keys: Sequence[Key]) -> bytes:
+    """The content of a file of these keys."""
+    return msgspec.json.format(_File(tuple(keys)).to_bytes())
 
 
 def joined(files: Sequence[Sequence[Key]]) -> tuple[Key, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -76,6 +76,7 @@ class Gateways:
     def __init__(self) -> None:
         self.files: dict[str, bytes | None] = {"near": b"", "far": b"", "bare": None}
         self.lost: set[str] = set()
+        self.meanwhile: dict[str, bytes | None] = {}  # what others write between a command's `fetch` and its `deliver`
 
     def fetch(self, hosts: Sequence[Host]) -> list[HostOutcome[bytes | None]]:
         return [
@@ -85,9 +86,10 @@ class Gateways:
             for host in hosts
         ]
 
-    def deliver(self, hosts: Sequence[Host], content: bytes) -> list[HostOutcome[bool]]:
+    def deliver(self, hosts: Sequence[Host], merged: Callable[[str, bytes], bytes]) -> list[HostOutcome[bool]]:
+        self.files |= self.meanwhile
         for host in hosts:
-            self.files[host.name] = content
+            self.files[host.name] = merged(host.name, self.files[host.name] or b"")
         return [HostOutcome(host, 0.0, value=True) for host in hosts]
 
     def _error(self, host: Host) -> DisaggError:
@@ -127,6 +129,31 @@ def test_a_key_that_somebody_else_has_added_to_the_gateways_is_kept(
     names, notes = listed(config, capsys)
     assert names == ["theirs"] and "keys sync" not in notes
     assert gateways.files["near"] == gateways.files["far"] and gateways.files["bare"] is None
+
+
+def test_a_key_that_is_revoked_while_another_is_added_stays_revoked(
+    config: Path, gateways: Gateways, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("keys", "add", "leaked", "--config", config) == 0
+    elsewhere = KeyFile(config.parent / "elsewhere" / "keys.json")
+    elsewhere.join([KeyFile.of(load(config)).read()])
+    elsewhere.revoke("leaked")
+    gateways.meanwhile = {"near": elsewhere.path.read_bytes()}
+    assert run("keys", "add", "mine", "--config", config) == 0
+    gateways.meanwhile = {}
+    assert listed(config, capsys)[0] == ["mine"]
+
+
+def test_a_gateway_s_damaged_file_of_keys_hinders_no_command_and_is_replaced(
+    config: Path, gateways: Gateways, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gateways.files["near"] = b"{"
+    assert run("keys", "sync", "--config", config) == 1, "there is nothing to replace it with"
+    assert "the file of keys on near is damaged" in capsys.readouterr().err
+    names, notes = listed(config, capsys)
+    assert names == [] and "near: not all of these keys" in notes
+    assert run("keys", "add", "mine", "--config", config) == 0
+    assert gateways.files["near"] == gateways.files["far"] and "mine" in str(gateways.files["far"])
 
 
 def test_a_gateway_that_could_not_be_reached_gets_the_keys_by_the_next_sync(
