@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from tests import tiny_models
+from tests.engines.architectures import configs
 from tests.faults import chaos, fuzz, linked, mixed, record, soak, turns
 from tests.faults import fleet as fleets
 from tests.faults.cells import cells
@@ -51,7 +52,9 @@ def main() -> None:
             run.add_argument(f"--{field.name.replace('_', '-')}", type=type(field.default), default=field.default)
         run.set_defaults(run=_RUNS[name])
         if name == "turns":
-            run.add_argument("--architecture", default="qwen3", help="of tests.tiny_models, e.g. gpt_oss")
+            run.add_argument(
+                "--architecture", default="qwen3", help="of docs/architectures.md, e.g. gpt_oss, qwen3_next"
+            )
     random_bytes = runs.add_parser("fuzz", help="random bytes to the KV receiver")
     random_bytes.add_argument("--minutes", type=float, default=10.0)
     random_bytes.set_defaults(run=lambda args: fuzz.run(args.minutes))
@@ -127,12 +130,19 @@ def _settings(kind: type[S], args: argparse.Namespace) -> S:
 _RUNS = {"chaos": run_chaos, "soak": run_soak, "turns": run_turns, "mixed": run_mixed}
 
 
+def checkpoint(architecture: str, folder: Path) -> Path:
+    """The tiny model of this architecture, written into `folder`."""
+    if architecture in tiny_models.ARCHITECTURES:
+        return tiny_models.make(architecture, folder)
+    return tiny_models.make_from(configs.config(architecture), folder)
+
+
 @contextmanager
 def small_fleet(architecture: str = "qwen3", **options: Any) -> Iterator[FaultFleet]:
     """Two prefill and two decode servers of a tiny model."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        model = tiny_models.make(architecture, folder / "model")
+        model = checkpoint(architecture, folder / "model")
         with fleets.running(folder, model, **options) as fleet:
             yield fleet
 

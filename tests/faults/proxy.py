@@ -53,6 +53,7 @@ class Proxy:
         self.injection: Injection | None = None
         self.healed = threading.Event()  # else what a stall holds back stays
         self._connections: set[_Connection] = set()
+        self._gone = False  # new connections are refused, and open ones were reset: one accepted before gets there late
         self._lock = threading.Lock()
         self._listener = _listener(0)
         self.port = int(self._listener.getsockname()[1])
@@ -73,6 +74,7 @@ class Proxy:
         """No fault any more; what a stall held back goes on, and connections are accepted."""
         self.injection = None
         self.healed.set()
+        self._gone = False
         if self._listener.fileno() < 0:
             self._listener = _listener(self.port)
             self._accept()
@@ -81,6 +83,7 @@ class Proxy:
         """Reset every open connection."""
         with self._lock:
             connections = list(self._connections)
+            self._gone = self._listener.fileno() < 0
         for connection in connections:
             connection.end(reset=True)
 
@@ -119,8 +122,12 @@ class Proxy:
         connection = _Connection(self, caller, server)
         with self._lock:
             self._connections.add(connection)
+            gone = self._gone
         try:
-            connection.run()
+            if gone:
+                connection.end(reset=True)
+            else:
+                connection.run()
         finally:
             with self._lock:
                 self._connections.discard(connection)

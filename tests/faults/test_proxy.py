@@ -136,3 +136,14 @@ def test_a_fault_on_several_proxies_strikes_once(proxy: Proxy, echo: int) -> Non
             each.inject(injection)
         assert sorted((exchange(proxy, b"x"), exchange(other, b"x"))) == [b"", b"x"]
     assert [name for _, name in injection.struck] == ["echo"]
+
+
+def test_a_connection_that_was_accepted_before_all_were_reset_is_reset_too(echo: int) -> None:
+    with Proxy("echo", echo) as proxy, socket.create_server(("127.0.0.1", 0)) as listener:
+        proxy.refuse()
+        proxy.reset_all()
+        with socket.create_connection(listener.getsockname(), WAIT_S) as caller:
+            accepted, _ = listener.accept()
+            proxy._connect(accepted)
+            with pytest.raises(ConnectionResetError):
+                caller.recv(1)
