@@ -12,5 +12,5 @@ score       points from the four layers, never outside the rubric
 store       SQLite: submissions, grades, corrections, figures of the models
 pipeline    notebooks through the layers, each exactly once
 report      CSV
-cli         `grade`
+cli, web    the two ways to use it
 """

@@ -69,7 +69,7 @@ async def run(store: Store, assignment: Assignment, batch: str, url: str) -> int
         tasks = {layer: bars.add_task(layer or "notebooks", total=total, completed=done, detail="") for layer in names}
 
         def observe(event: pipeline.Progress) -> None:
-            hosts = [f"{one.model}: {one.prefill_server} -> {one.decode_server}" for one in event.runs]
+            hosts = [f"{one.model} on {one.hosts}" for one in event.runs]
             detail = f"{event.name} {event.detail} {'; '.join(dict.fromkeys(hosts))}"
             bars.update(tasks[event.layer], advance=int(event.state != "running"), detail=detail[:100])
 

@@ -45,6 +45,11 @@ class ModelRun(BaseModel):
     retries: int = 0
     error: str = ""
 
+    @property
+    def hosts(self) -> str:
+        """Without a hand-off there is one."""
+        return " and ".join(name for name in (self.prefill_server, self.decode_server) if name)
+
 
 @dataclass(frozen=True, slots=True)
 class Reply:

@@ -10,9 +10,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-import zmq.asyncio
 from jupyter_client.kernelspec import KernelSpec
 from jupyter_client.manager import AsyncKernelManager
+from zmq.asyncio import Context
+from zmq.constants import SocketOption
 
 from grader.errors import SandboxError
 from grader.rubric import Limits
@@ -44,8 +45,8 @@ class JailedKernel(AsyncKernelManager):  # type: ignore[misc,unused-ignore]
         (folder / "root").mkdir()
         super().__init__(transport="ipc", ip=str(shared / "kernel"), connection_file=str(shared / "kernel.json"))
         # A message that is larger ends the connection: nothing that a notebook prints fills the grader's memory.
-        self.context = zmq.asyncio.Context()
-        self.context.setsockopt(zmq.SocketOption.MAXMSGSIZE, MAX_MESSAGE)
+        self.context = Context()
+        self.context.setsockopt(SocketOption.MAXMSGSIZE, MAX_MESSAGE)
         specification = folder / "jail.json"
         specification.write_text(json.dumps(spec(folder, limits, data)))
         self._argv = [*jailed(specification), "-m", "ipykernel_launcher", "-f", "{connection_file}"]

@@ -1,0 +1,6 @@
+"""The web page.
+
+app        routes and the task that grades
+uploads    notebooks and zip files within bounds
+templates  pages, rendered on the server; progress.js polls while a batch runs
+"""

@@ -1,0 +1,51 @@
+"""A gateway for tests: answers that fit the schemas, or the failures that a test asks for."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from grader.models import Gateway
+
+
+class FakeGateway(Gateway):
+    """failures: statuses of the next requests, in order, before they are answered. It counts what it answers."""
+
+    def __init__(self, failures: Sequence[int] = (), *, deadline: float = 300.0, points: int = 2) -> None:
+        super().__init__("http://127.0.0.1:9/v1", deadline=deadline)
+        self._failures = [*failures]
+        self._points = points
+        self.answered: list[str] = []
+        self.prompts: list[str] = []
+
+    async def room(self, models: Sequence[str]) -> int:
+        return 4000
+
+    async def _wait(self, attempt: int, began: float, reason: str) -> None:
+        """No pause between tries."""
+
+    async def _send(self, requests: Sequence[Any], began: float) -> tuple[dict[str, Any], str]:
+        results = [self._result(index, request) for index, request in enumerate(requests)]
+        return {"results": results, "disagg": {"efficiency": 0.75}}, ""
+
+    def _result(self, index: int, request: Any) -> dict[str, Any]:
+        if self._failures and (status := self._failures.pop(0)) != 200:
+            return {"index": index, "status": status, "seconds": 0.1, "body": {"error": {"message": "no host"}}}
+        self.answered.append(request["id"])
+        self.prompts.append(json.dumps(request["messages"]))
+        schema = request["response_format"]["json_schema"]["schema"]
+        choice = {
+            "finish_reason": "stop",
+            "message": {"content": json.dumps(self._answer(schema))},
+            "disagg": {"method": "disaggregated", "prefill_server": "p", "decode_server": "d", "ttft": 0.5},
+        }
+        body = {"choices": [choice], "usage": {"prompt_tokens": 10, "completion_tokens": 5}}
+        return {"index": index, "status": 200, "seconds": 0.1, "body": body}
+
+    def _answer(self, schema: dict[str, Any]) -> dict[str, Any]:
+        if "summary" in schema["properties"]:
+            return {"summary": "=1+1", "strengths": ["s"], "improvements": []}
+        sections = schema["properties"]["sections"]["properties"]
+        judgements = {name: {"points": self._points, "comment": "c"} for name in sections}
+        return {"sections": judgements, "total": self._points * len(sections)}
