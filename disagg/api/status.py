@@ -86,7 +86,8 @@ class Health(Liveness, frozen=True, kw_only=True):
     model: empty for a gateway. backend: framework and device, None until the engine has loaded. code: hash of the
     disagg code that runs. config: hash of what the host's hosts.toml says about it. boot_id: random, new at every
     start. release: the deployed release that runs, None if it runs from an installation. pending: the release that
-    `disagg restart` would run instead. versions: of the engine's packages.
+    `disagg restart` would run instead. versions: of the engine's packages. verified: whether disagg's own tests have
+    compared answers of this architecture.
     """
 
     model: str
@@ -103,6 +104,7 @@ class Health(Liveness, frozen=True, kw_only=True):
     versions: Mapping[str, str] = {}
     fingerprint: ModelFingerprint | None = None
     preflight: tuple[PreflightFinding, ...] = ()
+    verified: bool = True
     boot_id: str = ""
     uptime_s: float = 0.0
     pid: int = 0

@@ -55,7 +55,8 @@ def verify(
     given |= {"--dtype": dtype, "--prefill-python": prefill_python}
     options = [text for name, value in given.items() if value is not None for text in (name, str(value))]
     python, environment = python_command(None)
-    subject = _folders(model, decode_model, engine) or _named(settings(context), model, decode_model, engine)
+    folders = _folders(model, decode_model, engine)
+    subject = folders or _named(settings(context), model, decode_model, engine)
     argv = [*python, "disagg.verify", *subject, *options]
     try:
         with stderr().status(f"verifying {model}: hand-off, prefill alone, decode alone …"):
@@ -72,6 +73,10 @@ def verify(
         stdout().print(verify_view(report))
     if not report.ok:
         raise typer.Exit(1)
+    if not folders:
+        from disagg.fleet.lifecycle.status.verdicts import Verdict, keep
+
+        keep(settings(context).fleet(), Verdict(report.architecture, report.dtype, report.versions))
 
 
 def _folders(model: str, decode: Path | None, engine: PrefillEngineName | None) -> list[str]:

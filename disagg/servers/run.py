@@ -145,6 +145,9 @@ async def _load(service: AnyService, server: uvicorn.Server) -> None:
         server.should_exit = True
         raise
     promise()
+    if not service.health().verified:
+        hint = f"not verified: run disagg verify {service.model.name}"
+        logs.event(logging.WARNING, "not_verified", model=service.model.name, hint=hint)
     logs.info("ready", host=service.host.name, seconds=round(time.monotonic() - started, 3))
 
 

@@ -74,6 +74,7 @@ def verify(pair: EnginePair, plan: Plan) -> VerifyReport:
     return VerifyReport(
         architecture=info.profile.architecture,
         dtype=plan.dtype,
+        versions=info.versions,
         prefill=pair.prefill_info.backend,
         prefill_weights=plan.weights[0],
         decode=info.backend,

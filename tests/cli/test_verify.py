@@ -9,8 +9,10 @@ from typing import Any, get_args
 import pytest
 
 from disagg.cli.common.options import DTypeName
-from disagg.config import DType
+from disagg.config import DType, load
+from disagg.fleet.lifecycle.status.verdicts import Verdict, kept
 from disagg.fleet.machine import process as local
+from disagg.token import state_folder
 from tests.cli.commandline import run, write_fleet
 
 SAME = {
@@ -26,6 +28,7 @@ BOUNDS = {"max_kl": 1e-5, "min_top1": 1.0, "max_logit_diff": 1e-2}
 RESULT = {
     "architecture": "gpt_oss",
     "dtype": "float32",
+    "versions": {"mlx-lm": "0.32.2"},
     "prefill": "transformers/cpu",
     "prefill_weights": "float32",
     "decode": "mlx/cpu",
@@ -87,6 +90,23 @@ def test_a_name_stands_for_its_sources(verifier: Callable[..., Path], tmp_path: 
     weights = str(tmp_path / "weights")
     options = ["--context", "2048", "--prefill-engine", "transformers"]
     assert eval(seen.read_text()) == ["disagg.verify", weights, weights, *options]
+
+
+def test_what_was_found_exact_is_kept_for_the_fleets_status(verifier: Callable[..., Path], tmp_path: Path) -> None:
+    verifier(RESULT)
+    path = write_fleet(tmp_path)
+    assert run("--config", path, "verify", "tiny") == 0
+    folder = state_folder(load(path))
+    assert kept(folder) == (Verdict("gpt_oss", "float32", {"mlx-lm": "0.32.2"}),)
+    (folder / "verified.json").write_text("cut off")
+    assert kept(folder) == ()
+
+
+def test_a_difference_is_not_kept(verifier: Callable[..., Path], tmp_path: Path) -> None:
+    verifier({**RESULT, "ok": False})
+    path = write_fleet(tmp_path)
+    assert run("--config", path, "verify", "tiny") == 1
+    assert kept(state_folder(load(path))) == ()
 
 
 def test_a_prefill_hosts_engine_and_its_quantization_are_those_that_are_verified(

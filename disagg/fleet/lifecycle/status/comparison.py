@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from disagg.config import Fleet, served_digest
+from disagg.config import Fleet, Host, served_digest
 from disagg.fleet.changes.pending import described
 from disagg.fleet.lifecycle.status.host_status import HostStatus
+from disagg.fleet.lifecycle.status.verdicts import Verdict
 from disagg.version import code_hash
 
 
@@ -30,9 +31,10 @@ def flag_differing(statuses: Sequence[HostStatus]) -> list[HostStatus]:
     return [judged(status) for status in statuses]
 
 
-def with_remarks(fleet: Fleet, statuses: Sequence[HostStatus]) -> list[HostStatus]:
-    """Add a remark to healthy servers that do not run what is deployed, or what is here. That is another release than
-    the one deployed since, or other code or settings than those of this checkout and hosts.toml."""
+def with_remarks(fleet: Fleet, statuses: Sequence[HostStatus], verdicts: Sequence[Verdict] = ()) -> list[HostStatus]:
+    """Add a remark to healthy servers that do not run what is deployed, or what is here, or run a model that nobody has
+    verified. The first two: another release than the one deployed since, or other code or settings than those of this
+    checkout and hosts.toml. verdicts: of `disagg verify`, for this fleet."""
 
     def remarked(status: HostStatus) -> HostStatus:
         if not status.ok:
@@ -44,9 +46,18 @@ def with_remarks(fleet: Fleet, statuses: Sequence[HostStatus]) -> list[HostStatu
         parts = ((status.code, code_hash(), "code"), (status.config, served_digest(fleet, host), fleet.path.name))
         other = [what for there, here, what in parts if there and there != here]
         if not other:
-            return status
+            return _with_doubt(status, host, verdicts)
         why = f"running other {' and '.join(other)} than here"
         deploy = f"disagg deploy --host {host.name} && " if host.placement.deployed else ""
         return replace(status, why=why, hint=f"{deploy}{restart}")
 
     return [remarked(status) for status in statuses]
+
+
+def _with_doubt(status: HostStatus, host: Host, verdicts: Sequence[Verdict]) -> HostStatus:
+    """With a remark if neither disagg's own tests nor `disagg verify` have compared this model's answers."""
+    if status.verified or any(verdict.covers(status, host) for verdict in verdicts):
+        return status
+    kind = f"model type {status.fingerprint.architecture}" if status.fingerprint else "this model"
+    why = f"{kind} is not verified: its answers were not compared with those of each framework alone"
+    return replace(status, why=why, hint=f"disagg verify {host.model}")

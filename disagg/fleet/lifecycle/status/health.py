@@ -22,6 +22,7 @@ from disagg.fleet.lifecycle.state import State
 from disagg.fleet.lifecycle.status.comparison import flag_differing, with_remarks
 from disagg.fleet.lifecycle.status.host_status import HostStatus
 from disagg.fleet.lifecycle.status.http_get import ReplyTimeout, get
+from disagg.fleet.lifecycle.status.verdicts import kept
 from disagg.fleet.lifecycle.status.whole import poll_whole
 from disagg.fleet.machine import process as local
 from disagg.fleet.machine.fan_out import HostOutcome, each
@@ -38,7 +39,7 @@ def poll(
 
     token: None if this machine has none; servers then report only that they are up."""
     hosts = fleet.select(names)
-    return with_remarks(fleet, flag_differing(_poll_all(hosts, token, state, timeout_s)))
+    return with_remarks(fleet, flag_differing(_poll_all(hosts, token, state, timeout_s)), kept(state.folder))
 
 
 def poll_host(host: Host, token: str, state: State, timeout_s: float = TIMEOUT_S) -> HostStatus:
@@ -147,6 +148,7 @@ def _filled(blank: HostStatus, report: Health) -> HostStatus:
         versions=report.versions,
         fingerprint=report.fingerprint,
         preflight=report.preflight,
+        verified=report.verified,
         uptime_s=report.uptime_s,
         pid=report.pid,
         simulated=report.simulated,

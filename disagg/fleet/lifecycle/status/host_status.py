@@ -59,6 +59,7 @@ class HostStatus:
     versions: Mapping[str, str] = field(default_factory=dict)
     fingerprint: ModelFingerprint | None = None
     preflight: tuple[PreflightFinding, ...] = ()
+    verified: bool = True
     uptime_s: float | None = None
     pid: int | None = None
     queue: int | None = None
