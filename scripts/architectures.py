@@ -26,8 +26,9 @@ from disagg.engines.model.profile import LayerProfile
 from disagg.errors import DisaggError
 from disagg.inference.client import AsyncClient
 from disagg.inference.types import Completion
+from scripts.tables import known, short, write_rows
 from tests import tiny_models
-from tests.engines.architectures.configs import CONFIGS, config
+from tests.engines.architectures.configs import PREFIXES
 from tests.engines.architectures.pairs import Pair, running
 from tests.engines.mlx.mlx_parts import Reference, prompt
 from tests.fleets import TOKEN, RunningFleet, write_hosts
@@ -43,14 +44,10 @@ HEAD = """\
 """
 
 
-def known() -> Mapping[str, dict[str, Any]]:
-    plain = {name: {**tiny_models.COMMON, **entry} for name, entry in tiny_models.ARCHITECTURES.items()}
-    return plain | {name: config(name) for name in CONFIGS}
-
-
 async def served(fleet: RunningFleet) -> str:
     """The verdict on a running fleet: exact, or the first prompt that is answered otherwise."""
-    reference = Reference(fleet.folder / "model")
+    text = fleet.folder / "text"
+    reference = Reference(text if text.is_dir() else fleet.folder / "model")
     options: dict[str, Any] = {"max_tokens": TOKENS, "ignore_eos": True}
 
     async with AsyncClient(fleet.fleet, token=TOKEN) as client:
@@ -83,9 +80,11 @@ def verdict(entry: Mapping[str, Any], folder: Path) -> tuple[str, str]:
             patched = [finding for finding in pair.decode.info.preflight if finding.status == "patched"]
             difference = _difference(pair)
     except DisaggError as error:
-        return f"refused: {_short(str(error))}", ""
+        return f"refused: {short(str(error))}", ""
     except Exception as error:  # noqa: BLE001 - the row says which
-        return f"**error** {type(error).__name__}: {_short(str(error))}", ""
+        return f"**error** {type(error).__name__}: {short(str(error))}", ""
+    if entry["model_type"] in PREFIXES:  # the same weights, which transformers loads as they are
+        tiny_models.make_from(entry["text_config"], folder / "text")
     with running_fleet(write_hosts(folder, {"m": folder / "model"}, prefill={"chunk_tokens": 48})) as fleet:
         found = asyncio.run(served(fleet))
     return ("patched" if patched and found == "exact" else found), f"{difference:.0e}"
@@ -133,26 +132,12 @@ def _kinds(layers: tuple[LayerProfile, ...]) -> str:
     return ", ".join(f"{count} {kind}" for kind, count in counts.items())
 
 
-def _short(text: str) -> str:
-    line = " ".join(text.split()).replace("|", "/")
-    line = line.partition(": ")[2] if line.startswith("/tmp/") else line
-    return line if len(line) <= 160 else line[:157] + "..."
-
-
-def write(page: Path, made: dict[str, str]) -> None:
-    """Put rows into the table of the page, in place of those with the same names."""
-    before, _, rest = page.read_text(encoding="utf-8").partition(FIRST)
-    table, _, after = rest.partition(LAST)
-    rows = {line.split(" | ")[0].strip("| "): f"{line}\n" for line in table.splitlines()[2:]} | made
-    page.write_text(before + FIRST + HEAD + "".join(rows.values()) + LAST + after, "utf-8")
-
-
 def main(page: Path, names: Sequence[str]) -> None:
     entries = known()
     for name in names or entries:
         made = row(name, entries[name])
         print(made, end="", file=sys.stderr)
-        write(page, {name: made})
+        write_rows(page, FIRST, LAST, HEAD, {name: made})
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
 from mlx_lm.utils import _get_classes, load_config, load_model
 
 from disagg.config import DType
+from disagg.engines.mlx.patches import with_expert_bias
 from disagg.errors import ModelError
 
 DTYPES: Mapping[str, Any] = {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16}
@@ -125,8 +126,11 @@ def _read_config(path: Path) -> dict[str, Any]:
 
 
 def _model_classes(config: dict[str, Any]) -> tuple[Any, Any]:
-    """mlx-lm's Model and ModelArgs; for gpt_oss a Model that also takes float experts."""
+    """mlx-lm's Model and ModelArgs; for gpt_oss a Model that also takes float experts, for ernie4_5_moe one that takes
+    the bias of experts."""
     model_class, args_class = _get_classes(config)
+    if config["model_type"] == "ernie4_5_moe":
+        return with_expert_bias(model_class), args_class
     if config["model_type"] != "gpt_oss":
         return model_class, args_class
 

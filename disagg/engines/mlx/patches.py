@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import mlx.core as mx
+from mlx_lm.models.ernie4_5_moe import Ernie4_5_MoeMLP
+from mlx_lm.models.granitemoehybrid import GraniteMoeHybridMamba2Mixer
 from mlx_lm.models.nemotron_h import NemotronHMamba2Mixer
 from mlx_lm.models.rope_utils import YarnRoPE
 from mlx_lm.models.ssm import ssm_update
@@ -70,6 +72,67 @@ def lengths_of_mamba(
     return [PreflightFinding("states", "patched", detail)]
 
 
+def unlimited_time_steps(
+    model: Any, config: Mapping[str, Any], reference: ModelProfile, measured: Sequence[LayerProfile]
+) -> list[PreflightFinding]:
+    """Take away granitemoehybrid's limits on time steps, unless config.json states some.
+
+    mlx-lm 0.32 limits them to between 0.001 and 100 by default, transformers to what the checkpoint states, else not.
+    """
+    mixers = [module for module in model.modules() if isinstance(module, GraniteMoeHybridMamba2Mixer)]
+    if not mixers or config.get("time_step_limit") is not None:
+        return []
+    for mixer in mixers:
+        mixer.time_step_limit = (0.0, float("inf"))
+    detail = f"on {len(mixers)} layers mlx-lm limits time steps to 0.001 at least, the checkpoint does not; set right"
+    return [PreflightFinding("time steps", "patched", detail)]
+
+
+def biased_experts(
+    model: Any, config: Mapping[str, Any], reference: ModelProfile, measured: Sequence[LayerProfile]
+) -> list[PreflightFinding]:
+    """Report the experts of ernie4_5_moe, which `with_expert_bias` has made choose with their bias."""
+    count = sum(isinstance(module, _ExpertsWithBias) for module in model.modules())
+    detail = f"on {count} layers mlx-lm chooses experts without the checkpoint's e_score_correction_bias; set right"
+    return [PreflightFinding("experts", "patched", detail)] if count else []
+
+
+def with_expert_bias(model_class: Any) -> Any:
+    """mlx-lm's ernie4_5_moe Model, as a class that loads the bias with which experts are chosen, which mlx-lm 0.32
+    leaves out."""
+
+    class Ernie45Moe(model_class):  # type: ignore[misc]
+        def __init__(self, args: Any) -> None:
+            super().__init__(args)
+            for layer in self.layers:
+                if isinstance(layer.mlp, Ernie4_5_MoeMLP):
+                    layer.mlp.__class__ = _ExpertsWithBias
+                    layer.mlp.expert_bias = mx.zeros((args.moe_num_experts,))
+
+        def sanitize(self, weights: Mapping[str, Any]) -> Any:
+            bias = "moe_statics.e_score_correction_bias"
+            return super().sanitize(
+                {
+                    name.replace(bias, "expert_bias"): array.reshape(-1) if name.endswith(bias) else array
+                    for name, array in weights.items()
+                }
+            )
+
+    return Ernie45Moe
+
+
+class _ExpertsWithBias(Ernie4_5_MoeMLP):  # type: ignore[misc]
+    """The bias decides which experts compute, not with which weight."""
+
+    def __call__(self, x: Any) -> Any:
+        gates = self.gate_act(self.gate(x).astype(mx.float32))
+        chosen = mx.argpartition(-(gates + self.expert_bias.astype(mx.float32)), kth=self.k - 1, axis=-1)[..., : self.k]
+        scores = mx.take_along_axis(gates, chosen, axis=-1)
+        scores = scores / mx.maximum(scores.sum(axis=-1, keepdims=True), 1e-12)
+        y = (self.switch_mlp(x, chosen) * scores[..., None]).sum(axis=-2).astype(x.dtype)
+        return y if self.shared_experts is None else y + self.shared_experts(x)
+
+
 class _MixerWithLengths(NemotronHMamba2Mixer):  # type: ignore[misc]
     """mlx-lm's own, which leaves `lengths` out."""
 
@@ -93,4 +156,4 @@ class _MixerWithLengths(NemotronHMamba2Mixer):  # type: ignore[misc]
         return y.reshape(batch, tokens, self.intermediate_size)
 
 
-PATCHES: tuple[Patch, ...] = (untruncated_yarn, lengths_of_mamba)
+PATCHES: tuple[Patch, ...] = (untruncated_yarn, lengths_of_mamba, unlimited_time_steps, biased_experts)

@@ -7,11 +7,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 from transformers.utils.logging import disable_progress_bar
 
 from disagg.config import EngineOptions
 from disagg.errors import ModelError
+
+# Names of weights: those of the text part in a multimodal checkpoint -> those of the text model.
+_TEXT_WEIGHTS = {
+    r"^model\.language_model\.": "model.",
+    r"^language_model\.model\.": "model.",
+    r"^language_model\.lm_head\.": "lm_head.",
+}
 
 
 def choose_device(name: str) -> torch.device:
@@ -40,6 +48,7 @@ def load_model(path: Path, options: EngineOptions, device: torch.device) -> Any:
             device_map={"": device},  # straight to the device: no second copy in host memory
             attn_implementation=options.attention,
             output_loading_info=True,
+            **_text_part(path),
             **quantization(options.quantization),
         )
     except torch.OutOfMemoryError as error:
@@ -55,6 +64,28 @@ def load_model(path: Path, options: EngineOptions, device: torch.device) -> Any:
         ) from error
     _require_all_weights(path, info)
     return model.eval()
+
+
+def _text_part(path: Path) -> dict[str, Any]:
+    """from_pretrained's arguments for the text part of a multimodal checkpoint. {} for one of text, and if transformers
+    itself loads the text part alone. ModelError if it has no class for that."""
+    config = AutoConfig.from_pretrained(path)
+    text = config.get_text_config(decoder=True)
+    if text is config or _is_of_text(config):
+        return {}
+    if not _is_of_text(text):
+        raise ModelError(
+            f"{path}: transformers has no class for the text part of model type {config.model_type!r} alone",
+            "use a checkpoint that reads text only",
+        )
+    if hasattr(config, "quantization_config"):
+        text.quantization_config = config.quantization_config
+    return {"config": text, "key_mapping": _TEXT_WEIGHTS}
+
+
+def _is_of_text(config: Any) -> bool:
+    known = type(config) in MODEL_FOR_CAUSAL_LM_MAPPING
+    return known and MODEL_FOR_CAUSAL_LM_MAPPING[type(config)].__name__.endswith("ForCausalLM")
 
 
 def quantization(name: str | None) -> dict[str, Any]:

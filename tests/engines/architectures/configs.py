@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.tiny_models import COMMON, WINDOW
+from tests.tiny_models import ARCHITECTURES, COMMON, WINDOW, write_json
 
 _THREE_TO_ONE = ["linear_attention", "linear_attention", "linear_attention", "full_attention"]
 _SLIDING = ["sliding_attention", "sliding_attention", "sliding_attention", "full_attention"]
@@ -54,7 +54,7 @@ _QWEN3_NEXT = {
 }
 
 
-def _text(model_type: str, **text: Any) -> dict[str, Any]:
+def _text(model_type: str, /, **text: Any) -> dict[str, Any]:
     """A multimodal checkpoint's config.json, of which only the text part is used."""
     inner = {**COMMON, "model_type": f"{model_type}_text", **text}
     return {"model_type": model_type, "text_config": inner, **{key: inner[key] for key in ("tie_word_embeddings",)}}
@@ -68,6 +68,12 @@ _QWEN3_5_ROPE = {
         "mrope_section": [2, 1, 1],
         "mrope_interleaved": True,
     }
+}
+_GRANITE = {
+    "logits_scaling": 1.0,
+    "attention_multiplier": 0.25,
+    "embedding_multiplier": 1.0,
+    "residual_multiplier": 1.0,
 }
 _GEMMA4 = {
     "num_hidden_layers": 4,
@@ -171,6 +177,26 @@ CONFIGS: Mapping[str, dict[str, Any]] = {
         "ssm_in_multiplier": 1.0,
         "ssm_out_multiplier": 1.0,
     },
+    "granitemoehybrid": {
+        "architectures": ["GraniteMoeHybridForCausalLM"],
+        **_GRANITE,
+        "num_hidden_layers": 4,
+        "layer_types": ["mamba", "mamba", "attention", "mamba"],
+        "position_embedding_type": "nope",
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "shared_intermediate_size": 48,
+        "intermediate_size": 48,
+        "mamba_n_heads": 8,
+        "mamba_d_head": 16,
+        "mamba_n_groups": 1,
+        "mamba_d_state": 16,
+        "mamba_d_conv": 4,
+        "mamba_expand": 2,
+        "mamba_chunk_size": 16,
+        "mamba_conv_bias": True,
+        "mamba_proj_bias": False,
+    },
     "qwen3_5": {"architectures": ["Qwen3_5ForCausalLM"], **_text("qwen3_5", **_DELTA, **_QWEN3_5_ROPE)},
     "qwen3_5_moe": {
         "architectures": ["Qwen3_5MoeForCausalLM"],
@@ -199,14 +225,19 @@ CONFIGS: Mapping[str, dict[str, Any]] = {
         **_GEMMA4,
         "num_kv_shared_layers": 2,
     },
+    "gemma3": {
+        "architectures": ["Gemma3ForConditionalGeneration"],
+        **_text("gemma3", **ARCHITECTURES["gemma3_text"]),
+    },
+    "mistral3": {
+        "architectures": ["Mistral3ForConditionalGeneration"],
+        **_text("mistral3", model_type="mistral", head_dim=16, sliding_window=None),
+    },
     # plain attention
     "olmo2": {"architectures": ["Olmo2ForCausalLM"]},
     "granite": {
         "architectures": ["GraniteForCausalLM"],
-        "logits_scaling": 1.0,
-        "attention_multiplier": 0.25,
-        "embedding_multiplier": 1.0,
-        "residual_multiplier": 1.0,
+        **_GRANITE,
         "mlp_bias": False,
     },
     "starcoder2": {
@@ -266,6 +297,20 @@ CONFIGS: Mapping[str, dict[str, Any]] = {
         "use_routing_bias": True,
     },
     "ernie4_5": {"architectures": ["Ernie4_5ForCausalLM"], "head_dim": 16, "use_bias": False},
+    "ernie4_5_moe": {
+        "architectures": ["Ernie4_5_MoeForCausalLM"],
+        "head_dim": 16,
+        "use_bias": False,
+        "moe_num_experts": 4,
+        "moe_k": 2,
+        "moe_intermediate_size": 48,
+        "moe_num_shared_experts": 1,
+        "moe_layer_start_index": 1,
+        "moe_layer_end_index": 2,
+        "moe_layer_interval": 1,
+        "moe_gate_act": "softmax",
+        "moe_use_aux_free": True,
+    },
     "hunyuan_v1_dense": {"architectures": ["HunYuanDenseV1ForCausalLM"], "head_dim": 16, "use_qk_norm": True},
     "glm4": {"architectures": ["Glm4ForCausalLM"], "head_dim": 16, "partial_rotary_factor": 0.5},
     "helium": {"architectures": ["HeliumForCausalLM"], "head_dim": 16, "mlp_bias": False},
@@ -289,10 +334,7 @@ CONFIGS: Mapping[str, dict[str, Any]] = {
         "architectures": ["GraniteMoeForCausalLM"],
         "num_local_experts": 4,
         "num_experts_per_tok": 2,
-        "logits_scaling": 1.0,
-        "attention_multiplier": 0.25,
-        "embedding_multiplier": 1.0,
-        "residual_multiplier": 1.0,
+        **_GRANITE,
     },
     "nemotron": {
         "architectures": ["NemotronForCausalLM"],
@@ -325,6 +367,25 @@ CONFIGS: Mapping[str, dict[str, Any]] = {
 def config(name: str) -> dict[str, Any]:
     """The whole config.json of a tiny model."""
     return {**COMMON, "model_type": name, **CONFIGS[name]}
+
+
+PREFIXES: Mapping[str, str] = {
+    "gemma3": "language_model.model.",
+    "mistral3": "language_model.model.",
+}
+"""Of the weights of the text part in a multimodal checkpoint, if transformers does not build that part alone."""
+
+
+def put_into_multimodal(config: Mapping[str, Any], folder: Path) -> None:
+    """Rewrite a checkpoint of text as the text part of a multimodal one that has this config.json."""
+    prefix = PREFIXES.get(config["model_type"], "language_model.model.")
+    head = prefix.removesuffix("model.")
+    weights = {
+        prefix + name.removeprefix("model.") if name.startswith("model.") else head + name: weight
+        for name, weight in load_file(folder / "model.safetensors").items()
+    }
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    write_json(folder / "config.json", config)
 
 
 def fuse_experts(folder: Path) -> None:

@@ -15,7 +15,7 @@ from disagg.engines.mlx.engine import MLXDecodeEngine
 from disagg.engines.transformers.engine import TransformersPrefillEngine
 from disagg.kv.received import ReceivedKV
 from tests import tiny_models
-from tests.engines.architectures.configs import fuse_experts
+from tests.engines.architectures.configs import PREFIXES, fuse_experts, put_into_multimodal
 from tests.engines.architectures.handoff import hand_over
 
 CONTEXT = 2048
@@ -44,13 +44,29 @@ class Pair:
         return float((ours - theirs).abs().max())
 
 
-@contextmanager
-def running(config: Mapping[str, Any], folder: Path) -> Iterator[Pair]:
-    """Both engines on a new checkpoint with this config.json, in float32, with chunks of 48 tokens."""
+def make(config: Mapping[str, Any], folder: Path) -> None:
+    """A new checkpoint with this config.json, in the form of the hub's."""
     torch.set_num_threads(1)
+    if config["model_type"] in PREFIXES:
+        tiny_models.make_from(config["text_config"], folder)
+        put_into_multimodal(config, folder)
+        return
     tiny_models.make_from(config, folder)
     if config["model_type"] == "qwen3_5_moe":
         fuse_experts(folder)
+
+
+@contextmanager
+def running(config: Mapping[str, Any], folder: Path) -> Iterator[Pair]:
+    """Both engines on a new checkpoint with this config.json, in float32, with chunks of 48 tokens."""
+    make(config, folder)
+    with loaded(folder) as pair:
+        yield pair
+
+
+@contextmanager
+def loaded(folder: Path) -> Iterator[Pair]:
+    """Both engines on the checkpoint in this folder."""
     options = EngineOptions("transformers", dtype="float32", device="cpu", chunk_tokens=48)
     prefill = TransformersPrefillEngine(folder, CONTEXT, options)
     decode = MLXDecodeEngine(folder, CONTEXT, replace(options, name="mlx"))

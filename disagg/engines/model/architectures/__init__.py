@@ -1,8 +1,9 @@
 """What each architecture keeps between tokens, by transformers' name of the text model (`model_type`).
 
-base     an architecture, and plain attention, which needs no entry here
-states   layers that keep a state: convolutions, gated delta nets, Mamba 2
-latent   latent attention
+base      an architecture, and plain attention, which needs no entry here
+states    layers that keep a state: convolutions, gated delta nets, Mamba 2
+latent    latent attention
+verified  which of all architectures disagg itself was run with
 
 docs/architectures.md describes how to add one.
 """
@@ -13,7 +14,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from disagg.engines.model.architectures import latent, states
-from disagg.engines.model.architectures.base import Architecture, no_rope, plain_rope
+from disagg.engines.model.architectures.base import Architecture, layer_kinds, no_rope, plain_rope
 from disagg.engines.model.profile import Rope
 
 __all__ = ["ARCHITECTURES", "Architecture", "architecture_of"]
@@ -39,9 +40,15 @@ _LATENT = Architecture(
     refusal=_rotated_halves,
 )
 _LATENT_REFUSED = Architecture(refusal=lambda config: "its form of latent attention (MLA) is not handed over")
-_COMPUTED_OTHERWISE = Architecture(
-    refusal=lambda config: "transformers and mlx-lm give different answers, each alone, whose cause is not known"
-)
+
+
+def _rope_if_stated(config: Any, layer: int, kind: str) -> Rope | None:
+    return plain_rope(config, layer, kind) if config.position_embedding_type == "rope" else None
+
+
+def _grouped_norm(config: Any) -> str:
+    several = "linear_attention" in layer_kinds(config) and config.mamba_n_groups > 1
+    return "mlx-lm normalises all groups of a Mamba layer together, transformers each" if several else ""
 
 
 def _unnormalised_experts(config: Any) -> str:
@@ -51,6 +58,8 @@ def _unnormalised_experts(config: Any) -> str:
 ARCHITECTURES: Final[Mapping[str, Architecture]] = {
     "cohere2": Architecture(rope=_rope_on_sliding_layers),
     "exaone4": Architecture(rope=_rope_on_sliding_layers),
+    "exaone_moe": Architecture(rope=_rope_on_sliding_layers),
+    "afmoe": Architecture(rope=_rope_on_sliding_layers),
     "qwen3_next": _GATED_DELTA,
     "qwen3_5_text": _GATED_DELTA,
     "qwen3_5_moe_text": _GATED_DELTA,
@@ -66,8 +75,12 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = {
     ),
     "falcon_h1": Architecture(kinds={"hybrid": states.falcon_hybrid}, states=states.mamba_states),
     "qwen2_moe": Architecture(refusal=_unnormalised_experts),
-    "ernie4_5_moe": _COMPUTED_OTHERWISE,
-    "granitemoehybrid": _COMPUTED_OTHERWISE,
+    "granitemoehybrid": Architecture(
+        kinds={"linear_attention": states.granite_mamba},
+        rope=_rope_if_stated,
+        states=states.mamba_states,
+        refusal=_grouped_norm,
+    ),
     "deepseek_v3": _LATENT,
     "glm4_moe_lite": _LATENT,
 }

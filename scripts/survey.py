@@ -1,0 +1,157 @@
+"""Try every model type that both frameworks know once, with a tiny random model, and write what became of it.
+
+    python -m scripts.survey docs/architectures.md
+
+Names after the page: only these. Each model type is tried in a process of its own, with a limit on its time. The model
+is made from transformers' default configuration for the type, shrunk (scripts/shrink.py); its KV is handed over from
+one engine to the other in that process, and the answers are compared with those of each framework alone.
+Takes about ten seconds per model type.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import multiprocessing
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from disagg.engines.exit import exit_without_cleanup
+from scripts.tables import known, short, write_rows
+from tests.engines.architectures.configs import put_into_multimodal
+
+LIMIT_S = 240.0
+LENGTHS = (2, 65, 200)
+TOKENS = 24
+FIRST, LAST = "<!-- tried -->\n", "<!-- end of tried -->\n"
+HEAD = """\
+| model type | what became of it | largest difference |
+| --- | --- | --- |
+"""
+
+
+def shared() -> list[str]:
+    """The model types that both frameworks know and that have no row in the table of known architectures."""
+    from transformers import CONFIG_MAPPING
+
+    models, renamed = mlx_lm_folder() / "models", remapped()
+    tested = {str(entry["model_type"]) for entry in known().values()}
+    names = sorted(set(CONFIG_MAPPING.keys()) - tested)
+    return [name for name in names if (models / f"{renamed.get(name, name)}.py").is_file()]
+
+
+def mlx_lm_folder() -> Path:
+    """Not imported here: mlx's threads would not survive a fork."""
+    spec = importlib.util.find_spec("mlx_lm")
+    assert spec is not None and spec.submodule_search_locations
+    return Path(spec.submodule_search_locations[0])
+
+
+def remapped() -> Mapping[str, str]:
+    """mlx-lm's MODEL_REMAPPING, read without importing it."""
+    tree = ast.parse((mlx_lm_folder() / "utils.py").read_text(encoding="utf-8"))
+    assigned = [node for node in tree.body if isinstance(node, ast.Assign)]
+    found: Mapping[str, str] = next(
+        ast.literal_eval(node.value) for node in assigned if ast.unparse(node.targets[0]) == "MODEL_REMAPPING"
+    )
+    return found
+
+
+def tried(name: str) -> str:
+    """What became of a model type: the cells of its row after the name. In a process of its own."""
+    fork = multiprocessing.get_context("fork")
+    ours, theirs = fork.Pipe(duplex=False)
+    process = fork.Process(target=_try, args=(name, theirs), daemon=True)
+    process.start()
+    theirs.close()
+    try:
+        if ours.poll(LIMIT_S):
+            return str(ours.recv())
+        return f"**not answered** within {LIMIT_S:g} s | "
+    except EOFError:
+        process.join(5)
+        return f"**ended** with exit code {process.exitcode} | "
+    finally:
+        process.kill()
+        process.join()
+
+
+def _try(name: str, answer: Connection) -> None:
+    with tempfile.TemporaryDirectory(prefix="disagg-survey-") as folder:
+        found = outcome(name, Path(folder) / "model")
+    answer.send(found)
+    exit_without_cleanup(0)  # mlx's threads may abort a process at its end
+
+
+def outcome(name: str, folder: Path) -> str:
+    """What became of it, tried here."""
+    from tests.engines.architectures.pairs import loaded
+
+    try:
+        build(name, folder)
+    except Exception as error:  # noqa: BLE001 - the row says which
+        return f"no tiny model could be built: {type(error).__name__}: {short(str(error))} | "
+    try:
+        with loaded(folder) as pair:
+            return compared(pair)
+    except Exception as error:  # noqa: BLE001 - the row says which
+        from disagg.errors import DisaggError
+
+        kind = "refused" if isinstance(error, DisaggError) else f"**error** {type(error).__name__}"
+        return f"{kind}: {short(str(error).replace(str(folder), '').lstrip(': '))} | "
+
+
+def build(name: str, folder: Path) -> None:
+    """A tiny checkpoint: of a multimodal model type with the text part's weights only."""
+    from transformers import CONFIG_MAPPING
+
+    from scripts.shrink import shrunk
+    from tests import tiny_models
+
+    whole = CONFIG_MAPPING[name]()
+    text = whole.get_text_config(decoder=True)
+    tiny = shrunk(text.to_dict())
+    tiny_models.make_from(tiny, folder)
+    if text is not whole:
+        parts = {"model_type": name, "text_config": tiny, "vocab_size": tiny["vocab_size"]}
+        put_into_multimodal({**parts, "tie_word_embeddings": bool(tiny.get("tie_word_embeddings"))}, folder)
+
+
+def compared(pair: Any) -> str:
+    """Answers after a hand-off compared with each framework alone, and the largest difference of log-probabilities."""
+    from tests.engines.mlx.mlx_parts import prompt, start
+
+    found = "exact"
+    for length in LENGTHS:
+        tokens = prompt(length, seed=length)
+        answer = start(pair.decode, tokens, pair.kv(tokens), max_tokens=TOKENS).result()
+        alone = start(pair.decode, tokens, max_tokens=TOKENS).result()
+        if answer != pair.greedy(tokens, answer):
+            which = "also without a hand-off" if alone != pair.greedy(tokens, alone) else "by the hand-off"
+            found = f"**differs** from transformers at {length} tokens, {which}"
+            break
+        if answer != alone:
+            found = f"**differs** from mlx-lm at {length} tokens"
+            break
+    difference = pair.difference(prompt(200, seed=200), prompt(TOKENS, seed=1))
+    return f"{found} | {difference:.0e}"
+
+
+def main(page: Path, names: Sequence[str]) -> None:
+    import disagg.engines.transformers.engine  # noqa: F401 - imported once for all processes
+
+    torch.set_num_threads(1)
+    for name in names or shared():
+        made = f"| {name} | {tried(name)} |\n"
+        print(made, end="", file=sys.stderr)
+        write_rows(page, FIRST, LAST, HEAD, {name: made})
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2:])
