@@ -17,10 +17,10 @@ from disagg.cli import bench, demo, generate, init, plan_capacity, verify
 from disagg.cli.chat import command as chat
 from disagg.cli.common.completion import VARIABLE, names_with_colons
 from disagg.cli.common.context import CommandOutput, note_interrupt, print_error, print_json
-from disagg.cli.common.options import Command, CommandGroup
+from disagg.cli.common.options import Command, CommandGroup, HostCommand
 from disagg.cli.common.signals import terminating
 from disagg.cli.common.usage import usage_message
-from disagg.cli.fleet import deploy, doctor, lifecycle, logs, models, remote, status, token, trust
+from disagg.cli.fleet import deploy, doctor, lifecycle, logs, models, remote, rollout, status, token, trust
 from disagg.cli.gateway import endpoints, history, keys, serve, top
 from disagg.errors import Cancelled, DisaggError, UsageError
 from disagg.version import VERSION
@@ -73,21 +73,22 @@ app.command(cls=Command, rich_help_panel=_USE)(verify.verify)
 app.add_typer(bench.app, rich_help_panel=_USE)
 app.command("plan-capacity", cls=Command, rich_help_panel=_USE)(plan_capacity.plan_capacity)
 app.command(cls=Command, rich_help_panel=_SET_UP)(init.init)
-app.command(cls=Command, rich_help_panel=_SET_UP)(trust.trust)
-app.command(cls=Command, rich_help_panel=_SET_UP)(deploy.plan)
-app.command(cls=Command, rich_help_panel=_SET_UP)(deploy.deploy)
+app.command(cls=HostCommand, rich_help_panel=_SET_UP)(trust.trust)
+app.command(cls=HostCommand, rich_help_panel=_SET_UP)(deploy.plan)
+app.command(cls=HostCommand, rich_help_panel=_SET_UP)(deploy.deploy)
 app.add_typer(models.models, rich_help_panel=_SET_UP)
-app.command(cls=Command, rich_help_panel=_SET_UP)(deploy.rollback)
+app.command(cls=HostCommand, rich_help_panel=_SET_UP)(deploy.rollback)
 app.add_typer(token.token, rich_help_panel=_SET_UP)
-app.command(cls=Command, rich_help_panel=_SET_UP)(deploy.uninstall)
-app.command(cls=Command, rich_help_panel=_OPERATE)(lifecycle.start)
-app.command(cls=Command, rich_help_panel=_OPERATE)(status.status)
-app.command(cls=Command, rich_help_panel=_OPERATE)(doctor.doctor)
-app.command(cls=Command, rich_help_panel=_OPERATE)(logs.logs)
-app.command(cls=Command, rich_help_panel=_OPERATE)(lifecycle.restart)
-app.command(cls=Command, rich_help_panel=_OPERATE)(lifecycle.stop)
+app.command(cls=HostCommand, rich_help_panel=_SET_UP)(deploy.uninstall)
+app.command(cls=HostCommand, rich_help_panel=_OPERATE)(lifecycle.start)
+app.command(cls=HostCommand, rich_help_panel=_OPERATE)(status.status)
+app.command(cls=HostCommand, rich_help_panel=_OPERATE)(doctor.doctor)
+app.command(cls=HostCommand, rich_help_panel=_OPERATE)(logs.logs)
+app.command(cls=HostCommand, rich_help_panel=_OPERATE)(lifecycle.restart)
+app.command(cls=HostCommand, rich_help_panel=_OPERATE)(rollout.rollout)
+app.command(cls=HostCommand, rich_help_panel=_OPERATE)(lifecycle.stop)
 app.command(cls=Command, rich_help_panel=_OPERATE)(remote.ssh)
-app.command("exec", cls=Command, rich_help_panel=_OPERATE)(remote.exec_)
+app.command("exec", cls=HostCommand, rich_help_panel=_OPERATE)(remote.exec_)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

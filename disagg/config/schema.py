@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Final, Literal, get_args
 
@@ -166,7 +167,8 @@ class Deploy:
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """All of hosts.toml. `path`: of the file. `token_file`: holds the fleet's shared secret."""
+    """All of hosts.toml. `path`: of the file. `token_file`: holds the fleet's shared secret. groups: names of hosts, or
+    patterns of names, by the name of their group."""
 
     name: str
     path: Path
@@ -174,6 +176,7 @@ class Fleet:
     hosts: Mapping[str, Host] = field(default_factory=dict)
     token_file: Path | None = None
     deploy: Deploy = Deploy()
+    groups: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     @property
     def engine_hosts(self) -> list[Host]:
@@ -205,29 +208,41 @@ class Fleet:
         return [host for host in self.answering_hosts if host.model == model and role in host.roles]
 
     def select(
-        self, names: Sequence[str] = (), *, role: str | None = None, model: str | None = None, managed: bool = False
+        self,
+        names: Sequence[str] = (),
+        *,
+        role: str | None = None,
+        model: str | None = None,
+        groups: Sequence[str] = (),
+        exclude: Sequence[str] = (),
+        managed: bool = False,
     ) -> list[Host]:
-        """The hosts with these names, this role and this model (name or alias), in file order; all by default.
+        """The hosts with these names, in one of these groups, with this role and this model (name or alias), without
+        those that `exclude` names, in file order; all by default. Names may be patterns such as `mac-*`.
 
-        managed: without whole-request hosts. Raises UsageError for a name or role that does not exist, for a host that
-        is not managed, and if no host is left, UnknownModel for a model.
+        managed: without whole-request hosts. Raises UsageError for a name, group or role that does not exist, for a
+        named host that is not managed, and if no host is left, UnknownModel for a model.
         """
-        if unknown := [name for name in names if name not in self.hosts]:
-            raise UsageError(
-                f"{self.path} has no host {', '.join(map(printable, unknown))}", f"it has: {', '.join(self.hosts)}"
-            )
-        if managed and (whole := [name for name in names if self.hosts[name].whole]):
+        named = matching(self, names)
+        if managed and (whole := [name for name in names if name in self.hosts and self.hosts[name].whole]):
             raise UsageError(
                 f'{", ".join(whole)}: the engine is "openai": disagg asks this server and does not manage it',
                 "use the tools of that server",
             )
         if role is not None and role not in get_args(Role):
             raise UsageError(f'"{printable(role)}" is not a role', one_of(get_args(Role)))
+        if missing := [group for group in groups if group not in self.groups]:
+            there = f"it has: {', '.join(self.groups)}" if self.groups else '[groups] in it: rack-1 = ["mac-*"]'
+            raise UsageError(f"{self.path} has no group {', '.join(map(printable, missing))}", there)
+        members = matching(self, [name for group in groups for name in self.groups[group]])
+        left_out = matching(self, exclude)
         served = self.model(model).name if model is not None else None
         hosts = [
             host
             for host in self.hosts.values()
-            if (not names or host.name in names)
+            if (not names or host.name in named)
+            and (not groups or host.name in members)
+            and host.name not in left_out
             and (role is None or role in host.roles)
             and (served is None or host.model == served)
             and not (managed and host.whole)
@@ -240,3 +255,15 @@ class Fleet:
                 "`disagg status` lists hosts, roles and models: give --host, --role or --model less narrowly",
             )
         return hosts
+
+
+def matching(fleet: Fleet, names: Sequence[str]) -> set[str]:
+    """The hosts with these names, which may be patterns. UsageError for one that fits none."""
+    fitting = {
+        name: [host for host in fleet.hosts if fnmatchcase(host, name)] for name in names if name not in fleet.hosts
+    }
+    if unknown := [name for name, hosts in fitting.items() if not hosts]:
+        raise UsageError(
+            f"{fleet.path} has no host {', '.join(map(printable, unknown))}", f"it has: {', '.join(fleet.hosts)}"
+        )
+    return {host for name in names for host in fitting.get(name, [name])}

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import Final
 
 from disagg.config.addresses import NAME_RULE, is_name, is_path
 from disagg.config.schema import Deploy, Fleet
@@ -11,8 +14,11 @@ from disagg.config.tables.dtypes import require_one_kv_dtype
 from disagg.config.tables.hosts import read_hosts
 from disagg.config.tables.models import read_models, require_sources, resolved
 from disagg.config.tables.whole import unmanaged_models
+from disagg.config.toml.messages import nearest, printable
 from disagg.config.toml.reader import Document, parse, read
 from disagg.config.toml.table import Table
+
+_GROUP: Final = 'rack-1 = ["dgx-spark-1", "mac-*"]'
 
 
 def load(path: Path) -> Fleet:
@@ -23,7 +29,7 @@ def load(path: Path) -> Fleet:
 def build(document: Document, path: Path) -> Fleet:
     """The fleet that a document describes. Relative paths in it start at the folder of `path`."""
     root = Table(document, (), document.data)
-    root.only(("fleet", "models", "hosts", "deploy"))
+    root.only(("fleet", "models", "hosts", "deploy", "groups"))
     head = root.table("fleet", '[fleet] with name = "studio"')
     head.only(("name", "token_file"))
     name = _name(head, "name")
@@ -34,7 +40,21 @@ def build(document: Document, path: Path) -> Fleet:
     hosts = read_hosts(host_tables, models)
     require_one_kv_dtype(host_tables, hosts)
     deploy = read_deploy(root.table("deploy", "[deploy]"), path.parent) if "deploy" in root else Deploy()
-    return Fleet(name, path.absolute(), models, hosts, _token_file(head, path.parent), deploy)
+    groups = _groups(root.table("groups", _GROUP), hosts) if "groups" in root else {}
+    return Fleet(name, path.absolute(), models, hosts, _token_file(head, path.parent), deploy, groups)
+
+
+def _groups(table: Table, hosts: Collection[str]) -> dict[str, tuple[str, ...]]:
+    """Names of hosts, or patterns of names, by group."""
+    groups = {}
+    for group in table.data:
+        if not is_name(group):
+            raise table.fault_at_key(group, "this name is not usable", NAME_RULE)
+        groups[group] = table.strings(group, _GROUP)
+        for index, name in enumerate(groups[group]):
+            if not any(fnmatchcase(host, name) for host in hosts):
+                raise table.fault_at_element(group, index, f'no host fits "{printable(name)}"', nearest(name, hosts))
+    return groups
 
 
 def _token_file(head: Table, folder: Path) -> Path | None:

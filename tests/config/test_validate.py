@@ -33,7 +33,7 @@ def load_text(folder: Path, text: str) -> Fleet:
         (
             {"[fleet]": "«nmae» = 3\n[fleet]"},
             'unknown key "nmae" in the file',
-            "there are fleet, models, hosts, deploy",
+            "there are fleet, models, hosts, deploy, groups",
         ),
         ({"[hosts.spark]": "[«host».spark]"}, 'unknown key "host" in the file', 'did you mean "hosts"?'),
         ({'name = "lab"': '«nam» = "lab"'}, 'unknown key "nam" in [fleet]', 'did you mean "name"?'),
@@ -159,6 +159,10 @@ def test_configuration_imports_nothing_heavy() -> None:
         ({"role": "decode"}, ["mac-studio-1", "mac-studio-2"]),
         ({"model": "qwen"}, ["dgx-spark-1", "mac-studio-2"]),
         ({"role": "prefill", "model": "gpt-oss:120b"}, ["dgx-spark-2"]),
+        ({"names": ["mac-*"]}, ["mac-studio-1", "mac-studio-2"]),
+        ({"names": ["mac-*", "dgx-spark-2"]}, ["dgx-spark-2", "mac-studio-1", "mac-studio-2"]),
+        ({"exclude": ["*-1"]}, ["dgx-spark-2", "mac-studio-2"]),
+        ({"names": ["mac-*"], "exclude": ["mac-studio-2"]}, ["mac-studio-1"]),
     ],
 )
 def test_hosts_are_selected_by_name_role_and_model_in_file_order(chosen: dict[str, Any], hosts: list[str]) -> None:
@@ -172,8 +176,44 @@ def test_hosts_are_selected_by_name_role_and_model_in_file_order(chosen: dict[st
         ({"role": "router"}, UsageError, '"router" is not a role'),
         ({"model": "llama"}, UnknownModel, 'no model "llama"'),
         ({"names": ["mac-studio-2"], "role": "prefill"}, UsageError, "fits these options"),
+        ({"names": ["linux-*"]}, UsageError, "hosts.toml has no host linux-"),
+        ({"exclude": ["x"]}, UsageError, "hosts.toml has no host x"),
+        ({"exclude": ["*"]}, UsageError, "fits these options"),
+        ({"groups": ["rack"]}, UsageError, "hosts.toml has no group rack"),
     ],
 )
 def test_a_selection_without_hosts_is_an_error(chosen: dict[str, Any], kind: type[DisaggError], message: str) -> None:
     with pytest.raises(kind, match=message):
         load(SHIPPED).select(**chosen)
+
+
+def test_a_group_names_hosts_and_patterns_of_hosts(tmp_path: Path) -> None:
+    path = tmp_path / "hosts.toml"
+    path.write_text(SHIPPED.read_text() + '\n[groups]\nmacs = ["mac-*"]\nfirst = ["dgx-spark-1", "mac-studio-1"]\n')
+    fleet = load(path)
+
+    def names(**chosen: Any) -> list[str]:
+        return [host.name for host in fleet.select(**chosen)]
+
+    assert names(groups=["macs"]) == ["mac-studio-1", "mac-studio-2"]
+    assert names(groups=["macs", "first"]) == ["dgx-spark-1", "mac-studio-1", "mac-studio-2"]
+    assert names(groups=["first"], role="decode") == ["mac-studio-1"]
+    assert names(groups=["first"], exclude=["mac-*"]) == ["dgx-spark-1"]
+    with pytest.raises(UsageError, match="no group linux"):
+        names(groups=["linux"])
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('macs = ["linux-*"]', 'no host fits "linux-*"'),
+        ('macs = "mac-*"', "macs must be a list"),
+        ('"a b" = ["mac-*"]', "this name is not usable"),
+    ],
+)
+def test_a_group_of_no_host_is_an_error_that_points_at_it(tmp_path: Path, line: str, message: str) -> None:
+    path = tmp_path / "hosts.toml"
+    path.write_text(f"{SHIPPED.read_text()}\n[groups]\n{line}\n")
+    with pytest.raises(ConfigError) as error:
+        load(path)
+    assert message in error.value.message

@@ -42,6 +42,13 @@ def complete_model(context: typer.Context, incomplete: str) -> list[tuple[str, s
     return [pair for pair in offered if pair[0].startswith(incomplete)]
 
 
+def complete_group(context: typer.Context, incomplete: str) -> list[tuple[str, str]]:
+    """Groups of hosts, each with its hosts."""
+    fleet = _fleet(context)
+    groups = fleet.groups.items() if fleet is not None else ()
+    return [(name, " ".join(hosts)) for name, hosts in groups if name.startswith(incomplete)]
+
+
 def complete_role(context: typer.Context, incomplete: str) -> list[str]:
     """The roles that a host can have."""
     return [role for role in get_args(Role) if role.startswith(incomplete)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,9 +21,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The options of every command. `config`: None without --config."""
+    """The options of every command. `config`: None without --config. selection: which hosts, by the names of the
+    arguments of Fleet.select; empty without such an option."""
 
     config: Path | None = None
+    selection: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def path(self) -> Path:
@@ -35,6 +37,10 @@ class Settings:
         from disagg.config import load
 
         return load(self.path)
+
+    def names(self, fleet: Fleet, managed: bool = False) -> list[str]:
+        """The names of the selected hosts; none if all are meant, because no option selects any."""
+        return [host.name for host in fleet.select(**self.selection, managed=managed)] if self.selection else []
 
 
 def settings(context: typer.Context) -> Settings:

@@ -7,30 +7,16 @@ from dataclasses import replace
 from enum import StrEnum
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
 from disagg.api.base import Bounds, bounds
 from disagg.api.sampling import Sampling
-from disagg.cli.common.completion import complete_host, complete_role
+from disagg.cli.common.completion import complete_group, complete_host, complete_model, complete_role
 from disagg.cli.common.context import CommandOutput, settings
 
-Hosts = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--host",
-        metavar="NAME",
-        help="Only this host; repeatable.",
-        show_default=False,
-        autocompletion=complete_host,
-    ),
-]
-RoleName = Annotated[
-    str | None,
-    typer.Option("--role", metavar="ROLE", help="Only hosts with this role.", autocompletion=complete_role),
-]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
 BreakLock = Annotated[bool, typer.Option("--break-lock", help="Take over a host's lock that another command holds.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
@@ -79,6 +65,14 @@ class Command(_PlainFlags, TyperCommand):
         self.params += _shared_options()
 
 
+class HostCommand(Command):
+    """A command that also takes the options that select hosts, the same for all of them."""
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self.params[-len(_shared_options()) : -len(_shared_options())] = _selecting_options()
+
+
 class CommandGroup(_PlainFlags, TyperGroup):
     """A group of commands that also takes the options of every command: `disagg --config FILE status`."""
 
@@ -117,6 +111,93 @@ def _options_of_every_command(
     ] = False,
 ) -> None:
     """Never run: typer builds the options from this signature."""
+
+
+_selecting = typer.Typer(add_completion=False)
+_SELECTS: Final = {
+    "only_hosts": "names",
+    "only_role": "role",
+    "only_model": "model",
+    "only_groups": "groups",
+    "not_hosts": "exclude",
+}
+"""Parameters of the options -> arguments of Fleet.select. Commands have arguments called `host` and `model`."""
+
+
+def _select(context: typer.Context, param: typer.CallbackParam, value: Any) -> None:
+    if value:
+        chosen = settings(context)
+        context.find_root().obj = replace(chosen, selection={**chosen.selection, _SELECTS[str(param.name)]: value})
+
+
+@_selecting.command()
+def _options_that_select_hosts(
+    only_hosts: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--host",
+            metavar="NAME",
+            help="Only this host, or hosts such as 'mac-*'; repeatable.",
+            show_default=False,
+            autocompletion=complete_host,
+            expose_value=False,
+            callback=_select,
+        ),
+    ] = None,
+    only_role: Annotated[
+        str | None,
+        typer.Option(
+            "--role",
+            metavar="ROLE",
+            help="Only hosts with this role.",
+            autocompletion=complete_role,
+            expose_value=False,
+            callback=_select,
+        ),
+    ] = None,
+    only_model: Annotated[
+        str | None,
+        typer.Option(
+            "--model",
+            "-m",
+            metavar="NAME",
+            help="Only hosts of this model.",
+            autocompletion=complete_model,
+            expose_value=False,
+            callback=_select,
+        ),
+    ] = None,
+    only_groups: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--group",
+            metavar="NAME",
+            help="Only hosts of this group of hosts.toml; repeatable.",
+            show_default=False,
+            autocompletion=complete_group,
+            expose_value=False,
+            callback=_select,
+        ),
+    ] = None,
+    not_hosts: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--exclude",
+            metavar="NAME",
+            help="Not this host, or hosts such as 'mac-*'; repeatable.",
+            show_default=False,
+            autocompletion=complete_host,
+            expose_value=False,
+            callback=_select,
+        ),
+    ] = None,
+) -> None:
+    """Never run: typer builds the options from this signature."""
+
+
+@cache
+def _selecting_options() -> Sequence[Any]:
+    return tuple(param for param in typer.main.get_command(_selecting).params if param.name != "help")
 
 
 @cache

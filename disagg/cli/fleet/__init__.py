@@ -4,6 +4,7 @@ trust       show SSH host keys and add them to known_hosts
 deploy      plan, deploy, rollback, uninstall
 models      models pull, list, rm
 lifecycle   start, stop, restart
+rollout     rollout: deploy, and restart host by host
 status      health of every server
 doctor      examine hosts and links
 logs        the servers' logs in one stream

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from disagg.cli.common.completion import complete_model
 from disagg.cli.common.context import confirm, error_console, note_if_interrupted, print_json, settings, stderr, stdout
-from disagg.cli.common.options import AsJson, BreakLock, Hosts, RoleName, Yes
+from disagg.cli.common.options import AsJson, BreakLock, Yes
 
 if TYPE_CHECKING:
     from disagg.config import Fleet, Host
@@ -20,10 +19,6 @@ if TYPE_CHECKING:
     from disagg.fleet.deploy.steps import Plan
     from disagg.fleet.facts.host import HostFacts
 
-ModelOption = Annotated[
-    str | None,
-    typer.Option("--model", "-m", metavar="NAME", help="Only hosts of this model.", autocompletion=complete_model),
-]
 _INTERRUPTED: Final = {
     "deploy": "each host has the release it had, or the whole new one; `disagg deploy` goes on from here",
     "rollback": "some hosts may have gone back, others not; `disagg plan` shows what would bring each one forward",
@@ -35,23 +30,17 @@ _MODELS_STAY: Final = "models stay below ~/.disagg/models: disagg uninstall --mo
 def plan(
     context: typer.Context,
     *,
-    host: Hosts = None,
-    role: RoleName = None,
-    model: ModelOption = None,
     as_json: AsJson = False,
 ) -> None:
     """Show what `disagg deploy` would do, step by step. Changes nothing."""
     fleet = settings(context).fleet()
-    hosts = _choose(fleet, host, role, model)
+    hosts = _choose(context, fleet)
     _show_plan(fleet, _plan_only(hosts, _deploying(fleet, dry=True)), as_json)
 
 
 def deploy(
     context: typer.Context,
     *,
-    host: Hosts = None,
-    role: RoleName = None,
-    model: ModelOption = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan only, as `disagg plan` does.")] = False,
     yes: Yes = False,
     keep_going: Annotated[
@@ -76,7 +65,7 @@ def deploy(
     and the next run goes on.
     """
     fleet = settings(context).fleet()
-    hosts = _choose(fleet, host, role, model)
+    hosts = _choose(context, fleet)
     if not dry_run:
         _require_answer("deploy", "changes", yes=yes, as_json=as_json)
     adopted = _adoptable(fleet, hosts, refused=dry_run or replace_token) if adopt_token else ()
@@ -94,14 +83,12 @@ def deploy(
     _finish(fleet, reports, as_json)
 
 
-def rollback(
-    context: typer.Context, *, host: Hosts = None, break_lock: BreakLock = False, as_json: AsJson = False
-) -> None:
+def rollback(context: typer.Context, *, break_lock: BreakLock = False, as_json: AsJson = False) -> None:
     """Go back to the release before the current one. Running servers are not restarted."""
     from disagg.fleet.deploy.undo import rollback as decide
 
     fleet = settings(context).fleet()
-    hosts = _choose(fleet, host, None, None)
+    hosts = _choose(context, fleet)
     reports = _run(hosts, decide, "rollback", break_lock=break_lock)
     _finish(fleet, reports, as_json, note=_notes(reports))
 
@@ -109,7 +96,6 @@ def rollback(
 def uninstall(
     context: typer.Context,
     *,
-    host: Hosts = None,
     models: Annotated[bool, typer.Option("--models", help="Remove ~/.disagg/models too.")] = False,
     yes: Yes = False,
     break_lock: BreakLock = False,
@@ -120,7 +106,7 @@ def uninstall(
 
     _require_answer("uninstall", "removes", yes=yes, as_json=as_json)
     fleet = settings(context).fleet()
-    hosts = _choose(fleet, host, None, None)
+    hosts = _choose(context, fleet)
     question = None if yes else "Uninstall"
 
     def decide(one: Host, facts: HostFacts) -> Plan:
@@ -141,10 +127,10 @@ def _require_answer(command: str, verb: str, *, yes: bool, as_json: bool) -> Non
         raise UsageError(f"{command} asks before it {verb} anything, and {reason}", f"disagg {command} --yes")
 
 
-def _choose(fleet: Fleet, names: Sequence[str] | None, role: str | None, model: str | None) -> list[Host]:
+def _choose(context: typer.Context, fleet: Fleet) -> list[Host]:
     from disagg.fleet.deploy.deployment import choose
 
-    return choose(fleet, names or (), role, model)
+    return choose(fleet, **settings(context).selection)
 
 
 def _held_tokens(fleet: Fleet) -> HeldTokens:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import typer
 
 from disagg.cli.common.context import print_json, settings, stderr, stdout
-from disagg.cli.common.options import AsJson, Hosts
+from disagg.cli.common.options import AsJson
 
 
 def doctor(
     context: typer.Context,
     *,
-    host: Hosts = None,
     as_json: AsJson = False,
 ) -> None:
     """Check every host and measure the links that carry KV. Changes nothing.
@@ -24,7 +23,10 @@ def doctor(
     fleet = settings(context).fleet()
     with stderr().status("examining …") as status:
         diagnosis = examine(
-            fleet, State.of(fleet), host or (), on_step=lambda what: status.update(f"examining {what} …")
+            fleet,
+            State.of(fleet),
+            settings(context).names(fleet),
+            on_step=lambda what: status.update(f"examining {what} …"),
         )
     if as_json:
         print_json({"fleet": fleet.name, **diagnosis.to_json()})

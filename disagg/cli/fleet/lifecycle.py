@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from disagg.cli.common.context import Settings, error_console, note_if_interrupted, settings, stderr, stdout
-from disagg.cli.common.options import BreakLock, Hosts
+from disagg.cli.common.context import Settings, error_console, note_if_interrupted, print_json, settings, stderr, stdout
+from disagg.cli.common.options import AsJson, BreakLock
 
 if TYPE_CHECKING:
     from disagg.fleet.lifecycle.base import ServerResult
@@ -16,40 +16,44 @@ if TYPE_CHECKING:
 Timeout = Annotated[float, typer.Option(min=0, metavar="S", help="Seconds to wait for the servers to be healthy.")]
 
 
-def start(context: typer.Context, host: Hosts = None, timeout: Timeout = 300.0, break_lock: BreakLock = False) -> None:
+def start(
+    context: typer.Context, *, timeout: Timeout = 300.0, break_lock: BreakLock = False, as_json: AsJson = False
+) -> None:
     """Start the fleet's servers and wait until they are healthy. Servers that already run are left running.
 
     Exit code 0: all healthy; 1: a host failed; 3: some still load, and are left running; 4: a host cannot be reached.
     """
     lifecycle = _lifecycle(settings(context), break_lock)
     with note_if_interrupted("what this command had started was stopped"):
-        results = lifecycle.start(host or (), timeout)
-    _finish(lifecycle, results)
+        results = lifecycle.start(settings(context).names(lifecycle.fleet), timeout)
+    _finish(lifecycle, results, as_json)
 
 
 def stop(
     context: typer.Context,
-    host: Hosts = None,
+    *,
     everything: Annotated[
         bool, typer.Option("--all", help="Also servers on these machines that hosts.toml does not name.")
     ] = False,
     break_lock: BreakLock = False,
+    as_json: AsJson = False,
 ) -> None:
     """Stop the fleet's servers after their running requests have finished."""
     lifecycle = _lifecycle(settings(context), break_lock)
     with note_if_interrupted("servers may still run; `disagg status` shows which"):
-        results = lifecycle.stop(host or (), everything)
-    _finish(lifecycle, results)
+        results = lifecycle.stop(settings(context).names(lifecycle.fleet), everything)
+    _finish(lifecycle, results, as_json)
 
 
 def restart(
     context: typer.Context,
-    host: Hosts = None,
+    *,
     timeout: Timeout = 300.0,
     all_at_once: Annotated[
         bool, typer.Option("--all-at-once", help="Restart all at the same time: a model is not served meanwhile.")
     ] = False,
     break_lock: BreakLock = False,
+    as_json: AsJson = False,
 ) -> None:
     """Restart the fleet's servers, those of one model one after the other, each once the last is healthy.
 
@@ -57,8 +61,8 @@ def restart(
     """
     lifecycle = _lifecycle(settings(context), break_lock)
     with note_if_interrupted("servers that were started keep running; `disagg status` shows which do not run"):
-        results = lifecycle.restart(host or (), timeout, all_at_once)
-    _finish(lifecycle, results)
+        results = lifecycle.restart(settings(context).names(lifecycle.fleet), timeout, all_at_once)
+    _finish(lifecycle, results, as_json)
 
 
 def _lifecycle(chosen: Settings, break_lock: bool) -> FleetServers:
@@ -70,10 +74,14 @@ def _lifecycle(chosen: Settings, break_lock: bool) -> FleetServers:
     return FleetServers(fleet, State.of(fleet), report=HostProgress(stderr()).report, break_lock=break_lock)
 
 
-def _finish(lifecycle: FleetServers, results: list[ServerResult]) -> None:
+def _finish(lifecycle: FleetServers, results: list[ServerResult], as_json: bool) -> None:
     from disagg.cli.views.fleet.progress import failures_view, results_table
     from disagg.fleet.lifecycle.base import exit_code
 
+    if as_json:
+        rows = [result.to_json() for result in results]
+        print_json({"fleet": lifecycle.fleet.name, "ok": exit_code(results) == 0, "hosts": rows})
+        raise typer.Exit(exit_code(results))
     stdout().print(results_table(results))
     if failures := failures_view(results, tuple(lifecycle.fleet.hosts)):
         error_console().print(failures)

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from disagg.cli.common.context import print_error, settings, stdout
-from disagg.cli.common.options import Hosts
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,7 +25,6 @@ _LINES_SINCE = 10_000
 def logs(
     context: typer.Context,
     *,
-    host: Hosts = None,
     follow: Annotated[bool, typer.Option("-f", "--follow", help="Print new lines until interrupted.")] = False,
     since: Annotated[
         str | None, typer.Option(metavar="AGO", help="Only lines of the last 30s, 10m, 2h or 1d.", show_default=False)
@@ -46,7 +44,7 @@ def logs(
 
     begin = time.time() - _ago(since) if since is not None else None
     fleet = settings(context).fleet()
-    hosts, state = fleet.select(host or (), managed=True), State.of(fleet)
+    hosts, state = fleet.select(**settings(context).selection, managed=True), State.of(fleet)
     count = lines or (_LINES if since is None else _LINES_SINCE)
     if follow:
         _follow(hosts, state, count, begin)

@@ -10,7 +10,7 @@ import typer
 
 from disagg.cli.common.completion import complete_model
 from disagg.cli.common.context import confirm, error_console, print_json, settings, stderr, stdout
-from disagg.cli.common.options import AsJson, Command, CommandGroup, Hosts, Yes
+from disagg.cli.common.options import AsJson, CommandGroup, HostCommand, Yes
 
 if TYPE_CHECKING:
     from disagg.config import Fleet, Host
@@ -31,8 +31,8 @@ Named = Annotated[
 ]
 
 
-@models.command(cls=Command)
-def pull(context: typer.Context, model: Named = None, *, host: Hosts = None, as_json: AsJson = False) -> None:
+@models.command(cls=HostCommand)
+def pull(context: typer.Context, model: Named = None, *, as_json: AsJson = False) -> None:
     """Copy the models to the hosts that serve them: one download from the hub, then copies from host to host.
 
     A complete model is not copied again. An interrupted copy continues where it stopped.
@@ -43,7 +43,7 @@ def pull(context: typer.Context, model: Named = None, *, host: Hosts = None, as_
     from disagg.fleet.models.pull import Models
 
     fleet = settings(context).fleet()
-    wanted = _chosen(fleet, model, host)
+    wanted = _chosen(context, fleet, model)
     progress = DeployProgress(stderr())
     with Models(fleet) as these:
         inventories, errors = _survey(these, fleet.engine_hosts)
@@ -60,15 +60,15 @@ def pull(context: typer.Context, model: Named = None, *, host: Hosts = None, as_
     _finish([*lost.values(), *(one.error for one in done if one.error is not None)])
 
 
-@models.command("list", cls=Command)
-def list_models(context: typer.Context, model: Named = None, *, host: Hosts = None, as_json: AsJson = False) -> None:
+@models.command("list", cls=HostCommand)
+def list_models(context: typer.Context, model: Named = None, *, as_json: AsJson = False) -> None:
     """Show each host's model: its size, its revision, whether it is complete."""
     from disagg.cli.views.fleet.models import inventories_view
     from disagg.fleet.models.pull import Models
 
     fleet = settings(context).fleet()
     with Models(fleet) as these:
-        inventories, errors = _survey(these, _chosen(fleet, model, host))
+        inventories, errors = _survey(these, _chosen(context, fleet, model))
     if as_json:
         rows = [{"host": one.host.name, "model": one.host.model, **one.model.to_json()} for one in inventories]
         print_json({"fleet": fleet.name, "hosts": rows, "errors": _json_errors(errors)})
@@ -77,13 +77,13 @@ def list_models(context: typer.Context, model: Named = None, *, host: Hosts = No
     _finish(list(errors.values()))
 
 
-@models.command(cls=Command)
+@models.command(cls=HostCommand)
 def rm(
     context: typer.Context,
     model: Named = None,
     *,
-    host: Hosts = None,
     yes: Yes = False,
+    as_json: AsJson = False,
 ) -> None:
     """Remove models that were pulled or deployed to the hosts. Folders that hosts.toml names by their path stay."""
     from disagg.cli.views.fleet.models import inventories_view, removed_view
@@ -94,12 +94,13 @@ def rm(
     from disagg.fleet.models.remove import removable, remove
     from disagg.fleet.models.sources import neighbours
 
-    if not model and not host:
+    if not model and not settings(context).selection:
         raise UsageError("which model? this would remove all of them", "name a MODEL, or a --host")
-    if not yes and not sys.stdin.isatty():
-        raise UsageError("models rm asks before it removes anything, and stdin is no terminal", "confirm with --yes")
+    if not yes and (as_json or not sys.stdin.isatty()):
+        reason = "--json prints no question" if as_json else "stdin is no terminal"
+        raise UsageError(f"models rm asks before it removes anything, and {reason}", "confirm with --yes")
     fleet = settings(context).fleet()
-    wanted = _chosen(fleet, model, host)
+    wanted = _chosen(context, fleet, model)
     with Models(fleet) as these:
         inventories, failures = _survey(these, neighbours(fleet, wanted))
         errors = {one.name: failures[one.name] for one in wanted if one.name in failures}
@@ -114,16 +115,22 @@ def rm(
         going = [one.host for one in by_name.values()]
         outcomes = each(going, lambda where: remove(these.machine(where), by_name[where.name]))
     carried = [one.host.name for one in by_name.values() if one.required.carried]
-    stdout().print(removed_view(outcomes, errors, carried))
+    if as_json:
+        failed = errors | {one.host.name: one.error for one in outcomes if one.error is not None}
+        removed = [one.host.name for one in outcomes if one.ok]
+        print_json({"fleet": fleet.name, "removed": removed, "errors": _json_errors(failed)})
+    else:
+        stdout().print(removed_view(outcomes, errors, carried))
     _finish([*errors.values(), *(one.error for one in outcomes if one.error is not None)])
 
 
-def _chosen(fleet: Fleet, names: Sequence[str] | None, hosts: Sequence[str] | None) -> list[Host]:
+def _chosen(context: typer.Context, fleet: Fleet, names: Sequence[str] | None) -> list[Host]:
     from disagg.errors import UsageError
     from disagg.fleet.models.sources import chosen
 
-    selected = chosen(fleet, names or (), fleet.select(hosts or (), managed=True))
-    if not selected and not (names or hosts):
+    selection = settings(context).selection
+    selected = chosen(fleet, names or (), fleet.select(**selection, managed=True))
+    if not selected and not (names or selection):
         raise UsageError(f"no host of {fleet.path} needs a model's files: all are simulated, or gateways")
     if not selected:
         raise UsageError(f"no host of {fleet.path} has that name and that model", "leave out MODEL or --host")

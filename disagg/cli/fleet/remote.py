@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from disagg.cli.common.completion import complete_host
-from disagg.cli.common.context import print_error, settings, stderr, stdout
-from disagg.cli.common.options import Hosts, RoleName
+from disagg.cli.common.context import print_error, print_json, settings, stderr, stdout
+from disagg.cli.common.options import AsJson
 
 if TYPE_CHECKING:
     from disagg.config import Host
@@ -47,9 +47,8 @@ def exec_(
     context: typer.Context,
     *,
     command: Annotated[list[str], typer.Argument(metavar="CMD", help="After --: the command.")],
-    host: Hosts = None,
-    role: RoleName = None,
     timeout: Annotated[float, typer.Option(min=0.1, metavar="S", help="Seconds until the command is stopped.")] = 600.0,
+    as_json: AsJson = False,
 ) -> None:
     """Run CMD on all hosts at the same time; each line of output starts with its host.
 
@@ -60,26 +59,29 @@ def exec_(
     from disagg.fleet.machine.connect import machine_for
     from disagg.fleet.machine.fan_out import each
 
-    hosts = _chosen(context, host, role)
+    chosen = settings(context)
+    hosts = chosen.fleet().select(**chosen.selection, managed=True)
     shown = Prefixed(stdout(), [one.name for one in hosts])
     argv = ["/bin/sh", "-c", command[0]] if len(command) == 1 else command
 
     def run(one: Host) -> CommandResult:
+        def show(line: str) -> None:
+            if not as_json:
+                shown.line(one.name, line)
+
         where = machine_for(one)
         try:
-            return where.run(argv, timeout=timeout, on_line=lambda line: shown.line(one.name, line))
+            return where.run(argv, timeout=timeout, on_line=show)
         finally:
             where.close()
 
-    _finish(each(hosts, run))
+    _finish(each(hosts, run), as_json)
 
 
-def _chosen(context: typer.Context, names: Sequence[str] | None, role: str | None) -> list[Host]:
-    return settings(context).fleet().select(names or (), role=role, managed=True)
-
-
-def _finish(outcomes: Sequence[HostOutcome[CommandResult]]) -> None:
-    """Print the failures on stderr and exit with their code."""
+def _finish(outcomes: Sequence[HostOutcome[CommandResult]], as_json: bool) -> None:
+    """Print the failures on stderr, with --json all results on stdout, and exit with their code."""
+    if as_json:
+        print_json({"hosts": [_json_row(one) for one in outcomes]})
     codes = set()
     for one in outcomes:
         if one.error is not None:
@@ -90,3 +92,9 @@ def _finish(outcomes: Sequence[HostOutcome[CommandResult]]) -> None:
             codes.add(1)
     if codes:
         raise typer.Exit(4 if 4 in codes else 1)
+
+
+def _json_row(one: HostOutcome[CommandResult]) -> dict[str, object]:
+    result, error = one.value, one.error.to_json() if one.error is not None else None
+    said = {"code": result.code, "stdout": result.stdout, "stderr": result.stderr} if result is not None else {}
+    return {"host": one.host.name, "seconds": round(one.seconds, 3), **said, "error": error}

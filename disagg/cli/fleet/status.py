@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from disagg.cli.common.context import print_json, settings, stdout
-from disagg.cli.common.options import AsJson, Hosts
+from disagg.cli.common.options import AsJson
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 def status(
     context: typer.Context,
     *,
-    host: Hosts = None,
     watch: Annotated[bool, typer.Option("--watch", help="Repeat until interrupted.")] = False,
     as_json: AsJson = False,
     every: Annotated[
@@ -43,12 +42,12 @@ def status(
     if watch and as_json:
         raise UsageError("--watch and --json cannot be combined", "call `disagg status --json` in a loop")
     fleet = settings(context).fleet()
-    state = State.of(fleet)
+    state, names = State.of(fleet), settings(context).names(fleet)
 
     def look() -> list[HostStatus]:
         token = state.token() if state.has_token() else None
         began = time.monotonic()
-        statuses = poll(fleet, token, state, host or (), timeout / 2)
+        statuses = poll(fleet, token, state, names, timeout / 2)
         return diagnose(fleet, statuses, token, timeout - (time.monotonic() - began))
 
     if watch:

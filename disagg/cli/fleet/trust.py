@@ -32,7 +32,9 @@ def trust(
     """
 
     codes: set[int] = set()
-    for host in settings(context).fleet().select(hosts or (), managed=True):
+    chosen = settings(context)
+    selection = {**chosen.selection, "names": [*(hosts or ()), *chosen.selection.get("names", ())]}
+    for host in chosen.fleet().select(**selection, managed=True):
         if not host.placement.ssh:
             stdout().print(f"{host.name}: this machine, no key needed")
             continue

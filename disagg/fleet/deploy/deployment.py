@@ -57,12 +57,14 @@ class DeployResult:
         }
 
 
-def choose(fleet: Fleet, names: Sequence[str] = (), role: str | None = None, model: str | None = None) -> list[Host]:
-    """The selected hosts that are deployed to. Those with connector "local" are served from this installation. Raises
-    UsageError if such a host is named, or no host is left."""
-    hosts = fleet.select(names, role=role, model=model, managed=True)
+def choose(fleet: Fleet, names: Sequence[str] = (), **selection: Any) -> list[Host]:
+    """The selected hosts that are deployed to. Those with connector "local" are served from this installation.
+
+    selection: further arguments of Fleet.select. Raises UsageError if such a host is named, or no host is left.
+    """
+    hosts = fleet.select(names, **selection, managed=True)
     here = [host.name for host in hosts if not host.placement.deployed]
-    if here and (names or len(here) == len(hosts)):
+    if not set(here).isdisjoint(names) or (here and len(here) == len(hosts)):
         raise UsageError(
             f'{", ".join(here)}: connector is "local": served from this installation of disagg',
             "there is nothing to deploy: disagg start",

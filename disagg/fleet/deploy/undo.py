@@ -13,9 +13,9 @@ from disagg.fleet.services import command
 from disagg.fleet.services.process import END_GROUP
 
 
-def rollback(host: Host, facts: HostFacts) -> Plan:
-    """Back to the release before the current one."""
-    target = facts.previous
+def rollback(host: Host, facts: HostFacts, to: str = "") -> Plan:
+    """Back to the release before the current one, or to the one that is named. No steps if that is current."""
+    target = to or facts.previous
     if not target or target not in facts.own_releases:
         hint = f"disagg deploy --host {host.name}"
         if facts.current:
@@ -28,8 +28,8 @@ def rollback(host: Host, facts: HostFacts) -> Plan:
     if target in facts.damaged:
         cause = f"the files of release {target} have changed"
         return refused(host, Refusal(cause, f"disagg deploy --host {host.name}"))
-    step = switch(facts, target, f"go back to release {target}")
-    return Plan(host.name, target, (step,), needs=needed_after(facts, target), notes=(_what_runs(facts, target),))
+    steps = (switch(facts, target, f"go back to release {target}"),) if facts.current != target else ()
+    return Plan(host.name, target, steps, needs=needed_after(facts, target), notes=(_what_runs(facts, target),))
 
 
 def _what_runs(facts: HostFacts, target: str) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Final, Literal, Protocol
+from typing import Any, Final, Literal, Protocol
 
 from disagg.config import Host
 from disagg.errors import DisaggError, HostUnreachable, StartFailed
@@ -50,6 +50,10 @@ class ServerResult:
     @property
     def ok(self) -> bool:
         return self.error is None and self.outcome != "left"
+
+    def to_json(self) -> dict[str, Any]:
+        error = self.error.to_json() if self.error else None
+        return {"host": self.host, "outcome": self.outcome, "seconds": round(self.seconds, 3), "error": error}
 
 
 def exit_code(results: Sequence[ServerResult]) -> int:

@@ -217,10 +217,12 @@ class State:
             return before if empty and before.is_file() else log
 
     @contextmanager
-    def locked(self, what: str, timeout_s: float = 10.0) -> Iterator[None]:
-        """Hold the fleet's lock, so that two commands do not interleave. FleetError names the command that holds it."""
+    def locked(self, what: str, timeout_s: float = 10.0, name: str = "lock") -> Iterator[None]:
+        """Hold the fleet's lock, so that two commands do not interleave. FleetError names the command that holds it.
+
+        name: of the lock's file. A command that consists of others holds one of its own around theirs."""
         self._make()
-        with _locked(self.folder / "lock", what, timeout_s):
+        with _locked(self.folder / name, what, timeout_s):
             yield
 
     @contextmanager

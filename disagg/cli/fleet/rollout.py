@@ -1,0 +1,159 @@
+"""`disagg rollout`: a new release, host by host, while the fleet serves."""
+
+from __future__ import annotations
+
+import secrets
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from disagg.cli.common.context import (
+    confirm,
+    error_console,
+    note_if_interrupted,
+    print_json,
+    settings,
+    stderr,
+    stdout,
+)
+from disagg.cli.common.options import AsJson, BreakLock, Yes
+
+if TYPE_CHECKING:
+    from disagg.config import Fleet, Host
+    from disagg.fleet.deploy.deployment import DeployResult
+    from disagg.fleet.lifecycle.state import State
+    from disagg.fleet.rollout.answers import Answer
+    from disagg.fleet.rollout.gate import Ask
+    from disagg.fleet.rollout.report import RolloutReport
+    from disagg.fleet.rollout.rollout import Rollout
+
+_ASK_S = 120.0
+
+
+def rollout(
+    context: typer.Context,
+    *,
+    max_unavailable: Annotated[
+        int, typer.Option("--max-unavailable", min=1, metavar="N", help="How many hosts may be down at the same time.")
+    ] = 1,
+    timeout: Annotated[
+        float, typer.Option(min=0, metavar="S", help="Seconds for a restarted server to be healthy.")
+    ] = 300.0,
+    new_answers: Annotated[
+        bool, typer.Option("--new-answers", help="The new release may answer otherwise than the one that runs.")
+    ] = False,
+    undo: Annotated[
+        bool, typer.Option("--undo", help="Return the hosts of an unfinished rollout to what they ran before.")
+    ] = False,
+    yes: Yes = False,
+    break_lock: BreakLock = False,
+    as_json: AsJson = False,
+) -> None:
+    """Deploy, then restart host by host while the fleet serves; go back at the first host that fails.
+
+    After its restart each host must answer a fixed prompt as before. An interrupted rollout goes on with the next call.
+    Exit code 0: all hosts run the new release; 1: it was rolled back or stopped; 4: a host cannot be reached.
+    """
+    from disagg.cli.views.fleet.deploy import DeployProgress
+    from disagg.cli.views.fleet.progress import HostProgress
+    from disagg.fleet.deploy.deployment import choose, planner
+    from disagg.fleet.deploy.release import Installation
+    from disagg.fleet.lifecycle.state import State
+    from disagg.fleet.rollout.policy import Settings
+    from disagg.fleet.rollout.rollout import Rollout
+
+    fleet = settings(context).fleet()
+    hosts, state = choose(fleet, **settings(context).selection), State.of(fleet)
+    progress = DeployProgress(stderr())
+    work = Rollout(
+        fleet,
+        state,
+        hosts,
+        planner(Installation.current(fleet, state.tokens())),
+        asking(fleet, state),
+        Settings(max_unavailable),
+        timeout,
+        new_answers=new_answers,
+        break_lock=break_lock,
+        report=HostProgress(stderr()).report,
+        on_step=progress.report,
+    )
+    planned = [] if undo else _planned(fleet, work, as_json)
+    _require_yes(work, planned, yes=yes, as_json=as_json, undo=undo)
+    with note_if_interrupted("no host is left half-way: `disagg rollout` goes on, `disagg rollout --undo` goes back"):
+        report = work.undo() if undo else work.run(planned)
+    _finish(fleet, report, as_json)
+
+
+def asking(fleet: Fleet, state: State) -> Ask:
+    """Ask one host alone, as any client does."""
+
+    def ask(host: Host) -> Answer:
+        from disagg.fleet.rollout.answers import ALTERNATIVES, PROMPT, TOKENS, Answer, Token
+        from disagg.inference.sync_client import Client
+
+        alone = replace(fleet, hosts={host.name: host})
+        with Client(alone, token=state.token()) as client:
+            answer = client.generate(
+                host.model,
+                PROMPT,
+                alone="decode" if "decode" in host.roles else "prefill",
+                max_tokens=TOKENS,
+                ignore_eos=True,
+                logprobs=ALTERNATIVES,
+                timeout=_ASK_S,
+                cache_salt=secrets.token_hex(8),  # it is computed, not held from an earlier rollout
+            )
+        return Answer(host.name, tuple(Token(one.id, one.logprob, tuple(one.top)) for one in answer.tokens))
+
+    return ask
+
+
+def _planned(fleet: Fleet, work: Rollout, as_json: bool) -> list[DeployResult]:
+    """Each host's plan. Shows them and exits if a host cannot be deployed."""
+    from disagg.cli.views.fleet.deploy import plan_view
+    from disagg.fleet.deploy.deployment import exit_code
+
+    with note_if_interrupted("nothing was changed"), stderr().status("reading facts …"):
+        planned = work.plan()
+    if all(one.ok for one in planned):
+        return planned
+    if as_json:
+        print_json({"fleet": fleet.name, "ok": False, "plans": [one.to_json() for one in planned]})
+    else:
+        stdout().print(plan_view(planned, tuple(fleet.hosts)))
+    raise typer.Exit(exit_code(planned))
+
+
+def _require_yes(work: Rollout, planned: Sequence[DeployResult], *, yes: bool, as_json: bool, undo: bool) -> None:
+    """Ask a person at a terminal, after the plan. UsageError if there is none and --yes does not answer."""
+    from disagg.cli.views.fleet.deploy import plan_view
+    from disagg.cli.views.units import counted
+    from disagg.errors import UsageError
+
+    if yes:
+        return
+    if as_json or not sys.stdin.isatty():
+        reason = "--json prints no question" if as_json else "stdin is not a terminal"
+        raise UsageError(f"rollout asks before it changes anything, and {reason}", "disagg rollout --yes")
+    console = error_console()
+    if planned:
+        console.print(plan_view(planned))
+    going_on = work.interrupted is not None and not undo
+    verb = "Go back on" if undo else "Go on with the rollout on" if going_on else "Roll out on"
+    if not confirm(f"{verb} {counted(len(work.hosts), 'host')}?", console):
+        console.print("nothing was changed")
+        raise typer.Exit(1)
+
+
+def _finish(fleet: Fleet, report: RolloutReport, as_json: bool) -> None:
+    from disagg.cli.views.fleet.rollout import rollout_view
+
+    if as_json:
+        print_json({"fleet": fleet.name, "ok": report.exit_code == 0, **report.to_json()})
+    else:
+        stdout().print(rollout_view(report, tuple(fleet.hosts)))
+    raise typer.Exit(report.exit_code)

@@ -1,0 +1,75 @@
+"""What outlasts an interruption of a rollout: rollout.json in the fleet's state folder.
+
+The record has what the hosts cannot show: which release each is to return to, what the hosts answered before, and
+which answers were right. What runs on a host is read from the host.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from disagg.errors import FleetError
+from disagg.fleet.rollout.answers import Answer
+from disagg.fleet.rollout.policy import Phase
+
+Verdict = Literal["passed", "failed", "back", "stuck"]
+"""The phases that only the rollout itself can find out."""
+
+
+class RolloutRecord(msgspec.Struct):
+    """An unfinished rollout. target, before: releases by host. answers: before the rollout, by kind of host."""
+
+    target: dict[str, str]
+    before: dict[str, str]
+    answers: dict[str, Answer] = {}
+    verdicts: dict[str, Verdict] = {}
+
+    def continued_by(self, target: dict[str, str]) -> bool:
+        """Whether a rollout to these releases goes on with this one."""
+        return all(target.get(name) == release for name, release in self.target.items())
+
+
+def phase(target: str, before: str, runs: str, verdict: Verdict | None) -> Phase:
+    """A host's phase. runs: the release that its server runs now, "" if none does."""
+    if verdict in ("failed", "stuck"):
+        return verdict if runs != before or not before else "back"
+    if verdict == "back":
+        return "back" if runs == before else "failed"
+    if runs != target:
+        return "before"
+    return "passed" if verdict == "passed" else "new"
+
+
+@dataclass(frozen=True, slots=True)
+class RecordFile:
+    """The record's file. Writing replaces it whole."""
+
+    path: Path
+
+    def read(self) -> RolloutRecord:
+        """The record of an unfinished rollout; an empty one if there is none. FleetError if it is damaged."""
+        try:
+            return msgspec.json.decode(self.path.read_bytes(), type=RolloutRecord)
+        except FileNotFoundError:
+            return RolloutRecord({}, {})
+        except (OSError, msgspec.MsgspecError) as error:
+            message = f"{self.path}, the record of an interrupted rollout, cannot be read: {error}"
+            raise FleetError(message, f"rm {self.path} forgets that rollout") from error
+
+    def write(self, record: RolloutRecord) -> None:
+        """Replace the record. FleetError if that fails: without it an interruption could not be mended."""
+        part = self.path.with_name(f".{self.path.name}")
+        try:
+            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            part.write_bytes(msgspec.json.encode(record))
+            part.replace(self.path)
+        except OSError as error:
+            raise FleetError(f"cannot write {self.path}: {error.strerror}", "free space on that disk") from error
+
+    def remove(self) -> None:
+        """The rollout has ended."""
+        self.path.unlink(missing_ok=True)

@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from disagg.config import EngineOptions, Host
+from disagg.fleet.rollout.answers import TOKENS, Answer, Token, difference, kind, tolerance, unusable
+
+ALTERNATIVES = ((7, -0.5), (8, -0.6), (9, -2.0))
+HOST = Host("p1", "127.0.0.1", ("prefill",), "m", EngineOptions("transformers"), 8000)
+
+
+def answer(third: int = 7, host: str = "old", count: int = TOKENS, logprob: float = -0.5) -> Answer:
+    ids = [7, 7, third, *[7] * TOKENS][:count]
+    return Answer(host, tuple(Token(one, logprob, ALTERNATIVES) for one in ids))
+
+
+@pytest.mark.parametrize(
+    ("third", "nats", "same"),
+    [(7, 0.0, True), (8, 0.25, True), (8, 0.05, False), (9, 0.25, False), (9, 2.0, True), (10, 9.0, False)],
+)
+def test_an_answer_may_differ_where_the_recorded_one_was_a_tie(third: int, nats: float, same: bool) -> None:
+    assert (difference(answer(), answer(third, "new"), nats) == "") == same
+
+
+def test_a_difference_names_both_hosts_and_tokens() -> None:
+    text = difference(answer(), answer(9, "new"), 0.25)
+    assert "new answers 9 as token 3, where old answered 7" in text and "1.5 nats less likely" in text
+    assert "not among the likeliest" in difference(answer(), answer(10, "new"), 0.25)
+
+
+def test_a_short_answer_and_one_that_is_no_number_are_unusable() -> None:
+    assert "answered 3 tokens" in unusable(answer(count=3))
+    assert "not a number" in difference(answer(), answer(logprob=math.nan), 0.25)
+    assert unusable(answer()) == ""
+
+
+def test_hosts_of_one_model_engine_dtype_and_quantization_are_one_kind() -> None:
+    other = replace(HOST, name="p2")
+    assert kind(HOST) == kind(other) == "m transformers bfloat16"
+    quantized = replace(HOST, engine=replace(HOST.engine, quantization="int8"))
+    exact = replace(HOST, engine=replace(HOST.engine, dtype="float32"))
+    assert len({kind(HOST), kind(quantized), kind(exact)}) == 3
+    assert tolerance(exact) < tolerance(HOST) < tolerance(quantized)

@@ -1,0 +1,224 @@
+"""Rollouts on deployed hosts that are this machine with another HOME, with the real supervisor and fake servers."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from disagg.cli.fleet.rollout import asking
+from disagg.config import Host
+from disagg.errors import DisaggError, FleetError
+from disagg.fleet.deploy.release import release_hash, run_script
+from disagg.fleet.deploy.steps import Plan
+from disagg.fleet.deploy.undo import rollback
+from disagg.fleet.facts.host import HostFacts
+from disagg.fleet.facts.paths import HostPaths
+from disagg.fleet.machine.local import LocalMachine
+from disagg.fleet.rollout.report import RolloutReport
+from disagg.fleet.rollout.rollout import Rollout
+from disagg.fleet.services import supervise
+from disagg.inference.sync_client import Client
+from tests.fleet.lifecycle.yard import Yard
+
+pytestmark = pytest.mark.slow
+SERVER = Path(__file__).with_name("answering_server.py")
+ENVIRONMENT = "e" * 16
+NAMES = ("a", "b")
+
+
+class Site(Yard):
+    """A yard whose releases are named by their content, as those of `disagg deploy`, and can be gone back to."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder, NAMES)
+        environment = self.home / ".disagg/envs" / ENVIRONMENT
+        (environment / "bin").mkdir(parents=True)
+        (environment / ".complete").touch()
+        (environment / "bin/python").symlink_to(sys.executable)
+
+    def release(self, name: str, behaviour: str = "serve", mark: str = "") -> str:
+        """Put a release there; its name."""
+        host, own = self.fleet.hosts[name], self.own(name)
+        script = run_script(HostPaths(str(self.home), name), host, sys.executable)
+        fake = [sys.executable, str(SERVER), name, host.model, host.address, str(host.port), behaviour]
+        command = f'exec {shlex.join(fake)} --config "$release/hosts.toml" --host {name}'
+        start = f'exec {sys.executable} {supervise.__file__} "$1" {shlex.quote(str(own))}\n'
+        files = {
+            "run": f"{script[: script.rindex('exec ')]}unset PYTHONPATH\n{command} # {mark}\n",
+            "supervise": start,
+            "environment": f"{ENVIRONMENT}\n",
+        }
+        hash = release_hash({path: text.encode() for path, text in files.items()})
+        folder = own / "releases" / hash
+        folder.mkdir(parents=True, exist_ok=True)
+        for path, text in files.items():
+            (folder / path).write_text(text)
+        (own / "logs").mkdir(exist_ok=True)
+        (own / "token").write_text(self.state.token() + "\n")
+        (own / "token").chmod(0o600)
+        return hash
+
+    def point(self, hash: str, name: str) -> None:
+        """Make a release of a host current."""
+        link = self.own(name) / "current"
+        link.unlink(missing_ok=True)
+        link.symlink_to(f"releases/{hash}")
+
+    def begin(self) -> dict[str, str]:
+        """Every host serves a first release; their names."""
+        first = {name: self.release(name) for name in NAMES}
+        for name, hash in first.items():
+            self.point(hash, name)
+        assert all(result.ok for result in self.lifecycle().start())
+        return first
+
+    def rollout(self, target: dict[str, str], **settings: object) -> Rollout:
+        def plan(host: Host, facts: HostFacts) -> Plan:
+            return rollback(host, facts, target[host.name])
+
+        hosts = list(self.fleet.hosts.values())
+        connect = lambda host: LocalMachine(host.name)  # noqa: E731
+        told = lambda host, doing: self.progress.append((host, doing))  # noqa: E731
+        work = Rollout(
+            self.fleet, self.state, hosts, plan, asking(self.fleet, self.state), report=told, connect=connect
+        )
+        work.settle_s = 0.5
+        for key, value in settings.items():
+            setattr(work, key, value)
+        return work
+
+    def run(self, target: dict[str, str], **settings: object) -> RolloutReport:
+        work = self.rollout(target, **settings)
+        return work.run(work.plan())
+
+    def runs(self) -> dict[str, str]:
+        """The release that each host's server runs."""
+        return {name: self.own(name).joinpath("serving").read_text().split()[1] for name in NAMES if self.pid(name)}
+
+
+@dataclass
+class Load:
+    """Callers that send one request after the other, until the block ends."""
+
+    answers: list[str] = field(default_factory=list)
+    errors: list[DisaggError] = field(default_factory=list)
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
+    site = Site(tmp_path)
+    monkeypatch.setenv("HOME", str(site.home))
+    yield site
+    for folder in (site.home / ".disagg/hosts").glob("*"):
+        supervise.stop(folder)
+
+
+@pytest.fixture
+def load(site: Site) -> Iterator[Load]:
+    """Within the test, two callers have requests on the fleet."""
+    load, ending = Load(), threading.Event()
+
+    def call(client: Client) -> None:
+        while not ending.is_set():
+            try:
+                answer = client.generate("tiny", "x", alone="prefill", max_tokens=20, timeout=60)
+                load.answers.append(answer.text)
+            except DisaggError as error:
+                load.errors.append(error)
+
+    with Client(site.fleet, token=site.state.token()) as client:
+        callers = [threading.Thread(target=call, args=(client,)) for _ in range(2)]
+        site.begin()
+        for caller in callers:
+            caller.start()
+        yield load
+        ending.set()
+        for caller in callers:
+            caller.join()
+
+
+def outcomes(report: RolloutReport) -> dict[str, str]:
+    return {one.host: one.outcome for one in report.hosts}
+
+
+def test_a_release_with_wrong_answers_is_rolled_back_by_itself_and_no_request_fails(site: Site, load: Load) -> None:
+    first = site.runs()
+    report = site.run({name: site.release(name, "wrong" if name == "b" else "serve", "2") for name in NAMES})
+    assert report.ending == "rolled back" and report.exit_code == 1
+    assert outcomes(report) == {"a": "rolled back", "b": "rolled back"}
+    (error,) = [one.error for one in report.hosts if one.error is not None]
+    assert "b answers 500 as token 1, where a answered 100 before the rollout" in error.message
+    assert site.runs() == first
+    assert load.answers and not load.errors
+
+
+def test_a_release_that_does_not_start_is_rolled_back(site: Site) -> None:
+    first = site.begin()
+    report = site.run({name: site.release(name, "crash") for name in NAMES})
+    assert (report.ending, outcomes(report)) == ("rolled back", {"a": "rolled back", "b": "left"})
+    assert site.runs() == first
+    links = {name: (site.own(name) / "current").readlink().name for name in NAMES}
+    assert links == first, "what was deployed and never ran is not started by the next restart"
+
+
+def test_an_interrupted_rollout_goes_on_where_it_was(site: Site, load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = site.runs()
+    target = {name: site.release(name, mark="2") for name in NAMES}
+    interrupt_after(monkeypatch, site, target, lambda work: work._phases["a"] == "passed")
+    assert site.runs() == {**first, "a": target["a"]}
+    with pytest.raises(DisaggError, match="rollout of other releases"):
+        site.rollout({name: site.release(name, mark="3") for name in NAMES}).plan()
+    site.progress.clear()
+    report = site.run(target)
+    assert (report.ending, set(outcomes(report).values()), report.exit_code) == ("done", {"rolled out"}, 0)
+    assert next(name for name, doing in site.progress if doing == "stopping") == "b", "a was restarted before"
+    assert site.runs() == target
+    assert load.answers and not load.errors
+    assert site.run(target).ending == "unchanged"
+
+
+def test_a_rollout_that_another_command_meddles_with_stops_and_can_be_undone(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = site.begin()
+    target = {name: site.release(name, mark="2") for name in NAMES}
+    interrupt_after(monkeypatch, site, target, lambda work: True)
+    assert site.runs() == {**first, "a": target["a"]}
+    work = site.rollout(target)
+    planned = work.plan()
+
+    def meddle(*_: object) -> bool:
+        site.point(first["b"], "b")
+        return True
+
+    monkeypatch.setattr(Rollout, "_deploy", meddle)
+    with pytest.raises(FleetError, match="b: another command has made release"):
+        work.run(planned)
+    report = site.rollout(target).undo()
+    assert (report.ending, outcomes(report)) == ("rolled back", {"a": "rolled back", "b": "left"})
+    assert site.runs() == first
+    with pytest.raises(DisaggError, match="no rollout of this fleet is unfinished"):
+        site.rollout(target).undo()
+
+
+def interrupt_after(
+    monkeypatch: pytest.MonkeyPatch, site: Site, target: dict[str, str], reached: Callable[[Rollout], bool]
+) -> None:
+    """Begin a rollout, and end it as Ctrl-C does after the first turn for which `reached` holds."""
+    keep = Rollout._keep
+
+    def interrupted(work: Rollout) -> None:
+        keep(work)
+        if reached(work):
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Rollout, "_keep", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            site.run(target)
