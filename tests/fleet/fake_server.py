@@ -47,6 +47,7 @@ health_body = {
         "special_tokens": "s1",
     },
     "preflight": [],
+    "verified": True,
     "boot_id": "0123456789abcdef",
     "pid": os.getpid(),
 }

@@ -600,6 +600,8 @@ def test_an_upload_whose_command_has_ended_reads_no_closed_file() -> None:
     class Taking:
         def sendall(self, data: bytes) -> None: ...
 
+        def shutdown_write(self) -> None: ...
+
     payload = io.BytesIO(b"rest")
     payload.close()
     invocation = Invocation(b"", OutputStream(), OutputStream(), 1.0, Payload(payload))
