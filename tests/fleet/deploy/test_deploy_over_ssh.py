@@ -269,7 +269,7 @@ def test_an_interruption_gives_the_lock_back_and_leaves_no_process(fleet: Fleet)
         pipe = subprocess.PIPE
         process = subprocess.Popen(argv, stdout=pipe, stderr=pipe, stdin=subprocess.DEVNULL, env=environment, text=True)
         with process:
-            wait_for(lambda: any(mine.glob("uploads/*")))
+            wait_for(lambda: any(mine.glob("uploads/*")) or any(mine.glob("incoming/.model*")))
             process.send_signal(signal.SIGINT)
             _, err = process.communicate(timeout=LONG_S)
     assert process.returncode == 130
