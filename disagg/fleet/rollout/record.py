@@ -61,7 +61,7 @@ class RecordFile:
             raise FleetError(message, f"rm {self.path} forgets that rollout") from error
 
     def write(self, record: RolloutRecord) -> None:
-        """Replace the record. FleetError if that fails: without it an interruption could not be mended."""
+        """Replace the record. FleetError if that fails: without it an interrupted rollout could not go on."""
         part = self.path.with_name(f".{self.path.name}")
         try:
             self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
