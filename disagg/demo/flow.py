@@ -24,7 +24,7 @@ from disagg.inference.several import ModelAnswer, ask
 HOSTS_FILE = Path(disagg.__file__).parent / "demo" / "hosts.toml"
 """The demo fleet: four servers on this machine and two small models, which come with the package."""
 SERVERS_NICE = 5
-"""Of the demo's servers, once they are healthy: a third of the share of a program that computes at nice 0."""
+"""Of the demo's servers as sessions, once they are healthy: a third of the share of a session at nice 0."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
-import os
 import re
 import signal
 import socket
@@ -86,14 +85,12 @@ def test_the_demo_shows_answers_costs_and_health_and_stops_everything(
 
 def test_the_servers_of_the_demo_let_it_have_a_core_first(farm: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flow, "SERVERS_NICE", 19)  # whoever runs the tests may set it
-    priorities: list[int] = []
-
-    def note(model: Any) -> None:
-        priorities.extend(os.getpriority(os.PRIO_PROCESS, pid) for pid in farm.pids)
-
-    farm.client.on_stream = staticmethod(note)
+    lowered: set[tuple[int, int]] = set()
+    monkeypatch.setattr(flow, "lower_priority", lambda pid, nice: lowered.add((pid, nice)))
+    before_requests: list[bool] = []
+    farm.client.on_stream = staticmethod(lambda model: before_requests.append(len(lowered) == 4))
     assert run("demo", "--json") == 0
-    assert set(priorities) == {19} and os.getpriority(os.PRIO_PROCESS, 0) < 19
+    assert lowered == {(pid, 19) for pid in farm.pids} and all(before_requests)
 
 
 def test_json_is_one_object_on_stdout(farm: Stage, capsys: pytest.CaptureFixture[str]) -> None:

@@ -23,6 +23,7 @@ import mlx.core as mx
 
 from disagg.config import EngineOptions
 from disagg.engines.base import Token
+from disagg.engines.base.priority import lower_priority_of_thread
 from disagg.engines.mlx.batching.batch import bound_memory, release_memory
 from disagg.engines.mlx.batching.groups import GroupedBatch
 from disagg.engines.mlx.batching.job import Job, Jobs
@@ -140,6 +141,8 @@ class Loop:
     def _main(self, source: str | Path, context: int, patches: Sequence[Patch], ready: Future[Prepared]) -> None:
         try:
             device = select_device(self._options.device)
+            if device == mx.cpu:
+                lower_priority_of_thread()  # before MLX starts the threads that compute
             self._stream = mx.new_thread_local_stream(device)
             with mx.stream(self._stream):
                 bound_memory()

@@ -123,12 +123,15 @@ def end(pid: int, expected: str, grace_s: float) -> bool:
 
 
 def lower_priority(pid: int, nice: int) -> None:
-    """Let other programs have a core before the process group that `spawn` made, as far as this system allows it.
+    """Let other programs have a core before the session that `spawn` made, as far as this system allows it.
 
-    Linux first shares the cores between sessions (autogroup), and counts nice values within a session only.
+    Linux first shares the cores between sessions (autogroup), and counts nice values within a session only: there a
+    server's threads keep their own.
     """
-    with suppress(OSError):
-        os.setpriority(os.PRIO_PGRP, pid, nice)  # all threads; PRIO_PROCESS is the first one on Linux
+    if sys.platform != "linux":
+        with suppress(OSError):
+            os.setpriority(os.PRIO_PGRP, pid, nice)
+        return
     session = Path(f"/proc/{pid}/autogroup")
     for _ in range(_AUTOGROUP_TRIES):
         try:

@@ -27,6 +27,7 @@ class Policy:
     prompt: more may come, and each waits for the end of a chunk. A chunk is to take chunk_s, shared_chunk_s meanwhile,
     but is not shorter than least_chunk_tokens: a GPU takes as long for fewer, since it reads all weights.
     together: a step computes all started prompts, so that what may be started is started before any step.
+    yields: the host's other threads have a core before the one that computes.
     """
 
     chunk_tokens: int
@@ -42,10 +43,11 @@ class Policy:
     shared_chunk_s: float = 0.5
     lately_s: float = 1.0
     together: bool = False
+    yields: bool = False
 
 
-CPU_CHUNKS: Mapping[str, Any] = {"least_chunk_tokens": 64, "chunk_s": 0.15, "shared_chunk_s": 0.03}
-"""Of a policy for a CPU, which is as fast with short chunks."""
+ON_CPU: Mapping[str, Any] = {"least_chunk_tokens": 64, "chunk_s": 0.15, "shared_chunk_s": 0.03, "yields": True}
+"""Of a policy for a CPU, which is as fast with short chunks, and which the threads of HTTP need too."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from disagg import logs
 from disagg.engines.base import PrefillRun
+from disagg.engines.base.priority import lower_priority_of_thread
 from disagg.errors import Cancelled, DisaggError, ModelError, Overloaded
 from disagg.servers.prefill.order import Candidate, Policy, State, chunk, is_alone, order
 
@@ -141,6 +142,8 @@ class Scheduler:
         error: DisaggError = ModelError("the engine's thread has ended", "see the server's log, then `disagg restart`")
         try:
             while (job := self._next()) is not None:
+                if self.policy.yields:
+                    lower_priority_of_thread()
                 self._step(job)
             error = Cancelled("the server is closing")
         except BaseException:  # noqa: BLE001 - the thread ends, and its reason is in the log

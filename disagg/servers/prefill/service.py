@@ -27,7 +27,7 @@ from disagg.servers.answer import GrowingAnswer, begin_answer, warm_up_tokenizer
 from disagg.servers.feed import Handover, TokenFeed
 from disagg.servers.prefill.delivery import delivery_by
 from disagg.servers.prefill.kv_wire import MeasuredRates, choose_form
-from disagg.servers.prefill.order import CPU_CHUNKS, Policy
+from disagg.servers.prefill.order import ON_CPU, Policy
 from disagg.servers.prefill.scheduler import PromptJob, Scheduler
 from disagg.servers.request import ActiveRequest, Phase
 from disagg.servers.service import Service, ServiceCall
@@ -104,7 +104,7 @@ class PrefillService(Service[PromptEngine]):
     async def load(self) -> None:
         self._engine = await on_daemon_thread(self._prepare, "load")
         if self._engine.info.backend.endswith("/cpu"):
-            self._scheduler.policy = replace(self._scheduler.policy, **CPU_CHUNKS)
+            self._scheduler.policy = replace(self._scheduler.policy, **ON_CPU)
         kv_bytes = min(self.kv_limit, self._engine.info.kv_bytes or self.kv_limit)
         self._scheduler.policy = replace(self._scheduler.policy, together=self._engine.together, kv_bytes=kv_bytes)
         self.state = "ok"

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import random
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
@@ -18,6 +21,7 @@ from mlx_lm.generate import BatchGenerator
 from disagg.api.sampling import Sampling
 from disagg.config import EngineOptions
 from disagg.engines.base import DecodeRequest
+from disagg.engines.base.priority import COMPUTE_NICE
 from disagg.engines.mlx import loop as mlx_loop
 from disagg.engines.mlx.batching import batch as mlx_batch
 from disagg.engines.mlx.batching import chunk as mlx_chunk
@@ -55,6 +59,21 @@ def test_an_answer_ends_at_max_tokens_with_one_call_per_step(engine: MLXDecodeEn
     assert len(collector.result()) == 7
     assert [token.finish for token in collector.tokens] == [None] * 6 + ["length"]
     assert collector.calls == [1] * 7
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a nice value is the whole process's")
+def test_on_a_cpu_the_other_threads_have_a_core_before_those_that_compute(tiny: TinyModel) -> None:
+    def nice() -> dict[str, int]:
+        return {one.name: os.getpriority(os.PRIO_PROCESS, int(one.name)) for one in Path("/proc/self/task").iterdir()}
+
+    before = nice()
+    engine = MLXDecodeEngine(tiny("llama"), 8192, OPTIONS)
+    try:
+        started = {thread: value for thread, value in nice().items() if thread not in before}
+        lowered = max(COMPUTE_NICE, os.getpriority(os.PRIO_PROCESS, 0))
+        assert len(started) >= 2 and set(started.values()) == {lowered}, "the engine's thread, and those of MLX"
+    finally:
+        engine.close()
 
 
 @pytest.fixture

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -11,8 +13,9 @@ from dataclasses import replace
 import pytest
 
 from disagg.engines.base import PrefillTiming
+from disagg.engines.base.priority import COMPUTE_NICE
 from disagg.errors import Cancelled, DisaggError, ModelError, Overloaded, PeerLost
-from disagg.servers.prefill.order import CPU_CHUNKS, Candidate, Policy, chunk, is_alone, order
+from disagg.servers.prefill.order import ON_CPU, Candidate, Policy, chunk, is_alone, order
 from disagg.servers.prefill.scheduler import PromptJob, Scheduler
 
 PATIENCE_S = 60.0
@@ -90,7 +93,7 @@ def test_chunks_are_short_enough_that_others_need_not_wait_long(alone: bool, tok
 
 @pytest.mark.parametrize(("alone", "tokens_s", "expected"), [(True, 2000, 300), (False, 5000, 150), (False, 100, 64)])
 def test_a_cpu_computes_shorter_chunks_while_others_come(alone: bool, tokens_s: float, expected: int) -> None:
-    assert chunk(alone, tokens_s, replace(POLICY, **CPU_CHUNKS)) == expected
+    assert chunk(alone, tokens_s, replace(POLICY, **ON_CPU)) == expected
 
 
 @pytest.mark.parametrize(
@@ -181,6 +184,19 @@ def test_a_short_prompt_is_computed_between_two_chunks_of_a_long_one() -> None:
         scheduler.release(long)
         scheduler.release(short)
         assert scheduler.kv_bytes == 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a nice value is the whole process's")
+@pytest.mark.parametrize("yields", [True, False])
+def test_on_a_cpu_the_other_threads_have_a_core_before_the_one_that_computes(yields: bool) -> None:
+    here = os.getpriority(os.PRIO_PROCESS, 0)
+    found: list[int] = []
+    run = Run("prompt", 100, [], lambda: found.append(os.getpriority(os.PRIO_PROCESS, 0)))
+    with scheduling(replace(POLICY, yields=yields)) as scheduler:
+        scheduler.submit(one := job(run))
+        one.computed.result(PATIENCE_S)
+    assert found == [max(here, COMPUTE_NICE) if yields else here]
+    assert replace(POLICY, **ON_CPU).yields and os.getpriority(os.PRIO_PROCESS, 0) == here
 
 
 class TogetherRun(Run):

@@ -1,0 +1,24 @@
+"""The priority of a thread that computes on a CPU, below that of the threads beside it."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from contextlib import suppress
+from typing import Final
+
+COMPUTE_NICE: Final = 5
+"""A third of the share of a thread at nice 0. A prompt or a token takes all cores for tens of milliseconds, and the
+thread that writes a finished token to its caller would wait for one as long."""
+
+
+def lower_priority_of_thread() -> None:
+    """Let the process's other threads have a core before this thread and those that it starts from now on.
+
+    Calling it again changes nothing. Only Linux has a nice value per thread; elsewhere this does nothing.
+    """
+    if sys.platform == "linux":
+        with suppress(OSError):
+            thread = threading.get_native_id()
+            os.setpriority(os.PRIO_PROCESS, thread, max(COMPUTE_NICE, os.getpriority(os.PRIO_PROCESS, thread)))
