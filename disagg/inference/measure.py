@@ -106,7 +106,7 @@ def _parts(trace: Trace, ttft: float, timing: Timing, shipped: ShippedEvent | No
         client=max(0.0, trace.requested - trace.began) + _order_s(trace),
         queue=timing.queue_s + (shipped.queue_s if shipped else 0.0),
         tokenise=timing.tokenise_s + (shipped.tokenise_s if shipped else 0.0),
-        prefill=shipped.compute_s if shipped else timing.compute_s,
+        prefill=shipped.compute_s + min(0.0, _accepted_s(trace, shipped, timing)) if shipped else timing.compute_s,
         exposed_transfer=_exposed(trace, shipped, timing),
         ingest=timing.ingest_s,
         first_step=timing.first_step_s,
@@ -124,13 +124,18 @@ def _exposed(trace: Trace, shipped: ShippedEvent | None, timing: Timing) -> floa
     """End of prefill compute -> KV accepted. Each host sees one end only: the smaller of two upper bounds.
 
     The prefill host's bound includes the acknowledgement's way back to it, during which the decode host already works
-    (48 ms were seen on a busy machine). The decode host's bound, from its slot event to the accepted KV, includes the
-    caller's time until the request to the prefill host, which is not transfer, and that request's way.
+    (48 ms were seen on a busy machine). The decode host's is `_accepted_s`.
     """
     if shipped is None:
         return 0.0
-    slot_to_end_of_compute = _order_s(trace) + shipped.tokenise_s + shipped.queue_s + shipped.compute_s
-    return min(shipped.exposed_transfer_s, timing.kv_wait_s - slot_to_end_of_compute)
+    return max(0.0, min(shipped.exposed_transfer_s, _accepted_s(trace, shipped, timing)))
+
+
+def _accepted_s(trace: Trace, shipped: ShippedEvent, timing: Timing) -> float:
+    """Stated end of compute -> KV accepted, from the decode host's times. It includes the caller's time until the
+    request to the prefill host, which is not transfer, and that request's way. Less than 0 if the prefill host learnt
+    late that its rows were computed, as of vLLM's workers: by then this request did not wait for it any more."""
+    return timing.kv_wait_s - (_order_s(trace) + shipped.tokenise_s + shipped.queue_s + shipped.compute_s)
 
 
 def _rate(tokens: int, seconds: float) -> float | None:

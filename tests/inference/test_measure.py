@@ -82,6 +82,16 @@ def test_an_acknowledgement_that_arrives_late_is_not_counted_as_transfer() -> No
     assert figures.ttft_parts.network >= 0
 
 
+def test_kv_that_was_accepted_before_the_stated_end_of_compute_is_not_waited_for_any_longer() -> None:
+    """No part is negative: the prompt was computed by then, whenever its host learnt of that."""
+    figures = metrics(TRACE, DONE, shipped(compute_s=0.8, exposed_transfer_s=0.0))
+    assert figures.exposed_transfer == 0.0
+    assert figures.ttft_parts.prefill == pytest.approx(0.75 - 0.06 - 0.001)
+    assert figures.prefill_time == 0.8
+    assert figures.ttft_parts.network >= 0
+    assert figures.ttft_parts.total == pytest.approx(figures.ttft)
+
+
 def test_a_slow_caller_is_neither_transfer_nor_network() -> None:
     """50 ms for connecting to the decode host, 80 ms for the prefill host."""
     slow = replace(TRACE, requested=10.05, slot=10.07, ordered=10.15)

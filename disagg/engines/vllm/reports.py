@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import secrets
 import selectors
 import socket
@@ -27,19 +28,24 @@ PAUSE_S = 0.5  # after a connection that could not be accepted
 @dataclass(slots=True, eq=False)
 class Awaited:
     """The reports of one prompt. done: all of them, one per part, or the first error. Whichever thread comes second
-    changes nothing. on_step: called on the reading thread for each step that a worker begins; it must not block."""
+    changes nothing. on_step: called on the reading thread for each step that a worker begins; it must not block.
+    computed: when all rows were, by time.monotonic() here; None until `done` has the reports."""
 
     id: str
     done: Future[Sequence[KVReport]] = field(default_factory=Future)
     reports: list[KVReport] = field(default_factory=list)
     connections: list[socket.socket] = field(default_factory=list)
+    computed: float | None = None
     on_step: Callable[[KVProgress], None] = lambda progress: None
+    _latest: float = -math.inf
 
-    def add(self, report: KVReport, parts: int) -> None:
+    def add(self, report: KVReport, parts: int, now: float | None = None) -> None:
         self.reports.append(report)
+        self._latest = max(self._latest, (time.monotonic() if now is None else now) - report.exposed_s)
         if report.error is not None:
             self.fail(DisaggError.from_json(dict(report.error)))
         elif len(self.reports) == parts:
+            self.computed = self._latest
             with contextlib.suppress(InvalidStateError):
                 self.done.set_result(tuple(self.reports))
 

@@ -44,6 +44,7 @@ class Run:
         self._held: int | None = None
         self._started = self._ended = time.monotonic()
         self._compute_s = 0.0
+        self._last_share = 0.0  # of its newest step
         self.name = secrets.token_hex(8)
         self.id = ""
         self.finished = False
@@ -82,7 +83,7 @@ class Run:
             self._held, self._started = min(share.before, self._tokens), began
         if self.remaining:
             self._computed = min(share.after, self._tokens)
-            self._ended = ended
+            self._ended, self._last_share = ended, share.share
             self._compute_s += share.share * (ended - began)
 
     def take(self, output: Any, began: float, ended: float) -> None:
@@ -102,6 +103,15 @@ class PromptRun(Run):
         self._awaited, self._reports = awaited, reports
         self._deadline = deadline
         self._closed = False
+
+    @property
+    def timing(self) -> PrefillTiming:
+        """See PrefillRun. vLLM goes on after the last rows, with a token that nobody needs: they are ready earlier, as
+        is known once all workers have reported."""
+        timing, ready = super().timing, self._awaited.computed
+        late_s = max(0.0, timing.ended - ready) if ready is not None else 0.0
+        computed_s = max(0.0, timing.compute_s - self._last_share * late_s)
+        return PrefillTiming(timing.started, timing.ended - late_s, timing.tokens, computed_s)
 
     @property
     def done(self) -> bool:

@@ -30,7 +30,8 @@ class Shipment:
 
     def __init__(self, order: KVOrder, header: Header) -> None:
         self._order = order
-        self._computed: float | None = None  # when the last rows were computed
+        self._computed: float | None = None  # when the last rows were queued, after which `_wait` waits for them
+        self._wait: Callable[[], None] | None = None
         self._failure: DisaggError | None = None
         self._deadline = time.monotonic() + order.deadline_s
         self._parts = header.parts
@@ -61,10 +62,11 @@ class Shipment:
             self._progress.append(progress)
             self._notify()
 
-    def computed(self) -> None:
-        """All rows are queued: finish, and report."""
+    def computed(self, wait: Callable[[], None] | None = None) -> None:
+        """All rows are queued: finish, and report. wait: until they are computed, if the device does that later; called
+        on a thread of the shipment."""
         if self._failure is None:
-            self._computed = time.monotonic()
+            self._wait, self._computed = wait, time.monotonic()
             self._notify()
 
     def fail(self, error: DisaggError) -> None:
@@ -120,6 +122,9 @@ class Shipment:
             if self._failure is not None:
                 raise self._failure
             assert self._computed is not None
+            if self._wait is not None:
+                self._wait()
+                self._computed = time.monotonic()
             sent = self._transfer.finish().sent(self._computed)
             self._report = KVReport(
                 kv_bytes=sent.payload_bytes,

@@ -42,6 +42,7 @@ class WorkerSide:
         self._sharding = Sharding.of(self._layout, config.parallel_config.tensor_parallel_size)
         self._part = self._sharding.part(rank)
         self._config = config
+        self._device = torch.device(config.device_config.device_type)
         self._groups = {name: (n, group.kv_cache_spec) for n, group in enumerate(groups) for name in group.layer_names}
         self._forms: dict[str, page_forms.Form] = {}
         self._places = page_forms.Places()
@@ -106,10 +107,10 @@ class WorkerSide:
                     sending.shipment.fail(_handoff_error(error))
 
     def end(self) -> None:
-        """The step has ended."""
+        """The step has ended, or on CUDA is queued."""
         for piece in self._pieces:
             if piece.last and (sending := self._sending.pop(piece.id, None)) is not None:
-                sending.shipment.computed()
+                sending.shipment.computed(_end_of_queue() if self._device.type == "cuda" else None)
         self._pieces = []
 
     def close(self) -> None:
@@ -139,10 +140,9 @@ class WorkerSide:
         except Exception as error:  # noqa: BLE001 - see `save`
             report_failure(order, header.parts, _handoff_error(error))
             return None
-        device = torch.device(self._config.device_config.device_type)
         try:
             emitter = RowEmitter(
-                self._layout, begun.tokens, device, shipment.send, wire=order.wire, start=order.start, copied=True
+                self._layout, begun.tokens, self._device, shipment.send, wire=order.wire, start=order.start, copied=True
             )
         except Exception as error:  # noqa: BLE001 - as above
             shipment.fail(_handoff_error(error))
@@ -157,6 +157,14 @@ class WorkerSide:
         group, spec = self._groups[name]
         place = self._places.of((piece.id, group), rows, piece.tables[group], spec.block_size, tensor.device)
         sending.send(index, rows.start, *page_forms.read(tensor, place, self._forms[name]))
+
+
+def _end_of_queue() -> Callable[[], None]:
+    """A wait for what the computing stream has been given so far."""
+    event = torch.cuda.Event()
+    event.record()
+    wait: Callable[[], None] = event.synchronize
+    return wait
 
 
 def _handoff_error(error: Exception) -> DisaggError:

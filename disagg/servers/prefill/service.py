@@ -145,8 +145,9 @@ class PrefillService(Service[PromptEngine]):
         kv_bytes = self.engine.info.layout.nbytes(header.tokens)
         job = PromptJob(request.id, header.tokens, kv_bytes, delivery.start, to=to, queued_bytes=delivery.queued_bytes)
         run = await self._computed(request, job, "computing the prompt")
-        timing, request.phase = run.timing, "sending KV"
-        sent = await on_daemon_thread(lambda: delivery.finish(timing.ended), f"kv-finish-{request.id}")
+        computed, request.phase = run.timing.ended, "sending KV"
+        sent = await on_daemon_thread(lambda: delivery.finish(computed), f"kv-finish-{request.id}")
+        timing = run.timing  # an engine that sends by itself knows only now when the rows were computed
         self.count(computed_prompt_tokens=timing.tokens, kv_bytes_total=sent.payload_bytes)
         self._rates.add(to, timing, sent)
         return ShippedEvent(

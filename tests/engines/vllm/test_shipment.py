@@ -75,6 +75,28 @@ def test_the_engine_learns_what_a_transfer_took(receiver: Receiver, reports: Rep
     assert reports.outstanding == 0
 
 
+def test_rows_that_the_device_computes_later_are_computed_when_it_has_done_so(
+    receiver: Receiver, reports: Reports
+) -> None:
+    """The time of the transfer beside the computation ends then, and not when the rows were queued."""
+    cache = Cache.random(mixed_layout(), 9)
+    slot, awaited = receiver.issue(cache), reports.expect("an id of sixteen")
+    shipment = Shipment(order(receiver, reports, slot, awaited), header_for(slot))
+    for block in cache.blocks():
+        shipment.send(block)
+    ready: list[float] = []
+
+    def wait() -> None:
+        time.sleep(0.05)
+        ready.append(time.monotonic())
+
+    shipment.computed(wait)
+    (report,) = awaited.done.result(PATIENCE_S)
+    of_type(receiver.result(slot), ReceivedKV).release()
+    assert awaited.computed is not None and awaited.computed >= ready[0]
+    assert report.exposed_s <= time.monotonic() - ready[0]
+
+
 def test_a_transfer_of_two_workers_is_done_when_both_have_reported(receiver: Receiver, reports: Reports) -> None:
     cache = Cache.random(mixed_layout(), 9)
     slot, awaited = receiver.issue(cache), reports.expect("an id of sixteen")

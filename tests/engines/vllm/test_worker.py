@@ -43,7 +43,7 @@ class FakeShipment:
     def fail(self, error: DisaggError) -> None:
         self.failures.append(error)
 
-    def computed(self) -> None:
+    def computed(self, wait: Callable[[], None] | None) -> None:
         self.finished = True
 
 

@@ -21,15 +21,16 @@ from disagg.api.events import DoneEvent, Event, ShippedEvent, TokensEvent
 from disagg.api.requests import GenerateBody, KVAddress, PrefillBody
 from disagg.api.sampling import Sampling
 from disagg.config import EngineOptions, load
-from disagg.engines.base import PrefillRun, PromptEngine
+from disagg.engines.base import PrefillRun, PrefillTiming, PromptEngine
 from disagg.errors import DeadlineExceeded, Overloaded, RequestError
 from disagg.kv.fingerprint import token_hash
 from disagg.kv.receive import KVServer
 from disagg.kv.receive.tickets import Expected, KVOutcome, Tickets
 from disagg.kv.received import ReceivedKV
-from disagg.kv.send import SendLimits
+from disagg.kv.send import SendLimits, SentKV
 from disagg.servers import caller as callers
 from disagg.servers.caller import Caller
+from disagg.servers.prefill import service as services
 from disagg.servers.prefill.service import PrefillService
 from disagg.servers.run import make_service
 from tests.ports import free_ports
@@ -285,3 +286,41 @@ async def test_prompts_are_begun_within_what_the_engine_states_that_it_has(
         assert service.kv_limit == limit
     finally:
         await service.close()
+
+
+class ToldLater:
+    """A Delivery by an engine whose prompt was computed for 7 s, as it knows once the KV is sent; until then, 9 s."""
+
+    remaining, held, done, told = 0, 0, True, False
+
+    def __init__(self) -> None:
+        self.began = time.monotonic()
+
+    @property
+    def timing(self) -> PrefillTiming:
+        seconds = 7.0 if self.told else 9.0
+        return PrefillTiming(self.began, self.began + seconds, 2, seconds)
+
+    def start(self) -> ToldLater:
+        return self
+
+    def finish(self, compute_ended: float) -> SentKV:
+        self.told = True
+        return SentKV(70, 0.1, 0.2, None, compute_ended)
+
+    def queued_bytes(self) -> int:
+        return 0
+
+    def end(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+async def test_the_time_of_a_prompt_is_what_its_engine_knows_once_its_kv_is_sent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with serving(tmp_path) as service:
+        monkeypatch.setattr(services, "delivery_by", lambda *args, **options: ToldLater())
+        with receiving(service) as receiver:
+            event = await shipped(service, receiver.body([5, 6, 7]))
+    assert (event.compute_s, event.computed_tokens, event.kv_bytes) == (7.0, 2, 70)

@@ -7,7 +7,7 @@ from contextlib import closing
 
 import pytest
 
-from disagg.api.delivery import KVProgress, OrderAnswer
+from disagg.api.delivery import KVProgress, KVReport, OrderAnswer
 from disagg.engines.vllm.reports import Reports
 from disagg.engines.vllm.runs import Run
 from disagg.engines.vllm.served.prompt import ServedPrompt
@@ -44,6 +44,24 @@ def test_a_step_lasts_until_the_next_one_and_the_last_until_the_answer(run: Serv
     assert (run.remaining, run.done) == (0, True)
     timing = run.timing
     assert (timing.started, timing.ended, timing.tokens, timing.compute_s) == (10.0, 16.0, 200, 2.0 + 0.5 * 4.0)
+
+
+def test_a_prompt_is_computed_when_the_last_of_its_workers_has_its_rows(run: ServedPrompt) -> None:
+    """vLLM answers later, with a token. Of the last step, three quarters were this prompt's."""
+    run.begin_step(KVProgress(0, 300, 0.75), 10.0)
+    run.take_end(TAKEN, 20.0)
+    assert (run.timing.ended, run.timing.compute_s) == (20.0, 7.5)
+    run._awaited.add(KVReport(exposed_s=2.0), 2, now=15.0)
+    assert (run.timing.ended, run.timing.compute_s) == (20.0, 7.5)
+    run._awaited.add(KVReport(exposed_s=0.5), 2, now=16.5)
+    assert (run.timing.ended, run.timing.compute_s) == (16.0, 4.5)
+
+
+def test_a_report_that_comes_late_does_not_make_a_prompt_end_later(run: ServedPrompt) -> None:
+    run.begin_step(KVProgress(0, 300, 1.0), 10.0)
+    run.take_end(TAKEN, 20.0)
+    run._awaited.add(KVReport(exposed_s=0.5), 1, now=30.0)
+    assert (run.timing.ended, run.timing.compute_s) == (20.0, 10.0)
 
 
 def test_a_step_that_several_ranks_report_is_one(run: ServedPrompt) -> None:
