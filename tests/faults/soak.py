@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -16,6 +16,9 @@ from tests.faults.process import Held
 ALLOWED_GROWTH: Final = 1.02
 MAX_KV_BYTES: Final = 8 << 20  # of a host: KV of finished requests fills it before the first measurement
 TIMEOUT_S: Final = 60.0
+SETTLE_S: Final = 2.0
+"""A decode host trims its memory a second after its last request."""
+SETTLE_READINGS: Final = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +92,7 @@ async def run(fleet: FaultFleet, settings: Settings, tell: Callable[[str], None]
         async with fleet.client() as client:
             await asyncio.gather(*(caller(client, numbers) for _ in range(settings.concurrency)))
         await asyncio.to_thread(fleet.wait_idle, curve[min(curve)] if curve else before)
-        return fleet.held()
+        return await settled(fleet.held)
 
     for first in range(0, settings.requests, settings.early):
         last = min(first + settings.early, settings.requests)
@@ -97,6 +100,19 @@ async def run(fleet: FaultFleet, settings: Settings, tell: Callable[[str], None]
         tell(row(last, curve[last]))
     left = await asyncio.to_thread(fleet.left_over, curve[min(curve)])
     return Report(curve, aborted, tuple(failed), tuple(left))
+
+
+async def settled(
+    held: Callable[[], Mapping[str, Held]], pause: Callable[[float], Awaitable[object]] = asyncio.sleep
+) -> Mapping[str, Held]:
+    """What is held once no server's memory shrinks any more, or after SETTLE_READINGS."""
+    now = held()
+    for _ in range(SETTLE_READINGS):
+        await pause(SETTLE_S)
+        before, now = now, held()
+        if all(now[name].resident >= one.resident for name, one in before.items()):
+            break
+    return now
 
 
 def row(requests: int, held: Mapping[str, Held]) -> str:

@@ -562,6 +562,21 @@ def test_mlx_keeps_no_more_freed_buffers_than_it_may(tiny: TinyModel) -> None:
     assert mx.set_cache_limit(usual) == mlx_batch._MAX_CACHE_BYTES
 
 
+def test_memory_is_trimmed_when_no_request_is_left_and_again_after_the_next_one(
+    tiny: TinyModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    idle = threading.Semaphore(0)
+    monkeypatch.setattr(mlx_loop, "_TRIM_AFTER_S", 0.01)
+    monkeypatch.setattr(mlx_loop, "trim_memory", idle.release)
+    engine = MLXDecodeEngine(tiny("llama"), 8192, OPTIONS)
+    try:
+        assert idle.acquire(timeout=60)
+        start(engine, prompt(16), max_tokens=3).result()
+        assert idle.acquire(timeout=60)
+    finally:
+        engine.close()
+
+
 def test_info_describes_the_loaded_engine(mlx_engine: Engines) -> None:
     info = mlx_engine("qwen3_moe").info
 
