@@ -178,19 +178,24 @@ class Bed:
             return socket.create_server((network.HUB if self.real else "127.0.0.1", 0))
 
     @contextmanager
-    def cut(self, name: str) -> Iterator[None]:
-        """Within, nothing passes between the host and the others: the cable is out."""
-        self.cut_link(name)
+    def cut(self, name: str, *, silent: bool = False) -> Iterator[None]:
+        """Within, nothing passes between the host and the others: the cable is out. silent: see cut_link."""
+        self.cut_link(name, silent=silent)
         try:
             yield
         finally:
             self.mend_link(name)
 
-    def cut_link(self, name: str) -> None:
+    def cut_link(self, name: str, *, silent: bool = False) -> None:
+        """Pull the cable. silent: a new connection from the hub is never answered, as through a router. Otherwise it
+        fails with "No route to host", at once instead of after the seconds in which the kernel looks for the host."""
         self._in_hub("ip", "link", "set", self.hosts[name].link, "down")
+        if not silent:
+            self._in_hub("ip", "route", "replace", "unreachable", self.hosts[name].address)
 
     def mend_link(self, name: str) -> None:
         """Put the cable back, and wait until the host answers."""
+        self._in_hub("ip", "route", "flush", "exact", f"{self.hosts[name].address}/32")
         self._in_hub("ip", "link", "set", self.hosts[name].link, "up")
         with network.inside(self.hub):
             _await_sshd(self.hosts[name])

@@ -473,9 +473,11 @@ def test_a_frozen_sshd_is_unreachable_in_bounded_time(make: Make, bed: Bed, capf
     assert capfd.readouterr() == ("", ""), "paramiko's threads print tracebacks"
 
 
-def test_a_host_without_a_link_is_unreachable_in_bounded_time(make: Make, bed: Bed) -> None:
+@pytest.mark.parametrize("silent", [True, False])
+def test_a_host_without_a_link_is_unreachable_in_bounded_time(make: Make, bed: Bed, silent: bool) -> None:
     bed.need_links()
-    with ends_by_itself(), bed.cut("dgx-spark-1"), pytest.raises(HostUnreachable, match=r"169\.254\.150\.103:22"):
+    cut = bed.cut("dgx-spark-1", silent=silent)
+    with ends_by_itself(), cut, pytest.raises(HostUnreachable, match=r"169\.254\.150\.103:22"):
         make(timeouts=FAST).run(["true"])
 
 
@@ -502,10 +504,17 @@ def test_the_connection_serves_on_after_a_timeout(spark: SSHMachine) -> None:
     assert spark.run(["echo", "still here"], timeout=LONG_S).stdout == "still here\n"
 
 
-def test_a_cut_link_ends_a_run_within_seconds_and_the_host_ends_it_too(make: Make, bed: Bed) -> None:
+@pytest.fixture
+def make_guarded(make: Make, monkeypatch: pytest.MonkeyPatch) -> Make:
+    """Machines whose guard ends a command soon after its client is gone, but is told often that the client is there."""
+    monkeypatch.setattr("disagg.fleet.machine.ssh.machine.HEARTBEAT_S", 0.25)
+    return lambda: make(timeouts=FAST, guard_s=4)
+
+
+def test_a_cut_link_ends_a_run_within_seconds_and_the_host_ends_it_too(make_guarded: Make, bed: Bed) -> None:
     bed.need_links()
     there = bed.hosts["dgx-spark-1"]
-    machine = make(timeouts=FAST, guard_s=2)
+    machine = make_guarded()
 
     def cut_when_it_runs() -> None:
         wait_until(lambda: running(there, "sleep 4323"))
@@ -524,9 +533,9 @@ def test_a_cut_link_ends_a_run_within_seconds_and_the_host_ends_it_too(make: Mak
     assert machine.run(["echo", "back"]).stdout == "back\n"
 
 
-def test_a_cut_link_ends_an_upload_and_leaves_no_half_tree(make: Make, bed: Bed, there: BedHost) -> None:
+def test_a_cut_link_ends_an_upload_and_leaves_no_half_tree(make_guarded: Make, bed: Bed, there: BedHost) -> None:
     bed.need_links()
-    machine = make(timeouts=FAST, guard_s=2)
+    machine = make_guarded()
     noise = os.urandom(4 << 20)
     with bed.limited("dgx-spark-1", 8):
 
@@ -552,7 +561,7 @@ def test_a_large_file_goes_on_after_a_cut_link_where_it_stopped(
     bed: Bed, make: Make, there: BedHost, tmp_path: Path
 ) -> None:
     bed.need_links()
-    machine, big = make(timeouts=FAST, guard_s=2), tmp_path / "big"
+    machine, big = make(timeouts=FAST), tmp_path / "big"
     big.write_bytes(os.urandom(6 << 20))
     machine.run(["true"])
     with bed.limited("dgx-spark-1", 16):
@@ -569,7 +578,8 @@ def test_a_large_file_goes_on_after_a_cut_link_where_it_stopped(
         finally:
             bed.mend_link("dgx-spark-1")
     kept = next((there.home / "parts").iterdir())
-    wait_until(lambda: all(process.name() != "cat" for process in there.processes()))
+    there.as_root("pkill", "-TERM", "-x", "cat", check=False)  # as the guard does within 30 s
+    wait_until(lambda: there.as_root("pgrep", "-x", "cat", check=False).returncode == 1)
     assert 0 < kept.stat().st_size < big.stat().st_size
     before = kept.stat().st_size
     assert machine.put_tree({"big": big}, "tree", parts="parts") < big.stat().st_size - before + (1 << 20)
