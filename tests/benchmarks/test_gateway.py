@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.gateway import Pair, Times, estimate, figures
+from benchmarks.gateway import Pair, estimate, figures
+from benchmarks.gateway_ways import Times
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,94 @@
+"""The two ways of asking that benchmarks.gateway compares: disagg's own client, and a bare socket to the gateway."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+import time
+from collections import Counter
+from collections.abc import AsyncIterator
+from typing import Any, Final, NamedTuple
+
+from disagg import AsyncClient
+
+TOKENS: Final = 64
+
+
+class Times(NamedTuple):
+    """Seconds: to the first token, and per token after it."""
+
+    ttft: float
+    tpot: float
+
+
+class Arrival(NamedTuple):
+    """How many tokens of an answer have arrived. method: how the answer came about, at its end."""
+
+    tokens: int
+    method: str = ""
+
+
+async def timed(tokens: AsyncIterator[Arrival], methods: Counter[str]) -> Times:
+    """methods: counts by which method each answer came about."""
+    began = time.perf_counter()
+    arrivals = [(time.perf_counter(), arrival) async for arrival in tokens]
+    methods[arrivals.pop()[1].method] += 1
+    first, last = arrivals[0], arrivals[-1]
+    return Times(first[0] - began, (last[0] - first[0]) / (last[1].tokens - first[1].tokens))
+
+
+async def tokens_of_client(
+    client: AsyncClient, model: str, prompt: list[int], tokens: int = TOKENS
+) -> AsyncIterator[Arrival]:
+    count = 0
+    options: dict[str, Any] = {"max_tokens": tokens, "ignore_eos": True, "logprobs": 0}
+    async with client.stream(model, tokens=prompt, cache_salt=secrets.token_hex(8), **options) as stream:
+        async for chunk in stream:
+            if chunk.tokens:
+                count += len(chunk.tokens)
+                yield Arrival(count)
+    yield Arrival(count, f"client: {stream.completion.metrics.method}")
+
+
+class Caller:
+    """An HTTP client of the gateway that costs next to nothing itself: one connection, kept open."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, host: str) -> None:
+        self._reader, self._writer, self._host = reader, writer, host
+
+    @classmethod
+    async def connected(cls, url: str) -> Caller:
+        host = url.removeprefix("http://")
+        address, port = host.rsplit(":", 1)
+        return cls(*await asyncio.open_connection(address, int(port)), host)
+
+    async def lines(self, path: str, body: bytes) -> AsyncIterator[bytes]:
+        """The lines of the answer to a POST, to the end of its stream."""
+        head = f"POST {path} HTTP/1.1\r\nHost: {self._host}\r\nContent-Type: application/json\r\nContent-Length: "
+        self._writer.write(head.encode() + str(len(body)).encode() + b"\r\n\r\n" + body)
+        if not (status := await self._reader.readline()).startswith(b"HTTP/1.1 200"):
+            raise SystemExit(f"the gateway answers {status!r}")
+        while (await self._reader.readline()).strip():
+            pass
+        while size := int(await self._reader.readline(), 16):
+            for line in (await self._reader.readexactly(size)).splitlines():
+                yield line
+            await self._reader.readline()
+        await self._reader.readline()
+
+
+async def tokens_of_gateway(
+    caller: Caller, model: str, prompt: list[int], tokens: int = TOKENS
+) -> AsyncIterator[Arrival]:
+    """Log-probabilities make every token of a chunk countable."""
+    body = {"model": model, "prompt": prompt, "max_tokens": tokens, "ignore_eos": True, "stream": True, "logprobs": 0}
+    count, method = 0, ""
+    async for line in caller.lines("/v1/completions", json.dumps({**body, "temperature": 0}).encode()):
+        if line.startswith(b"data: {") and (choices := json.loads(line[6:])["choices"]):
+            new = len((choices[0].get("logprobs") or {}).get("tokens", ()))
+            count += new
+            method = choices[0].get("disagg", {}).get("method", method)
+            if new:
+                yield Arrival(count)
+    yield Arrival(count, f"gateway: {method}")
