@@ -7,7 +7,7 @@ import json
 import secrets
 import time
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from typing import Any, Final, NamedTuple
 
 from disagg import AsyncClient
@@ -16,26 +16,36 @@ TOKENS: Final = 64
 
 
 class Times(NamedTuple):
-    """Seconds: to the first token, and per token after it."""
+    """Seconds: to the first token, and per token after it. within: as the client within the gateway measured them."""
 
     ttft: float
     tpot: float
+    within: Times | None = None
 
 
 class Arrival(NamedTuple):
-    """How many tokens of an answer have arrived. method: how the answer came about, at its end."""
+    """How many tokens of an answer have arrived. At its end method: how it came about; disagg: the gateway's object
+    of that name."""
 
     tokens: int
     method: str = ""
+    disagg: Mapping[str, Any] | None = None
 
 
 async def timed(tokens: AsyncIterator[Arrival], methods: Counter[str]) -> Times:
     """methods: counts by which method each answer came about."""
     began = time.perf_counter()
     arrivals = [(time.perf_counter(), arrival) async for arrival in tokens]
-    methods[arrivals.pop()[1].method] += 1
+    end = arrivals.pop()[1]
+    methods[end.method] += 1
     first, last = arrivals[0], arrivals[-1]
-    return Times(first[0] - began, (last[0] - first[0]) / (last[1].tokens - first[1].tokens))
+    tpot = (last[0] - first[0]) / (last[1].tokens - first[1].tokens)
+    return Times(first[0] - began, tpot, within(end.disagg, end.tokens) if end.disagg else None)
+
+
+def within(disagg: Mapping[str, Any], tokens: int) -> Times:
+    """The gateway's own figures of an answer of so many tokens. Its total_time ends with the last of them."""
+    return Times(disagg["ttft"], (disagg["total_time"] - disagg["ttft"]) / (tokens - 1))
 
 
 async def tokens_of_client(
@@ -83,12 +93,12 @@ async def tokens_of_gateway(
 ) -> AsyncIterator[Arrival]:
     """Log-probabilities make every token of a chunk countable."""
     body = {"model": model, "prompt": prompt, "max_tokens": tokens, "ignore_eos": True, "stream": True, "logprobs": 0}
-    count, method = 0, ""
+    count, disagg = 0, dict[str, Any]()
     async for line in caller.lines("/v1/completions", json.dumps({**body, "temperature": 0}).encode()):
         if line.startswith(b"data: {") and (choices := json.loads(line[6:])["choices"]):
             new = len((choices[0].get("logprobs") or {}).get("tokens", ()))
             count += new
-            method = choices[0].get("disagg", {}).get("method", method)
+            disagg = choices[0].get("disagg", disagg)
             if new:
                 yield Arrival(count)
-    yield Arrival(count, f"gateway: {method}")
+    yield Arrival(count, f"gateway: {disagg.get('method')}", disagg)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import socket
 from collections.abc import Callable
 
@@ -69,9 +70,18 @@ async def _serve(
         watch = GatewayWatch(client, Recorder(history_path(client.fleet)), keep_text=keep_text)
         async with watch.running():
             url_host, port = listener.getsockname()[:2]
-            ready(f"http://{f'[{url_host}]' if ':' in url_host else url_host}:{port}")
             application = build(client, access, GatewayHealth(client, member), watch)
+            spare_collector()
+            ready(f"http://{f'[{url_host}]' if ':' in url_host else url_host}:{port}")
             await server(application, stopping=watch.feed.stop).serve(sockets=[listener])
+
+
+def spare_collector() -> None:
+    """Let the garbage collector leave alone what exists now, which lives as long as the process: modules and routes.
+
+    Otherwise a full collection, about one in 500 requests, holds up every stream: for 57 ms on a busy machine."""
+    gc.collect()
+    gc.freeze()
 
 
 def server(

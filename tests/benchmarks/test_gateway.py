@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.gateway import Pair, estimate, figures
-from benchmarks.gateway_ways import Times
+from benchmarks.gateway import Estimate, Pair, estimate, figures
+from benchmarks.gateway_ways import Times, within
+
+WITHIN = Times(0.1, 0.01)
 
 
 @pytest.mark.parametrize(
@@ -27,9 +29,23 @@ def test_the_interval_of_a_median_lies_between_two_values_of_binomial_rank(count
 def test_what_the_gateway_adds_is_judged_by_pairs_not_by_the_medians_of_each_way() -> None:
     """A prompt that takes long takes long both ways."""
     slow, fast = 0.500, 0.100
-    pairs = [Pair(Times(base, 0.010), Times(base + 0.003, 0.0101)) for base in (slow, fast) * 10]
+    pairs = [Pair(Times(base, 0.010), Times(base + 0.003, 0.0101, WITHIN)) for base in (slow, fast) * 10]
     found = figures(pairs)
     assert found["added_ttft_ms"]["median"] == pytest.approx(3.0)
     assert found["added_ttft_ms"]["high"] == pytest.approx(3.0)
     assert found["added_tpot"]["median"] == pytest.approx(0.01)
     assert found["client"]["ttft_ms"] == pytest.approx(300.0)
+
+
+def test_what_is_the_gateway_s_own_is_told_by_its_answers_alone() -> None:
+    """Whatever the client's answers of the same pairs took."""
+    pairs = [Pair(Times(wait, 0.010), Times(0.104, 0.0102, Times(0.102, 0.010))) for wait in (0.05, 0.15)]
+    found = figures(pairs)
+    assert found["own_ttft_ms"] == pytest.approx({"median": 2.0, "low": 2.0, "high": 2.0})
+    assert found["own_tpot"]["median"] == pytest.approx(0.02)
+    assert within({"ttft": 0.5, "total_time": 1.13}, 64) == (0.5, pytest.approx(0.01), None)
+
+
+@pytest.mark.parametrize(("low", "high", "verdict"), [(1, 5, "met"), (4, 6, "undecided"), (5.1, 6, "not met")])
+def test_a_goal_within_the_interval_is_neither_met_nor_missed(low: float, high: float, verdict: str) -> None:
+    assert Estimate((low + high) / 2, low, high).judged(5) == verdict
