@@ -72,6 +72,9 @@ def test_on_a_cpu_the_other_threads_have_a_core_before_those_that_compute(tiny: 
         started = {thread: value for thread, value in nice().items() if thread not in before}
         lowered = max(COMPUTE_NICE, os.getpriority(os.PRIO_PROCESS, 0))
         assert len(started) >= 2 and set(started.values()) == {lowered}, "the engine's thread, and those of MLX"
+        here = os.sched_getscheduler(0)
+        policy = os.SCHED_BATCH if here == os.SCHED_OTHER else here
+        assert {os.sched_getscheduler(int(thread)) for thread in started} == {policy}
     finally:
         engine.close()
 
