@@ -24,9 +24,9 @@ import mlx.core as mx
 from disagg.config import EngineOptions
 from disagg.engines.base import Token
 from disagg.engines.base.priority import lower_priority_of_thread
-from disagg.engines.mlx.batching.batch import bound_memory, release_memory, trim_memory
 from disagg.engines.mlx.batching.groups import GroupedBatch
 from disagg.engines.mlx.batching.job import Job, Jobs
+from disagg.engines.mlx.batching.memory import bound_memory, release_memory, trim_memory
 from disagg.engines.mlx.commands import Commands, as_disagg
 from disagg.engines.mlx.held import Rows, hold, make_store
 from disagg.engines.mlx.load import select_device

@@ -23,9 +23,9 @@ from disagg.config import EngineOptions
 from disagg.engines.base import DecodeRequest
 from disagg.engines.base.priority import COMPUTE_NICE
 from disagg.engines.mlx import loop as mlx_loop
-from disagg.engines.mlx.batching import batch as mlx_batch
 from disagg.engines.mlx.batching import chunk as mlx_chunk
 from disagg.engines.mlx.batching import job as mlx_job
+from disagg.engines.mlx.batching.memory import MAX_CACHE_BYTES
 from disagg.engines.mlx.engine import MLXDecodeEngine
 from disagg.errors import Cancelled, ModelError, Overloaded, RequestError
 from tests.engines.mlx.mlx_parts import Collector, Engines, References, counting, held_up, prompt, start, until
@@ -562,7 +562,7 @@ def test_prompts_side_by_side_share_one_chunk_per_step(
 def test_mlx_keeps_no_more_freed_buffers_than_it_may(tiny: TinyModel) -> None:
     usual = mx.set_cache_limit(64 << 30)  # as on a Mac
     MLXDecodeEngine(tiny("llama"), 8192, OPTIONS).close()
-    assert mx.set_cache_limit(usual) == mlx_batch._MAX_CACHE_BYTES
+    assert mx.set_cache_limit(usual) == MAX_CACHE_BYTES
 
 
 def test_memory_is_trimmed_when_no_request_is_left_and_again_after_the_next_one(

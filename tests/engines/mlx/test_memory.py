@@ -9,17 +9,15 @@ from pathlib import Path
 
 import mlx.core as mx
 
-from disagg.engines.mlx.batching.batch import release_memory, trim_memory
+from disagg.engines.mlx.batching.memory import release_memory, trim_memory
 
 def resident():
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
 
-large, small = [], []
-for _ in range(400):  # 40 MB, with something between that stays
-    large.append(mx.ones((100, 256)))
-    small.append(mx.ones((8,)))
-    mx.eval(large[-1], small[-1])
-large.clear()
+arrays = [mx.ones((100, 256)) for _ in range(800)]
+for array in arrays:
+    mx.eval(array)
+del array, arrays[::2]  # 40 MB in holes of 100 KB
 release_memory()
 before = resident()
 trim_memory()

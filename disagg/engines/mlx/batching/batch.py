@@ -7,11 +7,9 @@ All sequences of one batch are left-padded to the longest; `groups` runs several
 
 from __future__ import annotations
 
-import ctypes
 import math
-from typing import Any, Final
+from typing import Any
 
-import mlx.core as mx
 from mlx_lm.generate import BatchGenerator, StopSequences
 
 from disagg.api.events import FinishReason
@@ -24,10 +22,6 @@ from disagg.engines.mlx.held import covers, snapshot
 
 # Prompts that may be computed together, right-padded, while other requests decode.
 _PREFILL_BATCH = 8
-# Freed buffers that mlx keeps for reuse while requests run. mlx's own bound is 32 MiB on Linux and nearly all memory on
-# a Mac.
-_MAX_CACHE_BYTES = 1 << 30
-_malloc_trim: Final = getattr(ctypes.CDLL(None), "malloc_trim", None)  # of glibc; Metal's buffers are not of malloc
 
 
 class Batch:
@@ -145,24 +139,3 @@ class Batch:
         if finish and job.finite:
             job.ended = list(response.all_tokens), response.prompt_cache
         return Token(chosen, logprob, top, finish)
-
-
-def bound_memory() -> None:
-    """Limit mlx's cache of freed buffers to _MAX_CACHE_BYTES."""
-    allowed = mx.set_cache_limit(_MAX_CACHE_BYTES)
-    mx.set_cache_limit(min(allowed, _MAX_CACHE_BYTES))
-
-
-def release_memory() -> None:
-    """Return freed buffers to the system; called when no request is left."""
-    mx.clear_cache()
-
-
-def trim_memory() -> None:
-    """Return what malloc keeps of freed buffers to the system, which takes about a millisecond.
-
-    On a CPU, mlx's buffers are of malloc, which keeps what is freed below a block in use: up to 40 MB of 330, now more,
-    now less, after some hundred short requests.
-    """
-    if _malloc_trim is not None:
-        _malloc_trim(0)
