@@ -54,7 +54,8 @@ class Exchange(BodyParts):
                     await self._cut(writing, cut)
                     raise
         finally:
-            cancelled = writing.cancelled() or isinstance(writing.exception(), Cancelled)
+            # A stop that is pressed leaves no time for the task to end.
+            cancelled = not writing.done() or writing.cancelled() or isinstance(writing.exception(), Cancelled)
             ended(cancelled)
         if not cancelled:
             writing.result()

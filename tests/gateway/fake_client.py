@@ -63,6 +63,9 @@ def tokens_of(text: str) -> tuple[TokenLogprob, ...]:
 class FakeStream:
     """One answer: the steps in turn."""
 
+    close_s = 0.0
+    """How long closing it takes."""
+
     def __init__(self, steps: tuple[Step, ...]) -> None:
         self._steps = steps
         self.closed = False
@@ -72,6 +75,7 @@ class FakeStream:
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        await asyncio.sleep(self.close_s)
         self.closed = True
 
     def waiting(self) -> list[Chunk]:

@@ -15,6 +15,8 @@ import pytest
 
 from disagg.errors import PortInUse, ServerUnavailable
 from disagg.gateway import serve
+from disagg.gateway.history.recorder import Recorder
+from disagg.gateway.history.store import Filter, read
 from disagg.gateway.watch import GatewayWatch
 from disagg.http import protocol
 from disagg.http.accept import listen
@@ -22,7 +24,7 @@ from disagg.http.connections import ConnectionBounds
 from disagg.http.server import BoundedServer
 from disagg.inference.client import AsyncClient
 from tests.gateway import fake_client
-from tests.gateway.fake_client import FakeClient
+from tests.gateway.fake_client import FakeClient, FakeStream
 
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "hello"}], "stream": True}
 
@@ -37,7 +39,9 @@ class Running:
 
 @asynccontextmanager
 async def running(
-    client: FakeClient, bounds: ConnectionBounds = serve.BOUNDS, keys: Path = fake_client.NO_KEYS
+    client: FakeClient,
+    bounds: ConnectionBounds = serve.BOUNDS,
+    keys: Path = fake_client.NO_KEYS,
 ) -> AsyncIterator[Running]:
     listener = listen("127.0.0.1", 0, serve.HINTS)
     watch = GatewayWatch(cast(AsyncClient, client))
@@ -136,6 +140,32 @@ async def test_a_gateway_that_cannot_wait_any_longer_ends_answers_with_an_error(
         await asyncio.wait_for(gateway.task, 30)
     assert json.loads(rest[-1].removeprefix("data: "))["error"]["code"] == "gateway_stopped"
     assert client.streams[0].closed
+
+
+async def test_the_history_has_the_answers_that_the_gateways_stop_cut(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(serve, "DRAIN_S", 0)
+    monkeypatch.setattr(FakeStream, "close_s", 0.05)  # as a real one, which waits for its hosts' connections to close
+    client, path = FakeClient("one ", 60.0), tmp_path / "history.db"
+    watch = GatewayWatch(cast(AsyncClient, client), Recorder(path))
+    listener = listen("127.0.0.1", 0, serve.HINTS)
+    server = serve.server(fake_client.app(client, watch=watch), stopping=watch.feed.stop)
+
+    async def ask() -> None:
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}/v1/chat/completions"
+        async with new_http() as http, http.stream("POST", url, json=CHAT) as answer:
+            await anext(answer.aiter_lines())
+            server.should_exit = True
+            await asyncio.sleep(60)
+
+    asking = asyncio.ensure_future(ask())
+    async with watch.running():
+        await asyncio.wait_for(server.serve(sockets=[listener]), 30)
+    assert [entry.state for entry in read(path, Filter())] == ["cancelled"]
+    asking.cancel()
+    await asyncio.wait((asking,))
+    listener.close()
 
 
 async def test_the_official_client_does_not_repeat_what_was_already_retried_here() -> None:
