@@ -61,11 +61,23 @@ SLOW_PATHS = {
     "verify/test_verify.py",
 }
 LONGEST = (
-    "integration/test_installed_from_index.py",
     "integration/test_deployed_fleet.py",
-    "fleet/deploy/test_apply.py",
+    "integration/test_installed_from_index.py",
     "fleet/deploy/test_deploy_over_ssh.py",
+    "integration/test_exactness.py",
+    "fleet/deploy/test_apply.py",
+    "integration/test_vllm.py",
+    "fleet/lifecycle/test_deployed.py",
+    "engines/mlx/test_held.py",
+    "fleet/machine/ssh/test_machine.py",
+    "integration/test_vllm_server.py",
+    "engines/mlx/test_handoff.py",
+    "engines/architectures/test_handoff.py",
     "fleet/deploy/test_gone_again.py",
+    "gateway/test_openapi.py",
+    "verify/test_verify.py",
+    "integration/test_long_context.py",
+    "fleet/rollout/test_rollout.py",
     "cli/test_demo.py",
 )
 """Files of half a minute and more, longest first."""

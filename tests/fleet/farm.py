@@ -13,6 +13,8 @@ from tests.deadlines import LONG_S
 from tests.ports import free_ports
 
 FAKE = Path(__file__).with_name("fake_server.py")
+PLAIN_PATH = "/usr/bin:/bin"
+"""For hosts that are this machine: pyenv's shims, one per Python, take five times as long as the rest of a probe."""
 
 
 def wait_until(condition: Callable[[], bool], seconds: float = LONG_S) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.fleet.deploy.deploy_site import Site
+from tests.fleet.farm import PLAIN_PATH
 
 
 @pytest.fixture
@@ -38,7 +39,7 @@ def once_deployed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def _site(folder: Path, patch: pytest.MonkeyPatch) -> Site:
     (folder / "home").mkdir(exist_ok=True)
     patch.setenv("HOME", str(folder / "home"))
-    patch.setenv("PATH", "/usr/bin:/bin")
+    patch.setenv("PATH", PLAIN_PATH)
     return Site(folder)
 
 

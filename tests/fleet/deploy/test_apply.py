@@ -173,10 +173,14 @@ ERRORS: dict[str, Callable[[], BaseException]] = {
 }
 
 
+BROKEN_AT = {"failing before": (1, 3, 5, 7, 9), "link cut after": (1, 3, 5, 7, 9, 10)}
+"""By step: all states that a host can be left in, since what is there after a step is there before the next."""
+
+
 @pytest.mark.parametrize("kind", ERRORS)
 def test_broken_off_at_any_step_the_old_release_stays_and_the_next_run_repairs(deployed: Site, kind: str) -> None:
-    for number, name in enumerate(STEPS, 1):
-        old = deployed.current()
+    for number in BROKEN_AT[kind]:
+        name, old = STEPS[number - 1], deployed.current()
         change_everything(deployed, number)
         broken = deployed.deploy(Saboteur(LocalMachine("spark"), number, "after" in kind, ERRORS[kind]()))
         assert broken.result == "failed"

@@ -94,20 +94,18 @@ def test_a_token_that_others_can_read_is_found_and_the_named_command_mends_it(fl
     assert finding(0)["level"] == "ok"
 
 
-def test_uninstall_leaves_models_and_with_models_nothing(fleet: Operator) -> None:
-    fleet.run("uninstall", "--yes")
-    for host in fleet.bed.hosts.values():
-        left = remains(host)
-        assert left and [path for path in left if not path.startswith(".disagg/models/")] == []
-    fleet.run("deploy", "--yes")
+def test_uninstall_with_models_leaves_nothing(fleet: Operator) -> None:
     fleet.run("uninstall", "--yes", "--models")
     for host in fleet.bed.hosts.values():
         assert remains(host) == []
         assert not (host.home / ".disagg").exists()
 
 
-def test_models_that_outlive_their_host_go_with_a_second_uninstall(fleet: Operator) -> None:
+def test_uninstall_leaves_models_which_go_with_a_second_uninstall(fleet: Operator) -> None:
     fleet.run("uninstall", "--yes")
+    for host in fleet.bed.hosts.values():
+        left = remains(host)
+        assert left and [path for path in left if not path.startswith(".disagg/models/")] == []
     fleet.run("uninstall", "--yes", "--models")
     assert all(remains(host) == [] for host in fleet.bed.hosts.values())
 

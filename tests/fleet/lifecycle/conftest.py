@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from disagg.fleet.services import supervise
+from tests.fleet.farm import PLAIN_PATH
 from tests.fleet.lifecycle.yard import Yard
 
 
@@ -13,6 +14,7 @@ from tests.fleet.lifecycle.yard import Yard
 def yard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Yard]:
     yard = Yard(tmp_path, ("a", "b"))
     monkeypatch.setenv("HOME", str(yard.home))
+    monkeypatch.setenv("PATH", PLAIN_PATH)
     yield yard
     for folder in (yard.home / ".disagg/hosts").glob("*"):
         supervise.stop(folder)

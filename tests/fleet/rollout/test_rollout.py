@@ -24,6 +24,7 @@ from disagg.fleet.rollout.report import RolloutReport
 from disagg.fleet.rollout.rollout import Rollout
 from disagg.fleet.services import supervise
 from disagg.inference.sync_client import Client
+from tests.fleet.farm import PLAIN_PATH
 from tests.fleet.lifecycle.yard import Yard
 
 pytestmark = pytest.mark.slow
@@ -114,6 +115,7 @@ class Load:
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
     site = Site(tmp_path)
     monkeypatch.setenv("HOME", str(site.home))
+    monkeypatch.setenv("PATH", PLAIN_PATH)
     yield site
     for folder in (site.home / ".disagg/hosts").glob("*"):
         supervise.stop(folder)
