@@ -155,9 +155,11 @@ async def test_the_history_has_the_answers_that_the_gateways_stop_cut(
     async def ask() -> None:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}/v1/chat/completions"
         async with new_http() as http, http.stream("POST", url, json=CHAT) as answer:
-            await anext(answer.aiter_lines())
+            lines = answer.aiter_lines()
+            await anext(lines)
             server.should_exit = True
-            await asyncio.sleep(60)
+            async for _line in lines:
+                pass
 
     asking = asyncio.ensure_future(ask())
     async with watch.running():
