@@ -28,10 +28,10 @@ def test_a_handed_over_prompt_gives_the_tokens_of_both_frameworks_alone(
 
     handed_over = start(engine, tokens, torch_model.kv(tokens[:-1], engine.info.layout))
     answer = handed_over.result()
-    alone = start(engine, tokens)
+    alone = start(engine, tokens, max_tokens=24)
 
     assert answer == torch_model.greedy(tokens, draft=answer)
-    assert answer == alone.result()
+    assert answer[:24] == alone.result()
     assert len(set(answer)) >= 16, "constant text proves nothing"
     assert handed_over.timing.computed_prompt_tokens == 1
     assert alone.timing.computed_prompt_tokens == len(tokens)
@@ -43,8 +43,8 @@ def test_the_kv_of_another_prompt_changes_the_answer(
 ) -> None:
     engine, torch_model = mlx_engine(architecture), reference(architecture)
     tokens, other = prompt(200), prompt(200, seed=2)
-    right = start(engine, tokens, torch_model.kv(tokens[:-1], engine.info.layout))
-    wrong = start(engine, tokens, torch_model.kv(other[:-1], engine.info.layout))
+    right = start(engine, tokens, torch_model.kv(tokens[:-1], engine.info.layout), max_tokens=16)
+    wrong = start(engine, tokens, torch_model.kv(other[:-1], engine.info.layout), max_tokens=16)
 
     assert wrong.result() != right.result()
 

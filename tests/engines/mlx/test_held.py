@@ -25,6 +25,8 @@ from tests.values import present
 
 MODELS = ["llama", "gpt_oss", "gemma3_text"]  # full, sliding and full, mostly sliding
 CHUNK = 48
+ANSWER = 16
+"""Tokens of an answer, unless a test needs more."""
 
 
 @dataclass
@@ -43,7 +45,7 @@ class Chat:
     def send(
         self,
         tokens: Sequence[int],
-        count: int = 24,
+        count: int = ANSWER,
         *,
         salt: str = "",
         ship: bool = False,
@@ -115,13 +117,13 @@ def chat(model: Chat) -> Chat:
 def test_a_second_turn_gives_the_answer_of_a_full_prefill(chat: Chat, new: int, ship: bool) -> None:
     first = prompt(150)
     answer, held = chat.send(first, ship=ship)
-    assert (held, answer.result()) == (0, chat.reference.greedy(first, 24, draft=answer.ids))
+    assert (held, answer.result()) == (0, chat.reference.greedy(first, ANSWER, draft=answer.ids))
     second = [*first, *answer.ids, *prompt(new, seed=2)]
 
     answer, held = chat.send(second, ship=ship)
 
-    assert held == min(len(first) + 24, len(second) - 1)
-    assert answer.result() == chat.reference.greedy(second, 24, draft=answer.ids)
+    assert held == min(len(first) + ANSWER, len(second) - 1)
+    assert answer.result() == chat.reference.greedy(second, ANSWER, draft=answer.ids)
     assert answer.timing.computed_prompt_tokens == (1 if ship else len(second) - held)
 
 
@@ -146,7 +148,7 @@ def test_a_prompt_that_leaves_out_part_of_the_answer_goes_on_from_where_it_diffe
     answer, held = chat.send(second)
 
     assert held == (159 if chat.cuts else 149)
-    assert answer.result() == chat.reference.greedy(second, 24, draft=answer.ids)
+    assert answer.result() == chat.reference.greedy(second, ANSWER, draft=answer.ids)
 
 
 @pytest.mark.parametrize("cut", [20, WINDOW - 30])
@@ -158,7 +160,7 @@ def test_within_the_first_window_a_sliding_layer_is_cut_at_any_token(chat: Chat,
     answer, held = chat.send(second)
 
     assert held == cut
-    assert answer.result() == chat.reference.greedy(second, 24, draft=answer.ids)
+    assert answer.result() == chat.reference.greedy(second, ANSWER, draft=answer.ids)
 
 
 def test_requests_with_and_without_held_kv_share_a_batch(chat: Chat) -> None:
@@ -191,11 +193,11 @@ def test_two_requests_go_on_from_the_same_kv_and_do_not_change_it(chat: Chat) ->
     running = [chat.send(tokens) for tokens in branches]
 
     for tokens, (answer, held) in zip(branches, running, strict=True):
-        assert (held, answer.result()) == (len(common), chat.reference.greedy(tokens, 24, draft=answer.ids))
+        assert (held, answer.result()) == (len(common), chat.reference.greedy(tokens, ANSWER, draft=answer.ids))
     third = [*common, *prompt(17, seed=17)]
     again, held = chat.send(third)
     assert held == len(common)
-    assert again.result() == chat.reference.greedy(third, 24, draft=again.ids)
+    assert again.result() == chat.reference.greedy(third, ANSWER, draft=again.ids)
     assert chat.engine.held_bytes > before
 
 
@@ -221,22 +223,22 @@ def test_a_request_that_is_cancelled_in_its_answer_leaves_its_kv(chat: Chat) -> 
     again, held = chat.send(second)
 
     assert held >= len(tokens) - 1
-    assert again.result() == chat.reference.greedy(second, 24, draft=again.ids)
+    assert again.result() == chat.reference.greedy(second, ANSWER, draft=again.ids)
 
 
 def test_an_answer_goes_on_after_the_tokens_that_another_host_gave(chat: Chat) -> None:
     tokens = prompt(100)
     sampling: dict[str, Any] = {"temperature": 1.0, "seed": 7, "repetition_penalty": 1.1}
-    whole = chat.send(tokens, **sampling)[0].result()
+    whole = chat.send(tokens, 24, **sampling)[0].result()
     chat.engine.give_up_held(chat.engine.held_bytes)
 
-    rest, held = chat.send([*tokens, *whole[:10]], answered=10, **sampling)
+    rest, held = chat.send([*tokens, *whole[:10]], 24, answered=10, **sampling)
     assert (held, rest.result()) == (0, whole[10:])
-    rest, held = chat.send([*tokens, *whole[:17]], answered=17, **sampling)
+    rest, held = chat.send([*tokens, *whole[:17]], 24, answered=17, **sampling)
     assert (held, rest.result()) == (116 if chat.cuts else 109, whole[17:])
 
     with pytest.raises(RequestError, match="it has at most 24"):
-        chat.send([*tokens, *whole], answered=24)
+        chat.send([*tokens, *whole], 24, answered=24)
 
 
 def test_bytes_are_those_of_the_layout_and_are_free_once_given_up(chat: Chat) -> None:
@@ -270,7 +272,7 @@ def test_held_kv_is_not_given_up_while_a_request_is_about_to_use_it(chat: Chat) 
     assert held is not None
     chat.engine.give_up_held(10**9)
     collector = Collector()
-    request = DecodeRequest("pinned", tokens, Sampling(max_tokens=24, ignore_eos=True), held=held)
+    request = DecodeRequest("pinned", tokens, Sampling(max_tokens=ANSWER, ignore_eos=True), held=held)
     chat.engine.submit(request, collector)
     assert collector.result() == first.ids
     held.release()
@@ -322,7 +324,7 @@ def test_kv_that_cannot_be_copied_is_not_held_and_its_answer_is_whole(
     tokens = prompt(100)
     monkeypatch.setattr(mlx_held, "rows", _raise)
     answer, _ = chat.send(tokens)
-    assert answer.result() == chat.reference.greedy(tokens, 24, draft=answer.ids)
+    assert answer.result() == chat.reference.greedy(tokens, ANSWER, draft=answer.ids)
     assert (chat.engine.held_bytes, chat.engine.find_held(tokens, "")) == (0, None)
 
 

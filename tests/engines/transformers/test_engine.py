@@ -20,6 +20,7 @@ from disagg.engines.transformers.engine import TransformersPrefillEngine
 from disagg.errors import Cancelled, PeerLost, PreflightRefused
 from disagg.kv.blocks import Block, KVBlock
 from tests import tiny_models
+from tests.engines.mlx.mlx_parts import References
 from tests.tiny_models import TinyModel
 
 W = tiny_models.WINDOW
@@ -205,12 +206,12 @@ def test_an_error_in_emit_ends_the_prefill_at_once(gpt_oss: TransformersPrefillE
 
 @pytest.mark.parametrize("architecture", ["llama", "gpt_oss_yarn", "cohere2", "gemma3_text"])
 @pytest.mark.parametrize("length", [1, W, W + 37])
-def test_greedy_text_alone_is_that_of_transformers_generate(tiny: TinyModel, architecture: str, length: int) -> None:
+def test_greedy_text_alone_is_that_of_transformers(
+    tiny: TinyModel, reference: References, architecture: str, length: int
+) -> None:
     tokens = prompt(length, seed=2)
-    model = AutoModelForCausalLM.from_pretrained(tiny(architecture), dtype=torch.float32)
-    want = model.generate(torch.tensor([tokens]), max_new_tokens=48, do_sample=False)[0, length:].tolist()
     got = [t.id for t in engine_on(tiny(architecture), chunk_tokens=17).generate(tokens, Sampling(max_tokens=48))]
-    assert got == want
+    assert got == reference(architecture).greedy(tokens, 48, draft=got)
     assert len(set(got)) > 20
 
 

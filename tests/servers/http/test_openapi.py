@@ -18,7 +18,7 @@ from disagg.api.names import Role
 from tests.faults.test_bodies import bugs, idle
 from tests.fleets import TOKEN, RunningFleet, wait_until
 
-EXAMPLES = 25
+EXAMPLES = 12
 STATED = {502, 503, 504}
 """5xx that a server may answer to these requests; 500 is a bug."""
 ROLES: tuple[Role, ...] = ("prefill", "decode")
