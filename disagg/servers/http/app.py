@@ -23,7 +23,7 @@ from disagg.api.calls import server_document
 from disagg.api.events import ErrorAnswer, ErrorEvent
 from disagg.api.requests import MAX_LEASES, LeaseBody, PromptBody
 from disagg.api.status import Liveness
-from disagg.errors import DisaggError, Overloaded, RequestError, Unauthorized
+from disagg.errors import Cancelled, DisaggError, Overloaded, RequestError, Unauthorized
 from disagg.http import requests
 from disagg.http.protocol import connection_of
 from disagg.servers.health import gpu
@@ -205,6 +205,8 @@ def _answer_error(service: AnyService, error: DisaggError) -> Response:
 def _on_error(service: AnyService) -> Callable[[Request, Exception], Awaitable[Response]]:
     async def on_error(_: Request, error: Exception) -> Response:
         assert isinstance(error, DisaggError)
+        if isinstance(error, Cancelled):  # before there was a request, which would log its end itself
+            logs.info("upload_cancelled", reason=str(error))
         return _answer_error(service, error)
 
     return on_error

@@ -37,7 +37,7 @@ async def service(tmp_path: Path) -> AsyncIterator[AnyService]:
 
 @pytest.mark.parametrize("path", ["/decode", "/lease"])
 @pytest.mark.parametrize("framing", ["Content-Length: 1000\r\n\r\n", "Transfer-Encoding: chunked\r\n\r\n5\r\n"])
-async def test_a_caller_that_disconnects_during_its_upload_leaves_no_error_in_the_log(
+async def test_a_caller_that_disconnects_during_its_upload_leaves_one_line_and_no_error_in_the_log(
     service: AnyService, path: str, framing: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -47,9 +47,17 @@ async def test_a_caller_that_disconnects_during_its_upload_leaves_no_error_in_th
         await writer.drain()
         await _answered_health(service)  # the server has read the head by then
         writer.transport.abort() if reset else writer.close()
+        async with asyncio.timeout(PATIENCE_S):
+            while len(_cancelled(caplog)) < 1 + reset:
+                await asyncio.sleep(0.01)
         await _answered_health(service)
+    assert len(_cancelled(caplog)) == 2
     assert [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR] == []
     assert not any(record.exc_info for record in caplog.records)
+
+
+def _cancelled(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [line for line in caplog.messages if line == "upload_cancelled"]
 
 
 async def _answered_health(service: AnyService) -> None:
