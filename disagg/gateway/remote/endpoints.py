@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import json
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
@@ -29,12 +30,14 @@ class GatewayEndpoint:
 
 def endpoints(fleets: Sequence[Fleet]) -> list[GatewayEndpoint]:
     """The gateways of these fleets. Raises UsageError for a fleet without one, and for two with the same address."""
-    found = [
-        GatewayEndpoint(f"{fleet.name}-{host.name}", host.address, host.port, host.url, tuple(fleet.models))
-        for fleet in fleets
-        for host in fleet.hosts.values()
-        if host.gateway
-    ]
+    hosts = [(fleet, host) for fleet in fleets for host in fleet.hosts.values() if host.gateway]
+    names = Counter(f"{fleet.name}-{host.name}" for fleet, host in hosts)
+    found = []
+    for fleet, host in hosts:
+        name = f"{fleet.name}-{host.name}"
+        if names[name] > 1:  # fleets of one name: llm-d keeps one endpoint of each name
+            name = f"{name}-{host.address}-{host.port}"
+        found.append(GatewayEndpoint(name, host.address, host.port, host.url, tuple(fleet.models)))
     for fleet in fleets:
         if not any(host.gateway for host in fleet.hosts.values()):
             raise UsageError(f"{fleet.path} has no gateway", 'add a host with roles = ["gateway"]')

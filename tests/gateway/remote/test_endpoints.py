@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import shlex
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from disagg.config import Fleet
@@ -17,6 +19,22 @@ from tests.fleet.facts.fixture_facts import fleet, front, spark, studio
 
 LAB = fleet(spark(), studio(), front())
 HOME = replace(fleet(front(address="10.1.0.2"), studio()), name="home")
+
+
+class EndpointEntry(msgspec.Struct, forbid_unknown_fields=True):
+    """One endpoint, as llm-d's plugin file-discovery reads it (github.com/llm-d/llm-d-router)."""
+
+    name: str
+    address: str
+    port: str
+    namespace: str = "default"
+    labels: dict[str, str] = {}
+
+
+class EndpointsFile(msgspec.Struct, forbid_unknown_fields=True):
+    """The whole file."""
+
+    endpoints: list[EndpointEntry]
 
 
 def test_every_gateway_of_every_fleet_is_an_endpoint() -> None:
@@ -33,6 +51,12 @@ def test_every_gateway_of_every_fleet_is_an_endpoint() -> None:
 def test_a_fleet_without_a_gateway_and_one_that_is_named_twice_are_refused(fleets: list[Fleet], reason: str) -> None:
     with pytest.raises(UsageError, match=reason):
         endpoints(fleets)
+
+
+def test_gateways_of_fleets_with_the_same_name_have_names_of_their_own() -> None:
+    """llm-d replaces an endpoint by the next one of its name."""
+    twin = replace(HOME, name=LAB.name)
+    assert [one.name for one in endpoints([LAB, twin])] == ["lab-front-10.0.0.2-8080", "lab-front-10.1.0.2-8080"]
 
 
 def test_smg_is_started_with_all_urls_and_the_key_from_the_environment() -> None:
@@ -65,6 +89,14 @@ def test_smg_is_started_with_all_urls_and_the_key_from_the_environment() -> None
 )
 def test_a_form_is_what_the_other_side_reads(form: str, text: str) -> None:
     assert render(form, endpoints([LAB])) == text  # type: ignore[arg-type]
+
+
+def test_what_llm_d_reads_has_the_fields_of_its_endpoint_entries() -> None:
+    entries = msgspec.yaml.decode(render("llm-d", endpoints([LAB, HOME])), type=EndpointsFile).endpoints
+    assert len({entry.name for entry in entries}) == len(entries) == 2
+    for entry in entries:
+        assert ipaddress.IPv4Address(entry.address)
+        assert 1 <= int(entry.port) <= 65535
 
 
 def test_a_name_that_yaml_would_read_otherwise_is_quoted() -> None:
