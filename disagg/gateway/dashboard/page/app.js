@@ -169,7 +169,7 @@ function remark(one) {
   if (one.state === "failed") return el("span", { class: "bad" }, one.error ?? "failed");
   if (one.state === "cancelled") return el("span", { class: "muted" }, "cancelled");
   if (fellBack(one)) return el("span", { class: "warn" }, "fallback");
-  return el("span", { class: "muted" }, one.held_tokens ? `${count(one.held_tokens)} tokens held` : "");
+  return one.held_tokens ? el("span", { class: "muted" }, `${count(one.held_tokens)} tokens held`) : "";
 }
 
 // ---- plots
@@ -383,12 +383,13 @@ async function send(event) {
 
 // ---- connect
 
+const LOOPBACK = /^https?:\/\/(127\.|localhost|\[::1\])/; // an address that a container has for itself
 const CLIENTS = [
   ["curl", null, (base, model, key) => `curl ${base}/v1/chat/completions \\\n  -H "Authorization: Bearer ${key}" \\\n  -H "Content-Type: application/json" \\\n  -d '{"model": "${model}", "messages": [{"role": "user", "content": "Hello"}]}'`],
   ["OpenAI for Python", null, (base, model, key) => `from openai import OpenAI\n\nclient = OpenAI(base_url="${base}/v1", api_key="${key}")\nanswer = client.chat.completions.create(\n    model="${model}",\n    messages=[{"role": "user", "content": "Hello"}],\n)\nprint(answer.choices[0].message.content)`],
   ["LangChain", null, (base, model, key) => `from langchain_openai import ChatOpenAI\n\nllm = ChatOpenAI(\n    base_url="${base}/v1",\n    api_key="${key}",\n    model="${model}",\n)\nprint(llm.invoke("Hello").content)`],
   ["Continue (config.yaml)", null, (base, model, key) => `models:\n  - name: ${model}\n    provider: openai\n    model: ${model}\n    apiBase: ${base}/v1\n    apiKey: ${key}\n    roles: [chat, edit, apply]`],
-  ["Open WebUI", null, (base, model, key) => `docker run -d -p 3000:8080 \\\n  -e OPENAI_API_BASE_URL=${base}/v1 \\\n  -e OPENAI_API_KEY=${key} \\\n  ghcr.io/open-webui/open-webui:main`],
+  ["Open WebUI", null, (base, model, key) => `docker run -d ${LOOPBACK.test(base) ? "--network host -e PORT=3000" : "-p 3000:8080"} \\\n  -e OPENAI_API_BASE_URL=${base}/v1 \\\n  -e OPENAI_API_KEY=${key} \\\n  ghcr.io/open-webui/open-webui:main`],
   ["Ollama", "/api/show", (base, model) => `OLLAMA_HOST=${base} ollama run ${model}`],
   ["Claude Code", "/v1/messages", (base, model, key) => `export ANTHROPIC_BASE_URL=${base}\nexport ANTHROPIC_AUTH_TOKEN=${key}\nexport ANTHROPIC_MODEL=${model}\nexport ANTHROPIC_DEFAULT_HAIKU_MODEL=${model}\nclaude`],
   ["Codex (config.toml)", "/v1/responses", (base, model) => `model = "${model}"\nmodel_provider = "disagg"\n\n[model_providers.disagg]\nname = "disagg"\nbase_url = "${base}/v1"\nenv_key = "DISAGG_API_KEY"\nwire_api = "responses"`],
