@@ -1,7 +1,7 @@
 """`python -m benchmarks.vllm_bare FOLDER`: vLLM without our connector, in the environment with vLLM.
 
 The same engine arguments as a prefill host's. Reads a JSON array of token ids per line, and prints for each, as a JSON
-object, the seconds in which vLLM computed it and one token after it, and their CPU time.
+object, the seconds in which vLLM computed its rows, and the CPU time with that of the one token after them.
 """
 
 from __future__ import annotations
@@ -41,17 +41,31 @@ def make(folder: Path) -> Any:
     return LLMEngine.from_engine_args(EngineArgs(**load.arguments(folder, CONTEXT, options)))
 
 
+_ended: list[float] = []
+"""When each forward pass computed the model's last norm, after all keys and values: by time.perf_counter()."""
+
+
+def watch(worker: Any) -> None:
+    """Note the end of each forward pass. worker: vLLM's, in this process."""
+
+    def note(*_: object) -> None:
+        _ended.append(time.perf_counter())
+
+    worker.get_model().model.norm.register_forward_hook(note)
+
+
 def spent(engine: Any, name: str, tokens: Sequence[int]) -> dict[str, float]:
     """Compute one prompt."""
     began, cpu = time.perf_counter(), time.process_time()
     engine.add_request(name, {"prompt_token_ids": list(tokens)}, parameters(Sampling(max_tokens=1, ignore_eos=True)))
     while engine.has_unfinished_requests():
         engine.step()
-    return {"seconds": time.perf_counter() - began, "cpu_s": time.process_time() - cpu}
+    return {"seconds": _ended[-1] - began, "cpu_s": time.process_time() - cpu}
 
 
 def main() -> None:
     engine = make(Path(sys.argv[1]))
+    engine.collective_rpc(watch)
     for number, line in enumerate(sys.stdin):
         sys.stdout.write(json.dumps(spent(engine, str(number), json.loads(line))) + "\n")
         sys.stdout.flush()

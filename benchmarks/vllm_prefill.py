@@ -1,6 +1,6 @@
 """What our server and connector cost vLLM's prefill, and vLLM beside our transformers engine, on the CPU.
 
-    python -m benchmarks.vllm_prefill [--rounds 6] [--tokens 2048] [--width 1024] [--python .venv-vllm/bin/python]
+    python -m benchmarks.vllm_prefill [--rounds 18] [--tokens 2048] [--width 1024] [--python .venv-vllm/bin/python]
 
 A llama of 8 layers and 90 million random parameters (--width 512: 25 million), one compute thread each, steps of 512
 tokens, new random prompts, in turn:
@@ -9,11 +9,15 @@ tokens, new random prompts, in turn:
     server        our prefill server with vLLM, whose KV a decode server receives
     transformers  TransformersPrefillEngine, its blocks dropped
 
-Each is timed from the prompt's arrival at the engine until it is computed: `server` with its wait for the engine and
-until the last byte of its KV is received, `bare` with the token that vLLM cannot do without. The order of the three
-changes each round. Prints one JSON object: medians in tokens/s; medians of the ratios of each round, their least and
-greatest; and what the server's process spends in addition to vLLM alone, in CPU milliseconds per MB of KV. --python:
-of the environment with vLLM's CPU build, which `make test` sets up. The machine must be idle and have two cores.
+`bare` and `server` are timed from the prompt's arrival at the engine until its last rows are computed, `server` with
+its wait for the engine and until the last byte of its KV is received. Neither has the token that vLLM needs to end:
+`bare` ends with the model's last norm, `server` with the worker's report. The order of the three changes each round.
+
+Prints one JSON object: medians in tokens/s; medians of the ratios of each round, their 95 % bootstrap interval, least
+and greatest; where the difference between `server` and `bare` is, in ms a prompt: its wait, its computation beside a
+sender, the rest of its transfer; and what the server's process spends in addition to vLLM alone, in CPU milliseconds
+per MB of KV. --python: of the environment with vLLM's CPU build, which `make test` sets up. The machine must be idle
+and have two cores.
 
 The model has 90 bytes of KV per million floating-point operations; Qwen3-Coder-30B in bfloat16 has 15. So what a byte
 costs shows here six times as much as there.
@@ -58,7 +62,7 @@ engine = {{{{name = "vllm", dtype = "float32", device = "cpu", threads = 1, chun
 
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--rounds", type=int, default=6)
+    options.add_argument("--rounds", type=int, default=18)
     options.add_argument("--tokens", type=int, default=2048)
     options.add_argument("--width", type=int, default=1024)
     options.add_argument("--python", type=Path, default=PYTHON)
@@ -70,11 +74,13 @@ def main() -> None:
 
 
 class Spent(NamedTuple):
-    """On one prompt. kv_bytes: received."""
+    """On one prompt. kv_bytes: received. waiting_s, sending_s: of `seconds`, before and after the computation."""
 
     seconds: float
     cpu_s: float = 0.0
     kv_bytes: int = 0
+    waiting_s: float = 0.0
+    sending_s: float = 0.0
 
 
 Round = Mapping[str, Spent]
@@ -125,9 +131,24 @@ def figures(measured: Sequence[Round]) -> dict[str, Any]:
     }.items():
         ratios = [one[other].seconds / one[way].seconds for one in measured]
         found[name] = statistics.median(ratios)
+        found[f"{name}_interval"] = interval(ratios)
         found[f"{name}_range"] = [min(ratios), max(ratios)]
+    servers = [one["server"] for one in measured]
+    computing_s = [one["server"].seconds - one["server"].waiting_s - one["server"].sending_s for one in measured]
+    found["server_minus_bare_ms"] = {
+        "waiting": 1e3 * statistics.median(one.waiting_s for one in servers),
+        "computing": 1e3
+        * statistics.median(spent - one["bare"].seconds for spent, one in zip(computing_s, measured, strict=True)),
+        "sending": 1e3 * statistics.median(one.sending_s for one in servers),
+    }
     more = [1e9 * (one["server"].cpu_s - one["bare"].cpu_s) / one["server"].kv_bytes for one in measured]
     return {**found, "cpu_ms_per_mb": statistics.median(more)}
+
+
+def interval(values: Sequence[float], resamples: int = 4000) -> list[float]:
+    """The 95 % bootstrap interval of the median."""
+    drawn = numpy.random.default_rng(0).choice(numpy.asarray(values), (resamples, len(values)))
+    return [float(bound) for bound in numpy.percentile(numpy.median(drawn, axis=1), (2.5, 97.5))]
 
 
 @contextmanager
@@ -167,7 +188,8 @@ def through_server(servers: FleetServer, prompt: list[int]) -> Spent:
     if answer.warnings or answer.metrics.method != "disaggregated":
         raise ConnectionError(f"the hand-off failed: {answer.warnings}")
     parts = answer.metrics.ttft_parts
-    return Spent(parts.queue + parts.prefill + parts.exposed_transfer, after - before, answer.metrics.kv_bytes)
+    seconds = parts.queue + parts.prefill + parts.exposed_transfer
+    return Spent(seconds, after - before, answer.metrics.kv_bytes, parts.queue, parts.exposed_transfer)
 
 
 def prefill_process(servers: FleetServer) -> int:

@@ -11,7 +11,7 @@ from typing import Final, Literal, get_args
 from disagg.api.names import Role
 from disagg.config.placement import NOT_MANAGED, PLACEMENTS, Connector, ServerPlacement
 from disagg.config.toml.messages import nearest, one_of, printable
-from disagg.errors import UnknownModel, UsageError
+from disagg.errors import ConfigError, UnknownModel, UsageError
 
 EngineName = Literal["transformers", "vllm", "vllm-server", "mlx", "simulated", "openai", "none"]
 ServiceManager = Literal["systemd", "launchd", "process"]
@@ -187,6 +187,19 @@ class Fleet:
     def answering_hosts(self) -> list[Host]:
         """The hosts that requests may use: all but gateways and followers."""
         return [host for host in self.hosts.values() if not (host.gateway or host.follower)]
+
+    def require_all_nodes(self, host: Host) -> None:
+        """ConfigError if the host is a node of a vLLM on several machines, and another node is no host here. On a
+        deployed host that is no fault: its hosts.toml has it alone."""
+        engine = host.engine
+        nodes = [one.engine for one in self.hosts.values() if one.engine.head_address == engine.head_address]
+        here = {node.node_rank for node in (engine, *nodes)}
+        missing = next((rank for rank in range(engine.nnodes) if rank not in here), None)
+        if missing is not None:
+            raise ConfigError(
+                f"{host.name} is one of {engine.nnodes} nodes, and no host is the one of node_rank {missing}",
+                f'add a host whose engine has head_address = "{engine.head_address}" and node_rank = {missing}',
+            )
 
     def model(self, name: str) -> Model:
         """The model with this name or alias. Raises UnknownModel, which lists all models and the nearest match."""

@@ -80,7 +80,8 @@ def planner(installation: Installation, replace_token: bool = False) -> Planner:
         found = _fit(installation.fleet, host, facts)
         cards = fit.too_few_cards(host, facts.hardware, facts.os)
         foreign = () if replace_token else tuple(another_token(installation.tokens, facts))
-        reasons = (*refusals(host, facts), *cards, *(fit.refusals(found) if found else ()), *foreign)
+        nodes = fit.without_all_nodes(installation.fleet, host)
+        reasons = (*refusals(host, facts), *nodes, *cards, *(fit.refusals(found) if found else ()), *foreign)
         wanted = target_state(installation, host, facts)
         if isinstance(wanted, Refusal):
             return planning.refused(host, *reasons, wanted)

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from disagg.config import Host, Model
-from disagg.errors import ModelError
+from disagg.config import Fleet, Host, Model
+from disagg.errors import ConfigError, ModelError
 from disagg.fleet.deploy.steps import Refusal
 from disagg.fleet.facts.hardware import HardwareFacts
 from disagg.planning.devices import DEVICES
@@ -105,6 +105,14 @@ def too_few_cards(host: Host, hardware: HardwareFacts, os: str) -> Iterator[Refu
             f"tensor_parallel = {cards * host.engine.nnodes} in [hosts.{host.name}.engine]: each rank takes a GPU of "
             "its own",
         )
+
+
+def without_all_nodes(fleet: Fleet, host: Host) -> Iterator[Refusal]:
+    """A Refusal if the host would wait for a node that no host of hosts.toml is."""
+    try:
+        fleet.require_all_nodes(host)
+    except ConfigError as error:
+        yield Refusal(error.message, error.hint)
 
 
 def notes(found: Fit) -> Iterator[str]:

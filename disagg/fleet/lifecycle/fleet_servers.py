@@ -133,7 +133,10 @@ class FleetServers:
             self._held.release()
 
     def _prepare(self, hosts: Sequence[Host]) -> None:
-        """Create or check the token before any server is touched."""
+        """Create or check the token before any server is touched. ConfigError for one that would wait for a missing
+        node."""
+        for host in hosts:
+            self.fleet.require_all_nodes(host)
         if any(host.placement.spawned for host in hosts):
             self.state.prepare(self.fleet)
         elif hosts and not self.state.has_token():

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from disagg.config import EngineName, EngineOptions, Host, Model
+from disagg.config import EngineName, EngineOptions, Fleet, Host, Model
 from disagg.fleet.deploy.deployment import planner
-from disagg.fleet.deploy.fit import Fit, fit, notes, refusals, too_few_cards
+from disagg.fleet.deploy.fit import Fit, fit, notes, refusals, too_few_cards, without_all_nodes
 from disagg.fleet.facts.hardware import HardwareFacts
 from disagg.nvidia import GPU
 from tests.fleet.facts.fixture_facts import facts, fleet, here, spark, studio
@@ -108,6 +108,19 @@ def test_each_of_two_nodes_needs_cards_for_its_own_ranks() -> None:
     assert refusal.cause == "tensor_parallel of dgx-spark-1 is 4 on 2 nodes, and the machine has 1 GPU"
     assert refusal.hint.startswith("tensor_parallel = 2 in")
     assert [*too_few_cards(spark(engine=replace(engine, tensor_parallel=2)), SPARK, "Linux")] == []
+
+
+def test_a_node_that_would_wait_for_one_which_no_host_is_is_refused() -> None:
+    engine = EngineOptions("vllm", tensor_parallel=3, nnodes=3, head_address="10.0.0.1:29500")
+    head, other = spark(engine=engine), replace(spark(engine=replace(engine, node_rank=2)), name="dgx-spark-3")
+    alone = EngineOptions("vllm", tensor_parallel=3)
+    fleet = Fleet("test", Path("hosts.toml"), {}, {host.name: host for host in (head, other)})
+    (refusal,) = without_all_nodes(fleet, head)
+    assert refusal.cause == "dgx-spark-1 is one of 3 nodes, and no host is the one of node_rank 1"
+    assert refusal.hint == 'add a host whose engine has head_address = "10.0.0.1:29500" and node_rank = 1'
+    third = replace(spark(engine=replace(engine, node_rank=1)), name="dgx-spark-2")
+    whole = replace(fleet, hosts={**fleet.hosts, third.name: third})
+    assert [*without_all_nodes(whole, head), *without_all_nodes(whole, spark(engine=alone))] == []
 
 
 @pytest.mark.parametrize(

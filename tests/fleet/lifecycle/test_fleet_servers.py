@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from disagg.errors import FleetError, PortInUse, StartFailed, UsageError
+from disagg.errors import ConfigError, FleetError, PortInUse, StartFailed, UsageError
 from disagg.fleet.lifecycle.fleet_servers import FleetServers
 from disagg.fleet.lifecycle.state import ProcessRecord, State
 from disagg.fleet.machine import process as local
@@ -30,6 +30,13 @@ def test_start_brings_every_host_up_and_a_second_start_changes_nothing(farm: Far
     pids = {name: present(farm.state.recorded(name)).pid for name in ("a", "b")}
     assert outcomes(farm.lifecycle.start()) == {"a": "unchanged", "b": "unchanged"}
     assert pids == {name: present(farm.state.recorded(name)).pid for name in ("a", "b")}
+
+
+def test_a_node_is_not_started_to_wait_for_one_that_no_host_is(farm: Farm) -> None:
+    nodes = replace(farm.fleet.hosts["a"].engine, nnodes=2, head_address="10.0.0.1:29500")
+    farm.use(replace(farm.fleet, hosts={"a": replace(farm.fleet.hosts["a"], engine=nodes)}))
+    with pytest.raises(ConfigError, match="a is one of 2 nodes, and no host is the one of node_rank 1"):
+        farm.lifecycle.start()
 
 
 def test_the_nodes_of_one_vllm_are_restarted_together_and_none_is_left_for_another_one(farm: Farm) -> None:
