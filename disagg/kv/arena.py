@@ -49,7 +49,7 @@ def allocate_numpy(nbytes: int) -> Buffer:
 class Arenas:
     """A pool of arenas. Safe to use from any thread.
 
-    keep_bytes: the most idle memory to keep; never more than `left()`, the bytes that are not reserved.
+    keep_bytes: the most idle memory to keep; never more than `left()`, the bytes that are neither reserved nor held.
     An arena that is not released is freed with its last reference.
     No arena is more than 1.41 times as large as requested.
     """
@@ -99,9 +99,9 @@ class Arenas:
             self._trim()
 
     def _trim(self) -> None:
-        """Drop the oldest idle arenas until the rest fits the bound."""
+        """Drop the oldest idle arenas until the rest fits the bound, which may be below 0: see `KVMemory.left`."""
         bound = min(self._keep_bytes, self._left())
-        while sum(idle.data.nbytes for idle in self._idle) > bound:
+        while self._idle and sum(idle.data.nbytes for idle in self._idle) > bound:
             self._idle.pop(0)
 
     def _make(self, size: int) -> Any:

@@ -154,3 +154,17 @@ def test_many_threads_never_share_an_arena() -> None:
     for thread in threads:
         thread.join()
     assert clashes == []
+
+
+def test_a_host_that_holds_more_than_its_limit_for_a_moment_keeps_no_idle_arena_and_still_receives() -> None:
+    left = [KEEP]
+    arenas = Arenas(keep_bytes=KEEP, left=lambda: left[0])
+    idle = arenas.acquire(2000)
+    arenas.release(idle)
+    left[0] = -45
+
+    arenas.trim()
+    assert arenas.idle_bytes == 0
+    received = arenas.acquire(1000)
+    arenas.release(received)
+    assert arenas.idle_bytes == 0

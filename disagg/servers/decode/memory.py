@@ -42,7 +42,8 @@ class KVMemory:
 
     @property
     def left(self) -> int:
-        """Bytes that are neither reserved nor kept."""
+        """Bytes that are neither reserved nor kept. Below 0 for a while when a full host ends an answer: its KV is kept
+        before its reservation ends."""
         return self.limit - self._reserved - self._kept()
 
     def try_reserve(self, nbytes: int, cleanup: ExitStack) -> Reservation | None:
@@ -95,7 +96,7 @@ class KVMemory:
     def _take(self, nbytes: int) -> bool:
         if nbytes > self.left:
             self._give_up(nbytes - self.left)
-        if nbytes > self.left:  # only this thread reserves, so that the room cannot shrink until the next line
+        if nbytes > self.left:  # only this thread reserves; what the engine's thread keeps meanwhile can be given up
             return False
         with self._lock:
             self._reserved += nbytes
