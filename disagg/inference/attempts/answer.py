@@ -44,7 +44,8 @@ class ArrivingAnswer:
     """What has arrived of one answer.
 
     trace: the times of the attempt that runs. notes: warnings that the caller got meanwhile. stage: what the request
-    is doing; `watch` is called when it changes. request_id: the beginning of its ids on the hosts.
+    is doing; `watch` is called when it changes. request_id: the beginning of its ids on the hosts. on_first_token:
+    called with the first token of the attempt that runs.
     """
 
     model: str
@@ -59,9 +60,11 @@ class ArrivingAnswer:
     tool_calls: list[ToolCall] = field(default_factory=list)
     tokens: list[TokenLogprob] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    on_first_token: Callable[[], None] | None = None
 
-    def begin(self, attempt: Attempt, began: float) -> None:
+    def begin(self, attempt: Attempt, began: float, on_first_token: Callable[[], None] | None = None) -> None:
         """The next attempt goes on after what has arrived."""
+        self.on_first_token = on_first_token
         before = self.trace if self.tokens else None
         self.trace = Trace(attempt, self.model, self.called, began)
         if before is not None:
@@ -102,6 +105,9 @@ class ArrivingAnswer:
         if isinstance(event, TokensEvent):
             now = time.monotonic()
             self.enter("decode")
+            if self.on_first_token is not None:
+                self.on_first_token()
+                self.on_first_token = None
             self.trace.first_token = self.trace.first_token or now
             self.trace.last_token = now
             self.texts.append(event.text)

@@ -23,6 +23,7 @@ from disagg.inference.attempts import whole
 from disagg.inference.attempts.answer import FALLBACK_WARNING, ArrivingAnswer, AttemptOutcome, Deliver
 from disagg.inference.attempts.perform import HostCaller, PrefillFailed, perform
 from disagg.inference.attempts.retry import Attempt, Failure, Pause, Route, after, forget_frames, remaining, route_of
+from disagg.inference.attempts.verdicts import Verdicts
 from disagg.inference.attempts.waiting import RetryBudget, Waiting
 from disagg.inference.hosts.affinity import RoutedPrompt, chain, content_of, prompt_of
 from disagg.inference.hosts.heartbeat import Heartbeat
@@ -180,23 +181,19 @@ class _Run:
     async def _try(self, attempt: Attempt, ranked: Ranking, failures: list[Failure]) -> AttemptOutcome | None:
         """Perform an attempt. A failure that others may follow is noted and gives None."""
         log.debug("attempt: %s", attempt)
-        view = self.driver.view
-        names = [host.name for host in (attempt.decode, attempt.prefill) if host is not None]
-        began = {name: view.began(name, self.prompt.tokens) for name in names}
-        self.answer.begin(attempt, self.request.called if self.first else time.monotonic())
+        verdicts = Verdicts(self.driver.view, attempt, self.prompt.tokens)
+        self.answer.begin(attempt, self.request.called if self.first else time.monotonic(), verdicts.first_token)
         self.first = False
-        failure, done = None, False
+        failure, outcome = None, None
         try:
-            outcome = await self._perform(attempt, ranked, {failure.host.name for failure in failures})
-            done = True
+            outcome = await self._perform(attempt, ranked, {failure.host.name for failure in failures}, verdicts)
             return outcome
         except PrefillFailed as failed:
             failure = Failure(attempt, "prefill", failed.error, self.answer.begun)
         except DisaggError as error:
             failure = Failure(attempt, "decode" if attempt.decode else "prefill", error, self.answer.begun)
         finally:
-            for name, began_at in began.items():
-                self._judge(name, began_at, failure, done)
+            verdicts.ended(failure, outcome)
         self.driver.http.require_open()  # closing the client under a request looks like a lost connection
         if failure.final:
             raise failure.error
@@ -204,10 +201,12 @@ class _Run:
         failures.append(failure)
         return None
 
-    async def _perform(self, attempt: Attempt, ranked: Ranking, failed: Collection[str]) -> AttemptOutcome:
+    async def _perform(
+        self, attempt: Attempt, ranked: Ranking, failed: Collection[str], verdicts: Verdicts
+    ) -> AttemptOutcome:
         """failed: the hosts that have failed since the last pause."""
         timeouts, driver, claim = self.request.policy.timeouts, self.driver, partial(self._claim, failed)
-        caller = HostCaller(driver.http, driver.heartbeat, timeouts, self.deadline, self._elsewhere, claim)
+        caller = HostCaller(driver.http, driver.heartbeat, timeouts, self.deadline, self._elsewhere, claim, verdicts)
         if attempt.method == "whole":
             host, body = attempt.answering, self.request.body
             asked = question(body, host.engine.model or body.model, self.request.candidates.context)
@@ -245,17 +244,6 @@ class _Run:
             name, began_at = self.claimed
             self.driver.view.ended(name, self.prompt.tokens, began_at)
             self.claimed = None
-
-    def _judge(self, name: str, began_at: float, failure: Failure | None, done: bool) -> None:
-        """Note in the view how the attempt went for one of its hosts."""
-        view, tokens = self.driver.view, self.prompt.tokens
-        if done:
-            view.succeeded(name, tokens)
-        elif failure is not None and failure.host.name == name:
-            now, jitter = time.monotonic(), random.random()
-            view.failed(name, tokens, failure.error, now=now, jitter=jitter, began_at=began_at)
-        else:
-            view.ended(name, tokens, began_at)
 
     def _announce(self, attempt: Attempt, failures: list[Failure]) -> None:
         """Tell the caller if the answer goes on on another host, or on one that is not meant for it."""

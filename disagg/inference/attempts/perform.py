@@ -19,6 +19,7 @@ from disagg.config import Host
 from disagg.errors import DisaggError, HandoffError, ProtocolError, ServerSilent
 from disagg.inference.attempts.answer import ArrivingAnswer, AttemptOutcome
 from disagg.inference.attempts.retry import Attempt
+from disagg.inference.attempts.verdicts import Verdicts
 from disagg.inference.hosts.heartbeat import Heartbeat
 from disagg.inference.http import calls
 from disagg.inference.http.connections import Connections
@@ -37,6 +38,7 @@ class HostCaller:
     deadline: float
     elsewhere: Callable[[Host], bool]
     claim: Callable[[Host], bool]
+    verdicts: Verdicts
 
     @property
     def left_s(self) -> float:
@@ -65,9 +67,10 @@ class HostCaller:
 @dataclass(slots=True)
 class FirstKV:
     """Decides by the phases that both hosts state whether the KV is late; passes the phases on to `reported`. limit_s:
-    set when the prefill host is asked."""
+    set when the prefill host is asked. on_shipped: called when it has sent the KV."""
 
     reported: Callable[[str], None]
+    on_shipped: Callable[[], None]
     limit_s: float = inf
     computing_since: float | None = None
     shipped_at: float | None = None
@@ -90,6 +93,7 @@ class FirstKV:
         """The prefill host's part is over."""
         if not shipping.cancelled() and shipping.exception() is None:
             self.shipped_at = time.monotonic()
+            self.on_shipped()
 
     def _is_late(self, since: float | None) -> bool:
         return since is not None and time.monotonic() - since >= self.limit_s
@@ -129,7 +133,7 @@ async def _hand_off(
     """The prompt on one host, the answer on another; on the decode host alone if it finds that faster."""
     decode, prefill = attempt.decode, attempt.prefill
     assert decode is not None and prefill is not None, "a hand-off has two hosts"
-    first_kv = FirstKV(answer.reported)
+    first_kv = FirstKV(answer.reported, partial(caller.verdicts.shipped, prefill.name))
     call = caller.call(decode, "/decode", body, leases, request_id=_new_id(answer), reported=first_kv.decode)
     async with calls.events(caller.http, call) as events:
         slot = await anext(events)
@@ -137,6 +141,7 @@ async def _hand_off(
         if isinstance(slot, LocalEvent | SlotEvent):
             answer.enter("prefill", slot.prompt_tokens, slot.held_tokens)
         if isinstance(slot, LocalEvent):
+            caller.verdicts.not_asked(prefill.name)
             return AttemptOutcome(await answer.read(events))
         if isinstance(slot, DoneEvent):  # the answer was complete when its host failed
             return AttemptOutcome(slot)

@@ -26,7 +26,8 @@ class Breaker:
     """One host's breaker; every event gives its next value. Times are time.monotonic().
 
     failures, ejections: in a row. until: the host gets no requests before this time. probing: one request runs to find
-    out whether the host is well again.
+    out whether the host is well again. answering: one has got a token since, so that others need not wait for its end;
+    the next failure still ejects the host for longer.
 
     Requests may end long after the breaker has changed. `began_at` is what `until` was when a request began: one that
     began before the last ejection says nothing about the host since.
@@ -36,6 +37,7 @@ class Breaker:
     ejections: int = 0
     until: float = 0.0
     probing: bool = False
+    answering: bool = False
 
     def closed_for(self, now: float) -> float:
         """Seconds until the host may get a request; 0 if it may now."""
@@ -43,7 +45,11 @@ class Breaker:
 
     def began(self) -> Breaker:
         """A request was sent to the host."""
-        return replace(self, probing=True) if self.ejections else self
+        return replace(self, probing=True) if self.ejections and not self.answering else self
+
+    def began_to_answer(self, began_at: float) -> Breaker:
+        """The first token of a request's answer has arrived."""
+        return replace(self, probing=False, answering=True) if self.ejections and began_at == self.until else self
 
     def ended(self, began_at: float) -> Breaker:
         """A request ended without a verdict about the host."""

@@ -147,7 +147,13 @@ class FleetView:
         self.hosts[name] = view = self.of(name).began(tokens)
         return view.breaker.until
 
+    def began_to_answer(self, name: str, began_at: float) -> None:
+        """The first token of the request's answer has arrived; the request goes on."""
+        view = self.of(name)
+        self.hosts[name] = replace(view, breaker=view.breaker.began_to_answer(began_at))
+
     def succeeded(self, name: str, tokens: int) -> None:
+        """The host has completed its part of the request."""
         view = self.of(name)
         self.hosts[name] = view.ended(tokens, view.breaker.succeeded())
 

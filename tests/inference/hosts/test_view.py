@@ -161,6 +161,17 @@ def test_only_the_request_that_probes_a_host_decides_about_it(
     assert (breaker.probing, breaker.ejections, breaker.until) == expected
 
 
+def test_the_first_token_of_the_probe_lets_others_in_and_the_next_failure_still_ejects_for_longer() -> None:
+    answering = EJECTED.began().began_to_answer(began_at=1.0)
+    assert answering.closed_for(1.5) == 0 and answering.began().closed_for(1.5) == 0
+    assert answering.failed(ModelError(""), 2.0, 1.0, 1.0) == Breaker(answering.failures + 1, 2, 4.0)
+    assert answering.succeeded() == CLOSED
+
+
+def test_a_token_of_a_request_that_began_before_the_ejection_lets_nobody_in() -> None:
+    assert EJECTED.began().began_to_answer(began_at=0.0) == EJECTED.began()
+
+
 def test_requests_under_way_when_a_host_is_ejected_count_once() -> None:
     breaker = EJECTED
     for now in (0.1, 1.1, 5.0):
