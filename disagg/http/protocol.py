@@ -16,7 +16,7 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
-from disagg.http.connections import ConnectionBounds, ServedConnection, least_useful, make_room
+from disagg.http.connections import ConnectionBounds, ServedConnection, has_place, least_useful, make_room
 
 HEAD_S = 10.0  # from the moment a request may start until its head is complete
 KEEP_ALIVE_S = 75
@@ -58,13 +58,19 @@ class BoundedProtocol(H11Protocol):
             self._expect_head(HEAD_S)
 
     def on_response_complete(self) -> None:
-        self.place.busy, self.place.idle_since = False, time.monotonic()
+        self.place.busy, self.place.answered, self.place.idle_since = False, True, time.monotonic()
         super().on_response_complete()  # may begin the next request, which has arrived already
         self.place.busy = not self._between_requests()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
         super().connection_lost(exc)
+
+    def prove(self) -> None:
+        """A request on this connection had a valid token: it may take a place that is kept for those that have one."""
+        self.place.proven = True
+        if self.place.surplus:
+            self.place.surplus = not has_place(places(self.connections), self._bounds)
 
     def close_idle(self) -> None:
         """Close this connection, which carries no request, for another one."""
@@ -101,8 +107,8 @@ def places(connections: Iterable[Any]) -> list[ServedConnection]:
 
 
 def free_descriptor(connections: Iterable[Any]) -> bool:
-    """Close the least useful connection. False if all carry requests."""
-    victim = least_useful(places(connections))
+    """Close the least useful connection. False if all carry requests or are new."""
+    victim = least_useful(places(connections), time.monotonic())
     if victim is not None:
         victim.owner.close_idle()
     return victim is not None

@@ -18,7 +18,7 @@ from disagg.gateway import serve
 from disagg.gateway.history.recorder import Recorder
 from disagg.gateway.history.store import Filter, read
 from disagg.gateway.watch import GatewayWatch
-from disagg.http import protocol
+from disagg.http import connections, protocol
 from disagg.http.accept import listen
 from disagg.http.connections import ConnectionBounds
 from disagg.http.server import BoundedServer
@@ -71,7 +71,8 @@ async def test_a_connection_that_sends_no_request_is_closed(monkeypatch: pytest.
             writer.close()
 
 
-async def test_idle_connections_make_room_for_new_ones() -> None:
+async def test_idle_connections_make_room_for_new_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "NEW_S", 0.0)
     crowd = ConnectionBounds(connections=6, unproven=4, unproven_per_address=4)
     async with running(FakeClient("one "), crowd) as gateway, new_http() as http:
         idle = [await asyncio.open_connection("127.0.0.1", gateway.port) for _ in range(12)]

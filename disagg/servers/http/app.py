@@ -83,7 +83,8 @@ class Gate:
         connection = connection_of(request.scope)
         proven = authorized(request, self._tokens)
         if connection is not None:
-            connection.proven = connection.proven or proven
+            if proven:
+                connection.owner.prove()
             if connection.surplus and request.scope["path"] not in ("/health", "/load"):
                 return await _no_place(request, self._retry_after_s())
         if request.scope["path"] == "/health" or proven:

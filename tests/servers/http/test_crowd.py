@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 
 from disagg.api.events import ErrorAnswer
 from disagg.api.status import Load
+from disagg.http import connections, protocol
 from disagg.http.connections import ConnectionBounds
 from disagg.servers.http.app import build
 from disagg.servers.run import _Server, listener_of
@@ -68,6 +70,22 @@ async def test_connections_that_only_polled_bare_health_make_room(service: AnySe
     async with asyncio.timeout(PATIENCE_S):
         assert await pollers[0][0].read() == b"", "the longest idle one was closed"
     for _, writer in [*pollers, *more]:
+        writer.close()
+
+
+@pytest.mark.parametrize("bounds", [ConnectionBounds(unproven=2)])
+async def test_connections_that_were_just_opened_stay_and_a_caller_with_the_token_has_a_place(
+    service: AnyService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "NEW_S", math.inf)
+    monkeypatch.setattr(protocol, "HEAD_S", 1e6)
+    opened = [await asyncio.open_connection(service.host.address, service.host.port) for _ in range(2)]
+    async with client(service, **WITH_TOKEN) as caller:
+        answer = await caller.post("/generate", json=SHORT)
+    assert answer.status_code == httpx.codes.OK
+    for reader, writer in opened:
+        writer.write(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+        await reader.readuntil(b'{"status":"ok"}')
         writer.close()
 
 
