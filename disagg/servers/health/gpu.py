@@ -20,11 +20,13 @@ _MAX_AGE_S: Final = 1.0
 
 _lock = Lock()
 _cached: dict[str, tuple[float, float | None]] = {}
+_killed: dict[str, subprocess.Popen[str]] = {}
+"""Tools that took too long, by device. A driver that hangs keeps its tool alive after SIGKILL."""
 
 
 def utilisation(backend: str) -> float | None:
-    """Utilisation of the busiest GPU, 0 to 1, at most a second old. None for a CPU, and if the tool is missing or
-    fails. Blocks for up to half a second.
+    """Utilisation of the busiest GPU, 0 to 1. None for a CPU, and if the tool is missing or fails. At most a second
+    old, unless another thread measures it just now. Blocks for half a second at most.
 
     backend: as engines name it, e.g. "transformers/cuda".
     """
@@ -32,12 +34,15 @@ def utilisation(backend: str) -> float | None:
     command = _COMMANDS.get(device)
     if command is None:
         return None
-    with _lock:
-        measured, value = _cached.get(device, (float("-inf"), None))
-        if time.monotonic() - measured > _MAX_AGE_S:
-            value = parse(_output(command))
-            _cached[device] = (time.monotonic(), value)
+    measured, value = _cached.get(device, (float("-inf"), None))
+    if time.monotonic() - measured <= _MAX_AGE_S or not _lock.acquire(blocking=False):
         return value
+    try:
+        value = parse(_output(device, command))
+        _cached[device] = (time.monotonic(), value)
+        return value
+    finally:
+        _lock.release()
 
 
 def parse(text: str) -> float | None:
@@ -47,17 +52,26 @@ def parse(text: str) -> float | None:
     return max(shares, default=None)
 
 
-def _output(command: tuple[str, ...]) -> str:
+def _output(device: str, command: tuple[str, ...]) -> str:
+    if (killed := _killed.get(device)) is not None and killed.poll() is None:
+        return ""
+    _killed.pop(device, None)
     try:
-        completed = subprocess.run(
+        tool = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
-            capture_output=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
             text=True,
             errors="replace",
-            timeout=_TIMEOUT_S,
-            check=False,
         )
-    except (OSError, subprocess.TimeoutExpired):  # the tool is missing, or the driver is busy
+    except OSError:  # the tool is missing
         return ""
-    return completed.stdout
+    try:
+        return tool.communicate(timeout=_TIMEOUT_S)[0]
+    except subprocess.TimeoutExpired:  # the driver is busy
+        tool.kill()
+        _killed[device] = tool
+        if tool.stdout is not None:
+            tool.stdout.close()
+        return ""

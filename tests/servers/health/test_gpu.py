@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+import subprocess
+
 import pytest
 
 from disagg.servers.health import gpu
 
+PATIENCE_S = 60.0
 IOREG = '+-o AGXAccelerator\n  "PerformanceStatistics" = {"Tiler Utilization %"=3,"Device Utilization %"=42,"x"=1}\n'
 
 
@@ -24,11 +27,42 @@ def test_utilisation_is_none_for_a_cpu_and_without_the_tool(monkeypatch: pytest.
     assert gpu.utilisation("transformers/cpu") is None and gpu.utilisation("transformers/cuda:1") is None
 
 
-def test_the_tool_runs_at_most_once_a_second_and_is_stopped_if_it_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_tool_runs_at_most_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu, "_cached", {})
+    monkeypatch.setattr(gpu, "_TIMEOUT_S", PATIENCE_S)
+    monkeypatch.setattr(gpu, "_MAX_AGE_S", 1e9)
     monkeypatch.setitem(gpu._COMMANDS, "cuda", ("sh", "-c", f"printf '{card('50')}'"))
     assert gpu.utilisation("transformers/cuda") == 0.5
-    monkeypatch.setitem(gpu._COMMANDS, "cuda", ("sleep", "20"))
+    monkeypatch.setitem(gpu._COMMANDS, "cuda", ("no-such-tool",))
     assert gpu.utilisation("transformers/cuda") == 0.5
+
+
+def test_a_tool_that_cannot_be_killed_is_not_waited_for_and_not_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As nvidia-smi in a driver that hangs."""
     monkeypatch.setattr(gpu, "_cached", {})
+    monkeypatch.setattr(gpu, "_killed", killed := dict[str, subprocess.Popen[str]]())
+    monkeypatch.setattr(gpu, "_TIMEOUT_S", 0.01)
+    monkeypatch.setattr(gpu, "_MAX_AGE_S", -1.0)
+    monkeypatch.setitem(gpu._COMMANDS, "cuda", ("sleep", "1000"))
+    with monkeypatch.context() as patched:
+        patched.setattr(subprocess.Popen, "kill", lambda _: None)
+        assert gpu.utilisation("transformers/cuda") is None
+    tool = killed["cuda"]
+    monkeypatch.setattr(gpu, "_TIMEOUT_S", PATIENCE_S)
+    monkeypatch.setitem(gpu._COMMANDS, "cuda", ("sh", "-c", f"printf '{card('50')}'"))
+    try:
+        assert tool.poll() is None
+        assert gpu.utilisation("transformers/cuda") is None, "the first one has not ended"
+    finally:
+        tool.kill()
+        tool.wait(PATIENCE_S)
+    assert gpu.utilisation("transformers/cuda") == 0.5
+
+
+def test_whoever_asks_while_another_thread_measures_gets_the_last_value(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu, "_cached", {"cuda": (0.0, 0.25)})
+    monkeypatch.setattr(gpu, "_MAX_AGE_S", -1.0)
+    monkeypatch.setitem(gpu._COMMANDS, "cuda", ("no-such-tool",))
+    with gpu._lock:
+        assert gpu.utilisation("transformers/cuda") == 0.25
     assert gpu.utilisation("transformers/cuda") is None
