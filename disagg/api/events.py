@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import builtins
 from collections.abc import Mapping
-from typing import ClassVar, Final, Literal
+from typing import Any, ClassVar, Final, Literal
 
 from disagg.api.base import Contract
 from disagg.api.names import WireForm
@@ -112,6 +112,11 @@ class DoneEvent(Contract, frozen=True, kw_only=True):
     kv_wire: WireForm | None = None
     reasoning_tokens: int = 0
     stop: str = ""
+
+    @property
+    def figures(self) -> dict[str, Any]:
+        """What a log may have of it: no text of the caller's."""
+        return {name: value for name, value in self.to_json().items() if name != "stop"}
 
 
 class ShippedEvent(Contract, frozen=True, kw_only=True):

@@ -219,7 +219,7 @@ class DecodeService(Service[DecodeEngine]):
                 for event in answer.add(await feed.steps()):
                     yield event
         done = self._done(request, answer, kv, turn_s)
-        logs.info("decoded", **done.to_json())
+        logs.info("decoded", **done.figures)
         yield done
 
     async def _take_turn(self, request: ActiveRequest) -> float:

@@ -252,7 +252,7 @@ class PrefillService(Service[PromptEngine]):
             simulated=self.host.simulated,
             reasoning_tokens=answer.reasoning_tokens,
         )
-        logs.info("generated", **done.to_json())
+        logs.info("generated", **done.figures)
         return done
 
     async def _generate_tokens(self, request: ActiveRequest, body: GenerateBody, feed: TokenFeed) -> None:
