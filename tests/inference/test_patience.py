@@ -11,7 +11,7 @@ import pytest
 
 from disagg.api.events import Event, ShippedEvent
 from disagg.api.status import Load
-from disagg.errors import DisaggError, Overloaded
+from disagg.errors import DisaggError, Overloaded, RequestError
 from disagg.inference.attempts.answer import FALLBACK_WARNING
 from disagg.inference.hosts.view import HostView
 from disagg.inference.policy import Timeouts, patience_s
@@ -286,3 +286,21 @@ async def test_a_host_whose_retry_after_is_longer_than_the_request_is_asked_agai
     async with client_of(d1={"generate": busy_at_first}) as (client, _):
         answer = await client.generate("m", tokens=[1, 2], max_tokens=2, alone="decode", timeout=60)
     assert answer.metrics.completion_tokens == 2
+
+
+@clockless
+async def test_closing_a_client_ends_requests_that_wait_for_a_busy_host() -> None:
+    async def busy(_: Body) -> Events:
+        error = Overloaded("the queue is full")
+        error.retry_after_s = 300
+        yield progress("queued")
+        yield error
+
+    async with client_of(d1={"generate": busy}) as (client, _):
+        stream = client.stream("m", tokens=[1, 2], timeout=600)
+        assert (await anext(stream)).note.startswith("waiting: ")
+        began = time.monotonic()
+        await client.aclose()
+        with pytest.raises(RequestError, match="this client is closed"):
+            await anext(stream)
+        assert time.monotonic() - began < 100

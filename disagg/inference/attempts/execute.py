@@ -98,7 +98,7 @@ async def run(
         watch(stage)
 
     answer = ArrivingAnswer(hosts.model, request.called, deliver, watched, request_id)
-    waiting = Waiting(request.policy.timeouts, answer.note)
+    waiting = Waiting(request.policy.timeouts, answer.note, driver.http.closed)
     running = _Run(driver, request, answer, waiting, prompt)
     try:
         async with asyncio.timeout(request.body.deadline_s):
@@ -166,7 +166,9 @@ class _Run:
             seconds += self.driver.budget.delay(time.monotonic())
         if pause.limited and self.last_look:
             raise pause.error
-        if not await self.waiting.wait(pause, seconds):
+        waited = await self.waiting.wait(pause, seconds)
+        self.driver.http.require_open()
+        if not waited:
             await self._look_once_more(pause)
 
     async def _look_once_more(self, pause: Pause) -> None:

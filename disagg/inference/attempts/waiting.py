@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from disagg.errors import DisaggError
@@ -31,11 +32,12 @@ class RetryBudget:
 
 @dataclass(slots=True)
 class Waiting:
-    """One request's waits; each reason is noted once. error: to raise if its deadline passes meanwhile; None while it
-    does not wait."""
+    """One request's waits; each reason is noted once. closed: ends them. error: to raise if its deadline passes
+    meanwhile; None while it does not wait."""
 
     timeouts: Timeouts
     note: Callable[[str], None]
+    closed: asyncio.Event = field(default_factory=asyncio.Event)
     error: DisaggError | None = None
     _limited: bool = False
     _began: float = 0.0
@@ -43,7 +45,7 @@ class Waiting:
     _noted: set[str] = field(default_factory=set)
 
     async def wait(self, pause: Pause, seconds: float) -> bool:
-        """Wait `seconds`. False, at once, if no host has been up for too long."""
+        """Wait `seconds`, or until the client is closed. False, at once, if no host has been up for too long."""
         now = time.monotonic()
         if pause.limited != self._limited or now - self._ended > self.timeouts.note:  # another wait begins
             self._limited, self._began = pause.limited, now
@@ -51,12 +53,17 @@ class Waiting:
             return False
         self.error = pause.error
         if now + seconds >= (stated_at := self._began + self.timeouts.note):
-            await asyncio.sleep(max(0.0, stated_at - now))
+            await self._sleep(stated_at - now)
             self._state(pause)
-        await asyncio.sleep(max(0.0, now + seconds - time.monotonic()))
+        await self._sleep(now + seconds - time.monotonic())
         self._ended = time.monotonic()
         self.error = None
         return True
+
+    async def _sleep(self, seconds: float) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(max(0.0, seconds)):
+                await self.closed.wait()
 
     def _state(self, pause: Pause) -> None:
         if pause.reason not in self._noted:

@@ -58,10 +58,11 @@ class SentRequest:
 
 
 class Connections:
-    """The connections of one client to its hosts, kept open between requests. Belongs to one event loop."""
+    """The connections of one client to its hosts, kept open between requests. Belongs to one event loop. closed: set
+    when the client is closed."""
 
     def __init__(self, tokens: Tokens) -> None:
-        self.is_closed = False
+        self.closed = asyncio.Event()
         self._tokens = tokens
         self._idle: dict[Address, deque[tuple[float, HostConnection]]] = {}
         self._busy: set[HostConnection] = set()
@@ -74,7 +75,7 @@ class Connections:
 
     def require_open(self) -> None:
         """Raise RequestError if the client has been closed."""
-        if self.is_closed:
+        if self.closed.is_set():
             raise RequestError("this client is closed", "make a new one, or send requests inside its `with` block")
 
     async def send(self, request: HostRequest, connect_s: float) -> SentRequest:
@@ -90,7 +91,7 @@ class Connections:
         except TimeoutError:
             raise
         except (OSError, h11.RemoteProtocolError):
-            if not exchange.reused or self.is_closed:
+            if not exchange.reused or self.closed.is_set():
                 raise
         self._drop(exchange.connection)
         again = self._send(exchange.request, await _open(exchange.request.host, connect_s), reused=False)
@@ -117,7 +118,7 @@ class Connections:
 
     async def aclose(self) -> None:
         """Close all connections."""
-        self.is_closed = True
+        self.closed.set()
         idle = [connection for kept in self._idle.values() for _, connection in kept]
         self._idle.clear()
         for connection in (*idle, *self._busy):
@@ -157,7 +158,7 @@ class Connections:
 
     def _keep(self, address: Address, connection: HostConnection) -> bool:
         """Keep a connection for the next request, if it can be."""
-        if self.is_closed or not connection.reset():
+        if self.closed.is_set() or not connection.reset():
             return False
         self._busy.discard(connection)
         kept = self._idle.setdefault(address, deque())

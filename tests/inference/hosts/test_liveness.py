@@ -208,3 +208,9 @@ async def test_a_reason_whose_figures_change_is_stated_once() -> None:
         pause = Pause(0.0, "p1 is busy", False, Overloaded(""), f"{tokens} prompt tokens wait to be computed")
         await waiting.wait(pause, 0.0)
     assert notes == ["waiting: p1 is busy: 512 prompt tokens wait to be computed"]
+
+
+async def test_closing_the_client_ends_a_wait() -> None:
+    waiting = Waiting(Timeouts(), lambda _: None)
+    waiting.closed.set()
+    assert await waiting.wait(pause(limited=False, reason="p1 is busy"), 1e9)
