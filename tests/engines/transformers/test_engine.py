@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import lru_cache
 from itertools import pairwise
 from typing import Any
 
@@ -67,13 +68,18 @@ def joined(engine: PrefillEngine, parts: list[Any]) -> torch.Tensor:
 
 def one_shot(path: Any, tokens: list[int], dtype: DType = "float32") -> list[tuple[torch.Tensor, torch.Tensor]]:
     """Keys and values of all rows of every layer, from one forward pass with transformers' own cache."""
-    model = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype)).eval()
+    model = loaded(path, dtype)
     cache = DynamicCache()  # without a config it never drops rows
     assert cache.layer_class_to_replicate is DynamicLayer
     if tokens:
         with torch.inference_mode():
             model.base_model(input_ids=torch.tensor([tokens]), past_key_values=cache, use_cache=True)
     return [(layer.keys[0].float(), layer.values[0].float()) for layer in cache.layers]
+
+
+@lru_cache(maxsize=1)
+def loaded(path: Any, dtype: DType) -> Any:
+    return AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype)).eval()
 
 
 @pytest.mark.parametrize("architecture", tiny_models.ARCHITECTURES)
