@@ -151,17 +151,17 @@ def test_a_host_whose_link_is_cut_hides_no_other(fleet: Operator) -> None:
 
 
 def test_a_changed_hosts_toml_is_told_of_and_a_restart_picks_the_new_release_up(fleet: Operator) -> None:
-    with edited(fleet, ("max_batch = 16\nmax_kv_bytes", "max_batch = 8\nmax_kv_bytes")):
-        remark = fleet.status()[DECODE]
-        assert "other hosts.toml" in remark["why"] and remark["hint"].startswith(f"disagg deploy --host {DECODE} && ")
-        fleet.run("deploy", "--yes", "--host", DECODE)
-        refused = printed_by(fleet.run("start", "--host", DECODE, code=1))
-        assert "still runs release" in refused and f"disagg restart --host {DECODE}" in refused
-        assert "restarted" in fleet.run("restart", "--host", DECODE, "--timeout", PATIENCE_S).stdout
-        healthy = fleet.status(0, "--host", DECODE)[DECODE]
-        assert healthy["why"] == "" and healthy["release"] != remark["release"]
+    old, new = "max_batch = 16\nmax_kv_bytes", "max_batch = 8\nmax_kv_bytes"
+    assert old in fleet.config.read_text()
+    fleet.config.write_text(fleet.config.read_text().replace(old, new))
+    remark = fleet.status()[DECODE]
+    assert "other hosts.toml" in remark["why"] and remark["hint"].startswith(f"disagg deploy --host {DECODE} && ")
     fleet.run("deploy", "--yes", "--host", DECODE)
-    fleet.run("restart", "--host", DECODE, "--timeout", PATIENCE_S)
+    refused = printed_by(fleet.run("start", "--host", DECODE, code=1))
+    assert "still runs release" in refused and f"disagg restart --host {DECODE}" in refused
+    assert "restarted" in fleet.run("restart", "--host", DECODE, "--timeout", PATIENCE_S).stdout
+    healthy = fleet.status(0, "--host", DECODE)[DECODE]
+    assert healthy["why"] == "" and healthy["release"] != remark["release"]
 
 
 def test_a_service_that_crashes_at_start_is_reported_with_its_log_and_not_left_crashing(fleet: Operator) -> None:
