@@ -91,7 +91,8 @@ class AnswerResponse(Response):
         stream = self._running.head.request.stream
         exchange = Exchange(send, self._dialect.media_type, self._dialect.keep_alive if stream else b"")
         work = self._stream(exchange) if stream else self._whole(exchange)
-        await exchange.perform(work, receive, lambda: self._writer.error(STOPPED), self._end)
+        refusal = json_response(self._dialect.error(STOPPED), STOPPED.status, STOPPED.headers)
+        await exchange.perform(work, receive, lambda: self._writer.error(STOPPED), refusal, self._end)
 
     def _end(self, cancelled: bool) -> None:
         self._outcome.cancelled = cancelled

@@ -7,6 +7,7 @@ from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any
 
+from starlette.responses import Response
 from starlette.types import Receive, Send
 
 from disagg.errors import Cancelled
@@ -35,11 +36,13 @@ class Exchange(BodyParts):
         work: Coroutine[Any, Any, None],
         receive: Receive,
         cut: Callable[[], bytes],
+        refusal: Response,
         ended: Callable[[bool], None],
     ) -> None:
         """Run `work`, which sends the response, until it ends or the caller disconnects.
 
-        cut: the last part of a stream that the gateway's stop cuts. ended: is called once; whether it was cancelled.
+        If the gateway's stop cuts it, cut() is the last part of a stream that has begun, and `refusal` is sent instead
+        of a response that has not. ended: is called once; whether it was cancelled.
         """
         others = [disconnected(receive)]
         if self._comment:
@@ -51,18 +54,12 @@ class Exchange(BodyParts):
                 try:
                     await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
                 except asyncio.CancelledError:  # the gateway stops and does not wait any longer
-                    await self._cut(writing, cut)
-                    raise
+                    writing.cancel()
+                    with suppress(Exception):
+                        await (self.end(cut()) if self.started else refusal({"type": "http"}, receive, self.send))
         finally:
             # A stop that is pressed leaves no time for the task to end.
             cancelled = not writing.done() or writing.cancelled() or isinstance(writing.exception(), Cancelled)
             ended(cancelled)
         if not cancelled:
             writing.result()
-
-    async def _cut(self, writing: asyncio.Task[None], cut: Callable[[], bytes]) -> None:
-        """Tell the caller that the answer is not complete."""
-        writing.cancel()
-        if self.started:
-            with suppress(Exception):
-                await self.end(cut())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import logging
 import socket
 from collections.abc import Callable
 
@@ -27,6 +28,10 @@ BOUNDS = ConnectionBounds(connections=1024, unproven=768, unproven_per_address=2
 """A proxy or router in front of the gateway has many connections from one address."""
 HINTS = ListenHints("choose another with --port", "check --host")
 DRAIN_S = 20  # for running requests; what is still running then is cut, with an error that says so
+
+END_S = 2.0  # for requests that are cut to tell their callers, and to be recorded
+
+log = logging.getLogger(__name__)
 
 
 def serve(
@@ -98,4 +103,12 @@ class _Server(BoundedServer):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._stopping()
+        if running := len(self.server_state.tasks):
+            requests = f"{running} request{'s run' if running > 1 else ' runs'}"
+            log.warning("stopping: %s; waiting for %d s at most, Ctrl-C again ends it at once", requests, DRAIN_S)
         await super().shutdown(sockets)
+        if tasks := set(self.server_state.tasks):
+            if self.force_exit:  # else uvicorn has cancelled them
+                for task in tasks:
+                    task.cancel()
+            await asyncio.wait(tasks, timeout=END_S)

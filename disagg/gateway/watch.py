@@ -20,9 +20,6 @@ from disagg.gateway.metrics.requests import RequestMetrics
 from disagg.gateway.observe.observers import Observer, Observers
 from disagg.inference.client import AsyncClient
 
-END_S: Final = 2.0
-"""For requests that the gateway's stop has cut to end, so that the history has them."""
-_POLL_S: Final = 0.01
 METRICS_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -71,12 +68,5 @@ class GatewayWatch:
         finally:
             self.feed.stop()
             await sampling
-            await self._until_idle()
             if self.recorder is not None:
                 await asyncio.to_thread(self.recorder.close)
-
-    async def _until_idle(self) -> None:
-        """Return when no request runs, or after END_S."""
-        ends = time.monotonic() + END_S
-        while self.board.busy and time.monotonic() < ends:
-            await asyncio.sleep(_POLL_S)

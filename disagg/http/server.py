@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import signal
 import socket
 from collections.abc import Iterator
@@ -16,6 +17,14 @@ from disagg.http.connections import ConnectionBounds
 from disagg.http.protocol import KEEP_ALIVE_S, BoundedProtocol, free_descriptor
 
 MAX_HEAD_BYTES = 64 << 10
+
+
+def _other_words(record: logging.LogRecord) -> bool:
+    """False for uvicorn's line about requests that a stop cuts: each of them has a line of its own."""
+    return not str(record.msg).startswith("Cancel %s running task(s)")
+
+
+logging.getLogger("uvicorn.error").addFilter(_other_words)
 
 
 class BoundedServer(uvicorn.Server):

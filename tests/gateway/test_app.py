@@ -108,8 +108,21 @@ async def test_a_gateway_that_is_stopped_says_that_the_answer_is_cut() -> None:
         await asyncio.sleep(0.01)
     running.cancel()
     await asyncio.wait((running,), timeout=30)
+    assert running.exception() is None, "uvicorn would log it"
     assert events(sent[-1]["body"].decode())[-1]["error"]["code"] == "gateway_stopped"
     assert client.streams[0].closed
+
+
+async def test_a_response_that_a_stop_cuts_before_it_has_begun_has_a_status_of_its_own() -> None:
+    client = FakeClient(60.0)
+    sent: list[Message] = []
+    running = asyncio.ensure_future(call(fake_client.app(client), CHAT, sent=sent))
+    while not client.streams:
+        await asyncio.sleep(0.01)
+    running.cancel()
+    await asyncio.wait((running,), timeout=30)
+    assert (running.exception(), sent[0]["status"]) == (None, 503)
+    assert json.loads(sent[1]["body"])["error"]["code"] == "gateway_stopped"
 
 
 @pytest.mark.parametrize("error", [ServerUnavailable("gone"), RuntimeError("a bug")])

@@ -52,7 +52,9 @@ class ParallelResponse(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange = Exchange(send, EVENT_STREAM, openai.KEEP_ALIVE if self._is_stream else b"")
         work = self._stream(exchange) if self._is_stream else self._whole(exchange)
-        await exchange.perform(work, receive, lambda: openai.event(openai.error_body(STOPPED)), self._ended)
+        body = openai.error_body(STOPPED)
+        refusal = json_response(body, STOPPED.status, STOPPED.headers)
+        await exchange.perform(work, receive, lambda: openai.event(body), refusal, self._ended)
 
     def _ended(self, _: bool) -> None:
         """Report the end of the requests that were cancelled before they began to run."""
