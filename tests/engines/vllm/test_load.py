@@ -1,0 +1,68 @@
+"""disagg/engines/vllm/load.py: what vLLM cannot be used with, and what it fails with: one message each, with a hint."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from disagg.config import EngineOptions
+from disagg.engines.vllm import load
+from disagg.errors import ModelError
+
+VLLM = EngineOptions("vllm", device="cpu")
+
+
+@pytest.fixture(autouse=True)
+def environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Variables that a test sets are gone after it."""
+    monkeypatch.setattr(os, "environ", os.environ.copy())
+
+
+def test_an_environment_without_vllm_is_named_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "vllm", None)
+    with pytest.raises(ModelError, match="vLLM cannot be imported") as refused:
+        load.require_version()
+    assert "disagg[vllm]" in refused.value.hint
+
+
+def test_a_version_that_the_connector_is_not_written_for_is_named_with_the_range(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(__version__="0.31.2"))
+    with pytest.raises(ModelError, match=r"vLLM 0\.31\.2 is not supported") as refused:
+        load.require_version()
+    assert refused.value.hint == "install vllm>=0.32,<0.34"
+
+
+@pytest.mark.parametrize("setting", ["expandable_segments:True", "max_split_size_mb:64,expandable_segments:true"])
+def test_expandable_segments_are_refused_before_vllm_is_imported(setting: str) -> None:
+    os.environ["PYTORCH_CUDA_ALLOC_CONF"] = setting
+    with pytest.raises(ModelError, match="expandable_segments:True, which vLLM refuses with a KV connector") as refused:
+        load.prepare_environment(VLLM)
+    assert refused.value.hint == "take it out of the server's environment"
+
+
+@pytest.mark.parametrize(
+    ("error", "hint"),
+    [
+        (ValueError("Model architectures ['X'] are not supported for now.\nSupported: ..."), "see the server's log"),
+        (ValueError("No available memory for the cache blocks."), "lower kv_cache_memory_bytes or context"),
+        (RuntimeError(""), "see the server's log"),
+    ],
+    ids=["unsupported", "memory", "without a text"],
+)
+def test_what_vllm_fails_with_is_one_line_with_the_model_and_a_hint(error: Exception, hint: str) -> None:
+    reason = (str(error).splitlines() or [repr(error)])[0]
+    with pytest.raises(ModelError) as failed, load._failures_of(Path("/models/m")):
+        raise error
+    assert failed.value.message == f"/models/m: vLLM cannot serve it: {reason}"
+    assert failed.value.hint.startswith(hint)
+
+
+def test_a_refusal_of_our_own_keeps_its_message() -> None:
+    with pytest.raises(ModelError, match=r"^known$"), load._failures_of(Path("/models/m")):
+        raise ModelError("known")
