@@ -61,7 +61,7 @@ async def run(client: AsyncClient, head: Head, life: Life, staged: Staged) -> As
 async def prompt_tokens(client: AsyncClient, request: GatewayRequest) -> int:
     """How many tokens the request's first prompt has. Raises a DisaggError."""
     try:
-        return await client.count_tokens(**request.arguments(0), timeout=COUNT_S)
+        return await client.count_tokens(**request.arguments(0) | {"timeout": COUNT_S})
     except Unauthorized as error:
         raise ServerUnavailable(error.message, error.hint) from error
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, TypedDict
 
-from disagg.api.requests import Messages
+from disagg.api.requests import DEFAULT_DEADLINE_S, MAX_DEADLINE_S, Messages
 
 MAX_CHOICES: Final = 16
 """Answers to one request: prompts times `n`."""
@@ -18,10 +18,19 @@ DEFAULT_MAX_TOKENS: Final = 4096
 """The longest answer to a request that names no bound, if the context leaves as much: a decode host reserves room for
 the KV of prompt and answer."""
 
+SLOWEST_TOKENS_S: Final = 5.0
+"""Tokens per second of the slowest answer that is complete at its deadline."""
+
 
 def answer_length(given: int | None) -> dict[str, Any]:
     """The options of AsyncClient.stream that bound the answer; given: what the caller has set, in tokens."""
     return {"max_tokens": DEFAULT_MAX_TOKENS, "fit_context": True} if given is None else {"max_tokens": given}
+
+
+def deadline_s(max_tokens: int) -> float:
+    """Seconds for a request with an answer of at most so many tokens: those of any request, and more for an answer
+    that takes longer even if nothing goes wrong. A host that is stuck is noticed in seconds, whatever the deadline."""
+    return min(MAX_DEADLINE_S, DEFAULT_DEADLINE_S + max(0, max_tokens) / SLOWEST_TOKENS_S)
 
 
 def thinking(on: bool) -> dict[str, Any]:
@@ -87,4 +96,5 @@ class GatewayRequest:
         if options.get("seed") is not None:
             seed = options["seed"] + repetition
             options["seed"] = seed - SEEDS if options["seed"] < SEEDS <= seed else seed
-        return {"model": self.model, **self.prompts[prompt], **options}
+        timeout = deadline_s(options.get("max_tokens", DEFAULT_MAX_TOKENS))
+        return {"model": self.model, **self.prompts[prompt], **options, "timeout": timeout}

@@ -282,6 +282,11 @@ def test_the_seeds_of_several_answers_go_on_at_zero_and_a_wrong_one_stays_wrong(
     assert [text(seed=seed).arguments(0)["seed"] for seed in (-1, 1 << 63)] == [-1, 1 << 63]
 
 
+@pytest.mark.parametrize(("max_tokens", "seconds"), [(None, 1419.2), (1, 600.2), (32_000, 7000), (1 << 20, 86_400)])
+def test_a_long_answer_has_a_later_deadline(max_tokens: int | None, seconds: float) -> None:
+    assert text(max_tokens=max_tokens).arguments(0)["timeout"] == pytest.approx(seconds)
+
+
 def test_an_error_has_openai_s_fields() -> None:
     problem = Problem(400, "invalid_request_error", "some_code", "what is wrong", "n")
     body = {"message": "what is wrong", "type": "invalid_request_error", "param": "n", "code": "some_code"}
