@@ -19,7 +19,6 @@ from disagg.errors import DisaggError, FleetError, HandoffError, Overloaded, Por
 from disagg.kv.limits import ReceiveLimits
 from disagg.kv.receive.newcomers import Admission, Newcomers
 from disagg.kv.receive.part import receive_part
-from disagg.kv.receive.repeated import RepeatedWarning
 from disagg.kv.receive.tickets import Slot, Tickets
 from disagg.kv.wire.channel import Channel
 
@@ -45,9 +44,7 @@ class KVServer:
         self._lock = threading.Lock()
         self._connections: dict[Channel, threading.Thread] = {}
         self._poll = select.poll()
-        self._newcomers = Newcomers(self._poll, self._limits, self._tickets.find, self._admit, self._log_refusal)
-        self._refusals = RepeatedWarning("KV connections were refused", log.warning)
-        self._accept_errors = RepeatedWarning("KV connections could not be accepted", log.warning)
+        self._newcomers = Newcomers(self._poll, self._limits, self._tickets.find, self._admit, _log_refusal)
         self._pause_s, self._listen_from, self._swept = 0.0, 0.0, 0.0
         self._acceptor = threading.Thread(target=self._run, name=f"kv-accept-{self.port}", daemon=True)
         self._acceptor.start()
@@ -93,8 +90,6 @@ class KVServer:
             self._swept = now
             self._newcomers.expire(now)
             self._tickets.expire()
-            self._refusals.flush(now)
-            self._accept_errors.flush(now)
 
     def _serve_ready(self) -> None:
         now = time.monotonic()
@@ -121,7 +116,7 @@ class KVServer:
     def _back_off(self, error: OSError) -> None:
         """Stop listening for a while, and close a connection that has shown no ticket: its descriptor may be enough."""
         now = time.monotonic()
-        self._accept_errors.add(f"cannot accept a KV connection: {error}", now)
+        log.warning("cannot accept a KV connection: %s", error)
         self._newcomers.evict_oldest()
         first, last = BACK_OFF_S
         self._pause_s = min(max(first, 2 * self._pause_s), last)
@@ -164,8 +159,10 @@ class KVServer:
             with self._lock:
                 del self._connections[channel]
 
-    def _log_refusal(self, address: str, error: DisaggError) -> None:
-        self._refusals.add(f"refused a KV connection from {address}: {error}", time.monotonic())
+
+def _log_refusal(address: str, error: DisaggError) -> None:
+    """Peers cause these lines as often as they like; `disagg.logs` limits the lines of one template."""
+    log.warning("refused a KV connection from %s: %s", address, error)
 
 
 def _listen(host: str, port: int) -> socket.socket:
