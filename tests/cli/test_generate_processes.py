@@ -26,20 +26,22 @@ def test_an_interruption_ends_the_stream_and_exits_130(tmp_path: Path) -> None:
     assert "closed tiny" in done.stderr and "Traceback" not in done.stderr
 
 
-def test_the_panels_keep_the_terminal_from_echoing_ctrl_c_and_restore_it() -> None:
+def test_the_terminal_echoes_no_ctrl_c_into_panels_and_nothing_typed_into_a_conversation_and_is_restored() -> None:
     script = """
 import sys, termios
 from disagg.cli.common.context import stdout
-from disagg.cli.views.stream import Panels
+from disagg.cli.views.stream import Panels, without_echo
 from disagg.inference.several import ModelAnswer
 
 def echoes():
-    return bool(termios.tcgetattr(1)[3] & termios.ECHOCTL)
+    return [bool(termios.tcgetattr(1)[3] & mode) for mode in (termios.ECHO, termios.ECHOCTL)]
 
 before = echoes()
 with Panels([ModelAnswer("a"), ModelAnswer("b")], "p", stdout()):
-    during = echoes()
-sys.exit(0 if (before, during, echoes()) == (True, False, True) else 1)
+    panels = echoes()
+with without_echo(stdout(), typed=True):
+    conversation = echoes()
+sys.exit([before, panels, conversation, echoes()] != [[True, True], [True, False], [False, False], [True, True]])
 """
     pid, terminal = pty.fork()
     if pid == 0:

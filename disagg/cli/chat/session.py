@@ -84,6 +84,7 @@ class Session:
         finally:
             self.conversation = conversation.with_turn(message, stream.text, cut=not complete)
             if stream.text and not complete:
+                self._last = None
                 self._view.cut()
         self._last = stream.completion
         self._view.figures(stream.completion, self._client.fleet.model(conversation.model).context)
@@ -114,7 +115,7 @@ class Session:
             case "system":
                 self._system(argument)
             case "stats":
-                self._view.stats(self._last, len(self.conversation.turns))
+                self._view.stats(self._last, self.conversation)
             case "clear":
                 self.conversation = self.conversation.cleared()
                 self._view.note("A new conversation.")
@@ -138,7 +139,7 @@ class Session:
     def _load(self, path: Path) -> None:
         loaded = _read(path)
         self._client.fleet.model(loaded.model)
-        self.conversation = loaded
+        self.conversation, self._last = loaded, None
         self._view.loaded(loaded)
 
 

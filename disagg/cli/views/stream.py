@@ -92,7 +92,7 @@ class Panels(AnswersView):
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
-            stack.enter_context(no_echo_of_control_characters(self._console))
+            stack.enter_context(without_echo(self._console))
             stack.callback(sys.setswitchinterval, sys.getswitchinterval())
             sys.setswitchinterval(_SWITCH_INTERVAL_S)
             stack.callback(self._live.stop)
@@ -108,8 +108,10 @@ class Panels(AnswersView):
 
 
 @contextmanager
-def no_echo_of_control_characters(console: Console) -> Iterator[None]:
+def without_echo(console: Console, *, typed: bool = False) -> Iterator[None]:
     """Keep the terminal from printing ^C, which would move the cursor to the next row and leave a line of the panels.
+
+    typed: nor does it print what is typed; that stays in the terminal's queue for who reads it next.
 
     Does nothing in the background, where a change of the terminal would stop the program.
     """
@@ -123,7 +125,7 @@ def no_echo_of_control_characters(console: Console) -> Iterator[None]:
         yield
         return
     modes = before.copy()
-    modes[_LOCAL_MODES] &= ~termios.ECHOCTL
+    modes[_LOCAL_MODES] &= ~(termios.ECHOCTL | (termios.ECHO if typed else 0))
     termios.tcsetattr(terminal, termios.TCSANOW, modes)
     try:
         yield

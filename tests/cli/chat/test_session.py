@@ -100,6 +100,12 @@ async def test_ctrl_c_stops_the_answer_and_not_the_conversation() -> None:
     assert client.requests[1]["messages"][1] == {"role": "assistant", "content": "One, two"}
 
 
+async def test_the_figures_of_an_answer_are_not_shown_for_the_one_that_was_stopped_after_it() -> None:
+    interrupt = functools.partial(os.kill, os.getpid(), signal.SIGINT)
+    _, screen = await talk(Answers(["Hi."], ["One, ", interrupt]), "hello", "count", "/stats")
+    assert "2 turns; the last answer is not complete" in screen and "exposed transfer" not in screen
+
+
 async def test_ctrl_c_at_the_prompt_says_how_to_leave() -> None:
     _, screen = await talk(Answers(["Hi."]), KeyboardInterrupt, "hello")
     assert "Ctrl-D leaves." in screen and "Hi." in screen

@@ -5,11 +5,15 @@ from __future__ import annotations
 import dataclasses
 import io
 import sys
+import threading
 
 import pytest
 from rich.console import Console
 
-from disagg.cli.views.chat import AnswerMarkdown, ChatView, context_note, figures_line, whole_blocks
+from disagg.cli.chat.conversation import Conversation, Turn
+from disagg.cli.views.answer import ShownMarkdown, pause_after
+from disagg.cli.views.chat import ChatView, context_note, figures_line
+from disagg.cli.views.markdown import AnswerMarkdown, end_of_block, whole_blocks
 from disagg.errors import RequestError
 from disagg.inference.types import Chunk
 from tests.cli.answers import completion, metrics
@@ -35,6 +39,101 @@ from tests.cli.answers import completion, metrics
 )
 def test_a_block_is_whole_when_the_next_one_has_begun(text: str, whole: str) -> None:
     assert text[: whole_blocks(text)] == whole
+
+
+@pytest.mark.parametrize(
+    ("text", "end"),
+    [
+        ("short", "short"),
+        ("one\ntwo\nthree\nfour\n", "two\nthree\nfour\n"),
+        ("word " * 100, ("word " * 100)[-30:]),
+        ("```python\na\nb\nc\nd\n", "```python\nb\nc\nd\n"),
+        ("```\na\nb\nc\n", "```\na\nb\nc\n"),
+        ("| a |\n| - |\n| 1 |\n| 2 |\n| 3 |\n| 4 |\n", "| a |\n| - |\n| 2 |\n| 3 |\n| 4 |\n"),
+        ("1. a\n2. b\n3. c\n4. d\n", "2. b\n3. c\n4. d\n"),
+        ("- a\n  - b\n    - c\n    - d\n    - e\n", "- c\n- d\n- e\n"),
+        ("- a\n  ```\n  b\n  c\n  d\n  e\n", "```\nc\nd\ne\n"),
+        ("    a\n    b\n    c\n    d\n", "    b\n    c\n    d\n"),
+    ],
+)
+def test_what_is_drawn_of_a_long_block_is_its_end_and_its_head(text: str, end: str) -> None:
+    assert end_of_block(text, lines=3, columns=10) == end
+
+
+@pytest.mark.parametrize(("work", "pause"), [(0.0, 1 / 12), (0.01, 1 / 12), (0.1, 0.3), (2.0, 6.0)])
+def test_the_longer_a_frame_takes_the_longer_the_pause_after_it(work: float, pause: float) -> None:
+    assert pause_after(work) == pytest.approx(pause)
+
+
+class _Written(io.StringIO):
+    """A terminal that notes which threads write to it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.threads: set[int] = set()
+
+    def write(self, text: str, /) -> int:
+        self.threads.add(threading.get_ident())
+        return super().write(text)
+
+
+def test_the_event_loop_neither_parses_nor_draws(monkeypatch: pytest.MonkeyPatch) -> None:
+    parsed: set[int] = set()
+
+    class Noted(AnswerMarkdown):
+        def __init__(self, text: str) -> None:
+            parsed.add(threading.get_ident())
+            super().__init__(text)
+
+    monkeypatch.setattr("disagg.cli.views.answer.AnswerMarkdown", Noted)
+    answer = ShownMarkdown(Console(file=(terminal := _Written()), force_terminal=True))
+    terminal.threads.clear()
+    for piece in ("one\n\n", "two\n", "- three\n"):
+        answer.add(Chunk(piece, (), reasoning="", note="a note"))
+    answer.end()
+    assert "three" in terminal.getvalue() and "a note" in terminal.getvalue()
+    assert parsed and threading.get_ident() not in parsed | terminal.threads
+
+
+def test_pieces_are_taken_while_a_frame_is_being_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    draws, go_on = threading.Event(), threading.Event()
+
+    def stuck(text: str, lines: int, columns: int) -> str:
+        draws.set()
+        assert go_on.wait(60)
+        return text
+
+    monkeypatch.setattr("disagg.cli.views.answer.end_of_block", stuck)
+    answer = ShownMarkdown(Console(file=(file := io.StringIO()), width=80))
+    answer.add(Chunk("first ", ()))
+    assert draws.wait(60)
+    for _ in range(1000):
+        answer.add(Chunk("more\n", ()))
+    go_on.set()
+    answer.end()
+    assert file.getvalue().count("more") == 1000
+
+
+def test_a_terminal_that_cannot_be_written_fails_the_answer() -> None:
+    class Gone(io.StringIO):
+        def write(self, text: str, /) -> int:
+            if text:
+                raise OSError("gone")
+            return 0
+
+    answer = ShownMarkdown(Console(file=Gone(), width=80))
+    answer.add(Chunk("first\n\nsecond", ()))
+    with pytest.raises(OSError, match="gone"):
+        answer.end()
+
+
+@pytest.mark.parametrize("text", ["def __init__(self):", "self._create_for(_x_)", "__all__ and _rest_"])
+def test_underscores_in_code_without_fences_are_text(text: str) -> None:
+    assert shown(text) == text
+
+
+def test_stars_emphasize() -> None:
+    assert shown("**bold** and *slanted*") == "bold and slanted"
 
 
 def shown(*pieces: str, width: int = 80, plain: bool = False, reasoning: str = "") -> str:
@@ -123,3 +222,10 @@ def test_an_error_is_one_line_with_its_hint(capsys: pytest.CaptureFixture[str]) 
     console = Console(file=(file := io.StringIO()), width=80)
     ChatView(console, console, plain=True).failed(RequestError("too long"), "/clear")
     assert file.getvalue() == "error: too long (/clear)\n"
+
+
+def test_the_figures_of_an_answer_that_was_stopped_are_not_those_of_the_one_before_it() -> None:
+    console = Console(file=(file := io.StringIO()), width=80)
+    view = ChatView(console, console, plain=True)
+    view.stats(None, Conversation("m", turns=(Turn("a", "b"), Turn("c", "d", cut=True))))
+    assert file.getvalue() == "2 turns; the last answer is not complete, and has no figures\n"
