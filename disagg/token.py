@@ -120,9 +120,10 @@ def _present_token_path(fleet: Fleet) -> Path:
     """The token's file, unless it was never made: then ConfigError."""
     path = token_path(fleet)
     if not (path.exists() or named_token_path(fleet)):
+        local = any(host.placement.spawned for host in fleet.hosts.values())
         raise ConfigError(
             f"this fleet was never deployed or started here: its token file {path} does not exist",
-            "run `disagg start` or `disagg deploy`; on a second machine copy the file, or set token_file",
+            f"run `disagg {'start' if local else 'deploy'}`; on a second machine copy the file, or set token_file",
         )
     return path
 

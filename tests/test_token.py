@@ -94,3 +94,13 @@ def test_a_fleet_that_was_never_started_here_is_the_stated_cause(
     with pytest.raises(ConfigError, match="this fleet was never deployed or started here") as caught:
         fleet_token(load(write_fleet(tmp_path)))
     assert "`disagg start`" in caught.value.hint
+
+
+def test_the_token_of_a_fleet_on_other_machines_is_made_by_deploy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.delenv(TOKEN_FILE_VARIABLE, raising=False)
+    with pytest.raises(ConfigError) as caught:
+        fleet_token(load(Path(__file__).parents[1] / "hosts.toml"))
+    assert caught.value.hint.startswith("run `disagg deploy`;")

@@ -123,6 +123,7 @@ def _run(fleet: Fleet, answers: Sequence[ModelAnswer], request: dict[str, Any], 
     """Ask the models and show the answers. Ctrl-C shows what has arrived."""
     import asyncio
 
+    from disagg.cli.common.closed_pipe import while_stdout_is_read
     from disagg.inference.client import AsyncClient
     from disagg.inference.several import ask
 
@@ -136,7 +137,7 @@ def _run(fleet: Fleet, answers: Sequence[ModelAnswer], request: dict[str, Any], 
             if shown.ranking:
                 _explain(client, answers, request, as_json)
             with view:
-                await ask(client.stream, answers, request, view)
+                await while_stdout_is_read(ask(client.stream, answers, request, view))
 
     try:
         asyncio.run(run())

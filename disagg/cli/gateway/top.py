@@ -38,7 +38,7 @@ def top(
     from disagg.cli.gateway.screen import run
     from disagg.cli.views.gateway.top import Shown, top_view
 
-    console = stdout()
+    console, url = stdout(), full_url(url)
     asked = "asking the hosts" if hosts else f"asking {url}"
     waiting = console.status(asked) if console.is_terminal and not as_json else nullcontext()
     with waiting:
@@ -49,6 +49,11 @@ def top(
         console.print(top_view(state, Shown(), caption, keys=False))
     else:
         asyncio.run(run(source, state, console, caption))
+
+
+def full_url(url: str) -> str:
+    """A URL that was typed without its scheme is of http."""
+    return url if "://" in url else f"http://{url}"
 
 
 async def _source(context: typer.Context, url: str, hosts: bool) -> tuple[Source, LiveState, str]:

@@ -23,6 +23,8 @@ from disagg.inference.client import AsyncClient
 CONNECT_S: Final = 2.0
 SILENCE_S: Final = 5.0  # the gateway sends an event at least once a second
 EVERY_S: Final = 1.0
+FIRST_S: Final = 6.0  # a host whose port is closed is known to be down before
+LOOK_S: Final = 0.1
 MAX_LINE: Final = 8 << 20
 
 
@@ -58,12 +60,19 @@ async def host_states(fleet: Fleet) -> AsyncGenerator[LiveState, None]:
     async with AsyncClient(fleet) as client:
         await client.connect()
         with client.watching():
+            until = time.monotonic() + FIRST_S
+            while "unknown" in _states(fleet, client) and time.monotonic() < until:
+                await asyncio.sleep(LOOK_S)
             while True:
                 now = time.monotonic()
                 hosts = live_hosts(fleet, client.view, now)
                 board.sample(hosts, now)
                 yield board.state(hosts, now)
                 await asyncio.sleep(EVERY_S)
+
+
+def _states(fleet: Fleet, client: AsyncClient) -> set[str]:
+    return {client.view.of(host.name).reachable for host in fleet.answering_hosts}
 
 
 def _require_ok(status: int, url: str) -> None:

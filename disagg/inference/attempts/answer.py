@@ -60,6 +60,7 @@ class ArrivingAnswer:
     tool_calls: list[ToolCall] = field(default_factory=list)
     tokens: list[TokenLogprob] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    held_notes: list[str] = field(default_factory=list)  # of `note_with_answer`
     on_first_token: Callable[[], None] | None = None
 
     def begin(self, attempt: Attempt, began: float, on_first_token: Callable[[], None] | None = None) -> None:
@@ -102,6 +103,8 @@ class ArrivingAnswer:
 
     def take(self, event: Event) -> DoneEvent | None:
         """Note one event's tokens and deliver them; returns the event if it is the last one."""
+        while self.held_notes:
+            self.note(self.held_notes.pop(0))
         if isinstance(event, TokensEvent):
             now = time.monotonic()
             self.enter("decode")
@@ -119,6 +122,10 @@ class ArrivingAnswer:
             return None
         self.trace.ended(time.monotonic())
         return event
+
+    def note_with_answer(self, text: str) -> None:
+        """As `note`, once something of the answer arrives; nothing if nothing does."""
+        self.held_notes.append(text)
 
     def note(self, text: str) -> None:
         """Tell the caller something about the request, on the stream and among the warnings."""

@@ -137,7 +137,7 @@ class _Run:
             failures: list[Failure] = []
             ranked, route, untried = self._look(failures)
             while (attempt := next(untried, None)) is not None:
-                self._announce(attempt, failures)
+                self._announce(attempt, failures, started=self.answer.begun or not ranked.unseen)
                 outcome = await self._try(attempt, ranked, failures)
                 if outcome is not None:
                     return self._complete(attempt, outcome, failures)
@@ -247,21 +247,21 @@ class _Run:
             self.driver.view.ended(name, self.prompt.tokens, began_at)
             self.claimed = None
 
-    def _announce(self, attempt: Attempt, failures: list[Failure]) -> None:
-        """Tell the caller if the answer goes on on another host, or on one that is not meant for it."""
+    def _announce(self, attempt: Attempt, failures: list[Failure], *, started: bool) -> None:
+        """Tell the caller if the answer goes on on another host, or on one that is not meant for it. started: some host
+        has answered this client; if none has, perhaps none will, and there is nothing to tell but the error."""
+        note = self.answer.note if started else self.answer.note_with_answer
         failed = [failure for failure in (*self.failures, *failures) if failure.answering and not failure.busy]
         count = len(self.answer.tokens)
         if count and failed:
-            self.answer.note(
+            note(
                 f"{failed[-1].host.name} failed after {count} tokens ({failed[-1].error.message}): "
                 f"the answer goes on on {attempt.answering.name}"
             )
         elif failed and failed[-1].host != attempt.answering:
-            self.answer.note(f"{failed[-1].error.message}: asking {attempt.answering.name}")
+            note(f"{failed[-1].error.message}: asking {attempt.answering.name}")
         if attempt.method in ("whole", "prefill-alone") and not self.request.candidates.alone:
-            self.answer.note(
-                f"{FALLBACK_WARNING}: no decode host is up, asking {attempt.answering.name} to answer alone"
-            )
+            note(f"{FALLBACK_WARNING}: no decode host is up, asking {attempt.answering.name} to answer alone")
 
     def _complete(self, attempt: Attempt, outcome: AttemptOutcome, failures: list[Failure]) -> Completion:
         """The completion; the view remembers what the hosts hold now and how large KV is."""

@@ -239,6 +239,8 @@ def after(route: Route, policy: RetryPolicy, failures: Sequence[Failure], earlie
         raise _kv_failure(undelivered)
     error = final_error(route, (*earlier, *failures))
     if route.unseen and route.unseen <= _not_running(failures):
+        if not route.whole:
+            error.hint = "the fleet is not started: run `disagg start`"
         raise error
     if busy:
         error = Overloaded(f"every host was busy until the request's deadline: {_messages(busy)}", "try again later")

@@ -35,8 +35,8 @@ def choose_place(rest: int, offer: PrefillOffer | None, local_tokens_s: float | 
         return PrefillPlace(False, "no prefill host was offered")
     if local_tokens_s is None:
         few = rest <= UNMEASURED_TOKENS
-        limit = f"{'at most' if few else 'over'} {UNMEASURED_TOKENS}"
-        return PrefillPlace(few, f"{_tokens(rest)} left to compute, {limit}; the speed here is not measured yet")
+        rule = f"until its speed is measured, this host computes up to {UNMEASURED_TOKENS} itself"
+        return PrefillPlace(few, f"{_tokens(rest)} left to compute; {rule}")
     here = rest / local_tokens_s
     sending = rest_bytes / offer.link_bytes_s if offer.link_bytes_s else 0.0
     there = offer.wait_s + OVERHEAD_S + max(rest / offer.tokens_s, sending)

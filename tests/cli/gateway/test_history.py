@@ -49,6 +49,19 @@ def test_the_table_has_figures_hosts_and_what_went_wrong(config: Path, capsys: p
         assert text in out
 
 
+def test_why_a_request_failed_stands_in_full_below_the_table(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    path, reason = write_fleet(tmp_path, ("tiny", "other")), "no decode host answers, and no other one is left"
+    store = Store(history_path(load(path)), HistoryBounds())
+    store.append([OK, msgspec.structs.replace(FAILED, error=reason)])
+    store.close()
+    assert run("history", "--config", path) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-1].endswith(f"other: {reason}") and any(line.rstrip().endswith("failed") for line in lines)
+
+
 def test_on_a_narrow_terminal_nothing_of_an_answer_is_cut(
     config: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

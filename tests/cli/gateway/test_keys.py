@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import io
 import json
 import socket
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import msgspec
 import pytest
+from rich.console import Console
 
+from disagg.cli.views.gateway.keys import keys_view
 from disagg.config import Host, load
 from disagg.errors import DisaggError, HostUnreachable
 from disagg.fleet.deploy import client_keys
 from disagg.fleet.machine.fan_out import HostOutcome
-from disagg.gateway.clients.keys import KeyFile, KeyRing
+from disagg.gateway.clients.keys import Key, KeyFile, KeyRing
 from tests.cli.commandline import run, write_fleet
 
 
@@ -168,3 +172,14 @@ def test_a_gateway_that_could_not_be_reached_gets_the_keys_by_the_next_sync(
     assert names == ["mine"] and "far: not all of these keys" in notes
     assert run("keys", "sync", "--config", config) == 0
     assert gateways.files["far"] == gateways.files["near"] and "mine" in str(gateways.files["far"])
+
+
+def test_in_80_columns_no_model_and_no_date_of_a_key_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    console = Console(width=80, color_system=None, file=(file := io.StringIO()))
+    models = ("qwen3-demo-30b", "gpt-oss-demo-120b")
+    key = Key(id="0123abcd", name="the editor of a friend", sha256="0" * 64, created=0.0, models=models)
+    console.print(keys_view([msgspec.structs.replace(key, requests_per_minute=100, revoked=1e9)]))
+    out = file.getvalue()
+    for text in (*models, "0123abcd", "requests", "tokens", "1970-01-01", "2001-09-09"):
+        assert text in out
+    assert "…" not in out and max(map(len, out.splitlines())) <= 80

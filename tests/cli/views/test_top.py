@@ -224,6 +224,19 @@ def test_hosts_that_are_shown_because_no_gateway_answers_have_a_line_that_states
     assert not caption or picture.splitlines()[-1] == f"{caption}: these are the hosts' own figures"
 
 
+@pytest.mark.parametrize(
+    ("typed", "url"),
+    [
+        ("127.0.0.1:8080", "http://127.0.0.1:8080"),
+        ("mac-1:8080/", "http://mac-1:8080/"),
+        ("http://a", "http://a"),
+        ("https://a:1", "https://a:1"),
+    ],
+)
+def test_a_url_without_its_scheme_is_of_http(typed: str, url: str) -> None:
+    assert command.full_url(typed) == url
+
+
 async def test_the_screen_states_its_caption_unless_it_has_something_newer_to_state() -> None:
     screen = _Screen(STATE, "no gateway answers")
     console = Console(width=80, color_system=None)

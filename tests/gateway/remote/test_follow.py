@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from disagg.config import EngineOptions, Fleet, Host, Model
 from disagg.errors import ServerUnavailable, Unauthorized
 from disagg.gateway.clients.keys import KeyFile
 from disagg.gateway.live import feed
+from disagg.gateway.remote import follow
 from disagg.gateway.remote.follow import gateway_states, host_states
 from disagg.token import TOKEN_FILE_VARIABLE
 from tests.fleets import RunningFleet
@@ -66,3 +68,23 @@ async def test_a_full_gateway_is_asked_again_later(monkeypatch: pytest.MonkeyPat
     async with running(FakeClient()) as gateway:
         with pytest.raises(ServerUnavailable, match="no place for another watcher"):
             await anext(gateway_states(gateway.url, None))
+
+
+async def test_of_a_fleet_that_is_not_started_the_first_state_has_every_host_down(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(follow, "FIRST_S", 60.0)
+    (token := tmp_path / "token").write_text("a token of this fleet\n")
+    token.chmod(0o600)
+    monkeypatch.setenv(TOKEN_FILE_VARIABLE, str(token))
+    decode, prefill = free_ports(2)
+    hosts = {
+        "decode": Host("decode", "127.0.0.1", ("decode",), "m", EngineOptions("mlx"), decode),
+        "prefill": Host("prefill", "127.0.0.1", ("prefill",), "m", EngineOptions("transformers"), prefill),
+    }
+    fleet = Fleet("f", tmp_path / "hosts.toml", {"m": Model("m", {}, 4096)}, hosts)
+    async with asyncio.timeout(90), aclosing(host_states(fleet)) as states:
+        state = await anext(states)
+    assert [(host.state, host.hint) for host in state.hosts] == [
+        ("down", f"disagg start --host {name}") for name in ("decode", "prefill")
+    ]

@@ -148,6 +148,19 @@ def test_a_whole_host_is_asked_when_no_decode_host_answers() -> None:
     )
 
 
+async def test_a_fleet_of_which_nothing_runs_is_one_error_without_notes() -> None:
+    hosts = (
+        Host("mac", "127.0.0.1", ("decode",), "m", EngineOptions("mlx"), 9),
+        Host("dgx", "127.0.0.1", ("prefill",), "m", EngineOptions("transformers"), 10),
+    )
+    notes = []
+    async with AsyncClient(fleet(*hosts), token="t") as asking:
+        with pytest.raises(ServerUnavailable, match="no server answers") as raised:
+            async for chunk in asking.stream("m", messages=CHAT, timeout=60):
+                notes.append(chunk.note)
+    assert notes == [] and raised.value.hint == "the fleet is not started: run `disagg start`"
+
+
 def test_alone_whole_asks_the_whole_host_though_a_decode_host_is_up() -> None:
     decode = Host("mac", "127.0.0.1", ("decode",), "m", EngineOptions("mlx"), 9)
     with Client(with_whole(fleet(decode), whole_host("m", 10)), token="t") as asking:

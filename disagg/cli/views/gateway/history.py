@@ -22,7 +22,7 @@ _LEFT = ("time", "model", "hosts")
 
 def history_view(entries: Sequence[HistoryEntry]) -> RenderableType:
     """One row per answer, on a narrow terminal a few lines. What went wrong, or differently than usual, stands after
-    its hosts."""
+    its hosts; below the table, why requests failed."""
     return _History(entries)
 
 
@@ -33,6 +33,9 @@ class _History:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         if options.max_width >= _WIDE:
             yield _table(self._entries)
+            for entry in self._entries:
+                if entry.state == "failed" and entry.error:
+                    yield Text(f"{moment(entry.time)} {entry.model}: {entry.error}", style="red")
         else:
             for entry in self._entries:
                 yield from _stacked(entry)
@@ -62,7 +65,7 @@ def _table(entries: Sequence[HistoryEntry]) -> Table:
             _rate(entry.prefill_speed),
             _rate(entry.decode_speed),
             seconds(entry.total_time),
-            Text.assemble(hosts(entry.prefill_server, entry.decode_server), remark(entry)),
+            Text.assemble(hosts(entry.prefill_server, entry.decode_server), _state(entry)),
             style="dim" if entry.state == "cancelled" else None,
         )
     return table
@@ -88,6 +91,11 @@ def remark(entry: HistoryEntry) -> Text:
     if entry.method == "fallback":
         return Text(" fallback", style="yellow")
     return Text(f" {entry.held_tokens:,} held" if entry.held_tokens else "", style="dim")
+
+
+def _state(entry: HistoryEntry) -> Text:
+    """The remark of a row whose reason stands below the table."""
+    return Text(" failed", style="red") if entry.state == "failed" else remark(entry)
 
 
 def _rate(value: float | None) -> str:

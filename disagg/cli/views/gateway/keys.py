@@ -13,15 +13,16 @@ from disagg.gateway.clients.keys import Key
 
 
 def keys_view(keys: Sequence[Key]) -> RenderableType:
-    """One row per key, revoked ones dimmed."""
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 2, 0, 0))
-    for heading in ("name", "id", "models", "requests/min", "tokens/min", "added", "revoked"):
-        table.add_column(heading, justify="right" if heading.endswith("/min") else "left")
+    """One row per key, revoked ones dimmed. Of a narrow terminal names take several lines, and nothing is cut."""
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+    for heading in ("name", "id", "models", "requests\n/min", "tokens\n/min", "added", "revoked"):
+        right, folds = heading.endswith("/min"), heading == "name"
+        table.add_column(heading, justify="right" if right else "left", overflow="fold", no_wrap=not (right or folds))
     for key in keys:
         table.add_row(
             key.name,
             key.id,
-            ", ".join(key.models) if key.models else "all",
+            "\n".join(key.models) if key.models else "all",
             _limit(key.requests_per_minute),
             _limit(key.tokens_per_minute),
             _date(key.created),
