@@ -126,6 +126,7 @@ def _one_line(message: str, body: Any) -> str:
     reason, _, path = message.replace("`", "").partition(" - at ")
     place = path.removeprefix("$").removeprefix(".")
     reason = reason[:1].lower() + reason[1:]
+    reason = "must not be empty" if reason == "expected str of length >= 1" else reason
     for prefix, short in _ABOUT_A_FIELD.items():
         if reason.startswith(prefix):
             place = ".".join(filter(None, (place, reason.removeprefix(prefix))))

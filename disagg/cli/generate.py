@@ -190,7 +190,7 @@ def _finish(view: AnswersView, answers: Sequence[ModelAnswer], as_json: bool) ->
         more = {"together": together.to_json()} if together else {}
         print_json({"results": [answer.to_json() for answer in answers], **more})
     elif completions := [answer.completion for answer in answers if answer.completion is not None]:
-        stderr().print(metrics_view(completions))
+        stderr().print(metrics_view(completions, view.noted_texts))
         if together:
             stderr().print(together_view(together))
 

@@ -47,7 +47,10 @@ def verify(
     as_json: AsJson = False,
 ) -> None:
     """Run MODEL through the hand-off and through each engine alone, and compare. Exit code 1: they differ by more than
-    rounding, or than the forms of their weights, explains."""
+    rounding, or than the forms of their weights, explains.
+
+    Both engines are loaded on this machine, by this command: it asks no server of the fleet.
+    """
     from disagg.api.verify import VerifyReport
     from disagg.fleet.machine.process import python_command, run_json
 

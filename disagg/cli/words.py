@@ -75,9 +75,9 @@ def is_model(fleet: Fleet, word: str) -> bool:
     return True
 
 
-def read_prompt(prompt: str | None, file: Path | None, context: int) -> str:
+def read_prompt(prompt: str | None, file: Path | None, context: int, example: str = _EXAMPLE) -> str:
     """The prompt: the argument, or the text of the file, or of stdin for "-". UsageError if it cannot be read, if it
-    is empty or larger than any request for `context` tokens, or if there are two."""
+    is empty or larger than any request for `context` tokens, or if there are two. example: a command with a prompt."""
     if prompt is not None and file is not None:
         raise UsageError("there are two prompts: an argument and --file", "leave out one of them")
     try:
@@ -96,7 +96,7 @@ def read_prompt(prompt: str | None, file: Path | None, context: int) -> str:
             f"the prompt from {file or 'stdin'} is not UTF-8: {error.reason} at byte {error.start}"
         ) from error
     if not text.strip():
-        raise UsageError(f"the prompt{f' from {source}' if source else ''} is empty", _EXAMPLE)
+        raise UsageError(f"the prompt{f' from {source}' if source else ''} is empty", example)
     return text
 
 

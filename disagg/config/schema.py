@@ -245,8 +245,9 @@ class Fleet:
         if role is not None and role not in get_args(Role):
             raise UsageError(f'"{printable(role)}" is not a role', one_of(get_args(Role)))
         if missing := [group for group in groups if group not in self.groups]:
-            there = f"it has: {', '.join(self.groups)}" if self.groups else '[groups] in it: rack-1 = ["mac-*"]'
-            raise UsageError(f"{self.path} has no group {', '.join(map(printable, missing))}", there)
+            there = f"it has: {', '.join(self.groups)}" if self.groups else 'write [groups] with rack-1 = ["mac-*"]'
+            what = f"group {', '.join(map(printable, missing))}" if self.groups else "groups"
+            raise UsageError(f"{self.path} has no {what}", there)
         members = matching(self, [name for group in groups for name in self.groups[group]])
         left_out = matching(self, exclude)
         served = self.model(model).name if model is not None else None

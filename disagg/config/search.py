@@ -16,6 +16,8 @@ def find_hosts_file(named: Path | None = None) -> Path:
     path = named or (Path(from_environment) if from_environment else Path("hosts.toml"))
     if not path.exists():
         chosen = named or from_environment
+        if not named and from_environment and not path.is_absolute():
+            raise ConfigError(f"there is no {path} here, which $DISAGG_CONFIG names", "write its whole path there")
         hint = "correct --config or $DISAGG_CONFIG" if chosen else "disagg init writes one"
         raise ConfigError(f"there is no {path}", hint + "; `disagg demo` needs none")
     return path

@@ -27,7 +27,7 @@ PROMPT = {"model": "m", "prompt": "x"}
         (b'{"model": "m", "tokens": [1, -1]}', "tokens[1]: expected int >= 0 (got -1)"),
         (b'{"model": "m", "prompt": "x", "sampling": {"top_p": 0}}', "sampling.top_p: expected float > 0.0 (got 0)"),
         (b'{"model": "m", "prompt": "x", "sampling": {"topp": 0}}', "sampling.topp: unknown field"),
-        (b'{"model": "m", "messages": [{"role": "", "content": ""}]}', "messages[0].role: expected str of length >= 1"),
+        (b'{"model": "m", "messages": [{"role": "", "content": ""}]}', "messages[0].role: must not be empty (got '')"),
         (b'{"model": "m", "prompt": "\xff"}', "not JSON: 'utf-8' codec can't decode byte 0xff"),
         (b'{"model": 1, "tokens": ' + b"[" * 100_000, "model: expected str, got int (got None)"),
     ],

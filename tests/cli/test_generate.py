@@ -173,7 +173,12 @@ def test_explain_shows_the_hosts_and_the_reasons_before_the_answer(
     assert run("--config", one, "generate", "--explain", "x") == 0
     out, err = capsys.readouterr()
     assert out == TEXT
-    assert "750 ms" in err and "holds 64 tokens of the prompt" in err and "gets no request: down" in err
+    assert (
+        "750 ms" in err
+        and "queue 250 ms, prompt 500 ms" in " ".join(err.split())
+        and "holds 64 tokens of the prompt" in err
+        and "gets no request: down" in err
+    )
     assert err.index("mac-1") < err.index("dgx-1") < err.index("mac-2") < err.index("TTFT: request sent")
 
 

@@ -179,7 +179,7 @@ def test_hosts_are_selected_by_name_role_and_model_in_file_order(chosen: dict[st
         ({"names": ["linux-*"]}, UsageError, "hosts.toml has no host linux-"),
         ({"exclude": ["x"]}, UsageError, "hosts.toml has no host x"),
         ({"exclude": ["*"]}, UsageError, "fits these options"),
-        ({"groups": ["rack"]}, UsageError, "hosts.toml has no group rack"),
+        ({"groups": ["rack"]}, UsageError, "hosts.toml has no groups"),
     ],
 )
 def test_a_selection_without_hosts_is_an_error(chosen: dict[str, Any], kind: type[DisaggError], message: str) -> None:

@@ -54,7 +54,8 @@ def chat(
     piped = not sys.stdin.isatty()
     if not piped and not stdout().is_terminal:
         raise UsageError("a conversation needs a terminal", f'disagg generate --chat {name} "message" > FILE')
-    message = read_prompt("-", None, fleet.model(name).context) if piped else None
+    example = f'echo "message" | disagg chat -m {name}'
+    message = read_prompt("-", None, fleet.model(name).context, example) if piped else None
     _run(fleet, name, system, {**options, "fit_context": True}, message, plain=plain)
 
 

@@ -12,7 +12,7 @@ import typer
 from disagg.api.requests import DEFAULT_DEADLINE_S, MAX_DEADLINE_S
 from disagg.api.sampling import Sampling
 from disagg.cli.common.options import sampling_option
-from disagg.errors import DisaggError, RequestError
+from disagg.errors import ContextLengthExceeded, DisaggError, KVMemoryExceeded, RequestError
 
 MaxTokens = Annotated[int, sampling_option("max_tokens")]
 Temperature = Annotated[float, sampling_option("temperature", "X")]
@@ -89,6 +89,9 @@ def _request_options(
 
 def for_command_line(error: DisaggError) -> DisaggError:
     """The same error, naming the option instead of the field of the request: `--top-p: ...` for `top_p: ...`."""
+    if isinstance(error, ContextLengthExceeded | KVMemoryExceeded):
+        error.message, error.hint = (text.replace("max_tokens", "--max-tokens") for text in (error.message, error.hint))
+        return error
     field = error.message.removeprefix("sampling.").partition(":")[0].partition("[")[0]
     if not isinstance(error, RequestError) or field not in {*Sampling.__struct_fields__, "timeout", "deadline_s"}:
         return error

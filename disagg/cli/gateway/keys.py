@@ -106,11 +106,13 @@ def sync(context: typer.Context) -> None:
 
     `disagg keys add` and `revoke` do so too: this is for a gateway that could not be reached then.
     """
+    from disagg.cli.views.units import counted
+
     others = _GatewayKeys.fetched(settings(context).fleet())
     file = _file(context)
     count = len(file.join(others.keys))
     others.deliver(file)
-    stderr().print(f"{count} keys on this machine and {len(others.hosts)} gateways.")
+    stderr().print(f"{counted(count, 'key')} on this machine and {counted(len(others.hosts), 'gateway')}.")
 
 
 @dataclass(frozen=True, slots=True)

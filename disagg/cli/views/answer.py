@@ -35,12 +35,14 @@ class Shown:
 
     def __init__(self, notes: Console) -> None:
         self._notes = notes
+        self.noted_texts: list[str] = []
         self._thinks = False
         self._line_open = False
 
     def add(self, chunk: Chunk) -> None:
         """Show one more piece."""
         if chunk.note:
+            self.noted_texts.append(chunk.note)
             self.note(printable(chunk.note))
         if chunk.reasoning:
             self.thought(printable(chunk.reasoning))

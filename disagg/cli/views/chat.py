@@ -52,6 +52,7 @@ class ChatView:
 
     def __init__(self, out: Console, notes: Console, *, plain: bool, piped: bool = False) -> None:
         self._out, self._notes, self._plain, self._piped = out, notes, plain or piped, piped
+        self._noted: list[str] = []  # of the last answer, while it arrived
 
     def begin(self, model: str) -> None:
         """The conversation begins."""
@@ -62,14 +63,15 @@ class ChatView:
         """Within the block an answer is shown while it arrives."""
         with without_echo(self._out, typed=True):
             shown = Shown(self._notes) if self._plain else ShownMarkdown(self._out)
+            self._noted = shown.noted_texts
             try:
                 yield shown
             finally:
                 shown.end()
 
     def figures(self, completion: Completion, context: int) -> None:
-        """What a complete answer cost, and its warnings. context: of its model, in tokens."""
-        for warning in completion.warnings:
+        """What a complete answer cost, and its warnings that were not shown yet. context: of its model, in tokens."""
+        for warning in (one for one in completion.warnings if one not in self._noted):
             self._notes.print(Text.assemble(("warning: ", "bold yellow"), warning))
         self.note(figures_line(completion.metrics))
         if text := context_note(completion, context, piped=self._piped):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import fields
 
 from rich import box
@@ -45,8 +45,9 @@ _PART_NAME = {
 _BAR_CELLS = 36
 
 
-def metrics_view(completions: Sequence[Completion]) -> RenderableType:
-    """One row per answer, then each route, the parts of its TTFT and its warnings, then the formulas."""
+def metrics_view(completions: Sequence[Completion], noted: Collection[str] = ()) -> RenderableType:
+    """One row per answer, then each route, the parts of its TTFT and its warnings, then the formulas. noted: warnings
+    that were printed while the answer arrived."""
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     table.add_column("model", overflow="fold", style="bold")
     for name in ("tokens", "prefill", "decode", "TTFT", "total"):
@@ -62,7 +63,7 @@ def metrics_view(completions: Sequence[Completion]) -> RenderableType:
             seconds(metrics.total_time),
         )
     notes = [line for completion in completions for line in (_route(completion.metrics), _parts(completion.metrics))]
-    return Group(table, Text(), *notes, *_warnings(completions), Text(NOTES, "dim"))
+    return Group(table, Text(), *notes, *_warnings(completions, noted), Text(NOTES, "dim"))
 
 
 def together_view(figures: ParallelFigures) -> RenderableType:
@@ -191,8 +192,8 @@ def _transfer(metrics: Metrics) -> Text:
     )
 
 
-def _warnings(completions: Sequence[Completion]) -> list[RenderableType]:
-    lines = [f"{c.metrics.model}: {warning}" for c in completions for warning in c.warnings]
+def _warnings(completions: Sequence[Completion], noted: Collection[str] = ()) -> list[RenderableType]:
+    lines = [f"{c.metrics.model}: {warning}" for c in completions for warning in c.warnings if warning not in noted]
     return [Text.assemble(("warning: ", "bold yellow"), line) for line in lines]
 
 

@@ -34,6 +34,7 @@ class AnswersView(Watcher):
 
     def __init__(self, answers: Sequence[ModelAnswer]) -> None:
         self.answers = answers
+        self.noted_texts: list[str] = []  # the notes that were shown, in full
 
     def __enter__(self) -> Self:
         return self
@@ -52,6 +53,7 @@ class OneText(AnswersView):
         _write(printable(text) if sys.stdout.isatty() else text)
 
     def noted(self, answer: ModelAnswer, note: str) -> None:
+        self.noted_texts.append(note)
         begun = answer.text and not answer.text.endswith("\n") and sys.stdout.isatty()
         stderr().print(Text(f"{chr(10) if begun else ''}note: {note}", "dim"), soft_wrap=not stderr().is_terminal)
 

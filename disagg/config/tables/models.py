@@ -22,7 +22,8 @@ def read_models(tables: Table, folder: Path) -> dict[str, Model]:
     """The models by name, in file order. Relative paths start at `folder`."""
     models = {name: _model(name, table, folder) for name, table in tables.tables('[models."qwen3-coder:30b"]')}
     if not models:
-        raise tables.document.fault_at_value(tables.path, "no model is defined", 'add [models."qwen3-coder:30b"]')
+        hint = 'add one, as [models."qwen3-coder:30b"]; `disagg init` writes a whole file'
+        raise tables.document.fault_at_value(tables.path, "no model is defined", hint)
     taken = {name: f"the name of [models.{toml_key(name)}]" for name in models}
     for name, table in tables.tables(""):
         for index, alias in enumerate(models[name].aliases):

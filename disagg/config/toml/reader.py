@@ -21,7 +21,7 @@ _SYNTAX_HINTS = {  # how tomli's message begins -> how to fix it
     "Cannot overwrite a value": "this key is given twice: keep one",
     "Duplicate inline table key": "this key is given twice: keep one",
     "Cannot declare": "this table is opened twice: keep one",
-    "Expected ']' at the end of a table": f'{_QUOTES}, as in [models."qwen3-coder:30b"]',
+    "Expected ']' at the end of a table": f'a ] is missing, or quotes: {_QUOTES}, as in [models."qwen3-coder:30b"]',
     "Expected '=' after a key": f"a line reads key = value; {_QUOTES}",
     "Expected newline": "one key = value on a line; text needs quotes",
     "Illegal character '\\n'": "a closing quote is missing",

@@ -223,3 +223,11 @@ def test_a_pipe_is_one_message_and_its_answer(
     (request,) = FakeClient.requests
     assert request["messages"] == [{"role": "system", "content": "s"}, {"role": "user", "content": "hello\n"}]
     assert (request["top_k"], request["max_tokens"], request["fit_context"]) == (4, 7, True)
+
+
+def test_the_hint_for_an_empty_pipe_is_a_command_of_chat(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"")))
+    assert run("--config", write_fleet(tmp_path), "chat", "-m", "tiny") == 2
+    assert "disagg chat -m tiny" in capsys.readouterr().err

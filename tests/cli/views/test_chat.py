@@ -196,6 +196,18 @@ def test_links_show_where_they_lead() -> None:
     assert "here (https://example.org)" in file.getvalue()
 
 
+def test_a_warning_that_was_noted_while_the_answer_arrived_is_not_printed_again(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    console = Console(file=(file := io.StringIO()), width=80)
+    view = ChatView(console, console, plain=True)
+    with view.answering() as answer:
+        answer.add(Chunk("", (), note="mac-1 failed"))
+        answer.add(Chunk("text", ()))
+    view.figures(dataclasses.replace(completion("m"), warnings=("mac-1 failed", "slow")), 1000)
+    assert file.getvalue().count("mac-1 failed") == 1 and "warning: slow" in file.getvalue()
+
+
 def test_the_figures_of_an_answer_are_one_line_that_says_what_was_held() -> None:
     figures = metrics("m", prompt_tokens=3120, held_tokens=3050, ttft=0.21)
     assert figures_line(figures) == "3,120 prompt tokens, 3,050 held; TTFT 210 ms; 128 tokens at 295 tok/s"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import re
 import time
@@ -385,3 +386,9 @@ def test_the_next_steps_of_the_demo_activate_the_environment_unless_disagg_is_in
     steps = next_steps().plain.splitlines()
     assert ("  source bin/activate" in steps) != there
     assert "  disagg start" in steps and "  disagg init" in steps
+
+
+def test_warnings_that_were_noted_are_not_repeated_below_the_figures() -> None:
+    answer = dataclasses.replace(completion("m"), warnings=("mac-1 failed", "slow"))
+    text = shown(metrics_view([answer], ["mac-1 failed"]))
+    assert "slow" in text and "mac-1 failed" not in text and "mac-1 failed" in shown(metrics_view([answer]))

@@ -90,7 +90,7 @@ def test_windows_line_ends_do_not_move_the_caret(tmp_path: Path, fleet_text: str
             '[models."qwen:30b"]',
             "[models.qwen«:»30b]",
             "Expected ']' at the end of a table declaration",
-            f'{QUOTES}, as in [models."qwen3-coder:30b"]',
+            f'a ] is missing, or quotes: {QUOTES}, as in [models."qwen3-coder:30b"]',
         ),
         (
             "port = 8000",

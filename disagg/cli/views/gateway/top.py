@@ -102,6 +102,7 @@ def _models(models: Sequence[LiveModel]) -> Table:
     """Each model now, and its last answer: seconds @ tokens per second."""
     right = ("run", "wait", "tok/s", "prefill", "decode", "TTFT", "total")
     table = _table(("model", *right), right=right, gap=1)
+    table.caption, table.caption_justify = "last answer: prefill, decode: time @ tokens per second", "left"
     for model in models:
         last, totals = model.last, model.totals
         table.add_row(
