@@ -40,7 +40,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import httpx
 import numpy
 import psutil
 
@@ -50,6 +49,7 @@ from benchmarks.vllm_bare import CACHE_BYTES, CONTEXT, STEP_TOKENS
 from disagg import Client
 from disagg.config import EngineOptions
 from disagg.engines.transformers.engine import TransformersPrefillEngine
+from disagg.fleet.lifecycle.status.http_get import get
 
 PYTHON = Path(".venv-vllm/bin/python")
 ROOT = Path(__file__).parents[1]
@@ -195,8 +195,10 @@ def through_server(servers: FleetServer, prompt: list[int]) -> Spent:
 def prefill_process(servers: FleetServer) -> int:
     """The id of the prefill server's process."""
     host = servers.fleet.hosts["prefill"]
-    headers = {"Authorization": f"Bearer {servers.token}"}
-    return int(httpx.get(f"{host.url}/status", headers=headers, trust_env=False, timeout=60.0).json()["pid"])
+    _, status = get(host.address, host.port, "/status", servers.token, 60.0)
+    if status is None:
+        raise ConnectionError(f"{host.url} answers without a status")
+    return int(status["pid"])
 
 
 def cpu_s(process: psutil.Process) -> float:

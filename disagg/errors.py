@@ -27,6 +27,7 @@
     │   ├── ServerNotRunning         exit 4            nothing listens on its port
     │   ├── ServerSilent             exit 4            it accepts connections and sends no answer, or is stuck
     │   └── ServerRefused            exit 4            a whole-request host: key, URL, certificate or model is wrong
+    │       ├── ServerUnproven       exit 4            it does not prove that it has the fleet's token
     │       └── RequestLoop          exit 4, HTTP 508  a whole-request host leads back to a gateway that asks it
     └── FleetError                   exit 1            a command on a host failed
         ├── PortInUse                exit 1            another process listens on a server's port
@@ -239,8 +240,13 @@ class ServerSilent(ServerUnavailable):
 
 
 class ServerRefused(ServerUnavailable):
-    """A whole-request host does not serve this client, until hosts.toml or the key is corrected. It refuses the key,
-    lacks the model, has no trusted certificate, or is another kind of server."""
+    """A server does not serve this client, until hosts.toml, key or token is corrected. A whole-request host refuses
+    the key, lacks the model, has no trusted certificate, or is another kind of server."""
+
+
+class ServerUnproven(ServerRefused):
+    """What answers on a server's port does not prove that it has the fleet's token: it is sent nothing. Its token is
+    another one, or it is another program."""
 
 
 class RequestLoop(ServerRefused):

@@ -22,6 +22,8 @@ from disagg.errors import ConfigError
 
 TOKEN_FILE_VARIABLE = "DISAGG_TOKEN_FILE"
 GATEWAY_FOLDER_VARIABLE = "DISAGG_GATEWAY_FOLDER"
+MIN_TOKEN = 22
+"""Characters: 128 bits in base64. A shorter one could be guessed from the certificate that servers show to anybody."""
 
 
 def state_folder(fleet: Fleet) -> Path:
@@ -159,11 +161,12 @@ def read_tokens(path: Path) -> tuple[str, ...]:
         raise ConfigError(f"other users have access to the fleet's token file {path}", f"chmod 600 {path}")
     if not tokens or not all(map(is_usable, tokens)):
         raise ConfigError(
-            f"{path} holds no usable token", "each line must be a token of at least 16 printable ASCII characters"
+            f"{path} holds no usable token",
+            f"each line must be a token of at least {MIN_TOKEN} printable ASCII characters: `openssl rand -hex 16`",
         )
     return tokens
 
 
 def is_usable(token: str) -> bool:
-    """Whether this can be a fleet's token: at least 16 printable ASCII characters."""
-    return token.isascii() and token.isprintable() and len(token) >= 16
+    """Whether this can be a fleet's token: at least MIN_TOKEN printable ASCII characters."""
+    return token.isascii() and token.isprintable() and len(token) >= MIN_TOKEN

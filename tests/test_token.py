@@ -15,7 +15,7 @@ from disagg.token import (
 )
 from tests.cli.commandline import write_fleet
 
-TOKEN = "s3cret-s3cret-s3cret"
+TOKEN = "s3cret-s3cret-s3cret-s3cret"
 OTHER = "another-another-another"
 
 
@@ -49,7 +49,7 @@ def test_a_file_has_a_token_per_line_and_the_first_is_the_current_one(
     assert Tokens(path=path).current == tokens[0]
 
 
-@pytest.mark.parametrize("text", ["", "\n\n", f"{TOKEN}\nshort\n", f"{TOKEN}\n{'ü' * 20}\n"])
+@pytest.mark.parametrize("text", ["", "\n\n", f"{TOKEN}\nshort\n", "x" * 21, f"{TOKEN}\n{'ü' * 22}\n"])
 def test_a_file_with_a_line_that_is_no_token_is_refused(path: Path, text: str) -> None:
     path.write_text(text)
     with pytest.raises(ConfigError, match="no usable token"):

@@ -112,11 +112,12 @@ class Host:
 
     @property
     def url(self) -> str:
-        """Base URL of this host's HTTP server."""
+        """Base URL of this host's HTTP server. That of a gateway is for its clients, who do not have the fleet's
+        token."""
         if self.whole and self.engine.url:
             return self.engine.url
         host = f"[{self.address}]" if ":" in self.address else self.address
-        return f"http://{host}:{self.port}"
+        return f"{'http' if self.gateway else 'https'}://{host}:{self.port}"
 
     @property
     def gateway(self) -> bool:
@@ -132,11 +133,6 @@ class Host:
     def follower(self) -> bool:
         """Whether this host computes a part of what another one, the head of its nodes, is asked for."""
         return self.engine.node_rank > 0
-
-    @property
-    def tls(self) -> bool:
-        """Whether this host is asked by HTTPS."""
-        return self.url.startswith("https://")
 
     @property
     def placement(self) -> ServerPlacement:

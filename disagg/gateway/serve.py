@@ -20,8 +20,10 @@ from disagg.gateway.history.store import history_path
 from disagg.gateway.watch import GatewayWatch
 from disagg.http.accept import ListenHints, listen
 from disagg.http.connections import ConnectionBounds
+from disagg.http.protocol import Encryption
 from disagg.http.server import BoundedServer
 from disagg.inference.client import AsyncClient
+from disagg.tls.server import ServerTLS
 from disagg.token import Tokens
 
 BOUNDS = ConnectionBounds(connections=1024, unproven=768, unproven_per_address=256)
@@ -76,9 +78,11 @@ async def _serve(
         async with watch.running():
             url_host, port = listener.getsockname()[:2]
             application = build(client, access, GatewayHealth(client, member), watch)
+            # Programs of the fleet ask with its token, by TLS; clients have keys, and a proxy if they want TLS.
+            encryption = Encryption(ServerTLS(lambda: member.tokens.all)) if member is not None else Encryption()
             spare_collector()
             ready(f"http://{f'[{url_host}]' if ':' in url_host else url_host}:{port}")
-            await server(application, stopping=watch.feed.stop).serve(sockets=[listener])
+            await server(application, encryption, stopping=watch.feed.stop).serve(sockets=[listener])
 
 
 def spare_collector() -> None:
@@ -90,15 +94,20 @@ def spare_collector() -> None:
 
 
 def server(
-    app: ASGIApp, bounds: ConnectionBounds = BOUNDS, stopping: Callable[[], None] = lambda: None
+    app: ASGIApp,
+    encryption: Encryption = Encryption(),  # noqa: B008 - frozen
+    bounds: ConnectionBounds = BOUNDS,
+    stopping: Callable[[], None] = lambda: None,
 ) -> BoundedServer:
     """The HTTP server around the application. stopping: called when it stops, before it waits for requests."""
-    return _Server(app, bounds, stopping)
+    return _Server(app, encryption, bounds, stopping)
 
 
 class _Server(BoundedServer):
-    def __init__(self, app: ASGIApp, bounds: ConnectionBounds, stopping: Callable[[], None]) -> None:
-        super().__init__(app, bounds, DRAIN_S)
+    def __init__(
+        self, app: ASGIApp, encryption: Encryption, bounds: ConnectionBounds, stopping: Callable[[], None]
+    ) -> None:
+        super().__init__(app, bounds, DRAIN_S, encryption)
         self._stopping = stopping
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:

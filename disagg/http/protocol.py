@@ -1,4 +1,6 @@
-"""HTTP/1.1 with bounded heads, bounded waits and bounded connections.
+"""HTTP/1.1 with bounded heads, bounded waits and bounded connections, and with TLS.
+
+The place of a connection and the time for its first head begin when it is accepted: a handshake has no others.
 
 uvicorn closes a connection that is idle after a response, but waits without limit for a first request head. 2,300 such
 connections used up a server's file descriptors, so that its KV port accepted no transfer either.
@@ -7,8 +9,10 @@ connections used up a server's file descriptors, so that its KV port accepted no
 from __future__ import annotations
 
 import asyncio
+import ssl
 import time
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 from starlette.types import Scope
@@ -17,10 +21,28 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
 from disagg.http.connections import ConnectionBounds, ServedConnection, has_place, least_useful, make_room
+from disagg.tls.server import ServerTLS
+from disagg.tls.transport import HANDSHAKE, SecureTransport
 
 HEAD_S = 10.0  # from the moment a request may start until its head is complete
 KEEP_ALIVE_S = 75
 _CONNECTION = "connection"  # in the state of an ASGI scope
+
+
+_TLS_ONLY = b"this server speaks TLS: ask it by https://\n"
+_REFUSAL = (
+    b"HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain\r\nContent-Length: %d\r\nConnection: close\r\n\r\n%b"
+    % (len(_TLS_ONLY), _TLS_ONLY)
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Encryption:
+    """Whether connections have TLS. tls: None if the server has no certificate. plain: connections without TLS are
+    served, too."""
+
+    tls: ServerTLS | None = None
+    plain: bool = True
 
 
 class BoundedProtocol(H11Protocol):
@@ -29,10 +51,18 @@ class BoundedProtocol(H11Protocol):
     place: ServedConnection
 
     def __init__(
-        self, config: Config, server_state: ServerState, app_state: dict[str, Any], bounds: ConnectionBounds
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        bounds: ConnectionBounds,
+        encryption: Encryption,
     ) -> None:
         super().__init__(config, server_state, app_state)
         self._bounds = bounds
+        self._encryption = encryption
+        self._secure: SecureTransport | None = None
+        self._begun = self._refused = False
         self._head_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -49,6 +79,34 @@ class BoundedProtocol(H11Protocol):
         self._expect_head(HEAD_S)
 
     def data_received(self, data: bytes) -> None:
+        if data := self._opened(data):
+            self._receive(data)
+
+    def _opened(self, data: bytes) -> bytes:
+        """What the caller has sent in these bytes of its connection, which is closed if that is to be refused."""
+        if not self._begun:
+            self._begun = True
+            if data[0] == HANDSHAKE and self._encryption.tls is not None:
+                self.transport = self._secure = SecureTransport(self.transport, self._encryption.tls.context())
+                self.scheme = "https"
+            elif not self._encryption.plain:
+                self._refused = True
+                self.transport.write(_REFUSAL)
+                self.transport.write_eof()
+        if self._refused:  # what follows is read and forgotten, so that the refusal is not lost to a reset
+            return b""
+        if self._secure is None:
+            return data
+        try:
+            data = self._secure.decrypt(data)
+        except ssl.SSLError:
+            self.transport.abort()
+            return b""
+        if self._secure.ended:
+            self.transport.close()
+        return data
+
+    def _receive(self, data: bytes) -> None:
         idle = self._between_requests()
         super().data_received(data)
         self.place.busy = not self._between_requests()

@@ -14,7 +14,7 @@ from starlette.types import ASGIApp
 
 from disagg.http.accept import accept
 from disagg.http.connections import ConnectionBounds
-from disagg.http.protocol import KEEP_ALIVE_S, BoundedProtocol, free_descriptor
+from disagg.http.protocol import KEEP_ALIVE_S, BoundedProtocol, Encryption, free_descriptor
 
 MAX_HEAD_BYTES = 64 << 10
 
@@ -31,7 +31,7 @@ class BoundedServer(uvicorn.Server):
     """Serves an application until `should_exit` or a signal. shutdown_s: for the last requests and their last bytes;
     what still runs then is cancelled."""
 
-    def __init__(self, app: ASGIApp, bounds: ConnectionBounds, shutdown_s: int) -> None:
+    def __init__(self, app: ASGIApp, bounds: ConnectionBounds, shutdown_s: int, encryption: Encryption) -> None:
         super().__init__(
             uvicorn.Config(
                 app,
@@ -46,7 +46,7 @@ class BoundedServer(uvicorn.Server):
                 timeout_graceful_shutdown=shutdown_s,
             )
         )
-        self._bounds = bounds
+        self._bounds, self._encryption = bounds, encryption
         self._accepting: list[asyncio.Task[None]] = []
 
     @contextmanager
@@ -75,7 +75,7 @@ class BoundedServer(uvicorn.Server):
         self.started = True
 
     def _protocol(self) -> BoundedProtocol:
-        return BoundedProtocol(self.config, self.server_state, self.lifespan.state, self._bounds)
+        return BoundedProtocol(self.config, self.server_state, self.lifespan.state, self._bounds, self._encryption)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         for task in self._accepting:

@@ -19,12 +19,14 @@ from disagg.engines.base import DecodeEngine, PromptEngine
 from disagg.errors import ConfigError
 from disagg.http.accept import ListenHints, listen
 from disagg.http.connections import ConnectionBounds
+from disagg.http.protocol import Encryption
 from disagg.http.server import BoundedServer
 from disagg.servers.health.monitor import Monitor, Problems
 from disagg.servers.health.watchdog import Watchdog, promise
 from disagg.servers.http.app import build
 from disagg.servers.http.sse import unfinished
 from disagg.servers.service import AnyService
+from disagg.tls.server import ServerTLS
 from disagg.token import Tokens
 
 DRAIN_S = 20  # for running requests to finish
@@ -102,7 +104,7 @@ def listener_of(host: Host) -> socket.socket:
 
 async def _serve(service: AnyService, tokens: Tokens, listener: socket.socket) -> None:
     """Load while the HTTP server runs, so that /health answers "loading". When one ends, stop the other."""
-    server = _Server(service, build(service, tokens))
+    server = _Server(service, build(service, tokens), Encryption(ServerTLS(lambda: tokens.all), plain=False))
     loading = asyncio.ensure_future(_load(service, server))
     monitor = Monitor(service)
     monitoring = asyncio.ensure_future(monitor.run())
@@ -157,8 +159,10 @@ class _Server(BoundedServer):
     Until they have, the server still answers: 503 to new requests, "draining" to health. A second signal ends at once.
     """
 
-    def __init__(self, service: AnyService, app: ASGIApp, bounds: ConnectionBounds = BOUNDS) -> None:
-        super().__init__(app, bounds, LAST_BYTES_S)
+    def __init__(
+        self, service: AnyService, app: ASGIApp, encryption: Encryption, bounds: ConnectionBounds = BOUNDS
+    ) -> None:
+        super().__init__(app, bounds, LAST_BYTES_S, encryption)
         self._service = service
         self._draining: asyncio.Task[None] | None = None
 

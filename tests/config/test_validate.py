@@ -116,15 +116,15 @@ def test_the_shipped_fleet_is_the_four_machines() -> None:
     }
     assert summary == {
         "dgx-spark-1": (
-            "http://169.254.150.103:8000", ("prefill",), "qwen3-coder:30b", None, "ssh", "systemd", "vllm",
+            "https://169.254.150.103:8000", ("prefill",), "qwen3-coder:30b", None, "ssh", "systemd", "vllm",
         ),
         "dgx-spark-2": (
-            "http://169.254.150.104:8000", ("prefill",), "gpt-oss:120b", None, "ssh", "systemd", "vllm",
+            "https://169.254.150.104:8000", ("prefill",), "gpt-oss:120b", None, "ssh", "systemd", "vllm",
         ),
         "mac-studio-1": (
-            "http://169.254.150.101:8001", ("decode",), "gpt-oss:120b", 9001, "ssh", "launchd", "mlx",
+            "https://169.254.150.101:8001", ("decode",), "gpt-oss:120b", 9001, "ssh", "launchd", "mlx",
         ),
-        "mac-studio-2": ("http://169.254.150.102:8001", ("decode",), "qwen3-coder:30b", 9001, "ssh", "launchd", "mlx"),
+        "mac-studio-2": ("https://169.254.150.102:8001", ("decode",), "qwen3-coder:30b", 9001, "ssh", "launchd", "mlx"),
     }  # fmt: skip
     assert (fleet.model("qwen").context, fleet.model("gpt-oss").context) == (32768, 8192)
     caches = [fleet.hosts[name].engine.kv_cache_memory_bytes for name in ("dgx-spark-1", "dgx-spark-2")]

@@ -185,7 +185,7 @@ def running(
         proxies: dict[str, Proxy] = {}
         links: dict[str, Proxy] = {}
         if proxied:
-            proxies = {name: stack.enter_context(Proxy(name, port)) for name, port in ports.items()}
+            proxies = {name: stack.enter_context(Proxy(name, port, TOKEN)) for name, port in ports.items()}
             links = {name: stack.enter_context(Proxy(f"{name}{KV}", port)) for name, port in kv_ports.items()}
         for name, link in links.items():  # the slot event names the KV port: callers learn the proxy's
             proxies[name].rewrite = (_port_text(kv_ports[name]), _port_text(link.port))

@@ -9,9 +9,12 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Self
+from typing import Self, cast
 
+from disagg.tls.client import client_tls
+from tests import secure
 from tests.faults.flow import Direction, Fault, Flow, Needle
+from tests.secure import SecureSocket
 
 READ_BYTES = 1 << 16
 SLICE_S = 0.02  # of a slow flow
@@ -44,11 +47,11 @@ class Injection:
 
 
 class Proxy:
-    """Listens on a port of its own and forwards to `target`, a port too. rewrite: a text of the answers and what
-    replaces it, equally long."""
+    """Listens on a port of its own and forwards to `target`, a port too. token: of connections with TLS, whose bytes
+    it sees as they are without. rewrite: a text of the answers and what replaces it, equally long."""
 
-    def __init__(self, name: str, target: int) -> None:
-        self.name, self.target = name, target
+    def __init__(self, name: str, target: int, token: str = "") -> None:
+        self.name, self.target, self.token = name, target, token
         self.rewrite = (b"", b"")
         self.injection: Injection | None = None
         self.healed = threading.Event()  # else what a stall holds back stays
@@ -114,10 +117,17 @@ class Proxy:
             threading.Thread(target=self._connect, args=(caller,), daemon=True).start()
 
     def _connect(self, caller: socket.socket) -> None:
+        server: socket.socket | None = None
         try:
             server = socket.create_connection(("127.0.0.1", self.target), CONNECT_S)
+            if self.token:
+                client = client_tls(self.token)
+                server = cast(socket.socket, SecureSocket(server, client.context, client.server_name))
+                caller = cast(socket.socket, SecureSocket(caller, secure.context(self.token)))
         except OSError:
             _reset(caller)
+            if server is not None:
+                server.close()
             return
         connection = _Connection(self, caller, server)
         with self._lock:

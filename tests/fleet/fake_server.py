@@ -6,7 +6,8 @@ BEHAVIOUR: serve | slow (loads forever) | crash (logs an error, exits 1) | die (
 broken (answers with status error) | stalled | stubborn (ignores SIGTERM) | mute (listens, never answers) |
 older (another version) | early (reads its token once).
 
-Standard library only: tests start it some hundred times, and the imports of uvicorn take half a second of CPU time.
+Standard library and disagg.tls only: tests start it some hundred times, and the imports of uvicorn take half a second
+of CPU time.
 """
 
 import json
@@ -19,10 +20,13 @@ import time
 from pathlib import Path
 from typing import Any
 
+from disagg.tls.server import ServerTLS
+
 host, model, address, port, behaviour = sys.argv[1:6]
 began = time.monotonic()
 token_file = Path(os.environ["DISAGG_TOKEN_FILE"])
 first_tokens = token_file.read_text().split()
+TLS = ServerTLS(lambda: first_tokens if behaviour == "early" else token_file.read_text().split())
 status = {"slow": "loading", "broken": "error", "stalled": "stalled"}.get(behaviour, "ok")
 health_body = {
     "status": status,
@@ -111,6 +115,10 @@ class Server(socketserver.ThreadingTCPServer):
     allow_reuse_address = True
     daemon_threads = True
     request_queue_size = 128
+
+    def get_request(self) -> tuple[Any, Any]:
+        plain, caller = super().get_request()
+        return TLS.context().wrap_socket(plain, server_side=True, do_handshake_on_connect=False), caller
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         if not isinstance(sys.exc_info()[1], OSError):  # else the client has gone

@@ -45,7 +45,7 @@ async def running(
 ) -> AsyncIterator[Running]:
     listener = listen("127.0.0.1", 0, serve.HINTS)
     watch = GatewayWatch(cast(AsyncClient, client))
-    server = serve.server(fake_client.app(client, keys, watch), bounds, watch.feed.stop)
+    server = serve.server(fake_client.app(client, keys, watch), bounds=bounds, stopping=watch.feed.stop)
     task = asyncio.ensure_future(server.serve(sockets=[listener]))
     try:
         yield Running(server, listener.getsockname()[1], task)

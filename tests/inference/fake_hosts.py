@@ -16,6 +16,7 @@ from disagg.config import Fleet, Host
 from disagg.inference.policy import Timeouts
 from disagg.inference.sync_client import Client
 from tests.fleets import RunningFleet
+from tests.secure import SecureHTTPServer
 
 End = Literal["cut", "error"]
 ENGINE_ERROR = b'event: error\ndata: {"code": "ModelError", "message": "out of memory", "hint": ""}\n\n'
@@ -61,7 +62,7 @@ def breaking_off(real: Host, after: int, end: End) -> Iterator[int]:
 
         def log_message(self, *_: object) -> None: ...
 
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+    with SecureHTTPServer(("127.0.0.1", 0), Handler) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
         try:

@@ -22,6 +22,7 @@ from disagg.inference.client import AsyncClient
 from disagg.inference.http.connections import Connections
 from disagg.inference.policy import Timeouts
 from disagg.token import Tokens
+from tests import secure
 
 Body = dict[str, Any]
 Script = Callable[[Body], AsyncGenerator[Event | DisaggError, None]]
@@ -109,9 +110,10 @@ class Server:
                 writer.transport.abort()
 
     @asynccontextmanager
-    async def listening(self) -> AsyncIterator[int]:
-        """Its port."""
-        server = await asyncio.start_server(self.accept, "127.0.0.1", 0)
+    async def listening(self, *tokens: str, tls: bool = True) -> AsyncIterator[int]:
+        """Its port. tls: with these tokens; a whole-request host has none."""
+        context = secure.context(*tokens) if tls else None
+        server = await asyncio.start_server(self.accept, "127.0.0.1", 0, ssl=context)
         try:
             yield int(server.sockets[0].getsockname()[1])
         finally:

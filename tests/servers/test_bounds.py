@@ -26,11 +26,11 @@ def idle(fleet: RunningFleet, host: str) -> bool:
     return (status["running"], status["queue"], status["kv_bytes"]) == (0, 0, 0)
 
 
-def test_a_connection_that_never_sends_a_whole_head_is_closed(tiny_fleet: RunningFleet) -> None:
+def test_a_connection_that_never_completes_its_handshake_is_closed(tiny_fleet: RunningFleet) -> None:
     host = tiny_fleet.fleet.hosts["tiny-decode"]
     with contextlib.ExitStack() as stack:
         connections = [stack.enter_context(socket.create_connection((host.address, host.port), 60)) for _ in range(2)]
-        connections[1].sendall(b"GET /health HTT")
+        connections[1].sendall(b"\x16\x03\x01")  # of a handshake
         for connection in connections:
             with contextlib.suppress(ConnectionResetError):
                 assert connection.recv(1) == b""

@@ -116,7 +116,7 @@ def test_a_fleet_without_its_prefill_host_falls_back_and_says_so(tmp_path: Path,
     assert answer.text == good.text
     assert answer.metrics.method == "fallback"
     # The host is asked in vain, or known to be down by then. If it was last seen draining, it is waited for first.
-    reasons = ("no server answers at http://", "no prefill host of m is up")
+    reasons = ("no server answers at https://", "no prefill host of m is up")
     stated = tuple(f"Using fallback mode - slower performance: {reason}" for reason in reasons)
     assert [warning for warning in answer.warnings if warning.startswith(stated)], answer.warnings
 

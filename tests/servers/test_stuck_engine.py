@@ -15,6 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
+from disagg.http.protocol import Encryption
 from disagg.servers.health import monitor
 from disagg.servers.health.monitor import Monitor
 from disagg.servers.health.progress import StallPolicy
@@ -23,6 +24,7 @@ from disagg.servers.http import sse
 from disagg.servers.http.app import build
 from disagg.servers.run import _Server, listener_of
 from disagg.servers.service import AnyService
+from disagg.tls.server import ServerTLS
 from disagg.token import TOKEN_FILE_VARIABLE, Tokens
 from tests.servers.test_service import idle, serving
 from tests.simulated import write_simulated
@@ -30,6 +32,7 @@ from tests.simulated import write_simulated
 ROOT = Path(__file__).parents[2]
 PATIENCE_S = 60.0
 TOKEN = "test-token-of-sixteen-or-more"
+ENCRYPTION = Encryption(ServerTLS(lambda: (TOKEN,)))  # and without: some callers here are sockets
 LONG = {"model": "m", "tokens": [9] * 40, "sampling": {"max_tokens": 10_000, "ignore_eos": True}}
 PATIENT = StallPolicy(quiet_s=PATIENCE_S, computing_s=PATIENCE_S)
 STRICT = StallPolicy(quiet_s=0.5, computing_s=0.5)
@@ -44,7 +47,7 @@ async def service(
     monkeypatch.setattr(sse, "CLEANUP_S", 0.2)
     async with serving(tmp_path, request.param) as one:
         one.progress.policy = PATIENT
-        server = _Server(one, build(one, Tokens(TOKEN)))
+        server = _Server(one, build(one, Tokens(TOKEN)), ENCRYPTION)
         running = asyncio.ensure_future(server.serve([listener_of(one.host)]))
         watching = asyncio.ensure_future(Monitor(one).run())
         while not server.started:

@@ -1,4 +1,4 @@
-"""`disagg token show | rotate`: the fleet's secret, on this machine and on the hosts."""
+"""`disagg token show | rotate | certificate`: the fleet's secret, on this machine and on the hosts."""
 
 from __future__ import annotations
 
@@ -97,6 +97,18 @@ def rotate(context: typer.Context, *, yes: Yes = False, break_lock: BreakLock = 
         print_json({"fleet": fleet.name, "before": before, "token": after})
     else:
         stdout().print(f"the token is {after[:8]} now, and {before[:8]} is no longer accepted", highlight=False)
+
+
+@token.command(cls=Command)
+def certificate(context: typer.Context) -> None:
+    """Print the certificate of the fleet's servers, for other HTTP clients such as curl.
+
+    It follows from the token and is no secret. With --cacert, curl accepts only servers that have the token.
+    """
+    from disagg.tls.certificate import certificate_pem
+    from disagg.token import fleet_token
+
+    typer.echo(certificate_pem(fleet_token(settings(context).fleet())), nl=False)
 
 
 def _question(fleet: Fleet, state: State) -> str:

@@ -7,6 +7,7 @@ import socket
 import ssl
 import time
 from collections import deque
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
@@ -17,8 +18,9 @@ from urllib.parse import urlsplit
 import h11
 
 from disagg.config import Host
-from disagg.errors import RequestError, ServerNotRunning, ServerRefused, ServerUnavailable
+from disagg.errors import RequestError, ServerNotRunning, ServerRefused, ServerSilent, ServerUnavailable
 from disagg.inference.http.connection import HostConnection
+from disagg.tls.client import unproven
 from disagg.token import Tokens
 
 IDLE_S = 30.0
@@ -81,8 +83,9 @@ class Connections:
     async def send(self, request: HostRequest, connect_s: float) -> SentRequest:
         """Send a request. Raises ServerUnavailable if no connection is open and none can be opened."""
         self.require_open()
-        idle = self._take(_address(request.host))
-        return self._send(request, idle or await _open(request.host, connect_s), reused=idle is not None)
+        idle = self._take(request.host)
+        connection = idle or await self._open(request.host, connect_s)
+        return self._send(request, connection, reused=idle is not None)
 
     async def head(self, exchange: SentRequest, silence_s: float, connect_s: float) -> h11.Response:
         """Status and headers of the response. A kept connection that the host has closed meanwhile is replaced."""
@@ -94,7 +97,7 @@ class Connections:
             if not exchange.reused or self.closed.is_set():
                 raise
         self._drop(exchange.connection)
-        again = self._send(exchange.request, await _open(exchange.request.host, connect_s), reused=False)
+        again = self._send(exchange.request, await self._open(exchange.request.host, connect_s), reused=False)
         exchange.connection, exchange.reused = again.connection, False
         return await exchange.connection.head(silence_s)
 
@@ -128,8 +131,8 @@ class Connections:
 
     def _send(self, request: HostRequest, connection: HostConnection, *, reused: bool) -> SentRequest:
         host = request.host
-        headers = [("Host", urlsplit(host.url).netloc if host.whole else host.url.removeprefix("http://"))]
-        if key := request.key if host.whole else self._tokens.current:
+        headers = [("Host", urlsplit(host.url).netloc)]
+        if key := request.key if host.whole else connection.token:  # not a newer one, which it has not proven
             headers.append(("Authorization", f"Bearer {key}"))
         if request.body:
             headers.append(("Content-Type", "application/json"))
@@ -146,12 +149,16 @@ class Connections:
             raise
         return SentRequest(request, connection, written, reused)
 
-    def _take(self, address: Address) -> HostConnection | None:
+    async def _open(self, host: Host, seconds: float) -> HostConnection:
+        return await (_open_whole(host, seconds) if host.whole else _open_ours(host, seconds, self._tokens.current))
+
+    def _take(self, host: Host) -> HostConnection | None:
         """An open connection, the one that was used last."""
-        kept = self._idle.get(address, ())
+        kept = self._idle.get(_address(host), ())
+        token = "" if host.whole else self._tokens.current
         while kept:
             since, connection = kept.pop()
-            if connection.usable and time.monotonic() - since < IDLE_S:
+            if connection.usable and connection.token == token and time.monotonic() - since < IDLE_S:
                 return connection
             connection.close()
         return None
@@ -176,7 +183,32 @@ def _address(host: Host) -> Address:
     return host.address, host.port
 
 
-async def _open(host: Host, seconds: float) -> HostConnection:
+async def _open_ours(host: Host, seconds: float, token: str) -> HostConnection:
+    """A connection to a server that has proven that it has the fleet's token, which nothing is sent to before."""
+    connection = await _open(host, seconds, lambda: HostConnection(token), {})
+    try:
+        await connection.secured(seconds)
+    except ssl.SSLError as error:
+        raise unproven(error, f"{host.name} ({host.url})") from error
+    except TimeoutError as error:
+        connection.close()
+        raise ServerSilent(f"{host.name} ({host.url}) did not answer in time", "run `disagg status`") from error
+    except OSError as error:
+        raise ServerUnavailable(f"{host.name} ({host.url}): {error}", "run `disagg status`") from error
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+async def _open_whole(host: Host, seconds: float) -> HostConnection:
+    tls = {"ssl": _tls_context(), "server_hostname": host.address} if urlsplit(host.url).scheme == "https" else {}
+    return await _open(host, seconds, HostConnection, tls)
+
+
+async def _open(
+    host: Host, seconds: float, make: Callable[[], HostConnection], tls: Mapping[str, Any]
+) -> HostConnection:
     """Connect to the first address of the host that accepts, in so many seconds for each."""
     loop, errors = asyncio.get_running_loop(), list[Exception]()
     try:
@@ -185,7 +217,7 @@ async def _open(host: Host, seconds: float) -> HostConnection:
         for address in found:
             try:
                 async with asyncio.timeout(seconds):
-                    _, connection = await loop.create_connection(HostConnection, *address, **_tls(host))
+                    _, connection = await loop.create_connection(make, *address, **tls)
                 return connection
             except OSError as error:  # TimeoutError is one
                 errors.append(error)
@@ -204,10 +236,6 @@ async def _open(host: Host, seconds: float) -> HostConnection:
         if host.whole
         else "run `disagg status`; `disagg start` starts what is stopped",
     ) from errors[-1]
-
-
-def _tls(host: Host) -> dict[str, Any]:
-    return {"ssl": _tls_context(), "server_hostname": host.address} if host.tls else {}
 
 
 @cache

@@ -9,6 +9,7 @@ import pytest
 
 from disagg.fleet.lifecycle.rotation import GRACE_S
 from disagg.fleet.machine import interruption
+from disagg.tls.certificate import certificate_pem
 from disagg.token import token_digest
 from tests.cli.commandline import run, write_fleet
 
@@ -45,6 +46,14 @@ def test_show_prints_digits_of_a_hash_and_no_secret(config: Path, capsys: pytest
 def test_only_reveal_prints_the_token(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("--config", config, "token", "show", "--reveal") == 0
     assert capsys.readouterr().out == f"{TOKEN}\n"
+
+
+def test_certificate_is_that_of_the_current_token_and_no_secret(
+    config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("--config", config, "token", "certificate") == 0
+    printed = capsys.readouterr().out
+    assert printed == certificate_pem(TOKEN) and "PRIVATE" not in printed
 
 
 def test_rotate_asks_and_then_replaces_the_token_of_a_fleet_on_this_machine(

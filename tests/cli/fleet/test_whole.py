@@ -66,7 +66,7 @@ def test_a_host_that_disagg_does_not_manage(
 ) -> None:
     hosts_toml = write(tmp_path, port, decode=decode)
     if decode and command.startswith("generate"):
-        (tmp_path / "token").write_text("a token of this fleet")
+        (tmp_path / "token").write_text("a token of this fleet, long enough")
         (tmp_path / "token").chmod(0o600)
         hosts_toml.write_text(hosts_toml.read_text().replace('"test"', '"test"\ntoken_file = "token"', 1))
     assert run("--config", hosts_toml, *command.split()) == code

@@ -20,7 +20,7 @@ def test_a_whole_host_needs_a_url_only_and_its_model_no_source(tmp_path: Path) -
     path.write_text(f'{HEAD}{HOST}engine = {{name = "openai", url = "https://api.example/v1/"}}\n')
     fleet = load(path)
     host = fleet.hosts["mini"]
-    assert (host.url, host.address, host.port, host.tls) == ("https://api.example/v1", "api.example", 443, True)
+    assert (host.url, host.address, host.port) == ("https://api.example/v1", "api.example", 443)
     assert (host.engine.model, host.whole, fleet.engine_hosts, fleet.answering_hosts) == ("m", True, [], [host])
     copy = written(fleet, tmp_path)
     assert copy.hosts == fleet.hosts and served_digest(copy, host) == served_digest(fleet, host)

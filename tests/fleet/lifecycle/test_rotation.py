@@ -229,5 +229,5 @@ def test_a_token_file_that_is_a_link_stays_one(tmp_path: Path) -> None:
     mounted.mkdir()
     (tmp_path / "token").symlink_to(mounted / "secret")
     state = State(tmp_path / "state", tmp_path / "token")
-    state.write_tokens(("a-token-of-the-fleet",))
-    assert (tmp_path / "token").is_symlink() and read_tokens(mounted / "secret") == ("a-token-of-the-fleet",)
+    state.write_tokens(("a-token-of-this-very-fleet",))
+    assert (tmp_path / "token").is_symlink() and read_tokens(mounted / "secret") == ("a-token-of-this-very-fleet",)

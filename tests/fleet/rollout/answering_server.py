@@ -2,7 +2,8 @@
 
     python answering_server.py HOST MODEL ADDRESS PORT BEHAVIOUR
 
-BEHAVIOUR: serve | wrong (other tokens) | crash (exits 1). Standard library only, because tests start it often.
+BEHAVIOUR: serve | wrong (other tokens) | crash (exits 1). Standard library and disagg.tls only, because tests start it
+often.
 """
 
 import json
@@ -15,8 +16,11 @@ import time
 from pathlib import Path
 from typing import Any
 
+from disagg.tls.server import ServerTLS
+
 host, model, address, port, behaviour = sys.argv[1:6]
 tokens = Path(os.environ["DISAGG_TOKEN_FILE"]).read_text().split()
+TLS = ServerTLS(lambda: tokens)
 running: dict[str, Any] = {"status": "ok", "active": 0}
 changed = threading.Condition()
 FIRST = 500 if behaviour == "wrong" else 100
@@ -105,6 +109,10 @@ class Server(socketserver.ThreadingTCPServer):
     allow_reuse_address = True
     daemon_threads = True
     request_queue_size = 128
+
+    def get_request(self) -> tuple[Any, Any]:
+        plain, caller = super().get_request()
+        return TLS.context().wrap_socket(plain, server_side=True, do_handshake_on_connect=False), caller
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         if not isinstance(sys.exc_info()[1], OSError):  # else the client has gone

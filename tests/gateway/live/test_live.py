@@ -59,7 +59,7 @@ def view(*loads: Load | DisaggError | None) -> FleetView:
         (view(), "unknown", "it was not asked yet", ""),
         (view(load()), "up", "", ""),
         (view(load(), None), "up", "", ""),  # one late answer
-        (view(load(), None, None), "down", "it does not answer at http://127.0.0.1:8001", "disagg start --host d"),
+        (view(load(), None, None), "down", "it does not answer at https://127.0.0.1:8001", "disagg start --host d"),
         (view(load(), None, load()), "up", "", ""),
         (view(load("loading")), "loading", "it loads its model", ""),
         (view(load("stalled")), "stalled", "its engine makes no progress", "disagg restart --host d"),

@@ -17,6 +17,7 @@ from disagg.inference.sync_client import Client
 from tests.fleets import TOKEN, RunningFleet
 from tests.inference.fake_hosts import change_timeouts, start_at, with_first
 from tests.ports import free_ports
+from tests.secure import SecureHTTPServer
 
 PROMPT = [9 + i for i in range(60)]  # salted, so that no test finds it held
 OVERLOADED = b'{"error": {"code": "Overloaded", "message": "the queue is full", "hint": ""}}'
@@ -46,7 +47,7 @@ def misbehaving(kind: str, real: Host) -> Iterator[int]:
 
         def log_message(self, *_: object) -> None: ...
 
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+    with SecureHTTPServer(("127.0.0.1", 0), Handler) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
         try:

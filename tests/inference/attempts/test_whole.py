@@ -143,7 +143,7 @@ def test_a_whole_host_is_asked_when_no_decode_host_answers() -> None:
             answer = asking.generate("m", messages=CHAT, timeout=5)
     assert answer.text == "ok"
     assert answer.warnings == (
-        "no server answers at http://127.0.0.1:9 (mac): asking ollama",
+        "no server answers at https://127.0.0.1:9 (mac): asking ollama",
         "Using fallback mode - slower performance: no decode host is up, asking ollama to answer alone",
     )
 
@@ -197,7 +197,7 @@ def test_a_fleet_of_whole_hosts_only_needs_no_token(tmp_path: Path, monkeypatch:
     ids=["a key that cannot be read", "another kind of server"],
 )
 async def test_a_host_that_a_request_finds_out_about_is_not_down(response: bytes, options: dict[str, str]) -> None:
-    async with FixedHost(response).listening() as port:
+    async with FixedHost(response).listening(tls=False) as port:
         host = whole_host("m", port, **options)
         async with AsyncClient(fleet(host), token="t") as asking:
             with asking.watching():
@@ -210,7 +210,7 @@ async def test_a_host_that_a_request_finds_out_about_is_not_down(response: bytes
 @pytest.mark.usefixtures("virtual_time")
 async def test_a_host_is_asked_for_its_models_as_often_as_is_stated() -> None:
     host = FixedHost(b"HTTP/1.1 200 X\r\nContent-Length: 2\r\n\r\n{}")
-    async with host.listening() as port, AsyncClient(fleet(whole_host("m", port)), token="t") as asking:
+    async with host.listening(tls=False) as port, AsyncClient(fleet(whole_host("m", port)), token="t") as asking:
         with asking.watching():
             await asyncio.sleep(6 * refresh.WHOLE_INTERVAL_S)
     assert 6 <= len(host.received) <= 7
@@ -222,7 +222,7 @@ async def test_a_request_asks_the_host_itself_before_it_fails_because_it_seems_d
 ) -> None:
     pieces = "".join(f"data: {json.dumps(one)}\n\n" for one in [said("ok"), *ended()])
     answers = FixedHost(f"HTTP/1.1 200 X\r\nContent-Type: text/event-stream\r\n\r\n{pieces}".encode())
-    async with answers.listening() as port, AsyncClient(fleet(whole_host("m", port)), token="t") as asking:
+    async with answers.listening(tls=False) as port, AsyncClient(fleet(whole_host("m", port)), token="t") as asking:
         monkeypatch.setattr(asking._driver.refresher, "due", lambda _: [])  # the view is out of date
         asking.view.hosts["ollama"] = UNKNOWN.missed().missed()
         assert (await asking.generate("m", messages=CHAT)).text == "ok"

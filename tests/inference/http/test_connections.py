@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import h11
 import pytest
 
 from disagg.api.events import DoneEvent, ProgressEvent
-from disagg.errors import ServerUnavailable
+from disagg.errors import ServerSilent, ServerUnavailable
 from disagg.inference.http import calls
 from disagg.inference.http.connections import Connections, HostRequest
 from disagg.token import Tokens
@@ -18,6 +19,7 @@ DONE = (
     b'event: done\ndata: {"finish_reason": "stop", "prompt_tokens": 1, "completion_tokens": 1, '
     b'"computed_prompt_tokens": 1, "timing": {}}\n\n'
 )
+OLD, NEW = "the-old-token-of-this-fleet", "the-new-token-of-this-fleet"
 
 
 class KeepingHost(Server):
@@ -28,12 +30,13 @@ class KeepingHost(Server):
         super().__init__()
         self.each, self.behind = each, behind
         self.accepted = 0
+        self.heads: list[bytes] = []
         self.end = asyncio.Event()
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.accepted += 1
         for _ in range(self.each):
-            await reader.readuntil(b"\r\n\r\n")
+            self.heads.append(await reader.readuntil(b"\r\n\r\n"))
             await reader.readuntil(b"}")
             writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n%x\r\n%b\r\n" % (len(DONE), DONE))
             await self.end.wait()
@@ -90,6 +93,38 @@ async def test_a_connection_with_bytes_behind_its_response_is_not_used_again() -
             assert (await ask(http, port)).finish_reason == "stop"
             await kept(http)
     assert host.accepted == 3
+
+
+async def test_a_connection_that_was_proven_with_an_earlier_token_is_not_shown_the_new_one(tmp_path: Path) -> None:
+    host, path = KeepingHost(), tmp_path / "token"
+    host.end.set()
+    path.write_text(OLD)
+    path.chmod(0o600)
+    async with host.listening(OLD, NEW) as port, Connections(Tokens(path=path)) as http:
+        for token, accepted in ((OLD, 1), (OLD, 1), (f"{NEW}\n{OLD}", 2)):
+            path.write_text(token)
+            await ask(http, port)
+            await kept(http)
+            assert host.accepted == accepted
+    assert [head.count(f"Bearer {OLD}".encode()) for head in host.heads] == [1, 1, 0]
+
+
+class Dripping(Server):
+    """Sends a piece of a handshake again and again, which is never complete."""
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"\x16\x03\x03\x40\x00")
+        while True:
+            writer.write(b"\0")
+            await writer.drain()
+            await asyncio.sleep(0.01)
+
+
+async def test_a_handshake_has_a_limit_even_if_the_host_keeps_sending() -> None:
+    async with Dripping().listening(tls=False) as port, Connections(Tokens("t")) as http:
+        async with asyncio.timeout(60):
+            with pytest.raises(ServerSilent):
+                await calls.get(http, described_host("d", port), "/load", timeout=0.3)
 
 
 async def test_a_connection_on_which_a_request_cannot_be_sent_is_dropped() -> None:

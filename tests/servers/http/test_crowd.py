@@ -15,14 +15,17 @@ from disagg.api.events import ErrorAnswer
 from disagg.api.status import Load
 from disagg.http import connections, protocol
 from disagg.http.connections import ConnectionBounds
+from disagg.http.protocol import Encryption
 from disagg.servers.http.app import build
 from disagg.servers.run import _Server, listener_of
 from disagg.servers.service import AnyService
+from disagg.tls.server import ServerTLS
 from disagg.token import Tokens
 from tests.servers.test_service import serving
 
 PATIENCE_S = 60.0
 TOKEN = "test-token-of-sixteen-or-more"
+ENCRYPTION = Encryption(ServerTLS(lambda: (TOKEN,)))  # and without: some callers here are sockets
 WITH_TOKEN = {"Authorization": f"Bearer {TOKEN}"}
 LONG = {"model": "m", "tokens": [9] * 40, "sampling": {"max_tokens": 10_000, "ignore_eos": True}}
 SHORT = {"model": "m", "tokens": [9] * 40, "sampling": {"max_tokens": 3}}
@@ -37,7 +40,7 @@ def bounds() -> ConnectionBounds:
 async def service(tmp_path: Path, bounds: ConnectionBounds) -> AsyncIterator[AnyService]:
     """A decode service behind HTTP."""
     async with serving(tmp_path, "m-decode") as one:
-        server = _Server(one, build(one, Tokens(TOKEN)), bounds)
+        server = _Server(one, build(one, Tokens(TOKEN)), ENCRYPTION, bounds)
         running = asyncio.ensure_future(server.serve([listener_of(one.host)]))
         while not server.started:
             await asyncio.sleep(0)

@@ -10,14 +10,17 @@ from pathlib import Path
 import pytest
 
 from disagg.http.connections import ConnectionBounds
+from disagg.http.protocol import Encryption
 from disagg.servers.http.app import build
 from disagg.servers.run import _Server, listener_of
 from disagg.servers.service import AnyService
+from disagg.tls.server import ServerTLS
 from disagg.token import Tokens
 from tests.servers.test_service import serving
 
 PATIENCE_S = 60.0
 TOKEN = "test-token-of-sixteen-or-more"
+ENCRYPTION = Encryption(ServerTLS(lambda: (TOKEN,)))  # and without: some callers here are sockets
 HEAD = f"HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {TOKEN}\r\nContent-Type: application/json\r\n"
 
 
@@ -25,7 +28,7 @@ HEAD = f"HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {TOKEN}\r\nContent-Type: a
 async def service(tmp_path: Path) -> AsyncIterator[AnyService]:
     """A decode service behind HTTP."""
     async with serving(tmp_path, "m-decode") as one:
-        server = _Server(one, build(one, Tokens(TOKEN)), ConnectionBounds())
+        server = _Server(one, build(one, Tokens(TOKEN)), ENCRYPTION, ConnectionBounds())
         running = asyncio.ensure_future(server.serve([listener_of(one.host)]))
         while not server.started:
             await asyncio.sleep(0)

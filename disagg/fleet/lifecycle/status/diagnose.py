@@ -63,13 +63,13 @@ def explained(status: HostStatus, host: Host, server: ServerFacts | DisaggError,
         return replace(
             status, state="not running", why="nothing is deployed there", hint=f"disagg deploy --host {host.name}"
         )
-    if status.state == "unauthorised":
-        return _token(status, host, server, token)
     if (port_conflict := server.port_conflict) is not None:
         port, holder = port_conflict
         why = f"port {port} there is in use by {holder}, so its server cannot start"
         hint = f"end that program: disagg ssh {host.name}; or give the host another port in hosts.toml: disagg deploy"
         return replace(status, state="foreign", why=why, hint=f"{hint} && disagg restart --host {host.name}")
+    if status.state == "unauthorised":
+        return _token(status, host, server, token)
     if server.pid is not None:
         return _alive(replace(status, pid=server.pid), host)
     return _dead(status, host, server)

@@ -9,6 +9,7 @@ import errno
 import http.client
 import os
 import socket
+import ssl
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -30,6 +31,7 @@ from disagg.version import VERSION, code_hash
 
 TIMEOUT_S = 3.0
 _SLACK_S = 0.5
+_OTHER_TOKEN = "put the same token file on both machines, or stop a server that another fleet file started"
 
 
 def poll(
@@ -93,14 +95,12 @@ def _poll(host: Host, token: str | None, state: State, timeout_s: float) -> Host
             else ""
         )
         why = f"{host.url} does not accept the token in {state.token_file}{liveness}"
-        hint = "put the same token file on both machines, or stop a server that another fleet file started"
-        return replace(blank, state="unauthorised", why=why, hint=hint)
+        return replace(blank, state="unauthorised", why=why, hint=_OTHER_TOKEN)
     if answer is None or "status" not in answer:
-        holder = f": {local.port_holder(host.port)}" if host.placement.spawned else ""
         return replace(
             blank,
             state="foreign",
-            why=f"port {host.port} answers, but not as a disagg server{holder}",
+            why=f"port {host.port} answers, but not as a disagg server{_holder(host)}",
             hint=f"stop that process, or give {host.name} another port in hosts.toml",
         )
     try:
@@ -108,6 +108,15 @@ def _poll(host: Host, token: str | None, state: State, timeout_s: float) -> Host
     except InvalidValue as error:
         return _unreadable(blank, host, answer, error)
     return _judge(_filled(blank, report), host, state, report)
+
+
+def _holder(host: Host) -> str:
+    """Which process has the host's port, if that can be told here."""
+    return f": {local.port_holder(host.port)}" if host.placement.spawned else ""
+
+
+def _upgrade(host: Host) -> str:
+    return f"deploy --host {host.name} && disagg restart" if host.placement.deployed else f"restart --host {host.name}"
 
 
 def _bare(answer: Any) -> bool:
@@ -208,11 +217,22 @@ def _served(host: str, model: str) -> str:
 
 def _without_answer(blank: HostStatus, host: Host, state: State, error: OSError, timeout_s: float) -> HostStatus:
     """The state of a host that gave no HTTP answer."""
+    if isinstance(error, ssl.SSLError):
+        return _unproven(blank, host, state, error)
     try:
         recorded = _recorded(blank, host, state, error, timeout_s) if host.placement.spawned else None
     except FleetError as damaged:  # one host's damaged record must not hide the other hosts
         return replace(blank, state="failed", why=damaged.message, hint=damaged.hint)
     return recorded or _unanswered(blank, host, error, timeout_s)
+
+
+def _unproven(blank: HostStatus, host: Host, state: State, error: ssl.SSLError) -> HostStatus:
+    """The state of what is at the server's address and is not known to be it."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        why = f"{host.url} does not prove that it has the token in {state.token_file}{_holder(host)}"
+        return replace(blank, state="unauthorised", why=why, hint=_OTHER_TOKEN)
+    why = f"port {host.port} answers without the fleet's TLS: another program, or an older disagg{_holder(host)}"
+    return replace(blank, state="foreign", why=why, hint=f"stop that process; disagg {_upgrade(host)}")
 
 
 def _recorded(blank: HostStatus, host: Host, state: State, error: OSError, timeout_s: float) -> HostStatus | None:

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import http.client
 import json
+import socket
+import ssl
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from disagg.tls.client import client_tls, unchecked_context
+
 MAX_BODY = 1 << 20
 """Bytes, of a server of disagg."""
+
+
+Secure = Callable[[socket.socket], socket.socket]
 
 
 class ReplyTimeout(TimeoutError):
@@ -28,26 +35,40 @@ class Reply:
 
 
 def get(address: str, port: int, path: str, token: str | None, timeout_s: float) -> tuple[int, dict[str, Any] | None]:
-    """Status code and JSON object of the answer; the object is None if the body is anything else or over a MiB.
+    """Status code and JSON object of a server's answer by TLS; the object is None if the body is anything else or over
+    a MiB. The token is sent to a server that has proven that it has it; None: sent to none, and any server will do.
 
-    Raises OSError if no connection is made, ReplyTimeout if nothing arrives over it, http.client.HTTPException if what
-    arrives is not HTTP. Proxies of the environment are not used.
+    Raises SSLError if the server does not prove itself, OSError if no connection is made, ReplyTimeout if nothing
+    arrives over it, http.client.HTTPException if what arrives is not HTTP. Proxies of the environment are not used.
     """
-    reply = fetch(http.client.HTTPConnection(address, port, timeout=timeout_s), path, token, timeout_s)
+    secure: Secure = client_tls(token).secure if token else unchecked_context().wrap_socket
+    connection = http.client.HTTPConnection(address, port, timeout=timeout_s)
+    reply = fetch(connection, path, token, timeout_s, secure=secure)
     return reply.status, _json_object(reply.content)
 
 
 def fetch(
-    connection: http.client.HTTPConnection, path: str, token: str | None, timeout_s: float, max_bytes: int = MAX_BODY
+    connection: http.client.HTTPConnection,
+    path: str,
+    token: str | None,
+    timeout_s: float,
+    max_bytes: int = MAX_BODY,
+    *,
+    secure: Secure | None = None,
 ) -> Reply:
-    """The answer to a GET on a new connection, which is closed; raises as `get`."""
+    """The answer to a GET on a new connection, which is closed; raises as `get`. secure: puts TLS on it."""
     deadline = time.monotonic() + timeout_s
     try:
         connection.connect()
         try:
+            if secure is not None:
+                _set_timeout(connection, deadline)
+                connection.sock = secure(connection.sock)
             return _exchange(connection, path, token, deadline, max_bytes)
         except TimeoutError as error:
             raise ReplyTimeout(str(error)) from error
+        except ssl.SSLEOFError as error:
+            raise ConnectionResetError("the server closed the connection") from error
     finally:
         connection.close()
 

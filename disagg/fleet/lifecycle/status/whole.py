@@ -55,6 +55,6 @@ def _failed(blank: HostStatus, error: DisaggError) -> HostStatus:
 
 
 def _connection(host: Host, timeout_s: float) -> http.client.HTTPConnection:
-    if host.tls:
+    if urlsplit(host.url).scheme == "https":
         return http.client.HTTPSConnection(host.address, host.port, timeout=timeout_s)
     return http.client.HTTPConnection(host.address, host.port, timeout=timeout_s)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from disagg.fleet.lifecycle.status.http_get import ReplyTimeout, get
+from tests.secure import accept
 
 
 @contextmanager
@@ -19,7 +20,7 @@ def server(answer: Callable[[socket.socket], None]) -> Iterator[int]:
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def serve() -> None:
-            with listener.accept()[0] as connection:
+            with accept(listener, "a-token") as connection:
                 connection.recv(65536)
                 try:
                     answer(connection)

@@ -1,0 +1,11 @@
+"""TLS between the programs of one fleet, with a key that follows from its token.
+
+Every holder of the token derives the same key and the same certificate. A server presents it; a client accepts no
+other, so that a server proves that it has the token before it is sent anything. No certificate is made, copied or
+renewed.
+
+certificate  key and certificate of a token
+client       the caller's end
+server       the other end
+transport    TLS between an asyncio transport and a protocol
+"""

@@ -1,0 +1,131 @@
+"""TLS between an asyncio transport and the protocol above it.
+
+Not asyncio's own: that allocates 256 KiB for each connection, and takes it over before a server has seen the first
+byte, by which it tells TLS from plain HTTP.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from contextlib import suppress
+from typing import Any
+
+from disagg.tls.client import ClientTLS
+
+READ_BYTES = 1 << 16
+WRITE_BYTES = 1 << 18  # encrypted at a time, so that a long body is in memory once
+MAX_HANDSHAKE_BYTES = 1 << 14
+"""Of the other end's part of a handshake. OpenSSL would keep 128 KiB of a stranger's first message."""
+MAX_UNREAD_BYTES = 1 << 20
+"""Of what this end has sent and the other one does not read, if it asks for still more without sending data."""
+HANDSHAKE = 0x16
+"""The first byte of a connection with TLS; no method of HTTP begins with it."""
+
+
+class SecureTransport(asyncio.Transport):
+    """What a protocol writes to. What it receives it passes to `decrypt`. client: the caller's end; else `context` is
+    the server's.
+
+    established: the handshake is complete, and the server is one of the fleet. ended: the other end has stated that it
+    sends nothing more; a connection that ends without that was cut.
+    """
+
+    def __init__(self, below: asyncio.Transport, context: ssl.SSLContext, client: ClientTLS | None = None) -> None:
+        super().__init__()
+        self.established = self.ended = False
+        self._handshake_bytes = 0
+        self._below, self._client = below, client
+        self._received, self._sent = ssl.MemoryBIO(), ssl.MemoryBIO()
+        name = client.server_name if client else None
+        self._tls = context.wrap_bio(self._received, self._sent, server_side=client is None, server_hostname=name)
+
+    def decrypt(self, data: bytes) -> bytes:
+        """What was sent to the protocol in these bytes; nothing during the handshake, which goes on. A caller begins it
+        with no bytes. Raises SSLError, after which the connection is of no use."""
+        self._received.write(data)
+        try:
+            if not self.established:
+                self._shake(len(data))
+            return self._read()
+        except ssl.SSLWantReadError:
+            return b""
+        finally:
+            self._answer()
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        """Encrypt and send, unless the connection is closing. The handshake is complete: a protocol is given nothing to
+        answer before."""
+        if not self.established:
+            raise ConnectionError("the handshake is not complete")
+        rest = memoryview(data)
+        while rest and not self._below.is_closing():
+            rest = rest[self._tls.write(rest[:WRITE_BYTES]) :]
+            self._flush()
+
+    def close(self) -> None:
+        if self.established and not self._below.is_closing():
+            with suppress(ssl.SSLError):  # states that this end sends nothing more, and does not wait for the other
+                self._tls.unwrap()
+            self._flush()
+        self._below.close()
+
+    def abort(self) -> None:
+        self._below.abort()
+
+    def is_closing(self) -> bool:
+        return self._below.is_closing()
+
+    def is_reading(self) -> bool:
+        return self._below.is_reading()
+
+    def pause_reading(self) -> None:
+        self._below.pause_reading()
+
+    def resume_reading(self) -> None:
+        self._below.resume_reading()
+
+    def can_write_eof(self) -> bool:
+        return False
+
+    def get_write_buffer_size(self) -> int:
+        return self._below.get_write_buffer_size()
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        return self._tls if name == "ssl_object" else self._below.get_extra_info(name, default)
+
+    def _shake(self, received: int) -> None:
+        """Go on with the handshake. Raises SSLWantReadError until it is complete, else SSLError if it fails."""
+        self._handshake_bytes += received
+        try:
+            self._tls.do_handshake()
+        except ssl.SSLWantReadError:
+            if self._handshake_bytes > MAX_HANDSHAKE_BYTES:
+                raise ssl.SSLError("the handshake is too long") from None
+            raise
+        if self._client is not None:
+            self._client.require(self._tls)
+        self.established = True
+
+    def _read(self) -> bytes:
+        """All that has arrived."""
+        pieces = list[bytes]()
+        try:
+            while piece := self._tls.read(READ_BYTES):
+                pieces.append(piece)
+            self.ended = True
+        except ssl.SSLZeroReturnError:
+            self.ended = True
+        except ssl.SSLWantReadError:
+            pass
+        return b"".join(pieces)
+
+    def _answer(self) -> None:
+        """Send what TLS itself answers: its part of the handshake, or a new key that the other end has asked for."""
+        if self._sent.pending and self._below.get_write_buffer_size() > MAX_UNREAD_BYTES:
+            self._below.abort()
+        self._flush()
+
+    def _flush(self) -> None:
+        if (data := self._sent.read()) and not self._below.is_closing():
+            self._below.write(data)

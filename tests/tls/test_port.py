@@ -1,0 +1,90 @@
+"""A server's port: TLS, and what callers without it are told."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+
+import pytest
+from starlette.types import Receive, Scope, Send
+
+from disagg.http import protocol
+from disagg.http.accept import ListenHints, listen
+from disagg.http.connections import ConnectionBounds
+from disagg.http.protocol import Encryption
+from disagg.http.server import BoundedServer
+from disagg.tls.client import client_tls
+from disagg.tls.server import ServerTLS
+from disagg.tls.transport import HANDSHAKE
+
+TOKEN = "the-token-of-this-fleet"
+PATIENCE_S = 60.0
+GET = b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+
+
+async def scheme(scope: Scope, receive: Receive, send: Send) -> None:
+    """Answers with the scheme that the request came by."""
+    body = str(scope["scheme"]).encode()
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"%d" % len(body))]})
+    await send({"type": "http.response.body", "body": body})
+
+
+@asynccontextmanager
+async def serving(*, plain: bool) -> AsyncIterator[int]:
+    """The port of a server of `scheme`. plain: it serves connections without TLS, too, as a gateway does."""
+    listener = listen("127.0.0.1", 0, ListenHints("", ""))
+    encryption = Encryption(ServerTLS(lambda: (TOKEN,)), plain=plain)
+    server = BoundedServer(scheme, ConnectionBounds(), 5, encryption)
+    task = asyncio.ensure_future(server.serve(sockets=[listener]))
+    try:
+        yield int(listener.getsockname()[1])
+    finally:
+        server.should_exit = True
+        await asyncio.wait_for(task, PATIENCE_S)
+        listener.close()
+
+
+async def answer(port: int, request: bytes, context: ssl.SSLContext | None = None) -> bytes:
+    """All that the server sends until it closes the connection."""
+    name = "disagg" if context else None
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context, server_hostname=name)
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            writer.write(request)
+            return await reader.read()
+    finally:
+        writer.transport.abort()
+
+
+@pytest.mark.parametrize("plain", [False, True])
+async def test_a_caller_with_tls_is_served(plain: bool) -> None:
+    async with serving(plain=plain) as port:
+        assert (await answer(port, GET, client_tls(TOKEN).context)).endswith(b"\r\n\r\nhttps")
+
+
+async def test_a_gateway_serves_callers_without_tls_on_the_same_port() -> None:
+    async with serving(plain=True) as port:
+        assert (await answer(port, GET)).endswith(b"\r\n\r\nhttp")
+
+
+@pytest.mark.parametrize("request_", [GET, GET + b"x" * 1_000_000, b"\0\1\2", b"G"])
+async def test_a_caller_without_tls_is_told_so_in_one_line_and_served_nothing(request_: bytes) -> None:
+    async with serving(plain=False) as port:
+        head, _, body = (await answer(port, request_)).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 400 ") and body == b"this server speaks TLS: ask it by https://\n"
+
+
+@pytest.mark.parametrize("start", [b"", bytes([HANDSHAKE]), b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"])
+async def test_a_handshake_has_as_long_as_a_first_head(start: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(protocol, "HEAD_S", 0.1)
+    async with serving(plain=False) as port:
+        with suppress(ConnectionResetError):
+            assert await answer(port, start) == b""
+
+
+async def test_what_is_no_handshake_after_its_first_byte_is_closed() -> None:
+    async with serving(plain=False) as port:
+        with suppress(ConnectionResetError):
+            assert b"HTTP" not in await answer(port, bytes([HANDSHAKE]) + b"not a handshake")
