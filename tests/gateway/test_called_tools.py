@@ -23,9 +23,11 @@ from disagg.gateway.clients.access import Access
 from disagg.gateway.clients.keys import KeyFile, KeyRing
 from disagg.gateway.health import GatewayHealth
 from disagg.http.accept import listen
+from disagg.http.protocol import Encryption
 from disagg.inference.client import AsyncClient
 from disagg.servers.http.app import build as build_server
 from disagg.servers.run import listener_of, make_service
+from disagg.tls.server import ServerTLS
 from disagg.token import Tokens
 from tests.fleets import TOKEN
 from tests.gateway.fake_client import NO_KEYS
@@ -62,8 +64,8 @@ def scripted(_: SimulatedModel, tokens: Sequence[int], sampling: Sampling) -> It
 
 
 @asynccontextmanager
-async def serving(app: ASGIApp, listener: Any) -> AsyncIterator[None]:
-    server = serve.server(app)
+async def serving(app: ASGIApp, listener: Any, encryption: Encryption) -> AsyncIterator[None]:
+    server = serve.server(app, encryption)
     task = asyncio.ensure_future(server.serve(sockets=[listener]))
     try:
         yield
@@ -87,11 +89,12 @@ async def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterat
             service = make_service(fleet, host)
             stack.push_async_callback(service.close)
             await service.load()
-            await stack.enter_async_context(serving(build_server(service, Tokens(TOKEN)), listener_of(host)))
+            app = build_server(service, Tokens(TOKEN))
+            await stack.enter_async_context(serving(app, listener_of(host), Encryption(ServerTLS(lambda: (TOKEN,)))))
         direct = await stack.enter_async_context(AsyncClient(fleet, token=TOKEN))
         listener = listen("127.0.0.1", 0, serve.HINTS)
         gateway = build(direct, Access(KeyRing(KeyFile(NO_KEYS)), public=False), GatewayHealth(direct))
-        await stack.enter_async_context(serving(gateway, listener))
+        await stack.enter_async_context(serving(gateway, listener, Encryption()))
         url = f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
         yield await stack.enter_async_context(openai.AsyncOpenAI(base_url=url, api_key="unused", max_retries=0))
 

@@ -111,16 +111,16 @@ def test_a_named_token_file_is_used_and_never_made(fleet: Fleet, tmp_path: Path)
     state = State.of(named, tmp_path / "state")
     with pytest.raises(ConfigError, match=r"cannot read the fleet token from .*secret: No such file"):
         state.prepare(named)
-    (tmp_path / "secret").write_text("s3cret-s3cret-s3cret\n")
+    (tmp_path / "secret").write_text("s3cret-s3cret-s3cret-s3cret\n")
     (tmp_path / "secret").chmod(0o600)
     state.prepare(named)
-    assert state.token() == "s3cret-s3cret-s3cret"
+    assert state.token() == "s3cret-s3cret-s3cret-s3cret"
 
 
 def test_a_token_that_others_can_read_or_that_is_too_short_is_refused(fleet: Fleet, tmp_path: Path) -> None:
     named = replace(fleet, token_file=tmp_path / "secret")
     state = State.of(named, tmp_path / "state")
-    (tmp_path / "secret").write_text("s3cret-s3cret-s3cret\n")
+    (tmp_path / "secret").write_text("s3cret-s3cret-s3cret-s3cret\n")
     (tmp_path / "secret").chmod(0o644)
     with pytest.raises(ConfigError, match=r"other users have access to .*\(chmod 600 "):
         state.prepare(named)
