@@ -15,7 +15,7 @@ from disagg.gateway.live import feed
 from disagg.gateway.remote import follow
 from disagg.gateway.remote.follow import gateway_states, host_states
 from disagg.token import TOKEN_FILE_VARIABLE
-from tests.fleets import RunningFleet
+from tests.fleets import TOKEN, RunningFleet
 from tests.gateway.fake_client import FakeClient
 from tests.gateway.test_serve import running
 from tests.ports import free_ports
@@ -74,7 +74,7 @@ async def test_of_a_fleet_that_is_not_started_the_first_state_has_every_host_dow
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(follow, "FIRST_S", 60.0)
-    (token := tmp_path / "token").write_text("a token of this fleet\n")
+    (token := tmp_path / "token").write_text(f"{TOKEN}\n")
     token.chmod(0o600)
     monkeypatch.setenv(TOKEN_FILE_VARIABLE, str(token))
     decode, prefill = free_ports(2)
