@@ -16,11 +16,9 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from disagg.api import openapi
 from disagg.errors import DisaggError, Overloaded, RequestError
-from disagg.gateway import hops, models, views
+from disagg.gateway import hops, models
 from disagg.gateway.answer import AnswerResponse, Outcome, Running, json_response
-from disagg.gateway.calls import gateway_document
 from disagg.gateway.clients.access import Access, require_model
 from disagg.gateway.clients.keys import Key
 from disagg.gateway.clients.limits import Limits
@@ -33,16 +31,16 @@ from disagg.gateway.dialects.openai.completions import Completions
 from disagg.gateway.dialects.problems import INTERNAL, Problem, not_found, problem_of
 from disagg.gateway.dialects.request import GatewayRequest
 from disagg.gateway.dialects.responses.dialect import Responses
-from disagg.gateway.health import GatewayHealth, live_models
+from disagg.gateway.health import GatewayHealth
 from disagg.gateway.middleware import REQUEST_ID_KEY, RequestMiddleware, respond
 from disagg.gateway.observe.observers import Observers
 from disagg.gateway.parallel import body
 from disagg.gateway.parallel.answer import ParallelResponse, Part
 from disagg.gateway.run import prompt_tokens, run
-from disagg.gateway.watch import METRICS_TYPE, GatewayWatch
+from disagg.gateway.views import Views
+from disagg.gateway.watch import GatewayWatch
 from disagg.http import requests
 from disagg.inference.client import AsyncClient
-from disagg.version import VERSION
 
 MAX_ANSWERS = 512  # at a time; more would only wait for the hosts
 
@@ -57,48 +55,11 @@ def build(client: AsyncClient, access: Access, serving: GatewayHealth, watch: Ga
     watch = watch or GatewayWatch(client)
     gateway = Gateway(client, access, watch.observers)
     started = time.time()
-
-    async def list_models(request: Request) -> Response:
-        return json_response(models.listed(client.fleet, access.key(request), started))
-
-    async def one_model(request: Request) -> Response:
-        name = request.path_params["model"]
-        return json_response(models.described(client.fleet, access.key(request), name, started))
-
-    async def tags(request: Request) -> Response:
-        return json_response(models.tags(client.fleet, access.key(request), started))
-
-    async def running(request: Request) -> Response:
-        live = live_models(client.fleet, client.view, time.monotonic())
-        return json_response(models.running(client.fleet, access.key(request), live))
-
-    async def version(_: Request) -> Response:
-        return json_response({"version": VERSION})
-
-    async def metrics(request: Request) -> Response:
-        access.key(request)
-        return Response(watch.metrics(), media_type=METRICS_TYPE)
-
-    async def health(request: Request) -> Response:
-        body = serving.answer(request)
-        return json_response(body.to_json(), 200 if body.status == "ok" else 503)
-
-    documents = {keyless: json_response(gateway_document(keyless=keyless)) for keyless in (True, False)}
-
-    async def described(_: Request) -> Response:
-        return documents[access.keyless]
-
     routes = [
-        Route("/health", health, methods=["GET"]),
-        Route(openapi.PATH, described, methods=["GET"]),
-        Route("/metrics", metrics, methods=["GET"]),
         Route("/api/chat", gateway.post(ollama.Chat()), methods=["POST"]),
         Route("/api/generate", gateway.post(ollama.Generate()), methods=["POST"]),
-        Route("/api/tags", tags, methods=["GET"]),
         Route("/api/show", gateway.about(started), methods=["POST"]),
-        Route("/api/ps", running, methods=["GET"]),
-        Route("/api/version", version, methods=["GET"]),
-        *views.routes(client.fleet, access, watch),
+        *Views(client, access, serving, watch, started).routes(),
     ]
     for prefix in ("/v1", ""):
         routes += [
@@ -108,8 +69,6 @@ def build(client: AsyncClient, access: Access, serving: GatewayHealth, watch: Ga
             Route(f"{prefix}/responses", gateway.post(Responses()), methods=["POST"]),
             Route(f"{prefix}/messages", gateway.post(anthropic.Messages()), methods=["POST"]),
             Route(f"{prefix}/messages/count_tokens", gateway.count(anthropic.CountTokens()), methods=["POST"]),
-            Route(f"{prefix}/models", list_models, methods=["GET"]),
-            Route(f"{prefix}/models/{{model:path}}", one_model, methods=["GET"]),
         ]
     watch.board.serves(route.path for route in routes)
     handlers = {DisaggError: _on_error, HTTPException: _on_http_error, Exception: _on_bug}

@@ -1,8 +1,9 @@
-"""What people and programs look at: GET /api/live, GET /api/history, and the dashboard's page."""
+"""What people and programs look at: every GET, and the dashboard's page."""
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
@@ -11,41 +12,99 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from disagg.api import openapi
 from disagg.api.base import InvalidValue
 from disagg.api.gateway.history import HistoryAnswer, HistoryEntry, HistoryQuery
 from disagg.config import Fleet
 from disagg.errors import RequestError
+from disagg.gateway import models
+from disagg.gateway.answer import json_response
+from disagg.gateway.calls import gateway_document
 from disagg.gateway.clients.access import Access, may_use, require_model
 from disagg.gateway.clients.keys import Key
 from disagg.gateway.dashboard import files
+from disagg.gateway.health import GatewayHealth, live_models
 from disagg.gateway.history.entry import without_texts
 from disagg.gateway.history.store import Filter, history_path, read
-from disagg.gateway.watch import GatewayWatch
+from disagg.gateway.watch import METRICS_TYPE, GatewayWatch
+from disagg.inference.client import AsyncClient
+from disagg.version import VERSION
 
 MAX_ANSWER: Final = 8 << 20  # bytes of entries in one answer to GET /api/history
 
 
-def routes(fleet: Fleet, access: Access, watch: GatewayWatch) -> list[Route]:
-    """The routes. A key sees the models that it is for, with all their requests."""
+class Views:
+    """The handlers of every GET. A key sees the models that it is for, with all their requests.
 
-    async def live(request: Request) -> Response:
-        key = access.key(request)
-        visible = _visible(fleet, key)
-        seen = None if len(visible) == len(fleet.models) else frozenset(visible)
-        return watch.feed.watch(seen, key.id if key else None, lambda: access.still(request, key))
+    started: when the gateway started, in seconds since 1970.
+    """
 
-    async def history(request: Request) -> Response:
-        key = access.key(request)
-        wanted = _filter(fleet, key, request.query_params)
-        path = watch.recorder.path if watch.recorder else history_path(fleet)
-        stopped = watch.recorder.stopped if watch.recorder else "this gateway keeps no history"
+    def __init__(
+        self, client: AsyncClient, access: Access, serving: GatewayHealth, watch: GatewayWatch, started: float
+    ) -> None:
+        self._client, self._fleet, self._access = client, client.fleet, access
+        self._serving, self._watch, self._started = serving, watch, started
+        self._documents = {keyless: json_response(gateway_document(keyless=keyless)) for keyless in (True, False)}
+
+    def routes(self) -> list[Route]:
+        """The routes."""
+        handlers = {
+            "/health": self._health,
+            openapi.PATH: self._openapi,
+            "/metrics": self._metrics,
+            "/v1/models": self._models,
+            "/v1/models/{model:path}": self._model,
+            "/models": self._models,
+            "/models/{model:path}": self._model,
+            "/api/tags": self._tags,
+            "/api/ps": self._running,
+            "/api/version": self._version,
+            "/api/live": self._live,
+            "/api/history": self._history,
+        }
+        return [*(Route(path, handler, methods=["GET"]) for path, handler in handlers.items()), *files.routes()]
+
+    async def _health(self, request: Request) -> Response:
+        body = self._serving.answer(request)
+        return json_response(body.to_json(), 200 if body.status == "ok" else 503)
+
+    async def _openapi(self, _: Request) -> Response:
+        return self._documents[self._access.keyless]
+
+    async def _metrics(self, request: Request) -> Response:
+        self._access.key(request)
+        return Response(self._watch.metrics(), media_type=METRICS_TYPE)
+
+    async def _models(self, request: Request) -> Response:
+        return json_response(models.listed(self._fleet, self._access.key(request), self._started))
+
+    async def _model(self, request: Request) -> Response:
+        name = request.path_params["model"]
+        return json_response(models.described(self._fleet, self._access.key(request), name, self._started))
+
+    async def _tags(self, request: Request) -> Response:
+        return json_response(models.tags(self._fleet, self._access.key(request), self._started))
+
+    async def _running(self, request: Request) -> Response:
+        live = live_models(self._fleet, self._client.view, time.monotonic())
+        return json_response(models.running(self._fleet, self._access.key(request), live))
+
+    async def _version(self, _: Request) -> Response:
+        return json_response({"version": VERSION})
+
+    async def _live(self, request: Request) -> Response:
+        key = self._access.key(request)
+        visible = _visible(self._fleet, key)
+        seen = None if len(visible) == len(self._fleet.models) else frozenset(visible)
+        return self._watch.feed.watch(seen, key.id if key else None, lambda: self._access.still(request, key))
+
+    async def _history(self, request: Request) -> Response:
+        key = self._access.key(request)
+        wanted = _filter(self._fleet, key, request.query_params)
+        recorder = self._watch.recorder
+        path = recorder.path if recorder else history_path(self._fleet)
+        stopped = recorder.stopped if recorder else "this gateway keeps no history"
         return Response(await asyncio.to_thread(_page, path, wanted, key, stopped), media_type="application/json")
-
-    return [
-        Route("/api/live", live, methods=["GET"]),
-        Route("/api/history", history, methods=["GET"]),
-        *files.routes(),
-    ]
 
 
 def _page(path: Path, wanted: Filter, key: Key | None, stopped: str | None) -> bytes:
