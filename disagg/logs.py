@@ -101,6 +101,8 @@ class Handler(logging.StreamHandler[Any]):
     def emit(self, record: logging.LogRecord) -> None:
         fields = getattr(record, "fields", {})
         of_a_request = request_id.get() is not None or "request_id" in fields
+        if not of_a_request:
+            self.summarise()  # begins new windows, in a process that never calls `logs.summarise`, too
         if of_a_request or self._limit.allow(f"{record.name}: {record.msg}", time.monotonic()):
             super().emit(record)
             if self._file is not None:

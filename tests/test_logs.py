@@ -55,6 +55,16 @@ def test_lines_without_a_request_are_limited_and_those_of_requests_are_not(tmp_p
     assert (last["event"], last["kind"], last["lines"]) == ("lines_left_out", "disagg.kv: refused %d", 980)
 
 
+def test_a_process_that_never_summarises_writes_again_once_the_time_is_over(tmp_path: Path) -> None:
+    lines = run(
+        "for n in range(30): logging.getLogger('disagg.gateway').warning('refused %d', n)\n"
+        "logs.time.monotonic = lambda: 1e9\n"
+        "logging.getLogger('disagg.gateway').warning('refused %d', 30)\n",
+        tmp_path / "log",
+    )
+    assert [line["event"] for line in lines[-2:]] == ["lines_left_out", "refused 30"] and lines[-2]["lines"] == 10
+
+
 def test_a_full_log_is_rotated_while_the_process_runs_and_native_output_follows(tmp_path: Path) -> None:
     log = tmp_path / "log"
     run(

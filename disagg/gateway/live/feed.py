@@ -11,6 +11,7 @@ from typing import Final
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from disagg import logs
 from disagg.api.gateway.live import LiveHost, Past
 from disagg.errors import Overloaded
 from disagg.gateway.live.board import SAMPLE_S, Board
@@ -37,9 +38,10 @@ class Feed:
         self._cached: dict[Visible, tuple[float, bytes]] = {}
 
     async def sample(self) -> None:
-        """Add points to the plots until `stop`."""
+        """Add points to the plots until `stop`, and log what the log has left out."""
         while not await self._stopped_within(SAMPLE_S):
             self._board.sample(self._hosts(), time.monotonic())
+            logs.summarise()
 
     def stop(self) -> None:
         """End all streams."""
