@@ -22,7 +22,7 @@ from disagg.api.gateway.live import (
 )
 from disagg.gateway.history.entry import of_completion, of_end, without_texts
 from disagg.gateway.live.rates import Rate, Recent
-from disagg.gateway.observe.events import Accepted, Completed, Ended, Event, Generated, Moved
+from disagg.gateway.observe.events import Accepted, Completed, Ended, Generated, LifeEvent, Moved
 from disagg.inference.types import Stage
 from disagg.version import VERSION
 
@@ -116,7 +116,7 @@ class Board:
         """Set the paths of the APIs that are served."""
         self._apis = tuple(paths)
 
-    def notice(self, event: Event) -> None:
+    def notice(self, event: LifeEvent) -> None:
         if isinstance(event, Generated):
             self._generated(event)
         elif isinstance(event, Accepted):

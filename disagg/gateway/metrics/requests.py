@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 from disagg.gateway.dialects.problems import Problem
 from disagg.gateway.metrics.buckets import REQUEST_S, TOKENS, TPOT_S, TTFT_S
 from disagg.gateway.metrics.tokens import TokenMetrics
-from disagg.gateway.observe.events import Completed, Ended, Event, Generated, Refused
+from disagg.gateway.observe.events import Completed, Ended, Generated, LifeEvent, Refused
 from disagg.inference.metrics import Metrics
 
 KV_LOST: Final = "KV did not arrive"
@@ -48,7 +48,7 @@ class RequestMetrics:
         self._tokens = TokenMetrics()
         registry.register(self._tokens)
 
-    def notice(self, event: Event) -> None:
+    def notice(self, event: LifeEvent) -> None:
         if isinstance(event, Generated):
             self._tokens.arrived(event)
         elif isinstance(event, Completed):

@@ -93,4 +93,4 @@ class Refused:
     problem: Problem
 
 
-Event = Accepted | Moved | Generated | Completed | Ended | Refused
+LifeEvent = Accepted | Moved | Generated | Completed | Ended | Refused

@@ -12,7 +12,7 @@ from typing import Final, Protocol
 from disagg.gateway.dialects.base import Head
 from disagg.gateway.dialects.problems import Problem
 from disagg.gateway.dialects.request import Prompt
-from disagg.gateway.observe.events import Accepted, Completed, Ended, Event, Generated, Moved, Refused, State
+from disagg.gateway.observe.events import Accepted, Completed, Ended, Generated, LifeEvent, Moved, Refused, State
 from disagg.inference.types import Completion, Stage
 
 SETTLE_S: Final = 0.1  # the longest that the end of an answer waits until it is recorded
@@ -23,7 +23,7 @@ log = logging.getLogger("disagg.gateway")
 class Observer(Protocol):
     """Is told every event on the event loop, and returns at once."""
 
-    def notice(self, event: Event) -> None: ...
+    def notice(self, event: LifeEvent) -> None: ...
 
 
 class Observers:
@@ -67,7 +67,7 @@ class Observers:
         """A request was refused before it began."""
         self.tell(Refused(model, problem))
 
-    def tell(self, event: Event) -> None:
+    def tell(self, event: LifeEvent) -> None:
         """Tell all observers. One that raises is logged once, and told the next event nevertheless."""
         for number, observer in enumerate(self._observers):
             try:

@@ -10,7 +10,7 @@ from disagg.errors import ServerUnavailable
 from disagg.gateway.dialects.base import Head
 from disagg.gateway.dialects.problems import problem_of
 from disagg.gateway.dialects.request import GatewayRequest
-from disagg.gateway.observe.events import Accepted, Completed, Ended, Event, Generated, Moved
+from disagg.gateway.observe.events import Accepted, Completed, Ended, Generated, LifeEvent, Moved
 from disagg.gateway.observe.observers import SETTLE_S, Observers
 from disagg.inference.types import Stage
 from tests.deadlines import ends_by_itself
@@ -24,14 +24,14 @@ class Notes:
     """An observer that keeps what it is told."""
 
     def __init__(self) -> None:
-        self.events: list[Event] = []
+        self.events: list[LifeEvent] = []
 
-    def notice(self, event: Event) -> None:
+    def notice(self, event: LifeEvent) -> None:
         self.events.append(event)
 
 
 class Broken:
-    def notice(self, event: Event) -> None:
+    def notice(self, event: LifeEvent) -> None:
         raise KeyError("a bug")
 
 
