@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from functools import cache
 from pathlib import Path
@@ -18,6 +19,8 @@ EVERYWHERE = {"errors", "version"}  # every room may import them, and the tables
 MOST_ARROWS = {"fleet": 30, "engines": 15}
 MOST_FILES = 12
 
+LISTED = re.compile(r"^\w+/?(?:, \w+)*  +\S", re.M)
+"""A line of a package's docstring about some of its modules."""
 ROW = re.compile(r"^(\| `disagg/([\w/]+?)(?:/|\.py)` \|.*\|) (.*?) \|$", re.M)
 
 Rooms = dict[str, set[str]]  # room -> the rooms it imports, in the order of the floors
@@ -75,6 +78,16 @@ def test_a_room_imports_only_rooms_further_down_in_the_table(parent: str) -> Non
 def test_few_arrows_join_the_rooms(parent: str) -> None:
     arrows = sum(map(len, rooms_of(parent).values()))
     assert arrows <= MOST_ARROWS[parent]
+
+
+def test_a_package_that_lists_its_modules_lists_all_of_them() -> None:
+    for file in (ROOT / "disagg").rglob("__init__.py"):
+        about = ast.get_docstring(ast.parse(file.read_text())) or ""
+        modules = [path for path in file.parent.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()]
+        if LISTED.search(about):
+            names = {path.stem for path in modules if not path.name.startswith("__")}
+            missing = names - set(re.findall(r"\w+", about))
+            assert not missing, f"{file}: its docstring does not name {', '.join(sorted(missing))}"
 
 
 def test_no_folder_is_a_heap() -> None:

@@ -7,6 +7,7 @@ plan       the sweep as a list of turns: which mode runs which requests, when ea
 load       sends the requests of the turns to the fleet
 records    the record of one request, and of one turn
 energy     watts of the machines: measured if possible, else as stated
+handoff/   a hand-off of random KV, compared with other ways to move the same bytes
 stats      from records to figures. Pure
 verdict    from figures to sentences: where disaggregation wins and where it loses. Pure
 result     all of it as one value, and as JSON

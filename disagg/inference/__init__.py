@@ -4,6 +4,7 @@ client    the public API for asyncio; sync_client: for synchronous code; base: w
 options   the options of a request, and its body
 stream    an answer while it arrives
 several   one prompt to several models
+count     how many tokens a prompt has
 hosts/    what the client knows of the hosts, and the route of a request
 attempts/ the attempts at one request, until one gives the answer
 policy    how long requests wait, and how often they are tried

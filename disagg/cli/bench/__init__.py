@@ -5,6 +5,7 @@ simulate   the fleet that `disagg bench --simulate` loads
 link       `disagg bench link`: the path between hosts in the KV direction
 handoff    `disagg bench handoff`: KV from torch tensors to ready MLX caches, beside other ways
 arguments  what they read from their command lines
+options    the options of `disagg bench`
 """
 
 from __future__ import annotations

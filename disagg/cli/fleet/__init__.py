@@ -9,4 +9,5 @@ status      health of every server
 doctor      examine hosts and links
 logs        the servers' logs in one stream
 remote      ssh to one host, exec on many
+token       token show, rotate
 """

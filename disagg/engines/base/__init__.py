@@ -3,6 +3,7 @@
 prefill   PrefillEngine: tokens -> stream of layer KV; SendingEngine: the same, and it sends the KV itself
 decode    DecodeEngine: KV and the last token -> stream of tokens
 values    what both state about themselves and their tokens
+priority  the priority of a thread that computes on a CPU
 """
 
 from disagg.engines.base.decode import DecodeEngine, DecodeRequest, DecodeTiming, HeldKV, Listener

@@ -1,9 +1,14 @@
 """A model as its checkpoint describes it. Of the frameworks, only transformers' configs and tokenizers are imported.
 
+architectures/    what each architecture keeps between tokens
 checkpoint        a model folder -> reference profile; checkpoint_files: reading and checking its files
 profile           layers, windows and rotary frequencies: what an engine computes
 rope              reference rotary frequencies, from the configuration
 held              KV of finished requests, found by the tokens of a new one
 preflight         compares the reference profile with the profile that a loaded engine measured
 text              prompts -> token ids; stream: token ids -> text, with stop strings
+token_bytes       the bytes that a single token stands for
+format            how a model marks reasoning, calls of tools and channels
+constraint        which tokens may come next in an answer that must have a form
+draw              the random numbers of sampling, the same in every framework
 """

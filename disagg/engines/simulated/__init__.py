@@ -2,5 +2,6 @@
 
 prefill, decode  the two interfaces
 model            shared by both: the model's sizes, a byte tokenizer, waiting
+held             held KV: counted, not stored
 synthetic_kv     random KV in both frameworks' memory, for `disagg bench handoff`
 """

@@ -6,5 +6,5 @@ forward   the model's forward pass, and what it does without enough memory
 held      the KV of finished prompts, for prompts that begin alike
 cache     the transformers Cache whose layers report new rows
 load      checkpoint -> model on its device; profile: what the loaded model computes, measured
-sampling  the next token, for requests that run on the prefill host alone
+sampling  the next token, for requests that run on the prefill host alone; adjust: what changes its logits
 """

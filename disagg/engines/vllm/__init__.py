@@ -10,6 +10,7 @@ pages      rows in vLLM's page tensors, and the self-test of how they are read
 shipment   one prompt's KV on its way from one worker to the decode host
 runs       the prompts and answers that are computed, as the server's scheduler sees them
 reports    what the workers report, in the process of the engine
+sampling   the sampling parameters of a request as vLLM's
 profile    what the loaded model computes, measured
 nodes/     ranks on several machines
 served/    the same with a `vllm serve` that runs beside this server

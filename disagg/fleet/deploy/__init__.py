@@ -9,5 +9,6 @@ steps         the types of a plan; scripts: the shell scripts that steps run
 plan          facts and target state -> steps
 undo          facts -> the steps of a rollback or an uninstallation
 apply         carries a plan out on a machine
-deployment    all hosts of a fleet at the same time
+deployment    all hosts of a fleet at the same time; pace: how far an upload has come
+client_keys   the files of keys on the gateways that are deployed elsewhere
 """

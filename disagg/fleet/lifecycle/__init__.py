@@ -1,6 +1,6 @@
 """Servers: start, stop, restart, watch.
 
-fleet_servers  starts, stops and restarts the servers of many hosts
+fleet_servers  starts, stops and restarts the servers of many hosts; turns: the order of a restart
 other_servers  stops servers that no host of this fleet stands for
 base           the Server interface; local: a process of this machine; deployed: a server under a service manager
 held           keeps the lock of an interrupted command; rotation: replaces the fleet's token

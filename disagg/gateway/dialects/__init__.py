@@ -5,4 +5,5 @@ request   a request in the gateway's own form
 events    what happens to a request while it is answered
 problems  errors as clients expect them
 form      the forms that an answer can be held to: JSON by a schema, calls of tools
+openai/, responses/, anthropic/, ollama/  one API each
 """

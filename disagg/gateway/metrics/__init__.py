@@ -2,5 +2,6 @@
 
 buckets   the bounds of the histograms
 requests  counters and histograms of requests, by model; none is by client
+tokens    tokens as they arrive, and the time between them
 hosts     gauges of hosts and models, computed when they are read
 """

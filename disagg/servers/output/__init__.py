@@ -5,5 +5,6 @@ marked    models that mark reasoning and calls in their text
 calls     a call from what the model has written
 harmony   gpt-oss, whose answers have channels
 forced    an answer that is one call, as JSON
+grammar   the grammar of an answer that must have a form
 choose    the Output of a request
 """
