@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from disagg.cli.common.context import CommandOutput, settings, stderr
-from disagg.errors import UsageError
+from disagg.errors import PortInUse, UsageError
 
 _PACKAGES = ("prometheus_client", "starlette", "uvicorn")
 
@@ -40,7 +40,12 @@ def serve(
     def ready(url: str) -> None:
         stderr().print(f"Serving {', '.join(fleet.models)} at {url}/v1. Ctrl-C stops it.", soft_wrap=True)
 
-    run(fleet, host, port, ready, keep_text=keep_text)
+    try:
+        run(fleet, host, port, ready, keep_text=keep_text)
+    except PortInUse as error:
+        from disagg.fleet.machine.process import port_holder
+
+        raise PortInUse(f"{error.message} by {port_holder(port)}", error.hint) from error
 
 
 def _log_requests() -> None:

@@ -26,6 +26,7 @@ from disagg.errors import ConfigError, UsageError
 from disagg.token import keys_path
 
 PREFIX: Final = "sk-disagg-"
+MAX_NAME: Final = 64
 
 PerMinute = Annotated[int, Meta(ge=1)]
 
@@ -36,7 +37,7 @@ class Key(Contract, frozen=True, kw_only=True):
     limits are None if there are none."""
 
     id: str
-    name: Annotated[str, Meta(min_length=1, max_length=64)]
+    name: Annotated[str, Meta(min_length=1, max_length=MAX_NAME)]
     sha256: str
     created: float
     models: tuple[str, ...] | None = None
@@ -97,8 +98,10 @@ class KeyFile:
     ) -> str:
         """Add a key for these models (canonical names; all if there are none); the key itself, which is not kept.
 
-        Raises UsageError if there is a key of that name.
+        Raises UsageError if there is a key of that name, or if it cannot be one.
         """
+        if not (0 < len(name) <= MAX_NAME and name.isprintable()):
+            raise UsageError(f"the name of a key has 1 to {MAX_NAME} printable characters", "name who uses it")
         secret = PREFIX + secrets.token_urlsafe(32)
         key = Key(
             id=secrets.token_hex(8),

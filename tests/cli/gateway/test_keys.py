@@ -71,7 +71,7 @@ def test_serve_names_a_port_that_is_in_use(config: Path, capsys: pytest.CaptureF
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         assert run("serve", "--port", port, "--config", config) == 1
-    assert f"port {port} on 127.0.0.1 is in use" in capsys.readouterr().err
+    assert f"port {port} on 127.0.0.1 is in use by " in capsys.readouterr().err, "and by which program"
 
 
 class Gateways:
