@@ -26,7 +26,7 @@ class Admission:
     def __init__(self, running_limit: int, queue_limit: int) -> None:
         self.running_limit = running_limit
         self._turns = asyncio.Semaphore(running_limit)
-        self._limit = running_limit + queue_limit
+        self.limit = running_limit + queue_limit  # of places
         self._admitted = 0
         self.running = 0
 
@@ -37,7 +37,7 @@ class Admission:
 
     def take_place(self, cleanup: ExitStack) -> None:
         """Take a place until `cleanup` is closed. Raises Overloaded if there is none."""
-        if self._admitted >= self._limit:
+        if self._admitted >= self.limit:
             raise Overloaded(
                 f"the server's queue is full ({self.running} running, {self.queued} waiting)",
                 "try again in a moment, or add a host for this model",

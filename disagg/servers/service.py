@@ -38,6 +38,8 @@ from disagg.servers.request import ActiveRequest
 UNSTARTED = frozenset({"tokenising", "queued", "waiting for KV"})
 RECENT = 0.2
 """The weight of one request in the average of recent ones."""
+COUNTS = 0.25
+"""The part of all places that calls of POST /count may have."""
 SHORT_TEXT = 2048  # characters, which are tokenised without a thread
 
 Body = TypeVar("Body", bound=PromptBody)
@@ -58,6 +60,7 @@ class Service(ReportingHost[Engine]):
     def __init__(self, fleet: Fleet, host: Host, admission: Admission) -> None:
         super().__init__(fleet, host, admission)
         self.leases = Leases()
+        self._counting = 0  # calls of POST /count
 
     @property
     def engine(self) -> Engine:
@@ -131,15 +134,23 @@ class Service(ReportingHost[Engine]):
         return LeaseAnswer(tuple(one for one in request_ids if one not in here))
 
     async def count_tokens(self, body: PromptBody) -> CountAnswer:
-        """POST /count. It has a place in the queue meanwhile, as tokenising a long prompt takes seconds."""
+        """POST /count. It has a place in the queue meanwhile, as tokenising a long prompt takes seconds. Most places
+        are left to requests."""
         self._require_ready(body.model)
+        if self._counting >= max(1, int(COUNTS * self._admission.limit)):
+            raise Overloaded(f"the server is counting the tokens of {self._counting} prompts", "try again in a moment")
         with ExitStack() as place:
             self._admission.take_place(place)
+            self._counting += 1
+            place.callback(self._count_ended)
             try:
                 async with asyncio.timeout(body.deadline_s):
                     return CountAnswer(len(await self._tokenise(body)))
             except TimeoutError:
                 raise DeadlineExceeded("the prompt was not tokenised by the deadline", "raise the timeout") from None
+
+    def _count_ended(self) -> None:
+        self._counting -= 1
 
     def _enter(self, request: ActiveRequest, caller: Caller, lease_s: float | None) -> None:
         caller.request = request

@@ -184,6 +184,27 @@ async def test_tokens_of_a_prompt_are_counted_within_the_queue(decode: AnyServic
         await decode.count_tokens(PromptBody(model="other", tokens=(9,)))
 
 
+async def test_counts_have_a_quarter_of_the_places_so_that_requests_find_one(
+    decode: AnyService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counted = asyncio.Event()
+
+    async def tokenise(_: PromptBody) -> list[int]:
+        await counted.wait()
+        return [9]
+
+    monkeypatch.setattr(decode, "_tokenise", tokenise)
+    body, places = PromptBody(model="m", tokens=(9,)), decode._admission.limit
+    counting = [asyncio.ensure_future(decode.count_tokens(body)) for _ in range(places)]
+    async with asyncio.timeout(PATIENCE_S):
+        while sum(one.done() for one in counting) < places - max(1, places // 4):
+            await asyncio.sleep(0)
+    counted.set()
+    ends = await asyncio.gather(*counting, return_exceptions=True)
+    assert [isinstance(end, Overloaded) for end in ends].count(False) == max(1, places // 4)
+    assert (await decode.count_tokens(body)).prompt_tokens == 1 and idle(decode)
+
+
 @pytest.mark.parametrize("host", ["m-prefill", "m-decode"])
 async def test_what_a_tokenizer_makes_on_first_use_is_made_before_the_first_request_and_off_the_event_loop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host: str
