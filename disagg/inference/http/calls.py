@@ -16,7 +16,7 @@ import msgspec
 from disagg.api.base import Contract, InvalidValue
 from disagg.api.events import DoneEvent, ErrorAnswer, Event, ShippedEvent
 from disagg.config import Host
-from disagg.errors import DisaggError, Overloaded, ProtocolError, ServerSilent, ServerUnavailable
+from disagg.errors import DisaggError, Overloaded, ServerSilent, ServerUnavailable
 from disagg.inference.http.connections import Connections, HostRequest, SentRequest
 from disagg.inference.http.events import MAX_EVENT_BYTES, UNLIMITED, Patience, ProgressJudge, parse
 from disagg.inference.policy import DEFAULT_POLICY, Timeouts
@@ -76,7 +76,7 @@ async def events(http: Connections, call: EventCall) -> AsyncIterator[AsyncGener
         with _failures(host):
             head = await http.head(exchange, timeouts.silence, timeouts.connect)
             if head.status_code != HTTPStatus.OK:
-                _raise_for(head, await _bounded(exchange, timeouts.silence), host)
+                _raise_for(head, await exchange.content(MAX_EVENT_BYTES, timeouts.silence), host)
         async with aclosing(_events(exchange, call)) as stream:
             yield stream
     finally:
@@ -105,7 +105,7 @@ async def _object(http: Connections, request: HostRequest, timeout: float) -> di
         exchange = await http.send(request, timeout)
         try:
             head = await http.head(exchange, timeout, timeout)
-            content = await _bounded(exchange, timeout)
+            content = await exchange.content(MAX_EVENT_BYTES, timeout)
         finally:
             http.release(exchange)
         _raise_for(head, content, host)
@@ -113,15 +113,6 @@ async def _object(http: Connections, request: HostRequest, timeout: float) -> di
         if not isinstance(body, dict):
             raise _unreadable(host)
         return body
-
-
-async def _bounded(exchange: SentRequest, silence_s: float) -> bytes:
-    content = bytearray()
-    while part := await exchange.connection.read(silence_s):
-        content += part
-        if len(content) > MAX_EVENT_BYTES:
-            raise ProtocolError(f"{exchange.request.host.name} sent an answer of over {MAX_EVENT_BYTES} bytes")
-    return bytes(content)
 
 
 def _raise_for(head: h11.Response, content: bytes, host: Host) -> None:

@@ -18,7 +18,14 @@ from urllib.parse import urlsplit
 import h11
 
 from disagg.config import Host
-from disagg.errors import RequestError, ServerNotRunning, ServerRefused, ServerSilent, ServerUnavailable
+from disagg.errors import (
+    ProtocolError,
+    RequestError,
+    ServerNotRunning,
+    ServerRefused,
+    ServerSilent,
+    ServerUnavailable,
+)
 from disagg.inference.http.connection import HostConnection
 from disagg.tls.client import unproven
 from disagg.token import Tokens
@@ -57,6 +64,15 @@ class SentRequest:
     written: float
     reused: bool
     answered: bool = False
+
+    async def content(self, limit: int, silence_s: float) -> bytes:
+        """The whole body of the response. Raises ProtocolError if it is over `limit` bytes, and TimeoutError."""
+        content = bytearray()
+        while part := await self.connection.read(silence_s):
+            content += part
+            if len(content) > limit:
+                raise ProtocolError(f"{self.request.host.name} sent an answer of over {limit} bytes")
+        return bytes(content)
 
 
 class Connections:

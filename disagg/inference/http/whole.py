@@ -116,12 +116,7 @@ async def _raise(http: Connections, host: Host, reply: Reply, timeouts: Timeouts
 
 
 async def _reply(head: h11.Response, exchange: SentRequest, silence_s: float) -> Reply:
-    content = bytearray()
-    while part := await exchange.connection.read(silence_s):
-        content += part
-        if len(content) > MAX_REPLY_BYTES:
-            raise ProtocolError(f"{exchange.request.host.name} sent an answer of over {MAX_REPLY_BYTES} bytes")
-    return Reply(head.status_code, _headers(head), bytes(content))
+    return Reply(head.status_code, _headers(head), await exchange.content(MAX_REPLY_BYTES, silence_s))
 
 
 def _headers(head: h11.Response) -> dict[str, str]:
