@@ -13,6 +13,7 @@ import msgspec
 from disagg.errors import ProtocolError
 
 _MAX_QUOTED_CHARS = 60
+_GOT = " (got "
 _MAX_NAMED = 1e12
 T = TypeVar("T")
 _preparing = threading.Lock()
@@ -21,6 +22,11 @@ _prepared: set[type] = set()
 
 class InvalidValue(ValueError):
     """A value that does not fit its type. The text names the field, the reason and the value, in one line."""
+
+
+def without_value(text: str) -> str:
+    """The text of an InvalidValue, or of an error that repeats it, without the value: it may be a caller's text."""
+    return text.partition(_GOT)[0]
 
 
 def prepared(kind: type[T]) -> type[T]:
@@ -131,7 +137,7 @@ def _one_line(message: str, body: Any) -> str:
         if reason.startswith(prefix):
             place = ".".join(filter(None, (place, reason.removeprefix(prefix))))
             return f"{place}: {short}"
-    return f"{place}: {reason} (got {_quoted(_value_at(body, place))})" if place else reason
+    return f"{place}: {reason}{_GOT}{_quoted(_value_at(body, place))})" if place else reason
 
 
 _ABOUT_A_FIELD = {"object contains unknown field ": "unknown field", "object missing required field ": "missing"}

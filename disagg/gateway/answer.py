@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 
 from disagg.errors import Cancelled, DisaggError
 from disagg.gateway.dialects.base import Dialect, Head
-from disagg.gateway.dialects.events import Event, Finished, Piece, uncounted
+from disagg.gateway.dialects.events import AnswerEvent, Finished, Piece, uncounted
 from disagg.gateway.dialects.problems import INTERNAL, Problem, problem_of
 from disagg.gateway.exchange import STOPPED, Exchange
 from disagg.inference.types import Completion, Stage
@@ -35,7 +35,7 @@ class Outcome:
         self.error: Problem | None = None
         self.cancelled = False
 
-    def note(self, event: Event) -> None:
+    def note(self, event: AnswerEvent) -> None:
         if isinstance(event, Finished):
             self.completions[event.choice] = event.completion
             self._prompt(event.choice, event.completion.metrics.prompt_tokens)
@@ -73,7 +73,7 @@ class Running:
 
     dialect: Dialect
     head: Head
-    events: AsyncGenerator[Event, None]
+    events: AsyncGenerator[AnswerEvent, None]
     outcome: Outcome
     ended: Callable[[Outcome], None]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
@@ -14,9 +15,10 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive
 
-from disagg.errors import DisaggError, Overloaded, RequestError
+from disagg.api.base import without_value
+from disagg.errors import Cancelled, DisaggError, Overloaded, RequestError
 from disagg.gateway import hops, models
 from disagg.gateway.answer import AnswerResponse, Outcome, Running, json_response
 from disagg.gateway.clients.access import Access, require_model
@@ -27,19 +29,22 @@ from disagg.gateway.dialects.base import Dialect, Head, read_fields
 from disagg.gateway.dialects.ollama import dialect as ollama
 from disagg.gateway.dialects.ollama.writer import error_body as ollama_error
 from disagg.gateway.dialects.openai.chat import ChatCompletions
+from disagg.gateway.dialects.openai.common import error_body
 from disagg.gateway.dialects.openai.completions import Completions
 from disagg.gateway.dialects.problems import INTERNAL, Problem, not_found, problem_of
 from disagg.gateway.dialects.request import GatewayRequest
 from disagg.gateway.dialects.responses.dialect import Responses
 from disagg.gateway.health import GatewayHealth
-from disagg.gateway.middleware import REQUEST_ID_KEY, RequestMiddleware, respond
+from disagg.gateway.middleware import RequestMiddleware, respond
 from disagg.gateway.observe.observers import Observers
 from disagg.gateway.parallel import body
-from disagg.gateway.parallel.answer import ParallelResponse, Part
+from disagg.gateway.parallel.answer import ItemRun, ParallelResponse
 from disagg.gateway.run import prompt_tokens, run
 from disagg.gateway.views import Views
 from disagg.gateway.watch import GatewayWatch
 from disagg.http import requests
+from disagg.http.requests import disconnected
+from disagg.http.stream import running
 from disagg.inference.client import AsyncClient
 
 MAX_ANSWERS = 512  # at a time; more would only wait for the hosts
@@ -84,7 +89,7 @@ class Gateway:
         self._observers = observers
         self._limits = Limits()
         self._name = hops.new_name()
-        self._running = 0  # answers that were asked for
+        self._running = 0  # answers and counts that were asked for
         self._body_bounds = requests.body_bounds(max(model.context for model in client.fleet.models.values()))
 
     def post(self, dialect: Dialect) -> Handler:
@@ -97,10 +102,8 @@ class Gateway:
                 via = hops.passed_on(request.headers.getlist("via"), self._name)
                 asked = self._admitted(key, dialect.read(await self._body(request)))
             except DisaggError as error:
-                problem = problem_of(error)
-                self._observers.refuse("", problem)
-                return json_response(dialect.error(problem), problem.status, problem.headers)
-            head = Head(asked, request.scope[REQUEST_ID_KEY], arrived, via)
+                return self._refused(error, dialect.error)
+            head = Head(asked, request.scope[requests.REQUEST_ID_KEY], arrived, via)
             return AnswerResponse(self._begin(key, dialect, head)) if asked.prompts else _unasked(dialect, head)
 
         return post
@@ -115,16 +118,16 @@ class Gateway:
                 via = hops.passed_on(request.headers.getlist("via"), self._name)
                 asked = body.read(await self._body(request))
             except DisaggError as error:
-                problem = problem_of(error)
-                self._observers.refuse("", problem)
-                return respond(problem)
-            request_id = request.scope[REQUEST_ID_KEY]
-            parts = [Part(item, self._item(key, item, request_id, arrived, via)) for item in asked.items]
+                return self._refused(error, error_body)
+            request_id = request.scope[requests.REQUEST_ID_KEY]
+            parts = [ItemRun(item, self._item(key, item, request_id, arrived, via)) for item in asked.items]
             return ParallelResponse(parts, request_id, arrived, stream=asked.stream)
 
         return parallel
 
-    def _item(self, key: Key | None, item: body.Item, request_id: str, arrived: float, via: str) -> Running | Problem:
+    def _item(
+        self, key: Key | None, item: body.RequestedItem, request_id: str, arrived: float, via: str
+    ) -> Running | Problem:
         """The request of an item, which begins now; or why it does not."""
         try:
             if isinstance(item.request, DisaggError):
@@ -163,11 +166,9 @@ class Gateway:
             try:
                 key = self._access.key(request)
                 asked = dialect.read(await self._body(request))
-                tokens = await prompt_tokens(self._client, self._admitted(key, asked))
+                return await self._counted(self._admitted(key, asked), request.receive)
             except DisaggError as error:
-                problem = problem_of(error)
-                return json_response(dialect.error(problem), problem.status, problem.headers)
-            return json_response({"input_tokens": tokens})
+                return self._refused(error, dialect.error)
 
         return count
 
@@ -180,10 +181,28 @@ class Gateway:
                 asked = read_fields(ollama.ShowBody, await self._body(request), {})
                 return json_response(models.shown(self._client.fleet, key, asked.named, created))
             except DisaggError as error:
-                problem = problem_of(error)
-                return json_response(ollama_error(problem), problem.status, problem.headers)
+                return self._refused(error, ollama_error)
 
         return about
+
+    async def _counted(self, asked: GatewayRequest, receive: Receive) -> Response:
+        """The tokens of a prompt. It takes the place of an answer, and ends when its caller disconnects."""
+        self._running += 1
+        try:
+            counting = prompt_tokens(self._client, asked)
+            async with running(counting, disconnected(receive)) as (counted, left):
+                await asyncio.wait((counted, left), return_when=asyncio.FIRST_COMPLETED)
+                if not counted.done():
+                    return Response(status_code=Cancelled.http_status)  # nobody reads it
+                return json_response({"input_tokens": counted.result()})
+        finally:
+            self._running -= 1
+
+    def _refused(self, error: DisaggError, written: Callable[[Problem], Mapping[str, Any]]) -> Response:
+        """The answer to a request that does not begin. The observers are told."""
+        problem = problem_of(error)
+        self._observers.refuse("", problem)
+        return json_response(written(problem), problem.status, problem.headers)
 
     def _admitted(self, key: Key | None, asked: GatewayRequest) -> GatewayRequest:
         """The request, if this key may make it now. Clients with different keys share no held KV: whether a prompt is
@@ -217,17 +236,19 @@ def _unasked(dialect: Dialect, head: Head) -> Response:
 
 
 def _log(dialect: Dialect, head: Head, key: Key | None, outcome: Outcome) -> None:
-    """One line about a request that has ended."""
+    """One line about a request that has ended, with none of its text."""
+    problem = outcome.error
     fields = {
         "request_id": head.request_id,
         "key": key.name if key else None,
         "api": dialect.name,
         "model": head.model,
-        "state": "cancelled" if outcome.cancelled else outcome.error.code or "failed" if outcome.error else "ok",
+        "state": "cancelled" if outcome.cancelled else "failed" if problem else "ok",
         "prompt_tokens": outcome.prompt_tokens,
         "tokens": outcome.tokens,
         "seconds": round(time.time() - head.created, 3),
-        "error": outcome.error.message if outcome.error else None,
+        "error_code": (problem.code or str(problem.status)) if problem else None,
+        "error": without_value(problem.message) if problem else None,
     }
     log.info("request_ended", extra={"fields": {name: value for name, value in fields.items() if value is not None}})
 
@@ -241,7 +262,9 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     if error.status_code == 404:
         return respond(not_found(request.scope["path"]))
-    return respond(Problem(error.status_code, "invalid_request_error", None, str(error.detail)))
+    allowed = (error.headers or {}).get("Allow", "")
+    message = f"{request.method} {request.url.path} is not served" + (f": use {allowed}" if allowed else "")
+    return respond(Problem(error.status_code, "invalid_request_error", None, message, headers=error.headers or {}))
 
 
 async def _on_bug(_: Request, error: Exception) -> Response:

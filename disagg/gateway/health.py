@@ -52,7 +52,7 @@ class GatewayHealth:
         self._started = time.monotonic()
 
     def check(self) -> ServerState:
-        """Whether a model can be served now. Noted: until the first one could, the hosts are starting."""
+        """Whether a model can be served now. Noted: until one could at a call of this, the hosts count as starting."""
         if live_models(self._client.fleet, self._client.view, time.monotonic()):
             self._served = True
             return "ok"

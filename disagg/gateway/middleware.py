@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import Final
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -15,8 +14,6 @@ from disagg.gateway.dialects.openai.common import error_body
 from disagg.gateway.dialects.problems import Problem
 from disagg.http import requests
 from disagg.http.protocol import connection_of
-
-REQUEST_ID_KEY: Final = "disagg.request_id"  # in the ASGI scope
 
 
 class RequestMiddleware:
@@ -31,7 +28,7 @@ class RequestMiddleware:
             await self._app(scope, receive, send)
             return
         request = Request(scope, receive)
-        scope[REQUEST_ID_KEY] = request_id = requests.request_id(request)
+        scope[requests.REQUEST_ID_KEY] = request_id = requests.request_id(request)
         logs.request_id.set(request_id)
         named = [(requests.REQUEST_ID.lower().encode(), request_id.encode())]
         if trace := requests.traceparent(request):

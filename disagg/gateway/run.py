@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack, aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import AsyncExitStack, aclosing, contextmanager
 from functools import partial
 
 from disagg.errors import ServerUnavailable, Unauthorized
 from disagg.gateway.dialects.base import Head
-from disagg.gateway.dialects.events import Event, Finished, Piece, uncounted
+from disagg.gateway.dialects.events import AnswerEvent, Finished, Piece, uncounted
 from disagg.gateway.dialects.request import GatewayRequest
 from disagg.gateway.observe.observers import Life
 from disagg.inference.client import AsyncClient
@@ -24,7 +24,7 @@ COUNT_S = 30.0
 WAITING_EVENTS = 64  # of several answers together; the streams hold what does not fit
 
 
-async def run(client: AsyncClient, head: Head, life: Life, staged: Staged) -> AsyncGenerator[Event, None]:
+async def run(client: AsyncClient, head: Head, life: Life, staged: Staged) -> AsyncGenerator[AnswerEvent, None]:
     """The events of all answers. Raises a DisaggError if one fails; closing the generator cancels all.
 
     life: is told what happens, and has recorded each answer before its end is yielded. staged: is called with the
@@ -36,7 +36,7 @@ async def run(client: AsyncClient, head: Head, life: Life, staged: Staged) -> As
         life.moved(choice, stage)
         staged(choice, stage)
 
-    try:
+    with _own_token():
         async with AsyncExitStack() as stack:
 
             async def opened(choice: int) -> AsyncStream:
@@ -45,7 +45,7 @@ async def run(client: AsyncClient, head: Head, life: Life, staged: Staged) -> As
                 stream = client.stream(**arguments, watch=watched, request_id=request_id, via=head.via)
                 return await stack.enter_async_context(stream)
 
-            answers: list[AsyncGenerator[Event, None]] = []
+            answers: list[AsyncGenerator[AnswerEvent, None]] = []
             for first in range(0, request.choices, request.n):
                 begun = asyncio.Event()
                 answer = _answer(first, await opened(first), life)
@@ -54,19 +54,24 @@ async def run(client: AsyncClient, head: Head, life: Life, staged: Staged) -> As
             async with aclosing(answers[0] if len(answers) == 1 else _together(answers)) as events:
                 async for event in events:
                     yield event
-    except Unauthorized as error:  # the gateway's own token is meant, not the caller's key
-        raise ServerUnavailable(error.message, error.hint) from error
 
 
 async def prompt_tokens(client: AsyncClient, request: GatewayRequest) -> int:
     """How many tokens the request's first prompt has. Raises a DisaggError."""
-    try:
+    with _own_token():
         return await client.count_tokens(**request.arguments(0) | {"timeout": COUNT_S})
+
+
+@contextmanager
+def _own_token() -> Iterator[None]:
+    """A host refuses the gateway's own token: that is no fault of the caller's key."""
+    try:
+        yield
     except Unauthorized as error:
         raise ServerUnavailable(error.message, error.hint) from error
 
 
-async def _answer(choice: int, stream: AsyncStream, life: Life) -> AsyncGenerator[Event, None]:
+async def _answer(choice: int, stream: AsyncStream, life: Life) -> AsyncGenerator[AnswerEvent, None]:
     tokens = 0
     async for chunk in stream:
         for piece in pieces(choice, [chunk, *stream.waiting()]):
@@ -95,7 +100,7 @@ def pieces(choice: int, chunks: Sequence[Chunk]) -> list[Piece]:
     return found
 
 
-async def _first(events: AsyncGenerator[Event, None], begun: asyncio.Event) -> AsyncGenerator[Event, None]:
+async def _first(events: AsyncGenerator[AnswerEvent, None], begun: asyncio.Event) -> AsyncGenerator[AnswerEvent, None]:
     """The events of a prompt's first answer. begun: set once the decode host has the prompt's KV."""
     async for event in events:
         begun.set()
@@ -104,7 +109,7 @@ async def _first(events: AsyncGenerator[Event, None], begun: asyncio.Event) -> A
 
 async def _next(
     choice: int, opened: Callable[[int], Awaitable[AsyncStream]], begun: asyncio.Event, life: Life
-) -> AsyncGenerator[Event, None]:
+) -> AsyncGenerator[AnswerEvent, None]:
     """The events of a further answer to a prompt. It is asked for once the first one has begun, and goes on from the KV
     that was received for that one."""
     await begun.wait()
@@ -112,11 +117,11 @@ async def _next(
         yield event
 
 
-async def _together(answers: Sequence[AsyncGenerator[Event, None]]) -> AsyncGenerator[Event, None]:
+async def _together(answers: Sequence[AsyncGenerator[AnswerEvent, None]]) -> AsyncGenerator[AnswerEvent, None]:
     """The events of several answers in the order of their arrival."""
-    queue: asyncio.Queue[Event | Exception] = asyncio.Queue(WAITING_EVENTS)
+    queue: asyncio.Queue[AnswerEvent | Exception] = asyncio.Queue(WAITING_EVENTS)
 
-    async def read(events: AsyncIterator[Event]) -> None:
+    async def read(events: AsyncIterator[AnswerEvent]) -> None:
         try:
             async for event in events:
                 await queue.put(event)

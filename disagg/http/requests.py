@@ -21,6 +21,7 @@ MIN_MARKS: Final = 50_000
 TOKENS_PER_MARK: Final = 4  # of context: source code and most JSON have more
 REQUEST_ID: Final = "X-Request-Id"
 TRACEPARENT: Final = "traceparent"
+REQUEST_ID_KEY: Final = "disagg.request_id"  # in the ASGI scope
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,7 +69,7 @@ class BodyParts:
 
 
 @asynccontextmanager
-async def running(*work: Coroutine[Any, Any, None]) -> AsyncIterator[tuple[asyncio.Task[None], ...]]:
+async def running(*work: Coroutine[Any, Any, Any]) -> AsyncIterator[tuple[asyncio.Task[Any], ...]]:
     """Run side by side until the block ends; then what still runs is cancelled, and its end waited for."""
     tasks = tuple(asyncio.ensure_future(one) for one in work)
     try:

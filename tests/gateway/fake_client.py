@@ -120,8 +120,11 @@ class FakeClient:
 
     async def count_tokens(self, **arguments: Any) -> int:
         self.asked.append(arguments)
-        if self.steps and isinstance(self.steps[0], Exception):
-            raise self.steps[0]
+        for step in self.steps:
+            if isinstance(step, Exception):
+                raise step
+            if isinstance(step, float):
+                await asyncio.sleep(step)
         return 42
 
 

@@ -6,7 +6,7 @@ import asyncio
 import json
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from starlette.types import ASGIApp, Message, Send
@@ -22,7 +22,10 @@ from disagg.errors import (
     Unauthorized,
 )
 from disagg.gateway import app, exchange
+from disagg.gateway.calls import calls
 from disagg.gateway.clients.keys import KeyFile
+from disagg.gateway.watch import GatewayWatch
+from disagg.inference.client import AsyncClient
 from tests.gateway import fake_client
 from tests.gateway.fake_client import FakeClient
 
@@ -171,6 +174,27 @@ async def test_each_answer_of_a_request_counts_for_the_bound(monkeypatch: pytest
     assert [one["status"] for one in results] == [200, 429, 200]
 
 
+async def test_a_count_of_tokens_takes_a_place_until_it_ends_or_its_caller_leaves(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(app, "MAX_ANSWERS", 1)
+    client = FakeClient(600.0)
+    watch = GatewayWatch(cast(AsyncClient, client))
+    application = fake_client.app(client, watch=watch)
+    counting, leave = "/v1/messages/count_tokens", asyncio.Event()
+    leaving = asyncio.ensure_future(call(application, CHAT, path=counting, leave=leave))
+    async with fake_client.http(application) as http, asyncio.timeout(60):
+        while not client.asked:
+            await asyncio.sleep(0)
+        refused = await http.post(counting, json=CHAT)
+        leave.set()
+        await leaving
+        client.steps = ()
+        assert (await http.post(counting, json=CHAT)).json() == {"input_tokens": 42}
+    assert refused.status_code == 429
+    assert 'code="rate_limit_exceeded"' in watch.metrics().decode()
+
+
 async def test_a_key_opens_its_models_within_its_limits_until_it_is_revoked(tmp_path: Path) -> None:
     file = KeyFile(tmp_path / "keys.json")
     secret = file.add("editor", models=["m"], requests_per_minute=2)
@@ -258,10 +282,12 @@ async def call(
     until: bytes = b"",
     send_to: Send | None = None,
     path: str = "/v1/chat/completions",
+    leave: asyncio.Event | None = None,
     **headers: str,
 ) -> None:
-    """One request without an HTTP client, whose caller disconnects after some time, or once it has received `until`."""
-    arrived = asyncio.Event()
+    """One request without an HTTP client, whose caller disconnects after some time, once it has received `until`, or
+    once `leave` is set."""
+    arrived = leave or asyncio.Event()
     scope = {
         "type": "http",
         "method": "POST",
@@ -310,9 +336,42 @@ async def test_nothing_is_sent_after_the_end_of_a_stream(monkeypatch: pytest.Mon
     assert [message.get("more_body", True) for message in sent].index(False) == len(sent) - 1
 
 
-async def test_a_failed_request_whose_error_has_no_code_is_logged_as_failed(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(
+    ("error", "code", "text"),
+    [
+        (RequestError("top_p: wrong"), "400", "top_p: wrong"),
+        (ContextLengthExceeded("too long", "shorten it"), "context_length_exceeded", "too long (shorten it)"),
+        (
+            RequestError("stop[0]: expected str of length <= 256 (got 'a private) word')", "shorten it"),
+            "400",
+            "stop[0]: expected str of length <= 256",
+        ),
+    ],
+)
+async def test_a_failed_request_is_logged_as_failed_with_its_error_and_none_of_its_text(
+    error: RequestError, code: str, text: str, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level("INFO", "disagg.gateway")
-    async with fake_client.http(fake_client.app(FakeClient(RequestError("top_p: wrong")))) as http:
-        await http.post("/v1/chat/completions", json=CHAT)
+    async with fake_client.http(fake_client.app(FakeClient(error))) as http:
+        answer = await http.post("/v1/chat/completions", json=CHAT)
     [ended] = [record for record in caplog.records if record.message == "request_ended"]
-    assert getattr(ended, "fields")["state"] == "failed"  # noqa: B009 - set by `extra`
+    fields = getattr(ended, "fields")  # noqa: B009 - set by `extra`
+    assert (fields["state"], fields["error_code"], fields["error"]) == ("failed", code, text)
+    assert answer.json()["error"]["message"] == str(error), "its caller is told everything"
+
+
+async def test_a_method_that_a_path_does_not_have_is_answered_with_those_that_it_has() -> None:
+    async with fake_client.http(fake_client.app(FakeClient())) as http:
+        refused = await http.get("/v1/chat/completions")
+    assert (refused.status_code, refused.headers["allow"]) == (405, "POST")
+    assert refused.json()["error"]["message"] == "GET /v1/chat/completions is not served: use POST"
+
+
+async def test_without_a_key_a_gateway_that_has_keys_answers_only_what_it_declares(tmp_path: Path) -> None:
+    file = KeyFile(tmp_path / "keys.json")
+    file.add("app")
+    async with fake_client.http(fake_client.app(FakeClient(), file.path)) as http:
+        for operation in calls():
+            path = operation.path.replace("{model}", "m")
+            answer = await http.request(operation.method, path, json=CHAT if operation.method == "POST" else None)
+            assert (answer.status_code != 401) == operation.public, path

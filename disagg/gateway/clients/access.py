@@ -32,12 +32,13 @@ class Access:
 
     def key(self, request: Request) -> Key | None:
         """The key of the request, None if none is needed. Raises Unauthorized."""
+        secret = _secret(request)
         try:
             if not self._public and self._ring.empty:
                 _require_local(request)
                 _prove(request)
                 return None
-            key = self._ring.find(_secret(request))
+            key = self._ring.find(secret)
         except ConfigError as error:
             if str(error) != self._logged:  # once, not for every request
                 self._logged = str(error)
@@ -45,7 +46,7 @@ class Access:
             raise DisaggError("the gateway cannot read its keys", "its log says why") from error
         self._logged = None
         if key is None:
-            raise Unauthorized("the API key is missing or wrong", "send one of `disagg keys list` as a Bearer token")
+            raise _refusal(secret)
         _prove(request)
         return key
 
@@ -101,6 +102,13 @@ def _prove(request: Request) -> None:
 def _secret(request: Request) -> str:
     """As OpenAI's clients send it, or as Anthropic's do."""
     return bearer(request) or request.headers.get("x-api-key", "")
+
+
+def _refusal(secret: str) -> Unauthorized:
+    """Keys are shown once: who has lost one needs another."""
+    if not secret:
+        return Unauthorized("no API key was sent", f"send it as a Bearer token; {_ADD_ONE} if you have none")
+    return Unauthorized("the API key is wrong or revoked", f"keys are shown only once: {_ADD_ONE}")
 
 
 def _require_local(request: Request) -> None:

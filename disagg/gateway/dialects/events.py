@@ -43,7 +43,7 @@ class Finished:
     completion: Completion
 
 
-Event = Piece | Finished
+AnswerEvent = Piece | Finished
 
 
 def uncounted(completion: Completion, tokens: int) -> int:

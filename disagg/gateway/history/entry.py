@@ -7,6 +7,7 @@ from typing import TypedDict
 
 import msgspec
 
+from disagg.api.base import without_value
 from disagg.api.gateway.history import HistoryEntry
 from disagg.gateway.observe.events import Accepted, Completed, Ended
 
@@ -77,7 +78,7 @@ def of_end(event: Ended) -> HistoryEntry | None:
         completion_tokens=event.tokens,
         total_time=event.seconds,
         error_code=(problem.code or str(problem.status)) if problem else None,
-        error=problem.message if problem else None,
+        error=without_value(problem.message) if problem else None,
         prompt=_prompt(event.request, 0),
     )
 

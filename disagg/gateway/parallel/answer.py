@@ -18,11 +18,11 @@ from disagg.api.gateway.parallel import ParallelAnswer, ParallelEnd, ParallelFig
 from disagg.errors import Cancelled
 from disagg.gateway.answer import Running, json_response, problem_of_any, send_response
 from disagg.gateway.dialects.base import Writer
-from disagg.gateway.dialects.events import Event, Piece
+from disagg.gateway.dialects.events import AnswerEvent, Piece
 from disagg.gateway.dialects.openai import common as openai
 from disagg.gateway.dialects.problems import Problem
 from disagg.gateway.exchange import STOPPED, Exchange
-from disagg.gateway.parallel.body import Item
+from disagg.gateway.parallel.body import RequestedItem
 from disagg.http.stream import EVENT_STREAM
 
 _DATA: Final = b"data: "
@@ -31,17 +31,17 @@ _NOT_OF_ITEMS: Final = (b"", b"[DONE]")
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ItemRun:
     """One item: the request that runs, or why none does."""
 
-    item: Item
+    item: RequestedItem
     work: Running | Problem
 
 
 class ParallelResponse(Response):
     """The response to one body. began: time.monotonic() when its items were sent."""
 
-    def __init__(self, parts: Sequence[Part], request_id: str, created: float, *, stream: bool) -> None:
+    def __init__(self, parts: Sequence[ItemRun], request_id: str, created: float, *, stream: bool) -> None:
         super().__init__()
         self._parts = parts
         self._id, self._created = f"parallel-{request_id}", int(created)
@@ -69,7 +69,7 @@ class ParallelResponse(Response):
             work.ended(outcome)
 
     async def _stream(self, exchange: Exchange) -> None:
-        async def one(part: Part) -> ParallelResult:
+        async def one(part: ItemRun) -> ParallelResult:
             result = await self._perform(part, exchange)
             await exchange.part(openai.event(result.to_json()))
             return result
@@ -82,7 +82,7 @@ class ParallelResponse(Response):
         answer = ParallelAnswer(self._id, "parallel", self._created, tuple(results), _figures(results))
         await send_response(json_response(answer.to_json()), exchange.send)
 
-    async def _perform(self, part: Part, exchange: Exchange | None) -> ParallelResult:
+    async def _perform(self, part: ItemRun, exchange: Exchange | None) -> ParallelResult:
         """Run one item to its end. exchange: to which its chunks are sent; None: its result has the answer."""
         item, work = part.item, part.work
         problem, body = (work, None) if isinstance(work, Problem) else await self._run(item, work, exchange)
@@ -92,7 +92,7 @@ class ParallelResponse(Response):
         return ParallelResult(item.index, item.id, HTTPStatus.OK, seconds, msgspec.UNSET if body is None else body)
 
     async def _run(
-        self, item: Item, work: Running, exchange: Exchange | None
+        self, item: RequestedItem, work: Running, exchange: Exchange | None
     ) -> tuple[Problem | None, Mapping[str, Any] | None]:
         """The error that ended the request, if one did; and the answer, unless it has been sent."""
         writer = work.dialect.writer(work.head)
@@ -116,7 +116,7 @@ class ParallelResponse(Response):
                 self._close(item.index)
 
 
-def chunks(item: Item, written: bytes) -> bytes:
+def chunks(item: RequestedItem, written: bytes) -> bytes:
     """The server-sent events of one request's stream as events of a stream of several: each names its request."""
     name = msgspec.json.encode(item.id)
     bodies = (event.removeprefix(_DATA) for event in written.split(_END))
@@ -127,7 +127,7 @@ def chunks(item: Item, written: bytes) -> bytes:
     )
 
 
-def _written(writer: Writer, event: Event) -> bytes:
+def _written(writer: Writer, event: AnswerEvent) -> bytes:
     return writer.piece(event) if isinstance(event, Piece) else writer.finished(event)
 
 

@@ -20,7 +20,7 @@ _MAX_ID: Final = 64  # characters of a request's id
 
 
 @dataclass(frozen=True, slots=True)
-class Item:
+class RequestedItem:
     """One request of the body. dialect: that of its answer. request: what it asks for, or why it asks for nothing."""
 
     index: int
@@ -30,14 +30,14 @@ class Item:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class RequestedItems:
     """What a body asks for."""
 
-    items: Sequence[Item]
+    items: Sequence[RequestedItem]
     stream: bool
 
 
-def read(body: Mapping[str, Any]) -> Asked:
+def read(body: Mapping[str, Any]) -> RequestedItems:
     """The items of a body. Raises RequestError if it is no such body, two items have the same id, or no item can be
     read."""
     try:
@@ -52,7 +52,7 @@ def read(body: Mapping[str, Any]) -> Asked:
     first = items[0].request
     if isinstance(first, DisaggError) and all(isinstance(item.request, DisaggError) for item in items):
         raise type(first)(f"requests[0].{first.message}", first.hint)
-    return Asked(items, stream)
+    return RequestedItems(items, stream)
 
 
 def item_id(request_id: str, index: int) -> str:
@@ -61,16 +61,16 @@ def item_id(request_id: str, index: int) -> str:
     return request_id[: _MAX_ID - len(end)] + end
 
 
-def _item(index: int, given: Mapping[str, Any], stream: bool) -> Item:
+def _item(index: int, given: Mapping[str, Any], stream: bool) -> RequestedItem:
     name = given.get("id")
     fields = {key: value for key, value in given.items() if key not in ("id", "stream")}
     dialect: Dialect = CHAT if "messages" in given else COMPLETION
     if name is not None and not (isinstance(name, str) and 0 < len(name) <= MAX_NAME):
         wrong = RequestError(f"id: not a text of 1 to {MAX_NAME} characters")
-        return Item(index, None, dialect, wrong)
+        return RequestedItem(index, None, dialect, wrong)
     try:
         if ("messages" in given) == ("prompt" in given):
             raise RequestError("messages: a request has either messages or a prompt")
-        return Item(index, name, dialect, replace(dialect.read(fields), stream=stream))
+        return RequestedItem(index, name, dialect, replace(dialect.read(fields), stream=stream))
     except DisaggError as error:
-        return Item(index, name, dialect, error)
+        return RequestedItem(index, name, dialect, error)

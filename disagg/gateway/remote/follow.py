@@ -38,7 +38,7 @@ async def gateway_states(url: str, key: str | None) -> AsyncGenerator[LiveState,
             httpx.AsyncClient(headers=headers, timeout=timeout, trust_env=False) as http,
             http.stream("GET", url.rstrip("/") + "/api/live") as answer,
         ):
-            _require_ok(answer.status_code, url)
+            _require_ok(answer.status_code, url, key)
             name = ""
             async for line in _lines(answer):
                 if line.startswith("event: "):
@@ -75,9 +75,10 @@ def _states(fleet: Fleet, client: AsyncClient) -> set[str]:
     return {client.view.of(host.name).reachable for host in fleet.answering_hosts}
 
 
-def _require_ok(status: int, url: str) -> None:
+def _require_ok(status: int, url: str, key: str | None) -> None:
     if status == httpx.codes.UNAUTHORIZED:
-        raise Unauthorized(f"the gateway at {url} needs a key", "set DISAGG_API_KEY to one of `disagg keys list`")
+        why = "refuses the key in DISAGG_API_KEY" if key else "needs a key"
+        raise Unauthorized(f"the gateway at {url} {why}", "set DISAGG_API_KEY to what `disagg keys add NAME` prints")
     if status in (httpx.codes.TOO_MANY_REQUESTS, httpx.codes.SERVICE_UNAVAILABLE):
         raise ServerUnavailable(f"the gateway at {url} has no place for another watcher", "close a dashboard, or wait")
     if status != httpx.codes.OK:

@@ -31,8 +31,6 @@ from disagg.servers.http.sse import INTERNAL_ERROR, EventStream
 from disagg.servers.service import AnyService, ServiceCall
 from disagg.token import Tokens
 
-_REQUEST_ID_KEY = "disagg.request_id"  # in the ASGI scope
-
 Received = TypeVar("Received", bound=Contract)
 Handler = Callable[[Request], Awaitable[Response]]
 
@@ -68,8 +66,8 @@ class Gate:
             await self._app(scope, receive, send)
             return
         request = Request(scope, receive)
-        scope[_REQUEST_ID_KEY] = requests.request_id(request)
-        reset = logs.request_id.set(scope[_REQUEST_ID_KEY])
+        scope[requests.REQUEST_ID_KEY] = requests.request_id(request)
+        reset = logs.request_id.set(scope[requests.REQUEST_ID_KEY])
         try:
             if (refusal := await self._refusal(request)) is not None:
                 await refusal(scope, receive, send)
@@ -133,7 +131,7 @@ def _post(endpoint: ServiceCall[PromptBody], service: AnyService) -> Handler:
 
     async def post(request: Request) -> Response:
         body = parse(endpoint.body, await _prompt(service, request))
-        events = endpoint.events(body, request.scope[_REQUEST_ID_KEY])
+        events = endpoint.events(body, request.scope[requests.REQUEST_ID_KEY])
         answer_error = partial(_answer_error, service)
         return EventStream(events, answer_error, lambda: service.progress.beats, lambda: service.retry_after_s)
 

@@ -46,6 +46,14 @@ def test_a_running_gateway_sees_a_key_that_is_added_and_one_that_is_revoked(file
     assert not ring.empty and not ring.usable
 
 
+@pytest.mark.parametrize("name", ["", "x" * 65, "editor\x1b[2J"])
+def test_a_name_that_would_damage_the_file_or_a_terminal_is_refused(name: str, file: KeyFile) -> None:
+    secret = file.add("x" * 64)
+    with pytest.raises(UsageError, match="1 to 64 printable characters"):
+        file.add(name)
+    assert KeyRing(file).find(secret) is not None
+
+
 def test_a_name_can_be_used_again_once_its_key_is_revoked(file: KeyFile) -> None:
     file.add("editor")
     with pytest.raises(UsageError, match="there is a key named editor"):
@@ -170,8 +178,17 @@ def test_revoking_the_last_key_opens_nothing(file: KeyFile) -> None:
     assert access.key(request()) is None
     file.add("editor")
     file.revoke("editor")
-    with pytest.raises(Unauthorized, match="missing or wrong"):
+    with pytest.raises(Unauthorized, match="no API key was sent"):
         access.key(request())
+
+
+def test_a_refusal_tells_no_key_from_a_wrong_one_and_its_hint_can_be_followed(file: KeyFile) -> None:
+    file.add("editor")
+    access = Access(KeyRing(file), public=False)
+    for headers, message in (({}, "no API key was sent"), ({"x_api_key": "sk-other"}, "wrong or revoked")):
+        with pytest.raises(Unauthorized, match=message) as refused:
+            access.key(request(**headers))
+        assert "disagg keys add NAME" in refused.value.hint
 
 
 @pytest.mark.parametrize(

@@ -47,6 +47,8 @@ async def test_a_gateway_with_keys_refuses_to_be_watched_without_one(tmp_path: P
     async with running(FakeClient(), keys=file.path) as gateway:
         with pytest.raises(Unauthorized, match="needs a key"):
             await anext(gateway_states(gateway.url, None))
+        with pytest.raises(Unauthorized, match="refuses the key in DISAGG_API_KEY"):
+            await anext(gateway_states(gateway.url, "wrong"))
         async with aclosing(gateway_states(gateway.url, secret)) as states:
             assert (await anext(states)).fleet == "test"
 
