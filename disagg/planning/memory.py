@@ -100,11 +100,12 @@ def need(stored: Checkpoint, serving: Serving) -> Need:
     one_request = stored.shape.kv.nbytes(serving.context, serving.dtype)
     scale = stored.nbytes / stored.shape.weight_bytes if stored.nbytes else 1.0
     ranks = serving.tensor_parallel
+    one_request //= min(ranks, stored.shape.kv.kv_heads)  # with more ranks than heads, each has a whole head
     return Need(
         int(shape.weight_bytes * scale / ranks),
-        max(one_request // ranks, serving.kv_bytes),
+        max(one_request, serving.kv_bytes),
         workspace(stored, serving),
-        one_request // ranks,
+        one_request,
         _title(stored.packing, how, serving.dtype),
         serving.to_send_bytes,
     )

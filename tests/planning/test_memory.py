@@ -66,6 +66,12 @@ def test_ranks_with_memory_of_their_own_share_weights_and_kv_heads() -> None:
     assert shared.workspace == alone.workspace
 
 
+def test_with_more_ranks_than_kv_heads_each_rank_has_a_whole_head() -> None:
+    one = replace(CUDA, engine="vllm", context=32768)
+    four, eight = (need(checkpoint(QWEN_FP8, "m"), replace(one, tensor_parallel=n)) for n in (4, 8))
+    assert (eight.one_request, eight.kv) == (four.one_request, four.kv) == (768 << 20, 768 << 20)
+
+
 @pytest.mark.parametrize(
     ("config", "expected"),
     [

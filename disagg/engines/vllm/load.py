@@ -22,9 +22,8 @@ LONG_SHARE = 4
 """A prompt that is not alone gets this part of a step's tokens at most: vLLM serves prompts in order of arrival, and a
 long one would take whole steps until its end."""
 
-# vLLM runs its scheduler in this process, tells nobody of its use, and logs warnings only.
+# vLLM tells nobody of its use, and logs warnings only.
 ENVIRONMENT = {
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_NO_USAGE_STATS": "1",
     "DO_NOT_TRACK": "1",
     "VLLM_LOGGING_LEVEL": "WARNING",
@@ -35,14 +34,16 @@ def prepare_environment(options: EngineOptions) -> None:
     """Set what vLLM reads when it is imported. ModelError for settings that cannot be used with a connector."""
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # its scheduler has to run in this process
     setup.prepare_environment(options)
     if options.device == "cpu":
         os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
-    if "expandable_segments:true" in os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "").lower():
-        raise ModelError(
-            "PYTORCH_CUDA_ALLOC_CONF has expandable_segments:True, which vLLM refuses with a KV connector",
-            "take it out of the server's environment",
-        )
+    for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
+        if "expandable_segments:true" in os.environ.get(name, "").lower():
+            raise ModelError(
+                f"{name} has expandable_segments:True, which vLLM refuses with a KV connector",
+                "take it out of the server's environment",
+            )
 
 
 def require_version() -> str:
@@ -155,7 +156,10 @@ def _reason(error: BaseException) -> str:
 
 
 def _hint(text: str) -> str:
-    if "memory" in text.lower():
+    text = text.lower()
+    if "kv cache" in text or "cache blocks" in text:  # there is room for too few of them
+        return "raise kv_cache_memory_bytes or lower context"
+    if "memory" in text:
         return "lower kv_cache_memory_bytes or context, or use smaller weights"
     return "see the server's log; `vllm serve` with the same model shows the same error"
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from disagg.errors import ModelError
-from disagg.kv.layout import Layout
+from disagg.kv.layout import LayerLayout, Layout
 from disagg.kv.parts import Part
 
 NULL_BLOCK = 0
@@ -58,7 +58,7 @@ def blocks_of(rows: range, table: Sequence[int], block_size: int) -> Sequence[in
 
 @dataclass(frozen=True, slots=True)
 class Sharding:
-    """How the KV of one model is spread over tensor-parallel ranks. heads: KV heads of every layer."""
+    """How the KV of one model is spread over tensor-parallel ranks. heads: the most KV heads of a layer."""
 
     ranks: int
     heads: int
@@ -73,12 +73,21 @@ class Sharding:
             )
         counts = {layer.kv_heads for layer in layout.layers}
         heads = max(counts)
-        if ranks > 1 and (len(counts) > 1 or max(heads, ranks) % min(heads, ranks)):
+        if ranks > 1 and len(counts) > 1:
+            raise ModelError(
+                f"the layers of this model have different numbers of KV heads: {', '.join(map(str, sorted(counts)))}",
+                "set tensor_parallel = 1, or use the engine transformers for this model",
+            )
+        if max(heads, ranks) % min(heads, ranks):
             raise ModelError(
                 f"tensor_parallel = {ranks} does not divide the model's {heads} KV heads",
                 f"use a divisor or a multiple of {heads}",
             )
         return Sharding(ranks, heads)
+
+    def heads_of(self, layer: LayerLayout) -> int:
+        """How many KV heads of a layer one rank has."""
+        return max(1, layer.kv_heads // self.ranks)
 
     @property
     def parts(self) -> int:

@@ -58,11 +58,10 @@ class WorkerSide:
                 f"vLLM has KV caches for layers {sorted(layers)} of a model with {len(self._layout.layers)}",
                 "use a model of plain attention layers, and pipeline_parallel_size 1",
             )
-        heads = max(1, self._sharding.heads // self._sharding.ranks)
         modules = self._config.compilation_config.static_forward_context
         for name, tensor in caches.items():
             layer, module = self._layout.layers[layer_index(name)], modules[name]
-            block_size = self._groups[name][1].block_size
+            heads, block_size = self._sharding.heads_of(layer), self._groups[name][1].block_size
             page_forms.require_shape(name, tensor, layer, self._layout.dtype, heads=heads, block_size=block_size)
 
             def write(

@@ -38,10 +38,11 @@ def test_a_version_that_the_connector_is_not_written_for_is_named_with_the_range
     assert refused.value.hint == "install vllm>=0.32,<0.34"
 
 
+@pytest.mark.parametrize("name", ["PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"])
 @pytest.mark.parametrize("setting", ["expandable_segments:True", "max_split_size_mb:64,expandable_segments:true"])
-def test_expandable_segments_are_refused_before_vllm_is_imported(setting: str) -> None:
-    os.environ["PYTORCH_CUDA_ALLOC_CONF"] = setting
-    with pytest.raises(ModelError, match="expandable_segments:True, which vLLM refuses with a KV connector") as refused:
+def test_expandable_segments_are_refused_before_vllm_is_imported(name: str, setting: str) -> None:
+    os.environ[name] = setting
+    with pytest.raises(ModelError, match=f"{name} has expandable_segments:True, which vLLM refuses") as refused:
         load.prepare_environment(VLLM)
     assert refused.value.hint == "take it out of the server's environment"
 
@@ -50,10 +51,15 @@ def test_expandable_segments_are_refused_before_vllm_is_imported(setting: str) -
     ("error", "hint"),
     [
         (ValueError("Model architectures ['X'] are not supported for now.\nSupported: ..."), "see the server's log"),
-        (ValueError("No available memory for the cache blocks."), "lower kv_cache_memory_bytes or context"),
+        (ValueError("No available memory for the cache blocks."), "raise kv_cache_memory_bytes or lower context"),
+        (
+            ValueError("2 GiB KV cache is needed, which is larger than the available KV cache memory (1 GiB)."),
+            "raise kv_cache_memory_bytes or lower context",
+        ),
+        (RuntimeError("CUDA out of memory."), "lower kv_cache_memory_bytes or context, or use smaller weights"),
         (RuntimeError(""), "see the server's log"),
     ],
-    ids=["unsupported", "memory", "without a text"],
+    ids=["unsupported", "no KV", "too little KV", "memory", "without a text"],
 )
 def test_what_vllm_fails_with_is_one_line_with_the_model_and_a_hint(error: Exception, hint: str) -> None:
     reason = (str(error).splitlines() or [repr(error)])[0]
@@ -61,6 +67,12 @@ def test_what_vllm_fails_with_is_one_line_with_the_model_and_a_hint(error: Excep
         raise error
     assert failed.value.message == f"/models/m: vLLM cannot serve it: {reason}"
     assert failed.value.hint.startswith(hint)
+
+
+def test_vllm_runs_its_scheduler_in_this_process_whatever_the_environment_has() -> None:
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "1"
+    load.prepare_environment(VLLM)
+    assert os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
 
 
 def test_a_refusal_of_our_own_keeps_its_message() -> None:

@@ -103,3 +103,13 @@ def test_the_parts_of_all_ranks_are_the_layout_exactly_once(ranks: int, heads: i
 def test_ranks_that_do_not_divide_the_heads_are_refused(ranks: int, heads: int) -> None:
     with pytest.raises(ModelError, match=f"tensor_parallel = {ranks} does not divide the model's {heads} KV heads"):
         Sharding.of(Layout((LayerLayout("full", heads, 4, 4),), "float32"), ranks)
+
+
+def test_layers_with_different_numbers_of_heads_are_read_with_one_rank_only() -> None:
+    few, many = LayerLayout("full", 2, 4, 4), LayerLayout("sliding", 8, 4, 4, window=8)
+    alone = Sharding.of(Layout((many, few), "float32"), 1)
+    assert [alone.heads_of(layer) for layer in (many, few)] == [8, 2]
+    assert [Sharding.of(Layout((layer,), "float32"), 4).heads_of(layer) for layer in (many, few)] == [2, 1]
+    with pytest.raises(ModelError, match="different numbers of KV heads: 2, 8") as refused:
+        Sharding.of(Layout((many, few), "float32"), 2)
+    assert refused.value.hint.startswith("set tensor_parallel = 1")
