@@ -28,7 +28,7 @@ from disagg.inference.client import AsyncClient
 from disagg.inference.types import Completion
 from scripts.tables import known, short, write_rows
 from tests import tiny_models
-from tests.engines.architectures.configs import PREFIXES
+from tests.engines.architectures.configs.rewrite import PREFIXES
 from tests.engines.architectures.pairs import Pair, running
 from tests.engines.mlx.mlx_parts import Reference, prompt
 from tests.fleets import TOKEN, RunningFleet, write_hosts

@@ -24,7 +24,7 @@ import torch
 
 from disagg.engines.exit import exit_without_cleanup
 from scripts.tables import known, short, write_rows
-from tests.engines.architectures.configs import put_into_multimodal
+from tests.engines.architectures.configs.rewrite import put_into_multimodal
 
 LIMIT_S = 240.0
 LENGTHS = (2, 65, 200)

@@ -15,7 +15,7 @@ from disagg.engines.mlx.engine import MLXDecodeEngine
 from disagg.engines.transformers.engine import TransformersPrefillEngine
 from disagg.kv.received import ReceivedKV
 from tests import tiny_models
-from tests.engines.architectures.configs import PREFIXES, fuse_experts, put_into_multimodal
+from tests.engines.architectures.configs.rewrite import PREFIXES, fuse_experts, put_into_multimodal
 from tests.engines.architectures.handoff import hand_over
 
 CONTEXT = 2048

@@ -1,0 +1,49 @@
+"""Latent attention; layers of different sizes, or that share keys and values; text parts of multimodal models."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tests.engines.architectures.configs.parts import LATENT, ROUTED, text_part
+from tests.tiny_models import ARCHITECTURES, WINDOW
+
+_GEMMA4 = {
+    "num_hidden_layers": 4,
+    "head_dim": 16,
+    "global_head_dim": 32,
+    "hidden_size_per_layer_input": 8,
+    "vocab_size_per_layer_input": 640,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "full_attention"],
+    "sliding_window": WINDOW,
+    "use_double_wide_mlp": False,
+    "final_logit_softcapping": 30.0,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "tie_word_embeddings": True,
+    "rope_parameters": {
+        "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1000000.0},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+    },
+}
+
+SPECIAL_LAYERS: Mapping[str, dict[str, Any]] = {
+    # latent attention
+    "deepseek_v3": {"architectures": ["DeepseekV3ForCausalLM"], **LATENT, **ROUTED},
+    "glm4_moe_lite": {"architectures": ["Glm4MoeLiteForCausalLM"], **LATENT, **ROUTED},
+    # layers of different sizes, or that share keys and values
+    "gemma4_text": {"architectures": ["Gemma4ForCausalLM"], **_GEMMA4, "num_kv_shared_layers": 0},
+    "gemma4_text_shared": {
+        "architectures": ["Gemma4ForCausalLM"],
+        "model_type": "gemma4_text",
+        **_GEMMA4,
+        "num_kv_shared_layers": 2,
+    },
+    "gemma3": {
+        "architectures": ["Gemma3ForConditionalGeneration"],
+        **text_part("gemma3", **ARCHITECTURES["gemma3_text"]),
+    },
+    "mistral3": {
+        "architectures": ["Mistral3ForConditionalGeneration"],
+        **text_part("mistral3", model_type="mistral", head_dim=16, sliding_window=None),
+    },
+}

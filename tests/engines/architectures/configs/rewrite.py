@@ -1,0 +1,50 @@
+"""A checkpoint of text, as transformers writes it, rewritten in the form of the hub's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from tests.tiny_models import write_json
+
+PREFIXES: Mapping[str, str] = {
+    "gemma3": "language_model.model.",
+    "mistral3": "language_model.model.",
+}
+"""Of the weights of the text part in a multimodal checkpoint, if transformers does not build that part alone."""
+
+
+def put_into_multimodal(config: Mapping[str, Any], folder: Path) -> None:
+    """Rewrite a checkpoint of text as the text part of a multimodal one that has this config.json."""
+    prefix = PREFIXES.get(config["model_type"], "language_model.model.")
+    head = prefix.removesuffix("model.")
+    weights = {
+        prefix + name.removeprefix("model.") if name.startswith("model.") else head + name: weight
+        for name, weight in load_file(folder / "model.safetensors").items()
+    }
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    write_json(folder / "config.json", config)
+
+
+def fuse_experts(folder: Path) -> None:
+    """Rewrite a checkpoint whose experts transformers stored one by one as the hub's are: one tensor per layer."""
+    weights = load_file(folder / "model.safetensors")
+    layers = {name.partition(".experts.")[0] for name in weights if ".experts." in name}
+    for layer in layers:
+        parts = {
+            part: [
+                weights.pop(f"{layer}.experts.{expert}.{part}_proj.weight")
+                for expert in range(
+                    sum(n.startswith(f"{layer}.experts.") and n.endswith(f"{part}_proj.weight") for n in weights)
+                )
+            ]
+            for part in ("gate", "up", "down")
+        }
+        both = [torch.cat(pair) for pair in zip(parts["gate"], parts["up"], strict=True)]
+        weights[f"{layer}.experts.gate_up_proj"] = torch.stack(both)
+        weights[f"{layer}.experts.down_proj"] = torch.stack(parts["down"])
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
