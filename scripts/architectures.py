@@ -75,17 +75,18 @@ async def served(fleet: RunningFleet) -> str:
 
 def verdict(entry: Mapping[str, Any], folder: Path) -> tuple[str, str]:
     """The verdict, and the largest difference of log-probabilities along an answer after 200 tokens."""
+    model = folder / "model"
     try:
-        with running(entry, folder / "model") as pair:
+        with running(entry, model) as pair:
             patched = [finding for finding in pair.decode.info.preflight if finding.status == "patched"]
             difference = _difference(pair)
     except DisaggError as error:
-        return f"refused: {short(str(error))}", ""
+        return f"refused: {short(str(error), model)}", ""
     except Exception as error:  # noqa: BLE001 - the row says which
-        return f"**error** {type(error).__name__}: {short(str(error))}", ""
+        return f"**error** {type(error).__name__}: {short(str(error), model)}", ""
     if entry["model_type"] in PREFIXES:  # the same weights, which transformers loads as they are
         tiny_models.make_from(entry["text_config"], folder / "text")
-    with running_fleet(write_hosts(folder, {"m": folder / "model"}, prefill={"chunk_tokens": 48})) as fleet:
+    with running_fleet(write_hosts(folder, {"m": model}, prefill={"chunk_tokens": 48})) as fleet:
         found = asyncio.run(served(fleet))
     return ("patched" if patched and found == "exact" else found), f"{difference:.0e}"
 
@@ -107,7 +108,7 @@ def sizes(name: str, entry: Mapping[str, Any]) -> tuple[str, str, str]:
     transformers has by default for this model type, usually that of a published model. Empty if it is none: it has
     few layers, or not the kinds of layers of this entry, which has the form of a published one."""
     try:
-        layers, tiny = _layers(entry["model_type"], {}), _layers(entry["model_type"], entry)
+        layers, tiny = layers_of(entry["model_type"], {}), layers_of(entry["model_type"], entry)
     except Exception:  # noqa: BLE001 - not all have a default configuration
         return "", "", ""
     if len(layers) < LEAST_LAYERS or {one.layout.kind for one in layers} < {one.layout.kind for one in tiny}:
@@ -118,7 +119,7 @@ def sizes(name: str, entry: Mapping[str, Any]) -> tuple[str, str, str]:
     return _kinds(layers), f"{per_token:,}", f"{states:,}" if states else ""
 
 
-def _layers(model_type: str, config: Mapping[str, Any]) -> tuple[LayerProfile, ...]:
+def layers_of(model_type: str, config: Mapping[str, Any]) -> tuple[LayerProfile, ...]:
     text = CONFIG_MAPPING[model_type].from_dict(dict(config)).get_text_config(decoder=True)
     return architecture_of(text).layers(text)
 

@@ -47,7 +47,7 @@ _SIMPLE_ROPE = {"rope_type", "rope_theta", "partial_rotary_factor"}
 EXTRA: Mapping[str, dict[str, Any]] = {
     "apertus": {"mlp_bias": False, "post_norm": False, "qk_norm": True},
     "bailing_hybrid": {"head_dim": 16},
-    "gemma3n_text": {"num_hidden_layers": 10, "num_kv_shared_layers": 5, "activation_sparsity_pattern": [0.0] * 10},
+    "deepseek_v3": {"num_key_value_heads": 4},
     "laguna": {"num_attention_heads_per_layer": None},
     "phimoe": {"attention_bias": True, "lm_head_bias": True},
     "solar_open": {"intermediate_size": 96, "first_k_dense_replace": 0},
@@ -76,10 +76,16 @@ def _small(key: str, value: Any, depth: int, layers: int) -> Any:
     if isinstance(value, list) and len(value) == depth:
         return [_small(key, entry, -1, layers) for entry in value[:layers]]
     if isinstance(value, Mapping):
-        return {inner: _small(inner, entry, depth, layers) for inner, entry in value.items()}
+        kept = {inner: entry for inner, entry in value.items() if not (_is_index(inner) and int(inner) >= layers)}
+        return {inner: _small(str(inner), entry, depth, layers) for inner, entry in kept.items()}
     if not value or isinstance(value, bool | str | list):
         return value
     return next((size for pattern, size in _SIZES if re.fullmatch(pattern, key)), value)
+
+
+def _is_index(key: object) -> bool:
+    """Of a layer: 11, or "11"."""
+    return str(key).isdecimal()
 
 
 def _flat_rope(tiny: dict[str, Any]) -> dict[str, Any]:

@@ -96,7 +96,7 @@ def outcome(name: str, folder: Path) -> str:
     try:
         build(name, folder)
     except Exception as error:  # noqa: BLE001 - the row says which
-        return f"no tiny model could be built: {type(error).__name__}: {short(str(error))} | "
+        return f"no tiny model could be built: {type(error).__name__}: {short(str(error), folder)} | "
     try:
         with loaded(folder) as pair:
             return compared(pair)
@@ -104,7 +104,7 @@ def outcome(name: str, folder: Path) -> str:
         from disagg.errors import DisaggError
 
         kind = "refused" if isinstance(error, DisaggError) else f"**error** {type(error).__name__}"
-        return f"{kind}: {short(str(error).replace(str(folder), '').lstrip(': '))} | "
+        return f"{kind}: {short(str(error), folder)} | "
 
 
 def build(name: str, folder: Path) -> None:
@@ -127,10 +127,12 @@ def compared(pair: Any) -> str:
     """Answers after a hand-off compared with each framework alone, and the largest difference of log-probabilities."""
     from tests.engines.mlx.mlx_parts import prompt, start
 
-    found = "exact"
-    for length in LENGTHS:
-        tokens = prompt(length, seed=length)
-        answer = start(pair.decode, tokens, pair.kv(tokens), max_tokens=TOKENS).result()
+    found, prompts = "exact", {length: prompt(length, seed=length) for length in LENGTHS}
+    handed_over = {
+        length: start(pair.decode, tokens, pair.kv(tokens), max_tokens=TOKENS) for length, tokens in prompts.items()
+    }
+    for length, tokens in prompts.items():
+        answer = handed_over[length].result()
         alone = start(pair.decode, tokens, max_tokens=TOKENS).result()
         if answer != pair.greedy(tokens, answer):
             which = "also without a hand-off" if alone != pair.greedy(tokens, alone) else "by the hand-off"

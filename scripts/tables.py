@@ -23,7 +23,7 @@ def write_rows(page: Path, first: str, last: str, head: str, made: dict[str, str
     page.write_text(before + first + head + "".join(rows.values()) + last + after, "utf-8")
 
 
-def short(text: str) -> str:
-    line = " ".join(text.split()).replace("|", "/")
-    line = line.partition(": ")[2] if line.startswith("/tmp/") else line
+def short(text: str, folder: Path) -> str:
+    """What went wrong with the model in `folder`, for a cell of a table: one line, without the folder's name."""
+    line = " ".join(text.split()).replace("|", "/").removeprefix(f"{folder}: ").replace(str(folder), "the model")
     return line if len(line) <= 180 else line[:177] + "..."

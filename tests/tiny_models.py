@@ -292,6 +292,9 @@ def _randomise(model: torch.nn.Module, seed: int) -> None:
     _liven(model)
 
 
+_LAST_NORMS = ("embedding_norm", "norm", "final_layernorm", "ln_f", "norm_f")
+
+
 def _text(model: Any) -> Any:
     return model.config.get_text_config(decoder=True)
 
@@ -305,9 +308,9 @@ def _liven(model: Any) -> None:
     with torch.no_grad():
         if _text(model).tie_word_embeddings:
             factor = 16.0 if gemma else 4.0
+            model.get_input_embeddings().weight.div_(factor)
             decoder = model.get_decoder()
-            decoder.embed_tokens.weight.div_(factor)
-            norm = (decoder.embedding_norm if hasattr(decoder, "embedding_norm") else decoder.norm).weight
+            norm = next(getattr(decoder, name) for name in _LAST_NORMS if hasattr(decoder, name)).weight
             norm.copy_(norm + factor - 1.0 if gemma else norm * factor)
         for name, weight in model.named_parameters():
             if gemma and name.endswith(("q_norm.weight", "k_norm.weight")):

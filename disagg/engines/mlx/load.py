@@ -128,7 +128,7 @@ def _read_config(path: Path) -> dict[str, Any]:
 def _model_classes(config: dict[str, Any]) -> tuple[Any, Any]:
     """mlx-lm's Model and ModelArgs; for gpt_oss a Model that also takes float experts, for ernie4_5_moe one that takes
     the bias of experts."""
-    model_class, args_class = _get_classes(config)
+    model_class, args_class = _installed_classes(config)
     if config["model_type"] == "ernie4_5_moe":
         return with_expert_bias(model_class), args_class
     if config["model_type"] != "gpt_oss":
@@ -139,6 +139,14 @@ def _model_classes(config: dict[str, Any]) -> tuple[Any, Any]:
             return super().sanitize(transposed_experts(weights))
 
     return GptOss, args_class
+
+
+def _installed_classes(config: dict[str, Any]) -> tuple[Any, Any]:
+    try:
+        model_class, args_class = _get_classes(config)
+    except SystemExit as error:  # mlx-lm's olmo ends the process if a package of its own is missing
+        raise ImportError(f"model type {config['model_type']} needs a package that is not installed") from error
+    return model_class, args_class
 
 
 def transposed_experts(weights: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,12 +10,17 @@ from typing import Any
 
 import torch
 
-from disagg.config import EngineOptions
+from disagg.config import DType, EngineOptions
 from disagg.engines.mlx.engine import MLXDecodeEngine
 from disagg.engines.transformers.engine import TransformersPrefillEngine
 from disagg.kv.received import ReceivedKV
 from tests import tiny_models
-from tests.engines.architectures.configs.rewrite import PREFIXES, fuse_experts, put_into_multimodal
+from tests.engines.architectures.configs.rewrite import (
+    PREFIXES,
+    add_unused_projections,
+    fuse_experts,
+    put_into_multimodal,
+)
 from tests.engines.architectures.handoff import hand_over
 
 CONTEXT = 2048
@@ -50,6 +55,8 @@ def make(config: Mapping[str, Any], folder: Path) -> None:
     if config["model_type"] in PREFIXES:
         tiny_models.make_from(config["text_config"], folder)
         put_into_multimodal(config, folder)
+        if config["model_type"] == "gemma3n":
+            add_unused_projections(config, folder)
         return
     tiny_models.make_from(config, folder)
     if config["model_type"] == "qwen3_5_moe":
@@ -57,17 +64,17 @@ def make(config: Mapping[str, Any], folder: Path) -> None:
 
 
 @contextmanager
-def running(config: Mapping[str, Any], folder: Path) -> Iterator[Pair]:
-    """Both engines on a new checkpoint with this config.json, in float32, with chunks of 48 tokens."""
+def running(config: Mapping[str, Any], folder: Path, *, dtype: DType = "float32") -> Iterator[Pair]:
+    """Both engines on a new checkpoint with this config.json, with chunks of 48 tokens."""
     make(config, folder)
-    with loaded(folder) as pair:
+    with loaded(folder, dtype=dtype) as pair:
         yield pair
 
 
 @contextmanager
-def loaded(folder: Path) -> Iterator[Pair]:
+def loaded(folder: Path, *, dtype: DType = "float32") -> Iterator[Pair]:
     """Both engines on the checkpoint in this folder."""
-    options = EngineOptions("transformers", dtype="float32", device="cpu", chunk_tokens=48)
+    options = EngineOptions("transformers", dtype=dtype, device="cpu", chunk_tokens=48)
     prefill = TransformersPrefillEngine(folder, CONTEXT, options)
     decode = MLXDecodeEngine(folder, CONTEXT, replace(options, name="mlx"))
     try:

@@ -61,3 +61,8 @@ def test_a_rope_that_a_theta_does_not_describe_stays_whole() -> None:
 def test_layers_are_not_many_although_a_kind_comes_late() -> None:
     late = ["full_attention"] * 11 + ["sliding_attention"]
     assert shrunk({**DEFAULT, "layer_types": late})["num_hidden_layers"] == MOST_LAYERS
+
+
+def test_of_what_is_stated_for_single_layers_only_that_of_the_layers_that_are_left_stays() -> None:
+    special = {"per_layer_config": {2: {"head_dim": 512}, "11": {"head_dim": 512}}}
+    assert shrunk({**DEFAULT, **special})["per_layer_config"] == {2: {"head_dim": 16}}

@@ -183,12 +183,19 @@ def test_weights_of_another_shape_are_a_model_error(copy: Callable[[str], Path])
         load(folder, dtype="float32", device=mx.cpu)
 
 
-def test_an_architecture_that_mlx_lm_lacks_is_a_model_error(copy: Callable[[str], Path]) -> None:
+@pytest.mark.parametrize(
+    ("model_type", "reason"),
+    [("abacus", "abacus not supported"), ("olmo", "olmo needs a package that is not installed")],
+    ids=["no module", "a module that ends the process"],
+)
+def test_an_architecture_that_mlx_lm_lacks_is_a_model_error(
+    model_type: str, reason: str, copy: Callable[[str], Path]
+) -> None:
     folder = copy("llama")
     config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, "model_type": "abacus"}))
+    (folder / "config.json").write_text(json.dumps({**config, "model_type": model_type}))
 
-    with pytest.raises(ModelError, match="abacus not supported"):
+    with pytest.raises(ModelError, match=reason):
         load(folder, dtype="float32", device=mx.cpu)
 
 

@@ -19,6 +19,7 @@ VERIFIED: Final = frozenset(
         "falcon_h1",
         "gemma",
         "gemma3_text",
+        "gemma3n_text",
         "gemma4_text",
         "glm4",
         "glm4_moe",

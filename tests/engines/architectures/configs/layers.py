@@ -25,6 +25,26 @@ _GEMMA4 = {
         "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
     },
 }
+_GEMMA3N = {
+    "num_hidden_layers": 4,
+    "head_dim": 16,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "full_attention"],
+    "num_kv_shared_layers": 2,
+    "sliding_window": WINDOW,
+    "hidden_size_per_layer_input": 8,
+    "vocab_size_per_layer_input": 640,
+    "activation_sparsity_pattern": [0.5, 0.0, 0.0, 0.0],
+    "altup_active_idx": 0,
+    "altup_coef_clip": 120.0,
+    "altup_correct_scale": True,
+    "altup_num_inputs": 4,
+    "laurel_rank": 8,
+    "final_logit_softcapping": 30.0,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "rope_theta": 1000000.0,
+    "rope_local_base_freq": 10000.0,
+    "tie_word_embeddings": True,
+}
 
 SPECIAL_LAYERS: Mapping[str, dict[str, Any]] = {
     # latent attention
@@ -38,6 +58,7 @@ SPECIAL_LAYERS: Mapping[str, dict[str, Any]] = {
         **_GEMMA4,
         "num_kv_shared_layers": 2,
     },
+    "gemma3n": {"architectures": ["Gemma3nForConditionalGeneration"], **text_part("gemma3n", **_GEMMA3N)},
     "gemma3": {
         "architectures": ["Gemma3ForConditionalGeneration"],
         **text_part("gemma3", **ARCHITECTURES["gemma3_text"]),

@@ -13,6 +13,7 @@ from tests.tiny_models import write_json
 
 PREFIXES: Mapping[str, str] = {
     "gemma3": "language_model.model.",
+    "gemma3n": "model.language_model.",
     "mistral3": "language_model.model.",
 }
 """Of the weights of the text part in a multimodal checkpoint, if transformers does not build that part alone."""
@@ -47,4 +48,17 @@ def fuse_experts(folder: Path) -> None:
         both = [torch.cat(pair) for pair in zip(parts["gate"], parts["up"], strict=True)]
         weights[f"{layer}.experts.gate_up_proj"] = torch.stack(both)
         weights[f"{layer}.experts.down_proj"] = torch.stack(parts["down"])
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def add_unused_projections(config: Mapping[str, Any], folder: Path) -> None:
+    """Give the layers that share keys and values the projections that the hub's gemma3n has there. None is used."""
+    text = config["text_config"]
+    width, count = text["num_key_value_heads"] * text["head_dim"], text["num_hidden_layers"]
+    weights = load_file(folder / "model.safetensors")
+    for layer in range(count - text["num_kv_shared_layers"], count):
+        attention = f"{PREFIXES['gemma3n']}layers.{layer}.self_attn"
+        for part in ("k_proj", "v_proj"):
+            weights[f"{attention}.{part}.weight"] = torch.ones(width, text["hidden_size"])
+        weights[f"{attention}.k_norm.weight"] = torch.ones(text["head_dim"])
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})

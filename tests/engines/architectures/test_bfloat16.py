@@ -1,0 +1,69 @@
+"""bfloat16: recurrent states are float32 on their whole way, and a hand-off adds no more noise than one engine has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy
+import pytest
+
+from disagg.engines.model import checkpoint
+from disagg.verify.compare import NOISE, Run, compare, within
+from tests import fleets
+from tests.engines.architectures.configs import config
+from tests.engines.architectures.pairs import Pair, make, running
+from tests.engines.mlx.mlx_parts import prompt
+
+# mlx multiplies experts in float32 only on a CPU, so the latent one has dense layers alone.
+MODELS: Mapping[str, dict[str, Any]] = {
+    "qwen3_5": config("qwen3_5"),
+    "deepseek_v3": {**config("deepseek_v3"), "first_k_dense_replace": 3},
+}
+CONTEXT = 2048
+BFLOAT16 = {"dtype": "bfloat16"}
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    with running(MODELS[request.param], tmp_path_factory.mktemp(request.param), dtype="bfloat16") as pair:
+        yield pair
+
+
+@pytest.mark.parametrize("pair", ["qwen3_5"], indirect=True)
+def test_recurrent_states_arrive_in_float32_and_are_not_rounded(pair: Pair) -> None:
+    kv = pair.kv(prompt(130))
+    states = [states for states in kv.states if states]
+    assert [[state.dtype for state in layer.states] for layer in kv.layout.layers if layer.states] == [
+        ["bfloat16", "float32"]
+    ] * len(states)
+    for _, recurrent in states:
+        low_bits = numpy.frombuffer(bytes(recurrent), numpy.uint32) & 0xFFFF
+        assert low_bits.any(), "all values are those of bfloat16"
+
+
+def test_a_hand_off_is_within_the_noise_of_one_engine(pair: Pair) -> None:
+    tokens, last = prompt(264, seed=3), 64
+    theirs = Run([], pair.prefill.logits(tokens, last))
+    alone = Run([], pair.decode.logits(tokens, last))
+    handed_over = Run([], pair.decode.logits(tokens, last, pair.kv(tokens[: 1 - last])))
+    for other in (theirs, alone):
+        found = compare(handed_over, other)
+        assert within(found, NOISE["bfloat16"]), found
+
+
+def test_real_servers_count_float32_states_among_the_bytes_of_a_transfer(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    folder = tmp_path_factory.mktemp("servers")
+    for name, entry in MODELS.items():
+        make(entry, folder / name)
+    models = {name: folder / name for name in MODELS}
+    tokens = prompt(200)
+    path = fleets.write_hosts(folder, models, context=CONTEXT, prefill=BFLOAT16, decode=BFLOAT16)
+    with fleets.running(path) as fleet, fleet.client() as client:
+        for name, model in models.items():
+            answer = client.generate(name, tokens=tokens, max_tokens=16, ignore_eos=True, local_prefill=False)
+            layout = checkpoint.layout(checkpoint.reference_profile(model, CONTEXT), "bfloat16")
+            assert answer.metrics.method == "disaggregated"
+            assert answer.metrics.kv_bytes == layout.nbytes(len(tokens) - 1)
