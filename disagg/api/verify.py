@@ -1,5 +1,6 @@
-"""What `python -m disagg.verify` prints and `disagg verify` shows. Its prefill engine is a process of its own, which
-writes one PrefillReady, then a PrefillReply for each PrefillCall, each as one line of JSON."""
+"""What `disagg verify` shows: of a fleet's hosts a HostsReport, of two engines here the VerifyReport that
+`python -m disagg.verify` prints. Its prefill engine is a process of its own, which writes one PrefillReady, then a
+PrefillReply for each PrefillCall, each as one line of JSON."""
 
 from __future__ import annotations
 
@@ -77,6 +78,44 @@ class VerifyReport(Contract, frozen=True, kw_only=True):
     kv_bytes: int
     preflight: tuple[BackendFinding, ...]
     summary: str
+    ok: bool
+
+
+class PairReport(Contract, frozen=True, kw_only=True):
+    """Answers that a prefill and a decode host gave together, compared with those that each gave alone.
+
+    Two answers are compared until their first difference. max_logit_diff and mean_kl of a comparison are those of the
+    likeliest tokens that both hosts stated. same_weights: whether both hosts load the same source, unconverted.
+    kv_wire, kv_bytes, decode_computed_tokens: of the hand-offs, the latter the most of any, 1 if the KV was used. ok:
+    all comparisons are within their bounds, and every prompt was handed over. why: if not, the reason; if a request
+    failed there are no comparisons.
+    """
+
+    prefill: str
+    decode: str
+    same_weights: bool = False
+    handoff_vs_prefill: RunComparison | None = None
+    handoff_vs_decode: RunComparison | None = None
+    prefill_vs_decode: RunComparison | None = None
+    bounds: VerifyBounds | None = None
+    bounds_alone: VerifyBounds | None = None
+    kv_wire: str = ""
+    kv_bytes: int = 0
+    decode_computed_tokens: int = 0
+    ok: bool = False
+    why: str = ""
+
+
+class HostsReport(Contract, frozen=True, kw_only=True):
+    """A model on the hosts of a fleet: every prefill host with every decode host. prompt_tokens: of the longest of
+    `prompts` prompts. max_tokens: of each answer. distinct_tokens: in all answers of hand-offs."""
+
+    model: str
+    prompts: int
+    prompt_tokens: int
+    max_tokens: int
+    distinct_tokens: int
+    pairs: tuple[PairReport, ...]
     ok: bool
 
 

@@ -1,7 +1,8 @@
-"""`disagg verify`: compare a hand-off with each engine alone: tokens, and next-token distributions."""
+"""`disagg verify`: compare a hand-off with each host, or each engine, alone: tokens, and next-token distributions."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,7 +14,14 @@ from disagg.cli.common.options import AsJson, DTypeName, PrefillEngineName
 from disagg.errors import DisaggError
 
 if TYPE_CHECKING:
+    from disagg.api.verify import HostsReport
     from disagg.cli.common.context import Settings
+    from disagg.config import Fleet, Model
+    from disagg.fleet.lifecycle.state import State
+    from disagg.fleet.lifecycle.status.host_status import HostStatus
+
+PROMPT_TOKENS, MAX_TOKENS = 200, 64
+STATUS_S = 30.0
 
 
 def verify(
@@ -27,18 +35,25 @@ def verify(
             autocompletion=complete_model,
         ),
     ],
-    prompt_tokens: Annotated[int | None, typer.Option(min=1, metavar="N", help="Length of the prompt.")] = None,
-    max_tokens: Annotated[int | None, typer.Option(min=1, metavar="N", help="Length of the answer.")] = None,
-    chunk: Annotated[int | None, typer.Option(min=1, metavar="N", help="Prompt tokens per prefill chunk.")] = None,
-    dtype: Annotated[DTypeName | None, typer.Option(help="Of weights, KV and compute.")] = None,
+    here: Annotated[
+        bool, typer.Option("--here", help="Load the model in both engines on this machine. So it is with a folder.")
+    ] = False,
+    prompt_tokens: Annotated[int | None, typer.Option(min=1, metavar="N", help="Length of a prompt.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(min=1, metavar="N", help="Length of an answer.")] = None,
+    chunk: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="With --here: prompt tokens per prefill chunk.")
+    ] = None,
+    dtype: Annotated[DTypeName | None, typer.Option(help="With --here: of weights, KV and compute.")] = None,
     timeout: Annotated[float, typer.Option(min=1, metavar="S", help="Seconds for all of it.")] = 1800.0,
     engine: Annotated[
         PrefillEngineName | None,
-        typer.Option(help="Of the prefill end. Default: that of the model's prefill host, or transformers."),
+        typer.Option(
+            help="With --here: of the prefill end. Default: that of the model's prefill host, or transformers."
+        ),
     ] = None,
     prefill_python: Annotated[
         str | None,
-        typer.Option(metavar="PATH", help="The Python of that engine's environment, if it has one of its own."),
+        typer.Option(metavar="PATH", help="With --here: the Python of that engine's environment, if it has its own."),
     ] = None,
     decode_model: Annotated[
         Path | None,
@@ -46,40 +61,116 @@ def verify(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Run MODEL through the hand-off and through each engine alone, and compare. Exit code 1: they differ by more than
-    rounding, or than the forms of their weights, explains.
+    """Answer the same prompts with a hand-off and by each host alone, through the fleet's servers, and compare.
 
-    Both engines are loaded on this machine, by this command: it asks no server of the fleet.
+    With --here, or the folder of a model, each engine runs on this machine instead. Exit code 1: the answers differ by
+    more than rounding, or than the forms of the weights, explains.
     """
-    from disagg.api.verify import VerifyReport
-    from disagg.fleet.machine.process import python_command, run_json
-
-    given: dict[str, object] = {"--prompt-tokens": prompt_tokens, "--max-tokens": max_tokens, "--chunk": chunk}
-    given |= {"--dtype": dtype, "--prefill-python": prefill_python}
-    options = [text for name, value in given.items() if value is not None for text in (name, str(value))]
-    python, environment = python_command(None)
-    folders = _folders(model, decode_model, engine)
-    subject = folders or _named(settings(context), model, decode_model, engine)
-    argv = [*python, "disagg.verify", *subject, *options]
+    only_here: dict[str, object] = {"--chunk": chunk, "--dtype": dtype, "--prefill-python": prefill_python}
     try:
-        with stderr().status(f"verifying {model}: hand-off, prefill alone, decode alone …"):
-            report = VerifyReport.received(run_json(argv, environment, timeout), "python -m disagg.verify")
+        folders = _folders(model, decode_model, engine)
+        if not folders and not here:
+            _require_here_for(model, {**only_here, "--engine": engine, "--decode-model": decode_model})
+            tokens = prompt_tokens or PROMPT_TOKENS, max_tokens or MAX_TOKENS
+            ok = _on_hosts(settings(context), model, tokens, timeout, as_json=as_json)
+        else:
+            given = {"--prompt-tokens": prompt_tokens, "--max-tokens": max_tokens, **only_here}
+            options = [text for name, value in given.items() if value is not None for text in (name, str(value))]
+            subject = folders or _named(settings(context), model, decode_model, engine)
+            fleet = None if folders else settings(context).fleet()
+            ok = _here(model, [*subject, *options], timeout, fleet, as_json=as_json)
     except DisaggError as error:
         if as_json:
             print_json({"error": error.to_json(), "ok": False})
         raise
+    if not ok:
+        raise typer.Exit(1)
+
+
+def _here(model: str, arguments: list[str], timeout: float, fleet: Fleet | None, *, as_json: bool) -> bool:
+    """Run both engines on this machine. fleet: whose model it is; a verdict is kept there."""
+    from disagg.api.verify import VerifyReport
+    from disagg.fleet.machine.process import python_command, run_json
+
+    python, environment = python_command(None)
+    with stderr().status(f"verifying {model}: hand-off, prefill alone, decode alone …"):
+        found = run_json([*python, "disagg.verify", *arguments], environment, timeout)
+        report = VerifyReport.received(found, "python -m disagg.verify")
     if as_json:
         print_json(report.to_json())
     else:
         from disagg.cli.views.verify import verify_view
 
         stdout().print(verify_view(report))
-    if not report.ok:
-        raise typer.Exit(1)
-    if not folders:
+    if report.ok and fleet is not None:
         from disagg.fleet.lifecycle.status.verdicts import Verdict, keep
 
-        keep(settings(context).fleet(), Verdict(report.architecture, report.dtype, report.versions))
+        keep(fleet, Verdict(report.architecture, report.dtype, report.versions))
+    return report.ok
+
+
+def _require_here_for(model: str, given: Mapping[str, object]) -> None:
+    """UsageError if an option was given that only engines on this machine take."""
+    from disagg.errors import UsageError
+
+    for name, value in given.items():
+        if value is not None:
+            raise UsageError(
+                f"{name}: the fleet's hosts run {model} as hosts.toml says",
+                f"disagg verify {model} --here {name} {value}, which loads it on this machine",
+            )
+
+
+def _on_hosts(chosen: Settings, name: str, tokens: tuple[int, int], timeout: float, *, as_json: bool) -> bool:
+    """Ask the fleet's servers. tokens: of a prompt, about, and of an answer."""
+    from disagg.fleet.lifecycle.state import State
+    from disagg.verify.hosts import Asker, Way, pairs_of, verify_hosts
+
+    fleet = chosen.fleet()
+    model, state = fleet.model(name), State.of(fleet)
+    pairs = pairs_of(fleet, model)
+    statuses = _healthy(fleet, model, state, sorted({host.name for pair in pairs for host in pair}))
+    with stderr().status(f"verifying {model.name} …") as status, Asker(fleet, model, state.token(), timeout) as asker:
+        asker.report = lambda way: status.update(f"verifying {model.name}: {way} …")
+        prompts = asker.prompts(Way((pairs[0][1].name,), "decode"), tokens[0])
+        report = verify_hosts(fleet, model, asker.ask, prompts, tokens[1])
+    if as_json:
+        print_json(report.to_json())
+    else:
+        from disagg.cli.views.verify import hosts_view
+
+        stdout().print(hosts_view(report))
+    _keep(fleet, report, statuses)
+    return report.ok
+
+
+def _healthy(fleet: Fleet, model: Model, state: State, names: list[str]) -> Mapping[str, HostStatus]:
+    """The status of each of these hosts. Raises ServerUnavailable if one does not serve, CapabilityMissing if one only
+    simulates."""
+    from disagg.errors import CapabilityMissing, ServerUnavailable
+    from disagg.fleet.lifecycle.status.health import poll
+
+    here = f"disagg verify {model.name} --here loads both engines on this machine instead"
+    statuses = poll(fleet, state.token() if state.has_token() else None, state, names, STATUS_S)
+    for one in statuses:
+        if not one.ok:
+            message = f"{model.name} is not verified: {one.host} is {one.state}: {one.why}"
+            raise ServerUnavailable(message, f"{one.hint}; {here}" if one.hint else here)
+        if one.simulated:
+            raise CapabilityMissing(f"{one.host} simulates {model.name}: there are no answers to compare", here)
+    return {one.host: one for one in statuses}
+
+
+def _keep(fleet: Fleet, report: HostsReport, statuses: Mapping[str, HostStatus]) -> None:
+    """Keep a verdict about each decode host whose answers with every prefill host are right."""
+    from disagg.fleet.lifecycle.status.verdicts import Verdict, keep
+
+    wrong = {pair.decode for pair in report.pairs if not pair.ok}
+    for name in dict.fromkeys(pair.decode for pair in report.pairs if pair.decode not in wrong):
+        fingerprint = statuses[name].fingerprint
+        if fingerprint is not None:
+            dtype = fleet.hosts[name].engine.dtype
+            keep(fleet, Verdict(fingerprint.architecture, dtype, statuses[name].versions))
 
 
 def _folders(model: str, decode: Path | None, engine: PrefillEngineName | None) -> list[str]:

@@ -5,8 +5,6 @@ KV crosses from one to the other over loopback.
 
 from __future__ import annotations
 
-import importlib
-import inspect
 import queue
 import time
 from collections.abc import Sequence
@@ -28,9 +26,9 @@ from disagg.kv.receive import KVServer
 from disagg.kv.receive.tickets import Expected, KVOutcome, Tickets
 from disagg.kv.received import ReceivedKV
 from disagg.verify.process import PrefillProcess, PrefillSpec
+from disagg.verify.prompts import sample_text
 
 TIMEOUT_S = 3600.0
-SAMPLE_MODULES = ("argparse", "tarfile", "typing", "subprocess", "inspect", "turtle", "pydoc", "zipfile", "decimal")
 
 
 class _Collector:
@@ -85,9 +83,8 @@ class EnginePair:
         self._ends.__exit__(kind, error, tb)
 
     def sample_prompts(self, length: int) -> tuple[list[int], list[int]]:
-        """Two different prompts of exactly `length` tokens, from source text of the Python standard library."""
-        text = "\n".join(inspect.getsource(importlib.import_module(name)) for name in SAMPLE_MODULES)
-        tokens = self.decode_engine.tokenizer.encode(text)
+        """Two different prompts of exactly `length` tokens, from `sample_text`."""
+        tokens = self.decode_engine.tokenizer.encode(sample_text())
         while len(tokens) < 2 * length + 1:
             tokens += tokens
         # The second is taken from the end, so that the two share no text.

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import io
 import json
 import sys
 from collections.abc import Callable
@@ -7,14 +8,22 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
+from rich.console import Console
 
+from disagg.api.verify import HostsReport, PairReport, RunComparison
 from disagg.cli.common.options import DTypeName
+from disagg.cli.views.verify import hosts_view
 from disagg.config import DType, load
 from disagg.fleet.lifecycle.status.verdicts import Verdict, kept
 from disagg.fleet.machine import process as local
-from disagg.token import state_folder
+from disagg.token import TOKEN_FILE_VARIABLE, state_folder
+from disagg.verify.compare import NOISE
+from disagg.verify.hosts import PROMPTS
 from tests.cli.commandline import run, write_fleet
+from tests.fleets import RunningFleet
+from tests.values import printed
 
+WIDTHS = pytest.mark.parametrize("width", [80, 120])
 SAME = {
     "equal_tokens": 64,
     "first_divergence": None,
@@ -86,7 +95,7 @@ def test_a_folder_is_verified_and_shown(
 
 def test_a_name_stands_for_its_sources(verifier: Callable[..., Path], tmp_path: Path) -> None:
     seen, path = verifier(RESULT), write_fleet(tmp_path)
-    assert run("--config", path, "verify", "tiny-alias", "--json") == 0
+    assert run("--config", path, "verify", "tiny-alias", "--here", "--json") == 0
     weights = str(tmp_path / "weights")
     options = ["--context", "2048", "--prefill-engine", "transformers"]
     assert eval(seen.read_text()) == ["disagg.verify", weights, weights, *options]
@@ -95,7 +104,7 @@ def test_a_name_stands_for_its_sources(verifier: Callable[..., Path], tmp_path: 
 def test_what_was_found_exact_is_kept_for_the_fleets_status(verifier: Callable[..., Path], tmp_path: Path) -> None:
     verifier(RESULT)
     path = write_fleet(tmp_path)
-    assert run("--config", path, "verify", "tiny") == 0
+    assert run("--config", path, "verify", "tiny", "--here") == 0
     folder = state_folder(load(path))
     assert kept(folder) == (Verdict("gpt_oss", "float32", {"mlx-lm": "0.32.2"}),)
     (folder / "verified.json").write_text("cut off")
@@ -105,7 +114,7 @@ def test_what_was_found_exact_is_kept_for_the_fleets_status(verifier: Callable[.
 def test_a_difference_is_not_kept(verifier: Callable[..., Path], tmp_path: Path) -> None:
     verifier({**RESULT, "ok": False})
     path = write_fleet(tmp_path)
-    assert run("--config", path, "verify", "tiny") == 1
+    assert run("--config", path, "verify", "tiny", "--here") == 1
     assert kept(state_folder(load(path))) == ()
 
 
@@ -115,7 +124,7 @@ def test_a_prefill_hosts_engine_and_its_quantization_are_those_that_are_verified
     seen, path = verifier(RESULT), write_fleet(tmp_path)
     text = path.read_text().replace('transformers = "./weights"', 'vllm = "./other"')
     path.write_text(text.replace('name = "transformers"', 'name = "vllm"'))
-    assert run("--config", path, "verify", "tiny", "--prefill-python", "/opt/vllm/bin/python") == 0
+    assert run("--config", path, "verify", "tiny", "--here", "--prefill-python", "/opt/vllm/bin/python") == 0
     argv = eval(seen.read_text())
     assert argv[1:3] == [str(tmp_path / "other"), str(tmp_path / "weights")]
     assert argv[-4:] == ["--prefill-engine", "vllm", "--prefill-python", "/opt/vllm/bin/python"]
@@ -219,7 +228,7 @@ def test_an_unknown_model_starts_no_engine(
     verifier: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     seen = verifier(RESULT)
-    assert run("--config", write_fleet(tmp_path), "verify", "nope") == 2
+    assert run("--config", write_fleet(tmp_path), "verify", "nope", "--here") == 2
     assert "tiny" in capsys.readouterr().err and not seen.exists()
 
 
@@ -229,8 +238,89 @@ def test_a_model_that_only_one_engine_can_load_cannot_be_verified(
     path = write_fleet(tmp_path)
     text = path.read_text().replace('mlx = "./weights"\n', "")
     path.write_text(text[: text.index("[hosts.decode-1]")])
-    assert run("--config", path, "verify", "tiny") == 2
+    assert run("--config", path, "verify", "tiny", "--here") == 2
     assert "no mlx source for tiny" in capsys.readouterr().err
+
+
+def test_a_model_is_verified_on_the_fleets_hosts_and_its_verdict_kept(
+    tiny_fleet: RunningFleet,
+    verifier: Callable[..., Path],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    seen = verifier(RESULT)
+    monkeypatch.setenv(TOKEN_FILE_VARIABLE, str(tiny_fleet.folder / "token"))
+    size = ("--prompt-tokens", 40, "--max-tokens", 6)
+    before = {name: tiny_fleet.status(name)["counters"]["completed"] for name in tiny_fleet.fleet.hosts}
+    assert run("--config", tiny_fleet.fleet.path, "verify", "alias-of-tiny", *size, "--json") == 0
+    report = HostsReport.from_json(json.loads(capsys.readouterr().out))
+    (pair,) = report.pairs
+    assert (pair.prefill, pair.decode, pair.ok, pair.same_weights) == ("tiny-prefill", "tiny-decode", True, True)
+    assert pair.handoff_vs_decode is not None and pair.handoff_vs_decode.equal_tokens == PROMPTS * 6
+    assert (pair.kv_wire, pair.decode_computed_tokens, pair.bounds) == ("as-is", 1, NOISE["float32"])
+    completed = {name: tiny_fleet.status(name)["counters"]["completed"] - before[name] for name in before}
+    assert completed == {"tiny-prefill": 2 * PROMPTS, "tiny-decode": 2 * PROMPTS}
+    assert not seen.exists(), "no engine was started here"
+    verdict = kept(state_folder(tiny_fleet.fleet))[-1]
+    assert (verdict.architecture, verdict.dtype) == ("qwen3", "float32") and "mlx-lm" in verdict.versions
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_a_model_of_a_stopped_fleet_is_not_verified(
+    verifier: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str], as_json: bool
+) -> None:
+    seen, path = verifier(RESULT), write_fleet(tmp_path)
+    assert run("--config", path, "verify", "tiny", *(["--json"] if as_json else [])) == 4
+    out, err = capsys.readouterr()
+    assert "tiny is not verified: prefill-1 is not running" in err.replace("\n", " ")
+    assert "disagg start" in err and "disagg verify tiny --here" in err.replace("\n", " ")
+    assert not seen.exists() and kept(state_folder(load(path))) == ()
+    assert not as_json or json.loads(out)["ok"] is False
+
+
+@pytest.mark.parametrize(
+    "option", [("--dtype", "bfloat16"), ("--chunk", "9"), ("--engine", "vllm"), ("--prefill-python", "/opt/python")]
+)
+def test_what_hosts_run_is_not_changed_by_an_option(
+    verifier: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str], option: tuple[str, str]
+) -> None:
+    seen = verifier(RESULT)
+    assert run("--config", write_fleet(tmp_path), "verify", "tiny", *option) == 2
+    assert f"disagg verify tiny --here {' '.join(option)}" in capsys.readouterr().err.replace("\n", " ")
+    assert not seen.exists()
+
+
+@WIDTHS
+def test_each_pair_of_hosts_is_a_table(width: int) -> None:
+    same = RunComparison.from_json(SAME)
+    pair = PairReport(
+        prefill="dgx-spark-1",
+        decode="mac-studio-2",
+        same_weights=True,
+        handoff_vs_prefill=same,
+        handoff_vs_decode=same,
+        prefill_vs_decode=same,
+        bounds=NOISE["float32"],
+        kv_wire="as-is",
+        kv_bytes=3 << 20,
+        ok=True,
+    )
+    broken = PairReport(prefill="dgx-spark-2", decode="mac-studio-2", why="the KV connection broke")
+    report = HostsReport(
+        model="qwen3-coder:30b",
+        prompts=8,
+        prompt_tokens=204,
+        max_tokens=64,
+        distinct_tokens=41,
+        pairs=(pair, broken),
+        ok=False,
+    )
+    console = Console(file=io.StringIO(), width=width)
+    console.print(hosts_view(report))
+    shown = printed(console)
+    assert "dgx-spark-1 → mac-studio-2  KV as-is, 3.0 MiB" in shown and "✔ same answers" in shown
+    assert "hand-off ↔ dgx-spark-1" in shown and "✘ the KV connection broke" in shown
+    assert all(len(line) <= width for line in shown.splitlines())
 
 
 @pytest.mark.parametrize("path", ["weights/nope", "./nope", "/no/such/folder", "~nobody"])

@@ -1,4 +1,4 @@
-"""The result of `disagg verify`: the comparisons, the controls, what the figures mean, and the verdict."""
+"""The results of `disagg verify`: the comparisons, the controls, what the figures mean, and the verdict."""
 
 from __future__ import annotations
 
@@ -7,28 +7,57 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from disagg.api.verify import RunComparison, VerifyReport
+from disagg.api.verify import HostsReport, PairReport, RunComparison, VerifyBounds, VerifyReport
+from disagg.cli.views.units import size
 
 _FINDING_STYLE = {"ok": "green", "patched": "yellow", "refused": "red"}
 
 
 def verify_view(report: VerifyReport) -> RenderableType:
     """The table and the lines under it."""
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
-    table.add_column("compared", overflow="fold", style="bold")
-    for name in ("tokens", "differs at", "max |Δlogit|", "mean KL", "top-1"):
-        table.add_column(name, justify="right")
+    table = _table("max |Δlogit|")
     expected = report.same_weights
     table.add_row("hand-off ↔ prefill alone", *_row(report.handoff_vs_prefill, expected))
     table.add_row("hand-off ↔ decode alone", *_row(report.handoff_vs_decode, expected))
     table.add_row("prefill ↔ decode, alone", *_row(report.prefill_vs_decode, expected))
     table.add_row("prefill alone, twice", *_row(report.prefill_again, expected))
     table.add_row("decode alone, twice", *_row(report.decode_again, expected))
-    size = f"{report.prompt_tokens} prompt tokens, {report.max_tokens} generated"
-    title = Text.assemble((report.architecture, "bold"), f"  {size}, {report.distinct_tokens} distinct")
+    sizes = f"{report.prompt_tokens} prompt tokens, {report.max_tokens} generated"
+    title = Text.assemble((report.architecture, "bold"), f"  {sizes}, {report.distinct_tokens} distinct")
     ends = Text(f"prefill {report.prefill}: {report.prefill_weights}   decode {report.decode}: {report.decode_weights}")
-    below = [*_findings(report), _control(report), _bounds(report), Text(report.summary)]
+    below = [*_findings(report), _control(report), _bounds(report.bounds), Text(report.summary)]
     return Group(title, ends, Text(), table, Text(), *below, _verdict(report))
+
+
+def hosts_view(report: HostsReport) -> RenderableType:
+    """One table for each pair of hosts."""
+    sizes = f"{report.prompts} prompts of up to {report.prompt_tokens} tokens, {report.max_tokens} generated after each"
+    title = Text.assemble((report.model, "bold"), f"  {sizes}, {report.distinct_tokens} distinct")
+    return Group(title, *(_pair(pair) for pair in report.pairs))
+
+
+def _pair(pair: PairReport) -> RenderableType:
+    head = Text.assemble("\n", (f"{pair.prefill} → {pair.decode}", "bold"))
+    if pair.bounds is None:
+        return Group(head, Text(f"✘ {pair.why}", "bold red"))
+    head.append(f"  KV {pair.kv_wire}, {size(pair.kv_bytes)}")
+    table = _table("max |Δlogp|")
+    names = (f"hand-off ↔ {pair.prefill}", f"hand-off ↔ {pair.decode}", f"{pair.prefill} ↔ {pair.decode}, alone")
+    for name, found in zip(
+        names, (pair.handoff_vs_prefill, pair.handoff_vs_decode, pair.prefill_vs_decode), strict=True
+    ):
+        if found is not None:
+            table.add_row(name, *_row(found, pair.bounds.max_logit_diff is not None))
+    verdict = Text("✔ same answers", "bold green") if pair.ok else Text(f"✘ {pair.why}", "bold red")
+    return Group(head, table, _bounds(pair.bounds), verdict)
+
+
+def _table(difference: str) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("compared", overflow="fold", style="bold")
+    for name in ("tokens", "differs at", difference, "mean KL", "top-1"):
+        table.add_column(name, justify="right")
+    return table
 
 
 def _row(comparison: RunComparison, equal_expected: bool) -> list[RenderableType]:
@@ -66,8 +95,7 @@ def _control(report: VerifyReport) -> Text:
     return Text.assemble("control: ", ("a wrong KV cache changes nothing: this run proves nothing", "bold red"))
 
 
-def _bounds(report: VerifyReport) -> Text:
-    bounds = report.bounds
+def _bounds(bounds: VerifyBounds) -> Text:
     tokens = (
         "" if bounds.max_logit_diff is None else f"all tokens equal, |Δlogit| at most {bounds.max_logit_diff:.0e}, "
     )
