@@ -159,6 +159,7 @@ class Deploy:
     find_links: tuple[str, ...] = ()
     wheels: Path | None = None
     installer: Installer = "auto"  # auto: uv if the host has it, else venv and pip
+    cuda_on_cpu: bool = False  # whether hosts whose engine.device is "cpu" may download CUDA's packages
 
 
 @dataclass(frozen=True, slots=True)

@@ -94,7 +94,7 @@ def operator(bed: Bed, folder: Path) -> Operator:
     """The bed's fleet with the demo models. Environments are made at once: what installs them has its own tests."""
     install_uv(bed)
     path = bed.write_hosts_toml(folder / "hosts.toml")
-    path.write_text(f'[deploy]\ninstaller = "uv"\n\n{path.read_text()}')
+    path.write_text(f'[deploy]\ninstaller = "uv"\ncuda_on_cpu = true\n\n{path.read_text()}')
     return Operator(bed, path, folder)
 
 

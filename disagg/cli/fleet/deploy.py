@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
@@ -83,13 +84,36 @@ def deploy(
     _finish(fleet, reports, as_json)
 
 
-def rollback(context: typer.Context, *, break_lock: BreakLock = False, as_json: AsJson = False) -> None:
-    """Go back to the release before the current one. Running servers are not restarted."""
-    from disagg.fleet.deploy.undo import rollback as decide
+def rollback(
+    context: typer.Context,
+    *,
+    to: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--to",
+            metavar="RELEASE",
+            help="To this release, by the beginning of its name; each host has its own, so it is repeatable.",
+            show_default=False,
+        ),
+    ] = None,
+    list_: Annotated[bool, typer.Option("--list", help="Show each host's releases. Changes nothing.")] = False,
+    break_lock: BreakLock = False,
+    as_json: AsJson = False,
+) -> None:
+    """Go back to the release before the current one, or another one. Running servers are not restarted."""
+    from disagg.errors import UsageError
+    from disagg.fleet.deploy import undo
 
+    wrong = [one for one in to or () if not re.fullmatch(r"[0-9a-f]{4,16}", one)]
+    if wrong:
+        raise UsageError(f"--to {wrong[0]!r}: not a release", "4 to 16 hexadecimal digits: disagg rollback --list")
     fleet = settings(context).fleet()
     hosts = _choose(context, fleet)
-    reports = _run(hosts, decide, "rollback", break_lock=break_lock)
+    if list_:
+        reports = _plan_only(hosts, undo.list_releases)
+    else:
+        decide: Planner = undo.rollback_to(to) if to else undo.rollback
+        reports = _run(hosts, decide, "rollback", break_lock=break_lock)
     _finish(fleet, reports, as_json, note=_notes(reports))
 
 

@@ -1,4 +1,4 @@
-"""`disagg logs`: the log lines of all servers in one stream."""
+"""`disagg logs`: the log lines of all servers in one stream, or with --audit which command changed which host."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from disagg.config import Host
+    from disagg.errors import DisaggError
+    from disagg.fleet.lifecycle.logs import LogLine
     from disagg.fleet.lifecycle.state import State
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -35,28 +37,48 @@ def logs(
             "-n", "--lines", min=1, max=1_000_000, help="At most this many lines per host.", show_default=False
         ),
     ] = None,
+    audit: Annotated[
+        bool, typer.Option("--audit", help="Who changed which host when, with which command, from where.")
+    ] = False,
 ) -> None:
     """Show the servers' logs, merged by time: the last 100 lines of each host, or all with --since.
 
     Times are this machine's local time. Exit code 0, or 1 or 4 if a host's log cannot be read.
     """
+    from disagg.errors import UsageError
     from disagg.fleet.lifecycle.state import State
 
     begin = time.time() - _ago(since) if since is not None else None
     fleet = settings(context).fleet()
     hosts, state = fleet.select(**settings(context).selection, managed=True), State.of(fleet)
     count = lines or (_LINES if since is None else _LINES_SINCE)
+    if audit:
+        if follow:
+            raise UsageError("--audit and --follow cannot be combined", "call it again")
+        raise typer.Exit(_read_audits(hosts, count, begin))
     if follow:
         _follow(hosts, state, count, begin)
     raise typer.Exit(_read(hosts, state, count, begin))
 
 
 def _read(hosts: Sequence[Host], state: State, count: int, begin: float | None) -> int:
-    from disagg.cli.views.fleet.logs import LogView
     from disagg.fleet.lifecycle.logs import read
 
-    entries, errors = read(hosts, state, count, begin)
-    view, out = LogView([host.name for host in hosts]), stdout()
+    return _show(hosts, *read(hosts, state, count, begin))
+
+
+def _read_audits(hosts: Sequence[Host], count: int, begin: float | None) -> int:
+    from disagg.fleet.lifecycle.logs import read_audits
+
+    return _show(hosts, *read_audits(hosts, count, begin), dated=True)
+
+
+def _show(
+    hosts: Sequence[Host], entries: Sequence[LogLine], errors: Sequence[DisaggError], *, dated: bool = False
+) -> int:
+    from disagg.cli.views.fleet.logs import LogView
+
+    view, out = LogView([host.name for host in hosts], dated=dated), stdout()
     for line in entries:
         out.print(view.line(line), soft_wrap=True)
     for error in errors:

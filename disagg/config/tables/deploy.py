@@ -12,7 +12,7 @@ from disagg.config.toml.table import Table
 
 _INDEX_EXAMPLE: Final = 'index_url = "https://mirror.example/simple"'
 _PASSWORD: Final = "put it into ~/.netrc on the hosts: pip and uv read it there"
-_KEYS: Final = ("index_url", "extra_index_urls", "find_links", "wheels", "installer")
+_KEYS: Final = ("index_url", "extra_index_urls", "find_links", "wheels", "installer", "cuda_on_cpu")
 
 
 def read_deploy(table: Table, folder: Path) -> Deploy:
@@ -24,6 +24,7 @@ def read_deploy(table: Table, folder: Path) -> Deploy:
         find_links=_links(table, "find_links", paths=True),
         wheels=_wheels(table, folder) if "wheels" in table else None,
         installer=table.choice("installer", get_args(Installer)) if "installer" in table else "auto",
+        cuda_on_cpu=table.boolean("cuda_on_cpu") if "cuda_on_cpu" in table else False,
     )
 
 

@@ -18,6 +18,7 @@ from threading import Event
 from typing import Final
 
 from disagg.errors import CommandFailed, DisaggError, HostLocked, HostUnreachable
+from disagg.fleet.changes.audit import APPEND_AUDIT, AuditEntry
 from disagg.fleet.facts.paths import HostPaths
 from disagg.fleet.machine import process as local
 from disagg.fleet.machine.base import Machine
@@ -26,8 +27,11 @@ from disagg.fleet.machine.output import last_lines
 
 _HELD: Final = 75
 _FULL: Final = 28
-_ACQUIRE: Final = """\
-# $1: the lock. $2: this holder, as JSON. $3: the holder whose lock may be taken over, or "*" for any.
+_ACQUIRE: Final = (
+    APPEND_AUDIT
+    + """\
+# $1: the lock. $2: this holder, as JSON. $3: the holder whose lock may be taken over, or "*" for any. $4: the audit's
+# file. $5: the line for it.
 umask 077
 LC_ALL=C # the words of an error are compared below
 export LC_ALL
@@ -38,7 +42,11 @@ if [ -n "$3" ] && test -d "$1"; then
     rm -rf "$1.stale.$$"
 fi
 if said=$(mkdir "$1" 2>&1); then
-    printf '%s\\n' "$2" >"$1/holder" && exit 0
+    if printf '%s\\n' "$2" >"$1/holder"; then
+        mkdir -p "${4%/*}" 2>/dev/null
+        audit "$4" "$5"
+        exit 0
+    fi
     rm -rf "$1"
     exit 28
 fi
@@ -50,10 +58,17 @@ fi
 cat "$1/holder" 2>/dev/null
 exit 75
 """
-_RELEASE: Final = """\
-# $1: the lock. $2: the holder, as JSON.
-if [ "$(cat "$1/holder" 2>/dev/null)" = "$2" ]; then exec rm -rf "$1"; fi
+)
+_RELEASE: Final = (
+    APPEND_AUDIT
+    + """\
+# $1: the lock. $2: the holder, as JSON. $3: the audit's file, which an uninstall has removed. $4: the line for it.
+if [ "$(cat "$1/holder" 2>/dev/null)" = "$2" ]; then
+    if test -d "${3%/*}"; then audit "$3" "$4"; fi
+    exec rm -rf "$1"
+fi
 """
+)
 _SMALL_S: Final = 20.0
 
 
@@ -87,6 +102,10 @@ class LockHolder:
         who, machine, identity, why = words
         return LockHolder(who, machine, pid, identity, since, why)
 
+    @property
+    def audit_entry(self) -> AuditEntry:
+        return AuditEntry(f"{self.who}@{self.machine}", self.pid, self.why, self.since)
+
     def __str__(self) -> str:
         since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.since))
         return f"{self.who}@{self.machine} holds it for `disagg {self.why}` since {since} (pid {self.pid})"
@@ -100,28 +119,32 @@ class LockHolder:
 @contextmanager
 def locked(
     machine: Machine, paths: HostPaths, why: str, break_lock: bool = False, if_full: bool = False
-) -> Iterator[None]:
-    """Hold the host's lock. Raises HostLocked, which names the holder; `break_lock` takes it from any holder.
+) -> Iterator[AuditEntry]:
+    """Hold the host's lock, and write both to its audit. Raises HostLocked, which names the holder; `break_lock` takes
+    it from any holder.
 
     if_full: go on without a lock if its disk has no room for one, so that a command that makes room can run."""
-    own = json.dumps(asdict(LockHolder.this_process(why)))
-    if not _acquire(machine, paths, own, "*" if break_lock else "", if_full):
-        yield
+    holder = LockHolder.this_process(why)
+    own, entry = json.dumps(asdict(holder)), holder.audit_entry
+    if not _acquire(machine, paths, (own, entry.began()), "*" if break_lock else "", if_full):
+        yield entry
         return
     try:
-        yield
+        yield entry
     except BaseException as error:
         try:
-            _release(machine, paths, own)
+            _release(machine, paths, own, entry.ended(error))
         except DisaggError as other:  # the first error matters; the next run takes the lock over
             error.add_note(f"the lock was not released: {other.message}")
         raise
-    _release(machine, paths, own)
+    _release(machine, paths, own, entry.ended(None))
 
 
-def _acquire(machine: Machine, paths: HostPaths, own: str, take_over: str, if_full: bool) -> bool:
-    """False if there is no room for a lock and `if_full` allows to go on without one."""
-    result = machine.run([paths.lock, own, take_over], script=_ACQUIRE, timeout=_SMALL_S)
+def _acquire(machine: Machine, paths: HostPaths, lines: tuple[str, str], take_over: str, if_full: bool) -> bool:
+    """False if there is no room for a lock and `if_full` allows to go on without one. lines: the holder's, and the
+    audit's."""
+    own, audited = lines
+    result = machine.run([paths.lock, own, take_over, paths.audit, audited], script=_ACQUIRE, timeout=_SMALL_S)
     if result.ok:
         return True
     if result.code == _FULL and if_full:
@@ -139,7 +162,7 @@ def _acquire(machine: Machine, paths: HostPaths, own: str, take_over: str, if_fu
     text = result.stdout.strip()
     holder = LockHolder.parse(text)
     if holder is not None and holder.ended and not take_over:
-        return _acquire(machine, paths, own, text, if_full)
+        return _acquire(machine, paths, lines, text, if_full)
     described = str(holder) if holder is not None else "its holder file is unreadable"
     raise HostLocked(
         f"{machine.name} is locked: {described}",
@@ -147,8 +170,8 @@ def _acquire(machine: Machine, paths: HostPaths, own: str, take_over: str, if_fu
     )
 
 
-def _release(machine: Machine, paths: HostPaths, own: str) -> None:
+def _release(machine: Machine, paths: HostPaths, own: str, line: str) -> None:
     with interrupted_by(Event()):  # release it even if this thread is interrupted
-        result = machine.run([paths.lock, own], script=_RELEASE, timeout=_SMALL_S)
+        result = machine.run([paths.lock, own, paths.audit, line], script=_RELEASE, timeout=_SMALL_S)
     if not result.ok:
         raise HostUnreachable(f"{machine.name}: the lock could not be released: {last_lines(result.stderr, 3)}")

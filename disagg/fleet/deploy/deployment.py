@@ -15,7 +15,7 @@ from disagg.fleet.changes.lock import locked
 from disagg.fleet.deploy import fit
 from disagg.fleet.deploy import plan as planning
 from disagg.fleet.deploy.apply import OnStep, apply, ignore
-from disagg.fleet.deploy.refusals import another_token, refusals
+from disagg.fleet.deploy.refusals import another_token, cuda_for_cpu, refusals
 from disagg.fleet.deploy.release import Installation, target_state
 from disagg.fleet.deploy.steps import Plan, Refusal
 from disagg.fleet.facts.host import HostFacts, read_host_facts
@@ -85,6 +85,8 @@ def planner(installation: Installation, replace_token: bool = False) -> Planner:
         wanted = target_state(installation, host, facts)
         if isinstance(wanted, Refusal):
             return planning.refused(host, *reasons, wanted)
+        if not installation.fleet.deploy.cuda_on_cpu:
+            reasons = (*reasons, *cuda_for_cpu(wanted, facts))
         if reasons:
             return planning.refused(host, *reasons)
         made = planning.plan(wanted, facts)
@@ -145,11 +147,12 @@ class Deployment:
 
         def change(host: Host) -> DeployResult:
             where = self._machine(host)
-            with locked(where, self._homes[host.name], self.why, break_lock, self.if_full):
+            with locked(where, self._homes[host.name], self.why, break_lock, self.if_full) as audit:
                 plan = self._plan(host)  # another command may have changed the host before the lock was held
                 if plan.refusals:
                     return DeployResult(host.name, "failed", plan, error=_refused(plan))
                 sent = apply(where, plan, self.report)
+                audit.release = plan.release
             return DeployResult(host.name, "changed" if plan.steps else "unchanged", plan, sent=sent)
 
         changing = [host for host in self.hosts if host.name in chosen]

@@ -6,7 +6,21 @@ set -eu
 build=$1 final=$2 spec=$3 python=$4 uv=$5 site_packages=$6
 shift 6
 whole() { test -f "$final/.complete" && test -x "$final/bin/python"; }
-if whole; then exit 0; fi
+building=$final.building # a link to the pid of whoever builds it: another host of this machine waits for that one
+mkdir -p "${final%/*}"
+while :; do
+    if whole; then exit 0; fi
+    if ln -s $$ "$building" 2>/dev/null; then break; fi
+    other=$(readlink "$building" 2>/dev/null) || { if test -L "$building"; then continue; else break; fi; }
+    if kill -0 "$other" 2>/dev/null; then
+        if [ -z "${told:-}" ]; then echo "process $other builds it for another host of this machine"; fi
+        told=1
+        sleep 1
+    else
+        rm -f "$building"
+    fi
+done
+trap 'rm -f "$building"' EXIT
 rm -rf "$build"
 constraints=$spec/constraints.txt
 if [ -n "$uv" ]; then
@@ -37,7 +51,6 @@ for line in open(sys.argv[1], encoding="utf-8"):
         -r "$spec/requirements.txt" -c "$constraints" "$@"
 fi
 : >"$build/.complete"
-mkdir -p "${final%/*}"
 if whole; then rm -rf "$build" # another host of this machine was quicker, and may be using it by now
 else
     rm -rf "$final"

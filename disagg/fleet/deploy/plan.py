@@ -33,6 +33,9 @@ _MODULES: Final = {
     "gateway": ("starlette", "uvicorn"),
 }
 _BUILD_S: Final = 3600.0
+EARLIER_RELEASES: Final = 3
+"""Kept for `disagg rollback --to`, the newest, beside the current one: those for which no environment has to be kept
+that neither the current release nor the previous one nor the one that runs needs, because environments are large."""
 
 
 def plan(desired: TargetState, facts: HostFacts) -> Plan:
@@ -269,6 +272,7 @@ def _surplus(desired: TargetState, facts: HostFacts) -> Iterator[str]:
         kept.add(service_release(facts))
     if facts.serving is not None and facts.serving.alive:
         kept.add(facts.serving.release)
+    kept |= set(_earlier(desired, facts, kept))
     for hash in sorted(facts.own_releases - kept):
         if HASH.fullmatch(hash):
             yield facts.paths.release(hash)
@@ -278,6 +282,14 @@ def _surplus(desired: TargetState, facts: HostFacts) -> Iterator[str]:
     for hash in sorted(facts.environments.keys() - used - {desired.environment.hash}):
         if HASH.fullmatch(hash):
             yield facts.paths.environment(hash)
+
+
+def _earlier(desired: TargetState, facts: HostFacts, kept: set[str]) -> Sequence[str]:
+    """See EARLIER_RELEASES. kept: what stays anyway."""
+    environments = {desired.environment.hash, *(facts.environment_of(hash) for hash in kept)}
+    possible = [hash for hash in facts.whole_releases - kept if facts.environment_of(hash) in environments]
+    possible.sort(key=lambda hash: (facts.sent.get(hash, 0), hash), reverse=True)
+    return possible[: max(0, EARLIER_RELEASES - len(kept - {desired.hash}))]
 
 
 # What the service needs afterwards

@@ -16,6 +16,8 @@ from disagg.fleet.services.base import is_plain
 _ENVIRONMENT_BYTES: Final = {"prefill": 9 << 30, "vllm": 14 << 30, "decode": 3 << 30, "gateway": 256 << 20}
 """Disk that an environment needs while it is built: torch with CUDA's libraries, mlx with transformers."""
 _RELEASE_BYTES: Final = 64 << 20
+LARGE_BYTES: Final = 1_000_000_000
+"""Of packages for a host that computes on its CPU: MLX's are 0.1 GB, torch's with CUDA 2.9 GB."""
 
 
 def refusals(host: Host, facts: HostFacts) -> tuple[Refusal, ...]:
@@ -37,6 +39,20 @@ def no_room(desired: TargetState, facts: HostFacts) -> Iterator[Refusal]:
         yield Refusal(
             f"{facts.home} has {_gib(facts.disk_free)} free, and this needs about {_gib(need)}",
             f"make room, or see what is large: du -sh {facts.paths.root}/*",
+        )
+
+
+def cuda_for_cpu(desired: TargetState, facts: HostFacts) -> Iterator[Refusal]:
+    """A Refusal if CUDA's packages were downloaded for a host that computes on its CPU. Not if hosts.toml says where
+    packages come from, which may be a source of smaller ones."""
+    wanted = desired.environment
+    total = sum(one.nbytes for one in wanted.packages.values())
+    chosen = wanted.site_packages or wanted.options or wanted.wheels
+    there = facts.environments.get(wanted.hash)
+    if desired.host.engine.device == "cpu" and total >= LARGE_BYTES and not chosen and not there:
+        yield Refusal(
+            f'{total / 1e9:.2g} GB to download, most of it for CUDA, and engine.device is "cpu"',
+            "in [deploy] of hosts.toml: extra_index_urls with an index of torch for CPUs, or cuda_on_cpu = true",
         )
 
 

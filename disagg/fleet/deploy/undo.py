@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable, Sequence
 from typing import get_args
 
 from disagg.config import Host, ServiceManager
@@ -30,6 +32,38 @@ def rollback(host: Host, facts: HostFacts, to: str = "") -> Plan:
         return refused(host, Refusal(cause, f"disagg deploy --host {host.name}"))
     steps = (switch(facts, target, f"go back to release {target}"),) if facts.current != target else ()
     return Plan(host.name, target, steps, needs=needed_after(facts, target), notes=(_what_runs(facts, target),))
+
+
+def rollback_to(wanted: Sequence[str]) -> Callable[[Host, HostFacts], Plan]:
+    """Plans the way back to the one of these releases that a host has. wanted: beginnings of their names."""
+
+    def decide(host: Host, facts: HostFacts) -> Plan:
+        found = [hash for hash in sorted(facts.own_releases) if hash.startswith(tuple(wanted))]
+        if len(found) == 1:
+            return rollback(host, facts, found[0])
+        named = " or ".join(wanted)
+        cause = f"{named} is the beginning of {len(found)} releases" if found else f"it has no release {named}"
+        return refused(host, Refusal(cause, releases_there(facts)))
+
+    return decide
+
+
+def list_releases(host: Host, facts: HostFacts) -> Plan:
+    """A plan without steps whose note is `releases_there`."""
+    return Plan(host.name, facts.current, notes=(releases_there(facts),))
+
+
+def releases_there(facts: HostFacts) -> str:
+    """`it has 3f2a11bc of 2026-03-01 14:05 (current, runs), ...`, the newest first."""
+    links = {facts.current: ["current"], facts.previous: ["previous"]}
+    if facts.serving is not None and facts.serving.alive:
+        links.setdefault(facts.serving.release, []).append("runs")
+    shown = []
+    for hash in sorted(facts.own_releases, key=lambda hash: (facts.sent.get(hash, 0), hash), reverse=True):
+        at = time.strftime(" of %Y-%m-%d %H:%M", time.localtime(facts.sent[hash])) if facts.sent.get(hash) else ""
+        words = [*links.get(hash, []), *(["changed since"] if hash in facts.damaged else [])]
+        shown.append(f"{hash[:8]}{at}" + (f" ({', '.join(words)})" if words else ""))
+    return f"it has {', '.join(shown) or 'no release'}"
 
 
 def _what_runs(facts: HostFacts, target: str) -> str:

@@ -88,6 +88,7 @@ class HostFacts:
     previous: str = ""
     running: str = ""  # what the service manager runs
     releases: tuple[Release, ...] = ()
+    sent: dict[str, int] = field(default_factory=dict)  # own releases -> when they arrived, seconds since 1970
     damaged: frozenset[str] = frozenset()  # own releases whose content does not match their name
     environments: dict[str, bool] = field(default_factory=dict)  # hash -> complete
     carried: tuple[str, ...] = ()  # folders of models that came with a deployment
@@ -167,6 +168,7 @@ def parse(host: str, probe: ProbeOutput) -> HostFacts:
         previous=probe.text("previous"),
         running=probe.text("running"),
         releases=tuple(Release(*fields) for fields in probe.all("release", 3)),
+        sent={name: number(at) or 0 for name, at in probe.all("sent", 2)},
         damaged=frozenset(name for (name,) in probe.all("damaged", 1)),
         environments={name: complete == "1" for name, complete in probe.all("environment", 2)},
         carried=tuple(name for (name,) in probe.all("carried", 1)),

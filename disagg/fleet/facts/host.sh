@@ -119,7 +119,10 @@ for release in "$root"/hosts/*/releases/*; do
     if test -d "$release"; then
         owner=${release%/releases/*} name=${release##*/}
         emit release "${owner##*/}" "$name" "$(cat "$release/environment" 2>/dev/null)"
-        if [ "$owner" = "$mine" ] && [ "$(content "$release")" != "$name" ]; then emit damaged "$name"; fi
+        if [ "$owner" = "$mine" ]; then
+            emit sent "$name" "$(modified "$release")"
+            if [ "$(content "$release")" != "$name" ]; then emit damaged "$name"; fi
+        fi
     fi
 done
 for environment in "$root"/envs/*; do

@@ -15,6 +15,7 @@
         serving                   "pid release" of the server that was started last
         lock/holder               the command that changes this host now
         logs/server.log
+        logs/audit.log            which command changed this host, when and by whom
 """
 
 from __future__ import annotations
@@ -79,6 +80,11 @@ class HostPaths:
     @property
     def server_log(self) -> str:
         return f"{self.logs}/server.log"
+
+    @property
+    def audit(self) -> str:
+        """Which command changed this host, when and by whom."""
+        return f"{self.logs}/audit.log"
 
     @property
     def lock(self) -> str:

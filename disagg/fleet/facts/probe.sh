@@ -26,6 +26,10 @@ digest() {
     $sum <"$1" 2>/dev/null | cut -c1-64
 }
 
+modified() { # a path: when it was changed, in seconds since 1970
+    stat -c %Y "$1" 2>/dev/null || stat -f %m "$1" 2>/dev/null
+}
+
 runs() { # host, pid, a word of its command line: whether it is a process of this host, not of another with the same pid
     kill -0 "$2" 2>/dev/null || return 1
     case $(ps -ww -p "$2" -o stat= -o args= 2>/dev/null) in
@@ -60,7 +64,7 @@ emit_server() { # host: its releases, its token, its server
         fi
     done
     link=$HOME/.disagg/hosts/$1/current
-    if test -L "$link"; then emit switched "$(stat -c %Y "$link" 2>/dev/null || stat -f %m "$link" 2>/dev/null)"; fi
+    if test -L "$link"; then emit switched "$(modified "$link")"; fi
     token=$HOME/.disagg/hosts/$1/token
     keys=$HOME/.disagg/hosts/$1/keys.json
     if test -f "$keys"; then emit keys "$(digest "$keys")"; fi

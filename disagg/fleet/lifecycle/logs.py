@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import partial
 from queue import Empty, Full, Queue
 from typing import Any, Final
 
@@ -83,11 +84,35 @@ class _Clock:
         return LogLine(self._host, self._time, text, fields)
 
 
+def read_audits(
+    hosts: Sequence[Host], lines: int, since: float | None = None, connect: Connect = machine_for
+) -> tuple[list[LogLine], list[DisaggError]]:
+    """The same as `read` of the hosts' audits. A host that no command has changed yet, or a local one, has no lines."""
+
+    def path(host: Host) -> str:
+        return HostPaths("~", host.name).audit
+
+    deployed = [host for host in hosts if host.placement.deployed]
+    return _read(deployed, path, lines, since, connect, required=False)
+
+
 def read(
     hosts: Sequence[Host], state: State, lines: int, since: float | None = None, connect: Connect = machine_for
 ) -> tuple[list[LogLine], list[DisaggError]]:
     """The last lines of all hosts in order of time, and the errors of hosts whose log cannot be read. At most `lines`
     of each host, and none older than `since` (seconds since 1970)."""
+    return _read(hosts, partial(_path, state=state), lines, since, connect)
+
+
+def _read(
+    hosts: Sequence[Host],
+    path: Callable[[Host], str],
+    lines: int,
+    since: float | None,
+    connect: Connect,
+    *,
+    required: bool = True,
+) -> tuple[list[LogLine], list[DisaggError]]:
 
     def fetch(host: Host) -> list[LogLine]:
         clock, kept = _Clock(host.name), deque[LogLine](maxlen=lines)
@@ -99,12 +124,12 @@ def read(
 
         machine = connect(host)
         try:
-            result = machine.run([_path(host, state), str(lines)], script=_READ, timeout=_READ_S, on_line=take)
+            result = machine.run([path(host), str(lines)], script=_READ, timeout=_READ_S, on_line=take)
         finally:
             machine.close()
-        if result.code == _NONE:
+        if result.code == _NONE and required:
             raise FleetError(f"{host.name} has no log yet", f"disagg start --host {host.name}")
-        if not result.ok:
+        if not result.ok and result.code != _NONE:
             raise FleetError(f"{host.name}: its log cannot be read: {last_lines(result.stderr, 3)}")
         return list(kept)
 

@@ -22,6 +22,14 @@ from tests.testbed.bed import Bed
 from tests.values import present
 
 
+@pytest.mark.parametrize("release", ["abc", "latest", "ABCD", "0123456789abcdef0"])
+def test_a_release_to_go_back_to_is_the_beginning_of_a_hash(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], release: str
+) -> None:
+    assert run("--config", write_fleet(tmp_path, connector="ssh"), "rollback", "--to", release) == 2
+    assert "disagg rollback --list" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("command", [("plan",), ("deploy", "--yes"), ("rollback",), ("uninstall", "--yes")])
 def test_a_fleet_of_local_hosts_has_nothing_to_deploy(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], command: tuple[str, ...]

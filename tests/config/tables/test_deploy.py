@@ -41,6 +41,7 @@ NO_URL = "it begins with https:// or http://"
         ('find_links = ["/a", «"/a"»]', 'find_links names "/a" twice', "keep one"),
         ('wheels = «""»', "wheels is not a path", 'as in wheels = "./wheels"'),
         ('wheels = «"a\\nb"»', "wheels is not a path", 'as in wheels = "./wheels"'),
+        ("cuda_on_cpu = «1»", "cuda_on_cpu must be true or false, not an integer", "as in cuda_on_cpu = true"),
         (
             'installer = «"poetry"»',
             '"poetry" is not a value for installer',
@@ -91,6 +92,7 @@ extra_index_urls = ["http://other/simple"]
 find_links = ["/srv/wheels", "https://mirror/links"]
 wheels = "wheels"
 installer = "uv"
+cuda_on_cpu = true
 """
     (tmp_path / "hosts.toml").write_text(fleet_text + table)
     assert load(tmp_path / "hosts.toml").deploy == Deploy(
@@ -99,6 +101,7 @@ installer = "uv"
         find_links=("/srv/wheels", "https://mirror/links"),
         wheels=tmp_path / "wheels",
         installer="uv",
+        cuda_on_cpu=True,
     )
 
 

@@ -18,7 +18,7 @@ from disagg.errors import Cancelled, CommandFailed, DeployRefused, FleetError, H
 from disagg.fleet.changes.lock import LockHolder, locked
 from disagg.fleet.deploy.deployment import Deployment, DeployResult, Planner, exit_code
 from disagg.fleet.deploy.steps import Plan, RunScript, Step
-from disagg.fleet.deploy.undo import rollback, uninstall
+from disagg.fleet.deploy.undo import rollback, rollback_to, uninstall
 from disagg.fleet.facts.paths import HostPaths
 from disagg.fleet.machine.local import LocalMachine
 from disagg.token import token_digest
@@ -106,7 +106,7 @@ def test_uv_is_asked_for_the_locked_versions_from_where_hosts_toml_says(site: Si
     assert install == f"pip install --python {build}/bin/python {files} {index}"
 
 
-def test_two_releases_are_kept_and_their_environments(site: Site) -> None:
+def test_two_releases_with_environments_of_their_own_are_kept_with_them(site: Site) -> None:
     hashes = []
     for number in range(4):
         site.package = {**PACKAGE, "disagg/servers/__main__.py": f"VALUE = {number}\n".encode()}
@@ -133,10 +133,23 @@ def test_a_release_that_never_ran_is_not_what_rollback_goes_back_to(site: Site) 
     (site.own / "serving").write_text(f"1 {first}\n")  # it was started
     second, third = next_release(site, 2), next_release(site, 3)
     assert links(site) == {"current": third, "previous": first, "running": first}
-    assert not (site.own / "releases" / second).exists()
+    assert (site.own / "releases" / second).exists(), "rollback --to goes there"
     with Deployment([site.host], rollback, "rollback", connect=lambda host: LocalMachine(host.name)) as back:
         back.carry_out(back.plan())
     assert links(site) == {"current": first, "previous": third, "running": first}
+
+
+def test_three_earlier_releases_are_kept_and_can_be_gone_back_to(site: Site) -> None:
+    made = []
+    for number in range(6):
+        made.append(next_release(site, number))
+        folder = site.own / "releases" / made[-1]
+        os.utime(folder, (number, number))
+    assert {path.name for path in (site.own / "releases").iterdir()} == set(made[-4:])
+    decide = rollback_to([made[2][:8]])
+    with Deployment([site.host], decide, "rollback", connect=lambda host: LocalMachine(host.name)) as back:
+        assert [one.result for one in back.carry_out(back.plan())] == ["changed"]
+    assert site.current() == made[2]
 
 
 @pytest.mark.parametrize("broken_at", ["link", "release", "check", "switch"])

@@ -80,7 +80,7 @@ def fleet(
     monkeypatch.setenv("COLUMNS", "120")
     install_uv(bed)
     path = bed.write_hosts_toml(tmp_path / "hosts.toml")
-    path.write_text('[deploy]\ninstaller = "uv"\n\n' + path.read_text())
+    path.write_text('[deploy]\ninstaller = "uv"\ncuda_on_cpu = true\n\n' + path.read_text())
     yield Fleet(bed, path, capsys)
     for host in bed.hosts.values():
         shutil.rmtree(host.home / ".disagg", ignore_errors=True)

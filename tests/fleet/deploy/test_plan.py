@@ -11,10 +11,12 @@ import pytest
 from disagg.config import Deploy, EngineOptions, Host
 from disagg.fleet.deploy import plan as planning
 from disagg.fleet.deploy import undo
+from disagg.fleet.deploy.deployment import planner
 from disagg.fleet.deploy.models import ModelSource
-from disagg.fleet.deploy.refusals import refusals
+from disagg.fleet.deploy.packages.requirements import installed_requirements
+from disagg.fleet.deploy.refusals import cuda_for_cpu, refusals
 from disagg.fleet.deploy.release import Installation, TargetState, target_state
-from disagg.fleet.deploy.steps import Plan, PutTree, RunScript, WriteFile
+from disagg.fleet.deploy.steps import Plan, PutTree, Refusal, RunScript, WriteFile
 from disagg.fleet.facts.host import HostFacts, InstalledService, Python, Release, Serving
 from disagg.fleet.machine.upload import LargeFile
 from disagg.token import token_digest
@@ -187,6 +189,65 @@ def test_what_a_server_still_runs_stays_however_often_was_deployed_since() -> No
     assert tidy.argv[2:] == (*never_ran, f"{root}/envs/{'d' * 16}")
 
 
+def with_locks(host: Host, deploy: Deploy | None = None) -> Installation:
+    """This installation, whose locks state the sizes of packages."""
+    return replace(here(fleet(host, deploy=deploy)), requirements=installed_requirements())
+
+
+def test_gigabytes_for_cuda_are_refused_on_a_host_that_computes_on_its_cpu() -> None:
+    found = facts("spark_bare")
+    on_cpu = replace(spark(), engine=replace(spark().engine, device="cpu"))
+
+    def refused(host: Host, deploy: Deploy | None = None, found: HostFacts = found) -> list[Refusal]:
+        return [*cuda_for_cpu(made(with_locks(host, deploy), host, found), found)]
+
+    (refusal,) = refused(on_cpu)
+    assert "GB to download, most of it for CUDA" in refusal.cause and "cuda_on_cpu = true" in refusal.hint
+    assert not refused(spark()), "it has a GPU"
+    assert not refused(on_cpu, Deploy(find_links=("/srv/wheels",))), "there may be smaller packages"
+    there = {made(with_locks(on_cpu), on_cpu, found).environment.hash: True}
+    assert not refused(on_cpu, found=replace(found, environments=there)), "nothing is downloaded"
+
+
+@pytest.mark.parametrize("allowed", [True, False])
+def test_only_hosts_toml_allows_gigabytes_for_cuda_on_a_cpu(allowed: bool) -> None:
+    on_cpu = replace(spark(), engine=replace(spark().engine, device="cpu"))
+    plan = planner(with_locks(on_cpu, Deploy(cuda_on_cpu=allowed)))(on_cpu, facts("spark_bare"))
+    assert any("for CUDA" in refusal.cause for refusal in plan.refusals) is not allowed
+
+
+def with_earlier(*environments: str) -> HostFacts:
+    """A deployed Spark on which release 1 runs, with earlier releases c, d, ... in these environments, the newest
+    first."""
+    found = facts("spark_deployed", serving=Serving(7, "1" * 16, True), previous="")
+    earlier = [Release(found.host, letter * 16, own * 16) for letter, own in zip("cdefg", environments, strict=False)]
+    sent = {one.hash: 1000 - number for number, one in enumerate(earlier)}
+    kept = [one for one in found.releases if one.hash != "2" * 16]
+    return replace(found, releases=(*kept, *earlier), sent=sent)
+
+
+@pytest.mark.parametrize(
+    ("environments", "gone"),
+    [
+        ("", ""),
+        ("aa", ""),
+        ("aaaa", "ef"),
+        ("baa", "c"),
+        ("bbb", "cde"),
+    ],
+)
+def test_three_earlier_releases_stay_if_they_need_no_environment_of_their_own(environments: str, gone: str) -> None:
+    tidy = planned(with_earlier(*environments)).steps[-1].action
+    assert isinstance(tidy, RunScript)
+    removed = {path.rpartition("/")[2][0] for path in tidy.argv[2:] if "/releases/" in path}
+    assert removed == set(gone), "release 1 becomes the previous one, which is one of the three"
+
+
+def test_a_release_whose_files_have_changed_does_not_stay() -> None:
+    tidy = planned(replace(with_earlier("a"), damaged=frozenset({"c" * 16}))).steps[-1].action
+    assert isinstance(tidy, RunScript) and any("/releases/cccc" in path for path in tidy.argv)
+
+
 def test_environments_stay_while_another_host_of_the_machine_is_deployed() -> None:
     tidy = planned(facts("spark_deployed", others_deploy=True)).steps[-1].action
     assert isinstance(tidy, RunScript) and not any("/envs/" in path for path in tidy.argv)
@@ -287,6 +348,20 @@ def test_rollback_without_a_whole_previous_release_is_refused() -> None:
     assert "only the current one is there" in only.hint, "deploying alone would change nothing"
     gone = replace(found, environments={"a" * 16: True})
     assert f"environment {'b' * 16}, which no longer exists" in undo.rollback(spark(), gone).refusals[0].cause
+
+
+def test_rollback_goes_to_the_release_that_is_named_by_the_beginning_of_its_name() -> None:
+    found = replace(with_earlier("a", "a"), sent={"1" * 16: 1_772_373_900})
+    plan = undo.rollback_to(["ffff", "dddd"])(spark(), found)
+    assert (names(plan), plan.release, plan.needs) == (["switch"], "d" * 16, "restart")
+    refusal = undo.rollback_to(["ffff"])(spark(), found).refusals[0]
+    assert refusal.cause == "it has no release ffff"
+    assert (
+        "11111111 of 2026-03-01 " in refusal.hint and "(current, runs)" in refusal.hint and "cccccccc" in refusal.hint
+    )
+    two = undo.rollback_to(["c", "d"])(spark(), found).refusals[0]
+    assert two.cause == "c or d is the beginning of 2 releases"
+    assert undo.list_releases(spark(), found).notes == (refusal.hint,)
 
 
 def test_uninstall_leaves_other_hosts_and_models_alone() -> None:

@@ -5,7 +5,11 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
+import pytest
+
 from disagg.fleet.deploy.scripts import ENVIRONMENT
+from tests.deadlines import LONG_S
+from tests.fleets import wait_until
 
 QUICKER_UV = """\
 #!/bin/sh
@@ -33,3 +37,59 @@ def test_an_environment_that_another_host_finished_meanwhile_is_left_alone(tmp_p
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert (final / "in-use").exists() and not build.exists()
+
+
+BLOCKED_UV = """\
+#!/bin/sh
+# Installs once the file `go` is there.
+case $1 in
+    venv)
+        for target; do :; done
+        echo venv >>"$HERE/uv.log"
+        mkdir -p "$target/bin"
+        : >"$target/bin/python"
+        chmod 755 "$target/bin/python" ;;
+    pip) until test -f "$HERE/go"; do sleep 0.02; done ;;
+esac
+"""
+
+
+def building(folder: Path, host: str) -> subprocess.Popen[str]:
+    """A host's deployment builds the environment that it shares with others of its machine."""
+    spec = folder / host / "spec"
+    spec.mkdir(parents=True)
+    words = (folder / host / "build", folder / "envs/0123456789abcdef", spec, "3.12", folder / "uv", "0")
+    return subprocess.Popen(
+        ["sh", "-c", ENVIRONMENT, "sh", *map(str, words)],
+        env={"PATH": "/usr/bin:/bin", "HERE": str(folder)},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+@pytest.mark.slow
+def test_hosts_of_one_machine_build_their_environment_once(tmp_path: Path) -> None:
+    (tmp_path / "uv").write_text(BLOCKED_UV)
+    (tmp_path / "uv").chmod(0o755)
+    with building(tmp_path, "a") as first:
+        wait_until((tmp_path / "uv.log").exists, LONG_S, "the first to build")
+        with building(tmp_path, "b") as second:
+            assert second.stdout is not None
+            assert second.stdout.readline() == f"process {first.pid} builds it for another host of this machine\n"
+            (tmp_path / "go").touch()
+            assert (first.wait(LONG_S), second.wait(LONG_S)) == (0, 0)
+    assert (tmp_path / "uv.log").read_text().split() == ["venv"]
+    assert [path.name for path in (tmp_path / "envs").iterdir()] == ["0123456789abcdef"]
+
+
+def test_the_environment_of_a_builder_that_was_killed_is_built_by_the_next(tmp_path: Path) -> None:
+    (tmp_path / "uv").write_text(BLOCKED_UV)
+    (tmp_path / "uv").chmod(0o755)
+    (tmp_path / "go").touch()
+    (tmp_path / "envs").mkdir()
+    with subprocess.Popen(["true"]) as gone:
+        pass
+    (tmp_path / "envs/0123456789abcdef.building").symlink_to(str(gone.pid))
+    with building(tmp_path, "a") as builder:
+        assert builder.wait(LONG_S) == 0
+    assert [path.name for path in (tmp_path / "envs").iterdir()] == ["0123456789abcdef"]

@@ -19,15 +19,17 @@ _SHOWN: Final = frozenset({"time", "level", "event", "traceback"})
 
 
 class LogView:
-    """Lines of these hosts, their names in one column."""
+    """Lines of these hosts, their names in one column. dated: with the day, for lines that are rare."""
 
-    def __init__(self, hosts: Sequence[str]) -> None:
+    def __init__(self, hosts: Sequence[str], *, dated: bool = False) -> None:
+        self._clock = "%Y-%m-%d %H:%M:%S" if dated else "%H:%M:%S.%f"
         self._width = max(map(len, hosts), default=0)
         self._colours = {host: _COLOURS[index % len(_COLOURS)] for index, host in enumerate(hosts)}
 
     def line(self, line: LogLine) -> Text:
         """One line of a log; a traceback in it goes on below."""
-        clock = datetime.fromtimestamp(line.time).strftime("%H:%M:%S.%f")[:-3] if line.time else " " * 12
+        clock = datetime.fromtimestamp(line.time).strftime(self._clock) if line.time else " " * 12
+        clock = clock[:-3] if self._clock.endswith("%f") and line.time else clock
         head = Text.assemble((clock, "dim"), " ", (line.host.ljust(self._width), self._colours.get(line.host, "")), " ")
         if line.notice:
             return head.append(printable(line.text), "italic yellow")

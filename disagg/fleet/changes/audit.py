@@ -1,0 +1,78 @@
+"""The audit of a host: which command changed it and when, who called it, from which machine and code, how it ended.
+
+One JSON line when a command takes the host's lock, one when it releases it, in the form of the server's log. They are
+kept on the host until `disagg uninstall`; a command whose second line is missing was cut off.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import lru_cache
+from typing import Any, Final
+
+from disagg.errors import DisaggError
+from disagg.version import ROOT, VERSION, code_hash
+
+AUDIT_BYTES: Final = 1 << 20
+"""A longer file is cut to its newest AUDIT_LINES lines."""
+AUDIT_LINES: Final = 1000
+_GIT_S: Final = 5.0
+_MESSAGE_CHARS: Final = 200
+
+APPEND_AUDIT: Final = f"""\
+audit() {{ # $1: the file, in a folder that exists. $2: the line. A full disk stops no command.
+    printf '%s\\n' "$2" >>"$1" 2>/dev/null || return 0
+    if [ "$(($(wc -c <"$1")))" -gt {AUDIT_BYTES} ]; then
+        tail -n {AUDIT_LINES} "$1" >"$1.new" 2>/dev/null && mv "$1.new" "$1"
+    fi
+    return 0
+}}
+"""
+
+
+@dataclass(slots=True)
+class AuditEntry:
+    """One command on one host. release: what is current afterwards, if the command says so."""
+
+    by: str
+    pid: int
+    why: str
+    since: float
+    release: str = ""
+
+    def began(self) -> str:
+        """The line of its beginning."""
+        return self._line(self.since, disagg=origin())
+
+    def ended(self, error: BaseException | None) -> str:
+        """The line of its end."""
+        now = time.time()
+        seconds = round(now - self.since, 1)
+        if error is None:
+            return self._line(now, ended="done", seconds=seconds, release=self.release)
+        words = error.message if isinstance(error, DisaggError) else ""
+        why = {"error": type(error).__name__, "message": words[:_MESSAGE_CHARS]}
+        return self._line(now, level="error", ended="failed", seconds=seconds, **why)
+
+    def _line(self, at: float, *, level: str = "info", **more: Any) -> str:
+        stamp = datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds")
+        line = {"time": stamp, "level": level, "event": self.why, "by": self.by, "pid": self.pid, **more}
+        return json.dumps(line)
+
+
+@lru_cache(maxsize=1)
+def origin() -> str:
+    """The code that this command is: the commit of a checkout, with `-dirty` if files differ from it; else the version
+    and the hash of the code."""
+    if (ROOT.parent / ".git").exists():
+        argv = ["git", "-C", str(ROOT.parent), "describe", "--always", "--dirty", "--exclude=*"]
+        try:
+            done = subprocess.run(argv, capture_output=True, text=True, timeout=_GIT_S, check=True)
+            return done.stdout.strip()
+        except (OSError, subprocess.SubprocessError):
+            pass
+    return f"{VERSION} {code_hash()}"
