@@ -11,9 +11,10 @@ Prints one JSON object. Measured one at a time, in an order that is rotated by o
     handed-over     through Client, the prompt computed by a prefill server
 
 All servers use one compute thread and the same float32 folder (see same_model.py), and stream exactly --tokens greedy
-tokens. Every prompt is new, and mlx_lm.server has no prompt cache (--prompt-cache-size 0), as disagg has none; an
-answer from a cache fails the run. Figures are medians, explained at Figures in answers.py. `ratio`: disagg /
-mlx_lm.server by decode_tok_s, `steady_ratio`: by steady_tok_s. They differ if requests arrive together: mlx_lm.server
+tokens. Every prompt is new, and mlx_lm.server has no prompt cache (--prompt-cache-size 0). disagg
+holds the KV of finished prompts, which no other prompt begins like. An answer from a cache fails the run. Figures are
+medians, explained at Figures in answers.py. `ratio`: disagg / mlx_lm.server by decode_tok_s, `steady_ratio`: by
+steady_tok_s. They differ if requests arrive together: mlx_lm.server
 accepts new ones every 0.5 s. `added_ms`: time per output token through Client at concurrency 1, less that of `bare`.
 """
 

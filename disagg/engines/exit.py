@@ -1,4 +1,4 @@
-"""End a process that has used mlx."""
+"""End a process that has used mlx, torch or vLLM."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ class StateTensor:
 
 @dataclass(frozen=True, slots=True)
 class LayerLayout:
-    """One layer. `window` is set for ``sliding`` only, `states` for ``state`` only."""
+    """One layer. `window` is set for ``sliding`` only. `states`: of a ``state`` layer, or besides rows."""
 
     kind: LayerKind
     kv_heads: int = 0

@@ -22,8 +22,8 @@ class SendLimits:
 @dataclass(frozen=True, slots=True)
 class ReceiveLimits:
     """Seconds. preamble_s: for the preamble. proof_s: from then for the sender's proof. header_s: for the whole header.
-    first_byte_s: from the accepted header to the first KV, during which the prompt may wait for its turn. stall_s:
-    without any byte or idle frame. linger_s: for reading the last reply.
+    stall_s: without any byte or idle frame, of which a sender that waits for KV sends one per second. linger_s: for
+    reading the last reply.
 
     connections: with a proven ticket, at the same time; one more is refused with Overloaded. newcomers: that have named
     no valid ticket yet; newcomers_per_address: of one address. One newcomer more ends the oldest one. Of those that
@@ -33,7 +33,6 @@ class ReceiveLimits:
     preamble_s: float = 2.0
     proof_s: float = 5.0
     header_s: float = 5.0
-    first_byte_s: float = 60.0
     stall_s: float = 5.0
     linger_s: float = 1.0
     connections: int = 256

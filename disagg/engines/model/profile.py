@@ -32,7 +32,7 @@ class LayerProfile:
 class ModelProfile:
     """A model as one framework computes it or as the checkpoint's files describe it.
 
-    source: "checkpoint", "transformers" or "mlx-lm".
+    source: "checkpoint", "transformers", "vllm", "mlx-lm" or "simulated".
     """
 
     source: str

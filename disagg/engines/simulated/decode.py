@@ -165,6 +165,14 @@ class SimulatedDecodeEngine:
     # Everything below runs on the thread. `busy_until`: when the simulated machine has finished all its work so far.
 
     def _run(self) -> None:
+        try:
+            self._serve()
+        finally:  # also after an exception of a listener
+            with self._wake:
+                self._closed = True
+            self._fail_all()
+
+    def _serve(self) -> None:
         busy_until = 0.0
         while jobs := self._next_batch():
             busy_until = max(busy_until, jobs[0].timing.submitted)
@@ -178,7 +186,6 @@ class SimulatedDecodeEngine:
                     self._deliver(job)
                 self._after_step()
                 self.on_beat()
-        self._fail_all()
 
     def _next_batch(self) -> list[_Job]:
         """The requests of the batch; none once the engine is closed. Waits until there are some."""

@@ -61,8 +61,9 @@ class SimulatedPrefillEngine(PrefillEngine):
         for index, layer in enumerate(self.info.layout.layers):
             if rows := layer.rows(len(tokens))[: max(0, held - layer.rows(len(tokens)).start)]:
                 send(Emission(index, rows.start, rows.stop, 0.0))
-        self._held.hold(tokens, (), salt)
-        return _PromptRun(self._model, len(tokens), send, held, chunk_tokens)
+        return _PromptRun(
+            self._model, len(tokens), send, held, chunk_tokens, computed=lambda: self._held.hold(tokens, (), salt)
+        )
 
     def start_answer(
         self,
@@ -109,8 +110,12 @@ class _PromptRun:
         emit: Callable[[Emission], None],
         held: int,
         chunk_tokens: int | None = None,
+        *,
+        computed: Callable[[], None] = lambda: None,
     ) -> None:
+        """computed: called after the last step."""
         self._model = model
+        self._computed = computed
         self._tokens = tokens
         self.held = held
         self.remaining = tokens - held
@@ -143,6 +148,8 @@ class _PromptRun:
         self.remaining = self._tokens - end
         self._ended = time.monotonic()
         self._compute_s += self._ended - began
+        if self.done:
+            self._computed()
 
     def close(self) -> None:
         """See PrefillRun."""

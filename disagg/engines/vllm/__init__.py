@@ -1,6 +1,6 @@
 """Prefill with vLLM: it schedules prompts by itself, several at once, and its workers send their KV.
 
-engine     the PrefillEngine: vLLM in this process; its tensor-parallel workers, if any, in processes of their own
+engine     the SendingEngine: vLLM in this process; its tensor-parallel workers, if any, in processes of their own
 load       options of hosts.toml -> vLLM's arguments, and every reason to refuse them
 connector  the KV connector that vLLM loads: orders in, rows out
 scheduler  its side beside the scheduler: which rows each step adds to which prompt; pure

@@ -15,7 +15,7 @@ def measure(engine: Any, reference: ModelProfile) -> ModelProfile:
     """The profile of the model in vLLM's LLMEngine. Tokenizer and context, which vLLM does not change, are
     `reference`'s. Of several ranks each has the same modules; the first one is asked, for its share of the heads."""
     found: list[LayerProfile] = engine.collective_rpc(layer_profiles)[0]
-    require_norms(engine.collective_rpc(norm_epsilons)[0], getattr(engine.model_config.hf_config, "rms_norm_eps", None))
+    require_norms(engine.collective_rpc(norm_epsilons)[0], stated_epsilon(engine.model_config))
     return of_rank(found, engine.vllm_config, reference)
 
 
@@ -25,7 +25,7 @@ def of_rank(layers: Sequence[LayerProfile], config: Any, reference: ModelProfile
     return replace(
         reference,
         source="vllm",
-        architecture=str(model.hf_config.model_type),
+        architecture=str(model.hf_text_config.model_type),
         vocab_size=int(model.get_vocab_size()),
         layers=tuple(of_all_ranks(layers, config.parallel_config.tensor_parallel_size, reference)),
     )
@@ -40,6 +40,11 @@ def of_all_ranks(layers: Sequence[LayerProfile], ranks: int, reference: ModelPro
         replicated = own == 1 and index < len(expected) and expected[index] < ranks
         heads = expected[index] if replicated else own * ranks
         yield replace(layer, layout=replace(layer.layout, kv_heads=heads))
+
+
+def stated_epsilon(model: Any) -> float | None:
+    """What the config.json of vLLM's ModelConfig has for the norms of the text model; None if nothing."""
+    return getattr(model.hf_text_config, "rms_norm_eps", None)
 
 
 def require_norms(found: Sequence[float], stated: float | None) -> None:

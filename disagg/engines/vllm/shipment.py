@@ -86,8 +86,7 @@ class Shipment:
     def _run(self) -> None:
         """On the shipment's thread: until the end of the prompt, or until the engine closes the connection."""
         try:
-            address = (self._order.report.host, self._order.report.port)
-            with socket.create_connection(address, timeout=CONNECT_S) as sock:
+            with self._connect() as sock:
                 sock.sendall(ReportHello(self._order.id, self._parts).to_bytes() + b"\n")
                 self._watch(sock, lambda: self._failure is not None or self._computed is not None)
                 threading.Thread(target=self._finish, name="kv-finish", daemon=True).start()
@@ -102,13 +101,28 @@ class Shipment:
             self._wake.close()
             self._woken.close()
 
+    def _connect(self) -> socket.socket:
+        """To the engine that gave the order. A failure is logged: the engine cannot be told, and its address is wrong
+        from here if vLLM runs in a container."""
+        address = self._order.report
+        try:
+            return socket.create_connection((address.host, address.port), timeout=CONNECT_S)
+        except OSError as error:
+            message = f"the engine that ordered this KV cannot be reached at {address.host}:{address.port}: {error}"
+            fields = {"message": message, "request": self._order.request_id}
+            logs.log.error("kv_report_failed", extra={"fields": fields})
+            raise
+
     def _watch(self, sock: socket.socket, until: Callable[[], bool]) -> None:
         """Wait until this holds; `_notify` is called when it may. The engine writes nothing: what can be read of its
         connection is the end of it."""
+        poll = select.poll()  # select() takes no descriptor above 1023
+        poll.register(sock, select.POLLIN)
+        poll.register(self._woken, select.POLLIN)
         while not until():
             left = self._deadline - time.monotonic()
-            ready, _, _ = select.select([sock, self._woken], [], [], max(0.0, left))
-            if self._woken not in ready:
+            ready = dict(poll.poll(max(0.0, left) * 1000))
+            if self._woken.fileno() not in ready:
                 raise ConnectionResetError("the engine closed its connection, or the deadline has passed")
             self._woken.recv(16)
             self._tell_steps(sock)

@@ -34,6 +34,7 @@ class WorkerSide:
 
     def __init__(self, config: Any, groups: Any, rank: int) -> None:
         """config: a VllmConfig. groups: of layers that share a table of blocks."""
+        _require_no_context_parallelism(config.parallel_config)
         path = checkpoint.resolve(config.model_config.model)
         self._reference = reference = checkpoint.reference_profile(path, config.model_config.max_model_len)
         dtype = str(config.model_config.dtype).removeprefix("torch.")
@@ -156,6 +157,13 @@ class WorkerSide:
         group, spec = self._groups[name]
         place = self._places.of((piece.id, group), rows, piece.tables[group], spec.block_size, tensor.device)
         sending.send(index, rows.start, *page_forms.read(tensor, place, self._forms[name]))
+
+
+def _require_no_context_parallelism(parallel: Any) -> None:
+    """ModelError if the ranks hold other rows of a prompt, which their pages do not show."""
+    for name in ("decode_context_parallel_size", "prefill_context_parallel_size"):
+        if (size := getattr(parallel, name, 1)) > 1:
+            raise ModelError(f"vLLM runs with {name} = {size}, whose pages are not read", f"set {name} to 1")
 
 
 def _end_of_queue() -> Callable[[], None]:

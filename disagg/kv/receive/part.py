@@ -71,7 +71,7 @@ def _receive(channel: Channel, slot: Slot, header: frames.Header, limits: Receiv
     # After the reply, so that the prefill host computes its first chunk while fresh memory is allocated.
     assembly = Assembly(slot.incoming.kv(), header.part)
     digest = frames.new_digest()
-    head = _first_head(channel, claimed + limits.first_byte_s, limits)
+    head = _next_head(channel)
     first_byte = time.monotonic()
     while (frame := frames.decode_frame(head)).kind is not frames.Kind.END:
         views = assembly.place(frame)
@@ -82,16 +82,6 @@ def _receive(channel: Channel, slot: Slot, header: frames.Header, limits: Receiv
     last_byte = time.monotonic()
     assembly.finish(totals, digest.digest())
     return ReceiveTiming(claimed, first_byte, last_byte, time.monotonic()), assembly.nbytes
-
-
-def _first_head(channel: Channel, due: float, limits: ReceiveLimits) -> bytes:
-    """The head of the first frame that is not idle, which must come before `due`."""
-    while (head := channel.read(frames.FRAME.size)) == frames.IDLE_FRAME:
-        if time.monotonic() >= due:
-            raise PeerLost(
-                f"{channel.peer} sent no KV within {limits.first_byte_s:g} s", "check the load of the prefill host"
-            )
-    return head
 
 
 def _next_head(channel: Channel) -> bytes:

@@ -175,6 +175,21 @@ def test_closing_cancels_what_runs(make: Make) -> None:
         engine.submit(DecodeRequest("b", [1], Sampling()), Listener())
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_if_its_thread_fails_every_request_gets_an_error(make: Make) -> None:
+    def fail() -> None:
+        raise RuntimeError("a defect")
+
+    engine, listener = make("m4-max"), Listener()
+    engine.after_step(fail)
+    engine.submit(DecodeRequest("a", [1], Sampling(max_tokens=10_000)), listener)
+    with pytest.raises(Cancelled):
+        listener.wait()
+    wait_until(lambda: not engine.alive, PATIENCE_S, "the thread to end")
+    with pytest.raises(Cancelled, match="closed"):
+        engine.submit(DecodeRequest("b", [1], Sampling()), Listener())
+
+
 def test_kv_of_another_model_or_prompt_is_refused(make: Make) -> None:
     engine = make()
     other = Layout(engine.info.layout.layers[:-1], "bfloat16")

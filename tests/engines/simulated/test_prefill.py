@@ -78,6 +78,8 @@ def test_cancelling_ends_it_between_two_chunks(tmp_path: Path) -> None:
     with pytest.raises(Cancelled):
         simulated.prefill(range(64), blocks.append, chunk_tokens=16, cancelled=lambda: len(blocks) >= layers)
     assert len(blocks) == layers
+    assert simulated.held_bytes == 0
+    assert simulated.start(range(64), blocks.append).held == 0, "its KV was not computed to the end"
 
 
 def test_a_prompt_that_begins_like_an_earlier_one_takes_the_time_of_the_rest_and_sends_all(tmp_path: Path) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from disagg.config import EngineOptions
 from disagg.engines.model.profile import LayerProfile, ModelProfile
 from disagg.engines.vllm.load import arguments, require_device, version_fits
-from disagg.engines.vllm.profile import of_all_ranks, require_norms
+from disagg.engines.vllm.profile import of_all_ranks, of_rank, require_norms, stated_epsilon
 from disagg.errors import ModelError
 from disagg.kv.layout import LayerLayout
 
@@ -40,6 +41,17 @@ def test_ranks_that_share_a_head_have_it_counted_once(own: int, ranks: int, mode
 
     reference = ModelProfile("checkpoint", "llama", 9, 99, (layer(model),), "", "", "", frozenset())
     assert [one.layout.kv_heads for one in of_all_ranks([layer(own)], ranks, reference)] == [found]
+
+
+def test_of_a_multimodal_checkpoint_the_text_model_is_measured() -> None:
+    text = SimpleNamespace(model_type="gemma3_text", rms_norm_eps=1e-6)
+    model = SimpleNamespace(
+        hf_config=SimpleNamespace(model_type="gemma3"), hf_text_config=text, get_vocab_size=lambda: 9
+    )
+    config = SimpleNamespace(model_config=model, parallel_config=SimpleNamespace(tensor_parallel_size=1))
+    reference = ModelProfile("checkpoint", "gemma3_text", 9, 99, (), "", "", "", frozenset())
+    assert of_rank([], config, reference).architecture == "gemma3_text"
+    assert stated_epsilon(model) == 1e-6
 
 
 @pytest.mark.parametrize(("wanted", "built_for"), [("cpu", "cuda"), ("cuda", "cpu"), ("cuda", "")])

@@ -192,6 +192,37 @@ def test_a_shipment_that_cannot_be_made_leaves_nothing_and_is_reported(
     until(receiver.settled)
 
 
+def test_an_engine_that_cannot_be_reached_is_logged_with_its_address(
+    receiver: Receiver, reports: Reports, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = Cache.random(mixed_layout(), 9)
+    slot, awaited = receiver.issue(cache), reports.expect("an id of sixteen")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        nobody = KVAddress(*server.getsockname())
+    logged: list[tuple[str, str]] = []
+    log = SimpleNamespace(error=lambda event, extra: logged.append((event, extra["fields"]["message"])))
+    monkeypatch.setattr("disagg.engines.vllm.shipment.logs", SimpleNamespace(log=log))
+    Shipment(msgspec.structs.replace(order(receiver, reports, slot, awaited), report=nobody), header_for(slot))
+    until(lambda: bool(logged))
+    ((event, message),) = logged
+    assert event == "kv_report_failed" and f"{nobody.host}:{nobody.port}" in message
+
+
+def test_descriptors_above_1023_are_waited_for(
+    receiver: Receiver, reports: Reports, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*args: object) -> None:
+        raise ValueError("filedescriptor out of range in select()")
+
+    cache = Cache.random(mixed_layout(), 9)
+    slot, awaited = receiver.issue(cache), reports.expect("an id of sixteen")
+    shipped = SimpleNamespace(select=refused, poll=select.poll, POLLIN=select.POLLIN)
+    monkeypatch.setattr("disagg.engines.vllm.shipment.select", shipped)
+    send(Shipment(order(receiver, reports, slot, awaited), header_for(slot)), cache)
+    awaited.done.result(PATIENCE_S)
+    of_type(receiver.result(slot), ReceivedKV).release()
+
+
 def test_a_worker_that_dies_fails_its_prompt_at_once(reports: Reports) -> None:
     awaited = reports.expect("an id of sixteen")
     with socket.create_connection((reports.address.host, reports.address.port)) as worker:

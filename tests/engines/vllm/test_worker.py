@@ -14,7 +14,7 @@ from disagg.api.delivery import KVOrder, KVProgress
 from disagg.engines.vllm.rows import StepShare
 from disagg.engines.vllm.scheduler import Begun, Piece, StepOrders
 from disagg.engines.vllm.worker import WorkerSide
-from disagg.errors import DisaggError, HandoffError
+from disagg.errors import DisaggError, HandoffError, ModelError
 from disagg.kv.blocks import KVBlock
 from tests import tiny_models
 from tests.engines.vllm.test_scheduler import ORDER
@@ -107,6 +107,13 @@ def test_each_step_sends_its_rows_of_every_layer_from_the_blocks_of_the_table(be
     sent = torch.frombuffer(shipment.blocks[-1].keys[1], dtype=torch.float32).view(4, DIM)
     assert torch.equal(sent[1], row_7_of_head_1)
     assert (shipment.finished, shipment.failures) == (True, [])
+
+
+@pytest.mark.parametrize("name", ["decode_context_parallel_size", "prefill_context_parallel_size"])
+def test_ranks_that_hold_other_rows_of_a_prompt_are_refused(name: str) -> None:
+    parallel = SimpleNamespace(tensor_parallel_size=8, **{name: 2})
+    with pytest.raises(ModelError, match=f"vLLM runs with {name} = 2, whose pages are not read"):
+        WorkerSide(SimpleNamespace(parallel_config=parallel), [], rank=0)
 
 
 def test_every_layer_beats(bench: Bench) -> None:

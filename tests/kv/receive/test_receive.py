@@ -9,6 +9,7 @@ import time
 import tracemalloc
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -492,16 +493,18 @@ def test_idle_frames_keep_a_transfer_alive_whose_prompt_waits_for_its_turn() -> 
     receiver.server.close()
 
 
-def test_a_sender_that_only_idles_is_lost_after_the_time_for_the_first_kv() -> None:
-    receiver = start_receiver(ReceiveLimits(first_byte_s=0.2, linger_s=0.3))
+def test_a_sender_may_idle_for_long_before_its_first_kv(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = itertools.count()
+    monkeypatch.setattr("disagg.kv.receive.part.time", SimpleNamespace(monotonic=lambda: next(steps) * 100.0))
+    receiver = start_receiver()
     slot = receiver.issue(CACHE)
-    limits = SendLimits(idle_s=0.0)
     header = header_for(slot)
-    with Transfer.open("127.0.0.1", receiver.server.port, header, deadline=slot.deadline, limits=limits) as transfer:
-        error = receiver.result(slot)
-        assert isinstance(error, PeerLost) and "sent no KV within 0.2 s" in error.message
-        until(lambda: isinstance(transfer.failed, PeerLost))
-    receiver.require_serving()
+    start = opened(header)
+    raw = start + 3 * frames.IDLE_FRAME + stream(header, parts_of(CACHE)).removeprefix(start)
+    receiver.exchange(raw, slot.ticket)
+    kv = receiver.result(slot)
+    assert isinstance(kv, ReceivedKV) and CACHE.matches(kv)
+    kv.release()
     receiver.server.close()
 
 

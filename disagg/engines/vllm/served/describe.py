@@ -36,8 +36,7 @@ def rank_info(config: Any, reference: ModelProfile, attention: Sequence[Any]) ->
     try:
         worker = SimpleNamespace(get_model=lambda: model_around(attention))
         actual = profile.of_rank(profile.layer_profiles(worker), config, reference)
-        stated = getattr(config.model_config.hf_config, "rms_norm_eps", None)
-        profile.require_norms(profile.norm_epsilons(worker), stated)
+        profile.require_norms(profile.norm_epsilons(worker), profile.stated_epsilon(config.model_config))
         return RankInfo(preflight.compare(reference, actual), profile.rank_weight_bytes(worker))
     except DisaggError as error:
         return RankInfo((PreflightFinding("model", "refused", str(error)),), 0)

@@ -78,9 +78,10 @@ def order_answer(content: bytes) -> OrderAnswer | None:
 def finish_reason(content: bytes) -> str | None:
     """Why vLLM ended a request that is not streamed; None if that is not stated."""
     try:
-        return str(_object(content)["choices"][0]["finish_reason"])
+        reason = _object(content)["choices"][0]["finish_reason"]
     except (KeyError, TypeError, IndexError):
         return None
+    return None if reason is None else str(reason)
 
 
 def model_names(content: bytes) -> list[str]:

@@ -110,7 +110,12 @@ def test_an_adapter_is_no_model_to_order_from() -> None:
 
 @pytest.mark.parametrize(
     ("content", "reason"),
-    [(b'{"choices": [{"finish_reason": "abort"}]}', "abort"), (b'{"choices": []}', None), (b"{}", None)],
+    [
+        (b'{"choices": [{"finish_reason": "abort"}]}', "abort"),
+        (b'{"choices": []}', None),
+        (b"{}", None),
+        (b'{"choices": [{"finish_reason": null}]}', None),
+    ],
 )
 def test_the_reason_for_the_end_of_a_request_is_read_if_it_is_there(content: bytes, reason: str | None) -> None:
     assert finish_reason(content) == reason
