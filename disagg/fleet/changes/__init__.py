@@ -1,6 +1,7 @@
 """Changes of a host: who may make one, whose token it has, which release waits for a restart.
 
 lock          one command at a time per host, whichever machine it comes from
+audit         which command changed a host, when, and how it ended
 tokens        whose token a host has
 links         which release is deployed, runs, and ran before
 pending       a release that was deployed and does not run yet
