@@ -106,12 +106,12 @@ def row(name: str, entry: Mapping[str, Any]) -> str:
 def sizes(name: str, entry: Mapping[str, Any]) -> tuple[str, str, str]:
     """What the layers keep, bytes per token of 32,768 in bfloat16, and bytes of states: of the configuration that
     transformers has by default for this model type, usually that of a published model. Empty if it is none: it has
-    few layers, or not the kinds of layers of this entry, which has the form of a published one."""
+    few layers, or other kinds of layers than this entry, which has the form of a published one."""
     try:
         layers, tiny = layers_of(entry["model_type"], {}), layers_of(entry["model_type"], entry)
     except Exception:  # noqa: BLE001 - not all have a default configuration
         return "", "", ""
-    if len(layers) < LEAST_LAYERS or {one.layout.kind for one in layers} < {one.layout.kind for one in tiny}:
+    if len(layers) < LEAST_LAYERS or {one.layout.kind for one in layers} != {one.layout.kind for one in tiny}:
         return "", "", ""
     layout = checkpoint.layout_of(layers, "bfloat16")
     states = sum(state.nbytes for layer in layout.layers for state in layer.states)

@@ -48,6 +48,7 @@ EXTRA: Mapping[str, dict[str, Any]] = {
     "apertus": {"mlp_bias": False, "post_norm": False, "qk_norm": True},
     "bailing_hybrid": {"head_dim": 16},
     "deepseek_v3": {"num_key_value_heads": 4},
+    "mamba2": {"num_heads": 8, "head_dim": 16},
     "laguna": {"num_attention_heads_per_layer": None},
     "phimoe": {"attention_bias": True, "lm_head_bias": True},
     "solar_open": {"intermediate_size": 96, "first_k_dense_replace": 0},

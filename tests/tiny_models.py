@@ -292,7 +292,7 @@ def _randomise(model: torch.nn.Module, seed: int) -> None:
     _liven(model)
 
 
-_LAST_NORMS = ("embedding_norm", "norm", "final_layernorm", "ln_f", "norm_f")
+_LAST_NORMS = ("embedding_norm", "norm", "final_layernorm", "final_norm", "ln_f", "norm_f")
 
 
 def _text(model: Any) -> Any:

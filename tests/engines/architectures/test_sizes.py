@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 
 from scripts.architectures import sizes
+from scripts.tables import known
 from tests.engines.architectures.configs import config
 
 
-@pytest.mark.parametrize("name", ["lfm2", "lfm2_moe", "nemotron_h"])
+@pytest.mark.parametrize("name", ["lfm2", "lfm2_moe", "nemotron_h", "granitemoehybrid", "mistral"])
 def test_sizes_are_left_out_if_the_default_configuration_is_not_that_of_a_model(name: str) -> None:
-    assert sizes(name, config(name)) == ("", "", "")
+    assert sizes(name, known()[name]) == ("", "", "")
 
 
 def test_sizes_are_those_of_the_default_configuration() -> None:

@@ -58,6 +58,10 @@ SPECIAL_LAYERS: Mapping[str, dict[str, Any]] = {
         **_GEMMA4,
         "num_kv_shared_layers": 2,
     },
+    "gemma4": {
+        "architectures": ["Gemma4ForConditionalGeneration"],
+        **text_part("gemma4", **_GEMMA4, num_kv_shared_layers=2),
+    },
     "gemma3n": {"architectures": ["Gemma3nForConditionalGeneration"], **text_part("gemma3n", **_GEMMA3N)},
     "gemma3": {
         "architectures": ["Gemma3ForConditionalGeneration"],

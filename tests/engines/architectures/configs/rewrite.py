@@ -13,6 +13,7 @@ from tests.tiny_models import write_json
 
 PREFIXES: Mapping[str, str] = {
     "gemma3": "language_model.model.",
+    "gemma4": "model.language_model.",
     "gemma3n": "model.language_model.",
     "mistral3": "language_model.model.",
 }
