@@ -9,8 +9,9 @@ the client.
 
 A pair is one prompt both ways, straight after each other; which way is first alternates. The gateway is asked on a bare
 socket: what a client library costs is not the gateway's. Every connection is open before the first pair. The client's
-requests have a cache_salt each, so that neither way finds KV of the other. The engines' servers give way to the gateway
-and to this program alike, as those of `disagg demo` do: on few cores both would wait for a core behind them.
+requests have a cache_salt each, so that neither way finds KV of the other. The servers are in this program's session,
+so that threads that compute give way to the gateway and to this program alike, as those of `disagg demo` do: on few
+cores both would wait for a core behind them.
 
 What the gateway adds (`added_`) is the median of the pairs' differences, with its 95 % confidence interval, and whether
 that meets the goal: "undecided" if the goal lies within the interval. `own_` is the same without pairs: of each of the
@@ -41,11 +42,9 @@ from benchmarks import gateway_load
 from benchmarks.gateway_ways import Arrival, Caller, Times, timed, tokens_of_client, tokens_of_gateway
 from disagg import AsyncClient
 from disagg.config import Fleet, load
-from disagg.demo.flow import SERVERS_NICE
 from disagg.fleet.lifecycle.fleet_servers import FleetServers
 from disagg.fleet.lifecycle.local import recorded_pid
 from disagg.fleet.lifecycle.state import State
-from disagg.fleet.machine.process import lower_priority
 
 START_S = 120.0
 PROMPT: Final = 512
@@ -125,7 +124,7 @@ def simulated(folder: Path) -> Iterator[tuple[Fleet, State]]:
     path.write_text(HOSTS.format(shared=SHARED, ports=PORTS))
     fleet = load(path)
     state = State.of(fleet, folder / "state")
-    servers = FleetServers(fleet, state)
+    servers = FleetServers(fleet, state, own_session=False)
     try:
         if failed := [result for result in servers.start(timeout_s=START_S) if not result.ok]:
             raise SystemExit(f"the fleet did not start: {failed}")
@@ -137,15 +136,7 @@ def simulated(folder: Path) -> Iterator[tuple[Fleet, State]]:
 def measure(count: int, *, demo: bool) -> dict[str, Any]:
     running = gateway_load.running if demo else simulated
     with tempfile.TemporaryDirectory(prefix="disagg-gateway-") as name, running(Path(name)) as (fleet, state):
-        give_way(fleet, state)
         return asyncio.run(compare(fleet, state, count, cpu=demo))
-
-
-def give_way(fleet: Fleet, state: State) -> None:
-    """Let the gateway and this program have a core before the engines."""
-    for host in fleet.hosts.values():
-        if not host.gateway and (pid := recorded_pid(state, host.name)) is not None:
-            lower_priority(pid, SERVERS_NICE)
 
 
 async def compare(fleet: Fleet, state: State, count: int, *, cpu: bool) -> dict[str, Any]:

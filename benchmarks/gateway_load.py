@@ -211,7 +211,7 @@ async def measure(fleet: Fleet, state: State, options: argparse.Namespace) -> tu
         record = state.recorded("gateway")
         assert record is not None
         os.kill(record.pid, signal.SIGKILL)
-        await asyncio.to_thread(start, FleetServers(fleet, state))
+        await asyncio.to_thread(start, FleetServers(fleet, state, own_session=False))
     for _ in range(round((options.seconds - SETTLED_S) / SETTLED_S)):
         await asyncio.sleep(SETTLED_S)
         memory.append(resident(fleet, state))

@@ -13,18 +13,14 @@ from disagg.config import Fleet, load
 from disagg.demo.comparison import Comparison
 from disagg.demo.prompt import STOP
 from disagg.fleet.lifecycle.fleet_servers import OnProgress
-from disagg.fleet.lifecycle.local import recorded_pid
 from disagg.fleet.lifecycle.status.health import poll
 from disagg.fleet.lifecycle.status.host_status import HostStatus
 from disagg.fleet.lifecycle.temporary.running import RunningFleet, temporary_fleet
-from disagg.fleet.machine.process import lower_priority
 from disagg.inference import client as inference
 from disagg.inference.several import ModelAnswer, ask
 
 HOSTS_FILE = Path(disagg.__file__).parent / "demo" / "hosts.toml"
 """The demo fleet: four servers on this machine and two small models, which come with the package."""
-SERVERS_NICE = 5
-"""Of the demo's servers as sessions, once they are healthy: a third of the share of a session at nice 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,16 +66,7 @@ def demo_fleet(
         note=note,
         ending=ending,
     ) as running:
-        _give_way(running)
         yield running
-
-
-def _give_way(running: RunningFleet) -> None:
-    """Let this command have a core before the servers that it started. With two cores and two models both are busy
-    when a first token arrives, and this program waited for one for up to 170 ms, as if the network had."""
-    for name in running.fleet.hosts:
-        if (pid := recorded_pid(running.state, name)) is not None:
-            lower_priority(pid, SERVERS_NICE)
 
 
 async def compare(

@@ -48,8 +48,8 @@ def argv(fleet: Any, host: Any) -> tuple[list[str], dict[str, str]]:
     return [sys.executable, str(FAKE), host.name, host.model, host.address, str(host.port), "serve"], {}
 
 
-def spawn(*arguments: Any) -> int:
-    pid = real_spawn(*arguments)
+def spawn(*arguments: Any, **options: Any) -> int:
+    pid = real_spawn(*arguments, **options)
     with PIDS.open("a") as pids:
         pids.write(f"{pid}\n")
     return pid

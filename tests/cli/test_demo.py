@@ -3,6 +3,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import os
 import re
 import signal
 import socket
@@ -17,7 +18,6 @@ import pytest
 
 import disagg
 from disagg.config import Fleet, load
-from disagg.demo import flow
 from disagg.errors import ServerUnavailable
 from disagg.fleet.lifecycle import fleet_servers
 from disagg.fleet.lifecycle.fleet_servers import FleetServers
@@ -53,8 +53,8 @@ def farm(monkeypatch: pytest.MonkeyPatch) -> Stage:
 
     stage, real_spawn = Stage(client=Client), local.spawn
 
-    def spawn(*arguments: Any) -> int:
-        stage.pids.append(real_spawn(*arguments))
+    def spawn(*arguments: Any, **options: Any) -> int:
+        stage.pids.append(real_spawn(*arguments, **options))
         return stage.pids[-1]
 
     monkeypatch.setattr(local, "spawn", spawn)
@@ -83,14 +83,15 @@ def test_the_demo_shows_answers_costs_and_health_and_stops_everything(
     assert svg.read_text().startswith("<svg") and "speedup" in svg.read_text()
 
 
-def test_the_servers_of_the_demo_let_it_have_a_core_first(farm: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flow, "SERVERS_NICE", 19)  # whoever runs the tests may set it
-    lowered: set[tuple[int, int]] = set()
-    monkeypatch.setattr(flow, "lower_priority", lambda pid, nice: lowered.add((pid, nice)))
-    before_requests: list[bool] = []
-    farm.client.on_stream = staticmethod(lambda model: before_requests.append(len(lowered) == 4))
+def test_the_servers_of_the_demo_are_in_its_session_so_that_what_computes_waits_for_it(farm: Stage) -> None:
+    found: set[tuple[bool, bool]] = set()
+
+    def note(model: Any) -> None:
+        found.update((os.getsid(pid) == os.getsid(0), os.getpgid(pid) == pid) for pid in farm.pids)
+
+    farm.client.on_stream = staticmethod(note)
     assert run("demo", "--json") == 0
-    assert lowered == {(pid, 19) for pid in farm.pids} and all(before_requests)
+    assert found == {(True, True)}
 
 
 def test_json_is_one_object_on_stdout(farm: Stage, capsys: pytest.CaptureFixture[str]) -> None:

@@ -41,7 +41,8 @@ OnProgress = Callable[[str, str], None]
 @dataclass(slots=True)
 class FleetServers:
     """Starts and stops a fleet's servers. argv: builds a local server's command line. connect: reaches other hosts.
-    break_lock: take over the locks of hosts that other commands hold."""
+    break_lock: take over the locks of hosts that other commands hold. own_session: local servers run on after this
+    program."""
 
     fleet: Fleet
     state: State
@@ -50,6 +51,7 @@ class FleetServers:
     grace_s: float = GRACE_S
     connect: Callable[[Host], Machine] = machine_for
     break_lock: bool = False
+    own_session: bool = True
     _begun: list[Host] = field(default_factory=list)
     _down: list[Host] = field(default_factory=list)
     _held: HeldServers = field(init=False)
@@ -180,7 +182,7 @@ class FleetServers:
     @contextmanager
     def _server(self, host: Host) -> Iterator[Server]:
         if host.placement.spawned:
-            yield LocalServer(self.fleet, host, self.state, self.argv, self.grace_s)
+            yield LocalServer(self.fleet, host, self.state, self.argv, self.grace_s, self.own_session)
             return
         server = DeployedServer(host, self.connect(host))
         try:

@@ -29,13 +29,14 @@ def server_argv(fleet: Fleet, host: Host) -> tuple[list[str], dict[str, str]]:
 
 @dataclass(slots=True)
 class LocalServer:
-    """Server for connector "local". argv: builds the command line; tests replace it."""
+    """Server for connector "local". argv: builds the command line; tests replace it. own_session: see `spawn`."""
 
     fleet: Fleet
     host: Host
     state: State
     argv: Argv = server_argv
     grace_s: float = 30.0
+    own_session: bool = True
 
     @property
     def undecided_states(self) -> tuple[HealthState, ...]:
@@ -71,7 +72,7 @@ class LocalServer:
         token_file = str(self.state.token_file.resolve())
         log = self.state.log_file(host.name)
         environment = {**environment, TOKEN_FILE_VARIABLE: token_file, LOG_FILE_VARIABLE: str(log.resolve())}
-        pid = local.spawn(argv, log, environment)
+        pid = local.spawn(argv, log, environment, own_session=self.own_session)
         identity = local.identity(pid) or "ended at once"
         try:
             self.state.record(ProcessRecord(host.name, pid, identity, config_digest(self.fleet, host)))

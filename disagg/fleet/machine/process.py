@@ -23,15 +23,16 @@ import psutil
 
 from disagg.errors import DisaggError, FleetError
 
-_AUTOGROUP_TRIES = 3
 _children: dict[int, subprocess.Popen[bytes]] = {}
 """Servers that this process spawned: as their parent it must reap them, or they remain zombies."""
 
 
-def spawn(argv: Sequence[str], log: Path, environment: Mapping[str, str]) -> int:
-    """Start a process detached from the terminal, in a session of its own, with its output in `log`. Returns its pid.
+def spawn(argv: Sequence[str], log: Path, environment: Mapping[str, str], *, own_session: bool = True) -> int:
+    """Start a process, in a process group of its own, with its output in `log`. Returns its pid.
 
-    environment: added to this process's own. The log of the previous run is kept as <log>.1.
+    environment: added to this process's own. own_session: it is detached from the terminal. Linux shares the cores
+    between sessions first, and looks at the priorities of threads within a session only. The log of the previous run is
+    kept as <log>.1.
     """
     try:
         if log.exists():
@@ -47,7 +48,8 @@ def spawn(argv: Sequence[str], log: Path, environment: Mapping[str, str]) -> int
             stdin=subprocess.DEVNULL,
             stdout=descriptor,
             stderr=descriptor,
-            start_new_session=True,
+            start_new_session=own_session,
+            process_group=None if own_session else 0,
             cwd=log.parent,
             env={**os.environ, **environment},
         )
@@ -120,28 +122,6 @@ def end(pid: int, expected: str, grace_s: float) -> bool:
     raise FleetError(
         f"process {pid} did not end after SIGKILL", "it hangs in the kernel (a device or network file system)"
     )
-
-
-def lower_priority(pid: int, nice: int) -> None:
-    """Let other programs have a core before the session that `spawn` made, as far as this system allows it.
-
-    Linux first shares the cores between sessions (autogroup), and counts nice values within a session only: there a
-    server's threads keep their own.
-    """
-    if sys.platform != "linux":
-        with suppress(OSError):
-            os.setpriority(os.PRIO_PGRP, pid, nice)
-        return
-    session = Path(f"/proc/{pid}/autogroup")
-    for _ in range(_AUTOGROUP_TRIES):
-        try:
-            session.write_text(str(nice), encoding="ascii")
-        except BlockingIOError:  # Linux takes one change in 0.1 s, unless it comes from root
-            time.sleep(0.1)
-        except OSError:
-            return
-        else:
-            return
 
 
 def port_taken(address: str, port: int) -> bool:

@@ -62,24 +62,15 @@ def test_the_environment_adds_to_this_processes_own(tmp_path: Path, monkeypatch:
     assert (tmp_path / "log").read_text() == f"1 2 {tmp_path}\n"
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a nice value is the whole process's")
-def test_the_session_of_a_spawned_process_gives_way_and_its_threads_keep_their_own_priorities(tmp_path: Path) -> None:
-    pid = local.spawn(python("import time; time.sleep(60)"), tmp_path / "log", {})
+@pytest.mark.parametrize("own_session", [True, False])
+def test_a_process_has_a_group_of_its_own_and_a_session_if_it_is_to_run_on(tmp_path: Path, own_session: bool) -> None:
+    pid = local.spawn(python("import time; time.sleep(60)"), tmp_path / "log", {}, own_session=own_session)
     try:
-        before = os.getpriority(os.PRIO_PROCESS, pid)
-        local.lower_priority(pid, 19)
-        assert os.getpriority(os.PRIO_PROCESS, pid) == before
-        session = Path(f"/proc/{pid}/autogroup")
-        if os.geteuid() == 0 and session.exists():  # other accounts may do so once in 0.1 s, all together
-            assert session.read_text().endswith("nice 19\n")
+        assert os.getpgid(pid) == pid
+        assert os.getsid(pid) == (pid if own_session else os.getsid(0))
     finally:
         local.end(pid, present(local.identity(pid)), grace_s=5)
-
-
-def test_what_has_ended_cannot_give_way(bystander: subprocess.Popen[bytes]) -> None:
-    bystander.kill()
-    bystander.wait()
-    local.lower_priority(bystander.pid, 19)
+    assert local.identity(pid) is None
 
 
 def test_an_address_of_another_machine_is_named() -> None:
