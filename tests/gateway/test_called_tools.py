@@ -56,7 +56,7 @@ CALLS: Final = (
 ANSWER: Final = "21 degrees in both."
 
 
-def scripted(_: SimulatedModel, tokens: Sequence[int], sampling: Sampling) -> Iterator[Token]:
+def scripted(_: SimulatedModel, tokens: Sequence[int], sampling: Sampling, *rest: object) -> Iterator[Token]:
     """Two calls, or the answer once the prompt has a tool's result."""
     text = (ANSWER if b"tool: 21" in bytes(tokens) else CALLS).encode()
     for index, byte in enumerate(text, 1):

@@ -10,7 +10,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +48,12 @@ class _Job:
     @property
     def context(self) -> int:
         return len(self.request.tokens) + len(self.written)
+
+    def fail(self, error: Exception) -> None:
+        with self.lock:
+            if self.open:
+                self.open = False
+                self.listener.on_error(error)
 
 
 class SimulatedDecodeEngine:
@@ -110,7 +115,7 @@ class SimulatedDecodeEngine:
                 )
         timing = DecodeTiming(submitted=time.monotonic())
         prompt = request.tokens[: len(request.tokens) - request.answered]
-        answer = islice(self._model.answer(prompt, request.sampling), request.answered, None)
+        answer = self._model.answer(prompt, request.sampling, request.answered, request.constraint)
         job = _Job(request, listener, answer, timing, kv, held=held)
         with self._wake:
             if self._closed:
@@ -234,17 +239,25 @@ class SimulatedDecodeEngine:
 
     def _deliver(self, job: _Job) -> None:
         """Pass the request's next token to its listener. Before the last one the request leaves the engine."""
-        token, now = next(job.answer), time.monotonic()
+        try:
+            token, now = next(job.answer), time.monotonic()
+        except RequestError as error:  # the answer has left its form
+            self._leave(job)
+            job.fail(error)
+            return
         job.written.append(token.id)
         job.timing.first_token = job.timing.first_token or now
         if token.finish:
             self._hold(job)
-            with self._wake:
-                if self._jobs.get(job.request.id) is job:
-                    del self._jobs[job.request.id]
+            self._leave(job)
         with job.lock:
             if job.open:
                 job.listener.on_tokens((token,), job.timing)
+
+    def _leave(self, job: _Job) -> None:
+        with self._wake:
+            if self._jobs.get(job.request.id) is job:
+                del self._jobs[job.request.id]
 
     def _fail_all(self) -> None:
         with self._wake:
@@ -252,7 +265,4 @@ class SimulatedDecodeEngine:
             self._jobs.clear()
         self._held.store.clear()
         for job in jobs:
-            with job.lock:
-                if job.open:
-                    job.open = False
-                    job.listener.on_error(Cancelled("the simulated decode engine was closed", "send the request again"))
+            job.fail(Cancelled("the simulated decode engine was closed", "send the request again"))

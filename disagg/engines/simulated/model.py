@@ -1,7 +1,8 @@
 """The model that both simulated engines share: sizes and predicted times, but no weights.
 
 The layout of its KV, its vocabulary and its times are those of the real model. Tokens are letters drawn from a hash of
-the prompt, so that both engines answer a prompt alike.
+the prompt, so that both engines answer a prompt alike. An answer that must have a form has it, with letters where the
+form leaves a choice.
 """
 
 from __future__ import annotations
@@ -12,15 +13,17 @@ import json
 import struct
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import numpy
 
 from disagg.api.requests import Messages
 from disagg.api.sampling import Sampling
 from disagg.config import EngineOptions
 from disagg.engines.base import EngineInfo, Token
-from disagg.engines.model.constraint import Constraint
+from disagg.engines.model.constraint import Constraint, Constraints
 from disagg.engines.model.format import AnswerFormat
 from disagg.engines.model.profile import LayerProfile, ModelProfile
 from disagg.engines.model.stream import StopStrings
@@ -36,6 +39,12 @@ from disagg.version import VERSION
 
 LETTERS = b"etaoin shrdlu"
 BYTES = 256
+# The tokens of llguidance's tokenizer "byte": the bytes, and special ones, of which the last ends an answer.
+CONSTRAINED = 262
+END = CONSTRAINED - 1
+# In a string of JSON: it has 40 letters on average, as many as a sentence of a real model has tokens.
+IN_STRINGS = LETTERS * 3 + b'"'
+EXPONENT = frozenset(b"eE")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,13 +65,19 @@ class SimulatedModel:
         """The predicted computation of these tokens of a prompt of `tokens` tokens."""
         return piece(self.device, self.shape, tokens, self.options.dtype, chunk)
 
-    def answer(self, tokens: Sequence[int], sampling: Sampling) -> Iterator[Token]:
-        """The answer to a prompt: always max_tokens long, without end-of-sequence token and probabilities."""
+    def answer(
+        self, tokens: Sequence[int], sampling: Sampling, answered: int = 0, constraint: Constraint | None = None
+    ) -> Iterator[Token]:
+        """The answer to a prompt after its first `answered` tokens, without probabilities: max_tokens long, or to the
+        end of its form. Raises RequestError if it cannot go on in its form."""
         seed = hashlib.sha256(struct.pack(f"<{len(tokens)}I", *tokens)).digest()
-        for index in range(sampling.max_tokens):
+        for index in range(answered, sampling.max_tokens):
             drawn = hashlib.blake2b(index.to_bytes(8, "little"), key=seed, digest_size=1).digest()[0]
-            token = Token(LETTERS[drawn % len(LETTERS)], 0.0)
-            yield token if index + 1 < sampling.max_tokens else replace(token, finish="length")
+            token = _choose(drawn, constraint)
+            if token == END and not sampling.ignore_eos:
+                yield Token(token, 0.0, finish="stop")
+                return
+            yield Token(token, 0.0, finish="length" if index + 1 == sampling.max_tokens else None)
 
 
 def load(source: str | Path, context: int, options: EngineOptions, hardware: str) -> SimulatedModel:
@@ -102,11 +117,12 @@ def sleep_until(moment: float) -> None:
 class ByteTokenizer:
     """A PromptTokenizer without files: the tokens of a text are its UTF-8 bytes."""
 
-    eos_ids: frozenset[int] = frozenset()
+    eos_ids = frozenset({END})
     format = AnswerFormat()
 
     def __init__(self, vocab_size: int) -> None:
         self.vocab_size = vocab_size
+        self._constraints = Constraints(lambda: "byte", CONSTRAINED, self.eos_ids)
         self.digest = short_hash(f"bytes {vocab_size}".encode())
 
     def encode(self, prompt: str | Messages | Sequence[int], template: Mapping[str, Any] = NOTHING) -> list[int]:
@@ -131,12 +147,12 @@ class ByteTokenizer:
         return bytes([token]) if token < BYTES else b"."
 
     def constrain(self, grammar: str, answer: Sequence[int], after: str = "") -> Constraint:
-        """See PromptTokenizer."""
-        raise RequestError("json_schema: a simulated engine writes noise", "use a host with a real engine")
+        """See PromptTokenizer. There are no marks."""
+        return self._constraints.make(grammar, answer)
 
 
 class _ByteStream:
-    """A TextStream of bytes; ids beyond a byte, which only a prompt can contain, are shown as dots."""
+    """A TextStream of bytes; the end has no text, and other ids beyond a byte are shown as dots."""
 
     def __init__(self, stop: Sequence[str]) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
@@ -147,10 +163,32 @@ class _ByteStream:
         return self._stops.reached
 
     def push(self, token: int) -> str:
+        if token == END:
+            return ""
         return self._stops.push(self._decoder.decode(bytes([token]) if token < BYTES else b"."))
 
     def finish(self) -> str:
         return self._stops.push(self._decoder.decode(b"", final=True)) + self._stops.finish()
+
+
+def _choose(drawn: int, constraint: Constraint | None) -> int:
+    """The next token. drawn: 0 to 255."""
+    allowed = constraint.allowed() if constraint is not None else None
+    if constraint is not None and constraint.error is not None:
+        raise constraint.error
+    choice = LETTERS if allowed is None else _fitting(allowed)
+    token = choice[drawn % len(choice)]
+    if constraint is not None:
+        constraint.accept(token)
+    return token
+
+
+def _fitting(allowed: numpy.ndarray[Any, numpy.dtype[numpy.bool_]]) -> Sequence[int]:
+    """Letters in a string; elsewhere all that is allowed but an exponent, with which most numbers are infinite."""
+    if allowed[list(LETTERS)].all():
+        return [token for token in IN_STRINGS if allowed[token]]
+    tokens = numpy.flatnonzero(allowed).tolist()
+    return [token for token in tokens if token not in EXPONENT] or tokens
 
 
 def _lines(messages: Sequence[Any]) -> str:
@@ -176,9 +214,10 @@ def _info(
             tokenizer=tokenizer.digest,
             chat_template=none,
             special_tokens=none,
-            eos_ids=frozenset(),
+            eos_ids=tokenizer.eos_ids,
         ),
         layout=layout,
         fingerprint=Fingerprint(architecture, sizes.vocab, none, tokenizer.digest, none, none),
         memory_bytes=round(sizes.weight_bytes),
+        eos_ids=tokenizer.eos_ids,
     )

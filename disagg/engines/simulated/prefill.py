@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from itertools import islice
 from pathlib import Path
 
 import numpy
@@ -75,10 +74,11 @@ class SimulatedPrefillEngine(PrefillEngine):
         salt: str = "",
         constraint: Constraint | None = None,
     ) -> _AnswerRun:
-        """See PrefillEngine. Its tokenizer makes no constraints."""
+        """See PrefillEngine."""
         held = self._find(tokens[:-1], salt)
         prompt = _PromptRun(self._model, len(tokens) - 1, lambda emission: self.on_beat(), held)
-        return _AnswerRun(self._model, prompt, tokens, sampling, emit, answered=answered)
+        answer = self._model.answer(tokens[: len(tokens) - answered], sampling, answered, constraint)
+        return _AnswerRun(self._model, prompt, len(tokens), answer, emit, done=answered >= sampling.max_tokens)
 
     @property
     def held_bytes(self) -> int:
@@ -162,19 +162,19 @@ class _AnswerRun:
         self,
         model: SimulatedModel,
         prompt: _PromptRun,
-        tokens: Sequence[int],
-        sampling: Sampling,
+        context: int,
+        answer: Iterator[Token],
         emit: Callable[[Token], None],
         *,
-        answered: int,
+        done: bool,
     ) -> None:
         self._model = model
         self._prompt = prompt
         self.held = prompt.held
-        self._context = len(tokens)
+        self._context = context
         self._emit = emit
-        whole = model.answer(tokens[: len(tokens) - answered], sampling)
-        self._answer = list(islice(whole, answered, None))[::-1]  # the next token is last
+        self._answer = answer
+        self._done = done
         self._timing = prompt.timing
 
     @property
@@ -185,7 +185,7 @@ class _AnswerRun:
     @property
     def done(self) -> bool:
         """See PrefillRun."""
-        return not self._answer
+        return self._done
 
     @property
     def timing(self) -> PrefillTiming:
@@ -201,8 +201,10 @@ class _AnswerRun:
         began = time.monotonic()
         sleep_until(began + step(self._model.device, self._model.shape, self._context, self._model.options.dtype))
         self._context += 1
+        token = next(self._answer)
+        self._done = token.finish is not None
         self._timing = self._timing.plus(began, time.monotonic())
-        self._emit(self._answer.pop())
+        self._emit(token)
 
     def close(self) -> None:
         """See PrefillRun."""

@@ -40,7 +40,7 @@ async def answered(
     written[-1] = Token(written[-1].id, 0.0, finish="stop")
     prompts: list[Sequence[int]] = []
 
-    def scripted(model: SimulatedModel, tokens: Sequence[int], sampling: Sampling) -> Iterator[Token]:
+    def scripted(model: SimulatedModel, tokens: Sequence[int], sampling: Sampling, *rest: object) -> Iterator[Token]:
         prompts.append(tokens)
         return iter(written)
 
