@@ -41,7 +41,7 @@ def test_an_environment_that_another_host_finished_meanwhile_is_left_alone(tmp_p
 
 BLOCKED_UV = """\
 #!/bin/sh
-# Installs once the file `go` is there.
+# Installs once the file `go` is there, or another one builds, too.
 case $1 in
     venv)
         for target; do :; done
@@ -49,7 +49,7 @@ case $1 in
         mkdir -p "$target/bin"
         : >"$target/bin/python"
         chmod 755 "$target/bin/python" ;;
-    pip) until test -f "$HERE/go"; do sleep 0.02; done ;;
+    pip) until test -f "$HERE/go" || [ "$(wc -l <"$HERE/uv.log")" -gt 1 ]; do sleep 0.02; done ;;
 esac
 """
 
