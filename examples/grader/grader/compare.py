@@ -114,10 +114,12 @@ def text(found: str | None, expected: str | None) -> tuple[float, str]:
 
 
 def close(found: float, expected: float, tolerance: float) -> bool:
-    """Within `tolerance`, relative for values above 1. NaN equals NaN."""
+    """Within `tolerance`, relative for values above 1. NaN equals NaN, and infinite values only themselves."""
     if math.isnan(found) or math.isnan(expected):
         return math.isnan(found) and math.isnan(expected)
-    return found == expected or abs(found - expected) <= tolerance * max(1.0, abs(expected))
+    if math.isinf(found) or math.isinf(expected):
+        return found == expected
+    return abs(found - expected) <= tolerance * max(1.0, abs(expected))
 
 
 def _column(found: list[Scalar] | None, expected: list[Scalar] | None, tolerance: float) -> bool:

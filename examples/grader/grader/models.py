@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
@@ -74,17 +74,25 @@ class Gateway:
     def __init__(self, url: str, key: str = "unused", *, deadline: float = 300.0) -> None:
         self._client = openai.AsyncOpenAI(base_url=url, api_key=key, max_retries=0, timeout=deadline)
         self._deadline = deadline
-        self._rooms: dict[str, int] = {}
+        self._contexts: dict[str, int] = {}
 
     async def close(self) -> None:
         await self._client.close()
 
     async def room(self, models: Sequence[str]) -> int:
-        """Characters of a student's text that fit all of these models: a token may be as short as one."""
-        for model in models:
-            if model not in self._rooms:
-                self._rooms[model] = _room((await self._models()).get(model, 0))
-        return min(self._rooms[model] for model in models)
+        """Characters of a student's text that fit all of these models: a token may be as short as one.
+
+        Raises ModelError if the gateway does not serve one of them, or does not answer before the deadline.
+        """
+        began, attempts = time.monotonic(), itertools.count()
+        while missing := set(models) - self._contexts.keys():
+            answer, reason = await self._get_models()
+            self._contexts |= contexts(answer)
+            if answer and (unknown := missing - self._contexts.keys()):
+                raise ModelError(f"the gateway does not serve {', '.join(sorted(unknown))}")
+            if not answer:
+                await self._wait(next(attempts), began, reason)
+        return min(room(self._contexts[model]) for model in models)
 
     async def ask(self, requests: Sequence[Mapping[str, Any]]) -> Replies:
         """All at once. Raises ModelError if one has no answer before the deadline."""
@@ -109,10 +117,17 @@ class Gateway:
 
     async def _send(self, requests: Sequence[Mapping[str, Any]], began: float) -> tuple[dict[str, Any], str]:
         """The answer, or nothing and why it is worth another try."""
+        left = max(1.0, self._deadline - (time.monotonic() - began))
+        body = {"requests": list(requests)}
+        return await self._answer(self._client.with_options(timeout=left).post("/parallel", cast_to=object, body=body))
+
+    async def _get_models(self) -> tuple[dict[str, Any], str]:
+        """The same."""
+        return await self._answer(self._client.with_options(timeout=30).get("/models", cast_to=object))
+
+    async def _answer(self, request: Awaitable[object]) -> tuple[dict[str, Any], str]:
         try:
-            left = max(1.0, self._deadline - (time.monotonic() - began))
-            body = {"requests": list(requests)}
-            answer = await self._client.with_options(timeout=left).post("/parallel", cast_to=object, body=body)
+            return dict(await request), ""  # type: ignore[call-overload,unused-ignore]
         except openai.APIStatusError as error:
             if error.status_code not in RETRIED:
                 raise ModelError(f"the gateway refused the request: {error.message}") from error
@@ -120,24 +135,21 @@ class Gateway:
             return {}, error.message
         except openai.APIConnectionError as error:
             return {}, f"no answer from the gateway: {error}"
-        return dict(answer), ""  # type: ignore[call-overload,unused-ignore]
 
     async def _wait(self, attempt: int, began: float, reason: str) -> None:
         if time.monotonic() - began > self._deadline:
             raise ModelError(f"no answer after {self._deadline:.0f} s: {reason}")
         await asyncio.sleep(min(MAX_WAIT_S, 0.5 * 2 ** min(attempt, 10)))
 
-    async def _models(self) -> dict[str, int]:
-        """Context by name and alias. Empty if the gateway does not answer now."""
-        try:
-            listed = await self._client.with_options(timeout=30).get("/models", cast_to=object)
-        except openai.OpenAIError:
-            return {}
-        contexts: dict[str, int] = {}
-        for model in listed["data"]:  # type: ignore[index,unused-ignore]
-            for name in (model["id"], *model.get("aliases", [])):
-                contexts[name] = int(model.get("max_model_len") or 0)
-        return contexts
+
+def contexts(listed: Mapping[str, Any]) -> dict[str, int]:
+    """Tokens of the longest request by name and alias, of GET /models."""
+    models = listed.get("data", [])
+    return {
+        name: int(model.get("max_model_len") or 0)
+        for model in models
+        for name in (model["id"], *model.get("aliases", []))
+    }
 
 
 def reply(request: Mapping[str, Any], result: Mapping[str, Any], retries: int) -> Reply:
@@ -200,5 +212,6 @@ def retry_after(header: str | None) -> float:
         return 0.0
 
 
-def _room(context: int) -> int:
+def room(context: int) -> int:
+    """Characters of a student's text in a prompt of this context."""
     return max(1000, min(MAX_ROOM, context - ANSWER_TOKENS - OVERHEAD_TOKENS))

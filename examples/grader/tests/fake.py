@@ -1,4 +1,5 @@
-"""A gateway for tests: answers that fit the schemas, or the failures that a test asks for."""
+"""In place of what is behind a test: a gateway with answers that fit the schemas, or with failures; a kernel that runs
+nothing."""
 
 from __future__ import annotations
 
@@ -7,6 +8,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from grader.models import Gateway
+from grader.sandbox import CellRun, Execution
+
+
+def run_nothing(notebook: Any, *_: object) -> Execution:
+    """In place of `sandbox.execute`."""
+    code = [index for index, cell in enumerate(notebook.cells) if cell.cell_type == "code"]
+    return Execution(tuple(CellRun(index, "not run") for index in code))
 
 
 class FakeGateway(Gateway):
@@ -37,13 +45,13 @@ class FakeGateway(Gateway):
         schema = request["response_format"]["json_schema"]["schema"]
         choice = {
             "finish_reason": "stop",
-            "message": {"content": json.dumps(self._answer(schema))},
+            "message": {"content": json.dumps(self._content(schema))},
             "disagg": {"method": "disaggregated", "prefill_server": "p", "decode_server": "d", "ttft": 0.5},
         }
         body = {"choices": [choice], "usage": {"prompt_tokens": 10, "completion_tokens": 5}}
         return {"index": index, "status": 200, "seconds": 0.1, "body": body}
 
-    def _answer(self, schema: dict[str, Any]) -> dict[str, Any]:
+    def _content(self, schema: dict[str, Any]) -> dict[str, Any]:
         if "summary" in schema["properties"]:
             return {"summary": "=1+1", "strengths": ["s"], "improvements": []}
         sections = schema["properties"]["sections"]["properties"]

@@ -1,4 +1,4 @@
-"""The page, through HTTP, with a made-up gateway: upload, progress, result, correction, export."""
+"""The page, through HTTP, without a kernel and with a made-up gateway: upload, progress, result, correction, export."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import asyncio
 import io
 import zipfile
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -22,14 +21,14 @@ from tests.fake import FakeGateway
 ROOT = Path(__file__).parents[1]
 EMPTY = (ROOT / "samples" / "empty.ipynb").read_bytes()
 INJECTION = (ROOT / "samples" / "injection.ipynb").read_bytes()
+pytestmark = pytest.mark.usefixtures("no_kernel")
 
 
 @pytest.fixture
 async def page(tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
-    (tmp_path / "solution.ipynb").write_bytes(EMPTY)
     sample = rubric.load(ROOT / "assignments" / "sample")
     store = Store(tmp_path / "grader.db")
-    app = create(store, FakeGateway(), {"sample": replace(sample, folder=tmp_path)})
+    app = create(store, FakeGateway(), {"sample": sample})
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1") as client:
         yield client
         while app.state.grader.tasks:
@@ -55,7 +54,7 @@ async def test_notebooks_of_a_zip_are_graded_corrected_and_exported(page: httpx.
             await asyncio.sleep(0.1)
     first, second = (await page.get(f"{batch}/state")).json()
     assert (first["name"], second["review"]) == ("all_one.ipynb", "review")
-    assert second["layers"]["code"] == "done gpt-oss on p and d"
+    assert second["layers"]["code"] == "done qwen on p and d"
     result = f"/submissions/{second['id']}"
     assert "addresses the models" in (await page.get(result)).text
     corrected = await page.post(f"{result}/corrections", data={"section": "mean", "points": "3", "reason": "by hand"})
