@@ -266,8 +266,8 @@ def test_the_real_command_line_names_file_and_host(farm: Farm) -> None:
 def test_a_server_that_cannot_be_recorded_is_ended_again(farm: Farm, monkeypatch: pytest.MonkeyPatch) -> None:
     spawned, spawn = [], local.spawn
 
-    def noted(*arguments: Any) -> int:
-        spawned.append(spawn(*arguments))
+    def noted(*arguments: Any, **options: Any) -> int:
+        spawned.append(spawn(*arguments, **options))
         return spawned[-1]
 
     monkeypatch.setattr(local, "spawn", noted)
