@@ -104,7 +104,7 @@ def test_what_a_server_may_answer_instead_of_an_answer_is_one_line(
     script: Script, kind: type[DisaggError], words: str
 ) -> None:
     with openai_server(script) as port, client(whole_host("m", port)) as asking, pytest.raises(kind, match=words) as it:
-        asking.generate("m", messages=CHAT, timeout=1)
+        asking.generate("m", messages=CHAT, timeout=4)
     assert "\n" not in str(it.value)
 
 
