@@ -16,7 +16,7 @@ from disagg.tls.client import ClientTLS
 READ_BYTES = 1 << 16
 WRITE_BYTES = 1 << 18  # encrypted at a time, so that a long body is in memory once
 MAX_HANDSHAKE_BYTES = 1 << 14
-"""Of the other end's part of a handshake. OpenSSL would keep 128 KiB of a stranger's first message."""
+"""The most that the other end may send before its handshake is complete; OpenSSL alone would buffer 128 KiB."""
 MAX_UNREAD_BYTES = 1 << 20
 """Of what this end has sent and the other one does not read, if it asks for still more without sending data."""
 HANDSHAKE = 0x16
