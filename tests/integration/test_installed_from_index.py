@@ -79,6 +79,7 @@ def fleet(machines: Bed, tmp_path_factory: pytest.TempPathFactory) -> Iterator[O
     (homes[0] / ".local/bin/uv").unlink()
     for home in homes:
         shutil.rmtree(home / ".cache", ignore_errors=True)
+        pip_settings(home).unlink()  # other tests of this bed look for what uninstall leaves
 
 
 def install_uv(home: Path) -> None:
@@ -86,9 +87,13 @@ def install_uv(home: Path) -> None:
     shutil.copy(find_uv_bin(), home / ".local/bin/uv")
 
 
+def pip_settings(home: Path) -> Path:
+    return home / ".config/pip/pip.conf"
+
+
 def leave_compiling_to_imports(home: Path) -> None:
     """pip would compile every module of torch and transformers: minutes, of which the servers need seconds."""
-    settings = home / ".config/pip/pip.conf"
+    settings = pip_settings(home)
     settings.parent.mkdir(parents=True, exist_ok=True)
     settings.write_text("[install]\ncompile = no\n")
 

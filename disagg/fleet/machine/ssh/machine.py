@@ -78,8 +78,7 @@ class SSHMachine(ShellMachine):
                 raise
             raise self._explained(error) from error
         if code < 0:
-            transport.join(0.3)  # the transport's thread ends shortly after the channels of a broken connection
-            if not transport.is_active():
+            if not _stays(transport):
                 raise self._lost()
             code = _KILLED
         return code, time.monotonic() - began
@@ -166,7 +165,7 @@ class SSHMachine(ShellMachine):
         from disagg.fleet.machine.ssh.errors import explain
 
         connection = self._connection
-        if connection is None or not connection.is_connected:
+        if connection is None or not _stays(connection.transport):
             return self._lost()
         return explain(self.name, self.settings, error)
 
@@ -175,6 +174,12 @@ class SSHMachine(ShellMachine):
             f"{self.name}: connection lost to {self.settings.address}",
             f"ping {self.settings.address}; then run the command again",
         )
+
+
+def _stays(transport: paramiko.Transport) -> bool:
+    """Whether the connection outlives an error. The channels of a broken one end shortly before its thread."""
+    transport.join(0.3)
+    return bool(transport.is_active())
 
 
 class _Execution:
