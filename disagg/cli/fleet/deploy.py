@@ -10,7 +10,16 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from disagg.cli.common.context import confirm, error_console, note_if_interrupted, print_json, settings, stderr, stdout
+from disagg.cli.common.context import (
+    confirm,
+    error_console,
+    note_if_interrupted,
+    print_json,
+    require_answer,
+    settings,
+    stderr,
+    stdout,
+)
 from disagg.cli.common.options import AsJson, BreakLock, Yes
 
 if TYPE_CHECKING:
@@ -68,7 +77,7 @@ def deploy(
     fleet = settings(context).fleet()
     hosts = _choose(context, fleet)
     if not dry_run:
-        _require_answer("deploy", "changes", yes=yes, as_json=as_json)
+        require_answer("deploy", "changes", yes=yes, as_json=as_json)
     adopted = _adoptable(fleet, hosts, refused=dry_run or replace_token) if adopt_token else ()
     decide = _deploying(fleet, adopted=adopted, dry=dry_run, replace_token=replace_token)
     if dry_run:
@@ -128,7 +137,7 @@ def uninstall(
     """Stop the servers and remove all of disagg from the hosts, but models."""
     from disagg.fleet.deploy.undo import uninstall as planned
 
-    _require_answer("uninstall", "removes", yes=yes, as_json=as_json)
+    require_answer("uninstall", "removes", yes=yes, as_json=as_json)
     fleet = settings(context).fleet()
     hosts = _choose(context, fleet)
     question = None if yes else "Uninstall"
@@ -140,15 +149,6 @@ def uninstall(
     removed = any(report.result == "changed" for report in reports)
     note = _notes(reports) if models else _MODELS_STAY if removed else ""
     _finish(fleet, reports, as_json, {"changed": "removed", "unchanged": "nothing there"}, note)
-
-
-def _require_answer(command: str, verb: str, *, yes: bool, as_json: bool) -> None:
-    """UsageError unless --yes answers the question or a person at a terminal can."""
-    from disagg.errors import UsageError
-
-    if not yes and (as_json or not sys.stdin.isatty()):
-        reason = "--json prints no question" if as_json else "stdin is not a terminal"
-        raise UsageError(f"{command} asks before it {verb} anything, and {reason}", f"disagg {command} --yes")
 
 
 def _choose(context: typer.Context, fleet: Fleet) -> list[Host]:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from disagg.cli.common.completion import complete_model
-from disagg.cli.common.context import confirm, error_console, print_json, settings, stderr, stdout
+from disagg.cli.common.context import confirm, error_console, print_json, require_answer, settings, stderr, stdout
 from disagg.cli.common.options import AsJson, CommandGroup, HostCommand, Yes
 
 if TYPE_CHECKING:
@@ -96,9 +95,7 @@ def rm(
 
     if not model and not settings(context).selection:
         raise UsageError("which model? this would remove all of them", "name a MODEL, or a --host")
-    if not yes and (as_json or not sys.stdin.isatty()):
-        reason = "--json prints no question" if as_json else "stdin is no terminal"
-        raise UsageError(f"models rm asks before it removes anything, and {reason}", "confirm with --yes")
+    require_answer("models rm", "removes", yes=yes, as_json=as_json)
     fleet = settings(context).fleet()
     wanted = _chosen(context, fleet, model)
     with Models(fleet) as these:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
@@ -15,6 +14,7 @@ from disagg.cli.common.context import (
     error_console,
     note_if_interrupted,
     print_json,
+    require_answer,
     settings,
     stderr,
     stdout,
@@ -82,7 +82,7 @@ def rollout(
         on_step=progress.report,
     )
     planned = [] if undo else _planned(fleet, work, as_json)
-    _require_yes(work, planned, yes=yes, as_json=as_json, undo=undo)
+    _ask(work, planned, yes=yes, as_json=as_json, undo=undo)
     with note_if_interrupted("no host is left half-way: `disagg rollout` goes on, `disagg rollout --undo` goes back"):
         report = work.undo() if undo else work.run(planned)
     _finish(fleet, report, as_json)
@@ -128,17 +128,14 @@ def _planned(fleet: Fleet, work: Rollout, as_json: bool) -> list[DeployResult]:
     raise typer.Exit(exit_code(planned))
 
 
-def _require_yes(work: Rollout, planned: Sequence[DeployResult], *, yes: bool, as_json: bool, undo: bool) -> None:
+def _ask(work: Rollout, planned: Sequence[DeployResult], *, yes: bool, as_json: bool, undo: bool) -> None:
     """Ask a person at a terminal, after the plan. UsageError if there is none and --yes does not answer."""
     from disagg.cli.views.fleet.deploy import plan_view
     from disagg.cli.views.units import counted
-    from disagg.errors import UsageError
 
+    require_answer("rollout", "changes", yes=yes, as_json=as_json)
     if yes:
         return
-    if as_json or not sys.stdin.isatty():
-        reason = "--json prints no question" if as_json else "stdin is not a terminal"
-        raise UsageError(f"rollout asks before it changes anything, and {reason}", "disagg rollout --yes")
     console = error_console()
     if planned:
         console.print(plan_view(planned))

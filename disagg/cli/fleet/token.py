@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from disagg.cli.common.context import confirm, error_console, print_json, settings, stderr, stdout
+from disagg.cli.common.context import confirm, error_console, print_json, require_answer, settings, stderr, stdout
 from disagg.cli.common.options import AsJson, BreakLock, Command, CommandGroup, Yes
 
 if TYPE_CHECKING:
@@ -75,7 +74,6 @@ def rotate(context: typer.Context, *, yes: Yes = False, break_lock: BreakLock = 
     need the new one: `disagg deploy --adopt-token` there. A file that hosts.toml or $DISAGG_TOKEN_FILE names is
     rewritten: other fleets that name it need the new token too.
     """
-    from disagg.errors import UsageError
     from disagg.fleet.lifecycle.rotation import Rotation
     from disagg.fleet.lifecycle.state import State
     from disagg.token import token_digest
@@ -85,13 +83,10 @@ def rotate(context: typer.Context, *, yes: Yes = False, break_lock: BreakLock = 
     rotation = Rotation(
         fleet, state, lambda host, done: stderr().print(f"{host}: {done}", highlight=False), break_lock=break_lock
     )
-    if not yes:
-        if as_json or not sys.stdin.isatty():
-            reason = "--json prints no question" if as_json else "stdin is not a terminal"
-            raise UsageError(f"token rotate asks before it changes anything, and {reason}", "disagg token rotate --yes")
-        if not confirm(_question(fleet, state), error_console()):
-            stderr().print("nothing was changed")
-            raise typer.Exit(1)
+    require_answer("token rotate", "changes", yes=yes, as_json=as_json)
+    if not yes and not confirm(_question(fleet, state), error_console()):
+        stderr().print("nothing was changed")
+        raise typer.Exit(1)
     before, after = map(token_digest, rotation.run())
     if as_json:
         print_json({"fleet": fleet.name, "before": before, "token": after})

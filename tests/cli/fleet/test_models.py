@@ -46,7 +46,7 @@ def test_rm_wants_to_be_told_what_and_wants_an_answer(
     assert run("--config", path, "models", "rm", "--yes") == 2
     assert "which model?" in capsys.readouterr().err
     assert run("--config", path, "models", "rm", "qwen") == 2
-    assert "confirm with --yes" in capsys.readouterr().err
+    assert "disagg models rm --yes" in capsys.readouterr().err
 
 
 def test_an_unknown_model_is_refused_with_those_there_are(
