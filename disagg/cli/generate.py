@@ -102,7 +102,7 @@ def generate(
         "alone": alone.value if alone else None,
         "on_kv_failure": on_kv_failure.value,
     }
-    _run(fleet, _answers(call.models), request, Shown(as_json, explain))
+    _run(fleet, _answers(call.models), request, AnswerForm(as_json, explain))
 
 
 def _import_client_meanwhile() -> None:
@@ -112,14 +112,14 @@ def _import_client_meanwhile() -> None:
     threading.Thread(target=importlib.import_module, args=("disagg.inference.client",), daemon=True).start()
 
 
-class Shown(NamedTuple):
+class AnswerForm(NamedTuple):
     """How answers are shown. ranking: also which hosts they may come from."""
 
     as_json: bool
     ranking: bool
 
 
-def _run(fleet: Fleet, answers: Sequence[ModelAnswer], request: dict[str, Any], shown: Shown) -> None:
+def _run(fleet: Fleet, answers: Sequence[ModelAnswer], request: dict[str, Any], shown: AnswerForm) -> None:
     """Ask the models and show the answers. Ctrl-C shows what has arrived."""
     import asyncio
 

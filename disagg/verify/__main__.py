@@ -24,7 +24,7 @@ from disagg.engines.exit import exit_without_cleanup
 from disagg.engines.model import checkpoint
 from disagg.errors import ContextLengthExceeded, DisaggError
 from disagg.kv.received import ReceivedKV
-from disagg.verify.compare import Comparisons, Run, Runs, bounds, bounds_alone, summary
+from disagg.verify.compare import Comparisons, EngineRun, Runs, bounds, bounds_alone, summary
 from disagg.verify.pair import EnginePair
 from disagg.verify.prefill import ENGINES
 from disagg.verify.process import PrefillSpec
@@ -32,7 +32,7 @@ from disagg.verify.weights import weights_form
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class VerifyPlan:
     """What is compared. weights: the form of the prefill engine's and of the decode engine's. chunk: tokens per prefill
     chunk of the hand-off."""
 
@@ -56,7 +56,7 @@ class Controls:
         return self.computed == 1 and self.wrong_kv_changes is not False
 
 
-def verify(pair: EnginePair, plan: Plan) -> VerifyReport:
+def verify(pair: EnginePair, plan: VerifyPlan) -> VerifyReport:
     """Run and compare. ContextLengthExceeded if prompt and answer do not fit the context."""
     context = pair.prefill_info.context
     if plan.prompt_tokens + plan.max_tokens > context:
@@ -99,7 +99,7 @@ def verify(pair: EnginePair, plan: Plan) -> VerifyReport:
     )
 
 
-def run_all(pair: EnginePair, plan: Plan) -> tuple[Runs, Controls]:
+def run_all(pair: EnginePair, plan: VerifyPlan) -> tuple[Runs, Controls]:
     """Answer the prompt in every way, and compute the logits along the prefill engine's answer."""
     prompt, other = pair.sample_prompts(plan.prompt_tokens)
     count, pieces = plan.max_tokens, plan.prompt_tokens // 3 + 1
@@ -108,15 +108,15 @@ def run_all(pair: EnginePair, plan: Plan) -> tuple[Runs, Controls]:
     forced = [*prompt, *alone[:-1]]
     kv = pair.hand_over(prompt, plan.chunk)
     handed_over, computed = pair.decode(prompt, sampling, kv)
-    handoff = Run(handed_over, pair.decode_logits(forced, count, kv))
+    handoff = EngineRun(handed_over, pair.decode_logits(forced, count, kv))
     kv.release()
     decoded, _ = pair.decode(prompt, sampling, None)
     runs = Runs(
         handoff=handoff,
-        prefill=Run(alone, pair.prefill.logits(forced, count)),
-        decode=Run(decoded, pair.decode_logits(forced, count)),
-        prefill_again=Run(alone, pair.prefill.logits(forced, count, pieces)),
-        decode_again=Run(decoded, pair.decode_logits(forced, count, chunk_tokens=pieces)),
+        prefill=EngineRun(alone, pair.prefill.logits(forced, count)),
+        decode=EngineRun(decoded, pair.decode_logits(forced, count)),
+        prefill_again=EngineRun(alone, pair.prefill.logits(forced, count, pieces)),
+        decode_again=EngineRun(decoded, pair.decode_logits(forced, count, chunk_tokens=pieces)),
     )
     wrong = _wrong_kv(pair, other, prompt, sampling, plan.chunk)
     return runs, Controls(computed, None if wrong is None else wrong != handed_over)
@@ -179,7 +179,7 @@ def report(arguments: argparse.Namespace) -> VerifyReport:
     with EnginePair.load(spec, str(paths[1]), EngineOptions("mlx", dtype=arguments.dtype)) as pair:
         return verify(
             pair,
-            Plan(arguments.dtype, weights, arguments.prompt_tokens, arguments.max_tokens, arguments.chunk),
+            VerifyPlan(arguments.dtype, weights, arguments.prompt_tokens, arguments.max_tokens, arguments.chunk),
         )
 
 

@@ -35,7 +35,7 @@ Logits = Any  # numpy.ndarray [positions, vocab]
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class EngineRun:
     """One engine's run: its greedy tokens, and its logits along the forced answer, [positions, vocab]."""
 
     tokens: Sequence[int]
@@ -46,11 +46,11 @@ class Run:
 class Runs:
     """All runs of one prompt: with the hand-off, and twice with either engine alone."""
 
-    handoff: Run
-    prefill: Run
-    decode: Run
-    prefill_again: Run
-    decode_again: Run
+    handoff: EngineRun
+    prefill: EngineRun
+    decode: EngineRun
+    prefill_again: EngineRun
+    decode_again: EngineRun
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ class Comparisons:
         return within(self.prefill_vs_decode, alone) and all(within(one, limits) for one in handoffs)
 
 
-def compare(run: Run, other: Run) -> RunComparison:
+def compare(run: EngineRun, other: EngineRun) -> RunComparison:
     """How `run` differs from `other`; KL is that of `run` from `other`."""
     pairs = zip(run.tokens, other.tokens, strict=True)
     divergence = next((i for i, (a, b) in enumerate(pairs) if a != b), None)

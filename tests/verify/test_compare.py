@@ -12,7 +12,7 @@ from disagg.verify.compare import (
     NOISE,
     OTHER_WEIGHTS,
     Comparisons,
-    Run,
+    EngineRun,
     Runs,
     bounds,
     bounds_alone,
@@ -27,8 +27,8 @@ TWO = [[0.0, math.log(3.0)], [math.log(4.0), 0.0]]
 LOW, HIGH = interval(1, 2)
 
 
-def run(logits: Any, tokens: tuple[int, ...] = (5, 6)) -> Run:
-    return Run(tokens, numpy.array(logits, numpy.float32))
+def run(logits: Any, tokens: tuple[int, ...] = (5, 6)) -> EngineRun:
+    return EngineRun(tokens, numpy.array(logits, numpy.float32))
 
 
 def comparison(kl: float, top1: float, *, positions: int = 100, difference: float = 0.0) -> RunComparison:
@@ -138,8 +138,8 @@ def test_every_comparison_must_hold(with_prefill: float, with_decode: float, alo
 def test_each_comparison_is_of_its_two_runs() -> None:
     """Runs whose likeliest tokens differ at 1, 2, ... of 6 positions from the decode engine's."""
 
-    def differing(count: int) -> Run:
-        return Run((5,), numpy.eye(2, dtype=numpy.float32)[[1] * count + [0] * (6 - count)])
+    def differing(count: int) -> EngineRun:
+        return EngineRun((5,), numpy.eye(2, dtype=numpy.float32)[[1] * count + [0] * (6 - count)])
 
     found = Comparisons.of(Runs(*(differing(count) for count in (1, 3, 0, 4, 5))))
     six = (

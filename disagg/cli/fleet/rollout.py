@@ -62,7 +62,7 @@ def rollout(
     from disagg.fleet.deploy.deployment import choose, planner
     from disagg.fleet.deploy.release import Installation
     from disagg.fleet.lifecycle.state import State
-    from disagg.fleet.rollout.policy import Settings
+    from disagg.fleet.rollout.policy import RolloutSettings
     from disagg.fleet.rollout.rollout import Rollout
 
     fleet = settings(context).fleet()
@@ -74,7 +74,7 @@ def rollout(
         hosts,
         planner(Installation.current(fleet, state.tokens())),
         asking(fleet, state),
-        Settings(max_unavailable),
+        RolloutSettings(max_unavailable),
         timeout,
         new_answers=new_answers,
         break_lock=break_lock,

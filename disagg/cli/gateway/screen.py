@@ -14,7 +14,7 @@ from rich.console import Console, RenderableType
 from rich.live import Live
 
 from disagg.api.gateway.live import LiveState
-from disagg.cli.views.gateway.top import Shown, keys_of, press, top_view
+from disagg.cli.views.gateway.top import ScreenChoice, keys_of, press, top_view
 from disagg.errors import ServerUnavailable
 
 RETRY_S = 1.0
@@ -53,7 +53,7 @@ class _Screen:
 
     def __init__(self, state: LiveState, caption: str = "") -> None:
         self.ended = asyncio.Event()
-        self._state, self._shown, self._note, self._caption = state, Shown(), "", caption
+        self._state, self._shown, self._note, self._caption = state, ScreenChoice(), "", caption
 
     def take(self, state: LiveState) -> None:
         if not self._shown.paused:

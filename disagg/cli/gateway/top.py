@@ -36,7 +36,7 @@ def top(
     import asyncio
 
     from disagg.cli.gateway.screen import run
-    from disagg.cli.views.gateway.top import Shown, top_view
+    from disagg.cli.views.gateway.top import ScreenChoice, top_view
 
     console, url = stdout(), full_url(url)
     asked = "asking the hosts" if hosts else f"asking {url}"
@@ -46,7 +46,7 @@ def top(
     if as_json:
         print_json(state.to_json())
     elif not console.is_terminal:
-        console.print(top_view(state, Shown(), caption, keys=False))
+        console.print(top_view(state, ScreenChoice(), caption, keys=False))
     else:
         asyncio.run(run(source, state, console, caption))
 

@@ -29,7 +29,7 @@ def pause_after(work_s: float) -> float:
     return max(_FRAME_S, _REST_PER_WORK * work_s)
 
 
-class Shown:
+class ShownAnswer:
     """Shows one answer while it arrives: this one as it is, what the model thinks and notes apart. Control characters
     reach files and pipes, but no terminal."""
 
@@ -81,7 +81,7 @@ class _Piece(NamedTuple):
     text: str
 
 
-class ShownMarkdown(Shown):
+class ShownMarkdown(ShownAnswer):
     """An answer as Markdown. Blocks that are complete are printed once; only the last one is drawn anew, so that the
     terminal scrolls and nothing flickers. A thread of its own parses and draws: the caller's event loop, which extends
     the request's lease, only puts pieces into a queue."""
@@ -176,7 +176,7 @@ class _Page:
         else:
             self._print_whole_blocks()
             tail = AnswerMarkdown(end_of_block("".join(self._rest), lines, columns))
-        self._live.update(_Tail(tail), refresh=True)
+        self._live.update(_LastLines(tail), refresh=True)
 
     def _print_whole_blocks(self) -> None:
         text = "".join(self._rest)
@@ -198,7 +198,7 @@ class _Page:
             self._console.print(AnswerMarkdown(text))
 
 
-class _Tail:
+class _LastLines:
     """The last lines of what is not complete, as many as the terminal has."""
 
     def __init__(self, whole: RenderableType) -> None:

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from disagg.cli.chat.commands import COMMANDS
 from disagg.cli.chat.conversation import Conversation
-from disagg.cli.views.answer import Shown, ShownMarkdown
+from disagg.cli.views.answer import ShownAnswer, ShownMarkdown
 from disagg.cli.views.metrics import footnote, model_panel
 from disagg.cli.views.stream import without_echo
 from disagg.cli.views.units import counted, seconds, speed
@@ -59,10 +59,10 @@ class ChatView:
         self.note(f"{model}. /help lists the commands, Ctrl-C stops an answer, Ctrl-D leaves.")
 
     @contextmanager
-    def answering(self) -> Iterator[Shown]:
+    def answering(self) -> Iterator[ShownAnswer]:
         """Within the block an answer is shown while it arrives."""
         with without_echo(self._out, typed=True):
-            shown = Shown(self._notes) if self._plain else ShownMarkdown(self._out)
+            shown = ShownAnswer(self._notes) if self._plain else ShownMarkdown(self._out)
             self._noted = shown.noted_texts
             try:
                 yield shown

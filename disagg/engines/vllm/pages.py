@@ -51,7 +51,7 @@ class Place(NamedTuple):
     rows: int
 
 
-class Rows(NamedTuple):
+class CopiedRows(NamedTuple):
     """keys, values: [1, heads, T, dim], in memory of their own. fill: writes them; to be called once, on any thread."""
 
     keys: torch.Tensor
@@ -59,7 +59,7 @@ class Rows(NamedTuple):
     fill: Callable[[], None]
 
 
-def read(pages: torch.Tensor, place: Place, form: Form) -> Rows:
+def read(pages: torch.Tensor, place: Place, form: Form) -> CopiedRows:
     """Copy the blocks of these rows. What is left to do, `fill` does."""
     held = pages.index_select(0, place.blocks)
     sources = [source.transpose(0, 1) for source in form(held)]
@@ -73,7 +73,7 @@ def read(pages: torch.Tensor, place: Place, form: Form) -> Rows:
 
     wanted = slice(place.first, place.first + place.rows)
     keys, values = (target.flatten(1, 2)[None, :, wanted] for target in targets)
-    return Rows(keys, values, fill)
+    return CopiedRows(keys, values, fill)
 
 
 class Places:

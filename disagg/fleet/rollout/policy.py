@@ -38,7 +38,7 @@ class HostState:
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class RolloutSettings:
     """max_unavailable: how many hosts of the fleet may be down at the same time."""
 
     max_unavailable: int = 1
@@ -53,7 +53,7 @@ class Turn:
     blocked: str = ""
 
 
-def next_turn(hosts: Sequence[HostState], settings: Settings, undo: bool = False) -> Turn:
+def next_turn(hosts: Sequence[HostState], settings: RolloutSettings, undo: bool = False) -> Turn:
     """What to do next. undo: go back although no host has failed, because the new release could not be deployed."""
     if undo or any(host.phase in UNDOING for host in hosts):
         return _undo(hosts, settings)
@@ -62,7 +62,7 @@ def next_turn(hosts: Sequence[HostState], settings: Settings, undo: bool = False
     return _down("restart", [host for host in hosts if host.phase == "before"], hosts, settings)
 
 
-def _undo(hosts: Sequence[HostState], settings: Settings) -> Turn:
+def _undo(hosts: Sequence[HostState], settings: RolloutSettings) -> Turn:
     pending = [host for host in hosts if host.phase == "before" and host.pending]
     if pending:  # nothing is restarted, so all at once
         return Turn(_steps(pending, "forget"))
@@ -75,7 +75,7 @@ def _steps(hosts: Iterable[HostState], action: Action) -> tuple[tuple[str, Actio
     return tuple((host.name, action) for host in hosts)
 
 
-def _down(action: Action, waiting: Sequence[HostState], hosts: Sequence[HostState], settings: Settings) -> Turn:
+def _down(action: Action, waiting: Sequence[HostState], hosts: Sequence[HostState], settings: RolloutSettings) -> Turn:
     """The action, which takes hosts down, on as many of these as may be down together."""
     chosen: list[HostState] = []
     for host in sorted(waiting, key=lambda host: host.up):
@@ -86,7 +86,9 @@ def _down(action: Action, waiting: Sequence[HostState], hosts: Sequence[HostStat
     return Turn(blocked=_obstacle(waiting[0], (), hosts, settings))
 
 
-def _obstacle(host: HostState, chosen: Sequence[HostState], hosts: Sequence[HostState], settings: Settings) -> str:
+def _obstacle(
+    host: HostState, chosen: Sequence[HostState], hosts: Sequence[HostState], settings: RolloutSettings
+) -> str:
     """Why the host must not be taken down together with those chosen, "" if it may."""
     if not host.up:
         return ""

@@ -26,7 +26,7 @@ from disagg.fleet.machine.connect import machine_for
 from disagg.fleet.machine.fan_out import each
 from disagg.fleet.rollout import policy
 from disagg.fleet.rollout.gate import Ask, Gate
-from disagg.fleet.rollout.policy import Action, HostState, Phase, Settings
+from disagg.fleet.rollout.policy import Action, HostState, Phase, RolloutSettings
 from disagg.fleet.rollout.record import RecordFile, RolloutRecord, Verdict, phase
 from disagg.fleet.rollout.report import HostReport, RolloutReport, ending, outcome
 
@@ -47,7 +47,7 @@ class Rollout:
     hosts: Sequence[Host]
     planner: Planner
     ask: Ask
-    settings: Settings = field(default_factory=Settings)
+    settings: RolloutSettings = field(default_factory=RolloutSettings)
     timeout_s: float = 300.0
     new_answers: bool = False
     break_lock: bool = False

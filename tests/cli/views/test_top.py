@@ -18,7 +18,7 @@ from disagg.cli.app import invoke
 from disagg.cli.gateway import screen as live_screen
 from disagg.cli.gateway import top as command
 from disagg.cli.gateway.screen import _Screen
-from disagg.cli.views.gateway.top import Shown, keys_of, press, top_view
+from disagg.cli.views.gateway.top import ScreenChoice, keys_of, press, top_view
 from disagg.config import Fleet
 from disagg.errors import ServerUnavailable
 from disagg.gateway.remote import follow
@@ -62,7 +62,7 @@ STATE = LiveState(
 )
 
 
-def text(shown: Shown, note: str = "", state: LiveState = STATE) -> str:
+def text(shown: ScreenChoice, note: str = "", state: LiveState = STATE) -> str:
     console = Console(width=80, color_system=None)
     with console.capture() as captured:
         console.print(top_view(state, shown, note))
@@ -72,21 +72,21 @@ def text(shown: Shown, note: str = "", state: LiveState = STATE) -> str:
 @pytest.mark.parametrize(
     ("keys", "shown"),
     [
-        ("x", Shown()),
-        ("s", Shown(order="tokens")),
-        ("sss", Shown(order="time")),
-        ("m", Shown(model="qwen")),
-        ("mmm", Shown()),
-        ("d", Shown(part="requests")),
-        ("dd", Shown(part="hosts")),
-        (" ", Shown(paused=True)),
-        ("  ", Shown()),
-        ("SM", Shown(order="tokens", model="qwen")),
+        ("x", ScreenChoice()),
+        ("s", ScreenChoice(order="tokens")),
+        ("sss", ScreenChoice(order="time")),
+        ("m", ScreenChoice(model="qwen")),
+        ("mmm", ScreenChoice()),
+        ("d", ScreenChoice(part="requests")),
+        ("dd", ScreenChoice(part="hosts")),
+        (" ", ScreenChoice(paused=True)),
+        ("  ", ScreenChoice()),
+        ("SM", ScreenChoice(order="tokens", model="qwen")),
         ("q", None),
     ],
 )
-def test_what_is_shown_after_these_keys(keys: str, shown: Shown | None) -> None:
-    now: Shown | None = Shown()
+def test_what_is_shown_after_these_keys(keys: str, shown: ScreenChoice | None) -> None:
+    now: ScreenChoice | None = ScreenChoice()
     for key in keys:
         assert now is not None
         now = press(now, key, STATE)
@@ -94,7 +94,7 @@ def test_what_is_shown_after_these_keys(keys: str, shown: Shown | None) -> None:
 
 
 def test_the_picture_has_models_requests_hosts_and_the_last_answers_in_80_columns() -> None:
-    picture = text(Shown())
+    picture = text(ScreenChoice())
     help_text = "dgx-2: gone\n  → disagg start\n"
     for part in ("500 ms @ 900", "1.50 s @ 30", "decode", "queue", "mac-1", help_text, "11+22", "q quit"):
         assert part in picture
@@ -103,7 +103,7 @@ def test_the_picture_has_models_requests_hosts_and_the_last_answers_in_80_column
 
 def test_a_whole_request_host_has_no_figure_for_its_kv() -> None:
     host = LiveHost(name="mini", role="whole", model="qwen", state="up")
-    picture = text(Shown(part="hosts"), state=msgspec.structs.replace(STATE, hosts=(host,)))
+    picture = text(ScreenChoice(part="hosts"), state=msgspec.structs.replace(STATE, hosts=(host,)))
     assert next(line for line in picture.splitlines() if "mini" in line).split() == [
         "mini",
         "whole",
@@ -117,25 +117,25 @@ def test_a_whole_request_host_has_no_figure_for_its_kv() -> None:
 
 @pytest.mark.parametrize(("order", "first"), [("time", "ask"), ("tokens", "chat"), ("model", "ask")])
 def test_requests_are_sorted(order: str, first: str) -> None:
-    picture = text(Shown(order=order, part="requests"))  # type: ignore[arg-type]
+    picture = text(ScreenChoice(order=order, part="requests"))  # type: ignore[arg-type]
     assert min((picture.index(name), name) for name in ("  chat", "  ask"))[1].strip() == first
 
 
 def test_one_model_and_one_part_leave_out_the_rest() -> None:
-    assert "dgx-2" not in text(Shown(model="qwen")) and "mac-1" in text(Shown(model="qwen"))
-    hosts = text(Shown(part="hosts"))
+    assert "dgx-2" not in text(ScreenChoice(model="qwen")) and "mac-1" in text(ScreenChoice(model="qwen"))
+    hosts = text(ScreenChoice(part="hosts"))
     assert "mac-1" in hosts and "11+22" not in hosts
 
 
 def test_the_help_for_a_host_has_the_width_of_the_terminal() -> None:
     reason = "it does not answer at http://127.0.0.1:28104 within the time that hosts have"
     host = msgspec.structs.replace(STATE.hosts[1], reason=reason, hint="disagg start --host dgx-spark-2")
-    picture = text(Shown(part="hosts"), state=msgspec.structs.replace(STATE, hosts=(host,)))
+    picture = text(ScreenChoice(part="hosts"), state=msgspec.structs.replace(STATE, hosts=(host,)))
     assert f"  → {host.hint}\n" in picture and "…" not in picture
 
 
 def test_a_gateway_that_has_gone_is_stated_below_the_last_picture() -> None:
-    assert "no gateway answers" in text(Shown(), "no gateway answers at x")
+    assert "no gateway answers" in text(ScreenChoice(), "no gateway answers at x")
 
 
 @pytest.mark.parametrize(
@@ -169,7 +169,7 @@ def test_a_name_in_brackets_is_shown_as_it_is() -> None:
         STATE.requests[0], model="[/r]", key="[bold]k", prefill_server="[/p]", decode_server="[/d]"
     )
     picture = text(
-        Shown(),
+        ScreenChoice(),
         state=msgspec.structs.replace(
             STATE,
             models=(LiveModel(name="[/m]", totals=Totals()),),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from disagg.fleet.rollout.policy import HostState, Phase, Settings, next_turn
+from disagg.fleet.rollout.policy import HostState, Phase, RolloutSettings, next_turn
 
 ROLES = {"p": "prefill", "d": "decode", "g": "gateway"}
 
@@ -20,7 +20,7 @@ def hosts(line: str) -> list[HostState]:
 
 
 def told(line: str, max_unavailable: int = 1, undo: bool = False) -> str:
-    turn = next_turn(hosts(line), Settings(max_unavailable), undo)
+    turn = next_turn(hosts(line), RolloutSettings(max_unavailable), undo)
     return f"blocked: {turn.blocked}" if turn.blocked else " ".join(f"{action} {name}" for name, action in turn.steps)
 
 

@@ -35,7 +35,7 @@ _STATES: Final[Mapping[str, str]] = {"up": "green", "loading": "yellow", "draini
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class ScreenChoice:
     """What is shown: the requests' order, one model or all (None), one part or all, and whether it stands still."""
 
     order: Order = "time"
@@ -49,11 +49,11 @@ def keys_of(read: str) -> str:
     return _SEQUENCE.sub("", read)
 
 
-def press(shown: Shown, key: str, state: LiveState) -> Shown | None:
+def press(shown: ScreenChoice, key: str, state: LiveState) -> ScreenChoice | None:
     """What is shown after this key; None: end. Other keys change nothing."""
     if key in ("q", "Q", "\x1b"):
         return None
-    changes: Mapping[str, Callable[[], Shown]] = {
+    changes: Mapping[str, Callable[[], ScreenChoice]] = {
         "s": lambda: replace(shown, order=_next(ORDERS, shown.order)),
         "d": lambda: replace(shown, part=_next(PARTS, shown.part)),
         "m": lambda: replace(shown, model=_next((None, *(model.name for model in state.models)), shown.model)),
@@ -63,7 +63,7 @@ def press(shown: Shown, key: str, state: LiveState) -> Shown | None:
     return change() if change else shown
 
 
-def top_view(state: LiveState, shown: Shown, note: str = "", *, keys: bool = True) -> RenderableType:
+def top_view(state: LiveState, shown: ScreenChoice, note: str = "", *, keys: bool = True) -> RenderableType:
     """The whole screen. note: stated below it, such as that the gateway does not answer. keys: whether some work."""
     models = [model for model in state.models if shown.model in (None, model.name)]
     requests = [one for one in state.requests if shown.model in (None, one.model)]
@@ -86,7 +86,7 @@ def _next(values: Sequence[T], value: T) -> T:
     return values[(values.index(value) + 1) % len(values)] if value in values else values[0]
 
 
-def _head(state: LiveState, shown: Shown) -> Text:
+def _head(state: LiveState, shown: ScreenChoice) -> Text:
     totals = state.totals
     filtered = f" · {shown.model}" if shown.model else ""
     return Text.assemble(

@@ -77,7 +77,7 @@ class VLLMFollower(SendingEngine):
         """See PromptEngine. Nothing: the head tests all nodes."""
         if self._failure is not None:
             raise self._failure
-        return Nothing()
+        return EmptyRun()
 
     def send(
         self, tokens: Sequence[int], to: tuple[str, int], header: Header, *, deadline: float, next_token: int, salt: str
@@ -123,7 +123,7 @@ class VLLMFollower(SendingEngine):
         self._failure = self._failure or ModelError(why, "the server ends itself, and its service manager starts it")
 
 
-class Nothing:
+class EmptyRun:
     """A PrefillRun with nothing to do."""
 
     def __init__(self) -> None:

@@ -27,7 +27,7 @@ _KEYED: Final = "/v1/"  # what vLLM answers only to those who have its key
 _JSON: Final = {"Content-Type": "application/json"}
 
 
-class Server:
+class VLLMServer:
     """Where a `vllm serve` listens. url: without a path. key: reads its key, "" if it wants none."""
 
     def __init__(self, url: str, key: Callable[[], str] = lambda: "") -> None:
@@ -97,7 +97,7 @@ class Call:
 
     def __init__(
         self,
-        server: Server,
+        server: VLLMServer,
         path: str,
         body: bytes,
         *,

@@ -6,7 +6,7 @@ from typing import Final
 
 from disagg.api.delivery import DESCRIBE, ConnectorInfo
 from disagg.engines.model import preflight
-from disagg.engines.vllm.served.calls import Server
+from disagg.engines.vllm.served.calls import VLLMServer
 from disagg.engines.vllm.served.forms import COMPLETIONS, MODELS, START_COMMAND, model_names, order_answer, prompt_body
 from disagg.errors import DisaggError, FingerprintMismatch, LayoutMismatch, ModelError
 from disagg.kv.fingerprint import Fingerprint
@@ -17,7 +17,7 @@ PATIENCE_S: Final = 60.0
 """For the one token that describes a server: it may be computing long prompts of other callers."""
 
 
-def describe(server: Server, wanted: str | None) -> tuple[str, ConnectorInfo]:
+def describe(server: VLLMServer, wanted: str | None) -> tuple[str, ConnectorInfo]:
     """The model's name at this server, and what its connector is; it computes a token for this. wanted: the name, if
     hosts.toml has one. ModelError if it cannot be ordered anything."""
     names = model_names(server.ask("GET", MODELS, None, PATIENCE_S))

@@ -31,7 +31,7 @@ from disagg.engines.vllm.rows import StepShare
 from disagg.engines.vllm.runs import AnswerRun, Run, SentByItself
 from disagg.engines.vllm.sampling import fields
 from disagg.engines.vllm.served import check
-from disagg.engines.vllm.served.calls import Call, Server
+from disagg.engines.vllm.served.calls import Call, VLLMServer
 from disagg.engines.vllm.served.forms import COMPLETIONS, answer_body, output, prompt_body
 from disagg.engines.vllm.served.prompt import ServedPrompt
 from disagg.engines.vllm.served.pulse import HEALTH, Pulse
@@ -65,7 +65,7 @@ class ServedEngine(SendingEngine):
         self.tokenizer = HFTokenizer.load(path)
         reference = checkpoint.reference_profile(path, context, self.tokenizer)
         layout, fingerprint = checkpoint.layout(reference, options.dtype), checkpoint.fingerprint(reference)
-        self._server = Server(options.url, partial(key_of, options, f"the vllm serve at {options.url}"))
+        self._server = VLLMServer(options.url, partial(key_of, options, f"the vllm serve at {options.url}"))
         self._model, self._found = check.describe(self._server, options.model)
         found = self._found
         check.require(found, options.url, layout, fingerprint, context)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from disagg.engines.vllm.served.calls import Call, Server
+from disagg.engines.vllm.served.calls import Call, VLLMServer
 from disagg.errors import Cancelled, ConfigError, DeadlineExceeded, DisaggError, ModelError, RequestError
 from tests.engines.vllm.served.fake_serve import serving
 from tests.kv.kv_parts import PATIENCE_S
@@ -22,7 +22,7 @@ Ends = queue.Queue[bytes | DisaggError]
 
 
 def call(url: str, ends: Ends, deadline_s: float = PATIENCE_S) -> Call:
-    return Call(Server(url), "/v1/completions", b"{}", deadline=time.monotonic() + deadline_s, on_end=ends.put)
+    return Call(VLLMServer(url), "/v1/completions", b"{}", deadline=time.monotonic() + deadline_s, on_end=ends.put)
 
 
 def test_an_answer_is_given_as_it_is() -> None:
@@ -37,7 +37,7 @@ def test_the_lines_of_a_streamed_answer_are_given_one_by_one() -> None:
     lines: list[bytes] = []
     with serving(lambda body: (200, b"data: 1\n\ndata: 2\n\n")) as fake:
         deadline = time.monotonic() + PATIENCE_S
-        Call(Server(fake.url), "/v1/completions", b"{}", deadline=deadline, on_end=ends.put, on_line=lines.append)
+        Call(VLLMServer(fake.url), "/v1/completions", b"{}", deadline=deadline, on_end=ends.put, on_line=lines.append)
         assert ends.get(timeout=PATIENCE_S) == b""
     assert [line for line in lines if line.strip()] == [b"data: 1\n", b"data: 2\n"]
 
@@ -47,10 +47,10 @@ def test_a_server_lives_whatever_it_answers_but_an_error_of_its_own(status: int,
     with serving(lambda body: (200, b"")) as fake:
         fake.healthy = status
         if lives:
-            Server(fake.url).lives("/health", PATIENCE_S)
+            VLLMServer(fake.url).lives("/health", PATIENCE_S)
         else:
             with pytest.raises(ModelError):
-                Server(fake.url).lives("/health", PATIENCE_S)
+                VLLMServer(fake.url).lives("/health", PATIENCE_S)
 
 
 @contextmanager
@@ -88,7 +88,7 @@ def test_a_streamed_answer_after_which_the_server_closes_is_read_to_its_end(answ
     lines: list[bytes] = []
     with raw(answer) as url:
         deadline = time.monotonic() + PATIENCE_S
-        Call(Server(url), "/v1/completions", b"{}", deadline=deadline, on_end=ends.put, on_line=lines.append)
+        Call(VLLMServer(url), "/v1/completions", b"{}", deadline=deadline, on_end=ends.put, on_line=lines.append)
         assert ends.get(timeout=PATIENCE_S) == b""
     assert lines == [b"a\n", b"b\n", b"c\n"]
 
@@ -97,7 +97,7 @@ def test_the_key_of_a_server_goes_where_it_asks_for_one_and_is_read_anew_for_eac
     ends: Ends = queue.Queue()
     keys = iter(["first", "second"])
     with serving(lambda body: (200, b"content")) as fake:
-        server = Server(fake.url, lambda: next(keys))
+        server = VLLMServer(fake.url, lambda: next(keys))
         server.ask("GET", "/v1/models", None, PATIENCE_S)
         server.ask("GET", "/health", None, PATIENCE_S)
         Call(server, "/v1/completions", b"{}", deadline=time.monotonic() + PATIENCE_S, on_end=ends.put)
@@ -108,7 +108,7 @@ def test_the_key_of_a_server_goes_where_it_asks_for_one_and_is_read_anew_for_eac
 def test_a_key_that_cannot_be_read_is_the_end_of_its_request() -> None:
     ends: Ends = queue.Queue()
     with serving(lambda body: (200, b"content")) as fake:
-        server = Server(fake.url, lambda: fail(ConfigError("no key")))
+        server = VLLMServer(fake.url, lambda: fail(ConfigError("no key")))
         Call(server, "/v1/completions", b"{}", deadline=time.monotonic() + PATIENCE_S, on_end=ends.put)
         assert isinstance(ends.get(timeout=PATIENCE_S), ConfigError)
         with pytest.raises(ConfigError):
@@ -124,7 +124,7 @@ def fail(error: Exception) -> Any:
 def test_whatever_fails_in_a_request_before_its_deadline_is_its_servers_failure(error: Exception) -> None:
     ends: Ends = queue.Queue()
     deadline = time.monotonic() + PATIENCE_S
-    server = Server("http://127.0.0.1:1")
+    server = VLLMServer("http://127.0.0.1:1")
     Call(server, "/", b"{}", deadline=deadline, on_end=ends.put, first=lambda: fail(error))
     assert type(ends.get(timeout=PATIENCE_S)) is ModelError
 
@@ -133,7 +133,7 @@ def test_what_is_raised_before_a_request_is_its_end() -> None:
     ends: Ends = queue.Queue()
     with serving(lambda body: (200, b"content")) as fake:
         first = RequestError("no")
-        Call(Server(fake.url), "/", b"{}", deadline=0.0, on_end=ends.put, first=lambda: fail(first))
+        Call(VLLMServer(fake.url), "/", b"{}", deadline=0.0, on_end=ends.put, first=lambda: fail(first))
         assert ends.get(timeout=PATIENCE_S) is first
     assert not fake.bodies
 
@@ -180,4 +180,4 @@ def test_a_server_that_is_not_there_does_not_listen_and_ends_its_requests() -> N
     call(url, ends)
     error = ends.get(timeout=PATIENCE_S)
     assert isinstance(error, ModelError) and url in error.message
-    assert not Server(url).listens()
+    assert not VLLMServer(url).listens()

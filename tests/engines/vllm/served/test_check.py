@@ -9,7 +9,7 @@ import pytest
 
 from disagg.api.delivery import DESCRIBE, ORDER_FIELD, ConnectorInfo, OrderAnswer
 from disagg.api.status import PreflightFinding
-from disagg.engines.vllm.served.calls import Server
+from disagg.engines.vllm.served.calls import VLLMServer
 from disagg.engines.vllm.served.check import describe, require
 from disagg.errors import DisaggError, ModelError, PreflightRefused
 from disagg.kv.layout import Layout
@@ -22,8 +22,8 @@ DESCRIBED = completed(OrderAnswer(connector=INFO).to_json())
 
 def test_a_server_with_the_connector_is_known_by_its_model_and_what_the_connector_says() -> None:
     with serving(lambda body: (200, DESCRIBED)) as fake:
-        assert describe(Server(fake.url), None) == ("tiny", INFO)
-        assert describe(Server(fake.url), "tiny") == ("tiny", INFO)
+        assert describe(VLLMServer(fake.url), None) == ("tiny", INFO)
+        assert describe(VLLMServer(fake.url), "tiny") == ("tiny", INFO)
     assert fake.bodies[0]["kv_transfer_params"] == {ORDER_FIELD: DESCRIBE}
 
 
@@ -42,14 +42,14 @@ def test_a_server_that_cannot_be_ordered_anything_is_refused(
     content: bytes, wanted: str | None, message: str, hint: str
 ) -> None:
     with serving(lambda body: (200, content)) as fake, pytest.raises(DisaggError, match=message) as caught:
-        describe(Server(fake.url), wanted)
+        describe(VLLMServer(fake.url), wanted)
     assert hint in caught.value.hint
 
 
 def test_a_server_that_is_not_there_is_named_by_its_url() -> None:
     url = f"http://127.0.0.1:{free_ports(1)[0]}"
     with pytest.raises(ModelError, match=f"no vllm serve answers at {url}"):
-        describe(Server(url), None)
+        describe(VLLMServer(url), None)
 
 
 def test_a_server_that_has_the_same_model_and_kv_is_accepted() -> None:
