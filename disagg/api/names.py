@@ -3,6 +3,8 @@ complete arguments without msgspec."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Final, Literal
 
 Role = Literal["prefill", "decode", "whole", "gateway"]
@@ -12,6 +14,7 @@ WireForm = Literal["as-is", "int8-g64"]
 """The form in which keys and values are sent: unchanged, or quantised to eight bits; see disagg.kv.forms."""
 AS_IS: Final = "as-is"
 INT8: Final = "int8-g64"
+DTYPE_BYTES: Final[Mapping[str, int]] = MappingProxyType({"float32": 4, "float16": 2, "bfloat16": 2})
 LOG_FILE_VARIABLE: Final = "DISAGG_LOG_FILE"
 """Names the file that is a server's stdout and stderr, so that the server can rotate it."""
 LOG_BYTES: Final = 64 << 20

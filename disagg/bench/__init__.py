@@ -11,5 +11,6 @@ handoff/   a hand-off of random KV, compared with other ways to move the same by
 stats      from records to figures. Pure
 verdict    from figures to sentences: where disaggregation wins and where it loses. Pure
 result     all of it as one value, and as JSON
+units      milliseconds as text
 report     the result as one self-contained HTML page; charts draws its plots as SVG
 """

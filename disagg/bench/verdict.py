@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from disagg.bench.stats import Interval, ratio_of_medians
+from disagg.bench.units import ms
 
 MIN_SAMPLES = 5  # of each side; a bootstrap interval of fewer means nothing
 Metric = Literal["e2el", "ttft"]
@@ -223,17 +224,11 @@ def _lengths(comparisons: Sequence[SpeedupAtLength]) -> str:
 
 
 def _faster(one: SpeedupAtLength) -> str:
-    return f"{one.speedup.value:.2f} times as fast at {one.prompt_tokens:,}, {_ms(one.gain)} saved"
+    return f"{one.speedup.value:.2f} times as fast at {one.prompt_tokens:,}, {ms(1e3 * one.gain)} saved"
 
 
 def _slower(one: SpeedupAtLength) -> str:
-    return f"{1 / one.speedup.value:.2f} times as long at {one.prompt_tokens:,}, {_ms(-one.gain)} more"
-
-
-def _ms(seconds: float) -> str:
-    if seconds >= 0.9995:
-        return f"{seconds:,.2f} s"
-    return f"{seconds * 1e3:,.1f} ms" if seconds < 0.01 else f"{seconds * 1e3:,.0f} ms"
+    return f"{1 / one.speedup.value:.2f} times as long at {one.prompt_tokens:,}, {ms(-1e3 * one.gain)} more"
 
 
 def _range(every: Sequence[SpeedupAtLength]) -> str:

@@ -15,11 +15,10 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal
 
-from disagg.api.names import AS_IS, WireForm
+from disagg.api.names import AS_IS, DTYPE_BYTES, WireForm
 from disagg.errors import LayoutMismatch, ProtocolError, clipped
 from disagg.kv.forms import plane_bytes
 
-DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 MAX_LAYERS = 1024
 
 LayerKind = Literal["full", "sliding", "state"]

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-ITEMSIZE: Final[Mapping[str, int]] = {"float32": 4, "float16": 2, "bfloat16": 2}
+from disagg.api.names import DTYPE_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class KVShape:
 
     def row_bytes(self, dtype: str) -> int:
         """Bytes of one token's keys and values in one layer."""
-        return (self.latent or 2 * self.kv_heads * self.head_dim) * ITEMSIZE[dtype]
+        return (self.latent or 2 * self.kv_heads * self.head_dim) * DTYPE_BYTES[dtype]
 
     @property
     def states_bytes(self) -> int:
@@ -83,12 +83,12 @@ def _state_bytes(config: Mapping[str, Any]) -> int | None:
     """Bytes of the state of one layer: of a gated delta net a float32 matrix per value head and a convolution's last
     inputs, counted in 16 bits; of a short convolution only these. None for other kinds."""
     if kernel := _int(config, "conv_L_cache"):
-        return (kernel - 1) * (_int(config, "hidden_size") or 0) * ITEMSIZE["bfloat16"]
+        return (kernel - 1) * (_int(config, "hidden_size") or 0) * DTYPE_BYTES["bfloat16"]
     keys, values, key_dim, value_dim, kernel = (_int(config, f"linear_{name}") for name in _DELTA)
     if not keys or not values or not key_dim or not value_dim or not kernel:
         return None
     inputs = 2 * keys * key_dim + values * value_dim
-    return values * key_dim * value_dim * ITEMSIZE["float32"] + (kernel - 1) * inputs * ITEMSIZE["bfloat16"]
+    return values * key_dim * value_dim * DTYPE_BYTES["float32"] + (kernel - 1) * inputs * DTYPE_BYTES["bfloat16"]
 
 
 _DELTA: Final = ("num_key_heads", "num_value_heads", "key_head_dim", "value_head_dim", "conv_kernel_dim")

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from disagg.planning.kv import ITEMSIZE
+from disagg.api.names import DTYPE_BYTES
 from disagg.planning.prefill import Prefill
 from disagg.planning.shapes import ModelShape
 
@@ -44,7 +44,7 @@ class Shipment:
 
 def ship(prefill: Prefill, shape: ModelShape, dtype: str, link: Link, wire: Wire = "as-is") -> Shipment:
     """Predict sending every layer's rows, in order, each as soon as it exists, and the states at the end."""
-    row = shape.kv.row_bytes(dtype) * (INT8_BITS / (8 * ITEMSIZE[dtype]) if wire == "int8" else 1.0)
+    row = shape.kv.row_bytes(dtype) * (INT8_BITS / (8 * DTYPE_BYTES[dtype]) if wire == "int8" else 1.0)
     rows = [(e.at, (e.end - e.start) * row) for e in prefill.emissions]
     states = [(prefill.seconds, float(shape.kv.states_bytes))] if prefill.tokens and shape.kv.states_bytes else []
     return carry([*rows, *states], prefill.seconds, link)

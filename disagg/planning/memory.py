@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, get_args
 
+from disagg.api.names import DTYPE_BYTES
 from disagg.planning.checkpoint import from_config
-from disagg.planning.kv import ITEMSIZE
 from disagg.planning.shapes import ModelShape
 
 Packing = Literal["none", "fp8", "mxfp4", "mlx", "other"]
@@ -132,7 +132,7 @@ def in_memory(shape: ModelShape, how: Weights, dtype: str) -> ModelShape:
 
     torchao converts linear layers only: embeddings, output head and the fused experts of a mixture keep `dtype`.
     """
-    plain = 8.0 * ITEMSIZE[dtype]
+    plain = 8.0 * DTYPE_BYTES[dtype]
     if how == "dequantised":
         return replace(shape, weight_bits=plain, expert_bits=plain, head_bits=plain)
     if how in _ONLY_LINEAR:
@@ -143,7 +143,7 @@ def in_memory(shape: ModelShape, how: Weights, dtype: str) -> ModelShape:
 def workspace(stored: Checkpoint, serving: Serving) -> int:
     """Estimated bytes for activations of one chunk and for the framework, on one device."""
     shape = stored.shape
-    item = ITEMSIZE[serving.dtype]
+    item = DTYPE_BYTES[serving.dtype]
     widest = max(shape.hidden, shape.feed_forward, shape.experts_per_token * shape.expert_width)
     chunk = min(serving.chunk_tokens, serving.context)
     nbytes = _LIVE_ACTIVATIONS * chunk * widest * item

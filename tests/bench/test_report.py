@@ -12,8 +12,8 @@ from disagg.bench.energy import Power
 from disagg.bench.records import TurnResult
 from disagg.bench.report.charts import Bar, ChartLine, Dot, Mark, axis, bar_chart, line_chart
 from disagg.bench.report.page import page
-from disagg.bench.report.units import ms
 from disagg.bench.result import BenchResult, gather, judge
+from disagg.bench.units import ms
 from disagg.inference.metrics import TTFTParts
 from tests.bench.bench_parts import CPUS, GPUS, failed, plan, point, record, result
 from tests.values import present

@@ -4,5 +4,4 @@ page     the document and its text
 cards    the charts with their titles and legends
 table    all figures
 charts   lines and bars as SVG; knows nothing of benchmarks
-units    milliseconds as text
 """

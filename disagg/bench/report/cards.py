@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from html import escape
 
 from disagg.bench.report.charts import Axis, Bar, ChartLine, Dot, Mark, axis, bar_chart, line_chart
-from disagg.bench.report.units import ms, tick
 from disagg.bench.result import BenchResult, Cell
 from disagg.bench.stats import PART_NAMES
+from disagg.bench.units import ms, tick
 from disagg.bench.verdict import Series, about
 
 _PART_WORDS = {

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from html import escape
 
-from disagg.bench.report.units import ms
 from disagg.bench.result import BenchResult, Cell
 from disagg.bench.stats import Figures
+from disagg.bench.units import ms
 from disagg.bench.verdict import Series
 
 _LATENCIES: Mapping[str, Callable[[Figures], float | None]] = {
