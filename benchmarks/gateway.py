@@ -25,7 +25,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import math
 import os
 import statistics
 import tempfile
@@ -40,6 +39,7 @@ import psutil
 
 from benchmarks import gateway_load
 from benchmarks.gateway_ways import Arrival, Caller, Times, timed, tokens_of_client, tokens_of_gateway
+from benchmarks.medians import estimate
 from disagg import AsyncClient
 from disagg.config import Fleet, load
 from disagg.fleet.lifecycle.fleet_servers import FleetServers
@@ -95,18 +95,6 @@ class Cost(NamedTuple):
 
     request: float
     token: float
-
-
-class Estimate(NamedTuple):
-    """A median and its 95 % confidence interval."""
-
-    median: float
-    low: float
-    high: float
-
-    def judged(self, goal: float) -> str:
-        """Whether the median is at most the goal, as far as the interval tells."""
-        return "met" if self.high <= goal else "undecided" if self.low <= goal else "not met"
 
 
 def main() -> None:
@@ -177,14 +165,6 @@ def figures(pairs: Sequence[Pair]) -> dict[str, Any]:
 def medians(times: Sequence[Times]) -> dict[str, float]:
     values = {"ttft_ms": [one.ttft for one in times], "tpot_ms": [one.tpot for one in times]}
     return {name: 1e3 * statistics.median(seconds) for name, seconds in values.items()}
-
-
-def estimate(values: Sequence[float]) -> Estimate:
-    """The median of these values. Its interval lies between two of them, whatever their distribution: how many of n
-    values are below the median is binomial, n / 2 +- 1.96 sqrt(n) / 2. All of them for fewer than six."""
-    ordered = sorted(values)
-    below = max(0, math.floor(len(ordered) / 2 - 0.98 * math.sqrt(len(ordered))) - 1)
-    return Estimate(statistics.median(ordered), ordered[below], ordered[-1 - below])
 
 
 def prompt(number: int) -> list[int]:

@@ -13,7 +13,7 @@ tokens, new random prompts, in turn:
 its wait for the engine and until the last byte of its KV is received. Neither has the token that vLLM needs to end:
 `bare` ends with the model's last norm, `server` with the worker's report. The order of the three changes each round.
 
-Prints one JSON object: medians in tokens/s; medians of the ratios of each round, their 95 % bootstrap interval, least
+Prints one JSON object: medians in tokens/s; medians of the ratios of each round, their 95 % interval, least
 and greatest; where the difference between `server` and `bare` is, in ms a prompt: its wait, its computation beside a
 sender, the rest of its transfer; and what the server's process spends in addition to vLLM alone, in CPU milliseconds
 per MB of KV. --python: of the environment with vLLM's CPU build, which `make test` sets up. The machine must be idle
@@ -43,6 +43,7 @@ from typing import Any, NamedTuple
 import numpy
 import psutil
 
+from benchmarks.medians import estimate
 from benchmarks.peers.mlx_hosts import ONE_THREAD, FleetServer, fleet_server
 from benchmarks.prefill import make_model
 from benchmarks.vllm_bare import CACHE_BYTES, CONTEXT, STEP_TOKENS
@@ -130,8 +131,7 @@ def figures(measured: Sequence[Round]) -> dict[str, Any]:
         "vllm_over_transformers": ("server", "transformers"),
     }.items():
         ratios = [one[other].seconds / one[way].seconds for one in measured]
-        found[name] = statistics.median(ratios)
-        found[f"{name}_interval"] = interval(ratios)
+        found[name], *found[f"{name}_interval"] = estimate(ratios)
         found[f"{name}_range"] = [min(ratios), max(ratios)]
     servers = [one["server"] for one in measured]
     computing_s = [one["server"].seconds - one["server"].waiting_s - one["server"].sending_s for one in measured]
@@ -143,12 +143,6 @@ def figures(measured: Sequence[Round]) -> dict[str, Any]:
     }
     more = [1e9 * (one["server"].cpu_s - one["bare"].cpu_s) / one["server"].kv_bytes for one in measured]
     return {**found, "cpu_ms_per_mb": statistics.median(more)}
-
-
-def interval(values: Sequence[float], resamples: int = 4000) -> list[float]:
-    """The 95 % bootstrap interval of the median."""
-    drawn = numpy.random.default_rng(0).choice(numpy.asarray(values), (resamples, len(values)))
-    return [float(bound) for bound in numpy.percentile(numpy.median(drawn, axis=1), (2.5, 97.5))]
 
 
 @contextmanager

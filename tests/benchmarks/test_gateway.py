@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.gateway import Estimate, Pair, estimate, figures
+from benchmarks.gateway import Pair, figures
 from benchmarks.gateway_ways import Times, within
+from benchmarks.medians import Estimate, estimate
 
 WITHIN = Times(0.1, 0.01)
 
