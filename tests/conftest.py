@@ -35,10 +35,17 @@ def tiny_fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningFlee
 
 
 @pytest.fixture(scope="session")
-def machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[testbed.Bed]:
-    """Four hosts behind SSH, kept for the whole run. Tests use them through `bed`."""
+def whole_run_bed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[testbed.Bed]:
+    """Four hosts behind SSH, kept for the whole run."""
     with testbed.running(tmp_path_factory.mktemp("bed")) as bed:
         yield bed
+
+
+@pytest.fixture(scope="module")
+def machines(whole_run_bed: testbed.Bed) -> testbed.Bed:
+    """Four hosts behind SSH, with nothing on them that another file's tests have left. Tests use them through `bed`."""
+    whole_run_bed.empty()
+    return whole_run_bed
 
 
 @pytest.fixture

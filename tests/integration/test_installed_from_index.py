@@ -63,8 +63,6 @@ def fleet(machines: Bed, tmp_path_factory: pytest.TempPathFactory) -> Iterator[O
     machines.need_links()
     folder = tmp_path_factory.mktemp("operator")
     homes = [machines.hosts[name].home for name in (PREFILL, DECODE)]
-    for home in homes:
-        (home / ".local/bin/uv").unlink(missing_ok=True)  # a stand-in of other tests
     install_uv(homes[0])
     leave_compiling_to_imports(homes[1])
     with package_index(machines) as index, machines.entered():
@@ -76,10 +74,8 @@ def fleet(machines: Bed, tmp_path_factory: pytest.TempPathFactory) -> Iterator[O
         yield made
         made.run("uninstall", "--yes", "--models")
         assert not any((home / ".disagg").exists() for home in homes)
-    (homes[0] / ".local/bin/uv").unlink()
     for home in homes:
         shutil.rmtree(home / ".cache", ignore_errors=True)
-        pip_settings(home).unlink()  # other tests of this bed look for what uninstall leaves
 
 
 def install_uv(home: Path) -> None:
@@ -87,13 +83,9 @@ def install_uv(home: Path) -> None:
     shutil.copy(find_uv_bin(), home / ".local/bin/uv")
 
 
-def pip_settings(home: Path) -> Path:
-    return home / ".config/pip/pip.conf"
-
-
 def leave_compiling_to_imports(home: Path) -> None:
     """pip would compile every module of torch and transformers: minutes, of which the servers need seconds."""
-    settings = pip_settings(home)
+    settings = home / ".config/pip/pip.conf"
     settings.parent.mkdir(parents=True, exist_ok=True)
     settings.write_text("[install]\ncompile = no\n")
 

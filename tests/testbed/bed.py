@@ -38,6 +38,7 @@ from tests.testbed import network
 HOSTS_TOML = Path(__file__).parents[2] / "hosts.toml"
 _PATH = os.environ.get("PATH", "") + ":/usr/sbin:/sbin"
 _MAC_PATH = "/usr/bin:/bin:/usr/sbin:/sbin"
+_ACCOUNT = 2000
 
 
 @dataclass
@@ -107,9 +108,11 @@ class Bed:
     hub: subprocess.Popen[bytes] | None = None
     real: bool = True
     _fleet: Fleet = field(init=False)
+    _ssh_files: Mapping[str, bytes] = field(init=False)
 
     def __post_init__(self) -> None:
         self._fleet = load(HOSTS_TOML)
+        self._ssh_files = {name: (self.home / ".ssh" / name).read_bytes() for name in ("config", "known_hosts")}
         if not self.real:
             there = {
                 name: replace(host, address="127.0.0.1", ssh_port=self.hosts[name].port)
@@ -129,6 +132,16 @@ class Bed:
         """Remove what earlier tests of this process have deployed."""
         for host in self.hosts.values():
             shutil.rmtree(host.home / ".disagg", ignore_errors=True)
+
+    def empty(self) -> None:
+        """Take back what earlier tests have left: files in the homes, processes on the hosts, known host keys."""
+        for host in self.hosts.values():
+            if self.real:
+                _kill_all(host)
+            _remove_all_but_keys(host.home)
+        _remove_all_but_keys(self.home)
+        for name, content in self._ssh_files.items():
+            (self.home / ".ssh" / name).write_bytes(content)
 
     def need_links(self) -> None:
         """Skip a test that cannot run on loopback."""
@@ -259,7 +272,7 @@ def _namespace_host(
     user = "studio" if mac else "spark"
     remote_home = f"/home/{user}"
     _account(place, user, remote_home)
-    _authorise(place / "home", home, owner=2000)
+    _authorise(place / "home", home, owner=_ACCOUNT)
     _sshd_config(place, 22, "0.0.0.0", [f'SetEnv PATH="{_MAC_PATH}"'] if mac else [])
     spec = {"name": host.name, "folder": str(place), "home": remote_home, "mac": mac, "sshd": sshd}
     spec["pythons"] = sorted({os.path.realpath(sys.base_prefix), os.path.realpath(sys.prefix)})
@@ -289,6 +302,23 @@ def _loopback_host(
         yield BedHost(host.name, host.address, port, getpass.getuser(), False, place, local, str(local), process)
 
 
+def _kill_all(host: BedHost) -> None:
+    """Kill what the host's account runs, and wait for its end."""
+    deadline = time.monotonic() + LONG_S
+    while host.as_root("pkill", "-KILL", "-u", _ACCOUNT, check=False).returncode == 0:
+        assert time.monotonic() < deadline, f"{host.name} of the bed runs what cannot be killed"
+        time.sleep(0.01)
+
+
+def _remove_all_but_keys(home: Path) -> None:
+    for path in home.iterdir():
+        if path.is_dir() and not path.is_symlink():
+            if path.name != ".ssh":
+                shutil.rmtree(path)
+        else:
+            path.unlink()
+
+
 def _free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         return int(probe.getsockname()[1])
@@ -300,9 +330,9 @@ def _account(place: Path, user: str, home: str) -> None:
     sshd_user = "sshd:x:74:65534::/run/sshd:/usr/sbin/nologin\n"
     (place / "passwd").write_text(
         f"root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534::/:/usr/sbin/nologin\n{sshd_user}"
-        f"{user}:x:2000:2000::{home}:/bin/bash\n"
+        f"{user}:x:{_ACCOUNT}:{_ACCOUNT}::{home}:/bin/bash\n"
     )
-    (place / "group").write_text(f"root:x:0:\nnogroup:x:65534:\n{user}:x:2000:\n")
+    (place / "group").write_text(f"root:x:0:\nnogroup:x:65534:\n{user}:x:{_ACCOUNT}:\n")
     (place / "shadow").write_text(f"root:*:20000::::::\n{user}:*:20000::::::\n")
     (place / "shadow").chmod(0o640)
 
@@ -312,7 +342,7 @@ def _authorise(home: Path, client: Path, owner: int) -> None:
     ssh.mkdir(parents=True, mode=0o700)
     shutil.copy(client / ".ssh/id_ed25519.pub", ssh / "authorized_keys")
     for path in (home, ssh, ssh / "authorized_keys"):
-        os.chown(path, owner, owner if owner == 2000 else os.getgid())
+        os.chown(path, owner, owner if owner == _ACCOUNT else os.getgid())
 
 
 def _sshd_config(place: Path, port: int, address: str, more: list[str]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -47,12 +46,15 @@ def _make_guest(folder: Path, other_account: bool, *, without_torch: bool) -> No
     without_torch: as on a Mac, whose servers start in half the time because transformers finds no torch there.
     """
     version = "{}.{}".format(*sys.version_info)
-    system = Path(f"/usr/bin/python{version}") if other_account else Path(sys.executable)
+    system = Path(f"/usr/bin/python{version}") if other_account else Path(sys.base_prefix, "bin", f"python{version}")
     if not system.exists():
         pytest.skip(f"needs {system}, which the bed's accounts can run")
-    subprocess.run([str(system), "-m", "venv", "--without-pip", str(folder)], check=True, timeout=60)
-    packages = folder / "lib" / f"python{version}" / "site-packages/packages.pth"
+    packages = folder / "lib" / f"python{version}" / "site-packages"
+    for place in (folder / "bin", packages):
+        place.mkdir(parents=True)
+    (folder / "bin/python").symlink_to(system)
+    (folder / "pyvenv.cfg").write_text(f"home = {system.parent}\n")
     lines = [path for path in sys.path if path.endswith("site-packages")]
     if without_torch:
         lines.append("import sys; sys.modules['torch'] = None")
-    packages.write_text("".join(f"{line}\n" for line in lines))
+    (packages / "packages.pth").write_text("".join(f"{line}\n" for line in lines))

@@ -22,7 +22,6 @@ from tests.testbed.bed import Bed, BedHost
 def deployed(machines: Bed, tmp_path_factory: pytest.TempPathFactory) -> Operator:
     """Whoever has deployed all hosts. What they had then is in the folder of its hosts.toml, by their names."""
     machines.need_links()
-    machines.need_bare_hosts()
     with machines.entered():
         made = operator(machines, tmp_path_factory.mktemp("operator"))
         made.run("deploy", "--yes")

@@ -177,9 +177,11 @@ class SSHMachine(ShellMachine):
 
 
 def _stays(transport: paramiko.Transport) -> bool:
-    """Whether the connection outlives an error. The channels of a broken one end shortly before its thread."""
-    transport.join(0.3)
-    return bool(transport.is_active())
+    """Whether the connection outlives an error. A broken one states why it ends, closes its channels, and ends shortly
+    afterwards; a socket that fails under a call ends it within a tick of its thread."""
+    if transport.saved_exception is None:
+        transport.join(0.3)
+    return transport.saved_exception is None and bool(transport.is_active())
 
 
 class _Execution:

@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import psutil
@@ -27,7 +28,7 @@ from disagg.fleet.machine.interruption import interrupted_by
 from disagg.fleet.machine.output import OutputStream
 from disagg.fleet.machine.posix import Invocation
 from disagg.fleet.machine.ssh.connection import _tune
-from disagg.fleet.machine.ssh.machine import SSHMachine, _Execution
+from disagg.fleet.machine.ssh.machine import SSHMachine, _Execution, _stays
 from disagg.fleet.machine.ssh.settings import SSHTimeouts
 from disagg.fleet.machine.upload import Payload
 from tests.deadlines import LONG_S, ends_by_itself
@@ -488,6 +489,7 @@ def test_a_host_without_a_link_is_unreachable_in_bounded_time(make: Make, bed: B
 def test_a_timeout_kills_the_whole_process_group(machine: SSHMachine, bed: Bed) -> None:
     there = bed.hosts[machine.name]
     message = r"did not end within 3 s and was killed; its last output:\nstarted"
+    machine.run(["true"])  # the time to connect counts, too
     with ends_by_itself(), pytest.raises(FleetError, match=message):
         machine.run([], script="echo started; (sleep 4321; true) | sleep 4321", timeout=3)
     wait_until(lambda: not running(there, "sleep 4321"))
@@ -617,6 +619,11 @@ def test_an_upload_whose_command_has_ended_reads_no_closed_file() -> None:
     payload.close()
     invocation = Invocation(b"", OutputStream(), OutputStream(), 1.0, Payload(payload))
     _Execution(cast(SSHMachine, None), Taking(), invocation, 0.0)._feed()
+
+
+def test_a_connection_that_has_stated_why_it_ends_is_not_waited_for() -> None:
+    transport: Any = SimpleNamespace(saved_exception=EOFError(), is_active=lambda: True)
+    assert not _stays(transport)
 
 
 def test_closing_from_another_thread_ends_what_runs(spark: SSHMachine, there: BedHost) -> None:
