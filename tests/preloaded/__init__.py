@@ -27,6 +27,7 @@ AVAILABLE = sys.platform == "linux"
 READY = b"ready\n"
 _ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
 _ROOT = Path(__file__).parents[2]
+_RUN = "PYTEST_XDIST_TESTRUNUID"
 
 
 class Preloaded:
@@ -110,6 +111,15 @@ class Preloaded:
             assert process.wait() == 0, "the process with the imports has failed"
 
 
+def python_command() -> tuple[list[str], dict[str, str]]:
+    """disagg.fleet.machine.process.python_command for this interpreter, with the frameworks imported already."""
+    if not AVAILABLE:
+        from disagg.fleet.machine import process
+
+        return process.python_command(None)
+    return [sys.executable, "-P", "-m", "tests.preloaded.client"], {"PYTHONPATH": str(_ROOT), _RUN: _run()}
+
+
 class ForkedServer:
     """What tests use of a Popen, for a server that is not a child of this process."""
 
@@ -150,8 +160,13 @@ def enter_network(descriptor: int) -> None:  # os.setns is from Python 3.12 on
         raise OSError(ctypes.get_errno(), "setns")
 
 
+def _run() -> str:
+    """The same in all processes of one run of pytest-xdist."""
+    return os.environ.get(_RUN, str(os.getpid()))
+
+
 def _address(command: Sequence[str], variables: Mapping[str, str]) -> Path:
-    """Of the socket: the same in all processes of one run of pytest-xdist."""
-    run = os.environ.get("PYTEST_XDIST_TESTRUNUID", str(os.getpid()))
+    """Of the socket: the same in all processes of one run."""
+    run = _run()
     wanted = zlib.crc32(json.dumps([run, command, dict(variables)]).encode())
     return Path(tempfile.gettempdir(), f"disagg-tests-{run[:12]}-{wanted:08x}.sock")

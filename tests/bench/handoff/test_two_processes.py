@@ -1,4 +1,7 @@
-"""Two real processes, a real connection, real torch tensors and mlx caches; small ones."""
+"""Two real processes, a real connection, real torch tensors and mlx caches; small ones.
+
+The processes are forks of one that has imported torch and transformers: each would take 5 s of CPU time for that.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +10,15 @@ import os
 import socket
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 from msgspec import structs
 
 from disagg.api.handoff import ENVIRONMENT_VARIABLE, HandoffFigures, HandoffSpec
 from disagg.errors import DisaggError, PeerLost, UsageError
-from disagg.fleet.link.handoff import measure_handoff, on_this_machine
+from disagg.fleet.link.handoff import EndPlace, measure_handoff, on_this_machine
+from tests.preloaded import python_command
 
 SPEC = HandoffSpec(
     windows=(None, 16, None), kv_heads=2, head_dim=8, dtype="bfloat16", tokens=100, rounds=2, device="cpu"
@@ -22,8 +27,13 @@ SMALL = HandoffSpec(windows=(None,), kv_heads=1, head_dim=8, dtype="float32", to
 ROWS = 2 * 100 + 16
 
 
+def place(name: str) -> EndPlace:
+    argv, environment = python_command()
+    return replace(on_this_machine(name), argv=tuple(argv), environment=environment)
+
+
 def measure(spec: HandoffSpec) -> HandoffFigures:
-    return measure_handoff(on_this_machine("prefill end"), on_this_machine("decode end"), spec, 60.0)
+    return measure_handoff(place("prefill end"), place("decode end"), spec, 60.0)
 
 
 @pytest.fixture(scope="module")
@@ -53,9 +63,10 @@ def test_an_unavailable_device_is_an_error_that_names_the_end() -> None:
 
 
 def start(end: str, **task: object) -> subprocess.Popen[str]:
-    environment = {**os.environ, ENVIRONMENT_VARIABLE: json.dumps({"spec": SMALL.to_json(), **task})}
-    argv = [sys.executable, "-m", "disagg.bench.handoff", end]
-    return subprocess.Popen(argv, env=environment, stdout=subprocess.PIPE, text=True)
+    argv, environment = python_command()
+    environment |= {ENVIRONMENT_VARIABLE: json.dumps({"spec": SMALL.to_json(), **task})}
+    argv += ["disagg.bench.handoff", end]
+    return subprocess.Popen(argv, env={**os.environ, **environment}, stdout=subprocess.PIPE, text=True)
 
 
 def test_only_an_end_with_the_token_is_accepted_and_others_do_no_harm() -> None:
