@@ -46,7 +46,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -306,6 +306,12 @@ class HostKeyRefused(HostUnreachable):
 
 class LoginRefused(HostUnreachable):
     """The host's sshd accepts none of this user's keys."""
+
+
+def exit_code_of_all(codes: Iterable[int]) -> int:
+    """Of a command on several hosts, from theirs: 4 if one cannot be reached, else 1 if one failed, else 0."""
+    failed = set(codes) - {0}
+    return HostUnreachable.exit_code if HostUnreachable.exit_code in failed else int(bool(failed))
 
 
 def printable(text: str) -> str:

@@ -10,7 +10,7 @@ import pytest
 
 import disagg
 from disagg import errors
-from disagg.errors import CommandFailed, ConfigError, DisaggError, FleetError, StartFailed
+from disagg.errors import CommandFailed, ConfigError, DisaggError, FleetError, StartFailed, exit_code_of_all
 
 PACKAGE = Path(disagg.__file__).parent
 KINDS = [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, DisaggError)]
@@ -66,6 +66,11 @@ def test_details_that_are_not_in_the_json_have_defaults() -> None:
 def test_an_unknown_code_becomes_a_plain_error() -> None:
     error = DisaggError.from_json({"code": "FromALaterVersion", "message": "no"})
     assert type(error) is DisaggError and error.message == "no"
+
+
+@pytest.mark.parametrize(("codes", "code"), [((), 0), ((0, 0), 0), ((0, 1), 1), ((3, 0), 1), ((1, 4), 4)])
+def test_a_command_on_several_hosts_ends_with_one_code(codes: tuple[int, ...], code: int) -> None:
+    assert exit_code_of_all(codes) == code
 
 
 def test_the_text_of_an_error_is_its_message_and_its_hint() -> None:

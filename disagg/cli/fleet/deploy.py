@@ -21,10 +21,10 @@ from disagg.cli.common.context import (
     stdout,
 )
 from disagg.cli.common.options import AsJson, BreakLock, Yes
+from disagg.cli.fleet.token import read_tokens
 
 if TYPE_CHECKING:
     from disagg.config import Fleet, Host
-    from disagg.fleet.changes.tokens import HeldTokens
     from disagg.fleet.deploy.deployment import DeployResult, Planner
     from disagg.fleet.deploy.steps import Plan
     from disagg.fleet.facts.host import HostFacts
@@ -157,15 +157,6 @@ def _choose(context: typer.Context, fleet: Fleet) -> list[Host]:
     return choose(fleet, **settings(context).selection)
 
 
-def _held_tokens(fleet: Fleet) -> HeldTokens:
-    """The tokens of all deployed hosts of the fleet."""
-    from disagg.fleet.changes.tokens import held_tokens
-    from disagg.fleet.machine import connect
-
-    with stderr().status("reading tokens …"):
-        return held_tokens([host for host in fleet.hosts.values() if host.placement.deployed], connect.machine_for)
-
-
 def _adoptable(fleet: Fleet, hosts: Sequence[Host], refused: bool) -> tuple[str, ...]:
     """The hosts' tokens, if they can be made this machine's. refused: another option forbids it."""
     from disagg.errors import UsageError
@@ -176,7 +167,7 @@ def _adoptable(fleet: Fleet, hosts: Sequence[Host], refused: bool) -> tuple[str,
         raise UsageError("--adopt-token cannot be combined with --replace-token or --dry-run", "leave one of them out")
     state = State.of(fleet)
     state.require_own_file()
-    return adoptable(hosts, _held_tokens(fleet), state.tokens() if state.has_token() else ())
+    return adoptable(hosts, read_tokens(fleet), state.tokens() if state.has_token() else ())
 
 
 def _deploying(
@@ -205,7 +196,7 @@ def _with_token(
         state.adopt_tokens(adopted)
     elif needed and not state.has_token():
         if not replace_token:
-            require_none(_held_tokens(fleet))
+            require_none(read_tokens(fleet))
         state.ensure_tokens()
         return _deploying(fleet, replace_token=replace_token)
     return decide

@@ -150,6 +150,7 @@ def _json_errors(errors: dict[str, DisaggError]) -> dict[str, object]:
 
 def _finish(errors: Sequence[DisaggError]) -> None:
     """Exit: 4 if a host cannot be reached, 1 if anything else failed."""
-    codes = {error.exit_code for error in errors}
-    if codes:
-        raise typer.Exit(4 if 4 in codes else 1)
+    from disagg.errors import exit_code_of_all
+
+    if errors:
+        raise typer.Exit(exit_code_of_all(error.exit_code for error in errors))

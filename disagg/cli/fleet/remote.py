@@ -80,6 +80,8 @@ def exec_(
 
 def _finish(outcomes: Sequence[HostOutcome[CommandResult]], as_json: bool) -> None:
     """Print the failures on stderr, with --json all results on stdout, and exit with their code."""
+    from disagg.errors import exit_code_of_all
+
     if as_json:
         print_json({"hosts": [_json_row(one) for one in outcomes]})
     codes = set()
@@ -91,7 +93,7 @@ def _finish(outcomes: Sequence[HostOutcome[CommandResult]], as_json: bool) -> No
             stderr().print(f"{one.host.name}: exit code {one.value.code}", style="bold red", soft_wrap=True)
             codes.add(1)
     if codes:
-        raise typer.Exit(4 if 4 in codes else 1)
+        raise typer.Exit(exit_code_of_all(codes))
 
 
 def _json_row(one: HostOutcome[CommandResult]) -> dict[str, object]:

@@ -45,7 +45,7 @@ def show(
     if reveal:
         typer.echo(state.token())
         return
-    ours, held = state.tokens(), _held(fleet)
+    ours, held = state.tokens(), read_tokens(fleet)
     theirs = {name: [token_digest(one) for one in tokens] for name, tokens in held.by_host.items()}
     foreign = [name for name, digests in theirs.items() if another(ours, digests, name)]
     if as_json:
@@ -117,8 +117,8 @@ def _question(fleet: Fleet, state: State) -> str:
     return f"Replace the token {shown([current])} of {fleet.name} in {state.token_file}?"
 
 
-def _held(fleet: Fleet) -> HeldTokens:
-    """The tokens of all deployed hosts."""
+def read_tokens(fleet: Fleet) -> HeldTokens:
+    """The tokens of all deployed hosts of the fleet."""
     from disagg.fleet.changes.tokens import held_tokens
     from disagg.fleet.machine import connect
 

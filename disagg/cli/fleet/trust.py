@@ -9,7 +9,7 @@ import typer
 
 from disagg.cli.common.completion import complete_host
 from disagg.cli.common.context import confirm, print_error, settings, stdout
-from disagg.errors import DisaggError, UsageError
+from disagg.errors import DisaggError, UsageError, exit_code_of_all
 
 if TYPE_CHECKING:
     from disagg.config import Host
@@ -47,7 +47,7 @@ def trust(
             print_error(error)
             codes.add(error.exit_code)
     if codes:
-        raise typer.Exit(4 if 4 in codes else 1)
+        raise typer.Exit(exit_code_of_all(codes))
 
 
 def _trust(host: Host, yes: bool) -> bool:

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any, Literal
 
 from disagg.config import Fleet, Host
-from disagg.errors import DeployRefused, DisaggError, UsageError
+from disagg.errors import DeployRefused, DisaggError, UsageError, exit_code_of_all
 from disagg.fleet.changes.lock import locked
 from disagg.fleet.deploy import fit
 from disagg.fleet.deploy import plan as planning
@@ -101,8 +101,7 @@ def _fit(fleet: Fleet, host: Host, facts: HostFacts) -> fit.Fit | None:
 
 def exit_code(reports: Sequence[DeployResult]) -> int:
     """0 if all went well, 4 if a host cannot be reached, else 1."""
-    codes = {report.error.exit_code for report in reports if report.error is not None}
-    return 0 if not codes else 4 if 4 in codes else 1
+    return exit_code_of_all(report.error.exit_code for report in reports if report.error is not None)
 
 
 @dataclass(slots=True)
