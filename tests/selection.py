@@ -53,6 +53,7 @@ SLOW_PATHS = {
     "fleet/deploy/test_apply.py",
     "fleet/lifecycle",
     "fleet/services/test_supervise.py",
+    "gateway/test_called_tools.py",
     "gateway/test_member.py",
     "gateway/test_openai_client.py",
     "gateway/test_openapi.py",
@@ -60,6 +61,7 @@ SLOW_PATHS = {
     "planning/test_checkpoint.py",
     "servers/http/test_openapi.py",
     "servers/output/test_marked.py",
+    "servers/output/test_tool_choice.py",
     "test_tiny_models.py",
     "verify/test_process.py",
     "verify/test_verify.py",
@@ -90,7 +92,7 @@ BED_FIXTURES = {"bed", "machines"}
 ENGINE_FIXTURES = {"tiny", "mlx_engine", "reference"}
 FRAMEWORKS = ("torch", "transformers", "mlx.core")
 importers: dict[str, str] = {}
-"""By framework, the test file whose collection imported it."""
+"""By framework, the test, or the file by its collection, that imported it."""
 _TESTS = Path(__file__).parent
 
 
@@ -132,10 +134,25 @@ def _place(path: Path) -> int:
 
 
 def pytest_collectreport(report: pytest.CollectReport) -> None:
-    """Note which file imports a framework first."""
-    for name in FRAMEWORKS:
-        if name in sys.modules:
-            importers.setdefault(name, report.nodeid)
+    _note_imports(report.nodeid)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
+    """Of the fast tests, one that imports a framework fails: that takes as long as a thousand others."""
+    result = yield
+    known = len(importers)
+    _note_imports(item.nodeid)
+    if len(importers) > known and item.config.getoption("markexpr") == FAST:
+        pytest.fail(f"it imports {list(importers)[known:]}: its file belongs to SLOW_PATHS")
+    return result
+
+
+def _note_imports(name: str) -> None:
+    """Note what has imported a framework first."""
+    for framework in FRAMEWORKS:
+        if framework in sys.modules:
+            importers.setdefault(framework, name)
 
 
 def _marks(item: pytest.Item, sharing: Container[Path]) -> list[str]:

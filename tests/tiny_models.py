@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # imported by the functions that use them, for many tests need names and sizes only
     import torch
+    from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerFast
 
 TinyModel = Callable[[str], Path]  # architecture -> folder: what the fixture `tiny` is
@@ -245,9 +246,21 @@ def write_json(path: Path, body: Mapping[str, Any]) -> None:
 
 @lru_cache
 def tokenizer(*, add_bos: bool = False) -> PreTrainedTokenizerFast:
+    """`tokenizer_backend` as transformers wraps it, which takes seconds to import."""
+    from transformers import PreTrainedTokenizerFast
+
+    bpe = tokenizer_backend(add_bos=add_bos)
+    wrapped = PreTrainedTokenizerFast(tokenizer_object=bpe, bos_token=BOS, eos_token=EOS, pad_token=PAD)
+    wrapped.add_special_tokens({"additional_special_tokens": [TURN, END_OF_TURN]})
+    wrapped.chat_template = CHAT_TEMPLATE
+    assert len(wrapped) == VOCAB, len(wrapped)
+    return wrapped
+
+
+@lru_cache
+def tokenizer_backend(*, add_bos: bool = False) -> Tokenizer:
     """A byte-level BPE of exactly VOCAB tokens, trained on this file's own sample text."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
-    from transformers import PreTrainedTokenizerFast
 
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -261,11 +274,8 @@ def tokenizer(*, add_bos: bool = False) -> PreTrainedTokenizerFast:
         bpe.post_processor = processors.TemplateProcessing(
             single=f"{BOS} $A", pair=f"{BOS} $A {BOS} $B", special_tokens=[(BOS, BOS_ID)]
         )
-    wrapped = PreTrainedTokenizerFast(tokenizer_object=bpe, bos_token=BOS, eos_token=EOS, pad_token=PAD)
-    wrapped.add_special_tokens({"additional_special_tokens": [TURN, END_OF_TURN]})
-    wrapped.chat_template = CHAT_TEMPLATE
-    assert len(wrapped) == VOCAB, len(wrapped)
-    return wrapped
+    bpe.add_special_tokens([*SPECIALS])
+    return bpe
 
 
 def _randomise(model: torch.nn.Module, seed: int) -> None:

@@ -31,11 +31,16 @@ PATIENCE_S = 60.0
 
 @asynccontextmanager
 async def serving(tmp_path: Path, host: str) -> AsyncIterator[AnyService]:
+    """The service of a simulated host, which begins and ends quickly: few random bytes, and a receiver that looks often
+    whether it is closed."""
     fleet = load(write_simulated(tmp_path))
-    service = make_service(fleet, fleet.hosts[host])
-    await service.load()
-    yield service
-    await service.close()
+    with pytest.MonkeyPatch.context() as quick:
+        quick.setattr("disagg.engines.simulated.prefill.NOISE_BYTES", 1 << 20)
+        quick.setattr("disagg.kv.receive.server.SWEEP_S", 0.01)
+        service = make_service(fleet, fleet.hosts[host])
+        await service.load()
+        yield service
+        await service.close()
 
 
 @pytest.fixture

@@ -21,8 +21,7 @@ TEXTS = [
 
 
 def byte_level() -> Tokenizer:
-    backend: Tokenizer = tiny_models.tokenizer().backend_tokenizer
-    return backend
+    return tiny_models.tokenizer_backend()
 
 
 def sentencepiece() -> Tokenizer:

@@ -61,7 +61,6 @@ def test_every_verb_asks_for_root_without_a_password_and_names_what_is_missing()
 
 
 FAKE_LAUNCHCTL = """\
-#!/bin/sh
 # A daemon that takes $STATE/print calls to end, once it was booted out with code $STATE/code.
 case $1 in
     print) test -f "$STATE/loaded" || exit 113
@@ -83,8 +82,12 @@ def test_a_daemon_has_ended_when_stopping_it_has(tmp_path: Path, verb: Verb, cod
     tools.mkdir()
     (state / "loaded").touch()
     (state / "code").write_text(str(code))
-    for name, text in (("launchctl", FAKE_LAUNCHCTL), ("sudo", '#!/bin/sh\nshift\nexec "$@"\n')):
-        (tools / name).write_text(text)
+    for name, text in (
+        ("launchctl", FAKE_LAUNCHCTL),
+        ("sudo", 'shift\nexec "$@"\n'),
+        ("sleep", "exec /bin/sleep 0.01\n"),
+    ):
+        (tools / name).write_text(f"#!/bin/sh\n{text}")
         (tools / name).chmod(0o755)
     made = command("launchd", FACTS, verb)
     environment = {"PATH": f"{tools}:{os.environ['PATH']}", "STATE": str(state)}
