@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -24,16 +22,6 @@ LONG = {"model": "tiny", "tokens": [9] * 40, "sampling": {"max_tokens": 1500, "i
 def idle(fleet: RunningFleet, host: str) -> bool:
     status = fleet.status(host)
     return (status["running"], status["queue"], status["kv_bytes"]) == (0, 0, 0)
-
-
-def test_a_connection_that_never_completes_its_handshake_is_closed(tiny_fleet: RunningFleet) -> None:
-    host = tiny_fleet.fleet.hosts["tiny-decode"]
-    with contextlib.ExitStack() as stack:
-        connections = [stack.enter_context(socket.create_connection((host.address, host.port), 60)) for _ in range(2)]
-        connections[1].sendall(b"\x16\x03\x01")  # of a handshake
-        for connection in connections:
-            with contextlib.suppress(ConnectionResetError):
-                assert connection.recv(1) == b""
 
 
 def test_a_prompt_does_not_wait_for_an_answer_that_is_generated_on_its_host(tiny_fleet: RunningFleet) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import math
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from pathlib import Path
 
 import httpx
@@ -90,6 +91,19 @@ async def test_connections_that_were_just_opened_stay_and_a_caller_with_the_toke
         writer.write(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
         await reader.readuntil(b'{"status":"ok"}')
         writer.close()
+
+
+@pytest.mark.parametrize("sent", [b"", b"\x16\x03\x01", b"GET /health HTTP/1.1\r\n"])  # of a handshake, of a head
+async def test_a_connection_that_never_sends_a_whole_head_is_closed(
+    service: AnyService, monkeypatch: pytest.MonkeyPatch, sent: bytes
+) -> None:
+    monkeypatch.setattr(protocol, "HEAD_S", 0.1)
+    reader, writer = await asyncio.open_connection(service.host.address, service.host.port)
+    writer.write(sent)
+    async with asyncio.timeout(PATIENCE_S):
+        with suppress(ConnectionResetError):
+            assert b"HTTP/1.1 200" not in await reader.read()
+    writer.close()
 
 
 @pytest.mark.parametrize("bounds", [ConnectionBounds(connections=1)])
