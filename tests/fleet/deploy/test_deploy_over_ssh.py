@@ -187,6 +187,7 @@ def cut_when(fleet: Fleet, name: str, begun: Callable[[], bool]) -> Iterator[Non
         fleet.bed.mend_link(name)
 
 
+@pytest.mark.usefixtures("lost_links_are_noticed_soon")
 def test_a_link_cut_in_the_middle_leaves_the_old_release_and_the_next_run_repairs(fleet: Fleet) -> None:
     fleet.bed.need_links()
     name = "dgx-spark-1"

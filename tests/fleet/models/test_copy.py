@@ -71,6 +71,7 @@ def test_a_plain_folder_arrives_at_its_path(ends: Any) -> None:
     assert content(ends.taker.home / "models/tiny") == made
 
 
+@pytest.mark.usefixtures("lost_links_are_noticed_soon")
 def test_a_copy_that_was_cut_off_goes_on_where_it_ended(ends: Any) -> None:
     made = files(megabytes=16)
     put_hub(ends.source_host, made)
