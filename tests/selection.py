@@ -52,6 +52,7 @@ SLOW_PATHS = {
     "faults/test_matrix.py",
     "fleet/deploy/test_apply.py",
     "fleet/lifecycle",
+    "fleet/rollout/test_rollout.py",
     "fleet/services/test_supervise.py",
     "gateway/test_called_tools.py",
     "gateway/test_member.py",

@@ -27,7 +27,6 @@ from disagg.inference.sync_client import Client
 from tests.fleet.farm import PLAIN_PATH
 from tests.fleet.lifecycle.yard import Yard
 
-pytestmark = pytest.mark.slow
 SERVER = Path(__file__).with_name("answering_server.py")
 ENVIRONMENT = "e" * 16
 NAMES = ("a", "b")
