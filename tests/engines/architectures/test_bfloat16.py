@@ -9,7 +9,7 @@ import numpy
 import pytest
 
 from disagg.engines.model import checkpoint
-from disagg.verify.compare import NOISE, Run, compare, within
+from disagg.verify.compare import NOISE, EngineRun, compare, within
 from tests import fleets
 from tests.engines.architectures.configs import config
 from tests.engines.architectures.pairs import Pair, make, running
@@ -44,9 +44,9 @@ def test_recurrent_states_arrive_in_float32_and_are_not_rounded(pair: Pair) -> N
 
 def test_a_hand_off_is_within_the_noise_of_one_engine(pair: Pair) -> None:
     tokens, last = prompt(264, seed=3), 64
-    theirs = Run([], pair.prefill.logits(tokens, last))
-    alone = Run([], pair.decode.logits(tokens, last))
-    handed_over = Run([], pair.decode.logits(tokens, last, pair.kv(tokens[: 1 - last])))
+    theirs = EngineRun([], pair.prefill.logits(tokens, last))
+    alone = EngineRun([], pair.decode.logits(tokens, last))
+    handed_over = EngineRun([], pair.decode.logits(tokens, last, pair.kv(tokens[: 1 - last])))
     for other in (theirs, alone):
         found = compare(handed_over, other)
         assert within(found, NOISE["bfloat16"]), found
