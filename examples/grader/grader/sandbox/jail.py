@@ -13,17 +13,24 @@ import os
 import resource
 import signal
 import sys
+import time
 from pathlib import Path
 from typing import NoReturn, TypedDict
 
 CLONE_ALL = 0x10000000 | 0x00020000 | 0x20000000 | 0x40000000 | 0x08000000 | 0x04000000
 """User, mount, process, network, IPC and host-name namespaces."""
-MS_NOSUID, MS_NODEV, MS_BIND, MS_REC, MS_PRIVATE, MNT_DETACH = 2, 4, 4096, 16384, 1 << 18, 2
+MS_RDONLY, MS_NOSUID, MS_NODEV, MS_BIND, MS_REC, MS_PRIVATE, MNT_DETACH = 1, 2, 4, 4096, 16384, 1 << 18, 2
 PR_SET_PDEATHSIG, PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS, LAST_CAPABILITY = 1, 24, 38, 63
 SYS_MOUNT_SETATTR, AT_RECURSIVE, AT_FDCWD, MOUNT_ATTR_RDONLY = 442, 0x8000, -100, 1
 SYS_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
 DEVICES = ("null", "zero", "full", "random", "urandom")
 HOME = "/home/student"
+READY = "ready"
+"""A file that the kernel makes in the shared folder before any student code runs."""
+START_S, WATCH_S = 0.01, 0.2
+"""Between two looks: until the kernel is ready, and then."""
+OUT_OF_BOUNDS = 250
+"""Exit status if the processes together use too much."""
 
 libc = ctypes.CDLL(None, use_errno=True)
 
@@ -31,12 +38,15 @@ libc = ctypes.CDLL(None, use_errno=True)
 class Spec(TypedDict):
     """What the command may use, in bytes and CPU seconds.
 
-    root: an empty folder. shared: one that stays writable. data: a folder that appears in the home.
+    root: an empty folder. shared: one that is writable until the kernel is ready. hidden: folders that look empty, also
+    if they lie in one of `read_only`. data: a folder that appears in the home. memory_bytes: of one process by its
+    address space, and of all together by what they really use.
     """
 
     root: str
     shared: str
     read_only: list[str]
+    hidden: list[str]
     data: str | None
     memory_bytes: int
     file_bytes: int
@@ -49,6 +59,7 @@ class Spec(TypedDict):
 def main() -> NoReturn:
     spec: Spec = json.loads(Path(sys.argv[1]).read_text())
     enter_namespaces()
+    end_with_parent()
     child = os.fork()
     if child == 0:
         end_with_parent()
@@ -56,11 +67,45 @@ def main() -> NoReturn:
         limit(spec)
         drop_capabilities()
         os.execve(sys.argv[2], sys.argv[2:], spec["environment"])
-    # The child is process 1 of its namespace: nothing in it outlives it, and it does not outlive this process.
+    # The child is process 1 of its namespace: nothing in it outlives it, nor it this process, nor this one the grader.
     # An interrupt is for the kernel alone, which is in the same process group.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _, status = os.waitpid(child, 0)
-    sys.exit(os.waitstatus_to_exitcode(status) & 0xFF)
+    sys.exit(watch(child, spec))
+
+
+def watch(child: int, spec: Spec) -> int:
+    """The child's exit status. Student code begins when the shared folder is read-only; it never runs unwatched.
+
+    The child has given this process, too, the root of its name space: /proc is that of the jail.
+    """
+    shared, ready = Path(spec["shared"]), False
+    while True:
+        ended, status = os.waitpid(child, os.WNOHANG)
+        if ended:
+            return os.waitstatus_to_exitcode(status) & 0xFF
+        if not ready and (shared / READY).exists():
+            read_only(shared)
+            ready = True
+        if ready and over(spec):
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            return OUT_OF_BOUNDS
+        time.sleep(WATCH_S if ready else START_S)
+
+
+def over(spec: Spec) -> bool:
+    """Do the jail's processes together use more than they may? Memory that several share is counted once."""
+    processes = [path for path in Path("/proc").iterdir() if path.name.isdecimal()]
+    return len(processes) > spec["processes"] or sum(map(used, processes)) > spec["memory_bytes"]
+
+
+def used(process: Path) -> int:
+    """Bytes; 0 if it has ended."""
+    try:
+        lines = (process / "smaps_rollup").read_text().splitlines()
+    except OSError:
+        return 0
+    return sum(int(line.split()[1]) << 10 for line in lines if line.startswith("Pss:"))
 
 
 def enter_namespaces() -> None:
@@ -84,6 +129,9 @@ def build_root(spec: Spec) -> None:
     for path in spec["read_only"]:
         bind(Path(path), root)
         read_only(inside(root, path))
+    for path in spec["hidden"]:
+        if inside(root, path).is_dir():
+            mount("tmpfs", inside(root, path), "tmpfs", MS_NOSUID | MS_NODEV | MS_RDONLY, "size=4k")
     for device in DEVICES:
         bind(Path("/dev") / device, root)
     make(root, "/proc")

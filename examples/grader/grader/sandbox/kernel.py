@@ -20,7 +20,11 @@ from grader.rubric import Limits
 from grader.sandbox import jail
 
 MAX_MESSAGE: Final = 4 << 20
-SYSTEM: Final = ("/usr", "/bin", "/lib", "/lib64", "/etc/ld.so.cache", "/etc/fonts", "/etc/alternatives")
+SYSTEM: Final = (
+    *(f"/usr/{name}" for name in ("bin", "lib", "lib64", "share", "local/bin", "local/lib")),
+    *("/bin", "/lib", "/lib64", "/etc/ld.so.cache", "/etc/fonts", "/etc/alternatives"),
+)
+GRADER: Final = Path(__file__).resolve().parents[1]
 ENVIRONMENT: Final[Mapping[str, str]] = {
     "HOME": jail.HOME,
     "IPYTHONDIR": f"{jail.HOME}/.ipython",
@@ -75,6 +79,7 @@ def spec(folder: Path, limits: Limits, data: Path | None) -> jail.Spec:
         "shared": str(folder / "shared"),
         "data": str(data) if data else None,
         "read_only": [*SYSTEM, *libraries(), *packages],
+        "hidden": [str(GRADER), *([str(data.parent)] if data else [])],
         "memory_bytes": limits.memory_bytes,
         "file_bytes": limits.file_bytes,
         "home_bytes": 4 * limits.file_bytes,

@@ -7,15 +7,23 @@ can change it as it can print any output: what it reports is evidence about the 
 from __future__ import annotations
 
 import json
+import os
 import sys
+import time
 import warnings
+from pathlib import Path
 from typing import Any, TypedDict
 
 PLOTS_TYPE = "application/x-grader-plots"
 VARIABLES_TYPE = "application/x-grader-variables"
+CLOSE_S = 60
 
 
 class Settings(TypedDict):
+    """shared: the folder of the sockets. ready: the file in it that tells the jail that they are open."""
+
+    shared: str
+    ready: str
     variables: list[str]
     cell_output: int
     max_items: int
@@ -55,6 +63,17 @@ def install(settings: Settings) -> None:
     warnings.filterwarnings("ignore", "FigureCanvasAgg is non-interactive")
     shell.events.register("pre_run_cell", before)
     shell.events.register("post_run_cell", after)
+    close(settings)
+
+
+def close(settings: Settings) -> None:
+    """Have the jail make the folder of the sockets read-only, and wait until it is: student code comes after that."""
+    (Path(settings["shared"]) / settings["ready"]).touch()
+    deadline = time.monotonic() + CLOSE_S
+    while os.access(settings["shared"], os.W_OK):
+        if time.monotonic() > deadline:
+            raise TimeoutError("the jail does not close the folder of the sockets")
+        time.sleep(0.005)
 
 
 def bound(stream: Any, written: list[int], limit: int) -> None:
@@ -136,6 +155,8 @@ def axes_data(axes: Any, limit: int) -> list[dict[str, Any]]:
         centres = [bar.get_x() + bar.get_width() / 2 for bar in bars]
         found.append(("bar", centres, [bar.get_height() for bar in bars]))
     for points in axes.collections:
+        if type(points).__name__ != "PathCollection":  # areas and error bars have no points
+            continue
         offsets = points.get_offsets()
         found.append(("points", [x for x, _ in offsets], [y for _, y in offsets]))
     return [

@@ -19,7 +19,7 @@ from pydantic import ValidationError
 
 from grader.errors import SandboxError
 from grader.rubric import Limits
-from grader.sandbox import probe
+from grader.sandbox import jail, probe
 from grader.sandbox.kernel import JailedKernel, check_machine
 from grader.sandbox.values import (
     MAX_COLUMNS,
@@ -49,14 +49,14 @@ def execute(notebook: Any, variables: Sequence[str], limits: Limits, data: Path 
 async def _execute(notebook: Any, variables: Sequence[str], limits: Limits, data: Path | None) -> Execution:
     check_machine()
     indices = [index for index, cell in enumerate(notebook.cells) if cell.cell_type == "code"]
-    first = nbformat.v4.new_code_cell(probe_source(variables, limits))
-    combined = nbformat.v4.new_notebook(cells=[first, *(_code(notebook.cells[index].source) for index in indices)])
     with tempfile.TemporaryDirectory(prefix="grader-") as folder:
+        first = nbformat.v4.new_code_cell(probe_source(Path(folder) / "shared", variables, limits))
+        combined = nbformat.v4.new_notebook(cells=[first, *(_code(notebook.cells[index].source) for index in indices)])
         kernel = JailedKernel(Path(folder), limits, data)
         client = BoundedClient(
             combined,
             km=kernel,
-            timeout=math.ceil(limits.cell_seconds),
+            timeout=START_S,
             interrupt_on_timeout=True,
             allow_errors=True,
             startup_timeout=START_S,
@@ -102,7 +102,9 @@ async def _run_cells(client: BoundedClient, combined: Any, limits: Limits, log: 
             await client.async_start_new_kernel(stdout=output, stderr=output)
         await client.async_start_new_kernel_client()
         await client.async_execute_cell(combined.cells[0], 0)
-        client.done = 1
+        if errors := [_error(output) for output in combined.cells[0].outputs if output.output_type == "error"]:
+            raise SandboxError(f"the kernel cannot be watched: {errors[0]}")
+        client.done, client.timeout = 1, math.ceil(limits.cell_seconds)
         async with deadline:
             for position in range(1, len(combined.cells)):
                 await client.async_execute_cell(combined.cells[position], position)
@@ -116,6 +118,8 @@ async def _run_cells(client: BoundedClient, combined: Any, limits: Limits, log: 
             raise SandboxError(f"the kernel did not start: {error} {log.read_text(errors='replace')[-500:]}") from error
         if deadline.expired():  # nbclient takes its own cancellation for a kernel that ended
             return "time"
+        if await client.km.provisioner.poll() == jail.OUT_OF_BOUNDS:
+            return "memory"
         return "output" if client.kept > TOTAL_OUTPUT else "kernel ended"
     finally:
         await client.end()
@@ -124,9 +128,11 @@ async def _run_cells(client: BoundedClient, combined: Any, limits: Limits, log: 
     return None
 
 
-def probe_source(variables: Sequence[str], limits: Limits) -> str:
+def probe_source(shared: Path, variables: Sequence[str], limits: Limits) -> str:
     """The first cell: the probe in a namespace of its own, so that the student's has no names of it."""
     settings = probe.Settings(
+        shared=str(shared),
+        ready=jail.READY,
         variables=list(variables),
         cell_output=limits.cell_output,
         max_items=MAX_ITEMS,

@@ -78,8 +78,8 @@ class CellRun:
 
 @dataclass(frozen=True, slots=True)
 class Execution:
-    """stopped: why the kernel was ended before the last cell."""
+    """stopped: why the kernel was ended before the last cell. memory: too much of it, or too many processes."""
 
     cells: tuple[CellRun, ...]
     variables: Mapping[str, Value] = field(default_factory=dict)
-    stopped: Literal["time", "output", "kernel ended"] | None = None
+    stopped: Literal["time", "output", "memory", "kernel ended"] | None = None
