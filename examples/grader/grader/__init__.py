@@ -5,6 +5,7 @@ notebook    notebooks within bounds, as cells grouped by section
 sandbox     runs a notebook in a kernel without network and files
 validate    layer 1: sections, variables, cells that ran
 compare     layer 2: outputs against the solution notebook's
+solution    is the solution notebook fit to compare with?
 prompts     layers 3 and 4: what the models read, and the schema of what they answer
 injection   instructions to the models in a student's text
 models      the gateway: both models at once, figures, retries

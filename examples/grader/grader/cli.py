@@ -44,7 +44,7 @@ def grade(
         name = batch or secrets.token_hex(4)
         for path in notebooks:
             kept.add(name, loaded.name, path.name, bounded(path))
-        kept.requeue(name, failed=True)
+        kept.requeue(name, ("running", "failed"))
         failed = asyncio.run(run(kept, loaded, name, gateway))
         out.write_text(report.table(kept, name, loaded.rubric), "utf-8")
     except (GraderError, OSError, sqlite3.Error) as error:

@@ -69,10 +69,26 @@ def _check(section: Section, check: Check, found: Outputs, expected: Outputs) ->
             share, reason = plots(found.plots, expected.plots, check.tolerance)
         case TextCheck():
             share, reason = text(_text(check, found), _text(check, expected))
+    return Comparison(section=section.id, check=named(check), share=share, reason=reason)
+
+
+def named(check: Check) -> str:
+    """Its kind, and its variable if it has one."""
     name = getattr(check, "variable", None)
-    return Comparison(
-        section=section.id, check=f"{check.kind} {name}" if name else check.kind, share=share, reason=reason
-    )
+    return f"{check.kind} {name}" if name else check.kind
+
+
+def evidence(check: Check, found: Outputs) -> float | Table | tuple[Series, ...] | str | None:
+    """What a check compares; None or () if there is nothing."""
+    match check:
+        case NumberCheck():
+            return _number(check, found)
+        case TableCheck():
+            return _table(check, found)
+        case PlotCheck():
+            return found.plots
+        case TextCheck():
+            return _text(check, found)
 
 
 def number(found: float | None, expected: float | None, tolerance: float) -> tuple[float, str]:

@@ -50,6 +50,16 @@ class ModelRun(BaseModel):
         """Without a hand-off there is one."""
         return " and ".join(name for name in (self.prefill_server, self.decode_server) if name)
 
+    @property
+    def speed(self) -> str:
+        """As far as the gateway stated it, to follow the hosts."""
+        stated = (
+            ("TTFT {:.2f} s", self.ttft),
+            ("prefill {:.0f} tokens/s", self.prefill_speed),
+            ("decode {:.0f} tokens/s", self.decode_speed),
+        )
+        return "".join(f", {text.format(value)}" for text, value in stated if value is not None)
+
 
 @dataclass(frozen=True, slots=True)
 class Reply:
@@ -79,8 +89,8 @@ class Gateway:
     async def close(self) -> None:
         await self._client.close()
 
-    async def room(self, models: Sequence[str]) -> int:
-        """Characters of a student's text that fit all of these models: a token may be as short as one.
+    async def rooms(self, models: Sequence[str]) -> dict[str, int]:
+        """By model, characters of a student's text that fit its context: a token may be as short as one.
 
         Raises ModelError if the gateway does not serve one of them, or does not answer before the deadline.
         """
@@ -92,7 +102,7 @@ class Gateway:
                 raise ModelError(f"the gateway does not serve {', '.join(sorted(unknown))}")
             if not answer:
                 await self._wait(next(attempts), began, reason)
-        return min(room(self._contexts[model]) for model in models)
+        return {model: room(self._contexts[model]) for model in models}
 
     async def ask(self, requests: Sequence[Mapping[str, Any]]) -> Replies:
         """All at once. Raises ModelError if one has no answer before the deadline."""

@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from grader import compare, injection, notebook, sandbox, validate
-from grader.errors import GraderError
+from grader import compare, injection, notebook, sandbox, solution, validate
+from grader.compare import Comparison
+from grader.errors import GraderError, SandboxError
 from grader.models import Gateway, ModelRun, typed
 from grader.notebook import Cell
-from grader.prompts import Assessment, Feedback, Material, code_review, feedback, text_review
+from grader.prompts import Assessment, Feedback, Material, code_review, feedback, text_review, unread
 from grader.rubric import Assignment
 from grader.sandbox.values import Execution
 from grader.score import score
 from grader.store import Grade, Store, Submission
+from grader.validate import Validation
 
 Layer = Literal["validation", "outputs", "code", "writing"]
 LAYERS: Final[tuple[Layer, ...]] = ("validation", "outputs", "code", "writing")
+LOG: Final = logging.getLogger(__name__)
 AT_ONCE: Final = 4
 """Notebooks; kernels, which compute here, as many as cores."""
 
@@ -38,6 +42,14 @@ class Progress:
 
 
 Observer = Callable[[Progress], None]
+
+
+def validated(validations: Sequence[Validation]) -> str:
+    return f"{sum(one.share == 1 for one in validations)} of {len(validations)} sections complete"
+
+
+def compared(comparisons: Sequence[Comparison]) -> str:
+    return f"{sum(one.share == 1 for one in comparisons)} of {len(comparisons)} outputs correct"
 
 
 class Pipeline:
@@ -64,12 +76,19 @@ class Pipeline:
         try:
             grade, runs = await self._grade(submission)
         except GraderError as error:
-            self._store.fail(submission.id, str(error))
-            self._observe(Progress(submission.id, submission.name, None, "failed", str(error)))
+            self._fail(submission, str(error))
+            return
+        except Exception as error:  # a fault with one notebook does not end the others
+            LOG.exception("%s", submission.name)
+            self._fail(submission, f"a fault of the grader: {type(error).__name__}: {error}")
             return
         self._store.finish(submission.id, grade, runs)
         points = f"{grade.score.points:g} of {grade.score.maximum}"
         self._observe(Progress(submission.id, submission.name, None, "done", points, tuple(runs)))
+
+    def _fail(self, submission: Submission, error: str) -> None:
+        self._store.fail(submission.id, error)
+        self._observe(Progress(submission.id, submission.name, None, "failed", error))
 
     async def _grade(self, submission: Submission) -> tuple[Grade, list[ModelRun]]:
         began = time.monotonic()
@@ -82,19 +101,16 @@ class Pipeline:
             self._observe(Progress(submission.id, submission.name, layer, state, detail, runs))
 
         tell("validation", "running")
+        of_solution = self._solution(assignment)
         cells, execution = await self._execute(self._store.notebook(submission.id), assignment)
         validations = validate.validate(rubric, cells, execution)
-        tell(
-            "validation",
-            "done",
-            f"{sum(one.share == 1 for one in validations)} of {len(validations)} sections complete",
-        )
+        tell("validation", "done", validated(validations))
         tell("outputs", "running")
-        solution_cells, expected = await self._solution(assignment)
+        solution_cells, expected = await asyncio.shield(of_solution)
         comparisons = compare.compare(rubric, cells, execution, solution_cells, expected)
-        tell("outputs", "done", f"{sum(one.share == 1 for one in comparisons)} of {len(comparisons)} outputs correct")
-        room = await self._gateway.room((rubric.code_model, rubric.writing_model))
-        material = Material(rubric, cells, execution, validations, comparisons, room)
+        tell("outputs", "done", compared(comparisons))
+        rooms = await self._gateway.rooms((rubric.code_model, rubric.writing_model))
+        material = Material(rubric, cells, execution, validations, comparisons, rooms)
 
         tell("code", "running", rubric.code_model)
         tell("writing", "running", rubric.writing_model)
@@ -108,7 +124,9 @@ class Pipeline:
 
         finds = injection.find(cells)
         grade = Grade(
-            score=score(rubric, validations, comparisons, {"code": code, "writing": writing}, finds),
+            score=score(
+                rubric, validations, comparisons, {"code": code, "writing": writing}, finds, unread=unread(material)
+            ),
             validations=validations,
             comparisons=comparisons,
             feedback=text,
@@ -127,8 +145,14 @@ class Pipeline:
             execution = await asyncio.to_thread(sandbox.execute, *arguments)
         return notebook.cells(content, rubric.sections), execution
 
-    async def _solution(self, assignment: Assignment) -> tuple[tuple[Cell, ...], Execution]:
-        """Executed once per assignment."""
-        if assignment.name not in self._solutions:
-            self._solutions[assignment.name] = asyncio.create_task(self._execute(assignment.solution, assignment))
-        return await asyncio.shield(self._solutions[assignment.name])
+    def _solution(self, assignment: Assignment) -> asyncio.Task[tuple[tuple[Cell, ...], Execution]]:
+        """Executed once per assignment, beside the first notebook; again if the sandbox failed."""
+        task = self._solutions.get(assignment.name)
+        if task is None or (task.done() and (task.cancelled() or isinstance(task.exception(), SandboxError))):
+            task = self._solutions[assignment.name] = asyncio.create_task(self._execute_solution(assignment))
+        return task
+
+    async def _execute_solution(self, assignment: Assignment) -> tuple[tuple[Cell, ...], Execution]:
+        cells, execution = await self._execute(assignment.solution, assignment)
+        solution.check(assignment.rubric, cells, execution)
+        return cells, execution

@@ -62,28 +62,34 @@ class Feedback(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Material:
-    """What a notebook's first two layers found. room: characters of the student's text that a prompt may have."""
+    """What a notebook's first two layers found. rooms: by model, characters of the student's text in a prompt."""
 
     rubric: Rubric
     cells: Sequence[Cell]
     execution: Execution
     validations: Sequence[Validation]
     comparisons: Sequence[Comparison]
-    room: int
+    rooms: Mapping[str, int]
 
 
 def code_review(material: Material) -> dict[str, Any]:
     """Layer 3, as a request to the code model."""
-    work = [_cell(cell, material.execution) for cell in material.cells if cell.kind == "code"]
-    schema = assessment_schema(material.rubric)
-    return _request(material.rubric.code_model, "code", _facts(material), schema, "".join(work)[: material.room])
+    return _review(material, "code")
 
 
 def text_review(material: Material) -> dict[str, Any]:
     """The first half of layer 4, which needs nothing of layer 3."""
-    work = [_cell(cell, material.execution) for cell in material.cells if cell.kind == "markdown"]
-    schema = assessment_schema(material.rubric)
-    return _request(material.rubric.writing_model, "writing", _facts(material), schema, "".join(work)[: material.room])
+    return _review(material, "writing")
+
+
+def unread(material: Material) -> tuple[str, ...]:
+    """Which model does not read all of the student's work, for want of room."""
+    lengths = [(role, len(_work(material, role)), _room(material, role)) for role in _REVIEWS]
+    return tuple(
+        f"{role}: the model reads the first {room:,} of {length:,} characters"
+        for role, length, room in lengths
+        if length > room
+    )
 
 
 def feedback(material: Material, code: Assessment | None, writing: Assessment | None) -> dict[str, Any]:
@@ -108,6 +114,28 @@ def assessment_schema(rubric: Rubric) -> dict[str, Any]:
 def feedback_schema() -> dict[str, Any]:
     items = {"type": "array", "maxItems": 3, "items": {"type": "string", "maxLength": COMMENT}}
     return _object(summary={"type": "string", "maxLength": SUMMARY}, strengths=items, improvements=items)
+
+
+_REVIEWS: Final = ("code", "writing")
+
+
+def _review(material: Material, role: str) -> dict[str, Any]:
+    work = _work(material, role)[: _room(material, role)]
+    return _request(_model(material, role), role, _facts(material), assessment_schema(material.rubric), work)
+
+
+def _model(material: Material, role: str) -> str:
+    return material.rubric.code_model if role == "code" else material.rubric.writing_model
+
+
+def _room(material: Material, role: str) -> int:
+    return material.rooms[_model(material, role)]
+
+
+def _work(material: Material, role: str) -> str:
+    """The cells that this review is about."""
+    kind = "code" if role == "code" else "markdown"
+    return "".join(_cell(cell, material.execution) for cell in material.cells if cell.kind == kind)
 
 
 def _object(**properties: Any) -> dict[str, Any]:

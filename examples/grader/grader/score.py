@@ -47,13 +47,15 @@ def score(
     comparisons: Sequence[Comparison],
     assessments: Mapping[str, Assessment | None],
     finds: Sequence[Find],
+    *,
+    unread: Sequence[str] = (),
 ) -> Score:
-    """assessments: of `code` and `writing`; None where the model gave no usable answer."""
+    """assessments: of `code` and `writing`; None where the model gave no usable answer. unread: what was not read."""
     sections = tuple(
         _section(rubric, section, validation, share(comparisons, section.id), assessments, suspicious=bool(finds))
         for section, validation in zip(rubric.sections, validations, strict=True)
     )
-    review = [f"cell {one.cell + 1} addresses the models: {one.excerpt}" for one in finds]
+    review = [f"cell {one.cell + 1} addresses the models: {one.excerpt}" for one in finds] + [*unread]
     for layer, assessment in assessments.items():
         review += _sum_faults(layer, assessment)
     points = round(sum(section.points for section in sections), 2)

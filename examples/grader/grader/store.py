@@ -105,12 +105,12 @@ class Store:
         ).fetchone()
         return Submission(*row) if row else None
 
-    def requeue(self, batch: str | None = None, *, failed: bool = False) -> int:
-        """What ran when the grader ended is queued again, and with `failed` what failed. Returns the number."""
-        states = ("running", "failed") if failed else ("running", "running")
+    def requeue(self, batch: str | None = None, states: Sequence[State] = ("running",)) -> int:
+        """Queue again what is in these states: what ran when the grader ended, or what failed. Returns the number."""
+        marks = ", ".join("?" for _ in states)
         return self._db.execute(
-            "UPDATE submissions SET state='queued', error='' WHERE state IN (?, ?) AND (?3 IS NULL OR batch=?3)",
-            (*states, batch),
+            f"UPDATE submissions SET state='queued', error='' WHERE (?1 IS NULL OR batch=?1) AND state IN ({marks})",
+            (batch, *states),
         ).rowcount
 
     def finish(self, submission: int, grade: Grade, runs: Iterable[ModelRun]) -> None:

@@ -1,20 +1,39 @@
 """In place of what is behind a test: a gateway with answers that fit the schemas, or with failures; a kernel that runs
-nothing."""
+nothing, and has results for the solution."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, Final
 
+from grader import notebook, rubric
 from grader.models import Gateway
-from grader.sandbox import CellRun, Execution
+from grader.sandbox import CellRun, Execution, Series, Value
+from grader.sandbox.values import Number, Table, Text
+
+SAMPLE: Final = rubric.load(Path(__file__).parents[1] / "assignments" / "sample")
+SOLUTION: Final = notebook.read(SAMPLE.solution)
+RESULTS: Final[dict[str, Value]] = {
+    "mean": Number(kind="number", value=14),
+    "by_city": Table(kind="table", columns={"city": ["Rome"], "lowest": [8.0], "highest": [26.0]}),
+    "warmest": Text(kind="text", value="Lima"),
+}
 
 
-def run_nothing(notebook: Any, *_: object) -> Execution:
+def run_nothing(content: Any, *_: object) -> Execution:
     """In place of `sandbox.execute`."""
-    code = [index for index, cell in enumerate(notebook.cells) if cell.cell_type == "code"]
+    code = [index for index, cell in enumerate(content.cells) if cell.cell_type == "code"]
+    if content.cells == SOLUTION.cells:
+        return ran(code)
     return Execution(tuple(CellRun(index, "not run") for index in code))
+
+
+def ran(code: Sequence[int]) -> Execution:
+    """What the sample's solution leaves, in its code cells."""
+    line = Series(kind="line", x=[1.0], y=[8.0])
+    return Execution(tuple(CellRun(index, "ran", "14", plots=(line,)) for index in code), RESULTS)
 
 
 class FakeGateway(Gateway):
@@ -27,8 +46,8 @@ class FakeGateway(Gateway):
         self.answered: list[str] = []
         self.prompts: list[str] = []
 
-    async def room(self, models: Sequence[str]) -> int:
-        return 4000
+    async def rooms(self, models: Sequence[str]) -> dict[str, int]:
+        return dict.fromkeys(models, 4000)
 
     async def _wait(self, attempt: int, began: float, reason: str) -> None:
         """No pause between tries."""

@@ -10,6 +10,7 @@ import asyncio
 import json
 import statistics
 import tempfile
+import time
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -17,7 +18,7 @@ import typer
 
 from grader import rubric
 from grader.models import Gateway
-from grader.pipeline import Pipeline
+from grader.pipeline import Pipeline, Progress
 from grader.store import Store
 from tests import fleet
 from tests.fleet import Fleet
@@ -42,7 +43,13 @@ async def run(running: Fleet, rounds: int) -> None:
     for number in range(rounds):
         store, gateway = Store(":memory:"), Gateway(running.url)
         submission = store.add("b", assignment.name, "right.ipynb", report(number))
-        await Pipeline(store, gateway, {assignment.name: assignment}, lambda event: None).drain()
+        ends = {"": time.monotonic()}
+
+        def observe(event: Progress, ends: dict[str, float] = ends) -> None:
+            if event.state == "done":
+                ends[event.layer or "all"] = time.monotonic()
+
+        await Pipeline(store, gateway, {assignment.name: assignment}, observe).drain()
         await gateway.close()
         grade, runs = store.grade(submission), store.runs(submission)
         store.close()
@@ -51,6 +58,9 @@ async def run(running: Fleet, rounds: int) -> None:
         seconds.append(grade.seconds)
         together.append(2 * grade.efficiency)
         print(f"simulated: {grade.seconds:.1f} s; two reviews at once: {together[-1]:.2f} times the longer one's time")
+        steps = (("layers 1 and 2", "", "outputs"), ("reviews", "outputs", "code"), ("feedback", "code", "writing"))
+        taken = [f"{name} {ends[last] - ends[first]:.1f} s" for name, first, last in steps]
+        print(f"simulated:   {', '.join(taken)}")
         for one in runs:
             print(
                 f"simulated:   {one.role} {one.model} {one.hosts}: {one.prompt_tokens} + {one.completion_tokens}"

@@ -100,18 +100,18 @@ async def test_a_request_that_the_gateway_refuses_is_not_asked_again() -> None:
     assert len(asked) == 1
 
 
-async def test_the_room_is_that_of_the_smaller_model_also_if_the_gateway_answers_late() -> None:
+async def test_each_model_has_the_room_of_its_context_also_if_the_gateway_answers_late() -> None:
     late = JSONResponse({"error": {"message": "starting"}}, 503)
     async with serving([late, JSONResponse(LISTED)]) as (gateway, asked):
-        assert await gateway.room(["y", "b"]) == room(8192)
-        assert await gateway.room(["b"]) == room(32768)
+        assert await gateway.rooms(["y", "b"]) == {"y": room(8192), "b": room(32768)}
+        assert await gateway.rooms(["b"]) == {"b": room(32768)}
     assert len(asked) == 2, "asked again for a model that is known"
 
 
 async def test_a_model_that_is_not_served_is_an_error() -> None:
     async with serving([JSONResponse(LISTED)]) as (gateway, _):
         with pytest.raises(ModelError, match="does not serve c, z"):
-            await gateway.room(["z", "b", "c"])
+            await gateway.rooms(["z", "b", "c"])
 
 
 def test_contexts_are_known_by_name_and_alias() -> None:

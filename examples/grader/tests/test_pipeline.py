@@ -76,7 +76,7 @@ async def test_without_an_answer_before_the_deadline_a_notebook_fails_and_can_be
     store.add("b", SAMPLE.name, "a", EMPTY)
     await drained(store, Silent([503] * 2, deadline=0))
     assert store.batch("b")[0].state == "failed" and "no host" in store.batch("b")[0].error
-    assert store.requeue(failed=True) == 1
+    assert store.requeue("b", ("failed",)) == 1
     await drained(store, FakeGateway())
     assert store.batch("b")[0].state == "done"
 

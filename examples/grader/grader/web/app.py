@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import secrets
+import zipfile
 from collections import defaultdict
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePath
 from statistics import mean
 from typing import Any
 from urllib.parse import urlsplit
@@ -26,26 +28,30 @@ from starlette.routing import Route
 from grader import report
 from grader.errors import GraderError
 from grader.models import Gateway
-from grader.pipeline import LAYERS, Pipeline, Progress
+from grader.pipeline import LAYERS, Layer, Pipeline, Progress
 from grader.rubric import Assignment
 from grader.store import Store, Submission, final_points
+from grader.web.progress import graded, told
 from grader.web.uploads import MAX_NOTEBOOKS, MAX_UPLOAD, notebooks
 
 PAGES = Environment(
     loader=FileSystemLoader(Path(__file__).parent / "templates"), autoescape=True, undefined=StrictUndefined
 )
-POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'self'; connect-src 'self'; form-action 'self'"
+POLICY = (
+    "default-src 'none'; style-src 'unsafe-inline'; script-src 'self'; connect-src 'self'; form-action 'self'; "
+    "base-uri 'none'; frame-ancestors 'none'"
+)
 
 
 @dataclass(slots=True)
 class Grader:
-    """What the routes share. progress: state and detail of each layer, by submission, since this program began."""
+    """What the routes share. progress: state and detail of each layer of what is not graded yet, by submission."""
 
     store: Store
     assignments: Mapping[str, Assignment]
     pipeline: Pipeline
     gateway: Gateway
-    progress: dict[int, dict[str, tuple[str, str]]] = field(default_factory=lambda: defaultdict(dict))
+    progress: dict[int, dict[Layer, str]] = field(default_factory=lambda: defaultdict(dict))
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
     def start(self) -> None:
@@ -57,13 +63,13 @@ class Grader:
 
 
 def create(store: Store, gateway: Gateway, assignments: Mapping[str, Assignment]) -> Starlette:
-    progress: dict[int, dict[str, tuple[str, str]]] = defaultdict(dict)
+    progress: dict[int, dict[Layer, str]] = defaultdict(dict)
 
     def observe(event: Progress) -> None:
-        hosts = dict.fromkeys(f"{one.model} on {one.hosts}" for one in event.runs)
-        detail = " ".join(part for part in (event.detail, "; ".join(hosts)) if part)
         if event.layer:
-            progress[event.submission][event.layer] = (event.state, detail)
+            progress[event.submission][event.layer] = told(event.state, event.detail, event.runs)
+        elif event.state == "done":
+            progress.pop(event.submission, None)
 
     grader = Grader(store, assignments, Pipeline(store, gateway, assignments, observe), gateway, progress)
 
@@ -82,6 +88,8 @@ def create(store: Store, gateway: Gateway, assignments: Mapping[str, Assignment]
         Route("/batches/{batch}", batch_page),
         Route("/batches/{batch}/state", batch_state),
         Route("/batches/{batch}/results.csv", batch_table),
+        Route("/batches/{batch}/students.zip", batch_students),
+        Route("/batches/{batch}/again", again, methods=["POST"]),
         Route("/submissions/{submission:int}", submission_page),
         Route("/submissions/{submission:int}/corrections", correct, methods=["POST"]),
         Route("/submissions/{submission:int}/feedback.html", student_page),
@@ -112,7 +120,7 @@ async def upload(request: Request) -> Response:
         uploaded = [one for one in form.getlist("notebooks") if isinstance(one, UploadFile)]
         files = [(one.filename or "", await one.read()) for one in uploaded]
     batch = secrets.token_hex(4)
-    for name, data in notebooks(files):
+    for name, data in await asyncio.to_thread(notebooks, files):
         grader.store.add(batch, assignment, name, data)
     grader.start()
     return RedirectResponse(f"/batches/{batch}", 303)
@@ -123,7 +131,8 @@ async def batch_page(request: Request) -> Response:
     rows = _rows(_grader(request), batch)
     if not rows:
         raise HTTPException(404, "there is no such batch")
-    return _page("batch.html", batch=batch, rows=rows, layers=LAYERS)
+    failed = any(row["state"] == "failed" for row in rows)
+    return _page("batch.html", batch=batch, rows=rows, layers=LAYERS, failed=failed)
 
 
 async def batch_state(request: Request) -> Response:
@@ -140,12 +149,34 @@ async def batch_table(request: Request) -> Response:
     return PlainTextResponse(table, media_type="text/csv", headers=headers)
 
 
+async def batch_students(request: Request) -> Response:
+    """The page of each student, as files."""
+    grader, out = _grader(request), io.BytesIO()
+    submissions = [one for one in grader.store.batch(request.path_params["batch"]) if one.state == "done"]
+    if not submissions:
+        raise HTTPException(404, "nothing of this batch is graded yet")
+    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
+        for one in submissions:
+            page = PAGES.get_template("student.html").render(**_result(grader, one.id))
+            archive.writestr(f"{PurePath(one.name).stem}.html", page)
+    headers = {"Content-Disposition": 'attachment; filename="students.zip"'}
+    return Response(out.getvalue(), media_type="application/zip", headers=headers)
+
+
+async def again(request: Request) -> Response:
+    """Grade what failed once more."""
+    grader, batch = _own(request), request.path_params["batch"]
+    grader.store.requeue(batch, ("failed",))
+    grader.start()
+    return RedirectResponse(f"/batches/{batch}", 303)
+
+
 async def submission_page(request: Request) -> Response:
-    return _page("submission.html", **_result(request))
+    return _page("submission.html", **_result(_grader(request), request.path_params["submission"]))
 
 
 async def student_page(request: Request) -> Response:
-    return _page("student.html", **_result(request))
+    return _page("student.html", **_result(_grader(request), request.path_params["submission"]))
 
 
 async def correct(request: Request) -> Response:
@@ -202,9 +233,11 @@ def _rows(grader: Grader, batch: str) -> list[dict[str, Any]]:
 
 def _row(grader: Grader, submission: Submission) -> dict[str, Any]:
     grade = grader.store.grade(submission.id)
-    layers = {layer: grader.progress[submission.id].get(layer, ("", "")) for layer in LAYERS}
+    layers: Mapping[Layer, str] = grader.progress.get(submission.id, {})
+    if grade is not None:
+        layers = graded(grade, grader.store.runs(submission.id))
     row: dict[str, Any] = {"id": submission.id, "name": submission.name, "state": submission.state}
-    row |= {"layers": {layer: " ".join(state).strip() for layer, state in layers.items()}, "error": submission.error}
+    row |= {"layers": {layer: layers.get(layer, "") for layer in LAYERS}, "error": submission.error}
     if grade is None:
         return row | {"points": "", "review": ""}
     points = sum(final_points(grade.score, grader.store.corrections(submission.id)).values())
@@ -214,11 +247,12 @@ def _row(grader: Grader, submission: Submission) -> dict[str, Any]:
     }
 
 
-def _result(request: Request) -> dict[str, Any]:
-    grader, number = _grader(request), request.path_params["submission"]
+def _result(grader: Grader, number: int) -> dict[str, Any]:
     submission, grade = grader.store.submission(number), grader.store.grade(number)
-    if submission is None or grade is None:
-        raise HTTPException(404, "there is no such grade")
+    if submission is None:
+        raise HTTPException(404, "there is no such notebook")
+    if grade is None:
+        raise HTTPException(404, f"{submission.name} has no grade yet: it is {submission.state}. {submission.error}")
     corrections = grader.store.corrections(number)
     points = final_points(grade.score, corrections)
     return {
