@@ -17,7 +17,8 @@ from disagg.cli import bench, demo, generate, init, plan_capacity, verify
 from disagg.cli.chat import command as chat
 from disagg.cli.common.completion import VARIABLE, names_with_colons
 from disagg.cli.common.context import CommandOutput, note_interrupt, print_error, print_json
-from disagg.cli.common.options import Command, CommandGroup, HostCommand
+from disagg.cli.common.hosts import HostCommand
+from disagg.cli.common.options import Command, CommandGroup
 from disagg.cli.common.signals import terminating
 from disagg.cli.common.usage import usage_message
 from disagg.cli.fleet import deploy, doctor, lifecycle, logs, models, remote, rollout, status, token, trust

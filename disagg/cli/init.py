@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from disagg.cli.common.context import print_json
+from disagg.cli.common.options import AsJson
 from disagg.config.convert import from_json
 from disagg.config.starter import refuse_to_overwrite, starter, write
 from disagg.config.toml.reader import read
@@ -26,15 +28,21 @@ def init(
         ),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite the file if it is there.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Write a commented hosts.toml to start from."""
     refuse_to_overwrite(path, force)
+    ignored: tuple[str, ...] = ()
     if json_file is None:
         write(starter(), path, force)
-        typer.echo(f"Wrote {path}. Put your machines' addresses in it.\n{NEXT}")
+    else:
+        converted = from_json(read(json_file), str(json_file))
+        write(converted.text, path, force)
+        ignored = tuple(f"{json_file}: {note}" for note in converted.ignored)
+    if as_json:
+        print_json({"path": str(path), "ignored": list(ignored)})
         return
-    converted = from_json(read(json_file), str(json_file))
-    write(converted.text, path, force)
-    for note in converted.ignored:
-        typer.echo(f"{json_file}: {note}", err=True)
-    typer.echo(f"Wrote {path}. Look at the lines marked CHECK.\n{NEXT}")
+    for note in ignored:
+        typer.echo(note, err=True)
+    look = "Put your machines' addresses in it." if json_file is None else "Look at the lines marked CHECK."
+    typer.echo(f"Wrote {path}. {look}\n{NEXT}")

@@ -13,9 +13,10 @@ from __future__ import annotations
 import typer
 
 from disagg.cli.bench import arguments, handoff, link, load
+from disagg.cli.common.hosts import FanOutCommand
 from disagg.cli.common.options import Command
 
 app = typer.Typer(name="bench", cls=arguments.Group, invoke_without_command=True)
 app.callback(invoke_without_command=True)(load.load)
 app.command("handoff", cls=Command)(handoff.handoff)
-app.command("link", cls=Command)(link.link)
+app.command("link", cls=FanOutCommand)(link.link)

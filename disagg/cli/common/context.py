@@ -18,20 +18,30 @@ from disagg.errors import DisaggError, UsageError
 
 if TYPE_CHECKING:
     from disagg.config import Fleet
+    from disagg.fleet.machine.fan_out import Limits
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The options of every command. `config`: None without --config. selection: which hosts, by the names of the
-    arguments of Fleet.select; empty without such an option."""
+    """The options of every command, and of those that act on hosts. `config`: None without --config. selection: which
+    hosts, by the names of the arguments of Fleet.select; empty without such an option. parallel, host_s: see Limits."""
 
     config: Path | None = None
     selection: Mapping[str, Any] = field(default_factory=dict)
+    parallel: int | None = None
+    host_s: float | None = None
 
     @property
     def path(self) -> Path:
         """--config, else $DISAGG_CONFIG, else ./hosts.toml. ConfigError if that file does not exist."""
         return find_hosts_file(self.config)
+
+    @property
+    def limits(self) -> Limits:
+        """For work on many hosts."""
+        from disagg.fleet.machine.fan_out import Limits
+
+        return Limits(self.parallel, self.host_s)
 
     def fleet(self) -> Fleet:
         """The fleet that this file describes."""

@@ -7,14 +7,13 @@ from dataclasses import replace
 from enum import StrEnum
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
 from disagg.api.base import Bounds, bounds
 from disagg.api.sampling import Sampling
-from disagg.cli.common.completion import complete_group, complete_host, complete_model, complete_role
 from disagg.cli.common.context import CommandOutput, settings
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
@@ -62,15 +61,7 @@ class Command(_PlainFlags, TyperCommand):
         for parameter in self.params:
             if parameter.param_type_name == "argument":  # typer describes some as <list[str]>
                 vars(parameter)["display_type_rich"] = lambda ctx: None
-        self.params += _shared_options()
-
-
-class HostCommand(Command):
-    """A command that also takes the options that select hosts, the same for all of them."""
-
-    def __init__(self, *arguments: Any, **named: Any) -> None:
-        super().__init__(*arguments, **named)
-        self.params[-len(_shared_options()) : -len(_shared_options())] = _selecting_options()
+        self.params += shared_options()
 
 
 class CommandGroup(_PlainFlags, TyperGroup):
@@ -78,7 +69,7 @@ class CommandGroup(_PlainFlags, TyperGroup):
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
-        self.params += _shared_options()
+        self.params += shared_options()
 
 
 def _use_config(context: typer.Context, value: Path | None) -> None:
@@ -113,95 +104,9 @@ def _options_of_every_command(
     """Never run: typer builds the options from this signature."""
 
 
-_selecting = typer.Typer(add_completion=False)
-_SELECTS: Final = {
-    "only_hosts": "names",
-    "only_role": "role",
-    "only_model": "model",
-    "only_groups": "groups",
-    "not_hosts": "exclude",
-}
-"""Parameters of the options -> arguments of Fleet.select. Commands have arguments called `host` and `model`."""
-
-
-def _select(context: typer.Context, param: typer.CallbackParam, value: Any) -> None:
-    if value:
-        chosen = settings(context)
-        context.find_root().obj = replace(chosen, selection={**chosen.selection, _SELECTS[str(param.name)]: value})
-
-
-@_selecting.command()
-def _options_that_select_hosts(
-    only_hosts: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--host",
-            metavar="NAME",
-            help="Only this host, or hosts such as 'mac-*'; repeatable.",
-            show_default=False,
-            autocompletion=complete_host,
-            expose_value=False,
-            callback=_select,
-        ),
-    ] = None,
-    only_role: Annotated[
-        str | None,
-        typer.Option(
-            "--role",
-            metavar="ROLE",
-            help="Only hosts with this role.",
-            autocompletion=complete_role,
-            expose_value=False,
-            callback=_select,
-        ),
-    ] = None,
-    only_model: Annotated[
-        str | None,
-        typer.Option(
-            "--model",
-            "-m",
-            metavar="NAME",
-            help="Only hosts of this model.",
-            autocompletion=complete_model,
-            expose_value=False,
-            callback=_select,
-        ),
-    ] = None,
-    only_groups: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--group",
-            metavar="NAME",
-            help="Only hosts of this group of hosts.toml; repeatable.",
-            show_default=False,
-            autocompletion=complete_group,
-            expose_value=False,
-            callback=_select,
-        ),
-    ] = None,
-    not_hosts: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--exclude",
-            metavar="NAME",
-            help="Not this host, or hosts such as 'mac-*'; repeatable.",
-            show_default=False,
-            autocompletion=complete_host,
-            expose_value=False,
-            callback=_select,
-        ),
-    ] = None,
-) -> None:
-    """Never run: typer builds the options from this signature."""
-
-
 @cache
-def _selecting_options() -> Sequence[Any]:
-    return tuple(param for param in typer.main.get_command(_selecting).params if param.name != "help")
-
-
-@cache
-def _shared_options() -> Sequence[Any]:
+def shared_options() -> Sequence[Any]:
+    """Those of every command."""
     return tuple(typer.main.get_command(_shared).params)
 
 

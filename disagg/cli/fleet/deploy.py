@@ -21,7 +21,7 @@ from disagg.cli.common.context import (
     stdout,
 )
 from disagg.cli.common.options import AsJson, BreakLock, Yes
-from disagg.cli.fleet.token import read_tokens
+from disagg.cli.fleet.token import deployed, read_tokens
 
 if TYPE_CHECKING:
     from disagg.config import Fleet, Host
@@ -167,7 +167,7 @@ def _adoptable(fleet: Fleet, hosts: Sequence[Host], refused: bool) -> tuple[str,
         raise UsageError("--adopt-token cannot be combined with --replace-token or --dry-run", "leave one of them out")
     state = State.of(fleet)
     state.require_own_file()
-    return adoptable(hosts, read_tokens(fleet), state.tokens() if state.has_token() else ())
+    return adoptable(hosts, read_tokens(deployed(fleet)), state.tokens() if state.has_token() else ())
 
 
 def _deploying(
@@ -196,7 +196,7 @@ def _with_token(
         state.adopt_tokens(adopted)
     elif needed and not state.has_token():
         if not replace_token:
-            require_none(read_tokens(fleet))
+            require_none(read_tokens(deployed(fleet)))
         state.ensure_tokens()
         return _deploying(fleet, replace_token=replace_token)
     return decide

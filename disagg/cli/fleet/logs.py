@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from disagg.cli.common.context import print_error, settings, stdout
+from disagg.cli.common.context import print_error, print_json, settings, stdout
+from disagg.cli.common.options import AsJson
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from disagg.config import Host
+    from disagg.config import Fleet, Host
     from disagg.errors import DisaggError
     from disagg.fleet.lifecycle.logs import LogLine
     from disagg.fleet.lifecycle.state import State
@@ -40,42 +41,45 @@ def logs(
     audit: Annotated[
         bool, typer.Option("--audit", help="Who changed which host when, with which command, from where.")
     ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Show the servers' logs, merged by time: the last 100 lines of each host, or all with --since.
 
     Times are this machine's local time. Exit code 0, or 1 or 4 if a host's log cannot be read.
     """
     from disagg.errors import UsageError
+    from disagg.fleet.lifecycle.logs import read, read_audits
     from disagg.fleet.lifecycle.state import State
 
     begin = time.time() - _ago(since) if since is not None else None
-    fleet = settings(context).fleet()
-    hosts, state = fleet.select(**settings(context).selection, managed=True), State.of(fleet)
+    chosen = settings(context)
+    fleet = chosen.fleet()
+    hosts, state = fleet.select(**chosen.selection, managed=True), State.of(fleet)
     count = lines or (_LINES if since is None else _LINES_SINCE)
-    if audit:
-        if follow:
-            raise UsageError("--audit and --follow cannot be combined", "call it again")
-        raise typer.Exit(_read_audits(hosts, count, begin))
     if follow:
+        ends = {"--audit": audit, "--json": as_json, "--timeout": chosen.host_s is not None}
+        if wrong := next((name for name, given in ends.items() if given), None):
+            raise UsageError(f"{wrong} and --follow cannot be combined", "following ends with Ctrl-C; or call it again")
         _follow(hosts, state, count, begin)
-    raise typer.Exit(_read(hosts, state, count, begin))
+    found = read_audits(hosts, count, begin) if audit else read(hosts, state, count, begin)
+    if as_json:
+        _print_json(fleet, *found)
+    else:
+        _print(hosts, *found, dated=audit)
+    raise typer.Exit(max((error.exit_code for error in found[1]), default=0))
 
 
-def _read(hosts: Sequence[Host], state: State, count: int, begin: float | None) -> int:
-    from disagg.fleet.lifecycle.logs import read
-
-    return _show(hosts, *read(hosts, state, count, begin))
-
-
-def _read_audits(hosts: Sequence[Host], count: int, begin: float | None) -> int:
-    from disagg.fleet.lifecycle.logs import read_audits
-
-    return _show(hosts, *read_audits(hosts, count, begin), dated=True)
+def _print_json(fleet: Fleet, entries: Sequence[LogLine], errors: Sequence[DisaggError]) -> None:
+    body = {
+        "fleet": fleet.name,
+        "ok": not errors,
+        "lines": [line.to_json() for line in entries],
+        "errors": [error.to_json() for error in errors],
+    }
+    print_json(body)
 
 
-def _show(
-    hosts: Sequence[Host], entries: Sequence[LogLine], errors: Sequence[DisaggError], *, dated: bool = False
-) -> int:
+def _print(hosts: Sequence[Host], entries: Sequence[LogLine], errors: Sequence[DisaggError], *, dated: bool) -> None:
     from disagg.cli.views.fleet.logs import LogView
 
     view, out = LogView([host.name for host in hosts], dated=dated), stdout()
@@ -83,7 +87,6 @@ def _show(
         out.print(view.line(line), soft_wrap=True)
     for error in errors:
         print_error(error)
-    return max((error.exit_code for error in errors), default=0)
 
 
 def _follow(hosts: Sequence[Host], state: State, count: int, begin: float | None) -> None:

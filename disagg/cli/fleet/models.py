@@ -9,7 +9,8 @@ import typer
 
 from disagg.cli.common.completion import complete_model
 from disagg.cli.common.context import confirm, error_console, print_json, require_answer, settings, stderr, stdout
-from disagg.cli.common.options import AsJson, CommandGroup, HostCommand, Yes
+from disagg.cli.common.hosts import HostCommand
+from disagg.cli.common.options import AsJson, CommandGroup, Yes
 
 if TYPE_CHECKING:
     from disagg.config import Fleet, Host

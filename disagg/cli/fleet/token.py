@@ -7,10 +7,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from disagg.cli.common.context import confirm, error_console, print_json, require_answer, settings, stderr, stdout
+from disagg.cli.common.hosts import FanOutCommand, HostCommand
 from disagg.cli.common.options import AsJson, BreakLock, Command, CommandGroup, Yes
 
 if TYPE_CHECKING:
-    from disagg.config import Fleet
+    from collections.abc import Sequence
+
+    from disagg.config import Fleet, Host
     from disagg.fleet.changes.tokens import HeldTokens
     from disagg.fleet.lifecycle.state import State
 
@@ -23,7 +26,7 @@ token = typer.Typer(
 )
 
 
-@token.command(cls=Command)
+@token.command(cls=HostCommand)
 def show(
     context: typer.Context,
     *,
@@ -43,9 +46,10 @@ def show(
     fleet = settings(context).fleet()
     state = State.of(fleet)
     if reveal:
-        typer.echo(state.token())
+        _reveal(state, as_json)
         return
-    ours, held = state.tokens(), read_tokens(fleet)
+    hosts = deployed(fleet, settings(context).names(fleet, managed=True))
+    ours, held = state.tokens(), read_tokens(hosts)
     theirs = {name: [token_digest(one) for one in tokens] for name, tokens in held.by_host.items()}
     foreign = [name for name, digests in theirs.items() if another(ours, digests, name)]
     if as_json:
@@ -53,7 +57,7 @@ def show(
     else:
         print_line = stdout().print
         print_line(f"this machine: {shown(ours)}  {state.token_file}", soft_wrap=True, highlight=False)
-        for name in (host.name for host in fleet.hosts.values() if host.placement.deployed):
+        for name in (host.name for host in hosts):
             tokens = held.by_host.get(name, ())
             what = held.missing[name].message if name in held.missing else shown(tokens) or "none"
             note = "  not this machine's" if name in foreign else ""
@@ -66,7 +70,7 @@ def show(
         raise typer.Exit(4 if held.missing else 1)
 
 
-@token.command(cls=Command)
+@token.command(cls=FanOutCommand)
 def rotate(context: typer.Context, *, yes: Yes = False, break_lock: BreakLock = False, as_json: AsJson = False) -> None:
     """Replace the fleet's token while it serves: both are valid until every host and caller has the new one.
 
@@ -95,7 +99,7 @@ def rotate(context: typer.Context, *, yes: Yes = False, break_lock: BreakLock = 
 
 
 @token.command(cls=Command)
-def certificate(context: typer.Context) -> None:
+def certificate(context: typer.Context, *, as_json: AsJson = False) -> None:
     """Print the certificate of the fleet's servers, for other HTTP clients such as curl.
 
     It follows from the token and is no secret. With --cacert, curl accepts only servers that have the token.
@@ -103,7 +107,11 @@ def certificate(context: typer.Context) -> None:
     from disagg.tls.certificate import certificate_pem
     from disagg.token import fleet_token
 
-    typer.echo(certificate_pem(fleet_token(settings(context).fleet())), nl=False)
+    pem = certificate_pem(fleet_token(settings(context).fleet()))
+    if as_json:
+        print_json({"certificate": pem})
+    else:
+        typer.echo(pem, nl=False)
 
 
 def _question(fleet: Fleet, state: State) -> str:
@@ -117,13 +125,26 @@ def _question(fleet: Fleet, state: State) -> str:
     return f"Replace the token {shown([current])} of {fleet.name} in {state.token_file}?"
 
 
-def read_tokens(fleet: Fleet) -> HeldTokens:
-    """The tokens of all deployed hosts of the fleet."""
+def _reveal(state: State, as_json: bool) -> None:
+    if as_json:
+        print_json({"token": state.token()})
+    else:
+        typer.echo(state.token())
+
+
+def deployed(fleet: Fleet, names: Sequence[str] = ()) -> list[Host]:
+    """Those with a token of their own. names: of the selected hosts; none if all are meant."""
+    hosts = [host for host in fleet.hosts.values() if host.placement.deployed]
+    return [host for host in hosts if not names or host.name in names]
+
+
+def read_tokens(hosts: Sequence[Host]) -> HeldTokens:
+    """The tokens of these hosts."""
     from disagg.fleet.changes.tokens import held_tokens
     from disagg.fleet.machine import connect
 
     with stderr().status("reading tokens …"):
-        return held_tokens([host for host in fleet.hosts.values() if host.placement.deployed], connect.machine_for)
+        return held_tokens(hosts, connect.machine_for)
 
 
 def _body(fleet: Fleet, ours: list[str], theirs: dict[str, list[str]], held: HeldTokens) -> dict[str, Any]:

@@ -3,17 +3,56 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import chain
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from disagg.cli.common.completion import complete_host
-from disagg.cli.common.context import confirm, print_error, settings, stdout
+from disagg.cli.common.context import confirm, print_error, print_json, settings, stderr, stdout
+from disagg.cli.common.options import AsJson
 from disagg.errors import DisaggError, UsageError, exit_code_of_all
 
 if TYPE_CHECKING:
     from disagg.config import Host
+    from disagg.fleet.machine.fan_out import HostOutcome
     from disagg.fleet.machine.ssh.trust import HostKeyOffer
+
+Decide = Callable[["HostKeyOffer"], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class OfferedKey:
+    """A key of a host, or of a jump host on the way to it, and what became of it. known_as: its name in known_hosts."""
+
+    known_as: str
+    kind: str
+    fingerprint: str
+    state: Literal["known", "added", "not added"]
+
+    def to_json(self) -> dict[str, Any]:
+        return {"known_as": self.known_as, "kind": self.kind, "fingerprint": self.fingerprint, "state": self.state}
+
+
+@dataclass(frozen=True, slots=True)
+class TrustResult:
+    """The keys of one host, jump hosts first, up to one that was not added, and the error. No key for this machine."""
+
+    host: str
+    keys: tuple[OfferedKey, ...] = ()
+    error: DisaggError | None = None
+
+    @property
+    def exit_code(self) -> int:
+        if self.error is not None:
+            return self.error.exit_code
+        return int(any(key.state == "not added" for key in self.keys))
+
+    def to_json(self) -> dict[str, Any]:
+        error = self.error.to_json() if self.error is not None else None
+        return {"host": self.host, "keys": [key.to_json() for key in self.keys], "error": error}
 
 
 def trust(
@@ -24,52 +63,84 @@ def trust(
             metavar="HOST", help="Hosts of hosts.toml; without any, all hosts.", autocompletion=complete_host
         ),
     ] = None,
+    *,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask: you have compared the fingerprints.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Show the SSH host keys of hosts and add those you confirm to known_hosts.
 
-    Exit code 1: a key was not added; 4: a host cannot be reached.
+    With --json nothing is asked: without --yes no key is added. Exit code 1: a key was not added; 4: a host cannot be
+    reached.
     """
-
-    codes: set[int] = set()
     chosen = settings(context)
+    fleet = chosen.fleet()
     selection = {**chosen.selection, "names": [*(hosts or ()), *chosen.selection.get("names", ())]}
-    for host in chosen.fleet().select(**selection, managed=True):
-        if not host.placement.ssh:
-            stdout().print(f"{host.name}: this machine, no key needed")
-            continue
-        try:
-            if not _trust(host, yes):
-                codes.add(1)
-        except UsageError:
-            raise
-        except DisaggError as error:  # go on with the other hosts
-            print_error(error)
-            codes.add(error.exit_code)
-    if codes:
-        raise typer.Exit(exit_code_of_all(codes))
+    selected = fleet.select(**selection, managed=True)
+    decide: Decide = (lambda offer: yes) if yes or as_json else _confirmed
+    results = [_handled(outcome, decide, silent=as_json) for outcome in _first_offers(selected)]
+    code = exit_code_of_all(result.exit_code for result in results)
+    if as_json:
+        print_json({"fleet": fleet.name, "ok": code == 0, "hosts": [result.to_json() for result in results]})
+    if code:
+        raise typer.Exit(code)
 
 
-def _trust(host: Host, yes: bool) -> bool:
-    """Whether all keys are known now: the host's own, and those of its jump hosts."""
+def _first_offers(hosts: list[Host]) -> list[HostOutcome[Iterable[HostKeyOffer]]]:
+    """The offers of each host, of which the first has been read."""
+    from disagg.fleet.machine.fan_out import each
     from disagg.fleet.machine.ssh.trust import offers
 
-    for offer in offers(host):
-        known = offer.verdict == "known"
-        _print(f"{offer.host} ({offer.known_as}){': already known' if known else ''}")
-        _print(f"  {offer.key.kind} {offer.key.fingerprint}")  # on a line of its own, to be compared by eye
-        if known:
-            continue
-        if not yes and not _confirmed(offer):
-            _print("  not added")
-            return False
+    def first(host: Host) -> Iterable[HostKeyOffer]:
+        if not host.placement.ssh:
+            return ()
+        further: Iterator[HostKeyOffer] = offers(host)
+        return chain([next(further)], further)
+
+    with stderr().status("reading keys …"):
+        return each(hosts, first)
+
+
+def _handled(outcome: HostOutcome[Iterable[HostKeyOffer]], decide: Decide, *, silent: bool) -> TrustResult:
+    """Show the keys, and add those that `decide` confirms. A gateway's key comes before the next hop is asked."""
+    name, keys = outcome.host.name, list[OfferedKey]()
+    show = _silent if silent else _print
+    if not outcome.host.placement.ssh:
+        show(f"{name}: this machine, no key needed")
+    try:
+        if outcome.error is not None:
+            raise outcome.error
+        for offer in outcome.value or ():
+            keys.append(_decided(offer, decide, show))
+            if keys[-1].state == "not added":
+                break
+    except UsageError:
+        raise
+    except DisaggError as error:  # go on with the other hosts
+        if not silent:
+            print_error(error)
+        return TrustResult(name, tuple(keys), error)
+    return TrustResult(name, tuple(keys))
+
+
+def _decided(offer: HostKeyOffer, decide: Decide, show: Callable[[str], None]) -> OfferedKey:
+    known = offer.verdict == "known"
+    show(f"{offer.host} ({offer.known_as}){': already known' if known else ''}")
+    show(f"  {offer.key.kind} {offer.key.fingerprint}")  # on a line of its own, to be compared by eye
+    state: Literal["known", "added", "not added"] = "known" if known else "added" if decide(offer) else "not added"
+    if state == "added":
         offer.accept()
-        _print(f"  added to {offer.path}")
-    return True
+        show(f"  added to {offer.path}")
+    elif state == "not added":
+        show("  not added")
+    return OfferedKey(offer.known_as, offer.key.kind, offer.key.fingerprint, state)
 
 
 def _print(line: str) -> None:
     stdout().print(line, soft_wrap=True, markup=False)
+
+
+def _silent(line: str) -> None:
+    """With --json stdout has nothing but the object."""
 
 
 def _confirmed(offer: HostKeyOffer) -> bool:

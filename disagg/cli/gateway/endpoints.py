@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from disagg.cli.common.context import settings
-from disagg.cli.common.options import Command, CommandGroup
+from disagg.cli.common.context import print_json, settings
+from disagg.cli.common.options import AsJson, Command, CommandGroup
 
 gateway = typer.Typer(
     name="gateway",
@@ -42,6 +42,7 @@ def endpoints(
     ] = None,
     *,
     form: Annotated[FormName, typer.Option("--format", help="Whose configuration.")],
+    as_json: AsJson = False,
 ) -> None:
     """Print the configuration of a router or monitor for the gateways of one fleet or several.
 
@@ -53,4 +54,8 @@ def endpoints(
     from disagg.gateway.remote.endpoints import render
 
     fleets = [load(path) for path in files] if files else [settings(context).fleet()]
-    typer.echo(render(form.value, of(fleets)), nl=False)
+    text = render(form.value, of(fleets))
+    if as_json:
+        print_json({"format": form.value, "configuration": text})
+    else:
+        typer.echo(text, nl=False)

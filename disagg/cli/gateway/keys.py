@@ -13,7 +13,8 @@ import typer
 
 from disagg.cli.common.completion import complete_model
 from disagg.cli.common.context import print_json, settings, stderr, stdout
-from disagg.cli.common.options import AsJson, Command, CommandGroup
+from disagg.cli.common.hosts import FanOutCommand
+from disagg.cli.common.options import AsJson, CommandGroup
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -33,7 +34,7 @@ Name = Annotated[str, typer.Argument(metavar="NAME", help="Who uses the key.", s
 PerMinute = Annotated[int | None, typer.Option(min=1, metavar="N", help="At most so many per minute.")]
 
 
-@keys.command(cls=Command)
+@keys.command(cls=FanOutCommand)
 def add(
     context: typer.Context,
     name: Name,
@@ -67,7 +68,7 @@ def add(
     others.deliver(file)
 
 
-@keys.command("list", cls=Command)
+@keys.command("list", cls=FanOutCommand)
 def list_keys(context: typer.Context, *, as_json: AsJson = False) -> None:
     """Show the keys: whose they are, their models and limits, and which are revoked."""
     from disagg.cli.views.gateway.keys import keys_view
@@ -89,19 +90,22 @@ def list_keys(context: typer.Context, *, as_json: AsJson = False) -> None:
         stderr().print(f"{', '.join(lacking)}: not all of these keys; `disagg keys sync` brings them")
 
 
-@keys.command(cls=Command)
-def revoke(context: typer.Context, name: Name) -> None:
+@keys.command(cls=FanOutCommand)
+def revoke(context: typer.Context, name: Name, *, as_json: AsJson = False) -> None:
     """End a key. A running gateway refuses it from the next request on."""
     others = _GatewayKeys.fetched(settings(context).fleet())
     file = _file(context)
     file.join(others.keys)
     file.revoke(name)
-    stderr().print(f"Revoked the key of {name}.")
+    if not as_json:
+        stderr().print(f"Revoked the key of {name}.")
     others.deliver(file)
+    if as_json:
+        print_json({"name": name, "gateways": [host.name for host in others.hosts]})
 
 
-@keys.command(cls=Command)
-def sync(context: typer.Context) -> None:
+@keys.command(cls=FanOutCommand)
+def sync(context: typer.Context, *, as_json: AsJson = False) -> None:
     """Bring the keys of this machine and of all gateways together.
 
     `disagg keys add` and `revoke` do so too: this is for a gateway that could not be reached then.
@@ -112,6 +116,9 @@ def sync(context: typer.Context) -> None:
     file = _file(context)
     count = len(file.join(others.keys))
     others.deliver(file)
+    if as_json:
+        print_json({"keys": count, "gateways": [host.name for host in others.hosts]})
+        return
     stderr().print(f"{counted(count, 'key')} on this machine and {counted(len(others.hosts), 'gateway')}.")
 
 

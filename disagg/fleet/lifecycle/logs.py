@@ -70,6 +70,9 @@ class LogLine:
     fields: dict[str, Any] | None = field(default=None, compare=False)
     notice: bool = False
 
+    def to_json(self) -> dict[str, Any]:
+        return {"host": self.host, "time": self.time, "text": self.text, "fields": self.fields}
+
 
 class _Clock:
     """Assigns times to the lines of one host that never decrease."""

@@ -1,18 +1,22 @@
 """One action on many hosts at the same time.
 
 `each` waits for all hosts, or until a timeout; `in_background` runs an action per host while the caller does something
-else. Both interrupt the commands that machines still run when they are left early.
+else. Both interrupt the commands that machines still run when they are left early. `limited` bounds every `each` of a
+command line: how many hosts at the same time, how long one of them may take.
 """
 
 from __future__ import annotations
 
+import contextvars
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from threading import Event, Thread
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 from disagg.config import Host
 from disagg.errors import Cancelled, DisaggError, HostUnreachable
@@ -24,6 +28,36 @@ T = TypeVar("T")
 _CLEANUP_S = 25.0
 """How long interrupted actions may take to kill the commands that they run and to release their locks, which may wait
 behind bytes that a slow link still carries (20 s, then that attempt fails)."""
+
+PARALLEL: Final = 32
+"""On how many hosts an action runs at the same time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """parallel: on how many hosts an action runs at the same time; None: PARALLEL, or all if one time holds for all.
+    host_s: the seconds that it may take on a host; None: only the action's own limits."""
+
+    parallel: int | None = None
+    host_s: float | None = None
+
+    def of(self, hosts: int, timeout: float | None) -> tuple[int, float | None]:
+        """How many of so many hosts at the same time; the seconds for all, if `timeout` is for so many at once."""
+        parallel = min(hosts, self.parallel or (PARALLEL if timeout is None else hosts))
+        return parallel, timeout and timeout * max(1, math.ceil(hosts / max(1, parallel)))
+
+
+_limits: ContextVar[Limits] = ContextVar("limits", default=Limits())  # noqa: B039  # frozen
+
+
+@contextmanager
+def limited(limits: Limits) -> Iterator[None]:
+    """Within, every `each` of this thread, and of actions that it runs, has these limits."""
+    token = _limits.set(limits)
+    try:
+        yield
+    finally:
+        _limits.reset(token)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,37 +75,36 @@ class HostOutcome(Generic[T]):
         return self.error is None
 
 
-def each(
-    hosts: Sequence[Host], action: Callable[[Host], T], limit: int = 16, *, timeout: float | None = None
-) -> list[HostOutcome[T]]:
-    """Run the action for every host, at most `limit` at the same time; outcomes in the hosts' order.
+def each(hosts: Sequence[Host], action: Callable[[Host], T], *, timeout: float | None = None) -> list[HostOutcome[T]]:
+    """Run the action for every host, within the limits of the command (`limited`); outcomes in the hosts' order.
 
-    A DisaggError ends its own host only. Ctrl-C interrupts the commands that machines run, with Cancelled, and is
-    raised again when they have ended; so is an interruption of this thread, which may be that of another `each`. Any
-    other exception is a bug in the action; it is raised after the others end.
+    A DisaggError ends its own host only, and so does the end of a host's time. Ctrl-C interrupts the commands that
+    machines run, with Cancelled, and is raised again when they have ended; so is an interruption of this thread, which
+    may be that of another `each`. Any other exception is a bug in the action; it is raised after the others end.
 
-    timeout: seconds for all hosts together; they all start at once then, whatever the limit. A host that has not ended
-    in time is interrupted and its thread left behind, since it may hang in the kernel; its outcome is `timed_out`.
-    Ctrl-C leaves all of them behind.
+    timeout: seconds for all hosts together, which all start at once then; or for each `parallel` of them. A host that
+    has not ended in time is interrupted and its thread left behind, since it may hang in the kernel; its outcome is
+    `timed_out`. Ctrl-C leaves all of them behind.
     """
-    stop = Event()
+    stop, limits = Event(), _limits.get()
     waiting: SimpleQueue[int] = SimpleQueue()
     ended: _Ended[T] = SimpleQueue()
     for index in range(len(hosts)):
         waiting.put(index)
 
     def work() -> None:
-        with interrupted_by(stop):
-            while True:
-                try:
-                    index = waiting.get_nowait()
-                except Empty:
-                    return
-                ended.put((index, _outcome(hosts[index], action, stop)))
+        while True:
+            try:
+                index = waiting.get_nowait()
+            except Empty:
+                return
+            ended.put((index, _outcome(hosts[index], action, stop, limits.host_s)))
 
+    parallel, timeout = limits.of(len(hosts), timeout)
     # Daemon threads: one that hangs in the kernel must not keep an interrupted command from exiting.
-    for number in range(len(hosts) if timeout is not None else min(limit, len(hosts))):
-        Thread(target=work, name=f"host {number}", daemon=True).start()
+    for number in range(parallel):
+        context = contextvars.copy_context()
+        Thread(target=context.run, args=(work,), name=f"host {number}", daemon=True).start()
     gathered: dict[int, HostOutcome[T] | BaseException] = {}
     try:
         _gather(len(hosts), ended, gathered, None if timeout is None else time.monotonic() + timeout)
@@ -119,12 +152,15 @@ def in_background(hosts: Sequence[Host], action: Callable[[Host], None]) -> Iter
 _Ended = SimpleQueue[tuple[int, HostOutcome[T] | BaseException]]
 
 
-def _outcome(host: Host, action: Callable[[Host], T], stop: Event) -> HostOutcome[T] | BaseException:
+def _outcome(
+    host: Host, action: Callable[[Host], T], stop: Event, host_s: float | None
+) -> HostOutcome[T] | BaseException:
     began = time.monotonic()
     try:
         if stop.is_set():
             raise Cancelled(f"{host.name}: interrupted before it began")
-        value = action(host)
+        with interrupted_by(stop, within=host_s, late=f"{host.name}: not done within {host_s or 0:g} s"):
+            value = action(host)
         return HostOutcome(host, time.monotonic() - began, value=value)
     except DisaggError as error:
         return HostOutcome(host, time.monotonic() - began, error=error)

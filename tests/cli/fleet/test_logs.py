@@ -49,3 +49,17 @@ def test_a_host_without_a_log_exits_1_after_the_others_were_shown(
 def test_a_time_that_is_not_understood_exits_2(config: Path, since: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("--config", config, "logs", f"--since={since}") == 2
     assert "30s, 10m, 2h or 1d" in capsys.readouterr().err
+
+
+def test_lines_and_errors_are_one_json_object(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    State.of(load(config)).log_file("prefill-1").unlink()
+    assert run("--config", config, "logs", "--json") == 1
+    body = json.loads(capsys.readouterr().out)
+    assert [(line["host"], line["fields"]["event"]) for line in body["lines"]] == [("decode-1", "ready")]
+    assert body["ok"] is False and body["errors"][0]["message"] == "prefill-1 has no log yet"
+
+
+@pytest.mark.parametrize("option", [["--json"], ["--audit"], ["--timeout", "5"]])
+def test_following_ends_with_ctrl_c_only(config: Path, option: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("--config", config, "logs", "--follow", *option) == 2
+    assert f"{option[0]} and --follow cannot be combined" in capsys.readouterr().err

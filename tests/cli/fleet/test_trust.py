@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pty
 import subprocess
@@ -122,3 +123,31 @@ def test_a_changed_key_is_refused_and_the_others_are_handled(
 
 def test_an_unknown_host_is_a_usage_error(config: Path) -> None:
     assert run("trust", "nobody") == 2
+
+
+def test_json_shows_the_keys_and_adds_none_without_yes(
+    bed: Bed, config: Path, known: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    known.write_text("")
+    assert run("trust", "--host", "dgx-*", "--json") == 1
+    body = json.loads(capsys.readouterr().out)
+    assert [row["host"] for row in body["hosts"]] == ["dgx-spark-1", "dgx-spark-2"] and body["ok"] is False
+    for row in body["hosts"]:
+        assert [(key["fingerprint"], key["state"]) for key in row["keys"]] == [
+            (fingerprint(bed, row["host"]), "not added")
+        ]
+    assert known.read_text() == ""
+    for state in ("added", "known"):
+        assert run("trust", "dgx-spark-1", "--yes", "--json") == 0
+        assert [key["state"] for key in json.loads(capsys.readouterr().out)["hosts"][0]["keys"]] == [state]
+
+
+def test_json_has_the_error_of_a_host_beside_the_keys_of_the_others(
+    bed: Bed, config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bed.need_links()
+    with bed.cut("dgx-spark-2"):
+        assert run("trust", "--json") == 4
+    rows = {row["host"]: row for row in json.loads(capsys.readouterr().out)["hosts"]}
+    assert rows.pop("dgx-spark-2")["error"]["code"] == "HostUnreachable"
+    assert all(row["error"] is None and row["keys"][0]["state"] == "known" for row in rows.values())

@@ -9,7 +9,8 @@ import pytest
 from disagg.config import EngineOptions, Host
 from disagg.errors import Cancelled, FleetError
 from disagg.fleet.machine import interruption
-from disagg.fleet.machine.fan_out import each, in_background
+from disagg.fleet.machine.fan_out import Limits, each, in_background, limited
+from disagg.fleet.machine.ssh.settings import SHORTEST_S, SSHTimeouts
 from tests.deadlines import LONG_S
 from tests.fleet.farm import wait_until
 
@@ -52,8 +53,72 @@ def test_a_timeout_interrupts_what_still_waits() -> None:
 
 def test_with_a_timeout_all_hosts_start_at_once() -> None:
     together = threading.Barrier(3)
-    outcomes = each(HOSTS, lambda host: together.wait(LONG_S), limit=1, timeout=LONG_S)
+    outcomes = each(HOSTS, lambda host: together.wait(LONG_S), timeout=LONG_S)
     assert all(outcome.ok for outcome in outcomes)
+
+
+def test_at_most_so_many_hosts_at_once_also_for_what_an_action_runs_itself() -> None:
+    running, most, lock = set[str](), 0, threading.Lock()
+
+    def action(host: Host) -> None:
+        nonlocal most
+        with lock:
+            running.add(host.name)
+            most = max(most, len(running))
+        interruption.sleep(0.05)  # long enough for another one to begin, if it may
+        with lock:
+            running.remove(host.name)
+
+    def nested(host: Host) -> list[bool]:
+        return [one.ok for one in each(HOSTS, action)]
+
+    for hosts in (HOSTS, HOSTS[:1]):
+        with limited(Limits(parallel=1)):
+            outcomes = each(hosts, nested)
+        assert all(one.value == [True] * 3 for one in outcomes) and most == 1
+
+
+@pytest.mark.parametrize(
+    ("hosts", "parallel", "timeout", "expected"),
+    [
+        (40, None, None, (32, None)),  # 32 at a time, without an end
+        (4, None, None, (4, None)),
+        (40, None, 6.0, (40, 6.0)),  # one time for all: they begin together
+        (40, 8, None, (8, None)),
+        (40, 8, 6.0, (8, 30.0)),  # five times eight, each within 6 s
+        (0, None, 6.0, (0, 6.0)),
+    ],
+)
+def test_how_many_hosts_at_once_and_how_long_for_all(
+    hosts: int, parallel: int | None, timeout: float | None, expected: tuple[int, float | None]
+) -> None:
+    assert Limits(parallel).of(hosts, timeout) == expected
+
+
+def test_a_host_that_takes_too_long_is_interrupted_alone_and_may_clean_up() -> None:
+    cleaned: list[str] = []
+
+    def action(host: Host) -> str:
+        try:
+            if host.name == "b":
+                interruption.sleep(LONG_S)
+        except FleetError:
+            with interruption.interrupted_by(threading.Event()):  # as a lock is released
+                interruption.sleep(0.01)
+            cleaned.append(host.name)
+            raise
+        return host.name
+
+    with limited(Limits(host_s=0.3)):
+        a, b, c = each(HOSTS, action)
+    assert (a.value, c.value) == ("a", "c") and cleaned == ["b"]
+    assert b.error is not None and b.error.message == "b: not done within 0.3 s" and "--timeout" in b.error.hint
+
+
+def test_connecting_takes_no_longer_than_the_time_that_is_left() -> None:
+    assert SSHTimeouts().within(1.5) == SSHTimeouts(1.5, 1.5, 1.5, 1.5, SSHTimeouts().dead_link)
+    assert SSHTimeouts().within(float("inf")) == SSHTimeouts()
+    assert SSHTimeouts().within(0.0).connect == SHORTEST_S
 
 
 def test_an_error_of_the_fleet_stays_with_its_host_and_a_bug_is_raised() -> None:

@@ -14,10 +14,11 @@ from typing import Any
 import fabric
 import paramiko
 
+from disagg.fleet.machine import interruption
 from disagg.fleet.machine.ssh.errors import explain, refused_key
 from disagg.fleet.machine.ssh.keys import Keys
 from disagg.fleet.machine.ssh.known_hosts import HostKey, KnownHosts
-from disagg.fleet.machine.ssh.settings import DEFAULT_TIMEOUTS, HopSettings, SSHTimeouts
+from disagg.fleet.machine.ssh.settings import DEFAULT_TIMEOUTS, SHORTEST_S, HopSettings, SSHTimeouts
 
 # paramiko logs tracebacks of its threads; the relevant ones are raised as exceptions too.
 logging.getLogger("paramiko").addHandler(logging.NullHandler())
@@ -34,7 +35,7 @@ def open_connection(name: str, settings: HopSettings, timeouts: SSHTimeouts = DE
 
     Raises HostKeyRefused, LoginRefused, HostUnreachable.
     """
-    connection = _connection(name, settings, timeouts)
+    connection = _connection(name, settings, timeouts.within(interruption.left()))
     try:
         connection.open()
     except BaseException as error:
@@ -65,6 +66,7 @@ def offered_key(name: str, settings: HopSettings, timeouts: SSHTimeouts = DEFAUL
     """
     known = KnownHosts.read(settings.known_hosts)
     gateway: fabric.Connection | None = None
+    timeouts = timeouts.within(interruption.left())
     try:
         sock: Any
         if settings.jump is not None:
@@ -101,7 +103,7 @@ def _connection(name: str, settings: HopSettings, timeouts: SSHTimeouts) -> fabr
         port=settings.port,
         config=fabric.Config(ssh_config=paramiko.SSHConfig(), lazy=True),  # already read, into settings
         gateway=gateway,
-        connect_timeout=settings.connect_timeout or timeouts.connect,
+        connect_timeout=min(settings.connect_timeout or timeouts.connect, max(SHORTEST_S, interruption.left())),
         connect_kwargs={
             "auth_strategy": Keys(settings),
             "transport_factory": _transport_factory(known, settings),

@@ -25,6 +25,9 @@ SYSTEM_CONFIG: Final = Path("/etc/ssh/ssh_config")
 _MAX_DEPTH = 16
 _MAX_JUMPS = 8
 
+SHORTEST_S: Final = 0.2
+"""No step of connecting gets less time."""
+
 
 @dataclass(frozen=True, slots=True)
 class HopSettings:
@@ -57,6 +60,12 @@ class SSHTimeouts:
     auth: float = 15.0
     channel: float = 10.0
     dead_link: float = 8.0
+
+    def within(self, seconds: float) -> SSHTimeouts:
+        """The same, with no step of connecting longer than this."""
+        limit = max(SHORTEST_S, seconds)
+        steps = (self.connect, self.banner, self.auth, self.channel)
+        return SSHTimeouts(*(min(step, limit) for step in steps), self.dead_link)
 
 
 DEFAULT_TIMEOUTS: Final = SSHTimeouts()

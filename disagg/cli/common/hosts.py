@@ -1,0 +1,177 @@
+"""The options of every command that acts on hosts: which hosts, how many at the same time, how long for each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+from typing import Annotated, Any, Final
+
+import typer
+
+from disagg.cli.common.completion import complete_group, complete_host, complete_model, complete_role
+from disagg.cli.common.context import settings
+from disagg.cli.common.options import Command, shared_options
+
+
+class FanOutCommand(Command):
+    """A command that works on all its hosts at the same time: --parallel, and --timeout unless it has one itself."""
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        own = {option for param in self.params for option in param.opts}
+        self._insert([param for param in _fan_out_options() if own.isdisjoint(param.opts)])
+
+    def _insert(self, options: Sequence[Any]) -> None:
+        """Before those of every command."""
+        at = len(self.params) - len(shared_options())
+        self.params[at:at] = options
+
+    def invoke(self, ctx: Any) -> Any:
+        from disagg.fleet.machine.fan_out import limited
+
+        with limited(settings(ctx).limits):
+            return super().invoke(ctx)
+
+
+class HostCommand(FanOutCommand):
+    """A command that also takes the options that select hosts, the same for all of them."""
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self._insert(_selecting_options())
+
+
+_selecting = typer.Typer(add_completion=False)
+_SELECTS: Final = {
+    "only_hosts": "names",
+    "only_role": "role",
+    "only_model": "model",
+    "only_groups": "groups",
+    "not_hosts": "exclude",
+}
+"""Parameters of the options -> arguments of Fleet.select. Commands have arguments called `host` and `model`."""
+
+
+def _select(context: typer.Context, param: typer.CallbackParam, value: Any) -> None:
+    if value:
+        chosen = settings(context)
+        context.find_root().obj = replace(chosen, selection={**chosen.selection, _SELECTS[str(param.name)]: value})
+
+
+@_selecting.command()
+def _options_that_select_hosts(
+    only_hosts: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--host",
+            metavar="NAME",
+            help="Only this host, or hosts such as 'mac-*'; repeatable.",
+            show_default=False,
+            autocompletion=complete_host,
+            expose_value=False,
+            callback=_select,
+        ),
+    ] = None,
+    only_role: Annotated[
+        str | None,
+        typer.Option(
+            "--role",
+            metavar="ROLE",
+            help="Only hosts with this role.",
+            autocompletion=complete_role,
+            expose_value=False,
+            callback=_select,
+        ),
+    ] = None,
+    only_model: Annotated[
+        str | None,
+        typer.Option(
+            "--model",
+            "-m",
+            metavar="NAME",
+            help="Only hosts of this model.",
+            autocompletion=complete_model,
+            expose_value=False,
+            callback=_select,
+        ),
+    ] = None,
+    only_groups: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--group",
+            metavar="NAME",
+            help="Only hosts of this group of hosts.toml; repeatable.",
+            show_default=False,
+            autocompletion=complete_group,
+            expose_value=False,
+            callback=_select,
+        ),
+    ] = None,
+    not_hosts: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--exclude",
+            metavar="NAME",
+            help="Not this host, or hosts such as 'mac-*'; repeatable.",
+            show_default=False,
+            autocompletion=complete_host,
+            expose_value=False,
+            callback=_select,
+        ),
+    ] = None,
+) -> None:
+    """Never run: typer builds the options from this signature."""
+
+
+_fan_out = typer.Typer(add_completion=False)
+
+
+def _limit(context: typer.Context, param: typer.CallbackParam, value: Any) -> None:
+    if value is not None:
+        chosen = settings(context)
+        context.find_root().obj = replace(chosen, **{str(param.name): value})
+
+
+@_fan_out.command()
+def _options_of_work_on_many_hosts(
+    parallel: Annotated[
+        int | None,
+        typer.Option(
+            "--parallel",
+            min=1,
+            metavar="N",
+            help="On at most so many hosts at the same time. Default: 32.",
+            show_default=False,
+            expose_value=False,
+            callback=_limit,
+        ),
+    ] = None,
+    host_s: Annotated[
+        float | None,
+        typer.Option(
+            "--timeout",
+            min=0.1,
+            metavar="S",
+            help="Seconds for the work on one host, which is then interrupted. Default: each step has its own limit.",
+            show_default=False,
+            expose_value=False,
+            callback=_limit,
+        ),
+    ] = None,
+) -> None:
+    """Never run: typer builds the options from this signature."""
+
+
+@cache
+def _selecting_options() -> Sequence[Any]:
+    return _options(_selecting)
+
+
+@cache
+def _fan_out_options() -> Sequence[Any]:
+    return _options(_fan_out)
+
+
+def _options(program: typer.Typer) -> Sequence[Any]:
+    return tuple(param for param in typer.main.get_command(program).params if param.name != "help")
