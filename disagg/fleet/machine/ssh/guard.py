@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Collection
 from contextlib import suppress
+from threading import Lock
 from typing import TYPE_CHECKING
 
 from disagg.fleet.machine import interruption, shell
@@ -16,24 +17,31 @@ _MAX_REPLY = 1 << 12
 
 
 class Guard:
-    """Drives the guard over its channel. Methods raise OSError or SSHException if the connection is broken."""
+    """Drives the guard over its channel, from any thread. Methods raise OSError or SSHException if the connection is
+    broken."""
 
     def __init__(self, channel: paramiko.Channel, timeout: float, groups: Collection[int] = ()) -> None:
-        """timeout: seconds without a message after which the guard kills the groups."""
+        """timeout: seconds without a message after which the guard kills the groups, and ends the connection."""
         self.groups = set(groups)
         self._channel = channel
         self._reply = b""
+        self._lock = Lock()  # a line must not be sent behind one that knows more groups
         channel.sendall(shell.program([f"{timeout:g}"], shell.GUARD, takes_input=True))
 
     @property
     def closed(self) -> bool:
         return bool(self._channel.closed)
 
+    def wait_closed(self, seconds: float) -> bool:
+        """Whether the guard, or the connection, ends within this time."""
+        return bool(self._channel.status_event.wait(seconds))
+
     def add(self, group: int) -> None:
         """Send the groups with a new one; the guard replies, see `wait_until_watching`."""
-        self.groups.add(group)
         self._reply = b""
-        self._send(self._members("watch"))
+        with self._lock:
+            self.groups.add(group)
+            self._send_groups("watch")
 
     def wait_until_watching(self, timeout: float) -> bool:
         """Wait for the reply to `add`; False if none arrives in time. Raises EOFError if the guard has ended."""
@@ -51,19 +59,22 @@ class Guard:
         return True
 
     def remove(self, group: int) -> None:
-        self.groups.discard(group)
-        self.heartbeat()
+        with self._lock:
+            self.groups.discard(group)
+            self._send_groups("live")
 
     def kill(self, group: int) -> None:
         """SIGTERM, then SIGKILL after one second."""
-        self._send(f"end {group}")
+        with self._lock:
+            self._send(f"end {group}")
 
     def heartbeat(self) -> None:
         """Restart the guard's timer."""
-        self._send(self._members("live"))
+        with self._lock:
+            self._send_groups("live")
 
-    def _members(self, word: str) -> str:
-        return " ".join([word, *map(str, sorted(self.groups))])
+    def _send_groups(self, word: str) -> None:
+        self._send(" ".join([word, *map(str, sorted(self.groups))]))
 
     def _send(self, line: str) -> None:
         self._channel.sendall(line.encode("ascii") + b"\n")

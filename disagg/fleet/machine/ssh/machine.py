@@ -3,7 +3,7 @@
 sshd gives every command a session and process group of its own, on Linux and macOS, whose id is the process id that
 BOOTSTRAP prints. A command without a terminal survives its connection, and sshd notices a cut cable hours later. So
 each group is registered with the guard (`shell.GUARD`) before its program is sent, and the guard kills the groups of a
-client that is gone.
+client that is gone, and ends the sshd of its connection. A jump host has no guard: there, sshd ends when it notices.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from disagg.fleet.machine.ssh.settings import HopSettings
 
 HEARTBEAT_S = 5.0
-"""Between two messages to the guard."""
+"""Between two messages to the guard, also while no command runs."""
 GUARD_S = 30.0
-"""The guard kills the groups of a client that has sent nothing for so long."""
+"""The guard kills the groups of a client that has sent nothing for so long, and ends its connection."""
 _DRAIN_S = 1.0
 """How long to wait for output after the command ended: a process that it left behind may keep the channel open."""
 _KILL_S = 4.0
@@ -124,6 +124,7 @@ class SSHMachine(ShellMachine):
         if self._guard is None or self._guard.closed:
             groups = self._guard.groups if self._guard is not None else ()
             self._guard = Guard(self._open(connection.transport), self._guard_s, groups)
+            Thread(target=_keep_alive, args=(self._guard,), name=f"guard {self.name}", daemon=True).start()
         return self._guard
 
     def register(self, pid: int) -> None:
@@ -174,6 +175,16 @@ class SSHMachine(ShellMachine):
             f"{self.name}: connection lost to {self.settings.address}",
             f"ping {self.settings.address}; then run the command again",
         )
+
+
+def _keep_alive(guard: Guard) -> None:
+    """Show the guard that this client still runs, until the connection ends."""
+    import paramiko
+
+    with suppress(OSError, EOFError, paramiko.SSHException):
+        while not guard.wait_closed(HEARTBEAT_S):
+            with suppress(TimeoutError):  # of another thread that reads with one: the next message counts as well
+                guard.heartbeat()
 
 
 def _stays(transport: paramiko.Transport) -> bool:

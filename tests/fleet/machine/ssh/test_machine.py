@@ -10,7 +10,8 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,11 +24,12 @@ from disagg.config import Host
 from disagg.errors import Cancelled, CommandFailed, FleetError, HostKeyRefused, HostUnreachable, LoginRefused
 from disagg.fleet.machine.base import MAX_OUTPUT, Machine
 from disagg.fleet.machine.connect import machine_for
-from disagg.fleet.machine.fan_out import each
+from disagg.fleet.machine.fan_out import Limits, each, limited
 from disagg.fleet.machine.interruption import interrupted_by
 from disagg.fleet.machine.output import OutputStream
 from disagg.fleet.machine.posix import Invocation
 from disagg.fleet.machine.ssh.connection import _tune
+from disagg.fleet.machine.ssh.guard import Guard
 from disagg.fleet.machine.ssh.machine import SSHMachine, _Execution, _stays
 from disagg.fleet.machine.ssh.settings import SSHTimeouts
 from disagg.fleet.machine.upload import Payload
@@ -103,6 +105,16 @@ def other_known_hosts(bed: Bed) -> Iterator[Path]:
     before = path.read_text()
     yield path
     path.write_text(before)
+
+
+def names(processes: Iterable[psutil.Process]) -> list[str]:
+    """Of those that still run."""
+    found = []
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            if process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process.name())
+    return found
 
 
 def running(there: BedHost, word: str) -> bool:
@@ -517,23 +529,47 @@ def make_guarded(make: Make, monkeypatch: pytest.MonkeyPatch) -> Make:
 def test_a_cut_link_ends_a_run_within_seconds_and_the_host_ends_it_too(make_guarded: Make, bed: Bed) -> None:
     bed.need_links()
     there = bed.hosts["dgx-spark-1"]
-    machine = make_guarded()
+    before = set(there.processes())
+    machine, idle = make_guarded(), make_guarded()
+    ours, sshds = set[psutil.Process](), list[int]()
 
     def cut_when_it_runs() -> None:
         wait_until(lambda: running(there, "sleep 4323"))
+        ours.update(set(there.processes()) - before)
+        sshds.append(sum("sshd" in name for name in names(ours)))
         bed.cut_link("dgx-spark-1")
 
     cut = threading.Thread(target=cut_when_it_runs)
     machine.run(["true"])
+    idle.run(["true"])
     cut.start()
     try:
         with ends_by_itself(60), pytest.raises(HostUnreachable, match="connection lost"):
             machine.run(["sleep", "4323"], timeout=60)
         wait_until(lambda: not running(there, "sleep 4323"))
+        assert sshds[0] >= 4  # for each connection one of root and one of its user
+        wait_until(lambda: not names(ours))  # nor the guards
     finally:
         cut.join()
         bed.mend_link("dgx-spark-1")
     assert machine.run(["echo", "back"]).stdout == "back\n"
+
+
+def test_the_guard_is_told_that_an_idle_client_runs(spark: SSHMachine, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[Guard] = []
+    heartbeat = Guard.heartbeat
+
+    def noted(guard: Guard) -> None:
+        heartbeat(guard)
+        told.append(guard)
+
+    monkeypatch.setattr("disagg.fleet.machine.ssh.machine.HEARTBEAT_S", 0.02)
+    monkeypatch.setattr(Guard, "heartbeat", noted)
+    spark.run(["true"])
+    wait_until(lambda: len(told) > 3)
+    assert spark.run(["echo", "still here"]).stdout == "still here\n"
+    spark.close()
+    wait_until(lambda: not any(thread.name == "guard dgx-spark-1" for thread in threading.enumerate()))
 
 
 def test_a_cut_link_ends_an_upload_and_leaves_no_half_tree(make_guarded: Make, bed: Bed, there: BedHost) -> None:
@@ -711,6 +747,6 @@ def test_a_fault_of_the_action_is_raised_when_the_others_have_ended(bed: Bed) ->
             raise ZeroDivisionError
         done.append(host.name)
 
-    with pytest.raises(ZeroDivisionError):
-        each([bed.host(name) for name in bed.hosts], action, limit=1)
+    with limited(Limits(parallel=1)), pytest.raises(ZeroDivisionError):
+        each([bed.host(name) for name in bed.hosts], action)
     assert len(done) == 3
