@@ -23,7 +23,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -100,18 +100,20 @@ class BedHost:
 
 @dataclass
 class Bed:
-    """The fleet: `hosts` by name, and the client's `home`, whose .ssh knows them all."""
+    """The fleet: `hosts` by name, and the client's `home`, whose .ssh knows them all. source: the hosts.toml that it
+    looks like."""
 
     folder: Path
     hosts: Mapping[str, BedHost]
     home: Path
     hub: subprocess.Popen[bytes] | None = None
     real: bool = True
+    source: Path = HOSTS_TOML
     _fleet: Fleet = field(init=False)
     _ssh_files: Mapping[str, bytes] = field(init=False)
 
     def __post_init__(self) -> None:
-        self._fleet = load(HOSTS_TOML)
+        self._fleet = load(self.source)
         self._ssh_files = {name: (self.home / ".ssh" / name).read_bytes() for name in ("config", "known_hosts")}
         if not self.real:
             there = {
@@ -122,7 +124,7 @@ class Bed:
 
     @property
     def fleet(self) -> Fleet:
-        """The repository's hosts.toml, which is what the bed looks like."""
+        """The hosts.toml that the bed looks like, by default the repository's."""
         return self._fleet
 
     def host(self, name: str) -> Host:
@@ -150,7 +152,7 @@ class Bed:
 
     def write_hosts_toml(self, path: Path) -> Path:
         """A hosts.toml of this bed that serves the demo models on CPUs, each server a plain process."""
-        text = HOSTS_TOML.read_text(encoding="utf-8")
+        text = self.source.read_text(encoding="utf-8")
         for name, folder in (("qwen3-coder:30b", "qwen3-moe-tiny"), ("gpt-oss:120b", "gpt-oss-tiny")):
             header = f'[models."{name}".sources]\n'
             before, after = text.split(header)
@@ -211,7 +213,7 @@ class Bed:
         self._in_hub("ip", "route", "flush", "exact", f"{self.hosts[name].address}/32")
         self._in_hub("ip", "link", "set", self.hosts[name].link, "up")
         with network.inside(self.hub):
-            _await_sshd(self.hosts[name])
+            await_sshd(self.hosts[name])
 
     @contextmanager
     def limited(self, name: str, megabit: float) -> Iterator[None]:
@@ -235,8 +237,9 @@ class Bed:
 
 
 @contextmanager
-def running(folder: Path) -> Iterator[Bed]:
-    """A bed in this folder, gone afterwards. Fails with the one command where a program is missing."""
+def running(folder: Path, source: Path = HOSTS_TOML) -> Iterator[Bed]:
+    """A bed of the hosts of this hosts.toml in this folder, gone afterwards. Fails with the one command where a program
+    is missing."""
     tools = {tool: shutil.which(tool, path=_PATH) for tool in ("sshd", "ssh-keygen")}
     real = network.may_make_namespaces()
     if real:
@@ -249,37 +252,55 @@ def running(folder: Path) -> Iterator[Bed]:
     os.environ["PATH"] = _PATH
     folder.chmod(0o755)
     sshd = str(tools["sshd"])
-    home = _client(folder)
-    fleet = load(HOSTS_TOML)
+    home = make_client(folder)
+    fleet = load(source)
     with ExitStack() as stack:
         hub = stack.enter_context(network.hub()) if real else None
-        make = _namespace_host if real else _loopback_host
+        make = namespace_host if real else _loopback_host
         hosts = {host.name: stack.enter_context(make(folder, home, host, sshd, hub)) for host in fleet.hosts.values()}
         with network.inside(hub):
             for host in hosts.values():
-                _await_sshd(host)
-        _make_known(home, hosts)
-        yield Bed(folder, hosts, home, hub, real)
+                await_sshd(host)
+        make_known(home, hosts)
+        yield Bed(folder, hosts, home, hub, real, source)
 
 
 @contextmanager
-def _namespace_host(
-    folder: Path, home: Path, host: Host, sshd: str, hub: subprocess.Popen[bytes] | None
+def namespace_host(
+    folder: Path,
+    home: Path,
+    host: Host,
+    sshd: str,
+    hub: subprocess.Popen[bytes] | None,
+    *,
+    within: Sequence[str] = (),
+    boots: bool = False,
 ) -> Iterator[BedHost]:
+    """boots: systemd is its first process. within: a command that runs the machine, as in a control group."""
     assert hub is not None
     place = folder / host.name
     mac = host.service == "launchd"
     user = "studio" if mac else "spark"
     remote_home = f"/home/{user}"
-    _account(place, user, remote_home)
-    _authorise(place / "home", home, owner=_ACCOUNT)
-    _sshd_config(place, 22, "0.0.0.0", [f'SetEnv PATH="{_MAC_PATH}"'] if mac else [])
-    spec = {"name": host.name, "folder": str(place), "home": remote_home, "mac": mac, "sshd": sshd}
+    if not place.exists():  # else it is switched on again
+        _account(place, user, remote_home)
+        _authorise(place / "home", home, owner=_ACCOUNT)
+        _sshd_config(place, 22, "0.0.0.0", [f'SetEnv PATH="{_MAC_PATH}"'] if mac else [])
+    spec = {"name": host.name, "folder": str(place), "home": remote_home, "mac": mac, "sshd": sshd, "boots": boots}
     spec["pythons"] = sorted({os.path.realpath(sys.base_prefix), os.path.realpath(sys.prefix)})
     (place / "spec.json").write_text(json.dumps(spec))
     flags = ["--net", "--mount", "--uts", "--pid", "--fork", "--kill-child", "--mount-proc"]
     script = str(Path(__file__).with_name("host.py"))
-    with network.child(["unshare", *flags, sys.executable, "-IS", script, str(place / "spec.json")]) as process:
+    argv = [
+        "unshare",
+        *flags,
+        *(["--cgroup"] if boots else []),
+        sys.executable,
+        "-IS",
+        script,
+        str(place / "spec.json"),
+    ]
+    with network.child([*within, *argv]) as process:
         link = f"to-{len(host.name)}-{host.address.rpartition('.')[2]}"
         network.wire(hub, process, link, host.address)
         yield BedHost(host.name, host.address, 22, user, mac, place, place / "home", remote_home, process, link)
@@ -364,7 +385,7 @@ def _sshd_config(place: Path, port: int, address: str, more: list[str]) -> None:
     (place / "sshd_config").write_text("\n".join(lines) + "\n")
 
 
-def _client(folder: Path) -> Path:
+def make_client(folder: Path) -> Path:
     """The home of whoever runs disagg."""
     home = folder / "client"
     (home / ".ssh").mkdir(parents=True, mode=0o700)
@@ -372,7 +393,7 @@ def _client(folder: Path) -> Path:
     return home
 
 
-def _make_known(home: Path, hosts: Mapping[str, BedHost]) -> None:
+def make_known(home: Path, hosts: Mapping[str, BedHost]) -> None:
     known, config = [], []
     for host in hosts.values():
         kind, key, *_ = (host.folder / "host_key.pub").read_text().split()
@@ -389,7 +410,7 @@ def _keygen(path: Path, comment: str) -> None:
     subprocess.run(argv, check=True, stdin=subprocess.DEVNULL)
 
 
-def _await_sshd(host: BedHost) -> None:
+def await_sshd(host: BedHost) -> None:
     address = host.address if host.port == 22 else "127.0.0.1"
     deadline = time.monotonic() + LONG_S
     while True:

@@ -1,4 +1,4 @@
-"""The first process of a test host: arranges the machine it is to be, then runs its sshd.
+"""The first process of a test host: arranges the machine it is to be, then runs its sshd, or becomes systemd.
 
     unshare --net --mount --uts --pid --fork --kill-child --mount-proc python host.py SPEC.json
 
@@ -45,7 +45,11 @@ def main() -> None:
     _run("hostname", spec["name"])
     _run("ip", "link", "set", "lo", "up")
     _run("mount", "-t", "sysfs", "none", "/sys")  # shows this host's interfaces instead of the whole machine's
+    if spec["boots"]:
+        _mount_as_container(folder)
     _mount_private(spec, folder)  # from here on a Mac has no `ip`
+    if spec["boots"]:
+        _boot(spec, folder)
     sshd = subprocess.Popen(
         [spec["sshd"], "-D", "-f", folder / "sshd_config", "-E", folder / "sshd.log"],
         stdin=subprocess.DEVNULL,
@@ -57,6 +61,67 @@ def main() -> None:
         pid, _ = os.wait()
         if pid == sshd.pid:
             sys.exit("sshd ended")
+
+
+MASKED = (  # what would touch the machine that this host is a part of
+    "systemd-tmpfiles-setup.service", "systemd-tmpfiles-setup-dev.service", "systemd-tmpfiles-clean.timer",
+    "systemd-udevd.service", "systemd-udev-trigger.service", "systemd-udevd-control.socket",
+    "systemd-udevd-kernel.socket", "systemd-sysctl.service", "systemd-modules-load.service",
+    "systemd-update-utmp.service", "systemd-random-seed.service", "systemd-timesyncd.service",
+    "systemd-remount-fs.service", "systemd-journal-flush.service", "keyboard-setup.service", "dev-hugepages.mount",
+    "dev-mqueue.mount", "sys-kernel-debug.mount", "sys-kernel-tracing.mount", "sys-fs-fuse-connections.mount",
+    "proc-sys-fs-binfmt_misc.automount",
+)  # fmt: skip
+DEVICES = {"null": 3, "zero": 5, "full": 7, "random": 8, "urandom": 9}
+BED_TARGET = """[Unit]
+Requires=basic.target
+After=basic.target
+Wants=dbus.service systemd-logind.service systemd-user-sessions.service bed-sshd.service
+AllowIsolate=yes
+"""
+
+
+def _mount_as_container(folder: Path) -> None:
+    """Files and control groups of its own, and settings of the kernel that it cannot change."""
+    for name in ("etc", "var"):
+        _overlay(Path("/", name), folder / f"boot-{name}", {}, ())
+    _mount_devices(folder / "boot-dev")
+    (folder / "linger").mkdir(exist_ok=True)  # stays when the host is switched off
+    linger = Path("/var/lib/systemd/linger")
+    linger.mkdir(parents=True, exist_ok=True)
+    _bind(folder / "linger", linger)
+    _run("mount", "-t", "cgroup2", "none", "/sys/fs/cgroup")
+    _bind(Path("/proc/sys"), Path("/proc/sys"))
+    _run("mount", "-o", "remount,bind,ro", "/proc/sys")
+
+
+def _mount_devices(place: Path) -> None:
+    """A /dev of its own: systemd makes links there."""
+    place.mkdir(exist_ok=True)
+    _run("mount", "-t", "tmpfs", "-o", "mode=755", "none", place)
+    for name, minor in DEVICES.items():
+        os.mknod(place / name, 0o020666, os.makedev(1, minor))
+        (place / name).chmod(0o666)
+    for name in ("pts", "shm"):
+        (place / name).mkdir()
+    _bind(Path("/dev/pts"), place / "pts")
+    (place / "ptmx").symlink_to("pts/ptmx")
+    (place / "fd").symlink_to("/proc/self/fd")
+    _run("mount", "--move", place, "/dev")
+
+
+def _boot(spec: dict[str, Any], folder: Path) -> None:
+    """systemd becomes the first process. It starts D-Bus, logind and sshd."""
+    Path("/etc/hostname").write_text(f"{spec['name']}\n")
+    units = Path("/run/systemd/system")
+    units.mkdir(parents=True)
+    for unit in MASKED:
+        (units / unit).symlink_to("/dev/null")
+    (units / "bed.target").write_text(BED_TARGET)
+    sshd = f"{spec['sshd']} -D -f {folder / 'sshd_config'} -E {folder / 'sshd.log'}"
+    (units / "bed-sshd.service").write_text(f"[Service]\nExecStart={sshd}\nKillMode=process\n")
+    systemd = "/lib/systemd/systemd"
+    os.execve(systemd, [systemd, "--system", "--unit=bed.target"], {"container": "bed", "PATH": os.environ["PATH"]})
 
 
 def _mount_private(spec: dict[str, Any], folder: Path) -> None:
@@ -81,7 +146,7 @@ def _open_to_all(paths: list[Path], place: Path) -> None:
     }
     hidden = [path for path in paths if closed[path]]
     for number, path in enumerate(hidden):
-        (place / f"python-{number}").mkdir()
+        (place / f"python-{number}").mkdir(exist_ok=True)
         _bind(path, place / f"python-{number}")
     for parent in {closed[path][0] for path in hidden}:
         _run("mount", "-t", "tmpfs", "-o", "mode=755", "none", parent)
@@ -92,7 +157,7 @@ def _open_to_all(paths: list[Path], place: Path) -> None:
 
 def _overlay(place: Path, layer: Path, tools: dict[str, Any], hidden: tuple[str, ...]) -> None:
     """The folder with some programs replaced and some gone, for this host alone."""
-    layer.mkdir()
+    layer.mkdir(exist_ok=True)
     _run("mount", "-t", "tmpfs", "none", layer)
     for part in ("upper", "work"):
         (layer / part).mkdir()
