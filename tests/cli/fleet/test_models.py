@@ -55,3 +55,12 @@ def test_an_unknown_model_is_refused_with_those_there_are(
     path = bed.write_hosts_toml(tmp_path / "hosts.toml")
     assert run("--config", path, "models", "pull", "llama") == 2
     assert "it has qwen3-coder:30b" in capsys.readouterr().err
+
+
+def test_rm_on_one_host_asks_that_machine_alone(bed: Bed, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    bed.need_links()
+    bed.need_bare_hosts()
+    path = bed.write_hosts_toml(tmp_path / "hosts.toml")
+    with bed.cut("mac-studio-2"), bed.cut("dgx-spark-1"):
+        assert run("--config", path, "models", "rm", "--host", "mac-studio-1", "--yes", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["errors"] == {}
