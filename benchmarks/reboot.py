@@ -14,7 +14,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -182,4 +181,4 @@ def timed(what: str, action: Callable[[], object]) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

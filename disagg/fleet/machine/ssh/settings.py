@@ -64,8 +64,10 @@ class SSHTimeouts:
     def within(self, seconds: float) -> SSHTimeouts:
         """The same, with no step of connecting longer than this."""
         limit = max(SHORTEST_S, seconds)
-        steps = (self.connect, self.banner, self.auth, self.channel)
-        return SSHTimeouts(*(min(step, limit) for step in steps), self.dead_link)
+        connect, banner, auth, channel = (
+            min(step, limit) for step in (self.connect, self.banner, self.auth, self.channel)
+        )
+        return SSHTimeouts(connect, banner, auth, channel, self.dead_link)
 
 
 DEFAULT_TIMEOUTS: Final = SSHTimeouts()
