@@ -2,6 +2,7 @@
 
 packages/     the Python environment that a host should have: requirements, versions, wheels
 models        where a host reads its model from
+prune/        what belongs to no host of hosts.toml any more
 release       the target state of a host, with the package's files and the hash that names them
 refusals      why a host cannot have a release
 fit           whether a model fits a host's memory

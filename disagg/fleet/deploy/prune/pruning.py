@@ -1,0 +1,179 @@
+"""Find what is left over on the machines of some hosts, and remove it: all machines at the same time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from threading import Lock
+from types import TracebackType
+from typing import Any, Final
+
+from disagg.config import Fleet, Host
+from disagg.errors import DisaggError
+from disagg.fleet.changes.lock import locked
+from disagg.fleet.deploy.apply import OnStep, apply, ignore
+from disagg.fleet.deploy.prune.orphans import Leftovers, Orphan, leftovers, scope_of
+from disagg.fleet.deploy.scripts import TIDY
+from disagg.fleet.deploy.steps import Plan, RunScript, Step
+from disagg.fleet.facts.contents import FoundHost, MachineContents, read_contents
+from disagg.fleet.facts.host import HostFacts
+from disagg.fleet.facts.paths import HostPaths
+from disagg.fleet.facts.probe import kib
+from disagg.fleet.machine.base import Machine
+from disagg.fleet.machine.connect import machine_for
+from disagg.fleet.machine.fan_out import each
+from disagg.fleet.services import command
+from disagg.fleet.services.process import END_GROUP
+
+WHY: Final = "prune"
+_SIZES_S: Final = 300.0
+_REMOVE_S: Final = 600.0
+_SIZES: Final = """\
+# $@: paths. Prints the KiB of each, in this order; an empty line if that cannot be measured.
+for path in "$@"; do
+    du -sk "$path" 2>/dev/null | awk 'NR == 1 { kib = $1 } END { print kib }'
+done
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Pruned:
+    """The result on one machine. host: through which it was reached. hosts: those of the fleet on it. removed: whether
+    the orphans are gone. error: why the machine could not be read, or what could not be removed."""
+
+    host: Host
+    hosts: tuple[str, ...]
+    orphans: tuple[Orphan, ...] = ()
+    notes: tuple[str, ...] = ()
+    removed: bool = False
+    error: DisaggError | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "host": self.host.name,
+            "hosts": list(self.hosts),
+            "orphans": [one.to_json() for one in self.orphans],
+            "notes": list(self.notes),
+            "removed": self.removed,
+            "error": self.error.to_json() if self.error else None,
+        }
+
+
+@dataclass(slots=True)
+class Pruning:
+    """One command on the machines of some deployed hosts. token_digests: of this machine's tokens. others, cached: see
+    Scope. Machines stay connected until it is closed."""
+
+    fleet: Fleet
+    hosts: Sequence[Host]
+    token_digests: frozenset[str] = frozenset()
+    others: bool = False
+    cached: bool = False
+    break_lock: bool = False
+    report: OnStep = ignore
+    connect: Callable[[Host], Machine] = machine_for
+    _machines: dict[str, Machine] = field(default_factory=dict)
+    _places: dict[str, str] = field(default_factory=dict)
+    _guard: Lock = field(default_factory=Lock)
+
+    def __enter__(self) -> Pruning:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        with ExitStack() as closing:
+            for one in self._machines.values():
+                closing.callback(one.close)
+
+    def find(self) -> list[Pruned]:
+        """What is left over, by machine. Hosts that share a machine have one result. Changes nothing."""
+        read = each(self.hosts, lambda host: read_contents(self._machine(host)))
+        contents = {one.host.name: one.value for one in read if one.value is not None}
+        self._places = {name: one.machine for name, one in contents.items()}
+        first = {place: name for name, place in reversed(self._places.items())}
+        measured = each(
+            [host for host in self.hosts if host.name in first.values()],
+            lambda host: self._measured(host, contents[host.name]),
+        )
+        found = {one.host.name: one.value or Pruned(one.host, (), error=one.error) for one in measured}
+        lost = {one.host.name: Pruned(one.host, (one.host.name,), error=one.error) for one in read if one.error}
+        return [(found | lost)[host.name] for host in self.hosts if host.name in found or host.name in lost]
+
+    def carry_out(self, found: Sequence[Pruned]) -> list[Pruned]:
+        """Remove what was found. Results without orphans stay as they are."""
+        chosen = {one.host.name: one for one in found if one.orphans}
+        hosts = [one.host for one in found if one.orphans]
+        done = {
+            one.host.name: one.value or replace(chosen[one.host.name], error=one.error)
+            for one in each(hosts, lambda host: self._prune(chosen[host.name]))
+        }
+        return [done.get(one.host.name, one) for one in found]
+
+    def _measured(self, host: Host, there: MachineContents) -> Pruned:
+        left = self._leftovers(host, there)
+        return Pruned(host, self._together(host), tuple(_sized(self._machine(host), left.orphans)), left.notes)
+
+    def _leftovers(self, host: Host, there: MachineContents, held: frozenset[str] = frozenset()) -> Leftovers:
+        elsewhere = frozenset(name for name, place in self._places.items() if place != self._places[host.name])
+        scope = scope_of(self.fleet, elsewhere, self.token_digests, self.others, self.cached)
+        return leftovers(replace(scope, locked=held), there)
+
+    def _together(self, host: Host) -> tuple[str, ...]:
+        """The hosts on the machine of this one."""
+        place = self._places[host.name]
+        return tuple(one.name for one in self.hosts if self._places.get(one.name) == place)
+
+    def _prune(self, shown: Pruned) -> Pruned:
+        """Remove what was shown and is still left over once all locks are held, which other commands need to use it."""
+        machine, before = self._machine(shown.host), read_contents(self._machine(shown.host))
+        going = {one.name for one in shown.orphans if one.kind == "host"}
+        names = sorted(one.name for one in before.hosts if one.folder and one.name in {*shown.hosts, *going})
+        with ExitStack() as locks:
+            for name in names:
+                locks.enter_context(locked(machine, HostPaths(before.home, name), WHY, self.break_lock, if_full=True))
+            there = read_contents(machine)
+            left = self._leftovers(shown.host, there, frozenset(names))
+            still = {one.path for one in left.orphans}
+            orphans = tuple(one for one in shown.orphans if one.path in still)
+            steps = tuple(step for one in orphans for step in _steps(one, left.hosts, there.home))
+            apply(machine, Plan(shown.host.name, "", steps), self.report)
+        return replace(shown, orphans=orphans, removed=True)
+
+    def _machine(self, host: Host) -> Machine:
+        with self._guard:
+            if host.name not in self._machines:
+                self._machines[host.name] = self.connect(host)
+            return self._machines[host.name]
+
+
+def _sized(machine: Machine, orphans: Sequence[Orphan]) -> Iterator[Orphan]:
+    """The orphans with their sizes."""
+    if not orphans:
+        return
+    result = machine.run([one.path for one in orphans], script=_SIZES, timeout=_SIZES_S)
+    sizes = [kib(line) for line in result.stdout.splitlines()]
+    for index, one in enumerate(orphans):
+        yield replace(one, nbytes=sizes[index] if index < len(sizes) else None)
+
+
+def _steps(orphan: Orphan, found: dict[str, FoundHost], home: str) -> Iterator[Step]:
+    """The steps that remove an orphan. A host's server ends before its files go."""
+    if orphan.kind == "host":
+        yield from _service_steps(found[orphan.name], orphan.path, home)
+    what = f"remove {orphan.path}"
+    yield Step("remove", what, orphan.path, "absent", RunScript(TIDY, (orphan.path,), _REMOVE_S))
+
+
+def _service_steps(found: FoundHost, path: str, home: str) -> Iterator[Step]:
+    facts = HostFacts(found.name, home=home)
+    for manager in found.managers:
+        remove = command(manager, facts, "remove")
+        what = f"stop the server of {found.name}" + (f", remove it from {manager}" if manager != "process" else "")
+        hint = "a daemon belongs to root: give the account sudo without a password for as long as this takes"
+        action = RunScript(remove.script, remove.argv, 90.0)
+        yield Step("service", what, path, "not installed", action, hint if manager == "launchd" else "")
+    if found.pid is not None:
+        action = RunScript(END_GROUP, (str(found.pid),), 90.0)
+        yield Step("end", f"end the server of {found.name} if it still runs", path, "not serving", action)

@@ -1,0 +1,135 @@
+"""Prune a machine: this one with another HOME, on which hosts.toml no longer names what was deployed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from disagg.errors import HostLocked
+from disagg.fleet.changes.lock import locked
+from disagg.fleet.deploy.prune.pruning import Pruned, Pruning
+from disagg.fleet.facts.paths import HostPaths
+from disagg.fleet.machine.local import LocalMachine
+from tests.deadlines import LONG_S
+from tests.fleet.deploy.deploy_site import Site
+from tests.values import of_type
+
+RENAMED = {"[hosts.spark]": "[hosts.new]", "[hosts.spark.engine]": "[hosts.new.engine]"}
+
+
+@pytest.fixture
+def renamed(deployed: Site) -> Site:
+    deployed.changes = RENAMED
+    return deployed
+
+
+@contextmanager
+def pruning(site: Site, **options: Any) -> Iterator[Pruning]:
+    fleet = site.fleet
+    with Pruning(
+        fleet, list(fleet.hosts.values()), connect=lambda host: LocalMachine(host.name), others=True, **options
+    ) as work:
+        yield work
+
+
+def find(site: Site, **options: Any) -> Pruned:
+    with pruning(site, **options) as work:
+        (found,) = work.find()
+    return found
+
+
+def prune(site: Site, **options: Any) -> Pruned:
+    with pruning(site, **options) as work:
+        (done,) = work.carry_out(work.find())
+    return done
+
+
+def test_what_its_host_needs_stays(deployed: Site) -> None:
+    found = find(deployed)
+    assert (found.orphans, found.error, found.removed) == ((), None, False)
+
+
+def test_a_renamed_host_is_found_with_sizes_and_nothing_is_changed(renamed: Site) -> None:
+    found = find(renamed)
+    assert [one.kind for one in found.orphans] == ["host", "environment", "model"]
+    assert all(one.nbytes for one in found.orphans) and renamed.own.is_dir()
+    assert found.hosts == ("new",)
+
+
+def test_pruning_leaves_nothing_of_it(renamed: Site) -> None:
+    done = prune(renamed)
+    assert done.removed and done.error is None
+    left = [path for path in renamed.root.rglob("*") if path.is_file()]
+    assert left == [], "its folder, its environment and its model are gone"
+    assert find(renamed).orphans == ()
+
+
+def test_a_server_that_still_runs_is_ended(renamed: Site) -> None:
+    release = f"{renamed.own}/releases/{renamed.current()}"
+    argv = [sys.executable, "-c", "import signal; signal.pause()", release]
+    with subprocess.Popen(argv, start_new_session=True) as process:
+        threading.Thread(target=process.wait, daemon=True).start()  # else it would stay as a zombie, which still counts
+        try:
+            (renamed.own / "serving").write_text(f"{process.pid} {renamed.current()}\n")
+            assert f"its server runs (pid {process.pid})" in find(renamed).orphans[0].about
+            assert prune(renamed).error is None
+            assert process.wait(LONG_S) < 0 and not renamed.own.exists()
+        finally:
+            process.kill()
+
+
+def test_an_environment_that_another_host_needs_stays(renamed: Site) -> None:
+    environment = next((renamed.root / "envs").iterdir())
+    release = renamed.root / "hosts/new/releases" / ("2" * 16)
+    release.mkdir(parents=True)
+    (release / "environment").write_text(f"{environment.name}\n")
+    done = prune(renamed)
+    assert [one.kind for one in done.orphans] == ["host", "model"]
+    assert (environment / ".complete").exists() and release.is_dir()
+    audit = (renamed.root / "hosts/new/logs/audit.log").read_text()
+    assert '"event": "prune"' in audit and '"ended": "done"' in audit
+
+
+def test_a_host_that_another_command_changes_is_not_removed(renamed: Site) -> None:
+    with locked(LocalMachine("spark"), HostPaths(str(renamed.home), "spark"), "deploy"):
+        done = prune(renamed)
+    of_type(done.error, HostLocked)
+    assert not done.removed and renamed.own.is_dir()
+
+
+def test_what_came_after_the_question_is_not_removed(renamed: Site) -> None:
+    with pruning(renamed) as work:
+        found = work.find()
+        later = renamed.root / "envs" / ("9" * 16)
+        later.mkdir()
+        (done,) = work.carry_out(found)
+    assert done.removed and later.is_dir()
+
+
+def test_what_a_host_needs_since_the_question_is_not_removed(renamed: Site) -> None:
+    with pruning(renamed) as work:
+        found = work.find()
+        renamed.changes = {}
+        (renamed.root / "hosts/new").mkdir()
+        Path(renamed.own).rename(renamed.root / "hosts/new/moved")
+        (renamed.root / "hosts/new/moved/releases").rename(renamed.root / "hosts/new/releases")
+        (done,) = work.carry_out(found)
+    assert done.orphans == () and done.removed
+    assert next((renamed.root / "envs").iterdir()).is_dir()
+
+
+def test_hosts_that_share_a_machine_have_one_result(renamed: Site) -> None:
+    fleet = renamed.fleet
+    second = replace(fleet.hosts["new"], name="second")
+    both = replace(fleet, hosts={**fleet.hosts, "second": second})
+    with Pruning(both, [*both.hosts.values()], connect=lambda host: LocalMachine(host.name), others=True) as work:
+        (found,) = work.find()
+    assert found.host.name == "new" and found.hosts == ("new", "second")
