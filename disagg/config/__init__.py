@@ -3,7 +3,7 @@
 schema     the values: Fleet, Host, Model, EngineOptions, Deploy
 placement  what follows from a host's connector
 validate   load: path -> Fleet; the [fleet] table
-tables/    the rules of [hosts.*], [models.*] and [deploy]
+tables/    the rules of [hosts.*], [models.*], [deploy] and [hooks]
 toml/      TOML read key by key, with errors that point at line and column
 search     which hosts.toml is meant if none is named
 key        the key of a server that somebody else runs
@@ -21,6 +21,8 @@ from disagg.config.schema import (
     EngineName,
     EngineOptions,
     Fleet,
+    HookName,
+    Hooks,
     Host,
     Installer,
     KVWire,
@@ -36,6 +38,8 @@ __all__ = [
     "EngineName",
     "EngineOptions",
     "Fleet",
+    "HookName",
+    "Hooks",
     "Host",
     "Installer",
     "KVWire",

@@ -20,6 +20,7 @@ Installer = Literal["auto", "uv", "pip"]
 ENGINES: Final[tuple[EngineName, ...]] = ("transformers", "vllm", "vllm-server", "mlx", "simulated")
 """Those that run a model in a server of disagg. "openai" is any server of OpenAI's API, "none" a gateway's."""
 KVWire = Literal["as-is", "auto", "int8"]
+HookName = Literal["before_deploy", "after_deploy", "before_restart", "after_restart", "on_failure"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +164,15 @@ class Deploy:
 
 
 @dataclass(frozen=True, slots=True)
+class Hooks:
+    """Commands of this machine that run before and after changes of the fleet: lines for sh, in the folder of the file.
+    timeout_s: of each."""
+
+    commands: Mapping[HookName, str] = field(default_factory=dict)
+    timeout_s: float = 60
+
+
+@dataclass(frozen=True, slots=True)
 class Fleet:
     """All of hosts.toml. `path`: of the file. `token_file`: holds the fleet's shared secret. groups: names of hosts, or
     patterns of names, by the name of their group."""
@@ -174,6 +184,7 @@ class Fleet:
     token_file: Path | None = None
     deploy: Deploy = Deploy()
     groups: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    hooks: Hooks = Hooks()
 
     @property
     def engine_hosts(self) -> list[Host]:

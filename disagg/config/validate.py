@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Final
 
 from disagg.config.addresses import NAME_RULE, is_name, is_path
-from disagg.config.schema import Deploy, Fleet
+from disagg.config.schema import Deploy, Fleet, Hooks
 from disagg.config.tables.deploy import read_deploy
 from disagg.config.tables.dtypes import require_one_kv_dtype
+from disagg.config.tables.hooks import read_hooks
 from disagg.config.tables.hosts import read_hosts
 from disagg.config.tables.models import read_models, require_sources, resolved
 from disagg.config.tables.whole import unmanaged_models
@@ -29,7 +30,7 @@ def load(path: Path) -> Fleet:
 def build(document: Document, path: Path) -> Fleet:
     """The fleet that a document describes. Relative paths in it start at the folder of `path`."""
     root = Table(document, (), document.data)
-    root.only(("fleet", "models", "hosts", "deploy", "groups"))
+    root.only(("fleet", "models", "hosts", "deploy", "groups", "hooks"))
     head = root.table("fleet", '[fleet] with name = "studio"')
     head.only(("name", "token_file"))
     name = _name(head, "name")
@@ -41,7 +42,8 @@ def build(document: Document, path: Path) -> Fleet:
     require_one_kv_dtype(host_tables, hosts)
     deploy = read_deploy(root.table("deploy", "[deploy]"), path.parent) if "deploy" in root else Deploy()
     groups = _groups(root.table("groups", _GROUP), hosts) if "groups" in root else {}
-    return Fleet(name, path.absolute(), models, hosts, _token_file(head, path.parent), deploy, groups)
+    hooks = read_hooks(root.table("hooks", "[hooks]")) if "hooks" in root else Hooks()
+    return Fleet(name, path.absolute(), models, hosts, _token_file(head, path.parent), deploy, groups, hooks)
 
 
 def _groups(table: Table, hosts: Collection[str]) -> dict[str, tuple[str, ...]]:

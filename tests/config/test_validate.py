@@ -33,7 +33,7 @@ def load_text(folder: Path, text: str) -> Fleet:
         (
             {"[fleet]": "«nmae» = 3\n[fleet]"},
             'unknown key "nmae" in the file',
-            "there are fleet, models, hosts, deploy, groups",
+            "there are fleet, models, hosts, deploy, groups, hooks",
         ),
         ({"[hosts.spark]": "[«host».spark]"}, 'unknown key "host" in the file', 'did you mean "hosts"?'),
         ({'name = "lab"': '«nam» = "lab"'}, 'unknown key "nam" in [fleet]', 'did you mean "name"?'),

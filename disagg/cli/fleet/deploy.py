@@ -20,11 +20,13 @@ from disagg.cli.common.context import (
     stderr,
     stdout,
 )
+from disagg.cli.common.hooks import hook_runner
 from disagg.cli.common.options import AsJson, BreakLock, Yes
 from disagg.cli.fleet.token import deployed, read_tokens
 
 if TYPE_CHECKING:
     from disagg.config import Fleet, Host
+    from disagg.fleet.changes.hooks import HookRunner
     from disagg.fleet.deploy.deployment import DeployResult, Planner
     from disagg.fleet.deploy.steps import Plan
     from disagg.fleet.facts.host import HostFacts
@@ -88,7 +90,14 @@ def deploy(
 
     question = None if yes else "Deploy"
     reports = _run(
-        hosts, decide, "deploy", question=question, keep_going=keep_going, break_lock=break_lock, agreed=agreed
+        hosts,
+        decide,
+        "deploy",
+        question=question,
+        keep_going=keep_going,
+        break_lock=break_lock,
+        agreed=agreed,
+        hooks=hook_runner(fleet, "deploy"),
     )
     _finish(fleet, reports, as_json)
 
@@ -219,12 +228,15 @@ def _run(
     break_lock: bool = False,
     if_full: bool = False,
     agreed: Callable[[bool], Planner] | None = None,
+    hooks: HookRunner | None = None,
 ) -> list[DeployResult]:
     """Plan and carry out, with progress on stderr. question: the verb to ask with on a terminal; None asks nothing.
     if_full: see Deployment. agreed: called after the question with whether any host changes; the planner to carry out
-    with."""
+    with. hooks: those of the command, if it has any."""
     from disagg.cli.views.fleet.deploy import DeployProgress, plan_view
     from disagg.cli.views.fleet.deploy import question as question_text
+    from disagg.cli.views.fleet.hooks import hooks_view
+    from disagg.fleet.changes.hooks import around
     from disagg.fleet.deploy.deployment import Deployment
 
     progress = DeployProgress(stderr())
@@ -237,7 +249,7 @@ def _run(
                 return planned
             if changing and question is not None and sys.stdin.isatty():
                 console = error_console()  # a question is shown with --quiet too
-                console.print(plan_view(planned))
+                console.print(plan_view(planned), *hooks_view(hooks.planned("deploy") if hooks else {}))
                 if not confirm(question_text(question, changing, len(hosts)), console):
                     console.print("nothing was changed")
                     raise typer.Exit(1)
@@ -245,8 +257,12 @@ def _run(
                 deployment.planner = agreed(bool(changing))
             if not changing:
                 return planned
-        with note_if_interrupted(_INTERRUPTED[why]), progress:
-            return deployment.carry_out(planned, break_lock)
+        releases = {report.host: report.plan.release for report in changing if report.plan is not None}
+        hooked = around(hooks, "deploy", list(releases), releases)
+        with note_if_interrupted(_INTERRUPTED[why]), hooked as change, progress:
+            done = deployment.carry_out(planned, break_lock)
+            change.end({one.host: one.error for one in done if one.error is not None})
+            return done
 
 
 def _notes(reports: Sequence[DeployResult]) -> str:
@@ -257,12 +273,15 @@ def _notes(reports: Sequence[DeployResult]) -> str:
 
 def _show_plan(fleet: Fleet, reports: list[DeployResult], as_json: bool) -> None:
     from disagg.cli.views.fleet.deploy import plan_view
+    from disagg.cli.views.fleet.hooks import hooks_view
     from disagg.fleet.deploy.deployment import exit_code
 
+    changing = any(report.result == "planned" for report in reports)
+    hooks = hook_runner(fleet, "deploy").planned("deploy") if changing else {}
     if as_json:
-        _print_json(fleet, reports)
+        _print_json(fleet, reports, hooks=hooks)
     else:
-        stdout().print(plan_view(reports, tuple(fleet.hosts)))
+        stdout().print(plan_view(reports, tuple(fleet.hosts)), *hooks_view(hooks))
     raise typer.Exit(exit_code(reports))
 
 
@@ -287,10 +306,11 @@ def _finish(
     raise typer.Exit(exit_code(reports))
 
 
-def _print_json(fleet: Fleet, reports: list[DeployResult]) -> None:
+def _print_json(fleet: Fleet, reports: list[DeployResult], **more: object) -> None:
     body = {
         "fleet": fleet.name,
         "ok": all(report.ok for report in reports),
         "hosts": [report.to_json() for report in reports],
+        **more,
     }
     print_json(body)

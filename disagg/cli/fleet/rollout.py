@@ -19,6 +19,7 @@ from disagg.cli.common.context import (
     stderr,
     stdout,
 )
+from disagg.cli.common.hooks import hook_runner
 from disagg.cli.common.options import AsJson, BreakLock, Yes
 
 if TYPE_CHECKING:
@@ -80,6 +81,7 @@ def rollout(
         break_lock=break_lock,
         report=HostProgress(stderr()).report,
         on_step=progress.report,
+        hooks=hook_runner(fleet, "rollout"),
     )
     planned = [] if undo else _planned(fleet, work, as_json)
     _ask(work, planned, yes=yes, as_json=as_json, undo=undo)
@@ -131,6 +133,7 @@ def _planned(fleet: Fleet, work: Rollout, as_json: bool) -> list[DeployResult]:
 def _ask(work: Rollout, planned: Sequence[DeployResult], *, yes: bool, as_json: bool, undo: bool) -> None:
     """Ask a person at a terminal, after the plan. UsageError if there is none and --yes does not answer."""
     from disagg.cli.views.fleet.deploy import plan_view
+    from disagg.cli.views.fleet.hooks import hooks_view
     from disagg.cli.views.units import counted
 
     require_answer("rollout", "changes", yes=yes, as_json=as_json)
@@ -138,7 +141,7 @@ def _ask(work: Rollout, planned: Sequence[DeployResult], *, yes: bool, as_json: 
         return
     console = error_console()
     if planned:
-        console.print(plan_view(planned))
+        console.print(plan_view(planned), *hooks_view(hook_runner(work.fleet, "rollout").planned("deploy", "restart")))
     going_on = work.interrupted is not None and not undo
     verb = "Go back on" if undo else "Go on with the rollout on" if going_on else "Roll out on"
     if not confirm(f"{verb} {counted(len(work.hosts), 'host')}?", console):

@@ -5,4 +5,5 @@ audit         which command changed a host, when, and how it ended
 tokens        whose token a host has
 links         which release is deployed, runs, and ran before
 pending       a release that was deployed and does not run yet
+hooks         commands of this machine before and after a change
 """

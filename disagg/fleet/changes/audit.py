@@ -34,6 +34,18 @@ audit() {{ # $1: the file, in a folder that exists. $2: the line. A full disk st
 """
 
 
+APPEND_LINES: Final = (
+    APPEND_AUDIT
+    + """\
+# $1: a host. $2...: lines for its audit, if anything is deployed there.
+file=$HOME/.disagg/hosts/$1/logs/audit.log
+shift
+test -d "${file%/*}" || exit 0
+for line in "$@"; do audit "$file" "$line"; done
+"""
+)
+
+
 @dataclass(slots=True)
 class AuditEntry:
     """One command on one host. release: what is current afterwards, if the command says so."""

@@ -10,6 +10,7 @@ from typing import Final
 
 from disagg.config import Fleet, Host
 from disagg.errors import DisaggError, FleetError, UsageError
+from disagg.fleet.changes.hooks import HookRunner, around
 from disagg.fleet.deploy.apply import OnStep, ignore
 from disagg.fleet.deploy.deployment import Deployment, DeployResult, Planner
 from disagg.fleet.deploy.plan import refused
@@ -40,7 +41,7 @@ _VERDICTS: Final[Mapping[Phase, Verdict]] = {"passed": "passed", "failed": "fail
 class Rollout:
     """One rollout on some deployed hosts of a fleet. planner: towards the new releases. timeout_s: until a restarted
     server must be healthy. new_answers: the new release may answer otherwise; the first of its hosts of each kind is
-    compared with nothing, and the others with it. servers: starts and stops what runs."""
+    compared with nothing, and the others with it. servers: starts and stops what runs. hooks: None runs none."""
 
     fleet: Fleet
     state: State
@@ -55,6 +56,7 @@ class Rollout:
     on_step: OnStep = ignore
     connect: Callable[[Host], Machine] = machine_for
     settle_s: float = SETTLE_S
+    hooks: HookRunner | None = None
     _facts: dict[str, HostFacts] = field(default_factory=dict)
     _phases: dict[str, Phase] = field(default_factory=dict)
     _pending: set[str] = field(default_factory=set)
@@ -99,7 +101,7 @@ class Rollout:
                 if not self.new_answers:
                     self._record_answers()
                 undoing = not self._deploy(planned)
-            return self._end(self._turns(undoing))
+            return self._end(self._turns(undo=True)) if undoing else self._in_turns(undo=False)
 
     def undo(self) -> RolloutReport:
         """Return the hosts of an unfinished rollout to their releases from before. UsageError if there is none."""
@@ -113,7 +115,7 @@ class Rollout:
                     if one.error is not None:
                         raise one.error
             self._begin(record.target)
-            return self._end(self._turns(undo=True))
+            return self._in_turns(undo=True)
 
     # The beginning
 
@@ -157,14 +159,22 @@ class Rollout:
 
     def _deploy(self, planned: Sequence[DeployResult]) -> bool:
         """Bring the new release to every host; nothing is restarted. False if it failed anywhere."""
-        with self._deployment(self.planner) as deployment:
+        hooks = around(self.hooks, "deploy", list(self._record.target), self._record.target)
+        with hooks as change, self._deployment(self.planner) as deployment:
             deployment.plan()
             done = deployment.carry_out(planned, self.break_lock)
+            change.end({one.host: one.error for one in done if one.error is not None})
         self._pending |= {one.host for one in done if self._phases[one.host] == "before"}
         self._errors |= {one.host: one.error for one in done if one.error is not None}
         return all(one.ok for one in done)
 
     # The turns
+
+    def _in_turns(self, undo: bool) -> RolloutReport:
+        with around(self.hooks, "restart", list(self._record.target), self._record.target) as change:
+            report = self._end(self._turns(undo))
+            change.end(self._errors, report.exit_code == 0)
+        return report
 
     def _turns(self, undo: bool) -> str:
         """Carry out turns until none is left. Why the rollout is blocked, "" if it is not."""

@@ -1,0 +1,181 @@
+"""Hooks: commands of this machine that run before and after a change of the fleet, as [hooks] in hosts.toml names them.
+
+before_deploy, before_restart    if one fails, the change does not begin
+after_deploy, after_restart      once it has ended, however it ended
+on_failure                       after these, if it failed or was interrupted
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+from disagg.config import Fleet, HookName, Host
+from disagg.errors import Cancelled, CommandFailed, DisaggError, FleetError
+from disagg.fleet.changes.audit import APPEND_LINES
+from disagg.fleet.changes.lock import LockHolder
+from disagg.fleet.machine.base import Machine
+from disagg.fleet.machine.connect import machine_for
+from disagg.fleet.machine.fan_out import each
+from disagg.fleet.machine.local import LocalMachine
+from disagg.fleet.machine.output import last_lines
+
+ChangeKind = Literal["deploy", "restart"]
+ChangeResult = Literal["planned", "done", "failed", "interrupted"]
+_BEFORE: Final[Mapping[ChangeKind, HookName]] = {"deploy": "before_deploy", "restart": "before_restart"}
+_AFTER: Final[Mapping[ChangeKind, HookName]] = {"deploy": "after_deploy", "restart": "after_restart"}
+_FAILURE: Final[HookName] = "on_failure"
+_AUDIT_S: Final = 15.0
+_RUN: Final = """\
+# $1: a line for sh. $DISAGG_FOLDER: that of hosts.toml.
+cd "$DISAGG_FOLDER" || exit 1
+unset DISAGG_FOLDER
+exec /bin/sh -c "$1" </dev/null
+"""
+
+
+@dataclass(slots=True)
+class Change:
+    """What is changed, and how it ended. hosts: that it changes. releases: that they are to have, by host, if known.
+    failed: hosts on which it failed. error: why."""
+
+    kind: ChangeKind
+    hosts: Sequence[str]
+    releases: Mapping[str, str] = field(default_factory=dict)
+    result: ChangeResult = "planned"
+    failed: Sequence[str] = ()
+    error: str = ""
+
+    def end(self, errors: Mapping[str, DisaggError], ok: bool = True) -> None:
+        """It has ended, with these errors by host. ok: False if it failed though no host has an error."""
+        self.result = "failed" if errors or not ok else "done"
+        self.failed = [name for name in self.hosts if name in errors]
+        self.error = next((error.message for error in errors.values()), "")
+
+    def break_off(self, error: BaseException) -> None:
+        """An exception has ended it."""
+        self.result = "interrupted" if isinstance(error, (KeyboardInterrupt, Cancelled)) else "failed"
+        self.error = error.message if isinstance(error, DisaggError) else self.error
+
+
+def variables(fleet: Fleet, command: str, hook: HookName, change: Change) -> dict[str, str]:
+    """The environment variables of a hook. command: of disagg, such as "rollout"."""
+    return {
+        "DISAGG_HOOK": hook,
+        "DISAGG_COMMAND": command,
+        "DISAGG_FLEET": fleet.name,
+        "DISAGG_CONFIG": str(fleet.path),
+        "DISAGG_HOSTS": " ".join(change.hosts),
+        "DISAGG_RELEASES": " ".join(f"{host}={release}" for host, release in change.releases.items()),
+        "DISAGG_RESULT": change.result,
+        "DISAGG_FAILED": " ".join(change.failed),
+        "DISAGG_ERROR": change.error,
+    }
+
+
+@dataclass(slots=True)
+class HookRunner:
+    """Runs the hooks of one command. report: called with (hook, line) for what they print."""
+
+    fleet: Fleet
+    command: str
+    report: Callable[[str, str], None] = lambda hook, line: None
+    connect: Callable[[Host], Machine] = machine_for
+    _audited: list[str] = field(default_factory=list)
+
+    def planned(self, *kinds: ChangeKind) -> dict[str, str]:
+        """The hooks that these changes run, in their order; on_failure last."""
+        names: list[HookName] = [name for kind in kinds for name in (_BEFORE[kind], _AFTER[kind])]
+        commands = self.fleet.hooks.commands
+        return {name: commands[name] for name in (*names, _FAILURE) if name in commands}
+
+    @contextmanager
+    def around(
+        self, kind: ChangeKind, hosts: Sequence[str], releases: Mapping[str, str] | None = None
+    ) -> Iterator[Change]:
+        """Run hooks before and after the block, which calls `Change.end`. CommandFailed if the one before fails."""
+        change = Change(kind, hosts, releases or {})
+        try:
+            if (refusal := self._run(_BEFORE[kind], change)) is not None:
+                raise refusal
+            try:
+                yield change
+            except BaseException as error:
+                change.break_off(error)
+                self._after(change)
+                raise
+            self._after(change)
+        finally:
+            self._audit(change)
+
+    def _after(self, change: Change) -> None:
+        """Their failures are reported only: the change is over."""
+        names: list[HookName] = [_AFTER[change.kind]]
+        if change.result != "done":
+            names.append(_FAILURE)
+        for name in names:
+            if (error := self._run(name, change)) is not None:
+                self.report(name, error.message)
+
+    def _run(self, name: HookName, change: Change) -> CommandFailed | None:
+        """Run a hook, if there is one; why it failed."""
+        line, hooks = self.fleet.hooks.commands.get(name), self.fleet.hooks
+        if line is None:
+            return None
+        entry = LockHolder.this_process(f"hook {name}").audit_entry
+        self.report(name, f"$ {line}")
+        told = variables(self.fleet, self.command, name, change)
+        why = run_line(
+            self.fleet, name, line, told, timeout_s=hooks.timeout_s, on_line=lambda text: self.report(name, text)
+        )
+        failure = _failed(why, name) if why else None
+        self._audited.append(entry.ended(failure))
+        return failure
+
+    def _audit(self, change: Change) -> None:
+        """Write down on the hosts of a change which hooks ran. What cannot be written is left out."""
+        lines, self._audited = self._audited, []
+        if not lines:
+            return
+        hosts = [self.fleet.hosts[name] for name in change.hosts]
+
+        def append(host: Host) -> None:
+            with closing(self.connect(host)) as machine:
+                machine.run([host.name, *lines], script=APPEND_LINES, timeout=_AUDIT_S)
+
+        each([host for host in hosts if host.placement.deployed], append, timeout=_AUDIT_S)
+
+
+def run_line(
+    fleet: Fleet,
+    name: str,
+    line: str,
+    told: Mapping[str, str],
+    *,
+    timeout_s: float,
+    on_line: Callable[[str], None] = lambda text: None,
+) -> str:
+    """Run a line for sh in the folder of hosts.toml. Why it failed, "" if it did not. name: of the hook. told: as
+    variables of its environment."""
+    machine = LocalMachine(name)
+    own = {**told, "DISAGG_FOLDER": str(fleet.path.parent)}
+    try:
+        result = machine.run([line], script=_RUN, environment=own, timeout=timeout_s, on_line=on_line)
+    except FleetError as error:
+        return error.message.removeprefix(f"{name}: ")
+    words = last_lines(result.stderr.strip() or result.stdout, 3)
+    return "" if result.ok else f"exit code {result.code}{f': {words}' if words else ''}"
+
+
+def around(
+    hooks: HookRunner | None, kind: ChangeKind, hosts: Sequence[str], releases: Mapping[str, str]
+) -> AbstractContextManager[Change]:
+    """`HookRunner.around`; without hooks nothing runs."""
+    return nullcontext(Change(kind, hosts)) if hooks is None else hooks.around(kind, hosts, releases)
+
+
+def _failed(why: str, name: HookName) -> CommandFailed:
+    hint = f"what it runs before has not begun; {name} in [hooks] of hosts.toml names the command"
+    return CommandFailed(f"the hook {name} failed: {why}", hint if name.startswith("before") else "", exit_status=1)
