@@ -9,6 +9,7 @@ status    the answers of GET /health and GET /status
 calls     every path of the servers with these types; openapi: the document that is made from it
 delivery  KV that an engine sends by itself: its order and its report
 verify    what `python -m disagg.verify` prints
+watch     what `disagg watch` posts
 handoff   the hand-off benchmark: the task of its two ends, and its figures
 gateway/  the live view, the history, and several requests together
 

@@ -147,6 +147,33 @@ def test_a_host_whose_link_is_cut_hides_no_other(fleet: Operator) -> None:
     assert [one["state"] for name, one in statuses.items() if name != OTHER_PREFILL] == ["healthy"] * 3
 
 
+def test_a_watch_tells_a_command_when_a_host_goes_down_and_when_it_is_back(fleet: Operator) -> None:
+    told = fleet.folder / "told"
+    run = f'echo "$DISAGG_HOST $DISAGG_CHANGE" >>{told}'
+    argv = fleet.argv("watch", "--every", "0.5", "--host", OTHER_PREFILL, "--json", "--run", run)
+    lines: list[str] = []
+
+    def last(change: str) -> bool:
+        return bool(lines) and json.loads(lines[-1])["change"] == change
+
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, env=fleet.environment) as watching:
+        reader = threading.Thread(target=lambda: lines.extend(present(watching.stdout)))
+        reader.start()
+        try:
+            with fleet.bed.cut(OTHER_PREFILL):
+                wait_until(lambda: last("down"), PATIENCE_S, "the host to be down")
+            wait_until(lambda: last("up"), PATIENCE_S, "the host to be back")
+            wait_until(
+                lambda: told.exists() and told.read_text().endswith(" up\n"), PATIENCE_S, "the command to be told"
+            )
+        finally:
+            watching.send_signal(signal.SIGINT)
+            reader.join(60)
+    assert watching.returncode == 130
+    assert told.read_text().startswith(f"{OTHER_PREFILL} down\n")
+    assert json.loads(lines[0])["why"], "the reason that status shows"
+
+
 def test_a_changed_hosts_toml_is_told_of_and_a_restart_picks_the_new_release_up(fleet: Operator) -> None:
     old, new = "max_batch = 16\nmax_kv_bytes", "max_batch = 8\nmax_kv_bytes"
     assert old in fleet.config.read_text()

@@ -11,8 +11,10 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from disagg.api.watch import HostChange
 from disagg.cli.views.fleet.together import SharedProblem, host_names, together
 from disagg.cli.views.units import size, uptime
+from disagg.errors import printable
 from disagg.fleet.lifecycle.status.host_status import HostStatus
 
 STYLE = {
@@ -62,6 +64,17 @@ def status_line(status: HostStatus) -> str:
     if not status.ok:
         return f"{line}: {status.why} -> {status.hint}"
     return f"{line} ({', '.join(filter(None, (status.model, status.backend)))})"
+
+
+def change_line(change: HostChange) -> Text:
+    """`12:03:04 mac-studio-1: down: failed: why -> hint`, or `up again after 2m`."""
+    clock = time.strftime("%H:%M:%S ", time.localtime(change.time))
+    if change.change == "up":
+        after = f" after {uptime(change.seconds)}" if change.seconds is not None else ""
+        return Text.assemble((clock, "dim"), (f"{change.host}: ", "bold"), (f"up again{after}", "green"))
+    why = printable(": ".join(filter(None, (change.state, change.why))))
+    hint = Text.assemble(" -> ", (change.hint, "bold cyan")) if change.hint else Text()
+    return Text.assemble((clock, "dim"), (f"{change.host}: ", "bold"), ("down: ", "bold red"), why) + hint
 
 
 class _Table:

@@ -1,0 +1,110 @@
+"""`disagg watch`: notice when a host goes down and when it comes back, and tell a command or a URL."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Annotated
+from urllib.parse import urlsplit
+
+import typer
+
+from disagg.cli.common.context import CommandOutput, print_error, settings, stderr, stdout
+from disagg.errors import DisaggError, UsageError
+
+if TYPE_CHECKING:
+    from disagg.api.watch import HostChange
+    from disagg.config import Fleet
+    from disagg.fleet.lifecycle.watch.notify import Notifier
+
+URL_VARIABLE = "DISAGG_WATCH_URL"
+
+
+def watch(
+    context: typer.Context,
+    *,
+    run: Annotated[str, typer.Option("--run", metavar="CMD", help="A line for sh to run for each change.")] = "",
+    url: Annotated[
+        str, typer.Option("--url", metavar="URL", envvar=URL_VARIABLE, help="Where to POST each change as JSON.")
+    ] = "",
+    misses: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Readings in a row without a healthy answer until a host is down.")
+    ] = 2,
+    every: Annotated[float, typer.Option(min=0.1, metavar="S", help="Seconds between two readings.")] = 5.0,
+    timeout: Annotated[float, typer.Option(min=0.2, metavar="S", help="Seconds for one reading.")] = 3.0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print each change as one line of JSON.")] = False,
+) -> None:
+    """Print a line when a host goes down or comes back, until interrupted.
+
+    A host is down after two readings in which it is not healthy, and up again after one in which it is.
+    """
+    from disagg.cli.views.units import counted
+    from disagg.fleet.lifecycle.state import State
+    from disagg.fleet.lifecycle.status.diagnose import diagnose
+    from disagg.fleet.lifecycle.status.health import poll
+    from disagg.fleet.lifecycle.watch.changes import FleetWatch, explained
+
+    fleet = settings(context).fleet()
+    state, names = State.of(fleet), settings(context).names(fleet)
+    seen = FleetWatch(fleet.name, misses)
+
+    def look() -> list[HostChange]:
+        token = state.token() if state.has_token() else None
+        statuses = {one.host: one for one in poll(fleet, token, state, names, timeout)}
+        changes = seen.see(list(statuses.values()), time.time())
+        down = [statuses[change.host] for change in changes if change.change == "down"]
+        reasons = {one.host: one for one in diagnose(fleet, down, token, timeout)} if down else {}
+        return [explained(change, reasons.get(change.host)) for change in changes]
+
+    notifier = _notifier(fleet, run, url)
+    CommandOutput.printed_json = as_json  # stdout has nothing but lines of changes, also if it is interrupted
+    count = counted(len(names or fleet.hosts), "host")
+    stderr().print(f"watching {count} of {fleet.name} every {every:g} s; Ctrl-C ends", style="dim")
+    with notifier:
+        for changes in _readings(look, every):
+            for change in changes:
+                _show(change, as_json)
+                notifier.send(change)
+
+
+def _readings(look: Callable[[], list[HostChange]], every: float) -> Iterator[list[HostChange]]:
+    """What each look found, without end. An error of this machine, such as of its token, is printed once."""
+    last = ""
+    while True:
+        began = time.monotonic()
+        found: list[HostChange] = []
+        try:
+            found, last = look(), ""
+        except DisaggError as error:
+            if error.message != last:
+                print_error(error)
+            last = error.message
+        yield found
+        time.sleep(max(0.0, every - (time.monotonic() - began)))
+
+
+def _notifier(fleet: Fleet, run: str, url: str) -> Notifier:
+    from disagg.fleet.lifecycle.watch.notify import LineRunner, Notifier, Poster
+
+    deliver: list[Callable[[HostChange], None]] = [LineRunner(fleet, run)] if run else []
+    if url:
+        deliver.append(Poster(_checked(url)))
+    return Notifier(deliver, lambda why: print_error(DisaggError(why)))
+
+
+def _checked(url: str) -> str:
+    """UsageError if it is no URL. Its path may be a secret, and is not shown."""
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise UsageError(f"--url or ${URL_VARIABLE} is not a URL", "as in https://alerts.example/hosts")
+    return url
+
+
+def _show(change: HostChange, as_json: bool) -> None:
+    """One line, written at once."""
+    if as_json:
+        typer.echo(change.to_bytes().decode())
+        return
+    from disagg.cli.views.fleet.health import change_line
+
+    stdout().print(change_line(change), soft_wrap=True)

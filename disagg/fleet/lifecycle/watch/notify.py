@@ -1,0 +1,137 @@
+"""Tell a command or a URL about the changes of hosts, in a thread of its own, so that watching goes on meanwhile."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from queue import Empty, Full, Queue
+from threading import Event, Thread
+from types import TracebackType
+from typing import Final
+
+import httpx
+
+from disagg.api.watch import HostChange
+from disagg.config import Fleet
+from disagg.errors import FleetError
+from disagg.fleet.changes.hooks import run_line
+
+WAITING: Final = 100
+"""Changes that may wait for their delivery."""
+_POLL_S: Final = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class PostPolicy:
+    """How a change is posted. timeout_s: of each attempt. pauses_s: between two attempts, so there is one more."""
+
+    timeout_s: float = 5.0
+    pauses_s: tuple[float, ...] = (1.0, 4.0, 16.0)
+
+
+def is_worth_another(code: int) -> bool:
+    """Whether an answer with this HTTP code may be another one the next time."""
+    return code == httpx.codes.TOO_MANY_REQUESTS or code >= 500
+
+
+@dataclass(slots=True)
+class Poster:
+    """Posts changes as JSON to a URL."""
+
+    url: str
+    policy: PostPolicy = PostPolicy()
+    sleep: Callable[[float], object] = time.sleep
+    client: httpx.Client = field(default_factory=httpx.Client)
+
+    def __call__(self, change: HostChange) -> None:
+        """Raises FleetError if no attempt succeeds. It names the host of the URL only: the path may be a secret."""
+        why = ""
+        for pause in (0.0, *self.policy.pauses_s):
+            self.sleep(pause)
+            why, again = self._attempt(change)
+            if not why:
+                return
+            if not again:
+                break
+        raise FleetError(f"{httpx.URL(self.url).host} did not take the change of {change.host}: {why}")
+
+    def _attempt(self, change: HostChange) -> tuple[str, bool]:
+        """Why it failed, "" if it did not; and whether another attempt may help."""
+        headers = {"Content-Type": "application/json"}
+        try:
+            answer = self.client.post(
+                self.url, content=change.to_bytes(), headers=headers, timeout=self.policy.timeout_s
+            )
+        except httpx.HTTPError as error:
+            return str(error) or type(error).__name__, True
+        return (
+            ("", False) if answer.is_success else (f"HTTP {answer.status_code}", is_worth_another(answer.status_code))
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class LineRunner:
+    """Runs a line for sh for each change, as a hook."""
+
+    fleet: Fleet
+    line: str
+    timeout_s: float = 60.0
+
+    def __call__(self, change: HostChange) -> None:
+        """Raises FleetError if it fails."""
+        if why := run_line(self.fleet, "watch", self.line, variables(self.fleet, change), timeout_s=self.timeout_s):
+            raise FleetError(f"the command for {change.host} failed: {why}")
+
+
+def variables(fleet: Fleet, change: HostChange) -> dict[str, str]:
+    """The environment variables of the command."""
+    return {
+        "DISAGG_HOOK": "watch",
+        "DISAGG_FLEET": fleet.name,
+        "DISAGG_CONFIG": str(fleet.path),
+        "DISAGG_HOST": change.host,
+        "DISAGG_CHANGE": change.change,
+        "DISAGG_STATE": change.state,
+        "DISAGG_ERROR": change.why,
+    }
+
+
+class Notifier:
+    """Delivers changes one after the other, each by all of `deliver`. report: called with why one was not delivered."""
+
+    def __init__(self, deliver: Sequence[Callable[[HostChange], None]], report: Callable[[str], None]) -> None:
+        self._deliver, self._report = deliver, report
+        self._waiting: Queue[HostChange] = Queue(WAITING)
+        self._stopped = Event()
+        self._thread = Thread(target=self._work, name="notifier", daemon=True)
+
+    def __enter__(self) -> Notifier:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._stopped.set()  # what still waits is not delivered: whoever ends the watch is there
+
+    def send(self, change: HostChange) -> None:
+        """Deliver this change soon. Without room for it, it is reported and left out."""
+        if not self._deliver:
+            return
+        try:
+            self._waiting.put_nowait(change)
+        except Full:
+            self._report(f"{WAITING} changes wait for their delivery: that of {change.host} is left out")
+
+    def _work(self) -> None:
+        while not self._stopped.is_set():
+            try:
+                change = self._waiting.get(timeout=_POLL_S)
+            except Empty:
+                continue
+            for deliver in self._deliver:
+                try:
+                    deliver(change)
+                except FleetError as error:
+                    self._report(error.message)

@@ -1,0 +1,125 @@
+"""Changes are posted or given to a command, with bounded attempts; what cannot be delivered is reported."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import httpx
+import pytest
+
+from disagg.api.watch import HostChange
+from disagg.errors import FleetError
+from disagg.fleet.lifecycle.watch.notify import WAITING, LineRunner, Notifier, Poster, is_worth_another
+from tests.deadlines import LONG_S
+from tests.fleet.facts.fixture_facts import fleet
+
+CHANGE = HostChange("lab", "mac", "down", "failed", 1.0, why="no memory")
+URL = "https://alerts.example/secret-path"
+Answer = Callable[[httpx.Request], httpx.Response]
+
+
+def poster(*answers: int | Exception) -> tuple[Poster, list[httpx.Request], list[float]]:
+    """One that gets these answers in turn; its requests, and how long it waited before each."""
+    requests: list[httpx.Request] = []
+    waits: list[float] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        requests.append(request)
+        given = answers[len(requests) - 1]
+        if isinstance(given, Exception):
+            raise given
+        return httpx.Response(given)
+
+    client = httpx.Client(transport=httpx.MockTransport(answer))
+    return Poster(URL, sleep=waits.append, client=client), requests, waits
+
+
+def test_a_change_is_posted_as_json() -> None:
+    post, requests, _ = poster(204)
+    post(CHANGE)
+    (request,) = requests
+    assert (request.method, str(request.url)) == ("POST", URL)
+    assert request.headers["content-type"] == "application/json"
+    assert HostChange.from_json(json.loads(request.content)) == CHANGE
+
+
+@pytest.mark.parametrize(
+    ("code", "again"), [(500, True), (503, True), (429, True), (404, False), (401, False), (301, False)]
+)
+def test_only_what_may_be_answered_otherwise_is_tried_again(code: int, again: bool) -> None:
+    assert is_worth_another(code) == again
+    post, requests, waits = poster(code, 200)
+    if again:
+        post(CHANGE)
+        assert waits == [0.0, 1.0]
+    else:
+        with pytest.raises(FleetError, match=f"HTTP {code}"):
+            post(CHANGE)
+    assert len(requests) == 1 + again
+
+
+def test_attempts_are_bounded_and_the_error_does_not_show_the_path_of_the_url() -> None:
+    post, requests, waits = poster(httpx.ConnectError("no route"), 500, httpx.ReadTimeout("late"), 502)
+    with pytest.raises(FleetError) as failed:
+        post(CHANGE)
+    assert len(requests) == 4 and waits == [0.0, 1.0, 4.0, 16.0]
+    assert failed.value.message == "alerts.example did not take the change of mac: HTTP 502"
+
+
+def test_a_command_is_told_of_the_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    lab = replace(fleet(), path=tmp_path / "hosts.toml")
+    LineRunner(lab, 'echo "$DISAGG_HOST $DISAGG_CHANGE $DISAGG_STATE $DISAGG_ERROR" >told')(CHANGE)
+    assert (tmp_path / "told").read_text() == "mac down failed no memory\n"
+    with pytest.raises(FleetError, match="the command for mac failed: exit code 3"):
+        LineRunner(lab, "exit 3")(CHANGE)
+
+
+def test_one_way_that_fails_is_reported_and_the_other_goes_on() -> None:
+    delivered, reported, done = list[str](), list[str](), threading.Event()
+
+    def fails(change: HostChange) -> None:
+        raise FleetError(f"no way for {change.host}")
+
+    def works(change: HostChange) -> None:
+        delivered.append(change.host)
+        if len(delivered) == 2:
+            done.set()
+
+    with Notifier([fails, works], reported.append) as notifier:
+        notifier.send(CHANGE)
+        notifier.send(replace_host("spark"))
+        assert done.wait(LONG_S)
+    assert delivered == ["mac", "spark"] and reported == ["no way for mac", "no way for spark"]
+
+
+def replace_host(name: str) -> HostChange:
+    return HostChange("lab", name, "down", "failed", 1.0)
+
+
+def test_changes_beyond_the_queue_are_left_out_with_a_word_and_watching_does_not_wait() -> None:
+    begun, go_on, reported = threading.Event(), threading.Event(), list[str]()
+
+    def slow(change: HostChange) -> None:
+        begun.set()
+        assert go_on.wait(LONG_S)
+
+    with Notifier([slow], reported.append) as notifier:
+        notifier.send(CHANGE)
+        assert begun.wait(LONG_S)
+        for _ in range(WAITING + 1):
+            notifier.send(CHANGE)
+        assert reported == [f"{WAITING} changes wait for their delivery: that of mac is left out"]
+    go_on.set()
+
+
+def test_without_a_way_nothing_waits() -> None:
+    reported: list[str] = []
+    with Notifier([], reported.append) as notifier:
+        for _ in range(WAITING + 1):
+            notifier.send(CHANGE)
+    assert reported == []
