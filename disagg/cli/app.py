@@ -21,7 +21,8 @@ from disagg.cli.common.hosts import HostCommand
 from disagg.cli.common.options import Command, CommandGroup
 from disagg.cli.common.signals import terminating
 from disagg.cli.common.usage import usage_message
-from disagg.cli.fleet import deploy, doctor, lifecycle, logs, models, remote, rollout, status, token, trust
+from disagg.cli.fleet import deploy, doctor, lifecycle, logs, models, remote, rollout, status, token, trust, watch
+from disagg.cli.fleet.machines import bootstrap, prune
 from disagg.cli.gateway import endpoints, history, keys, serve, top
 from disagg.errors import Cancelled, DisaggError, UsageError
 from disagg.version import VERSION
@@ -75,14 +76,17 @@ app.add_typer(bench.app, rich_help_panel=_USE)
 app.command("plan-capacity", cls=Command, rich_help_panel=_USE)(plan_capacity.plan_capacity)
 app.command(cls=Command, rich_help_panel=_SET_UP)(init.init)
 app.command(cls=HostCommand, rich_help_panel=_SET_UP)(trust.trust)
+app.command(cls=Command, rich_help_panel=_SET_UP)(bootstrap.bootstrap)
 app.command(cls=HostCommand, rich_help_panel=_SET_UP)(deploy.plan)
 app.command(cls=HostCommand, rich_help_panel=_SET_UP)(deploy.deploy)
 app.add_typer(models.models, rich_help_panel=_SET_UP)
 app.command(cls=HostCommand, rich_help_panel=_SET_UP)(deploy.rollback)
 app.add_typer(token.token, rich_help_panel=_SET_UP)
 app.command(cls=HostCommand, rich_help_panel=_SET_UP)(deploy.uninstall)
+app.command(cls=HostCommand, rich_help_panel=_SET_UP)(prune.prune)
 app.command(cls=HostCommand, rich_help_panel=_OPERATE)(lifecycle.start)
 app.command(cls=HostCommand, rich_help_panel=_OPERATE)(status.status)
+app.command(cls=HostCommand, rich_help_panel=_OPERATE)(watch.watch)
 app.command(cls=HostCommand, rich_help_panel=_OPERATE)(doctor.doctor)
 app.command(cls=HostCommand, rich_help_panel=_OPERATE)(logs.logs)
 app.command(cls=HostCommand, rich_help_panel=_OPERATE)(lifecycle.restart)

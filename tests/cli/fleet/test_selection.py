@@ -22,6 +22,8 @@ AS_A_CLIENT = SELECTION | WORK
 """It sends requests to the servers of a model, as any client, or needs none."""
 ALL_HOSTS = SELECTION
 """It has to work on all of its hosts, or on the pairs that its own options name."""
+ONE_HOST = SELECTION | WORK
+"""It prepares the host that its argument names."""
 LACKS: dict[str, set[str]] = {
     "demo": AS_A_CLIENT,
     "generate": AS_A_CLIENT,
@@ -42,6 +44,7 @@ LACKS: dict[str, set[str]] = {
     "keys sync": ALL_HOSTS,
     "token rotate": ALL_HOSTS,
     "token certificate": AS_A_CLIENT,
+    "bootstrap": ONE_HOST,
     "ssh": {*AS_A_CLIENT, "--json"},  # it becomes the ssh of one host
 }
 """Which of ALL a command need not have. A new command has all of them, or its reason is stated here."""

@@ -1,0 +1,191 @@
+"""What a machine needs before it is deployed to: per system, how to see that it is there, and how to get it. Pure.
+
+The steps of macOS and of NVIDIA's driver follow the vendors' documentation and have not been run on such machines.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Final, Literal
+
+from disagg.config import Deploy, Host
+from disagg.fleet.doctor.hardware import OLDEST_DRIVER
+from disagg.fleet.facts.checks import CheckedMachine, CheckResult
+
+StepState = Literal["in place", "missing", "by hand", "done", "failed"]
+"""missing: a command can change that. by hand: only a person can."""
+
+
+@dataclass(frozen=True, slots=True)
+class SetUpStep:
+    """check: a line for sh, exit code 0 if it is in place. command: a line for sh that puts it there, "" if only a
+    person can. root: it needs root; other lines are run by the account of the host. by_hand: what a person does."""
+
+    name: str
+    why: str
+    check: str
+    command: str = ""
+    root: bool = False
+    by_hand: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """found: what the check printed. error: why it could not be put in place."""
+
+    step: SetUpStep
+    state: StepState
+    found: str = ""
+    error: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        step = self.step
+        return {
+            "name": step.name,
+            "state": self.state,
+            "found": self.found,
+            "why": step.why,
+            "command": step.command,
+            "root": step.root,
+            "by_hand": step.by_hand,
+            "error": self.error,
+        }
+
+
+_PYTHON: Final = SetUpStep(
+    "python",
+    "environments are built with it",
+    "for python in python3.14 python3.13 python3.12 python3.11 python3; do "
+    '"$python" -I -c "import sys, venv, ensurepip; assert sys.version_info >= (3, 11); print(sys.executable)" '
+    "2>/dev/null && exit 0; done; exit 1",
+    "apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install -y python3 python3-venv",
+    root=True,
+)
+_UV: Final = SetUpStep(
+    "uv",
+    "builds environments in seconds, and brings a Python if there is none",
+    'command -v uv || { test -x "$HOME/.local/bin/uv" && echo "$HOME/.local/bin/uv"; }',
+    "curl -LsSf https://astral.sh/uv/install.sh | env UV_NO_MODIFY_PATH=1 sh",
+)
+_LINUX_CLOCK: Final = SetUpStep(
+    "clock",
+    "times of hosts are compared: their clocks must agree within a second",
+    'test "$(timedatectl show -p NTP --value)" = yes && echo "set by NTP"',
+    "timedatectl set-ntp true",
+    root=True,
+)
+_MAC_CLOCK: Final = SetUpStep(
+    "clock",
+    _LINUX_CLOCK.why,
+    "sudo -n systemsetup -getusingnetworktime | grep ': On'",
+    "systemsetup -setusingnetworktime on",
+    root=True,
+)
+_MAC_SLEEP: Final = SetUpStep(
+    "sleep",
+    "a Mac that sleeps serves nothing, and one that lost its power stays off",
+    'pmset -g custom | awk \'$1 == "sleep" && $2 != 0 { print "sleeps after " $2 " min"; sleeps = 1 } '
+    '$1 == "autorestart" && $2 == 0 { print "stays off after a power failure"; sleeps = 1 } END { exit sleeps }\'',
+    "pmset -a sleep 0 disksleep 0 autorestart 1",
+    root=True,
+)
+_DRIVER: Final = SetUpStep(
+    "driver",
+    f"CUDA 13 needs driver {OLDEST_DRIVER}",
+    "version=$(nvidia-smi --query-gpu=driver_version --format=csv,noheader | head -n 1) && "
+    f'echo "driver $version" && test "${{version%%.*}}" -ge {OLDEST_DRIVER}',
+    by_hand=f"sudo apt install nvidia-driver-{OLDEST_DRIVER}-open; then restart the machine",
+)
+
+
+def steps(host: Host, deploy: Deploy, os: str, login: str) -> tuple[SetUpStep, ...]:
+    """What this host needs, in order. os: Linux or Darwin. login: the account that is logged in, which may be another
+    than the host's own."""
+    return tuple(_steps(host, deploy, os, login))
+
+
+def _steps(host: Host, deploy: Deploy, os: str, login: str) -> Iterator[SetUpStep]:
+    account, linux = host.user or login, os != "Darwin"
+    if account != login:
+        yield _account(host, account, login, linux)
+    if deploy.installer != "pip":
+        yield _UV
+    if host.python is not None:
+        path = _path(host.python)
+        hint = "install it, or leave out python in hosts.toml"
+        yield SetUpStep("python", "hosts.toml names it", f"test -x {path} && echo {path}", by_hand=hint)
+    elif linux or deploy.installer == "pip":
+        yield _PYTHON if linux else _by_hand(_PYTHON, "brew install python@3.12")
+    yield _LINUX_CLOCK if linux else _MAC_CLOCK
+    if linux and host.service == "systemd":
+        yield _linger(account)
+    if not linux:
+        yield _MAC_SLEEP
+    if linux and host.engine.device.startswith("cuda"):
+        yield _DRIVER
+
+
+def _path(text: str) -> str:
+    """A path as a word for sh; one below ~/ is below the account's home."""
+    return f'"$HOME"/{shlex.quote(text[2:])}' if text.startswith("~/") else shlex.quote(text)
+
+
+def _by_hand(step: SetUpStep, how: str) -> SetUpStep:
+    return replace(step, command="", by_hand=how)
+
+
+def _linger(account: str) -> SetUpStep:
+    return SetUpStep(
+        "linger",
+        "services start at boot, before anyone logs in",
+        f"test -e /var/lib/systemd/linger/{account} && echo {account} lingers",
+        f"loginctl enable-linger {account}",
+        root=True,
+    )
+
+
+def _account(host: Host, account: str, login: str, linux: bool) -> SetUpStep:
+    """Names of accounts have no characters that a shell interprets: `config.addresses.is_user`."""
+    check, why = f"id -u {account} >/dev/null && echo {account}", "hosts.toml names it"
+    if not linux:
+        hint = f"System Settings > Users & Groups: add {account}; then: ssh-copy-id {account}@{host.address}"
+        return SetUpStep("account", why, check, by_hand=hint)
+    home = f"$(getent passwd {account} | cut -d: -f6)/.ssh"
+    keys = f"$(getent passwd {login} | cut -d: -f6)/.ssh/authorized_keys"
+    owner = f'-o {account} -g "$(id -gn {account})"'
+    command = (
+        f'useradd --create-home --shell /bin/bash {account} && install -d -m 700 {owner} "{home}" && '
+        f'install -m 600 {owner} "{keys}" "{home}/authorized_keys"'
+    )
+    return SetUpStep("account", why, check, command, root=True)
+
+
+def as_account(line: str, account: str, there: CheckedMachine, root: bool = False, ask: str = "-n ") -> str:
+    """A line for sh that runs this one as root, or as this account. ask: "" lets sudo ask for a password."""
+    if root and there.uid != 0:
+        return f"sudo {ask}/bin/sh -c {shlex.quote(line)}"
+    if root or account == there.user:
+        return line
+    return f"sudo {ask}-H -u {account} /bin/sh -c {shlex.quote(line)}"
+
+
+def judged(wanted: tuple[SetUpStep, ...], there: CheckedMachine, host: Host) -> list[StepResult]:
+    """What is in place, what is missing, and what only a person can put there."""
+    return [_judged(step, there.results.get(step.name, CheckResult(False)), there, host) for step in wanted]
+
+
+def _judged(step: SetUpStep, result: CheckResult, there: CheckedMachine, host: Host) -> StepResult:
+    if result.ok:
+        return StepResult(step, "in place", result.found)
+    if not step.command:
+        return StepResult(step, "by hand", result.found)
+    account = host.user or there.user
+    line = as_account(step.command, account, there, step.root, ask="")
+    if there.root or not line.startswith("sudo "):
+        return StepResult(step, "missing", result.found)
+    own = account == there.user
+    where = f"disagg ssh {host.name} --" if own else f"ssh -t {there.user}@{host.address}"
+    typed = replace(step, command="", by_hand=f"sudo asks for a password there: {where} {shlex.quote(line)}")
+    return StepResult(typed, "by hand", result.found)

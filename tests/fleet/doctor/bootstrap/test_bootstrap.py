@@ -1,0 +1,110 @@
+"""Steps carried out on this machine with another HOME and stand-ins for sudo and the system's programs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from disagg.config import Deploy, EngineOptions
+from disagg.fleet.doctor.bootstrap import bootstrap
+from disagg.fleet.doctor.bootstrap.bootstrap import Bootstrap
+from disagg.fleet.doctor.bootstrap.steps import SetUpStep, StepResult, steps
+from disagg.fleet.machine.local import LocalMachine
+from tests.fleet.facts.fixture_facts import spark
+
+HOST = spark(engine=EngineOptions("transformers", device="cpu"), service="process", python="~/own/python")
+SUDO = """\
+test -f "$HOME/no-sudo" && { echo "a password is required" >&2; exit 1; }
+test "$1" = -n && shift
+exec "$@"
+"""
+TIMEDATECTL = """\
+case $1 in
+    set-ntp) test -f "$HOME/read-only" || echo yes >"$HOME/ntp" ;;
+    show) cat "$HOME/ntp" ;;
+esac
+"""
+TOOLS = {
+    "sudo": SUDO,
+    "timedatectl": TIMEDATECTL,
+    "curl": 'echo \'mkdir -p "$HOME/.local/bin"; echo >"$HOME/.local/bin/uv"; chmod 755 "$HOME/.local/bin/uv"\'\n',
+    "id": "case $1 in -un) echo me ;; -u) echo 1000 ;; esac\n",
+}
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A machine without uv, whose clock is not set."""
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    for name, text in TOOLS.items():
+        (tools / name).write_text(f"#!/bin/sh\n{text}")
+        (tools / name).chmod(0o755)
+    own = tmp_path / "own/python"
+    own.parent.mkdir()
+    own.touch(mode=0o755)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("PATH", f"{tools}:/usr/bin:/bin")
+
+    def own_steps(*arguments: Any) -> tuple[SetUpStep, ...]:
+        """Those of the table. This machine's own uv, if it has one, does not count."""
+        check = 'test -x "$HOME/.local/bin/uv" && echo "$HOME/.local/bin/uv"'
+        return tuple(replace(one, check=check) if one.name == "uv" else one for one in steps(*arguments))
+
+    monkeypatch.setattr(bootstrap, "steps", own_steps)
+    return tmp_path
+
+
+@pytest.fixture
+def work(home: Path) -> Bootstrap:
+    return Bootstrap(HOST, Deploy(), LocalMachine(HOST.name))
+
+
+def states(results: list[StepResult]) -> dict[str, str]:
+    return {one.step.name: one.state for one in results}
+
+
+def test_a_look_changes_nothing(work: Bootstrap, home: Path) -> None:
+    before = sorted(home.rglob("*"))
+    assert states(work.look()) == {"uv": "missing", "python": "in place", "clock": "missing"}
+    assert sorted(home.rglob("*")) == before
+
+
+def test_only_what_is_missing_is_done_and_a_second_time_nothing_is(work: Bootstrap, home: Path) -> None:
+    ran: list[tuple[str, str]] = []
+    told = Bootstrap(HOST, Deploy(), work.machine, lambda *line: ran.append(line))
+    done = told.carry_out(told.look())
+    assert states(done) == {"uv": "done", "python": "in place", "clock": "done"}
+    assert {one.step.name: one.found for one in done}["uv"] == f"{home}/.local/bin/uv"
+    assert [name for name, line in ran if line.startswith("$ ")] == ["uv", "clock"]
+    assert states(told.look()) == dict.fromkeys(("uv", "python", "clock"), "in place")
+
+
+def test_a_command_that_changes_nothing_has_failed(work: Bootstrap, home: Path) -> None:
+    (home / "read-only").touch()
+    done = {one.step.name: one for one in work.carry_out(work.look())}
+    assert done["clock"].state == "failed" and "still missing" in done["clock"].error
+    assert done["uv"].state == "done", "one step's failure is its own"
+
+
+def test_a_command_that_fails_is_shown_with_its_last_words(work: Bootstrap, home: Path) -> None:
+    (home / "tools/timedatectl").write_text("#!/bin/sh\necho 'no systemd' >&2\nexit 1\n")
+    done = {one.step.name: one for one in work.carry_out(work.look())}
+    assert (done["clock"].state, done["clock"].error) == ("failed", "no systemd")
+
+
+def test_what_an_earlier_step_has_brought_is_not_done_again(work: Bootstrap, home: Path) -> None:
+    found = work.look()
+    (home / "ntp").write_text("yes\n")
+    assert states(work.carry_out(found))["clock"] == "in place"
+
+
+def test_where_sudo_asks_for_a_password_steps_of_root_are_left_to_a_person(work: Bootstrap, home: Path) -> None:
+    (home / "no-sudo").touch()
+    found = work.look()
+    assert states(found) == {"uv": "missing", "python": "in place", "clock": "by hand"}
+    assert states(work.carry_out(found)) == {"uv": "done", "python": "in place", "clock": "by hand"}
+    assert not (home / "ntp").exists()
