@@ -215,7 +215,7 @@ def test_the_commands_are_listed_in_the_order_of_a_first_use(capsys: pytest.Capt
     listed = re.findall(r"^│ ([a-z][a-z-]*) ", capsys.readouterr().out, re.MULTILINE)
     journey = ["demo", "init", "trust", "plan", "deploy", "start", "status"]
     assert [name for name in listed if name in journey] == journey
-    assert len(listed) == len(set(listed)) == 28
+    assert len(listed) == len(set(listed)) == 31
 
 
 @pytest.mark.parametrize("words", [["--config", "nope.toml", "status"], ["status", "--config", "nope.toml"]])
