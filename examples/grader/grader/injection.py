@@ -49,9 +49,15 @@ def _excerpt(source: str) -> str:
     visible = plain(source)
     for pattern in PATTERNS:
         if match := pattern.search(visible):
-            return visible[max(0, match.start() - 20) : match.end() + 20].strip()[:160]
+            return _around(visible, match)
     hidden = INVISIBLE.findall(source)
     return f"{len(hidden)} invisible characters" if len(hidden) > 3 else ""
+
+
+def _around(text: str, match: re.Match[str]) -> str:
+    """The words that match, and some beside them."""
+    before, after = text[: match.start()].split(" ")[-4:], text[match.end() :].split(" ")[:4]
+    return f"{' '.join(before)[-40:]}{match.group()}{' '.join(after)[:40]}".strip()[:160]
 
 
 def plain(source: str) -> str:

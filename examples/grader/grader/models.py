@@ -18,6 +18,8 @@ from grader.prompts import ANSWER_TOKENS
 RETRIED: Final = (408, 409, 429, 500, 502, 503, 504)
 MAX_WAIT_S: Final = 10.0
 MAX_ROOM: Final = 24_000
+LEAST_TOKENS: Final = 50
+"""Whose computation makes a speed: fewer cost more for the start than for themselves."""
 OVERHEAD_TOKENS: Final = 2500
 """Of the instructions, the rubric and the chat template."""
 
@@ -188,10 +190,12 @@ _STATED = ("method", "prefill_server", "decode_server", "ttft", "simulated")
 
 
 def speeds(facts: Mapping[str, Any], usage: Mapping[str, Any]) -> dict[str, float]:
-    """Tokens per second, as far as the gateway stated the times: of prompt tokens whose KV was not held, and of those
-    of the answer after the first."""
+    """Tokens per second, as far as the gateway stated the times: of prompt tokens whose KV was not held, if they are
+    some, and of those of the answer after the first."""
     held = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
     computed, prefill = usage.get("prompt_tokens", 0) - held, (facts.get("ttft_parts") or {}).get("prefill") or 0.0
+    if computed < LEAST_TOKENS:
+        computed = 0
     generated, decode = (
         usage.get("completion_tokens", 0) - 1,
         (facts.get("total_time") or 0.0) - (facts.get("ttft") or 0.0),

@@ -160,6 +160,7 @@ def test_a_run_has_what_the_gateway_stated() -> None:
         (FACTS, {}, {}),
         (FACTS, {"prompt_tokens": 120, "completion_tokens": 1}, {"prefill_speed": 480.0}),  # no time between tokens
         (FACTS, USAGE | {"prompt_tokens_details": {"cached_tokens": 120}}, {"decode_speed": 20.0}),  # all was held
+        (FACTS, USAGE | {"prompt_tokens_details": {"cached_tokens": 71}}, {"decode_speed": 20.0}),  # nearly all
         (FACTS | {"ttft_parts": None}, USAGE | {"prompt_tokens_details": None}, {"decode_speed": 20.0}),
         (FACTS | {"total_time": 0.5}, USAGE, {"prefill_speed": 400.0}),
     ],
