@@ -18,6 +18,7 @@ import httpx
 
 from disagg.config import Fleet, Host, load
 from disagg.engines.vllm.load import ENVIRONMENT
+from disagg.fleet.machine.process import python_command
 from disagg.inference.sync_client import Client
 from disagg.token import TOKEN_FILE_VARIABLE
 from tests import preloaded
@@ -185,6 +186,15 @@ def preloaded_process() -> Preloaded:
     process = Preloaded()
     atexit.register(process.close)
     return process
+
+
+def preloaded_command() -> tuple[list[str], dict[str, str]]:
+    """disagg.fleet.machine.process.python_command for this interpreter, with the frameworks imported already."""
+    if not preloaded.AVAILABLE:
+        return python_command(None)
+    preloaded_process()  # it ends when nobody is connected
+    environment = {"PYTHONPATH": str(preloaded.ROOT), preloaded.RUN_VARIABLE: preloaded.run_id()}
+    return [sys.executable, "-P", "-m", "tests.preloaded.client"], environment
 
 
 @cache

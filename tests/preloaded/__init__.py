@@ -26,8 +26,8 @@ _CLONE_NEWNET = 0x40000000
 AVAILABLE = sys.platform == "linux"
 READY = b"ready\n"
 _ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
-_ROOT = Path(__file__).parents[2]
-_RUN = "PYTEST_XDIST_TESTRUNUID"
+ROOT = Path(__file__).parents[2]
+RUN_VARIABLE = "PYTEST_XDIST_TESTRUNUID"
 
 
 class Preloaded:
@@ -42,7 +42,7 @@ class Preloaded:
     ) -> None:
         self._lock = threading.Lock()
         self._command = [python, "-m", "tests.preloaded", framework]
-        self._environment = {**os.environ, **_ONE_THREAD, **variables, "PYTHONPATH": str(_ROOT)}
+        self._environment = {**os.environ, **_ONE_THREAD, **variables, "PYTHONPATH": str(ROOT)}
         self._address = _address(self._command, variables)
         self._started: subprocess.Popen[bytes] | None = None
         self._connection = self._connected()
@@ -101,7 +101,7 @@ class Preloaded:
     def _launch(self) -> None:
         """Start the process and wait until it, or one that was quicker, can be connected to."""
         null, command = subprocess.DEVNULL, [*self._command, str(self._address)]
-        process = subprocess.Popen(command, stdin=null, stdout=subprocess.PIPE, env=self._environment, cwd=_ROOT)
+        process = subprocess.Popen(command, stdin=null, stdout=subprocess.PIPE, env=self._environment, cwd=ROOT)
         assert process.stdout is not None
         with process.stdout:
             listens = process.stdout.readline()
@@ -109,15 +109,6 @@ class Preloaded:
             self._started = process
         else:
             assert process.wait() == 0, "the process with the imports has failed"
-
-
-def python_command() -> tuple[list[str], dict[str, str]]:
-    """disagg.fleet.machine.process.python_command for this interpreter, with the frameworks imported already."""
-    if not AVAILABLE:
-        from disagg.fleet.machine import process
-
-        return process.python_command(None)
-    return [sys.executable, "-P", "-m", "tests.preloaded.client"], {"PYTHONPATH": str(_ROOT), _RUN: _run()}
 
 
 class ForkedServer:
@@ -160,13 +151,13 @@ def enter_network(descriptor: int) -> None:  # os.setns is from Python 3.12 on
         raise OSError(ctypes.get_errno(), "setns")
 
 
-def _run() -> str:
+def run_id() -> str:
     """The same in all processes of one run of pytest-xdist."""
-    return os.environ.get(_RUN, str(os.getpid()))
+    return os.environ.get(RUN_VARIABLE, str(os.getpid()))
 
 
 def _address(command: Sequence[str], variables: Mapping[str, str]) -> Path:
     """Of the socket: the same in all processes of one run."""
-    run = _run()
+    run = run_id()
     wanted = zlib.crc32(json.dumps([run, command, dict(variables)]).encode())
     return Path(tempfile.gettempdir(), f"disagg-tests-{run[:12]}-{wanted:08x}.sock")

@@ -18,7 +18,7 @@ from msgspec import structs
 from disagg.api.handoff import ENVIRONMENT_VARIABLE, HandoffFigures, HandoffSpec
 from disagg.errors import DisaggError, PeerLost, UsageError
 from disagg.fleet.link.handoff import EndPlace, measure_handoff, on_this_machine
-from tests.preloaded import python_command
+from tests.fleets import preloaded_command
 
 SPEC = HandoffSpec(
     windows=(None, 16, None), kv_heads=2, head_dim=8, dtype="bfloat16", tokens=100, rounds=2, device="cpu"
@@ -28,7 +28,7 @@ ROWS = 2 * 100 + 16
 
 
 def place(name: str) -> EndPlace:
-    argv, environment = python_command()
+    argv, environment = preloaded_command()
     return replace(on_this_machine(name), argv=tuple(argv), environment=environment)
 
 
@@ -63,7 +63,7 @@ def test_an_unavailable_device_is_an_error_that_names_the_end() -> None:
 
 
 def start(end: str, **task: object) -> subprocess.Popen[str]:
-    argv, environment = python_command()
+    argv, environment = preloaded_command()
     environment |= {ENVIRONMENT_VARIABLE: json.dumps({"spec": SMALL.to_json(), **task})}
     argv += ["disagg.bench.handoff", end]
     return subprocess.Popen(argv, env={**os.environ, **environment}, stdout=subprocess.PIPE, text=True)

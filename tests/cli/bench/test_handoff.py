@@ -10,7 +10,7 @@ import pytest
 from disagg.api.handoff import HandoffFigures, HandoffSpec
 from disagg.fleet.link import handoff
 from tests.cli.commandline import run
-from tests.preloaded import python_command
+from tests.fleets import preloaded_command
 
 measured: dict[HandoffSpec, HandoffFigures] = {}
 
@@ -19,7 +19,7 @@ measured: dict[HandoffSpec, HandoffFigures] = {}
 def measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two processes with both frameworks, forks of one that has imported them, measure the same hand-off once."""
     really, here = handoff.measure_handoff, handoff.on_this_machine
-    argv, environment = python_command()
+    argv, environment = preloaded_command()
 
     def measure(sender: handoff.EndPlace, receiver: handoff.EndPlace, spec: HandoffSpec, s: float) -> HandoffFigures:
         if spec not in measured:
