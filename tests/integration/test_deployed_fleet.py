@@ -103,8 +103,6 @@ def test_the_hand_off_benchmark_runs_between_two_hosts_in_what_is_deployed_there
     assert (report["from"], report["to"]) == (PREFILL, DECODE)
     assert report["address"] == fleet.bed.hosts[DECODE].address
     assert report["handoff_gb_s"] > 0 and report["transports"]["base64_json"]["gb_s"] > 0
-    told = fleet.run("bench", "handoff", *where, "--device", "nonsense", code=3).stderr
-    assert f"{PREFILL}: " in told and "nonsense" in told
 
 
 def test_starting_again_changes_nothing(fleet: Operator) -> None:

@@ -57,14 +57,16 @@ class Preloaded:
         program: str = "disagg.servers",
         *,
         errors: Path | None = None,
+        input: Path | None = None,
     ) -> ForkedServer:
         """network: the file of a network namespace, "" for this thread's own. program: the module to run. errors:
-        stderr, if not in the log."""
+        stderr, if not in the log. input: stdin, if any."""
         request = {
             "argv": list(argv),
             "cwd": str(Path.cwd()),
             "env": dict(environment),
             "errors": str(errors or log),
+            "input": str(input or os.devnull),
             "log": str(log),
             "network": network or f"/proc/{os.getpid()}/task/{threading.get_native_id()}/ns/net",
             "program": program,

@@ -1,10 +1,10 @@
 """`python -m tests.preloaded FRAMEWORK SOCKET`: imports what a framework's servers import, then forks programs.
 
 FRAMEWORK: transformers, vllm in the environment of that, or disagg for the command line. A connection to SOCKET gets
-"ready" and then carries requests and replies, one JSON object per line: {"program", "argv", "cwd", "env", "log",
-"errors", "network"} starts `python -m PROGRAM ARGV` and is answered with {"pid"}; {"pid"} is answered with {"code"},
-null while that program runs. What a connection has started is killed at its end. MLX is imported after the fork: it
-starts threads, and no thread survives a fork.
+"ready" and then carries requests and replies, one JSON object per line: {"program", "argv", "cwd", "env", "input",
+"log", "errors", "network"} starts `python -m PROGRAM ARGV` and is answered with {"pid"}; {"pid"} is answered with
+{"code"}, null while that program runs. What a connection has started is killed at its end. MLX is imported after the
+fork: it starts threads, and no thread survives a fork.
 """
 
 from __future__ import annotations
@@ -181,11 +181,9 @@ def _fork(request: Mapping[str, Any], sockets: Mapping[Any, Any]) -> int:
         return pid
     for descriptor in [key.fd for key in sockets.values()]:
         os.close(descriptor)
-    log, errors = (os.open(request[name], os.O_WRONLY | os.O_APPEND | os.O_CREAT) for name in ("log", "errors"))
-    for target, descriptor in ((0, os.open(os.devnull, os.O_RDONLY)), (1, log), (2, errors)):
-        os.dup2(descriptor, target)
     code = 1
     try:
+        _redirect(request)
         _run(request)
         code = 0
     except SystemExit as end:  # a server ends by itself, without coming back here
@@ -196,6 +194,12 @@ def _fork(request: Mapping[str, Any], sockets: Mapping[Any, Any]) -> int:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
+
+
+def _redirect(request: Mapping[str, Any]) -> None:
+    log, errors = (os.open(request[name], os.O_WRONLY | os.O_APPEND | os.O_CREAT) for name in ("log", "errors"))
+    for target, descriptor in ((0, os.open(request["input"], os.O_RDONLY)), (1, log), (2, errors)):
+        os.dup2(descriptor, target)
 
 
 def _run(request: Mapping[str, Any]) -> None:

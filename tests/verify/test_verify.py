@@ -10,6 +10,8 @@ import pytest
 import disagg.demo
 from disagg.api.verify import VerifyReport
 from disagg.verify import __main__ as program
+from disagg.verify.process import PrefillSpec
+from tests.fleets import preloaded_command
 
 MODEL = Path(disagg.demo.__file__).parent / "models" / "qwen3-moe-tiny"
 pytestmark = pytest.mark.timeout(300)
@@ -23,6 +25,17 @@ def four_bits(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("converted") / "model"
     convert(str(MODEL), str(folder), quantize=True, q_bits=4, q_group_size=64)
     return folder
+
+
+@pytest.fixture(autouse=True)
+def forked_prefill(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The prefill engine's process is a fork of one that has imported torch and transformers, which takes 5 s."""
+    command, environment = preloaded_command()
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    argv = PrefillSpec.argv.fget
+    assert argv is not None
+    monkeypatch.setattr(PrefillSpec, "argv", property(lambda spec: [*command, *argv(spec)[3:]]))
 
 
 def verify(*arguments: Any) -> VerifyReport:

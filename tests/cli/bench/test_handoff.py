@@ -51,6 +51,12 @@ def test_the_table_fits_80_columns_and_says_that_no_model_ran(capsys: pytest.Cap
     assert "No model ran" in out and "hand-off / bare socket" in out
 
 
+def test_an_error_of_an_end_is_told_with_the_ends_name(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(*SMALL, "--device", "nonsense") == 3
+    told = " ".join(capsys.readouterr().err.split())
+    assert "this machine (prefill" in told and "nonsense" in told
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
