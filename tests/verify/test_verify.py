@@ -33,8 +33,7 @@ def forked_prefill(monkeypatch: pytest.MonkeyPatch) -> None:
     command, environment = preloaded_command()
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    argv = PrefillSpec.argv.fget
-    assert argv is not None
+    argv = vars(PrefillSpec)["argv"].fget
     monkeypatch.setattr(PrefillSpec, "argv", property(lambda spec: [*command, *argv(spec)[3:]]))
 
 
