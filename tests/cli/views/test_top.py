@@ -18,7 +18,7 @@ from disagg.cli.app import invoke
 from disagg.cli.gateway import screen as live_screen
 from disagg.cli.gateway import top as command
 from disagg.cli.gateway.screen import _Screen
-from disagg.cli.views.gateway.top import ScreenChoice, keys_of, press, top_view
+from disagg.cli.views.gateway.top import KEYS, ScreenChoice, keys_of, press, top_view
 from disagg.config import Fleet
 from disagg.errors import ServerUnavailable
 from disagg.gateway.remote import follow
@@ -62,8 +62,8 @@ STATE = LiveState(
 )
 
 
-def text(shown: ScreenChoice, note: str = "", state: LiveState = STATE) -> str:
-    console = Console(width=80, color_system=None)
+def text(shown: ScreenChoice, note: str = "", state: LiveState = STATE, height: int = 100) -> str:
+    console = Console(width=80, height=height, color_system=None)
     with console.capture() as captured:
         console.print(top_view(state, shown, note))
     return captured.get()
@@ -136,6 +136,22 @@ def test_the_help_for_a_host_has_the_width_of_the_terminal() -> None:
 
 def test_a_gateway_that_has_gone_is_stated_below_the_last_picture() -> None:
     assert "no gateway answers" in text(ScreenChoice(), "no gateway answers at x")
+
+
+@pytest.mark.parametrize(("part", "cut"), [("all", "… d shows one part at a time"), ("last", "…")])
+def test_a_low_terminal_shows_what_fits_and_always_the_note_and_the_keys(part: str, cut: str) -> None:
+    busy = msgspec.structs.replace(STATE, requests=STATE.requests * 20, hosts=STATE.hosts * 4, last=(LAST,) * 40)
+    picture = text(ScreenChoice(part=part), "no gateway answers at x", busy, height=24).splitlines()  # type: ignore[arg-type]
+    assert len(picture) == 24
+    assert [line.rstrip() for line in picture[-4:]] == [cut, "", "no gateway answers at x", KEYS]
+
+
+def test_into_a_pipe_the_picture_is_whole_whatever_the_height() -> None:
+    busy = msgspec.structs.replace(STATE, hosts=STATE.hosts * 30)
+    console = Console(width=80, height=24, color_system=None)
+    with console.capture() as captured:
+        console.print(top_view(busy, ScreenChoice(), keys=False))
+    assert captured.get().count("mac-1") == 30
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from typing import Final, Literal, TypeVar
 
 from rich import box
-from rich.console import Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
@@ -23,6 +24,8 @@ Part = Literal["all", "requests", "hosts", "last"]
 ORDERS: Final[Sequence[Order]] = ("time", "tokens", "model")
 PARTS: Final[Sequence[Part]] = ("all", "requests", "hosts", "last")
 FEW: Final = 8  # rows of a part beside the others
+CUT: Final = "…"
+ONE_PART: Final = "… d shows one part at a time"
 KEYS: Final = "s sort · m model · d part · space pause · q quit"
 _SEQUENCE: Final = re.compile("\x1b(?:\\[[0-?]*[ -/]*[@-~]|O?[^\x1b])")
 _PHASES: Final[Mapping[str, tuple[int, str]]] = {
@@ -64,7 +67,8 @@ def press(shown: ScreenChoice, key: str, state: LiveState) -> ScreenChoice | Non
 
 
 def top_view(state: LiveState, shown: ScreenChoice, note: str = "", *, keys: bool = True) -> RenderableType:
-    """The whole screen. note: stated below it, such as that the gateway does not answer. keys: whether some work."""
+    """The whole picture. note: stated below it, such as that the gateway does not answer. keys: whether some work; then
+    it is one screen, and what has no place on it is left out above the note."""
     models = [model for model in state.models if shown.model in (None, model.name)]
     requests = [one for one in state.requests if shown.model in (None, one.model)]
     seen = [host for host in state.hosts if shown.model in (None, host.model)]
@@ -78,8 +82,29 @@ def top_view(state: LiveState, shown: ScreenChoice, note: str = "", *, keys: boo
     chosen = list(parts.values()) if shown.part == "all" else [parts[shown.part]]
     spaced = [piece for part in chosen for piece in (Text(), part)]
     lines = [Text(line, style) for line, style in ((note, "yellow"), (KEYS if keys else "", "dim")) if line]
-    foot = [Text(), *lines] if lines else []
-    return Group(_head(state, shown), Text(), _models(models), *spaced, *foot)
+    foot = Group(Text(), *lines) if lines else Group()
+    body = Group(_head(state, shown), Text(), _models(models), *spaced)
+    return _OneScreen(body, foot, ONE_PART if shown.part == "all" else CUT) if keys else Group(body, foot)
+
+
+@dataclass(frozen=True, slots=True)
+class _OneScreen:
+    """The body, and the foot, which is always seen. cut: in place of the lines that the terminal has no rows for."""
+
+    body: RenderableType
+    foot: RenderableType
+    cut: str
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        body, foot, cut = (
+            console.render_lines(one, options, pad=False) for one in (self.body, self.foot, Text(self.cut, "dim"))
+        )
+        rows = options.size.height - len(foot)
+        if len(body) > rows:
+            body = [*body[: max(0, rows - len(cut))], *cut]
+        for line in (*body, *foot):
+            yield from line
+            yield Segment.line()
 
 
 def _next(values: Sequence[T], value: T) -> T:
