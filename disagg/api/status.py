@@ -73,6 +73,21 @@ class ModelFingerprint(Contract, frozen=True):
     special_tokens: str
 
 
+class Evidence(Contract, frozen=True):
+    """What an engine found likeliest after a fixed text when it was loaded. prompt: hash of the text's tokens, `tokens`
+    of them. likeliest: the next token after each of the last ones."""
+
+    prompt: str
+    tokens: int
+    likeliest: tuple[int, ...]
+
+    def agreeing(self, other: Evidence) -> int | None:
+        """In how many places both found the same token; None if their texts differ."""
+        if (self.prompt, len(self.likeliest)) != (other.prompt, len(other.likeliest)):
+            return None
+        return sum(one == two for one, two in zip(self.likeliest, other.likeliest, strict=True))
+
+
 class PendingRelease(Contract, frozen=True):
     """A release that was deployed and does not run yet. since: seconds since 1970."""
 
@@ -87,7 +102,7 @@ class Health(Liveness, frozen=True, kw_only=True):
     disagg code that runs. config: hash of what the host's hosts.toml says about it. boot_id: random, new at every
     start. release: the deployed release that runs, None if it runs from an installation. pending: the release that
     `disagg restart` would run instead. versions: of the engine's packages. verified: whether disagg's own tests have
-    compared answers of this architecture.
+    compared answers of this architecture. evidence: None until the engine has loaded, and of engines that state none.
     """
 
     model: str
@@ -105,6 +120,7 @@ class Health(Liveness, frozen=True, kw_only=True):
     fingerprint: ModelFingerprint | None = None
     preflight: tuple[PreflightFinding, ...] = ()
     verified: bool = True
+    evidence: Evidence | None = None
     boot_id: str = ""
     uptime_s: float = 0.0
     pid: int = 0

@@ -46,18 +46,20 @@ class BackendFinding(PreflightFinding, frozen=True, kw_only=True):
 class VerifyReport(Contract, frozen=True, kw_only=True):
     """A hand-off compared with each engine alone.
 
-    versions: of the decode engine's packages. prefill_weights, decode_weights: the form of each engine's weights.
-    same_weights: whether both compute with the same numbers. prefill_again, decode_again: each engine alone, compared
-    with itself when it computes the prompt in smaller pieces. bounds: of the hand-off compared with either engine
-    alone; bounds_alone: of the two engines alone. wrong_kv_changes_output: whether the KV of another prompt changed the
-    answer, as it must; None for a prompt of one token, which needs no KV. distinct_tokens: in the answer.
-    decode_computed_tokens: prompt tokens that the decode engine computed after the hand-off, 1 if the KV was used. ok:
-    all runs agree within their bounds, and the two controls hold. summary: the figures in a sentence.
+    versions, prefill_versions: of the packages of the decode engine, and of the prefill engine. prefill_weights,
+    decode_weights: the form of each engine's weights. same_weights: whether both compute with the same numbers.
+    prefill_again, decode_again: each engine alone, compared with itself when it computes the prompt in smaller pieces.
+    bounds: of the hand-off compared with either engine alone; bounds_alone: of the two engines alone.
+    wrong_kv_changes_output: whether the KV of another prompt changed the answer, as it must; None for a prompt of one
+    token, which needs no KV. distinct_tokens: in the answer. decode_computed_tokens: prompt tokens that the decode
+    engine computed after the hand-off, 1 if the KV was used. ok: all runs agree within their bounds, and the two
+    controls hold. summary: the figures in a sentence.
     """
 
     architecture: str
     dtype: str
     versions: Mapping[str, str] = {}
+    prefill_versions: Mapping[str, str] = {}
     prefill: str
     prefill_weights: str
     decode: str
@@ -120,10 +122,11 @@ class HostsReport(Contract, frozen=True, kw_only=True):
 
 
 class PrefillReady(Contract, frozen=True, kw_only=True):
-    """The prefill engine is loaded. backend: e.g. "vllm/cuda". error: why it is not."""
+    """The prefill engine is loaded. backend: e.g. "vllm/cuda". versions: of its packages. error: why it is not."""
 
     backend: str = ""
     context: int = 0
+    versions: Mapping[str, str] = {}
     preflight: tuple[PreflightFinding, ...] = ()
     error: dict[str, str] | None = None
 

@@ -105,7 +105,8 @@ def _here(model: str, arguments: list[str], timeout: float, fleet: Fleet | None,
     if report.ok and fleet is not None:
         from disagg.fleet.lifecycle.status.verdicts import Verdict, keep
 
-        keep(fleet, Verdict(report.architecture, report.dtype, report.versions))
+        for versions in (report.versions, report.prefill_versions):
+            keep(fleet, Verdict(report.architecture, report.dtype, versions))
     return report.ok
 
 
@@ -162,11 +163,12 @@ def _healthy(fleet: Fleet, model: Model, state: State, names: list[str]) -> Mapp
 
 
 def _keep(fleet: Fleet, report: HostsReport, statuses: Mapping[str, HostStatus]) -> None:
-    """Keep a verdict about each decode host whose answers with every prefill host are right."""
+    """Keep a verdict about each host whose answers with every host of the other role are right."""
     from disagg.fleet.lifecycle.status.verdicts import Verdict, keep
 
-    wrong = {pair.decode for pair in report.pairs if not pair.ok}
-    for name in dict.fromkeys(pair.decode for pair in report.pairs if pair.decode not in wrong):
+    wrong = {name for pair in report.pairs if not pair.ok for name in (pair.prefill, pair.decode)}
+    asked = dict.fromkeys(name for pair in report.pairs for name in (pair.prefill, pair.decode))
+    for name in (name for name in asked if name not in wrong):
         fingerprint = statuses[name].fingerprint
         if fingerprint is not None:
             dtype = fleet.hosts[name].engine.dtype

@@ -27,7 +27,7 @@ from disagg.api.status import (
 )
 from disagg.config import Fleet, Host, Model, served_digest
 from disagg.engines.base import DecodeEngine, EngineInfo, PromptEngine
-from disagg.engines.model.architectures.verified import VERIFIED
+from disagg.engines.model.architectures.verified import verified
 from disagg.errors import DisaggError, ServerUnavailable
 from disagg.servers.admission import Admission, retry_after
 from disagg.servers.caller import Caller
@@ -186,7 +186,8 @@ class ReportingHost(ABC, Generic[Engine]):
             versions=info.versions if info else {},
             fingerprint=ModelFingerprint(**info.fingerprint.to_json()) if info else None,
             preflight=info.preflight if info else (),
-            verified=info is None or self.host.simulated or info.fingerprint.architecture in VERIFIED,
+            evidence=info.evidence if info else None,
+            verified=info is None or self.host.simulated or verified(info.fingerprint.architecture, info.versions),
             boot_id=self.boot_id,
             uptime_s=round(time.monotonic() - self._started, 3),
             pid=os.getpid(),

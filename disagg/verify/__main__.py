@@ -75,6 +75,7 @@ def verify(pair: EnginePair, plan: VerifyPlan) -> VerifyReport:
         architecture=info.profile.architecture,
         dtype=plan.dtype,
         versions=info.versions,
+        prefill_versions=pair.prefill_info.versions,
         prefill=pair.prefill_info.backend,
         prefill_weights=plan.weights[0],
         decode=info.backend,

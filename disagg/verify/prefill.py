@@ -122,7 +122,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         _write(replies, PrefillReady(error=error.to_json()))
         return error.exit_code
     info = engine.info
-    _write(replies, PrefillReady(backend=info.backend, context=info.profile.context, preflight=info.preflight))
+    ready = PrefillReady(
+        backend=info.backend, context=info.profile.context, versions=info.versions, preflight=info.preflight
+    )
+    _write(replies, ready)
     serve(engine, sys.stdin.buffer, replies)
     return 0
 

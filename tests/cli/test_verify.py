@@ -38,6 +38,7 @@ RESULT = {
     "architecture": "gpt_oss",
     "dtype": "float32",
     "versions": {"mlx-lm": "0.32.2"},
+    "prefill_versions": {"transformers": "5.23.0"},
     "prefill": "transformers/cpu",
     "prefill_weights": "float32",
     "decode": "mlx/cpu",
@@ -106,7 +107,10 @@ def test_what_was_found_exact_is_kept_for_the_fleets_status(verifier: Callable[.
     path = write_fleet(tmp_path)
     assert run("--config", path, "verify", "tiny", "--here") == 0
     folder = state_folder(load(path))
-    assert kept(folder) == (Verdict("gpt_oss", "float32", {"mlx-lm": "0.32.2"}),)
+    assert kept(folder) == (
+        Verdict("gpt_oss", "float32", {"mlx-lm": "0.32.2"}),
+        Verdict("gpt_oss", "float32", {"transformers": "5.23.0"}),
+    )
     (folder / "verified.json").write_text("cut off")
     assert kept(folder) == ()
 
@@ -261,8 +265,9 @@ def test_a_model_is_verified_on_the_fleets_hosts_and_its_verdict_kept(
     completed = {name: tiny_fleet.status(name)["counters"]["completed"] - before[name] for name in before}
     assert completed == {"tiny-prefill": 2 * PROMPTS, "tiny-decode": 2 * PROMPTS}
     assert not seen.exists(), "no engine was started here"
-    verdict = kept(state_folder(tiny_fleet.fleet))[-1]
-    assert (verdict.architecture, verdict.dtype) == ("qwen3", "float32") and "mlx-lm" in verdict.versions
+    verdicts = kept(state_folder(tiny_fleet.fleet))[-2:]
+    assert {(verdict.architecture, verdict.dtype) for verdict in verdicts} == {("qwen3", "float32")}
+    assert {name for verdict in verdicts for name in verdict.versions} >= {"mlx-lm", "torch"}
 
 
 @pytest.mark.parametrize("as_json", [False, True])

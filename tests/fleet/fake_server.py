@@ -52,6 +52,7 @@ health_body = {
     },
     "preflight": [],
     "verified": True,
+    "evidence": {"prompt": "", "tokens": 0, "likeliest": []},
     "boot_id": "0123456789abcdef",
     "pid": os.getpid(),
 }

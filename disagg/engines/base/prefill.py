@@ -13,8 +13,10 @@ import numpy.typing
 
 from disagg.api.names import AS_IS, WireForm
 from disagg.api.sampling import Sampling
+from disagg.api.status import Evidence
 from disagg.engines.base.values import EngineInfo, Token
 from disagg.engines.model.constraint import Constraint
+from disagg.engines.model.evidence import gather
 from disagg.engines.model.text import PromptTokenizer
 from disagg.errors import Cancelled
 from disagg.kv.blocks import Block
@@ -154,6 +156,14 @@ class PromptEngine(ABC):
     ) -> numpy.typing.NDArray[numpy.float32]:
         """Logits [last, vocab] after each of the last `last` tokens, which are given, not generated. For `verify`.
         chunk_tokens: the tokens before them in pieces of so many."""
+
+    def likeliest(self, tokens: Sequence[int], last: int) -> Sequence[int]:
+        """The likeliest next token after each of the last `last` tokens."""
+        return [int(token) for token in self.logits(tokens, last).argmax(-1)]
+
+    def evidence(self) -> Evidence:
+        """See EngineInfo."""
+        return gather(self.tokenizer, self.info.layout, self.info.profile.context, self.likeliest)
 
     def probe(self) -> PrefillRun:
         """A run of two tokens, which shows that the engine computes."""

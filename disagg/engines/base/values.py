@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from disagg.api.events import FinishReason
-from disagg.api.status import PreflightFinding
+from disagg.api.status import Evidence, PreflightFinding
 from disagg.engines.model.profile import ModelProfile
 from disagg.kv.fingerprint import Fingerprint
 from disagg.kv.layout import Layout
@@ -24,7 +24,8 @@ class Token:
 
 @dataclass(frozen=True, slots=True)
 class EngineInfo:
-    """A loaded engine: backend, package versions, the model's profile, layout and fingerprint, and its preflight."""
+    """A loaded engine: backend, package versions, the model's profile, layout and fingerprint, and its preflight.
+    evidence: from its warm-up."""
 
     backend: str  # e.g. "transformers/cuda", "mlx/cpu"
     versions: dict[str, str]  # package -> version
@@ -34,4 +35,5 @@ class EngineInfo:
     preflight: tuple[PreflightFinding, ...] = ()
     memory_bytes: int = 0  # weights, as loaded
     eos_ids: frozenset[int] = field(default_factory=frozenset)
+    evidence: Evidence | None = None
     kv_bytes: int | None = None  # KV of prompts that it has memory for, if it knows

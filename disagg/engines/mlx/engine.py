@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from disagg.engines.mlx.batching.job import Job
 from disagg.engines.mlx.loop import Loop
 from disagg.engines.mlx.patches import PATCHES, Patch
 from disagg.engines.mlx.warm_up import warm_up
+from disagg.engines.model.evidence import gather
 from disagg.engines.model.held import Held
 from disagg.engines.model.text import PromptTokenizer
 from disagg.errors import LayoutMismatch, ModelError, RequestError
@@ -152,10 +154,15 @@ class MLXDecodeEngine:
         """See DecodeEngine. One request with KV and one without, so that all kernels are compiled."""
         warm_up(self)
         self.give_up_held(self.held_bytes)  # the KV of its requests is not that of their tokens
+        evidence = gather(self.tokenizer, self._info.layout, self._info.profile.context, self._likeliest)
+        self._info = replace(self._info, evidence=evidence)
 
     def close(self) -> None:
         """Stop the thread; running requests get Cancelled. Safe to call twice."""
         self._loop.close()
+
+    def _likeliest(self, tokens: Sequence[int], last: int) -> Sequence[int]:
+        return [int(token) for token in self.logits(tokens, last).argmax(-1)]
 
     def _require_fitting(self, kv: ReceivedKV, tokens: int, start: int = 0) -> None:
         kv.layout.require_same(self._info.layout, mine="the transfer", theirs="the decode engine")

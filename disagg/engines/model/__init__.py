@@ -4,6 +4,7 @@ architectures/    what each architecture keeps between tokens
 checkpoint        a model folder -> reference profile; checkpoint_files: reading and checking its files
 profile           layers, windows and rotary frequencies: what an engine computes
 rope              reference rotary frequencies, from the configuration
+evidence          what a loaded engine finds likeliest after a fixed text
 held              KV of finished requests, found by the tokens of a new one
 preflight         compares the reference profile with the profile that a loaded engine measured
 text              prompts -> token ids; stream: token ids -> text, with stop strings

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy
@@ -68,6 +69,7 @@ class TransformersPrefillEngine(PrefillEngine):
         """See PrefillEngine."""
         for _ in self.generate([0] * min(64, self.info.profile.context - 2), Sampling(max_tokens=2, ignore_eos=True)):
             pass
+        self.info = replace(self.info, evidence=self.evidence())
 
     def start(
         self,

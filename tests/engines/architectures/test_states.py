@@ -24,7 +24,8 @@ CPU = torch.device("cpu")
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
-    with running(config("qwen3_next"), tmp_path_factory.mktemp("qwen3_next")) as pair:
+    wide = {**config("qwen3_next"), "head_dim": 64}  # which can be sent with eight bits
+    with running(wide, tmp_path_factory.mktemp("qwen3_next")) as pair:
         yield pair
 
 
@@ -73,6 +74,17 @@ def test_states_are_the_same_bytes_if_keys_and_values_are_quantised() -> None:
     assert [bytes(view) for view in getattr(block, "tensors")] == [  # noqa: B009 - of a StateBlock
         tensor.view(torch.uint8).numpy().tobytes() for tensor in expected
     ]
+
+
+def test_a_hand_off_with_eight_bits_brings_the_states_that_one_without_brings(pair: Pair) -> None:
+    tokens = prompt(100, seed=7)
+    whole, eighth = pair.kv(tokens, salt="whole"), pair.kv(tokens, salt="eight bits", wire=INT8)
+    assert any(whole.states)
+    for ours, theirs in zip(whole.states, eighth.states, strict=True):
+        assert all(numpy.array_equal(a, b) for a, b in zip(ours, theirs, strict=True))
+    assert eighth.nbytes < whole.nbytes
+    answer = start(pair.decode, tokens, eighth, max_tokens=8)
+    assert len(answer.result()) == 8 and answer.timing.computed_prompt_tokens == 1
 
 
 def test_a_transfer_without_tokens_has_no_states() -> None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from disagg.engines.model.architectures.verified import VERIFIED
+import pytest
+
+from disagg.engines.model.architectures.verified import SERIES, VERIFIED, verified
 from scripts.tables import known
 
 PAGE = Path(__file__).parents[3] / "docs" / "architectures.md"
@@ -22,6 +25,29 @@ def test_forty_rows_of_the_table_are_exact_or_patched_and_verified() -> None:
     exact = [name for name, _, verdict, *_ in rows[2:] if verdict in ("exact", "patched")]
     assert len(exact) >= 40
     assert {text_type(known()[name]) for name in exact} <= VERIFIED
+
+
+@pytest.mark.parametrize(
+    ("architecture", "versions", "is_verified"),
+    [
+        ("llama", {"transformers": "5.23.0", "torch": "2.13.0"}, True),
+        ("llama", {"mlx-lm": "0.32.9", "mlx": "0.40", "transformers": "5.23.4"}, True),
+        ("llama", {"vllm": "0.32.0+cpu", "torch": "2.13.0"}, True),
+        ("llama", {"vllm": "0.33.0"}, False),
+        ("llama", {"mlx-lm": "0.33.0", "transformers": "5.23.0"}, False),
+        ("llama", {"mlx-lm": "0.320.0"}, False),
+        ("olmo_hybrid", {"transformers": "5.23.0"}, False),
+    ],
+)
+def test_an_architecture_is_verified_on_the_versions_that_the_tests_run_with(
+    architecture: str, versions: Mapping[str, str], is_verified: bool
+) -> None:
+    assert verified(architecture, versions) is is_verified
+
+
+@pytest.mark.parametrize("name", ["transformers", "mlx-lm"])
+def test_the_tests_run_with_the_versions_that_count_as_verified(name: str) -> None:
+    assert version(name).startswith(f"{SERIES[name]}.")
 
 
 def text_type(entry: Mapping[str, Any]) -> str:

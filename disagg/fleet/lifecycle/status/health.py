@@ -158,6 +158,7 @@ def _filled(blank: HostStatus, report: Health) -> HostStatus:
         fingerprint=report.fingerprint,
         preflight=report.preflight,
         verified=report.verified,
+        evidence=report.evidence,
         uptime_s=report.uptime_s,
         pid=report.pid,
         simulated=report.simulated,

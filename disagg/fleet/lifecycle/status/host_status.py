@@ -22,7 +22,16 @@ from typing import Any, Literal
 
 import msgspec
 
-from disagg.api.status import Counters, DeviceUse, LastError, Memory, ModelFingerprint, PendingRelease, PreflightFinding
+from disagg.api.status import (
+    Counters,
+    DeviceUse,
+    Evidence,
+    LastError,
+    Memory,
+    ModelFingerprint,
+    PendingRelease,
+    PreflightFinding,
+)
 
 HealthState = Literal[
     "healthy",
@@ -60,6 +69,7 @@ class HostStatus:
     fingerprint: ModelFingerprint | None = None
     preflight: tuple[PreflightFinding, ...] = ()
     verified: bool = True
+    evidence: Evidence | None = None
     uptime_s: float | None = None
     pid: int | None = None
     queue: int | None = None

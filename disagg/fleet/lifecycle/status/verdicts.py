@@ -1,6 +1,7 @@
 """What `disagg verify` found exact for this fleet: a file in its state folder, which `disagg status` reads.
 
-It is about one model type, the engines' versions and a dtype. With other versions the model is not verified any more.
+It is about one model type, the versions of one engine's packages and a dtype: a comparison leaves one for the decode
+engine and one for the prefill engine. With other versions the model is not verified any more.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _MOST = 64
 
 
 class Verdict(Contract, frozen=True):
-    """The hand-off of a model gave what each engine gives alone. versions: of the packages of the decode engine."""
+    """The hand-off of a model gave what each engine gives alone. versions: of the packages of one of the two."""
 
     architecture: str
     dtype: str
@@ -34,7 +35,7 @@ class Verdict(Contract, frozen=True):
             status.fingerprint is not None
             and status.fingerprint.architecture == self.architecture
             and self.dtype in ("float32", host.engine.dtype)
-            and all(self.versions.get(name, there) == there for name, there in status.versions.items())
+            and all(self.versions.get(name) == there for name, there in status.versions.items())
         )
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from disagg.api.status import ModelFingerprint
+from disagg.api.status import Evidence, ModelFingerprint
 from disagg.config import load
 from disagg.errors import FleetError
 from disagg.fleet.lifecycle.status.comparison import with_remarks
@@ -32,17 +33,23 @@ EXACT = Verdict("new_type", "float32", VERSIONS)
 OTHER = Verdict("old_type", "float32", VERSIONS)
 
 
+def of(versions: Mapping[str, str]) -> Verdict:
+    return Verdict("new_type", "float32", versions)
+
+
 @pytest.mark.parametrize(
     ("verdicts", "status", "marked"),
     [
         ([], DECODE, True),
         ([], replace(DECODE, verified=True), False),
         ([EXACT], DECODE, False),
-        ([EXACT], PREFILL, False),
+        ([EXACT], PREFILL, True),
+        ([EXACT, of(PREFILL.versions)], PREFILL, False),
+        ([of({"vllm": "0.32.0"})], replace(PREFILL, versions={"vllm": "0.33.0"}), True),
         ([OTHER], DECODE, True),
         ([OTHER, EXACT], DECODE, False),
         ([Verdict("new_type", "bfloat16", VERSIONS)], DECODE, True),
-        ([Verdict("new_type", "float32", {**VERSIONS, "mlx-lm": "0.32.9"})], DECODE, True),
+        ([of({**VERSIONS, "mlx-lm": "0.32.9"})], DECODE, True),
     ],
 )
 def test_a_verdict_is_about_one_model_type_and_the_versions_that_run(
@@ -54,6 +61,40 @@ def test_a_verdict_is_about_one_model_type_and_the_versions_that_run(
         marked,
         "disagg verify tiny" if marked else "",
     )
+
+
+def found(*likeliest: int, prompt: str = "a") -> Evidence:
+    return Evidence(prompt, 300, likeliest)
+
+
+@pytest.mark.parametrize(
+    ("decode", "prefill", "verdicts", "remark"),
+    [
+        (found(1, 2, 3, 4), found(1, 2, 3, 4), [], ""),
+        (found(1, 2, 3, 4), found(1, 2, 9, 9), [], ""),
+        (found(1, 2, 3, 4), found(1, 9, 9, 9), [], "those of prefill-1 in 1 of 4 places"),
+        (found(1, 2, 3, 4), found(9, 9, 9, 9), [EXACT], ""),
+        (found(1, 2, 3, 4), found(9, 9, 9, 9), [OTHER], "those of prefill-1 in 0 of 4 places"),
+        (found(1, 2, 3, 4), found(9, 9, 9, 9, prompt="b"), [], ""),
+        (found(1, 2, 3, 4), found(9, 9), [], ""),
+        (found(1, 2, 3, 4), None, [], ""),
+        (None, found(1, 2, 3, 4), [], ""),
+    ],
+)
+def test_hosts_of_a_model_that_hardly_agree_about_a_text_are_marked_whatever_the_model_type(
+    tmp_path: Path, decode: Evidence | None, prefill: Evidence | None, verdicts: list[Verdict], remark: str
+) -> None:
+    statuses = [replace(DECODE, verified=True, evidence=decode), replace(PREFILL, verified=True, evidence=prefill)]
+    remarked, _ = with_remarks(load(write_fleet(tmp_path)), statuses, verdicts)
+    assert remarked.ok
+    assert remarked.why == (f"after a fixed text its likeliest tokens are {remark}" if remark else "")
+    assert remarked.hint == ("disagg verify tiny" if remark else "")
+
+
+@pytest.mark.parametrize("other", [replace(PREFILL, roles=("decode",)), replace(PREFILL, model="other")])
+def test_hosts_of_one_role_or_of_other_models_are_not_compared(tmp_path: Path, other: HostStatus) -> None:
+    statuses = [replace(DECODE, verified=True, evidence=found(1, 2)), replace(other, evidence=found(3, 4))]
+    assert with_remarks(load(write_fleet(tmp_path)), statuses)[0].why == ""
 
 
 def test_verdicts_are_kept_once_and_the_oldest_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
