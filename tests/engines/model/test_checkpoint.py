@@ -139,7 +139,7 @@ def test_models_whose_kv_cannot_be_handed_over_are_refused_with_the_reason(
 
 
 def test_latent_attention_of_an_unknown_form_is_refused(tiny: TinyModel, tmp_path: Path) -> None:
-    path = with_config(tiny("llama"), tmp_path / "m", model_type="minicpm3", kv_lora_rank=16)
+    path = with_config(tiny("llama"), tmp_path / "m", kv_lora_rank=16)
     with pytest.raises(ModelError, match="MLA"):
         checkpoint.reference_profile(path, 1024)
 
@@ -155,6 +155,15 @@ def test_latent_attention_of_an_unknown_form_is_refused(tiny: TinyModel, tmp_pat
             "normalises all groups",
         ),
         ({"model_type": "mamba"}, "linear_attention"),
+        ({"model_type": "minicpm3"}, "mlx-lm the keys and values of every head"),
+        ({"model_type": "deepseek_v32"}, "keys of its own beside the latent vectors"),
+        ({"model_type": "gpt2"}, "a learned vector of each position"),
+        (
+            {"model_type": "gpt_bigcode"},
+            "mlx-lm fails on several prompts in one batch: it computes the positions of one",
+        ),
+        ({"model_type": "gptj"}, "a table of its rotary angles"),
+        ({"model_type": "llama4_text"}, "its ChunkedKVCache cannot be merged"),
     ],
 )
 def test_models_that_the_frameworks_compute_otherwise_are_refused(

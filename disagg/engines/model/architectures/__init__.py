@@ -39,7 +39,15 @@ _LATENT = Architecture(
     values=latent.pairs_together,
     refusal=_rotated_halves,
 )
-_LATENT_REFUSED = Architecture(refusal=lambda config: "its form of latent attention (MLA) is not handed over")
+
+
+def _refused(reason: str) -> Architecture:
+    return Architecture(refusal=lambda config: reason)
+
+
+_LATENT_REFUSED = _refused("its form of latent attention (MLA) is not handed over")
+_EXPANDED = _refused("transformers keeps its latent vectors, mlx-lm the keys and values of every head")
+_INDEXED = _refused("its sparse attention keeps keys of its own beside the latent vectors, which are not handed over")
 
 
 def _rope_if_stated(config: Any, layer: int, kind: str) -> Rope | None:
@@ -83,6 +91,18 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = {
     ),
     "deepseek_v3": _LATENT,
     "glm4_moe_lite": _LATENT,
+    "deepseek_v2": _EXPANDED,
+    "minicpm3": _EXPANDED,
+    "deepseek_v32": _INDEXED,
+    "glm_moe_dsa": _INDEXED,
+    "longcat_flash": _refused("each of its layers keeps latent vectors twice, which are not handed over"),
+    "bailing_hybrid": _refused("its layers of linear attention are not handed over"),
+    "gpt2": _refused("it adds a learned vector of each position to its inputs, which disagg cannot compare"),
+    "gpt_bigcode": _refused("mlx-lm fails on several prompts in one batch: it computes the positions of one"),
+    "gptj": _refused(
+        "transformers has a table of its rotary angles in place of frequencies, which disagg does not read"
+    ),
+    "llama4_text": _refused("mlx-lm cannot put several prompts into one batch: its ChunkedKVCache cannot be merged"),
 }
 """The architectures that are not plain attention as their configuration states it."""
 
