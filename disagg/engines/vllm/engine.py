@@ -29,7 +29,7 @@ from disagg.engines.vllm.reports import Reports
 from disagg.engines.vllm.rows import Sharding
 from disagg.engines.vllm.runs import AnswerRun, LogitsRun, PromptRun, Run, SentByItself
 from disagg.engines.vllm.sampling import parameters
-from disagg.errors import ModelError
+from disagg.errors import DisaggError, ModelError
 from disagg.kv.wire.frames import Header
 
 
@@ -85,9 +85,19 @@ class VLLMEngine(SendingEngine):
         return self._failure.message if self._failure else ""
 
     def warm_up(self) -> None:
-        """See PromptEngine."""
-        for _ in self.generate([0] * min(64, self.info.profile.context - 2), Sampling(max_tokens=2, ignore_eos=True)):
-            pass
+        """See PromptEngine. ModelError for what vLLM can load but not compute."""
+        prompt = [0] * min(64, self.info.profile.context - 2)
+        try:
+            for _ in self.generate(prompt, Sampling(max_tokens=2, ignore_eos=True)):
+                pass
+        except DisaggError:
+            raise
+        except Exception as error:  # which one depends on the model
+            reason = ": ".join([type(error).__name__, *str(error).strip().splitlines()[:1]])
+            raise ModelError(
+                f"vLLM cannot compute this model: {reason}",
+                "use the engine transformers for this model",
+            ) from error
         self.info = replace(self.info, evidence=self.evidence())
 
     def likeliest(self, tokens: Sequence[int], last: int) -> Sequence[int]:
