@@ -43,7 +43,7 @@ class GatewayWatch:
         self.board = Board(client.fleet.name, models)
         self.feed = Feed(self.board, self.hosts)
         self._registry.register(LiveCollector(models, self.hosts, self.board.running))
-        watching: list[Observer] = [RequestMetrics(self._registry), self.board]
+        watching: list[Observer] = [RequestMetrics(self._registry, models), self.board]
         self.observers = Observers(
             [*watching, recorder] if recorder else watching,
             recorder.settle if recorder else None,

@@ -3,24 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
-from typing import Final
+from dataclasses import asdict, fields
+from typing import Final, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
+from disagg.api.events import FinishReason
 from disagg.gateway.dialects.problems import Problem
 from disagg.gateway.metrics.buckets import REQUEST_S, TOKENS, TPOT_S, TTFT_S
 from disagg.gateway.metrics.tokens import TokenMetrics
 from disagg.gateway.observe.events import Completed, Ended, Generated, LifeEvent, Refused
-from disagg.inference.metrics import Metrics
+from disagg.inference.metrics import Method, Metrics, TTFTParts
 
 KV_LOST: Final = "KV did not arrive"
+FALLBACKS: Final = (KV_LOST, "prefill failed", "no prefill host is up", "decode host failed", "no decode host is left")
+"""Why an answer came about without its hand-off: this, or the reason of its attempt."""
+FAILURES: Final = ("no_host_available", "timeout", "internal_error", "rate_limit_exceeded")
+"""Codes of errors that are not the request's own fault."""
 
 
 class RequestMetrics:
-    """The figures of one gateway's requests since it started. An observer."""
+    """The figures of one gateway's requests since it started. An observer.
 
-    def __init__(self, registry: CollectorRegistry) -> None:
+    Those of `models` are 0 from the start: Prometheus' rate() does not see the step of a figure that begins with 1.
+    """
+
+    def __init__(self, registry: CollectorRegistry, models: Sequence[str]) -> None:
         self._registry = registry
         self._requests = self._counter("disagg_requests", "Answers by the way they came about", "method")
         self._routes = self._counter("disagg_routes", "Answers by their hosts", "prefill_server", "decode_server")
@@ -45,8 +53,10 @@ class RequestMetrics:
         self._decode = self._histogram("vllm:request_decode_time_seconds", "First token until last token", REQUEST_S)
         self._prompts = self._histogram("vllm:request_prompt_tokens", "Prompt tokens of a request", TOKENS)
         self._answers = self._histogram("vllm:request_generation_tokens", "Tokens of an answer", TOKENS)
-        self._tokens = TokenMetrics()
+        self._tokens = TokenMetrics(models)
         registry.register(self._tokens)
+        for model in models:
+            self._begin(model)
 
     def notice(self, event: LifeEvent) -> None:
         if isinstance(event, Generated):
@@ -57,6 +67,23 @@ class RequestMetrics:
             self._ended(event)
         elif isinstance(event, Refused):
             self._problem(event.model, event.problem)
+
+    def _begin(self, model: str) -> None:
+        """Every figure of this model at 0, but disagg_routes_total, whose labels are pairs of hosts."""
+        of_model = (self._cancelled, self._prompt, self._queried, self._held, self._resumed, self._bytes)
+        times = (self._ttft, self._tpot, self._e2e, self._queue, self._prefill, self._decode)
+        for figure in (*of_model, *times, self._prompts, self._answers):
+            figure.labels(model)
+        for counter, labels in (
+            (self._requests, get_args(Method)),
+            (self._fallbacks, FALLBACKS),
+            (self._errors, FAILURES),
+            (self._success, get_args(FinishReason)),
+            (self._transfer, ("hidden", "exposed")),
+            (self._parts, tuple(part.name for part in fields(TTFTParts))),
+        ):
+            for label in labels:
+                counter.labels(model, label)
 
     def _answer(self, event: Completed) -> None:
         model, metrics = event.request.model, event.completion.metrics

@@ -5,7 +5,7 @@ need."""
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 
@@ -27,10 +27,13 @@ class _OfModel:
 
 
 class TokenMetrics:
-    """A collector for prometheus_client. Counts on the event loop; is read there, too, by GET /metrics."""
+    """A collector for prometheus_client. Counts on the event loop; is read there, too, by GET /metrics.
 
-    def __init__(self) -> None:
-        self._models: dict[str, _OfModel] = {}
+    models: that are counted from 0 on.
+    """
+
+    def __init__(self, models: Sequence[str]) -> None:
+        self._models = {model: _OfModel() for model in models}
         self._arrived: dict[tuple[int, int], float] = {}  # by request and answer: when its last tokens arrived
 
     def arrived(self, event: Generated) -> None:

@@ -5,16 +5,19 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from disagg.errors import ServerUnavailable
+from disagg.errors import DeadlineExceeded, DisaggError, Overloaded, ServerUnavailable
 from disagg.gateway.clients.keys import KeyFile
 from disagg.gateway.dialects.base import Head
+from disagg.gateway.dialects.problems import problem_of
 from disagg.gateway.dialects.request import GatewayRequest
-from disagg.gateway.metrics.requests import RequestMetrics
+from disagg.gateway.metrics.requests import FAILURES, FALLBACKS, KV_LOST, RequestMetrics
 from disagg.gateway.observe.observers import Observers
+from disagg.inference.attempts.retry import Reason
 from disagg.inference.types import Stage
 from tests.gateway import fake_client
 from tests.gateway.fake_client import FakeClient, completion
@@ -59,7 +62,27 @@ async def test_errors_are_counted_by_code_and_cancelled_requests_apart() -> None
         found = samples((await http.get("/metrics")).text)
     assert found["disagg_request_errors_total{code=no_host_available}"] == 1
     assert found["disagg_request_errors_total{code=model_not_found}"] == 1
-    assert "vllm:request_success_total{finished_reason=stop}" not in found
+    assert found["vllm:request_success_total{finished_reason=stop}"] == 0
+
+
+async def test_every_figure_of_a_model_is_0_before_its_first_request_so_that_a_rate_sees_that_one() -> None:
+    async with fake_client.http(fake_client.app(FakeClient("one ", "two"))) as http:
+        before = samples((await http.get("/metrics")).text)
+        await http.post("/v1/chat/completions", json=CHAT)
+        after = samples((await http.get("/metrics")).text)
+    new = {name.split("{")[0].rpartition("_")[0] for name in after.keys() - before.keys()}
+    assert new == {"disagg_routes"}
+    counted = [name for name in before if "_created" not in name and not name.startswith(("disagg_host", "python_"))]
+    assert [name for name in counted if before[name]] == []
+
+
+def test_fallbacks_are_counted_from_0_on_for_every_reason_that_an_attempt_can_have() -> None:
+    assert set(FALLBACKS) == {KV_LOST, *get_args(Reason)} - {"first choice"}
+
+
+def test_failures_are_counted_from_0_on_by_the_codes_that_their_errors_have() -> None:
+    errors = (ServerUnavailable("x"), DeadlineExceeded("x"), DisaggError("x"), Overloaded("x"))
+    assert tuple(problem_of(error).code for error in errors) == FAILURES
 
 
 async def test_a_running_request_is_seen_while_it_runs() -> None:
@@ -82,7 +105,7 @@ async def test_the_figures_need_a_key_once_there_is_one(tmp_path: Path) -> None:
 
 def test_a_whole_request_host_adds_nothing_to_the_times_that_it_does_not_state() -> None:
     registry = CollectorRegistry()
-    observers = Observers([RequestMetrics(registry)])
+    observers = Observers([RequestMetrics(registry, [])])
     request = GatewayRequest(model="m", prompts=({"prompt": "x"},), n=2)
     life = observers.accept(Head(request, "r", 0.0), "openai-chat", "m", None)
     life.completed(0, completion("one"))
@@ -97,7 +120,7 @@ def test_a_whole_request_host_adds_nothing_to_the_times_that_it_does_not_state()
 def test_an_answer_of_a_prefill_host_for_want_of_a_decode_host_counts_as_a_fallback() -> None:
     registry = CollectorRegistry()
     request = GatewayRequest(model="m", prompts=({"prompt": "x"},))
-    life = Observers([RequestMetrics(registry)]).accept(Head(request, "r", 0.0), "openai-chat", "m", None)
+    life = Observers([RequestMetrics(registry, [])]).accept(Head(request, "r", 0.0), "openai-chat", "m", None)
     life.moved(0, Stage("decode", "prefill-alone", "p", None, reason="no decode host is left"))
     whole = completion("one")
     life.completed(0, replace(whole, metrics=replace(whole.metrics, method="prefill-alone")))
@@ -106,7 +129,7 @@ def test_an_answer_of_a_prefill_host_for_want_of_a_decode_host_counts_as_a_fallb
 
 def test_a_cancelled_request_with_one_complete_answer_counts_both() -> None:
     registry = CollectorRegistry()
-    observers = Observers([RequestMetrics(registry)])
+    observers = Observers([RequestMetrics(registry, [])])
     request = GatewayRequest(model="m", prompts=({"prompt": "x"},), n=2)
     life = observers.accept(Head(request, "r", 0.0), "openai-chat", "m", None)
     life.completed(0, completion("one", held_tokens=4))
