@@ -5,6 +5,7 @@ One module, and few servers at a time: four of them share this machine's cores. 
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
@@ -13,18 +14,34 @@ import socket
 import subprocess
 import threading
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import psutil
 import pytest
 
+from disagg.api.events import ShippedEvent
+from disagg.api.requests import KVAddress, PrefillBody
+from disagg.config import load
+from disagg.errors import DisaggError
+from disagg.inference.http import calls
+from disagg.inference.http.connections import Connections
+from disagg.kv.wire.preamble import PREAMBLE
+from disagg.tls.transport import HANDSHAKE
+from disagg.token import Tokens
 from tests.deadlines import ends_by_itself
 from tests.fleets import wait_until
 from tests.integration.deployed import Operator, edited, operator
 from tests.testbed.bed import Bed
+from tests.testbed.capture import Capture, capturing
+from tests.testbed.false_server import HTTP_ANSWER, KV_ANSWER, false_server
 from tests.values import present
 
 PREFILL, OTHER_PREFILL, DECODE, OTHER_DECODE = "dgx-spark-1", "dgx-spark-2", "mac-studio-2", "mac-studio-1"
 PATIENCE_S = 240.0
+PROMPT = "def fibonacci(n):"
+MAX_HELLO = 4096
+"""Bytes, of the first message of a TLS handshake."""
 
 pytestmark = [pytest.mark.timeout(900)]
 
@@ -66,15 +83,43 @@ def _command(process: psutil.Process) -> list[str]:
         return []
 
 
-def test_four_bare_hosts_answer_two_models_at_once(fleet: Operator) -> None:
-    statuses = fleet.status()
+class FirstAnswers(NamedTuple):
+    """`disagg status` by host, the results of `disagg generate` with two models, and all packets of both."""
+
+    statuses: dict[str, dict[str, Any]]
+    results: list[dict[str, Any]]
+    capture: Capture
+
+
+@pytest.fixture(scope="module")
+def first(fleet: Operator) -> FirstAnswers:
+    prompt = ("generate", "-m", "qwen", "-m", "gpt-oss", "--max-tokens", "16", "--json", PROMPT)
+    with capturing(fleet.bed) as capture:
+        return FirstAnswers(fleet.status(), json.loads(fleet.run(*prompt).stdout)["results"], capture)
+
+
+def token_file(fleet: Operator) -> Path:
+    return next((fleet.folder / "state/disagg").glob("*/token"))
+
+
+def test_four_bare_hosts_answer_two_models_at_once(first: FirstAnswers) -> None:
+    statuses, results, _ = first
     assert {one["state"] for one in statuses.values()} == {"healthy"} and len(statuses) == 4
     assert {one["why"] for one in statuses.values()} == {""}, "code and hosts.toml are those of this checkout"
-    prompt = ("generate", "-m", "qwen", "-m", "gpt-oss", "--max-tokens", "16", "--json", "def fibonacci(n):")
-    results = json.loads(fleet.run(*prompt).stdout)["results"]
     assert [one["metrics"]["method"] for one in results] == ["disaggregated", "disaggregated"]
     assert {one["metrics"]["prefill_server"] for one in results} == {PREFILL, OTHER_PREFILL}
     assert all(one["metrics"]["decode_computed_tokens"] == 1 and one["text"] for one in results)
+
+
+def test_the_packets_of_status_and_two_hand_offs_have_kv_but_neither_token_nor_prompt(
+    fleet: Operator, first: FirstAnswers
+) -> None:
+    hosts = load(fleet.config).hosts
+    for one in first.results:
+        decode, kv_bytes = hosts[one["metrics"]["decode_server"]], one["metrics"]["kv_bytes"]
+        (kv,) = first.capture.sent_to(decode.address, present(decode.kv_port))
+        assert kv.startswith(b"DISAGG") and len(kv) > kv_bytes > 10_000, "KV is not encrypted: the capture is whole"
+    assert not first.capture.has(token_file(fleet).read_bytes().strip()) and not first.capture.has(PROMPT.encode())
 
 
 def test_the_screen_fits_80_columns_and_tells_what_a_plain_process_does_not_do(fleet: Operator) -> None:
@@ -202,6 +247,29 @@ def test_a_service_that_crashes_at_start_is_reported_with_its_log_and_not_left_c
         model.write_text(content)
 
 
+def test_who_has_the_ports_of_a_stopped_server_is_sent_neither_token_nor_prompt_nor_kv(fleet: Operator) -> None:
+    host = load(fleet.config).hosts[DECODE]  # it has crashed in the test before this one
+    ports = {host.port: HTTP_ANSWER, present(host.kv_port): KV_ANSWER}
+    with capturing(fleet.bed) as capture, false_server(fleet.bed.hosts[DECODE], ports):
+        status = fleet.status(3, "--host", DECODE)[DECODE]
+        fleet.run("generate", "-m", "qwen", "--max-tokens", "2", PROMPT)
+        with pytest.raises(DisaggError):
+            asyncio.run(hand_off(fleet, KVAddress(host.address, present(host.kv_port))))
+    assert status["state"] == "foreign"
+    hellos, kv = (capture.sent_to(host.address, port) for port in ports)
+    assert hellos and all(hello[0] == HANDSHAKE and len(hello) < MAX_HELLO for hello in hellos)
+    assert kv and all(len(sent) == PREAMBLE.size for sent in kv), "a ticket's digest and a nonce"
+    assert not capture.has(token_file(fleet).read_bytes().strip()) and not capture.has(PROMPT.encode())
+
+
+async def hand_off(fleet: Operator, to: KVAddress) -> ShippedEvent:
+    """Have a prefill host deliver a prompt's KV, as if its decode host had ended after it had issued the ticket."""
+    host = load(fleet.config).hosts[PREFILL]
+    body = PrefillBody(model=host.model, prompt=PROMPT, deliver=to, ticket="x" * 43)
+    async with Connections(Tokens(token_file(fleet).read_text().strip())) as http:
+        return await calls.closing_event(http, calls.EventCall(host, "/prefill", body, "false"), ShippedEvent)
+
+
 def printed_by(done: subprocess.CompletedProcess[str]) -> str:
     """The table on stdout, then the errors on stderr."""
     return done.stdout + done.stderr
@@ -252,7 +320,7 @@ def test_a_server_that_never_becomes_healthy_is_slow_and_left_running(fleet: Ope
 
 
 def test_another_token_is_found_out(fleet: Operator) -> None:
-    token = next((fleet.folder / "state/disagg").glob("*/token"))
+    token = token_file(fleet)
     content = token.read_text()
     token.write_text("another-token-for-this-test\n")
     try:
