@@ -57,6 +57,7 @@ class EngineOptions:
     kv_cache_memory_bytes: int = 8 << 30  # vllm: its paged KV cache, taken when it starts; finished prompts stay in it
     enforce_eager: bool = False  # vllm: no CUDA graphs, no compilation
     tensor_parallel: int = 1  # vllm: ranks that share the heads, on as many GPUs
+    pipeline_parallel: int = 1  # vllm: stages that share the layers, each with as many ranks
     nnodes: int = 1  # vllm: machines that share the ranks, each a host of its own
     node_rank: int = 0  # vllm: of this host; 0 is the head, which is asked for all of them
     head_address: str | None = None  # vllm: address:port of the head, at which the ranks find each other
@@ -68,19 +69,20 @@ class EngineOptions:
     key_variable: str | None = None  # openai, vllm-server: of the environment; one of the two, or none
 
     @property
+    def ranks(self) -> int:
+        """Ranks of all stages, on all machines."""
+        return self.tensor_parallel * self.pipeline_parallel
+
+    @property
     def ranks_here(self) -> int:
         """Ranks on this machine."""
-        return self.tensor_parallel // self.nnodes
+        return self.ranks // self.nnodes
 
     @property
     def prompts_kv_bytes(self) -> int:
         """KV of the prompts that a prefill host computes or sends at a time. With vLLM as much as its paged caches hold
         on all ranks, for it would preempt prompts beyond."""
-        return (
-            self.kv_cache_memory_bytes * self.tensor_parallel
-            if self.name in ("vllm", "vllm-server")
-            else self.max_kv_bytes
-        )
+        return self.kv_cache_memory_bytes * self.ranks if self.name in ("vllm", "vllm-server") else self.max_kv_bytes
 
 
 @dataclass(frozen=True, slots=True)

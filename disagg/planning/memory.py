@@ -44,7 +44,8 @@ class Checkpoint:
 class Serving:
     """How a host serves a model. engine: as in hosts.toml. device: "cuda", "mps", "gpu" or "cpu". kv_bytes: the KV that
     hosts.toml allows it. context: tokens of the longest request. tensor_parallel: devices with memory of their own
-    that share weights and KV heads; kv_bytes and all results are of one of them. to_send_bytes: see Need."""
+    that share weights and KV heads. stages: of as many devices each, that share the layers. kv_bytes and all results
+    are of one device. to_send_bytes: see Need."""
 
     engine: str
     device: str
@@ -56,6 +57,7 @@ class Serving:
     attention: str | None = None
     tensor_parallel: int = 1
     to_send_bytes: int = 0
+    stages: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,9 +102,10 @@ def need(stored: Checkpoint, serving: Serving) -> Need:
     one_request = stored.shape.kv.nbytes(serving.context, serving.dtype)
     scale = stored.nbytes / stored.shape.weight_bytes if stored.nbytes else 1.0
     ranks = serving.tensor_parallel
-    one_request //= min(ranks, stored.shape.kv.kv_heads)  # with more ranks than heads, each has a whole head
+    sharing = min(ranks, stored.shape.kv.kv_heads)  # with more ranks than heads, each has a whole head
+    one_request //= sharing * serving.stages
     return Need(
-        int(shape.weight_bytes * scale / ranks),
+        int(shape.weight_bytes * scale / (ranks * serving.stages)),
         max(one_request, serving.kv_bytes),
         workspace(stored, serving),
         one_request,

@@ -103,10 +103,13 @@ def test_requests_use_the_head_of_several_nodes_and_the_others_are_hosts_like_an
     assert [fleet.hosts[name].engine.ranks_here for name in ("spark", "second")] == [1, 1]
 
 
+RANKS = "tensor_parallel * pipeline_parallel = 3, or a multiple of it"
+
+
 @pytest.mark.parametrize(
     ("options", "message", "hint"),
     [
-        ("nnodes = «3»", "the ranks do not divide among so many nodes", "tensor_parallel = 3, or a multiple of it"),
+        ("nnodes = «3»", "the ranks do not divide among so many nodes", RANKS),
         ("nnodes = 2\nnode_rank = «2»", "there is no such node", "from 0 to 1"),
     ],
 )
@@ -145,6 +148,20 @@ def test_nodes_of_one_head_that_differ_are_pointed_at(
         fault,
         hint,
     )
+
+
+def test_the_stages_of_a_pipeline_have_ranks_of_their_own_on_the_nodes(tmp_path: Path) -> None:
+    text = FLEET.replace(SOURCES, WITH_SOURCE[SOURCES]).replace(SPARK_ENGINE, f"{NODES}\npipeline_parallel = 3")
+    (tmp_path / "hosts.toml").write_text(text)
+    engine = load(tmp_path / "hosts.toml").hosts["spark"].engine
+    assert (engine.ranks, engine.ranks_here) == (6, 3)
+    assert engine.prompts_kv_bytes == 6 * engine.kv_cache_memory_bytes
+
+
+def test_more_ranks_than_a_transfer_has_parts_are_pointed_at(expect_fault: ExpectFault) -> None:
+    options = f"{VLLM}\ntensor_parallel = 32\npipeline_parallel = «4»"
+    hint = "tensor_parallel * pipeline_parallel is at most 64"
+    expect_fault({**WITH_SOURCE, SPARK_ENGINE: options}, "these are 128 ranks", hint)
 
 
 def test_a_head_address_without_nodes_is_pointed_at(expect_fault: ExpectFault) -> None:

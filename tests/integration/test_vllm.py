@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ import pytest
 from disagg.inference.client import AsyncClient
 from disagg.inference.types import Completion
 from tests import tiny_models
+from tests.engines.architectures import configs
 from tests.fleets import HAS_VLLM, TOKEN, RunningFleet, running, write_hosts
 
 pytestmark = [
@@ -29,8 +31,10 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "qwen3_moe": {},
     "gemma3_text": {},
     "gpt_oss_yarn": {"rms_norm_eps": 1e-5},
+    "deepseek_v3": {"kv_lora_rank": 512, "qk_rope_head_dim": 64},
 }
-"""And what their config.json has else: vLLM's CPU attention needs heads of 32; its gpt-oss YaRN and 1e-5."""
+"""And what their config.json has else: vLLM's attention on CPUs needs heads of 32, and these widths if it is latent;
+its gpt-oss YaRN and 1e-5."""
 LENGTHS = (2, tiny_models.WINDOW - 1, tiny_models.WINDOW + 1, 129, 300)
 SAMPLING: dict[str, Any] = {"max_tokens": 64, "ignore_eos": True}
 ANSWER: dict[str, Any] = {**SAMPLING, "local_prefill": False}
@@ -40,9 +44,16 @@ PREFILL = {"chunk_tokens": 96, "kv_cache_memory_bytes": 64 << 20, "enforce_eager
 @pytest.fixture(scope="module", params=ARCHITECTURES)
 def fleet(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningFleet]:
     folder = tmp_path_factory.mktemp(request.param)
-    model = tiny_models.make(request.param, folder / "model", **ARCHITECTURES[request.param])
+    model = made(request.param, folder)
     with running(write_hosts(folder, {"m": model}, prefill_engine="vllm", prefill=PREFILL)) as fleet:
         yield fleet
+
+
+def made(name: str, folder: Path) -> Path:
+    """A tiny checkpoint of this architecture."""
+    if name in tiny_models.ARCHITECTURES:
+        return tiny_models.make(name, folder / "model", **ARCHITECTURES[name])
+    return tiny_models.make_from({**configs.config(name), **ARCHITECTURES[name]}, folder / "model")
 
 
 def prompt(length: int, seed: int = 3) -> list[int]:

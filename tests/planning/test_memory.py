@@ -66,6 +66,12 @@ def test_ranks_with_memory_of_their_own_share_weights_and_kv_heads() -> None:
     assert shared.workspace == alone.workspace
 
 
+def test_the_stages_of_a_pipeline_share_the_layers() -> None:
+    one = replace(CUDA, engine="vllm", context=32768, tensor_parallel=8)
+    alone, shared = (need(checkpoint(QWEN_FP8, "m"), replace(one, stages=n)) for n in (1, 2))
+    assert (shared.weights, shared.one_request) == (alone.weights // 2, alone.one_request // 2)
+
+
 def test_with_more_ranks_than_kv_heads_each_rank_has_a_whole_head() -> None:
     one = replace(CUDA, engine="vllm", context=32768)
     four, eight = (need(checkpoint(QWEN_FP8, "m"), replace(one, tensor_parallel=n)) for n in (4, 8))

@@ -27,6 +27,9 @@ DEVICES: Final[Mapping[EngineName, tuple[str, ...]]] = {
     "mlx": ("auto", "gpu", "cpu"),
 }
 
+MAX_RANKS: Final = 64
+"""As many connections a transfer has at most."""
+
 
 def read_engine(table: Table, roles: tuple[Role, ...]) -> EngineOptions:
     """How a host with these roles runs its model."""
@@ -51,10 +54,13 @@ def read_engine(table: Table, roles: tuple[Role, ...]) -> EngineOptions:
 
 def _nodes_fit(table: Table, options: EngineOptions) -> None:
     """Ranks that are spread over machines find each other, and each machine has as many."""
+    if options.ranks > MAX_RANKS:
+        hint = f"tensor_parallel * pipeline_parallel is at most {MAX_RANKS}"
+        raise table.fault_at_value("pipeline_parallel", f"these are {options.ranks} ranks", hint)
     if options.nnodes > 1:
         table.require("head_address", 'add head_address = "192.168.100.1:29500", an address of the host of node_rank 0')
-        if options.tensor_parallel % options.nnodes:
-            hint = f"tensor_parallel = {options.nnodes}, or a multiple of it"
+        if options.ranks % options.nnodes:
+            hint = f"tensor_parallel * pipeline_parallel = {options.nnodes}, or a multiple of it"
             raise table.fault_at_value("nnodes", "the ranks do not divide among so many nodes", hint)
     elif options.head_address is not None:
         hint = "add nnodes = 2, or remove this line"
@@ -123,6 +129,7 @@ _ENGINE_OPTIONS: Final[Mapping[EngineName, Mapping[str, Reader]]] = {
         "kv_cache_memory_bytes": within(1 << 20, 1 << 50),
         "enforce_eager": lambda table, key: table.boolean(key),
         "tensor_parallel": within(1, 64),
+        "pipeline_parallel": within(1, 64),
         "nnodes": within(1, 64),
         "node_rank": within(0, 63),
         "head_address": _head_address,

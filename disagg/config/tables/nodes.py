@@ -8,7 +8,7 @@ from typing import Final
 from disagg.config.schema import Host
 from disagg.config.toml.table import Table
 
-_ALIKE: Final = ("nnodes", "tensor_parallel", "dtype")
+_ALIKE: Final = ("nnodes", "tensor_parallel", "pipeline_parallel", "dtype")
 
 
 def require_nodes_agree(tables: Table, hosts: Mapping[str, Host]) -> None:

@@ -83,8 +83,8 @@ class DisaggConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         answer = self.scheduler.answer(request)
         return False, None if answer is None else {ORDER_FIELD: answer.to_json()}
 
-    def set_xfer_handshake_metadata(self, metadata: dict[int, Any]) -> None:
-        """What the ranks are, from `get_handshake_metadata` of each."""
+    def set_xfer_handshake_metadata_pp_aware(self, metadata: dict[tuple[int, int], Any]) -> None:
+        """What the ranks are, from `get_handshake_metadata` of each. The key: its stage, and its rank there."""
         self.scheduler.info = self._describe([one.info for _, one in sorted(metadata.items())])
 
     def request_finished_all_groups(
@@ -114,7 +114,7 @@ class DisaggConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         """Nothing is received here."""
 
     def save_kv_layer(self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: Any, **kwargs: Any) -> None:
-        self._worker.save(layer_name, kv_layer)
+        self._worker.save(layer_name)
 
     def wait_for_save(self) -> None:
         self._worker.end()

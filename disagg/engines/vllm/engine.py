@@ -1,7 +1,7 @@
 """A SendingEngine on vLLM: its scheduler runs in this process and computes several prompts in one step.
 
 In this process, because its steps are then seen: who was computed, for how long, and when one of them hangs. With
-tensor parallelism vLLM runs one worker process per rank; the KV leaves from there.
+several ranks vLLM runs one worker process for each; the KV leaves from there.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from disagg.engines.vllm.reports import Reports
 from disagg.engines.vllm.rows import Sharding
 from disagg.engines.vllm.runs import AnswerRun, LogitsRun, PromptRun, Run, SentByItself
 from disagg.engines.vllm.sampling import parameters
+from disagg.engines.vllm.scheduler import StepTimes
 from disagg.errors import DisaggError, ModelError
 from disagg.kv.wire.frames import Header
 
@@ -46,13 +47,14 @@ class VLLMEngine(SendingEngine):
         self.tokenizer = HFTokenizer.load(path)
         reference = checkpoint.reference_profile(path, context, self.tokenizer)
         layout = checkpoint.layout(reference, options.dtype)
-        Sharding.of(layout, options.tensor_parallel)  # refuse before minutes of loading
+        Sharding.of(layout, options.tensor_parallel, options.pipeline_parallel)  # refuse before minutes of loading
         version = load.require_version()
         self._vllm = load.make(path, context, options)
         self._running: dict[str, Run] = {}  # by the id that vLLM was given; it makes another one of it, `run.id`
         self._reports = Reports(head(options).address) if options.nnodes > 1 else Reports()
+        self._times = StepTimes()
         self._failure: ModelError | None = None
-        if options.tensor_parallel == 1:  # the only worker is in this process
+        if options.ranks == 1:  # the only worker is in this process
             load.worker_connector().worker.on_layer = self._beat
         # A step may wait minutes for a worker that has ended.
         self._vllm.engine_core.engine_core.model_executor.register_failure_callback(self._worker_ended)
@@ -172,10 +174,7 @@ class VLLMEngine(SendingEngine):
             self._failure = self._failure or failure
             raise
         ended = time.monotonic()
-        shares = self._shares()
-        for run in self._running.values():
-            if (share := shares.get(run.id)) is not None:
-                run.note(began, ended, share)
+        self._note_steps(began, ended)
         for output in outputs:
             if output.request_id in self._running:
                 self._running[output.request_id].take(output, began, ended)
@@ -209,6 +208,14 @@ class VLLMEngine(SendingEngine):
         run.id = self._vllm.add_request(run.name, prompt, params)
         self._running[run.name] = run
 
-    def _shares(self) -> dict[str, Any]:
-        shares: dict[str, Any] = self._vllm.engine_core.engine_core.scheduler.connector.scheduler.shares
-        return shares
+    def _note_steps(self, began: float, ended: float) -> None:
+        """Tell each run which share it had of the steps that ended in a call of vLLM. In a pipeline it plans one step,
+        and ends none or an earlier one."""
+        core = self._vllm.engine_core.engine_core
+        planned = core.scheduler.connector.scheduler.planned
+        while planned:
+            self._times.plan(began, planned.popleft())
+        for step in self._times.end(ended, len(core.batch_queue or ())):
+            for run in self._running.values():
+                if (share := step.shares.get(run.id)) is not None:
+                    run.note(step.began, step.ended, share)

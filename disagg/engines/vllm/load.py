@@ -81,6 +81,7 @@ def arguments(path: Path, context: int, options: EngineOptions) -> dict[str, Any
         "kv_cache_memory_bytes": options.kv_cache_memory_bytes,
         "enforce_eager": options.enforce_eager,
         "tensor_parallel_size": options.tensor_parallel,
+        "pipeline_parallel_size": options.pipeline_parallel,
         "enable_prefix_caching": True,
         "enable_chunked_prefill": True,
         "async_scheduling": False,
@@ -95,20 +96,35 @@ def arguments(path: Path, context: int, options: EngineOptions) -> dict[str, Any
 
 def make(path: Path, context: int, options: EngineOptions) -> Any:
     """vLLM's LLMEngine with the connector. ModelError if vLLM cannot make it."""
+    from vllm.platforms import current_platform
     from vllm.v1.engine.llm_engine import LLMEngine
 
     with _failures_of(path):
-        return LLMEngine.from_engine_args(_engine_args(path, context, options))
+        config = _engine_args(path, context, options).create_engine_config()
+        adapt_to_latent_attention(config, current_platform.device_type)
+        return LLMEngine.from_vllm_config(config, disable_log_stats=True)
 
 
 def make_workers(path: Path, context: int, options: EngineOptions) -> tuple[Any, Any]:
     """The executor of a node that is not the head, whose workers the head's engine uses; and its VllmConfig. ModelError
     as of `make`."""
+    from vllm.platforms import current_platform
     from vllm.v1.executor.multiproc_executor import MultiprocExecutor
 
     with _failures_of(path):
         config = _engine_args(path, context, options).create_engine_config(headless=True)
+        adapt_to_latent_attention(config, current_platform.device_type)
         return MultiprocExecutor(config), config
+
+
+def adapt_to_latent_attention(config: Any, device: str) -> None:
+    """What vLLM's CPU build (0.32) needs for it: its own rotary operation turns the second head of a query as the first
+    one of the next token, and it computes no prompt in pieces, but would cut a long one that is not alone all the same.
+    config: a VllmConfig."""
+    if device == "cpu" and config.model_config.use_mla:
+        config.compilation_config.custom_ops.append("-rotary_embedding")
+        if not config.scheduler_config.enable_chunked_prefill:
+            config.scheduler_config.long_prefill_token_threshold = 0
 
 
 def _engine_args(path: Path, context: int, options: EngineOptions) -> Any:

@@ -1,9 +1,9 @@
 """Rows of keys and values in vLLM's page tensors.
 
-vLLM shows every layer's pages as [blocks, heads, rows of a block, key_dim + value_dim]. The attention backends of GPUs
-have in each row its key, then its value. That of CPUs has, per block and head, all keys as [key_dim, rows], then all
-values as [rows, value_dim]. Which of the two a tensor has is not guessed: `detect` writes rows with vLLM's own
-operation and takes the form that reads them back.
+vLLM shows every layer's pages as [blocks, heads, rows of a block, key_dim + value_dim]. The attention backends of GPUs,
+and those of latent attention, have in each row its key, then its value. That of CPUs has, per block and head, all keys
+as [key_dim, rows], then all values as [rows, value_dim]. Which of the two a tensor has is not guessed: `detect` writes
+rows with vLLM's own operation and takes the form that reads them back.
 
 Whole blocks are copied in the order of the computation, before a later step can reuse one, and put in the order of the
 wire afterwards, which on a CPU is the sender's work.
@@ -11,6 +11,7 @@ wire afterwards, which on a CPU is the sender's work.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -20,24 +21,24 @@ from disagg.engines.vllm.rows import blocks_of
 from disagg.errors import ModelError
 from disagg.kv.layout import LayerLayout
 
-# Pages [blocks, heads, rows, key_dim + value_dim], contiguous -> views of keys and values, [blocks, heads, rows, dim].
-Form = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+# Pages [blocks, heads, rows, key_dim + value_dim], contiguous, and key_dim -> views of keys and values, [blocks, heads,
+# rows, dim].
+Form = Callable[[torch.Tensor, int], tuple[torch.Tensor, torch.Tensor]]
 # Write keys and values [T, heads, dim] at these slots (block * block size + offset), with vLLM's own operation.
 Write = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None]
 
 
-def in_rows(pages: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """A row holds its key, then its value, of the same width."""
-    keys, values = pages.chunk(2, dim=3)
-    return keys, values
+def in_rows(pages: torch.Tensor, key_dim: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """A row holds its key, then its value."""
+    return pages[..., :key_dim], pages[..., key_dim:]
 
 
-def in_columns(pages: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def in_columns(pages: torch.Tensor, key_dim: int) -> tuple[torch.Tensor, torch.Tensor]:
     """All keys of a block come first, transposed; then all values."""
     count, heads, size, width = pages.shape
-    halves = pages.view(count, heads, 2 * size, width // 2)
-    keys = halves[:, :, :size].view(count, heads, width // 2, size).transpose(2, 3)
-    return keys, halves[:, :, size:]
+    flat = pages.view(count, heads, size * width)
+    keys = flat[..., : size * key_dim].view(count, heads, key_dim, size).transpose(2, 3)
+    return keys, flat[..., size * key_dim :].view(count, heads, size, width - key_dim)
 
 
 FORMS: Sequence[Form] = (in_rows, in_columns)
@@ -59,10 +60,10 @@ class CopiedRows(NamedTuple):
     fill: Callable[[], None]
 
 
-def read(pages: torch.Tensor, place: Place, form: Form) -> CopiedRows:
+def read(pages: torch.Tensor, place: Place, form: Form, key_dim: int) -> CopiedRows:
     """Copy the blocks of these rows. What is left to do, `fill` does."""
     held = pages.index_select(0, place.blocks)
-    sources = [source.transpose(0, 1) for source in form(held)]
+    sources = [source.transpose(0, 1) for source in form(held, key_dim)]
     targets = [source.new_empty(source.shape) for source in sources]
 
     def fill() -> None:
@@ -103,10 +104,10 @@ def require_shape(
 ) -> None:
     """Raise ModelError unless the tensor is pages of `heads` KV heads of this layer, in `dtype`."""
     want = (heads, block_size, layer.key_dim + layer.value_dim)
-    if pages.ndim != 4 or pages.shape[1:] != want or layer.key_dim != layer.value_dim:
+    if pages.ndim != 4 or pages.shape[1:] != want:
         raise ModelError(
             f"vLLM's KV cache of {name} has shape {tuple(pages.shape)}, not [blocks, {', '.join(map(str, want))}]",
-            "use a version of vLLM that is in the stated range, and a model with plain attention",
+            "use a version of vLLM that is in the stated range, and a model with plain or latent attention",
         )
     if str(pages.dtype).removeprefix("torch.") != dtype:
         raise ModelError(
@@ -121,15 +122,16 @@ def detect(pages: torch.Tensor, write: Write, layer: LayerLayout) -> Form:
     """
     count, heads, size, _ = pages.shape
     rows = torch.arange((count - 2) * size + size - 3, (count - 2) * size + size + 3, device=pages.device)
-    shape = (len(rows), heads, layer.key_dim)
+    shapes = [(len(rows), heads, dim) for dim in (layer.key_dim, layer.value_dim)]
     # Whole numbers below 251, exact in every type. 251 is a prime: rows, heads and places a power of two apart differ.
-    known = torch.arange(2 * rows[:1].numel() * shape[0] * heads * layer.key_dim, device=pages.device) % 251
-    keys, values = (part.reshape(shape).to(pages.dtype) for part in known.chunk(2))
+    counts = [math.prod(shape) for shape in shapes]
+    known = (torch.arange(sum(counts), device=pages.device) % 251).split(counts)
+    keys, values = (part.reshape(shape).to(pages.dtype) for part, shape in zip(known, shapes, strict=True))
     write(keys, values, rows)
     try:
         place = Place(torch.tensor([count - 2, count - 1], device=pages.device), size - 3, len(rows))
         for form in FORMS:
-            got = read(pages, place, form)
+            got = read(pages, place, form, layer.key_dim)
             got.fill()
             if all(torch.equal(a[0].transpose(0, 1), b) for a, b in zip(got[:2], (keys, values), strict=True)):
                 return form

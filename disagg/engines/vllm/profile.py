@@ -13,14 +13,17 @@ from disagg.kv.layout import LayerLayout
 
 def measure(engine: Any, reference: ModelProfile) -> ModelProfile:
     """The profile of the model in vLLM's LLMEngine. Tokenizer and context, which vLLM does not change, are
-    `reference`'s. Of several ranks each has the same modules; the first one is asked, for its share of the heads."""
-    found: list[LayerProfile] = engine.collective_rpc(layer_profiles)[0]
-    require_norms(engine.collective_rpc(norm_epsilons)[0], stated_epsilon(engine.model_config))
-    return of_rank(found, engine.vllm_config, reference)
+    `reference`'s. The ranks of a stage have the same modules; the first one of each is asked, for its share of the
+    heads."""
+    stated, ranks = stated_epsilon(engine.model_config), engine.vllm_config.parallel_config.tensor_parallel_size
+    for found in engine.collective_rpc(norm_epsilons)[::ranks]:
+        require_norms(found, stated)
+    stages: list[list[LayerProfile]] = engine.collective_rpc(layer_profiles)[::ranks]
+    return of_ranks([layer for stage in stages for layer in stage], engine.vllm_config, reference)
 
 
-def of_rank(layers: Sequence[LayerProfile], config: Any, reference: ModelProfile) -> ModelProfile:
-    """The profile of a model of which one rank has these layers. config: a VllmConfig."""
+def of_ranks(layers: Sequence[LayerProfile], config: Any, reference: ModelProfile) -> ModelProfile:
+    """The profile of a model of which one rank, or one of each stage, has these layers. config: a VllmConfig."""
     model = config.model_config
     return replace(
         reference,
@@ -76,35 +79,76 @@ def rank_weight_bytes(worker: Any) -> int:
 
 def layer_profiles(worker: Any) -> list[LayerProfile]:
     """Every layer as this worker's modules compute it, with its own heads. Called in a worker."""
-    from vllm.model_executor.layers.attention import Attention
+    from vllm.model_executor.layers.attention import Attention, MLAAttention
 
-    model = worker.get_model()
-    modules = dict(model.named_modules())
+    modules = dict(worker.get_model().named_modules())
+    shared = [one for name, one in modules.items() if name.endswith("rotary_emb") and hasattr(one, "inv_freq")]
     found = []
     for name, module in modules.items():
-        if isinstance(module, Attention):
-            found.append(LayerProfile(_layout(module), _rope(modules.get(name.rpartition(".")[0]))))
+        if isinstance(module, Attention | MLAAttention):
+            around = modules.get(name.rpartition(".")[0])
+            if isinstance(module, MLAAttention):
+                require_alike_heads(around.rotary_emb, module.qk_rope_head_dim)
+            found.append(LayerProfile(_layout(module), rope_of(around, shared)))
     return found
 
 
 def _layout(module: Any) -> LayerLayout:
+    if hasattr(module, "kv_lora_rank"):
+        return LayerLayout("full", 1, int(module.kv_lora_rank), int(module.qk_rope_head_dim))
     window = getattr(module, "sliding_window", None)
     kind = "full" if window is None else "sliding"
     heads, dim = int(module.num_kv_heads), int(module.head_size)
     return LayerLayout(kind, heads, dim, int(getattr(module, "head_size_v", dim)), window=window)  # type: ignore[arg-type]
 
 
-def _rope(attention: Any) -> Rope | None:
-    """The frequencies and scale in the rotary module beside the attention. They are those of the angles that its first
-    position turns by."""
-    module = getattr(attention, "rotary_emb", None)
-    if module is None:
+def rope_of(attention: Any, shared: Sequence[Any]) -> Rope | None:
+    """The frequencies and scale in the rotary module beside the attention, or in the only one that all layers share, as
+    in transformers' own modules, which vLLM runs if it has none of its own. None if this layer does not rotate."""
+    if attention is None or not _rotates(attention):
+        return None
+    if not hasattr(attention, "rotary_emb"):
+        return _inverse_frequencies(shared[0]) if len(shared) == 1 else None
+    if (module := attention.rotary_emb) is None:
         return None
     if not hasattr(module, "_compute_cos_sin_cache"):
         raise ModelError(
             f"the rotary module {type(module).__name__} of vLLM cannot be measured",
             "this architecture cannot be handed over",
         )
+    # Those of the angles that its first position turns by.
     cos, sin = module._compute_cos_sin_cache()[1].double().chunk(2)
     angles, scale = sin.atan2(cos), cos.hypot(sin).mean()
     return Rope(tuple(float(angle) for angle in angles), float(scale))
+
+
+def require_alike_heads(rotary: Any, width: int) -> None:
+    """Raise ModelError if the rotary module of latent attention turns equal heads differently. The own operation of
+    vLLM's CPU build does (0.32), in which `load` turns it off; a `vllm serve` has it with --enforce-eager."""
+    import torch
+
+    if rotary is None:
+        return
+    table = rotary.cos_sin_cache
+    with torch.inference_mode():
+        positions = torch.arange(2, device=table.device)
+        heads = torch.ones(2, 2, width, device=table.device, dtype=table.dtype)
+        turned, _ = rotary(positions, heads, heads[:, :1].clone())
+    if not torch.equal(turned[:, 0], turned[:, 1]):
+        raise ModelError(
+            "vLLM's rotary operation is wrong for latent attention on this device",
+            'start it without --enforce-eager, or with --compilation-config \'{"custom_ops": ["-rotary_embedding"]}\'',
+        )
+
+
+def _rotates(attention: Any) -> bool:
+    """Whether this layer uses its rotary module. Some of vLLM's classes make one for each layer, and pass over those
+    without a window (exaone4) or without `use_rope` (exaone_moe, step3p5)."""
+    everywhere = getattr(attention, "apply_rope_all_layers", True) or getattr(attention, "sliding_window", None)
+    return bool(everywhere and getattr(attention, "use_rope", True))
+
+
+def _inverse_frequencies(module: Any) -> Rope:
+    """Of a rotary module of transformers."""
+    frequencies = module.inv_freq.double().cpu()
+    return Rope(tuple(float(one) for one in frequencies), float(getattr(module, "attention_scaling", 1.0)))

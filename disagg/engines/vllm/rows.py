@@ -7,7 +7,7 @@ p % block_size. Block 0 stands for a block that has been given up, as those behi
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from disagg.errors import ModelError
 from disagg.kv.layout import LayerLayout, Layout
@@ -58,17 +58,19 @@ def blocks_of(rows: range, table: Sequence[int], block_size: int) -> Sequence[in
 
 @dataclass(frozen=True, slots=True)
 class Sharding:
-    """How the KV of one model is spread over tensor-parallel ranks. heads: the most KV heads of a layer."""
+    """How the KV of one model is spread. ranks: tensor-parallel ones, which share the heads. heads: the most KV heads
+    of a layer. stages: of a pipeline, each with layers of its own and as many ranks."""
 
     ranks: int
     heads: int
+    stages: int = 1
 
     @staticmethod
-    def of(layout: Layout, ranks: int) -> Sharding:
+    def of(layout: Layout, ranks: int, stages: int = 1) -> Sharding:
         """ModelError if a layer's rows cannot be read from vLLM's pages, or the layers cannot be divided alike."""
-        if any(layer.states or layer.key_dim != layer.value_dim for layer in layout.layers):
+        if any(layer.states for layer in layout.layers):
             raise ModelError(
-                "vLLM's pages of latent attention and of layers with a state are not read",
+                "vLLM's pages of layers with a state are not read",
                 "use the engine transformers for this model",
             )
         counts = {layer.kv_heads for layer in layout.layers}
@@ -83,7 +85,12 @@ class Sharding:
                 f"tensor_parallel = {ranks} does not divide the model's {heads} KV heads",
                 f"use a divisor or a multiple of {heads}",
             )
-        return Sharding(ranks, heads)
+        if stages > len(layout.layers):
+            raise ModelError(
+                f"pipeline_parallel = {stages} is more than the model's {len(layout.layers)} layers",
+                f"set pipeline_parallel to {len(layout.layers)} or less",
+            )
+        return Sharding(ranks, heads, stages)
 
     def heads_of(self, layer: LayerLayout) -> int:
         """How many KV heads of a layer one rank has."""
@@ -91,12 +98,17 @@ class Sharding:
 
     @property
     def parts(self) -> int:
-        """How many ranks send: with more ranks than heads, the first one of those that have the same head."""
-        return min(self.ranks, self.heads)
+        """How many ranks send. Of each stage, with more ranks than heads, the first one of those that have the same
+        head; latent attention has one."""
+        return min(self.ranks, self.heads) * self.stages
 
-    def part(self, rank: int) -> Part | None:
-        """What one rank sends; None if it has only what another one sends."""
-        if self.parts == 1:
+    def part(self, rank: int, layers: Sequence[int]) -> Part | None:
+        """What one rank of a stage with these layers sends; None if it has only what another one sends."""
+        part = self._heads_part(rank)
+        return part if part is None or self.stages == 1 else replace(part, layers=tuple(sorted(layers)))
+
+    def _heads_part(self, rank: int) -> Part | None:
+        if min(self.ranks, self.heads) == 1:
             return Part() if rank == 0 else None
         if self.ranks > self.heads:
             copies = self.ranks // self.heads

@@ -4,14 +4,19 @@ framework, so that it is tested without one.
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final, NamedTuple
 
 from disagg.api.base import InvalidValue
 from disagg.api.delivery import DESCRIBE, ORDER_FIELD, ConnectorInfo, KVOrder, OrderAnswer
 from disagg.engines.vllm.rows import PromptRows, StepShare
 from disagg.errors import HandoffError
 from disagg.kv.fingerprint import token_hash
+
+Shares = Mapping[str, StepShare]
+MAX_PLANNED: Final = 256  # steps; a `vllm serve` takes none of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,14 +65,14 @@ class _Prompt:
 
 
 class SchedulerSide:
-    """Turns the scheduler's steps into pieces. `shares`: the newest step, by the id that vLLM gave the request.
-    info: what is answered to DESCRIBE."""
+    """Turns the scheduler's steps into pieces. planned: who has which share of each step that nobody has taken from
+    it yet, by the id that vLLM gave the request. info: what is answered to DESCRIBE."""
 
     def __init__(self) -> None:
         self.info: ConnectorInfo | None = None
         self._prompts: dict[str, _Prompt] = {}
         self._dropped: list[str] = []
-        self.shares: dict[str, StepShare] = {}
+        self.planned: deque[Shares] = deque(maxlen=MAX_PLANNED)
 
     @property
     def prompts(self) -> int:
@@ -94,21 +99,21 @@ class SchedulerSide:
         cached = output.scheduled_cached_reqs
         computed.update(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
         total = max(1, output.total_num_scheduled_tokens)
-        self.shares = {}
+        shares: dict[str, StepShare] = {}
+        self.planned.append(shares)
         orders = StepOrders(dropped=self._dropped)
         self._dropped = []
         for id, scheduled in output.num_scheduled_tokens.items():
-            self.shares[id] = StepShare(computed[id], computed[id] + scheduled, scheduled / total)
+            share = shares[id] = StepShare(computed[id], computed[id] + scheduled, scheduled / total)
             prompt = self._prompts.get(id)
             if prompt is not None and not prompt.rows.complete:
                 try:
-                    orders.pieces.append(self._piece(id, prompt, output))
+                    orders.pieces.append(self._piece(id, prompt, share, output))
                 except Exception as error:  # noqa: BLE001 - raised here, it would end vLLM for all its callers
                     orders.dropped += self._give_up(id, prompt, error)
         return orders
 
-    def _piece(self, id: str, prompt: _Prompt, output: Any) -> Piece:
-        share = self.shares[id]
+    def _piece(self, id: str, prompt: _Prompt, share: StepShare, output: Any) -> Piece:
         rows = prompt.rows.step(share.before, share.after - share.before)
         tables = output.kv_connector_block_state.get_block_ids(id)
         return Piece(id, rows, tables, prompt.rows.complete, share, prompt.begin())
@@ -125,6 +130,34 @@ class SchedulerSide:
         prompt = self._prompts.pop(id, None)
         if prompt is not None and prompt.begun and not prompt.rows.complete:
             self._dropped.append(id)
+
+
+class ComputedStep(NamedTuple):
+    """A step that has ended, by time.monotonic(), and who had which share of it."""
+
+    began: float
+    ended: float
+    shares: Shares
+
+
+class StepTimes:
+    """When steps were computed. In a pipeline several are under way: a step is planned by one call of the engine, and
+    ends in a later one. The time of a step begins when the one before it ended, if that was after its plan."""
+
+    def __init__(self) -> None:
+        self._under_way: deque[tuple[float, Shares]] = deque()
+        self._ended = 0.0
+
+    def plan(self, began: float, shares: Shares) -> None:
+        """A step was planned in a call of the engine that began then."""
+        self._under_way.append((began, shares))
+
+    def end(self, now: float, left: int) -> Iterator[ComputedStep]:
+        """The steps that have ended by now, all but the newest `left` ones."""
+        while len(self._under_way) > left:
+            planned, shares = self._under_way.popleft()
+            yield ComputedStep(max(planned, self._ended), now, shares)
+            self._ended = now
 
 
 def _order(request: Any) -> KVOrder | str | OrderAnswer | None:

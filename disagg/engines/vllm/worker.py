@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from disagg.engines.vllm.served.describe import RankInfo, rank_info
 from disagg.engines.vllm.shipment import Shipment, report_failure
 from disagg.errors import DisaggError, HandoffError, ModelError
 from disagg.kv.layout import Layout
+from disagg.kv.parts import Part
 from disagg.kv.wire.frames import Header
 
 
@@ -40,12 +42,18 @@ class WorkerSide:
         dtype = str(config.model_config.dtype).removeprefix("torch.")
         self._layout: Layout = checkpoint.layout(reference, dtype)
         self._fingerprint = checkpoint.fingerprint(reference)
-        self._sharding = Sharding.of(self._layout, config.parallel_config.tensor_parallel_size)
-        self._part = self._sharding.part(rank)
+        parallel = config.parallel_config
+        self._sharding = Sharding.of(
+            self._layout, parallel.tensor_parallel_size, getattr(parallel, "pipeline_parallel_size", 1)
+        )
+        self._rank = rank
+        self._layers: Sequence[int] = ()  # of this stage of a pipeline
+        self._part: Part | None = None
         self._config = config
         self._device = torch.device(config.device_config.device_type)
         self._groups = {name: (n, group.kv_cache_spec) for n, group in enumerate(groups) for name in group.layer_names}
         self._forms: dict[str, page_forms.Form] = {}
+        self._pages: dict[str, torch.Tensor] = {}
         self._places = page_forms.Places()
         self._sending: dict[str, _Sending] = {}
         self._pieces: list[Piece] = []
@@ -53,33 +61,21 @@ class WorkerSide:
 
     def register(self, caches: dict[str, torch.Tensor]) -> None:
         """Check every layer's pages, and find out how they hold rows. ModelError if a layer cannot be read."""
-        layers = {layer_index(name) for name in caches}
-        if layers != set(range(len(self._layout.layers))):
-            raise ModelError(
-                f"vLLM has KV caches for layers {sorted(layers)} of a model with {len(self._layout.layers)}",
-                "use a model of plain attention layers, and pipeline_parallel_size 1",
-            )
+        self._layers = self._require_layers(caches)
+        self._part = self._sharding.part(self._rank, self._layers)
         modules = self._config.compilation_config.static_forward_context
         for name, tensor in caches.items():
             layer, module = self._layout.layers[layer_index(name)], modules[name]
             heads, block_size = self._sharding.heads_of(layer), self._groups[name][1].block_size
             page_forms.require_shape(name, tensor, layer, self._layout.dtype, heads=heads, block_size=block_size)
-
-            def write(
-                keys: torch.Tensor,
-                values: torch.Tensor,
-                slots: torch.Tensor,
-                tensor: Any = tensor,
-                module: Any = module,
-            ) -> None:
-                module.impl.do_kv_cache_update(module, keys, values, tensor, slots)
-
-            self._forms[name] = page_forms.detect(tensor, write, layer)
+            self._forms[name] = page_forms.detect(tensor, partial(_write, module), layer)
+            self._pages[name] = tensor
 
     def describe(self) -> RankInfo:
         """What this rank's model computes. For `vllm serve`, where nobody else can ask the workers."""
         modules = self._config.compilation_config.static_forward_context
-        return rank_info(self._config, self._reference, [modules[name] for name in self._forms])
+        own = replace(self._reference, layers=tuple(self._reference.layers[index] for index in self._layers))
+        return rank_info(self._config, own, [modules[name] for name in self._forms])
 
     def begin(self, orders: StepOrders) -> None:
         """A step begins: the shipments of its new prompts are opened, those of dropped ones end."""
@@ -94,7 +90,7 @@ class WorkerSide:
             if (sending := self._sending.get(piece.id)) is not None:
                 sending.shipment.step(KVProgress(piece.share.before, piece.share.after, piece.share.share))
 
-    def save(self, name: str, tensor: torch.Tensor) -> None:
+    def save(self, name: str) -> None:
         """A layer has run: send what this step has added to it. What fails here ends one prompt; raised into vLLM it
         would end all."""
         self.on_layer()
@@ -102,7 +98,7 @@ class WorkerSide:
             sending = self._sending.get(piece.id)
             if sending is not None:
                 try:
-                    self._send(sending, piece, name, tensor)
+                    self._send(sending, piece, name)
                 except Exception as error:  # noqa: BLE001 - out of memory, for one
                     sending.shipment.fail(_handoff_error(error))
 
@@ -149,14 +145,25 @@ class WorkerSide:
             return None
         return _Sending(shipment, emitter)
 
-    def _send(self, sending: _Sending, piece: Piece, name: str, tensor: torch.Tensor) -> None:
+    def _send(self, sending: _Sending, piece: Piece, name: str) -> None:
         index = layer_index(name)
         rows = sending.send.wanted(index, piece.rows)
         if not rows:
             return
-        group, spec = self._groups[name]
-        place = self._places.of((piece.id, group), rows, piece.tables[group], spec.block_size, tensor.device)
-        sending.send(index, rows.start, *page_forms.read(tensor, place, self._forms[name]))
+        (group, spec), pages = self._groups[name], self._pages[name]
+        place = self._places.of((piece.id, group), rows, piece.tables[group], spec.block_size, pages.device)
+        key_dim = self._layout.layers[index].key_dim
+        sending.send(index, rows.start, *page_forms.read(pages, place, self._forms[name], key_dim))
+
+    def _require_layers(self, names: Iterable[str]) -> Sequence[int]:
+        """The layers that these names stand for: all, or in a pipeline some. ModelError if they are others."""
+        found, every = sorted({layer_index(name) for name in names}), range(len(self._layout.layers))
+        if not (set(found) < set(every) if self._sharding.stages > 1 else found == list(every)):
+            raise ModelError(
+                f"vLLM has KV caches for layers {found} of a model with {len(every)}",
+                "use a model whose layers have attention, each with a KV cache of its own",
+            )
+        return found
 
 
 def _require_no_context_parallelism(parallel: Any) -> None:
@@ -164,6 +171,17 @@ def _require_no_context_parallelism(parallel: Any) -> None:
     for name in ("decode_context_parallel_size", "prefill_context_parallel_size"):
         if (size := getattr(parallel, name, 1)) > 1:
             raise ModelError(f"vLLM runs with {name} = {size}, whose pages are not read", f"set {name} to 1")
+
+
+def _write(module: Any, keys: torch.Tensor, values: torch.Tensor, slots: torch.Tensor) -> None:
+    """Write rows [T, heads, dim] as vLLM does when it computes them: into the pages that the module has, which on some
+    GPUs are cut into smaller blocks than the ones that are registered. Latent attention has no heads, and its rotated
+    part comes as the values."""
+    if hasattr(module, "kv_lora_rank"):
+        scale = module.kv_cache_dtype, module._k_scale
+        module.impl.do_kv_cache_update(keys[:, 0], values, module.kv_cache, slots, *scale)
+    else:
+        module.impl.do_kv_cache_update(module, keys, values, module.kv_cache, slots)
 
 
 def _end_of_queue() -> Callable[[], None]:

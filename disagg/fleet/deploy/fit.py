@@ -99,11 +99,11 @@ def too_few_cards(host: Host, hardware: HardwareFacts, os: str) -> Iterator[Refu
     ranks, cards = host.engine.ranks_here, len(hardware.gpus)
     if 0 < cards < ranks and _device(host, hardware, os) == "cuda":
         of = f" on {host.engine.nnodes} nodes" if host.engine.nnodes > 1 else ""
+        options = "tensor_parallel" if host.engine.pipeline_parallel == 1 else "tensor_parallel * pipeline_parallel"
         yield Refusal(
-            f"tensor_parallel of {host.name} is {host.engine.tensor_parallel}{of}, and the machine has {cards} "
+            f"{options} of {host.name} is {host.engine.ranks}{of}, and the machine has {cards} "
             f"GPU{'s' if cards > 1 else ''}",
-            f"tensor_parallel = {cards * host.engine.nnodes} in [hosts.{host.name}.engine]: each rank takes a GPU of "
-            "its own",
+            f"{options} = {cards * host.engine.nnodes} in [hosts.{host.name}.engine]: each rank takes a GPU of its own",
         )
 
 
@@ -132,6 +132,7 @@ def _serving(host: Host, model: Model, device: str, own: bool) -> Serving:
     here = engine.kv_cache_memory_bytes * engine.ranks_here
     paged = engine.kv_cache_memory_bytes if own else here
     kv = {"mlx": engine.max_kv_bytes, "vllm": paged, "transformers": engine.max_held_bytes}
+    stages = engine.pipeline_parallel if own else min(engine.pipeline_parallel, engine.nnodes)
     return Serving(
         engine.name,
         device,
@@ -141,8 +142,9 @@ def _serving(host: Host, model: Model, device: str, own: bool) -> Serving:
         kv.get(engine.name, 0),
         engine.quantization,
         engine.attention,
-        engine.tensor_parallel if own else engine.nnodes,
+        engine.tensor_parallel if own else engine.nnodes // stages,
         here if engine.name == "vllm" and not own else 0,
+        stages,
     )
 
 

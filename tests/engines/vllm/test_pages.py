@@ -14,6 +14,7 @@ from disagg.kv.layout import LayerLayout
 
 BLOCKS, HEADS, SIZE, DIM = 5, 2, 8, 4
 LAYER = LayerLayout("full", HEADS, DIM, DIM)
+LATENT = LayerLayout("full", 1, 6, 2)
 Put = Callable[[torch.Tensor, int, int, torch.Tensor, torch.Tensor], None]
 
 
@@ -47,6 +48,16 @@ def test_the_form_of_pages_is_found_by_writing_and_reading(put: Put, form: objec
     assert not pages.any()
 
 
+def test_the_latent_and_the_rotated_part_of_latent_attention_are_keys_and_values_of_different_widths() -> None:
+    pages = torch.zeros(BLOCKS, 1, SIZE, 8)
+    assert detect(pages, writer(pages, in_rows), LATENT) is page_forms.in_rows
+    pages.copy_(torch.randn(pages.shape))
+    got = read(pages, Place(torch.tensor([3, 1]), 6, 4), page_forms.in_rows, LATENT.key_dim)
+    got.fill()
+    rows = torch.cat([pages[3, 0, 6:], pages[1, 0, :2]])
+    assert torch.equal(got.keys[0, 0], rows[:, :6]) and torch.equal(got.values[0, 0], rows[:, 6:])
+
+
 def test_pages_in_an_unknown_form_are_refused() -> None:
     pages = torch.zeros(BLOCKS, HEADS, SIZE, 2 * DIM)
     with pytest.raises(ModelError, match="holds its rows in an unknown order"):
@@ -60,7 +71,7 @@ def test_rows_come_out_in_the_order_of_the_tokens_from_any_blocks(put: Put) -> N
     keys, values = torch.randn(12, HEADS, DIM), torch.randn(12, HEADS, DIM)
     blocks, offsets = torch.tensor([3] * 4 + [1] * 8), torch.arange(4, 16) % SIZE
     writer(pages, put)(keys, values, blocks * SIZE + offsets)
-    got = read(pages, Place(torch.tensor([3, 1]), 4, 12), form)
+    got = read(pages, Place(torch.tensor([3, 1]), 4, 12), form, DIM)
     got.fill()
     assert torch.equal(got.keys[0].transpose(0, 1), keys) and torch.equal(got.values[0].transpose(0, 1), values)
 
@@ -69,7 +80,7 @@ def test_a_later_step_may_overwrite_the_pages_of_rows_that_are_not_filled_yet() 
     with torch.inference_mode():  # as vLLM computes; the sender's thread does not
         pages = torch.randn(BLOCKS, HEADS, SIZE, 2 * DIM)
         want = pages[2, :, :, :DIM].clone()
-        got = read(pages, Place(torch.tensor([2]), 0, SIZE), FORMS[0])
+        got = read(pages, Place(torch.tensor([2]), 0, SIZE), FORMS[0], DIM)
         pages.zero_()
     got.fill()
     assert torch.equal(got.keys[0], want)

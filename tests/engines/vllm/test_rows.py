@@ -6,8 +6,8 @@ import pytest
 
 from disagg.engines.vllm.rows import PromptRows, Sharding, blocks_of
 from disagg.errors import ModelError
-from disagg.kv.layout import LayerLayout, Layout
-from disagg.kv.parts import Coverage
+from disagg.kv.layout import LayerLayout, Layout, StateTensor
+from disagg.kv.parts import Coverage, Part
 
 Steps = list[tuple[int, int]]  # (tokens computed before, tokens scheduled)
 Rows = list[tuple[int, int]]
@@ -87,16 +87,39 @@ def test_a_row_whose_block_was_given_up_is_refused(rows: range, table: list[int]
         blocks_of(rows, table, 128)
 
 
-@pytest.mark.parametrize(("ranks", "heads", "parts"), [(1, 8, 1), (2, 8, 2), (8, 8, 8), (4, 2, 2), (8, 1, 1)])
-def test_the_parts_of_all_ranks_are_the_layout_exactly_once(ranks: int, heads: int, parts: int) -> None:
-    layout = Layout((LayerLayout("full", heads, 4, 4), LayerLayout("sliding", heads, 4, 4, window=8)), "float32")
-    sharding = Sharding.of(layout, ranks)
-    sent = [part for rank in range(ranks) if (part := sharding.part(rank)) is not None]
+@pytest.mark.parametrize(
+    ("stages", "ranks", "heads", "parts"),
+    [
+        (1, 1, 8, 1), (1, 2, 8, 2), (1, 8, 8, 8), (1, 4, 2, 2), (1, 8, 1, 1),
+        (2, 1, 8, 2), (2, 2, 8, 4), (3, 4, 2, 6), (2, 8, 1, 2),
+    ],
+)  # fmt: skip
+def test_the_parts_of_all_ranks_are_the_layout_exactly_once(stages: int, ranks: int, heads: int, parts: int) -> None:
+    layout = Layout((LayerLayout("full", heads, 4, 4), LayerLayout("sliding", heads, 4, 4, window=8)) * 3, "float32")
+    sharding = Sharding.of(layout, ranks, stages)
+    owned = [range(6)[stage * 6 // stages : (stage + 1) * 6 // stages] for stage in range(stages)]
+    sent = [part for own in owned for rank in range(ranks) if (part := sharding.part(rank, own)) is not None]
     assert len(sent) == sharding.parts == parts
     coverage = Coverage(layout)
     for part in sent:
         coverage.add(part)
     coverage.require_complete()
+
+
+def test_latent_attention_is_sent_by_the_first_rank_alone() -> None:
+    sharding = Sharding.of(Layout((LayerLayout("full", 1, 512, 64),) * 2, "float32"), 4)
+    assert [sharding.part(rank, range(2)) for rank in range(4)] == [Part(), None, None, None]
+
+
+def test_layers_with_a_state_are_refused() -> None:
+    state = LayerLayout("state", states=(StateTensor((2, 3)),))
+    with pytest.raises(ModelError, match="pages of layers with a state are not read"):
+        Sharding.of(Layout((LayerLayout("full", 2, 4, 4), state), "float32"), 1)
+
+
+def test_a_pipeline_with_more_stages_than_layers_is_refused() -> None:
+    with pytest.raises(ModelError, match=r"pipeline_parallel = 3 is more than the model's 2 layers"):
+        Sharding.of(Layout((LayerLayout("full", 2, 4, 4),) * 2, "float32"), 1, 3)
 
 
 @pytest.mark.parametrize(("ranks", "heads"), [(3, 8), (2, 3), (3, 2)])

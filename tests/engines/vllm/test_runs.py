@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from contextlib import closing
 from types import SimpleNamespace
@@ -13,7 +14,9 @@ from disagg.api.sampling import Sampling
 from disagg.engines.base import Token
 from disagg.engines.vllm.engine import VLLMEngine
 from disagg.engines.vllm.reports import Reports
+from disagg.engines.vllm.rows import StepShare
 from disagg.engines.vllm.runs import AnswerRun, PromptRun
+from disagg.engines.vllm.scheduler import StepTimes
 from disagg.errors import Cancelled, DisaggError, ModelError, RequestError
 from disagg.kv.wire.frames import Header
 from tests.kv.kv_parts import FINGERPRINT, PATIENCE_S, mixed_layout
@@ -26,13 +29,15 @@ def reports() -> Iterator[Reports]:
 
 
 class FakeVLLM:
-    """A vLLM whose next step has these outputs, and which knows nobody's share of it."""
+    """A vLLM whose next step has these outputs. planned: shares of its steps, not yet taken."""
 
     def __init__(self) -> None:
         self.outputs: list[Any] = []
         self.aborted: list[str] = []
-        connector = SimpleNamespace(scheduler=SimpleNamespace(shares={}))
-        core = SimpleNamespace(scheduler=SimpleNamespace(connector=connector))
+        self.planned = deque[dict[str, StepShare]]()
+        self.under_way: list[None] = []  # in a pipeline
+        connector = SimpleNamespace(scheduler=SimpleNamespace(planned=self.planned))
+        core = SimpleNamespace(scheduler=SimpleNamespace(connector=connector), batch_queue=self.under_way)
         self.engine_core = SimpleNamespace(engine_core=core)
 
     def add_request(self, name: str, prompt: Any, params: Any) -> str:
@@ -49,6 +54,7 @@ class FakeVLLM:
 def engine_on(vllm: FakeVLLM, reports: Reports) -> VLLMEngine:
     engine = VLLMEngine.__new__(VLLMEngine)
     engine._vllm, engine._reports, engine._running, engine._failure = vllm, reports, {}, None
+    engine._times = StepTimes()
     return engine
 
 
@@ -95,6 +101,23 @@ def test_an_answer_whose_listener_fails_raises_that_itself_and_is_aborted(report
         failed.step()
     failed.close()
     assert vllm.aborted == [failed.id]
+
+
+def test_a_step_of_a_pipeline_counts_when_it_has_ended_and_not_when_it_is_planned(reports: Reports) -> None:
+    vllm = FakeVLLM()
+    engine = engine_on(vllm, reports)
+    run = PromptRun(engine, 10, reports.expect("an id of sixteen"), reports, deadline=float("inf"))
+    engine._add(run, list(range(10)), None, "")
+    vllm.planned.append({run.id: StepShare(0, 6, 1.0)})
+    vllm.under_way.append(None)
+    run.step()
+    assert run.remaining == 10
+    vllm.planned.append({run.id: StepShare(6, 10, 1.0)})
+    run.step()
+    assert run.remaining == 4
+    vllm.under_way.clear()
+    run.step()
+    assert run.remaining == 0
 
 
 def test_a_prompt_that_vllm_gives_up_before_its_first_step_fails_at_once(reports: Reports) -> None:

@@ -11,7 +11,7 @@ import pytest
 from disagg.api.delivery import DESCRIBE, ORDER_FIELD, KVOrder, OrderAnswer
 from disagg.api.requests import KVAddress
 from disagg.engines.vllm.rows import StepShare
-from disagg.engines.vllm.scheduler import Piece, SchedulerSide
+from disagg.engines.vllm.scheduler import MAX_PLANNED, Piece, SchedulerSide, StepTimes
 from disagg.kv.fingerprint import token_hash
 from tests.engines.vllm.served.fake_serve import INFO
 
@@ -63,7 +63,7 @@ def test_the_steps_of_a_prompt_are_pieces_until_its_rows_are_complete() -> None:
     (first,) = side.step(planned({"a": 0, "of another caller": 0}, {}, {"a": 6, "of another caller": 2})).pieces
     assert first.begun is not None and first.begun.token_hash == token_hash([*range(10), 9])
     assert (first.rows, first.last, first.tables) == (range(6), False, ([1, 2],))
-    assert side.shares["a"] == StepShare(0, 6, 0.75)
+    assert side.planned.pop()["a"] == StepShare(0, 6, 0.75)
     (rest,) = side.step(planned({}, {"a": 6}, {"a": 4})).pieces
     assert rest == Piece("a", range(6, 10), ([1, 2],), last=True, share=StepShare(6, 10, 1.0))
     assert side.step(planned({}, {"a": 10}, {"a": 1})).pieces == []
@@ -171,3 +171,32 @@ def test_what_the_connector_is_answers_a_request_for_it_and_a_request_of_others_
     assert (side.prompts, side.answer(asked)) == (0, OrderAnswer())
     side.info = INFO
     assert side.answer(asked) == OrderAnswer(connector=INFO)
+
+
+def test_steps_that_nobody_takes_are_kept_within_a_bound() -> None:
+    side = SchedulerSide()
+    for _ in range(2 * MAX_PLANNED):
+        side.step(planned({}, {}, {}))
+    assert len(side.planned) == MAX_PLANNED
+
+
+ONE, TWO, THREE = ({id: StepShare(0, 1, 1.0)} for id in "123")
+
+
+def test_a_step_without_a_pipeline_lasts_as_long_as_the_call_that_plans_it() -> None:
+    times = StepTimes()
+    times.plan(10.0, ONE)
+    assert list(times.end(12.0, 0)) == [(10.0, 12.0, ONE)]
+    times.plan(15.0, TWO)
+    assert list(times.end(16.0, 0)) == [(15.0, 16.0, TWO)]
+
+
+def test_a_step_of_a_pipeline_ends_in_a_later_call_and_its_time_begins_at_the_end_of_the_one_before_it() -> None:
+    times = StepTimes()
+    times.plan(10.0, ONE)
+    assert list(times.end(10.5, 1)) == []
+    times.plan(10.5, TWO)
+    assert list(times.end(13.0, 1)) == [(10.0, 13.0, ONE)]
+    times.plan(13.0, THREE)
+    assert list(times.end(14.0, 1)) == [(13.0, 14.0, TWO)]
+    assert list(times.end(15.0, 0)) == [(14.0, 15.0, THREE)]

@@ -52,11 +52,12 @@ class Bench:
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.pages = {name: torch.zeros(BLOCKS, HEADS, SIZE, 2 * DIM) for name in LAYERS}
-        write = SimpleNamespace(impl=SimpleNamespace(do_kv_cache_update=self._write))
+        impl = SimpleNamespace(do_kv_cache_update=self._write)
+        modules = {name: SimpleNamespace(impl=impl, kv_cache=pages) for name, pages in self.pages.items()}
         config = SimpleNamespace(
             model_config=SimpleNamespace(model=str(folder), max_model_len=64, dtype="torch.float32"),
-            parallel_config=SimpleNamespace(tensor_parallel_size=1),
-            compilation_config=SimpleNamespace(static_forward_context=dict.fromkeys(LAYERS, write)),
+            parallel_config=SimpleNamespace(tensor_parallel_size=1, pipeline_parallel_size=1),
+            compilation_config=SimpleNamespace(static_forward_context=modules),
             device_config=SimpleNamespace(device_type="cpu"),
         )
         group = SimpleNamespace(layer_names=LAYERS, kv_cache_spec=SimpleNamespace(block_size=SIZE))
@@ -74,8 +75,8 @@ class Bench:
 
     def step(self, *pieces: Piece) -> None:
         self.worker.begin(StepOrders(list(pieces)))
-        for name, pages in self.pages.items():
-            self.worker.save(name, pages)
+        for name in self.pages:
+            self.worker.save(name)
         self.worker.end()
 
     def _open(self, order: KVOrder, header: Any) -> FakeShipment:
@@ -149,7 +150,7 @@ def test_a_prompt_whose_rows_cannot_be_staged_fails_alone(bench: Bench, monkeypa
 
 
 def test_a_layer_that_cannot_be_read_fails_its_prompt_and_not_the_step(bench: Bench) -> None:
-    def out_of_memory(pages: torch.Tensor) -> Any:
+    def out_of_memory(pages: torch.Tensor, key_dim: int) -> Any:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     bench.worker._forms[LAYERS[1]] = out_of_memory

@@ -102,6 +102,15 @@ def test_two_machines_with_shared_memory_hold_half_of_the_weights_and_of_the_kv_
     assert (half.weights, half.kv, half.to_send) == (alone.weights // 2, alone.kv // 2, alone.to_send // 2)
 
 
+def test_a_pipeline_over_two_machines_has_half_of_the_layers_on_each() -> None:
+    alone = fitted(QWEN, SPARK, 32768, name="vllm").need
+    half = fitted(QWEN, SPARK, 32768, name="vllm", pipeline_parallel=2, nnodes=2).need
+    assert (half.weights, half.one_request) == (alone.weights // 2, alone.one_request // 2)
+    engine = EngineOptions("vllm", device="cuda", tensor_parallel=2, pipeline_parallel=2, nnodes=2)
+    (refusal,) = too_few_cards(spark(engine=engine), SPARK, "Linux")
+    assert refusal.cause.startswith("tensor_parallel * pipeline_parallel of dgx-spark-1 is 4 on 2 nodes")
+
+
 def test_each_of_two_nodes_needs_cards_for_its_own_ranks() -> None:
     engine = EngineOptions("vllm", device="cuda", tensor_parallel=4, nnodes=2, head_address="10.0.0.1:29500")
     (refusal,) = too_few_cards(spark(engine=engine), SPARK, "Linux")

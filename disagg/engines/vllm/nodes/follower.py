@@ -42,7 +42,7 @@ class VLLMFollower(SendingEngine):
         self.tokenizer = HFTokenizer.load(path)
         reference = checkpoint.reference_profile(path, context, self.tokenizer)
         layout = checkpoint.layout(reference, options.dtype)
-        Sharding.of(layout, options.tensor_parallel)
+        Sharding.of(layout, options.tensor_parallel, options.pipeline_parallel)
         version = load.require_version()
         self._failure: ModelError | None = None
         self._executor, config = load.make_workers(path, context, options)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,6 +16,7 @@ from disagg.api.delivery import ConnectorInfo
 from disagg.api.status import PreflightFinding
 from disagg.engines.model import checkpoint, preflight
 from disagg.engines.model.profile import ModelProfile
+from disagg.engines.vllm.rows import Sharding
 from disagg.errors import DisaggError, ModelError
 from disagg.version import VERSION
 
@@ -29,13 +30,13 @@ class RankInfo:
 
 
 def rank_info(config: Any, reference: ModelProfile, attention: Sequence[Any]) -> RankInfo:
-    """This rank, in a worker. config: a VllmConfig. attention: the attention module of each layer. What cannot be
-    measured is a refused finding: raised here, it would end vLLM."""
+    """This rank, in a worker. config: a VllmConfig. reference: with the layers of its stage. attention: the attention
+    module of each of them. What cannot be measured is a refused finding: raised here, it would end vLLM."""
     from disagg.engines.vllm import profile
 
     try:
         worker = SimpleNamespace(get_model=lambda: model_around(attention))
-        actual = profile.of_rank(profile.layer_profiles(worker), config, reference)
+        actual = profile.of_ranks(profile.layer_profiles(worker), config, reference)
         profile.require_norms(profile.norm_epsilons(worker), profile.stated_epsilon(config.model_config))
         return RankInfo(preflight.compare(reference, actual), profile.rank_weight_bytes(worker))
     except DisaggError as error:
@@ -62,7 +63,8 @@ def model_around(attention: Sequence[Any]) -> Any:
 
 
 def connector_info(config: Any, kv_cache_config: Any, ranks: Sequence[RankInfo]) -> ConnectorInfo:
-    """All ranks, on the scheduler's side. Raises ModelError for a checkpoint that cannot be handed over."""
+    """All ranks, on the scheduler's side. If each computes its layers as the checkpoint describes them, all together
+    compute the model. Raises ModelError for a checkpoint that cannot be handed over."""
     import torch
     import vllm
 
@@ -71,17 +73,19 @@ def connector_info(config: Any, kv_cache_config: Any, ranks: Sequence[RankInfo])
     reference = checkpoint.reference_profile(path, model.max_model_len)
     refused = [one for rank in ranks for one in rank.preflight if one.status == "refused"]
     paged = sum(one.size for one in kv_cache_config.kv_cache_tensors)
-    count = config.parallel_config.tensor_parallel_size
+    parallel, dtype = config.parallel_config, str(model.dtype).removeprefix("torch.")
+    layout = checkpoint.layout(reference, dtype)
+    sharding = Sharding.of(layout, parallel.tensor_parallel_size, parallel.pipeline_parallel_size)
     return ConnectorInfo(
         version=VERSION,
         vllm=str(vllm.__version__),
         torch=str(torch.__version__),
         device=str(config.device_config.device_type),
         context=model.max_model_len,
-        ranks=count,
-        layout=checkpoint.layout(reference, str(model.dtype).removeprefix("torch.")).to_json(),
+        ranks=parallel.tensor_parallel_size * parallel.pipeline_parallel_size,
+        layout=layout.to_json(),
         fingerprint=checkpoint.fingerprint(reference).to_json(),
-        kv_bytes=paged * count,
+        kv_bytes=paged * sharding.parts,
         memory_bytes=sum(rank.memory_bytes for rank in ranks),
-        preflight=tuple(refused) or (ranks[0].preflight if ranks else ()),
+        preflight=tuple(refused) or preflight.compare(reference, replace(reference, source="vllm")),
     )

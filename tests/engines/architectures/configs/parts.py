@@ -9,6 +9,8 @@ from tests.tiny_models import COMMON
 SLIDING = ["sliding_attention", "sliding_attention", "sliding_attention", "full_attention"]
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48, "norm_topk_prob": True}
 ROUTED = {
+    "scoring_func": "sigmoid",
+    "topk_method": "noaux_tc",
     "n_routed_experts": 4,
     "n_shared_experts": 1,
     "num_experts_per_tok": 2,
