@@ -7,6 +7,7 @@ ragged ends; windows are 64 tokens, vLLM's blocks 128.
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -64,6 +65,12 @@ def prompt(length: int, seed: int = 3) -> list[int]:
 
 def ids(answer: Completion) -> list[int]:
     return [token.id for token in answer.tokens]
+
+
+def events(fleet: RunningFleet, name: str) -> list[dict[str, Any]]:
+    """The lines of this kind in the log of the prefill host."""
+    lines = (json.loads(line) for line in fleet.log("m-prefill").splitlines() if line.startswith("{"))
+    return [line for line in lines if line["event"] == name]
 
 
 def require_those_of_transformers(fleet: RunningFleet, prompts: list[list[int]], answers: list[Completion]) -> None:

@@ -102,7 +102,10 @@ def make(path: Path, context: int, options: EngineOptions) -> Any:
     with _failures_of(path):
         config = _engine_args(path, context, options).create_engine_config()
         adapt_to_latent_attention(config, current_platform.device_type)
-        return LLMEngine.from_vllm_config(config, disable_log_stats=True)
+        engine = LLMEngine.from_vllm_config(config, disable_log_stats=True)
+        if options.pipeline_parallel > 1 and current_platform.device_type == "cpu":
+            engine.collective_rpc(_prepare_stage)
+        return engine
 
 
 def make_workers(path: Path, context: int, options: EngineOptions) -> tuple[Any, Any]:
@@ -115,6 +118,16 @@ def make_workers(path: Path, context: int, options: EngineOptions) -> tuple[Any,
         config = _engine_args(path, context, options).create_engine_config(headless=True)
         adapt_to_latent_attention(config, current_platform.device_type)
         return MultiprocExecutor(config), config
+
+
+def _prepare_stage(worker: Any) -> None:
+    """The buffer for what the stage before computes. vLLM's CPU build (0.32) makes it when it warms up, which it leaves
+    out with enforce_eager. Called in a worker."""
+    runner = worker.model_runner
+    if runner.intermediate_tensors is None:
+        runner.intermediate_tensors = runner.model.make_empty_intermediate_tensors(
+            batch_size=runner.max_num_tokens, dtype=runner.model_config.dtype, device=runner.device
+        )
 
 
 def adapt_to_latent_attention(config: Any, device: str) -> None:

@@ -88,7 +88,7 @@ def layer_profiles(worker: Any) -> list[LayerProfile]:
         if isinstance(module, Attention | MLAAttention):
             around = modules.get(name.rpartition(".")[0])
             if isinstance(module, MLAAttention):
-                require_alike_heads(around.rotary_emb, module.qk_rope_head_dim)
+                require_alike_heads(getattr(around, "rotary_emb", None), module.qk_rope_head_dim)
             found.append(LayerProfile(_layout(module), rope_of(around, shared)))
     return found
 

@@ -96,7 +96,10 @@ def test_the_rope_of_a_layer_is_that_of_the_module_that_it_uses(
     attention: dict[str, Any], shared: list[Any], found: tuple[tuple[float, ...], float] | None
 ) -> None:
     rope = rope_of(SimpleNamespace(**attention), shared)
-    assert (rope and (pytest.approx(rope.inv_freq), pytest.approx(rope.scale))) == found
+    if found is None:
+        assert rope is None
+    else:
+        assert rope is not None and rope.inv_freq == pytest.approx(found[0]) and rope.scale == pytest.approx(found[1])
 
 
 class TurnsHeads:
