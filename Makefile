@@ -6,8 +6,9 @@ PYTHON ?= python3
 
 # Three processes, also on two cores: slow tests wait for servers and hosts now and then. Each process more costs a
 # minute of CPU time: it imports every test, both frameworks and the clients, and has servers and checkpoints of its own.
+PROCESSES ?= 3
 CORES := $(shell getconf _NPROCESSORS_ONLN)
-FAST_PROCESSES := $(shell echo $$(($(CORES) < 4 ? $(CORES) : 4)))
+FAST_PROCESSES := $(shell echo $$(($(CORES) < 4 ? $(CORES) + 1 : 4)))
 BY_FILE := --dist loadfile --no-loadscope-reorder
 
 # Tests start hundreds of Python processes: without bytecode files, each would compile the package again.
@@ -21,9 +22,9 @@ demo: $(VENV)/.ready
 test: $(VENV)/.ready
 	-$(MAKE) $(VLLM)/.ready || { echo "vLLM's CPU build could not be installed: its tests are skipped"; false; }
 	tests/testbed/requirements.sh
-	$(BIN)/python -m pytest --numprocesses 3 $(BY_FILE)
+	$(BIN)/python -m pytest --numprocesses $(PROCESSES) $(BY_FILE)
 
-# Units only: no servers, no hosts behind SSH, no engines. They compute all the time, so a process for each core.
+# Units only: no servers, no hosts behind SSH, no engines. Some wait, so a process more than cores.
 test-fast: $(VENV)/.ready
 	$(BIN)/python -m pytest --numprocesses $(FAST_PROCESSES) $(BY_FILE) -m "not slow"
 
