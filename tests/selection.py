@@ -116,6 +116,15 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.enable()
         gc.collect()
         gc.freeze()
+        _try_no_constants_of_the_source()
+
+
+def _try_no_constants_of_the_source() -> None:
+    """Hypothesis tries constants that it finds in all modules, in each process anew: 6 s of CPU time. It still does with
+    EXAMPLES, for thorough runs."""
+    providers = vars(sys.modules.get("hypothesis.internal.conjecture.providers", sys))
+    if "_local_constants" in providers and "EXAMPLES" not in os.environ:
+        providers["_get_local_constants"] = lambda: providers["_local_constants"]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
