@@ -120,8 +120,8 @@ def pytest_collection() -> Generator[None, object, object]:
 
 
 def _try_no_constants_of_the_source() -> None:
-    """Hypothesis tries constants that it finds in all modules, in each process anew: 6 s of CPU time. It still does with
-    EXAMPLES, for thorough runs."""
+    """Hypothesis tries constants that it finds in all modules, in each process anew: 6 s of CPU time. With EXAMPLES, for
+    thorough runs, it still does."""
     providers = vars(sys.modules.get("hypothesis.internal.conjecture.providers", sys))
     if "_local_constants" in providers and "EXAMPLES" not in os.environ:
         providers["_get_local_constants"] = lambda: providers["_local_constants"]
