@@ -35,6 +35,7 @@ SLOW_PATHS = {
     "engines/mlx",
     "engines/model/test_checkpoint_files.py",
     "engines/model/test_draw.py",
+    "engines/model/test_evidence.py",
     "engines/model/test_format.py",
     "engines/model/test_full_size.py",
     "engines/model/test_rope.py",
@@ -120,8 +121,8 @@ def pytest_collection() -> Generator[None, object, object]:
 
 
 def _try_no_constants_of_the_source() -> None:
-    """Hypothesis tries constants that it finds in all modules, in each process anew: 6 s of CPU time. With EXAMPLES, for
-    thorough runs, it still does."""
+    """Hypothesis tries constants that it finds in all modules, in each process anew: 6 s of CPU time. It does for
+    thorough runs, those with EXAMPLES."""
     providers = vars(sys.modules.get("hypothesis.internal.conjecture.providers", sys))
     if "_local_constants" in providers and "EXAMPLES" not in os.environ:
         providers["_get_local_constants"] = lambda: providers["_local_constants"]
