@@ -30,6 +30,7 @@ name = "bare"
 
 [deploy]
 index_url = "{index}"
+find_links = ["{index}/torch/"] # which may be torch for CPUs: another file than the lock's
 
 [models.tiny]
 context = 2048

@@ -1,7 +1,8 @@
 # Makes a python environment, whole or not at all: it is built in one folder and renamed to the other.
-# $1: where to build. $2: where it belongs. $3: folder with requirements.txt, constraints.txt and perhaps wheels/.
-# $4: a python, or for uv a version. $5: uv, or nothing for venv and pip. $6: 1 to keep what is installed for $4.
-# $7...: options for the installer.
+# $1: where to build. $2: where it belongs. $3: folder with requirements.txt, constraints.txt, perhaps wheels/ and
+# hashed.txt: packages to install first, whose files must have one of the hashes there. $4: a python, or for uv a
+# version. $5: uv, or nothing for venv and pip. $6: 1 to keep what is installed for $4. $7...: options for the
+# installer.
 set -eu
 build=$1 final=$2 spec=$3 python=$4 uv=$5 site_packages=$6
 shift 6
@@ -23,9 +24,14 @@ done
 trap 'rm -f "$building"' EXIT
 rm -rf "$build"
 constraints=$spec/constraints.txt
+install() {
+    if [ -n "$uv" ]; then "$uv" pip install --python "$build/bin/python" "$@"
+    else
+        "$build/bin/python" -m pip install --no-input --retries 2 --disable-pip-version-check --progress-bar off "$@"
+    fi
+}
 if [ -n "$uv" ]; then
     "$uv" venv --quiet --python "$python" "$build"
-    "$uv" pip install --python "$build/bin/python" -r "$spec/requirements.txt" -c "$constraints" "$@"
 else
     "$python" -m venv "$build"
     if [ "$site_packages" = 1 ]; then
@@ -47,9 +53,11 @@ for line in open(sys.argv[1], encoding="utf-8"):
         sys.stdout.write(line)' "$constraints" >"$constraints.open"
         constraints=$constraints.open
     fi
-    "$build/bin/python" -m pip install --no-input --retries 2 --disable-pip-version-check --progress-bar off \
-        -r "$spec/requirements.txt" -c "$constraints" "$@"
 fi
+if test -f "$spec/hashed.txt"; then
+    install --no-deps --require-hashes -r "$spec/hashed.txt" "$@"
+fi
+install -r "$spec/requirements.txt" -c "$constraints" "$@"
 : >"$build/.complete"
 if whole; then rm -rf "$build" # another host of this machine was quicker, and may be using it by now
 else

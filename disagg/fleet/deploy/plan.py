@@ -155,6 +155,7 @@ def _build(environment: Environment, facts: HostFacts) -> Iterator[Step]:
         "1" if environment.site_packages else "0",
         *environment.options,
         *(("--find-links", f"{spec}/wheels") if environment.wheels else ()),  # a path of this host: not in the hash
+        *(("--require-hashes",) if environment.all_hashed else ()),
     )
     platform = {"MACOSX_DEPLOYMENT_TARGET": "14.0"} if facts.os == "Darwin" else {}
     yield Step(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,7 @@ from urllib.parse import urlsplit
 
 from disagg.config import Deploy, Host
 from disagg.fleet.deploy.packages import requirements
-from disagg.fleet.deploy.packages.locks import Locked, locked_packages
+from disagg.fleet.deploy.packages.locks import PYTHONS, Locked, hash_lines, locked_packages, pin_lines
 from disagg.fleet.deploy.packages.requirements import PackageRequirements
 from disagg.fleet.deploy.packages.wheels import Wheel, choose_wheels, host_tags
 from disagg.fleet.deploy.steps import Refusal
@@ -21,12 +22,15 @@ from disagg.fleet.facts.host import HostFacts, Python
 OLDEST: Final = (3, 11)
 _PREFERRED: Final = ((3, 12), (3, 13), (3, 11), (3, 14))
 _UV_VERSION: Final = "3.12"  # what uv downloads if the host has no new enough Python
+OTHER_BUILDS: Final = re.compile(r"torch.*|triton|vllm|tilelang|(flashinfer|nccl|nvidia|cuda).+")
+"""Packages of which sources other than PyPI have builds of their own, such as torch 2.13.0+cpu, or that only some such
+builds need."""
 
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """A Python environment. constraints: the locked versions. python: None if uv is to download one. uv: path of uv,
-    "" if pip installs. extras: of disagg."""
+    """A Python environment. constraints: text of the lock, or of constraints.txt. python: None if uv is to download
+    one. uv: path of uv, "" if pip installs. extras: of disagg."""
 
     requirements: tuple[str, ...]
     constraints: str
@@ -45,11 +49,12 @@ class Environment:
 
     @property
     def hash(self) -> str:
-        """16 hexadecimal digits that name the environment. The installer is not part of it."""
+        """16 hexadecimal digits that name the environment. The installer is not part of it, and neither are the hashes
+        of files: an index may get wheels for further systems."""
         own = self.python.path if self.python is not None and self.python.configured else ""
         content = [
             self.requirements,
-            self.constraints,
+            self._pins,
             (self.version, own, self.site_packages, self.platform),
             self.options,
             [(wheel.path.name, wheel.path.stat().st_size) for wheel in self.wheels],
@@ -59,15 +64,42 @@ class Environment:
     @property
     def packages(self) -> dict[str, Locked]:
         """What is installed, by name. Empty without a lock of its own: constraints.txt also has what others need."""
-        packages = locked_packages(self.constraints)
-        return packages if any(one.nbytes for one in packages.values()) else {}
+        packages = locked_packages(self.constraints).items()
+        needed = {name: one for name, one in packages if not one.pythons or self.version in one.pythons}
+        return needed if any(one.nbytes for one in needed.values()) else {}
+
+    @property
+    def hashed(self) -> dict[str, Locked]:
+        """The packages of which only the lock's files are installed: all of them, unless hosts.toml names sources that
+        may have other builds, the host keeps what its vendor has installed, or its Python is newer than the locks."""
+        if self.site_packages or self.version not in PYTHONS:
+            return {}
+        packages = {name: one for name, one in self.packages.items() if one.hashes}
+        others = self.wheels or not {"--extra-index-url", "--find-links"}.isdisjoint(self.options)
+        sent = {wheel.name for wheel in self.wheels} or packages.keys()
+        kept = (name for name in packages if name in sent and not (others and OTHER_BUILDS.fullmatch(name)))
+        return {name: packages[name] for name in kept}
+
+    @property
+    def all_hashed(self) -> bool:
+        """Whether every package is one of `hashed`: then nothing else is installed, nor asked for."""
+        return bool(self.hashed) and len(self.hashed) == len(self.packages)
 
     @property
     def files(self) -> dict[str, bytes | Path]:
-        """The files that the installer reads, by path below its folder."""
-        lines = {"requirements.txt": "\n".join((*self.requirements, "")), "constraints.txt": self.constraints}
+        """The files that the installer reads, by path below its folder. With hashed.txt it installs this first."""
+        if self.all_hashed:
+            lines = {"requirements.txt": hash_lines(self.hashed), "constraints.txt": ""}
+        else:
+            lines = {"requirements.txt": "\n".join((*self.requirements, "")), "constraints.txt": self._pins}
+            if self.hashed:
+                lines["hashed.txt"] = hash_lines(self.hashed)
         texts: dict[str, bytes | Path] = {name: text.encode() for name, text in lines.items()}
         return texts | {f"wheels/{wheel.path.name}": wheel.path for wheel in self.wheels}
+
+    @property
+    def _pins(self) -> str:
+        return pin_lines(locked_packages(self.constraints))
 
 
 def environment(host: Host, deploy: Deploy, facts: HostFacts, needed: PackageRequirements) -> Environment | Refusal:
@@ -130,11 +162,12 @@ def _wheels(
         return tuple(found)
     what = f"cp{assumed.version[0]}{assumed.version[1]} on {facts.sys_platform} {facts.arch}"
     shown = ", ".join(missing[:5]) + (f" and {len(missing) - 5} more" if len(missing) > 5 else "")
-    return Refusal(
-        f"{folder} has no wheel of {shown} for {what}",
-        "on a machine of that kind, in a checkout of this disagg: pip download -d wheels "
-        f"-c disagg/fleet/{source[0]} '.[{','.join(source[1])}]'; copy them to {folder}",
-    )
+    path, extras = source
+    wanted = f"-c disagg/fleet/{path} '.[{','.join(extras)}]'"
+    if path != requirements.CONSTRAINTS.name:
+        wanted = f"--no-deps --require-hashes -r disagg/fleet/{path}"
+    hint = f"on a machine of that kind, in a checkout of this disagg: pip download -d wheels {wanted}; copy them to"
+    return Refusal(f"{folder} has no wheel of {shown} for {what}", f"{hint} {folder}")
 
 
 def _pythons(host: Host, deploy: Deploy, facts: HostFacts) -> list[Python | None] | Refusal:

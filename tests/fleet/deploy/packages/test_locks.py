@@ -45,11 +45,11 @@ def test_there_is_a_lock_for_every_environment_on_every_platform_and_no_other() 
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_lock_meets_the_ranges_of_pyproject_and_states_each_size(name: str) -> None:
+def test_a_lock_meets_the_ranges_of_pyproject_and_states_sizes_and_hashes(name: str) -> None:
     kind = next(kind for key, kind in KINDS.items() if re.fullmatch(f"{key}-(linux|macosx)-.*", name))
     platform = name.rpartition("-")[0].rpartition("-")[2] + "-" + name.rpartition("-")[2]
     packages = locked_packages(committed_locks()[name])
-    assert all(one.nbytes > 0 for one in packages.values())
+    assert all(one.nbytes > 0 and one.hashes for one in packages.values()), "python -m scripts.lock"
     for requirement in required(kind.extras, platform):
         locked = packages.get(canonicalize_name(requirement.name))
         assert locked is not None, f"{requirement}: run python -m scripts.lock {kind.extras}"
@@ -104,6 +104,8 @@ def test_a_host_gets_the_lock_of_its_engine_and_platform_alone(host: Host, found
     needed = PackageRequirements(("anyio>=4.5", "vllm>=0.32; extra == 'vllm'"), "anyio==4.16.0\n", committed_locks())
     made = environment(host, Deploy(), found, needed)
     assert isinstance(made, Environment)
-    assert made.constraints == (committed_locks()[lock] if lock else "anyio==4.16.0\n")
+    assert made.constraints == (committed_locks()[lock] if lock else "anyio==4.16.0\n") and made.all_hashed == bool(
+        lock
+    )
     assert any(line.startswith("vllm") for line in made.requirements) == lock.startswith("vllm")
     assert bool(made.packages) == bool(lock)
