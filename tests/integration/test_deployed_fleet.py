@@ -223,6 +223,8 @@ def test_a_changed_hosts_toml_is_told_of_and_a_restart_picks_the_new_release_up(
     fleet.config.write_text(fleet.config.read_text().replace(old, new))
     remark = fleet.status()[DECODE]
     assert "other hosts.toml" in remark["why"] and remark["hint"].startswith(f"disagg deploy --host {DECODE} && ")
+    plan = fleet.run("plan", "--host", DECODE).stdout
+    assert "+max_batch = 8" in plan and "to send" in plan
     fleet.run("deploy", "--yes", "--host", DECODE)
     refused = printed_by(fleet.run("start", "--host", DECODE, code=1))
     assert "still runs release" in refused and f"disagg restart --host {DECODE}" in refused

@@ -27,7 +27,8 @@ from disagg.cli.fleet.token import deployed, read_tokens
 if TYPE_CHECKING:
     from disagg.config import Fleet, Host
     from disagg.fleet.changes.hooks import HookRunner
-    from disagg.fleet.deploy.deployment import DeployResult, Planner
+    from disagg.fleet.deploy.deployment import Comparer, DeployResult, Planner
+    from disagg.fleet.deploy.release import Installation
     from disagg.fleet.deploy.steps import Plan
     from disagg.fleet.facts.host import HostFacts
 
@@ -44,10 +45,12 @@ def plan(
     *,
     as_json: AsJson = False,
 ) -> None:
-    """Show what `disagg deploy` would do, step by step. Changes nothing."""
+    """Show what `disagg deploy` would do, step by step, and what differs from now. Changes nothing."""
+    from disagg.fleet.deploy.deployment import comparer, planner
+
     fleet = settings(context).fleet()
-    hosts = _choose(context, fleet)
-    _show_plan(fleet, _plan_only(hosts, _deploying(fleet, dry=True)), as_json)
+    hosts, here = _choose(context, fleet), _installation(fleet, dry=True)
+    _show_plan(fleet, _plan_only(hosts, planner(here), comparer(here)), as_json)
 
 
 def deploy(
@@ -76,14 +79,17 @@ def deploy(
     A host that has all of it already is left untouched. If something fails, the host keeps its current release,
     and the next run goes on.
     """
+    from disagg.fleet.deploy.deployment import comparer, planner
+
     fleet = settings(context).fleet()
     hosts = _choose(context, fleet)
     if not dry_run:
         require_answer("deploy", "changes", yes=yes, as_json=as_json)
     adopted = _adoptable(fleet, hosts, refused=dry_run or replace_token) if adopt_token else ()
-    decide = _deploying(fleet, adopted=adopted, dry=dry_run, replace_token=replace_token)
+    here = _installation(fleet, adopted=adopted, dry=dry_run)
+    decide = planner(here, replace_token)
     if dry_run:
-        _show_plan(fleet, _plan_only(hosts, decide), as_json)
+        _show_plan(fleet, _plan_only(hosts, decide, comparer(here)), as_json)
 
     def agreed(changing: bool) -> Planner:
         return _with_token(fleet, decide, adopted=adopted, needed=changing, replace_token=replace_token)
@@ -98,6 +104,7 @@ def deploy(
         break_lock=break_lock,
         agreed=agreed,
         hooks=hook_runner(fleet, "deploy"),
+        compare=None if yes else comparer(here),
     )
     _finish(fleet, reports, as_json)
 
@@ -179,17 +186,14 @@ def _adoptable(fleet: Fleet, hosts: Sequence[Host], refused: bool) -> tuple[str,
     return adoptable(hosts, read_tokens(deployed(fleet)), state.tokens() if state.has_token() else ())
 
 
-def _deploying(
-    fleet: Fleet, *, adopted: tuple[str, ...] = (), dry: bool = False, replace_token: bool = False
-) -> Planner:
-    """The planner, with this machine's tokens, or those to adopt. Makes none: without any it plans with none."""
-    from disagg.fleet.deploy.deployment import planner
+def _installation(fleet: Fleet, *, adopted: tuple[str, ...] = (), dry: bool = False) -> Installation:
+    """What is deployed, with this machine's tokens, or those to adopt. Makes none: without any it has none."""
     from disagg.fleet.deploy.release import Installation
     from disagg.fleet.lifecycle.state import State
 
     state = State.of(fleet)
     none = not state.has_token() and (dry or (state.makes_token and not state.has_earlier_token))
-    return planner(Installation.current(fleet, adopted or (() if none else state.ensure_tokens())), replace_token)
+    return Installation.current(fleet, adopted or (() if none else state.ensure_tokens()))
 
 
 def _with_token(
@@ -198,6 +202,7 @@ def _with_token(
     """After the question: keep the adopted tokens, or make one if it is needed. The planner with it. UsageError if this
     machine has none and the fleet has."""
     from disagg.fleet.changes.tokens import require_none
+    from disagg.fleet.deploy.deployment import planner
     from disagg.fleet.lifecycle.state import State
 
     state = State.of(fleet)
@@ -207,14 +212,14 @@ def _with_token(
         if not replace_token:
             require_none(read_tokens(deployed(fleet)))
         state.ensure_tokens()
-        return _deploying(fleet, replace_token=replace_token)
+        return planner(_installation(fleet), replace_token)
     return decide
 
 
-def _plan_only(hosts: Sequence[Host], decide: Planner) -> list[DeployResult]:
+def _plan_only(hosts: Sequence[Host], decide: Planner, compare: Comparer | None = None) -> list[DeployResult]:
     from disagg.fleet.deploy.deployment import Deployment
 
-    with stderr().status("reading facts …"), Deployment(hosts, decide, "plan") as deployment:
+    with stderr().status("reading facts …"), Deployment(hosts, decide, "plan", compare=compare) as deployment:
         return deployment.plan()
 
 
@@ -229,10 +234,11 @@ def _run(
     if_full: bool = False,
     agreed: Callable[[bool], Planner] | None = None,
     hooks: HookRunner | None = None,
+    compare: Comparer | None = None,
 ) -> list[DeployResult]:
     """Plan and carry out, with progress on stderr. question: the verb to ask with on a terminal; None asks nothing.
-    if_full: see Deployment. agreed: called after the question with whether any host changes; the planner to carry out
-    with. hooks: those of the command, if it has any."""
+    if_full, compare: see Deployment. agreed: called after the question with whether any host changes; the planner to
+    carry out with. hooks: those of the command, if it has any."""
     from disagg.cli.views.fleet.deploy import DeployProgress, plan_view
     from disagg.cli.views.fleet.deploy import question as question_text
     from disagg.cli.views.fleet.hooks import hooks_view
@@ -240,7 +246,7 @@ def _run(
     from disagg.fleet.deploy.deployment import Deployment
 
     progress = DeployProgress(stderr())
-    with Deployment(hosts, decide, why, progress.report, if_full=if_full) as deployment:
+    with Deployment(hosts, decide, why, progress.report, if_full=if_full, compare=compare) as deployment:
         with note_if_interrupted("nothing was changed"):
             with stderr().status("reading facts …"):
                 planned = deployment.plan()

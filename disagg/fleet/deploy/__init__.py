@@ -8,6 +8,7 @@ refusals      why a host cannot have a release
 fit           whether a model fits a host's memory
 steps         the types of a plan; scripts: the shell scripts that steps run
 plan          facts and target state -> steps
+difference/   what a plan changes on a host, for whoever reads it
 undo          facts -> the steps of a rollback or an uninstallation
 apply         carries a plan out on a machine
 deployment    all hosts of a fleet at the same time; pace: how far an upload has come

@@ -15,6 +15,8 @@ from disagg.fleet.changes.lock import locked
 from disagg.fleet.deploy import fit
 from disagg.fleet.deploy import plan as planning
 from disagg.fleet.deploy.apply import OnStep, apply, ignore
+from disagg.fleet.deploy.difference.content import read_content
+from disagg.fleet.deploy.difference.difference import Difference, difference
 from disagg.fleet.deploy.refusals import another_token, cuda_for_cpu, refusals
 from disagg.fleet.deploy.release import Installation, target_state
 from disagg.fleet.deploy.steps import Plan, Refusal
@@ -26,6 +28,8 @@ from disagg.fleet.machine.fan_out import HostOutcome, each
 
 Planner = Callable[[Host, HostFacts], Plan]
 """Makes a host's plan from its facts."""
+Comparer = Callable[[Host, HostFacts, Plan, Machine], Difference | None]
+"""Compares what a host has with what its plan makes of it."""
 
 DeployOutcome = Literal["unchanged", "changed", "planned", "failed"]
 
@@ -33,7 +37,7 @@ DeployOutcome = Literal["unchanged", "changed", "planned", "failed"]
 @dataclass(frozen=True, slots=True)
 class DeployResult:
     """The result on one host. error: set if the result is failed. sent: bytes. plan: None if the host's facts could not
-    be read."""
+    be read. difference: of a plan that was asked for it."""
 
     host: str
     result: DeployOutcome
@@ -41,6 +45,7 @@ class DeployResult:
     seconds: float = 0.0
     sent: int = 0
     error: DisaggError | None = None
+    difference: Difference | None = None
 
     @property
     def ok(self) -> bool:
@@ -54,6 +59,7 @@ class DeployResult:
             "bytes": self.sent,
             "error": self.error.to_json() if self.error else None,
             "plan": self.plan.to_json() if self.plan else None,
+            "difference": self.difference.to_json() if self.difference else None,
         }
 
 
@@ -95,6 +101,18 @@ def planner(installation: Installation, replace_token: bool = False) -> Planner:
     return make_plan
 
 
+def comparer(installation: Installation) -> Comparer:
+    """Compares hosts with the target state of this installation: one more round trip to each that has a release."""
+
+    def compare(host: Host, facts: HostFacts, plan: Plan, machine: Machine) -> Difference | None:
+        wanted = target_state(installation, host, facts)
+        if isinstance(wanted, Refusal):
+            return None
+        return difference(wanted, plan, facts, read_content(machine, facts))
+
+    return compare
+
+
 def _fit(fleet: Fleet, host: Host, facts: HostFacts) -> fit.Fit | None:
     return None if host.gateway else fit.fit(host, fleet.models[host.model], facts.hardware, facts.os)
 
@@ -106,8 +124,8 @@ def exit_code(reports: Sequence[DeployResult]) -> int:
 
 @dataclass(slots=True)
 class Deployment:
-    """One command on some hosts. why: the command, for the lock. if_full: see `locked`. Machines stay connected until
-    it is closed."""
+    """One command on some hosts. why: the command, for the lock. if_full: see `locked`. compare: for plans that
+    somebody reads. Machines stay connected until it is closed."""
 
     hosts: Sequence[Host]
     planner: Planner
@@ -115,6 +133,7 @@ class Deployment:
     report: OnStep = ignore
     connect: Callable[[Host], Machine] = machine_for
     if_full: bool = False
+    compare: Comparer | None = None
     _machines: dict[str, Machine] = field(default_factory=dict)
     _homes: dict[str, HostPaths] = field(default_factory=dict)
     _guard: Lock = field(default_factory=Lock)
@@ -133,10 +152,14 @@ class Deployment:
         """Each host's plan. Changes nothing."""
 
         def read(host: Host) -> DeployResult:
-            plan = self._plan(host)
+            facts = self._facts(host)
+            plan = self.planner(host, facts)
             if plan.refusals:
                 return DeployResult(host.name, "failed", plan, error=_refused(plan))
-            return DeployResult(host.name, "planned" if plan.steps else "unchanged", plan)
+            if not plan.steps:
+                return DeployResult(host.name, "unchanged", plan)
+            found = self.compare(host, facts, plan, self._machine(host)) if self.compare is not None else None
+            return DeployResult(host.name, "planned", plan, difference=found)
 
         return [_reported(outcome) for outcome in each(self.hosts, read)]
 
@@ -147,7 +170,7 @@ class Deployment:
         def change(host: Host) -> DeployResult:
             where = self._machine(host)
             with locked(where, self._homes[host.name], self.why, break_lock, self.if_full) as audit:
-                plan = self._plan(host)  # another command may have changed the host before the lock was held
+                plan = self.planner(host, self._facts(host))  # another command may have changed it before the lock
                 if plan.refusals:
                     return DeployResult(host.name, "failed", plan, error=_refused(plan))
                 sent = apply(where, plan, self.report)
@@ -162,10 +185,10 @@ class Deployment:
                 done[name] = replace(report, plan=before[name].plan)
         return [done.get(host.name, before[host.name]) for host in self.hosts]
 
-    def _plan(self, host: Host) -> Plan:
+    def _facts(self, host: Host) -> HostFacts:
         facts = read_host_facts(self._machine(host), host)
         self._homes[host.name] = facts.paths
-        return self.planner(host, facts)
+        return facts
 
     def _machine(self, host: Host) -> Machine:
         with self._guard:

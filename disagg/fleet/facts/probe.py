@@ -14,7 +14,7 @@ _FOLDER = Path(__file__).parent
 
 
 def script(name: str) -> str:
-    """The text of a probe, with the functions that all probes share."""
+    """The text of a probe, with the functions that all probes share. name: of a file here, or its path."""
     return "".join((_FOLDER / file).read_text(encoding="utf-8") for file in ("probe.sh", name))
 
 
@@ -30,7 +30,7 @@ def run_probe(
     result = machine.run(argv, script=script(name), environment=environment, timeout=timeout)
     if not result.ok:
         reason = last_lines(result.stderr or result.stdout, 3) or f"exit code {result.code}"
-        raise FleetError(f"{machine.name}: {name} failed there: {reason}", f"disagg ssh {machine.name}")
+        raise FleetError(f"{machine.name}: {Path(name).name} failed there: {reason}", f"disagg ssh {machine.name}")
     return ProbeOutput.parse(machine.name, result.stdout)
 
 

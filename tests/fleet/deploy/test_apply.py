@@ -16,7 +16,8 @@ import pytest
 
 from disagg.errors import Cancelled, CommandFailed, DeployRefused, FleetError, HostLocked, HostUnreachable
 from disagg.fleet.changes.lock import LockHolder, locked
-from disagg.fleet.deploy.deployment import Deployment, DeployResult, Planner, exit_code
+from disagg.fleet.deploy.deployment import Deployment, DeployResult, Planner, comparer, exit_code
+from disagg.fleet.deploy.difference.content import read_content
 from disagg.fleet.deploy.steps import Plan, RunScript, Step
 from disagg.fleet.deploy.undo import rollback, rollback_to, uninstall
 from disagg.fleet.facts.paths import HostPaths
@@ -104,6 +105,20 @@ def test_uv_is_asked_for_the_locked_versions_from_where_hosts_toml_says(site: Si
     files = f"-r {spec}/requirements.txt -c {spec}/constraints.txt"
     index = "--index-url http://mirror.lab/simple --trusted-host mirror.lab"
     assert install == f"pip install --python {build}/bin/python {files} {index}"
+
+
+def test_a_plan_shows_what_differs_from_the_release_that_is_there(deployed: Site) -> None:
+    environment = next((deployed.root / "envs").iterdir())
+    (environment / "lib/python3.12/site-packages/torch-2.13.0+cpu.dist-info").mkdir(parents=True)
+    deployed.package = NEW_CODE
+    deployed.changes = {"port = 18321": "port = 18322"}
+    with deployed.deployment() as deployment:
+        deployment.compare = comparer(deployed.here)
+        (report,) = deployment.plan()
+    found = present(report.difference)
+    assert found.files == {"disagg/servers/__main__.py": "changed"}
+    assert {"-port = 18321", "+port = 18322"} <= set(found.settings) and found.to_send > 0
+    assert read_content(LocalMachine("spark"), deployed.facts()).packages == {"torch": "2.13.0+cpu"}
 
 
 def test_two_releases_with_environments_of_their_own_are_kept_with_them(site: Site) -> None:

@@ -16,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from disagg.cli.views.errors import error_views
+from disagg.cli.views.fleet.difference import difference_lines
 from disagg.cli.views.fleet.together import host_options
 from disagg.cli.views.items import Hanging
 from disagg.cli.views.units import counted, seconds, size
@@ -61,6 +62,8 @@ def _plan_lines(report: DeployResult) -> Iterator[RenderableType]:
         yield Hanging(Text(f"  {number:2} ", "dim"), Text(step.what))
     for note in plan.notes if plan else ():
         yield Hanging(Text("   ! ", "yellow"), Text(note))
+    if report.difference is not None:
+        yield from difference_lines(report.difference)
 
 
 def reports_view(

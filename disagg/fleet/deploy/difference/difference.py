@@ -1,0 +1,113 @@
+"""The target state of a host compared with what its current release holds. Pure: no I/O but the sizes of files."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from disagg.fleet.deploy.difference.content import Content, is_setting
+from disagg.fleet.deploy.packages.environment import Environment
+from disagg.fleet.deploy.release import TargetState
+from disagg.fleet.deploy.steps import Plan, PutTree, WriteFile
+from disagg.fleet.facts.host import HostFacts
+from disagg.fleet.machine.upload import split
+
+FileChange = Literal["added", "changed", "removed"]
+_OF_VENV: Final = frozenset({"pip", "setuptools", "wheel"})
+
+
+@dataclass(frozen=True, slots=True)
+class PackageChange:
+    """before, after: versions, "" for a package that is not installed."""
+
+    name: str
+    before: str
+    after: str
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """What a plan changes. files: of the release, by path, without settings. settings: lines of a unified diff of
+    hosts.toml and the service's definitions. packages: of the environment, as far as the lock tells. Both are empty
+    for a host without a release. to_send: bytes, before compression. to_download: bytes of packages at most, without
+    what the host's installer has cached."""
+
+    files: Mapping[str, FileChange] = field(default_factory=dict)
+    settings: tuple[str, ...] = ()
+    packages: tuple[PackageChange, ...] = ()
+    to_send: int = 0
+    to_download: int = 0
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "files": dict(self.files),
+            "settings": list(self.settings),
+            "packages": [{"name": one.name, "before": one.before, "after": one.after} for one in self.packages],
+            "to_send": self.to_send,
+            "to_download": self.to_download,
+        }
+
+
+def difference(desired: TargetState, plan: Plan, facts: HostFacts, there: Content) -> Difference:
+    """What the plan for the target state changes on a host. there: what the host's current release holds."""
+    environment = desired.environment
+    builds = any(step.name == "environment" for step in plan.steps)
+    downloads = builds and not environment.site_packages and not environment.wheels
+    known = bool(there.files)
+    rebuilt = known and facts.environment_of(facts.current) != environment.hash
+    return Difference(
+        dict(_files(desired.files, there.files)) if known else {},
+        tuple(_settings(desired.files, there.settings)) if known else (),
+        tuple(_packages(environment, there.packages)) if rebuilt else (),
+        sum(_sent(plan, facts)),
+        plan.package_bytes if downloads else 0,
+    )
+
+
+def _files(wanted: Mapping[str, bytes], there: Mapping[str, str]) -> Iterator[tuple[str, FileChange]]:
+    for name in sorted(wanted.keys() | there.keys()):
+        if is_setting(name):
+            continue
+        if name not in there:
+            yield name, "added"
+        elif name not in wanted:
+            yield name, "removed"
+        elif hashlib.sha256(wanted[name]).hexdigest() != there[name]:
+            yield name, "changed"
+
+
+def _settings(wanted: Mapping[str, bytes], there: Mapping[str, tuple[str, ...]]) -> Iterator[str]:
+    """A unified diff, file by file."""
+    for name in sorted(filter(is_setting, wanted.keys() | there.keys())):
+        before, after = there.get(name, ()), wanted.get(name, b"").decode().splitlines()
+        yield from difflib.unified_diff(before, after, f"{name} (current)", f"{name} (new)", lineterm="")
+
+
+def _packages(environment: Environment, there: Mapping[str, str]) -> Iterator[PackageChange]:
+    """Versions that change. Of a package that is not there, the lock tells whether it will be if its own file is
+    installed: another build of torch does not need what CUDA's does."""
+    locked, certain = environment.packages, environment.hashed
+    if not locked:
+        return
+    for name in sorted(locked.keys() | there.keys()):
+        before, after = there.get(name, ""), locked[name].version if name in locked else ""
+        if before.partition("+")[0] == after or (name in _OF_VENV and not after) or not (before or name in certain):
+            continue
+        yield PackageChange(name, before, after)
+
+
+def _sent(plan: Plan, facts: HostFacts) -> Iterator[int]:
+    """Bytes of each file that the plan sends, without the parts that a broken-off upload has left there."""
+    for step in plan.steps:
+        match step.action:
+            case PutTree(_, files, parts):
+                for content in files.values():
+                    yield content.stat().st_size if isinstance(content, Path) else len(content)
+                if parts:
+                    yield -sum(facts.uploads.get(file.part, 0) for file in split(files)[1])
+            case WriteFile(_, content):
+                yield len(content)
