@@ -6,14 +6,16 @@ import shlex
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 from disagg.cli.fleet.rollout import asking
-from disagg.config import Host
+from disagg.config import HookName, Hooks, Host
 from disagg.errors import DisaggError, FleetError
+from disagg.fleet.changes.hooks import HookRunner
 from disagg.fleet.deploy.release import release_hash, run_script
 from disagg.fleet.deploy.steps import Plan
 from disagg.fleet.deploy.undo import rollback
@@ -83,7 +85,6 @@ class Site(Yard):
             return rollback(host, facts, target[host.name])
 
         hosts = list(self.fleet.hosts.values())
-        connect = lambda host: LocalMachine(host.name)  # noqa: E731
         told = lambda host, doing: self.progress.append((host, doing))  # noqa: E731
         work = Rollout(
             self.fleet, self.state, hosts, plan, asking(self.fleet, self.state), report=told, connect=connect
@@ -100,6 +101,10 @@ class Site(Yard):
     def runs(self) -> dict[str, str]:
         """The release that each host's server runs."""
         return {name: self.own(name).joinpath("serving").read_text().split()[1] for name in NAMES if self.pid(name)}
+
+
+def connect(host: Host) -> LocalMachine:
+    return LocalMachine(host.name)
 
 
 @dataclass
@@ -159,9 +164,19 @@ def test_a_release_with_wrong_answers_is_rolled_back_by_itself_and_no_request_fa
     assert load.answers and not load.errors
 
 
-def test_a_release_that_does_not_start_is_rolled_back(site: Site) -> None:
+def test_a_release_that_does_not_start_is_rolled_back_and_hooks_are_told(site: Site, tmp_path: Path) -> None:
     first = site.begin()
-    report = site.run({name: site.release(name, "crash") for name in NAMES})
+    note = f'echo "$DISAGG_HOOK $DISAGG_RESULT $DISAGG_FAILED" >>{tmp_path / "told"}'
+    names: tuple[HookName, ...] = get_args(HookName)
+    hooks = HookRunner(replace(site.fleet, hooks=Hooks(dict.fromkeys(names, note))), "rollout", connect=connect)
+    report = site.run({name: site.release(name, "crash") for name in NAMES}, hooks=hooks)
+    assert (tmp_path / "told").read_text().splitlines() == [
+        "before_deploy planned ",
+        "after_deploy done ",
+        "before_restart planned ",
+        "after_restart failed a",
+        "on_failure failed a",
+    ]
     assert (report.ending, outcomes(report)) == ("rolled back", {"a": "rolled back", "b": "left"})
     assert site.runs() == first
     links = {name: (site.own(name) / "current").readlink().name for name in NAMES}
