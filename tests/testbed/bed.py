@@ -349,11 +349,12 @@ def _account(place: Path, user: str, home: str) -> None:
     """What the host's /etc says about its accounts: root and one user, who has no password."""
     (place / "home").mkdir(parents=True)
     sshd_user = "sshd:x:74:65534::/run/sshd:/usr/sbin/nologin\n"
+    bus = "messagebus:x:75:75::/:/usr/sbin/nologin\n"  # for systemd, if the host boots
     (place / "passwd").write_text(
-        f"root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534::/:/usr/sbin/nologin\n{sshd_user}"
+        f"root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534::/:/usr/sbin/nologin\n{sshd_user}{bus}"
         f"{user}:x:{_ACCOUNT}:{_ACCOUNT}::{home}:/bin/bash\n"
     )
-    (place / "group").write_text(f"root:x:0:\nnogroup:x:65534:\n{user}:x:{_ACCOUNT}:\n")
+    (place / "group").write_text(f"root:x:0:\nnogroup:x:65534:\nmessagebus:x:75:\n{user}:x:{_ACCOUNT}:\n")
     (place / "shadow").write_text(f"root:*:20000::::::\n{user}:*:20000::::::\n")
     (place / "shadow").chmod(0o640)
 

@@ -68,7 +68,8 @@ MASKED = (  # what would touch the machine that this host is a part of
     "systemd-udevd.service", "systemd-udev-trigger.service", "systemd-udevd-control.socket",
     "systemd-udevd-kernel.socket", "systemd-sysctl.service", "systemd-modules-load.service",
     "systemd-update-utmp.service", "systemd-random-seed.service", "systemd-timesyncd.service",
-    "systemd-remount-fs.service", "systemd-journal-flush.service", "keyboard-setup.service", "dev-hugepages.mount",
+    "systemd-remount-fs.service", "systemd-journal-flush.service", "systemd-sysusers.service",
+    "keyboard-setup.service", "dev-hugepages.mount",
     "dev-mqueue.mount", "sys-kernel-debug.mount", "sys-kernel-tracing.mount", "sys-fs-fuse-connections.mount",
     "proc-sys-fs-binfmt_misc.automount",
 )  # fmt: skip
