@@ -4,8 +4,8 @@
 
 The hosts are namespaces of this machine with an sshd, an account and a home each, half of them like a DGX Spark, half
 like a Mac as far as a shell can see; that needs root. They get disagg and the demo models; their environments are
-made at once, as those of tests. Their servers are not started, so that status asks every machine over SSH, too. Times are
-those of whole `disagg` commands, with the start of the interpreter. Prints one JSON object, seconds as medians.
+made at once, as those of tests. Their servers are not started, so that status asks every machine over SSH, too. Times
+are those of whole `disagg` commands, with the start of the interpreter. Prints one JSON object, seconds as medians.
 `cut`: the link is down and the kernel reports no route. `silent`: packets vanish, as behind a router.
 """
 
