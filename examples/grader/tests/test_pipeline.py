@@ -4,8 +4,9 @@ made-up gateway."""
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -101,3 +102,31 @@ async def test_the_table_has_a_row_per_notebook_with_corrections_and_no_formulas
     header, row = report.table(store, "b", SAMPLE.rubric).splitlines()
     assert header == "notebook,state,points,maximum,mean,table,plot,review,summary"
     assert row.startswith("'=cmd.ipynb,done,") and row.endswith(",'=1+1") and ",3.0," in row
+
+
+async def test_a_solution_that_fails_fails_the_notebooks_with_its_reason(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tests.fake.RESULTS", {})
+    for name in ("a", "b"):
+        store.add("b", SAMPLE.name, name, EMPTY)
+    await drained(store, FakeGateway())
+    assert [one.state for one in store.batch("b")] == ["failed", "failed"]
+    assert all("solution.ipynb: no variable mean" in one.error for one in store.batch("b"))
+
+
+async def test_a_fault_with_one_notebook_does_not_end_the_others(store: Store) -> None:
+    class Confused(FakeGateway):
+        """Its first answer is none of a gateway."""
+
+        async def _send(self, requests: Sequence[Any], began: float) -> tuple[dict[str, Any], str]:
+            if not self.answered:
+                self.answered.append("nothing")
+                return {"results": [{}]}, ""
+            return await super()._send(requests, began)
+
+    for name in ("a", "b", "c"):
+        store.add("b", SAMPLE.name, name, EMPTY)
+    await drained(store, Confused())
+    assert sorted(one.state for one in store.batch("b")) == ["done", "done", "failed"]
+    assert [one.error for one in store.batch("b") if one.error] == ["a fault of the grader: KeyError: 'index'"]

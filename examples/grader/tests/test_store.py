@@ -29,3 +29,24 @@ def test_no_two_claims_get_the_same_submission() -> None:
         claimed.append(one.id)
     assert claimed == added
     store.close()
+
+
+def test_only_what_is_in_the_states_asked_for_is_queued_again() -> None:
+    store = Store(":memory:")
+    done, failed, running = (store.add("b", "sample", name, b"") for name in ("done", "failed", "running"))
+    other = store.add("c", "sample", "failed", b"")
+    while store.claim() is not None:
+        pass
+    store.finish(done, GRADE, [])
+    store.fail(failed, "no host")
+    store.fail(other, "no host")
+    assert store.requeue("b", ("failed",)) == 1
+    states = [(one.id, one.state, one.error) for one in (*store.batch("b"), *store.batch("c"))]
+    assert states == [
+        (done, "done", ""),
+        (failed, "queued", ""),
+        (running, "running", ""),
+        (other, "failed", "no host"),
+    ]
+    assert store.requeue() == 1
+    store.close()
