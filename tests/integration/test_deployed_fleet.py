@@ -217,18 +217,29 @@ def test_a_watch_tells_a_command_when_a_host_goes_down_and_when_it_is_back(fleet
     assert json.loads(lines[0])["why"], "the reason that status shows"
 
 
-def test_a_changed_hosts_toml_is_told_of_and_a_restart_picks_the_new_release_up(fleet: Operator) -> None:
+def test_a_changed_hosts_toml_is_told_of_and_a_restart_picks_the_new_release_up_with_hooks_around_both(
+    fleet: Operator,
+) -> None:
     old, new = "max_batch = 16\nmax_kv_bytes", "max_batch = 8\nmax_kv_bytes"
     assert old in fleet.config.read_text()
     fleet.config.write_text(fleet.config.read_text().replace(old, new))
     remark = fleet.status()[DECODE]
     assert "other hosts.toml" in remark["why"] and remark["hint"].startswith(f"disagg deploy --host {DECODE} && ")
-    plan = fleet.run("plan", "--host", DECODE).stdout
-    assert "+max_batch = 8" in plan and "to send" in plan
-    fleet.run("deploy", "--yes", "--host", DECODE)
-    refused = printed_by(fleet.run("start", "--host", DECODE, code=1))
-    assert "still runs release" in refused and f"disagg restart --host {DECODE}" in refused
-    assert "restarted" in fleet.run("restart", "--host", DECODE, "--timeout", PATIENCE_S).stdout
+    note = 'echo "$DISAGG_HOOK $DISAGG_HOSTS $DISAGG_RESULT" >>noted'
+    names = ("before_deploy", "after_deploy", "before_restart", "after_restart")
+    hooks = "\n".join(["[hooks]", *(f"{name} = '{note}'" for name in names)])
+    with edited(fleet, ("[fleet]", f"{hooks}\n\n[fleet]")):
+        plan = fleet.run("plan", "--host", DECODE).stdout
+        assert "+max_batch = 8" in plan and "to send" in plan
+        assert "hook after_deploy echo" in plan and "before_restart" not in plan, "a deployment restarts nothing"
+        fleet.run("deploy", "--yes", "--host", DECODE)
+        refused = printed_by(fleet.run("start", "--host", DECODE, code=1))
+        assert "still runs release" in refused and f"disagg restart --host {DECODE}" in refused
+        assert "restarted" in fleet.run("restart", "--host", DECODE, "--timeout", PATIENCE_S).stdout
+    told = (fleet.folder / "noted").read_text().splitlines()
+    assert told == [f"{name} {DECODE} {'planned' if 'before' in name else 'done'}" for name in names]
+    audit = json.loads(fleet.run("logs", "--audit", "--host", DECODE, "--json").stdout)
+    assert [name for name in names if f"hook {name}" in json.dumps(audit)] == list(names)
     healthy = fleet.status(0, "--host", DECODE)[DECODE]
     assert healthy["why"] == "" and healthy["release"] != remark["release"]
 

@@ -122,23 +122,6 @@ def test_a_host_that_was_renamed_is_pruned_from_its_machine_and_no_other_machine
     )
 
 
-def test_hooks_run_around_a_deployment_and_the_hosts_audit_has_them(fleet: Operator) -> None:
-    note = 'echo "$DISAGG_HOOK $DISAGG_HOSTS $DISAGG_RESULT" >>told'
-    hooks = f"[hooks]\nbefore_deploy = '{note}'\nafter_deploy = '{note}; exit 3'\n\n[fleet]"
-    told = fleet.folder / "told"
-    with edited(fleet, ("[fleet]", hooks), ("port = 8000\n", "port = 8000\nqueue_size = 5\n")):
-        planned = json.loads(fleet.run("plan", "--json", "--host", "dgx-spark-1").stdout)
-        assert list(planned["hooks"]) == ["before_deploy", "after_deploy"] and not told.exists()
-        done = fleet.run("deploy", "--yes", "--host", "dgx-spark-1")
-    assert "the hook after_deploy failed: exit code 3" in done.stderr
-    assert told.read_text().splitlines() == ["before_deploy dgx-spark-1 planned", "after_deploy dgx-spark-1 done"]
-    audit = fleet.bed.hosts["dgx-spark-1"].home / ".disagg/hosts/dgx-spark-1/logs/audit.log"
-    ended = [
-        (one["event"], one["ended"]) for line in audit.read_text().splitlines() if "ended" in (one := json.loads(line))
-    ]
-    assert ended[-3:] == [("deploy", "done"), ("hook before_deploy", "done"), ("hook after_deploy", "failed")]
-
-
 def test_a_carried_model_is_listed_as_such_and_can_be_removed(fleet: Operator) -> None:
     (row,) = json.loads(fleet.run("models", "list", "--json", "--host", "dgx-spark-1").stdout)["hosts"]
     assert row["state"] == "complete"
