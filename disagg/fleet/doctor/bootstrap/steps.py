@@ -5,6 +5,7 @@ The steps of macOS and of NVIDIA's driver follow the vendors' documentation and 
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -54,6 +55,8 @@ class StepResult:
         }
 
 
+_PLAIN: Final = re.compile(r"[\w./ -]+")
+"""A line that means the same without a shell."""
 _PYTHON: Final = SetUpStep(
     "python",
     "environments are built with it",
@@ -164,11 +167,12 @@ def _account(host: Host, account: str, login: str, linux: bool) -> SetUpStep:
 
 def as_account(line: str, account: str, there: CheckedMachine, root: bool = False, ask: str = "-n ") -> str:
     """A line for sh that runs this one as root, or as this account. ask: "" lets sudo ask for a password."""
+    program = line if _PLAIN.fullmatch(line) else f"/bin/sh -c {shlex.quote(line)}"
     if root and there.uid != 0:
-        return f"sudo {ask}/bin/sh -c {shlex.quote(line)}"
+        return f"sudo {ask}{program}"
     if root or account == there.user:
         return line
-    return f"sudo {ask}-H -u {account} /bin/sh -c {shlex.quote(line)}"
+    return f"sudo {ask}-H -u {account} {program}"
 
 
 def judged(wanted: tuple[SetUpStep, ...], there: CheckedMachine, host: Host) -> list[StepResult]:

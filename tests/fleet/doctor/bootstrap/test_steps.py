@@ -109,6 +109,12 @@ def test_what_needs_a_password_or_has_no_command_is_for_a_person(
     assert found == state and hint in shown
 
 
+def test_a_plain_command_needs_no_shell() -> None:
+    assert as_account("timedatectl set-ntp true", "me", CheckedMachine("Linux", "me"), root=True) == (
+        "sudo -n timedatectl set-ntp true"
+    )
+
+
 def test_what_a_person_runs_with_a_password_is_a_whole_command_line() -> None:
     _, hint = states(replace(CLOCK, command="a 'b' && c"), spark())
     *_, line = shlex.split(hint.partition(": ")[2])

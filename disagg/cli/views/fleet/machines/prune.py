@@ -18,7 +18,7 @@ from disagg.fleet.deploy.prune.pruning import Pruned
 def found_view(results: Sequence[Pruned], whole: Collection[str] = ()) -> RenderableType:
     """One row for each thing, then what stays and why, then errors. `whole`: the names of all hosts of the fleet."""
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
-    table.add_column("machine of", style="bold", overflow="fold")
+    table.add_column("machine", style="bold", overflow="fold")
     table.add_column("left over", overflow="fold")
     table.add_column("size", justify="right", no_wrap=True)
     table.add_column("what it is", style="dim", overflow="fold")
