@@ -28,14 +28,13 @@ pytestmark = [
 
 ARCHITECTURES: dict[str, dict[str, Any]] = {
     "llama": {"head_dim": 32},
-    "qwen3": {},
     "qwen3_moe": {},
     "gemma3_text": {},
     "gpt_oss_yarn": {"rms_norm_eps": 1e-5},
     "deepseek_v3": {"kv_lora_rank": 512, "qk_rope_head_dim": 64},
 }
 """And what their config.json has else: vLLM's attention on CPUs needs heads of 32, and these widths if it is latent;
-its gpt-oss YaRN and 1e-5."""
+its gpt-oss YaRN and 1e-5. `test_vllm_ranks` has qwen3."""
 LENGTHS = (2, tiny_models.WINDOW - 1, tiny_models.WINDOW + 1, 129, 300)
 SAMPLING: dict[str, Any] = {"max_tokens": 64, "ignore_eos": True}
 ANSWER: dict[str, Any] = {**SAMPLING, "local_prefill": False}

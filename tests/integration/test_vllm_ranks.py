@@ -16,7 +16,7 @@ from disagg.inference.types import Completion
 from disagg.servers.health.watchdog import EXIT_CODE
 from tests import tiny_models
 from tests.fleets import HAS_VLLM, TOKEN, RunningFleet, running, wait_until, write_hosts
-from tests.integration.test_vllm import ANSWER, PREFILL, events, ids, prompt
+from tests.integration.test_vllm import ANSWER, PREFILL, events, ids, prompt, require_those_of_transformers
 from tests.ports import free_ports
 
 pytestmark = [
@@ -64,6 +64,7 @@ async def test_two_nodes_give_the_tokens_of_one_machine_and_each_sends_its_heads
         alone = await client.generate("m", tokens=tokens, alone="decode", cache_salt="alone", **ANSWER)
     assert handed_over.metrics.method == "disaggregated"
     assert ids(handed_over) == ids(alone) and len(set(ids(alone))) > 12
+    require_those_of_transformers(fleet, [tokens], [handed_over])
     (sent,) = events(fleet, "kv_of_ranks")
     assert sent["kv_bytes"] == [handed_over.metrics.kv_bytes // 2] * 2
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from disagg.config import Deploy, EngineOptions, Host
+from disagg.config import Deploy, EngineName, EngineOptions, Fleet, Host
 from disagg.fleet.deploy import plan as planning
 from disagg.fleet.deploy import undo
 from disagg.fleet.deploy.deployment import planner
@@ -207,6 +207,27 @@ def test_gigabytes_for_cuda_are_refused_on_a_host_that_computes_on_its_cpu() -> 
     assert not refused(on_cpu, Deploy(find_links=("/srv/wheels",))), "there may be smaller packages"
     there = {made(with_locks(on_cpu), on_cpu, found).environment.hash: True}
     assert not refused(on_cpu, found=replace(found, environments=there)), "nothing is downloaded"
+
+
+def test_a_host_beside_a_vllm_serve_takes_its_packages_and_downloads_none() -> None:
+    engine = EngineOptions("vllm-server", url="http://127.0.0.1:8100")
+    own = Python("/opt/vllm/bin/python", (3, 12, 3), configured=True)
+    found = replace(facts("spark_bare"), pythons=(own,))
+    beside = spark(engine=engine, python=own.path, site_packages=True)
+    one = replace(with_locks(beside), fleet=with_source("vllm-server", beside))
+    plan = planning.plan(made(one, beside, found), found)
+    (build,) = [step for step in plan.steps if step.name == "environment"]
+    assert plan.refusals == () and "to download" not in build.what
+    assert isinstance(build.action, RunScript) and build.action.argv[3:6] == (own.path, "", "1")
+    (check,) = [step for step in plan.steps if step.name == "check"]
+    assert isinstance(check.action, RunScript) and check.action.argv[-2:] == ("torch", "vllm")
+
+
+def with_source(engine: EngineName, host: Host) -> Fleet:
+    """The fleet of this host, whose model has a source for its engine."""
+    lab = fleet(host)
+    model = lab.models["qwen"]
+    return replace(lab, models={"qwen": replace(model, sources={**model.sources, engine: "owner/qwen-fp8"})})
 
 
 @pytest.mark.parametrize("allowed", [True, False])
