@@ -24,7 +24,6 @@ import torch
 
 from disagg.engines.exit import exit_without_cleanup
 from scripts.tables import known, short, write_rows
-from tests.engines.architectures.configs.rewrite import put_into_multimodal
 
 LIMIT_S = 240.0
 LENGTHS = (2, 65, 200)
@@ -91,12 +90,12 @@ def _try(name: str, answer: Connection) -> None:
 
 def outcome(name: str, folder: Path) -> str:
     """What became of it, tried here."""
-    from tests.engines.architectures.pairs import loaded
+    from tests.engines.architectures.pairs import loaded, make
 
     if not has_text_class(name):
         return "refused: transformers has no class for its text part alone | "
     try:
-        build(name, folder)
+        make(tiny(name), folder)
     except Exception as error:  # noqa: BLE001 - the row says which
         return f"no tiny model could be built: {type(error).__name__}: {short(str(error), folder)} | "
     try:
@@ -116,20 +115,20 @@ def has_text_class(name: str) -> bool:
     return type(CONFIG_MAPPING[name]().get_text_config(decoder=True)) in MODEL_FOR_CAUSAL_LM_MAPPING
 
 
-def build(name: str, folder: Path) -> None:
-    """A tiny checkpoint: of a multimodal model type with the text part's weights only."""
+def tiny(name: str) -> dict[str, Any]:
+    """config.json of a tiny model of this type, in the hub's form; of a multimodal one, with the text part only."""
     from transformers import CONFIG_MAPPING
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
     from scripts.shrink import shrunk
-    from tests import tiny_models
 
     whole = CONFIG_MAPPING[name]()
     text = whole.get_text_config(decoder=True)
-    tiny = shrunk(text.to_dict())
-    tiny_models.make_from(tiny, folder)
-    if text is not whole:
-        parts = {"model_type": name, "text_config": tiny, "vocab_size": tiny["vocab_size"]}
-        put_into_multimodal({**parts, "tie_word_embeddings": bool(tiny.get("tie_word_embeddings"))}, folder)
+    part = shrunk(text.to_dict())
+    if text is whole:
+        return {**part, "architectures": [MODEL_FOR_CAUSAL_LM_MAPPING[type(text)].__name__]}
+    parts = {"model_type": name, "text_config": part, "vocab_size": part["vocab_size"]}
+    return {**parts, "tie_word_embeddings": bool(part.get("tie_word_embeddings"))}
 
 
 def compared(pair: Any) -> str:

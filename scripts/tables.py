@@ -17,10 +17,25 @@ def known() -> Mapping[str, dict[str, Any]]:
 
 def write_rows(page: Path, first: str, last: str, head: str, made: dict[str, str]) -> None:
     """Put rows into the table of the page between two lines, in place of those with the same names."""
+    before, table, after = _parts(page, first, last)
+    rows = {_cells(line)[0]: f"{line}\n" for line in table.splitlines()[2:]} | made
+    page.write_text(before + first + head + "".join(rows.values()) + last + after, "utf-8")
+
+
+def read_rows(page: Path, first: str, last: str) -> dict[str, list[str]]:
+    """The rows of the table of the page between two lines: the cells after the name, by name."""
+    rows = [_cells(line) for line in _parts(page, first, last)[1].splitlines()[2:]]
+    return {name: cells for name, *cells in rows}
+
+
+def _parts(page: Path, first: str, last: str) -> tuple[str, str, str]:
     before, _, rest = page.read_text(encoding="utf-8").partition(first)
     table, _, after = rest.partition(last)
-    rows = {line.split(" | ")[0].strip("| "): f"{line}\n" for line in table.splitlines()[2:]} | made
-    page.write_text(before + first + head + "".join(rows.values()) + last + after, "utf-8")
+    return before, table, after
+
+
+def _cells(line: str) -> list[str]:
+    return [cell.strip() for cell in line.split("|")[1:-1]]
 
 
 def short(text: str, folder: Path) -> str:

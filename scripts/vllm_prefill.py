@@ -1,40 +1,92 @@
-"""Prefill a tiny random model of every known architecture with vLLM, and write what became of it.
+"""Prefill a tiny random model of every architecture that is handed over with vLLM, and write what became of it.
 
     python -m scripts.vllm_prefill docs/architectures.md
 
-Names after the page: only these rows. Needs .venv-vllm (`make .venv-vllm/.ready`). Each model is compared by
-`disagg verify` in float32, half a minute of CPU time; of layers that are never read from vLLM's pages no model is made.
+Names after the page: only these rows. Needs .venv-vllm (`make .venv-vllm/.ready`), and the page's other two tables.
+vLLM loads each model in a process of its own, forked from one that has imported vLLM (scripts/vllm_calls.py), computes
+three prompts and sends their KV to mlx-lm in this process. Of layers that are never read from vLLM's pages no model is
+made.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy
+import torch
+
+from disagg.api.requests import KVAddress
+from disagg.api.verify import PrefillCall, PrefillReady, PrefillReply
+from disagg.config import EngineOptions
+from disagg.engines.mlx.engine import MLXDecodeEngine
 from disagg.engines.model import checkpoint
 from disagg.engines.vllm.rows import Sharding
-from disagg.errors import ModelError
+from disagg.errors import DisaggError, ModelError
+from disagg.kv.arena import Arenas
+from disagg.kv.fingerprint import token_hash
+from disagg.kv.receive import KVServer
+from disagg.kv.receive.tickets import Expected, KVOutcome, Tickets
+from disagg.kv.received import ReceivedKV
+from scripts import survey
 from scripts.architectures import layers_of
-from scripts.tables import known, short, write_rows
-from tests.engines.architectures.configs.rewrite import PREFIXES
+from scripts.tables import known, read_rows, short, write_rows
+from scripts.vllm_calls import CONTEXT
 from tests.engines.architectures.pairs import make
-from tests.fleets import VLLM_PYTHON, VLLM_VARIABLES
+from tests.engines.mlx.mlx_parts import prompt, start
+from tests.fleets import VLLM_VARIABLES, vllm_process
 
-LIMIT_S = 600.0
+LENGTHS = (2, 65, 200)
+TOKENS = 16
+LEAST_DISTINCT = 4
+LIMIT_S = 120.0
+OPTIONS = EngineOptions("mlx", dtype="float32", device="cpu", threads=1)
 FIRST, LAST = "<!-- vllm -->\n", "<!-- end of vllm -->\n"
 HEAD = """\
 | model type | prefill with vLLM | largest difference |
 | --- | --- | --- |
 """
+# As every published checkpoint has it. vLLM refuses other values, or would compute something else (see refusals).
+PUBLISHED: Mapping[str, dict[str, Any]] = {
+    "cohere": {"rms_norm_eps": None},
+    "cohere2": {"rms_norm_eps": None},
+    "gpt_oss": {"rms_norm_eps": 1e-5},
+    "olmoe": {"rms_norm_eps": 1e-5, "norm_topk_prob": False},
+}
 
 
-def row(name: str, entry: Mapping[str, Any]) -> str:
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """To one prompt: after a hand-off, and of each engine alone."""
+
+    handed_over: Sequence[int]
+    mlx: Sequence[int]
+    vllm: Sequence[int]
+
+
+def verdict(answers: Mapping[int, Answers]) -> str:
+    """What a comparison of answers shows. answers: by the length of their prompts."""
+    for length, of in answers.items():
+        if of.handed_over != of.vllm:
+            which = "also without a hand-off" if of.mlx != of.vllm else "by the hand-off"
+            return f"**differs** from vLLM at {length} tokens, {which}"
+        if of.handed_over != of.mlx:
+            return f"**differs** from mlx-lm at {length} tokens"
+    if max(len(set(of.handed_over)) for of in answers.values()) < LEAST_DISTINCT:
+        return "**nothing shown**: the answers repeat a token"
+    return "exact"
+
+
+def row(entry: Mapping[str, Any]) -> str:
     """The cells of a row after the name."""
     layout = checkpoint.layout_of(layers_of(entry["model_type"], entry), "float32")
     try:
@@ -43,47 +95,133 @@ def row(name: str, entry: Mapping[str, Any]) -> str:
         return f"refused: {error.message} | "
     with tempfile.TemporaryDirectory(prefix="disagg-vllm-") as folder:
         model = Path(folder) / "model"
-        make(with_wide_heads(entry), model)
-        return verdict(verified(model), model)
+        try:
+            make(with_wide_heads(entry), model)
+            return tried(model)
+        except DisaggError as error:
+            return f"refused: {short(error.message, model)} | "
 
 
 def with_wide_heads(entry: Mapping[str, Any]) -> dict[str, Any]:
-    """With heads of 32, which vLLM's attention on CPUs needs."""
-    if entry["model_type"] in PREFIXES:
+    """With heads of 32, the smallest that vLLM's attention on CPUs has."""
+    if "text_config" in entry:
         return {**entry, "text_config": with_wide_heads(entry["text_config"])}
-    heads = {"num_attention_heads": 2, "num_key_value_heads": min(2, entry["num_key_value_heads"])}
-    return {**entry, **heads, **({"head_dim": 32} if "head_dim" in entry else {})}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": min(2, entry.get("num_key_value_heads") or 2)}
+    widths = {key: width for key, width in {"head_dim": 32, "global_head_dim": 64}.items() if entry.get(key)}
+    return {**entry, **heads, **widths, **PUBLISHED.get(entry["model_type"], {})}
 
 
-def verified(model: Path) -> Mapping[str, Any]:
-    """What `disagg verify` prints."""
-    options = ["--prefill-engine", "vllm", "--prefill-python", str(VLLM_PYTHON), "--context", "2048"]
-    process = subprocess.run(
-        [sys.executable, "-m", "disagg.verify", str(model), str(model), *options],
-        env={**os.environ, **VLLM_VARIABLES},
-        stdout=subprocess.PIPE,
-        timeout=LIMIT_S,
-        check=False,
-        text=True,
-    )
-    found: Mapping[str, Any] = json.loads(process.stdout.splitlines()[-1])
+def tried(model: Path) -> str:
+    """What became of the checkpoint in this folder. Raises the DisaggError for which an engine refuses it."""
+    with closing(MLXDecodeEngine(model, CONTEXT, OPTIONS)) as decode:
+        tickets = Tickets(Arenas(decode.allocate))
+        with KVServer("127.0.0.1", 0, tickets) as server:
+            exchange = Exchange(decode, tickets, KVAddress("127.0.0.1", server.port), model.parent)
+            failure = exchange.run(model)
+        return failure or exchange.compared()
+
+
+class Exchange:
+    """The calls to one vLLM, and what it answers. folder: of the files between the two processes."""
+
+    def __init__(self, decode: MLXDecodeEngine, tickets: Tickets, to: KVAddress, folder: Path) -> None:
+        self._decode, self._tickets, self._to, self._folder = decode, tickets, to, folder
+        self._prompts = {length: prompt(length, seed=length) for length in LENGTHS}
+        self._whole = [*prompt(200, seed=200), *prompt(TOKENS, seed=1)[:-1]]
+        self._logits = folder / "logits.npy"
+        sent = {str(length): tokens for length, tokens in self._prompts.items()} | {"logits": self._whole[: 1 - TOKENS]}
+        self._kv: dict[str, Future[KVOutcome]] = {name: Future() for name in sent}
+        answers = [PrefillCall(call="answer", tokens=tuple(tokens), count=TOKENS) for tokens in self._prompts.values()]
+        rows = PrefillCall(call="logits", tokens=tuple(self._whole), count=TOKENS, file=str(self._logits))
+        self._calls = [*answers, rows, *(self._send(name, tokens) for name, tokens in sent.items())]
+        self._answers: list[PrefillReply] = []
+
+    def run(self, model: Path) -> str:
+        """Ask vLLM. The cells of the row if it did not answer, "" if it did. DisaggError if it refused."""
+        calls, replies, log = (self._folder / name for name in ("calls", "replies", "log"))
+        calls.write_bytes(b"".join(call.to_bytes() + b"\n" for call in self._calls))
+        process = vllm_process().start(
+            [str(model), str(calls), str(replies)], {**os.environ, **VLLM_VARIABLES}, log, program="scripts.vllm_calls"
+        )
+        try:
+            code = process.wait(LIMIT_S)
+        except subprocess.TimeoutExpired:
+            return f"**not answered** within {LIMIT_S:g} s | "
+        finally:
+            process.kill()
+        lines = replies.read_bytes().splitlines() if replies.exists() else []
+        if lines:
+            _raise(PrefillReady.from_bytes(lines[0]).error)
+        if len(lines) <= len(self._calls):
+            last = (log.read_text(errors="replace").strip().splitlines() or [""])[-1]
+            return f"**ended** with exit code {code}: {short(last, model)} | "
+        self._answers = [PrefillReply.from_bytes(line) for line in lines[1:]]
+        for outcome in self._kv.values():  # of a transfer that failed the receiver has the reason
+            if outcome.done():
+                _received(outcome)
+        for answer in self._answers:
+            _raise(answer.error)
+        return ""
+
+    def compared(self) -> str:
+        """The cells of the row, of the answers that `run` got."""
+        running = {
+            length: start(self._decode, tokens, _received(self._kv[str(length)]), max_tokens=TOKENS)
+            for length, tokens in self._prompts.items()
+        }
+        answers = {
+            length: Answers(
+                running[length].result(),
+                start(self._decode, tokens, max_tokens=TOKENS).result(),
+                list(answer.tokens),
+            )
+            for (length, tokens), answer in zip(self._prompts.items(), self._answers, strict=False)
+        }
+        assert all(one.timing.computed_prompt_tokens == 1 for one in running.values()), "a prompt was computed"
+        return f"{verdict(answers)} | {self._difference():.0e}"
+
+    def _difference(self) -> float:
+        """The largest difference of log-probabilities along an answer, handed over against vLLM alone."""
+        ours = torch.tensor(self._decode.logits(self._whole, TOKENS, _received(self._kv["logits"])))
+        theirs = torch.tensor(numpy.load(self._logits))
+        return float((ours.log_softmax(-1) - theirs.log_softmax(-1)).abs().max())
+
+    def _send(self, name: str, tokens: Sequence[int]) -> PrefillCall:
+        info = self._decode.info
+        expected = Expected("verify", info.layout, info.fingerprint, token_hash(tokens), len(tokens) - 1)
+        slot = self._tickets.issue(expected, self._kv[name].set_result, deadline=time.monotonic() + LIMIT_S)
+        return PrefillCall(call="send", tokens=tuple(tokens), to=self._to, ticket=slot.ticket)
+
+
+def _received(outcome: Future[KVOutcome]) -> ReceivedKV:
+    found = outcome.result(LIMIT_S)
+    if isinstance(found, DisaggError):
+        raise found
     return found
 
 
-def verdict(found: Mapping[str, Any], model: Path) -> str:
-    """A report of `disagg verify`, or its error, as cells."""
-    if "error" in found:
-        return f"refused: {short(found['error']['message'], model)} | "
-    pair = found["handoff_vs_decode"]
-    same = pair["first_divergence"] is None and found["handoff_vs_prefill"]["first_divergence"] is None
-    return f"{'exact' if same else '**differs**'} | {pair['max_logit_diff']:.0e}"
+def _raise(error: dict[str, str] | None) -> None:
+    if error is not None:
+        raise DisaggError.from_json(dict(error))
+
+
+def all_entries(page: Path) -> Mapping[str, dict[str, Any]]:
+    """The known architectures, and of the other model types those that the page's second table has as exact."""
+    return {**known(), **{name: survey.tiny(name) for name in exact_others(page)}}
+
+
+def exact_others(page: Path) -> list[str]:
+    """The exact model types of the page's second table."""
+    others = read_rows(page, survey.FIRST, survey.LAST)
+    return [name for name, cells in others.items() if cells[0] == "exact"]
 
 
 def main(page: Path, names: Sequence[str]) -> None:
-    entries = known()
+    entries = all_entries(page)
     for name in names or entries:
-        made = f"| {name} | {row(name, entries[name])} |\n"
-        print(made, end="", file=sys.stderr)
+        began = time.monotonic()
+        made = f"| {name} | {row(entries[name])} |\n"
+        sys.stderr.write(f"{time.monotonic() - began:5.1f} s {made}")
         write_rows(page, FIRST, LAST, HEAD, {name: made})
 
 

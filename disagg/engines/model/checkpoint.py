@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from disagg.engines.model.architectures import architecture_of
+from disagg.engines.model.architectures import architecture_of, vllm
 from disagg.engines.model.architectures.base import MODEL_DTYPE
 from disagg.engines.model.checkpoint_files import check_weights
 from disagg.engines.model.profile import LayerProfile, ModelProfile, Rope
@@ -67,6 +67,12 @@ def reference_profile(path: Path, context: int, tokenizer: HFTokenizer | None = 
 def longest_context(path: Path) -> int | None:
     """The longest context, in tokens, that the checkpoint in folder `path` states; None if it states none."""
     return _longest_context(_text_config(path))
+
+
+def require_for_vllm(path: Path, device: str) -> None:
+    """ModelError if vLLM, on this device, computes the model in folder `path` otherwise than the other frameworks."""
+    if why := vllm.refusal(_text_config(path), device):
+        raise ModelError(f"vLLM cannot prefill it: {why}", "use the engine transformers for this model")
 
 
 def layout(profile: ModelProfile, dtype: str) -> Layout:

@@ -50,6 +50,7 @@ class VLLMEngine(SendingEngine):
         Sharding.of(layout, options.tensor_parallel, options.pipeline_parallel)  # refuse before minutes of loading
         version = load.require_version()
         self._vllm = load.make(path, context, options)
+        checkpoint.require_for_vllm(path, self._vllm.vllm_config.device_config.device_type)
         self._running: dict[str, Run] = {}  # by the id that vLLM was given; it makes another one of it, `run.id`
         self._reports = Reports(head(options).address) if options.nnodes > 1 else Reports()
         self._times = StepTimes()

@@ -174,6 +174,30 @@ def test_models_that_the_frameworks_compute_otherwise_are_refused(
         checkpoint.reference_profile(path, 1024)
 
 
+@pytest.mark.parametrize(
+    ("changes", "device", "reason"),
+    [
+        ({"model_type": "cohere"}, "cuda", "normalises without the mean"),
+        ({"model_type": "cohere", "rms_norm_eps": None}, "cuda", ""),
+        ({"model_type": "olmoe", "norm_topk_prob": True}, "cuda", "vLLM ignores norm_topk_prob"),
+        ({"model_type": "olmoe", "norm_topk_prob": False}, "cuda", ""),
+        ({"model_type": "ernie4_5_moe"}, "cpu", "experts without their bias"),
+        ({"model_type": "ernie4_5_moe"}, "cuda", ""),
+        ({}, "cpu", ""),
+    ],
+)
+def test_models_that_vllm_alone_computes_otherwise_are_refused_for_vllm(
+    tiny: TinyModel, tmp_path: Path, changes: dict[str, object], device: str, reason: str
+) -> None:
+    path = with_config(tiny("llama"), tmp_path / "m", **changes)
+    checkpoint.reference_profile(path, 1024)
+    if reason:
+        with pytest.raises(ModelError, match=reason):
+            checkpoint.require_for_vllm(path, device)
+    else:
+        checkpoint.require_for_vllm(path, device)
+
+
 def test_a_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="no such model folder"):
         checkpoint.resolve(tmp_path / "nothing")

@@ -3,6 +3,7 @@
 base      an architecture, and plain attention, which needs no entry here
 states    layers that keep a state: convolutions, gated delta nets, Mamba 2
 latent    latent attention
+vllm      what vLLM alone computes otherwise
 verified  which of all architectures disagg itself was run with
 
 docs/architectures.md describes how to add one.

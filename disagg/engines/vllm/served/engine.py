@@ -69,6 +69,7 @@ class ServedEngine(SendingEngine):
         self._model, self._found = check.describe(self._server, options.model)
         found = self._found
         check.require(found, options.url, layout, fingerprint, context)
+        checkpoint.require_for_vllm(path, found.device)
         self._messages: queue.Queue[_Message] = queue.Queue(MAX_MESSAGES)
         self._requests: dict[str, Request] = {}
         self._latest = -math.inf  # when the newest step or token of any request came

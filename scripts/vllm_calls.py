@@ -1,0 +1,48 @@
+"""`.venv-vllm/bin/python -m scripts.vllm_calls MODEL CALLS REPLIES`: what scripts/vllm_prefill.py asks of vLLM.
+
+Loads the model in the folder MODEL with the engine `vllm`, writes a PrefillReady to the file REPLIES, then a
+PrefillReply for each PrefillCall in CALLS, each as one line of JSON. Prompts are computed in steps of 96 tokens.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from disagg.api.verify import PrefillReady
+from disagg.config import EngineOptions
+from disagg.engines.exit import exit_without_cleanup
+from disagg.engines.vllm.engine import VLLMEngine
+from disagg.errors import DisaggError
+from disagg.verify.prefill import serve
+
+CONTEXT = 2048
+OPTIONS = EngineOptions(
+    "vllm",
+    dtype="float32",
+    device="cpu",
+    chunk_tokens=96,
+    threads=1,
+    kv_cache_memory_bytes=256 << 20,
+    enforce_eager=True,
+)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """0, or the exit code of the error for which the model is not served."""
+    model, calls, replies = map(Path, arguments)
+    with replies.open("wb") as answers, calls.open("rb") as lines:
+        try:
+            engine = VLLMEngine(model, CONTEXT, OPTIONS)
+            engine.warm_up()
+        except DisaggError as error:
+            answers.write(PrefillReady(error=error.to_json()).to_bytes() + b"\n")
+            return error.exit_code
+        answers.write(PrefillReady(backend=engine.info.backend, context=CONTEXT).to_bytes() + b"\n")
+        serve(engine, lines, answers)
+    return 0
+
+
+if __name__ == "__main__":
+    exit_without_cleanup(main(sys.argv[1:]))

@@ -1,0 +1,45 @@
+"""scripts/vllm_prefill.py: what a row says, and that every architecture has one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from scripts import vllm_prefill
+from scripts.tables import known, read_rows
+from scripts.vllm_prefill import Answers, exact_others, verdict, with_wide_heads
+from tests.engines.architectures.configs import config
+
+PAGE = Path(__file__).parents[3] / "docs" / "architectures.md"
+TEXT, OTHER = [5, 6, 7, 8], [5, 6, 7, 9]
+
+
+@pytest.mark.parametrize(
+    ("answers", "shown"),
+    [
+        ({2: Answers(TEXT, TEXT, TEXT)}, "exact"),
+        (
+            {2: Answers(TEXT, TEXT, TEXT), 65: Answers(OTHER, TEXT, TEXT)},
+            "**differs** from vLLM at 65 tokens, by the hand-off",
+        ),
+        ({2: Answers(TEXT, TEXT, OTHER)}, "**differs** from vLLM at 2 tokens, also without a hand-off"),
+        ({2: Answers(TEXT, OTHER, TEXT)}, "**differs** from mlx-lm at 2 tokens"),
+        ({2: Answers([5] * 4, [5] * 4, [5] * 4)}, "**nothing shown**: the answers repeat a token"),
+    ],
+)
+def test_a_verdict_names_the_first_prompt_that_is_answered_otherwise(answers: dict[int, Answers], shown: str) -> None:
+    assert verdict(answers) == shown
+
+
+def test_heads_are_as_wide_as_vllms_attention_on_cpus_needs_them() -> None:
+    wide = with_wide_heads(config("gemma4"))["text_config"]
+    assert (wide["head_dim"], wide["global_head_dim"], wide["num_attention_heads"]) == (32, 64, 2)
+    assert "head_dim" not in with_wide_heads(config("olmo2"))
+    assert with_wide_heads(known()["gpt_oss"])["rms_norm_eps"] == 1e-5
+
+
+def test_every_architecture_has_a_row_about_vllm_and_none_is_wrong() -> None:
+    rows = read_rows(PAGE, vllm_prefill.FIRST, vllm_prefill.LAST)
+    assert rows.keys() == {*known(), *exact_others(PAGE)}
+    assert {name: cells for name, cells in rows.items() if not cells[0].startswith(("exact", "refused: "))} == {}
