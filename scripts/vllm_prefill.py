@@ -55,6 +55,7 @@ HEAD = """\
 | model type | prefill with vLLM | largest difference |
 | --- | --- | --- |
 """
+WIDTHS = {"head_dim": 32, "global_head_dim": 64, "kv_lora_rank": 512, "qk_rope_head_dim": 64}
 # As every published checkpoint has it. vLLM refuses other values, or would compute something else (see refusals).
 PUBLISHED: Mapping[str, dict[str, Any]] = {
     "cohere": {"rms_norm_eps": None},
@@ -103,11 +104,11 @@ def row(entry: Mapping[str, Any]) -> str:
 
 
 def with_wide_heads(entry: Mapping[str, Any]) -> dict[str, Any]:
-    """With heads of 32, the smallest that vLLM's attention on CPUs has."""
+    """With heads of 32, the smallest that vLLM's attention on CPUs has; of latent attention with its only widths."""
     if "text_config" in entry:
         return {**entry, "text_config": with_wide_heads(entry["text_config"])}
     heads = {"num_attention_heads": 2, "num_key_value_heads": min(2, entry.get("num_key_value_heads") or 2)}
-    widths = {key: width for key, width in {"head_dim": 32, "global_head_dim": 64}.items() if entry.get(key)}
+    widths = {key: width for key, width in WIDTHS.items() if entry.get(key)}
     return {**entry, **heads, **widths, **PUBLISHED.get(entry["model_type"], {})}
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -155,13 +155,18 @@ class WorkerSide:
         key_dim = self._layout.layers[index].key_dim
         sending.send(index, rows.start, *page_forms.read(pages, place, self._forms[name], key_dim))
 
-    def _require_layers(self, names: Iterable[str]) -> Sequence[int]:
+    def _require_layers(self, names: Collection[str]) -> Sequence[int]:
         """The layers that these names stand for: all, or in a pipeline some. ModelError if they are others."""
         found, every = sorted({layer_index(name) for name in names}), range(len(self._layout.layers))
         if not (set(found) < set(every) if self._sharding.stages > 1 else found == list(every)):
             raise ModelError(
                 f"vLLM has KV caches for layers {found} of a model with {len(every)}",
                 "use a model whose layers have attention, each with a KV cache of its own",
+            )
+        if shared := [layer_index(name) for name in names if name not in self._groups]:
+            raise ModelError(
+                f"vLLM's layers {shared} read the KV of earlier ones, which is not told apart from their own",
+                "use the engine transformers for this model",
             )
         return found
 

@@ -117,6 +117,12 @@ def test_ranks_that_hold_other_rows_of_a_prompt_are_refused(name: str) -> None:
         WorkerSide(SimpleNamespace(parallel_config=parallel), [], rank=0)
 
 
+def test_layers_that_read_the_kv_of_earlier_ones_are_refused(bench: Bench) -> None:
+    del bench.worker._groups[list(bench.pages)[-1]]  # vLLM has no group for them
+    with pytest.raises(ModelError, match=r"layers \[\d+\] read the KV of earlier ones"):
+        bench.worker.register(bench.pages)
+
+
 def test_every_layer_beats(bench: Bench) -> None:
     beats: list[None] = []
     bench.worker.on_layer = lambda: beats.append(None)
