@@ -45,6 +45,20 @@ def test_a_size_needs_no_hosts_toml(
     assert body["results"][0]["disaggregated"]["total_s"] == pytest.approx(2.32, rel=0.1)
 
 
+@pytest.mark.parametrize(("tokens", "faster"), [(8192, 1.21), (32768, 1.56)])
+def test_a_pair_is_faster_with_a_hybrid_of_80b_as_the_docs_state(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tokens: int, faster: float
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    machines = ("--prefill-device", "dgx-spark", "--decode-device", "m3-ultra", "--link-gbps", 10)
+    sizes = ("--prompt-tokens", tokens, "--output-tokens", 256)
+    assert run("plan-capacity", "-m", "shape:qwen3-next-80b", *machines, *sizes, "--json") == 0
+    (result,) = json.loads(capsys.readouterr().out)["results"]
+    assert result["speedup_over_decode_alone"] == pytest.approx(faster, abs=0.01)
+    assert result["disaggregated"]["exposed_s"] == pytest.approx(0.066, abs=0.001)
+    assert result["crossover_prompt_tokens"] == pytest.approx(1500, rel=0.1)
+
+
 def test_aliases_and_other_machines_work(capsys: pytest.CaptureFixture[str]) -> None:
     options = ("-m", "qwen", "--prefill-device", "h100-sxm", "--decode-device", "m2-ultra", "--json")
     assert run("--config", SHIPPED, "plan-capacity", *options) == 0

@@ -47,6 +47,20 @@ def test_qwen3_coder_takes_96_kib_a_token() -> None:
     assert SHAPES["qwen3-coder-30b"].kv.nbytes(8192, "bfloat16") == 805_306_368
 
 
+@pytest.mark.parametrize(
+    ("name", "short", "long"),
+    [
+        ("qwen3-next-80b", 279e6, 883e6),
+        ("qwen3-coder-30b", 805e6, 3.2e9),
+        ("llama-3.3-70b", 2.7e9, 10.7e9),
+    ],
+)
+def test_a_hybrid_ships_a_tenth_of_a_model_of_its_size(name: str, short: float, long: float) -> None:
+    """The table of docs/architectures.md: 8,192 and 32,768 tokens in bfloat16."""
+    assert SHAPES[name].kv.nbytes(8192, "bfloat16") == pytest.approx(short, rel=0.01)
+    assert SHAPES[name].kv.nbytes(32768, "bfloat16") == pytest.approx(long, rel=0.01)
+
+
 def test_packed_weights_are_counted_with_their_scales() -> None:
     assert SHAPES["gpt-oss-120b"].weight_bytes == pytest.approx(63.4e9, rel=0.01)
     assert SHAPES["llama-3.1-8b"].weight_bytes == pytest.approx(16.06e9, rel=0.01)
