@@ -22,8 +22,18 @@ names() { # of all hosts that have a folder or a service here
         if test -f "$unit"; then unit=${unit##*/disagg-} && printf '%s\n' "${unit%.service}"; fi
     done
     for plist in /Library/LaunchDaemons/disagg.*.plist; do
-        if test -f "$plist"; then plist=${plist##*/disagg.} && plist=${plist%.plist} && printf '%s\n' "${plist%.wired-limit}"; fi
+        plist=${plist##*/disagg.} && plist=${plist%.plist}
+        if own_daemon "$plist"; then printf '%s\n' "$plist"; fi
     done
+}
+
+own_daemon() { # host: whether its daemon is this account's. Those of all accounts are in one folder
+    grep -qF "<string>${HOME%/}/.disagg/hosts/$1</string>" "/Library/LaunchDaemons/disagg.$1.plist" 2>/dev/null
+}
+
+own_limit() { # host: whether it has a wired limit, which states no account, beside a folder and without any daemon
+    test -d "$hosts/$1" && test -f "/Library/LaunchDaemons/disagg.$1.wired-limit.plist" &&
+        ! test -e "/Library/LaunchDaemons/disagg.$1.plist"
 }
 
 emit home "$HOME"
@@ -36,9 +46,7 @@ names | sort -u | while IFS= read -r host; do
     if test -d "$own/lock"; then emit locked 1; fi
     if test -f "$own/supervisor.json" || [ -n "$(supervisor_process "$host")" ]; then emit manager process; fi
     if test -f "$HOME/.config/systemd/user/disagg-$host.service"; then emit manager systemd; fi
-    for plist in "/Library/LaunchDaemons/disagg.$host.plist" "/Library/LaunchDaemons/disagg.$host.wired-limit.plist"; do
-        if test -f "$plist"; then emit manager launchd; fi
-    done
+    if own_daemon "$host" || own_limit "$host"; then emit manager launchd; fi
     for release in "$own"/releases/*; do
         test -d "$release" || continue
         emit release "${release##*/}" "$(cat "$release/environment" 2>/dev/null)" "$(value_of "$release" name)"

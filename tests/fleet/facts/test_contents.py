@@ -8,8 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from disagg.fleet.facts import probe
 from disagg.fleet.facts.contents import FoundHost, MachineContents, read_contents
+from disagg.fleet.facts.paths import HostPaths
 from disagg.fleet.machine.local import LocalMachine
+from disagg.fleet.services import launchd
 
 ENVIRONMENT = "e" * 16
 HOSTS_TOML = """\
@@ -85,3 +88,19 @@ def test_environments_and_models_are_found(home: Path) -> None:
         (home / name).mkdir(parents=True)
     found = contents()
     assert (found.environments, found.carried, found.cached) == ((ENVIRONMENT,), ("tiny-1",), ("models--a--b",))
+
+
+def test_of_launchds_daemons_only_those_of_this_account_are_found(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    daemons, text = home / "daemons", probe.script
+    daemons.mkdir()
+    monkeypatch.setattr(probe, "script", lambda name: text(name).replace(launchd.FOLDER, str(daemons)))
+    for name, account in (("ours", str(home)), ("theirs", "/Users/other"), ("both", "/Users/other")):
+        plist = launchd.server_plist(name, HostPaths(account, name), "somebody")
+        (daemons / f"disagg.{name}.plist").write_bytes(plist)
+    for name in ("ours", "theirs", "both", "limited", "lost"):
+        limit = launchd.wired_limit_plist(f"{name}.wired-limit", 4096)
+        (daemons / f"disagg.{name}.wired-limit.plist").write_bytes(limit)
+    for name in ("both", "limited"):
+        (home / ".disagg/hosts" / name).mkdir(parents=True)
+    managers = {one.name: one.managers for one in contents().hosts}
+    assert managers == {"both": (), "limited": ("launchd",), "ours": ("launchd",)}
