@@ -15,6 +15,8 @@ from disagg.fleet.facts.paths import HASH, HostPaths
 
 OrphanKind = Literal["host", "environment", "model"]
 _FOLDER_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_ENVIRONMENT: Final = re.compile(HASH.pattern + r"(\.removed)?")
+"""The second is what an interrupted removal left: see `pruning`."""
 _CACHE: Final = ".cache/huggingface/hub"
 
 
@@ -121,7 +123,7 @@ def _files(scope: Scope, there: MachineContents, stay: list[FoundHost], notes: l
     paths = HostPaths(there.home, "")
     used = {environment for one in stay for environment in one.environments}
     sources = {source for one in stay for source in one.sources} | scope.sources
-    environments = [name for name in there.environments if HASH.fullmatch(name) and name not in used]
+    environments = [name for name in there.environments if _ENVIRONMENT.fullmatch(name) and name not in used]
     copied = [name for name in there.carried if _FOLDER_NAME.fullmatch(name) and not _reads(sources, name)]
     needed = {f"models--{source.replace('/', '--')}" for source in sources if not is_path(source)}
     cached = [name for name in there.cached if _FOLDER_NAME.fullmatch(name) and name not in needed]

@@ -35,6 +35,33 @@ for path in "$@"; do
     du -sk "$path" 2>/dev/null | awk 'NR == 1 { kib = $1 } END { print kib }'
 done
 """
+_REMOVE_SHARED: Final = """\
+# Removes $1, an environment or a model that hosts share, unless a command that may need it has begun. It is moved away
+# before the look: a command that begins later finds it missing. $2: the folder of all hosts. $3...: hosts whose locks
+# this command holds.
+path=$1 away=$1.removed hosts=$2
+shift 2
+case $path in *.removed) exec rm -rf "$path" ;; esac
+reason() { # why it stays, nothing if it goes
+    for lock in "$hosts"/*/lock; do
+        host=${lock%/lock} && host=${host##*/}
+        case " $* " in *" $host "*) continue ;; esac
+        if test -d "$lock"; then echo "a command changes $host and may need it"; return; fi
+    done
+    name=${path##*/} model=/models/carried/${path##*/}
+    if grep -qxF "$name" "$hosts"/*/releases/*/environment 2>/dev/null ||
+        grep -qF -e "$model'" -e "$model\\"" "$hosts"/*/releases/*/hosts.toml 2>/dev/null; then
+        echo "a release needs it"
+    fi
+}
+test -e "$path" || exit 0
+rm -rf "$away" && mv "$path" "$away" || exit 1
+why=$(reason "$@")
+if [ -z "$why" ]; then exec rm -rf "$away"; fi
+if test -e "$path"; then rm -rf "$away"; else mv "$away" "$path"; fi
+printf '%s\\n' "$path stays: $why" >&2
+exit 1
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +164,8 @@ class Pruning:
             left = self._leftovers(shown.host, there, frozenset(names))
             still = {one.path for one in left.orphans}
             orphans = tuple(one for one in shown.orphans if one.path in still)
-            steps = tuple(step for one in orphans for step in _steps(one, left.hosts, there.home))
+            stay = [name for name in names if name not in {one.name for one in orphans if one.kind == "host"}]
+            steps = tuple(step for one in orphans for step in _steps(one, left.hosts, there.home, stay))
             apply(machine, Plan(shown.host.name, "", steps), self.report)
         return replace(shown, orphans=orphans, removed=True)
 
@@ -158,12 +186,17 @@ def _sized(machine: Machine, orphans: Sequence[Orphan]) -> Iterator[Orphan]:
         yield replace(one, nbytes=sizes[index] if index < len(sizes) else None)
 
 
-def _steps(orphan: Orphan, found: dict[str, FoundHost], home: str) -> Iterator[Step]:
-    """The steps that remove an orphan. A host's server ends before its files go."""
+def _steps(orphan: Orphan, found: dict[str, FoundHost], home: str, held: Sequence[str]) -> Iterator[Step]:
+    """The steps that remove an orphan. A host's server ends before its files go. held: hosts that stay, and whose locks
+    this command holds."""
     if orphan.kind == "host":
         yield from _service_steps(found[orphan.name], orphan.path, home)
-    what = f"remove {orphan.path}"
-    yield Step("remove", what, orphan.path, "absent", RunScript(TIDY, (orphan.path,), _REMOVE_S))
+    paths, what = HostPaths(home, ""), f"remove {orphan.path}"
+    if orphan.kind == "host" or not orphan.path.startswith(f"{paths.root}/"):
+        yield Step("remove", what, orphan.path, "absent", RunScript(TIDY, (orphan.path,), _REMOVE_S))
+        return
+    action = RunScript(_REMOVE_SHARED, (orphan.path, paths.hosts, *held), _REMOVE_S)
+    yield Step("remove", what, orphan.path, "absent", action, "run disagg prune again when that command has ended")
 
 
 def _service_steps(found: FoundHost, path: str, home: str) -> Iterator[Step]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 
-from disagg.errors import HostLocked
+from disagg.errors import CommandFailed, HostLocked
 from disagg.fleet.changes.lock import locked
+from disagg.fleet.deploy.apply import StepProgress
 from disagg.fleet.deploy.prune.pruning import Pruned, Pruning
 from disagg.fleet.facts.paths import HostPaths
 from disagg.fleet.machine.local import LocalMachine
@@ -133,3 +134,44 @@ def test_hosts_that_share_a_machine_have_one_result(renamed: Site) -> None:
     with Pruning(both, [*both.hosts.values()], connect=lambda host: LocalMachine(host.name), others=True) as work:
         (found,) = work.find()
     assert found.host.name == "new" and found.hosts == ("new", "second")
+
+
+def begin_deploy(home: Path, environment: str, model: str) -> None:
+    """As the first deploy of a host of another fleet is when it has its lock."""
+    (home / ".disagg/hosts/late/lock").mkdir(parents=True)
+
+
+def end_deploy(home: Path, environment: str, model: str) -> None:
+    """As that host is after its deploy."""
+    release = home / ".disagg/hosts/late/releases" / ("3" * 16)
+    release.mkdir(parents=True)
+    (release / "environment").write_text(f"{environment}\n")
+    (release / "hosts.toml").write_text(f'mlx = "{home}/.disagg/models/carried/{model}"\n')
+
+
+@pytest.mark.parametrize("late", [begin_deploy, end_deploy])
+@pytest.mark.parametrize("kind", ["envs", "models/carried"])
+def test_what_a_host_may_need_whose_first_deploy_began_after_the_look_stays(
+    renamed: Site, kind: str, late: Callable[[Path, str, str], None]
+) -> None:
+    (environment,) = (renamed.root / "envs").iterdir()
+    (model,) = (renamed.root / "models/carried").iterdir()
+
+    def report(progress: StepProgress) -> None:
+        if progress.what.startswith(f"remove {renamed.root}/{kind}/") and not progress.line:
+            late(renamed.home, environment.name, model.name)
+
+    done = prune(renamed, report=report)
+    of_type(done.error, CommandFailed)
+    assert not done.removed
+    assert sorted(path.name for path in (renamed.root / "models/carried").iterdir()) == [model.name]
+    assert environment.exists() == (kind == "envs") and model.exists()
+
+
+def test_what_an_interrupted_removal_left_is_removed(deployed: Site) -> None:
+    left = [deployed.root / "envs" / f"{'9' * 16}.removed", deployed.root / "models/carried/old-2.removed"]
+    for path in left:
+        (path / "part").mkdir(parents=True)
+    done = prune(deployed)
+    assert [one.path for one in done.orphans] == list(map(str, left)) and done.removed
+    assert not any(path.exists() for path in left)
