@@ -220,7 +220,7 @@ def _service_steps(desired: TargetState, facts: HostFacts) -> Iterator[Step]:
     if desired.host.service == "launchd":
         script = f"{facts.paths.release(desired.hash)}/service/install"
         path = ", ".join(path for _, path in missing)
-        hint = f"run this, then deploy again: {_ssh(desired.host)} \"sudo sh '{script}'\""
+        hint = f"run this, then deploy again: {ssh_line(desired.host)} \"sudo sh '{script}'\""
         install = RunScript(INSTALL_DAEMONS, (script,))
         yield Step("service", "install the launchd daemon", path, "installed", install, hint)
         return
@@ -232,7 +232,7 @@ def _service_steps(desired: TargetState, facts: HostFacts) -> Iterator[Step]:
     yield Step("service", "enable the systemd unit", desired.definitions[0].path, "enabled", enable, hint)
 
 
-def _ssh(host: Host) -> str:
+def ssh_line(host: Host) -> str:
     """The ssh command to the host with a terminal, for a hint: with what hosts.toml states about it."""
     port = ["-p", str(host.ssh_port)] if host.ssh_port is not None else []
     key = ["-i", str(Path(host.key).expanduser())] if host.key is not None else []

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
 from disagg.config import Deploy, Host
+from disagg.fleet.deploy.plan import ssh_line
 from disagg.fleet.doctor.hardware import OLDEST_DRIVER
 from disagg.fleet.facts.checks import CheckedMachine, CheckResult
 
@@ -190,6 +191,6 @@ def _judged(step: SetUpStep, result: CheckResult, there: CheckedMachine, host: H
     if there.root or not line.startswith("sudo "):
         return StepResult(step, "missing", result.found)
     own = account == there.user
-    where = f"disagg ssh {host.name} --" if own else f"ssh -t {there.user}@{host.address}"
+    where = f"disagg ssh {host.name} --" if own else ssh_line(replace(host, user=there.user))
     typed = replace(step, command="", by_hand=f"sudo asks for a password there: {where} {shlex.quote(line)}")
     return StepResult(typed, "by hand", result.found)

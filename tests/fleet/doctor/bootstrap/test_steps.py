@@ -99,6 +99,7 @@ def test_what_is_in_place_is_shown_with_what_was_found() -> None:
         (CLOCK, spark(user="me"), {}, "by hand", "disagg ssh dgx-spark-1 -- "),
         (CLOCK, spark(user="other"), {}, "by hand", "ssh -t me@10.0.0.3 "),
         (UV, spark(user="other"), {}, "by hand", "ssh -t me@10.0.0.3 "),
+        (UV, spark(user="other", ssh_port=2222, key="/k"), {}, "by hand", "ssh -t -p 2222 -i /k me@10.0.0.3 "),
         (UV, spark(user="other"), {"sudo": True}, "missing", ""),
     ],
 )
