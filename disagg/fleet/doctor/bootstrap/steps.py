@@ -71,7 +71,7 @@ _UV: Final = SetUpStep(
     "uv",
     "builds environments in seconds, and brings a Python if there is none",
     'command -v uv || { test -x "$HOME/.local/bin/uv" && echo "$HOME/.local/bin/uv"; }',
-    "curl -LsSf https://astral.sh/uv/install.sh | env UV_NO_MODIFY_PATH=1 sh",
+    'script=$(curl -LsSf https://astral.sh/uv/install.sh) && printf %s "$script" | env UV_NO_MODIFY_PATH=1 sh',
 )
 _LINUX_CLOCK: Final = SetUpStep(
     "clock",

@@ -108,3 +108,10 @@ def test_where_sudo_asks_for_a_password_steps_of_root_are_left_to_a_person(work:
     assert states(found) == {"uv": "missing", "python": "in place", "clock": "by hand"}
     assert states(work.carry_out(found)) == {"uv": "done", "python": "in place", "clock": "by hand"}
     assert not (home / "ntp").exists()
+
+
+@pytest.mark.parametrize("curl", ["echo 'no route' >&2; exit 6", "echo 'touch ~/half'; echo 'no route' >&2; exit 18"])
+def test_of_a_download_that_fails_nothing_is_run_and_the_cause_is_shown(work: Bootstrap, home: Path, curl: str) -> None:
+    (home / "tools/curl").write_text(f"#!/bin/sh\n{curl}\n")
+    done = {one.step.name: one for one in work.carry_out(work.look())}
+    assert (done["uv"].state, done["uv"].error) == ("failed", "no route") and not (home / "half").exists()
