@@ -33,9 +33,19 @@ class Bootstrap:
         return judged(wanted, self._checked(wanted, system), self.host)
 
     def carry_out(self, results: Sequence[StepResult]) -> list[StepResult]:
-        """Carry out the steps that are missing. The others keep their result."""
+        """Carry out the steps that are missing. The others keep their result, as do all after one whose check cannot be
+        run: the machine does not answer."""
         system = run_checks(self.machine, {})
-        return [self._put_in_place(one, system) if one.state == "missing" else one for one in results]
+        done = list(results)
+        for at, one in enumerate(results):
+            if one.state != "missing":
+                continue
+            try:
+                done[at] = self._put_in_place(one, system)
+            except FleetError as error:
+                done[at] = replace(one, state="failed", error=error.message)
+                break
+        return done
 
     def _put_in_place(self, missing: StepResult, system: CheckedMachine) -> StepResult:
         step = missing.step

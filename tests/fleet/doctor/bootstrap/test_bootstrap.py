@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 
 from disagg.config import Deploy, EngineOptions
+from disagg.errors import HostUnreachable
 from disagg.fleet.doctor.bootstrap import bootstrap
 from disagg.fleet.doctor.bootstrap.bootstrap import Bootstrap
 from disagg.fleet.doctor.bootstrap.steps import SetUpStep, StepResult, steps
 from disagg.fleet.machine.local import LocalMachine
+from disagg.fleet.machine.posix import Invocation
 from tests.fleet.facts.fixture_facts import spark
 
 HOST = spark(engine=EngineOptions("transformers", device="cpu"), service="process", python="~/own/python")
@@ -115,3 +117,24 @@ def test_of_a_download_that_fails_nothing_is_run_and_the_cause_is_shown(work: Bo
     (home / "tools/curl").write_text(f"#!/bin/sh\n{curl}\n")
     done = {one.step.name: one for one in work.carry_out(work.look())}
     assert (done["uv"].state, done["uv"].error) == ("failed", "no route") and not (home / "half").exists()
+
+
+class Restarting(LocalMachine):
+    """Is out of reach as soon as there is a file `gone`."""
+
+    def execute(self, invocation: Invocation) -> tuple[int, float]:
+        if Path.home().joinpath("gone").exists():
+            raise HostUnreachable("it restarts")
+        return super().execute(invocation)
+
+
+@pytest.mark.parametrize(("tool", "uv", "clock"), [("curl", "failed", "missing"), ("timedatectl", "done", "failed")])
+def test_what_was_done_before_a_machine_went_out_of_reach_is_still_shown(
+    home: Path, tool: str, uv: str, clock: str
+) -> None:
+    work = Bootstrap(HOST, Deploy(), Restarting(HOST.name))
+    found = work.look()
+    (home / "tools" / tool).write_text('#!/bin/sh\ntest "$1" = show || touch "$HOME/gone"\n')
+    done = work.carry_out(found)
+    assert states(done) == {"uv": uv, "python": "in place", "clock": clock}
+    assert [one.error for one in done if one.state == "failed"] == ["it restarts"]
