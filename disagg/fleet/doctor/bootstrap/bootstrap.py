@@ -56,7 +56,7 @@ class Bootstrap:
         except FleetError as error:
             why = error.message
         after = self._checked([step], system).results[step.name]
-        if after.ok:
+        if after.ok and not why:
             return replace(missing, state="done", found=after.found)
         why = why or "its command succeeded, and it is still missing"
         return replace(missing, state="failed", found=after.found, error=why)

@@ -151,8 +151,10 @@ def _linger(account: str) -> SetUpStep:
 
 
 def _account(host: Host, account: str, login: str, linux: bool) -> SetUpStep:
-    """Names of accounts have no characters that a shell interprets: `config.addresses.is_user`."""
-    check, why = f"id -u {account} >/dev/null && echo {account}", "hosts.toml names it"
+    """In place if someone can log in: it has a key. Names of accounts have no characters that a shell interprets:
+    `config.addresses.is_user`."""
+    there = f"id -u {account} >/dev/null"
+    check, why = f'{there} && test -s "$HOME/.ssh/authorized_keys" && echo {account}', "hosts.toml names it"
     if not linux:
         hint = f"System Settings > Users & Groups: add {account}; then: ssh-copy-id {account}@{host.address}"
         return SetUpStep("account", why, check, by_hand=hint)
@@ -160,8 +162,10 @@ def _account(host: Host, account: str, login: str, linux: bool) -> SetUpStep:
     keys = f"$(getent passwd {login} | cut -d: -f6)/.ssh/authorized_keys"
     owner = f'-o {account} -g "$(id -gn {account})"'
     command = (
-        f'useradd --create-home --shell /bin/bash {account} && install -d -m 700 {owner} "{home}" && '
-        f'install -m 600 {owner} "{keys}" "{home}/authorized_keys"'
+        f'if ! test -s "{keys}"; then echo "no keys to copy: {keys}" >&2; false; fi && '
+        f"{{ {there} 2>&1 || useradd --create-home --shell /bin/bash {account}; }} && "
+        f'install -d -m 700 {owner} "{home}" && '
+        f'{{ test -s "{home}/authorized_keys" || install -m 600 {owner} "{keys}" "{home}/authorized_keys"; }}'
     )
     return SetUpStep("account", why, check, command, root=True)
 

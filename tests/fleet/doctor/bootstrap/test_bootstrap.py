@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,22 @@ TOOLS = {
     "timedatectl": TIMEDATECTL,
     "curl": 'echo \'mkdir -p "$HOME/.local/bin"; echo >"$HOME/.local/bin/uv"; chmod 755 "$HOME/.local/bin/uv"\'\n',
     "id": "case $1 in -un) echo me ;; -u) echo 1000 ;; esac\n",
+}
+ACCOUNTS = {
+    "sudo": """\
+test "$1" = -n && shift
+if test "$1" = -H; then
+    test -d "$accounts/$3" || { echo "unknown user $3" >&2; exit 1; }
+    HOME=$accounts/$3
+    export HOME
+    shift 3
+fi
+exec "$@"
+""",
+    "id": 'case $*: in -un:) echo me ;; -u:) echo 1000 ;; -u*) test -d "$accounts/$2" ;; -gn*) echo users ;; esac\n',
+    "getent": 'echo "$2:x:1:1::$accounts/$2:/bin/sh"\n',
+    "useradd": 'for name; do :; done; mkdir "$accounts/$name"\n',
+    "install": 'case $1 in -d) for last; do :; done; mkdir -p "$last" ;; *) cp "$7" "$8" ;; esac\n',
 }
 
 
@@ -112,6 +129,14 @@ def test_where_sudo_asks_for_a_password_steps_of_root_are_left_to_a_person(work:
     assert not (home / "ntp").exists()
 
 
+def test_a_step_whose_command_fails_is_not_done_although_its_check_passes(work: Bootstrap, home: Path) -> None:
+    (home / "tools/timedatectl").write_text(
+        f"#!/bin/sh\n{TIMEDATECTL}test $1 = show || {{ echo 'half of it' >&2; exit 1; }}\n"
+    )
+    done = {one.step.name: one for one in work.carry_out(work.look())}
+    assert (done["clock"].state, done["clock"].error) == ("failed", "half of it")
+
+
 @pytest.mark.parametrize("curl", ["echo 'no route' >&2; exit 6", "echo 'touch ~/half'; echo 'no route' >&2; exit 18"])
 def test_of_a_download_that_fails_nothing_is_run_and_the_cause_is_shown(work: Bootstrap, home: Path, curl: str) -> None:
     (home / "tools/curl").write_text(f"#!/bin/sh\n{curl}\n")
@@ -138,3 +163,52 @@ def test_what_was_done_before_a_machine_went_out_of_reach_is_still_shown(
     done = work.carry_out(found)
     assert states(done) == {"uv": uv, "python": "in place", "clock": clock}
     assert [one.error for one in done if one.state == "failed"] == ["it restarts"]
+
+
+@pytest.fixture
+def accounts(home: Path) -> Path:
+    """The homes of a machine's accounts. `me`, which is logged in, has a key."""
+    folder = home / "accounts"
+    for name, text in ACCOUNTS.items():
+        (home / "tools" / name).write_text(f"#!/bin/sh\naccounts={folder}\n{text}")
+        (home / "tools" / name).chmod(0o755)
+    (folder / "me/.ssh").mkdir(parents=True)
+    (folder / "me/.ssh/authorized_keys").write_text("the key\n")
+    return folder
+
+
+@pytest.fixture
+def account(accounts: Path) -> Callable[[], StepResult]:
+    """Carries out the step that makes the account `llm`."""
+
+    def carry_out() -> StepResult:
+        work = Bootstrap(replace(HOST, user="llm"), Deploy(), LocalMachine(HOST.name))
+        (result,) = work.carry_out([one for one in work.look() if one.step.name == "account"])
+        return result
+
+    return carry_out
+
+
+@pytest.mark.parametrize("exists", [False, True])
+def test_an_account_that_is_missing_or_has_no_key_gets_the_keys_of_the_one_that_is_logged_in(
+    account: Callable[[], StepResult], accounts: Path, exists: bool
+) -> None:
+    if exists:
+        (accounts / "llm").mkdir()
+    assert account().state == "done"
+    assert (accounts / "llm/.ssh/authorized_keys").read_text() == "the key\n"
+    assert account().state == "in place"
+
+
+def test_no_account_is_made_for_which_there_is_no_key(account: Callable[[], StepResult], accounts: Path) -> None:
+    (accounts / "me/.ssh/authorized_keys").unlink()
+    result = account()
+    assert result.state == "failed" and result.error.startswith("no keys to copy: ")
+    assert not (accounts / "llm").exists()
+
+
+def test_keys_that_an_account_has_are_kept(account: Callable[[], StepResult], accounts: Path) -> None:
+    own = accounts / "llm/.ssh/authorized_keys"
+    own.parent.mkdir(parents=True)
+    own.write_text("its own\n")
+    assert account().state == "in place" and own.read_text() == "its own\n"
