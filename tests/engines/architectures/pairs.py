@@ -47,7 +47,8 @@ class Pair:
 def make(config: Mapping[str, Any], folder: Path) -> None:
     """A new checkpoint with this config.json, in the form of the hub's."""
     torch.set_num_threads(1)
-    if "text_config" in config:
+    text_alone = config.get("architectures", [""])[0].endswith("ForCausalLM")
+    if "text_config" in config and not text_alone:
         tiny_models.make_from(config["text_config"], folder)
         put_into_multimodal(config, folder)
         if config["model_type"] == "gemma3n":
