@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from disagg.cli.common.context import note_interrupt, print_json, settings, stderr, stdout
-from disagg.cli.common.options import AsJson, sampling_option
+from disagg.cli.common.options import AsJson, sampling_option, seconds_option
 from disagg.cli.common.signals import uninterrupted
 from disagg.cli.words import read_prompt
 from disagg.demo.prompt import MAX_TOKENS, PROMPT
@@ -31,9 +31,7 @@ def demo(
         str, typer.Option(help="What both models continue.", show_default="the beginning of a class")
     ] = PROMPT,
     max_tokens: Annotated[int, sampling_option("max_tokens")] = MAX_TOKENS,
-    timeout: Annotated[
-        float, typer.Option(min=1, metavar="S", help="Seconds for the servers to become healthy.")
-    ] = 180.0,
+    timeout: Annotated[float, seconds_option(1, "Seconds for the servers to become healthy.")] = 180.0,
     as_json: AsJson = False,
     svg: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write the output as an SVG image.")] = None,
 ) -> None:

@@ -10,7 +10,7 @@ import typer
 
 from disagg.cli.common.completion import complete_model
 from disagg.cli.common.context import print_json, settings, stderr, stdout
-from disagg.cli.common.options import AsJson, DTypeName, PrefillEngineName
+from disagg.cli.common.options import AsJson, DTypeName, PrefillEngineName, seconds_option
 from disagg.errors import DisaggError
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def verify(
         int | None, typer.Option(min=1, metavar="N", help="With --here: prompt tokens per prefill chunk.")
     ] = None,
     dtype: Annotated[DTypeName | None, typer.Option(help="With --here: of weights, KV and compute.")] = None,
-    timeout: Annotated[float, typer.Option(min=1, metavar="S", help="Seconds for all of it.")] = 1800.0,
+    timeout: Annotated[float, seconds_option(1, "Seconds for all of it.")] = 1800.0,
     engine: Annotated[
         PrefillEngineName | None,
         typer.Option(

@@ -8,9 +8,8 @@ from typing import Annotated
 
 import typer
 
-from disagg.api.requests import MAX_DEADLINE_S
 from disagg.cli.common.completion import complete_device, complete_model
-from disagg.cli.common.options import one_of
+from disagg.cli.common.options import one_of, seconds_option
 
 MAX_REQUESTS = 100_000
 
@@ -88,7 +87,7 @@ Seed = Annotated[int, typer.Option(min=0, metavar="N", help="Seed of token ids a
 MaxDuration = Annotated[
     float | None, typer.Option(min=0.1, metavar="S", help="Stop after this many seconds. [default: no limit]")
 ]
-Timeout = Annotated[float, typer.Option(min=0.1, max=MAX_DEADLINE_S, metavar="S", help="Seconds per request.")]
+Timeout = Annotated[float, seconds_option(0.1, "Seconds per request.")]
 Goodput = Annotated[
     list[str] | None, typer.Option(metavar="NAME:MS ...", help="Limits of a good request: ttft, tpot, itl, e2el.")
 ]

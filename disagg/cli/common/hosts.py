@@ -9,9 +9,11 @@ from typing import Annotated, Any, Final
 
 import typer
 
+from disagg.api.base import Bounds
+from disagg.api.requests import MAX_DEADLINE_S
 from disagg.cli.common.completion import complete_group, complete_host, complete_model, complete_role
 from disagg.cli.common.context import settings
-from disagg.cli.common.options import Command, shared_options
+from disagg.cli.common.options import Command, shared_options, within
 
 
 class FanOutCommand(Command):
@@ -125,12 +127,17 @@ def _options_that_select_hosts(
 
 
 _fan_out = typer.Typer(add_completion=False)
+_HOST_S: Final = Bounds(0.1, MAX_DEADLINE_S)
 
 
 def _limit(context: typer.Context, param: typer.CallbackParam, value: Any) -> None:
     if value is not None:
         chosen = settings(context)
         context.find_root().obj = replace(chosen, **{str(param.name): value})
+
+
+def _limit_s(context: typer.Context, param: typer.CallbackParam, value: float | None) -> None:
+    _limit(context, param, within(_HOST_S)(value))
 
 
 @_fan_out.command()
@@ -151,12 +158,12 @@ def _options_of_work_on_many_hosts(
         float | None,
         typer.Option(
             "--timeout",
-            min=0.1,
             metavar="S",
-            help="Seconds for the work on one host, which is then interrupted. Default: each step has its own limit.",
+            help="Seconds for the work on one host, which is then interrupted: "
+            f"{_HOST_S.text}. Default: each step has its own limit.",
             show_default=False,
             expose_value=False,
-            callback=_limit,
+            callback=_limit_s,
         ),
     ] = None,
 ) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from enum import StrEnum
 from functools import cache
@@ -13,6 +13,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from disagg.api.base import Bounds, bounds
+from disagg.api.requests import MAX_DEADLINE_S
 from disagg.api.sampling import Sampling
 from disagg.cli.common.context import CommandOutput, settings
 
@@ -113,6 +114,18 @@ def shared_options() -> Sequence[Any]:
 def sampling_option(field: str, metavar: str = "N") -> Any:
     """The option of a field of Sampling. Its help states the range; a value outside it is a usage error."""
     limits = bounds(Sampling, field)
+    range_note = f" {limits.text.capitalize()}." if limits.text else ""
+    return typer.Option(metavar=metavar, help=limits.description + range_note, callback=within(limits))
+
+
+def seconds_option(least: float, text: str) -> Any:
+    """An option of seconds: from `least` to a day, of which every clock and timer can wait. text: its help."""
+    limits = Bounds(least, MAX_DEADLINE_S)
+    return typer.Option(metavar="S", help=f"{text} {limits.text.capitalize()}.", callback=within(limits))
+
+
+def within(limits: Bounds) -> Callable[[Any], Any]:
+    """Returns the value of an option, which may be a list or left out. BadParameter if it is not within the limits."""
 
     def check(value: Any) -> Any:
         values = value if isinstance(value, list) else [] if value is None else [value]
@@ -120,8 +133,7 @@ def sampling_option(field: str, metavar: str = "N") -> Any:
             raise typer.BadParameter(f"{limits.text} (got {value})")
         return value
 
-    range_note = f" {limits.text.capitalize()}." if limits.text else ""
-    return typer.Option(metavar=metavar, help=limits.description + range_note, callback=check)
+    return check
 
 
 def _within(value: float, limits: Bounds) -> bool:

@@ -8,13 +8,13 @@ import typer
 
 from disagg.cli.common.context import Settings, error_console, note_if_interrupted, print_json, settings, stderr, stdout
 from disagg.cli.common.hooks import hook_runner
-from disagg.cli.common.options import AsJson, BreakLock
+from disagg.cli.common.options import AsJson, BreakLock, seconds_option
 
 if TYPE_CHECKING:
     from disagg.fleet.lifecycle.base import ServerResult
     from disagg.fleet.lifecycle.fleet_servers import FleetServers
 
-Timeout = Annotated[float, typer.Option(min=0, metavar="S", help="Seconds to wait for the servers to be healthy.")]
+Timeout = Annotated[float, seconds_option(0, "Seconds to wait for the servers to be healthy.")]
 
 
 def start(

@@ -11,7 +11,7 @@ import typer
 
 from disagg.cli.common.completion import complete_host
 from disagg.cli.common.context import print_error, print_json, settings, stderr, stdout
-from disagg.cli.common.options import AsJson
+from disagg.cli.common.options import AsJson, seconds_option
 
 if TYPE_CHECKING:
     from disagg.config import Host
@@ -47,7 +47,7 @@ def exec_(
     context: typer.Context,
     *,
     command: Annotated[list[str], typer.Argument(metavar="CMD", help="After --: the command.")],
-    timeout: Annotated[float, typer.Option(min=0.1, metavar="S", help="Seconds until the command is stopped.")] = 600.0,
+    timeout: Annotated[float, seconds_option(0.1, "Seconds until the command is stopped.")] = 600.0,
     as_json: AsJson = False,
 ) -> None:
     """Run CMD on all hosts at the same time; each line of output starts with its host.

@@ -20,7 +20,7 @@ from disagg.cli.common.context import (
     stdout,
 )
 from disagg.cli.common.hooks import hook_runner
-from disagg.cli.common.options import AsJson, BreakLock, Yes
+from disagg.cli.common.options import AsJson, BreakLock, Yes, seconds_option
 
 if TYPE_CHECKING:
     from disagg.config import Fleet, Host
@@ -40,9 +40,7 @@ def rollout(
     max_unavailable: Annotated[
         int, typer.Option("--max-unavailable", min=1, metavar="N", help="How many hosts may be down at the same time.")
     ] = 1,
-    timeout: Annotated[
-        float, typer.Option(min=0, metavar="S", help="Seconds for a restarted server to be healthy.")
-    ] = 300.0,
+    timeout: Annotated[float, seconds_option(0, "Seconds for a restarted server to be healthy.")] = 300.0,
     new_answers: Annotated[
         bool, typer.Option("--new-answers", help="The new release may answer otherwise than the one that runs.")
     ] = False,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from disagg.cli.common.context import print_json, settings, stdout
-from disagg.cli.common.options import AsJson
+from disagg.cli.common.options import AsJson, seconds_option
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -23,12 +23,8 @@ def status(
     *,
     watch: Annotated[bool, typer.Option("--watch", help="Repeat until interrupted.")] = False,
     as_json: AsJson = False,
-    every: Annotated[
-        float, typer.Option(min=0.1, metavar="S", help="Seconds between two readings with --watch.")
-    ] = 2.0,
-    timeout: Annotated[
-        float, typer.Option(min=0.2, metavar="S", help="Seconds for one reading: half over HTTP, the rest over SSH.")
-    ] = 6.0,
+    every: Annotated[float, seconds_option(0.1, "Seconds between two readings with --watch.")] = 2.0,
+    timeout: Annotated[float, seconds_option(0.2, "Seconds for one reading: half over HTTP, the rest over SSH.")] = 6.0,
 ) -> None:
     """Show the health of the fleet. Exit code 0: all healthy; 3: some unhealthy; 4: a host cannot be reached.
 

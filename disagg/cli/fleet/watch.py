@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 import typer
 
 from disagg.cli.common.context import CommandOutput, print_error, settings, stderr, stdout
+from disagg.cli.common.options import seconds_option
 from disagg.errors import DisaggError, UsageError
 
 if TYPE_CHECKING:
@@ -30,8 +31,8 @@ def watch(
     misses: Annotated[
         int, typer.Option(min=1, metavar="N", help="Readings in a row without a healthy answer until a host is down.")
     ] = 2,
-    every: Annotated[float, typer.Option(min=0.1, metavar="S", help="Seconds between two readings.")] = 5.0,
-    timeout: Annotated[float, typer.Option(min=0.2, metavar="S", help="Seconds for one reading.")] = 3.0,
+    every: Annotated[float, seconds_option(0.1, "Seconds between two readings.")] = 5.0,
+    timeout: Annotated[float, seconds_option(0.2, "Seconds for one reading.")] = 3.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print each change as one line of JSON.")] = False,
 ) -> None:
     """Print a line when a host goes down or comes back, until interrupted.

@@ -11,6 +11,7 @@ import pytest
 
 from disagg.cli import app
 from disagg.config import Fleet
+from disagg.errors import UsageError
 from disagg.fleet.machine import fan_out
 from tests.cli.commandline import run, write_fleet
 
@@ -24,6 +25,8 @@ ALL_HOSTS = SELECTION
 """It has to work on all of its hosts, or on the pairs that its own options name."""
 ONE_HOST = SELECTION | WORK
 """It prepares the host that its argument names."""
+REQUESTS_DEADLINE = {"generate", "chat"}
+"""Their --timeout is a field of the request, which has its own bounds."""
 LACKS: dict[str, set[str]] = {
     "demo": AS_A_CLIENT,
     "generate": AS_A_CLIENT,
@@ -81,6 +84,16 @@ def test_a_command_has_no_option_twice() -> None:
     for command, found in COMMANDS.items():
         given = [option for param in found.params for option in (*param.opts, *param.secondary_opts)]
         assert len(given) == len(set(given)), command
+
+
+@pytest.mark.parametrize("option", ["--timeout", "--every"])
+@pytest.mark.parametrize("seconds", ["inf", "nan", "1e12", "-1"])
+def test_seconds_that_no_timer_can_wait_are_a_usage_error_of_every_command(option: str, seconds: str) -> None:
+    having = [name for name in COMMANDS if option in options(name) and name not in REQUESTS_DEADLINE]
+    assert having
+    for command in having:
+        with pytest.raises(UsageError, match=f"{option}: .* to 86,400 "):
+            app.invoke([*command.split(), f"{option}={seconds}"])
 
 
 @pytest.mark.parametrize("command", [name for name in COMMANDS if "--json" in options(name)])
