@@ -20,6 +20,7 @@ from disagg.cli.common.context import CommandOutput, note_interrupt, print_error
 from disagg.cli.common.hosts import HostCommand
 from disagg.cli.common.options import Command, CommandGroup
 from disagg.cli.common.signals import terminating
+from disagg.cli.common.streams import open_closed_streams
 from disagg.cli.common.usage import usage_message
 from disagg.cli.fleet import deploy, doctor, lifecycle, logs, models, remote, rollout, status, token, trust, watch
 from disagg.cli.fleet.machines import bootstrap, prune
@@ -98,6 +99,7 @@ app.command("exec", cls=HostCommand, rich_help_panel=_OPERATE)(remote.exec_)
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run one command line and exit with 0 or the error's exit code. An error is one message on stderr."""
+    open_closed_streams()
     # A second Ctrl-C interrupts asyncio's clean-up, which would log the tasks it cancels with their tracebacks.
     logging.getLogger("asyncio").setLevel(logging.CRITICAL)
     CommandOutput.quiet = CommandOutput.printed_json = CommandOutput.noted_interrupt = False

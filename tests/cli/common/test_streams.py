@@ -1,0 +1,45 @@
+"""Commands whose standard streams are closed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cli.commandline import ROOT, run, write_fleet
+
+
+def test_a_closed_stdin_is_an_empty_prompt_and_answers_no_question(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write_fleet(tmp_path)
+    for command, reason in (
+        (("generate", "tiny"), "the prompt from stdin is empty"),
+        (("chat",), "the prompt from stdin is empty"),
+        (("uninstall",), "stdin is not a terminal"),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(sys, "stdin", None)
+            assert run("--config", path, *command) == 2
+            sys.stdin.close()
+        assert reason in capsys.readouterr().err
+
+
+def test_a_closed_stdout_discards_what_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", None)
+        assert run("--version") == 0
+        assert not sys.stdout.isatty() and sys.stdout.write("text of an answer") > 0
+        sys.stdout.close()
+
+
+def test_no_file_that_a_command_opens_has_the_number_of_a_closed_stream() -> None:
+    script = (
+        "import os, sys\nfrom disagg.cli.common.streams import open_closed_streams\nopen_closed_streams()\n"
+        "sys.stderr.write(' '.join(os.readlink(f'/proc/self/fd/{number}') for number in (0, 1)))"
+    )
+    line = f'cd {ROOT} && exec {sys.executable} -c "$0" <&- >&-'
+    done = subprocess.run(["sh", "-c", line, script], stderr=subprocess.PIPE, text=True, timeout=60, check=True)
+    assert done.stderr == "/dev/null /dev/null"
