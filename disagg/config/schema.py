@@ -80,8 +80,9 @@ class EngineOptions:
 
     @property
     def prompts_kv_bytes(self) -> int:
-        """KV of the prompts that a prefill host computes or sends at a time. With vLLM as much as its paged caches hold
-        on all ranks, for it would preempt prompts beyond."""
+        """KV of the prompts that a prefill host computes or sends at a time. With vLLM as much as the paged caches of
+        all ranks have room for, since it would preempt prompts beyond; a loaded engine states less if ranks hold
+        copies."""
         return self.kv_cache_memory_bytes * self.ranks if self.name in ("vllm", "vllm-server") else self.max_kv_bytes
 
 

@@ -47,7 +47,8 @@ class VLLMEngine(SendingEngine):
         self.tokenizer = HFTokenizer.load(path)
         reference = checkpoint.reference_profile(path, context, self.tokenizer)
         layout = checkpoint.layout(reference, options.dtype)
-        Sharding.of(layout, options.tensor_parallel, options.pipeline_parallel)  # refuse before minutes of loading
+        # Before the minutes that loading takes: this may refuse the model.
+        sharding = Sharding.of(layout, options.tensor_parallel, options.pipeline_parallel)
         version = load.require_version()
         self._vllm = load.make(path, context, options)
         checkpoint.require_for_vllm(path, self._vllm.vllm_config.device_config.device_type)
@@ -75,6 +76,7 @@ class VLLMEngine(SendingEngine):
             preflight=findings,
             memory_bytes=weight_bytes(self._vllm),
             eos_ids=reference.eos_ids,
+            kv_bytes=sharding.kv_bytes(options.kv_cache_memory_bytes),
         )
 
     @property

@@ -96,6 +96,10 @@ class Sharding:
         """How many KV heads of a layer one rank has."""
         return max(1, layer.kv_heads // self.ranks)
 
+    def kv_bytes(self, of_a_rank: int) -> int:
+        """Bytes of different KV that all ranks have room for, of so many each: copies of a head count once."""
+        return of_a_rank * self.parts
+
     @property
     def parts(self) -> int:
         """How many ranks send. Of each stage, with more ranks than heads, the first one of those that have the same

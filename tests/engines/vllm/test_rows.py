@@ -136,3 +136,13 @@ def test_layers_with_different_numbers_of_heads_are_read_with_one_rank_only() ->
     with pytest.raises(ModelError, match="different numbers of KV heads: 2, 8") as refused:
         Sharding.of(Layout((many, few), "float32"), 2)
     assert refused.value.hint.startswith("set tensor_parallel = 1")
+
+
+@pytest.mark.parametrize(
+    ("ranks", "stages", "heads", "times"), [(1, 1, 8, 1), (2, 1, 8, 2), (2, 1, 1, 1), (8, 2, 2, 4)]
+)
+def test_pages_that_hold_copies_of_a_head_are_no_room_for_other_prompts(
+    ranks: int, stages: int, heads: int, times: int
+) -> None:
+    layout = Layout((LayerLayout("full", heads, 4, 4),) * 2, "float32")
+    assert Sharding.of(layout, ranks, stages).kv_bytes(100) == 100 * times

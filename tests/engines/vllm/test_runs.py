@@ -5,19 +5,27 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from disagg.api.sampling import Sampling
+from disagg.config import EngineOptions
 from disagg.engines.base import Token
+from disagg.engines.model import checkpoint
+from disagg.engines.model.profile import LayerProfile, ModelProfile
+from disagg.engines.model.text import HFTokenizer
+from disagg.engines.vllm import load, profile
 from disagg.engines.vllm.engine import VLLMEngine
 from disagg.engines.vllm.reports import Reports
 from disagg.engines.vllm.rows import StepShare
 from disagg.engines.vllm.runs import AnswerRun, PromptRun
 from disagg.engines.vllm.scheduler import StepTimes
 from disagg.errors import Cancelled, DisaggError, ModelError, RequestError
+from disagg.kv.layout import LayerLayout
 from disagg.kv.wire.frames import Header
 from tests.kv.kv_parts import FINGERPRINT, PATIENCE_S, mixed_layout
 
@@ -159,3 +167,27 @@ def test_an_order_that_vllm_refuses_is_not_awaited(reports: Reports, monkeypatch
             [1, 2, 3], ("127.0.0.1", 1), header, deadline=PATIENCE_S, next_token=4, salt=""
         )
     assert reports.outstanding == 0
+
+
+def test_an_engine_states_its_kv_memory_without_the_copies_that_ranks_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of four ranks of a model with two heads, two have the same."""
+    layer = LayerProfile(LayerLayout("full", 2, 4, 4), None)
+    reference = ModelProfile("checkpoint", "llama", 9, 512, (layer,), "", "", "", frozenset())
+    executor = SimpleNamespace(register_failure_callback=lambda ended: None)
+    vllm = SimpleNamespace(
+        vllm_config=SimpleNamespace(device_config=SimpleNamespace(device_type="cpu")),
+        engine_core=SimpleNamespace(engine_core=SimpleNamespace(model_executor=executor)),
+    )
+    monkeypatch.setattr(HFTokenizer, "load", lambda path: None)
+    monkeypatch.setattr(checkpoint, "resolve", Path)
+    monkeypatch.setattr(checkpoint, "reference_profile", lambda path, context, tokenizer: reference)
+    monkeypatch.setattr(checkpoint, "require_for_vllm", lambda path, device: None)
+    monkeypatch.setattr(load, "prepare_environment", lambda options: None)
+    monkeypatch.setattr(load, "require_version", lambda: "0.32.0")
+    monkeypatch.setattr(load, "make", lambda path, context, options: vllm)
+    monkeypatch.setattr(profile, "measure", lambda engine, reference: replace(reference, source="vllm"))
+    monkeypatch.setattr(profile, "weight_bytes", lambda engine: 0)
+    options = EngineOptions("vllm", device="cpu", tensor_parallel=4, kv_cache_memory_bytes=100)
+    engine = VLLMEngine("model", 512, options)
+    with closing(engine._reports):
+        assert (options.prompts_kv_bytes, engine.info.kv_bytes) == (400, 200)

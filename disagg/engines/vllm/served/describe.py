@@ -85,7 +85,7 @@ def connector_info(config: Any, kv_cache_config: Any, ranks: Sequence[RankInfo])
         ranks=parallel.tensor_parallel_size * parallel.pipeline_parallel_size,
         layout=layout.to_json(),
         fingerprint=checkpoint.fingerprint(reference).to_json(),
-        kv_bytes=paged * sharding.parts,
+        kv_bytes=sharding.kv_bytes(paged),
         memory_bytes=sum(rank.memory_bytes for rank in ranks),
         preflight=tuple(refused) or preflight.compare(reference, replace(reference, source="vllm")),
     )
