@@ -95,15 +95,11 @@ class VLLMEngine(SendingEngine):
         try:
             for _ in self.generate(prompt, Sampling(max_tokens=2, ignore_eos=True)):
                 pass
+            self.info = replace(self.info, evidence=self.evidence())
         except DisaggError:
             raise
-        except Exception as error:  # which one depends on the model
-            reason = ": ".join([type(error).__name__, *str(error).strip().splitlines()[:1]])
-            raise ModelError(
-                f"vLLM cannot compute this model: {reason}",
-                "use the engine transformers for this model",
-            ) from error
-        self.info = replace(self.info, evidence=self.evidence())
+        except Exception as error:
+            raise load.cannot_compute(error) from error
 
     def likeliest(self, tokens: Sequence[int], last: int) -> Sequence[int]:
         """See PromptEngine. Each is the answer to a request of its own: all log-probabilities of a large vocabulary

@@ -21,6 +21,8 @@ MAX_RUNNING = 64
 LONG_SHARE = 4
 """A prompt that is not alone gets this part of a step's tokens at most: vLLM serves prompts in order of arrival, and a
 long one would take whole steps until its end."""
+OUT_OF_MEMORY = ("out of memory", "allocate memory", "alloc_failed")
+"""In what torch, CUDA and its libraries state then."""
 
 # vLLM tells nobody of its use, and logs warnings only.
 ENVIRONMENT = {
@@ -177,6 +179,17 @@ def worker_connector() -> Any:
     from vllm.distributed.kv_transfer import get_kv_transfer_group
 
     return get_kv_transfer_group()
+
+
+def cannot_compute(error: Exception) -> ModelError:
+    """Of what vLLM raised for its first prompts: anything, and of a rank in another process the text only."""
+    reason = ": ".join([type(error).__name__, *str(error).strip().splitlines()[:1]])
+    if isinstance(error, MemoryError) or any(words in str(error).lower() for words in OUT_OF_MEMORY):
+        return ModelError(
+            f"vLLM has too little memory to compute a prompt: {reason}",
+            "lower kv_cache_memory_bytes or chunk_tokens, or use smaller weights",
+        )
+    return ModelError(f"vLLM cannot compute this model: {reason}", "use the engine transformers for this model")
 
 
 def _reason(error: BaseException) -> str:

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from disagg.api.sampling import Sampling
 from disagg.config import EngineOptions
@@ -191,3 +192,29 @@ def test_an_engine_states_its_kv_memory_without_the_copies_that_ranks_hold(monke
     engine = VLLMEngine("model", 512, options)
     with closing(engine._reports):
         assert (options.prompts_kv_bytes, engine.info.kv_bytes) == (400, 200)
+
+
+@pytest.mark.parametrize(
+    ("error", "message", "hint"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory."), "has too little memory", "lower kv_cache_memory_bytes"),
+        (RuntimeError("Worker failed with error 'CUDA out of memory'"), "has too little memory", "lower kv_cache"),
+        (MemoryError(), "has too little memory", "lower kv_cache_memory_bytes"),
+        (RuntimeError("illegal memory access"), "cannot compute this model: RuntimeError: illegal", "use the engine"),
+        (AssertionError(), "cannot compute this model: AssertionError", "use the engine transformers"),
+    ],
+)
+@pytest.mark.parametrize("place", ["generate", "evidence"])
+def test_a_failure_of_the_first_prompts_has_the_hint_for_memory_or_that_for_the_model(
+    reports: Reports, monkeypatch: pytest.MonkeyPatch, place: str, error: Exception, message: str, hint: str
+) -> None:
+    def fail(*args: Any) -> Any:
+        raise error
+
+    engine: Any = engine_on(FakeVLLM(), reports)
+    engine.info = SimpleNamespace(profile=SimpleNamespace(context=512))
+    monkeypatch.setattr(engine, "generate", lambda tokens, sampling: iter(()))
+    monkeypatch.setattr(engine, place, fail)
+    with pytest.raises(ModelError, match=message) as failed:
+        engine.warm_up()
+    assert failed.value.hint.startswith(hint)
