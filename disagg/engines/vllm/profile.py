@@ -18,6 +18,8 @@ def measure(engine: Any, reference: ModelProfile) -> ModelProfile:
     stated, ranks = stated_epsilon(engine.model_config), engine.vllm_config.parallel_config.tensor_parallel_size
     for found in engine.collective_rpc(norm_epsilons)[::ranks]:
         require_norms(found, stated)
+    for found in engine.collective_rpc(latent_norm_epsilons)[::ranks]:
+        require_latent_norms(found, latent_epsilon(engine.model_config))
     stages: list[list[LayerProfile]] = engine.collective_rpc(layer_profiles)[::ranks]
     return of_ranks([layer for stage in stages for layer in stage], engine.vllm_config, reference)
 
@@ -50,6 +52,12 @@ def stated_epsilon(model: Any) -> float | None:
     return getattr(model.hf_text_config, "rms_norm_eps", None)
 
 
+def latent_epsilon(model: Any) -> float | None:
+    """What mlx-lm normalises latent vectors of the model of vLLM's ModelConfig with: for deepseek_v3 the same as
+    transformers, whatever config.json has."""
+    return 1e-6 if model.hf_text_config.model_type == "deepseek_v3" else stated_epsilon(model)
+
+
 def require_norms(found: Sequence[float], stated: float | None) -> None:
     """Raise ModelError if layers normalise with another epsilon than the checkpoint states. vLLM's gpt-oss has 1e-5,
     whatever config.json has."""
@@ -60,9 +68,27 @@ def require_norms(found: Sequence[float], stated: float | None) -> None:
         )
 
 
+def require_latent_norms(found: Sequence[float], computed: float | None) -> None:
+    """Raise ModelError if vLLM normalises latent vectors with another epsilon than mlx-lm."""
+    if computed is not None and (other := [one for one in found if one != computed]):
+        raise ModelError(
+            f"vLLM normalises this model's latent vectors with an epsilon of {other[0]:g}, mlx-lm with {computed:g}",
+            "use the engine transformers for this checkpoint",
+        )
+
+
 def norm_epsilons(worker: Any) -> list[float]:
     """The epsilons of the norms before the layers. Called in a worker."""
-    norms = [module for name, module in worker.get_model().named_modules() if name.endswith(".input_layernorm")]
+    return _epsilons(worker, ".input_layernorm")
+
+
+def latent_norm_epsilons(worker: Any) -> list[float]:
+    """The epsilons of the norms of latent vectors. Called in a worker."""
+    return _epsilons(worker, ".q_a_layernorm", ".kv_a_layernorm")
+
+
+def _epsilons(worker: Any, *names: str) -> list[float]:
+    norms = [module for name, module in worker.get_model().named_modules() if name.endswith(names)]
     return sorted({float(norm.variance_epsilon) for norm in norms if hasattr(norm, "variance_epsilon")})
 
 

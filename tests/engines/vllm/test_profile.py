@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,9 +14,13 @@ from disagg.config import EngineOptions
 from disagg.engines.model.profile import LayerProfile, ModelProfile
 from disagg.engines.vllm.load import arguments, require_device, version_fits
 from disagg.engines.vllm.profile import (
+    latent_epsilon,
+    latent_norm_epsilons,
+    norm_epsilons,
     of_all_ranks,
     of_ranks,
     require_alike_heads,
+    require_latent_norms,
     require_norms,
     rope_of,
     stated_epsilon,
@@ -30,6 +35,36 @@ def test_an_epsilon_that_config_json_does_not_have_is_refused() -> None:
     require_norms([], 1e-6)
     with pytest.raises(ModelError, match=r"with an epsilon of 1e-05, its config\.json has 1e-06"):
         require_norms([1e-5], 1e-6)
+
+
+def worker_of(layer: float, latent: float) -> Any:
+    """A worker of vLLM with a model of one layer, whose norms have these epsilons."""
+    names = {"input_layernorm": layer, "self_attn.q_a_layernorm": latent, "self_attn.kv_a_layernorm": latent}
+    norms = [(f"model.layers.0.{name}", SimpleNamespace(variance_epsilon=one)) for name, one in names.items()]
+    return SimpleNamespace(get_model=lambda: SimpleNamespace(named_modules=lambda: norms))
+
+
+@pytest.mark.parametrize(
+    ("kind", "stated", "refused"),
+    [("deepseek_v3", 1e-6, False), ("deepseek_v3", 1e-5, True), ("glm4_moe_lite", 1e-5, False)],
+)
+def test_latent_vectors_that_mlx_lm_normalises_with_another_epsilon_are_refused(
+    kind: str, stated: float, refused: bool
+) -> None:
+    """vLLM's modules have what config.json has."""
+    worker = worker_of(stated, stated)
+    model = SimpleNamespace(hf_text_config=SimpleNamespace(model_type=kind, rms_norm_eps=stated))
+    require_norms(norm_epsilons(worker), stated_epsilon(model))
+    wrong = pytest.raises(ModelError, match="with an epsilon of 1e-05, mlx-lm with 1e-06")
+    with wrong if refused else nullcontext():
+        require_latent_norms(latent_norm_epsilons(worker), latent_epsilon(model))
+
+
+def test_the_norms_before_the_layers_and_those_of_latent_vectors_are_told_apart() -> None:
+    worker = worker_of(1e-5, 1e-6)
+    assert (norm_epsilons(worker), latent_norm_epsilons(worker)) == ([1e-5], [1e-6])
+    require_latent_norms([], 1e-6)
+    require_latent_norms([1e-5], None)
 
 
 @pytest.mark.parametrize(
