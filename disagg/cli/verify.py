@@ -103,10 +103,10 @@ def _here(model: str, arguments: list[str], timeout: float, fleet: Fleet | None,
 
         stdout().print(verify_view(report))
     if report.ok and fleet is not None:
-        from disagg.fleet.lifecycle.status.verdicts import Verdict, keep
+        from disagg.fleet.lifecycle.status.verdicts import Verdict, VerifiedEngine, keep
 
-        for versions in (report.versions, report.prefill_versions):
-            keep(fleet, Verdict(report.architecture, report.dtype, versions))
+        prefill, decode = (VerifiedEngine(report.dtype, one) for one in (report.prefill_versions, report.versions))
+        keep(fleet, Verdict(report.architecture, prefill, decode))
     return report.ok
 
 
@@ -163,16 +163,16 @@ def _healthy(fleet: Fleet, model: Model, state: State, names: list[str]) -> Mapp
 
 
 def _keep(fleet: Fleet, report: HostsReport, statuses: Mapping[str, HostStatus]) -> None:
-    """Keep a verdict about each host whose answers with every host of the other role are right."""
-    from disagg.fleet.lifecycle.status.verdicts import Verdict, keep
+    """Keep a verdict about each pair whose answers are right."""
+    from disagg.fleet.lifecycle.status.verdicts import Verdict, VerifiedEngine, keep
 
-    wrong = {name for pair in report.pairs if not pair.ok for name in (pair.prefill, pair.decode)}
-    asked = dict.fromkeys(name for pair in report.pairs for name in (pair.prefill, pair.decode))
-    for name in (name for name in asked if name not in wrong):
-        fingerprint = statuses[name].fingerprint
-        if fingerprint is not None:
-            dtype = fleet.hosts[name].engine.dtype
-            keep(fleet, Verdict(fingerprint.architecture, dtype, statuses[name].versions))
+    def verified(name: str) -> VerifiedEngine:
+        return VerifiedEngine(fleet.hosts[name].engine.dtype, statuses[name].versions)
+
+    for pair in report.pairs:
+        fingerprint = statuses[pair.prefill].fingerprint
+        if pair.ok and fingerprint is not None:
+            keep(fleet, Verdict(fingerprint.architecture, verified(pair.prefill), verified(pair.decode)))
 
 
 def _folders(model: str, decode: Path | None, engine: PrefillEngineName | None) -> list[str]:

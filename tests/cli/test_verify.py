@@ -14,7 +14,7 @@ from disagg.api.verify import HostsReport, PairReport, RunComparison
 from disagg.cli.common.options import DTypeName
 from disagg.cli.views.verify import hosts_view
 from disagg.config import DType, load
-from disagg.fleet.lifecycle.status.verdicts import Verdict, kept
+from disagg.fleet.lifecycle.status.verdicts import Verdict, VerifiedEngine, kept
 from disagg.fleet.machine import process as local
 from disagg.token import TOKEN_FILE_VARIABLE, state_folder
 from disagg.verify.compare import NOISE
@@ -107,10 +107,8 @@ def test_what_was_found_exact_is_kept_for_the_fleets_status(verifier: Callable[.
     path = write_fleet(tmp_path)
     assert run("--config", path, "verify", "tiny", "--here") == 0
     folder = state_folder(load(path))
-    assert kept(folder) == (
-        Verdict("gpt_oss", "float32", {"mlx-lm": "0.32.2"}),
-        Verdict("gpt_oss", "float32", {"transformers": "5.23.0"}),
-    )
+    prefill, decode = ({"transformers": "5.23.0"}, {"mlx-lm": "0.32.2"})
+    assert kept(folder) == (Verdict("gpt_oss", VerifiedEngine("float32", prefill), VerifiedEngine("float32", decode)),)
     (folder / "verified.json").write_text("cut off")
     assert kept(folder) == ()
 
@@ -265,9 +263,9 @@ def test_a_model_is_verified_on_the_fleets_hosts_and_its_verdict_kept(
     completed = {name: tiny_fleet.status(name)["counters"]["completed"] - before[name] for name in before}
     assert completed == {"tiny-prefill": 2 * PROMPTS, "tiny-decode": 2 * PROMPTS}
     assert not seen.exists(), "no engine was started here"
-    verdicts = kept(state_folder(tiny_fleet.fleet))[-2:]
-    assert {(verdict.architecture, verdict.dtype) for verdict in verdicts} == {("qwen3", "float32")}
-    assert {name for verdict in verdicts for name in verdict.versions} >= {"mlx-lm", "torch"}
+    verdict = kept(state_folder(tiny_fleet.fleet))[-1]
+    assert (verdict.architecture, verdict.prefill.dtype, verdict.decode.dtype) == ("qwen3", "float32", "float32")
+    assert "torch" in verdict.prefill.versions and "mlx-lm" in verdict.decode.versions
 
 
 @pytest.mark.parametrize("as_json", [False, True])

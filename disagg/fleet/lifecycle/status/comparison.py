@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
-from disagg.config import Fleet, Host, served_digest
+from disagg.config import Fleet, served_digest
 from disagg.fleet.changes.pending import described
 from disagg.fleet.lifecycle.status.host_status import HostStatus
 from disagg.fleet.lifecycle.status.verdicts import Verdict
@@ -52,8 +52,7 @@ def with_remarks(fleet: Fleet, statuses: Sequence[HostStatus], verdicts: Sequenc
         parts = ((status.code, code_hash(), "code"), (status.config, served_digest(fleet, host), fleet.path.name))
         other = [what for there, here, what in parts if there and there != here]
         if not other:
-            verified = any(verdict.covers(status, host) for verdict in verdicts)
-            return status if verified else _with_doubt(status, host, statuses)
+            return _with_doubt(fleet, status, statuses, verdicts)
         why = f"running other {' and '.join(other)} than here"
         deploy = f"disagg deploy --host {host.name} && " if host.placement.deployed else ""
         return replace(status, why=why, hint=f"{deploy}{restart}")
@@ -61,23 +60,37 @@ def with_remarks(fleet: Fleet, statuses: Sequence[HostStatus], verdicts: Sequenc
     return [remarked(status) for status in statuses]
 
 
-def _with_doubt(status: HostStatus, host: Host, statuses: Sequence[HostStatus]) -> HostStatus:
-    """With a remark if this host and another one of its model find other tokens likely, or neither disagg's own tests
-    nor `disagg verify` have compared this model's answers."""
-    why = _disagreement(status, statuses)
+def _with_doubt(
+    fleet: Fleet, status: HostStatus, statuses: Sequence[HostStatus], verdicts: Sequence[Verdict]
+) -> HostStatus:
+    """With a remark if this host and a partner, as a pair not verified by `disagg verify`, find other tokens likely, or
+    if disagg's own tests have not compared this model's answers either."""
+    host = fleet.hosts[status.host]
+    own = [verdict for verdict in verdicts if verdict.covers(status, host)]
+    partners = [one for one in statuses if one.ok and _hand_over(status, one)]
+    others = [one for one in partners if not any(verdict.covers(one, fleet.hosts[one.host]) for verdict in own)]
+    if own and not others:
+        return status
+    why = _disagreement(status, others)
     if not why and not status.verified:
         kind = f"model type {status.fingerprint.architecture}" if status.fingerprint else "this model"
-        why = f"{kind} is not verified: its answers were not compared with those of each framework alone"
+        partner = f" with {others[0].host}" if own else ""
+        why = f"{kind} is not verified{partner}: its answers were not compared with those of each framework alone"
     return replace(status, why=why, hint=f"disagg verify {host.model}") if why else status
 
 
-def _disagreement(status: HostStatus, statuses: Sequence[HostStatus]) -> str:
-    """How the host differs from the first of the other role that it hardly agrees with; "" if from none."""
+def _hand_over(one: HostStatus, other: HostStatus) -> bool:
+    """Whether one of the two prefills for the other."""
+    return one.model == other.model and {*one.roles, *other.roles} == {"prefill", "decode"}
+
+
+def _disagreement(status: HostStatus, others: Sequence[HostStatus]) -> str:
+    """How the host differs from the first one that it hardly agrees with; "" if from none."""
     if status.evidence is None:
         return ""
     places = len(status.evidence.likeliest)
-    for other in statuses:
-        if other.evidence is None or not other.ok or other.model != status.model or other.roles == status.roles:
+    for other in others:
+        if other.evidence is None:
             continue
         same = status.evidence.agreeing(other.evidence)
         if same is not None and same < LEAST_AGREEING * places:

@@ -1,7 +1,7 @@
 """What `disagg verify` found exact for this fleet: a file in its state folder, which `disagg status` reads.
 
-It is about one model type, the versions of one engine's packages and a dtype: a comparison leaves one for the decode
-engine and one for the prefill engine. With other versions the model is not verified any more.
+It is about one model type, and a pair: the versions of the prefill engine's packages and its dtype, and the decode
+engine's. With other versions of one of them, or with another partner, the model is not verified.
 """
 
 from __future__ import annotations
@@ -21,22 +21,31 @@ _MOST = 64
 """The newest are kept."""
 
 
-class Verdict(Contract, frozen=True):
-    """The hand-off of a model gave what each engine gives alone. versions: of the packages of one of the two."""
+class VerifiedEngine(Contract, frozen=True):
+    """One end of a hand-off. versions: of its packages."""
 
-    architecture: str
     dtype: str
     versions: Mapping[str, str]
 
     def covers(self, status: HostStatus, host: Host) -> bool:
-        """Whether it is about what this host runs. A verdict in float32, where answers are compared token by token, is
-        about the architecture, whatever the dtype."""
-        return (
-            status.fingerprint is not None
-            and status.fingerprint.architecture == self.architecture
-            and self.dtype in ("float32", host.engine.dtype)
-            and all(self.versions.get(name) == there for name, there in status.versions.items())
-        )
+        """Whether this is what the host runs. In float32 answers are compared token by token: such a verdict is about
+        the architecture, whatever the dtype."""
+        same = all(self.versions.get(name) == there for name, there in status.versions.items())
+        return bool(status.versions) and same and self.dtype in ("float32", host.engine.dtype)
+
+
+class Verdict(Contract, frozen=True):
+    """The hand-off of a model from one engine to the other gave what each of them gives alone."""
+
+    architecture: str
+    prefill: VerifiedEngine
+    decode: VerifiedEngine
+
+    def covers(self, status: HostStatus, host: Host) -> bool:
+        """Whether it is about this host, with whatever partner."""
+        engine = self.prefill if "prefill" in status.roles else self.decode
+        architecture = status.fingerprint.architecture if status.fingerprint is not None else None
+        return architecture == self.architecture and engine.covers(status, host)
 
 
 class _Verdicts(Contract, frozen=True):

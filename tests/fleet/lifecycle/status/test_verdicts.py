@@ -13,7 +13,7 @@ from disagg.config import load
 from disagg.errors import FleetError
 from disagg.fleet.lifecycle.status.comparison import with_remarks
 from disagg.fleet.lifecycle.status.host_status import HostStatus
-from disagg.fleet.lifecycle.status.verdicts import Verdict, keep, kept
+from disagg.fleet.lifecycle.status.verdicts import Verdict, VerifiedEngine, keep, kept
 from disagg.token import state_folder
 from tests.cli.commandline import write_fleet
 
@@ -29,12 +29,21 @@ DECODE = HostStatus(
     verified=False,
 )
 PREFILL = replace(DECODE, host="prefill-1", roles=("prefill",), versions={"transformers": "5.23.0", "torch": "2.13.0"})
-EXACT = Verdict("new_type", "float32", VERSIONS)
-OTHER = Verdict("old_type", "float32", VERSIONS)
+TOGETHER = [DECODE, PREFILL]
 
 
-def of(versions: Mapping[str, str]) -> Verdict:
-    return Verdict("new_type", "float32", versions)
+def pair(
+    architecture: str = "new_type",
+    dtype: str = "float32",
+    *,
+    prefill: Mapping[str, str] = PREFILL.versions,
+    decode: Mapping[str, str] = VERSIONS,
+) -> Verdict:
+    return Verdict(architecture, VerifiedEngine(dtype, prefill), VerifiedEngine(dtype, decode))
+
+
+EXACT, OTHER = pair(), pair("old_type")
+OLD = {"transformers": "5.22.0", "torch": "2.13.0"}
 
 
 @pytest.mark.parametrize(
@@ -43,13 +52,15 @@ def of(versions: Mapping[str, str]) -> Verdict:
         ([], DECODE, True),
         ([], replace(DECODE, verified=True), False),
         ([EXACT], DECODE, False),
-        ([EXACT], PREFILL, True),
-        ([EXACT, of(PREFILL.versions)], PREFILL, False),
-        ([of({"vllm": "0.32.0"})], replace(PREFILL, versions={"vllm": "0.33.0"}), True),
+        ([EXACT], PREFILL, False),
+        ([pair(prefill=OLD)], PREFILL, True),
+        ([pair(prefill=OLD)], DECODE, False),
+        ([pair(decode=PREFILL.versions)], DECODE, True),
+        ([EXACT], replace(DECODE, versions={}), True),
         ([OTHER], DECODE, True),
         ([OTHER, EXACT], DECODE, False),
-        ([Verdict("new_type", "bfloat16", VERSIONS)], DECODE, True),
-        ([of({**VERSIONS, "mlx-lm": "0.32.9"})], DECODE, True),
+        ([pair(dtype="bfloat16")], DECODE, True),
+        ([pair(decode={**VERSIONS, "mlx-lm": "0.32.9"})], DECODE, True),
     ],
 )
 def test_a_verdict_is_about_one_model_type_and_the_versions_that_run(
@@ -61,6 +72,27 @@ def test_a_verdict_is_about_one_model_type_and_the_versions_that_run(
         marked,
         "disagg verify tiny" if marked else "",
     )
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "statuses", "remark"),
+    [
+        ([EXACT], TOGETHER, ""),
+        ([pair(prefill=OLD), pair(decode={"mlx-lm": "0.32.1"})], TOGETHER, "new_type is not verified with prefill-1:"),
+        ([pair(prefill=OLD)], [DECODE, replace(PREFILL, versions=OLD)], ""),
+        ([pair(prefill=OLD)], TOGETHER, "new_type is not verified with prefill-1:"),
+        ([pair(prefill=OLD)], [DECODE, replace(PREFILL, state="failed")], ""),
+        ([pair(prefill=OLD)], [DECODE, replace(PREFILL, model="other")], ""),
+        ([pair(prefill=OLD)], [DECODE, replace(PREFILL, roles=("whole",))], ""),
+    ],
+)
+def test_a_host_is_verified_with_the_partners_of_which_a_verdict_has_both_ends(
+    tmp_path: Path, verdicts: list[Verdict], statuses: list[HostStatus], remark: str
+) -> None:
+    """Two verdicts, about this host and another partner, and about another host and this partner, say nothing of the
+    two."""
+    decode, _ = with_remarks(load(write_fleet(tmp_path)), statuses, verdicts)
+    assert decode.ok and (remark in decode.why if remark else not decode.why)
 
 
 def found(*likeliest: int, prompt: str = "a") -> Evidence:
@@ -117,4 +149,4 @@ def test_a_state_folder_that_cannot_be_written_is_an_error_that_names_it(
 
 
 def numbered(number: int) -> Verdict:
-    return Verdict(f"type_{number}", "float32", VERSIONS)
+    return pair(f"type_{number}")
