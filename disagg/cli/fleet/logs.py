@@ -47,7 +47,7 @@ def logs(
 
     Times are this machine's local time. Exit code 0, or 1 or 4 if a host's log cannot be read.
     """
-    from disagg.errors import UsageError
+    from disagg.errors import UsageError, exit_code_of_all
     from disagg.fleet.lifecycle.logs import read, read_audits
     from disagg.fleet.lifecycle.state import State
 
@@ -66,7 +66,7 @@ def logs(
         _print_json(fleet, *found)
     else:
         _print(hosts, *found, dated=audit)
-    raise typer.Exit(max((error.exit_code for error in found[1]), default=0))
+    raise typer.Exit(exit_code_of_all(error.exit_code for error in found[1]))
 
 
 def _print_json(fleet: Fleet, entries: Sequence[LogLine], errors: Sequence[DisaggError]) -> None:

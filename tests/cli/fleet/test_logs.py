@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from disagg.config import load
+from disagg.errors import CapabilityMissing, DisaggError, FleetError, HostUnreachable
+from disagg.fleet.lifecycle import logs as lifecycle_logs
 from disagg.fleet.lifecycle.state import State
 from tests.cli.commandline import run, write_fleet
 
@@ -63,3 +65,18 @@ def test_lines_and_errors_are_one_json_object(config: Path, capsys: pytest.Captu
 def test_following_ends_with_ctrl_c_only(config: Path, option: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert run("--config", config, "logs", "--follow", *option) == 2
     assert f"{option[0]} and --follow cannot be combined" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("errors", "code"),
+    [
+        ([CapabilityMissing("no")], 1),
+        ([CapabilityMissing("no"), FleetError("no")], 1),
+        ([FleetError("no"), HostUnreachable("no")], 4),
+    ],
+)
+def test_logs_of_several_hosts_that_cannot_be_read_end_with_1_or_4(
+    config: Path, monkeypatch: pytest.MonkeyPatch, errors: list[DisaggError], code: int
+) -> None:
+    monkeypatch.setattr(lifecycle_logs, "read", lambda *given: ([], errors))
+    assert run("--config", config, "logs") == code
