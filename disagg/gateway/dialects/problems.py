@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
+from typing import Final
 
 from disagg.errors import (
     BodyTooLarge,
@@ -55,6 +56,10 @@ _TABLE: Mapping[type[DisaggError], tuple[int, str, str | None]] = {
     DisaggError: (500, "server_error", "internal_error"),
 }
 """Status, kind and code by error; the first line that fits. Hand-off errors and the like are DisaggErrors."""
+FAILURES: Final = tuple(
+    code for status, _, code in _TABLE.values() if code and (status == HTTPStatus.TOO_MANY_REQUESTS or status >= 500)
+)
+"""Codes of errors that are not the request's own fault."""
 
 
 def problem_of(error: DisaggError) -> Problem:

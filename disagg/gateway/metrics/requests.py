@@ -9,7 +9,7 @@ from typing import Final, get_args
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
 from disagg.api.events import FinishReason
-from disagg.gateway.dialects.problems import Problem
+from disagg.gateway.dialects.problems import FAILURES, Problem
 from disagg.gateway.metrics.buckets import REQUEST_S, TOKENS, TPOT_S, TTFT_S
 from disagg.gateway.metrics.tokens import TokenMetrics
 from disagg.gateway.observe.events import Completed, Ended, Generated, LifeEvent, Refused
@@ -18,8 +18,6 @@ from disagg.inference.metrics import Method, Metrics, TTFTParts
 KV_LOST: Final = "KV did not arrive"
 FALLBACKS: Final = (KV_LOST, "prefill failed", "no prefill host is up", "decode host failed", "no decode host is left")
 """Why an answer came about without its hand-off: this, or the reason of its attempt."""
-FAILURES: Final = ("no_host_available", "timeout", "internal_error", "rate_limit_exceeded")
-"""Codes of errors that are not the request's own fault."""
 
 
 class RequestMetrics:

@@ -10,12 +10,12 @@ from typing import get_args
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from disagg.errors import DeadlineExceeded, DisaggError, Overloaded, ServerUnavailable
+from disagg.errors import DeadlineExceeded, DisaggError, Overloaded, RequestLoop, ServerUnavailable
 from disagg.gateway.clients.keys import KeyFile
 from disagg.gateway.dialects.base import Head
-from disagg.gateway.dialects.problems import problem_of
+from disagg.gateway.dialects.problems import FAILURES, problem_of
 from disagg.gateway.dialects.request import GatewayRequest
-from disagg.gateway.metrics.requests import FAILURES, FALLBACKS, KV_LOST, RequestMetrics
+from disagg.gateway.metrics.requests import FALLBACKS, KV_LOST, RequestMetrics
 from disagg.gateway.observe.observers import Observers
 from disagg.inference.attempts.retry import Reason
 from disagg.inference.types import Stage
@@ -81,8 +81,8 @@ def test_fallbacks_are_counted_from_0_on_for_every_reason_that_an_attempt_can_ha
 
 
 def test_failures_are_counted_from_0_on_by_the_codes_that_their_errors_have() -> None:
-    errors = (ServerUnavailable("x"), DeadlineExceeded("x"), DisaggError("x"), Overloaded("x"))
-    assert tuple(problem_of(error).code for error in errors) == FAILURES
+    kinds = (ServerUnavailable, DeadlineExceeded, DisaggError, Overloaded, RequestLoop)
+    assert {problem_of(kind("x")).code for kind in kinds} == set(FAILURES)
 
 
 async def test_a_running_request_is_seen_while_it_runs() -> None:
