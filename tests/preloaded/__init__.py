@@ -7,6 +7,7 @@ socket, and whoever finds none starts it. It ends when nobody is connected any m
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import json
 import os
 import signal
@@ -18,6 +19,7 @@ import threading
 import time
 import zlib
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -88,13 +90,14 @@ class Preloaded:
         while True:
             connection = socket.socket(socket.AF_UNIX)
             try:
+                seen = file_identity(self._address)
                 connection.connect(str(self._address))
                 if connection.recv(len(READY)) == READY:
                     return connection
             except FileNotFoundError:
                 self._launch()
             except ConnectionRefusedError:  # its process was killed
-                self._address.unlink(missing_ok=True)
+                remove_if_same(self._address, seen)
             except ConnectionResetError:  # it ended when this process connected
                 pass
             connection.close()
@@ -151,6 +154,24 @@ def enter_network(descriptor: int) -> None:  # os.setns is from Python 3.12 on
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.setns(descriptor, _CLONE_NEWNET) != 0:
         raise OSError(ctypes.get_errno(), "setns")
+
+
+def file_identity(path: Path) -> tuple[int, int]:
+    """Of the file that a name stands for now; another one gets the same name later."""
+    found = path.stat()
+    return found.st_ino, found.st_mtime_ns
+
+
+def remove_if_same(path: Path, identity: tuple[int, int]) -> None:
+    """Remove a file unless another process has replaced it. They take turns."""
+    turn = os.open(Path(__file__).parent, os.O_RDONLY)
+    try:
+        fcntl.flock(turn, fcntl.LOCK_EX)
+        with suppress(FileNotFoundError):
+            if file_identity(path) == identity:
+                path.unlink()
+    finally:
+        os.close(turn)
 
 
 def run_id() -> str:
