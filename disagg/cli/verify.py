@@ -125,11 +125,12 @@ def _require_here_for(model: str, given: Mapping[str, object]) -> None:
 def _on_hosts(chosen: Settings, name: str, tokens: tuple[int, int], timeout: float, *, as_json: bool) -> bool:
     """Ask the fleet's servers. tokens: of a prompt, about, and of an answer."""
     from disagg.fleet.lifecycle.state import State
-    from disagg.verify.hosts import Asker, Way, pairs_of, verify_hosts
+    from disagg.verify.hosts import Asker, Way, pairs_of, require_lengths, verify_hosts
 
     fleet = chosen.fleet()
     model, state = fleet.model(name), State.of(fleet)
     pairs = pairs_of(fleet, model)
+    require_lengths(model, *tokens)
     statuses = _healthy(fleet, model, state, sorted({host.name for pair in pairs for host in pair}))
     with stderr().status(f"verifying {model.name} …") as status, Asker(fleet, model, state.token(), timeout) as asker:
         asker.report = lambda way: status.update(f"verifying {model.name}: {way} …")

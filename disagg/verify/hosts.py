@@ -27,6 +27,7 @@ from disagg.verify.prompts import pieces, sample_text
 
 PROMPTS: Final = 8
 ALTERNATIVES: Final = 20
+LEAST_PROMPT_TOKENS: Final = 16
 SAMPLE_CHARS: Final = 4000
 """Of the text whose tokens are counted to find prompts of the wanted length."""
 
@@ -56,6 +57,20 @@ def pairs_of(fleet: Fleet, model: Model) -> Sequence[tuple[Host, Host]]:
             f"disagg verify {model.name} --here compares the engines on this machine",
         )
     return [(one, other) for one in prefill for other in decode]
+
+
+def require_lengths(model: Model, prompt_tokens: int, max_tokens: int) -> None:
+    """UsageError if no such prompts and answers can be compared: they do not fit the context, or the prompts, which
+    have about so many tokens, may be too short for a hand-off."""
+    if max_tokens > model.context - LEAST_PROMPT_TOKENS:
+        most = model.context - LEAST_PROMPT_TOKENS
+        raise UsageError(
+            f"--max-tokens: at most {most}, for a prompt and the context of {model.name} (got {max_tokens})"
+        )
+    most = model.context - max_tokens
+    if not LEAST_PROMPT_TOKENS <= prompt_tokens <= most:
+        message = f"--prompt-tokens: {LEAST_PROMPT_TOKENS} to {most} (got {prompt_tokens})"
+        raise UsageError(message, f"{model.name} has a context of {model.context} tokens, {max_tokens} for the answer")
 
 
 def verify_hosts(fleet: Fleet, model: Model, ask: Ask, prompts: Sequence[str], max_tokens: int) -> HostsReport:

@@ -326,6 +326,11 @@ def test_each_pair_of_hosts_is_a_table(width: int) -> None:
     assert all(len(line) <= width for line in shown.splitlines())
 
 
+def test_lengths_are_refused_before_any_host_is_asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("--config", write_fleet(tmp_path), "verify", "tiny", "--prompt-tokens", 100_000) == 2
+    assert "--prompt-tokens: 16 to 1984 (got 100000)" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("path", ["weights/nope", "./nope", "/no/such/folder", "~nobody"])
 def test_a_path_that_is_not_there_is_no_unknown_model(
     verifier: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str], path: str

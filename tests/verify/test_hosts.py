@@ -13,7 +13,7 @@ from disagg.config import Fleet, load
 from disagg.errors import DisaggError, PeerLost, UsageError
 from disagg.inference.metrics import Method
 from disagg.inference.types import Completion
-from disagg.verify.hosts import Way, verify_hosts
+from disagg.verify.hosts import Way, require_lengths, verify_hosts
 from disagg.verify.prompts import pieces
 from tests.cli.answers import completion
 from tests.cli.commandline import HOST, write_fleet
@@ -108,6 +108,28 @@ def test_answers_without_the_kv_of_the_prefill_host_prove_nothing(fleet: Fleet, 
     report = verify_hosts(fleet, fleet.model("tiny"), hosts.ask, PROMPTS, COUNT)
     assert not report.ok
     assert report.pairs[0].why == why
+
+
+@pytest.mark.parametrize(
+    ("prompt", "answer", "message"),
+    [
+        (100_000, 64, "--prompt-tokens: 16 to 1984 (got 100000)"),
+        (1985, 64, "--prompt-tokens: 16 to 1984 (got 1985)"),
+        (1, 1, "--prompt-tokens: 16 to 2047 (got 1)"),
+        (200, 2048, "--max-tokens: at most 2032, for a prompt and the context of tiny (got 2048)"),
+        (1984, 64, ""),
+        (16, 1, ""),
+    ],
+)
+def test_lengths_that_cannot_be_compared_are_a_usage_error(
+    fleet: Fleet, prompt: int, answer: int, message: str
+) -> None:
+    if not message:
+        require_lengths(fleet.model("tiny"), prompt, answer)
+        return
+    with pytest.raises(UsageError) as raised:
+        require_lengths(fleet.model("tiny"), prompt, answer)
+    assert raised.value.message == message
 
 
 def test_an_answer_that_is_too_short_is_no_answer(fleet: Fleet) -> None:
