@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import typer
 from rich.console import Console
@@ -19,6 +19,8 @@ from disagg.errors import DisaggError, UsageError
 if TYPE_CHECKING:
     from disagg.config import Fleet
     from disagg.fleet.machine.fan_out import Limits
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +115,16 @@ def note_if_interrupted(state: str) -> Iterator[None]:
     except KeyboardInterrupt:
         note_interrupt(f"interrupted: {state}")
         raise
+
+
+@contextmanager
+def note_if_interrupted_after(begun: AbstractContextManager[T], state: str) -> Iterator[T]:
+    """On Ctrl-C, print the state that the hosts are left in: unchanged as long as `begun` is entered, as its hook runs
+    before the change."""
+    with note_if_interrupted(state), ExitStack() as stack:
+        with note_if_interrupted("nothing was changed"):
+            entered = stack.enter_context(begun)
+        yield entered
 
 
 def note_interrupt(text: str) -> None:

@@ -14,6 +14,7 @@ from disagg.cli.common.context import (
     confirm,
     error_console,
     note_if_interrupted,
+    note_if_interrupted_after,
     print_json,
     require_answer,
     settings,
@@ -265,7 +266,7 @@ def _run(
                 return planned
         releases = {report.host: report.plan.release for report in changing if report.plan is not None}
         hooked = around(hooks, "deploy", list(releases), releases)
-        with note_if_interrupted(_INTERRUPTED[why]), hooked as change, progress:
+        with note_if_interrupted_after(hooked, _INTERRUPTED[why]) as change, progress:
             done = deployment.carry_out(planned, break_lock)
             change.end({one.host: one.error for one in done if one.error is not None})
             return done

@@ -6,7 +6,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from disagg.cli.common.context import Settings, error_console, note_if_interrupted, print_json, settings, stderr, stdout
+from disagg.cli.common.context import (
+    Settings,
+    error_console,
+    note_if_interrupted,
+    note_if_interrupted_after,
+    print_json,
+    settings,
+    stderr,
+    stdout,
+)
 from disagg.cli.common.hooks import hook_runner
 from disagg.cli.common.options import AsJson, BreakLock, seconds_option
 
@@ -64,10 +73,8 @@ def restart(
     names = settings(context).names(lifecycle.fleet)
     changed = [host.name for host in lifecycle.fleet.select(names) if not host.whole]
     hooks = hook_runner(lifecycle.fleet, "restart").around("restart", changed)
-    with (
-        note_if_interrupted("servers that were started keep running; `disagg status` shows which do not run"),
-        hooks as change,
-    ):
+    left = "servers that were started keep running; `disagg status` shows which do not run"
+    with note_if_interrupted_after(hooks, left) as change:
         results = lifecycle.restart(names, timeout, all_at_once)
         change.end({one.host: one.error for one in results if one.error is not None}, all(one.ok for one in results))
     _finish(lifecycle, results, as_json)

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from disagg.config import load
+from disagg.fleet.changes.hooks import HookRunner
 from disagg.fleet.lifecycle import fleet_servers
 from disagg.fleet.lifecycle.fleet_servers import FleetServers
 from disagg.fleet.lifecycle.state import State
@@ -154,3 +155,14 @@ def test_a_state_folder_that_is_a_file_is_no_traceback(
     assert run("--config", config, "status") == 3
     assert "failed" in capsys.readouterr().out
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+
+
+def test_ctrl_c_while_the_hook_before_runs_says_that_nothing_was_changed(
+    config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(HookRunner, "_run", interrupted)
+    assert run("--config", config, "restart") == 130
+    assert capsys.readouterr().err.splitlines() == ["interrupted: nothing was changed"]
