@@ -73,7 +73,7 @@ def choose(fleet: Fleet, names: Sequence[str] = (), **selection: Any) -> list[Ho
     if not set(here).isdisjoint(names) or (here and len(here) == len(hosts)):
         raise UsageError(
             f'{", ".join(here)}: connector is "local": served from this installation of disagg',
-            "there is nothing to deploy: disagg start",
+            "there is nothing to deploy or to remove: disagg start and disagg stop",
         )
     return [host for host in hosts if host.placement.deployed]
 

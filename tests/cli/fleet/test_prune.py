@@ -90,3 +90,11 @@ def test_a_machine_that_fails_is_told_and_has_its_exit_code(
 def test_a_fleet_of_local_hosts_has_nothing_to_prune(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("--config", write_fleet(tmp_path), "prune", "--yes") == 2
     assert 'connector is "local"' in capsys.readouterr().err
+
+
+def test_a_local_fleet_has_nothing_to_remove_and_is_not_asked_for_yes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("--config", write_fleet(tmp_path), "prune") == 2
+    err = capsys.readouterr().err
+    assert "to remove" in err and "--yes" not in err

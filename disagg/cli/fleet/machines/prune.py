@@ -53,10 +53,10 @@ def prune(
     from disagg.fleet.lifecycle.state import State
     from disagg.token import token_digest
 
-    if not dry_run:
-        require_answer("prune", "removes", yes=yes, as_json=as_json)
     fleet = settings(context).fleet()
     hosts, state = choose(fleet, **settings(context).selection), State.of(fleet)
+    if not dry_run:
+        require_answer("prune", "removes", yes=yes, as_json=as_json)
     tokens = frozenset(map(token_digest, state.tokens())) if state.has_token() else frozenset[str]()
     progress = DeployProgress(stderr())
     with Pruning(fleet, hosts, tokens, everything, models, break_lock, progress.report) as work:
