@@ -94,6 +94,7 @@ def generate(
     _import_client_meanwhile()
     words = [word for word in (first, second, *context.args) if word is not None]
     call = parse_words(fleet, words, model or (), has_file=file is not None)
+    _require_hosts(fleet, call.models, alone)
     text = read_prompt(call.prompt, file, max(fleet.model(name).context for name in call.models))
     request: dict[str, Any] = {
         **({"messages": [{"role": "user", "content": text}]} if chat else {"prompt": text}),
@@ -103,6 +104,13 @@ def generate(
         "on_kv_failure": on_kv_failure.value,
     }
     _run(fleet, _answers(call.models), request, AnswerForm(as_json, explain))
+
+
+def _require_hosts(fleet: Fleet, models: Sequence[str], alone: Side | None) -> None:
+    """UsageError if hosts.toml has no host of the role of --alone for one of the models."""
+    for name in models:
+        if alone is not None and not fleet.serving(name, alone.value):
+            raise UsageError(f"--alone {alone.value}: no {alone.value} host serves {name}", "add one to hosts.toml")
 
 
 def _import_client_meanwhile() -> None:

@@ -442,3 +442,8 @@ def test_a_single_answer_is_not_said_to_have_run_together_with_others(
     fake_client.on_stream = staticmethod(fail)
     assert run("generate", "--config", two, "-m", "tiny", "-m", "other", "x") == 3
     assert "together" not in capsys.readouterr().err
+
+
+def test_alone_on_a_role_that_no_host_has_is_a_usage_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("--config", write_fleet(tmp_path), "generate", "--alone", "whole", "tiny", "hi") == 2
+    assert "--alone whole: no whole host serves tiny" in capsys.readouterr().err
