@@ -11,6 +11,7 @@ import typer
 
 from disagg.cli.common.context import print_json, settings, stdout
 from disagg.cli.common.options import AsJson
+from disagg.errors import UsageError
 
 if TYPE_CHECKING:
     from disagg.api.gateway.live import LiveState
@@ -52,8 +53,11 @@ def top(
 
 
 def full_url(url: str) -> str:
-    """A URL that was typed without its scheme is of http."""
-    return url if "://" in url else f"http://{url}"
+    """A URL that was typed without its scheme is of http. UsageError if it is of another than http and https."""
+    full = url if "://" in url else f"http://{url}"
+    if not full.lower().startswith(("http://", "https://")):
+        raise UsageError(f"--url: {url} is not a URL of a gateway", "it begins with http:// or https://")
+    return full
 
 
 async def _source(context: typer.Context, url: str, hosts: bool) -> tuple[Source, LiveState, str]:

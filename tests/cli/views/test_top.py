@@ -20,7 +20,7 @@ from disagg.cli.gateway import top as command
 from disagg.cli.gateway.screen import _Screen
 from disagg.cli.views.gateway.top import KEYS, ScreenChoice, keys_of, press, top_view
 from disagg.config import Fleet
-from disagg.errors import ServerUnavailable
+from disagg.errors import ServerUnavailable, UsageError
 from disagg.gateway.remote import follow
 from tests.cli.commandline import run, write_fleet
 
@@ -267,3 +267,8 @@ async def test_the_screen_states_its_caption_unless_it_has_something_newer_to_st
     assert shows("it has stopped")
     screen.take(STATE)
     assert shows("no gateway answers")
+
+
+def test_a_url_of_another_scheme_is_a_usage_error() -> None:
+    with pytest.raises(UsageError, match="is not a URL of a gateway"):
+        command.full_url("foo://x")
