@@ -44,7 +44,8 @@ def status(
         token = state.token() if state.has_token() else None
         began = time.monotonic()
         statuses = poll(fleet, token, state, names, timeout / 2)
-        return diagnose(fleet, statuses, token, timeout - (time.monotonic() - began))
+        left = timeout - (time.monotonic() - began)
+        return diagnose(fleet, statuses, token, max(left, timeout / 3))  # few at a time may have taken all of it
 
     if watch:
         _watch(look, every, tuple(fleet.hosts))

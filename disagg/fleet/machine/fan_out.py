@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextvars
 import math
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -35,16 +36,15 @@ PARALLEL: Final = 32
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """parallel: on how many hosts an action runs at the same time; None: PARALLEL, or all if one time holds for all.
+    """parallel: on how many hosts an action runs at the same time; None: PARALLEL, or all if the action has a timeout.
     host_s: the seconds that it may take on a host; None: only the action's own limits."""
 
     parallel: int | None = None
     host_s: float | None = None
 
-    def of(self, hosts: int, timeout: float | None) -> tuple[int, float | None]:
-        """How many of so many hosts at the same time; the seconds for all, if `timeout` is for so many at once."""
-        parallel = min(hosts, self.parallel or (PARALLEL if timeout is None else hosts))
-        return parallel, timeout and timeout * max(1, math.ceil(hosts / max(1, parallel)))
+    def at_once(self, hosts: int, timeout: float | None) -> int:
+        """On how many of so many hosts at the same time. timeout: of each, if the action has one."""
+        return min(hosts, self.parallel or (PARALLEL if timeout is None else hosts))
 
 
 _limits: ContextVar[Limits] = ContextVar("limits", default=Limits())  # noqa: B039  # frozen
@@ -82,39 +82,18 @@ def each(hosts: Sequence[Host], action: Callable[[Host], T], *, timeout: float |
     machines run, with Cancelled, and is raised again when they have ended; so is an interruption of this thread, which
     may be that of another `each`. Any other exception is a bug in the action; it is raised after the others end.
 
-    timeout: seconds for all hosts together, which all start at once then; or for each `parallel` of them. A host that
-    has not ended in time is interrupted and its thread left behind, since it may hang in the kernel; its outcome is
-    `timed_out`. Ctrl-C leaves all of them behind.
+    timeout: seconds for each host, from its beginning; all begin at once then, unless `parallel` bounds them. A host
+    that has not ended in time is interrupted and its thread left behind, since it may hang in the kernel; the next one
+    begins in its place. Its outcome is `timed_out`. Ctrl-C leaves all of them behind.
     """
-    stop, limits = Event(), _limits.get()
-    waiting: SimpleQueue[int] = SimpleQueue()
-    ended: _Ended[T] = SimpleQueue()
-    for index in range(len(hosts)):
-        waiting.put(index)
-
-    def work() -> None:
-        while True:
-            try:
-                index = waiting.get_nowait()
-            except Empty:
-                return
-            ended.put((index, _outcome(hosts[index], action, stop, limits.host_s)))
-
-    parallel, timeout = limits.of(len(hosts), timeout)
-    # Daemon threads: one that hangs in the kernel must not keep an interrupted command from exiting.
-    for number in range(parallel):
-        context = contextvars.copy_context()
-        Thread(target=context.run, args=(work,), name=f"host {number}", daemon=True).start()
-    gathered: dict[int, HostOutcome[T] | BaseException] = {}
+    limits = _limits.get()
+    actions = _Actions(hosts, action, limits.at_once(len(hosts), timeout), limits.host_s, timeout)
     try:
-        _gather(len(hosts), ended, gathered, None if timeout is None else time.monotonic() + timeout)
+        actions.run()
     except BaseException:
-        stop.set()
-        if timeout is None:
-            _gather(len(hosts), ended, gathered, time.monotonic() + _CLEANUP_S)
+        actions.interrupt(_CLEANUP_S if timeout is None else 0.0)
         raise
-    stop.set()
-    outcomes = [gathered.get(index) or _late(host, timeout or 0.0) for index, host in enumerate(hosts)]
+    outcomes = [actions.gathered[index] for index in range(len(hosts))]
     for outcome in outcomes:
         if isinstance(outcome, BaseException):
             raise outcome
@@ -149,7 +128,73 @@ def in_background(hosts: Sequence[Host], action: Callable[[Host], None]) -> Iter
             thread.join(max(0.0, deadline - time.monotonic()))
 
 
-_Ended = SimpleQueue[tuple[int, HostOutcome[T] | BaseException]]
+class _Actions(Generic[T]):
+    """The actions of one `each`, at most `parallel` at the same time, each in a thread of its own."""
+
+    def __init__(
+        self,
+        hosts: Sequence[Host],
+        action: Callable[[Host], T],
+        parallel: int,
+        host_s: float | None,
+        timeout: float | None,
+    ) -> None:
+        self.gathered: dict[int, HostOutcome[T] | BaseException] = {}
+        self._hosts, self._action, self._parallel, self._host_s, self._timeout = (
+            hosts,
+            action,
+            parallel,
+            host_s,
+            timeout,
+        )
+        self._stops = [Event() for _ in hosts]
+        self._waiting = deque(range(len(hosts)))
+        self._running: dict[int, float] = {}  # when each is given up, by time.monotonic(); the first to begin first
+        self._ended: SimpleQueue[tuple[int, HostOutcome[T] | BaseException]] = SimpleQueue()
+
+    def run(self) -> None:
+        """Until each has ended or was given up. Without a timeout, Cancelled if this thread is interrupted."""
+        while self._waiting or self._running:
+            if self._timeout is None:
+                interruption.check()
+            while self._waiting and len(self._running) < self._parallel:
+                self._begin(self._waiting.popleft())
+            index, due = next(iter(self._running.items()))
+            if not self._take(min(due, time.monotonic() + interruption.POLL_S)) and time.monotonic() >= due:
+                self._give_up(index)
+
+    def interrupt(self, seconds: float) -> None:
+        """Interrupt those that run, and wait for their end. None begins any more."""
+        for stop in self._stops:
+            stop.set()
+        deadline = time.monotonic() + seconds
+        while self._running and self._take(deadline):
+            pass
+
+    def _begin(self, index: int) -> None:
+        host, stop = self._hosts[index], self._stops[index]
+
+        def work() -> None:
+            self._ended.put((index, _outcome(host, self._action, stop, self._host_s)))
+
+        self._running[index] = math.inf if self._timeout is None else time.monotonic() + self._timeout
+        # A daemon thread: one that hangs in the kernel must not keep an interrupted command from exiting.
+        Thread(target=contextvars.copy_context().run, args=(work,), name=f"host {host.name}", daemon=True).start()
+
+    def _take(self, deadline: float) -> bool:
+        """Take what has ended next. False if nothing has until the deadline."""
+        try:
+            index, result = self._ended.get(timeout=max(0.0, deadline - time.monotonic()))
+        except Empty:
+            return False
+        if self._running.pop(index, None) is not None:  # else it was given up
+            self.gathered[index] = result
+        return True
+
+    def _give_up(self, index: int) -> None:
+        self._stops[index].set()
+        del self._running[index]
+        self.gathered[index] = _late(self._hosts[index], self._timeout or 0.0)
 
 
 def _outcome(
@@ -171,21 +216,3 @@ def _outcome(
 def _late(host: Host, timeout: float) -> HostOutcome[T]:
     error = HostUnreachable(f"{host.name}: no answer within {timeout:.1f} s", "disagg doctor")
     return HostOutcome(host, timeout, error=error, timed_out=True)
-
-
-def _gather(
-    count: int, ended: _Ended[T], gathered: dict[int, HostOutcome[T] | BaseException], deadline: float | None
-) -> None:
-    """Take what has ended, until all have or the deadline has passed. Without a deadline, Cancelled if this thread is
-    interrupted."""
-    while len(gathered) < count:
-        if deadline is None:
-            interruption.check()
-        wait = interruption.POLL_S if deadline is None else max(0.0, deadline - time.monotonic())
-        try:
-            index, result = ended.get(timeout=wait)
-        except Empty:
-            if deadline is None:
-                continue
-            return
-        gathered[index] = result
