@@ -31,7 +31,7 @@ _AUDIT_S: Final = 15.0
 _RUN: Final = """\
 # $1: a line for sh. $DISAGG_FOLDER: that of hosts.toml.
 cd "$DISAGG_FOLDER" || exit 1
-unset DISAGG_FOLDER
+unset DISAGG_FOLDER DISAGG_WATCH_URL # a secret of `disagg watch`
 exec /bin/sh -c "$1" </dev/null
 """
 
@@ -127,12 +127,18 @@ class HookRunner:
         entry = LockHolder.this_process(f"hook {name}").audit_entry
         self.report(name, f"$ {line}")
         told = variables(self.fleet, self.command, name, change)
-        why = run_line(
-            self.fleet, name, line, told, timeout_s=hooks.timeout_s, on_line=lambda text: self.report(name, text)
-        )
-        failure = _failed(why, name) if why else None
-        self._audited.append(entry.ended(failure))
-        return failure
+        audited: BaseException | None = None
+        try:
+            failure = run_line(
+                self.fleet, name, line, told, timeout_s=hooks.timeout_s, on_line=lambda text: self.report(name, text)
+            )
+            audited = _failed(failure.ended, name) if failure else None
+        except BaseException as error:  # also Ctrl-C: the hook has run
+            audited = error
+            raise
+        finally:
+            self._audited.append(entry.ended(audited))
+        return _failed(failure.message, name) if failure else None
 
     def _audit(self, change: Change) -> None:
         """Write down on the hosts of a change which hooks ran. What cannot be written is left out."""
@@ -148,6 +154,14 @@ class HookRunner:
         each([host for host in hosts if host.placement.deployed], append, timeout=_AUDIT_S)
 
 
+@dataclass(frozen=True, slots=True)
+class LineFailure:
+    """Why a line for sh failed. ended: without what it printed, which may be a secret. message: with its last lines."""
+
+    ended: str
+    message: str
+
+
 def run_line(
     fleet: Fleet,
     name: str,
@@ -156,17 +170,19 @@ def run_line(
     *,
     timeout_s: float,
     on_line: Callable[[str], None] = lambda text: None,
-) -> str:
-    """Run a line for sh in the folder of hosts.toml. Why it failed, "" if it did not. name: of the hook. told: as
-    variables of its environment."""
+) -> LineFailure | None:
+    """Run a line for sh in the folder of hosts.toml; None if it succeeds. name: of the hook. told: as variables of its
+    environment."""
     machine = LocalMachine(name)
     own = {**told, "DISAGG_FOLDER": str(fleet.path.parent)}
     try:
         result = machine.run([line], script=_RUN, environment=own, timeout=timeout_s, on_line=on_line)
     except FleetError as error:
-        return error.message.removeprefix(f"{name}: ")
-    words = last_lines(result.stderr.strip() or result.stdout, 3)
-    return "" if result.ok else f"exit code {result.code}{f': {words}' if words else ''}"
+        return LineFailure("no exit code", error.message.removeprefix(f"{name}: "))
+    if result.ok:
+        return None
+    ended, words = f"exit code {result.code}", last_lines(result.stderr.strip() or result.stdout, 3)
+    return LineFailure(ended, f"{ended}: {words}" if words else ended)
 
 
 def around(

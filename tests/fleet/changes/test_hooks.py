@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from disagg.cli.fleet.watch import URL_VARIABLE
 from disagg.config import Fleet, Hooks
 from disagg.errors import Cancelled, CommandFailed, DisaggError, FleetError, HostUnreachable
 from disagg.fleet.changes.hooks import Change, HookRunner, around, variables
@@ -179,3 +180,40 @@ def test_a_command_without_hooks_runs_none() -> None:
     with around(None, "deploy", HOSTS, {}) as change:
         change.end({})
     assert change.result == "done"
+
+
+@pytest.mark.parametrize(
+    ("line", "ended"), [("echo secret >&2; exit 3", "exit code 3"), ("echo secret; exec sleep 1000", "no exit code")]
+)
+def test_what_a_hook_prints_does_not_reach_the_hosts(site: Site, line: str, ended: str) -> None:
+    site.commands, site.timeout_s = {"after_deploy": line}, 0.5 if "sleep" in line else 60
+    with site.runner.around("deploy", HOSTS[:1]) as change:
+        change.end({})
+    (entry,) = site.audit(HOSTS[0])
+    assert entry["message"] == f"the hook after_deploy failed: {ended}"
+
+
+def test_a_hook_does_not_have_the_url_of_the_watch(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(URL_VARIABLE, "https://alerts.example/secret")
+    site.commands = {"before_deploy": f'echo "<${URL_VARIABLE}>"'}
+    with site.runner.around("deploy", HOSTS):
+        pass
+    assert site.said[-1] == ("before_deploy", "<>")
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, Cancelled("interrupted")])
+def test_a_hook_that_was_interrupted_is_in_the_audit(
+    site: Site, monkeypatch: pytest.MonkeyPatch, error: type[BaseException] | BaseException
+) -> None:
+    run = LocalMachine.run
+
+    def interrupted(machine: LocalMachine, argv: Any, **more: Any) -> Any:
+        if machine.name == "before_deploy":
+            raise error
+        return run(machine, argv, **more)
+
+    monkeypatch.setattr(LocalMachine, "run", interrupted)
+    with pytest.raises((KeyboardInterrupt, Cancelled)), site.runner.around("deploy", HOSTS[:1]):
+        pytest.fail("the change began")
+    (entry,) = site.audit(HOSTS[0])
+    assert (entry["event"], entry["ended"]) == ("hook before_deploy", "failed")

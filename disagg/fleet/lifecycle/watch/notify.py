@@ -80,8 +80,9 @@ class LineRunner:
 
     def __call__(self, change: HostChange) -> None:
         """Raises FleetError if it fails."""
-        if why := run_line(self.fleet, "watch", self.line, variables(self.fleet, change), timeout_s=self.timeout_s):
-            raise FleetError(f"the command for {change.host} failed: {why}")
+        told = variables(self.fleet, change)
+        if failure := run_line(self.fleet, "watch", self.line, told, timeout_s=self.timeout_s):
+            raise FleetError(f"the command for {change.host} failed: {failure.message}")
 
 
 def variables(fleet: Fleet, change: HostChange) -> dict[str, str]:
