@@ -96,12 +96,13 @@ class Rollout:
             if all(self._phases[host.name] == "outside" for host in self.hosts):
                 return self._end("")
             self._file.write(self._record)
-            undoing = any(one in policy.UNDOING for one in self._phases.values())
-            if not undoing:
-                if not self.new_answers:
-                    self._record_answers()
-                undoing = not self._deploy(planned)
-            return self._end(self._turns(undo=True)) if undoing else self._in_turns(undo=False)
+            if any(one in policy.UNDOING for one in self._phases.values()):
+                return self._in_turns(undo=True)
+            if not self.new_answers:
+                self._record_answers()
+            if not self._deploy(planned):  # its hooks were told, and none may stop what follows
+                return self._end(self._turns(undo=True))
+            return self._in_turns(undo=False)
 
     def undo(self) -> RolloutReport:
         """Return the hosts of an unfinished rollout to their releases from before. UsageError if there is none."""
@@ -171,7 +172,9 @@ class Rollout:
     # The turns
 
     def _in_turns(self, undo: bool) -> RolloutReport:
-        with around(self.hooks, "restart", list(self._record.target), self._record.target) as change:
+        releases = self._record.before if undo else self._record.target
+        known = {name: release for name, release in releases.items() if release}
+        with around(self.hooks, "restart", list(self._record.target), known) as change:
             report = self._end(self._turns(undo))
             change.end(self._errors, report.exit_code == 0)
         return report

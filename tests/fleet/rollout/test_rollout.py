@@ -22,6 +22,7 @@ from disagg.fleet.deploy.undo import rollback
 from disagg.fleet.facts.host import HostFacts
 from disagg.fleet.facts.paths import HostPaths
 from disagg.fleet.machine.local import LocalMachine
+from disagg.fleet.rollout.record import RolloutRecord
 from disagg.fleet.rollout.report import RolloutReport
 from disagg.fleet.rollout.rollout import Rollout
 from disagg.fleet.services import supervise
@@ -200,7 +201,7 @@ def test_an_interrupted_rollout_goes_on_where_it_was(site: Site, load: Load, mon
 
 
 def test_a_rollout_that_another_command_meddles_with_stops_and_can_be_undone(
-    site: Site, monkeypatch: pytest.MonkeyPatch
+    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = site.begin()
     target = {name: site.release(name, mark="2") for name in NAMES}
@@ -216,11 +217,42 @@ def test_a_rollout_that_another_command_meddles_with_stops_and_can_be_undone(
     monkeypatch.setattr(Rollout, "_deploy", meddle)
     with pytest.raises(FleetError, match="b: another command has made release"):
         work.run(planned)
-    report = site.rollout(target).undo()
+    hooks = note_releases(site, tmp_path / "told")
+    report = site.rollout(target, hooks=hooks).undo()
     assert (report.ending, outcomes(report)) == ("rolled back", {"a": "rolled back", "b": "left"})
     assert site.runs() == first
+    assert told(tmp_path / "told", "before_restart") == [f"a={first['a']} b={first['b']}"]
     with pytest.raises(DisaggError, match="no rollout of this fleet is unfinished"):
         site.rollout(target).undo()
+
+
+def test_going_back_that_was_interrupted_has_the_hooks_of_a_restart_and_is_told_what_it_goes_back_to(
+    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work = site.rollout({}, hooks=note_releases(site, tmp_path / "told"))
+
+    def begin(work: Rollout, target: object) -> None:
+        work._record = RolloutRecord(dict.fromkeys(NAMES, "new"), {"a": "old", "b": ""})
+        work._phases = {"a": "failed", "b": "before"}
+
+    monkeypatch.setattr(Rollout, "_begin", begin)
+    monkeypatch.setattr(Rollout, "_turns", lambda work, undo: "" if undo else "it went on")
+    assert work.run([]).ending == "rolled back"
+    for hook in ("before_restart", "after_restart", "on_failure"):
+        assert told(tmp_path / "told", hook) == ["a=old"]
+    assert told(tmp_path / "told", "before_deploy") == []
+
+
+def note_releases(site: Site, file: Path) -> HookRunner:
+    """Hooks that write down which releases they are told of."""
+    note = f'echo "$DISAGG_HOOK $DISAGG_RELEASES" >>{file}'
+    names: tuple[HookName, ...] = get_args(HookName)
+    return HookRunner(replace(site.fleet, hooks=Hooks(dict.fromkeys(names, note))), "rollout", connect=connect)
+
+
+def told(file: Path, hook: str) -> list[str]:
+    """What this hook was told, each time that it ran."""
+    return [line.removeprefix(f"{hook} ") for line in file.read_text().splitlines() if line.startswith(f"{hook} ")]
 
 
 def interrupt_after(
