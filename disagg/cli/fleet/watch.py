@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Annotated
-from urllib.parse import urlsplit
 
 import typer
 
@@ -95,8 +94,15 @@ def _notifier(fleet: Fleet, run: str, url: str) -> Notifier:
 
 def _checked(url: str) -> str:
     """UsageError if it is no URL. Its path may be a secret, and is not shown."""
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
+    import httpx
+
+    try:
+        parts = httpx.URL(url)
+        parts.raw_host.decode().encode("idna")  # as it is looked up: of labels of at most 63 characters
+        usable = parts.scheme in ("http", "https") and parts.host and (parts.port or 0) < 1 << 16
+    except (httpx.InvalidURL, ValueError):
+        usable = False
+    if not usable:
         raise UsageError(f"--url or ${URL_VARIABLE} is not a URL", "as in https://alerts.example/hosts")
     return url
 

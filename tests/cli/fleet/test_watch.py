@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from disagg.api.watch import HostChange
+from disagg.cli.fleet.watch import _checked
 from disagg.errors import ConfigError
 from disagg.fleet.lifecycle.status import diagnose, health
 from disagg.fleet.lifecycle.status.host_status import HealthState, HostStatus
@@ -90,7 +91,18 @@ def test_a_command_is_run_for_each_change(
     assert [change.change for change in told] == ["down"]
 
 
-@pytest.mark.parametrize("url", ["alerts.example/secret", "ftp://alerts.example/secret", "https:///secret"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        "alerts.example/secret",
+        "ftp://alerts.example/secret",
+        "https:///secret",
+        "http://alerts.example:abc/secret",
+        "http://alerts.example:99999/secret",
+        "http://[::1/secret",
+        f"http://{'a' * 70}.example/secret",
+    ],
+)
 def test_a_url_that_is_none_is_a_usage_error_that_does_not_show_it(
     config: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, url: str
 ) -> None:
@@ -103,3 +115,10 @@ def test_a_url_that_is_none_is_a_usage_error_that_does_not_show_it(
 
 def test_a_host_that_is_not_in_the_file_is_a_usage_error(config: Path) -> None:
     assert run("--config", config, "watch", "--host", "nobody") == 2
+
+
+@pytest.mark.parametrize(
+    "url", ["https://alerts.example/secret", "http://[::1]:8080/x?y=z", "http://täglich.example/x"]
+)
+def test_a_url_is_taken_as_it_is(url: str) -> None:
+    assert _checked(url) == url

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from queue import Empty, Full, Queue
 from threading import Event, Thread
@@ -14,12 +14,16 @@ import httpx
 
 from disagg.api.watch import HostChange
 from disagg.config import Fleet
-from disagg.errors import FleetError
+from disagg.errors import Cancelled, DisaggError, FleetError
 from disagg.fleet.changes.hooks import run_line
+from disagg.fleet.machine import interruption
+from disagg.fleet.machine.interruption import interrupted_by
 
 WAITING: Final = 100
 """Changes that may wait for their delivery."""
 _POLL_S: Final = 0.2
+_END_S: Final = 5.0
+"""How long the end may wait for a command, which is killed, or for an attempt to post."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +45,7 @@ class Poster:
 
     url: str
     policy: PostPolicy = PostPolicy()
-    sleep: Callable[[float], object] = time.sleep
+    sleep: Callable[[float], object] = interruption.sleep
     client: httpx.Client = field(default_factory=httpx.Client)
 
     def __call__(self, change: HostChange) -> None:
@@ -108,13 +112,16 @@ class Notifier:
         self._thread = Thread(target=self._work, name="notifier", daemon=True)
 
     def __enter__(self) -> Notifier:
-        self._thread.start()
+        if self._deliver:
+            self._thread.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._stopped.set()  # what still waits is not delivered: whoever ends the watch is there
+        if self._deliver:
+            self._thread.join(_END_S)
 
     def send(self, change: HostChange) -> None:
         """Deliver this change soon. Without room for it, it is reported and left out."""
@@ -126,13 +133,22 @@ class Notifier:
             self._report(f"{WAITING} changes wait for their delivery: that of {change.host} is left out")
 
     def _work(self) -> None:
-        while not self._stopped.is_set():
-            try:
-                change = self._waiting.get(timeout=_POLL_S)
-            except Empty:
-                continue
-            for deliver in self._deliver:
+        """Until stopped: an interruption ends the wait, a pause or the command at hand."""
+        with interrupted_by(self._stopped), suppress(Cancelled):
+            while not self._stopped.is_set():
                 try:
-                    deliver(change)
-                except FleetError as error:
-                    self._report(error.message)
+                    change = self._waiting.get(timeout=_POLL_S)
+                except Empty:
+                    continue
+                for deliver in self._deliver:
+                    self._deliver_by(deliver, change)
+
+    def _deliver_by(self, deliver: Callable[[HostChange], None], change: HostChange) -> None:
+        try:
+            deliver(change)
+        except Cancelled:
+            raise
+        except DisaggError as error:
+            self._report(error.message)
+        except Exception as error:  # noqa: BLE001  # later changes are delivered; its text may have the URL, a secret
+            self._report(f"the change of {change.host} was not delivered: {type(error).__name__}")

@@ -9,13 +9,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import httpx
+import psutil
 import pytest
 
 from disagg.api.watch import HostChange
 from disagg.errors import FleetError
-from disagg.fleet.lifecycle.watch.notify import WAITING, LineRunner, Notifier, Poster, is_worth_another
+from disagg.fleet.lifecycle.watch.notify import WAITING, LineRunner, Notifier, Poster, PostPolicy, is_worth_another
 from tests.deadlines import LONG_S
 from tests.fleet.facts.fixture_facts import fleet
+from tests.fleet.farm import wait_until
 
 CHANGE = HostChange("lab", "mac", "down", "failed", 1.0, why="no memory")
 URL = "https://alerts.example/secret-path"
@@ -114,7 +116,7 @@ def test_changes_beyond_the_queue_are_left_out_with_a_word_and_watching_does_not
         for _ in range(WAITING + 1):
             notifier.send(CHANGE)
         assert reported == [f"{WAITING} changes wait for their delivery: that of mac is left out"]
-    go_on.set()
+        go_on.set()
 
 
 def test_without_a_way_nothing_waits() -> None:
@@ -123,3 +125,45 @@ def test_without_a_way_nothing_waits() -> None:
         for _ in range(WAITING + 1):
             notifier.send(CHANGE)
     assert reported == []
+
+
+def test_after_an_unexpected_error_later_changes_are_delivered() -> None:
+    delivered, reported, done = list[str](), list[str](), threading.Event()
+
+    def deliver(change: HostChange) -> None:
+        if change.host == "mac":
+            raise httpx.InvalidURL("https://alerts.example/secret")
+        delivered.append(change.host)
+        done.set()
+
+    with Notifier([deliver], reported.append) as notifier:
+        notifier.send(CHANGE)
+        notifier.send(replace_host("spark"))
+        assert done.wait(LONG_S)
+    assert delivered == ["spark"] and reported == ["the change of mac was not delivered: InvalidURL"]
+
+
+def test_the_end_of_the_watch_ends_its_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    runner = LineRunner(replace(fleet(), path=tmp_path / "hosts.toml"), "echo $$ >new; mv new pid; exec sleep 1000")
+    reported: list[str] = []
+    with Notifier([runner], reported.append) as notifier:
+        notifier.send(CHANGE)
+        wait_until((tmp_path / "pid").exists)
+    pid = int((tmp_path / "pid").read_text())
+    wait_until(lambda: not psutil.pid_exists(pid))
+    assert reported == []
+
+
+def test_the_end_of_the_watch_ends_the_pause_before_another_attempt() -> None:
+    attempted = threading.Event()
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        attempted.set()
+        return httpx.Response(500)
+
+    post = Poster(URL, PostPolicy(pauses_s=(10 * LONG_S,)), client=httpx.Client(transport=httpx.MockTransport(answer)))
+    with Notifier([post], lambda why: None) as notifier:
+        notifier.send(CHANGE)
+        assert attempted.wait(LONG_S)
+    wait_until(lambda: not notifier._thread.is_alive())
