@@ -28,7 +28,8 @@ _END_S: Final = 5.0
 
 @dataclass(frozen=True, slots=True)
 class PostPolicy:
-    """How a change is posted. timeout_s: of each attempt. pauses_s: between two attempts, so there is one more."""
+    """How a change is posted. timeout_s: of each wait of an attempt: to connect, to send, for the next bytes of
+    the answer. pauses_s: between two attempts, so there is one more."""
 
     timeout_s: float = 5.0
     pauses_s: tuple[float, ...] = (1.0, 4.0, 16.0)
@@ -64,14 +65,13 @@ class Poster:
         """Why it failed, "" if it did not; and whether another attempt may help."""
         headers = {"Content-Type": "application/json"}
         try:
-            answer = self.client.post(
-                self.url, content=change.to_bytes(), headers=headers, timeout=self.policy.timeout_s
-            )
+            with self.client.stream(
+                "POST", self.url, content=change.to_bytes(), headers=headers, timeout=self.policy.timeout_s
+            ) as answer:  # its body, which may have no end, is not read
+                code, taken = answer.status_code, answer.is_success
         except httpx.HTTPError as error:
             return str(error) or type(error).__name__, True
-        return (
-            ("", False) if answer.is_success else (f"HTTP {answer.status_code}", is_worth_another(answer.status_code))
-        )
+        return ("", False) if taken else (f"HTTP {code}", is_worth_another(code))
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -167,3 +167,28 @@ def test_the_end_of_the_watch_ends_the_pause_before_another_attempt() -> None:
         notifier.send(CHANGE)
         assert attempted.wait(LONG_S)
     wait_until(lambda: not notifier._thread.is_alive())
+
+
+class Endless(httpx.SyncByteStream):
+    """The body of an answer that never ends."""
+
+    closed = False
+
+    def __iter__(self) -> Iterator[bytes]:
+        raise AssertionError("the body was read")
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@pytest.mark.parametrize("code", [200, 404])
+def test_the_body_of_an_answer_is_not_read(code: int) -> None:
+    body = Endless()
+    transport = httpx.MockTransport(lambda request: httpx.Response(code, stream=body))
+    post = Poster(URL, sleep=lambda seconds: None, client=httpx.Client(transport=transport))
+    if code == 200:
+        post(CHANGE)
+    else:
+        with pytest.raises(FleetError, match="HTTP 404"):
+            post(CHANGE)
+    assert body.closed
