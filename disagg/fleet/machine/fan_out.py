@@ -140,13 +140,8 @@ class _Actions(Generic[T]):
         timeout: float | None,
     ) -> None:
         self.gathered: dict[int, HostOutcome[T] | BaseException] = {}
-        self._hosts, self._action, self._parallel, self._host_s, self._timeout = (
-            hosts,
-            action,
-            parallel,
-            host_s,
-            timeout,
-        )
+        self._hosts, self._action, self._parallel = hosts, action, parallel
+        self._host_s, self._timeout = host_s, timeout
         self._stops = [Event() for _ in hosts]
         self._waiting = deque(range(len(hosts)))
         self._running: dict[int, float] = {}  # when each is given up, by time.monotonic(); the first to begin first
