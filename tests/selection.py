@@ -43,6 +43,7 @@ SLOW_PATHS = {
     "engines/test_adjust.py",
     "engines/vllm/test_kv.py",
     "engines/vllm/test_pages.py",
+    "engines/vllm/test_rope.py",
     "engines/vllm/test_worker.py",
     "engines/vllm/served/test_describe.py",
     "engines/vllm/served/test_engine.py",

@@ -1,0 +1,73 @@
+"""disagg/engines/vllm/profile.py: what a layer's rotary module turns by."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from disagg.engines.vllm.profile import require_alike_heads, rope_of
+from disagg.errors import ModelError
+
+
+class Rotary:
+    """vLLM's rotary module, of two pairs."""
+
+    def _compute_cos_sin_cache(self) -> torch.Tensor:
+        angles = torch.tensor([[0.0, 0.0], [1.0, 0.5]])
+        return 2.0 * torch.cat([angles.cos(), angles.sin()], -1)
+
+
+SHARED = SimpleNamespace(inv_freq=torch.tensor([1.0, 0.25]), attention_scaling=1.5)
+"""transformers' rotary module, which vLLM runs as it is for models that it has no class for."""
+
+
+@pytest.mark.parametrize(
+    ("attention", "shared", "found"),
+    [
+        ({"rotary_emb": Rotary()}, [], ((1.0, 0.5), 2.0)),
+        ({"rotary_emb": None}, [], None),
+        ({"rotary_emb": None}, [SHARED], None),
+        ({"rotary_emb": Rotary(), "use_rope": False}, [], None),
+        ({"rotary_emb": Rotary(), "use_rope": True}, [], ((1.0, 0.5), 2.0)),
+        ({"rotary_emb": Rotary(), "apply_rope_all_layers": False, "sliding_window": None}, [], None),
+        ({"rotary_emb": Rotary(), "apply_rope_all_layers": False, "sliding_window": 64}, [], ((1.0, 0.5), 2.0)),
+        ({"rotary_emb": Rotary(), "apply_rope_all_layers": True, "sliding_window": None}, [], ((1.0, 0.5), 2.0)),
+        ({}, [SHARED], ((1.0, 0.25), 1.5)),
+        ({"use_rope": 0}, [SHARED], None),
+        ({}, [], None),
+        ({}, [SHARED, SHARED], None),
+    ],
+)
+def test_the_rope_of_a_layer_is_that_of_the_module_that_it_uses(
+    attention: dict[str, Any], shared: list[Any], found: tuple[tuple[float, ...], float] | None
+) -> None:
+    rope = rope_of(SimpleNamespace(**attention), shared)
+    if found is None:
+        assert rope is None
+    else:
+        assert rope is not None and rope.inv_freq == pytest.approx(found[0]) and rope.scale == pytest.approx(found[1])
+
+
+class TurnsHeads:
+    """A rotary module that turns each head by these angles at position 1."""
+
+    cos_sin_cache = torch.zeros(4, 8)
+
+    def __init__(self, *angles: float) -> None:
+        self._angles = angles
+
+    def __call__(
+        self, positions: torch.Tensor, heads: torch.Tensor, key: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        return heads * (1 + positions[:, None, None] * torch.tensor(self._angles)[:, None]), key
+
+
+def test_a_rotary_operation_that_turns_equal_heads_differently_is_refused() -> None:
+    require_alike_heads(None, 8)
+    require_alike_heads(TurnsHeads(0.5, 0.5), 8)
+    with pytest.raises(ModelError, match="rotary operation is wrong for latent attention") as refused:
+        require_alike_heads(TurnsHeads(0.5, 0.0), 8)
+    assert "-rotary_embedding" in refused.value.hint
