@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import io
 import json
 import socket
 import ssl
@@ -62,9 +63,10 @@ def fetch(
         connection.connect()
         try:
             if secure is not None:
-                _set_timeout(connection, deadline)
+                connection.sock.settimeout(_left(deadline))
                 connection.sock = secure(connection.sock)
-            return _exchange(connection, path, token, deadline, max_bytes)
+            connection.sock = _TimedSocket(connection.sock, deadline)
+            return _exchange(connection, path, token, max_bytes)
         except TimeoutError as error:
             raise ReplyTimeout(str(error)) from error
         except ssl.SSLEOFError as error:
@@ -73,16 +75,12 @@ def fetch(
         connection.close()
 
 
-def _exchange(
-    connection: http.client.HTTPConnection, path: str, token: str | None, deadline: float, max_bytes: int
-) -> Reply:
-    _set_timeout(connection, deadline)
+def _exchange(connection: http.client.HTTPConnection, path: str, token: str | None, max_bytes: int) -> Reply:
     connection.request("GET", path, headers={"Authorization": f"Bearer {token}"} if token else {})
     with connection.getresponse() as response:
         headers = {name.lower(): value for name, value in response.getheaders()}
         body = b""
         while True:
-            _set_timeout(connection, deadline)
             part = response.read1(1 << 16)
             body += part
             if not part:
@@ -91,12 +89,46 @@ def _exchange(
                 return Reply(response.status, headers, b"", too_long=True)
 
 
-def _set_timeout(connection: http.client.HTTPConnection, deadline: float) -> None:
+class _TimedSocket:
+    """What http.client uses of a socket. All of it ends at the deadline, however slowly the other end sends."""
+
+    def __init__(self, below: socket.socket, deadline: float) -> None:
+        self._below, self._deadline = below, deadline
+
+    def sendall(self, data: bytes) -> None:
+        self._below.settimeout(_left(self._deadline))
+        self._below.sendall(data)
+
+    def makefile(self, mode: str) -> io.BufferedReader:
+        return io.BufferedReader(_TimedReader(self._below, self._deadline))
+
+    def close(self) -> None:
+        self._below.close()
+
+
+class _TimedReader(io.RawIOBase):
+    """Keeps the socket open until it is closed itself, as a file of the socket does."""
+
+    def __init__(self, socket: socket.socket, deadline: float) -> None:
+        self._socket, self._file, self._deadline = socket, socket.makefile("rb", buffering=0), deadline
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int | None:
+        self._socket.settimeout(_left(self._deadline))
+        return self._file.readinto(buffer)
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+
+def _left(deadline: float) -> float:
     left = deadline - time.monotonic()
     if left <= 0:
         raise ReplyTimeout("no complete response in time")
-    if connection.sock is not None:  # None if the response took the socket over, which it does to close it
-        connection.sock.settimeout(left)
+    return left
 
 
 def _json_object(body: bytes) -> dict[str, Any] | None:
