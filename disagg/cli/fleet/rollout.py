@@ -13,6 +13,7 @@ from disagg.cli.common.context import (
     confirm,
     error_console,
     note_if_interrupted,
+    note_interrupt,
     print_json,
     require_answer,
     settings,
@@ -83,8 +84,12 @@ def rollout(
     )
     planned = [] if undo else _planned(fleet, work, as_json)
     _ask(work, planned, yes=yes, as_json=as_json, undo=undo)
-    with note_if_interrupted("no host is left half-way: `disagg rollout` goes on, `disagg rollout --undo` goes back"):
+    try:
         report = work.undo() if undo else work.run(planned)
+    except KeyboardInterrupt:
+        begun = "no host is left half-way: `disagg rollout` goes on, `disagg rollout --undo` goes back"
+        note_interrupt(f"interrupted: {begun if work.interrupted else 'no rollout is unfinished'}")
+        raise
     _finish(fleet, report, as_json)
 
 

@@ -6,9 +6,10 @@ which answers were right. What runs on a host is read from the host.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 import msgspec
 
@@ -16,6 +17,7 @@ from disagg.errors import FleetError
 from disagg.fleet.rollout.answers import Answer
 from disagg.fleet.rollout.policy import Phase
 
+T = TypeVar("T")
 Verdict = Literal["passed", "failed", "back", "stuck"]
 """The phases that only the rollout itself can find out."""
 
@@ -31,6 +33,14 @@ class RolloutRecord(msgspec.Struct):
     def continued_by(self, target: dict[str, str]) -> bool:
         """Whether a rollout to these releases goes on with this one."""
         return all(target.get(name) == release for name, release in self.target.items())
+
+    def without(self, names: Collection[str]) -> RolloutRecord:
+        """The record of its other hosts."""
+
+        def rest(of: Mapping[str, T]) -> dict[str, T]:
+            return {name: value for name, value in of.items() if name not in names}
+
+        return RolloutRecord(rest(self.target), rest(self.before), dict(self.answers), rest(self.verdicts))
 
 
 def phase(target: str, before: str, runs: str, verdict: Verdict | None) -> Phase:

@@ -67,10 +67,15 @@ class Rollout:
     def _file(self) -> RecordFile:
         return RecordFile(self.state.folder / "rollout.json")
 
+    def _earlier(self) -> RolloutRecord:
+        """The record of an unfinished rollout, without hosts that hosts.toml no longer has."""
+        record = self._file.read()
+        return record.without(record.target.keys() - self.fleet.hosts.keys())
+
     @property
     def interrupted(self) -> RolloutRecord | None:
         """The record of an unfinished rollout of this fleet, if there is one."""
-        record = self._file.read()
+        record = self._earlier()
         return record if record.target else None
 
     def plan(self) -> list[DeployResult]:
@@ -81,7 +86,7 @@ class Rollout:
         with self._deployment(self.planner) as deployment:
             planned = deployment.plan()
         target = {one.host: one.plan.release for one in planned if one.ok and one.plan is not None}
-        if all(one.ok for one in planned) and not self._file.read().continued_by(target):
+        if all(one.ok for one in planned) and not self._earlier().continued_by(target):
             raise UsageError(
                 "a rollout of other releases, or of more hosts, is not finished",
                 "disagg rollout --undo returns its hosts to the releases from before; then repeat this one",
@@ -95,7 +100,6 @@ class Rollout:
             self._begin(target)
             if all(self._phases[host.name] == "outside" for host in self.hosts):
                 return self._end("")
-            self._file.write(self._record)
             if any(one in policy.UNDOING for one in self._phases.values()):
                 return self._in_turns(undo=True)
             if not self.new_answers:
@@ -111,10 +115,14 @@ class Rollout:
             if record is None:
                 raise UsageError("no rollout of this fleet is unfinished", "disagg rollback goes back one release")
             self.hosts = [host for host in self.hosts if host.name in record.target]
+            if not self.hosts:
+                raise UsageError(f"the unfinished rollout is of {', '.join(record.target)}", "disagg rollout --undo")
             with self._deployment(lambda host, facts: Plan(host.name, facts.current)) as deployment:
                 for one in deployment.plan():
-                    if one.error is not None:
-                        raise one.error
+                    if (error := one.error) is not None:
+                        others = f"disagg rollout --undo --exclude {one.host} goes back on the others"
+                        error.hint = f"{error.hint}; {others}" if error.hint else others
+                        raise error
             self._begin(record.target)
             return self._in_turns(undo=True)
 
@@ -124,6 +132,15 @@ class Rollout:
     def _alone(self) -> Iterator[None]:
         with self.state.locked(WHY, name="rollout.lock"):
             yield
+
+    @property
+    def _changing(self) -> list[str]:
+        """The hosts that this command changes."""
+        return [host.name for host in self.hosts if self._phases[host.name] != "outside"]
+
+    def _of_changing(self, releases: Mapping[str, str]) -> dict[str, str]:
+        """Their releases, if known."""
+        return {name: releases[name] for name in self._changing if releases.get(name)}
 
     def _deployment(self, planner: Planner, hosts: Sequence[Host] | None = None) -> Deployment:
         def decide(host: Host, facts: HostFacts) -> Plan:
@@ -135,8 +152,9 @@ class Rollout:
 
     def _begin(self, target: Mapping[str, str]) -> None:
         """The phase of each host, by its links and the record."""
-        earlier = self._file.read()
-        self._record = RolloutRecord({}, {}, dict(earlier.answers), dict(earlier.verdicts))
+        earlier = self._earlier()
+        self._record = earlier.without({host.name for host in self.hosts})
+        self._record.verdicts |= earlier.verdicts
         for host in self.hosts:
             name, facts = host.name, self._facts[host.name]
             alive = facts.serving is not None and facts.serving.alive
@@ -156,12 +174,12 @@ class Rollout:
             if self._phases[host.name] == "before" and self._gate.needs(host) and self._healthy(host):
                 self.report(host.name, "recording its answer")
                 self._gate.record(host)
-        self._file.write(self._record)
 
     def _deploy(self, planned: Sequence[DeployResult]) -> bool:
         """Bring the new release to every host; nothing is restarted. False if it failed anywhere."""
-        hooks = around(self.hooks, "deploy", list(self._record.target), self._record.target)
+        hooks = around(self.hooks, "deploy", self._changing, self._of_changing(self._record.target))
         with hooks as change, self._deployment(self.planner) as deployment:
+            self._file.write(self._record)  # until here nothing was changed
             deployment.plan()
             done = deployment.carry_out(planned, self.break_lock)
             change.end({one.host: one.error for one in done if one.error is not None})
@@ -173,8 +191,7 @@ class Rollout:
 
     def _in_turns(self, undo: bool) -> RolloutReport:
         releases = self._record.before if undo else self._record.target
-        known = {name: release for name, release in releases.items() if release}
-        with around(self.hooks, "restart", list(self._record.target), known) as change:
+        with around(self.hooks, "restart", self._changing, self._of_changing(releases)) as change:
             report = self._end(self._turns(undo))
             change.end(self._errors, report.exit_code == 0)
         return report
@@ -299,7 +316,7 @@ class Rollout:
     def _end(self, blocked: str) -> RolloutReport:
         ended = ending([self._phases[host.name] for host in self.hosts], blocked)
         if ended != "stopped":
-            self._file.remove()
+            self._forget()
         shown = [
             HostReport(
                 host.name, outcome(reached), self._shown_release(host.name, reached), self._errors.get(host.name)
@@ -308,6 +325,14 @@ class Rollout:
             for reached in [self._phases[host.name]]
         ]
         return RolloutReport(ended, shown, blocked)
+
+    def _forget(self) -> None:
+        """These hosts have ended it. Others, which were not selected, have not."""
+        rest = self._record.without({host.name for host in self.hosts})
+        if rest.target:
+            self._file.write(rest)
+        else:
+            self._file.remove()
 
     def _shown_release(self, name: str, reached: Phase) -> str:
         """What runs there."""

@@ -243,6 +243,41 @@ def test_going_back_that_was_interrupted_has_the_hooks_of_a_restart_and_is_told_
     assert told(tmp_path / "told", "before_deploy") == []
 
 
+def test_a_hook_that_forbids_the_deployment_leaves_no_rollout_behind(site: Site) -> None:
+    site.begin()
+    hooks = HookRunner(replace(site.fleet, hooks=Hooks({"before_deploy": "exit 1"})), "rollout", connect=connect)
+    with pytest.raises(DisaggError, match="before_deploy failed"):
+        site.run({name: site.release(name, mark="2") for name in NAMES}, hooks=hooks)
+    corrected = site.rollout({name: site.release(name, mark="3") for name in NAMES})
+    assert corrected.interrupted is None
+    assert all(one.ok for one in corrected.plan())
+
+
+def test_undo_of_some_hosts_keeps_what_the_others_are_to_return_to(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = site.begin()
+    target = {name: site.release(name, mark="2") for name in NAMES}
+    interrupt_after(monkeypatch, site, target, lambda work: True)
+    with pytest.raises(DisaggError, match="the unfinished rollout is of a, b"):
+        site.rollout(target, hosts=[]).undo()
+    report = site.rollout(target, hosts=[site.fleet.hosts["b"]]).undo()
+    assert (report.ending, outcomes(report)) == ("rolled back", {"b": "left"})
+    assert site.runs() == {**first, "a": target["a"]}
+    report = site.rollout(target).undo()
+    assert (report.ending, outcomes(report)) == ("rolled back", {"a": "rolled back"})
+    assert site.runs() == first and site.rollout(target).interrupted is None
+
+
+def test_a_host_that_hosts_toml_no_longer_has_holds_up_no_rollout(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    site.begin()
+    target = {name: site.release(name, mark="2") for name in NAMES}
+    interrupt_after(monkeypatch, site, target, lambda work: True)
+    only = replace(site.fleet, hosts={"a": site.fleet.hosts["a"]})
+    work = site.rollout(target, fleet=only, hosts=list(only.hosts.values()))
+    assert all(one.ok for one in work.plan())
+    assert work.undo().ending == "rolled back"
+    assert work.interrupted is None
+
+
 def note_releases(site: Site, file: Path) -> HookRunner:
     """Hooks that write down which releases they are told of."""
     note = f'echo "$DISAGG_HOOK $DISAGG_RELEASES" >>{file}'
