@@ -4,7 +4,8 @@
 
 Ratios are of figures from the same run. It needs at least two idle cores; the load is printed, since a busy machine
 makes every row worse. Rows that need root (a shaped link between network namespaces) or a package that is not installed
-are skipped by name. `simulated`: no model runs, the servers wait for predicted times.
+are skipped by name. A part that fails is a row of its own, and the exit code is 1. `simulated`: no model runs, the
+servers wait for predicted times.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ from benchmarks.medians import Verdict
 from disagg.api.handoff import HandoffFigures
 
 SIMULATED = Path(__file__).with_name("simulated_pair.py")
-_STYLES: Final = {"met": "green", "not met": "red", "undecided": "yellow", "skipped": "dim"}
-_MARKED: Final = {"not met": "**not met**"}
+_STYLES: Final = {"met": "green", "not met": "red", "undecided": "yellow", "skipped": "dim", "failed": "red"}
+_MARKED: Final = {"not met": "**not met**", "failed": "**failed**"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +38,11 @@ class Row:
     figure: str
     target: str
     measured: str
-    verdict: Verdict | Literal["skipped"]
+    verdict: Verdict | Literal["skipped", "failed"]
+
+
+class ProgramFailed(Exception):
+    """A program of this benchmark printed no figures; the message is its exit code and the end of its stderr."""
 
 
 def main() -> None:
@@ -50,11 +55,17 @@ def main() -> None:
     console, load = Console(), os.getloadavg()[0]
     for part in PARTS:
         console.print(f"{part.__name__} …", style="dim")
-        rows += part(args.rounds, args.quick)
+        try:
+            rows += part(args.rounds, args.quick)
+        except ProgramFailed as error:
+            console.print(str(error), style="red", markup=False)
+            rows.append(Row(part.__name__, "", str(error).partition("\n")[0], "failed"))
     heading = f"{os.cpu_count()} cores, load {load:.1f} at the beginning and {os.getloadavg()[0]:.1f} at the end"
     console.print(table(rows, heading))
     if args.markdown:
         args.markdown.write_text(markdown(rows, heading))
+    if any(row.verdict == "failed" for row in rows):
+        sys.exit(1)
 
 
 def handoff(rounds: int, quick: bool) -> Iterator[Row]:
@@ -181,10 +192,10 @@ def formatted(value: float, detail: str) -> str:
 
 
 def run(argv: Sequence[str]) -> dict[str, Any]:
-    """The JSON that a program prints on stdout. If there is none, exits with the end of its stderr."""
+    """The JSON that a program prints on stdout. Raises ProgramFailed if there is none."""
     done = subprocess.run(argv, check=False, capture_output=True, text=True)
     if not done.stdout.strip():
-        sys.exit(f"{' '.join(argv[1:])}: exit code {done.returncode}\n{done.stderr[-2000:]}")
+        raise ProgramFailed(f"{' '.join(argv[1:])}: exit code {done.returncode}\n{done.stderr[-2000:]}")
     result: dict[str, Any] = json.loads(done.stdout)
     return result
 

@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from disagg.tls.client import ClientTLS
+
 TIMEOUT_S = 120.0
 LINE_BYTES = 1 << 20
 
@@ -106,15 +108,24 @@ Read = Callable[[Events, Mapping[str, Any]], Answer | None]
 
 
 async def post_all(
-    port: int, path: str, bodies: Sequence[Mapping[str, Any]], read: Read, headers: Mapping[str, str] | None = None
+    port: int,
+    path: str,
+    bodies: Sequence[Mapping[str, Any]],
+    read: Read,
+    *,
+    headers: Mapping[str, str] | None = None,
+    tls: ClientTLS | None = None,
 ) -> list[Answer]:
     """POST every body to this machine at once, and read server-sent events until `read` returns each answer.
+
+    tls: for a server of a fleet; without it, HTTP in clear.
 
     The connections are opened first, one after the other: mlx_lm.server's backlog is five, and a sixth connection would
     be retried a second later.
     """
     async with asyncio.timeout(TIMEOUT_S):
-        connections = [await asyncio.open_connection("127.0.0.1", port, limit=LINE_BYTES) for _ in bodies]
+        secured = {"ssl": tls.context, "server_hostname": tls.server_name} if tls else {}
+        connections = [await asyncio.open_connection("127.0.0.1", port, limit=LINE_BYTES, **secured) for _ in bodies]
         try:
             requests = (
                 _post(*connection, _request(path, body, headers or {}), read)

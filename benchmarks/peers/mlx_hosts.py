@@ -22,6 +22,7 @@ from disagg.config import Fleet, load
 from disagg.fleet.lifecycle.fleet_servers import FleetServers
 from disagg.fleet.lifecycle.state import State
 from disagg.fleet.lifecycle.temporary.ports import free_ports
+from disagg.tls.client import client_tls
 
 START_S = 600.0
 # The variables that disagg's own servers set for `threads = 1` before they import a framework.
@@ -77,8 +78,8 @@ class FleetServer:
         headers = {"Authorization": f"Bearer {self.token}"}
         options = {"model": "model", "sampling": {"max_tokens": tokens, "ignore_eos": True}}
         port = self.fleet.hosts["decode"].port
-        bodies = [{"prompt": prompt, **options} for prompt in prompts]
-        return await post_all(port, "/generate", bodies, read_disagg, headers)
+        bodies = [{"prompt": prompt, "cache_salt": secrets.token_hex(8), **options} for prompt in prompts]
+        return await post_all(port, "/generate", bodies, read_disagg, headers=headers, tls=client_tls(self.token))
 
     async def client_answers(self, prompts: Sequence[str], tokens: int) -> Sequence[Answer]:
         """The same through AsyncClient."""

@@ -12,6 +12,11 @@ import pytest
 from benchmarks.peers import mlx_server, same_model
 from benchmarks.peers.answers import Answer, Events, Figures, figures, post_all, read_disagg, read_openai
 from benchmarks.peers.mlx_server import BARE, CLIENT, OURS, PEER
+from disagg.tls.client import client_tls
+from disagg.tls.server import ServerTLS
+
+TOKEN = "a token of thirty-two characters"
+DONE = {"prompt_tokens": 9, "completion_tokens": 3, "computed_prompt_tokens": 1}
 
 OPENAI = (
     {"choices": [{"index": 0, "finish_reason": None, "text": "a"}]},
@@ -34,8 +39,7 @@ def test_an_answer_of_mlx_lm_server_ends_with_its_usage() -> None:
 def test_prompt_tokens_from_a_cache_are_seen_on_either_server() -> None:
     cached = {**USAGE, "prompt_tokens_details": {"cached_tokens": 8}}
     theirs = read_openai(Events(), {"choices": [], "usage": cached})
-    done = {"prompt_tokens": 9, "completion_tokens": 3, "computed_prompt_tokens": 1}
-    ours = read_disagg(Events(), done)
+    ours = read_disagg(Events(), DONE)
     assert theirs is not None and ours is not None
     assert theirs.cached == ours.cached == 8
     with pytest.raises(ValueError, match="prompt cache"):
@@ -82,6 +86,20 @@ async def test_a_stream_is_read_over_http_whether_chunked_or_not() -> None:
         port = server.sockets[0].getsockname()[1]
         answers = await post_all(port, "/v1/completions", [{"prompt": "x"}] * 2, read_openai)
     assert [answer.tokens for answer in answers] == [3, 3]
+
+
+async def test_a_fleets_server_is_asked_over_tls() -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\n\r\ndata: " + json.dumps(DONE).encode() + b"\n\n")
+        await writer.drain()
+        writer.close()
+
+    context = ServerTLS(lambda: [TOKEN]).context()
+    async with await asyncio.start_server(serve, "127.0.0.1", 0, ssl=context) as server:
+        port = server.sockets[0].getsockname()[1]
+        (answer,) = await post_all(port, "/generate", [{}], read_disagg, tls=client_tls(TOKEN))
+    assert answer.tokens == DONE["completion_tokens"]
 
 
 async def test_a_stream_that_ends_early_is_an_error() -> None:
