@@ -124,7 +124,7 @@ async def post_all(
     be retried a second later.
     """
     async with asyncio.timeout(TIMEOUT_S):
-        secured = {"ssl": tls.context, "server_hostname": tls.server_name} if tls else {}
+        secured: dict[str, Any] = {"ssl": tls.context, "server_hostname": tls.server_name} if tls else {}
         connections = [await asyncio.open_connection("127.0.0.1", port, limit=LINE_BYTES, **secured) for _ in bodies]
         try:
             requests = (
