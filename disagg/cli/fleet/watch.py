@@ -88,7 +88,9 @@ def _notifier(fleet: Fleet, run: str, url: str) -> Notifier:
 
     deliver: list[Callable[[HostChange], None]] = [LineRunner(fleet, run)] if run else []
     if url:
-        deliver.append(Poster(_checked(url)))
+        poster = Poster(_checked(url))
+        poster.check()
+        deliver.append(poster)
     return Notifier(deliver, lambda why: print_error(DisaggError(why)))
 
 

@@ -113,6 +113,25 @@ def test_a_url_that_is_none_is_a_usage_error_that_does_not_show_it(
     assert err.count("is not a URL") == 2 and "secret" not in err
 
 
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("ALL_PROXY", "socks5://me:password@proxy.example:1"),
+        ("HTTPS_PROXY", "foo://me:password@proxy.example:1"),
+        ("HTTP_PROXY", "http://me:password@[::1"),
+        ("SSL_CERT_FILE", "/nowhere/password"),
+    ],
+)
+def test_a_proxy_or_certificates_that_cannot_be_used_are_an_error_of_the_environment(
+    config: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, variable: str, value: str
+) -> None:
+    monkeypatch.setenv(variable, value)
+    assert run("--config", config, "watch", "--url", "https://alerts.example") == 2
+    err = capsys.readouterr().err
+    assert "nothing can be posted with the proxy or the certificates" in err and variable in err
+    assert "password" not in err
+
+
 def test_a_host_that_is_not_in_the_file_is_a_usage_error(config: Path) -> None:
     assert run("--config", config, "watch", "--host", "nobody") == 2
 

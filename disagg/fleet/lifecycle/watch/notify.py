@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from queue import Empty, Full, Queue
 from threading import Event, Thread
 from types import TracebackType
@@ -14,7 +15,7 @@ import httpx
 
 from disagg.api.watch import HostChange
 from disagg.config import Fleet
-from disagg.errors import Cancelled, DisaggError, FleetError
+from disagg.errors import Cancelled, ConfigError, DisaggError, FleetError
 from disagg.fleet.changes.hooks import run_line
 from disagg.fleet.machine import interruption
 from disagg.fleet.machine.interruption import interrupted_by
@@ -28,10 +29,10 @@ _END_S: Final = 5.0
 
 @dataclass(frozen=True, slots=True)
 class PostPolicy:
-    """How a change is posted. timeout_s: of each wait of an attempt: to connect, to send, for the next bytes of
-    the answer. pauses_s: between two attempts, so there is one more."""
+    """How a change is posted. timeout_s: of an attempt, up to the end of the answer's head; only the look-up of a name
+    that hangs may take longer. pauses_s: between two attempts, so there is one more."""
 
-    timeout_s: float = 5.0
+    timeout_s: float = 10.0
     pauses_s: tuple[float, ...] = (1.0, 4.0, 16.0)
 
 
@@ -40,14 +41,26 @@ def is_worth_another(code: int) -> bool:
     return code == httpx.codes.TOO_MANY_REQUESTS or code >= 500
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Poster:
-    """Posts changes as JSON to a URL."""
+    """Posts changes as JSON to a URL. transport: instead of the network and of the environment's proxies."""
 
     url: str
     policy: PostPolicy = PostPolicy()
     sleep: Callable[[float], object] = interruption.sleep
-    client: httpx.Client = field(default_factory=httpx.Client)
+    transport: httpx.AsyncBaseTransport | None = None
+
+    def check(self) -> None:
+        """ConfigError if a proxy or the certificates that the environment names cannot be used. The errors of httpx may
+        have a proxy's password."""
+        try:
+            self._client()
+        except (ValueError, ImportError, OSError, httpx.InvalidURL) as error:
+            why = ": a SOCKS proxy needs the package socksio" if isinstance(error, ImportError) else ""
+            raise ConfigError(
+                f"nothing can be posted with the proxy or the certificates of the environment{why}",
+                "correct or unset HTTP_PROXY, HTTPS_PROXY, ALL_PROXY, NO_PROXY, SSL_CERT_FILE",
+            ) from error
 
     def __call__(self, change: HostChange) -> None:
         """Raises FleetError if no attempt succeeds. It names the host of the URL only: the path may be a secret."""
@@ -63,15 +76,26 @@ class Poster:
 
     def _attempt(self, change: HostChange) -> tuple[str, bool]:
         """Why it failed, "" if it did not; and whether another attempt may help."""
-        headers = {"Content-Type": "application/json"}
         try:
-            with self.client.stream(
-                "POST", self.url, content=change.to_bytes(), headers=headers, timeout=self.policy.timeout_s
-            ) as answer:  # its body, which may have no end, is not read
-                code, taken = answer.status_code, answer.is_success
+            code = asyncio.run(self._post(change.to_bytes()))
+        except TimeoutError:
+            return f"no answer within {self.policy.timeout_s:g} s", True
         except httpx.HTTPError as error:
             return str(error) or type(error).__name__, True
-        return ("", False) if taken else (f"HTTP {code}", is_worth_another(code))
+        return ("", False) if httpx.codes.is_success(code) else (f"HTTP {code}", is_worth_another(code))
+
+    async def _post(self, body: bytes) -> int:
+        """The code of the answer, whose body, which may have no end, is not read."""
+        headers = {"Content-Type": "application/json"}
+        async with (
+            asyncio.timeout(self.policy.timeout_s),
+            self._client() as client,
+            client.stream("POST", self.url, content=body, headers=headers, timeout=None) as answer,
+        ):
+            return answer.status_code
+
+    def _client(self) -> httpx.AsyncClient:
+        return httpx.AsyncClient(transport=self.transport)
 
 
 @dataclass(frozen=True, slots=True)

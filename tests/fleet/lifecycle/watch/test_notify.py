@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -36,8 +39,7 @@ def poster(*answers: int | Exception) -> tuple[Poster, list[httpx.Request], list
             raise given
         return httpx.Response(given)
 
-    client = httpx.Client(transport=httpx.MockTransport(answer))
-    return Poster(URL, sleep=waits.append, client=client), requests, waits
+    return Poster(URL, sleep=waits.append, transport=httpx.MockTransport(answer)), requests, waits
 
 
 def test_a_change_is_posted_as_json() -> None:
@@ -162,22 +164,22 @@ def test_the_end_of_the_watch_ends_the_pause_before_another_attempt() -> None:
         attempted.set()
         return httpx.Response(500)
 
-    post = Poster(URL, PostPolicy(pauses_s=(10 * LONG_S,)), client=httpx.Client(transport=httpx.MockTransport(answer)))
+    post = Poster(URL, PostPolicy(pauses_s=(10 * LONG_S,)), transport=httpx.MockTransport(answer))
     with Notifier([post], lambda why: None) as notifier:
         notifier.send(CHANGE)
         assert attempted.wait(LONG_S)
     wait_until(lambda: not notifier._thread.is_alive())
 
 
-class Endless(httpx.SyncByteStream):
+class Endless(httpx.AsyncByteStream):
     """The body of an answer that never ends."""
 
     closed = False
 
-    def __iter__(self) -> Iterator[bytes]:
+    def __aiter__(self) -> AsyncIterator[bytes]:
         raise AssertionError("the body was read")
 
-    def close(self) -> None:
+    async def aclose(self) -> None:
         self.closed = True
 
 
@@ -185,10 +187,46 @@ class Endless(httpx.SyncByteStream):
 def test_the_body_of_an_answer_is_not_read(code: int) -> None:
     body = Endless()
     transport = httpx.MockTransport(lambda request: httpx.Response(code, stream=body))
-    post = Poster(URL, sleep=lambda seconds: None, client=httpx.Client(transport=transport))
+    post = Poster(URL, sleep=lambda seconds: None, transport=transport)
     if code == 200:
         post(CHANGE)
     else:
         with pytest.raises(FleetError, match="HTTP 404"):
             post(CHANGE)
     assert body.closed
+
+
+@contextmanager
+def receiver(answer: Callable[[socket.socket], None]) -> Iterator[str]:
+    """The URL of a server that takes one connection, reads from it once, and leaves the rest to `answer`."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            connection, _ = listener.accept()
+            with connection, suppress(OSError):  # the caller has closed it
+                connection.recv(1 << 16)
+                answer(connection)
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}/secret-path"
+        thread.join(LONG_S)
+
+
+def test_a_receiver_that_sends_its_head_byte_by_byte_is_given_up_in_time() -> None:
+    def drip(connection: socket.socket) -> None:
+        connection.sendall(b"HTTP/1.1 200 OK\r\nX:")
+        for _ in range(1000):
+            connection.sendall(b" ")
+            time.sleep(0.05)
+
+    began = time.monotonic()
+    with receiver(drip) as url, pytest.raises(FleetError) as failed:
+        Poster(url, PostPolicy(0.5, ()))(CHANGE)
+    assert failed.value.message == "127.0.0.1 did not take the change of mac: no answer within 0.5 s"
+    assert time.monotonic() - began < 25
+
+
+def test_a_change_arrives_over_a_real_connection() -> None:
+    with receiver(lambda connection: connection.sendall(b"HTTP/1.1 204 No Content\r\n\r\n")) as url:
+        Poster(url, PostPolicy(LONG_S, ()))(CHANGE)
