@@ -1,4 +1,4 @@
-"""KV that an inference engine sends by itself: what it is told with a prompt, and what it reports afterwards.
+"""KV that an inference engine sends by itself: the order that comes with a prompt, and the report at its end.
 
 A KVOrder travels as `kv_transfer_params["disagg"]` of a request to vLLM, to a connector that may run in several worker
 processes. Each worker that sends opens one connection to `report`, writes a ReportHello, and at the end a KVReport,

@@ -67,7 +67,7 @@ class ProgressEvent(Contract, frozen=True, kw_only=True):
 
 class TokensEvent(Contract, frozen=True, omit_defaults=True):
     """The tokens of one or more decode steps, and what became certain with them: reasoning, then text, then tool calls.
-    Only answers to chats are told apart; all of any other answer is text."""
+    Only answers to chats are divided so; all of any other answer is text."""
 
     event: ClassVar[str] = "tokens"
     text: str

@@ -8,8 +8,8 @@ from types import MappingProxyType
 from typing import Final, Literal
 
 Role = Literal["prefill", "decode", "whole", "gateway"]
-"""What a host does. whole: it answers whole requests and is no server of disagg's, which only asks it. A gateway runs
-no model: it serves clients with the other hosts."""
+"""What a host does. whole: it answers whole requests, and its server is another program than disagg's. A gateway runs
+no model: it answers clients by requests to the other hosts."""
 WireForm = Literal["as-is", "int8-g64"]
 """The form in which keys and values are sent: unchanged, or quantised to eight bits; see disagg.kv.forms."""
 AS_IS: Final = "as-is"

@@ -14,7 +14,7 @@ MAX_KEY_BYTES: Final = 4096
 
 
 def key_of(engine: EngineOptions, server: str) -> str:
-    """The key that this server wants, empty if it wants none. Raises ConfigError if it cannot be read."""
+    """The API key of this server, empty if it needs none. Raises ConfigError if it cannot be read."""
     if engine.key_variable:
         place, key = f"${engine.key_variable}", os.environ.get(engine.key_variable, "").strip()
     elif engine.key_file:

@@ -1,4 +1,4 @@
-"""What follows from where a host's server runs: the one place that tells the connectors of hosts.toml apart."""
+"""What follows from where a host's server runs: the only code that compares the connectors of hosts.toml."""
 
 from __future__ import annotations
 
@@ -28,4 +28,4 @@ PLACEMENTS: Final[dict[Connector, ServerPlacement]] = {
     "ssh": ServerPlacement(ssh=True, deployed=True, spawned=False),
 }
 NOT_MANAGED: Final = ServerPlacement(ssh=False, deployed=False, spawned=False)
-"""Of a whole-request host, which disagg only asks."""
+"""Of a whole-request host: disagg sends it requests and does nothing else with it."""

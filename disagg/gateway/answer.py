@@ -144,7 +144,7 @@ async def send_response(response: Response, send: Send) -> None:
 
 
 def problem_of_any(error: Exception) -> Problem:
-    """What a caller is told of this error. A bug is logged."""
+    """The error as it is sent to a caller. A bug is logged."""
     if isinstance(error, DisaggError):
         return problem_of(error)
     log.error("internal_error", exc_info=error)

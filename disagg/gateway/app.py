@@ -199,7 +199,7 @@ class Gateway:
             self._running -= 1
 
     def _refused(self, error: DisaggError, written: Callable[[Problem], Mapping[str, Any]]) -> Response:
-        """The answer to a request that does not begin. The observers are told."""
+        """The answer to a request that does not begin. The observers are notified."""
         problem = problem_of(error)
         self._observers.refuse("", problem)
         return json_response(written(problem), problem.status, problem.headers)

@@ -31,7 +31,7 @@ BOUNDS = ConnectionBounds(connections=1024, unproven=768, unproven_per_address=2
 HINTS = ListenHints("choose another with --port", "check --host")
 DRAIN_S = 20  # for running requests; what is still running then is cut, with an error that says so
 
-END_S = 2.0  # for requests that are cut to tell their callers, and to be recorded
+END_S = 2.0  # for requests that are cut to send their callers the error, and to be recorded
 
 log = logging.getLogger(__name__)
 

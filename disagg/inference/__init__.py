@@ -5,7 +5,7 @@ options   the options of a request, and its body
 stream    an answer while it arrives
 several   one prompt to several models
 count     how many tokens a prompt has
-hosts/    what the client knows of the hosts, and the route of a request
+hosts/    the client's view of the hosts, and the route of a request
 attempts/ the attempts at one request, until one gives the answer
 policy    how long requests wait, and how often they are tried
 http/     the servers' HTTP API from the caller's side

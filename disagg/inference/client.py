@@ -73,7 +73,7 @@ class AsyncClient(BaseClient):
 
     @property
     def view(self) -> FleetView:
-        """What this client sees of its hosts: who is up, how loaded, who fails."""
+        """This client's view of its hosts: which are up, how loaded they are, which fail."""
         return self._driver.view
 
     @contextmanager

@@ -65,7 +65,7 @@ class Together:
 
 
 class Watcher:
-    """Is told what happens while answers arrive; this one does nothing with it."""
+    """Callbacks while answers arrive. These do nothing; a subclass overrides those that it needs."""
 
     def arrived(self, answer: ModelAnswer, text: str) -> None:
         """Called with each piece of text, which `answer` already has, and once more when the answer is complete."""

@@ -9,7 +9,7 @@ report     what a server states about itself: health, load, status, counters
 prefill/   computes KV and sends it
 decode     receives KV and generates           feed     tokens from the engine's thread to the event loop
 request    one request                         answer   decode steps to events
-caller     what a request and its stream tell each other
+caller     state that a request and the stream of its answer share
 output/    what the tokens of an answer are    health/  whether the server works, and what happens if it does not
 admission  the bounded queue                   threads  work that takes long
 """

@@ -12,7 +12,7 @@ MAX_RETRY_AFTER_S = 30
 
 
 def retry_after(wait_s: float) -> int:
-    """Seconds that a refused caller is told to wait if it may expect a place after `wait_s`. Whole ones, 1 to
+    """The Retry-After of a refused request that may find a place after `wait_s`: whole seconds, 1 to
     MAX_RETRY_AFTER_S."""
     return max(1, min(MAX_RETRY_AFTER_S, math.ceil(wait_s)))
 

@@ -1,4 +1,4 @@
-"""What a request and the stream of its answer tell each other, beside the events."""
+"""State that a request and the stream of its answer share, beside the events."""
 
 from __future__ import annotations
 

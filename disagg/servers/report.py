@@ -153,14 +153,14 @@ class ReportingHost(ABC, Generic[Engine]):
 
     @property
     def health_state(self) -> ServerState:
-        """What GET /health says."""
+        """The `status` of GET /health."""
         if not self.engine_alive or self.engine_health.fault:
             return "error"
         return "stalled" if self.stalled else self.state
 
     @property
     def problem(self) -> str:
-        """What is wrong with the loaded engine, "" if nothing is. Asks the engine nothing: it may be stuck."""
+        """What is wrong with the loaded engine, "" if nothing is. Does not call the engine, which may be stuck."""
         if self.state == "loading":
             return ""
         if fault := self.engine_health.fault:

@@ -60,7 +60,7 @@ class ActiveRequest:
 
     @property
     def stated_phase(self) -> Phase:
-        """What its caller is told: `phase`, and whether the KV that it waits for has begun to arrive."""
+        """The phase that progress events state: `phase`, or "receiving KV" once the KV has begun to arrive."""
         if self.phase == "waiting for KV" and self.slot is not None and self.slot.state != "issued":
             return "receiving KV"
         return self.phase

@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from cryptography.x509.oid import NameOID
 
 NAME: Final = "disagg"
-"""Whom the certificate is for: clients that check a name are told to check this one."""
+"""The name in the certificate: what clients that check a name have to expect."""
 _KEY_INFO: Final = b"disagg server certificate 1"
 _NAME_INFO: Final = b"disagg token name 1"
 _P256_ORDER: Final = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551
@@ -29,7 +29,8 @@ _NOT_BEFORE, _NOT_AFTER = datetime(1970, 1, 1), datetime(9999, 12, 31, 23, 59, 5
 
 @lru_cache(8)
 def token_name(token: str) -> str:
-    """Names a token, and tells nothing about it: which one a client has, so that a server with two picks the same."""
+    """A name of the token that reveals nothing about it. A client sends it, so that a server with two tokens uses the
+    same one."""
     return f"{_derived(token, _NAME_INFO)[:8].hex()}.{NAME}"
 
 

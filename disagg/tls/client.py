@@ -50,7 +50,7 @@ def client_tls(token: str) -> ClientTLS:
 
 
 def unchecked_context() -> ssl.SSLContext:
-    """For a caller without a token: it cannot tell who answers, and may send nothing that is secret."""
+    """For a caller without a token: any server is accepted, so nothing that is secret may be sent."""
     return _context()
 
 

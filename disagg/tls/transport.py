@@ -1,7 +1,7 @@
 """TLS between an asyncio transport and the protocol above it.
 
 Not asyncio's own: that allocates 256 KiB for each connection, and takes it over before a server has seen the first
-byte, by which it tells TLS from plain HTTP.
+byte, which distinguishes TLS from plain HTTP.
 """
 
 from __future__ import annotations

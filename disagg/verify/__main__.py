@@ -160,7 +160,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def report(arguments: argparse.Namespace) -> VerifyReport:
-    """Load both engines as `parser` was told, and compare. Raises what `EnginePair.load` and `verify` raise."""
+    """Load both engines as the arguments state, and compare. Raises what `EnginePair.load` and `verify` raise."""
     # Without --context, the model's longest: the preflight must not pass because the prompt is short.
     paths = [checkpoint.resolve(source) for source in (arguments.prefill_source, arguments.decode_source)]
     needed = arguments.prompt_tokens + arguments.max_tokens

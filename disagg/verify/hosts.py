@@ -169,7 +169,7 @@ def _unused(report: PairReport, handoff: Sequence[Completion]) -> Iterator[str]:
 
 
 class Asker:
-    """Asks the hosts of a fleet, as any client does. Closed by its `with` statement. report: is called with the way of
+    """Sends requests to the hosts of a fleet, as any client does. A context manager. report: is called with the way of
     each request."""
 
     def __init__(self, fleet: Fleet, model: Model, token: str, timeout_s: float) -> None:

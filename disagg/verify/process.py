@@ -1,4 +1,4 @@
-"""The process of the prefill engine, as its parent sees it."""
+"""The process of the prefill engine, from its parent's side: starts it, calls it, ends it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a gateway remembers of finished requests: GET /api/history."""
+"""The gateway's records of finished requests: GET /api/history."""
 
 from __future__ import annotations
 

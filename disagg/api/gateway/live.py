@@ -1,4 +1,4 @@
-"""What a fleet is doing at this moment, as its gateway sees it: GET /api/live."""
+"""The present requests, hosts and models of a fleet, as its gateway knows them: GET /api/live."""
 
 from __future__ import annotations
 

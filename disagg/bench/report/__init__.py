@@ -3,5 +3,5 @@
 page     the document and its text
 cards    the charts with their titles and legends
 table    all figures
-charts   lines and bars as SVG; knows nothing of benchmarks
+charts   lines and bars as SVG, of any data
 """

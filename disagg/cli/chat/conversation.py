@@ -18,7 +18,7 @@ class Turn(Contract, frozen=True, forbid_unknown_fields=True):
 
 
 class Conversation(Contract, frozen=True, forbid_unknown_fields=True):
-    """A conversation with a model, as /save writes it. system: what the model is told first, empty for nothing."""
+    """A conversation with a model, as /save writes it. system: the text of its system message, empty for none."""
 
     model: str
     system: str = ""

@@ -6,7 +6,7 @@ models      models pull, list, rm
 lifecycle   start, stop, restart
 rollout     rollout: deploy, and restart host by host
 status      health of every server
-watch       tell when a host goes down and comes back
+watch       report when a host goes down and comes back
 doctor      examine hosts and links
 logs        the servers' logs in one stream
 remote      ssh to one host, exec on many

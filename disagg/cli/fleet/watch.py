@@ -1,4 +1,4 @@
-"""`disagg watch`: notice when a host goes down and when it comes back, and tell a command or a URL."""
+"""`disagg watch`: report to a command or a URL when a host goes down and when it comes back."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ class Commands:
             raise
 
     def take_all(self) -> list[Callable[[DisaggError], object]]:
-        """Empty the queue; what tells each caller that its function does not run."""
+        """Empty the queue. Returns what fails each command in it with an error: their functions do not run."""
         with self.changed:
             failed = [command.fail for command in self._queue]
             self._queue.clear()

@@ -56,10 +56,10 @@ def untruncated_yarn(
 def lengths_of_mamba(
     model: Any, config: Mapping[str, Any], reference: ModelProfile, measured: Sequence[LayerProfile]
 ) -> list[PreflightFinding]:
-    """Tell nemotron_h's Mamba layers how long each of several prompts is.
+    """Pass the length of each of several prompts to nemotron_h's Mamba layers.
 
     mlx-lm 0.32 reads prompts of different lengths side by side, the shorter ones padded at their end. Its nemotron_h
-    does not pass the lengths on, as its other models with Mamba layers do, and forgets the states of the shorter ones.
+    does not pass the lengths on, as its other models with Mamba layers do, and loses the states of the shorter ones.
     """
     mixers = [module for module in model.modules() if type(module) is NemotronHMamba2Mixer]
     for mixer in mixers:

@@ -21,7 +21,7 @@ FREQUENCY_TOLERANCE = 1e-4
 SCALE_TOLERANCE = 1e-3
 
 
-# The dtypes of states are not compared: the reference does not know the model's.
+# The dtypes of states are not compared: the reference does not have those of the model.
 _SHAPES: Mapping[str, Callable[[LayerLayout], Any]] = {
     "kv_heads": lambda layout: layout.kv_heads,
     "key_dim": lambda layout: layout.key_dim,

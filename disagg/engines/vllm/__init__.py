@@ -8,7 +8,7 @@ worker     its side in every worker: rows out of the pages, into shipments
 rows       which rows a step of the scheduler adds, and in which blocks they lie; pure
 pages      rows in vLLM's page tensors, and the self-test of how they are read
 shipment   one prompt's KV on its way from one worker to the decode host
-runs       the prompts and answers that are computed, as the server's scheduler sees them
+runs       the prompts and answers that are computed, as runs of the server's scheduler
 reports    what the workers report, in the process of the engine
 sampling   the sampling parameters of a request as vLLM's
 profile    what the loaded model computes, measured

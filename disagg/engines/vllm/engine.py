@@ -161,7 +161,7 @@ class VLLMEngine(SendingEngine):
                 run.close()
 
     def step(self) -> None:
-        """Compute one step for all that run, and tell each what it got. Raises ModelError if vLLM has failed."""
+        """Compute one step for all open runs, and pass each its output. Raises ModelError if vLLM has failed."""
         if self._failure is not None:
             raise self._failure
         began = time.monotonic()
@@ -183,7 +183,7 @@ class VLLMEngine(SendingEngine):
         if self._running.pop(run.name, None) is not None and self._failure is None and not run.finished:
             self._vllm.abort_request([run.id], internal=True)
             if not self._running:
-                self.step()  # tells the workers, which hear of an abort with the next step
+                self.step()  # the workers receive an abort with the next step
 
     def close(self) -> None:
         """See PromptEngine."""
@@ -208,8 +208,8 @@ class VLLMEngine(SendingEngine):
         self._running[run.name] = run
 
     def _note_steps(self, began: float, ended: float) -> None:
-        """Tell each run which share it had of the steps that ended in a call of vLLM. In a pipeline it plans one step,
-        and ends none or an earlier one."""
+        """Pass each run its share of the steps that ended in a call of vLLM. In a pipeline a call plans one step, and
+        ends none or an earlier one."""
         core = self._vllm.engine_core.engine_core
         planned = core.scheduler.connector.scheduler.planned
         while planned:

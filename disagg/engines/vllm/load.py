@@ -24,7 +24,7 @@ long one would take whole steps until its end."""
 OUT_OF_MEMORY = ("out of memory", "allocate memory", "alloc_failed")
 """In what torch, CUDA and its libraries state then."""
 
-# vLLM tells nobody of its use, and logs warnings only.
+# vLLM sends no usage statistics, and logs warnings only.
 ENVIRONMENT = {
     "VLLM_NO_USAGE_STATS": "1",
     "DO_NOT_TRACK": "1",

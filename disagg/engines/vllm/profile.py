@@ -38,7 +38,7 @@ def of_ranks(layers: Sequence[LayerProfile], config: Any, reference: ModelProfil
 
 def of_all_ranks(layers: Sequence[LayerProfile], ranks: int, reference: ModelProfile) -> Iterator[LayerProfile]:
     """The layers of one of `ranks` ranks with the heads of all. With more ranks than the model has heads, each has one,
-    and some the same: then there are as many as in `reference`, which no rank can tell."""
+    and some the same: then there are as many as in `reference`, a number that no rank has."""
     expected = [layer.layout.kv_heads for layer in reference.layers]
     for index, layer in enumerate(layers):
         own = layer.layout.kv_heads

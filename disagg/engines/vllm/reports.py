@@ -68,7 +68,7 @@ class _Line:
 class Reports:
     """Listens for reports on one thread. `expect` and `drop` may be called on any.
 
-    A worker whose connection ends before its report has died: its prompt fails with PeerLost at once. hello_s: for a
+    If a worker's connection ends before its report, its prompt fails with PeerLost at once. hello_s: for a
     worker's first line. pause_s: without listening, after a connection that could not be accepted.
     """
 

@@ -146,7 +146,7 @@ class PromptRun(Run):
             self._closed = True
             try:
                 super().close()
-            finally:  # whoever waits is told first: ended connections of workers are a failure, too
+            finally:  # before the workers' connections end, which would fail it with PeerLost
                 self._awaited.fail(Cancelled("the request was cancelled before its KV was sent"))
                 self._reports.drop(self._awaited)
 

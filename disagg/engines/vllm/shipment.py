@@ -57,7 +57,7 @@ class Shipment:
                 self.fail(error)
 
     def step(self, progress: KVProgress) -> None:
-        """A step of the prompt has begun. The engine is told, if its order asks for it."""
+        """A step of the prompt has begun. It is reported to the engine if the order asks for that."""
         if self._order.progress:
             self._progress.append(progress)
             self._notify()
@@ -102,8 +102,8 @@ class Shipment:
             self._woken.close()
 
     def _connect(self) -> socket.socket:
-        """To the engine that gave the order. A failure is logged: the engine cannot be told, and its address is wrong
-        from here if vLLM runs in a container."""
+        """To the engine that gave the order. A failure is logged, since it cannot be reported: the engine's address is
+        wrong from here if vLLM runs in a container."""
         address = self._order.report
         try:
             return socket.create_connection((address.host, address.port), timeout=CONNECT_S)
@@ -148,13 +148,13 @@ class Shipment:
             )
         except DisaggError as error:
             self._report = KVReport(error=error.to_json())
-        except Exception as error:  # noqa: BLE001 - whatever it is, the engine is told
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is reported
             self._report = KVReport(error=HandoffError(f"the KV could not be sent: {error!r}").to_json())
         self._notify()
 
 
 def report_failure(order: KVOrder, parts: int, error: DisaggError) -> None:
-    """Tell the engine that this prompt's KV will not come. If that fails, too, the prompt ends at its deadline."""
+    """Report to the engine that this prompt's KV will not come. If that fails, too, the prompt ends at its deadline."""
     lines = (ReportHello(order.id, parts), KVReport(error=error.to_json()))
     try:
         with socket.create_connection((order.report.host, order.report.port), timeout=CONNECT_S) as sock:

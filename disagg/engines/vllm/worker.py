@@ -116,7 +116,7 @@ class WorkerSide:
         self._sending = {}
 
     def _open(self, begun: Begun) -> _Sending | None:
-        """None, and the engine is told, if nothing can be opened: no descriptors, threads or memory are left."""
+        """None, with a report to the engine, if nothing can be opened: no descriptors, threads or memory are left."""
         order, part = begun.order, self._part
         assert part is not None
         header = Header(

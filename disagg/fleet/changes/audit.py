@@ -48,7 +48,7 @@ for line in "$@"; do audit "$file" "$line"; done
 
 @dataclass(slots=True)
 class AuditEntry:
-    """One command on one host. release: what is current afterwards, if the command says so."""
+    """One command on one host. release: what is current afterwards, if the command states it."""
 
     by: str
     pid: int

@@ -126,11 +126,16 @@ class HookRunner:
             return None
         entry = LockHolder.this_process(f"hook {name}").audit_entry
         self.report(name, f"$ {line}")
-        told = variables(self.fleet, self.command, name, change)
+        environment = variables(self.fleet, self.command, name, change)
         audited: BaseException | None = None
         try:
             failure = run_line(
-                self.fleet, name, line, told, timeout_s=hooks.timeout_s, on_line=lambda text: self.report(name, text)
+                self.fleet,
+                name,
+                line,
+                environment,
+                timeout_s=hooks.timeout_s,
+                on_line=lambda text: self.report(name, text),
             )
             audited = _failed(failure.ended, name) if failure else None
         except BaseException as error:  # also Ctrl-C: the hook has run
@@ -141,7 +146,7 @@ class HookRunner:
         return _failed(failure.message, name) if failure else None
 
     def _audit(self, change: Change) -> None:
-        """Write down on the hosts of a change which hooks ran. What cannot be written is left out."""
+        """Write to the audit of each host of a change which hooks ran. What cannot be written is left out."""
         lines, self._audited = self._audited, []
         if not lines:
             return
@@ -166,15 +171,15 @@ def run_line(
     fleet: Fleet,
     name: str,
     line: str,
-    told: Mapping[str, str],
+    environment: Mapping[str, str],
     *,
     timeout_s: float,
     on_line: Callable[[str], None] = lambda text: None,
 ) -> LineFailure | None:
-    """Run a line for sh in the folder of hosts.toml; None if it succeeds. name: of the hook. told: as variables of its
-    environment."""
+    """Run a line for sh in the folder of hosts.toml; None if it succeeds. name: of the hook. environment: variables
+    beside those of this process."""
     machine = LocalMachine(name)
-    own = {**told, "DISAGG_FOLDER": str(fleet.path.parent)}
+    own = {**environment, "DISAGG_FOLDER": str(fleet.path.parent)}
     try:
         result = machine.run([line], script=_RUN, environment=own, timeout=timeout_s, on_line=on_line)
     except FleetError as error:

@@ -46,7 +46,7 @@ def deliver_keys(
     connect: Callable[[Host], Machine] = machine_for,
     wait_s: float = WAIT_S,
 ) -> list[HostOutcome[bool]]:
-    """Replace each host's file of keys; a running gateway notices it. merged: the new content of (host, content there),
+    """Replace each host's file of keys; a running gateway reads it again. merged: the new content of (host, content),
     of several threads. Nobody else changes the file meanwhile: another command is waited for, at most `wait_s`.
 
     False: nothing is deployed there, and `disagg deploy` will bring the keys.

@@ -43,7 +43,7 @@ def no_room(desired: TargetState, facts: HostFacts) -> Iterator[Refusal]:
 
 
 def cuda_for_cpu(desired: TargetState, facts: HostFacts) -> Iterator[Refusal]:
-    """A Refusal if CUDA's packages were downloaded for a host that computes on its CPU. Not if hosts.toml says where
+    """A Refusal if CUDA's packages were downloaded for a host that computes on its CPU. Not if hosts.toml states where
     packages come from, which may be a source of smaller ones."""
     wanted = desired.environment
     total = sum(one.nbytes for one in wanted.packages.values())

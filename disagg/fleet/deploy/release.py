@@ -142,7 +142,7 @@ def run_script(paths: HostPaths, host: Host, python: str) -> str:
 
 
 def fleet_file(fleet: Fleet, host: Host, source: ModelSource) -> str:
-    """The host's own hosts.toml: the host itself, and whom its server asks. For a prefill host these are the decode
+    """The host's own hosts.toml: the host itself, and those that its server connects to. For a prefill host the decode
     hosts that it delivers KV to; for a gateway, all hosts."""
     known = [one.name for one in fleet.answering_hosts] if host.gateway else []
     known.append(host.name)

@@ -6,7 +6,7 @@ hardware  memory, GPUs and clock of a host
 server    server.sh: the host's server, its service manager, ports and log
 contents  contents.sh: everything of disagg on a machine, of all hosts and fleets
 route     route.sh: the network interface that leads to an address
-checks    checks.sh: lines for sh that tell whether something is as it should be
+checks    checks.sh: lines for sh whose exit code states whether something is as it should be
 python    a Python on the host, and small programs run with it
 paths     where files lie on a host
 findings  the result of a check, with a hint

@@ -64,7 +64,7 @@ class InstalledService:
 
 @dataclass(frozen=True)
 class HostFacts:
-    """One machine as one host of the fleet sees it. Sizes in bytes, None if the machine does not report them."""
+    """Facts about one host and its machine. Sizes in bytes, None if the machine does not report them."""
 
     host: str
     os: str = "Linux"  # Linux | Darwin

@@ -7,6 +7,6 @@ held           keeps the lock of an interrupted command; rotation: replaces the 
 logs           all hosts' logs in one stream; loglines: what a log line contains
 state          the state folder: token, process records, logs, lock
 status/        the state of every server, and why a host is down
-watch/         notices when a host goes down and when it comes back
+watch/         reports when a host goes down and when it comes back
 temporary/     a fleet on this machine for as long as a block runs
 """

@@ -22,7 +22,7 @@ UNDECIDED: Final[tuple[HealthState, ...]] = ("loading", "silent", "stalled", "dr
 ServerOutcome = Literal[
     "started", "restarted", "unchanged", "slow", "failed", "stopped", "killed", "not running", "left", "not managed"
 ]
-"""not managed: a whole-request host, which disagg only asks. left: not touched, because an earlier host of its model
+"""not managed: a whole-request host, which disagg never starts. left: not touched, because an earlier host of its model
 did not come back."""
 
 

@@ -40,7 +40,7 @@ class LocalServer:
 
     @property
     def undecided_states(self) -> tuple[HealthState, ...]:
-        """See Server. The record tells whether the process runs, so a server that does not answer is "loading"."""
+        """See Server. The record states whether the process runs, so a server that does not answer is "loading"."""
         return UNDECIDED
 
     def changing(self, why: str, break_lock: bool, if_full: bool = False) -> AbstractContextManager[None]:
@@ -114,6 +114,6 @@ def end_recorded(state: State, name: str, grace_s: float) -> bool:
 
 
 def config_digest(fleet: Fleet, host: Host) -> str:
-    """16 hexadecimal digits over everything hosts.toml says about this host and its model; for a gateway, about all."""
+    """16 hexadecimal digits: a hash of what hosts.toml has about this host and its model; for a gateway, about all."""
     known = (fleet.models, fleet.hosts) if host.gateway else fleet.models.get(host.model)
     return hashlib.sha256(repr((host, known)).encode()).hexdigest()[:16]

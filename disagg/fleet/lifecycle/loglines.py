@@ -39,7 +39,7 @@ def last_plain_line(lines: Sequence[str]) -> str:
 
 def end_of_run(lines: Sequence[str]) -> str:
     """Why a server that disagg did not stop has ended, by its log: the last error, or what was printed last. Empty if
-    the log does not tell, as after SIGKILL."""
+    the log does not state it, as after SIGKILL."""
     own = since_start(lines)
     if (error := last_error(own)) is not None:
         return error.message

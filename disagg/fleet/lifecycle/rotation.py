@@ -6,8 +6,8 @@
     new, old        new, old      every caller shows the new one, and the requests that show the old one have been read
     new             new           -
 
-`old + new` here is two files: token, and token.next with the new one. So whichever step was interrupted can be told,
-and `rotate` goes on from there. No step begins before all hosts have the one before.
+`old + new` here is two files: token, and token.next with the new one. They show which step was interrupted, and
+`rotate` goes on from there. No step begins before all hosts have completed the one before.
 """
 
 from __future__ import annotations

@@ -204,7 +204,7 @@ class State:
         return _tail(self.log_file(host))[-lines:]
 
     def end_of_run(self, host: str) -> str:
-        """Why the host's server has ended, by the log that `log_with_reason` names; empty if it does not tell."""
+        """Why the host's server has ended, by the log that `log_with_reason` names; empty if it states no reason."""
         return end_of_run(_tail(self.log_with_reason(host)))
 
     def log_with_reason(self, host: str) -> Path:

@@ -134,7 +134,7 @@ class _Ready:
 
 
 def _prepare(fleet: Fleet, host: Host, where: Machine, sends: bool) -> _Ready:
-    """What a measurement needs to know of a host. Raises HostUnreachable, and FleetError if it has no Python."""
+    """The facts of a host that a measurement needs. Raises HostUnreachable, and FleetError if it has no Python."""
     facts = read_host_facts(where, host)
     python = python_on(host, facts)
     if python is None:

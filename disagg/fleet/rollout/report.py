@@ -41,7 +41,7 @@ class HostReport:
 
 @dataclass(frozen=True, slots=True)
 class RolloutReport:
-    """The end of a rollout. reason: why it was stopped, if no host's error says it."""
+    """The end of a rollout. reason: why it was stopped, if no host's error states it."""
 
     ending: Ending
     hosts: Sequence[HostReport]

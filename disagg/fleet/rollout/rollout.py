@@ -104,7 +104,7 @@ class Rollout:
                 return self._in_turns(undo=True)
             if not self.new_answers:
                 self._record_answers()
-            if not self._deploy(planned):  # its hooks were told, and none may stop what follows
+            if not self._deploy(planned):  # its hooks have run, and none may stop what follows
                 return self._end(self._turns(undo=True))
             return self._in_turns(undo=False)
 
@@ -305,7 +305,7 @@ class Rollout:
     # The end
 
     def _keep(self) -> None:
-        """Write down what an interruption must not lose."""
+        """Write to the record what an interruption must not lose."""
         for name, reached in self._phases.items():
             if reached in _VERDICTS:
                 self._record.verdicts[name] = _VERDICTS[reached]

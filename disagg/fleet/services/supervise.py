@@ -1,8 +1,8 @@
 """Run one server and restart it when it ends: `supervise.py start|stop|restart|status FOLDER`, on the host itself.
 
 Runs FOLDER/running/run, or FOLDER/current/run if there is no such link. After a crash it waits 1, 2, 4 ... 60 s before
-the next start, and 1 s again once a server has run for a minute. A server that has promised to notify, as in
-sd_notify(3), and does not is ended: it hangs as a whole.
+the next start, and 1 s again once a server has run for a minute. A server that has stated a WATCHDOG_USEC, as in
+sd_notify(3), and sends no notification for so long is ended: its whole process hangs.
 Standard library only: it is run by path, and must not import the package beside it.
 
 FOLDER/supervisor.lock   locked while the supervisor runs
@@ -31,7 +31,9 @@ GRACE_S = 30.0
 FIRST_DELAY_S = 1.0
 LONGEST_DELAY_S = 60.0
 STEADY_S = 60.0
+"""After a run as long as this, the next delay is FIRST_DELAY_S again."""
 STOPPED_S = 5.0
+"""A wait that lasts this much longer than asked for: this process, or its machine, was stopped meanwhile."""
 TRACES_S = 3.0
 """From SIGABRT, at which a server writes where its threads are, to SIGKILL."""
 
@@ -230,8 +232,8 @@ class _Supervisor:
 
 
 class _Notices:
-    """What a server sends to $NOTIFY_SOCKET, as in sd_notify(3). WATCHDOG_USEC is the time within which it promises to
-    notify again; then WATCHDOG=1 now and then. Without a socket nothing is overdue."""
+    """What a server sends to $NOTIFY_SOCKET, as in sd_notify(3): WATCHDOG_USEC, the longest time until its next
+    notification, then WATCHDOG=1 now and then. Without a socket nothing is overdue."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -278,7 +280,7 @@ class _Notices:
 
 
 def _reason(code: int | None, out_of_memory: bool) -> dict[str, str]:
-    """Why a server ended, if its exit code tells: a signal leaves no line of its own in the log."""
+    """Why a server ended, if its exit code states it: a signal leaves no line of its own in the log."""
     if code is None or code >= 0:
         return {}
     if code == -signal.SIGKILL and out_of_memory:

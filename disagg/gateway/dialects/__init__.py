@@ -1,4 +1,4 @@
-"""The APIs that the gateway speaks, each a pure translation.
+"""The APIs that the gateway serves, each a pure translation.
 
 base      what every API is made of: a Dialect reads bodies, a Writer writes answers
 request   a request in the gateway's own form

@@ -47,8 +47,8 @@ AnswerEvent = Piece | Finished
 
 
 def uncounted(completion: Completion, tokens: int) -> int:
-    """Tokens of the answer that came without being told apart. A whole-request host counts them at the end. tokens:
-    that came by themselves."""
+    """How many tokens of the answer were counted at its end only, as by a whole-request host. tokens: those that
+    arrived one by one."""
     return max(0, completion.metrics.completion_tokens - tokens) if completion.metrics.method == "whole" else 0
 
 

@@ -34,7 +34,7 @@ def deadline_s(max_tokens: int) -> float:
 
 
 def thinking(on: bool) -> dict[str, Any]:
-    """The variables of chat templates that turn a model's reasoning on or off, under both names that templates know."""
+    """The variables of chat templates that turn a model's reasoning on or off, under both names that templates use."""
     return {"enable_thinking": on, "thinking": on}
 
 
@@ -48,7 +48,7 @@ class Prompt(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class CalledAs:
-    """How the caller knows a function. namespace: of its tool, None if it has none."""
+    """The caller's name of a function. namespace: of its tool, None if it has none."""
 
     kind: Literal["function", "custom"]
     name: str
@@ -62,9 +62,9 @@ class GatewayRequest:
     prompts: each is answered `n` times; the answers are numbered prompt by prompt. options: those of
     AsyncClient.stream that the caller has set. stream: send the answer while it is generated. include_usage: end a
     stream with the numbers of tokens. reasoning: the caller wants the model's reasoning, if its dialect makes a choice.
-    seal_reasoning: it is also sent in a form that agents send back as it is. called_as: by the names that the model is
-    told, functions that the caller knows by others. left_out: what of the request the model is not told, or not held
-    to; the answer's warnings begin with it. echoed: fields of the body that the answer repeats.
+    seal_reasoning: it is also sent in a form that agents send back as it is. called_as: the caller's names of functions
+    that have another name in the prompt, by that name. left_out: a line for each part of the request that is not in the
+    prompt, or not enforced; the answer's warnings begin with them. echoed: fields of the body that the answer repeats.
     """
 
     model: str

@@ -1,4 +1,4 @@
-"""What is remembered of an answer. Pure."""
+"""The record of one answer, made from the events of its request. Pure."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ class _Mark:
 
 class Recorder:
     """An observer that writes finished requests to a file. A disk that is full, or a file that is damaged, stops it
-    with one line of log; requests do not notice.
+    with one line of log; requests go on.
 
     stopped: why it has stopped; None while it records. dropped: entries for which the queue had no room.
     """

@@ -1,4 +1,4 @@
-"""What the gateway's client sees of its hosts, with the reason and the command for each that gets no requests. Pure."""
+"""The client's view of its hosts as the live view shows it, with a reason and a hint for each without requests. Pure."""
 
 from __future__ import annotations
 

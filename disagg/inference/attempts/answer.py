@@ -128,7 +128,7 @@ class ArrivingAnswer:
         self.held_notes.append(text)
 
     def note(self, text: str) -> None:
-        """Tell the caller something about the request, on the stream and among the warnings."""
+        """Send the caller a note about the request, on the stream and among the warnings."""
         if text not in self.notes:
             self.notes.append(text)
             self.deliver(Chunk("", (), time.monotonic(), text))

@@ -248,8 +248,8 @@ class _Run:
             self.claimed = None
 
     def _announce(self, attempt: Attempt, failures: list[Failure], *, started: bool) -> None:
-        """Tell the caller if the answer goes on on another host, or on one that is not meant for it. started: some host
-        has answered this client; if none has, perhaps none will, and there is nothing to tell but the error."""
+        """Note for the caller if the answer goes on on another host, or on one that is not meant for it. started: some
+        host has answered this client; if none has, perhaps none will, and the error alone is to be shown."""
         note = self.answer.note if started else self.answer.note_with_answer
         failed = [failure for failure in (*self.failures, *failures) if failure.answering and not failure.busy]
         count = len(self.answer.tokens)
@@ -264,7 +264,7 @@ class _Run:
             note(f"{FALLBACK_WARNING}: no decode host is up, asking {attempt.answering.name} to answer alone")
 
     def _complete(self, attempt: Attempt, outcome: AttemptOutcome, failures: list[Failure]) -> Completion:
-        """The completion; the view remembers what the hosts hold now and how large KV is."""
+        """The completion. Records in the view what the hosts hold now and how large KV is."""
         view, hosts, body = self.driver.view, self.request.candidates, self.request.body
         done, shipped = outcome.done, outcome.shipped
         if shipped is not None and shipped.kv_bytes and shipped.prompt_tokens > done.held_tokens:

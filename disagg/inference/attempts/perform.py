@@ -241,5 +241,5 @@ def _exception(future: asyncio.Future[ShippedEvent]) -> BaseException | None:
 
 
 def _new_id(answer: ArrivingAnswer) -> str:
-    """An id of one attempt: hosts tell requests apart by it."""
+    """The id of one attempt, which is unique on every host."""
     return ".".join(filter(None, (answer.request_id, secrets.token_hex(8))))

@@ -1,4 +1,4 @@
-"""What a client knows of its fleet's hosts, and what it tells them while requests run.
+"""A client's view of its fleet's hosts, the choice among them, and the leases of requests that run.
 
 view        who is up, how loaded, who fails
 breaker     a host that fails gets no requests for a while

@@ -252,7 +252,7 @@ def _link(view: FleetView, prefill: Host, decode: Host) -> float | None:
 
 
 def _offer(view: FleetView, prefill: Choice, decode: Host) -> PrefillOffer | None:
-    """What the decode host is told about the prefill host; None if that host has not measured its speed."""
+    """The prefill host as POST /decode states it; None if that host has not measured its speed."""
     load = view.of(prefill.host.name).load
     if load is None or not load.prefill_tokens_s:
         return None

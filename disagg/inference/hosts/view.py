@@ -1,4 +1,4 @@
-"""What a client sees of its fleet: which hosts are up, how loaded they are, which ones fail. Pure: no I/O, no clock."""
+"""A client's view of its fleet: which hosts are up, how loaded they are, which ones fail. Pure: no I/O, no clock."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ class FleetView:
         return self.hosts.get(name, UNKNOWN)
 
     def answered(self, name: str, load: Load | None) -> None:
-        """A host answered GET /load. If it has restarted, what was remembered about it is dropped."""
+        """A host answered GET /load. If it has restarted, what it held is dropped from the view."""
         if self.of(name).restarted(load):
             self.affinity.forget(name)
         self.hosts[name] = self.of(name).answered(load)

@@ -88,7 +88,7 @@ class HostConnection(asyncio.Protocol):
         self._clear()
 
     def reset(self) -> bool:
-        """Forget a response that has ended, for the next request. False if it has not, or the host wants to close."""
+        """Drop a response that has ended, for the next request. False if it has not ended, or the host closes."""
         if not (self._complete and self._h11.our_state is self._h11.their_state is h11.DONE):
             return False
         self._h11.start_next_cycle()

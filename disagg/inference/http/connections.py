@@ -40,7 +40,7 @@ Address = tuple[str, int]
 @dataclass(frozen=True, slots=True)
 class HostRequest:
     """A request to a host. id: for its lease and the logs; empty if it has none. key: of a whole-request host, empty
-    if it wants none; it never gets the fleet's token. via: its Via header, empty if it has none."""
+    if it needs none; it never gets the fleet's token. via: its Via header, empty if it has none."""
 
     host: Host
     method: Literal["GET", "POST"]

@@ -107,7 +107,7 @@ class Tickets:
         self.arenas = arenas or Arenas()
         self._max_outstanding = max_outstanding
         self._lock = threading.Lock()
-        # By a keyed hash of the ticket's digest: the time that a lookup takes tells a peer nothing about any ticket.
+        # By a keyed hash of the ticket's digest: a peer learns nothing about any ticket from the time of a lookup.
         self._key = secrets.token_bytes(32)
         self._slots: dict[bytes, Slot] = {}
 

@@ -33,7 +33,7 @@ class SenderProof(NamedTuple):
 
 
 def ticket_digest(ticket: str) -> bytes:
-    """SHA-256 of a ticket: 32 bytes whatever its length. It names the ticket and says nothing about it."""
+    """SHA-256 of a ticket: 32 bytes whatever its length. It identifies the ticket and reveals nothing of it."""
     return hashlib.sha256(ticket.encode("utf-8", "surrogatepass")).digest()
 
 

@@ -1,6 +1,6 @@
 """Leases of requests: a request that its caller does not name again in time ends.
 
-A caller that has died without closing its connection, or that is cut off, cannot hold a place, a ticket and KV for
+A caller that has ended without closing its connection, or that is cut off, cannot hold a place, a ticket and KV for
 longer than its lease.
 """
 

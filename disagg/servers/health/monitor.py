@@ -109,7 +109,7 @@ class Problems:
         self._ticks = -1
 
     def __call__(self) -> Problem:
-        """Asks neither the engine nor the event loop: both may be stuck."""
+        """Calls neither the engine nor the event loop: both may be stuck."""
         before, self._ticks = self._ticks, self._monitor.ticks
         service = self._service
         if service.state != "loading" and before == self._ticks:

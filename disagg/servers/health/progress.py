@@ -27,7 +27,7 @@ class StallPolicy:
 
 
 def computed_s() -> float:
-    """Processor time of this process and its children, in seconds, without the thread that asks."""
+    """Processor time of this process and its children, in seconds, without that of the calling thread."""
     children = psutil.Process().children(recursive=True)
     return time.process_time() - time.thread_time() + sum(map(_processor_s, children))
 

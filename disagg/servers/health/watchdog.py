@@ -1,7 +1,7 @@
 """The last resort: a thread that ends the process if its engine or its event loop does not come back.
 
-A service manager starts the process again. systemd, and disagg's own supervisor, are also told every few seconds that
-this thread runs, and restart a process that is stopped altogether.
+A service manager starts the process again. systemd, and disagg's own supervisor, are also notified every few seconds
+that this thread runs, and restart a process that is stopped altogether.
 """
 
 from __future__ import annotations
@@ -77,13 +77,13 @@ class Watchdog:
 
 
 def promise() -> None:
-    """Promise the service manager to notify it in time from now on. Not before the model is loaded: native code that
-    loads it may hold up every thread for minutes."""
+    """Notify the service manager that this process is ready, and of the longest time between its later notifications.
+    Not before the model is loaded: native code that loads it may hold up every thread for minutes."""
     notify(f"READY=1\nWATCHDOG_USEC={NOTIFIED_S * 1_000_000}")
 
 
 def notify(state: str) -> None:
-    """Tell systemd, or disagg's supervisor, as in sd_notify(3). Does nothing without $NOTIFY_SOCKET."""
+    """Notify systemd, or disagg's supervisor, as in sd_notify(3). Does nothing without $NOTIFY_SOCKET."""
     address = os.environ.get("NOTIFY_SOCKET", "")
     if not address:
         return

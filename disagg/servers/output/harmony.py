@@ -21,7 +21,7 @@ _TOOL = re.compile(r"to=functions\.([^\s<]+)")
 
 class Harmony:
     """An Output of gpt-oss, whose prompt ends with <|start|>assistant. stream: a new TextStream, one for every message.
-    with_tools: calls are told apart; else their arguments are text."""
+    with_tools: calls are recognised; else their arguments are text."""
 
     def __init__(self, stream: Callable[[], TextStream], marks: Mapping[HarmonyMark, int], *, with_tools: bool) -> None:
         self._stream = stream

@@ -18,7 +18,7 @@ State = Literal["text", "reasoning", "call"]
 
 
 class Marks(NamedTuple):
-    """think: None if reasoning is not marked. form: None if calls are not told apart. hidden: tokens without text,
+    """think: None if reasoning is not marked. form: None if calls are not recognised. hidden: tokens without text,
     except in a call."""
 
     think: tuple[str, str] | None = None

@@ -25,8 +25,8 @@ from disagg.kv.wire.frames import Header
 
 CONNECT_S: Final = 10.0
 _KEEPALIVE: Final = {"TCP_KEEPIDLE": 5, "TCP_KEEPALIVE": 5, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 3}
-"""Seconds of silence until the kernel asks (macOS has another name for it), between two questions, and how many. A head
-whose machine has lost its power ends no connection."""
+"""Seconds without data until the kernel sends a probe (macOS has another name for it), seconds between two probes, and
+their number. A head whose machine has lost its power ends no connection."""
 
 
 class VLLMFollower(SendingEngine):

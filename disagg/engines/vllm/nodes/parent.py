@@ -16,7 +16,7 @@ POLL_S = 1.0
 
 
 def end_with_parent(poll_s: float = POLL_S) -> None:
-    """Kill this process within so many seconds after its parent has ended. vLLM's workers notice that, too, but one
+    """Kill this process within `poll_s` seconds after its parent has ended. vLLM's own workers end then, too, but one
     that waits for a message of another node goes on to wait, and keeps its GPU (0.32)."""
     threading.Thread(target=_watch, args=(_parent(), poll_s), name="parent", daemon=True).start()
 

@@ -1,7 +1,7 @@
 """HTTP requests to a `vllm serve`, each on a thread of its own, that can be ended at any time.
 
-A closed connection is how vLLM is told to abort a request. http.client with blocking sockets: a request is few large
-pieces, and a socket that is shut down wakes its thread at once.
+vLLM aborts a request whose connection is closed. http.client with blocking sockets: a request is few large pieces, and
+a socket that is shut down wakes its thread at once.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _JSON: Final = {"Content-Type": "application/json"}
 
 
 class VLLMServer:
-    """Where a `vllm serve` listens. url: without a path. key: reads its key, "" if it wants none."""
+    """Where a `vllm serve` listens. url: without a path. key: reads its key, "" if it needs none."""
 
     def __init__(self, url: str, key: Callable[[], str] = lambda: "") -> None:
         self.url = url

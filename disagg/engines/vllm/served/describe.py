@@ -1,4 +1,4 @@
-"""What a `vllm serve` with the connector is, from inside its processes: for the prefill host that asks it by HTTP.
+"""A description of a `vllm serve` with the connector, made inside its processes for the prefill host beside it.
 
 Every rank measures its own loaded model, as the engine of this process does by itself; the scheduler's side adds what
 they share.

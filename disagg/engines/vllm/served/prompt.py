@@ -12,7 +12,7 @@ from disagg.errors import DisaggError, ModelError
 
 class ServedPrompt(PromptRun):
     """A PromptRun whose steps are known from the workers' reports. A step lasts until the next one of the same prompt
-    begins, or until the answer comes: the GPU may still compute when the worker has told it all."""
+    begins, or until the answer comes: the GPU may still compute when the worker has launched all of a step."""
 
     def __init__(self, engine: Engine, tokens: int, awaited: Awaited, reports: Reports, deadline: float) -> None:
         super().__init__(engine, tokens, awaited, reports, deadline)

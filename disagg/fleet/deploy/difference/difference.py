@@ -32,9 +32,9 @@ class PackageChange:
 @dataclass(frozen=True, slots=True)
 class Difference:
     """What a plan changes. files: of the release, by path, without settings. settings: lines of a unified diff of
-    hosts.toml and the service's definitions. packages: of the environment, as far as the lock tells. Both are empty
-    for a host without a release. to_send: bytes, before compression. to_download: bytes of packages at most, without
-    what the host's installer has cached."""
+    hosts.toml and the service's definitions. packages: of the environment, as far as the lock names them. Both are
+    empty for a host without a release. to_send: bytes, before compression. to_download: bytes of packages at most,
+    without what the host's installer has cached."""
 
     files: Mapping[str, FileChange] = field(default_factory=dict)
     settings: tuple[str, ...] = ()
@@ -88,8 +88,8 @@ def _settings(wanted: Mapping[str, bytes], there: Mapping[str, tuple[str, ...]])
 
 
 def _packages(environment: Environment, there: Mapping[str, str]) -> Iterator[PackageChange]:
-    """Versions that change. Of a package that is not there, the lock tells whether it will be if its own file is
-    installed: another build of torch does not need what CUDA's does."""
+    """Versions that change. A package that is not installed counts only if the lock's own files will be installed:
+    another build, such as torch's for the CPU, does not need all of the lock's packages."""
     locked, certain = environment.packages, environment.hashed
     if not locked:
         return

@@ -111,7 +111,7 @@ def _poll(host: Host, token: str | None, state: State, timeout_s: float) -> Host
 
 
 def _holder(host: Host) -> str:
-    """Which process has the host's port, if that can be told here."""
+    """Which process has the host's port, if that is a port of this machine; else empty."""
     return f": {local.port_holder(host.port)}" if host.placement.spawned else ""
 
 

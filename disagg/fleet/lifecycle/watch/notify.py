@@ -1,4 +1,4 @@
-"""Tell a command or a URL about the changes of hosts, in a thread of its own, so that watching goes on meanwhile."""
+"""Deliver the changes of hosts to a command or a URL, in a thread of its own, so that watching goes on meanwhile."""
 
 from __future__ import annotations
 
@@ -108,8 +108,8 @@ class LineRunner:
 
     def __call__(self, change: HostChange) -> None:
         """Raises FleetError if it fails."""
-        told = variables(self.fleet, change)
-        if failure := run_line(self.fleet, "watch", self.line, told, timeout_s=self.timeout_s):
+        environment = variables(self.fleet, change)
+        if failure := run_line(self.fleet, "watch", self.line, environment, timeout_s=self.timeout_s):
             raise FleetError(f"the command for {change.host} failed: {failure.message}")
 
 

@@ -1,4 +1,4 @@
-"""The tools of POST /v1/responses. Agents offer more kinds than models know: each becomes a function, or is left
+"""The tools of POST /v1/responses. Agents offer more kinds than models support: each becomes a function, or is left
 out."""
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ LEFT_OUT: Final = frozenset(
         "web_search_preview_2025_03_11",
     }
 )
-"""Kinds of tools that run at OpenAI, or that only its models know how to call. The model is not told about them, and
-the answer is one that a caller must expect anyway: no tool has to be called."""
+"""Kinds of tools that run at OpenAI, or that only its models can call. They are left out of the prompt, and the answer
+is one that a caller must expect anyway: no tool has to be called."""
 INPUT: Final = "input"
 """The argument of the function that a custom tool becomes."""
 _OF_CUSTOM: Final = {"type": "object", "properties": {INPUT: {"type": "string"}}, "required": [INPUT]}
@@ -62,9 +62,9 @@ class Tool(Contract, frozen=True):
 
 @dataclass(slots=True)
 class Offer:
-    """What the model is told of a list of tools. names: how the caller knows each function. with_grammar: functions
-    whose input has a grammar. left_out: a line for each tool that the model is not told about, and for each grammar
-    that it is not held to."""
+    """A list of tools as the prompt has them. names: the caller's name of each function. with_grammar: functions whose
+    input has a grammar. left_out: a line for each tool that is not in the prompt, and for each grammar that is not
+    enforced."""
 
     functions: list[FunctionBody] = field(default_factory=list)
     names: dict[str, CalledAs] = field(default_factory=dict)
@@ -73,7 +73,7 @@ class Offer:
 
 
 def offered(tools: Sequence[Tool]) -> Offer:
-    """Raises RequestError for a kind of tool that nobody knows, and for two of one name."""
+    """The tools as the prompt has them. Raises RequestError for a kind that is unknown, and for two of one name."""
     offer = Offer()
     for index, tool in enumerate(tools):
         _add(offer, tool, f"tools[{index}]", None)
@@ -81,7 +81,7 @@ def offered(tools: Sequence[Tool]) -> Offer:
 
 
 def function_name(name: str, namespace: str | None) -> str:
-    """The name by which the model knows a function of a namespace."""
+    """The name of a function of a namespace in the prompt."""
     return f"{namespace}__{name}" if namespace else name
 
 
