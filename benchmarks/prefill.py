@@ -79,8 +79,8 @@ def compare(rounds: int, tokens: int, gb_s: float) -> dict[str, Any]:
     with BackgroundHandoff(gb_s) as background:
         ways: dict[str, Callable[[], Spent]] = {
             "bare": lambda: bare(engine, prompt),
-            "engine": lambda: handed_over(engine, prompt),
-            "sending": lambda: background.during(lambda: handed_over(engine, prompt), sent),
+            "engine": lambda: by_engine(engine, prompt),
+            "sending": lambda: background.during(lambda: by_engine(engine, prompt), sent),
         }
         measured = [{name: way() for name, way in ways.items()} for _ in range(rounds + 1)][1:]
     rates = {name: tokens / statistics.median(one[name].wall for one in measured) for name in ways}
@@ -141,8 +141,8 @@ def bare(engine: Any, prompt: list[int]) -> Spent:
     return timed(forward)
 
 
-def handed_over(engine: Any, prompt: list[int]) -> Spent:
-    """A prefill by the engine."""
+def by_engine(engine: Any, prompt: list[int]) -> Spent:
+    """A prefill by the engine, whose blocks are dropped."""
     return timed(lambda: engine.prefill(prompt, lambda block: None, chunk_tokens=CHUNK_TOKENS))
 
 

@@ -24,7 +24,7 @@ from disagg.inference.client import AsyncClient
 from disagg.inference.http import calls, whole
 from disagg.inference.http.connections import Connections
 from disagg.token import Tokens, fleet_token
-from disagg.whole.questions import MODELS
+from disagg.whole.request import MODELS
 
 WorkloadKind = Literal["random", "prompts", "sharegpt", "mooncake"]
 DEFAULT_PROMPT_TOKENS = (128, 512, 2048, 8192)

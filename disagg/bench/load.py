@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from disagg.bench.plan import ArrivalPattern, BenchPlan, RequestSpeed, Turn, expected_seconds, turns
+from disagg.bench.plan import ArrivalPattern, BenchPlan, BenchTurn, RequestSpeed, expected_seconds, turns
 from disagg.bench.records import ALONE, WRONG_COUNT, Mode, Record, TurnResult
 from disagg.bench.workloads import Workload, WorkloadItem
 from disagg.errors import DisaggError
@@ -156,7 +156,7 @@ def _answered(record: Record, item: WorkloadItem, completion: Completion, gaps: 
 
 
 async def _run_turn(
-    turn: Turn, items: Sequence[WorkloadItem], load: ArrivalPattern, send: _RequestSender
+    turn: BenchTurn, items: Sequence[WorkloadItem], load: ArrivalPattern, send: _RequestSender
 ) -> TurnResult:
     """Run one turn until all its requests have ended or the run is stopped."""
     began = time.monotonic()

@@ -83,9 +83,10 @@ class BenchPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
-    """Requests `first` .. `first + count - 1` of one mode at one point. offsets: seconds from the start of the turn at
-    which each is due; empty: as soon as another one ends."""
+class BenchTurn:
+    """A turn: requests `first` .. `first + count - 1` of one mode at one point of the sweep. Modes take turns, so that
+    slow changes of the machines affect all of them. offsets: seconds from the start of the turn at which each request
+    is due; empty: as soon as another one ends."""
 
     point: int
     mode: Mode
@@ -122,17 +123,17 @@ def expected_seconds(plan: BenchPlan, speeds: Mapping[Mode, RequestSpeed], times
     return total
 
 
-def turns(plan: BenchPlan, times: Sequence[float] = ()) -> Iterator[Turn]:
+def turns(plan: BenchPlan, times: Sequence[float] = ()) -> Iterator[BenchTurn]:
     """The run in order. times: the workload's arrival times in seconds, for a load that states none."""
     for number, point in enumerate(plan.points):
         if plan.warmup:
             for mode in plan.modes:
-                yield Turn(number, mode, plan.requests, plan.warmup, warmup=True)
+                yield BenchTurn(number, mode, plan.requests, plan.warmup, warmup=True)
         due = arrival_times(plan, point.load, times)
         for first, count in _slices(plan.requests, _rounds(plan, point.load)):
             offsets = _slice_offsets(due, first, count)
             for mode in plan.modes:
-                yield Turn(number, mode, first, count, offsets=offsets)
+                yield BenchTurn(number, mode, first, count, offsets=offsets)
 
 
 def arrival_times(plan: BenchPlan, load: ArrivalPattern, times: Sequence[float] = ()) -> list[float]:

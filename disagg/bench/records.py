@@ -1,4 +1,4 @@
-"""The record of one request, and of one turn of requests."""
+"""The record of one request, and of one turn: the requests of one mode at one point of the sweep."""
 
 from __future__ import annotations
 

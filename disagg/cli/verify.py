@@ -36,7 +36,7 @@ def verify(
         ),
     ],
     here: Annotated[
-        bool, typer.Option("--here", help="Load the model in both engines on this machine. So it is with a folder.")
+        bool, typer.Option("--here", help="Load the model in both engines on this machine, as always with a folder.")
     ] = False,
     prompt_tokens: Annotated[int | None, typer.Option(min=1, metavar="N", help="Length of a prompt.")] = None,
     max_tokens: Annotated[int | None, typer.Option(min=1, metavar="N", help="Length of an answer.")] = None,
@@ -123,19 +123,22 @@ def _require_here_for(model: str, given: Mapping[str, object]) -> None:
 
 
 def _on_hosts(chosen: Settings, name: str, tokens: tuple[int, int], timeout: float, *, as_json: bool) -> bool:
-    """Ask the fleet's servers. tokens: of a prompt, about, and of an answer."""
+    """Compare the answers of the fleet's servers. tokens: of a prompt, about, and of an answer."""
     from disagg.fleet.lifecycle.state import State
-    from disagg.verify.hosts import Asker, Way, pairs_of, require_lengths, verify_hosts
+    from disagg.verify.hosts import FleetClients, Way, pairs_of, require_lengths, verify_hosts
 
     fleet = chosen.fleet()
     model, state = fleet.model(name), State.of(fleet)
     pairs = pairs_of(fleet, model)
     require_lengths(model, *tokens)
     statuses = _healthy(fleet, model, state, sorted({host.name for pair in pairs for host in pair}))
-    with stderr().status(f"verifying {model.name} …") as status, Asker(fleet, model, state.token(), timeout) as asker:
-        asker.report = lambda way: status.update(f"verifying {model.name}: {way} …")
-        prompts = asker.prompts(Way((pairs[0][1].name,), "decode"), tokens[0])
-        report = verify_hosts(fleet, model, asker.ask, prompts, tokens[1])
+    with (
+        stderr().status(f"verifying {model.name} …") as status,
+        FleetClients(fleet, model, state.token(), timeout) as clients,
+    ):
+        clients.report = lambda way: status.update(f"verifying {model.name}: {way} …")
+        prompts = clients.prompts(Way((pairs[0][1].name,), "decode"), tokens[0])
+        report = verify_hosts(fleet, model, clients.ask, prompts, tokens[1])
     if as_json:
         print_json(report.to_json())
     else:

@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 
 from disagg.errors import Cancelled, DisaggError
 from disagg.gateway.dialects.base import Dialect, Head
-from disagg.gateway.dialects.events import AnswerEvent, Finished, Piece, uncounted
+from disagg.gateway.dialects.events import AnswerEvent, AnswerPiece, Finished, uncounted
 from disagg.gateway.dialects.problems import INTERNAL, Problem, problem_of
 from disagg.gateway.exchange import STOPPED, Exchange
 from disagg.inference.types import Completion, Stage
@@ -103,7 +103,7 @@ class AnswerResponse(Response):
             try:
                 async for event in events:
                     self._outcome.note(event)
-                    part = self._writer.piece(event) if isinstance(event, Piece) else self._writer.finished(event)
+                    part = self._writer.piece(event) if isinstance(event, AnswerPiece) else self._writer.finished(event)
                     await exchange.part(part)
                 last = self._writer.end(self._outcome.in_order)
             except Cancelled:

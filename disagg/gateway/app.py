@@ -23,7 +23,7 @@ from disagg.gateway import hops, models
 from disagg.gateway.answer import AnswerResponse, Outcome, Running, json_response
 from disagg.gateway.clients.access import Access, require_model
 from disagg.gateway.clients.keys import Key
-from disagg.gateway.clients.limits import Limits
+from disagg.gateway.clients.limits import KeyLimits
 from disagg.gateway.dialects.anthropic import dialect as anthropic
 from disagg.gateway.dialects.base import Dialect, Head, read_fields
 from disagg.gateway.dialects.ollama import dialect as ollama
@@ -87,7 +87,7 @@ class Gateway:
         self._client = client
         self._access = access
         self._observers = observers
-        self._limits = Limits()
+        self._limits = KeyLimits()
         self._name = hops.new_name()
         self._running = 0  # answers and counts that were asked for
         self._body_bounds = requests.body_bounds(max(model.context for model in client.fleet.models.values()))
@@ -144,7 +144,7 @@ class Gateway:
         model = self._client.fleet.model(head.model).name
         self._running += head.request.choices
         name, key_id = (key.name, key.id) if key else (None, None)
-        life = self._observers.accept(head, dialect.name, model, name, key_id)
+        observed = self._observers.accept(head, dialect.name, model, name, key_id)
 
         def charge(tokens: int) -> None:
             if key is not None:
@@ -152,11 +152,11 @@ class Gateway:
 
         def ended(outcome: Outcome) -> None:
             self._running -= head.request.choices
-            life.ended(outcome.error, cancelled=outcome.cancelled)
+            observed.ended(outcome.error, cancelled=outcome.cancelled)
             _log(dialect, head, key, outcome)
 
         outcome = Outcome(head.request.n, charge)
-        events = run(self._client, head, life, outcome.staged)
+        events = run(self._client, head, observed, outcome.staged)
         return Running(dialect, head, events, outcome, ended)
 
     def count(self, dialect: Dialect) -> Handler:

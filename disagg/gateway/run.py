@@ -9,9 +9,9 @@ from functools import partial
 
 from disagg.errors import ServerUnavailable, Unauthorized
 from disagg.gateway.dialects.base import Head
-from disagg.gateway.dialects.events import AnswerEvent, Finished, Piece, uncounted
+from disagg.gateway.dialects.events import AnswerEvent, AnswerPiece, Finished, uncounted
 from disagg.gateway.dialects.request import GatewayRequest
-from disagg.gateway.observe.observers import Life
+from disagg.gateway.observe.observers import ObservedRequest
 from disagg.inference.client import AsyncClient
 from disagg.inference.stream import AsyncStream
 from disagg.inference.types import Chunk, Stage
@@ -24,16 +24,18 @@ COUNT_S = 30.0
 WAITING_EVENTS = 64  # of several answers together; the streams hold what does not fit
 
 
-async def run(client: AsyncClient, head: Head, life: Life, staged: Staged) -> AsyncGenerator[AnswerEvent, None]:
+async def run(
+    client: AsyncClient, head: Head, observed: ObservedRequest, staged: Staged
+) -> AsyncGenerator[AnswerEvent, None]:
     """The events of all answers. Raises a DisaggError if one fails; closing the generator cancels all.
 
-    life: is told what happens, and has recorded each answer before its end is yielded. staged: is called with the
-    number of an answer whenever that comes to another stage.
+    observed: gets the events, and has recorded each answer before its end is yielded. staged: is called with the
+    number of an answer whenever that enters another stage.
     """
     request, request_id = head.request, head.request_id[:MAX_ID]
 
     def watch(choice: int, stage: Stage) -> None:
-        life.moved(choice, stage)
+        observed.entered(choice, stage)
         staged(choice, stage)
 
     with _own_token():
@@ -48,9 +50,9 @@ async def run(client: AsyncClient, head: Head, life: Life, staged: Staged) -> As
             answers: list[AsyncGenerator[AnswerEvent, None]] = []
             for first in range(0, request.choices, request.n):
                 begun = asyncio.Event()
-                answer = _answer(first, await opened(first), life)
+                answer = _answer(first, await opened(first), observed)
                 answers.append(answer if request.n == 1 else _first(answer, begun))
-                answers += [_next(choice, opened, begun, life) for choice in range(first + 1, first + request.n)]
+                answers += [_next(choice, opened, begun, observed) for choice in range(first + 1, first + request.n)]
             async with aclosing(answers[0] if len(answers) == 1 else _together(answers)) as events:
                 async for event in events:
                     yield event
@@ -71,27 +73,27 @@ def _own_token() -> Iterator[None]:
         raise ServerUnavailable(error.message, error.hint) from error
 
 
-async def _answer(choice: int, stream: AsyncStream, life: Life) -> AsyncGenerator[AnswerEvent, None]:
+async def _answer(choice: int, stream: AsyncStream, observed: ObservedRequest) -> AsyncGenerator[AnswerEvent, None]:
     tokens = 0
     async for chunk in stream:
         for piece in pieces(choice, [chunk, *stream.waiting()]):
             tokens += len(piece.tokens)
-            life.generated(choice, len(piece.tokens))
+            observed.generated(choice, len(piece.tokens))
             yield piece
-    life.generated(choice, uncounted(stream.completion, tokens))
-    life.completed(choice, stream.completion)
-    await life.settle()
+    observed.generated(choice, uncounted(stream.completion, tokens))
+    observed.completed(choice, stream.completion)
+    await observed.settle()
     yield Finished(choice, stream.completion)
 
 
-def pieces(choice: int, chunks: Sequence[Chunk]) -> list[Piece]:
+def pieces(choice: int, chunks: Sequence[Chunk]) -> list[AnswerPiece]:
     """Chunks that arrived together, in as few pieces as keep their order: a gateway that is behind writes fewer events.
     Notes are left out: they are among the completion's warnings, too."""
-    found: list[Piece] = []
+    found: list[AnswerPiece] = []
     for chunk in chunks:
         if chunk.note:
             continue
-        piece = Piece(choice, chunk.text, chunk.tokens, chunk.reasoning, chunk.tool_calls)
+        piece = AnswerPiece(choice, chunk.text, chunk.tokens, chunk.reasoning, chunk.tool_calls)
         joined = found[-1].joined(piece) if found else None
         if joined is None:
             found.append(piece)
@@ -108,12 +110,12 @@ async def _first(events: AsyncGenerator[AnswerEvent, None], begun: asyncio.Event
 
 
 async def _next(
-    choice: int, opened: Callable[[int], Awaitable[AsyncStream]], begun: asyncio.Event, life: Life
+    choice: int, opened: Callable[[int], Awaitable[AsyncStream]], begun: asyncio.Event, observed: ObservedRequest
 ) -> AsyncGenerator[AnswerEvent, None]:
     """The events of a further answer to a prompt. It is asked for once the first one has begun, and goes on from the KV
     that was received for that one."""
     await begun.wait()
-    async for event in _answer(choice, await opened(choice), life):
+    async for event in _answer(choice, await opened(choice), observed):
         yield event
 
 

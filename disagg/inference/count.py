@@ -1,4 +1,4 @@
-"""How many tokens a prompt has: a question to one host of its model, which tokenises it and computes nothing."""
+"""How many tokens a prompt has: POST /count of one host of its model, which tokenises it and computes nothing."""
 
 from __future__ import annotations
 

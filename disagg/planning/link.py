@@ -32,7 +32,7 @@ class Link:
 
 
 @dataclass(frozen=True, slots=True)
-class Shipment:
+class PredictedTransfer:
     """A transfer during a prefill. busy_s: time that the link carries payload. hidden_s: the part of it before prefill
     ends. exposed_s: end of prefill -> the receiver's acknowledgement."""
 
@@ -42,7 +42,7 @@ class Shipment:
     exposed_s: float
 
 
-def ship(prefill: Prefill, shape: ModelShape, dtype: str, link: Link, wire: Wire = "as-is") -> Shipment:
+def ship(prefill: Prefill, shape: ModelShape, dtype: str, link: Link, wire: Wire = "as-is") -> PredictedTransfer:
     """Predict sending every layer's rows, in order, each as soon as it exists, and the states at the end."""
     row = shape.kv.row_bytes(dtype) * (INT8_BITS / (8 * DTYPE_BYTES[dtype]) if wire == "int8" else 1.0)
     rows = [(e.at, (e.end - e.start) * row) for e in prefill.emissions]
@@ -50,7 +50,7 @@ def ship(prefill: Prefill, shape: ModelShape, dtype: str, link: Link, wire: Wire
     return carry([*rows, *states], prefill.seconds, link)
 
 
-def carry(blocks: Iterable[tuple[float, float]], compute_s: float, link: Link) -> Shipment:
+def carry(blocks: Iterable[tuple[float, float]], compute_s: float, link: Link) -> PredictedTransfer:
     """The transfer of (ready at, bytes) blocks. Each is sent when it is ready and the one before it is sent."""
     free = hidden = busy = total = 0.0
     for ready, nbytes in blocks:
@@ -60,4 +60,4 @@ def carry(blocks: Iterable[tuple[float, float]], compute_s: float, link: Link) -
         busy += free - begin
         total += nbytes
     exposed = max(0.0, free - compute_s) + 2 * link.latency_s if total else 0.0
-    return Shipment(total, busy, hidden, exposed)
+    return PredictedTransfer(total, busy, hidden, exposed)

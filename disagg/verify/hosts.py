@@ -168,7 +168,7 @@ def _unused(report: PairReport, handoff: Sequence[Completion]) -> Iterator[str]:
         yield f"{report.decode} computed {report.decode_computed_tokens} tokens of a prompt itself"
 
 
-class Asker:
+class FleetClients:
     """Sends requests to the hosts of a fleet, as any client does. A context manager. report: is called with the way of
     each request."""
 

@@ -46,7 +46,7 @@ class _Call:
 
 
 @dataclass(slots=True)
-class Answer:
+class WholeAnswer:
     """One answer while its pieces arrive. host: its name, for errors. pieces: that had text, reasoning or a call.
     finish: as the host states it, empty until it does. warnings: what the caller should know about it."""
 

@@ -32,15 +32,15 @@ def samples() -> dict[str, set[str]]:
     request = GatewayRequest(model="m", prompts=({"prompt": "x"},))
     observers: Observers = watch.observers
     for fails in (False, True):
-        life = observers.accept(Head(request, "r", 0.0), "chat", "m", None)
-        life.moved(0, Stage("decode", "fallback", None, "d", 1, 0, "prefill failed"))
-        life.generated(0, 1)
-        life.generated(0, 1)
+        observed = observers.accept(Head(request, "r", 0.0), "chat", "m", None)
+        observed.entered(0, Stage("decode", "fallback", None, "d", 1, 0, "prefill failed"))
+        observed.generated(0, 1)
+        observed.generated(0, 1)
         if not fails:
             done = completion("one two")
             object.__setattr__(done.metrics, "method", "fallback")
-            life.completed(0, done)
-        life.ended(problem_of(ServerUnavailable("x")) if fails else None, cancelled=False)
+            observed.completed(0, done)
+        observed.ended(problem_of(ServerUnavailable("x")) if fails else None, cancelled=False)
     observers.accept(Head(request, "r", 0.0), "chat", "m", None).ended(None, cancelled=True)
     found: dict[str, set[str]] = {}
     for family in text_string_to_metric_families(watch.metrics().decode()):

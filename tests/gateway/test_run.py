@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from disagg.api.requests import ToolCall
-from disagg.gateway.dialects.events import Piece
+from disagg.gateway.dialects.events import AnswerPiece
 from disagg.gateway.run import pieces
 from disagg.inference.types import Chunk
 from tests.gateway.fake_client import tokens_of
@@ -39,6 +39,6 @@ def test_chunks_that_arrive_together_are_one_piece_unless_that_changes_their_ord
     assert [token for piece in found for token in piece.tokens] == [token for chunk in chunks for token in chunk.tokens]
 
 
-def written(piece: Piece) -> str:
+def written(piece: AnswerPiece) -> str:
     reasoning = f"<{piece.reasoning}>" if piece.reasoning else ""
     return reasoning + piece.text + "".join(f"{call.name}()" for call in piece.tool_calls)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 
-from disagg.whole.stream import Answer
+from disagg.whole.stream import WholeAnswer
 from tests.whole.fake_openai import ended, said
 
 
 def test_a_call_is_given_once_though_its_end_is_stated_twice() -> None:
     part = {"index": 0, "id": "c", "function": {"name": "add", "arguments": "{}"}}
     last, usage = ended("tool_calls")
-    answer = Answer("ollama")
+    answer = WholeAnswer("ollama")
     events = [answer.take(json.dumps(one).encode()) for one in (said("", tool_calls=[part]), last, last, usage)]
     assert [call.id for event in events if event for call in event.tool_calls] == ["c"]
     assert answer.done().finish_reason == "tool_calls"

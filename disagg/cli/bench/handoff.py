@@ -36,7 +36,7 @@ Shape = Annotated[
 ]
 Tokens = Annotated[int, typer.Option(min=1, max=1 << 20, metavar="N", help="Prompt tokens of one hand-off.")]
 Rounds = Annotated[
-    int, typer.Option(min=1, max=100, metavar="N", help="Of each way, taken in turn; one more warms up.")
+    int, typer.Option(min=1, max=100, metavar="N", help="Of each transport, alternating, after one that warms up.")
 ]
 
 

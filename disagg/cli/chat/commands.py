@@ -24,14 +24,14 @@ _COMMAND: Final = re.compile(r"/([A-Za-z]*)(?:\s+(.*))?", re.DOTALL)
 QUOTES: Final = '"""'
 
 
-class Command(NamedTuple):
+class ChatCommand(NamedTuple):
     """A command that was typed."""
 
     name: str
     argument: str
 
 
-def parse(text: str) -> Command | None:
+def parse(text: str) -> ChatCommand | None:
     """The command that this text is; None if it is a message, such as a path. Raises UsageError for a command that does
     not exist, and for an argument that is missing or not taken."""
     found = _COMMAND.fullmatch(text.strip())
@@ -43,7 +43,7 @@ def parse(text: str) -> Command | None:
     form = COMMANDS[name][0]
     if bool(argument) > bool(form) or (form.isalpha() and not argument):
         raise UsageError(f"/{name}{f' {form}' if form else ''}: {'it takes no argument' if argument else 'of which?'}")
-    return Command(name, argument)
+    return ChatCommand(name, argument)
 
 
 def message_of(text: str) -> str:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from disagg.api.base import InvalidValue
-from disagg.cli.chat.commands import Command, message_of, parse
+from disagg.cli.chat.commands import ChatCommand, message_of, parse
 from disagg.cli.chat.conversation import Conversation
 from disagg.cli.chat.private import replace_private
 from disagg.errors import ContextLengthExceeded, DisaggError, UsageError
@@ -102,7 +102,7 @@ class Session:
         if not task.cancelled():
             task.result()
 
-    def _perform(self, command: Command) -> bool:
+    def _perform(self, command: ChatCommand) -> bool:
         """Do what a command says; False to leave."""
         argument = command.argument
         match command.name:

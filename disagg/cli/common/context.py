@@ -18,7 +18,7 @@ from disagg.errors import DisaggError, UsageError
 
 if TYPE_CHECKING:
     from disagg.config import Fleet
-    from disagg.fleet.machine.fan_out import Limits
+    from disagg.fleet.machine.fan_out import FanOutLimits
 
 T = TypeVar("T")
 
@@ -26,7 +26,8 @@ T = TypeVar("T")
 @dataclass(frozen=True, slots=True)
 class Settings:
     """The options of every command, and of those that act on hosts. `config`: None without --config. selection: which
-    hosts, by the names of the arguments of Fleet.select; empty without such an option. parallel, host_s: see Limits."""
+    hosts, by the names of the arguments of Fleet.select; empty without such an option. parallel, host_s: see
+    FanOutLimits."""
 
     config: Path | None = None
     selection: Mapping[str, Any] = field(default_factory=dict)
@@ -39,11 +40,11 @@ class Settings:
         return find_hosts_file(self.config)
 
     @property
-    def limits(self) -> Limits:
+    def limits(self) -> FanOutLimits:
         """For work on many hosts."""
-        from disagg.fleet.machine.fan_out import Limits
+        from disagg.fleet.machine.fan_out import FanOutLimits
 
-        return Limits(self.parallel, self.host_s)
+        return FanOutLimits(self.parallel, self.host_s)
 
     def fleet(self) -> Fleet:
         """The fleet that this file describes."""

@@ -69,11 +69,11 @@ def exec_(
             if not as_json:
                 shown.line(one.name, line)
 
-        where = machine_for(one)
+        machine = machine_for(one)
         try:
-            return where.run(argv, timeout=timeout, on_line=show)
+            return machine.run(argv, timeout=timeout, on_line=show)
         finally:
-            where.close()
+            machine.close()
 
     _finish(each(hosts, run), as_json)
 
@@ -98,5 +98,5 @@ def _finish(outcomes: Sequence[HostOutcome[CommandResult]], as_json: bool) -> No
 
 def _json_row(one: HostOutcome[CommandResult]) -> dict[str, object]:
     result, error = one.value, one.error.to_json() if one.error is not None else None
-    said = {"code": result.code, "stdout": result.stdout, "stderr": result.stderr} if result is not None else {}
-    return {"host": one.host.name, "seconds": round(one.seconds, 3), **said, "error": error}
+    output = {"code": result.code, "stdout": result.stdout, "stderr": result.stderr} if result is not None else {}
+    return {"host": one.host.name, "seconds": round(one.seconds, 3), **output, "error": error}

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from disagg.config import Fleet, Host
     from disagg.fleet.deploy.deployment import DeployResult
     from disagg.fleet.lifecycle.state import State
-    from disagg.fleet.rollout.answers import Answer
+    from disagg.fleet.rollout.answers import RecordedAnswer
     from disagg.fleet.rollout.gate import Ask
     from disagg.fleet.rollout.report import RolloutReport
     from disagg.fleet.rollout.rollout import Rollout
@@ -96,8 +96,8 @@ def rollout(
 def asking(fleet: Fleet, state: State) -> Ask:
     """Ask one host alone, as any client does."""
 
-    def ask(host: Host) -> Answer:
-        from disagg.fleet.rollout.answers import ALTERNATIVES, PROMPT, TOKENS, Answer, Token
+    def ask(host: Host) -> RecordedAnswer:
+        from disagg.fleet.rollout.answers import ALTERNATIVES, PROMPT, TOKENS, RecordedAnswer, RecordedToken
         from disagg.inference.sync_client import Client
 
         alone = replace(fleet, hosts={host.name: host})
@@ -112,7 +112,9 @@ def asking(fleet: Fleet, state: State) -> Ask:
                 timeout=_ASK_S,
                 cache_salt=secrets.token_hex(8),  # it is computed, not held from an earlier rollout
             )
-        return Answer(host.name, tuple(Token(one.id, one.logprob, tuple(one.top)) for one in answer.tokens))
+        return RecordedAnswer(
+            host.name, tuple(RecordedToken(one.id, one.logprob, tuple(one.top)) for one in answer.tokens)
+        )
 
     return ask
 

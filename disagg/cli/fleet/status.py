@@ -45,7 +45,7 @@ def status(
         began = time.monotonic()
         statuses = poll(fleet, token, state, names, timeout / 2)
         left = timeout - (time.monotonic() - began)
-        return diagnose(fleet, statuses, token, max(left, timeout / 3))  # few at a time may have taken all of it
+        return diagnose(fleet, statuses, token, max(left, timeout / 3))  # with --parallel none may be left
 
     if watch:
         _watch(look, every, tuple(fleet.hosts))
@@ -60,7 +60,7 @@ def status(
     raise typer.Exit(exit_code(statuses))
 
 
-def _watch(look: Poll, every: float, whole: Sequence[str]) -> None:
+def _watch(look: Poll, every: float, all_hosts: Sequence[str]) -> None:
     """Show the fleet until interrupted: a live table, or one line per change if stdout is no terminal."""
     from rich.live import Live
 
@@ -68,10 +68,10 @@ def _watch(look: Poll, every: float, whole: Sequence[str]) -> None:
 
     console = stdout()
     if console.is_terminal:
-        with Live(watch_view(look(), whole, every), console=console, auto_refresh=False) as live:
+        with Live(watch_view(look(), all_hosts, every), console=console, auto_refresh=False) as live:
             while True:
                 time.sleep(every)
-                live.update(watch_view(look(), whole, every), refresh=True)
+                live.update(watch_view(look(), all_hosts, every), refresh=True)
     last: dict[str, str] = {}
     while True:
         for one in look():

@@ -46,12 +46,12 @@ def watch(
 
     fleet = settings(context).fleet()
     state, names = State.of(fleet), settings(context).names(fleet)
-    seen = FleetWatch(fleet.name, misses)
+    fleet_watch = FleetWatch(fleet.name, misses)
 
     def look() -> list[HostChange]:
         token = state.token() if state.has_token() else None
         statuses = {one.host: one for one in poll(fleet, token, state, names, timeout)}
-        changes = seen.see(list(statuses.values()), time.time())
+        changes = fleet_watch.update(list(statuses.values()), time.time())
         down = [statuses[change.host] for change in changes if change.change == "down"]
         reasons = {one.host: one for one in diagnose(fleet, down, token, timeout)} if down else {}
         return [explained(change, reasons.get(change.host)) for change in changes]

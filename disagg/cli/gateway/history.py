@@ -32,10 +32,10 @@ def history(
         str | None,
         typer.Option("-m", "--model", metavar="NAME", help="Only this model.", autocompletion=complete_model),
     ] = None,
-    state: Annotated[EntryStateName | None, typer.Option(help="Only requests that ended so.")] = None,
+    state: Annotated[EntryStateName | None, typer.Option(help="Only requests that ended in this state.")] = None,
     hours: Annotated[float | None, typer.Option(min=0, metavar="N", help="Only the last N hours.")] = None,
     limit: Annotated[
-        int, typer.Option("-n", "--limit", min=1, max=MAX_ENTRIES, metavar="N", help="At most so many.")
+        int, typer.Option("-n", "--limit", min=1, max=MAX_ENTRIES, metavar="N", help="At most this many.")
     ] = 20,
     as_json: AsJson = False,
 ) -> None:

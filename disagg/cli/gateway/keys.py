@@ -31,7 +31,7 @@ keys = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 Name = Annotated[str, typer.Argument(metavar="NAME", help="Who uses the key.", show_default=False)]
-PerMinute = Annotated[int | None, typer.Option(min=1, metavar="N", help="At most so many per minute.")]
+PerMinute = Annotated[int | None, typer.Option(min=1, metavar="N", help="At most this many per minute.")]
 
 
 @keys.command(cls=FanOutCommand)

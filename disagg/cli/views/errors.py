@@ -19,13 +19,13 @@ def error_view(error: DisaggError) -> RenderableType:
     return Group(*lines)
 
 
-def error_views(errors: Iterable[tuple[str, DisaggError]], whole: Collection[str]) -> Iterator[RenderableType]:
+def error_views(errors: Iterable[tuple[str, DisaggError]], all_hosts: Collection[str]) -> Iterator[RenderableType]:
     """An empty line and the error, for each error of a host; those of several hosts that are the same, once."""
     listed = list(errors)
     originals = dict(listed)
-    for shared in together(((host, error.message, error.hint) for host, error in listed), whole):
+    for shared in together(((host, error.message, error.hint) for host, error in listed), all_hosts):
         yield Text()
         if len(shared.hosts) == 1:
             yield error_view(originals[shared.hosts[0]])
         else:
-            yield error_view(DisaggError(f"{host_names(shared.hosts, whole)}: {shared.cause}", shared.hint))
+            yield error_view(DisaggError(f"{host_names(shared.hosts, all_hosts)}: {shared.cause}", shared.hint))

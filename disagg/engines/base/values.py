@@ -25,7 +25,7 @@ class Token:
 @dataclass(frozen=True, slots=True)
 class EngineInfo:
     """A loaded engine: backend, package versions, the model's profile, layout and fingerprint, and its preflight.
-    evidence: from its warm-up."""
+    evidence: its likeliest tokens after a fixed text, from its warm-up."""
 
     backend: str  # e.g. "transformers/cuda", "mlx/cpu"
     versions: dict[str, str]  # package -> version

@@ -15,7 +15,7 @@ THINK: Final = (("<think>", "</think>"), ("<longcat_think>", "</longcat_think>")
 @dataclass(frozen=True, slots=True)
 class ToolFormat:
     """start, end: the marks around a call; without an end the answer's end is the call's. parse: (text between the
-    marks, the tools as templates get them) -> {"name", "arguments"} or a list of such. It raises what it likes."""
+    marks, the tools as templates get them) -> {"name", "arguments"} or a list of such; it may raise any exception."""
 
     start: str
     end: str

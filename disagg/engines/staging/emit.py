@@ -7,7 +7,7 @@ and never quantised.
 
 Quantisation for the wire (see `kv.forms`) runs before the copy on CUDA (on the same stream) and MPS. On a CPU it runs
 in the block's `wait`, on the sender's thread: a prefill of 2048 tokens and 134 MB took 1.12 s, as without quantisation,
-and 1.21 s with quantisation on the computing thread. So does there what puts rows in order (`fill`).
+and 1.21 s with quantisation on the computing thread. So does `fill`, which puts rows in order.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ Wait = Callable[[], None]
 Fill = Callable[[], None]
 
 
-class Stage(Protocol):
-    """Moves rows and states to CPU memory."""
+class Stager(Protocol):
+    """Brings rows and states to CPU memory."""
 
     def __call__(
         self, keys: torch.Tensor, values: torch.Tensor, fill: Fill | None
@@ -62,7 +62,7 @@ class RowEmitter:
         self._kept = [layer.rows(total, start) for layer in layout.layers]
         self._reused = [layer.kind == "sliding" and not copied for layer in layout.layers]
         self._emit = emit
-        self._stage = _stage_for(device, wire)
+        self._stager = _stager_for(device, wire)
 
     def wanted(self, layer: int, rows: range) -> range:
         """Those of `rows` that are emitted, if they are given."""
@@ -79,7 +79,7 @@ class RowEmitter:
         keys, values = keys[0, :, rows.start - start :], values[0, :, rows.start - start :]
         if self._reused[layer]:  # copied on the computing stream: its next chunk may overtake a GPU's copy to the host
             keys, values = keys.clone(), values.clone()
-        key_planes, value_planes, wait = self._stage(keys, values, fill)
+        key_planes, value_planes, wait = self._stager(keys, values, fill)
         self._emit(KVBlock(layer, rows.start, rows.stop, plane_views(key_planes), plane_views(value_planes), wait))
 
     def state(self, layer: int, tensors: Iterable[torch.Tensor]) -> None:
@@ -88,7 +88,7 @@ class RowEmitter:
             return
         wanted = zip(tensors, self._layout.layers[layer].states, strict=True)
         copies = tuple(_copy(tensor[0], getattr(torch, state.dtype)) for tensor, state in wanted)
-        staged, wait = self._stage.copied(copies)
+        staged, wait = self._stager.copied(copies)
         self._emit(StateBlock(layer, [view for tensor in staged for view in head_views(tensor[None])], wait))
 
 
@@ -107,13 +107,13 @@ def head_views(rows: torch.Tensor) -> list[memoryview]:
     return [head.reshape(-1).data for head in array]
 
 
-def _stage_for(device: torch.device, wire: WireForm) -> Stage:
+def _stager_for(device: torch.device, wire: WireForm) -> Stager:
     if device.type == "cuda":
-        return _CudaStage(device, wire)
-    return _CpuStage(wire) if device.type == "cpu" else _BlockingStage(wire)
+        return _CudaStager(device, wire)
+    return _CpuStager(wire) if device.type == "cpu" else _BlockingStager(wire)
 
 
-class _CpuStage:
+class _CpuStager:
     """Rows are not copied; they are filled in and quantised in the block's `wait`."""
 
     def __init__(self, wire: WireForm) -> None:
@@ -143,7 +143,7 @@ class _CpuStage:
         return tensors, None
 
 
-class _BlockingStage:
+class _BlockingStager:
     """Rows are quantised and copied at once, on the computing thread (MPS)."""
 
     def __init__(self, wire: WireForm) -> None:
@@ -161,7 +161,7 @@ class _BlockingStage:
         return tuple(plane.cpu() for plane in filled_planes(rows, self._wire))
 
 
-class _CudaStage:
+class _CudaStager:
     """Device to pinned host memory on a second stream, as described in PyTorch's notes on CUDA semantics."""
 
     def __init__(self, device: torch.device, wire: WireForm) -> None:

@@ -79,7 +79,7 @@ class FullLayer(_Layer):
         return 0, self.keys[:, :, :tokens], self.values[:, :, :tokens]
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """(rows, index of the first) that `query_length` new tokens look at."""
+        """(rows, index of the first) that `query_length` new tokens attend to."""
         return self.seen + query_length, 0
 
     def get_max_length(self) -> int:
@@ -132,7 +132,7 @@ class SlidingLayer(_Layer):
         return tokens - self.end, self.keys[:, :, : self.end], self.values[:, :, : self.end]
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """(rows, index of the first) that `query_length` new tokens look at."""
+        """(rows, index of the first) that `query_length` new tokens attend to."""
         past = self._past()
         return past + query_length, self.seen - past
 

@@ -27,7 +27,7 @@ from disagg.engines.vllm import load
 from disagg.engines.vllm.nodes.setup import head
 from disagg.engines.vllm.reports import Reports
 from disagg.engines.vllm.rows import Sharding
-from disagg.engines.vllm.runs import AnswerRun, LogitsRun, PromptRun, Run, SentByItself
+from disagg.engines.vllm.runs import AnswerRun, LogitsRun, NothingToCompute, PromptRun, Run
 from disagg.engines.vllm.sampling import parameters
 from disagg.engines.vllm.scheduler import StepTimes
 from disagg.errors import DisaggError, ModelError
@@ -112,7 +112,7 @@ class VLLMEngine(SendingEngine):
     ) -> SendingRun:
         """See SendingEngine."""
         if header.start >= len(tokens):
-            return SentByItself(to, header, deadline)
+            return NothingToCompute(to, header, deadline)
         with self._reports.expecting() as awaited:
             order = self._reports.order(awaited, to, header, deadline=deadline, next_token=next_token)
             run = PromptRun(self, len(tokens), awaited, self._reports, deadline)

@@ -55,8 +55,9 @@ class Awaited:
 
 
 @dataclass(slots=True, eq=False)
-class _Line:
-    """One worker's connection: when it came, the bytes read so far, and what it announced."""
+class _WorkerConnection:
+    """since: when it was accepted. read: bytes of an incomplete line. awaited, parts: from its hello. reported: whether
+    its report has come."""
 
     since: float
     read: bytes = b""
@@ -68,8 +69,8 @@ class _Line:
 class Reports:
     """Listens for reports on one thread. `expect` and `drop` may be called on any.
 
-    If a worker's connection ends before its report, its prompt fails with PeerLost at once. hello_s: for a
-    worker's first line. pause_s: without listening, after a connection that could not be accepted.
+    If a worker's connection ends before its report, its prompt fails with PeerLost at once. hello_s: for a worker's
+    first line. pause_s: without listening, after a connection that could not be accepted.
     """
 
     def __init__(self, host: str = "127.0.0.1", *, hello_s: float = HELLO_S, pause_s: float = PAUSE_S) -> None:
@@ -158,17 +159,17 @@ class Reports:
                 elif key.data is not self._woken:
                     self._serve(key)
             self._sweep(time.monotonic())
-        for sock, _ in self._lines():
+        for sock, _ in self._workers():
             sock.close()
         self._selector.close()
         self._listener.close()
         self._woken.close()
 
-    def _lines(self) -> list[tuple[socket.socket, _Line]]:
+    def _workers(self) -> list[tuple[socket.socket, _WorkerConnection]]:
         return [
             (key.fileobj, key.data)
             for key in list(self._selector.get_map().values())
-            if isinstance(key.fileobj, socket.socket) and isinstance(key.data, _Line)
+            if isinstance(key.fileobj, socket.socket) and isinstance(key.data, _WorkerConnection)
         ]
 
     def _accept(self) -> None:
@@ -182,16 +183,16 @@ class Reports:
             self._listen_from = time.monotonic() + self._pause_s
             return
         sock.setblocking(False)
-        self._selector.register(sock, selectors.EVENT_READ, _Line(time.monotonic()))
+        self._selector.register(sock, selectors.EVENT_READ, _WorkerConnection(time.monotonic()))
 
     def _sweep(self, now: float) -> None:
         """Listen again after a pause, and end connections without a hello."""
         if self._listen_from is not None and now >= self._listen_from:
             self._listen_from = None
             self._selector.register(self._listener, selectors.EVENT_READ, None)
-        for sock, line in self._lines():
-            if line.awaited is None and now >= line.since + self._hello_s:
-                self._end(sock, line)
+        for sock, worker in self._workers():
+            if worker.awaited is None and now >= worker.since + self._hello_s:
+                self._end(sock, worker)
 
     def _serve(self, key: selectors.SelectorKey) -> None:
         """Read from one connection. A defect ends it, and not the thread."""
@@ -202,32 +203,32 @@ class Reports:
             logs.log.exception("kv_report_failed")
             self._end(key.fileobj, key.data)
 
-    def _read(self, sock: socket.socket, line: _Line) -> None:
+    def _read(self, sock: socket.socket, worker: _WorkerConnection) -> None:
         try:
             data = sock.recv(MAX_LINE_BYTES)
         except BlockingIOError:
             return
         except OSError:
             data = b""
-        line.read += data
+        worker.read += data
         try:
-            while b"\n" in line.read:
-                first, _, line.read = line.read.partition(b"\n")
-                self._take(sock, line, first)
+            while b"\n" in worker.read:
+                first, _, worker.read = worker.read.partition(b"\n")
+                self._take(sock, worker, first)
         except InvalidValue:
             data = b""
-        if not data or len(line.read) > MAX_LINE_BYTES:
-            self._end(sock, line)
+        if not data or len(worker.read) > MAX_LINE_BYTES:
+            self._end(sock, worker)
 
-    def _take(self, sock: socket.socket, line: _Line, text: bytes) -> None:
+    def _take(self, sock: socket.socket, worker: _WorkerConnection, text: bytes) -> None:
         """One line: a hello, then a report. InvalidValue if it is neither, or of no prompt that is awaited."""
-        if line.awaited is not None:
+        if worker.awaited is not None:
             report = KVReport.from_bytes(text)
             if report.progress is not None:
-                line.awaited.on_step(report.progress)
+                worker.awaited.on_step(report.progress)
                 return
-            line.awaited.add(report, line.parts)
-            line.reported = True
+            worker.awaited.add(report, worker.parts)
+            worker.reported = True
             return
         hello = ReportHello.from_bytes(text)
         with self._lock:
@@ -235,13 +236,13 @@ class Reports:
             if awaited is None:
                 raise InvalidValue("no such order")
             awaited.connections.append(sock)
-        line.awaited, line.parts = awaited, hello.parts
+        worker.awaited, worker.parts = awaited, hello.parts
 
-    def _end(self, sock: socket.socket, line: _Line) -> None:
+    def _end(self, sock: socket.socket, worker: _WorkerConnection) -> None:
         self._selector.unregister(sock)
-        if line.awaited is not None:
+        if worker.awaited is not None:
             with self._lock:
-                line.awaited.connections.remove(sock)
-            if not line.reported:
-                line.awaited.fail(PeerLost("a worker of vLLM ended while it sent KV", "see the server's log"))
+                worker.awaited.connections.remove(sock)
+            if not worker.reported:
+                worker.awaited.fail(PeerLost("a worker of vLLM ended while it sent KV", "see the server's log"))
         sock.close()

@@ -163,8 +163,8 @@ def combined(reports: Sequence[KVReport]) -> SentKV:
     )
 
 
-class SentByItself:
-    """A SendingRun without anything to compute: the decode host has all KV but that of the last token."""
+class NothingToCompute:
+    """A SendingRun for a prompt whose KV the decode host has already, but for the last token: the transfer is empty."""
 
     def __init__(self, to: tuple[str, int], header: Header, deadline: float) -> None:
         self._transfer = Transfer(*to, header, deadline=deadline)

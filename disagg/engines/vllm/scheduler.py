@@ -29,7 +29,7 @@ class Begun:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class PromptPiece:
     """What one step adds to one prompt. last: no more rows follow. share: of the step, the prompt's."""
 
     id: str
@@ -44,7 +44,7 @@ class Piece:
 class StepOrders:
     """What this side passes to the workers with one step."""
 
-    pieces: list[Piece] = field(default_factory=list)
+    pieces: list[PromptPiece] = field(default_factory=list)
     dropped: list[str] = field(default_factory=list)
 
 
@@ -113,10 +113,10 @@ class SchedulerSide:
                     orders.dropped += self._give_up(id, prompt, error)
         return orders
 
-    def _piece(self, id: str, prompt: _Prompt, share: StepShare, output: Any) -> Piece:
+    def _piece(self, id: str, prompt: _Prompt, share: StepShare, output: Any) -> PromptPiece:
         rows = prompt.rows.step(share.before, share.after - share.before)
         tables = output.kv_connector_block_state.get_block_ids(id)
-        return Piece(id, rows, tables, prompt.rows.complete, share, prompt.begin())
+        return PromptPiece(id, rows, tables, prompt.rows.complete, share, prompt.begin())
 
     def _give_up(self, id: str, prompt: _Prompt, error: Exception) -> list[str]:
         """Answer this prompt with an error; vLLM computes it all the same. The ids that its workers are to drop."""

@@ -14,7 +14,7 @@ from disagg.engines.model import checkpoint
 from disagg.engines.staging.emit import RowEmitter
 from disagg.engines.vllm import pages as page_forms
 from disagg.engines.vllm.rows import Sharding
-from disagg.engines.vllm.scheduler import Begun, Piece, StepOrders
+from disagg.engines.vllm.scheduler import Begun, PromptPiece, StepOrders
 from disagg.engines.vllm.served.describe import RankInfo, rank_info
 from disagg.engines.vllm.shipment import Shipment, report_failure
 from disagg.errors import DisaggError, HandoffError, ModelError
@@ -56,7 +56,7 @@ class WorkerSide:
         self._pages: dict[str, torch.Tensor] = {}
         self._places = page_forms.Places()
         self._sending: dict[str, _Sending] = {}
-        self._pieces: list[Piece] = []
+        self._pieces: list[PromptPiece] = []
         self.on_layer: Callable[[], None] = lambda: None
 
     def register(self, caches: dict[str, torch.Tensor]) -> None:
@@ -145,7 +145,7 @@ class WorkerSide:
             return None
         return _Sending(shipment, emitter)
 
-    def _send(self, sending: _Sending, piece: Piece, name: str) -> None:
+    def _send(self, sending: _Sending, piece: PromptPiece, name: str) -> None:
         index = layer_index(name)
         rows = sending.send.wanted(index, piece.rows)
         if not rows:

@@ -69,7 +69,7 @@ def service_moves(facts: HostFacts) -> tuple[Move, ...]:
     """The move of `running` that a host needs, whatever else changes there. Not to files that have changed, which may
     lack what starts them."""
     wanted = service_release(facts)
-    return (("running", wanted),) if wanted in facts.whole_releases - {facts.running} else ()
+    return (("running", wanted),) if wanted in facts.intact_releases - {facts.running} else ()
 
 
 def switch_moves(facts: HostFacts, release: str) -> tuple[Move, ...]:
@@ -79,7 +79,7 @@ def switch_moves(facts: HostFacts, release: str) -> tuple[Move, ...]:
         moves.append(("running", release))
     if facts.current != release:
         last = facts.ran if facts.ran in facts.own_releases - {release} else facts.current
-        if last in facts.whole_releases:
+        if last in facts.intact_releases:
             moves.append(("previous", last))
         moves.append(("current", release))
     return tuple(moves)

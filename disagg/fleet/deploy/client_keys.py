@@ -46,8 +46,8 @@ def deliver_keys(
     connect: Callable[[Host], Machine] = machine_for,
     wait_s: float = WAIT_S,
 ) -> list[HostOutcome[bool]]:
-    """Replace each host's file of keys; a running gateway reads it again. merged: the new content of (host, content),
-    of several threads. Nobody else changes the file meanwhile: another command is waited for, at most `wait_s`.
+    """Replace each host's file of keys; a running gateway reads it again. merged: (host, content) -> the new content;
+    called on several threads. Nobody else changes the file meanwhile: another command is waited for, up to `wait_s`.
 
     False: nothing is deployed there, and `disagg deploy` will bring the keys.
     """

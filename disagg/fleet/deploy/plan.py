@@ -83,7 +83,7 @@ def _notes(desired: TargetState, facts: HostFacts) -> Iterator[str]:
 def _steps(desired: TargetState, facts: HostFacts) -> Iterator[Step]:
     steps = [*_service_link(facts), *_preparation(desired, facts), *_content(desired, facts)]
     switched = [*_service_steps(desired, facts)]
-    if facts.current != desired.hash or desired.hash not in facts.whole_releases:
+    if facts.current != desired.hash or desired.hash not in facts.intact_releases:
         switched.insert(0, _check(desired, facts))
     if facts.current != desired.hash:
         switched.append(switch(facts, desired.hash, "switch to the new release"))
@@ -192,7 +192,7 @@ def _content(desired: TargetState, facts: HostFacts) -> Iterator[Step]:
     if desired.keys and not facts.keys_digest:  # from then on they change there: `disagg keys`
         keys = WriteFile(paths.keys, desired.keys, 0o600)
         yield Step("keys", "write the keys of the gateway's clients", paths.keys, "keys_digest", keys)
-    if desired.hash not in facts.whole_releases:
+    if desired.hash not in facts.intact_releases:
         target = paths.release(desired.hash)
         put = PutTree(target, desired.files)
         yield Step("release", f"send release {desired.hash}", target, "releases", put)
@@ -288,7 +288,7 @@ def _surplus(desired: TargetState, facts: HostFacts) -> Iterator[str]:
 def _earlier(desired: TargetState, facts: HostFacts, kept: set[str]) -> Sequence[str]:
     """See EARLIER_RELEASES. kept: what stays anyway."""
     environments = {desired.environment.hash, *(facts.environment_of(hash) for hash in kept)}
-    possible = [hash for hash in facts.whole_releases - kept if facts.environment_of(hash) in environments]
+    possible = [hash for hash in facts.intact_releases - kept if facts.environment_of(hash) in environments]
     possible.sort(key=lambda hash: (facts.sent.get(hash, 0), hash), reverse=True)
     return possible[: max(0, EARLIER_RELEASES - len(kept - {desired.hash}))]
 

@@ -46,7 +46,7 @@ class Systemd:
 
 
 @dataclass(frozen=True, slots=True)
-class Serving:
+class ServingProcess:
     """The server process that was started last."""
 
     pid: int
@@ -101,7 +101,7 @@ class HostFacts:
     uploads: dict[str, int] = field(default_factory=dict)  # parts of large files, from uploads that broke off -> size
     version: str = ""  # of disagg in the current release
     errno_65: int = 0  # lines with that error at the end of the server's log
-    serving: Serving | None = None
+    serving: ServingProcess | None = None
     listening: tuple[int, ...] = ()
 
     @property
@@ -119,7 +119,7 @@ class HostFacts:
         return frozenset(release.hash for release in self.releases if release.host == self.host)
 
     @property
-    def whole_releases(self) -> frozenset[str]:
+    def intact_releases(self) -> frozenset[str]:
         """Of these, those with intact files."""
         return self.own_releases - self.damaged
 
@@ -199,9 +199,9 @@ def _systemd(fields: Sequence[str]) -> Systemd:
     return Systemd(number(version) or 0, usable == "1", linger == "1")
 
 
-def _serving(fields: Sequence[str]) -> Serving:
+def _serving(fields: Sequence[str]) -> ServingProcess:
     pid, release, alive = fields
-    return Serving(number(pid) or 0, release, alive == "1")
+    return ServingProcess(number(pid) or 0, release, alive == "1")
 
 
 def _numbers(texts: Iterable[str]) -> list[int]:

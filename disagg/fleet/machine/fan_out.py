@@ -35,7 +35,7 @@ PARALLEL: Final = 32
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class FanOutLimits:
     """parallel: on how many hosts an action runs at the same time; None: PARALLEL, or all if the action has a timeout.
     host_s: the seconds that it may take on a host; None: only the action's own limits."""
 
@@ -47,11 +47,11 @@ class Limits:
         return min(hosts, self.parallel or (PARALLEL if timeout is None else hosts))
 
 
-_limits: ContextVar[Limits] = ContextVar("limits", default=Limits())  # noqa: B039  # frozen
+_limits: ContextVar[FanOutLimits] = ContextVar("limits", default=FanOutLimits())  # noqa: B039  # frozen
 
 
 @contextmanager
-def limited(limits: Limits) -> Iterator[None]:
+def limited(limits: FanOutLimits) -> Iterator[None]:
     """Within, every `each` of this thread, and of actions that it runs, has these limits."""
     token = _limits.set(limits)
     try:

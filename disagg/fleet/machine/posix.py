@@ -13,7 +13,7 @@ from disagg.fleet.machine import shell
 from disagg.fleet.machine.base import MAX_OUTPUT, CommandResult
 from disagg.fleet.machine.output import OutputStream, last_lines
 from disagg.fleet.machine.tree import packed
-from disagg.fleet.machine.upload import LargeFile, Moved, OnMoved, Payload, held, split
+from disagg.fleet.machine.upload import LargeFile, MovedBytes, OnMoved, Payload, held, split
 
 _SMALL_S = 30.0
 """For reading and writing one file."""
@@ -86,7 +86,7 @@ class ShellMachine(ABC):
         """See Machine."""
         small, large = split(files) if parts else (dict(files), [])
         with packed(small) as archive:
-            moved = Moved(archive.size + sum(file.size for file in large), on_moved)
+            moved = MovedBytes(archive.size + sum(file.size for file in large), on_moved)
             sent = self._send_parts(parts, large, moved) if large else 0
             words = [word for file in large for word in (file.part, file.digest(), file.mode, file.name)]
             argv = (target, parts, *words) if large else (target,)
@@ -96,7 +96,7 @@ class ShellMachine(ABC):
             self._require(self._run(("put_tree", target), invocation), f"cannot put {len(files)} files into {target}")
             return archive.size + sent
 
-    def _send_parts(self, parts: str, large: Sequence[LargeFile], moved: Moved) -> int:
+    def _send_parts(self, parts: str, large: Sequence[LargeFile], moved: MovedBytes) -> int:
         """Send what the machine does not have of these files; returns the bytes sent."""
         found = self.run([parts, *(file.part for file in large)], script=shell.PARTS, timeout=_SMALL_S)
         self._require(found, f"cannot use {parts}")

@@ -44,8 +44,9 @@ class Payload:
         return piece
 
 
-class Moved:
-    """Adds up the pieces of one upload."""
+class MovedBytes:
+    """Counts the bytes of one upload that are on the machine: sent, or there before. report: gets that count, the
+    total, and how many of them were sent."""
 
     def __init__(self, total: int, report: OnMoved) -> None:
         self._total, self._report = total, report

@@ -22,7 +22,7 @@ TIE_NATS: Final = {"float32": 0.001, "float16": 0.1, "bfloat16": 0.25}
 QUANTIZED_TIE_NATS: Final = 0.5
 
 
-class Token(NamedTuple):
+class RecordedToken(NamedTuple):
     """A token, its log-probability, and the likeliest alternatives at its place, each with its own."""
 
     id: int
@@ -30,11 +30,11 @@ class Token(NamedTuple):
     top: tuple[tuple[int, float], ...] = ()
 
 
-class Answer(msgspec.Struct, frozen=True):
+class RecordedAnswer(msgspec.Struct, frozen=True):
     """The tokens that a host answered the fixed prompt with."""
 
     host: str
-    tokens: tuple[Token, ...]
+    tokens: tuple[RecordedToken, ...]
 
 
 def kind(host: Host) -> str:
@@ -48,7 +48,7 @@ def tolerance(host: Host) -> float:
     return QUANTIZED_TIE_NATS if host.engine.quantization else TIE_NATS.get(host.engine.dtype, QUANTIZED_TIE_NATS)
 
 
-def unusable(answer: Answer) -> str:
+def unusable(answer: RecordedAnswer) -> str:
     """What is wrong with an answer that nothing is compared with, "" if nothing is."""
     if len(answer.tokens) != TOKENS:
         return f"{answer.host} answered {len(answer.tokens)} tokens instead of {TOKENS}"
@@ -56,7 +56,7 @@ def unusable(answer: Answer) -> str:
     return f"{answer.host}: the log-probability of token {wrong[0]} is not a number" if wrong else ""
 
 
-def difference(recorded: Answer, answer: Answer, tie_nats: float) -> str:
+def difference(recorded: RecordedAnswer, answer: RecordedAnswer, tie_nats: float) -> str:
     """How the answer differs from the recorded one, "" if it is the same or both had nearly the same choice."""
     if reason := unusable(answer):
         return reason

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from disagg.config import Host
 from disagg.errors import DisaggError, FleetError
-from disagg.fleet.rollout.answers import Answer, difference, kind, tolerance, unusable
+from disagg.fleet.rollout.answers import RecordedAnswer, difference, kind, tolerance, unusable
 
-Ask = Callable[[Host], Answer]
+Ask = Callable[[Host], RecordedAnswer]
 """A host's answer to the fixed prompt, computed by that host alone. Raises DisaggError."""
 
 
@@ -19,7 +19,7 @@ class Gate:
     its own: it passes if it is healthy."""
 
     ask: Ask
-    recorded: dict[str, Answer]
+    recorded: dict[str, RecordedAnswer]
 
     def needs(self, host: Host) -> bool:
         """Whether no answer of the host's kind is recorded."""

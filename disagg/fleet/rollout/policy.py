@@ -45,27 +45,27 @@ class RolloutSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
-    """Steps to carry out at the same time, each an action on a host. Without steps the rollout ends: it is blocked by
-    what `blocked` names, or nothing is left to do."""
+class RolloutTurn:
+    """Steps to carry out at the same time: (host, action). Without steps the rollout ends: it is blocked by what
+    `blocked` names, or nothing is left to do."""
 
     steps: tuple[tuple[str, Action], ...] = ()
     blocked: str = ""
 
 
-def next_turn(hosts: Sequence[HostState], settings: RolloutSettings, undo: bool = False) -> Turn:
+def next_turn(hosts: Sequence[HostState], settings: RolloutSettings, undo: bool = False) -> RolloutTurn:
     """What to do next. undo: go back although no host has failed, because the new release could not be deployed."""
     if undo or any(host.phase in UNDOING for host in hosts):
         return _undo(hosts, settings)
     if untested := [host for host in hosts if host.phase == "new"]:
-        return Turn(_steps(untested, "test"))
+        return RolloutTurn(_steps(untested, "test"))
     return _down("restart", [host for host in hosts if host.phase == "before"], hosts, settings)
 
 
-def _undo(hosts: Sequence[HostState], settings: RolloutSettings) -> Turn:
+def _undo(hosts: Sequence[HostState], settings: RolloutSettings) -> RolloutTurn:
     pending = [host for host in hosts if host.phase == "before" and host.pending]
     if pending:  # nothing is restarted, so all at once
-        return Turn(_steps(pending, "forget"))
+        return RolloutTurn(_steps(pending, "forget"))
     changed = [host for host in hosts if host.phase in ("failed", "new", "passed")]
     failed = [host for host in changed if host.phase == "failed"]
     return _down("return", failed or changed, hosts, settings)
@@ -75,15 +75,17 @@ def _steps(hosts: Iterable[HostState], action: Action) -> tuple[tuple[str, Actio
     return tuple((host.name, action) for host in hosts)
 
 
-def _down(action: Action, waiting: Sequence[HostState], hosts: Sequence[HostState], settings: RolloutSettings) -> Turn:
+def _down(
+    action: Action, waiting: Sequence[HostState], hosts: Sequence[HostState], settings: RolloutSettings
+) -> RolloutTurn:
     """The action, which takes hosts down, on as many of these as may be down together."""
     chosen: list[HostState] = []
     for host in sorted(waiting, key=lambda host: host.up):
         if len(chosen) < settings.max_unavailable and not _obstacle(host, chosen, hosts, settings):
             chosen.append(host)
     if chosen or not waiting:
-        return Turn(_steps(chosen, action))
-    return Turn(blocked=_obstacle(waiting[0], (), hosts, settings))
+        return RolloutTurn(_steps(chosen, action))
+    return RolloutTurn(blocked=_obstacle(waiting[0], (), hosts, settings))
 
 
 def _obstacle(

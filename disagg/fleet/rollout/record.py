@@ -14,21 +14,22 @@ from typing import Literal, TypeVar
 import msgspec
 
 from disagg.errors import FleetError
-from disagg.fleet.rollout.answers import Answer
+from disagg.fleet.rollout.answers import RecordedAnswer
 from disagg.fleet.rollout.policy import Phase
 
 T = TypeVar("T")
-Verdict = Literal["passed", "failed", "back", "stuck"]
-"""The phases that only the rollout itself can find out."""
+RecordedPhase = Literal["passed", "failed", "back", "stuck"]
+"""The phases that do not follow from what runs on a host: they are known from a test of its answer only."""
 
 
 class RolloutRecord(msgspec.Struct):
-    """An unfinished rollout. target, before: releases by host. answers: before the rollout, by kind of host."""
+    """An unfinished rollout. target, before: releases by host. answers: before the rollout, by kind of host. verdicts:
+    phases by host."""
 
     target: dict[str, str]
     before: dict[str, str]
-    answers: dict[str, Answer] = {}
-    verdicts: dict[str, Verdict] = {}
+    answers: dict[str, RecordedAnswer] = {}
+    verdicts: dict[str, RecordedPhase] = {}
 
     def continued_by(self, target: dict[str, str]) -> bool:
         """Whether a rollout to these releases goes on with this one."""
@@ -43,7 +44,7 @@ class RolloutRecord(msgspec.Struct):
         return RolloutRecord(rest(self.target), rest(self.before), dict(self.answers), rest(self.verdicts))
 
 
-def phase(target: str, before: str, runs: str, verdict: Verdict | None) -> Phase:
+def phase(target: str, before: str, runs: str, verdict: RecordedPhase | None) -> Phase:
     """A host's phase. runs: the release that its server runs now, "" if none does."""
     if verdict in ("failed", "stuck"):
         return verdict if runs != before or not before else "back"

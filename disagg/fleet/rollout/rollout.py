@@ -28,13 +28,18 @@ from disagg.fleet.machine.fan_out import each
 from disagg.fleet.rollout import policy
 from disagg.fleet.rollout.gate import Ask, Gate
 from disagg.fleet.rollout.policy import Action, HostState, Phase, RolloutSettings
-from disagg.fleet.rollout.record import RecordFile, RolloutRecord, Verdict, phase
+from disagg.fleet.rollout.record import RecordedPhase, RecordFile, RolloutRecord, phase
 from disagg.fleet.rollout.report import HostReport, RolloutReport, ending, outcome
 
 WHY: Final = "rollout"
 SETTLE_S: Final = 30.0
 """How long a host that is down may keep the others waiting before the rollout stops."""
-_VERDICTS: Final[Mapping[Phase, Verdict]] = {"passed": "passed", "failed": "failed", "back": "back", "stuck": "stuck"}
+_RECORDED: Final[Mapping[Phase, RecordedPhase]] = {
+    "passed": "passed",
+    "failed": "failed",
+    "back": "back",
+    "stuck": "stuck",
+}
 
 
 @dataclass(slots=True)
@@ -307,8 +312,8 @@ class Rollout:
     def _keep(self) -> None:
         """Write to the record what an interruption must not lose."""
         for name, reached in self._phases.items():
-            if reached in _VERDICTS:
-                self._record.verdicts[name] = _VERDICTS[reached]
+            if reached in _RECORDED:
+                self._record.verdicts[name] = _RECORDED[reached]
             else:
                 self._record.verdicts.pop(name, None)
         self._file.write(self._record)

@@ -34,7 +34,7 @@ class Bucket:
         self._updated = now
 
 
-class Limits:
+class KeyLimits:
     """The buckets of all keys that have limits."""
 
     def __init__(self) -> None:

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Protocol, TypeVar
 
 from disagg.api.base import Contract, InvalidValue
 from disagg.errors import RequestError
-from disagg.gateway.dialects.events import Finished, Piece
+from disagg.gateway.dialects.events import AnswerPiece, Finished
 from disagg.gateway.dialects.problems import Problem
 from disagg.gateway.dialects.request import GatewayRequest
 from disagg.inference.types import Completion
@@ -32,7 +32,7 @@ class Head:
 class Writer(Protocol):
     """Writes one answer. `piece`, `finished` and `end` are the parts of a stream; `whole` is everything at once."""
 
-    def piece(self, piece: Piece) -> bytes: ...
+    def piece(self, piece: AnswerPiece) -> bytes: ...
 
     def finished(self, finished: Finished) -> bytes: ...
 
@@ -66,13 +66,13 @@ class Dialect(Protocol):
 Body = TypeVar("Body", bound=Contract)
 
 
-def read_fields(kind: type[Body], body: Mapping[str, Any], harmless: Mapping[str, tuple[Any, ...]]) -> Body:
+def read_fields(kind: type[Body], body: Mapping[str, Any], unsupported: Mapping[str, tuple[Any, ...]]) -> Body:
     """The fields of a body that its dialect honours; all others are ignored, except those that would change the answer.
 
-    harmless: those, with the values besides null that change nothing. Raises RequestError for one with another value,
-    and for a field of the wrong type.
+    unsupported: those, each with the values besides null that change nothing. Raises RequestError for one with another
+    value, and for a field of the wrong type.
     """
-    for name, values in harmless.items():
+    for name, values in unsupported.items():
         if (value := body.get(name)) is not None and value not in values:
             raise RequestError(f"{name}: not supported by this gateway", f"leave out {name}")
     try:

@@ -12,7 +12,7 @@ from disagg.inference.types import Completion
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class AnswerPiece:
     """More of answer number `choice`: the tokens of a decode step or several. They have completed reasoning, then text,
     then tool calls."""
 
@@ -22,11 +22,11 @@ class Piece:
     reasoning: str = ""
     tool_calls: tuple[ToolCall, ...] = ()
 
-    def joined(self, later: Piece) -> Piece | None:
+    def joined(self, later: AnswerPiece) -> AnswerPiece | None:
         """Both in one; None if that would change the order of what they hold, or which tokens belong to the text."""
         if self.tool_calls or (self.reasoning and later.text) or (self.text and later.reasoning):
             return None
-        return Piece(
+        return AnswerPiece(
             self.choice,
             self.text + later.text,
             self.tokens + later.tokens,
@@ -43,7 +43,7 @@ class Finished:
     completion: Completion
 
 
-AnswerEvent = Piece | Finished
+AnswerEvent = AnswerPiece | Finished
 
 
 def uncounted(completion: Completion, tokens: int) -> int:

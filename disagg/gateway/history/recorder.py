@@ -15,7 +15,7 @@ from typing import Final
 from disagg.api.gateway.history import HistoryEntry
 from disagg.gateway.history.entry import of_completion, of_end
 from disagg.gateway.history.store import HistoryBounds, Store
-from disagg.gateway.observe.events import Completed, Ended, LifeEvent
+from disagg.gateway.observe.events import Completed, Ended, RequestEvent
 
 QUEUED: Final = 4096  # entries that wait for the disk; more are dropped and counted
 TOGETHER: Final = 256  # entries of one transaction
@@ -49,14 +49,14 @@ class Recorder:
         self._thread = threading.Thread(target=self._write, name="history", daemon=True)
         self._thread.start()
 
-    def notice(self, event: LifeEvent) -> None:
+    def notify(self, event: RequestEvent) -> None:
         if isinstance(event, Completed):
             self._put(of_completion(event))
         elif isinstance(event, Ended) and (entry := of_end(event)) is not None:
             self._put(entry)
 
     async def settle(self) -> None:
-        """Return when everything that was noticed is in the file, or nothing is recorded any more."""
+        """Return when all events so far are in the file, or nothing is recorded any more."""
         if self.stopped is not None:
             return
         loop, written = asyncio.get_running_loop(), asyncio.Event()

@@ -21,8 +21,8 @@ from disagg.api.gateway.live import (
     Totals,
 )
 from disagg.gateway.history.entry import of_completion, of_end, without_texts
-from disagg.gateway.live.rates import Rate, Recent
-from disagg.gateway.observe.events import Accepted, Completed, Ended, Generated, LifeEvent, Moved
+from disagg.gateway.live.rates import Rate, RecentMedian
+from disagg.gateway.observe.events import Accepted, Completed, Ended, Generated, RequestEvent, StageEntered
 from disagg.inference.types import Stage
 from disagg.version import VERSION
 
@@ -85,7 +85,7 @@ class _Model:
     completion_tokens: int = 0
     prompts: Rate = field(default_factory=Rate)
     answers: Rate = field(default_factory=Rate)
-    ttft: Recent = field(default_factory=Recent)
+    ttft: RecentMedian = field(default_factory=RecentMedian)
     last: HistoryEntry | None = None
 
     def count(self, entry: HistoryEntry, now: float) -> None:
@@ -116,13 +116,13 @@ class Board:
         """Set the paths of the APIs that are served."""
         self._apis = tuple(paths)
 
-    def notice(self, event: LifeEvent) -> None:
+    def notify(self, event: RequestEvent) -> None:
         if isinstance(event, Generated):
             self._generated(event)
         elif isinstance(event, Accepted):
             self._running[event.number] = _Running(event)
-        elif isinstance(event, Moved):
-            self._moved(event)
+        elif isinstance(event, StageEntered):
+            self._entered(event)
         elif isinstance(event, Completed):
             self._completed(event)
         elif isinstance(event, Ended):
@@ -183,7 +183,7 @@ class Board:
             stage = running.stages.get(event.choice) if running else None
             model.prompts.add(stage.prompt_tokens if stage else 0, event.at)
 
-    def _moved(self, event: Moved) -> None:
+    def _entered(self, event: StageEntered) -> None:
         if (running := self._running.get(event.request.number)) is not None:
             running.stages[event.choice] = event.stage
             running.move(time.monotonic())

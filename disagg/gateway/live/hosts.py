@@ -1,4 +1,6 @@
-"""The client's view of its hosts as the live view shows it, with a reason and a hint for each without requests. Pure."""
+"""The hosts in the live view: the state of each in the client's view, with a reason and a hint if it gets no requests.
+
+Pure."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ MAX_VALUES: Final = 1000
 
 
 class Rate:
-    """So many per second, over the last WINDOW_S whole seconds."""
+    """A count per second, over the last WINDOW_S complete seconds."""
 
     def __init__(self) -> None:
         self._counts: deque[tuple[int, int]] = deque()  # second, count; at most WINDOW_S + 1 of them
@@ -24,18 +24,18 @@ class Rate:
         self._forget(second)
 
     def per_s(self, now: float) -> float:
-        """The second that runs is not counted, unless nothing else is there."""
+        """The rate. The present second does not count: it is not complete."""
         self._forget(second := int(now))
-        whole = sum(count for at, count in self._counts if at != second)
+        complete = sum(count for at, count in self._counts if at != second)
         first = min((at for at, _ in self._counts), default=second)
-        return whole / max(1, second - first)
+        return complete / max(1, second - first)
 
     def _forget(self, second: int) -> None:
         while self._counts and self._counts[0][0] < second - WINDOW_S:
             self._counts.popleft()
 
 
-class Recent:
+class RecentMedian:
     """The median of the values of the last WINDOW_S seconds."""
 
     def __init__(self) -> None:

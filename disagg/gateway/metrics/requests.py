@@ -12,7 +12,7 @@ from disagg.api.events import FinishReason
 from disagg.gateway.dialects.problems import FAILURES, Problem
 from disagg.gateway.metrics.buckets import REQUEST_S, TOKENS, TPOT_S, TTFT_S
 from disagg.gateway.metrics.tokens import TokenMetrics
-from disagg.gateway.observe.events import Completed, Ended, Generated, LifeEvent, Refused
+from disagg.gateway.observe.events import Completed, Ended, Generated, Refused, RequestEvent
 from disagg.inference.metrics import Method, Metrics, TTFTParts
 
 KV_LOST: Final = "KV did not arrive"
@@ -56,7 +56,7 @@ class RequestMetrics:
         for model in models:
             self._begin(model)
 
-    def notice(self, event: LifeEvent) -> None:
+    def notify(self, event: RequestEvent) -> None:
         if isinstance(event, Generated):
             self._tokens.arrived(event)
         elif isinstance(event, Completed):

@@ -1,4 +1,5 @@
-"""The moments of a request's life. Every event names its request; none holds a text but `Completed`."""
+"""The events of a request, from its beginning to its end. Every event names its request; `Completed` alone has a text,
+and `Accepted` if prompts are kept."""
 
 from __future__ import annotations
 
@@ -31,8 +32,8 @@ class Accepted:
 
 
 @dataclass(frozen=True, slots=True)
-class Moved:
-    """Answer number `choice` has come to another stage."""
+class StageEntered:
+    """Answer number `choice` has entered another stage."""
 
     request: Accepted
     choice: int
@@ -93,4 +94,4 @@ class Refused:
     problem: Problem
 
 
-LifeEvent = Accepted | Moved | Generated | Completed | Ended | Refused
+RequestEvent = Accepted | StageEntered | Generated | Completed | Ended | Refused

@@ -12,7 +12,16 @@ from typing import Final, Protocol
 from disagg.gateway.dialects.base import Head
 from disagg.gateway.dialects.problems import Problem
 from disagg.gateway.dialects.request import Prompt
-from disagg.gateway.observe.events import Accepted, Completed, Ended, Generated, LifeEvent, Moved, Refused, State
+from disagg.gateway.observe.events import (
+    Accepted,
+    Completed,
+    Ended,
+    Generated,
+    Refused,
+    RequestEvent,
+    StageEntered,
+    State,
+)
 from disagg.inference.types import Completion, Stage
 
 SETTLE_S: Final = 0.1  # the longest that the end of an answer waits until it is recorded
@@ -21,13 +30,13 @@ log = logging.getLogger("disagg.gateway")
 
 
 class Observer(Protocol):
-    """Is told every event on the event loop, and returns at once."""
+    """`notify` is called with every event, on the event loop, and returns at once."""
 
-    def notice(self, event: LifeEvent) -> None: ...
+    def notify(self, event: RequestEvent) -> None: ...
 
 
 class Observers:
-    """All observers of one gateway. settle: returns when what they were told is recorded; it may take any time.
+    """All observers of one gateway. settle: returns when all events so far are recorded; it may take any time.
 
     keep_text: whether events have the prompts.
     """
@@ -45,7 +54,7 @@ class Observers:
         self._numbers = itertools.count(1)
         self._failed: set[int] = set()
 
-    def accept(self, head: Head, api: str, model: str, key: str | None, key_id: str | None = None) -> Life:
+    def accept(self, head: Head, api: str, model: str, key: str | None, key_id: str | None = None) -> ObservedRequest:
         """A request begins. model: its canonical name. key, key_id: name and id of the caller's key."""
         prompts = tuple(_text(prompt) for prompt in head.request.prompts) if self._keep_text else None
         request = Accepted(
@@ -60,18 +69,18 @@ class Observers:
             prompts,
             key_id,
         )
-        self.tell(request)
-        return Life(self, request)
+        self.notify(request)
+        return ObservedRequest(self, request)
 
     def refuse(self, model: str, problem: Problem) -> None:
         """A request was refused before it began."""
-        self.tell(Refused(model, problem))
+        self.notify(Refused(model, problem))
 
-    def tell(self, event: LifeEvent) -> None:
-        """Tell all observers. One that raises is logged once, and told the next event nevertheless."""
+    def notify(self, event: RequestEvent) -> None:
+        """Notify all observers. One that raises is logged once, and gets the next event nevertheless."""
         for number, observer in enumerate(self._observers):
             try:
-                observer.notice(event)
+                observer.notify(event)
             except Exception as error:  # a bug in an observer must not fail a request
                 if number not in self._failed:
                     self._failed.add(number)
@@ -88,7 +97,7 @@ class Observers:
             log.debug("history did not settle in %g s", SETTLE_S)
 
 
-class Life:
+class ObservedRequest:
     """One request from its beginning to its end."""
 
     def __init__(self, observers: Observers, request: Accepted) -> None:
@@ -98,25 +107,25 @@ class Life:
         self._complete: set[int] = set()
         self._over = False
 
-    def moved(self, choice: int, stage: Stage) -> None:
-        """An answer has come to this stage."""
+    def entered(self, choice: int, stage: Stage) -> None:
+        """An answer has entered this stage."""
         self._stages[choice] = stage
-        self._observers.tell(Moved(self.request, choice, stage))
+        self._observers.notify(StageEntered(self.request, choice, stage))
 
     def generated(self, choice: int, tokens: int) -> None:
         """More tokens have arrived."""
         before = self._tokens.get(choice, 0)
         self._tokens[choice] = before + tokens
         if tokens:
-            self._observers.tell(Generated(self.request, choice, tokens, before == 0, time.monotonic()))
+            self._observers.notify(Generated(self.request, choice, tokens, before == 0, time.monotonic()))
 
     def completed(self, choice: int, completion: Completion) -> None:
         """An answer is complete."""
         self._complete.add(choice)
-        self._observers.tell(Completed(self.request, choice, completion, self._stages.get(choice)))
+        self._observers.notify(Completed(self.request, choice, completion, self._stages.get(choice)))
 
     async def settle(self) -> None:
-        """Wait, for a short time only, until what was told is recorded: before an answer's end is sent."""
+        """Wait, for a short time only, until all events so far are recorded: before an answer's end is sent."""
         await self._observers.settle()
 
     def ended(self, problem: Problem | None, *, cancelled: bool) -> None:
@@ -129,7 +138,7 @@ class Life:
         tokens = sum(self._tokens.get(choice, 0) for choice in open_choices)
         stage = next((self._stages[choice] for choice in open_choices if choice in self._stages), None)
         seconds = time.monotonic() - self.request.began
-        self._observers.tell(Ended(self.request, state, problem, seconds, tokens, stage))
+        self._observers.notify(Ended(self.request, state, problem, seconds, tokens, stage))
 
 
 def _text(prompt: Prompt) -> str:

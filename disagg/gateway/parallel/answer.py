@@ -18,7 +18,7 @@ from disagg.api.gateway.parallel import ParallelAnswer, ParallelEnd, ParallelFig
 from disagg.errors import Cancelled
 from disagg.gateway.answer import Running, json_response, problem_of_any, send_response
 from disagg.gateway.dialects.base import Writer
-from disagg.gateway.dialects.events import AnswerEvent, Piece
+from disagg.gateway.dialects.events import AnswerEvent, AnswerPiece
 from disagg.gateway.dialects.openai import common as openai
 from disagg.gateway.dialects.problems import Problem
 from disagg.gateway.exchange import STOPPED, Exchange
@@ -128,7 +128,7 @@ def chunks(item: RequestedItem, written: bytes) -> bytes:
 
 
 def _written(writer: Writer, event: AnswerEvent) -> bytes:
-    return writer.piece(event) if isinstance(event, Piece) else writer.finished(event)
+    return writer.piece(event) if isinstance(event, AnswerPiece) else writer.finished(event)
 
 
 def _figures(results: Sequence[ParallelResult]) -> ParallelFigures:

@@ -31,10 +31,10 @@ from disagg.inference.hosts.refresh import Refresher
 from disagg.inference.hosts.route import Candidates, Ranking, RouteRequest, rank
 from disagg.inference.hosts.view import FleetView
 from disagg.inference.http.connections import Connections
-from disagg.inference.http.whole import Asked
+from disagg.inference.http.whole import WholeCall
 from disagg.inference.policy import DEFAULT_POLICY, RetryPolicy, patience_s
 from disagg.inference.types import Completion, Stage, Watch, unwatched
-from disagg.whole.questions import question
+from disagg.whole.request import openai_request
 
 log = logging.getLogger(__name__)
 
@@ -211,8 +211,8 @@ class _Run:
         caller = HostCaller(driver.http, driver.heartbeat, timeouts, self.deadline, self._elsewhere, claim, verdicts)
         if attempt.method == "whole":
             host, body = attempt.answering, self.request.body
-            asked = question(body, host.engine.model or body.model, self.request.candidates.context)
-            call = Asked(host, asked, caller.waits(host), self.request.via)
+            asked = openai_request(body, host.engine.model or body.model, self.request.candidates.context)
+            call = WholeCall(host, asked, caller.waits(host), self.request.via)
             return await whole.perform(self.driver.http, call, self.answer)
         body = self.answer.body(self.request.body, max(0.001, caller.left_s), timeouts.lease)
         if attempt.method == "disaggregated":

@@ -7,19 +7,19 @@ from contextlib import aclosing
 from disagg.inference.attempts.answer import ArrivingAnswer, AttemptOutcome
 from disagg.inference.http import whole
 from disagg.inference.http.connections import Connections
-from disagg.whole.stream import Answer
+from disagg.whole.stream import WholeAnswer
 
 
-async def perform(http: Connections, asked: whole.Asked, answer: ArrivingAnswer) -> AttemptOutcome:
+async def perform(http: Connections, call: whole.WholeCall, answer: ArrivingAnswer) -> AttemptOutcome:
     """The whole answer. Raises the host's error."""
-    arriving = Answer(asked.host.name)
-    async with whole.pieces(http, asked) as pieces:
-        answer.trace.requested = asked.written
+    arriving = WholeAnswer(call.host.name)
+    async with whole.pieces(http, call) as pieces:
+        answer.trace.requested = call.written
         answer.enter("prefill")
         async with aclosing(pieces):
             async for piece in pieces:
                 if (event := arriving.take(piece)) is not None:
-                    asked.begun = True
+                    call.begun = True
                     answer.take(event)
     done = arriving.done()
     answer.take(done)

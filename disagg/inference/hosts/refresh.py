@@ -16,7 +16,7 @@ from disagg.inference.hosts.background import Background
 from disagg.inference.hosts.view import FleetView
 from disagg.inference.http import calls, whole
 from disagg.inference.http.connections import Connections
-from disagg.whole.questions import MODELS
+from disagg.whole.request import MODELS
 
 INTERVAL_S = 1.0
 PATIENCE_S = 4.0  # an answer within it counts, however many misses precede it: a slow host is not down for ever

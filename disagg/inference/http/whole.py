@@ -18,20 +18,20 @@ from disagg.errors import ProtocolError, ServerSilent, ServerUnavailable
 from disagg.inference.http.connections import Connections, HostRequest, SentRequest
 from disagg.inference.policy import Timeouts
 from disagg.whole.answers import MAX_REPLY_BYTES, models
-from disagg.whole.questions import MODELS, Question
 from disagg.whole.refusals import Reply, error_of, not_openai, unknown_model
+from disagg.whole.request import MODELS, OpenAIRequest
 
 END: Final = b"[DONE]"
 
 
 @dataclass(slots=True)
-class Asked:
-    """A question to one host. via: its Via header, empty if it has none. written: time.monotonic() when it was about to
-    be written to an open connection, 0 until then. begun: set by the reader of the pieces once the answer has begun:
-    servers may send an empty piece first."""
+class WholeCall:
+    """A request to one whole-request host. via: its Via header, empty if it has none. written: time.monotonic() when it
+    was about to be written to an open connection, 0 until then. begun: set by the reader of the pieces once the answer
+    has begun: servers may send an empty piece first."""
 
     host: Host
-    question: Question
+    request: OpenAIRequest
     timeouts: Timeouts
     via: str = ""
     written: float = 0.0
@@ -52,34 +52,34 @@ async def get(http: Connections, host: Host, path: str, timeout_s: float) -> Rep
 
 
 @asynccontextmanager
-async def pieces(http: Connections, asked: Asked) -> AsyncIterator[AsyncGenerator[bytes, None]]:
+async def pieces(http: Connections, call: WholeCall) -> AsyncIterator[AsyncGenerator[bytes, None]]:
     """The data of each event of a streamed answer, without the closing [DONE]. Leaving the block ends the request.
 
     Raises the error of an answer that is not 200; a model that the host does not have is named with those it has.
     """
-    host, timeouts = asked.host, asked.timeouts
-    path, content = _target(host, asked.question.path), asked.question.to_bytes()
-    request = HostRequest(host, "POST", path, content, key=key_of(host.engine, host.name), via=asked.via)
+    host, timeouts = call.host, call.timeouts
+    path, content = _target(host, call.request.path), call.request.to_bytes()
+    request = HostRequest(host, "POST", path, content, key=key_of(host.engine, host.name), via=call.via)
     with _failures(host):
         exchange = await http.send(request, timeouts.whole_connect)
     try:
-        asked.written = exchange.written
+        call.written = exchange.written
         with _failures(host):
             head = await http.head(exchange, timeouts.whole_first, timeouts.whole_connect)
             if head.status_code != HTTPStatus.OK:
                 await _raise(http, host, await _reply(head, exchange, timeouts.whole_silence), timeouts)
             if not (kind := _headers(head).get("content-type", "")).startswith("text/event-stream"):
                 raise not_openai(host, f"{kind[:64] or 'no content type'} instead of a stream")
-        async with aclosing(_events(exchange, asked)) as events:
+        async with aclosing(_events(exchange, call)) as events:
             yield events
     finally:
         http.release(exchange)
 
 
-async def _events(exchange: SentRequest, asked: Asked) -> AsyncGenerator[bytes, None]:
-    buffer, timeouts = bytearray(), asked.timeouts
-    latest = asked.written + timeouts.whole_first
-    with _failures(asked.host):
+async def _events(exchange: SentRequest, call: WholeCall) -> AsyncGenerator[bytes, None]:
+    buffer, timeouts = bytearray(), call.timeouts
+    latest = call.written + timeouts.whole_first
+    with _failures(call.host):
         while part := await exchange.connection.read(max(0.001, latest - time.monotonic())):
             buffer += part
             for data in _lines(buffer):
@@ -87,10 +87,10 @@ async def _events(exchange: SentRequest, asked: Asked) -> AsyncGenerator[bytes, 
                     exchange.answered = True
                     return
                 yield data
-                if asked.begun:
+                if call.begun:
                     latest = time.monotonic() + timeouts.whole_silence
             if len(buffer) > MAX_REPLY_BYTES:
-                raise ProtocolError(f"{asked.host.name} sent a piece of over {MAX_REPLY_BYTES} bytes")
+                raise ProtocolError(f"{call.host.name} sent a piece of over {MAX_REPLY_BYTES} bytes")
 
 
 def _lines(buffer: bytearray) -> Iterator[bytes]:

@@ -36,7 +36,7 @@ Find = Callable[[bytes], str]
 
 
 @dataclass(frozen=True, slots=True)
-class Admission:
+class ProvenConnection:
     """A connection that has proven that it has this ticket. header_bytes: that follow."""
 
     sock: socket.socket
@@ -45,7 +45,7 @@ class Admission:
     header_bytes: int
 
 
-Admit = Callable[[Admission], None]
+Admit = Callable[[ProvenConnection], None]
 """Takes the connection over, or raises the error that refuses it."""
 
 
@@ -162,7 +162,7 @@ class Newcomers:
         given = decode_proof(bytes(newcomer.raw))
         if not proves(given.proof, ticket, "sender", nonces):
             raise TicketRefused("the sender does not have the KV ticket that it names")
-        self._hand_over(newcomer, Admission(newcomer.sock, newcomer.address, ticket, given.header_bytes))
+        self._hand_over(newcomer, ProvenConnection(newcomer.sock, newcomer.address, ticket, given.header_bytes))
 
     def _fill(self, newcomer: Newcomer, size: int) -> None:
         """Read until `raw` has this size. Raises BlockingIOError if that much has not arrived yet."""
@@ -185,7 +185,7 @@ class Newcomers:
         newcomer.named, newcomer.until = (ticket, nonces), now + self._limits.proof_s
         newcomer.raw.clear()
 
-    def _hand_over(self, newcomer: Newcomer, admission: Admission) -> None:
+    def _hand_over(self, newcomer: Newcomer, admission: ProvenConnection) -> None:
         self._forget(newcomer)
         try:
             self._admit(admission)

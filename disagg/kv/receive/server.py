@@ -17,7 +17,7 @@ from typing import Self
 
 from disagg.errors import DisaggError, FleetError, HandoffError, Overloaded, PortInUse
 from disagg.kv.limits import ReceiveLimits
-from disagg.kv.receive.newcomers import Admission, Newcomers
+from disagg.kv.receive.newcomers import Newcomers, ProvenConnection
 from disagg.kv.receive.part import receive_part
 from disagg.kv.receive.tickets import Slot, Tickets
 from disagg.kv.wire.channel import Channel
@@ -123,7 +123,7 @@ class KVServer:
         self._listen_from = now + self._pause_s
         self._poll.unregister(self._listener)
 
-    def _admit(self, admitted: Admission) -> None:
+    def _admit(self, admitted: ProvenConnection) -> None:
         """Claim the ticket and start a thread for the rest. Raises what refuses the connection, which is then still
         the newcomers'."""
         with self._lock:

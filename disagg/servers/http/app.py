@@ -47,10 +47,10 @@ def build(service: AnyService, tokens: Tokens) -> ASGIApp:
         *(Route(one.path, _post(one, service), methods=["POST"]) for one in service.endpoints()),
     ]
     handlers = {DisaggError: _on_error(service), HTTPException: _on_http_error, Exception: _on_bug}
-    return Gate(Starlette(routes=routes, exception_handlers=handlers), tokens, lambda: service.retry_after_s)
+    return TokenMiddleware(Starlette(routes=routes, exception_handlers=handlers), tokens, lambda: service.retry_after_s)
 
 
-class Gate:
+class TokenMiddleware:
     """Outermost ASGI layer: sets the request id, and refuses everything but /health without the fleet's token.
 
     On a connection for which there was no place it refuses everything but health and load.

@@ -4,26 +4,26 @@ from __future__ import annotations
 
 import pytest
 
-from disagg.cli.chat.commands import COMMANDS, Command, complete, is_open, message_of, parse
+from disagg.cli.chat.commands import COMMANDS, ChatCommand, complete, is_open, message_of, parse
 from disagg.errors import UsageError
 
 
 @pytest.mark.parametrize(
     ("text", "command"),
     [
-        ("/help", Command("help", "")),
-        ("  /HELP  ", Command("help", "")),
-        ("/model qwen", Command("model", "qwen")),
-        ("/model", Command("model", "")),
-        ("/system Be brief,\nand polite.", Command("system", "Be brief,\nand polite.")),
-        ("/save a file.json", Command("save", "a file.json")),
+        ("/help", ChatCommand("help", "")),
+        ("  /HELP  ", ChatCommand("help", "")),
+        ("/model qwen", ChatCommand("model", "qwen")),
+        ("/model", ChatCommand("model", "")),
+        ("/system Be brief,\nand polite.", ChatCommand("system", "Be brief,\nand polite.")),
+        ("/save a file.json", ChatCommand("save", "a file.json")),
         ("/etc/hosts has what?", None),
         ("a /help", None),
         ("2 / 3", None),
         ("", None),
     ],
 )
-def test_a_line_is_a_command_or_a_message(text: str, command: Command | None) -> None:
+def test_a_line_is_a_command_or_a_message(text: str, command: ChatCommand | None) -> None:
     assert parse(text) == command
 
 

@@ -147,7 +147,7 @@ def test_options_select_the_same_hosts_whichever_command_they_are_given_to(
 def test_the_limits_of_the_command_line_hold_for_all_work_on_hosts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found: list[fan_out.Limits] = []
+    found: list[fan_out.FanOutLimits] = []
     select = Fleet.select
 
     def noted(fleet: Fleet, *arguments: Any, **named: Any) -> Any:
@@ -157,13 +157,13 @@ def test_the_limits_of_the_command_line_hold_for_all_work_on_hosts(
     monkeypatch.setattr(Fleet, "select", noted)
     path = write_fleet(tmp_path)
     for given, limits in (
-        ((), fan_out.Limits()),
-        (("--parallel", 3, "--timeout", 1.5), fan_out.Limits(3, 1.5)),
+        ((), fan_out.FanOutLimits()),
+        (("--parallel", 3, "--timeout", 1.5), fan_out.FanOutLimits(3, 1.5)),
     ):
         found.clear()
         run("--config", path, "stop", "--host", "*", "--json", *given)
         assert found and set(found) == {limits}
     run("--config", path, "status", "--host", "*", "--json", "--timeout", 5)
-    assert found[-1] == fan_out.Limits()  # a timeout of its own, for one reading
+    assert found[-1] == fan_out.FanOutLimits()  # a timeout of its own, for one reading
     capsys.readouterr()
     assert run("--config", path, "stop", "--parallel", 0) == 2

@@ -11,7 +11,7 @@ import pytest
 from disagg.api.delivery import DESCRIBE, ORDER_FIELD, KVOrder, OrderAnswer
 from disagg.api.requests import KVAddress
 from disagg.engines.vllm.rows import StepShare
-from disagg.engines.vllm.scheduler import MAX_PLANNED, Piece, SchedulerSide, StepTimes
+from disagg.engines.vllm.scheduler import MAX_PLANNED, PromptPiece, SchedulerSide, StepTimes
 from disagg.kv.fingerprint import token_hash
 from tests.engines.vllm.served.fake_serve import INFO
 
@@ -65,7 +65,7 @@ def test_the_steps_of_a_prompt_are_pieces_until_its_rows_are_complete() -> None:
     assert (first.rows, first.last, first.tables) == (range(6), False, ([1, 2],))
     assert side.planned.pop()["a"] == StepShare(0, 6, 0.75)
     (rest,) = side.step(planned({}, {"a": 6}, {"a": 4})).pieces
-    assert rest == Piece("a", range(6, 10), ([1, 2],), last=True, share=StepShare(6, 10, 1.0))
+    assert rest == PromptPiece("a", range(6, 10), ([1, 2],), last=True, share=StepShare(6, 10, 1.0))
     assert side.step(planned({}, {"a": 10}, {"a": 1})).pieces == []
     side.finished("a")
     assert (side.prompts, side.step(planned({}, {}, {})).dropped) == (0, [])

@@ -12,7 +12,7 @@ import torch
 
 from disagg.api.delivery import KVOrder, KVProgress
 from disagg.engines.vllm.rows import StepShare
-from disagg.engines.vllm.scheduler import Begun, Piece, StepOrders
+from disagg.engines.vllm.scheduler import Begun, PromptPiece, StepOrders
 from disagg.engines.vllm.worker import WorkerSide
 from disagg.errors import DisaggError, HandoffError, ModelError
 from disagg.kv.blocks import KVBlock
@@ -73,7 +73,7 @@ class Bench:
             "disagg.engines.vllm.worker.report_failure", lambda order, parts, error: self.reported.append(error)
         )
 
-    def step(self, *pieces: Piece) -> None:
+    def step(self, *pieces: PromptPiece) -> None:
         self.worker.begin(StepOrders(list(pieces)))
         for name in self.pages:
             self.worker.save(name)
@@ -93,9 +93,9 @@ def bench(tiny: tiny_models.TinyModel, monkeypatch: pytest.MonkeyPatch) -> Bench
     return Bench(tiny("llama"), monkeypatch)
 
 
-def piece(id: str, rows: range, *, first: bool = False, last: bool = False) -> Piece:
+def piece(id: str, rows: range, *, first: bool = False, last: bool = False) -> PromptPiece:
     share = StepShare(rows.start, rows.stop, 1.0)
-    return Piece(id, rows, ([2, 5, 3],), last, share, Begun(ORDER, 10, "hash") if first else None)
+    return PromptPiece(id, rows, ([2, 5, 3],), last, share, Begun(ORDER, 10, "hash") if first else None)
 
 
 def test_each_step_sends_its_rows_of_every_layer_from_the_blocks_of_the_table(bench: Bench) -> None:

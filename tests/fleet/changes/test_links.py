@@ -8,7 +8,7 @@ import pytest
 
 from disagg.errors import FleetError
 from disagg.fleet.changes.links import Move, move_links, service_moves, service_release, switch_moves
-from disagg.fleet.facts.host import HostFacts, Release, Serving
+from disagg.fleet.facts.host import HostFacts, Release, ServingProcess
 from disagg.fleet.facts.paths import HostPaths
 from disagg.fleet.machine.local import LocalMachine
 
@@ -18,7 +18,7 @@ A, B, C = "a" * 16, "b" * 16, "c" * 16
 def facts(there: str = "ab", *, current: str = A, running: str = "", ran: str = "", alive: bool = False) -> HostFacts:
     """there: the first letters of the releases on the host."""
     releases = tuple(Release("spark", letter * 16, "e" * 16) for letter in there)
-    serving = Serving(7, ran, alive) if ran else None
+    serving = ServingProcess(7, ran, alive) if ran else None
     return HostFacts("spark", releases=releases, current=current, running=running, serving=serving)
 
 

@@ -17,7 +17,7 @@ from disagg.fleet.deploy.packages.requirements import installed_requirements
 from disagg.fleet.deploy.refusals import cuda_for_cpu, refusals
 from disagg.fleet.deploy.release import Installation, TargetState, target_state
 from disagg.fleet.deploy.steps import Plan, PutTree, Refusal, RunScript, WriteFile
-from disagg.fleet.facts.host import HostFacts, InstalledService, Python, Release, Serving
+from disagg.fleet.facts.host import HostFacts, InstalledService, Python, Release, ServingProcess
 from disagg.fleet.machine.upload import LargeFile
 from disagg.token import token_digest
 from tests.fleet.facts.fixture_facts import facts, fleet, front, here, names, spark, studio, wanted
@@ -111,7 +111,7 @@ def test_a_changed_line_of_code_changes_the_release_and_nothing_else() -> None:
 def test_a_changed_token_is_written_alone_and_needs_a_restart() -> None:
     before = facts("spark_bare")
     desired = wanted(spark(), before)
-    after = replace(done(desired, before), serving=Serving(7, desired.hash, True))
+    after = replace(done(desired, before), serving=ServingProcess(7, desired.hash, True))
     changed = made(here(fleet(spark()), token="another-secret-of-the-fleet"), spark(), after)
     plan = planning.plan(changed, after)
     assert names(plan) == ["prepare", "token", "tidy"]
@@ -181,7 +181,7 @@ def test_old_releases_and_environments_of_no_release_go_but_two_releases_stay() 
 
 def test_what_a_server_still_runs_stays_however_often_was_deployed_since() -> None:
     found = facts("spark_deployed")
-    assert found.serving == Serving(4242, "2" * 16, True)
+    assert found.serving == ServingProcess(4242, "2" * 16, True)
     tidy = planned(found).steps[-1].action
     assert isinstance(tidy, RunScript)
     root = "/home/nvidia/.disagg"
@@ -240,7 +240,7 @@ def test_only_hosts_toml_allows_gigabytes_for_cuda_on_a_cpu(allowed: bool) -> No
 def with_earlier(*environments: str) -> HostFacts:
     """A deployed Spark on which release 1 runs, with earlier releases c, d, ... in these environments, the newest
     first."""
-    found = facts("spark_deployed", serving=Serving(7, "1" * 16, True), previous="")
+    found = facts("spark_deployed", serving=ServingProcess(7, "1" * 16, True), previous="")
     earlier = [Release(found.host, letter * 16, own * 16) for letter, own in zip("cdefg", environments, strict=False)]
     sent = {one.hash: 1000 - number for number, one in enumerate(earlier)}
     kept = [one for one in found.releases if one.hash != "2" * 16]
@@ -294,9 +294,9 @@ def test_what_the_service_needs_is_told_from_what_it_serves() -> None:
     desired = wanted(spark(), before)
     after = done(desired, before)
     assert planned(after).needs == "start"
-    assert planned(replace(after, serving=Serving(7, desired.hash, True))).needs == ""
-    assert planned(replace(after, serving=Serving(7, "f" * 16, True))).needs == "restart"
-    assert planned(replace(after, serving=Serving(7, desired.hash, False))).needs == "start"
+    assert planned(replace(after, serving=ServingProcess(7, desired.hash, True))).needs == ""
+    assert planned(replace(after, serving=ServingProcess(7, "f" * 16, True))).needs == "restart"
+    assert planned(replace(after, serving=ServingProcess(7, desired.hash, False))).needs == "start"
 
 
 @pytest.mark.parametrize(
@@ -353,7 +353,7 @@ def test_a_plan_and_a_rollback_state_which_release_runs_and_which_is_pending() -
     pending = deployed_now(found).notes[0]
     assert pending.startswith("release 11111111 pending since 2026-03-01 ") and "22222222 runs" in pending
     assert undo.rollback(spark(), found).notes == ("22222222 runs already: 11111111 was deployed and never started",)
-    started = replace(found, serving=Serving(7, "1" * 16, True))
+    started = replace(found, serving=ServingProcess(7, "1" * 16, True))
     assert not any("pending" in note for note in deployed_now(started).notes)
     assert not any("pending" in note for note in planned(found).notes), "this plan replaces 11111111"
     assert undo.rollback(spark(), started).notes == ("11111111 runs until: disagg restart --host dgx-spark-1",)

@@ -8,7 +8,7 @@ from typing import Any
 from disagg.config import load
 from disagg.fleet.doctor.gather import HostReadings
 from disagg.fleet.facts.hardware import Clock, HardwareFacts
-from disagg.fleet.facts.host import HostFacts, InstalledService, Python, Release, Serving, Systemd
+from disagg.fleet.facts.host import HostFacts, InstalledService, Python, Release, ServingProcess, Systemd
 from disagg.fleet.lifecycle.status.host_status import HostStatus
 from disagg.fleet.models.inventory import StoredModel
 from disagg.fleet.models.sources import RequiredModel
@@ -51,7 +51,7 @@ def spark(name: str = "dgx-spark-1", **changes: Any) -> Any:
         environments={ENVIRONMENT: True},
         token_digests=(token_digest(TOKEN),),
         token_mode="-rw-------",
-        serving=Serving(4711, RELEASE, True),
+        serving=ServingProcess(4711, RELEASE, True),
     )
     held = StoredModel(FP8_SOURCE, "complete", 30 << 30, "/f", "/r", "a1" * 20, config=QWEN_FP8, digests=DIGESTS)
     seen = HostReadings(
@@ -81,7 +81,7 @@ def mac(name: str = "mac-studio-2", **changes: Any) -> Any:
         environments={ENVIRONMENT: True},
         token_digests=(token_digest(TOKEN),),
         token_mode="-rw-------",
-        serving=Serving(815, RELEASE, True),
+        serving=ServingProcess(815, RELEASE, True),
     )
     held = StoredModel(
         "mlx-community/Qwen3-8bit", "complete", 32 << 30, "/f", "/r", "b2" * 20, config=CONFIG, digests=DIGESTS

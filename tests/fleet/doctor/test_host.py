@@ -9,7 +9,7 @@ from disagg.config import EngineOptions
 from disagg.errors import FleetError
 from disagg.fleet.doctor.host import findings
 from disagg.fleet.facts.hardware import HardwareFacts, parse_hardware
-from disagg.fleet.facts.host import Python, Serving, Systemd
+from disagg.fleet.facts.host import Python, ServingProcess, Systemd
 from disagg.fleet.facts.probe import ProbeOutput
 from disagg.fleet.models.inventory import StoredModel
 from disagg.fleet.models.sources import RequiredModel
@@ -261,7 +261,7 @@ def test_a_deployment_that_was_broken_off_before_its_token_is_no_fault_of_the_to
 
 
 def test_an_older_release_that_still_runs_is_to_be_restarted() -> None:
-    check, level, text, hint = only(spark(facts={"serving": Serving(1, "b" * 16, True)}))
+    check, level, text, hint = only(spark(facts={"serving": ServingProcess(1, "b" * 16, True)}))
     assert (check, level, hint) == ("disagg", "warning", "disagg restart --host dgx-spark-1")
     assert text == f"release {'b' * 8} still runs, and {RELEASE[:8]} is deployed"
 

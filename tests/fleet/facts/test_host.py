@@ -16,7 +16,7 @@ from disagg.fleet.facts.host import (
     InstalledService,
     Python,
     Release,
-    Serving,
+    ServingProcess,
     Systemd,
     parse,
     read_host_facts,
@@ -57,7 +57,7 @@ def test_a_spark_is_read_whole() -> None:
     assert found.own_releases == {"1" * 16, "2" * 16}
     assert Release("other", "3" * 16, "c" * 16) in found.releases
     assert found.environment_of("2" * 16) == "b" * 16
-    assert found.serving == Serving(4242, "2" * 16, True)
+    assert found.serving == ServingProcess(4242, "2" * 16, True)
     assert found.listening == (8000,)
 
 

@@ -9,7 +9,7 @@ import pytest
 from disagg.config import EngineOptions, Host
 from disagg.errors import Cancelled, FleetError
 from disagg.fleet.machine import interruption
-from disagg.fleet.machine.fan_out import Limits, each, in_background, limited
+from disagg.fleet.machine.fan_out import FanOutLimits, each, in_background, limited
 from disagg.fleet.machine.ssh.settings import SHORTEST_S, SSHTimeouts
 from tests.deadlines import LONG_S
 from tests.fleet.farm import wait_until
@@ -30,7 +30,7 @@ def test_a_host_that_hangs_is_left_behind_as_timed_out_and_the_others_are_asked(
         return host.name
 
     try:
-        with limited(Limits(parallel)):
+        with limited(FanOutLimits(parallel)):
             a, b, c = each(HOSTS, action, timeout=0.9)
     finally:
         released.set()
@@ -75,7 +75,7 @@ def test_at_most_so_many_hosts_at_once_also_for_what_an_action_runs_itself() -> 
         return [one.ok for one in each(HOSTS, action)]
 
     for hosts in (HOSTS, HOSTS[:1]):
-        with limited(Limits(parallel=1)):
+        with limited(FanOutLimits(parallel=1)):
             outcomes = each(hosts, nested)
         assert all(one.value == [True] * 3 for one in outcomes) and most == 1
 
@@ -92,7 +92,7 @@ def test_at_most_so_many_hosts_at_once_also_for_what_an_action_runs_itself() -> 
     ],
 )
 def test_how_many_hosts_at_once(hosts: int, parallel: int | None, timeout: float | None, expected: int) -> None:
-    assert Limits(parallel).at_once(hosts, timeout) == expected
+    assert FanOutLimits(parallel).at_once(hosts, timeout) == expected
 
 
 def test_a_host_that_takes_too_long_is_interrupted_alone_and_may_clean_up() -> None:
@@ -109,7 +109,7 @@ def test_a_host_that_takes_too_long_is_interrupted_alone_and_may_clean_up() -> N
             raise
         return host.name
 
-    with limited(Limits(host_s=0.3)):
+    with limited(FanOutLimits(host_s=0.3)):
         a, b, c = each(HOSTS, action)
     assert (a.value, c.value) == ("a", "c") and cleaned == ["b"]
     assert b.error is not None and b.error.message == "b: not done within 0.3 s" and "--timeout" in b.error.hint

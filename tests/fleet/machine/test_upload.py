@@ -17,7 +17,7 @@ from disagg.fleet.machine.interruption import interrupted_by
 from disagg.fleet.machine.local import LocalMachine
 from disagg.fleet.machine.output import OutputStream
 from disagg.fleet.machine.posix import Invocation
-from disagg.fleet.machine.upload import LargeFile, Moved, Payload, held
+from disagg.fleet.machine.upload import LargeFile, MovedBytes, Payload, held
 
 
 @pytest.fixture
@@ -161,7 +161,7 @@ def test_the_rate_is_that_of_the_last_seconds() -> None:
 def test_bytes_that_were_there_already_do_not_count_for_the_rate() -> None:
     lines, now = list[str](), [0.0]
     pace = UploadPace(lines.append, lambda: now[0])
-    moved = Moved(100_000_000, pace.moved)
+    moved = MovedBytes(100_000_000, pace.moved)
     moved.add(1)
     now[0] = 1.0
     moved.found(48_999_999)

@@ -6,15 +6,15 @@ from dataclasses import replace
 import pytest
 
 from disagg.config import EngineOptions, Host
-from disagg.fleet.rollout.answers import TOKENS, Answer, Token, difference, kind, tolerance, unusable
+from disagg.fleet.rollout.answers import TOKENS, RecordedAnswer, RecordedToken, difference, kind, tolerance, unusable
 
 ALTERNATIVES = ((7, -0.5), (8, -0.6), (9, -2.0))
 HOST = Host("p1", "127.0.0.1", ("prefill",), "m", EngineOptions("transformers"), 8000)
 
 
-def answer(third: int = 7, host: str = "old", count: int = TOKENS, logprob: float = -0.5) -> Answer:
+def answer(third: int = 7, host: str = "old", count: int = TOKENS, logprob: float = -0.5) -> RecordedAnswer:
     ids = [7, 7, third, *[7] * TOKENS][:count]
-    return Answer(host, tuple(Token(one, logprob, ALTERNATIVES) for one in ids))
+    return RecordedAnswer(host, tuple(RecordedToken(one, logprob, ALTERNATIVES) for one in ids))
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from disagg.errors import FleetError
-from disagg.fleet.rollout.answers import Answer, Token
-from disagg.fleet.rollout.record import RecordFile, RolloutRecord, Verdict, phase
+from disagg.fleet.rollout.answers import RecordedAnswer, RecordedToken
+from disagg.fleet.rollout.record import RecordedPhase, RecordFile, RolloutRecord, phase
 
 
 @pytest.mark.parametrize(
@@ -29,7 +29,7 @@ from disagg.fleet.rollout.record import RecordFile, RolloutRecord, Verdict, phas
     ],
 )
 def test_a_hosts_phase_follows_from_what_runs_there(
-    before: str, runs: str, verdict: Verdict | None, expected: str
+    before: str, runs: str, verdict: RecordedPhase | None, expected: str
 ) -> None:
     assert phase("new", before, runs, verdict) == expected
 
@@ -37,7 +37,7 @@ def test_a_hosts_phase_follows_from_what_runs_there(
 def test_a_record_is_read_as_it_was_written(tmp_path: Path) -> None:
     file = RecordFile(tmp_path / "state" / "rollout.json")
     assert file.read().target == {}
-    answers = {"m": Answer("a", (Token(1, -0.5, ((1, -0.5), (2, -1.0))),))}
+    answers = {"m": RecordedAnswer("a", (RecordedToken(1, -0.5, ((1, -0.5), (2, -1.0))),))}
     record = RolloutRecord({"a": "new"}, {"a": "old"}, answers, {"a": "passed"})
     file.write(record)
     assert file.read() == record

@@ -12,7 +12,7 @@ from starlette.requests import Request
 from disagg.errors import ConfigError, DisaggError, Overloaded, Unauthorized, UsageError
 from disagg.gateway.clients.access import Access, is_loopback, require_keys_if_public
 from disagg.gateway.clients.keys import Key, KeyFile, KeyRing, joined
-from disagg.gateway.clients.limits import Bucket, Limits
+from disagg.gateway.clients.limits import Bucket, KeyLimits
 
 
 @pytest.fixture
@@ -213,7 +213,7 @@ def test_a_bucket_gives_a_minute_s_share_at_once_and_then_as_it_fills() -> None:
 
 
 def test_requests_over_a_key_s_limit_are_told_when_to_try_again() -> None:
-    limits, key = Limits(), made(requests_per_minute=2)
+    limits, key = KeyLimits(), made(requests_per_minute=2)
     limits.admit(key, 1, 0.0)
     limits.admit(key, 1, 0.0)
     with pytest.raises(Overloaded, match="2 requests per minute") as caught:
@@ -224,7 +224,7 @@ def test_requests_over_a_key_s_limit_are_told_when_to_try_again() -> None:
 
 
 def test_each_answer_that_a_request_asks_for_counts() -> None:
-    limits, key = Limits(), made(requests_per_minute=4)
+    limits, key = KeyLimits(), made(requests_per_minute=4)
     limits.admit(key, 3, 0.0)
     with pytest.raises(Overloaded, match="4 requests per minute") as caught:
         limits.admit(key, 2, 0.0)
@@ -233,7 +233,7 @@ def test_each_answer_that_a_request_asks_for_counts() -> None:
 
 
 def test_a_request_for_more_answers_than_a_minute_s_share_waits_for_a_full_share_and_delays_the_next() -> None:
-    limits, key = Limits(), made(requests_per_minute=2)
+    limits, key = KeyLimits(), made(requests_per_minute=2)
     limits.admit(key, 4, 0.0)
     with pytest.raises(Overloaded) as caught:
         limits.admit(key, 1, 0.0)
@@ -241,7 +241,7 @@ def test_a_request_for_more_answers_than_a_minute_s_share_waits_for_a_full_share
 
 
 def test_tokens_that_were_used_delay_the_next_request() -> None:
-    limits, key = Limits(), made(tokens_per_minute=100)
+    limits, key = KeyLimits(), made(tokens_per_minute=100)
     limits.admit(key, 1, 0.0)
     limits.spend(key, 199, 0.0)
     with pytest.raises(Overloaded, match="100 tokens per minute") as caught:
@@ -251,7 +251,7 @@ def test_tokens_that_were_used_delay_the_next_request() -> None:
 
 
 def test_a_request_that_is_refused_for_its_tokens_does_not_count_as_one() -> None:
-    limits, key = Limits(), made(requests_per_minute=1, tokens_per_minute=1)
+    limits, key = KeyLimits(), made(requests_per_minute=1, tokens_per_minute=1)
     limits.spend(key, 1, 0.0)
     with pytest.raises(Overloaded, match="tokens"):
         limits.admit(key, 1, 0.0)

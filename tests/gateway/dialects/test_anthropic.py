@@ -11,10 +11,10 @@ import pytest
 from disagg.api.requests import ToolCall
 from disagg.errors import ContextLengthExceeded, Overloaded, RequestError, ServerUnavailable, Unauthorized
 from disagg.gateway.clients.keys import KeyFile
-from disagg.gateway.dialects.anthropic.dialect import HARMLESS, Messages
+from disagg.gateway.dialects.anthropic.dialect import UNSUPPORTED, Messages
 from disagg.gateway.dialects.anthropic.writer import SIGNATURE
 from disagg.gateway.dialects.base import Head
-from disagg.gateway.dialects.events import Finished, Piece
+from disagg.gateway.dialects.events import AnswerPiece, Finished
 from disagg.gateway.dialects.request import GatewayRequest
 from tests.gateway import fake_client
 from tests.gateway.fake_client import FakeClient, completion, tokens_of
@@ -166,16 +166,18 @@ def test_what_cannot_be_honoured_is_refused_by_name(fields: dict[str, Any], name
     assert caught.value.message.partition(": ")[0] == named
 
 
-@pytest.mark.parametrize(("name", "value"), [(name, value) for name in HARMLESS for value in (None, *HARMLESS[name])])
+@pytest.mark.parametrize(
+    ("name", "value"), [(name, value) for name in UNSUPPORTED for value in (None, *UNSUPPORTED[name])]
+)
 def test_the_neutral_value_of_a_refused_field_is_accepted(name: str, value: object) -> None:
     assert read(**{name: value}).options == DEFAULTS
 
 
 CALL = ToolCall("f", {"a": 1}, "c1")
 PIECES = (
-    Piece(0, "", tokens_of("hm"), reasoning="h"),
-    Piece(0, "So", tokens_of("So"), reasoning="m"),
-    Piece(0, ".", (), tool_calls=(CALL,)),
+    AnswerPiece(0, "", tokens_of("hm"), reasoning="h"),
+    AnswerPiece(0, "So", tokens_of("So"), reasoning="m"),
+    AnswerPiece(0, ".", (), tool_calls=(CALL,)),
 )
 DONE = completion("So .", held_tokens=3, reasoning="hm", tool_calls=(CALL,), finish_reason="tool_calls")
 USAGE = {"input_tokens": 2, "cache_creation_input_tokens": 0, "cache_read_input_tokens": 3, "output_tokens": 2}

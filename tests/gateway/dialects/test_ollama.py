@@ -10,7 +10,7 @@ import pytest
 from disagg.api.requests import ToolCall
 from disagg.errors import RequestError, ServerUnavailable
 from disagg.gateway.dialects.base import Head
-from disagg.gateway.dialects.events import Finished, Piece
+from disagg.gateway.dialects.events import AnswerPiece, Finished
 from disagg.gateway.dialects.ollama.dialect import Chat, Generate
 from disagg.inference.hosts.view import UNKNOWN
 from disagg.version import VERSION
@@ -158,9 +158,9 @@ async def test_models_and_version_are_listed() -> None:
 
 CALL = ToolCall("f", {"a": 1}, "c1")
 PIECES = (
-    Piece(0, "", (), reasoning="hm"),
-    Piece(0, "", ()),
-    Piece(0, "So.", (), tool_calls=(CALL,)),
+    AnswerPiece(0, "", (), reasoning="hm"),
+    AnswerPiece(0, "", ()),
+    AnswerPiece(0, "So.", (), tool_calls=(CALL,)),
 )
 DONE = completion("So.", finish_reason="tool_calls", reasoning="hm", tool_calls=(CALL,))
 WRITTEN = [{"id": "c1", "function": {"name": "f", "arguments": {"a": 1}}}]
@@ -186,7 +186,7 @@ def test_reasoning_is_apart_from_the_text_unless_it_is_turned_off(think: bool | 
 
 def test_log_probabilities_come_with_their_text() -> None:
     request = Chat().read({"model": "m", "messages": MESSAGES, "logprobs": True})
-    (line,) = Chat().writer(Head(request, "id", 0.0)).piece(Piece(0, "one", tokens_of("one"))).splitlines()
+    (line,) = Chat().writer(Head(request, "id", 0.0)).piece(AnswerPiece(0, "one", tokens_of("one"))).splitlines()
     assert [one["logprob"] for one in json.loads(line)["logprobs"]] == [-0.5]
 
 

@@ -11,9 +11,9 @@ from disagg.api.events import TokenLogprob
 from disagg.api.requests import ToolCall
 from disagg.errors import RequestError
 from disagg.gateway.dialects.base import Dialect, Head
-from disagg.gateway.dialects.events import Finished, Piece
+from disagg.gateway.dialects.events import AnswerPiece, Finished
 from disagg.gateway.dialects.openai.chat import ChatCompletions
-from disagg.gateway.dialects.openai.common import HARMLESS
+from disagg.gateway.dialects.openai.common import UNSUPPORTED
 from disagg.gateway.dialects.openai.completions import Completions
 from disagg.gateway.dialects.problems import Problem
 from disagg.gateway.dialects.request import GatewayRequest
@@ -189,12 +189,12 @@ def test_what_cannot_be_honoured_is_refused_by_name(read: Any, fields: dict[str,
     assert caught.value.message.partition(": ")[0] == named
 
 
-@pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in HARMLESS.items() for value in values])
+@pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in UNSUPPORTED.items() for value in values])
 def test_the_neutral_value_of_a_refused_field_is_accepted(name: str, value: object) -> None:
     assert chat(**{name: value}).options == DEFAULTS
 
 
-@pytest.mark.parametrize("name", HARMLESS)
+@pytest.mark.parametrize("name", UNSUPPORTED)
 def test_null_is_neutral(name: str) -> None:
     assert chat(**{name: None}).options == DEFAULTS
 
@@ -203,9 +203,9 @@ def streamed(dialect: Dialect, request: GatewayRequest) -> list[Any]:
     """The events of an answer "one two" in two pieces."""
     writer, whole = dialect.writer(Head(request, "id", 5.5)), completion("one two", held_tokens=3)
     parts = [
-        writer.piece(Piece(0, "one ", tokens_of("one"))),
-        writer.piece(Piece(0, "", ())),
-        writer.piece(Piece(0, "two", tokens_of("two"))),
+        writer.piece(AnswerPiece(0, "one ", tokens_of("one"))),
+        writer.piece(AnswerPiece(0, "", ())),
+        writer.piece(AnswerPiece(0, "two", tokens_of("two"))),
         writer.finished(Finished(0, whole)),
         writer.end([whole]),
     ]
@@ -303,9 +303,9 @@ WRITTEN = [
 def test_streamed_reasoning_and_calls_are_deltas_of_their_own_in_order() -> None:
     writer = CHAT.writer(Head(chat(stream=True), "id", 0.0))
     parts = [
-        writer.piece(Piece(0, "", (), reasoning="hm")),
-        writer.piece(Piece(0, "So.", (), tool_calls=CALLS[:1])),
-        writer.piece(Piece(0, "", (), tool_calls=CALLS[1:])),
+        writer.piece(AnswerPiece(0, "", (), reasoning="hm")),
+        writer.piece(AnswerPiece(0, "So.", (), tool_calls=CALLS[:1])),
+        writer.piece(AnswerPiece(0, "", (), tool_calls=CALLS[1:])),
         writer.finished(Finished(0, completion("So.", finish_reason="tool_calls"))),
     ]
     lines = [line.removeprefix(b"data: ") for line in b"".join(parts).split(b"\n\n") if line]
@@ -336,7 +336,7 @@ def test_a_whole_answer_that_only_calls_tools_has_no_content() -> None:
 
 def test_log_probabilities_name_tokens_by_their_text_and_bytes() -> None:
     token = TokenLogprob(1, -0.5, ((1, -0.5), (2, -2.0)), b" a", (b" a", b"\xc3"))
-    written = CHAT.writer(Head(chat(logprobs=True), "id", 0.0)).piece(Piece(0, " a", (token,)))
+    written = CHAT.writer(Head(chat(logprobs=True), "id", 0.0)).piece(AnswerPiece(0, " a", (token,)))
     (found,) = json.loads(written.split(b"data: ")[2])["choices"][0]["logprobs"]["content"]
     assert (found["token"], found["bytes"]) == (" a", [32, 97])
     assert [(one["token"], one["bytes"]) for one in found["top_logprobs"]] == [(" a", [32, 97]), ("\ufffd", [195])]

@@ -11,9 +11,9 @@ from disagg.api.events import TokenLogprob
 from disagg.api.requests import ToolCall
 from disagg.errors import RequestError, ServerUnavailable
 from disagg.gateway.dialects.base import Head
-from disagg.gateway.dialects.events import Finished, Piece
+from disagg.gateway.dialects.events import AnswerPiece, Finished
 from disagg.gateway.dialects.request import GatewayRequest
-from disagg.gateway.dialects.responses.dialect import HARMLESS, Responses
+from disagg.gateway.dialects.responses.dialect import UNSUPPORTED, Responses
 from disagg.gateway.dialects.responses.items import SEALED
 from tests.gateway import fake_client
 from tests.gateway.fake_client import FakeClient, completion, tokens_of
@@ -153,7 +153,7 @@ def test_a_call_is_written_as_its_caller_knows_the_tool_and_can_be_sent_back(
 ) -> None:
     writer = DIALECT.writer(Head(read(tools=OF_AGENT, stream=True), "id", 0.0))
     call = ToolCall(called, arguments, "c1")
-    added, delta, ended, done = events(writer.piece(Piece(0, "", (), tool_calls=(call,))))[2:]
+    added, delta, ended, done = events(writer.piece(AnswerPiece(0, "", (), tool_calls=(call,))))[2:]
     field = "input" if item["type"] == "custom_tool_call" else "arguments"
     kind = "custom_tool_call_input" if field == "input" else "function_call_arguments"
     assert [delta["type"], ended["type"]] == [f"response.{kind}.delta", f"response.{kind}.done"]
@@ -273,16 +273,18 @@ def test_what_cannot_be_honoured_is_refused_by_name(fields: dict[str, Any], name
     assert caught.value.message.partition(": ")[0] == named
 
 
-@pytest.mark.parametrize(("name", "value"), [(name, value) for name in HARMLESS for value in (None, *HARMLESS[name])])
+@pytest.mark.parametrize(
+    ("name", "value"), [(name, value) for name in UNSUPPORTED for value in (None, *UNSUPPORTED[name])]
+)
 def test_the_neutral_value_of_a_refused_field_is_accepted(name: str, value: object) -> None:
     assert read(**{name: value}).options == DEFAULTS
 
 
 CALL = ToolCall("f", {"a": 1}, "c1")
 PIECES = (
-    Piece(0, "", tokens_of("hm"), reasoning="h"),
-    Piece(0, "So", tokens_of("So"), reasoning="m"),
-    Piece(0, ".", tokens_of("."), tool_calls=(CALL,)),
+    AnswerPiece(0, "", tokens_of("hm"), reasoning="h"),
+    AnswerPiece(0, "So", tokens_of("So"), reasoning="m"),
+    AnswerPiece(0, ".", tokens_of("."), tool_calls=(CALL,)),
 )
 DONE = completion("So .", held_tokens=3, reasoning="hm", tool_calls=(CALL,), finish_reason="tool_calls")
 
@@ -341,7 +343,7 @@ def test_a_whole_response_has_the_items_of_the_stream() -> None:
 def test_an_answer_that_is_cut_by_its_bound_is_incomplete() -> None:
     done = completion("So .", finish_reason="length")
     writer = DIALECT.writer(Head(read(stream=True, max_output_tokens=2), "id", 0.0))
-    *_, item, last = events(writer.piece(Piece(0, "So .", ())) + writer.finished(Finished(0, done)))
+    *_, item, last = events(writer.piece(AnswerPiece(0, "So .", ())) + writer.finished(Finished(0, done)))
     assert item["item"]["status"] == last["response"]["status"] == "incomplete"
     assert last["type"] == "response.incomplete"
     assert last["response"]["incomplete_details"] == {"reason": "max_output_tokens"}
@@ -357,7 +359,7 @@ def test_reasoning_is_sealed_for_agents_that_ask_for_it(include: Any, sealed: st
 def test_log_probabilities_come_with_their_text() -> None:
     token = TokenLogprob(1, -0.5, ((1, -0.5), (2, -2.0)), b" a", (b" a", b"\xc3"))
     writer = DIALECT.writer(Head(read(include=LOGPROBS, top_logprobs=2), "id", 0.0))
-    (delta,) = [one for one in events(writer.piece(Piece(0, " a", (token,)))) if "delta" in one]
+    (delta,) = [one for one in events(writer.piece(AnswerPiece(0, " a", (token,)))) if "delta" in one]
     assert [(one["token"], one["bytes"]) for one in delta["logprobs"]] == [(" a", [32, 97])]
     assert len(delta["logprobs"][0]["top_logprobs"]) == 2
 

@@ -76,8 +76,8 @@ def test_a_kept_text_is_the_prompt_of_that_answer_and_bounded() -> None:
 
 
 async def test_what_has_settled_can_be_read_while_the_gateway_runs(recorder: Recorder) -> None:
-    recorder.notice(Completed(REQUEST, 0, completion("one two"), STAGE))
-    recorder.notice(Ended(REQUEST, "cancelled", None, 1.0, 3, None))
+    recorder.notify(Completed(REQUEST, 0, completion("one two"), STAGE))
+    recorder.notify(Ended(REQUEST, "cancelled", None, 1.0, 3, None))
     await recorder.settle()
     assert [one.state for one in read(recorder.path, ALL)] == ["cancelled", "ok"]
     assert recorder.path.stat().st_mode & 0o777 == 0o600
@@ -123,7 +123,7 @@ async def test_a_damaged_file_stops_the_history_with_one_line_and_no_request(
     path.write_bytes(content)
     recorder = Recorder(path)
     for _ in range(3):
-        recorder.notice(Completed(REQUEST, 0, completion("one two"), STAGE))
+        recorder.notify(Completed(REQUEST, 0, completion("one two"), STAGE))
         await recorder.settle()
     recorder.close()
     assert caplog.text.count("nothing is recorded any more") == 1 and "not a database" in str(recorder.stopped)
@@ -144,7 +144,7 @@ async def test_a_full_disk_stops_the_history_and_no_request(tmp_path: Path, capl
         patch.setattr(recording, "Store", Full)
         recorder = Recorder(tmp_path / "history.db")
         for _ in range(2):
-            recorder.notice(Completed(REQUEST, 0, completion("one two"), STAGE))
+            recorder.notify(Completed(REQUEST, 0, completion("one two"), STAGE))
             await recorder.settle()
         recorder.close()
     assert caplog.text.count("disk is full") == 1
@@ -160,7 +160,7 @@ def test_a_disk_that_is_too_slow_loses_entries_and_delays_nothing(
     lock.execute("BEGIN EXCLUSIVE")
     recorder = Recorder(path)
     for _ in range(200):
-        recorder.notice(Completed(REQUEST, 0, completion("one"), STAGE))
+        recorder.notify(Completed(REQUEST, 0, completion("one"), STAGE))
     assert recorder.dropped >= 190 and caplog.text.count("the disk is too slow") == 1
     lock.execute("ROLLBACK")
     lock.close()
@@ -216,7 +216,7 @@ async def test_a_key_sees_the_texts_of_its_own_requests_only(
     for key, key_id in [(None, None), *ids]:
         text = f"of {key or 'nobody'}"
         request = replace(REQUEST, key=key, key_id=key_id, prompts=(text,))
-        recorder.notice(Completed(request, 0, completion(text), STAGE))
+        recorder.notify(Completed(request, 0, completion(text), STAGE))
     await recorder.settle()
     found = await listed(recorder, tmp_path, secrets.get(name))
     assert [one["prompt"] for one in found] == [one["answer"] for one in found] == texts
@@ -227,7 +227,7 @@ async def test_an_answer_ends_before_the_limit_if_its_texts_are_long(
 ) -> None:
     monkeypatch.setattr(views, "MAX_ANSWER", 5_000)
     for _ in range(5):
-        recorder.notice(Completed(replace(REQUEST, key=None, prompts=("x" * 2_000,)), 0, completion("a"), STAGE))
+        recorder.notify(Completed(replace(REQUEST, key=None, prompts=("x" * 2_000,)), 0, completion("a"), STAGE))
     await recorder.settle()
     first = await listed(recorder, tmp_path, None)
     then = await listed(recorder, tmp_path, None, f"?before={first[-1]['id']}")
@@ -258,7 +258,7 @@ async def test_an_error_while_the_last_entries_are_written_ends_the_thread(
     monkeypatch.setattr(recording, "Store", Full)
     monkeypatch.setattr(Recorder, "_next", together)
     recorder = Recorder(tmp_path / "history.db")
-    recorder.notice(Completed(REQUEST, 0, completion("one"), STAGE))
+    recorder.notify(Completed(REQUEST, 0, completion("one"), STAGE))
     recorder._queue.put(None)
     taken.set()
     recorder._thread.join(60)

@@ -22,7 +22,7 @@ from disagg.gateway.dialects.request import GatewayRequest
 from disagg.gateway.live import feed
 from disagg.gateway.live.board import Board
 from disagg.gateway.live.hosts import live_hosts
-from disagg.gateway.live.rates import Rate, Recent
+from disagg.gateway.live.rates import Rate, RecentMedian
 from disagg.gateway.observe.observers import Observers
 from disagg.inference.attempts.retry import Reason
 from disagg.inference.hosts.view import FleetView
@@ -106,7 +106,7 @@ def test_a_rate_is_that_of_the_last_whole_seconds(added: list[tuple[float, int]]
 
 
 def test_the_median_forgets_what_is_old() -> None:
-    recent = Recent()
+    recent = RecentMedian()
     assert recent.median(0.0) is None
     for at, value in ((0.0, 9.0), (4.0, 1.0), (5.0, 3.0)):
         recent.add(value, at)
@@ -119,7 +119,7 @@ class Seen:
     def __init__(self, n: int = 1) -> None:
         self.board = Board("test", ("m", "other"))
         request = GatewayRequest(model="m", prompts=({"prompt": "x"},), n=n)
-        self.life = Observers([self.board]).accept(Head(request, "r1", time.time()), "openai-chat", "m", "editor")
+        self.observed = Observers([self.board]).accept(Head(request, "r1", time.time()), "openai-chat", "m", "editor")
 
     @property
     def state(self) -> LiveState:
@@ -141,14 +141,14 @@ def test_a_request_is_in_the_phase_of_the_answer_that_is_furthest_behind(
 ) -> None:
     seen = Seen(n=2)
     for choice, one in moves:
-        seen.life.moved(choice, Stage(one, "disaggregated", "p", "d", 100, 60))
+        seen.observed.entered(choice, Stage(one, "disaggregated", "p", "d", 100, 60))
     assert [one.phase for one in seen.state.requests] == [phase]
 
 
 def test_a_running_request_shows_its_hosts_and_tokens_and_is_gone_when_it_ends() -> None:
     seen = Seen()
-    seen.life.moved(0, Stage("decode", "disaggregated", "p", "d", 100, 60))
-    seen.life.generated(0, 3)
+    seen.observed.entered(0, Stage("decode", "disaggregated", "p", "d", 100, 60))
+    seen.observed.generated(0, 3)
     (one,) = seen.state.requests
     assert (one.prefill_server, one.decode_server, one.prompt_tokens, one.held_tokens, one.tokens) == (
         "p",
@@ -158,8 +158,8 @@ def test_a_running_request_shows_its_hosts_and_tokens_and_is_gone_when_it_ends()
         3,
     )
     assert (one.key, one.model, seen.state.totals.running, seen.state.totals.waiting) == ("editor", "m", 1, 0)
-    seen.life.completed(0, completion("one two"))
-    seen.life.ended(None, cancelled=False)
+    seen.observed.completed(0, completion("one two"))
+    seen.observed.ended(None, cancelled=False)
     state = seen.state
     assert state.requests == () and not seen.board.busy
     assert (state.totals.ok, state.last[0].completion_tokens, state.models[0].last) == (1, 2, state.last[0])
@@ -167,22 +167,22 @@ def test_a_running_request_shows_its_hosts_and_tokens_and_is_gone_when_it_ends()
 
 def test_failed_and_cancelled_requests_are_counted_and_shown_last() -> None:
     seen = Seen()
-    seen.life.ended(problem_of(ServerUnavailable("gone")), cancelled=False)
+    seen.observed.ended(problem_of(ServerUnavailable("gone")), cancelled=False)
     assert (seen.state.totals.failed, seen.state.last[0].error) == (1, "gone")
     seen = Seen()
-    seen.life.ended(None, cancelled=True)
+    seen.observed.ended(None, cancelled=True)
     assert (seen.state.totals.cancelled, seen.state.last[0].state) == (1, "cancelled")
 
 
 def test_a_request_that_is_wrong_itself_is_no_failure_and_names_no_hosts() -> None:
     seen = Seen()
-    seen.life.moved(0, Stage("queue", "disaggregated", "p", "d"))
-    seen.life.ended(problem_of(RequestError("the prompt is empty")), cancelled=False)
+    seen.observed.entered(0, Stage("queue", "disaggregated", "p", "d"))
+    seen.observed.ended(problem_of(RequestError("the prompt is empty")), cancelled=False)
     (last,) = seen.state.last
     assert (seen.state.totals.failed, last.state, last.error) == (0, "failed", "the prompt is empty")
     assert (last.prefill_server, last.decode_server) == (None, None)
     seen = Seen()
-    seen.life.ended(problem_of(Overloaded("busy until the deadline")), cancelled=False)
+    seen.observed.ended(problem_of(Overloaded("busy until the deadline")), cancelled=False)
     assert seen.state.totals.failed == 1
 
 
@@ -190,16 +190,16 @@ def test_answers_of_hosts_that_stand_in_for_decode_hosts_count_as_fallbacks() ->
     seen = Seen(n=2)
     reasons: tuple[Reason, ...] = ("no decode host is left", "first choice")
     for choice, reason in enumerate(reasons):
-        seen.life.moved(choice, Stage("decode", "prefill-alone", "p", None, reason=reason))
-        seen.life.completed(choice, completion("one"))
+        seen.observed.entered(choice, Stage("decode", "prefill-alone", "p", None, reason=reason))
+        seen.observed.completed(choice, completion("one"))
     assert (seen.state.totals.ok, seen.state.totals.fallbacks) == (2, 1)
 
 
 def test_the_live_view_has_no_texts_although_the_history_keeps_them() -> None:
     board = Board("test", ("m",))
     request = GatewayRequest(model="m", prompts=({"prompt": "secret"},))
-    life = Observers([board], keep_text=True).accept(Head(request, "r1", 0.0), "openai-chat", "m", "editor")
-    life.completed(0, completion("secret too"))
+    observed = Observers([board], keep_text=True).accept(Head(request, "r1", 0.0), "openai-chat", "m", "editor")
+    observed.completed(0, completion("secret too"))
     state = board.state((), time.monotonic())
     assert state.last[0].completion_tokens == 2 and b"secret" not in state.to_bytes()
 

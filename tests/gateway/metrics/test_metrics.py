@@ -107,10 +107,10 @@ def test_a_whole_request_host_adds_nothing_to_the_times_that_it_does_not_state()
     registry = CollectorRegistry()
     observers = Observers([RequestMetrics(registry, [])])
     request = GatewayRequest(model="m", prompts=({"prompt": "x"},), n=2)
-    life = observers.accept(Head(request, "r", 0.0), "openai-chat", "m", None)
-    life.completed(0, completion("one"))
+    observed = observers.accept(Head(request, "r", 0.0), "openai-chat", "m", None)
+    observed.completed(0, completion("one"))
     whole = completion("one")
-    life.completed(1, replace(whole, metrics=replace(whole.metrics, method="whole")))
+    observed.completed(1, replace(whole, metrics=replace(whole.metrics, method="whole")))
     found = samples(generate_latest(registry).decode())
     counts = {name: found[f"vllm:{name}_seconds_count"] for name in ("request_prefill_time", "request_queue_time")}
     assert counts == {"request_prefill_time": 1, "request_queue_time": 1}
@@ -120,10 +120,10 @@ def test_a_whole_request_host_adds_nothing_to_the_times_that_it_does_not_state()
 def test_an_answer_of_a_prefill_host_for_want_of_a_decode_host_counts_as_a_fallback() -> None:
     registry = CollectorRegistry()
     request = GatewayRequest(model="m", prompts=({"prompt": "x"},))
-    life = Observers([RequestMetrics(registry, [])]).accept(Head(request, "r", 0.0), "openai-chat", "m", None)
-    life.moved(0, Stage("decode", "prefill-alone", "p", None, reason="no decode host is left"))
+    observed = Observers([RequestMetrics(registry, [])]).accept(Head(request, "r", 0.0), "openai-chat", "m", None)
+    observed.entered(0, Stage("decode", "prefill-alone", "p", None, reason="no decode host is left"))
     whole = completion("one")
-    life.completed(0, replace(whole, metrics=replace(whole.metrics, method="prefill-alone")))
+    observed.completed(0, replace(whole, metrics=replace(whole.metrics, method="prefill-alone")))
     assert samples(generate_latest(registry).decode())["disagg_fallbacks_total{reason=no decode host is left}"] == 1
 
 
@@ -131,9 +131,9 @@ def test_a_cancelled_request_with_one_complete_answer_counts_both() -> None:
     registry = CollectorRegistry()
     observers = Observers([RequestMetrics(registry, [])])
     request = GatewayRequest(model="m", prompts=({"prompt": "x"},), n=2)
-    life = observers.accept(Head(request, "r", 0.0), "openai-chat", "m", None)
-    life.completed(0, completion("one", held_tokens=4))
-    life.ended(None, cancelled=True)
+    observed = observers.accept(Head(request, "r", 0.0), "openai-chat", "m", None)
+    observed.completed(0, completion("one", held_tokens=4))
+    observed.ended(None, cancelled=True)
     found = samples(generate_latest(registry).decode())
     assert found["disagg_requests_cancelled_total"] == found["vllm:request_success_total{finished_reason=stop}"] == 1
     assert (found["vllm:prefix_cache_hits_total"], found["vllm:prefix_cache_queries_total"]) == (4, 5)

@@ -10,7 +10,7 @@ from disagg.errors import ServerUnavailable
 from disagg.gateway.dialects.base import Head
 from disagg.gateway.dialects.problems import problem_of
 from disagg.gateway.dialects.request import GatewayRequest
-from disagg.gateway.observe.events import Accepted, Completed, Ended, Generated, LifeEvent, Moved
+from disagg.gateway.observe.events import Accepted, Completed, Ended, Generated, RequestEvent, StageEntered
 from disagg.gateway.observe.observers import SETTLE_S, Observers
 from disagg.inference.types import Stage
 from tests.deadlines import ends_by_itself
@@ -24,14 +24,14 @@ class Notes:
     """An observer that keeps what it is told."""
 
     def __init__(self) -> None:
-        self.events: list[LifeEvent] = []
+        self.events: list[RequestEvent] = []
 
-    def notice(self, event: LifeEvent) -> None:
+    def notify(self, event: RequestEvent) -> None:
         self.events.append(event)
 
 
 class Broken:
-    def notice(self, event: LifeEvent) -> None:
+    def notify(self, event: RequestEvent) -> None:
         raise KeyError("a bug")
 
 
@@ -41,15 +41,15 @@ def head(n: int = 1) -> Head:
 
 def test_an_observer_is_told_the_life_of_a_request_in_its_order() -> None:
     notes = Notes()
-    life = Observers([notes]).accept(head(), "openai-chat", "m", "editor")
-    life.moved(0, PREFILL)
-    life.generated(0, 0)  # a text without a token of its own
-    life.generated(0, 1)
-    life.generated(0, 2)
-    life.completed(0, completion("one two three"))
-    life.ended(None, cancelled=False)
-    life.ended(None, cancelled=True)
-    assert [type(event) for event in notes.events] == [Accepted, Moved, Generated, Generated, Completed, Ended]
+    observed = Observers([notes]).accept(head(), "openai-chat", "m", "editor")
+    observed.entered(0, PREFILL)
+    observed.generated(0, 0)  # a text without a token of its own
+    observed.generated(0, 1)
+    observed.generated(0, 2)
+    observed.completed(0, completion("one two three"))
+    observed.ended(None, cancelled=False)
+    observed.ended(None, cancelled=True)
+    assert [type(event) for event in notes.events] == [Accepted, StageEntered, Generated, Generated, Completed, Ended]
     accepted, _, first, second, done, end = notes.events
     assert isinstance(accepted, Accepted) and accepted.key == "editor" and accepted.prompts is None
     assert isinstance(first, Generated) and first.first and isinstance(second, Generated) and not second.first
@@ -68,19 +68,19 @@ def test_an_observer_is_told_the_life_of_a_request_in_its_order() -> None:
 )
 def test_how_a_request_with_two_answers_ended(complete: int, problem: object, cancelled: bool, state: str) -> None:
     notes = Notes()
-    life = Observers([notes]).accept(head(2), "openai-chat", "m", None)
-    life.generated(1, 7)
+    observed = Observers([notes]).accept(head(2), "openai-chat", "m", None)
+    observed.generated(1, 7)
     for choice in range(complete):
-        life.completed(choice, completion("x"))
-    life.ended(problem if problem is None else GONE, cancelled=cancelled)
+        observed.completed(choice, completion("x"))
+    observed.ended(problem if problem is None else GONE, cancelled=cancelled)
     end = notes.events[-1]
     assert isinstance(end, Ended) and (end.state, end.tokens) == (state, 0 if complete == 2 else 7)
 
 
 def test_an_observer_with_a_bug_is_logged_once_and_the_others_go_on(caplog: pytest.LogCaptureFixture) -> None:
     notes = Notes()
-    life = Observers([Broken(), notes]).accept(head(), "openai-chat", "m", None)
-    life.ended(None, cancelled=True)
+    observed = Observers([Broken(), notes]).accept(head(), "openai-chat", "m", None)
+    observed.ended(None, cancelled=True)
     assert len(notes.events) == 2
     assert caplog.text.count("observer_failed: Broken") == 1
 
@@ -89,9 +89,9 @@ async def test_a_history_that_does_not_settle_delays_the_end_of_an_answer_only_s
     async def never() -> None:
         await asyncio.Event().wait()
 
-    life = Observers([], never).accept(head(), "openai-chat", "m", None)
+    observed = Observers([], never).accept(head(), "openai-chat", "m", None)
     with ends_by_itself(50 * SETTLE_S):
-        await life.settle()
+        await observed.settle()
 
 
 def test_texts_are_passed_on_only_if_they_are_to_be_kept() -> None:

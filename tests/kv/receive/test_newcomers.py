@@ -8,7 +8,7 @@ import pytest
 
 from disagg.errors import DisaggError, TicketRefused
 from disagg.kv.limits import ReceiveLimits
-from disagg.kv.receive.newcomers import Admission, Newcomers
+from disagg.kv.receive.newcomers import Newcomers, ProvenConnection
 from disagg.kv.wire import frames
 from disagg.kv.wire.preamble import NONCE_BYTES, encode_preamble, encode_proof, ticket_digest
 from disagg.kv.wire.proof import Nonces, proof
@@ -34,7 +34,7 @@ class Arrivals:
         )
         self.ends.callback(self.newcomers.close)
 
-    def _admit(self, admission: Admission) -> None:
+    def _admit(self, admission: ProvenConnection) -> None:
         self.admitted.append(admission.ticket)
         admission.sock.close()
 

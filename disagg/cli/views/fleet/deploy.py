@@ -29,10 +29,10 @@ LINE_EVERY_S = 10.0
 _STYLE = {"changed": "green", "unchanged": "dim", "planned": "cyan", "failed": "bold red"}
 
 
-def plan_view(reports: Sequence[DeployResult], whole: Collection[str] = ()) -> RenderableType:
-    """Every host's steps, or why there are none. `whole`: the names of all hosts of the fleet."""
+def plan_view(reports: Sequence[DeployResult], all_hosts: Collection[str] = ()) -> RenderableType:
+    """Every host's steps, or why there are none. `all_hosts`: the names of all hosts of the fleet."""
     steps = [line for report in reports for line in _plan_lines(report)]
-    return Group(*steps, *_errors(reports, whole), Text(), _summary(reports))
+    return Group(*steps, *_errors(reports, all_hosts), Text(), _summary(reports))
 
 
 def question(verb: str, changing: Sequence[DeployResult], hosts: int) -> str:
@@ -45,8 +45,8 @@ def question(verb: str, changing: Sequence[DeployResult], hosts: int) -> str:
     return f"{verb} on {len(changing)} of {counted(hosts, 'host')}{download}?"
 
 
-def _errors(reports: Sequence[DeployResult], whole: Collection[str]) -> Iterator[RenderableType]:
-    return error_views([(report.host, report.error) for report in reports if report.error is not None], whole)
+def _errors(reports: Sequence[DeployResult], all_hosts: Collection[str]) -> Iterator[RenderableType]:
+    return error_views([(report.host, report.error) for report in reports if report.error is not None], all_hosts)
 
 
 def _plan_lines(report: DeployResult) -> Iterator[RenderableType]:
@@ -68,14 +68,14 @@ def _plan_lines(report: DeployResult) -> Iterator[RenderableType]:
 
 def reports_view(
     reports: Sequence[DeployResult],
-    whole: Collection[str] = (),
+    all_hosts: Collection[str] = (),
     pulling: Collection[str] = (),
     words: Mapping[str, str] = MappingProxyType({}),
 ) -> RenderableType:
     """One row per host, then each failure with its last lines and its hint, then what to do next.
 
-    `whole`: the names of all hosts of the fleet. `pulling`: hosts whose models are pulled, not deployed. `words`: other
-    words for results, as for uninstalling.
+    `all_hosts`: the names of all hosts of the fleet. `pulling`: hosts whose models are pulled, not deployed. `words`:
+    other words for results, as for uninstalling.
     """
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     table.add_column("host", style="bold", overflow="fold")
@@ -87,7 +87,7 @@ def reports_view(
     for report in reports:
         table.add_row(*_row(report, words))
     summary = _summary(reports, words)
-    return Group(table, *_errors(reports, whole), Text(), summary, *_next(reports, whole, pulling))
+    return Group(table, *_errors(reports, all_hosts), Text(), summary, *_next(reports, all_hosts, pulling))
 
 
 def _row(report: DeployResult, words: Mapping[str, str]) -> tuple[RenderableType, ...]:
@@ -110,15 +110,15 @@ def _summary(reports: Sequence[DeployResult], words: Mapping[str, str] = Mapping
     return Text(", ").join(parts)
 
 
-def _next(reports: Sequence[DeployResult], whole: Collection[str], pulling: Collection[str]) -> Iterator[Text]:
+def _next(reports: Sequence[DeployResult], all_hosts: Collection[str], pulling: Collection[str]) -> Iterator[Text]:
     """The command that starts serving what was deployed."""
     done = [report for report in reports if report.result in ("changed", "unchanged") and report.plan is not None]
     for needs in ("start", "restart"):
         waiting = [report.host for report in done if report.plan is not None and report.plan.needs == needs]
         if waiting:
             without_model = [name for name in waiting if name in pulling] if needs == "start" else []
-            pull = f"disagg models pull{host_options(without_model, whole)} && " if without_model else ""
-            yield Text.assemble(("next: ", "bold cyan"), f"{pull}disagg {needs}{host_options(waiting, whole)}")
+            pull = f"disagg models pull{host_options(without_model, all_hosts)} && " if without_model else ""
+            yield Text.assemble(("next: ", "bold cyan"), f"{pull}disagg {needs}{host_options(waiting, all_hosts)}")
 
 
 class DeployProgress:

@@ -35,20 +35,23 @@ _WIDE = 72
 """Columns that the whole table needs."""
 
 
-def health_view(statuses: Sequence[HostStatus], whole: Collection[str] = ()) -> RenderableType:
-    """The table, then `host: why` and `→ command` for what is not healthy or worth a remark, then footnotes. `whole`:
-    the names of all hosts of the fleet; a command for all of them names none."""
+def health_view(statuses: Sequence[HostStatus], all_hosts: Collection[str] = ()) -> RenderableType:
+    """The table, then `host: why` and `→ command` for what is not healthy or worth a remark, then footnotes.
+
+    `all_hosts`: the names of all hosts of the fleet; a command for all of them names none."""
     states = {status.host: status for status in statuses}
-    problems = together([(one.host, one.why, one.hint) for one in statuses if one.why], whole)
-    hints = [_hint(host_names(one.hosts, whole), one, [states[host] for host in one.hosts]) for one in problems]
+    problems = together([(one.host, one.why, one.hint) for one in statuses if one.why], all_hosts)
+    hints = [_hint(host_names(one.hosts, all_hosts), one, [states[host] for host in one.hosts]) for one in problems]
     notes = list(_footnotes(statuses))
     return Group(_Table(statuses), *([Text(), *hints] if hints else []), *([Text(), *notes] if notes else []))
 
 
-def watch_view(statuses: Sequence[HostStatus], whole: Collection[str], every: float) -> RenderableType:
+def watch_view(statuses: Sequence[HostStatus], all_hosts: Collection[str], every: float) -> RenderableType:
     """The same as of now, and when that was: the time shows whether the view still updates."""
     clock = time.strftime("%H:%M:%S")
-    return Group(health_view(statuses, whole), Text(), Text(f"{clock}, again every {every:g} s; Ctrl-C ends", "dim"))
+    return Group(
+        health_view(statuses, all_hosts), Text(), Text(f"{clock}, again every {every:g} s; Ctrl-C ends", "dim")
+    )
 
 
 def health_panel(statuses: Sequence[HostStatus]) -> Panel:

@@ -55,21 +55,21 @@ def results_table(results: Sequence[ServerResult]) -> Table:
     return table
 
 
-def failures_view(results: Sequence[ServerResult], whole: Collection[str] = ()) -> RenderableType | None:
-    """Each failure with the end of its log and its hint; None if nothing failed. `whole`: all names of the fleet."""
+def failures_view(results: Sequence[ServerResult], all_hosts: Collection[str] = ()) -> RenderableType | None:
+    """Each failure with the end of its log and its hint; None without one. `all_hosts`: all names of the fleet."""
     failed = [(result.host, result.error) for result in results if result.error is not None]
     silent = [one for one in failed if not _log(one[1])]
-    logged = [part for host, error in failed if _log(error) for part in _with_log(host, error, whole)]
-    return Group(*logged, *error_views(silent, whole)) if failed else None
+    logged = [part for host, error in failed if _log(error) for part in _with_log(host, error, all_hosts)]
+    return Group(*logged, *error_views(silent, all_hosts)) if failed else None
 
 
 def _log(error: DisaggError) -> Sequence[str]:
     return error.log if isinstance(error, StartFailed) else ()
 
 
-def _with_log(host: str, error: DisaggError, whole: Collection[str]) -> Iterator[RenderableType]:
+def _with_log(host: str, error: DisaggError, all_hosts: Collection[str]) -> Iterator[RenderableType]:
     log = _log(error)
     yield Text()
     yield Text(f"the last {counted(len(log), 'line')} of {host}'s log:", "dim")
     yield from (Padding(raw_line(line), (0, 0, 0, 2), expand=False) for line in log)
-    yield from list(error_views([(host, error)], whole))[1:]
+    yield from list(error_views([(host, error)], all_hosts))[1:]

@@ -21,15 +21,15 @@ _ENDINGS = {
 }
 
 
-def rollout_view(report: RolloutReport, whole: Collection[str] = ()) -> RenderableType:
-    """A table, the failures with their hints, and the ending. `whole`: the names of all hosts of the fleet."""
+def rollout_view(report: RolloutReport, all_hosts: Collection[str] = ()) -> RenderableType:
+    """A table, the failures with their hints, and the ending. `all_hosts`: the names of all hosts of the fleet."""
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     table.add_column("host", style="bold", overflow="fold")
     table.add_column("outcome")
     table.add_column("runs", style="dim")
     for one in report.hosts:
         table.add_row(one.host, Text(one.outcome, _STYLE[one.outcome]), one.release[:8] or "–")
-    errors = error_views([(one.host, one.error) for one in report.hosts if one.error is not None], whole)
+    errors = error_views([(one.host, one.error) for one in report.hosts if one.error is not None], all_hosts)
     reason = [Text(f": {report.reason}")] if report.reason else []
     end = Text.assemble(_ENDINGS[report.ending], *reason)
     next_step = [Text("disagg rollout goes on, disagg rollout --undo goes back")] if report.ending == "stopped" else []

@@ -17,27 +17,27 @@ class SharedProblem:
     hint: str
 
 
-def together(problems: Iterable[tuple[str, str, str]], whole: Collection[str]) -> list[SharedProblem]:
+def together(problems: Iterable[tuple[str, str, str]], all_hosts: Collection[str]) -> list[SharedProblem]:
     """Group (host, cause, hint) of each host; causes that differ in the host's name only are the same.
 
-    `whole`: the names of all hosts of the fleet; a command for all of them names none.
+    `all_hosts`: the names of all hosts of the fleet; a command for all of them names none.
     """
     groups: dict[tuple[str, str], list[str]] = {}
     for host, cause, hint in problems:
         alike = cause.removeprefix(f"{host}: "), hint.replace(f" --host {host}", _HOSTS)
         groups.setdefault(alike, []).append(host)
-    return [SharedProblem(tuple(hosts), cause, _for(hint, hosts, whole)) for (cause, hint), hosts in groups.items()]
+    return [SharedProblem(tuple(hosts), cause, _for(hint, hosts, all_hosts)) for (cause, hint), hosts in groups.items()]
 
 
-def host_names(hosts: Collection[str], whole: Collection[str]) -> str:
+def host_names(hosts: Collection[str], all_hosts: Collection[str]) -> str:
     """`a, b`; `all hosts` if these are the whole fleet and more than one."""
-    return "all hosts" if len(hosts) > 1 and set(hosts) == set(whole) else ", ".join(hosts)
+    return "all hosts" if len(hosts) > 1 and set(hosts) == set(all_hosts) else ", ".join(hosts)
 
 
-def host_options(hosts: Collection[str], whole: Collection[str]) -> str:
+def host_options(hosts: Collection[str], all_hosts: Collection[str]) -> str:
     """` --host a --host b`; nothing if these are the whole fleet."""
-    return "" if set(hosts) == set(whole) else "".join(f" --host {host}" for host in hosts)
+    return "" if set(hosts) == set(all_hosts) else "".join(f" --host {host}" for host in hosts)
 
 
-def _for(hint: str, hosts: Collection[str], whole: Collection[str]) -> str:
-    return hint.replace(_HOSTS, host_options(hosts, whole))
+def _for(hint: str, hosts: Collection[str], all_hosts: Collection[str]) -> str:
+    return hint.replace(_HOSTS, host_options(hosts, all_hosts))

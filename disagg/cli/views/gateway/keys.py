@@ -13,7 +13,7 @@ from disagg.gateway.clients.keys import Key
 
 
 def keys_view(keys: Sequence[Key]) -> RenderableType:
-    """One row per key, revoked ones dimmed. Of a narrow terminal names take several lines, and nothing is cut."""
+    """One row per key, revoked ones dimmed. On a narrow terminal names take several lines, and nothing is cut."""
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
     for heading in ("name", "id", "models", "requests\n/min", "tokens\n/min", "added", "revoked"):
         right, folds = heading.endswith("/min"), heading == "name"

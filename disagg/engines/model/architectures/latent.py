@@ -13,10 +13,12 @@ from disagg.kv.layout import LayerLayout
 
 
 def latent(config: Config) -> LayerLayout:
+    """The layout of a layer: the latent vector as the key of one head, the rotated one as its value."""
     return LayerLayout("full", 1, int(config.kv_lora_rank), int(config.qk_rope_head_dim))
 
 
 def latent_rope(config: Config, layer: int, kind: str) -> Rope | None:
+    """The rotary embedding of the rotated vector, the same in every layer."""
     width = int(config.qk_rope_head_dim)
     return reference_rope(config.rope_parameters, width, int(config.max_position_embeddings))
 

@@ -28,7 +28,7 @@ from disagg.engines.model.constraint import Constraint
 from disagg.engines.model.text import HFTokenizer
 from disagg.engines.vllm.reports import Reports
 from disagg.engines.vllm.rows import StepShare
-from disagg.engines.vllm.runs import AnswerRun, Run, SentByItself
+from disagg.engines.vllm.runs import AnswerRun, NothingToCompute, Run
 from disagg.engines.vllm.sampling import fields
 from disagg.engines.vllm.served import check
 from disagg.engines.vllm.served.calls import Call, VLLMServer
@@ -107,7 +107,7 @@ class ServedEngine(SendingEngine):
     ) -> SendingRun:
         """See SendingEngine."""
         if header.start >= len(tokens):
-            return SentByItself(to, header, deadline)
+            return NothingToCompute(to, header, deadline)
         run: ServedPrompt
 
         def stepped(progress: KVProgress) -> None:
@@ -170,7 +170,7 @@ class ServedEngine(SendingEngine):
                 message.take()
                 if (request := self._requests.get(message.run.name)) is not None:
                     request.note(time.monotonic())
-                    self._latest = request.heard if message.progress else self._latest
+                    self._latest = request.latest_at if message.progress else self._latest
                 message = self._messages.get_nowait()
         now = time.monotonic()
         for request in self._requests.values():

@@ -27,7 +27,7 @@ class Logprob(NamedTuple):
     logprob: float
 
 
-class Piece(NamedTuple):
+class NewTokens(NamedTuple):
     """New tokens of an answer, in the form that AnswerRun takes them from vLLM. logprobs: of the token and the
     likeliest ones, by id."""
 
@@ -36,10 +36,10 @@ class Piece(NamedTuple):
     finish_reason: str | None
 
 
-class Output(NamedTuple):
+class StepOutput(NamedTuple):
     """What one step had for a request."""
 
-    outputs: tuple[Piece]
+    outputs: tuple[NewTokens]
     finished: bool
 
 
@@ -93,7 +93,7 @@ def model_names(content: bytes) -> list[str]:
         raise ModelError(f"this is no answer of vllm serve: {clipped(repr(content))}", _NOT_VLLM) from None
 
 
-def output(line: bytes) -> Output | None:
+def output(line: bytes) -> StepOutput | None:
     """The tokens in one line of a streamed answer; None if it has none. Raises DisaggError for an error in it."""
     data = line.removeprefix(b"data:").strip() if line.startswith(b"data:") else b""
     if not data or data == _END:
@@ -103,19 +103,19 @@ def output(line: bytes) -> Output | None:
         raise ModelError(f"vllm serve ended the answer: {clipped(str(error))}", "see its log")
     try:
         choices = body["choices"]
-        return Output((_piece(choices[0]),), choices[0]["finish_reason"] is not None) if choices else None
+        return StepOutput((_piece(choices[0]),), choices[0]["finish_reason"] is not None) if choices else None
     except (KeyError, TypeError, ValueError, IndexError, AttributeError):
         raise ModelError(f"this is no answer of vllm serve: {clipped(repr(data))}", _NOT_VLLM) from None
 
 
-def _piece(choice: Mapping[str, Any]) -> Piece:
+def _piece(choice: Mapping[str, Any]) -> NewTokens:
     ids = [int(id) for id in choice["token_ids"] or ()]
     given = choice["logprobs"] or {"token_logprobs": (), "top_logprobs": ()}
     logprobs = []
     for id, own, top in zip(ids, given["token_logprobs"], given["top_logprobs"], strict=True):
         likely = {int(name.removeprefix(_TOKEN_ID)): Logprob(value) for name, value in (top or {}).items()}
         logprobs.append({id: Logprob(own), **likely})
-    return Piece(ids, logprobs, choice["finish_reason"])
+    return NewTokens(ids, logprobs, choice["finish_reason"])
 
 
 def refusal(status: int, content: bytes) -> DisaggError:

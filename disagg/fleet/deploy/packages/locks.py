@@ -23,7 +23,7 @@ PLATFORMS: Final[Mapping[str, tuple[str, str]]] = {
     "macosx-arm64": ("Darwin", "arm64"),
 }
 PYTHONS: Final = ("3.11", "3.12", "3.13", "3.14")
-"""The versions of Python that locks have wheels for: vLLM's those for one of them."""
+"""The versions of Python that locks have wheels for; vLLM's locks, for one of them."""
 _HASH: Final = re.compile(r"--hash=sha256:([0-9a-f]{64})")
 _PYTHON: Final = re.compile(r'python_version == "([0-9.]+)"')
 

@@ -26,7 +26,7 @@ class ReplyTimeout(TimeoutError):
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class HTTPReply:
     """A whole HTTP answer. headers: with names in lower case. too_long: content is empty, for it is over the bound."""
 
     status: int
@@ -56,7 +56,7 @@ def fetch(
     max_bytes: int = MAX_BODY,
     *,
     secure: Secure | None = None,
-) -> Reply:
+) -> HTTPReply:
     """The answer to a GET on a new connection, which is closed; raises as `get`. secure: puts TLS on it."""
     deadline = time.monotonic() + timeout_s
     try:
@@ -75,7 +75,7 @@ def fetch(
         connection.close()
 
 
-def _exchange(connection: http.client.HTTPConnection, path: str, token: str | None, max_bytes: int) -> Reply:
+def _exchange(connection: http.client.HTTPConnection, path: str, token: str | None, max_bytes: int) -> HTTPReply:
     connection.request("GET", path, headers={"Authorization": f"Bearer {token}"} if token else {})
     with connection.getresponse() as response:
         headers = {name.lower(): value for name, value in response.getheaders()}
@@ -84,9 +84,9 @@ def _exchange(connection: http.client.HTTPConnection, path: str, token: str | No
             part = response.read1(1 << 16)
             body += part
             if not part:
-                return Reply(response.status, headers, body)
+                return HTTPReply(response.status, headers, body)
             if len(body) > max_bytes:
-                return Reply(response.status, headers, b"", too_long=True)
+                return HTTPReply(response.status, headers, b"", too_long=True)
 
 
 class _TimedSocket:

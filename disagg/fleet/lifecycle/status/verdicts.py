@@ -17,7 +17,7 @@ from disagg.fleet.lifecycle.status.host_status import HostStatus
 from disagg.token import state_folder
 
 _FILE = "verified.json"
-_MOST = 64
+_MAX_VERDICTS = 64
 """The newest are kept."""
 
 
@@ -67,7 +67,7 @@ def keep(fleet: Fleet, verdict: Verdict) -> None:
     part = folder / f".{_FILE}.{os.getpid()}"
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        part.write_bytes(_Verdicts((*others, verdict)[-_MOST:]).to_bytes())
+        part.write_bytes(_Verdicts((*others, verdict)[-_MAX_VERDICTS:]).to_bytes())
         part.replace(folder / _FILE)
     except OSError as error:
         hint = "check that folder and its owner, or set XDG_STATE_HOME to another folder"

@@ -15,8 +15,8 @@ from disagg.errors import ConfigError, DisaggError
 from disagg.fleet.lifecycle.status.host_status import HostStatus
 from disagg.fleet.lifecycle.status.http_get import fetch
 from disagg.whole.answers import MAX_REPLY_BYTES, models
-from disagg.whole.questions import MODELS
 from disagg.whole.refusals import Reply, error_of, not_openai, unknown_model
+from disagg.whole.request import MODELS
 
 
 def poll_whole(host: Host, blank: HostStatus, timeout_s: float) -> HostStatus:

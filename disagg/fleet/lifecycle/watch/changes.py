@@ -13,8 +13,9 @@ from disagg.fleet.lifecycle.status.host_status import HostStatus
 
 
 @dataclass(slots=True)
-class _Seen:
-    """What is known of a host. up: None until that is decided. since: when it went up or down, if that was seen.
+class _HostState:
+    """What the readings so far show of a host. up: None until that is decided. since: when it went up or down, None if
+    that was before the first reading.
     misses: readings in a row in which it was not healthy, the first of them at `missed`."""
 
     up: bool | None = None
@@ -32,31 +33,31 @@ class FleetWatch:
 
     fleet: str
     misses: int = 2
-    _seen: dict[str, _Seen] = field(default_factory=dict)
+    _hosts: dict[str, _HostState] = field(default_factory=dict)
 
-    def see(self, statuses: Sequence[HostStatus], now: float) -> list[HostChange]:
+    def update(self, statuses: Sequence[HostStatus], now: float) -> list[HostChange]:
         """The changes that this reading shows. now: seconds since 1970."""
         changes = (self._healthy(status, now) if status.ok else self._missed(status, now) for status in statuses)
         return [change for change in changes if change is not None]
 
     def _healthy(self, status: HostStatus, now: float) -> HostChange | None:
-        seen = self._seen.setdefault(status.host, _Seen())
-        before, since = seen.up, seen.since
-        seen.misses, seen.up = 0, True
+        host = self._hosts.setdefault(status.host, _HostState())
+        before, since = host.up, host.since
+        host.misses, host.up = 0, True
         if before is True:
             return None
-        seen.since = now if before is False else None
+        host.since = now if before is False else None
         return self._change("up", status, now, since) if before is False else None
 
     def _missed(self, status: HostStatus, now: float) -> HostChange | None:
-        seen = self._seen.setdefault(status.host, _Seen())
-        seen.misses += 1
-        if seen.misses == 1:
-            seen.missed = now
-        if seen.misses < self.misses or seen.up is False:
+        host = self._hosts.setdefault(status.host, _HostState())
+        host.misses += 1
+        if host.misses == 1:
+            host.missed = now
+        if host.misses < self.misses or host.up is False:
             return None
-        since, seen.up = seen.since, False
-        seen.since = seen.missed
+        since, host.up = host.since, False
+        host.since = host.missed
         return self._change("down", status, now, since)
 
     def _change(self, change: Literal["down", "up"], status: HostStatus, now: float, since: float | None) -> HostChange:

@@ -20,7 +20,7 @@ from disagg.fleet.changes.hooks import run_line
 from disagg.fleet.machine import interruption
 from disagg.fleet.machine.interruption import interrupted_by
 
-WAITING: Final = 100
+MAX_WAITING: Final = 100
 """Changes that may wait for their delivery."""
 _POLL_S: Final = 0.2
 _END_S: Final = 5.0
@@ -36,7 +36,7 @@ class PostPolicy:
     pauses_s: tuple[float, ...] = (1.0, 4.0, 16.0)
 
 
-def is_worth_another(code: int) -> bool:
+def is_retryable(code: int) -> bool:
     """Whether an answer with this HTTP code may be another one the next time."""
     return code == httpx.codes.TOO_MANY_REQUESTS or code >= 500
 
@@ -82,7 +82,7 @@ class Poster:
             return f"no answer within {self.policy.timeout_s:g} s", True
         except httpx.HTTPError as error:
             return str(error) or type(error).__name__, True
-        return ("", False) if httpx.codes.is_success(code) else (f"HTTP {code}", is_worth_another(code))
+        return ("", False) if httpx.codes.is_success(code) else (f"HTTP {code}", is_retryable(code))
 
     async def _post(self, body: bytes) -> int:
         """The code of the answer, whose body, which may have no end, is not read."""
@@ -131,7 +131,7 @@ class Notifier:
 
     def __init__(self, deliver: Sequence[Callable[[HostChange], None]], report: Callable[[str], None]) -> None:
         self._deliver, self._report = deliver, report
-        self._waiting: Queue[HostChange] = Queue(WAITING)
+        self._waiting: Queue[HostChange] = Queue(MAX_WAITING)
         self._stopped = Event()
         self._thread = Thread(target=self._work, name="notifier", daemon=True)
 
@@ -154,7 +154,7 @@ class Notifier:
         try:
             self._waiting.put_nowait(change)
         except Full:
-            self._report(f"{WAITING} changes wait for their delivery: that of {change.host} is left out")
+            self._report(f"{MAX_WAITING} changes wait for their delivery: that of {change.host} is left out")
 
     def _work(self) -> None:
         """Until stopped: an interruption ends the wait, a pause or the command at hand."""

@@ -12,7 +12,7 @@ from paramiko.auth_strategy import AuthFailure
 from paramiko.ssh_exception import BadAuthenticationType, NoValidConnectionsError
 
 from disagg.errors import DisaggError, HostKeyRefused, HostUnreachable, LoginRefused
-from disagg.fleet.machine.ssh.known_hosts import HostKey, KnownHosts, Verdict, remove_commands
+from disagg.fleet.machine.ssh.known_hosts import HostKey, KeyStatus, KnownHosts, remove_commands
 from disagg.fleet.machine.ssh.settings import HopSettings
 
 _NO_ROUTE = (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN)
@@ -36,7 +36,7 @@ def explain(name: str, settings: HopSettings, error: BaseException) -> DisaggErr
 
 
 def refused_key(
-    name: str, settings: HopSettings, verdict: Verdict, offered: HostKey, known: KnownHosts
+    name: str, settings: HopSettings, verdict: KeyStatus, offered: HostKey, known: KnownHosts
 ) -> HostKeyRefused:
     """The error about a host key that is unknown, changed or revoked."""
     shown = f"{offered.kind} {offered.fingerprint}"

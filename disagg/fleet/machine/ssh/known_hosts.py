@@ -15,7 +15,7 @@ from typing import Literal
 
 from disagg.errors import FleetError
 
-Verdict = Literal["known", "unknown", "changed", "revoked"]
+KeyStatus = Literal["known", "unknown", "changed", "revoked"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ class KnownHosts:
         """The lines that apply to a host."""
         return [entry for entry in self.entries if entry.matches(name)]
 
-    def check(self, name: str, key: HostKey) -> Verdict:
+    def check(self, name: str, key: HostKey) -> KeyStatus:
         """Compare the key that a host offers with the known ones.
 
         "changed" also if only keys of other kinds are known: an attacker chooses which kind to offer.

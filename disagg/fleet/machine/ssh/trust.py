@@ -9,7 +9,7 @@ from pathlib import Path
 from disagg.config import Host
 from disagg.errors import FleetError
 from disagg.fleet.machine.ssh import known_hosts
-from disagg.fleet.machine.ssh.known_hosts import HostKey, KnownHosts, Verdict
+from disagg.fleet.machine.ssh.known_hosts import HostKey, KeyStatus, KnownHosts
 from disagg.fleet.machine.ssh.settings import HopSettings, settings_for
 
 
@@ -20,7 +20,7 @@ class HostKeyOffer:
     host: str
     known_as: str
     key: HostKey
-    verdict: Verdict
+    verdict: KeyStatus
     path: Path
 
     def accept(self) -> None:

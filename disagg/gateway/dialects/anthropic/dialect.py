@@ -18,12 +18,12 @@ from disagg.gateway.dialects.problems import Problem
 from disagg.gateway.dialects.request import GatewayRequest, answer_length, thinking
 from disagg.http.stream import EVENT_STREAM
 
-HARMLESS: Final[Mapping[str, tuple[Any, ...]]] = {
+UNSUPPORTED: Final[Mapping[str, tuple[Any, ...]]] = {
     "container": (),
     "mcp_servers": ([],),
 }
 """Fields that would change the answer and cannot be honoured, with the values besides null that change nothing."""
-HARMLESS_IN_TOOLS: Final[Mapping[str, tuple[Any, ...]]] = {"type": ("custom",)}
+UNSUPPORTED_IN_TOOLS: Final[Mapping[str, tuple[Any, ...]]] = {"type": ("custom",)}
 _EFFORTS: Final = {"xhigh": "high", "max": "high"}
 """Efforts that chat templates do not have."""
 PING: Final = b'event: ping\ndata: {"type":"ping"}\n\n'
@@ -126,7 +126,7 @@ class Messages:
     keep_alive: ClassVar = PING
 
     def read(self, body: Mapping[str, Any]) -> GatewayRequest:
-        fields = read_fields(MessagesBody, body, HARMLESS)
+        fields = read_fields(MessagesBody, body, UNSUPPORTED)
         given = {"temperature": fields.temperature, "top_p": fields.top_p, "top_k": fields.top_k}
         options = {
             "temperature": 1.0,
@@ -152,7 +152,7 @@ class CountTokens(Messages):
     name: ClassVar = "count_tokens"
 
     def read(self, body: Mapping[str, Any]) -> GatewayRequest:
-        fields = read_fields(CountBody, body, HARMLESS)
+        fields = read_fields(CountBody, body, UNSUPPORTED)
         return fields.request(options=fields.options())
 
 
@@ -169,7 +169,7 @@ def _choice(given: ToolChoice | None) -> Any:
 
 def _function(tool: Mapping[str, Any], place: int) -> FunctionBody:
     try:
-        fields = read_fields(ToolBody, tool, HARMLESS_IN_TOOLS)
+        fields = read_fields(ToolBody, tool, UNSUPPORTED_IN_TOOLS)
     except RequestError as error:
         raise RequestError(f"tools[{place}].{error.message}", error.hint) from None
     return FunctionBody(fields.name, fields.description, fields.input_schema)

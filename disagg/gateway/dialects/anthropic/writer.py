@@ -9,7 +9,7 @@ import msgspec
 
 from disagg.api.requests import ToolCall
 from disagg.gateway.dialects.base import Head
-from disagg.gateway.dialects.events import Finished, Piece, Usage
+from disagg.gateway.dialects.events import AnswerPiece, Finished, Usage
 from disagg.gateway.dialects.openai.common import disagg_body
 from disagg.gateway.dialects.problems import Problem
 from disagg.http.stream import event_bytes
@@ -50,7 +50,7 @@ class AnthropicWriter:
         self._blocks = 0  # begun
         self._open: Kind | None = None  # the kind of the last block, unless it has ended
 
-    def piece(self, piece: Piece) -> bytes:
+    def piece(self, piece: AnswerPiece) -> bytes:
         parts = [self._start()]
         if piece.reasoning and self._head.request.reasoning:
             parts.append(self._more("thinking", piece.reasoning))

@@ -18,14 +18,14 @@ from disagg.gateway.dialects.request import GatewayRequest, Prompt, answer_lengt
 
 DEFAULTS: Final[Mapping[str, Any]] = {"temperature": 0.8, "top_k": 40, "top_p": 0.9}
 """Ollama's defaults, unlike those of the other dialects."""
-HARMLESS: Final[Mapping[str, tuple[Any, ...]]] = {
+UNSUPPORTED: Final[Mapping[str, tuple[Any, ...]]] = {
     "images": ([],),
     "suffix": ("",),
     "template": ("",),
     "context": ([],),
 }
 """Fields that would change the answer and cannot be honoured, with the values besides null that change nothing."""
-HARMLESS_OPTIONS: Final[Mapping[str, tuple[Any, ...]]] = {
+UNSUPPORTED_OPTIONS: Final[Mapping[str, tuple[Any, ...]]] = {
     "mirostat": (0,),
     "typical_p": (1,),
     "tfs_z": (1,),
@@ -88,7 +88,7 @@ class OllamaBody(Contract, frozen=True, kw_only=True):
 
     def request(self, prompt: Prompt | None, tools: Sequence[ToolBody] = ()) -> GatewayRequest:
         """The request for the answer to this prompt; None: there is nothing to answer."""
-        options = read_fields(Options, self.options or {}, HARMLESS_OPTIONS)
+        options = read_fields(Options, self.options or {}, UNSUPPORTED_OPTIONS)
         given = {name: value for name, value in options.to_json().items() if value is not None}
         longest = given.pop("num_predict", -1)
         if "repeat_penalty" in given:
@@ -160,7 +160,7 @@ class Chat:
     keep_alive: ClassVar = b""  # a line that is not JSON would break the clients
 
     def read(self, body: Mapping[str, Any]) -> GatewayRequest:
-        fields = read_fields(OllamaChatBody, body, HARMLESS)
+        fields = read_fields(OllamaChatBody, body, UNSUPPORTED)
         written = [_message(one, place) for place, one in enumerate(fields.messages)]
         return fields.request({"messages": written} if written else None, fields.tools or ())
 
@@ -177,7 +177,7 @@ class Generate(Chat):
     name: ClassVar = "ollama-generate"
 
     def read(self, body: Mapping[str, Any]) -> GatewayRequest:
-        fields = read_fields(OllamaGenerateBody, body, HARMLESS)
+        fields = read_fields(OllamaGenerateBody, body, UNSUPPORTED)
         if not fields.prompt:
             return fields.request(None)
         if fields.raw:

@@ -12,7 +12,7 @@ import msgspec
 from disagg.api.events import TokenLogprob
 from disagg.api.requests import ToolCall
 from disagg.gateway.dialects.base import Head
-from disagg.gateway.dialects.events import Finished, Piece
+from disagg.gateway.dialects.events import AnswerPiece, Finished
 from disagg.gateway.dialects.openai.common import logprob_body
 from disagg.gateway.dialects.problems import Problem
 from disagg.inference.types import Completion
@@ -51,7 +51,7 @@ class OllamaWriter:
         self._head = head
         self._fields = fields
 
-    def piece(self, piece: Piece) -> bytes:
+    def piece(self, piece: AnswerPiece) -> bytes:
         parts = Parts(piece.text, self._shown(piece.reasoning), piece.tool_calls)
         logprobs = self._logprobs(piece.tokens)
         if parts == Parts() and not logprobs:

@@ -11,7 +11,7 @@ from disagg.api.events import TokenLogprob
 from disagg.api.requests import MAX_MESSAGES, MAX_TOOLS
 from disagg.errors import RequestError
 from disagg.gateway.dialects.base import Head
-from disagg.gateway.dialects.events import Finished, Piece
+from disagg.gateway.dialects.events import AnswerPiece, Finished
 from disagg.gateway.dialects.form import ResponseFormat, ToolBody, form_of, functions, schema_of
 from disagg.gateway.dialects.openai import common as openai
 from disagg.gateway.dialects.openai.messages import Message, call_body, messages
@@ -81,7 +81,7 @@ class ChatWriter:
         self._logprobs = head.request.options.get("logprobs") is not None
         self._calls: dict[int, int] = {}  # written so far, by choice; the choices that have begun
 
-    def piece(self, piece: Piece) -> bytes:
+    def piece(self, piece: AnswerPiece) -> bytes:
         choice, logprobs = piece.choice, self._logprobs_body(piece.tokens)
         parts = [b"" if choice in self._calls else self._start(choice)]
         if piece.reasoning:

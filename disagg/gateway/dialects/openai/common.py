@@ -22,7 +22,7 @@ from disagg.inference.types import Completion
 KEEP_ALIVE: Final = b": keep-alive\n\n"
 DONE: Final = b"data: [DONE]\n\n"
 
-HARMLESS: Final[Mapping[str, tuple[Any, ...]]] = {
+UNSUPPORTED: Final[Mapping[str, tuple[Any, ...]]] = {
     # tools
     "tools": ([],),
     "tool_choice": ("none", "auto"),
@@ -66,7 +66,7 @@ OF_CHATS: Final = frozenset({"tools", "tool_choice", "response_format", "reasoni
 MAX_DIGITS: Final = 10
 """Of a token's id."""
 
-_AS_THEY_ARE: Final = (
+_SAME_NAME: Final = (
     "temperature",
     "top_p",
     "min_p",
@@ -114,7 +114,7 @@ class SamplingFields(Contract, frozen=True, kw_only=True):
 
         OpenAI's temperature is 1 if the request does not set it.
         """
-        given = {name: value for name in _AS_THEY_ARE if (value := getattr(self, name)) is not None}
+        given = {name: value for name in _SAME_NAME if (value := getattr(self, name)) is not None}
         if self.top_k is not None:
             given["top_k"] = 0 if self.top_k == -1 else self.top_k
         if self.logit_bias:
@@ -139,7 +139,7 @@ def read(kind: type[Body], body: Mapping[str, Any], honoured: Collection[str] = 
 
     honoured: of the fields that would change the answer.
     """
-    return read_fields(kind, body, {name: neutral for name, neutral in HARMLESS.items() if name not in honoured})
+    return read_fields(kind, body, {name: neutral for name, neutral in UNSUPPORTED.items() if name not in honoured})
 
 
 def error_body(problem: Problem) -> dict[str, Any]:

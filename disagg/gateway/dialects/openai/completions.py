@@ -10,7 +10,7 @@ from msgspec import Meta
 from disagg.api.events import TokenLogprob
 from disagg.errors import RequestError
 from disagg.gateway.dialects.base import Head
-from disagg.gateway.dialects.events import Finished, Piece
+from disagg.gateway.dialects.events import AnswerPiece, Finished
 from disagg.gateway.dialects.openai import common as openai
 from disagg.gateway.dialects.problems import Problem
 from disagg.gateway.dialects.request import MAX_CHOICES, GatewayRequest, Prompt
@@ -87,7 +87,7 @@ class CompletionWriter:
         self._logprobs = head.request.options.get("logprobs") is not None
         self._offsets: dict[int, int] = {}
 
-    def piece(self, piece: Piece) -> bytes:
+    def piece(self, piece: AnswerPiece) -> bytes:
         if not piece.text and not self._logprobs:
             return b""
         offset = self._offsets.get(piece.choice, 0)

@@ -21,8 +21,8 @@ from disagg.gateway.dialects.responses.writer import ResponseWriter
 from disagg.http.stream import EVENT_STREAM
 
 _ELSEWHERE: Final = ("tools", "tool_choice", "parallel_tool_calls")
-HARMLESS: Final[Mapping[str, tuple[Any, ...]]] = {
-    **{name: values for name, values in openai.HARMLESS.items() if name not in _ELSEWHERE},
+UNSUPPORTED: Final[Mapping[str, tuple[Any, ...]]] = {
+    **{name: values for name, values in openai.UNSUPPORTED.items() if name not in _ELSEWHERE},
     # memory of earlier requests
     "previous_response_id": (),
     "conversation": (),
@@ -36,7 +36,7 @@ HARMLESS: Final[Mapping[str, tuple[Any, ...]]] = {
     "truncation": ("disabled",),
 }
 """Fields that would change the answer and cannot be honoured, with the values besides null that change nothing."""
-HARMLESS_IN_TEXT: Final[Mapping[str, tuple[Any, ...]]] = {"verbosity": ("medium",)}
+UNSUPPORTED_IN_TEXT: Final[Mapping[str, tuple[Any, ...]]] = {"verbosity": ("medium",)}
 _REASONING: Final = "reasoning.encrypted_content"
 _LOGPROBS: Final = "message.output_text.logprobs"
 
@@ -83,7 +83,7 @@ class Responses:
     keep_alive: ClassVar = openai.KEEP_ALIVE
 
     def read(self, body: Mapping[str, Any]) -> GatewayRequest:
-        fields = read_fields(ResponsesBody, body, HARMLESS)
+        fields = read_fields(ResponsesBody, body, UNSUPPORTED)
         include = fields.include or ()
         options = fields.options(fields.max_output_tokens)
         if _LOGPROBS in include:
@@ -120,7 +120,7 @@ def _form(fields: ResponsesBody, offer: Offer) -> dict[str, Any]:
     if isinstance(choice, Mapping):
         choice = _named(choice, offer)
     try:
-        text = read_fields(TextConfig, fields.text or {}, HARMLESS_IN_TEXT)
+        text = read_fields(TextConfig, fields.text or {}, UNSUPPORTED_IN_TEXT)
     except RequestError as error:
         raise RequestError(f"text.{error.message}", error.hint) from None
     return form_of(offer.functions, choice, _schema(text.format), "text.format")

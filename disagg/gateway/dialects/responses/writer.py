@@ -10,7 +10,7 @@ import msgspec
 from disagg.api.events import TokenLogprob
 from disagg.api.requests import ToolCall
 from disagg.gateway.dialects.base import Head
-from disagg.gateway.dialects.events import Finished, Piece, Usage
+from disagg.gateway.dialects.events import AnswerPiece, Finished, Usage
 from disagg.gateway.dialects.openai import common as openai
 from disagg.gateway.dialects.problems import Problem
 from disagg.gateway.dialects.request import CalledAs
@@ -35,7 +35,7 @@ class ResponseWriter:
         self._text: list[str] = []  # of the open item
         self._logprobs: list[dict[str, Any]] = []
 
-    def piece(self, piece: Piece) -> bytes:
+    def piece(self, piece: AnswerPiece) -> bytes:
         parts = [self._start()]
         if piece.reasoning:
             parts.append(self._more("reasoning", piece.reasoning, ()))
@@ -65,7 +65,7 @@ class ResponseWriter:
         (done,) = completions
         # Tokens of a decode host begin with those of the reasoning; a whole-request host states those of the text only.
         tokens = done.tokens if done.metrics.method == "whole" else done.tokens[done.reasoning_tokens :]
-        self.piece(Piece(0, done.text, tokens, done.reasoning, done.tool_calls))
+        self.piece(AnswerPiece(0, done.text, tokens, done.reasoning, done.tool_calls))
         self.finished(Finished(0, done))
         return self._response("incomplete" if done.finish_reason == "length" else "completed", done)
 

@@ -55,8 +55,8 @@ def test_the_end_is_one_row_per_host_then_failures_then_what_to_do() -> None:
 
 
 def test_hosts_are_not_listed_where_the_whole_fleet_needs_the_same() -> None:
-    assert shown(reports_view(REPORTS[:1], whole=["dgx-spark-1"])).rstrip().endswith("next: disagg restart")
-    one_of_two = shown(reports_view(REPORTS[:1], whole=["dgx-spark-1", "dgx-spark-2"]))
+    assert shown(reports_view(REPORTS[:1], all_hosts=["dgx-spark-1"])).rstrip().endswith("next: disagg restart")
+    one_of_two = shown(reports_view(REPORTS[:1], all_hosts=["dgx-spark-1", "dgx-spark-2"]))
     assert one_of_two.rstrip().endswith("next: disagg restart --host dgx-spark-1"), "the others are not to restart"
 
 

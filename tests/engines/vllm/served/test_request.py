@@ -10,7 +10,7 @@ import pytest
 from disagg.api.sampling import Sampling
 from disagg.engines.vllm.runs import AnswerRun
 from disagg.engines.vllm.served.calls import Call
-from disagg.engines.vllm.served.request import BEGIN_S, PASSED_OVER_S, SILENCE_S, Request
+from disagg.engines.vllm.served.request import BEGIN_S, PREEMPTED_S, SILENCE_S, Request
 from disagg.errors import ModelError
 from tests.engines.vllm.served.test_prompt import NoEngine
 
@@ -53,8 +53,8 @@ def test_a_request_that_has_ended_may_be_silent(request_: Request) -> None:
         (SILENCE_S + 1, 0.0, False),  # vLLM has taken its blocks for others, and gets on with those
         (SILENCE_S + 1, SILENCE_S, False),
         (SILENCE_S + 2, SILENCE_S + 1, True),
-        (PASSED_OVER_S, 0.0, False),
-        (PASSED_OVER_S + 1, 0.0, True),
+        (PREEMPTED_S, 0.0, False),
+        (PREEMPTED_S + 1, 0.0, True),
     ],
 )
 def test_a_request_waits_longer_while_vllm_gets_on_with_others(

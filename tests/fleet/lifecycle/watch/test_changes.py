@@ -20,7 +20,7 @@ def changes(letters: str, misses: int = 2) -> list[tuple[int, str, float | None]
     found: list[tuple[int, str, float | None]] = []
     for index, letter in enumerate(letters):
         one = [status("mac", "healthy" if letter == "u" else "not running")]
-        found += [(index, change.change, change.seconds) for change in watch.see(one, 1000.0 + 10 * index)]
+        found += [(index, change.change, change.seconds) for change in watch.update(one, 1000.0 + 10 * index)]
     return found
 
 
@@ -52,9 +52,9 @@ def test_the_number_of_misses_can_be_chosen() -> None:
 
 def test_hosts_are_counted_each_for_itself() -> None:
     watch = FleetWatch("lab")
-    assert watch.see([status("a", "healthy"), status("b", "healthy")], 0.0) == []
-    assert watch.see([status("a", "unreachable"), status("b", "healthy")], 1.0) == []
-    (change,) = watch.see([status("a", "unreachable"), status("b", "loading")], 2.0)
+    assert watch.update([status("a", "healthy"), status("b", "healthy")], 0.0) == []
+    assert watch.update([status("a", "unreachable"), status("b", "healthy")], 1.0) == []
+    (change,) = watch.update([status("a", "unreachable"), status("b", "loading")], 2.0)
     assert change == HostChange(
         "lab", "a", "down", "unreachable", 2.0, ("decode",), "qwen", "nothing listens", "disagg start"
     )
@@ -66,13 +66,13 @@ def test_hosts_are_counted_each_for_itself() -> None:
 )
 def test_whatever_is_not_healthy_is_a_miss(state: HealthState) -> None:
     watch = FleetWatch("lab", 1)
-    assert [change.state for change in watch.see([status("a", state)], 0.0)] == [state]
+    assert [change.state for change in watch.update([status("a", state)], 0.0)] == [state]
 
 
 def test_a_clock_that_was_set_back_gives_no_negative_time() -> None:
     watch = FleetWatch("lab", 1)
-    watch.see([status("a", "failed")], 1000.0)
-    (up,) = watch.see([status("a", "healthy")], 10.0)
+    watch.update([status("a", "failed")], 1000.0)
+    (up,) = watch.update([status("a", "healthy")], 10.0)
     assert up.seconds == 0.0
 
 

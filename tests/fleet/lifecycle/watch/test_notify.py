@@ -17,7 +17,7 @@ import pytest
 
 from disagg.api.watch import HostChange
 from disagg.errors import FleetError
-from disagg.fleet.lifecycle.watch.notify import WAITING, LineRunner, Notifier, Poster, PostPolicy, is_worth_another
+from disagg.fleet.lifecycle.watch.notify import MAX_WAITING, LineRunner, Notifier, Poster, PostPolicy, is_retryable
 from tests.deadlines import LONG_S
 from tests.fleet.facts.fixture_facts import fleet
 from tests.fleet.farm import wait_until
@@ -55,7 +55,7 @@ def test_a_change_is_posted_as_json() -> None:
     ("code", "again"), [(500, True), (503, True), (429, True), (404, False), (401, False), (301, False)]
 )
 def test_only_what_may_be_answered_otherwise_is_tried_again(code: int, again: bool) -> None:
-    assert is_worth_another(code) == again
+    assert is_retryable(code) == again
     post, requests, waits = poster(code, 200)
     if again:
         post(CHANGE)
@@ -115,16 +115,16 @@ def test_changes_beyond_the_queue_are_left_out_with_a_word_and_watching_does_not
     with Notifier([slow], reported.append) as notifier:
         notifier.send(CHANGE)
         assert begun.wait(LONG_S)
-        for _ in range(WAITING + 1):
+        for _ in range(MAX_WAITING + 1):
             notifier.send(CHANGE)
-        assert reported == [f"{WAITING} changes wait for their delivery: that of mac is left out"]
+        assert reported == [f"{MAX_WAITING} changes wait for their delivery: that of mac is left out"]
         go_on.set()
 
 
 def test_without_a_way_nothing_waits() -> None:
     reported: list[str] = []
     with Notifier([], reported.append) as notifier:
-        for _ in range(WAITING + 1):
+        for _ in range(MAX_WAITING + 1):
             notifier.send(CHANGE)
     assert reported == []
 

@@ -24,7 +24,7 @@ from disagg.config import Host
 from disagg.errors import Cancelled, CommandFailed, FleetError, HostKeyRefused, HostUnreachable, LoginRefused
 from disagg.fleet.machine.base import MAX_OUTPUT, Machine
 from disagg.fleet.machine.connect import machine_for
-from disagg.fleet.machine.fan_out import Limits, each, limited
+from disagg.fleet.machine.fan_out import FanOutLimits, each, limited
 from disagg.fleet.machine.interruption import interrupted_by
 from disagg.fleet.machine.output import OutputStream
 from disagg.fleet.machine.posix import Invocation
@@ -748,6 +748,6 @@ def test_a_fault_of_the_action_is_raised_when_the_others_have_ended(bed: Bed) ->
             raise ZeroDivisionError
         done.append(host.name)
 
-    with limited(Limits(parallel=1)), pytest.raises(ZeroDivisionError):
+    with limited(FanOutLimits(parallel=1)), pytest.raises(ZeroDivisionError):
         each([bed.host(name) for name in bed.hosts], action)
     assert len(done) == 3

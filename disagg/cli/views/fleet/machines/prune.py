@@ -15,8 +15,8 @@ from disagg.cli.views.units import counted, size
 from disagg.fleet.deploy.prune.pruning import Pruned
 
 
-def found_view(results: Sequence[Pruned], whole: Collection[str] = ()) -> RenderableType:
-    """One row for each thing, then what stays and why, then errors. `whole`: the names of all hosts of the fleet."""
+def found_view(results: Sequence[Pruned], all_hosts: Collection[str] = ()) -> RenderableType:
+    """One row for each thing, then what stays and why, then errors. `all_hosts`: all names of the fleet."""
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("machine", style="bold", overflow="fold")
     table.add_column("left over", overflow="fold")
@@ -27,7 +27,7 @@ def found_view(results: Sequence[Pruned], whole: Collection[str] = ()) -> Render
             gone = Text("removed ", "green") if one.removed else Text("")
             table.add_row(one.host.name, gone + Text(f"{orphan.kind} {orphan.name}"), size(orphan.nbytes), orphan.about)
     notes = [Hanging(Text(f"{one.host.name}: ", "bold"), Text(note)) for one in results for note in one.notes]
-    errors = error_views([(one.host.name, one.error) for one in results if one.error is not None], whole)
+    errors = error_views([(one.host.name, one.error) for one in results if one.error is not None], all_hosts)
     found = any(one.orphans for one in results)
     head: list[RenderableType] = [table, Text()] if found else []
     return Group(*head, *notes, *errors, _summary(results))

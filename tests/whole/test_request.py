@@ -1,4 +1,4 @@
-"""What a whole-request host is asked, as tables."""
+"""Requests to whole-request hosts, as tables."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import pytest
 
 from disagg.api.requests import ChatMessage, GenerateBody, Tool
 from disagg.api.sampling import Sampling
-from disagg.whole.questions import question
+from disagg.whole.request import openai_request
 
 CHAT = (ChatMessage("user", "x" * 300),)
 F, G = (Tool(name, "", {"type": "object"}) for name in "fg")
 
 
 def asked(**fields: Any) -> dict[str, Any]:
-    return dict(question(GenerateBody(model="m", messages=CHAT, **fields), "there", 1000).body)
+    return dict(openai_request(GenerateBody(model="m", messages=CHAT, **fields), "there", 1000).body)
 
 
 @pytest.mark.parametrize(
@@ -32,7 +32,7 @@ def test_a_bound_that_may_be_lowered_fits_the_context(fit: bool, given: int, lea
 
 def test_a_prompt_that_may_fill_the_context_is_sent_without_a_bound() -> None:
     body = GenerateBody(model="m", prompt="x" * 9000, sampling=Sampling(max_tokens=9, fit_context=True))
-    assert "max_tokens" not in question(body, "there", 1000).body
+    assert "max_tokens" not in openai_request(body, "there", 1000).body
 
 
 @pytest.mark.parametrize(

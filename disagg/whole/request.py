@@ -1,4 +1,4 @@
-"""A request as a whole-request host is asked: the path below its URL, and the JSON body. Pure."""
+"""A request of ours as one of OpenAI's API: the path below the host's URL, and the JSON body. Pure."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _ANY_OBJECT: Final = {"type": "object"}
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class OpenAIRequest:
     """A POST to a whole-request host. path: below its URL."""
 
     path: str
@@ -43,8 +43,8 @@ class Question:
         return msgspec.json.encode(self.body)
 
 
-def question(body: GenerateBody, model: str, context: int) -> Question:
-    """The question for a request. model: its name on that host. context: of the model, in tokens.
+def openai_request(body: GenerateBody, model: str, context: int) -> OpenAIRequest:
+    """The request of OpenAI's API for one of ours. model: its name on that host. context: of the model, in tokens.
 
     Raises CapabilityMissing for what OpenAI's API cannot state. cache_salt and hold_prompt are not passed on.
     """
@@ -54,11 +54,11 @@ def question(body: GenerateBody, model: str, context: int) -> Question:
     if body.messages is None:
         if body.sampling.logprobs is not None:
             common["logprobs"] = body.sampling.logprobs
-        return Question(COMPLETIONS, {**common, "prompt": body.prompt, **_schema(body)})
+        return OpenAIRequest(COMPLETIONS, {**common, "prompt": body.prompt, **_schema(body)})
     if body.sampling.logprobs is not None:
         common |= {"logprobs": True, "top_logprobs": body.sampling.logprobs}
     messages = [_message(message) for message in body.messages]
-    return Question(CHAT, {**common, "messages": messages, **_schema(body), **_tools(body), **_template(body)})
+    return OpenAIRequest(CHAT, {**common, "messages": messages, **_schema(body), **_tools(body), **_template(body)})
 
 
 def _sampling(body: GenerateBody, context: int) -> dict[str, Any]:
