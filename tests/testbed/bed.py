@@ -275,8 +275,10 @@ def namespace_host(
     *,
     within: Sequence[str] = (),
     boots: bool = False,
+    sudo: bool = False,
 ) -> Iterator[BedHost]:
-    """boots: systemd is its first process. within: a command that runs the machine, as in a control group."""
+    """boots: systemd is its first process. within: a command that runs the machine, as in a control group. sudo: its
+    account may become root without a password, and root may make accounts."""
     assert hub is not None
     place = folder / host.name
     mac = host.service == "launchd"
@@ -287,6 +289,7 @@ def namespace_host(
         _authorise(place / "home", home, owner=_ACCOUNT)
         _sshd_config(place, 22, "0.0.0.0", [f'SetEnv PATH="{_MAC_PATH}"'] if mac else [])
     spec = {"name": host.name, "folder": str(place), "home": remote_home, "mac": mac, "sshd": sshd, "boots": boots}
+    spec["sudo"] = sudo
     spec["pythons"] = sorted({os.path.realpath(sys.base_prefix), os.path.realpath(sys.prefix)})
     (place / "spec.json").write_text(json.dumps(spec))
     flags = ["--net", "--mount", "--uts", "--pid", "--fork", "--kill-child", "--mount-proc"]

@@ -8,6 +8,7 @@ ends when its standard input does: with whoever made the bed, however that ended
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -47,6 +48,8 @@ def main() -> None:
     _run("mount", "-t", "sysfs", "none", "/sys")  # shows this host's interfaces instead of the whole machine's
     if spec["boots"]:
         _mount_as_container(folder)
+    elif spec["sudo"]:
+        _overlay(Path("/etc"), folder / "own-etc", {}, ())
     _mount_private(spec, folder)  # from here on a Mac has no `ip`
     if spec["boots"]:
         _boot(spec, folder)
@@ -127,7 +130,10 @@ def _boot(spec: dict[str, Any], folder: Path) -> None:
 
 def _mount_private(spec: dict[str, Any], folder: Path) -> None:
     for name in ("passwd", "group", "shadow"):
-        _bind(folder / name, Path("/etc") / name)
+        if spec["sudo"]:  # useradd replaces these files, which it cannot with a mount
+            shutil.copy(folder / name, Path("/etc") / name)
+        else:
+            _bind(folder / name, Path("/etc") / name)
     _open_to_all([Path(path) for path in spec["pythons"]], folder)
     _run("mount", "-t", "tmpfs", "none", "/home")
     home = Path(spec["home"])
@@ -135,6 +141,8 @@ def _mount_private(spec: dict[str, Any], folder: Path) -> None:
     _bind(folder / "home", home)
     _run("mount", "-t", "tmpfs", "none", "/run")
     Path("/run/sshd").mkdir(mode=0o755)
+    if spec["sudo"]:
+        Path("/etc/sudoers.d/bed").write_text(f"{home.name} ALL=(ALL) NOPASSWD: ALL\n")
     if spec["mac"]:
         _overlay(Path("/usr/bin"), folder / "mac-bin", MAC_TOOLS, MAC_LACKS)
         _overlay(Path("/usr/sbin"), folder / "mac-sbin", {"sysctl": MAC_SYSCTL}, MAC_LACKS)

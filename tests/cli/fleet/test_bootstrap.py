@@ -71,6 +71,16 @@ def test_an_account_that_is_none_is_a_usage_error(config: Path) -> None:
     assert run("--config", config, "bootstrap", "prefill-1", "--login", "a b;c", "--yes") == 2
 
 
+@pytest.mark.parametrize(
+    ("connector", "host", "why"), [("local", "prefill-1", "reached by SSH"), ("ssh", "*-1", "one host at a time")]
+)
+def test_it_prepares_one_machine_which_is_not_this_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], connector: str, host: str, why: str
+) -> None:
+    assert run("--config", write_fleet(tmp_path, connector=connector), "bootstrap", host, "--dry-run") == 2
+    assert why in capsys.readouterr().err
+
+
 def test_the_checks_run_on_a_host_behind_ssh(bed: Bed, capsys: pytest.CaptureFixture[str]) -> None:
     bed.need_links()
     install_uv(bed)

@@ -23,6 +23,7 @@ from disagg.cli.common.options import AsJson, Yes
 
 if TYPE_CHECKING:
     from disagg.config import Host
+    from disagg.fleet.doctor.bootstrap.bootstrap import Bootstrap
     from disagg.fleet.doctor.bootstrap.steps import StepResult
 
 _INTERRUPTED = "steps that are done stay; `disagg bootstrap` goes on from here"
@@ -58,15 +59,22 @@ def bootstrap(
 
     if login is not None and not is_user(login):
         raise UsageError("--login is not the name of an account", USER_RULE)
+    fleet = settings(context).fleet()
+    one, *others = fleet.select([host], managed=True)
+    if others:
+        raise UsageError(
+            f"bootstrap prepares one host at a time, and {host} fits {len(others) + 1}", "name one of them"
+        )
+    if not one.placement.deployed:
+        message = f'{one.name}: connector is "local", and bootstrap prepares machines that are reached by SSH'
+        raise UsageError(message, "disagg doctor examines this one")
     if not dry_run:
         require_answer(f"bootstrap {host}", "changes", yes=yes, as_json=as_json)
-    fleet = settings(context).fleet()
-    one = fleet.select([host], managed=True)[0]
     machine = machine_for(one if login is None else replace(one, user=login))
     try:
         work = Bootstrap(one, fleet.deploy, machine, hook_output(stderr()))
         with note_if_interrupted("nothing was changed"), stderr().status("checking …"):
-            found = work.look()
+            found = _look(work, login)
         missing = [step for step in found if step.state == "missing"]
         if dry_run or not missing:
             _finish(one, found, as_json, dry_run=dry_run)
@@ -81,6 +89,18 @@ def bootstrap(
     finally:
         machine.close()
     _finish(one, done, as_json)
+
+
+def _look(work: Bootstrap, login: str | None) -> list[StepResult]:
+    """What is in place. The error of a login that is refused says that another account may make this one."""
+    from disagg.errors import LoginRefused
+
+    try:
+        return work.look()
+    except LoginRefused as error:
+        if login is None and work.host.user is not None:
+            error.hint += f"; or let another account make it: disagg bootstrap {work.host.name} --login USER"
+        raise
 
 
 def _finish(host: Host, results: Sequence[StepResult], as_json: bool, *, dry_run: bool = False) -> NoReturn:

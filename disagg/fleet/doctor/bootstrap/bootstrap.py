@@ -33,12 +33,14 @@ class Bootstrap:
         return judged(wanted, self._checked(wanted, system), self.host)
 
     def carry_out(self, results: Sequence[StepResult]) -> list[StepResult]:
-        """Carry out the steps that are missing. The others keep their result, as do all after one whose check cannot be
-        run: the machine does not answer."""
+        """Carry out the steps that are missing. What only a person can do is looked at again once another step is done,
+        such as the account, without which no check could be run. The others keep their result, as do all after one
+        whose check cannot be run: the machine does not answer."""
         system = run_checks(self.machine, {})
         done = list(results)
         for at, one in enumerate(results):
-            if one.state != "missing":
+            changed = any(earlier.state == "done" for earlier in done[:at])
+            if one.state == "in place" or (one.state == "by hand" and not changed):
                 continue
             try:
                 done[at] = self._put_in_place(one, system)
@@ -51,6 +53,8 @@ class Bootstrap:
         step = missing.step
         if (before := self._checked([step], system).results[step.name]).ok:  # an earlier step has brought it
             return replace(missing, state="in place", found=before.found)
+        if missing.state == "by hand":
+            return replace(missing, found=before.found)
         try:
             why = self._run(step, system)
         except FleetError as error:

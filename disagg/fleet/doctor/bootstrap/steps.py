@@ -70,7 +70,8 @@ _PYTHON: Final = SetUpStep(
 _UV: Final = SetUpStep(
     "uv",
     "builds environments in seconds, and brings a Python if there is none",
-    'command -v uv || { test -x "$HOME/.local/bin/uv" && echo "$HOME/.local/bin/uv"; }',
+    'command -v uv && exit; for uv in "$HOME/.local/bin/uv" "$HOME/.cargo/bin/uv"; do '  # where a deployment looks
+    'test -x "$uv" && echo "$uv" && exit 0; done; exit 1',
     'script=$(curl -LsSf https://astral.sh/uv/install.sh) && printf %s "$script" | env UV_NO_MODIFY_PATH=1 sh',
 )
 _LINUX_CLOCK: Final = SetUpStep(
@@ -151,7 +152,8 @@ def _linger(account: str) -> SetUpStep:
 
 
 def _account(host: Host, account: str, login: str, linux: bool) -> SetUpStep:
-    """In place if someone can log in: it has a key. Names of accounts have no characters that a shell interprets:
+    """In place if someone can log in: it has a key. Its password is none, but not locked: without PAM, sshd refuses an
+    account that is. Names of accounts have no characters that a shell interprets:
     `config.addresses.is_user`."""
     there = f"id -u {account} >/dev/null"
     check, why = f'{there} && test -s "$HOME/.ssh/authorized_keys" && echo {account}', "hosts.toml names it"
@@ -163,7 +165,7 @@ def _account(host: Host, account: str, login: str, linux: bool) -> SetUpStep:
     owner = f'-o {account} -g "$(id -gn {account})"'
     command = (
         f'if ! test -s "{keys}"; then echo "no keys to copy: {keys}" >&2; false; fi && '
-        f"{{ {there} 2>&1 || useradd --create-home --shell /bin/bash {account}; }} && "
+        f"{{ {there} 2>&1 || useradd --create-home --shell /bin/bash --password '*' {account}; }} && "
         f'install -d -m 700 {owner} "{home}" && '
         f'{{ test -s "{home}/authorized_keys" || install -m 600 {owner} "{keys}" "{home}/authorized_keys"; }}'
     )
@@ -177,6 +179,8 @@ def as_account(line: str, account: str, there: CheckedMachine, root: bool = Fals
         return f"sudo {ask}{program}"
     if root or account == there.user:
         return line
+    if there.uid == 0 and there.os == "Linux":  # which may have no sudo
+        return f"su -s /bin/sh -c {shlex.quote(line)} {account}"
     return f"sudo {ask}-H -u {account} {program}"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import subprocess
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -69,11 +70,16 @@ def test_every_step_has_a_reason_a_check_and_either_a_command_or_what_a_person_d
         ("me", 1000, "other", False, f"sudo -n -H -u other /bin/sh -c {QUOTED}"),
         ("root", 0, "root", True, "a 'b'"),
         ("root", 0, "other", True, "a 'b'"),
-        ("root", 0, "other", False, f"sudo -n -H -u other /bin/sh -c {QUOTED}"),
+        ("root", 0, "other", False, f"su -s /bin/sh -c {QUOTED} other"),
     ],
 )
 def test_a_line_runs_as_root_or_as_the_hosts_account(user: str, uid: int, account: str, root: bool, line: str) -> None:
     assert as_account("a 'b'", account, CheckedMachine("Linux", user, uid), root) == line
+
+
+def test_on_a_mac_root_has_sudo_and_its_su_takes_no_shell() -> None:
+    line = as_account("a 'b'", "other", CheckedMachine("Darwin", "root", 0))
+    assert line == f"sudo -n -H -u other /bin/sh -c {QUOTED}"
 
 
 def states(step: SetUpStep, host: Host, **machine: Any) -> tuple[str, str]:
@@ -108,6 +114,17 @@ def test_what_needs_a_password_or_has_no_command_is_for_a_person(
 ) -> None:
     found, shown = states(step, host, **machine)
     assert found == state and hint in shown
+
+
+@pytest.mark.parametrize("place", ["tools/uv", ".local/bin/uv", ".cargo/bin/uv", ""])
+def test_uv_is_looked_for_where_a_deployment_finds_it(tmp_path: Path, place: str) -> None:
+    (check,) = [step.check for step in steps(spark(), DEPLOY, "Linux", "me") if step.name == "uv"]
+    if place:
+        (tmp_path / place).parent.mkdir(parents=True)
+        (tmp_path / place).touch(mode=0o755)
+    own = {"HOME": str(tmp_path), "PATH": f"{tmp_path}/tools"}
+    done = subprocess.run(["/bin/sh", "-c", check], env=own, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout.strip()) == ((0, str(tmp_path / place)) if place else (1, ""))
 
 
 def test_a_plain_command_needs_no_shell() -> None:
