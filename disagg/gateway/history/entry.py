@@ -76,6 +76,7 @@ def of_end(event: Ended) -> HistoryEntry | None:
         prompt_tokens=stage.prompt_tokens if stage else 0,
         held_tokens=stage.held_tokens if stage else 0,
         completion_tokens=event.tokens,
+        ttft=event.ttft,
         total_time=event.seconds,
         error_code=(problem.code or str(problem.status)) if problem else None,
         error=without_value(problem.message) if problem else None,

@@ -70,7 +70,7 @@ class Completed:
 @dataclass(frozen=True, slots=True)
 class Ended:
     """The request has ended. seconds: since it was accepted. tokens: of the answers that are not complete. stage: the
-    last one of the first of these."""
+    last one of the first of these. ttft: seconds until the first text of any of these; None if none came."""
 
     request: Accepted
     state: State
@@ -78,6 +78,7 @@ class Ended:
     seconds: float
     tokens: int
     stage: Stage | None
+    ttft: float | None = None
 
     @property
     def refused(self) -> bool:

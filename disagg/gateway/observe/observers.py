@@ -104,6 +104,7 @@ class ObservedRequest:
         self._observers, self.request = observers, request
         self._stages: dict[int, Stage] = {}
         self._tokens: dict[int, int] = {}
+        self._first: dict[int, float] = {}
         self._complete: set[int] = set()
         self._over = False
 
@@ -113,11 +114,13 @@ class ObservedRequest:
         self._observers.notify(StageEntered(self.request, choice, stage))
 
     def generated(self, choice: int, tokens: int) -> None:
-        """More tokens have arrived."""
+        """More tokens, or text without tokens of its own, have arrived."""
+        now = time.monotonic()
+        self._first.setdefault(choice, now)
         before = self._tokens.get(choice, 0)
         self._tokens[choice] = before + tokens
         if tokens:
-            self._observers.notify(Generated(self.request, choice, tokens, before == 0, time.monotonic()))
+            self._observers.notify(Generated(self.request, choice, tokens, before == 0, now))
 
     def completed(self, choice: int, completion: Completion) -> None:
         """An answer is complete."""
@@ -137,8 +140,10 @@ class ObservedRequest:
         state: State = "failed" if problem is not None else "cancelled" if cancelled and open_choices else "ok"
         tokens = sum(self._tokens.get(choice, 0) for choice in open_choices)
         stage = next((self._stages[choice] for choice in open_choices if choice in self._stages), None)
-        seconds = time.monotonic() - self.request.began
-        self._observers.notify(Ended(self.request, state, problem, seconds, tokens, stage))
+        began = self.request.began
+        ttft = min((self._first[choice] - began for choice in open_choices if choice in self._first), default=None)
+        seconds = time.monotonic() - began
+        self._observers.notify(Ended(self.request, state, problem, seconds, tokens, stage, ttft))
 
 
 def _text(prompt: Prompt) -> str:

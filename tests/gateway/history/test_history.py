@@ -61,10 +61,10 @@ def test_an_entry_has_the_figures_and_the_route_and_no_text() -> None:
 
 
 def test_a_request_that_failed_has_an_entry_with_its_error_and_its_last_route() -> None:
-    found = of_end(Ended(REQUEST, "failed", problem_of(ServerUnavailable("gone")), 2.0, 7, STAGE))
+    found = of_end(Ended(REQUEST, "failed", problem_of(ServerUnavailable("gone")), 2.0, 7, STAGE, 0.5))
     assert found is not None
     assert (found.state, found.error_code, found.error) == ("failed", "no_host_available", "gone")
-    assert (found.decode_server, found.completion_tokens, found.total_time) == ("d", 7, 2.0)
+    assert (found.decode_server, found.completion_tokens, found.total_time, found.ttft) == ("d", 7, 2.0, 0.5)
     assert of_end(Ended(REQUEST, "ok", None, 2.0, 0, STAGE)) is None
 
 

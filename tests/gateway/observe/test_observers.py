@@ -77,6 +77,20 @@ def test_how_a_request_with_two_answers_ended(complete: int, problem: object, ca
     assert isinstance(end, Ended) and (end.state, end.tokens) == (state, 0 if complete == 2 else 7)
 
 
+def test_an_answer_that_was_cut_has_the_time_of_its_first_text_and_one_without_any_has_none() -> None:
+    notes = Notes()
+    for arrived in (True, False):
+        life = Observers([notes]).accept(head(2), "openai-chat", "m", None)
+        life.generated(0, 1)
+        life.completed(0, completion("x"))
+        if arrived:
+            life.generated(1, 1)
+        life.ended(None, cancelled=True)
+    cut, silent = (event for event in notes.events if isinstance(event, Ended))
+    assert cut.ttft is not None and 0 <= cut.ttft <= cut.seconds
+    assert silent.ttft is None
+
+
 def test_an_observer_with_a_bug_is_logged_once_and_the_others_go_on(caplog: pytest.LogCaptureFixture) -> None:
     notes = Notes()
     observed = Observers([Broken(), notes]).accept(head(), "openai-chat", "m", None)
