@@ -187,10 +187,18 @@ def _folders(model: str, decode: Path | None, engine: PrefillEngineName | None) 
     for path in [*([model] if is_path else []), *([str(decode)] if decode else [])]:
         if not Path(path).is_dir():
             raise UsageError(f"no such folder: {path}", "give a model of hosts.toml, or the path of a model folder")
-    if not Path(model).is_dir():
+        if not _has_model(path):
+            raise UsageError(
+                f"{path} has no config.json", "a model folder has config.json, weights and tokenizer files"
+            )
+    if not _has_model(model):
         return []
     sources = [str(Path(one).resolve()) for one in (model, decode or model)]
     return [*sources, *(["--prefill-engine", engine] if engine else [])]
+
+
+def _has_model(path: str) -> bool:
+    return (Path(path) / "config.json").is_file()
 
 
 def _named(chosen: Settings, model: str, decode: Path | None, engine: PrefillEngineName | None) -> list[str]:

@@ -67,6 +67,7 @@ RESULT = {
 def verifier(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
     """A program in the verifier's place: `verifier(body)` makes it print that; its argv goes to a file."""
     script, seen = tmp_path / "fake_verify.py", tmp_path / "argv"
+    (tmp_path / "config.json").write_text("{}")  # it is a model folder, too
 
     def prints(body: Any, exit_code: int = 0, stderr: str = "", before: str = "") -> Path:
         text = body if isinstance(body, str) else json.dumps(body)
@@ -139,6 +140,7 @@ def test_weights_of_another_form_are_named_beside_the_folder(
     seen = verifier({**RESULT, **other, "handoff_vs_decode": {**SAME, "first_divergence": 7, "top1": 0.97}})
     folder = tmp_path / "four-bits"
     folder.mkdir()
+    (folder / "config.json").write_text("{}")
     assert run("verify", tmp_path, "--decode-model", folder, "--engine", "vllm") == 0
     assert eval(seen.read_text())[1:] == [str(tmp_path), str(folder), "--prefill-engine", "vllm"]
     out = capsys.readouterr().out
@@ -153,6 +155,27 @@ def test_a_folder_that_is_not_there_starts_no_engine(
     seen = verifier(RESULT)
     assert run("verify", tmp_path, "--decode-model", tmp_path / "nope") == 2
     assert "no such folder" in capsys.readouterr().err and not seen.exists()
+
+
+def test_a_folder_without_a_model_is_a_usage_error_and_starts_no_engine(
+    verifier: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seen, empty = verifier(RESULT), tmp_path / "empty"
+    empty.mkdir()
+    for arguments in ([empty], [tmp_path, "--decode-model", empty]):
+        assert run("verify", *arguments) == 2
+        assert f"{empty} has no config.json" in " ".join(capsys.readouterr().err.split()) and not seen.exists()
+
+
+def test_a_folder_that_only_has_the_name_of_a_model_does_not_hide_it(
+    verifier: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_fleet(tmp_path)
+    (tmp_path / "work" / "tiny").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "work")
+    seen = verifier(RESULT)
+    assert run("--config", path, "verify", "tiny", "--here") == 0
+    assert eval(seen.read_text())[1] == str(tmp_path / "weights")
 
 
 def test_a_refusal_is_an_object_on_stdout_too(
