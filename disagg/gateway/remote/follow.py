@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Collection
 from typing import Final
 
 import httpx
+from msgspec.structs import replace
 
 from disagg.api.base import InvalidValue
-from disagg.api.gateway.live import LiveState
+from disagg.api.gateway.live import LiveState, Totals
 from disagg.config import Fleet
 from disagg.errors import DisaggError, ProtocolError, ServerUnavailable, Unauthorized
 from disagg.gateway.live.board import Board
@@ -66,9 +67,21 @@ async def host_states(fleet: Fleet) -> AsyncGenerator[LiveState, None]:
             while True:
                 now = time.monotonic()
                 hosts = live_hosts(fleet, client.view, now)
-                board.sample(hosts, now)
-                yield board.state(hosts, now)
+                yield of_hosts(board.state(hosts, now))
                 await asyncio.sleep(EVERY_S)
+
+
+def of_hosts(state: LiveState) -> LiveState:
+    """The state with the hosts' own counts of what runs and waits. A request counts where it is decoded."""
+
+    def counted(totals: Totals, models: Collection[str]) -> Totals:
+        hosts = [one for one in state.hosts if one.model in models and one.role in ("decode", "whole")]
+        running, waiting = sum(one.running for one in hosts), sum(one.queue for one in hosts)
+        return replace(totals, running=running, waiting=waiting)
+
+    models = tuple(replace(one, totals=counted(one.totals, [one.name])) for one in state.models)
+    every = counted(state.totals, [one.name for one in models])
+    return replace(state, totals=every, models=models, source="hosts")
 
 
 def _states(fleet: Fleet, client: AsyncClient) -> set[str]:

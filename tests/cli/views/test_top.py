@@ -272,3 +272,19 @@ async def test_the_screen_states_its_caption_unless_it_has_something_newer_to_st
 def test_a_url_of_another_scheme_is_a_usage_error() -> None:
     with pytest.raises(UsageError, match="is not a URL of a gateway"):
         command.full_url("foo://x")
+
+
+def test_without_a_gateway_nothing_is_said_about_answers_and_what_runs_is_what_the_hosts_say() -> None:
+    hosts = (
+        LiveHost(name="dgx", role="prefill", model="qwen", state="up", running=1, queue=4),
+        LiveHost(name="mac", role="decode", model="qwen", state="up", running=3, queue=2),
+    )
+    empty = LiveState(fleet="demo", version="1", time=0.0, started=0.0, totals=Totals(), hosts=hosts)
+    state = follow.of_hosts(msgspec.structs.replace(empty, models=(LiveModel(name="qwen", totals=Totals()),)))
+    assert (state.source, state.totals.running, state.models[0].totals.waiting) == ("hosts", 3, 2)
+    picture = text(ScreenChoice(), state=state)
+    assert picture.startswith("demo  3 running, 2 waiting, 0 B of KV\n")
+    assert picture.count("known to gateways only") == 1 and "has ended" not in picture
+    for word in ("0 answers", "0 tok/s", "no request"):
+        assert word not in picture
+    assert "known to gateways only" in text(ScreenChoice(part="last"), state=state)

@@ -35,6 +35,8 @@ _PHASES: Final[Mapping[str, tuple[int, str]]] = {
     "decode": (4, "green"),
 }
 _STATES: Final[Mapping[str, str]] = {"up": "green", "loading": "yellow", "draining": "yellow", "failing": "yellow"}
+_NONE_ENDED: Final = Text("no request has ended yet", style="dim")
+_UNKNOWN: Final = Text("requests and answers are known to gateways only: disagg serve", style="dim")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,16 +76,18 @@ def top_view(state: LiveState, shown: ScreenChoice, note: str = "", *, keys: boo
     seen = [host for host in state.hosts if shown.model in (None, host.model)]
     last = [entry for entry in state.last if shown.model in (None, entry.model)]
     many = None if shown.part != "all" else FEW
+    unknown = state.source == "hosts"
     parts: dict[Part, RenderableType] = {
-        "requests": _requests(_sorted(requests, shown.order)[:many], shown.order),
+        "requests": _UNKNOWN if unknown else _requests(_sorted(requests, shown.order)[:many], shown.order),
         "hosts": _hosts(seen),
-        "last": history_view(last[:many]) if last else Text("no request has ended yet", style="dim"),
+        "last": history_view(last[:many]) if last else _UNKNOWN if unknown else _NONE_ENDED,
     }
-    chosen = list(parts.values()) if shown.part == "all" else [parts[shown.part]]
+    everything = [part for name, part in parts.items() if not (unknown and name == "last")]
+    chosen = everything if shown.part == "all" else [parts[shown.part]]
     spaced = [piece for part in chosen for piece in (Text(), part)]
     lines = [Text(line, style) for line, style in ((note, "yellow"), (KEYS if keys else "", "dim")) if line]
     foot = Group(Text(), *lines) if lines else Group()
-    body = Group(_head(state, shown), Text(), _models(models), *spaced)
+    body = Group(_head(state, shown), Text(), _models(models, unknown=unknown), *spaced)
     return _OneScreen(body, foot, ONE_PART if shown.part == "all" else CUT) if keys else Group(body, foot)
 
 
@@ -114,17 +118,19 @@ def _next(values: Sequence[T], value: T) -> T:
 def _head(state: LiveState, shown: ScreenChoice) -> Text:
     totals = state.totals
     filtered = f" · {shown.model}" if shown.model else ""
+    counted = f"{totals.completion_tokens_s:,.0f} tok/s, {totals.ok:,} answers, {totals.failed:,} failed, "
+    if state.source == "hosts":
+        counted = ""
     return Text.assemble(
         (state.fleet, "bold"),
         (filtered, "bold"),
-        f"  {totals.running} running, {totals.waiting} waiting, {totals.completion_tokens_s:,.0f} tok/s, "
-        f"{totals.ok:,} answers, {totals.failed:,} failed, {size(totals.kv_bytes)} of KV",
+        f"  {totals.running} running, {totals.waiting} waiting, {counted}{size(totals.kv_bytes)} of KV",
         ("  paused" if shown.paused else "", "yellow"),
     )
 
 
-def _models(models: Sequence[LiveModel]) -> Table:
-    """Each model now, and its last answer: seconds @ tokens per second."""
+def _models(models: Sequence[LiveModel], *, unknown: bool) -> Table:
+    """Each model now, and its last answer: seconds @ tokens per second. unknown: its speed and its answers are."""
     right = ("run", "wait", "tok/s", "prefill", "decode", "TTFT", "total")
     table = _table(("model", *right), right=right, gap=1)
     table.caption, table.caption_justify = "last answer: prefill, decode: time @ tokens per second", "left"
@@ -134,7 +140,7 @@ def _models(models: Sequence[LiveModel]) -> Table:
             Text(model.name),
             str(totals.running),
             str(totals.waiting),
-            f"{totals.completion_tokens_s:,.0f}",
+            "–" if unknown else f"{totals.completion_tokens_s:,.0f}",
             _at(last.prefill_time or None, last.prefill_speed) if last else "–",
             _at(last.decode_time or None, last.decode_speed) if last else "–",
             _seconds(last.ttft) if last else "–",
