@@ -124,7 +124,7 @@ def _present_token_path(fleet: Fleet) -> Path:
     if not (path.exists() or named_token_path(fleet)):
         local = any(host.placement.spawned for host in fleet.hosts.values())
         raise ConfigError(
-            f"this fleet was never deployed or started here: its token file {path} does not exist",
+            f"there is no fleet token in {path}",
             f"run `disagg {'start' if local else 'deploy'}`; on a second machine copy the file, or set token_file",
         )
     return path
@@ -155,7 +155,9 @@ def read_tokens(path: Path) -> tuple[str, ...]:
     except OSError as error:
         raise ConfigError(
             f"cannot read the fleet token from {path}: {error.strerror}",
-            "`disagg deploy` or `disagg start` creates it; on a second machine copy that file, or set token_file",
+            f"put it there; disagg makes one itself if neither token_file nor ${TOKEN_FILE_VARIABLE} names a file"
+            if isinstance(error, FileNotFoundError)
+            else "check that file and its owner",
         ) from error
     if mode & (stat.S_IRWXG | stat.S_IRWXO):
         raise ConfigError(f"other users have access to the fleet's token file {path}", f"chmod 600 {path}")

@@ -86,12 +86,10 @@ def test_a_token_that_other_users_can_reach_is_refused_with_the_command_that_men
     assert caught.value.hint == f"chmod 600 {path}"
 
 
-def test_a_fleet_that_was_never_started_here_is_the_stated_cause(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_token_that_is_not_there_is_made_by_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.delenv(TOKEN_FILE_VARIABLE, raising=False)
-    with pytest.raises(ConfigError, match="this fleet was never deployed or started here") as caught:
+    with pytest.raises(ConfigError, match="there is no fleet token in") as caught:
         fleet_token(load(write_fleet(tmp_path)))
     assert "`disagg start`" in caught.value.hint
 

@@ -26,7 +26,15 @@ host, model, address, port, behaviour = sys.argv[1:6]
 began = time.monotonic()
 token_file = Path(os.environ["DISAGG_TOKEN_FILE"])
 first_tokens = token_file.read_text().split()
-TLS = ServerTLS(lambda: first_tokens if behaviour == "early" else token_file.read_text().split())
+
+
+def tokens() -> list[str]:
+    """Those of the file now; if it is gone, those that it had at first."""
+    keeps = behaviour == "early" or not token_file.exists()
+    return first_tokens if keeps else token_file.read_text().split()
+
+
+TLS = ServerTLS(tokens)
 status = {"slow": "loading", "broken": "error", "stalled": "stalled"}.get(behaviour, "ok")
 health_body = {
     "status": status,
@@ -78,8 +86,7 @@ load_body = {
 
 
 def accepted(given: str) -> bool:
-    tokens = first_tokens if behaviour == "early" else token_file.read_text().split()
-    return given in [f"Bearer {token}" for token in tokens]
+    return given in [f"Bearer {token}" for token in tokens()]
 
 
 def answer(path: str, authorised: bool) -> tuple[int, dict[str, Any]]:

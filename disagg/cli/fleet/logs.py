@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from disagg.cli.common.context import print_error, print_json, settings, stdout
+from disagg.cli.common.context import print_error, print_json, settings, stderr, stdout
 from disagg.cli.common.options import AsJson
 
 if TYPE_CHECKING:
@@ -61,11 +61,13 @@ def logs(
         if wrong := next((name for name, given in ends.items() if given), None):
             raise UsageError(f"{wrong} and --follow cannot be combined", "following ends with Ctrl-C; or call it again")
         _follow(hosts, state, count, begin)
-    found = read_audits(hosts, count, begin) if audit else read(hosts, state, count, begin)
+    found = read_audits(hosts, state, count, begin) if audit else read(hosts, state, count, begin)
     if as_json:
         _print_json(fleet, *found)
     else:
         _print(hosts, *found, dated=audit)
+        if audit and found == ([], []):
+            stderr().print(f"no command has changed these hosts{' since then' if since else ''}", style="dim")
     raise typer.Exit(exit_code_of_all(error.exit_code for error in found[1]))
 
 

@@ -1,17 +1,24 @@
 """The audit of a host: which command changed it and when, who called it, from which machine and code, how it ended.
 
-One JSON line when a command takes the host's lock, one when it releases it, in the form of the server's log. They are
-kept on the host until `disagg uninstall`; a command whose second line is missing was cut off.
+One JSON line when a command begins to change the host, one when it has ended, in the form of the server's log. They are
+kept on the host until `disagg uninstall`, those of a local host in the fleet's state folder; a command whose second
+line is missing was cut off.
 """
 
 from __future__ import annotations
 
+import getpass
 import json
+import os
+import socket
 import subprocess
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import lru_cache
+from pathlib import Path
 from typing import Any, Final
 
 from disagg.errors import DisaggError
@@ -56,6 +63,11 @@ class AuditEntry:
     since: float
     release: str = ""
 
+    @staticmethod
+    def of_this_process(why: str) -> AuditEntry:
+        """A command that begins now."""
+        return AuditEntry(f"{user_name()}@{socket.gethostname()}", os.getpid(), why, time.time())
+
     def began(self) -> str:
         """The line of its beginning."""
         return self._line(self.since, disagg=origin())
@@ -74,6 +86,45 @@ class AuditEntry:
         stamp = datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds")
         line = {"time": stamp, "level": level, "event": self.why, "by": self.by, "pid": self.pid, **more}
         return json.dumps(line)
+
+
+def audit_file(folder: Path, host: str) -> Path:
+    """The audit of a local host. folder: the fleet's state folder."""
+    return folder / f"{host}.audit"
+
+
+@contextmanager
+def audited_here(path: Path, why: str) -> Iterator[None]:
+    """Write to the audit of a local host when the block begins and how it ends. why: the command."""
+    entry = AuditEntry.of_this_process(why)
+    append_here(path, entry.began())
+    try:
+        yield
+    except BaseException as error:
+        append_here(path, entry.ended(error))
+        raise
+    append_here(path, entry.ended(None))
+
+
+def append_here(path: Path, *lines: str) -> None:
+    """Append lines to the audit of a local host, unless the fleet has no state folder. A full disk stops no command."""
+    with suppress(OSError):
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        with os.fdopen(descriptor, "a", encoding="utf-8") as file:
+            file.writelines(f"{line}\n" for line in lines)
+        if path.stat().st_size > AUDIT_BYTES:
+            new = path.with_name(f"{path.name}.new")
+            kept = path.read_text(encoding="utf-8").splitlines(keepends=True)[-AUDIT_LINES:]
+            new.write_text("".join(kept), encoding="utf-8")
+            new.replace(path)
+
+
+def user_name() -> str:
+    """Who runs this program; of a user without a name, as in some containers, the number."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return f"uid {os.getuid()}"
 
 
 @lru_cache(maxsize=1)

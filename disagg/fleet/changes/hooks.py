@@ -14,13 +14,13 @@ from typing import Final, Literal
 
 from disagg.config import Fleet, HookName, Host
 from disagg.errors import Cancelled, CommandFailed, DisaggError, FleetError
-from disagg.fleet.changes.audit import APPEND_LINES
-from disagg.fleet.changes.lock import LockHolder
+from disagg.fleet.changes.audit import APPEND_LINES, AuditEntry, append_here, audit_file
 from disagg.fleet.machine.base import Machine
 from disagg.fleet.machine.connect import machine_for
 from disagg.fleet.machine.fan_out import each
 from disagg.fleet.machine.local import LocalMachine
 from disagg.fleet.machine.output import last_lines
+from disagg.token import state_folder
 
 ChangeKind = Literal["deploy", "restart"]
 ChangeResult = Literal["planned", "done", "failed", "interrupted"]
@@ -124,7 +124,7 @@ class HookRunner:
         line, hooks = self.fleet.hooks.commands.get(name), self.fleet.hooks
         if line is None:
             return None
-        entry = LockHolder.this_process(f"hook {name}").audit_entry
+        entry = AuditEntry.of_this_process(f"hook {name}")
         self.report(name, f"$ {line}")
         environment = variables(self.fleet, self.command, name, change)
         audited: BaseException | None = None
@@ -156,6 +156,9 @@ class HookRunner:
             with closing(self.connect(host)) as machine:
                 machine.run([host.name, *lines], script=APPEND_LINES, timeout=_AUDIT_S)
 
+        for host in hosts:
+            if host.placement.spawned:
+                append_here(audit_file(state_folder(self.fleet), host.name), *lines)
         each([host for host in hosts if host.placement.deployed], append, timeout=_AUDIT_S)
 
 

@@ -6,7 +6,6 @@ takes it.
 
 from __future__ import annotations
 
-import getpass
 import json
 import os
 import socket
@@ -18,7 +17,7 @@ from threading import Event
 from typing import Final
 
 from disagg.errors import CommandFailed, DisaggError, HostLocked, HostUnreachable
-from disagg.fleet.changes.audit import APPEND_AUDIT, AuditEntry
+from disagg.fleet.changes.audit import APPEND_AUDIT, AuditEntry, user_name
 from disagg.fleet.facts.paths import HostPaths
 from disagg.fleet.machine import process as local
 from disagg.fleet.machine.base import Machine
@@ -86,7 +85,7 @@ class LockHolder:
     @staticmethod
     def this_process(why: str) -> LockHolder:
         pid = os.getpid()
-        return LockHolder(getpass.getuser(), socket.gethostname(), pid, local.identity(pid) or "", time.time(), why)
+        return LockHolder(user_name(), socket.gethostname(), pid, local.identity(pid) or "", time.time(), why)
 
     @staticmethod
     def parse(text: str) -> LockHolder | None:

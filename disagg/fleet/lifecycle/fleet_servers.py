@@ -89,7 +89,7 @@ class FleetServers:
 
     def _stop_own(self, hosts: Sequence[Host], names: Sequence[str], everything: bool) -> list[ServerResult]:
         if all(host.placement.spawned for host in hosts) and not self.state.exists():
-            return [ServerResult(host.name, "not running") for host in hosts]
+            return self._all(hosts, "stop", self._stop)  # there is nothing to lock
         with self.state.locked("stop"):
             results = self._all(hosts, "stop", self._stop)
             if not names:
@@ -144,7 +144,7 @@ class FleetServers:
         elif hosts and not self.state.has_token():
             raise ConfigError(
                 f"there is no fleet token in {self.state.token_file}",
-                "disagg deploy makes one; on a second machine, copy the file of the first",
+                "disagg deploy makes one; if the hosts have one already: disagg deploy --adopt-token",
             )
 
     # Many hosts

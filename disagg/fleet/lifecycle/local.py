@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from disagg.api.names import LOG_FILE_VARIABLE
 from disagg.config import Fleet, Host
-from disagg.errors import PortInUse, StartFailed
+from disagg.errors import FleetError, PortInUse, StartFailed
+from disagg.fleet.changes.audit import audited_here
 from disagg.fleet.lifecycle.base import LAST_LINES, UNDECIDED, ProcessState, start_failed
+from disagg.fleet.lifecycle.elsewhere import started_elsewhere
 from disagg.fleet.lifecycle.state import ProcessRecord, State
 from disagg.fleet.lifecycle.status.host_status import HealthState
 from disagg.fleet.machine import process as local
@@ -45,7 +47,7 @@ class LocalServer:
 
     def changing(self, why: str, break_lock: bool, if_full: bool = False) -> AbstractContextManager[None]:
         """See Server. The lock of the fleet's state is held already."""
-        return nullcontext()
+        return audited_here(self.state.audit_file(self.host.name), why)
 
     def inspect(self) -> ProcessState:
         """See Server."""
@@ -56,18 +58,21 @@ class LocalServer:
         return ProcessState(record.pid, f"runs with an earlier {self.fleet.path.name}" if changed else "")
 
     def running(self) -> bool:
-        """See Server. A damaged record is an error: the process may run."""
-        return self.inspect().pid is not None
+        """See Server. An error is a damaged record, whose process may run, and a server of this host that a copy of
+        hosts.toml has started."""
+        if self.inspect().pid is not None:
+            return True
+        other = started_elsewhere(self.state, self.host)
+        if other is not None and other.host == self.host.name:
+            raise FleetError(f"{self.host.name} runs: {other.hosts_file} has started it", other.stop_command)
+        return False
 
     def start(self) -> None:
         """See Server."""
         host = self.host
         for port in filter(None, (host.port, host.kv_port)):
             if local.port_taken(host.address, port):
-                raise PortInUse(
-                    f"{host.name}: port {port} on {host.address} is in use by {local.port_holder(port)}",
-                    f"stop that process, or give {host.name} another port in {self.fleet.path}",
-                )
+                raise self._in_use(port)
         argv, environment = self.argv(self.fleet, host)
         token_file = str(self.state.token_file.resolve())
         log = self.state.log_file(host.name)
@@ -79,6 +84,13 @@ class LocalServer:
         except BaseException:  # also an interruption: a server without a record could never be stopped
             local.end(pid, identity, self.grace_s)
             raise
+
+    def _in_use(self, port: int) -> PortInUse:
+        host = self.host
+        message = f"{host.name}: port {port} on {host.address} is in use by {local.port_holder(port)}"
+        if other := started_elsewhere(self.state, host, port):
+            return PortInUse(f"{message}, which {other.hosts_file} has started as {other.host}", other.stop_command)
+        return PortInUse(message, f"stop that process, or give {host.name} another port in {self.fleet.path}")
 
     def ended(self) -> StartFailed | None:
         """See Server."""

@@ -88,15 +88,14 @@ class _Clock:
 
 
 def read_audits(
-    hosts: Sequence[Host], lines: int, since: float | None = None, connect: Connect = machine_for
+    hosts: Sequence[Host], state: State, lines: int, since: float | None = None, connect: Connect = machine_for
 ) -> tuple[list[LogLine], list[DisaggError]]:
-    """The same as `read` of the hosts' audits. A host that no command has changed yet, or a local one, has no lines."""
+    """The same as `read` of the hosts' audits. A host that no command has changed yet has no lines."""
 
     def path(host: Host) -> str:
-        return HostPaths("~", host.name).audit
+        return str(state.audit_file(host.name)) if host.placement.spawned else HostPaths("~", host.name).audit
 
-    deployed = [host for host in hosts if host.placement.deployed]
-    return _read(deployed, path, lines, since, connect, required=False)
+    return _read(hosts, path, lines, since, connect, required=False)
 
 
 def read(

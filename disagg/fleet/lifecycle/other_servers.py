@@ -12,6 +12,7 @@ from contextlib import closing
 
 from disagg.config import Fleet, Host
 from disagg.errors import DisaggError
+from disagg.fleet.changes.audit import audited_here
 from disagg.fleet.lifecycle.base import ServerOutcome, ServerResult
 from disagg.fleet.lifecycle.deployed import changing_there, hosts_there, stop_there
 from disagg.fleet.lifecycle.local import end_recorded, recorded_pid
@@ -25,7 +26,8 @@ def stop_recorded(state: State, name: str, shown: str, grace_s: float) -> Server
     began = time.monotonic()
     try:
         running = recorded_pid(state, name) is not None
-        killed = end_recorded(state, name, grace_s)
+        with audited_here(state.audit_file(name), "stop"):
+            killed = end_recorded(state, name, grace_s)
     except DisaggError as error:
         return ServerResult(shown, "failed", time.monotonic() - began, error)
     outcome: ServerOutcome = "killed" if killed else "stopped" if running else "not running"

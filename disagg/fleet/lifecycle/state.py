@@ -4,6 +4,7 @@ $XDG_STATE_HOME/disagg/<fleet name>-<hash of the file's path>/     mode 0700
     path          the path of hosts.toml
     <host>.pid    the process that is this host's server (JSON)
     <host>.log    output of that process; <host>.log.1 is the run before, or what was written before the log was full
+    <host>.audit  which commands changed the host, when, by whom
     lock          held while a command starts or stops servers
 """
 
@@ -20,8 +21,9 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from disagg.config import Fleet
+from disagg.config import Fleet, Host
 from disagg.errors import ConfigError, FleetError
+from disagg.fleet.changes.audit import audit_file
 from disagg.fleet.lifecycle.loglines import end_of_run
 from disagg.token import (
     TOKEN_FILE_VARIABLE,
@@ -151,6 +153,12 @@ class State:
         with _reported(self.token_file):
             return self.token_file.exists()
 
+    def missing_token_hint(self, host: Host) -> str:
+        """How this machine gets the token that a host has. A server that runs takes over what is put into its file."""
+        if host.placement.spawned:
+            return "disagg start" if self.makes_token else f"put the fleet's token into {self.token_file}"
+        return "disagg deploy --adopt-token" if self.makes_token else f"copy the host's token to {self.token_file}"
+
     @property
     def shown(self) -> str:
         """The hosts.toml of the fleet that this is the state of, as a path; the folder's name if that is unknown."""
@@ -173,6 +181,10 @@ class State:
     def log_file(self, host: str) -> Path:
         """The log of the host's server."""
         return self.folder / f"{host}.log"
+
+    def audit_file(self, host: str) -> Path:
+        """The audit of a local host."""
+        return audit_file(self.folder, host)
 
     def record(self, record: ProcessRecord) -> None:
         """Write the record of a started process."""

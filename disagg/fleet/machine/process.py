@@ -158,6 +158,15 @@ def port_holder(port: int) -> str:
     return "another process"
 
 
+def listens(pid: int, port: int) -> bool:
+    """Whether a process of this user listens on a port."""
+    try:
+        connections = psutil.Process(pid).net_connections("tcp")
+    except psutil.Error:
+        return False
+    return any(one.status == psutil.CONN_LISTEN and getattr(one.laddr, "port", None) == port for one in connections)
+
+
 def run_json(argv: Sequence[str], environment: Mapping[str, str], timeout_s: float) -> dict[str, Any]:
     """Run a command that prints one JSON object, and return it; `{"error": ...}` is raised as the error it describes.
 

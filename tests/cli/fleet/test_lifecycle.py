@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from disagg.config import load
+from disagg.fleet.changes.audit import AUDIT_BYTES, AUDIT_LINES, append_here, audit_file
 from disagg.fleet.changes.hooks import HookRunner
 from disagg.fleet.lifecycle import fleet_servers
 from disagg.fleet.lifecycle.fleet_servers import FleetServers
@@ -36,6 +37,12 @@ def behaviour(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
 
     monkeypatch.setattr(fleet_servers, "FleetServers", functools.partial(FleetServers, argv=argv))
     return chosen
+
+
+@pytest.fixture
+def wide(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No line is broken within a path."""
+    monkeypatch.setenv("COLUMNS", "400")
 
 
 @pytest.fixture
@@ -166,3 +173,94 @@ def test_ctrl_c_while_the_hook_before_runs_says_that_nothing_was_changed(
     monkeypatch.setattr(HookRunner, "_run", interrupted)
     assert run("--config", config, "restart") == 130
     assert capsys.readouterr().err.splitlines() == ["interrupted: nothing was changed"]
+
+
+@pytest.mark.usefixtures("wide")
+def test_servers_whose_token_file_was_removed_are_reached_again_with_start(
+    config: Path, behaviour: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("--config", config, "start") == 0
+    token = State.of(load(config)).token_file
+    token.unlink()
+    capsys.readouterr()
+    assert run("--config", config, "status") == 3
+    shown = " ".join(capsys.readouterr().out.split())
+    assert f"all hosts: it reports only that it is ok: there is no fleet token in {token} → disagg start" in shown
+    assert run("--config", config, "generate", "tiny", "x") == 2
+    told = " ".join(capsys.readouterr().err.split())
+    assert f"there is no fleet token in {token}" in told and "run `disagg start`; " in told
+    assert run("--config", config, "start") == 0
+    assert capsys.readouterr().out.count("unchanged") == 2
+    assert run("--config", config, "status") == 0
+
+
+def test_servers_whose_token_file_was_removed_can_be_stopped(config: Path, behaviour: dict[str, str]) -> None:
+    assert run("--config", config, "start") == 0
+    State.of(load(config)).token_file.unlink()
+    assert run("--config", config, "stop") == 0
+    assert State.of(load(config)).recorded_hosts() == []
+
+
+@pytest.mark.usefixtures("wide")
+def test_a_copy_of_hosts_toml_names_the_file_that_has_started_the_servers(
+    config: Path, behaviour: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copy = tmp_path / "copy" / "hosts.toml"
+    copy.parent.mkdir()
+    copy.write_text(config.read_text())
+    assert run("--config", config, "start") == 0
+    assert run("--config", copy, "status") == 0  # they serve it, too: its token is that of the fleet's name
+    for command in ("stop", "restart", "start"):
+        capsys.readouterr()
+        assert run("--config", copy, command) == 1
+        shown = " ".join(capsys.readouterr().err.split())
+        assert "has started" in shown and f"disagg stop --config {config}" in shown
+    assert run("--config", config, "status") == 0
+    assert run("--config", config, "stop") == 0
+    assert run("--config", copy, "stop") == 0
+
+
+@pytest.mark.usefixtures("wide")
+def test_a_copy_with_another_name_says_whose_the_servers_are(
+    config: Path, behaviour: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copy = tmp_path / "copy.toml"
+    copy.write_text(config.read_text().replace('name = "test"', 'name = "twin"'))
+    State.of(load(copy)).prepare(load(copy))
+    assert run("--config", config, "start") == 0
+    assert run("--config", copy, "status") == 3
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "does not prove that it has the token" in shown and f"→ disagg stop --config {config}" in shown
+
+
+def test_the_audit_of_a_local_fleet_has_its_starts_and_stops(
+    config: Path, behaviour: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("--config", config, "logs", "--audit") == 0
+    assert "no command has changed these hosts" in capsys.readouterr().err
+    config.write_text(config.read_text() + '\n[hooks]\nafter_restart = "true"\n')
+    for command in ("start", "restart", "stop"):
+        assert run("--config", config, command) == 0
+    capsys.readouterr()
+    assert run("--config", config, "logs", "--audit", "--json", "--host", "decode-1") == 0
+    lines = [line["fields"] for line in json.loads(capsys.readouterr().out)["lines"]]
+    assert [(line["event"], line.get("ended")) for line in lines] == [
+        ("start", None),
+        ("start", "done"),
+        ("restart", None),
+        ("restart", "done"),
+        ("hook after_restart", "done"),
+        ("stop", None),
+        ("stop", "done"),
+    ]
+    assert State.of(load(config)).audit_file("decode-1").stat().st_mode & 0o777 == 0o600
+
+
+def test_an_audit_here_is_bounded_and_keeps_the_newest_lines(tmp_path: Path) -> None:
+    file = audit_file(tmp_path, "a")
+    append_here(file, *(f"{number:0600d}" for number in range(AUDIT_BYTES // 601)))
+    assert file.stat().st_size < AUDIT_BYTES
+    append_here(file, "x" * 600, "the newest")
+    kept = file.read_text().splitlines()
+    assert kept[-1] == "the newest" and len(kept) == AUDIT_LINES
+    assert [path.name for path in tmp_path.iterdir()] == ["a.audit"]

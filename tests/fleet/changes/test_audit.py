@@ -19,6 +19,7 @@ from disagg.fleet.changes.audit import APPEND_AUDIT, AUDIT_BYTES, AUDIT_LINES, o
 from disagg.fleet.changes.lock import locked
 from disagg.fleet.facts.paths import HostPaths
 from disagg.fleet.lifecycle.logs import read_audits
+from disagg.fleet.lifecycle.state import State
 from disagg.fleet.machine.local import LocalMachine
 from tests.cli.commandline import run, write_fleet
 
@@ -97,7 +98,8 @@ def test_the_audits_of_all_hosts_are_read_in_order_and_a_host_without_one_has_no
     with locked(machine, paths, "deploy"):
         pass
     other = Host("mac", "127.0.0.1", ("decode",), "tiny", EngineOptions("mlx"), 8001)
-    found, errors = read_audits([HOST, other], 100, connect=lambda host: LocalMachine(host.name))
+    state = State(Path(paths.folder) / "state", Path(paths.token))
+    found, errors = read_audits([HOST, other], state, 100, connect=lambda host: LocalMachine(host.name))
     assert [(one.host, (one.fields or {})["event"]) for one in found] == [("spark", "deploy"), ("spark", "deploy")]
     assert not errors
 

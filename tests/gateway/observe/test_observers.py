@@ -80,12 +80,12 @@ def test_how_a_request_with_two_answers_ended(complete: int, problem: object, ca
 def test_an_answer_that_was_cut_has_the_time_of_its_first_text_and_one_without_any_has_none() -> None:
     notes = Notes()
     for arrived in (True, False):
-        life = Observers([notes]).accept(head(2), "openai-chat", "m", None)
-        life.generated(0, 1)
-        life.completed(0, completion("x"))
+        request = Observers([notes]).accept(head(2), "openai-chat", "m", None)
+        request.generated(0, 1)
+        request.completed(0, completion("x"))
         if arrived:
-            life.generated(1, 1)
-        life.ended(None, cancelled=True)
+            request.generated(1, 1)
+        request.ended(None, cancelled=True)
     cut, silent = (event for event in notes.events if isinstance(event, Ended))
     assert cut.ttft is not None and 0 <= cut.ttft <= cut.seconds
     assert silent.ttft is None

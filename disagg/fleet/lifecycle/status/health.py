@@ -19,6 +19,7 @@ from disagg.api.base import InvalidValue
 from disagg.api.status import Health, Status
 from disagg.config import Fleet, Host
 from disagg.errors import FleetError
+from disagg.fleet.lifecycle.elsewhere import started_elsewhere
 from disagg.fleet.lifecycle.state import State
 from disagg.fleet.lifecycle.status.comparison import flag_differing, with_remarks
 from disagg.fleet.lifecycle.status.host_status import HostStatus
@@ -89,30 +90,34 @@ def _poll(host: Host, token: str | None, state: State, timeout_s: float) -> Host
     except http.client.HTTPException:
         code, answer = 0, None
     if code == 401 or _bare(answer):
-        liveness = (
-            f", and reports only that it is {answer['status']}"
-            if isinstance(answer, dict) and "status" in answer
-            else ""
-        )
-        why = f"{host.url} does not accept the token in {state.token_file}{liveness}"
-        return replace(blank, state="unauthorised", why=why, hint=_OTHER_TOKEN)
+        return _unauthorised(blank, host, state, token, answer)
     if answer is None or "status" not in answer:
         return replace(
             blank,
             state="foreign",
             why=f"port {host.port} answers, but not as a disagg server{_holder(host)}",
-            hint=f"stop that process, or give {host.name} another port in hosts.toml",
+            hint=_free_port(host, state),
         )
     try:
         report = Status.from_json(answer) if "queue" in answer else Health.from_json(answer)
     except InvalidValue as error:
-        return _unreadable(blank, host, answer, error)
+        return _unreadable(blank, host, state, answer, error)
     return _judge(_filled(blank, report), host, state, report)
 
 
 def _holder(host: Host) -> str:
     """Which process has the host's port, if that is a port of this machine; else empty."""
     return f": {local.port_holder(host.port)}" if host.placement.spawned else ""
+
+
+def _stop_other(host: Host, state: State) -> str:
+    """The command that stops what has the host's port, if another fleet of this user has started it here."""
+    other = started_elsewhere(state, host)
+    return other.stop_command if other is not None else ""
+
+
+def _free_port(host: Host, state: State) -> str:
+    return _stop_other(host, state) or f"stop that process, or give {host.name} another port in hosts.toml"
 
 
 def _upgrade(host: Host) -> str:
@@ -124,7 +129,21 @@ def _bare(answer: Any) -> bool:
     return isinstance(answer, dict) and set(answer) == {"status"}
 
 
-def _unreadable(blank: HostStatus, host: Host, answer: Mapping[str, Any], error: InvalidValue) -> HostStatus:
+def _unauthorised(
+    blank: HostStatus, host: Host, state: State, token: str | None, answer: Mapping[str, Any] | None
+) -> HostStatus:
+    """The state of a server that reports only that it lives, because it was shown no token or another one."""
+    liveness = f"reports only that it is {answer['status']}" if answer and "status" in answer else "reports nothing"
+    if token is None:
+        why = f"it {liveness}: there is no fleet token in {state.token_file}"
+        return replace(blank, state="unauthorised", why=why, hint=state.missing_token_hint(host))
+    why = f"{host.url} does not accept the token in {state.token_file}, and {liveness}"
+    return replace(blank, state="unauthorised", why=why, hint=_OTHER_TOKEN)
+
+
+def _unreadable(
+    blank: HostStatus, host: Host, state: State, answer: Mapping[str, Any], error: InvalidValue
+) -> HostStatus:
     """The state of a server whose answer does not fit the types of this version."""
     version, code = answer.get("version"), answer.get("code")
     other = ""
@@ -144,7 +163,7 @@ def _unreadable(blank: HostStatus, host: Host, answer: Mapping[str, Any], error:
         blank,
         state="foreign",
         why=f"port {host.port} answers, but not as a disagg server ({error})",
-        hint=f"stop that process, or give {host.name} another port in hosts.toml",
+        hint=_free_port(host, state),
     )
 
 
@@ -189,7 +208,7 @@ def _judge(status: HostStatus, host: Host, state: State, report: Health) -> Host
             status,
             state="foreign",
             why=f"{host.url} is {_served(report.host, report.model)}, not {_served(host.name, host.model)}",
-            hint="stop that server, or correct address and port in hosts.toml",
+            hint=_stop_other(host, state) or "stop that server, or correct address and port in hosts.toml",
         )
     if report.status == "ok":
         return replace(status, state="healthy")
@@ -231,9 +250,10 @@ def _unproven(blank: HostStatus, host: Host, state: State, error: ssl.SSLError) 
     """The state of what is at the server's address and is not known to be it."""
     if isinstance(error, ssl.SSLCertVerificationError):
         why = f"{host.url} does not prove that it has the token in {state.token_file}{_holder(host)}"
-        return replace(blank, state="unauthorised", why=why, hint=_OTHER_TOKEN)
+        return replace(blank, state="unauthorised", why=why, hint=_stop_other(host, state) or _OTHER_TOKEN)
     why = f"port {host.port} answers without the fleet's TLS: another program, or an older disagg{_holder(host)}"
-    return replace(blank, state="foreign", why=why, hint=f"stop that process; disagg {_upgrade(host)}")
+    hint = _stop_other(host, state) or f"stop that process; disagg {_upgrade(host)}"
+    return replace(blank, state="foreign", why=why, hint=hint)
 
 
 def _recorded(blank: HostStatus, host: Host, state: State, error: OSError, timeout_s: float) -> HostStatus | None:

@@ -165,9 +165,12 @@ def test_a_loading_server_that_does_not_take_the_token_is_unauthorised_and_not_f
     farm.behaviour["a"] = "slow"
     farm.lifecycle.start(["a"], timeout_s=0)
     wait_until(lambda: states(farm)["a"].why == "the model is still loading")
-    for token, why in (("another token", "does not prove that it has"), (None, "reports only that it is loading")):
+    for token, why, hint in (
+        ("another token", "does not prove that it has", "put the same token file"),
+        (None, "reports only that it is loading", "disagg start"),
+    ):
         a = poll(farm.fleet, token, farm.state, ["a"])[0]
-        assert a.state == "unauthorised" and why in a.why and "put the same token file" in a.hint
+        assert a.state == "unauthorised" and why in a.why and hint in a.hint
 
 
 def farm_http(farm: Farm) -> httpx.Client:
