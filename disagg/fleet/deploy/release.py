@@ -53,7 +53,7 @@ _SUPERVISE: Final = """\
 #!/bin/sh
 # start | stop | restart | status of this host's supervisor.
 release=$(cd "$(dirname "$0")" && pwd -P) || exit 1
-exec {python} -P "$release/disagg/fleet/services/supervise.py" "$1" {folder}
+exec {python} -P -S "$release/disagg/fleet/services/supervise.py" "$1" {folder}
 """
 
 

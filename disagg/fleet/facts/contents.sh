@@ -44,7 +44,7 @@ names | sort -u | while IFS= read -r host; do
     emit_server "$host"
     if test -d "$own"; then emit folder 1; fi
     if test -d "$own/lock"; then emit locked 1; fi
-    if test -f "$own/supervisor.json" || [ -n "$(supervisor_process "$host")" ]; then emit manager process; fi
+    if test -f "$own/supervisor.json" || [ -n "$supervisor" ]; then emit manager process; fi
     if test -f "$HOME/.config/systemd/user/disagg-$host.service"; then emit manager systemd; fi
     if own_daemon "$host" || own_limit "$host"; then emit manager launchd; fi
     for release in "$own"/releases/*; do

@@ -13,9 +13,10 @@ content() { # the name that a release folder should have: the hash of its conten
 
 # The machine
 
-os=$(uname -s)
+system=$(uname -sm)
+os=${system%% *}
 user=$(id -un)
-emit machine "$os" "$(uname -m)" "$user" "$(id -u)"
+emit machine "$os" "${system#* }" "$user" "$(id -u)"
 if test -w "$HOME" && { test ! -e "$root" || test -w "$root"; }; then emit home "$HOME" 1; else emit home "$HOME" 0; fi
 if test -d "$root"; then full=$root; else full=$HOME; fi
 emit disk "$(df -Pk "$full" 2>/dev/null | awk 'END { print $4 }')"
@@ -25,9 +26,9 @@ if [ "$os" = Darwin ]; then
     emit wired_limit "$(sysctl -n iogpu.wired_limit_mb 2>/dev/null)"
     if command -v rdma_ctl >/dev/null 2>&1; then emit rdma "$(rdma_ctl status 2>&1 | head -n 1)"; fi
 else
-    emit os_version "$(getconf GNU_LIBC_VERSION 2>/dev/null | awk '{ print $2 }')"
-    emit memory "$(awk '/^MemTotal:/ { print $2 }' /proc/meminfo 2>/dev/null)"
-    emit available "$(awk '/^MemAvailable:/ { print $2 }' /proc/meminfo 2>/dev/null)"
+    libc=$(getconf GNU_LIBC_VERSION 2>/dev/null)
+    emit os_version "${libc#* }"
+    awk -v OFS='\t' '/^MemTotal:/ { print "memory", $2 } /^MemAvailable:/ { print "available", $2 }' /proc/meminfo 2>/dev/null
     for device in /dev/nvidiactl /dev/nvidia0; do if test -e "$device"; then emit device "$device"; fi; done
     if command -v lspci >/dev/null 2>&1 && lspci -d 10de: 2>/dev/null | grep -q .; then emit device pci; fi
     if command -v nvidia-smi >/dev/null 2>&1; then
@@ -45,7 +46,7 @@ about_python='import importlib.util as u, sys
 print("%d.%d.%d" % sys.version_info[:3], int(bool(u.find_spec("ensurepip") and u.find_spec("venv"))), sys.executable)'
 
 try_python() { # path, 1 if hosts.toml names it
-    test -x "$1" && about=$("$1" -I -c "$about_python" 2>/dev/null </dev/null) || return 1
+    test -x "$1" && about=$("$1" -I -S -c "$about_python" 2>/dev/null </dev/null) || return 1
     version=${about%% *} rest=${about#* }
     emit python "$2" "$version" "${rest%% *}" "${rest#* }"
 }
@@ -77,7 +78,9 @@ for folder in $PATH "$HOME/.local/bin"; do
 done
 for folder in $PATH "$HOME/.local/bin" "$HOME/.cargo/bin"; do
     if test -x "$folder/uv"; then
-        emit uv "$folder/uv" "$("$folder/uv" --version 2>/dev/null | awk '{ print $2 }')"
+        version=$("$folder/uv" --version 2>/dev/null)
+        version=${version#* }
+        emit uv "$folder/uv" "${version%% *}"
         break
     fi
 done
@@ -109,12 +112,11 @@ for name in "$host" "$host.wired-limit"; do
     if test -f "$plist"; then emit installed "launchd:$name" "$(digest "$plist")" 1; fi
 done
 
-if test -f "$mine/supervisor.json" || [ -n "$(supervisor_process "$host")" ]; then emit installed process '' 1; fi
-
 # What is deployed
 
 if test -d "$mine"; then emit deployed 1; fi
 emit_server "$host"
+if test -f "$mine/supervisor.json" || [ -n "$supervisor" ]; then emit installed process '' 1; fi
 for release in "$root"/hosts/*/releases/*; do
     if test -d "$release"; then
         owner=${release%/releases/*} name=${release##*/}
@@ -157,7 +159,7 @@ if [ $# -gt 0 ]; then
     if command -v ss >/dev/null 2>&1; then listening=$(ss -Hltn 2>/dev/null | awk '{ print $4 }')
     else listening=$(netstat -an -p tcp 2>/dev/null | awk '/LISTEN/ { print $4 }'); fi
     for port in "$@"; do
-        if printf '%s\n' "$listening" | grep -q "[.:]$port\$"; then emit listening "$port"; fi
+        case $listening$newline in *[.:]"$port$newline"*) emit listening "$port" ;; esac
     done
 fi
 emit end

@@ -1,9 +1,10 @@
-# What all probes share: put before each of them. POSIX sh, as of dash and macOS.
+# What all probes share: put before each of them. POSIX sh, as of dash and macOS. Probes run often, on machines that may
+# be busy: they start few programs. No here-documents: bash needs room on a disk for each.
 
 LC_ALL=C
 PATH=$PATH:/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin:/opt/homebrew/bin
 export LC_ALL PATH
-tab=$(printf '\t')
+tab='	'
 newline='
 '
 
@@ -23,68 +24,56 @@ emit() { # kind, fields: one line
 if command -v sha256sum >/dev/null 2>&1; then sum=sha256sum; else sum='shasum -a 256'; fi
 
 digest() {
-    $sum <"$1" 2>/dev/null | cut -c1-64
+    digested=$($sum <"$1" 2>/dev/null)
+    printf '%s' "${digested%% *}"
 }
 
 modified() { # a path: when it was changed, in seconds since 1970
     stat -c %Y "$1" 2>/dev/null || stat -f %m "$1" 2>/dev/null
 }
 
-runs() { # host, pid, a word of its command line: whether it is a process of this host, not of another with the same pid
-    kill -0 "$2" 2>/dev/null || return 1
-    case $(ps -ww -p "$2" -o stat= -o args= 2>/dev/null) in
-        Z*) return 1 ;;
-        *"$3"*"/hosts/$1" | *"$3"*"/hosts/$1/"*) return 0 ;;
-    esac
-    return 1
+find_processes() { # host: the pid of its supervisor, and $pid, $release and $alive of its server. Records may be lost
+    own=$HOME/.disagg/hosts/$1
+    pid= release=
+    if test -f "$own/serving"; then read -r pid release <"$own/serving"; fi
+    running=$pid
+    if [ -n "$pid" ] && ! kill -0 "$pid" 2>/dev/null; then running=; fi
+    real=$(cd "$own" 2>/dev/null && pwd -P)
+    set -- $(ps -axww -o pid= -o pgid= -o stat= -o args= 2>/dev/null |
+        host=$1 pid=$running own=$own served=${real:+--config $real/releases/} awk '
+        BEGIN { pid = ENVIRON["pid"]; folder = "/hosts/" ENVIRON["host"]; own = ENVIRON["own"]; served = ENVIRON["served"] }
+        $1 == pid && $3 !~ /^Z/ { alive = index($0, folder "/") || ends_with(folder) } # not another with the same pid
+        !supervisor && (ends_with("supervise.py start " own) || ends_with("supervise.py restart " own)) { supervisor = $1 }
+        !server && $1 == $2 && served && (at = index($0, served)) { server = $1 " " substr($0, at + length(served), 16) }
+        function ends_with(words) { return substr($0, length($0) - length(words) + 1) == words }
+        END { print alive + 0, supervisor ? supervisor : "-", server }')
+    alive=${1:-0} supervisor=${2#-}
+    if [ "$alive" = 0 ] && [ -n "$3" ]; then pid=$3 release=$4 alive=1; fi
 }
 
-processes=$(ps -axww -o pid= -o pgid= -o args= 2>/dev/null) # once: it takes longer than all else on a busy machine
-
-with_words() { # words of a command line: "pid group rest" of the processes that have them, rest being what follows
-    printf '%s\n' "$processes" | words=$1 awk '
-        (at = index($0, ENVIRON["words"])) { print $1, $2, substr($0, at + length(ENVIRON["words"])) }'
-}
-
-supervisor_process() { # host: the pid of its supervisor, though its record may be lost
-    for verb in start restart; do
-        with_words "supervise.py $verb $HOME/.disagg/hosts/$1" | awk 'NF == 2 { print $1; exit }'
-    done
-}
-
-serving_process() { # host: "pid release" of the process that serves a release of it, though its record may be lost
-    own=$(cd "$HOME/.disagg/hosts/$1" 2>/dev/null && pwd -P) || return 0
-    with_words "--config $own/releases/" | awk '$1 == $2 { print $1, substr($3, 1, 16); exit }'
-}
-
-emit_server() { # host: its releases, its token, its server
+emit_server() { # host: its releases, its token, its server. Sets $supervisor
+    find_processes "$1"
+    listed=$(cd "$own" 2>/dev/null && ls -ld current previous running token 2>/dev/null) # in this order
     for link in current previous running; do
-        if test -L "$HOME/.disagg/hosts/$1/$link"; then
-            emit "$link" "$(basename "$(readlink "$HOME/.disagg/hosts/$1/$link")")"
-        fi
+        case $listed in
+            *" $link -> "*)
+                target=${listed#*" $link -> "}
+                target=${target%%"$newline"*}
+                emit "$link" "${target##*/}"
+                ;;
+        esac
     done
-    link=$HOME/.disagg/hosts/$1/current
-    if test -L "$link"; then emit switched "$(modified "$link")"; fi
-    token=$HOME/.disagg/hosts/$1/token
-    keys=$HOME/.disagg/hosts/$1/keys.json
-    if test -f "$keys"; then emit keys "$(digest "$keys")"; fi
-    if test -f "$token"; then
-        mode=$(ls -ld "$token" 2>/dev/null | cut -c1-10)
+    if test -L "$own/current"; then emit switched "$(modified "$own/current")"; fi
+    if test -f "$own/keys.json"; then emit keys "$(digest "$own/keys.json")"; fi
+    if test -f "$own/token"; then
+        mode=${listed##*"$newline"}
+        mode=${mode%"${mode#??????????}"}
         while IFS= read -r line || [ -n "$line" ]; do # a token each, the current one first
-            if [ -n "$line" ]; then emit token "$(printf '%s\n' "$line" | $sum | cut -c1-64)" "$mode"; fi
-        done <"$token"
-    fi
-    if test -f "$HOME/.disagg/hosts/$1/serving"; then
-        read -r pid release <"$HOME/.disagg/hosts/$1/serving"
-        alive=0
-        if runs "$1" "$pid" ""; then alive=1; fi
-    else
-        pid= release= alive=0
-    fi
-    if [ "$alive" = 0 ]; then
-        found=$(serving_process "$1")
-        if [ -n "$found" ]; then pid=${found% *} release=${found#* } alive=1; fi
+            if [ -n "$line" ]; then
+                digested=$(printf '%s\n' "$line" | $sum)
+                emit token "${digested%% *}" "$mode"
+            fi
+        done <"$own/token"
     fi
     if [ -n "$pid" ]; then emit serving "$pid" "$release" "$alive"; fi
 }
-

@@ -29,13 +29,15 @@ class ServerFacts:
     """One host's server.
 
     pid: of its process, None if none runs. release: what it runs, or ran last. model: of the deployed release, "" if
-    unknown. current: the deployed release, "" if none is. managers: those that have a definition of this host, and
+    unknown. current: the deployed release, "" if none is. running: the one that its manager starts, "" if that is not
+    said. managers: those that have a definition of this host, and
     whether each supervises a running server. restarts: how often the manager restarted it. token_digests: of the tokens
     it accepts, the current one first. ports: who listens on the host's ports. log: its last 50 lines.
     """
 
     home: str
     current: str = ""
+    running: str = ""
     model: str = ""
     release: str = ""
     pid: int | None = None
@@ -76,6 +78,7 @@ def parse(probe: ProbeOutput) -> ServerFacts:
     return ServerFacts(
         home=probe.text("home"),
         current=probe.text("current"),
+        running=probe.text("running"),
         model=probe.text("model"),
         release=release,
         pid=number(pid) if alive == "1" else None,

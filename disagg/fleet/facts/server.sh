@@ -14,9 +14,13 @@ if [ -n "$model" ]; then emit model "$model"; fi
 
 # The service managers that have a definition of this host: whether the service is active, how often it was restarted
 
-supervisor=$(supervisor_process "$host")
 if test -f "$mine/supervisor.json" || [ -n "$supervisor" ]; then
-    restarts=$(sed -n 's/.*"restarts": *\([0-9][0-9]*\).*/\1/p' "$mine/supervisor.json" 2>/dev/null)
+    restarts=
+    if test -f "$mine/supervisor.json"; then read -r restarts <"$mine/supervisor.json"; fi
+    case $restarts in
+        *'"restarts": '*) restarts=${restarts#*'"restarts": '} restarts=${restarts%%[!0-9]*} ;;
+        *) restarts= ;;
+    esac
     active=0
     if [ -n "$supervisor" ]; then active=1; fi
     emit manager process "$active" "${restarts:-0}"
@@ -39,13 +43,24 @@ fi
 
 # The programs that listen on its ports
 
-for port in "$@"; do
-    if command -v ss >/dev/null 2>&1; then
-        line=$(ss -Hltnp "sport = :$port" 2>/dev/null | head -n 1)
-        [ -n "$line" ] || continue
-        emit port "$port" "$(printf '%s\n' "$line" | sed -n 's/.*(("\([^"]*\)",pid=\([0-9]*\).*/\2/p')" \
-            "$(printf '%s\n' "$line" | sed -n 's/.*(("\([^"]*\)",pid=.*/\1/p')"
-    elif command -v lsof >/dev/null 2>&1; then
+if command -v ss >/dev/null 2>&1; then
+    filter=
+    for port in "$@"; do filter="${filter:+$filter or }sport = :$port"; done
+    if [ $# -gt 0 ]; then listening=$(ss -Hltnp "$filter" 2>/dev/null); else listening=; fi
+    for port in "$@"; do
+        case $listening in
+            *[.:]"$port "*) ;;
+            *) continue ;;
+        esac
+        holder=${listening#*[.:]"$port "}
+        holder=${holder%%"$newline"*}
+        case $holder in # users:(("python",pid=12,fd=3)), of the account's own processes
+            *'(("'*) holder=${holder#*'(("'} pid=${holder#*pid=} && emit port "$port" "${pid%%[!0-9]*}" "${holder%%'"'*}" ;;
+            *) emit port "$port" "" "" ;;
+        esac
+    done
+elif command -v lsof >/dev/null 2>&1; then
+    for port in "$@"; do
         line=$(lsof -nP -iTCP:"$port" -sTCP:LISTEN -Fpc 2>/dev/null)
         if [ -n "$line" ]; then
             emit port "$port" "$(printf '%s\n' "$line" | sed -n 's/^p//p' | head -n 1)" \
@@ -53,13 +68,13 @@ for port in "$@"; do
         elif netstat -an -p tcp 2>/dev/null | grep LISTEN | grep -q "[.:]$port[[:space:]]"; then
             emit port "$port" "" ""
         fi
-    fi
-done
+    done
+fi
 
 if test -f "$mine/logs/server.log"; then
     # A log that has just been begun anew does not have the reason of an earlier end: the one before does.
-    { tail -n 50 "$mine/logs/server.log.1" 2>/dev/null; tail -n 50 "$mine/logs/server.log"; } | tail -n 50 | cut -c1-2000 | tr '\t' ' ' | while IFS= read -r line || [ -n "$line" ]; do
-        printf 'log%s%s\n' "$tab" "$line"
-    done
+    { if test -f "$mine/logs/server.log.1"; then tail -n 50 "$mine/logs/server.log.1"; fi; tail -n 50 "$mine/logs/server.log"; } |
+        awk '{ gsub(/\t/, " "); line[NR % 50] = "log\t" substr($0, 1, 2000) }
+            END { for (n = NR > 50 ? NR - 49 : 1; n <= NR; n++) print line[n % 50] }'
 fi
 emit end

@@ -47,7 +47,7 @@ class Yard:
         fake = [sys.executable, str(FAKE), name, host.model, host.address, str(host.port), behaviour]
         fake += ["--config", f"{folder}/hosts.toml", "--host", name]  # as a real server's command line ends
         (folder / "run").write_text(script[: script.rindex("exec ")] + f"unset PYTHONPATH\nexec {shlex.join(fake)}\n")
-        start = f'exec {sys.executable} {supervise.__file__} "$1" {shlex.quote(str(own))}\n'
+        start = f'exec {sys.executable} -P -S {supervise.__file__} "$1" {shlex.quote(str(own))}\n'
         (folder / "supervise").write_text(start)
         link = own / "current"
         link.unlink(missing_ok=True)

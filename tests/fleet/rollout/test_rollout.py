@@ -51,7 +51,7 @@ class Site(Yard):
         script = run_script(HostPaths(str(self.home), name), host, sys.executable)
         fake = [sys.executable, str(SERVER), name, host.model, host.address, str(host.port), behaviour]
         command = f'exec {shlex.join(fake)} --config "$release/hosts.toml" --host {name}'
-        start = f'exec {sys.executable} {supervise.__file__} "$1" {shlex.quote(str(own))}\n'
+        start = f'exec {sys.executable} -P -S {supervise.__file__} "$1" {shlex.quote(str(own))}\n'
         files = {
             "run": f"{script[: script.rindex('exec ')]}unset PYTHONPATH\n{command} # {mark}\n",
             "supervise": start,
