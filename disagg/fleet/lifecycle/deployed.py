@@ -32,6 +32,11 @@ _BRIEF_S: Final = 1.5
 _INSPECT_EVERY_S: Final = 1.0
 _NEEDS_ROOT: Final = 77
 
+_FOLDER: Final = f"""\
+# $1: a host. Prints the home folder, and a second line if disagg has a folder of that host there.
+printf '%s\\n' "$HOME"
+if test -d "{HostPaths("$HOME", "$1").folder}"; then echo yes; fi
+"""
 _HOSTS: Final = f"""\
 cd "{HostPaths("$HOME", "").hosts}" 2>/dev/null || exit 0
 for one in *; do if test -d "$one"; then echo "$one"; fi; done
@@ -40,12 +45,13 @@ for one in *; do if test -d "$one"; then echo "$one"; fi; done
 
 @dataclass(slots=True)
 class DeployedServer:
-    """Server for hosts that are reached by SSH."""
+    """Server for hosts that are reached by SSH. Under the host's lock, what was seen holds until this changes it."""
 
     host: Host
     machine: Machine
     _pid: int | None = None
     _inspected: float = 0.0
+    _seen: ServerFacts | None = None
 
     @property
     def undecided_states(self) -> tuple[HealthState, ...]:
@@ -60,7 +66,8 @@ class DeployedServer:
 
     def inspect(self) -> ProcessState:
         """See Server."""
-        facts = self._facts()
+        facts = self._seen = self._facts()
+        self._inspected = time.monotonic()
         if not facts.current:
             raise FleetError(f"{self.host.name}: nothing is deployed there", f"disagg deploy --host {self.host.name}")
         if self.host.service != "process" and self.host.service not in facts.managers:
@@ -84,19 +91,19 @@ class DeployedServer:
 
     def running(self) -> bool | None:
         """See Server."""
-        facts = self._facts()
+        facts = self._seen = self._facts()
         return facts.pid is not None if facts.current or facts.pid is not None else None
 
     def start(self) -> None:
         """See Server."""
-        before = self._facts()
+        before = self._taken()
         if before.port_conflict is not None:
             port, holder = before.port_conflict
             raise PortInUse(
                 f"{self.host.name}: port {port} there is in use by {holder}",
                 f"stop it: disagg ssh {self.host.name}; or give {self.host.name} another port, then: disagg deploy",
             )
-        if before.current:
+        if before.current not in ("", before.running):
             move_links(self.machine, HostPaths(before.home, self.host.name), [("running", before.current)])
         # "restart" also ends a manager's pause before its next try, so that a repaired host starts at once.
         _manage(
@@ -134,7 +141,8 @@ class DeployedServer:
 
     def stop(self) -> bool:
         """See Server."""
-        return stop_there(self.machine, self.host.name)
+        self._seen = stop_there(self.machine, self.host, self._taken())
+        return False
 
     def last_lines(self) -> list[str]:
         """See Server."""
@@ -143,6 +151,11 @@ class DeployedServer:
     def close(self) -> None:
         """See Server."""
         self.machine.close()
+
+    def _taken(self) -> ServerFacts:
+        """What was seen last, which no longer holds after the change that follows."""
+        seen, self._seen = self._seen, None
+        return seen or self._facts()
 
     def _facts(self) -> ServerFacts:
         return read_server_facts(self.machine, self.host.name, self.host)
@@ -153,25 +166,33 @@ def changing_there(machine: Machine, name: str, why: str, break_lock: bool, if_f
     """Hold the lock of a host on this machine. If nothing is deployed there, nothing can be changed either.
 
     if_full: see `locked`."""
-    facts = read_server_facts(machine, name, None)
-    if not facts.current and facts.pid is None:
+    result = machine.run([name], script=_FOLDER)
+    if not result.ok:
+        raise FleetError(
+            f"{name}: its home folder cannot be read: {last_lines(result.stderr, 3)}", f"disagg ssh {name}"
+        )
+    home, _, deployed = result.stdout.partition("\n")
+    if not deployed:
         yield
         return
-    with locked(machine, HostPaths(facts.home, name), why, break_lock, if_full):
+    with locked(machine, HostPaths(home, name), why, break_lock, if_full):
         yield
 
 
-def stop_there(machine: Machine, name: str) -> bool:
-    """Stop a host's server under every service manager that has it. Always False: none reports whether it killed."""
-    facts = read_server_facts(machine, name, None)
-    for manager in facts.managers:
-        _manage(machine, name, facts.home, manager, "stop")
-    left = read_server_facts(machine, name, None).pid
-    if left is not None:
-        result = machine.run([str(left)], script=END_GROUP, timeout=_VERB_S)
-        if not result.ok:
-            raise FleetError(f"{name}: {last_lines(result.stderr, 3)}", f"disagg ssh {name}")
-    return False
+def stop_there(machine: Machine, host: Host | str, before: ServerFacts) -> ServerFacts | None:
+    """Stop a host's server under every service manager that has it. Returns what is seen then, None if that changed.
+
+    host: only its name if hosts.toml no longer has it. before: what was seen before."""
+    name, known = (host, None) if isinstance(host, str) else (host.name, host)
+    for manager in before.managers:
+        _manage(machine, name, before.home, manager, "stop")
+    after = read_server_facts(machine, name, known)
+    if after.pid is None:
+        return after
+    result = machine.run([str(after.pid)], script=END_GROUP, timeout=_VERB_S)
+    if not result.ok:
+        raise FleetError(f"{name}: {last_lines(result.stderr, 3)}", f"disagg ssh {name}")
+    return None
 
 
 def hosts_there(machine: Machine) -> list[str]:

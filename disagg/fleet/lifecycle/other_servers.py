@@ -13,6 +13,7 @@ from contextlib import closing
 from disagg.config import Fleet, Host
 from disagg.errors import DisaggError
 from disagg.fleet.changes.audit import audited_here
+from disagg.fleet.facts.server import read_server_facts
 from disagg.fleet.lifecycle.base import ServerOutcome, ServerResult
 from disagg.fleet.lifecycle.deployed import changing_there, hosts_there, stop_there
 from disagg.fleet.lifecycle.local import end_recorded, recorded_pid
@@ -64,7 +65,7 @@ def _stop_other_host(machine: Machine, name: str, host: Host, break_lock: bool) 
     began, shown = time.monotonic(), f"{name} on {host.name}"
     try:
         with changing_there(machine, name, "stop --all", break_lock, if_full=True):
-            stop_there(machine, name)
+            stop_there(machine, name, read_server_facts(machine, name, None))
     except DisaggError as error:
         return ServerResult(shown, "failed", time.monotonic() - began, error)
     return ServerResult(shown, "stopped", time.monotonic() - began)

@@ -15,11 +15,12 @@ from typing import Any
 
 import pytest
 
+from disagg.config import Host
 from disagg.errors import Cancelled, ConfigError, HostLocked, HostUnreachable, PortInUse, StartFailed
 from disagg.fleet.changes.lock import LockHolder
 from disagg.fleet.facts.host import read_host_facts
-from disagg.fleet.facts.server import read_server_facts
-from disagg.fleet.lifecycle import fleet_servers
+from disagg.fleet.facts.server import ServerFacts, read_server_facts
+from disagg.fleet.lifecycle import deployed, fleet_servers
 from disagg.fleet.lifecycle.base import ServerResult, exit_code, start_failed
 from disagg.fleet.lifecycle.deployed import DeployedServer
 from disagg.fleet.lifecycle.fleet_servers import FleetServers
@@ -39,13 +40,30 @@ def outcomes(results: list[ServerResult]) -> dict[str, str]:
     return {result.host: result.outcome for result in results}
 
 
-def test_started_found_running_and_stopped(yard: Yard) -> None:
+def test_started_found_running_and_stopped_with_a_look_only_where_something_changed(
+    yard: Yard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[str] = []
+
+    def look(machine: Machine, name: str, host: Host | None) -> ServerFacts:
+        looks.append(name)
+        return read_server_facts(machine, name, host)
+
+    def looked_at_a() -> int:
+        count = looks.count("a")
+        looks.clear()
+        return count
+
+    monkeypatch.setattr(deployed, "read_server_facts", look)
     yard.deploy("a")
     yard.deploy("b")
     assert outcomes(yard.lifecycle().start()) == {"a": "started", "b": "started"}
+    assert looked_at_a() == 2, "before the start and when it has appeared"
     pid = yard.pid("a")
     assert outcomes(yard.lifecycle().start()) == {"a": "unchanged", "b": "unchanged"} and yard.pid("a") == pid
+    assert looked_at_a() == 1
     assert outcomes(yard.lifecycle().stop()) == {"a": "stopped", "b": "stopped"}
+    assert looked_at_a() == 2
     assert outcomes(yard.lifecycle().stop()) == {"a": "not running", "b": "not running"} and yard.pid("a") is None
 
 
