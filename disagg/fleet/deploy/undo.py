@@ -30,6 +30,10 @@ def rollback(host: Host, facts: HostFacts, to: str = "") -> Plan:
     if target in facts.damaged:
         cause = f"the files of release {target} have changed"
         return refused(host, Refusal(cause, f"disagg deploy --host {host.name}"))
+    if target in facts.before_tls and not _runs(facts, target):
+        cause = f"release {target} is of a disagg from before TLS, and this disagg could not reach its server"
+        hint = "with the disagg of that release, in its checkout: disagg rollback && disagg restart --all-at-once"
+        return refused(host, Refusal(cause, hint))
     steps = (switch(facts, target, f"go back to release {target}"),) if facts.current != target else ()
     return Plan(host.name, target, steps, needs=needed_after(facts, target), notes=(_what_runs(facts, target),))
 
@@ -62,8 +66,13 @@ def releases_there(facts: HostFacts) -> str:
     for hash in sorted(facts.own_releases, key=lambda hash: (facts.sent.get(hash, 0), hash), reverse=True):
         at = time.strftime(" of %Y-%m-%d %H:%M", time.localtime(facts.sent[hash])) if facts.sent.get(hash) else ""
         words = [*links.get(hash, []), *(["changed since"] if hash in facts.damaged else [])]
+        words += ["before TLS"] if hash in facts.before_tls else []
         shown.append(f"{hash[:8]}{at}" + (f" ({', '.join(words)})" if words else ""))
     return f"it has {', '.join(shown) or 'no release'}"
+
+
+def _runs(facts: HostFacts, release: str) -> bool:
+    return facts.serving is not None and facts.serving.alive and facts.serving.release == release
 
 
 def _what_runs(facts: HostFacts, target: str) -> str:

@@ -90,6 +90,7 @@ class HostFacts:
     releases: tuple[Release, ...] = ()
     sent: dict[str, int] = field(default_factory=dict)  # own releases -> when they arrived, seconds since 1970
     damaged: frozenset[str] = frozenset()  # own releases whose content does not match their name
+    before_tls: frozenset[str] = frozenset()  # own releases whose servers speak plain HTTP
     environments: dict[str, bool] = field(default_factory=dict)  # hash -> complete
     carried: tuple[str, ...] = ()  # folders of models that came with a deployment
     token_digests: tuple[str, ...] = ()  # the current one first
@@ -170,6 +171,7 @@ def parse(host: str, probe: ProbeOutput) -> HostFacts:
         releases=tuple(Release(*fields) for fields in probe.all("release", 3)),
         sent={name: number(at) or 0 for name, at in probe.all("sent", 2)},
         damaged=frozenset(name for (name,) in probe.all("damaged", 1)),
+        before_tls=frozenset(name for (name,) in probe.all("before_tls", 1)),
         environments={name: complete == "1" for name, complete in probe.all("environment", 2)},
         carried=tuple(name for (name,) in probe.all("carried", 1)),
         token_digests=tuple(digest for (digest,) in probe.all("token", 1)),

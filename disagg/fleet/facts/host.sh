@@ -124,6 +124,7 @@ for release in "$root"/hosts/*/releases/*; do
         if [ "$owner" = "$mine" ]; then
             emit sent "$name" "$(modified "$release")"
             if [ "$(content "$release")" != "$name" ]; then emit damaged "$name"; fi
+            if test -d "$release/disagg" && ! test -d "$release/disagg/tls"; then emit before_tls "$name"; fi
         fi
     fi
 done

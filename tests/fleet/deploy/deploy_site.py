@@ -66,6 +66,7 @@ PACKAGE = {
     "disagg/__init__.py": b"",
     "disagg/config/__init__.py": b"class Fleet:\n    hosts = {'spark': 1}\ndef load(path):\n    return Fleet\n",
     "disagg/servers/__init__.py": b"",
+    "disagg/tls/__init__.py": b"",
     "disagg/servers/__main__.py": b"VALUE = 1\n",
 }
 """Stands for disagg where its size would only slow a test down."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 import threading
 from collections.abc import Callable
@@ -19,7 +20,7 @@ from disagg.fleet.changes.lock import LockHolder, locked
 from disagg.fleet.deploy.deployment import Deployment, DeployResult, Planner, comparer, exit_code
 from disagg.fleet.deploy.difference.content import read_content
 from disagg.fleet.deploy.steps import Plan, RunScript, Step
-from disagg.fleet.deploy.undo import rollback, rollback_to, uninstall
+from disagg.fleet.deploy.undo import releases_there, rollback, rollback_to, uninstall
 from disagg.fleet.facts.paths import HostPaths
 from disagg.fleet.machine.local import LocalMachine
 from disagg.token import token_digest
@@ -390,6 +391,25 @@ def test_rollback_goes_back_and_forth(deployed: Site) -> None:
     assert deployed.current() == first
     assert run(deployed, rollback, "rollback").result == "changed"
     assert deployed.current() == second
+
+
+def test_a_release_from_before_tls_is_gone_back_to_only_while_it_runs(site: Site) -> None:
+    site.package = {name: data for name, data in PACKAGE.items() if not name.startswith("disagg/tls/")}
+    assert site.deploy().error is None
+    first = site.current()
+    (site.own / "serving").write_text(f"1 {first}\n")  # it was started
+    site.package = NEW_CODE
+    site.deploy()
+    refused = run(site, rollback, "rollback").error
+    assert isinstance(refused, DeployRefused)
+    assert f"release {first} is of a disagg from before TLS" in refused.message
+    assert "in its checkout: disagg rollback && disagg restart --all-at-once" in refused.hint
+    assert f"{first[:8]} of " in releases_there(site.facts()) and "before TLS" in releases_there(site.facts())
+    argv = [sys.executable, "-c", "import signal; signal.pause()", f"{site.own}/releases/{first}"]
+    with subprocess.Popen(argv) as server:
+        (site.own / "serving").write_text(f"{server.pid} {first}\n")
+        assert run(site, rollback, "rollback").result == "changed", "the new one was deployed and never started"
+        server.kill()
 
 
 def test_uninstall_leaves_nothing_but_models_and_those_too_if_asked(deployed: Site) -> None:
