@@ -111,7 +111,7 @@ def rm(
                 console.print("nothing was removed")
                 raise typer.Exit(1)
         going = [one.host for one in by_name.values()]
-        outcomes = each(going, lambda where: remove(these.machine(where), by_name[where.name]))
+        outcomes = each(going, lambda where: remove(these.machines[where], by_name[where.name]))
     carried = [one.host.name for one in by_name.values() if one.required.carried]
     if as_json:
         failed = errors | {one.host.name: one.error for one in outcomes if one.error is not None}

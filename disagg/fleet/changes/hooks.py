@@ -15,8 +15,7 @@ from typing import Final, Literal
 from disagg.config import Fleet, HookName, Host
 from disagg.errors import Cancelled, CommandFailed, DisaggError, FleetError
 from disagg.fleet.changes.audit import APPEND_LINES, AuditEntry, append_here, audit_file
-from disagg.fleet.machine.base import Machine
-from disagg.fleet.machine.connect import machine_for
+from disagg.fleet.machine.connect import Connect, machine_for
 from disagg.fleet.machine.fan_out import each
 from disagg.fleet.machine.local import LocalMachine
 from disagg.fleet.machine.output import last_lines
@@ -82,7 +81,7 @@ class HookRunner:
     fleet: Fleet
     command: str
     report: Callable[[str, str], None] = lambda hook, line: None
-    connect: Callable[[Host], Machine] = machine_for
+    connect: Connect = machine_for
     _audited: list[str] = field(default_factory=list)
 
     def planned(self, *kinds: ChangeKind) -> dict[str, str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 
@@ -10,7 +10,7 @@ from disagg.config import Host
 from disagg.errors import DisaggError, FleetError, UsageError
 from disagg.fleet.facts.paths import HostPaths
 from disagg.fleet.machine.base import Machine
-from disagg.fleet.machine.connect import machine_for
+from disagg.fleet.machine.connect import Connect, machine_for
 from disagg.fleet.machine.fan_out import each
 from disagg.token import is_usable, parse_tokens, token_digest
 
@@ -60,7 +60,7 @@ def shown(tokens: Sequence[str]) -> str:
     return ", ".join(token_digest(token)[:8] for token in tokens)
 
 
-def held_tokens(hosts: Sequence[Host], connect: Callable[[Host], Machine] = machine_for) -> HeldTokens:
+def held_tokens(hosts: Sequence[Host], connect: Connect = machine_for) -> HeldTokens:
     """The tokens that these hosts have."""
 
     def read(host: Host) -> tuple[str, ...]:

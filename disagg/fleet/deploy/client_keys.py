@@ -13,7 +13,7 @@ from disagg.fleet.facts.paths import HostPaths
 from disagg.fleet.facts.server import read_server_facts
 from disagg.fleet.machine import interruption
 from disagg.fleet.machine.base import Machine
-from disagg.fleet.machine.connect import machine_for
+from disagg.fleet.machine.connect import Connect, machine_for
 from disagg.fleet.machine.fan_out import HostOutcome, each
 
 MAX_FILE = 16 << 20  # bytes; a key has some 250
@@ -25,9 +25,7 @@ def gateways(fleet: Fleet) -> list[Host]:
     return [host for host in fleet.hosts.values() if host.gateway and host.placement.deployed]
 
 
-def fetch_keys(
-    hosts: Sequence[Host], connect: Callable[[Host], Machine] = machine_for
-) -> list[HostOutcome[bytes | None]]:
+def fetch_keys(hosts: Sequence[Host], connect: Connect = machine_for) -> list[HostOutcome[bytes | None]]:
     """The content of each host's file of keys, empty if there is none; None if nothing is deployed there."""
 
     def fetch(host: Host) -> bytes | None:
@@ -43,7 +41,7 @@ def fetch_keys(
 def deliver_keys(
     hosts: Sequence[Host],
     merged: Callable[[str, bytes], bytes],
-    connect: Callable[[Host], Machine] = machine_for,
+    connect: Connect = machine_for,
     wait_s: float = WAIT_S,
 ) -> list[HostOutcome[bool]]:
     """Replace each host's file of keys; a running gateway reads it again. merged: (host, content) -> the new content;

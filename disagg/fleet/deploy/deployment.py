@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from threading import Lock
-from types import TracebackType
 from typing import Any, Literal
 
 from disagg.config import Fleet, Host
@@ -23,7 +20,7 @@ from disagg.fleet.deploy.steps import Plan, Refusal
 from disagg.fleet.facts.host import HostFacts, read_host_facts
 from disagg.fleet.facts.paths import HostPaths
 from disagg.fleet.machine.base import Machine
-from disagg.fleet.machine.connect import machine_for
+from disagg.fleet.machine.connect import Connect, Machines, machine_for
 from disagg.fleet.machine.fan_out import HostOutcome, each
 
 Planner = Callable[[Host, HostFacts], Plan]
@@ -131,22 +128,20 @@ class Deployment:
     planner: Planner
     why: str
     report: OnStep = ignore
-    connect: Callable[[Host], Machine] = machine_for
+    connect: Connect = machine_for
     if_full: bool = False
     compare: Comparer | None = None
-    _machines: dict[str, Machine] = field(default_factory=dict)
+    _machines: Machines = field(init=False)
     _homes: dict[str, HostPaths] = field(default_factory=dict)
-    _guard: Lock = field(default_factory=Lock)
+
+    def __post_init__(self) -> None:
+        self._machines = Machines(self.connect)
 
     def __enter__(self) -> Deployment:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        with ExitStack() as closing:
-            for one in self._machines.values():
-                closing.callback(one.close)
+    def __exit__(self, *_: object) -> None:
+        self._machines.close()
 
     def plan(self) -> list[DeployResult]:
         """Each host's plan. Changes nothing."""
@@ -158,7 +153,7 @@ class Deployment:
                 return DeployResult(host.name, "failed", plan, error=_refused(plan))
             if not plan.steps:
                 return DeployResult(host.name, "unchanged", plan)
-            found = self.compare(host, facts, plan, self._machine(host)) if self.compare is not None else None
+            found = self.compare(host, facts, plan, self._machines[host]) if self.compare is not None else None
             return DeployResult(host.name, "planned", plan, difference=found)
 
         return [_reported(outcome) for outcome in each(self.hosts, read)]
@@ -168,7 +163,7 @@ class Deployment:
         chosen = {report.host for report in planned if report.result == "planned"}
 
         def change(host: Host) -> DeployResult:
-            where = self._machine(host)
+            where = self._machines[host]
             with locked(where, self._homes[host.name], self.why, break_lock, self.if_full) as audit:
                 plan = self.planner(host, self._facts(host))  # another command may have changed it before the lock
                 if plan.refusals:
@@ -186,15 +181,9 @@ class Deployment:
         return [done.get(host.name, before[host.name]) for host in self.hosts]
 
     def _facts(self, host: Host) -> HostFacts:
-        facts = read_host_facts(self._machine(host), host)
+        facts = read_host_facts(self._machines[host], host)
         self._homes[host.name] = facts.paths
         return facts
-
-    def _machine(self, host: Host) -> Machine:
-        with self._guard:
-            if host.name not in self._machines:
-                self._machines[host.name] = self.connect(host)
-            return self._machines[host.name]
 
 
 def _reported(outcome: HostOutcome[DeployResult]) -> DeployResult:

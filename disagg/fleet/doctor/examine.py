@@ -18,8 +18,7 @@ from disagg.fleet.lifecycle.state import State
 from disagg.fleet.lifecycle.status.health import poll
 from disagg.fleet.lifecycle.status.host_status import HostStatus
 from disagg.fleet.link import LinkEnd, MeasuredLink, MeasurementBounds, judge, kv_pairs, measure_all
-from disagg.fleet.machine.base import Machine
-from disagg.fleet.machine.connect import machine_for
+from disagg.fleet.machine.connect import Connect, Machines, machine_for
 from disagg.fleet.machine.fan_out import HostOutcome, each
 
 OnStep = Callable[[str], None]
@@ -98,7 +97,7 @@ def examine(
     names: Sequence[str] = (),
     *,
     on_step: OnStep = lambda what: None,
-    connect: Callable[[Host], Machine] = machine_for,
+    connect: Connect = machine_for,
     bounds: MeasurementBounds = MeasurementBounds(),  # noqa: B008  # frozen
 ) -> Diagnosis:
     """Examine the named hosts (all without names), and the links between any of them and its peers."""
@@ -107,12 +106,10 @@ def examine(
     everyone = [host for host in fleet.hosts.values() if host in chosen or any(host in pair for pair in pairs)]
     involved = [host for host in everyone if not host.whole]
     with ExitStack() as stack:
-        machines = {host.name: connect(host) for host in involved}
-        for one in machines.values():
-            stack.callback(one.close)
+        machines = stack.enter_context(Machines(connect))
         statuses = stack.enter_context(ThreadPoolExecutor(1)).submit(_statuses, fleet, state, everyone)
         on_step(f"{len(everyone)} hosts")
-        outcomes = each(involved, lambda host: examine_host(fleet, host, machines[host.name], _peers(fleet, host)))
+        outcomes = each(involved, lambda host: examine_host(fleet, host, machines[host], _peers(fleet, host)))
         readings = {outcome.host.name: outcome.value for outcome in outcomes if outcome.value is not None}
         links = _links(pairs, readings, machines, bounds, on_step)
         server_statuses = statuses.result(timeout=60)
@@ -137,7 +134,7 @@ def _statuses(fleet: Fleet, state: State, hosts: Sequence[Host]) -> dict[str, Ho
 def _links(
     pairs: Sequence[tuple[Host, Host]],
     readings: dict[str, HostReadings],
-    machines: dict[str, Machine],
+    machines: Machines,
     bounds: MeasurementBounds,
     on_step: OnStep,
 ) -> list[tuple[Host, Host, MeasuredLink | DisaggError | None]]:
@@ -145,7 +142,7 @@ def _links(
 
     def end(host: Host) -> LinkEnd | None:
         python = readings[host.name].python if host.name in readings else None
-        return None if python is None else LinkEnd(host, machines[host.name], python)
+        return None if python is None else LinkEnd(host, machines[host], python)
 
     ends = [(end(prefill), end(decode)) for prefill, decode in pairs]
     usable = [(one, other) for one, other in ends if one is not None and other is not None]

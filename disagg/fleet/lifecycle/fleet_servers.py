@@ -27,8 +27,7 @@ from disagg.fleet.lifecycle.status.health import poll_host
 from disagg.fleet.lifecycle.status.host_status import HostStatus
 from disagg.fleet.lifecycle.turns import Row, rows
 from disagg.fleet.machine import interruption
-from disagg.fleet.machine.base import Machine
-from disagg.fleet.machine.connect import machine_for
+from disagg.fleet.machine.connect import Connect, machine_for
 from disagg.fleet.machine.fan_out import each
 
 GRACE_S = 30.0
@@ -49,7 +48,7 @@ class FleetServers:
     argv: Argv = server_argv
     report: OnProgress = lambda host, doing: None
     grace_s: float = GRACE_S
-    connect: Callable[[Host], Machine] = machine_for
+    connect: Connect = machine_for
     break_lock: bool = False
     own_session: bool = True
     _begun: list[Host] = field(default_factory=list)

@@ -23,8 +23,7 @@ from disagg.fleet.facts.paths import HostPaths
 from disagg.fleet.lifecycle.loglines import entry
 from disagg.fleet.lifecycle.state import State
 from disagg.fleet.machine import interruption
-from disagg.fleet.machine.base import Machine
-from disagg.fleet.machine.connect import machine_for
+from disagg.fleet.machine.connect import Connect, machine_for
 from disagg.fleet.machine.fan_out import each, in_background
 from disagg.fleet.machine.output import last_lines
 
@@ -55,8 +54,6 @@ _TOGETHER_S: Final = 0.3
 _FIRST_S: Final = 2.0
 """How long the first lines wait for hosts that are still connecting."""
 _RETRY_S: Final = (1.0, 2.0, 4.0, 8.0)
-
-Connect = Callable[[Host], Machine]
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ and hosts that are deployed on the same machines under other names.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 
 from disagg.config import Fleet, Host
@@ -19,6 +19,7 @@ from disagg.fleet.lifecycle.deployed import changing_there, hosts_there, stop_th
 from disagg.fleet.lifecycle.local import end_recorded, recorded_pid
 from disagg.fleet.lifecycle.state import State
 from disagg.fleet.machine.base import Machine
+from disagg.fleet.machine.connect import Connect
 from disagg.fleet.machine.fan_out import each
 
 
@@ -46,9 +47,7 @@ def stop_other_fleet(state: State, grace_s: float) -> list[ServerResult]:
         return [ServerResult(f"fleet {fleet}", "failed", error=error)]
 
 
-def stop_other_hosts(
-    fleet: Fleet, hosts: Sequence[Host], connect: Callable[[Host], Machine], break_lock: bool
-) -> list[ServerResult]:
+def stop_other_hosts(fleet: Fleet, hosts: Sequence[Host], connect: Connect, break_lock: bool) -> list[ServerResult]:
     """Stop what is deployed on these hosts' machines under names that the fleet does not have."""
 
     def stop(host: Host) -> list[ServerResult]:

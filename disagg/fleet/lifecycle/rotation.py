@@ -30,8 +30,7 @@ from disagg.fleet.lifecycle.status.health import poll_host
 from disagg.fleet.lifecycle.status.host_status import HostStatus
 from disagg.fleet.machine import interruption
 from disagg.fleet.machine import process as local
-from disagg.fleet.machine.base import Machine
-from disagg.fleet.machine.connect import machine_for
+from disagg.fleet.machine.connect import Connect, machine_for
 from disagg.fleet.machine.fan_out import each
 from disagg.token import token_digest, tokens_text
 
@@ -59,7 +58,7 @@ class Rotation:
     fleet: Fleet
     state: State
     report: OnHost = lambda host, done: None
-    connect: Callable[[Host], Machine] = machine_for
+    connect: Connect = machine_for
     poll: Callable[[Host, str, State], HostStatus] = poll_host
     break_lock: bool = False
     accept_s: float = _ACCEPT_S

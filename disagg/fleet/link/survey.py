@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +14,7 @@ from disagg.fleet.facts.python import python_on
 from disagg.fleet.link.judge import hidden_tokens_per_s, judge
 from disagg.fleet.link.measure import LinkEnd, MeasuredLink, MeasurementBounds, measure_all
 from disagg.fleet.machine.base import Machine
-from disagg.fleet.machine.connect import machine_for
+from disagg.fleet.machine.connect import Connect, Machines, machine_for
 from disagg.fleet.machine.fan_out import each
 from disagg.fleet.models.inventory import stored_models
 from disagg.fleet.models.sources import required_model
@@ -103,18 +102,15 @@ def survey(
     pairs: Sequence[Pair],
     *,
     on_step: Callable[[str], None] = lambda what: None,
-    connect: Callable[[Host], Machine] = machine_for,
+    connect: Connect = machine_for,
     bounds: MeasurementBounds = MeasurementBounds(),  # noqa: B008  # frozen
 ) -> list[LinkSurvey]:
     """Measure and judge these links; results in the pairs' order. A failure is part of its own link's result."""
     hosts = list({host.name: host for pair in pairs for host in pair}.values())
     senders = {sender.name for sender, _ in pairs}
-    with ExitStack() as stack:
-        machines = {host.name: connect(host) for host in hosts}
-        for one in machines.values():
-            stack.callback(one.close)
+    with Machines(connect) as machines:
         on_step(f"{len(hosts)} hosts")
-        outcomes = each(hosts, lambda host: _prepare(fleet, host, machines[host.name], host.name in senders))
+        outcomes = each(hosts, lambda host: _prepare(fleet, host, machines[host], host.name in senders))
         ready = {outcome.host.name: outcome.value for outcome in outcomes if outcome.value is not None}
         errors = {outcome.host.name: outcome.error for outcome in outcomes if outcome.error is not None}
         usable = [pair for pair in pairs if pair[0].name in ready and pair[1].name in ready]

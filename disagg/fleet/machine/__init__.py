@@ -1,7 +1,7 @@
 """A machine: run a command, move files, nothing else.
 
 base          the Machine interface and the result of a command
-connect       host of hosts.toml -> Machine
+connect       host of hosts.toml -> Machine; the machines of a command, connected until its end
 fan_out       one action on many hosts at the same time
 listening     a program that runs on a machine while the caller connects to its port
 interruption  interrupts the waits of other threads

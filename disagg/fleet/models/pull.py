@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, closing
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -14,8 +14,7 @@ from disagg.config.addresses import same_machine
 from disagg.errors import CommandFailed, DisaggError, FleetError
 from disagg.fleet.facts.host import read_host_facts
 from disagg.fleet.facts.python import json_or_none, python_on, run_program, server_python
-from disagg.fleet.machine.base import Machine
-from disagg.fleet.machine.connect import machine_for
+from disagg.fleet.machine.connect import Connect, Machines, machine_for
 from disagg.fleet.machine.fan_out import each
 from disagg.fleet.models.copy import CopyEnd, copy
 from disagg.fleet.models.inventory import ProgramFailure, cache_of, stored_models
@@ -63,28 +62,23 @@ class Models:
     """The models of some hosts. Machines stay connected until it is closed."""
 
     fleet: Fleet
-    connect: Callable[[Host], Machine] = machine_for
-    _machines: dict[str, Machine] = field(default_factory=dict)
+    connect: Connect = machine_for
+    machines: Machines = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.machines = Machines(self.connect)
 
     def __enter__(self) -> Models:
         return self
 
-    def __exit__(self, *error: object) -> None:
-        with ExitStack() as closing:
-            for one in self._machines.values():
-                closing.callback(one.close)
-
-    def machine(self, host: Host) -> Machine:
-        """The host's machine, the same one each time."""
-        return self._machines.setdefault(host.name, self.connect(host))
+    def __exit__(self, *_: object) -> None:
+        self.machines.close()
 
     def survey(self, hosts: Sequence[Host]) -> list[ModelInventory | DisaggError]:
         """Each host's inventory of the sources that any of them requires, or the error that prevents it."""
-        for host in hosts:
-            self.machine(host)
         facts = {
             outcome.host.name: outcome
-            for outcome in each(hosts, lambda host: read_host_facts(self.machine(host), host))
+            for outcome in each(hosts, lambda host: read_host_facts(self.machines[host], host))
         }
         required = {
             name: required_model(self.fleet, one.host, one.value)
@@ -104,7 +98,7 @@ class Models:
                 raise outcome.error or FleetError(f"{host.name}: its facts cannot be read")
             python = python_on(host, outcome.value) or ""
             hub = server_python(host, outcome.value) or ""
-            there = stored_models(self.machine(host), python, host, sources) if python else {}
+            there = stored_models(self.machines[host], python, host, sources) if python else {}
             reader = readers.get((same_machine(host.address), required[host.name].source), "")
             return ModelInventory(required[host.name], there, python, hub, reader)
 
@@ -161,7 +155,7 @@ class Models:
         passed = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
         try:
             run_program(
-                self.machine(host),
+                self.machines[host],
                 inventory.hub_python,
                 HUB,
                 (source, cache_of(host)),
@@ -171,7 +165,7 @@ class Models:
             )
         except CommandFailed as error:
             raise _hub_error(error, host, source) from error
-        return stored_models(self.machine(host), inventory.python, host, [source])[source].bytes
+        return stored_models(self.machines[host], inventory.python, host, [source])[source].bytes
 
     def _copy(
         self, task: PullTask, inventory: ModelInventory, source_host: ModelInventory, on_progress: OnProgress
@@ -186,7 +180,7 @@ class Models:
             there = stored_models(source, source_host.python, source_host.host, [task.source])[task.source]
             copied = copy(
                 CopyEnd(source_host.host, source, source_host.python),
-                CopyEnd(task.host, self.machine(task.host), inventory.python),
+                CopyEnd(task.host, self.machines[task.host], inventory.python),
                 there,
                 inventory.model.root or task.source,
                 progress,

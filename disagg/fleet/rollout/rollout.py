@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from typing import Final
@@ -22,8 +22,7 @@ from disagg.fleet.lifecycle.fleet_servers import FleetServers, OnProgress
 from disagg.fleet.lifecycle.state import State
 from disagg.fleet.lifecycle.status.health import poll_host
 from disagg.fleet.machine import interruption
-from disagg.fleet.machine.base import Machine
-from disagg.fleet.machine.connect import machine_for
+from disagg.fleet.machine.connect import Connect, machine_for
 from disagg.fleet.machine.fan_out import each
 from disagg.fleet.rollout import policy
 from disagg.fleet.rollout.gate import Ask, Gate
@@ -59,7 +58,7 @@ class Rollout:
     break_lock: bool = False
     report: OnProgress = lambda host, doing: None
     on_step: OnStep = ignore
-    connect: Callable[[Host], Machine] = machine_for
+    connect: Connect = machine_for
     settle_s: float = SETTLE_S
     hooks: HookRunner | None = None
     _facts: dict[str, HostFacts] = field(default_factory=dict)

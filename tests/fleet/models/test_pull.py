@@ -150,7 +150,7 @@ def test_a_path_with_a_home_of_its_own_on_each_host_is_copied_between_them(clean
         inventories = surveyed(models, wanted)
         assert [(one.result, one.source_host) for one in done] == [("copied", "mac-studio-2"), ("there", "")]
         with pytest.raises(FleetError, match="folder of your own"):
-            remove(models.machine(wanted[0]), inventories[0])
+            remove(models.machines[wanted[0]], inventories[0])
     assert (bed.hosts["dgx-spark-1"].home / "models/tiny/config.json").exists()
 
 
@@ -165,7 +165,7 @@ def test_removing_takes_the_whole_model_and_nothing_else(clean_homes: Bed, tmp_p
     with Models(fleet) as models:
         (there,) = surveyed(models, [host])
         assert there.model.revision == REVISION
-        assert remove(models.machine(host), there) > 2 << 20
+        assert remove(models.machines[host], there) > 2 << 20
         assert not root.exists() and other.exists()
         (gone,) = surveyed(models, [host])
     assert gone.model.state == "absent"
@@ -190,10 +190,10 @@ def test_a_model_that_a_server_of_the_same_machine_reads_stays(
         (own_folder / "serving").write_text(f"{process.pid} {'1' * 16}\n")
         read, _ = surveyed(models, neighbours(pair, [host]))
         with pytest.raises(FleetError, match=r"the running server of twin uses .* \(disagg stop --host twin"):
-            remove(models.machine(host), read)
+            remove(models.machines[host], read)
         process.communicate(b"\n")
         idle, _ = surveyed(models, neighbours(pair, [host]))
-        assert root.exists() and remove(models.machine(host), idle) > 2 << 20
+        assert root.exists() and remove(models.machines[host], idle) > 2 << 20
     assert not root.exists()
 
 
@@ -211,7 +211,6 @@ def test_a_hub_that_does_not_answer_is_a_clear_error_with_what_to_do(
         ready = ModelInventory(
             RequiredModel(host, SOURCE), {SOURCE: StoredModel(SOURCE, "absent")}, sys.executable, sys.executable
         )
-        models.machine(host)
         (done,) = models.pull([ready], [host], lambda where, what, how: lines.append(what))
     assert done.result == "failed"
     assert "someone/tiny-model cannot be downloaded from the hub" in present(done.error).message

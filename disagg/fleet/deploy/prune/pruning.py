@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from threading import Lock
-from types import TracebackType
 from typing import Any, Final
 
 from disagg.config import Fleet, Host
@@ -21,7 +19,7 @@ from disagg.fleet.facts.host import HostFacts
 from disagg.fleet.facts.paths import HostPaths
 from disagg.fleet.facts.probe import kib
 from disagg.fleet.machine.base import Machine
-from disagg.fleet.machine.connect import machine_for
+from disagg.fleet.machine.connect import Connect, Machines, machine_for
 from disagg.fleet.machine.fan_out import each
 from disagg.fleet.services import command
 from disagg.fleet.services.process import END_GROUP
@@ -99,24 +97,22 @@ class Pruning:
     cached: bool = False
     break_lock: bool = False
     report: OnStep = ignore
-    connect: Callable[[Host], Machine] = machine_for
-    _machines: dict[str, Machine] = field(default_factory=dict)
+    connect: Connect = machine_for
+    _machines: Machines = field(init=False)
     _places: dict[str, str] = field(default_factory=dict)
-    _guard: Lock = field(default_factory=Lock)
+
+    def __post_init__(self) -> None:
+        self._machines = Machines(self.connect)
 
     def __enter__(self) -> Pruning:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        with ExitStack() as closing:
-            for one in self._machines.values():
-                closing.callback(one.close)
+    def __exit__(self, *_: object) -> None:
+        self._machines.close()
 
     def find(self) -> list[Pruned]:
         """What is left over, by machine. Hosts that share a machine have one result. Changes nothing."""
-        read = each(self.hosts, lambda host: read_contents(self._machine(host)))
+        read = each(self.hosts, lambda host: read_contents(self._machines[host]))
         contents = {one.host.name: one.value for one in read if one.value is not None}
         self._places = {name: one.machine for name, one in contents.items()}
         first = {place: name for name, place in reversed(self._places.items())}
@@ -140,7 +136,7 @@ class Pruning:
 
     def _measured(self, host: Host, there: MachineContents) -> Pruned:
         left = self._leftovers(host, there)
-        return Pruned(host, self._together(host), tuple(_sized(self._machine(host), left.orphans)), left.notes)
+        return Pruned(host, self._together(host), tuple(_sized(self._machines[host], left.orphans)), left.notes)
 
     def _leftovers(self, host: Host, there: MachineContents, held: frozenset[str] = frozenset()) -> Leftovers:
         elsewhere = frozenset(name for name, place in self._places.items() if place != self._places[host.name])
@@ -154,7 +150,7 @@ class Pruning:
 
     def _prune(self, shown: Pruned) -> Pruned:
         """Remove what was shown and is still left over once all locks are held, which other commands need to use it."""
-        machine, before = self._machine(shown.host), read_contents(self._machine(shown.host))
+        machine, before = self._machines[shown.host], read_contents(self._machines[shown.host])
         going = {one.name for one in shown.orphans if one.kind == "host"}
         names = sorted(one.name for one in before.hosts if one.folder and one.name in {*shown.hosts, *going})
         with ExitStack() as locks:
@@ -168,12 +164,6 @@ class Pruning:
             steps = tuple(step for one in orphans for step in _steps(one, left.hosts, there.home, stay))
             apply(machine, Plan(shown.host.name, "", steps), self.report)
         return replace(shown, orphans=orphans, removed=True)
-
-    def _machine(self, host: Host) -> Machine:
-        with self._guard:
-            if host.name not in self._machines:
-                self._machines[host.name] = self.connect(host)
-            return self._machines[host.name]
 
 
 def _sized(machine: Machine, orphans: Sequence[Orphan]) -> Iterator[Orphan]:

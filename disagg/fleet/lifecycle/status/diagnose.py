@@ -28,12 +28,16 @@ from disagg.fleet.machine.fan_out import each
 from disagg.token import token_digest
 
 _NOT_SERVING: Final = ("not running", "unreachable", "silent", "foreign", "unauthorised")
-Connect = Callable[[Host, float], Machine]
+ConnectWithin = Callable[[Host, float], Machine]
 """The machine of a host, with a connection timeout in seconds."""
 
 
 def diagnose(
-    fleet: Fleet, statuses: Sequence[HostStatus], token: str | None, seconds: float, connect: Connect = machine_for
+    fleet: Fleet,
+    statuses: Sequence[HostStatus],
+    token: str | None,
+    seconds: float,
+    connect: ConnectWithin = machine_for,
 ) -> list[HostStatus]:
     """The statuses, with reasons from the machines of hosts that are not serving, read within `seconds`."""
 
