@@ -18,7 +18,7 @@ from disagg.engines.base.values import EngineInfo, Token
 from disagg.engines.model.constraint import Constraint
 from disagg.engines.model.evidence import gather
 from disagg.engines.model.text import PromptTokenizer
-from disagg.errors import Cancelled
+from disagg.errors import Cancelled, DisaggError
 from disagg.kv.blocks import Block
 from disagg.kv.send import SentKV
 from disagg.kv.wire.frames import Header
@@ -95,16 +95,18 @@ class PromptEngine(ABC):
     """Whether a step of one run is a step of all that are open."""
     test_limit_s: float | None = None
     """Seconds that a self-test may take; None: as many as of any engine."""
+    _failure: DisaggError | None = None
+    """Why no run can be computed any more."""
 
     @property
     def alive(self) -> bool:
         """False once no run can be computed any more. Readable from any thread."""
-        return True
+        return self._failure is None
 
     @property
     def failure(self) -> str:
         """Why no run can be computed any more; empty if nothing is known. Readable from any thread."""
-        return ""
+        return self._failure.message if self._failure else ""
 
     @abstractmethod
     def start_answer(

@@ -55,7 +55,6 @@ class VLLMEngine(SendingEngine):
         self._running: dict[str, Run] = {}  # by the id that vLLM was given; it makes another one of it, `run.id`
         self._reports = Reports(head(options).address) if options.nnodes > 1 else Reports()
         self._times = StepTimes()
-        self._failure: ModelError | None = None
         if options.ranks == 1:  # the only worker is in this process
             load.worker_connector().worker.on_layer = self._beat
         # A step may wait minutes for a worker that has ended.
@@ -78,16 +77,6 @@ class VLLMEngine(SendingEngine):
             eos_ids=reference.eos_ids,
             kv_bytes=sharding.kv_bytes(options.kv_cache_memory_bytes),
         )
-
-    @property
-    def alive(self) -> bool:
-        """See PromptEngine."""
-        return self._failure is None
-
-    @property
-    def failure(self) -> str:
-        """See PromptEngine."""
-        return self._failure.message if self._failure else ""
 
     def warm_up(self) -> None:
         """See PromptEngine. ModelError for what vLLM can load but not compute."""

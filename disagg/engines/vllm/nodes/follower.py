@@ -44,7 +44,6 @@ class VLLMFollower(SendingEngine):
         layout = checkpoint.layout(reference, options.dtype)
         Sharding.of(layout, options.tensor_parallel, options.pipeline_parallel)
         version = load.require_version()
-        self._failure: ModelError | None = None
         self._executor, config = load.make_workers(path, context, options)
         self._executor.register_failure_callback(lambda: self._end("a worker process of vLLM has ended"))
         self._head = _connected(head(options))
@@ -59,16 +58,6 @@ class VLLMFollower(SendingEngine):
             fingerprint=checkpoint.fingerprint(reference),
             eos_ids=reference.eos_ids,
         )
-
-    @property
-    def alive(self) -> bool:
-        """See PromptEngine."""
-        return self._failure is None
-
-    @property
-    def failure(self) -> str:
-        """See PromptEngine."""
-        return self._failure.message if self._failure else ""
 
     def warm_up(self) -> None:
         """See PromptEngine. The head's is that of all nodes."""

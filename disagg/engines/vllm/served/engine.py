@@ -52,7 +52,8 @@ class _Message(NamedTuple):
 
 
 class ServedEngine(SendingEngine):
-    """A SendingEngine."""
+    """A SendingEngine. It is not alive any more once nothing answers at its URL, or another server does: a new process
+    checks then what is there."""
 
     together = True
     test_limit_s = check.PATIENCE_S
@@ -73,7 +74,6 @@ class ServedEngine(SendingEngine):
         self._messages: queue.Queue[_Message] = queue.Queue(MAX_MESSAGES)
         self._requests: dict[str, Request] = {}
         self._latest = -math.inf  # when the newest step or token of any request came
-        self._failure: ModelError | None = None
         self._reports = Reports(self._reporting_address())
         self._pulse = Pulse(partial(self._server.lives, HEALTH), self._hangs)
         self.info = EngineInfo(
@@ -87,17 +87,6 @@ class ServedEngine(SendingEngine):
             eos_ids=reference.eos_ids,
             kv_bytes=found.kv_bytes,
         )
-
-    @property
-    def alive(self) -> bool:
-        """See PromptEngine. Not once nothing answers there, or another server: a new process checks what is there
-        then."""
-        return self._failure is None
-
-    @property
-    def failure(self) -> str:
-        """See PromptEngine."""
-        return self._failure.message if self._failure else ""
 
     def warm_up(self) -> None:
         """See PromptEngine. Nothing: it has computed a token to describe itself."""
