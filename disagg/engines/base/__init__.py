@@ -6,7 +6,7 @@ values    what both state about themselves and their tokens
 priority  the priority of a thread that computes on a CPU
 """
 
-from disagg.engines.base.decode import DecodeEngine, DecodeRequest, DecodeTiming, HeldKV, Listener
+from disagg.engines.base.decode import DecodeEngine, DecodeRequest, DecodeTiming, HeldKV, Listener, require_room
 from disagg.engines.base.prefill import (
     ONE_TOKEN,
     PrefillEngine,
@@ -33,4 +33,5 @@ __all__ = [
     "SendingEngine",
     "SendingRun",
     "Token",
+    "require_room",
 ]

@@ -14,17 +14,16 @@ from pathlib import Path
 from typing import Any
 
 from disagg.config import EngineOptions
-from disagg.engines.base import DecodeRequest, DecodeTiming, EngineInfo, HeldKV, Listener, Token
+from disagg.engines.base import DecodeRequest, DecodeTiming, EngineInfo, HeldKV, Listener, Token, require_room
 from disagg.engines.model.text import PromptTokenizer
 from disagg.engines.simulated import model as simulated_model
 from disagg.engines.simulated.held import CountedKV
 from disagg.engines.simulated.model import sleep_until
-from disagg.errors import Cancelled, LayoutMismatch, Overloaded, RequestError
+from disagg.errors import Cancelled, LayoutMismatch, RequestError
 from disagg.kv.arena import allocate_numpy
 from disagg.kv.received import ReceivedKV
 from disagg.planning.decode import ingest, step
 
-MAX_REQUESTS = 1024
 PIECE_S = 0.5  # the longest piece of work without a beat
 
 
@@ -104,7 +103,7 @@ class SimulatedDecodeEngine:
 
     def submit(self, request: DecodeRequest, listener: Listener) -> None:
         """Queue a request. RequestError if its id is in use, LayoutMismatch if the KV is not this model's or not of
-        the tokens that it must cover, Overloaded at MAX_REQUESTS, Cancelled after close."""
+        the tokens that it must cover, Overloaded if there are MAX_REQUESTS, Cancelled after close."""
         held = request.held.tokens if request.held is not None else 0
         if (kv := request.kv) is not None:
             kv.layout.require_same(self.info.layout, mine="the transfer", theirs="the decode engine")
@@ -120,10 +119,7 @@ class SimulatedDecodeEngine:
         with self._wake:
             if self._closed:
                 raise Cancelled("the simulated decode engine is closed", "start the server again")
-            if request.id in self._jobs:
-                raise RequestError(f"request {request.id} is already running", "give every request an id of its own")
-            if len(self._jobs) >= MAX_REQUESTS:
-                raise Overloaded(f"{MAX_REQUESTS} requests are already in the decode engine", "try again later")
+            require_room(self._jobs, request.id)
             self._jobs[request.id] = job
             self._wake.notify()
 

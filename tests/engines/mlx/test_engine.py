@@ -24,7 +24,6 @@ from disagg.engines.base import DecodeRequest
 from disagg.engines.base.priority import COMPUTE_NICE
 from disagg.engines.mlx import loop as mlx_loop
 from disagg.engines.mlx.batching import chunk as mlx_chunk
-from disagg.engines.mlx.batching import job as mlx_job
 from disagg.engines.mlx.batching.memory import MAX_CACHE_BYTES
 from disagg.engines.mlx.engine import MLXDecodeEngine
 from disagg.errors import Cancelled, ModelError, Overloaded, RequestError
@@ -405,7 +404,7 @@ def test_requests_that_cannot_be_run_are_refused_at_once(
     engine.submit(DecodeRequest("twice", prompt(5), Sampling(max_tokens=400, ignore_eos=True)), running)
     with pytest.raises(RequestError, match="twice is already running"):
         engine.submit(DecodeRequest("twice", prompt(5), Sampling()), Collector())
-    monkeypatch.setattr(mlx_job, "MAX_REQUESTS", 1)
+    monkeypatch.setattr("disagg.engines.base.decode.MAX_REQUESTS", 1)
     with pytest.raises(Overloaded):
         start(engine, prompt(5))
     engine.cancel("twice")

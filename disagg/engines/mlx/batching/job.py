@@ -9,19 +9,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from disagg.api.sampling import Sampling
-from disagg.engines.base import DecodeTiming, Listener, Token
+from disagg.engines.base import DecodeTiming, Listener, Token, require_room
 from disagg.engines.mlx.adjust import Adjustment
 from disagg.engines.mlx.batching.grouping import Row
 from disagg.engines.mlx.held import HeldArrays
 from disagg.engines.model.constraint import Constraint
 from disagg.engines.model.held import LayerSnapshot
-from disagg.errors import DisaggError, Overloaded, RequestError
+from disagg.errors import DisaggError
 from disagg.kv.received import ReceivedKV
 
 _log = logging.getLogger(__name__)
-
-# Requests in the engine at once, decoding or waiting for a place in the batch: a bound, not a target.
-MAX_REQUESTS = 1024
 
 
 @dataclass(slots=True, eq=False)
@@ -93,10 +90,7 @@ class Jobs(dict[str, Job]):
 
     def add(self, job: Job) -> None:
         """RequestError if the id is in use, Overloaded if there are MAX_REQUESTS."""
-        if job.id in self:
-            raise RequestError(f"request {job.id} is already running", "give every request an id of its own")
-        if len(self) >= MAX_REQUESTS:
-            raise Overloaded(f"{MAX_REQUESTS} requests are already in the decode engine", "try again later")
+        require_room(self, job.id)
         self[job.id] = job
 
     def drop(self, job: Job) -> None:
