@@ -14,3 +14,8 @@ result     all of it as one value, and as JSON
 units      milliseconds as text
 report     the result as one self-contained HTML page; charts draws its plots as SVG
 """
+
+from typing import Final
+
+MAX_REQUESTS: Final = 100_000
+"""Of one benchmark, all modes and points together."""

@@ -13,8 +13,8 @@ from typing import Literal
 
 from disagg.api.requests import DEFAULT_DEADLINE_S
 from disagg.api.status import Health
-from disagg.bench import datasets, energy, load
-from disagg.bench.plan import MAX_REQUESTS, ArrivalPattern, BenchPlan, Point
+from disagg.bench import MAX_REQUESTS, datasets, energy, load
+from disagg.bench.plan import ArrivalPattern, BenchPlan, Point
 from disagg.bench.records import MODES, ROLES, Mode, TurnResult
 from disagg.bench.result import BenchHost, BenchResult, gather, judge
 from disagg.bench.workloads import LengthTrace, RandomTokens, Texts, Workload

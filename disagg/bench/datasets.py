@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 from disagg.api.sampling import MAX_TOKENS
-from disagg.bench.plan import MAX_REQUESTS
+from disagg.bench import MAX_REQUESTS
 from disagg.config.toml.messages import fault
 from disagg.errors import ConfigError, UsageError
 

@@ -14,8 +14,6 @@ from dataclasses import dataclass
 
 from disagg.bench.records import Mode
 
-MAX_REQUESTS = 100_000
-
 
 @dataclass(frozen=True, slots=True)
 class ArrivalPattern:

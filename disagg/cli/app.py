@@ -19,7 +19,7 @@ from disagg.cli.common.completion import VARIABLE, names_with_colons
 from disagg.cli.common.context import CommandOutput, note_interrupt, print_error, print_json
 from disagg.cli.common.hosts import HostCommand
 from disagg.cli.common.options import Command, CommandGroup
-from disagg.cli.common.signals import terminating
+from disagg.cli.common.signals import INTERRUPTED, terminating
 from disagg.cli.common.streams import open_closed_streams
 from disagg.cli.common.usage import usage_message
 from disagg.cli.fleet import deploy, doctor, lifecycle, logs, models, remote, rollout, status, token, trust, watch
@@ -30,7 +30,6 @@ from disagg.version import VERSION
 
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """Errors of writing to an open file whose device is full. An error of opening a file also has its name."""
-_INTERRUPTED = 130
 _CLOSED_PIPE = 128 + signal.SIGPIPE
 """What a shell reports of a program such as `yes | head` whose reader has closed the pipe."""
 _CommandLineError: type[Exception] = typer.BadParameter.__mro__[1]
@@ -117,7 +116,7 @@ def _run(arguments: Sequence[str]) -> int:
     except KeyboardInterrupt:
         note_interrupt("interrupted")
         _report_json(Cancelled("interrupted"), arguments)
-        return _INTERRUPTED
+        return INTERRUPTED
     except BrokenPipeError:  # the reader of our output has closed it, as `head` does
         _discard_stdout()
         return _CLOSED_PIPE
@@ -141,7 +140,7 @@ def invoke(arguments: Sequence[str]) -> int:
     except typer.Exit as end:
         return end.exit_code
     except typer.Abort:
-        return _INTERRUPTED
+        return INTERRUPTED
     except _CommandLineError as error:
         return _explain(error)
     return 0

@@ -25,10 +25,8 @@ from disagg.kv.fingerprint import token_hash
 from disagg.kv.receive import KVServer
 from disagg.kv.receive.tickets import Expected, KVOutcome, Tickets
 from disagg.kv.received import ReceivedKV
-from disagg.verify.process import PrefillProcess, PrefillSpec
+from disagg.verify.process import TIMEOUT_S, PrefillProcess, PrefillSpec
 from disagg.verify.prompts import sample_text
-
-TIMEOUT_S = 3600.0
 
 
 class _Collector:

@@ -28,9 +28,9 @@ from disagg.errors import DisaggError, ProtocolError
 from disagg.kv.fingerprint import token_hash
 from disagg.kv.wire.frames import Header
 from disagg.servers.prefill.delivery import delivery_by
+from disagg.verify.process import TIMEOUT_S
 
 ENGINES = ("transformers", "vllm")
-TIMEOUT_S = 3600.0
 CACHE_SPARE_BYTES = 64 << 20
 """Of vLLM's paged cache, beside two requests of the whole context: a block of each layer may be partly filled."""
 

@@ -22,6 +22,7 @@ from disagg.api.verify import PrefillCall, PrefillReady, PrefillReply
 from disagg.errors import DisaggError, ModelError, ProtocolError
 
 TIMEOUT_S = 3600.0
+"""For what an engine computes for one call, its transfer included."""
 END_S = 10.0
 READ_BYTES = 1 << 20
 T = TypeVar("T", bound=Contract)

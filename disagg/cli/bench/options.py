@@ -8,10 +8,9 @@ from typing import Annotated
 
 import typer
 
+from disagg.bench import MAX_REQUESTS
 from disagg.cli.common.completion import complete_device, complete_model
 from disagg.cli.common.options import one_of, seconds_option
-
-MAX_REQUESTS = 100_000
 
 
 class ModeName(StrEnum):

@@ -6,8 +6,10 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Final
 
-_INTERRUPTED = 130
+INTERRUPTED: Final = 130
+"""The exit code of a command that Ctrl-C has ended."""
 
 
 @contextmanager
@@ -27,7 +29,7 @@ def terminating() -> Iterator[None]:
     try:
         yield
     except (KeyboardInterrupt, SystemExit) as error:
-        interrupted = isinstance(error, KeyboardInterrupt) or error.code == _INTERRUPTED
+        interrupted = isinstance(error, KeyboardInterrupt) or error.code == INTERRUPTED
         if received and interrupted:
             sys.exit(128 + received[0])
         raise

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from disagg.api.gateway.live import LiveState
     from disagg.cli.gateway.screen import Source
 
-KEY_VARIABLE = "DISAGG_API_KEY"
-
 
 def top(
     context: typer.Context,
@@ -63,6 +61,7 @@ def full_url(url: str) -> str:
 async def _source(context: typer.Context, url: str, hosts: bool) -> tuple[Source, LiveState, str]:
     """Where states come from, the first one, and why they are not the gateway's if one was to be asked."""
     from disagg.errors import ConfigError, ServerUnavailable
+    from disagg.gateway.remote.endpoints import KEY_VARIABLE
     from disagg.gateway.remote.follow import gateway_states, host_states
 
     caption, gateway = "", partial(gateway_states, url, os.environ.get(KEY_VARIABLE))

@@ -14,8 +14,6 @@ from pathlib import Path
 import pytest
 import typer
 
-from disagg.bench import plan
-from disagg.cli.bench import options
 from disagg.cli.bench.arguments import Group, spread_pairs
 from disagg.cli.bench.load import load
 from disagg.errors import UsageError
@@ -163,10 +161,6 @@ def test_pairs_may_follow_one_another() -> None:
         *("--goodput", "ttft:500", "--goodput", "tpot:50"),
         *("-n", "3", "--watts", "a=1", "link"),
     ]
-
-
-def test_help_states_the_bound_of_requests_that_the_plan_applies() -> None:
-    assert options.MAX_REQUESTS == plan.MAX_REQUESTS
 
 
 def test_help_names_every_workload(capsys: pytest.CaptureFixture[str]) -> None:
