@@ -115,13 +115,9 @@ def load(
     )
     files = Files(output, report)
     _check(context, files)
-    with _served(fleet, spec.model, simulate, (prefill_device, decode_device)) as (served, token):
-        result, signalled = _run(served, spec, token)
+    result, signalled = _measure(fleet, spec, simulate, (prefill_device, decode_device))
     _show(result, as_json, files)
-    if signalled:
-        raise typer.Exit(128 + signalled)
-    if any(not cell.figures.completed for cell in result.cells):
-        raise typer.Exit(1)
+    _exit(result, signalled)
 
 
 class Files(NamedTuple):
@@ -137,6 +133,14 @@ def _check(context: typer.Context, files: Files) -> None:
         refuse_subcommand(context, option, path)
         require_writable(path)
     require_two_files(files.output, files.report)
+
+
+def _measure(
+    fleet: Fleet, spec: BenchSpec, simulate: bool, devices: tuple[str | None, str | None]
+) -> tuple[BenchResult, int]:
+    """The result, of the fleet or of a simulated copy, and the signal that stopped the run, or 0."""
+    with _served(fleet, spec.model, simulate, devices) as (served, token):
+        return _run(served, spec, token)
 
 
 @contextmanager
@@ -156,7 +160,7 @@ def _served(
 
 
 def _run(fleet: Fleet, spec: BenchSpec, token: str | None) -> tuple[BenchResult, int]:
-    """The result, and the signal that stopped the run, or 0. A second Ctrl-C ends the program at once."""
+    """See `_measure`. A second Ctrl-C ends the program at once."""
     import asyncio
 
     from disagg.bench.benchmark import benchmark
@@ -210,6 +214,14 @@ def _show(result: BenchResult, as_json: bool, files: Files) -> None:
 
         texts[files.report] = page(result)
     _write(texts)
+
+
+def _exit(result: BenchResult, signalled: int) -> None:
+    """With 128 + the signal that stopped the run; with 1 if no request of a mode and point has completed."""
+    if signalled:
+        raise typer.Exit(128 + signalled)
+    if any(not cell.figures.completed for cell in result.cells):
+        raise typer.Exit(1)
 
 
 def _write(texts: Mapping[Path, str]) -> None:
