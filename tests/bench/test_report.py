@@ -180,7 +180,7 @@ def test_an_axis_holds_all_its_values_and_few_ticks(values: list[float], scale: 
     ("value", "text"),
     [
         (None, "–"),
-        (0, "0"),
+        (0, "0 ms"),
         (0.83, "0.83 ms"),
         (3.0, "3.0 ms"),
         (41.7, "42 ms"),

@@ -87,12 +87,12 @@ def rm(
 ) -> None:
     """Remove models that were pulled or deployed to the hosts. Folders that hosts.toml names by their path stay."""
     from disagg.cli.views.fleet.models import inventories_view, removed_view
-    from disagg.cli.views.units import counted
     from disagg.errors import UsageError
     from disagg.fleet.machine.fan_out import each
     from disagg.fleet.models.pull import Models
     from disagg.fleet.models.remove import removable, remove
     from disagg.fleet.models.sources import neighbours
+    from disagg.units import counted
 
     if not model and not settings(context).selection:
         raise UsageError("which model? this would remove all of them", "name a MODEL, or a --host")

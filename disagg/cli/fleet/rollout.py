@@ -139,7 +139,7 @@ def _ask(work: Rollout, planned: Sequence[DeployResult], *, yes: bool, as_json: 
     """Ask a person at a terminal, after the plan. UsageError if there is none and --yes does not answer."""
     from disagg.cli.views.fleet.deploy import plan_view
     from disagg.cli.views.fleet.hooks import hooks_view
-    from disagg.cli.views.units import counted
+    from disagg.units import counted
 
     require_answer("rollout", "changes", yes=yes, as_json=as_json)
     if yes:

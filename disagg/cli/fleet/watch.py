@@ -38,11 +38,11 @@ def watch(
 
     A host is down after two readings in which it is not healthy, and up again after one in which it is.
     """
-    from disagg.cli.views.units import counted
     from disagg.fleet.lifecycle.state import State
     from disagg.fleet.lifecycle.status.diagnose import diagnose
     from disagg.fleet.lifecycle.status.health import poll
     from disagg.fleet.lifecycle.watch.changes import FleetWatch, explained
+    from disagg.units import counted
 
     fleet = settings(context).fleet()
     state, names = State.of(fleet), settings(context).names(fleet)

@@ -110,7 +110,7 @@ def sync(context: typer.Context, *, as_json: AsJson = False) -> None:
 
     `disagg keys add` and `revoke` do so too: this is for a gateway that could not be reached then.
     """
-    from disagg.cli.views.units import counted
+    from disagg.units import counted
 
     others = _GatewayKeys.fetched(settings(context).fleet())
     file = _file(context)

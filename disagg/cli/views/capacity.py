@@ -9,9 +9,9 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from disagg.cli.views.units import seconds
 from disagg.planning.capacity import Capacity
 from disagg.planning.plan import Forecast
+from disagg.units import seconds
 
 PREDICTED = "predicted: "
 FORMULAS = (

@@ -15,11 +15,11 @@ from disagg.cli.chat.conversation import Conversation
 from disagg.cli.views.answer import ShownAnswer, ShownMarkdown
 from disagg.cli.views.metrics import footnote, model_panel
 from disagg.cli.views.stream import without_echo
-from disagg.cli.views.units import counted, seconds, speed
 from disagg.config import Model
 from disagg.errors import DisaggError, printable
 from disagg.inference.metrics import Metrics
 from disagg.inference.types import Completion
+from disagg.units import counted, seconds, speed
 
 _NEARLY_FULL: Final = 0.8  # of the context
 
@@ -27,7 +27,7 @@ _NEARLY_FULL: Final = 0.8  # of the context
 def figures_line(metrics: Metrics) -> str:
     """What one answer cost: `3,120 prompt tokens, 3,050 held; TTFT 210 ms; 128 tokens at 85.0 tok/s`."""
     held = f", {metrics.held_tokens:,} held" if metrics.held_tokens else ""
-    prompt = f"{metrics.prompt_tokens:,} prompt token{'s' if metrics.prompt_tokens != 1 else ''}{held}"
+    prompt = counted(metrics.prompt_tokens, "prompt token") + held
     rate = f" at {speed(metrics.decode_speed)}" if metrics.decode_speed else ""
     return f"{prompt}; TTFT {seconds(metrics.ttft)}; {counted(metrics.completion_tokens, 'token')}{rate}"
 

@@ -15,10 +15,10 @@ from rich.text import Text
 from disagg.cli.views.fleet.health import health_panel
 from disagg.cli.views.metrics import footnote, model_panel
 from disagg.cli.views.stream import arranged, final_view
-from disagg.cli.views.units import seconds, speed
 from disagg.demo.comparison import Comparison
 from disagg.demo.flow import HOSTS_FILE, DemoResult
 from disagg.demo.prompt import METHOD_TOKENS, PROMPT_FILE
+from disagg.units import seconds, speed
 
 _MODEL_PANEL_WIDTH = 60
 

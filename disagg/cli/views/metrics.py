@@ -15,9 +15,9 @@ from rich.text import Text
 from disagg.api.gateway.parallel import ParallelFigures
 from disagg.api.names import AS_IS
 from disagg.cli.views.items import Items
-from disagg.cli.views.units import counted, duration_steps, seconds, size, speed
 from disagg.inference.metrics import Metrics, TTFTParts
 from disagg.inference.types import Completion
+from disagg.units import counted, duration_steps, seconds, size, speed
 
 NOTES = """\
 prefill tok/s: computed prompt tokens / prefill time.

@@ -7,8 +7,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from disagg.cli.views.units import seconds
 from disagg.inference.hosts.route import Choice, Ranking
+from disagg.units import seconds
 
 NOTE = "expected: seconds that the request should spend on the host. Hosts are tried from top to bottom."
 _SHOWN_S = 0.00005  # 0.1 ms when rounded

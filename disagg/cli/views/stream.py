@@ -17,9 +17,9 @@ from rich.table import Table
 from rich.text import Text
 
 from disagg.cli.common.context import stderr
-from disagg.cli.views.units import counted, speed
 from disagg.errors import printable
 from disagg.inference.several import ModelAnswer, Watcher
+from disagg.units import counted, speed
 
 _SIDE_BY_SIDE: Final = 50  # columns of a panel
 _LIVE_LINES: Final = 24

@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from disagg.api.verify import HostsReport, PairReport, RunComparison, VerifyBounds, VerifyReport
-from disagg.cli.views.units import size
+from disagg.units import size
 
 _FINDING_STYLE = {"ok": "green", "patched": "yellow", "refused": "red"}
 

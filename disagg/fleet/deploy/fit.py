@@ -13,6 +13,7 @@ from disagg.fleet.facts.hardware import HardwareFacts
 from disagg.planning.devices import DEVICES
 from disagg.planning.memory import Checkpoint, ModelPlacement, Need, Packing, checkpoint, need
 from disagg.planning.published import stored
+from disagg.units import counted, size
 
 _SYSTEM_BYTES: Final = 4 << 30
 """Memory that the system and the server itself take, where the GPU shares it: assumed."""
@@ -33,12 +34,12 @@ class Fit:
     @property
     def needed(self) -> str:
         """`needs 38.1 GiB: weights 29.6 GiB (FP8), KV 3 GiB, workspace 5.5 GiB`."""
-        to_send = f"KV to send {_size(self.need.to_send)}, " if self.need.to_send else ""
+        to_send = f"KV to send {size(self.need.to_send)}, " if self.need.to_send else ""
         parts = (
-            f"weights {_size(self.need.weights)} ({self.need.form}), KV {_size(self.need.kv)}, "
-            f"{to_send}workspace {_size(self.need.workspace)}"
+            f"weights {size(self.need.weights)} ({self.need.form}), KV {size(self.need.kv)}, "
+            f"{to_send}workspace {size(self.need.workspace)}"
         )
-        return f"{self.host.model} needs {_size(self.need.total)}: {parts}"
+        return f"{self.host.model} needs {size(self.need.total)}: {parts}"
 
 
 def fit(
@@ -84,14 +85,14 @@ def refusals(found: Fit) -> Iterator[Refusal]:
         )
     if host.engine.name == "vllm" and host.engine.kv_cache_memory_bytes < needed.one_request:
         yield Refusal(
-            f"kv_cache_memory_bytes of {host.name} is {_size(host.engine.kv_cache_memory_bytes)}, and one request of "
-            f"the whole context takes {_size(needed.one_request)}",
+            f"kv_cache_memory_bytes of {host.name} is {size(host.engine.kv_cache_memory_bytes)}, and one request of "
+            f"the whole context takes {size(needed.one_request)}",
             f"kv_cache_memory_bytes = {_up(needed.one_request)} in {table}, or a smaller context of the model",
         )
     # vLLM takes its KV cache when it starts; the other engines take what requests need, up to their limit.
     must = needed.total if host.engine.name == "vllm" else needed.least
     if must > found.room:
-        yield Refusal(f"{found.needed}; {found.machine} has room for {_size(found.room)}", _hint(found, table))
+        yield Refusal(f"{found.needed}; {found.machine} has room for {size(found.room)}", _hint(found, table))
 
 
 def too_few_cards(host: Host, hardware: HardwareFacts, os: str) -> Iterator[Refusal]:
@@ -101,8 +102,7 @@ def too_few_cards(host: Host, hardware: HardwareFacts, os: str) -> Iterator[Refu
         of = f" on {host.engine.nnodes} nodes" if host.engine.nnodes > 1 else ""
         options = "tensor_parallel" if host.engine.pipeline_parallel == 1 else "tensor_parallel * pipeline_parallel"
         yield Refusal(
-            f"{options} of {host.name} is {host.engine.ranks}{of}, and the machine has {cards} "
-            f"GPU{'s' if cards > 1 else ''}",
+            f"{options} of {host.name} is {host.engine.ranks}{of}, and the machine has {counted(cards, 'GPU')}",
             f"{options} = {cards * host.engine.nnodes} in [hosts.{host.name}.engine]: each rank takes a GPU of its own",
         )
 
@@ -120,7 +120,7 @@ def notes(found: Fit) -> Iterator[str]:
     if found.host.engine.name != "vllm" and found.need.least <= found.room < found.need.total:
         key = "max_kv_bytes" if "decode" in found.host.roles else "max_held_bytes"
         yield (
-            f"{found.needed}; {found.machine} has room for {_size(found.room)}: {key} = {_kv_that_fits(found)} in "
+            f"{found.needed}; {found.machine} has room for {size(found.room)}: {key} = {_kv_that_fits(found)} in "
             f"[hosts.{found.host.name}.engine]"
         )
 
@@ -162,12 +162,12 @@ def _room(host: Host, hardware: HardwareFacts, device: str) -> tuple[int, str, b
     if device == "cuda" and card is not None and card.memory is not None:
         return card.memory, card.name, True
     if hardware.memory is not None:
-        return hardware.memory - _SYSTEM_BYTES, f"the machine of {_size(hardware.memory)}", False
+        return hardware.memory - _SYSTEM_BYTES, f"the machine of {size(hardware.memory)}", False
     if host.hardware is None:
         return None
     device_model = DEVICES[host.hardware]
     nbytes = int(device_model.memory_gb * 1e9)
-    return nbytes - _SYSTEM_BYTES, f"{device_model.title} of {_size(nbytes)}", False
+    return nbytes - _SYSTEM_BYTES, f"{device_model.title} of {size(nbytes)}", False
 
 
 def _hint(found: Fit, table: str) -> str:
@@ -193,7 +193,3 @@ def _kv_that_fits(found: Fit) -> int:
 def _up(nbytes: int) -> int:
     """The next whole GiB."""
     return -(-nbytes >> 30) << 30
-
-
-def _size(nbytes: int) -> str:
-    return f"{nbytes / (1 << 30):.3g} GiB" if nbytes >= 1 << 30 else f"{nbytes >> 20} MiB"

@@ -6,6 +6,8 @@ import time
 from collections import deque
 from collections.abc import Callable
 
+from disagg.units import estimate
+
 EVERY_S = 1.0
 """Between two lines."""
 OVER_S = 15.0
@@ -38,8 +40,4 @@ def line(moved: int, total: int, rate: float) -> str:
     done = f"{moved / 1e6:.0f} of {total / 1e6:.0f} MB"
     if rate <= 0:
         return done
-    left_s = (total - moved) / rate
-    left = (
-        f"{left_s:.0f} s" if left_s < 100 else f"{left_s / 60:.0f} min" if left_s < 6000 else f"{left_s / 3600:.1f} h"
-    )
-    return f"{done}, {rate / 1e6:.1f} MB/s, {left} left"
+    return f"{done}, {rate / 1e6:.1f} MB/s, {estimate((total - moved) / rate)} left"

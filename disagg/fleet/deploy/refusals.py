@@ -12,6 +12,7 @@ from disagg.fleet.deploy.release import TargetState
 from disagg.fleet.deploy.steps import Refusal
 from disagg.fleet.facts.host import HostFacts
 from disagg.fleet.services.base import is_plain
+from disagg.units import size
 
 _ENVIRONMENT_BYTES: Final = {"prefill": 9 << 30, "vllm": 14 << 30, "decode": 3 << 30, "gateway": 256 << 20}
 """Disk that an environment needs while it is built: torch with CUDA's libraries, mlx with transformers."""
@@ -37,7 +38,7 @@ def no_room(desired: TargetState, facts: HostFacts) -> Iterator[Refusal]:
     need -= sum(facts.uploads.values())  # parts that go on, and others, which are removed first
     if need > facts.disk_free:
         yield Refusal(
-            f"{facts.home} has {_gib(facts.disk_free)} free, and this needs about {_gib(need)}",
+            f"{facts.home} has {size(facts.disk_free)} free, and this needs about {size(need)}",
             f"make room, or see what is large: du -sh {facts.paths.root}/*",
         )
 
@@ -103,10 +104,6 @@ def _service(host: Host, facts: HostFacts) -> Iterator[Refusal]:
                 f"the user's systemd does not answer, though {facts.user} may linger",
                 f"sudo systemctl start user@{facts.uid}.service; or {otherwise}",
             )
-
-
-def _gib(count: int) -> str:
-    return f"{count / (1 << 30):.1f} GiB" if count >= 1 << 30 else f"{count >> 20} MiB"
 
 
 def _model_files(desired: TargetState, facts: HostFacts) -> Iterator[Path]:

@@ -12,6 +12,7 @@ from disagg.fleet.deploy.steps import Refusal
 from disagg.fleet.doctor.gather import HostReadings
 from disagg.fleet.facts.findings import Finding, fault, note, ok, warning
 from disagg.nvidia import GPU
+from disagg.units import size
 
 OLDEST_DRIVER: Final = 580
 """PyTorch's packages on PyPI are built for CUDA 13, whose first driver this is."""
@@ -139,10 +140,3 @@ def wired_limit(readings: HostReadings, model: Model | None) -> Iterator[Finding
         f"wired_limit_mb = {fitting} in [hosts.{host.name}], then: disagg deploy --host {host.name}; until the next "
         f"restart: disagg ssh {host.name} -- sudo sysctl iogpu.wired_limit_mb={fitting}",
     )
-
-
-def size(count: int) -> str:
-    """Bytes: 512 MiB, 75.7 GiB, 1.8 TiB."""
-    if count >= 1 << 40:
-        return f"{count / (1 << 40):.1f} TiB"
-    return f"{count / (1 << 30):.3g} GiB" if count >= 1 << 30 else f"{count >> 20} MiB"

@@ -8,11 +8,12 @@ from typing import Final
 
 from disagg.config import Model
 from disagg.fleet.doctor.gather import HostReadings
-from disagg.fleet.doctor.hardware import disk, gpu, memory, size, wired_limit
+from disagg.fleet.doctor.hardware import disk, gpu, memory, wired_limit
 from disagg.fleet.facts.findings import Finding, fault, note, ok, warning
 from disagg.fleet.facts.python import deployed_python
 from disagg.fleet.lifecycle.status.host_status import HostStatus
 from disagg.token import token_digest
+from disagg.units import size
 
 OLDEST_PYTHON: Final = (3, 11)
 _LINUX_NO_ROUTE: Final = errno.EHOSTUNREACH

@@ -11,6 +11,7 @@ from disagg.fleet.facts.findings import Finding, fault, note, ok, warning
 from disagg.fleet.lifecycle.status.host_status import HostStatus
 from disagg.fleet.link import MeasuredLink, hidden_tokens_per_s
 from disagg.planning.kv import kv_bytes_per_token
+from disagg.units import counted, size
 
 FAST_CLOCK_S: Final = 1.0
 """From this difference on, logs merged by time are in the wrong order."""
@@ -75,7 +76,7 @@ def hides(link: MeasuredLink, model: Model, prefill: HostReadings, decode: HostR
     per_token = kv_bytes_per_token(config, prefill.host.engine.dtype, model.context)
     if per_token:
         speed = hidden_tokens_per_s(link.bits_per_s, per_token)
-        yield note("hides", f"prefill up to {speed:,.0f} tok/s ({_kib(per_token)} of KV a token)")
+        yield note("hides", f"prefill up to {speed:,.0f} tok/s ({size(per_token)} of KV a token)")
 
 
 def versions(hosts: Sequence[HostReadings], statuses: Mapping[str, HostStatus]) -> Iterator[Finding]:
@@ -87,7 +88,7 @@ def versions(hosts: Sequence[HostReadings], statuses: Mapping[str, HostStatus]) 
     if len(set(found.values())) > 1:
         yield fault("versions", f"disagg differs: {_grouped(found)}", hint)
     elif found:
-        yield ok("versions", f"disagg {next(iter(found.values()))} on {_count(len(found), 'host')}")
+        yield ok("versions", f"disagg {next(iter(found.values()))} on {counted(len(found), 'host')}")
     for package in sorted({name for status in running.values() for name in status.versions}):
         there = {name: status.versions[package] for name, status in running.items() if package in status.versions}
         if len(set(there.values())) > 1:
@@ -105,10 +106,10 @@ def clocks(hosts: Sequence[HostReadings]) -> Iterator[Finding]:
     off = {name: value for name, value in ahead.items() if abs(value) > FAST_CLOCK_S + sure}
     if len(ahead) > 1 and len(off) == len(ahead) and spread < FAST_CLOCK_S:
         value = min(ahead.values(), key=abs)
-        yield warning("clocks", f"this machine is {_seconds(-value)} all hosts", "set this machine's clock")
+        yield warning("clocks", f"this machine is {_offset(-value)} all hosts", "set this machine's clock")
         return
     for name, value in off.items():
-        text = f"{name} is {_seconds(value)} this machine"
+        text = f"{name} is {_offset(value)} this machine"
         yield (fault if abs(value) > FALSE_CLOCK_S else warning)("clocks", text, _set_clock(readings[name]))
     if not off:
         yield ok("clocks", f"within {max(spread, sure) * 1e3:.0f} ms of each other")
@@ -121,20 +122,12 @@ def _set_clock(readings: HostReadings) -> str:
     return f"disagg ssh {name} -- sudo timedatectl set-ntp true"
 
 
-def _seconds(value: float) -> str:
-    size = abs(value)
-    amount = f"{size:.1f} s" if size < 120 else f"{size / 60:.0f} min" if size < 7200 else f"{size / 3600:.0f} h"
+def _offset(value: float) -> str:
+    apart = abs(value)
+    amount = f"{apart:.1f} s" if apart < 120 else f"{apart / 60:.0f} min" if apart < 7200 else f"{apart / 3600:.0f} h"
     return f"{amount} {'ahead of' if value > 0 else 'behind'}"
 
 
 def _grouped(found: Mapping[str, str]) -> str:
     values = dict.fromkeys(found.values())
     return "; ".join(f"{value} on {', '.join(name for name in found if found[name] == value)}" for value in values)
-
-
-def _kib(count: float) -> str:
-    return f"{count / 1024:.3g} KiB" if count < 1 << 20 else f"{count / (1 << 20):.3g} MiB"
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}" + "s" * (number != 1)

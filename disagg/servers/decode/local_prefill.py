@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from disagg.api.requests import PrefillOffer
+from disagg.units import counted, seconds
 
 UNMEASURED_TOKENS = 32
 """While this host's speed is not measured, at most so many tokens are computed here: hardly more than one pass."""
@@ -36,23 +37,12 @@ def choose_place(rest: int, offer: PrefillOffer | None, local_tokens_s: float | 
     if local_tokens_s is None:
         few = rest <= UNMEASURED_TOKENS
         rule = f"until its speed is measured, this host computes up to {UNMEASURED_TOKENS} itself"
-        return PrefillPlace(few, f"{_tokens(rest)} left to compute; {rule}")
+        return PrefillPlace(few, f"{counted(rest, 'token')} left to compute; {rule}")
     here = rest / local_tokens_s
     sending = rest_bytes / offer.link_bytes_s if offer.link_bytes_s else 0.0
     there = offer.wait_s + OVERHEAD_S + max(rest / offer.tokens_s, sending)
-    times = f"{_duration(here)} here, {_duration(there)} on a prefill host"
-    return PrefillPlace(here <= there, f"{_tokens(rest)} left to compute: {times}")
-
-
-def _duration(seconds: float) -> str:
-    """0.6 ms, 42 ms, 1.2 s."""
-    if seconds >= 0.9995:
-        return f"{seconds:.1f} s"
-    return f"{seconds * 1e3:.0f} ms" if seconds >= 0.00995 else f"{seconds * 1e3:.1f} ms"
-
-
-def _tokens(count: int) -> str:
-    return f"{count} token{'s' if count > 1 else ''}"
+    times = f"{seconds(here)} here, {seconds(there)} on a prefill host"
+    return PrefillPlace(here <= there, f"{counted(rest, 'token')} left to compute: {times}")
 
 
 class Speed:

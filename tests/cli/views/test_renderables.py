@@ -13,7 +13,6 @@ import pytest
 from rich.console import Console, Group
 
 from disagg.api.status import DeviceUse, LastError, Memory
-from disagg.cli.views import units
 from disagg.cli.views.demo import comparison_panel, next_steps
 from disagg.cli.views.errors import error_view
 from disagg.cli.views.fleet.health import health_panel, health_view, status_line, watch_view
@@ -278,27 +277,6 @@ def test_progress_prints_a_line_per_change() -> None:
     for state in ("starting", "loading", "loading", "healthy"):
         progress.report("a", state)
     assert printed(console).splitlines() == ["a: starting …", "a: loading …", "a: healthy"]
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [(0, "0 B"), (1023, "1023 B"), (1024, "1.0 KiB"), (3 << 20, "3.0 MiB"), (128 << 30, "128 GiB"), (None, "–")],
-)
-def test_sizes(value: int | None, text: str) -> None:
-    assert units.size(value) == text
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [(0, "0.0 ms"), (0.0008, "0.8 ms"), (0.042, "42 ms"), (0.9996, "1.00 s"), (9.996, "10.0 s"), (120, "120 s")],
-)
-def test_durations(value: float, text: str) -> None:
-    assert units.seconds(value) == text
-
-
-def test_speeds_and_uptimes() -> None:
-    assert [units.speed(v) for v in (None, 12.34, 1234.5)] == ["–", "12.3 tok/s", "1,234 tok/s"]
-    assert [units.uptime(v) for v in (5, 300, 12000, 360000)] == ["5s", "5m", "3h 20m", "4d 4h"]
 
 
 @WIDTHS

@@ -59,7 +59,7 @@ def test_what_fits_a_dgx_spark_is_not_refused(
 def test_gpt_oss_that_transformers_would_dequantise_is_refused_with_both_ways_out() -> None:
     (refusal,) = refusals(fitted(GPT_OSS, SPARK, name="transformers", chunk_tokens=1024))
     assert refusal.cause == (
-        "m needs 224 GiB: weights 218 GiB (MXFP4 dequantised to bfloat16), KV 2 GiB, workspace 4.18 GiB; "
+        "m needs 224 GiB: weights 218 GiB (MXFP4 dequantised to bfloat16), KV 2.0 GiB, workspace 4.2 GiB; "
         "the machine of 119 GiB has room for 115 GiB"
     )
     assert refusal.hint == (
@@ -70,14 +70,14 @@ def test_gpt_oss_that_transformers_would_dequantise_is_refused_with_both_ways_ou
 
 def test_a_kv_cache_beyond_the_memory_is_refused_with_the_value_that_fits() -> None:
     (refusal,) = refusals(fitted(GPT_OSS, SPARK, name="vllm", kv_cache_memory_bytes=64 * GIB))
-    assert "KV 64 GiB, KV to send 64 GiB, workspace" in refusal.cause
+    assert "KV 64.0 GiB, KV to send 64.0 GiB, workspace" in refusal.cause
     assert refusal.hint == f"kv_cache_memory_bytes = {24 * GIB} in [hosts.dgx-spark-1.engine]"
     assert [*refusals(fitted(GPT_OSS, SPARK, name="vllm", kv_cache_memory_bytes=24 * GIB))] == []
 
 
 def test_a_kv_cache_that_holds_no_whole_request_is_refused_as_vllm_would() -> None:
     (refusal,) = refusals(fitted(QWEN, SPARK, 32768, name="vllm", kv_cache_memory_bytes=GIB))
-    assert "one request of the whole context takes 3 GiB" in refusal.cause
+    assert "one request of the whole context takes 3.0 GiB" in refusal.cause
     assert refusal.hint.startswith(f"kv_cache_memory_bytes = {3 * GIB} in [hosts.dgx-spark-1.engine]")
 
 
@@ -86,7 +86,7 @@ def test_a_card_with_memory_of_its_own_is_what_counts_and_not_the_machines() -> 
     found = fitted(QWEN, card, 32768, name="vllm")
     assert found.own
     (refusal,) = refusals(found)
-    assert "RTX 5090 has room for 32 GiB" in refusal.cause and "fewer bits per weight" in refusal.hint
+    assert "RTX 5090 has room for 32.0 GiB" in refusal.cause and "fewer bits per weight" in refusal.hint
 
 
 def test_two_cards_hold_what_one_cannot() -> None:
@@ -172,7 +172,7 @@ def test_a_mac_that_holds_less_kv_than_hosts_toml_allows_is_noted() -> None:
     found = fitted(QWEN, mac, 32768, "Darwin", name="mlx", device="gpu", max_kv_bytes=32 * GIB)
     assert [*refusals(found)] == []
     (note,) = notes(found)
-    assert "KV 32 GiB" in note and note.endswith(f"max_kv_bytes = {28 * GIB} in [hosts.mac-studio-1.engine]")
+    assert "KV 32.0 GiB" in note and note.endswith(f"max_kv_bytes = {28 * GIB} in [hosts.mac-studio-1.engine]")
 
 
 def test_a_model_of_unknown_size_and_a_simulated_one_are_not_judged() -> None:

@@ -89,7 +89,7 @@ def test_a_python_of_hosts_toml_that_does_not_run_is_named() -> None:
 
 def test_little_disk_is_a_warning_with_what_shows_the_large_folders() -> None:
     check, level, text, hint = only(spark(facts={"disk_free": 5 * GIB}))
-    assert (check, level, text) == ("disk", "warning", "5 GiB free in /home/ubuntu")
+    assert (check, level, text) == ("disk", "warning", "5.0 GiB free in /home/ubuntu")
     assert "du -sh" in hint
 
 
@@ -103,7 +103,7 @@ def test_a_model_larger_than_unified_memory_is_a_fault() -> None:
     check, level, text, _ = only(big)
     assert (check, level) == ("memory", "fault")
     assert text == (
-        "qwen3-coder:30b needs 134 GiB: weights 130 GiB (FP8), KV 3 GiB, workspace 1.19 GiB; "
+        "qwen3-coder:30b needs 134 GiB: weights 130 GiB (FP8), KV 3.0 GiB, workspace 1.2 GiB; "
         "the machine of 119 GiB has room for 115 GiB"
     )
 
@@ -121,7 +121,7 @@ def test_a_kv_cache_that_vllm_cannot_take_at_start_is_a_fault_with_the_value_tha
     seen = spark(host={"engine": EngineOptions("vllm", device="cuda", kv_cache_memory_bytes=96 * GIB)})
     fp8 = replace(seen, model=replace(seen.model, bytes=29 * GIB, config=QWEN_FP8))
     check, level, text, hint = only(fp8)
-    assert (check, level) == ("memory", "fault") and "weights 29 GiB (FP8), KV 96 GiB" in text
+    assert (check, level) == ("memory", "fault") and "weights 29.0 GiB (FP8), KV 96.0 GiB" in text
     assert hint == (
         f"kv_cache_memory_bytes = {40 * GIB} in [hosts.dgx-spark-1.engine]; then: disagg deploy --host dgx-spark-1"
     )
@@ -135,7 +135,7 @@ def test_gb10_without_gpu_memory_is_well_and_said_to_share_its_memory() -> None:
 def test_a_model_larger_than_the_cards_own_memory_is_a_fault() -> None:
     seen = spark(hardware={"gpus": (GPU("RTX 4090", "580.1", 24 * GIB),)})
     check, level, text, _ = only(seen)
-    assert (check, level) == ("gpu", "fault") and "RTX 4090 has room for 24 GiB" in text
+    assert (check, level) == ("gpu", "fault") and "RTX 4090 has room for 24.0 GiB" in text
 
 
 # GPU
@@ -186,14 +186,14 @@ def test_a_model_over_the_wired_limit_is_a_warning_with_both_ways_to_raise_it() 
     seen = mac(hardware={"memory": 128 * GIB, "wired_limit": 49152})
     check, level, text, hint = only(seen)
     assert (check, level) == ("wired limit", "warning")
-    assert text == "the GPU may wire 48 GiB, and qwen3-coder:30b with max_kv_bytes takes 65.2 GiB"
+    assert text == "the GPU may wire 48.0 GiB, and qwen3-coder:30b with max_kv_bytes takes 65.2 GiB"
     assert "wired_limit_mb = 70848 in [hosts.mac-studio-2]" in hint
     assert "disagg ssh mac-studio-2 -- sudo sysctl iogpu.wired_limit_mb=70848" in hint
 
 
 def test_zero_means_three_quarters_of_memory() -> None:
     (line,) = (one.text for one in found(mac()) if one.check == "wired limit")
-    assert line == "96 GiB (macOS' own)"
+    assert line == "96.0 GiB (macOS' own)"
     assert ill(mac(hardware={"memory": 80 * GIB}))[0][:2] == ("wired limit", "warning")
 
 

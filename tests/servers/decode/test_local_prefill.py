@@ -20,7 +20,7 @@ FAST = PrefillOffer(tokens_s=5000, link_bytes_s=1e9)
         (UNMEASURED_TOKENS + 1, FAST, None, 0, False, "33 tokens left to compute; until its speed is measured"),
         (13, FAST, 1000.0, 0, False, "13 tokens left to compute: 13 ms here, 13 ms on a prefill host"),
         (11, FAST, 1000.0, 0, True, "11 tokens left to compute: 11 ms here, 12 ms on a prefill host"),
-        (1, FAST, 1720.0, 0, True, "1 token left to compute: 0.6 ms here, 10 ms on a prefill host"),
+        (1, FAST, 1720.0, 0, True, "1 token left to compute: 0.58 ms here, 10 ms on a prefill host"),
         (
             1,
             FAST,
@@ -29,15 +29,15 @@ FAST = PrefillOffer(tokens_s=5000, link_bytes_s=1e9)
             True,
             "1 token left to compute; until its speed is measured, this host computes up to 32",
         ),
-        (1000, FAST, 1000.0, 0, False, "1000 tokens left to compute: 1.0 s here, 210 ms on a prefill host"),
-        (1000, FAST, 1000.0, 2 * 10**9, True, "1000 tokens left to compute: 1.0 s here, 2.0 s on a prefill host"),
+        (1000, FAST, 1000.0, 0, False, "1,000 tokens left to compute: 1.00 s here, 210 ms on a prefill host"),
+        (1000, FAST, 1000.0, 2 * 10**9, True, "1,000 tokens left to compute: 1.00 s here, 2.01 s on a prefill host"),
         (
             1000,
             PrefillOffer(wait_s=3, tokens_s=5000),
             1000.0,
             9**9,
             True,
-            "1000 tokens left to compute: 1.0 s here, 3.2 s",
+            "1,000 tokens left to compute: 1.00 s here, 3.21 s",
         ),
     ],
 )

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from disagg.api.handoff import HandoffFigures, TransportFigures
-from disagg.cli.views.units import size
+from disagg.units import size
 
 TRANSPORTS: Final = {
     "handoff": "hand-off, to ready MLX caches",

@@ -10,9 +10,9 @@ from rich.table import Table
 from rich.text import Text
 
 from disagg.cli.views.fleet.findings import MARKS, finding_lines
-from disagg.cli.views.units import seconds, size
 from disagg.fleet.link import LinkSurvey
 from disagg.fleet.link.judge import worst
+from disagg.units import seconds, size
 
 
 def links_view(surveyed: Sequence[LinkSurvey]) -> RenderableType:

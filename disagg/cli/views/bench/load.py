@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,8 +17,9 @@ from disagg.bench.load import RunMonitor
 from disagg.bench.plan import BenchPlan
 from disagg.bench.result import SIMULATED, BenchResult, Cell
 from disagg.bench.stats import PART_NAMES, Figures
+from disagg.bench.units import ms
 from disagg.bench.verdict import Series, SpeedupAtLength
-from disagg.cli.views.units import seconds, size
+from disagg.units import counted, estimate, size
 
 MODE_STYLE = {"disaggregated": "bold green", "decode-alone": "blue", "prefill-alone": "magenta", "whole": "cyan"}
 _DECISION_STYLE = {"wins": "green", "loses": "red", "undecided": "yellow"}
@@ -101,20 +101,9 @@ def live(monitor: RunMonitor, console: Console, simulated: bool = False) -> Iter
 
 def _announcement(plan: BenchPlan, seconds: float | None) -> str:
     """What will be measured and how long it will take: "measuring 132 requests (...): about 2 min"."""
-    points, modes = (_counted(len(plan.points), "point"), _counted(len(plan.modes), "mode"))
-    time = "no estimate: a first request failed" if seconds is None else f"about {_duration(seconds)}"
-    return f"measuring {_counted(plan.total, 'request')} ({points} × {modes}, with warm-up): {time}"
-
-
-def _counted(count: int, word: str) -> str:
-    return f"{count:,} {word}{'' if count == 1 else 's'}"
-
-
-def _duration(seconds: float) -> str:
-    """1 s, 45 s, 3 min, 2.5 h."""
-    if seconds < 90:
-        return f"{max(1, math.ceil(seconds))} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+    points, modes = (counted(len(plan.points), "point"), counted(len(plan.modes), "mode"))
+    time = "no estimate: a first request failed" if seconds is None else f"about {estimate(seconds)}"
+    return f"measuring {counted(plan.total, 'request')} ({points} × {modes}, with warm-up): {time}"
 
 
 def result_view(result: BenchResult) -> RenderableType:
@@ -140,7 +129,7 @@ def _heading(result: BenchResult, text: str, rest: str = "") -> Text:
 
 def latency_table(cells: Sequence[Cell]) -> Table:
     """One row per prompt length and mode, without columns that would be empty."""
-    columns = {head: [_ms(latency(cell.figures)) for cell in cells] for head, latency in _LATENCIES.items()}
+    columns = {head: [ms(latency(cell.figures)) for cell in cells] for head, latency in _LATENCIES.items()}
     columns = {head: values for head, values in columns.items() if any(value != "–" for value in values)}
     table = _table("prompt", "mode", "done", *columns, "out\ntok/s")
     for number, cell in enumerate(cells):
@@ -279,10 +268,6 @@ def _length(cell: Cell) -> str:
 def _done(figures: Figures) -> Text:
     total = figures.completed + figures.failed
     return Text(f"{figures.completed}/{total}", "red" if figures.failed else "")
-
-
-def _ms(value: float | None) -> str:
-    return "–" if value is None else seconds(value / 1e3)
 
 
 def _bare_ms(value: float | None) -> str:

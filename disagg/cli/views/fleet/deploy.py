@@ -19,10 +19,10 @@ from disagg.cli.views.errors import error_views
 from disagg.cli.views.fleet.difference import difference_lines
 from disagg.cli.views.fleet.together import host_options
 from disagg.cli.views.items import Hanging
-from disagg.cli.views.units import counted, seconds, size
 from disagg.errors import printable
 from disagg.fleet.deploy.apply import StepProgress
 from disagg.fleet.deploy.deployment import DeployResult
+from disagg.units import counted, seconds, size
 
 LINE_EVERY_S = 10.0
 """Without a terminal, the least time between two lines of what one host's steps print."""

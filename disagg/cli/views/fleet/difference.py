@@ -10,9 +10,9 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from disagg.cli.views.items import Hanging
-from disagg.cli.views.units import size
 from disagg.errors import printable
 from disagg.fleet.deploy.difference.difference import Difference, PackageChange
+from disagg.units import size
 
 MAX_NAMES: Final = 6
 """Of files and of packages of one host; `--json` has all."""

@@ -10,6 +10,7 @@ from rich.text import Text
 
 from disagg.cli.views.fleet.findings import finding_lines, marked
 from disagg.fleet.doctor.examine import Diagnosis, HostFindings, PairFindings
+from disagg.units import counted
 
 
 def doctor_view(diagnosis: Diagnosis) -> RenderableType:
@@ -47,14 +48,10 @@ def _pair(report: PairFindings) -> Iterator[RenderableType]:
 def _verdict(diagnosis: Diagnosis) -> Text:
     faults, warnings = diagnosis.count("fault"), diagnosis.count("warning")
     if not faults and not warnings:
-        return Text(f"✔ no problems on {_count(len(diagnosis.hosts), 'host')}", "bold green")
+        return Text(f"✔ no problems on {counted(len(diagnosis.hosts), 'host')}", "bold green")
     parts = [
-        Text(_count(number, what), style)
+        Text(counted(number, what), style)
         for number, what, style in ((faults, "fault", "bold red"), (warnings, "warning", "bold yellow"))
         if number
     ]
-    return Text.assemble(Text(", ").join(parts), f" on {_count(len(diagnosis.hosts), 'host')}")
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}" + "s" * (number != 1)
+    return Text.assemble(Text(", ").join(parts), f" on {counted(len(diagnosis.hosts), 'host')}")

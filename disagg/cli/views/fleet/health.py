@@ -13,9 +13,9 @@ from rich.text import Text
 
 from disagg.api.watch import HostChange
 from disagg.cli.views.fleet.together import SharedProblem, host_names, together
-from disagg.cli.views.units import size, uptime
 from disagg.errors import printable
 from disagg.fleet.lifecycle.status.host_status import HostStatus
+from disagg.units import size, uptime
 
 STYLE = {
     "healthy": "green",

@@ -10,11 +10,11 @@ from rich.table import Table
 from rich.text import Text
 
 from disagg.cli.views.errors import error_view
-from disagg.cli.views.units import seconds, size
 from disagg.errors import DisaggError
 from disagg.fleet.machine.fan_out import HostOutcome
 from disagg.fleet.models.plan import ModelInventory
 from disagg.fleet.models.pull import PullResult
+from disagg.units import seconds, size
 
 _STATES = {"complete": "green", "partial": "yellow", "absent": "dim"}
 _RESULTS = {"there": "dim", "downloaded": "green", "copied": "green", "failed": "bold red"}

@@ -14,9 +14,9 @@ from rich.text import Text
 
 from disagg.cli.views.errors import error_views
 from disagg.cli.views.fleet.logs import raw_line
-from disagg.cli.views.units import counted, seconds
 from disagg.errors import DisaggError, StartFailed
 from disagg.fleet.lifecycle.base import ServerResult
+from disagg.units import counted, seconds
 
 _STYLE = {
     **dict.fromkeys(("started", "restarted", "unchanged", "stopped"), "green"),

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from disagg.api.gateway.history import HistoryEntry
 from disagg.cli.views.items import Items
-from disagg.cli.views.units import seconds
+from disagg.units import seconds
 
 _SPEEDS = "prefill, decode: tokens per second"
 _WIDE = 76  # columns, below which the table would be cut

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from disagg.api.gateway.live import LiveHost, LiveModel, LiveRequest, LiveState
 from disagg.cli.views.gateway.history import history_view, hosts
-from disagg.cli.views.units import seconds, size, speed
+from disagg.units import seconds, size, speed
 
 T = TypeVar("T")
 Order = Literal["time", "tokens", "model"]

@@ -12,6 +12,7 @@ from disagg.config.addresses import is_name, is_path
 from disagg.fleet.deploy.models import carried
 from disagg.fleet.facts.contents import FoundHost, MachineContents
 from disagg.fleet.facts.paths import HASH, HostPaths
+from disagg.units import counted
 
 OrphanKind = Literal["host", "environment", "model"]
 _FOLDER_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -111,7 +112,7 @@ def _hosts(gone: dict[str, FoundHost], there: MachineContents) -> Iterator[Orpha
 
 def _about(found: FoundHost) -> str:
     """`2 releases, token 3f2a11bc, process runs (pid 4711)`."""
-    parts = [f"{found.releases} release{'' if found.releases == 1 else 's'}"] if found.releases else []
+    parts = [counted(found.releases, "release")] if found.releases else []
     parts += [f"token {digest[:8]}" for digest in found.token_digests]
     parts += [f"a service of {manager}" for manager in found.managers if manager != "process"]
     parts += [f"its server runs (pid {found.pid})"] if found.pid is not None else []
@@ -128,7 +129,7 @@ def _files(scope: Scope, there: MachineContents, stay: list[FoundHost], notes: l
     needed = {f"models--{source.replace('/', '--')}" for source in sources if not is_path(source)}
     cached = [name for name in there.cached if _FOLDER_NAME.fullmatch(name) and name not in needed]
     if cached and not scope.cached:
-        count = f"{len(cached)} model{'' if len(cached) == 1 else 's'}"
+        count = counted(len(cached), "model")
         notes.append(f"{count} of the hub's cache that no host here names: disagg prune --models offers them")
     if locked := [one.name for one in stay if one.locked and one.name not in scope.locked]:
         notes.append(f"environments and models stay: a command changes {', '.join(locked)} and may need them")

@@ -14,6 +14,7 @@ from paramiko.ssh_exception import BadAuthenticationType, NoValidConnectionsErro
 from disagg.errors import DisaggError, HostKeyRefused, HostUnreachable, LoginRefused
 from disagg.fleet.machine.ssh.known_hosts import HostKey, KeyStatus, KnownHosts, remove_commands
 from disagg.fleet.machine.ssh.settings import HopSettings
+from disagg.units import counted
 
 _NO_ROUTE = (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN)
 _SILENT = ("banner", "No existing session")
@@ -111,9 +112,7 @@ def _login_error(name: str, settings: HopSettings, failure: Any) -> DisaggError:
             f"{name}: the connection to {_where(settings)} broke while {settings.user} logged in: {broken[0]}",
             f"{_ssh(settings)} -v",
         )
-    tried = (
-        f"{len(results)} key{'' if len(results) == 1 else 's'} tried" if results else "there is no private key to try"
-    )
+    tried = f"{counted(len(results), 'key')} tried" if results else "there is no private key to try"
     return _refused(name, settings, "; ".join([tried, *unusable]))
 
 

@@ -11,9 +11,9 @@ from rich.table import Table
 from rich.text import Text
 
 from disagg.cli.views.items import Hanging
-from disagg.cli.views.units import counted
 from disagg.errors import printable
 from disagg.fleet.doctor.bootstrap.steps import StepResult, StepState
+from disagg.units import counted
 
 _STYLE: Final[Mapping[StepState, str]] = {
     "in place": "dim",

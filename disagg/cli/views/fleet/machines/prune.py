@@ -11,8 +11,8 @@ from rich.text import Text
 
 from disagg.cli.views.errors import error_views
 from disagg.cli.views.items import Hanging
-from disagg.cli.views.units import counted, size
 from disagg.fleet.deploy.prune.pruning import Pruned
+from disagg.units import counted, size
 
 
 def found_view(results: Sequence[Pruned], all_hosts: Collection[str] = ()) -> RenderableType:

@@ -1,31 +1,41 @@
-"""Quantities as short text: three significant digits, binary sizes, times in the unit that fits."""
+"""Quantities as short text, in the unit that fits: sizes, counts, lengths of time, rates."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 
 def size(count: float | None) -> str:
-    """Bytes: 0 B, 512 B, 3.0 MiB, 128 GiB."""
+    """Bytes: 0 B, 512 B, 3.0 MiB, 128 GiB, 1.8 TiB."""
     if count is None:
         return "–"
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if count < 1024 or unit == "GiB":
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if count < 1024 or unit == "TiB":
             break
         count /= 1024
     return f"{count:.0f} {unit}" if unit == "B" or count >= 100 else f"{count:.1f} {unit}"
 
 
 def counted(count: int, noun: str) -> str:
-    """1 host, 2 hosts."""
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+    """1 host, 2 hosts, 1,024 tokens."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
 def seconds(value: float) -> str:
-    """A duration: 0.8 ms, 42 ms, 1.23 s, 95 s."""
+    """A measured or predicted duration: 0.04 ms, 1.8 ms, 42 ms, 1.23 s, 95 s."""
+    if abs(value) < 0.000995:
+        return f"{value * 1e3:.2g} ms"
     if value < 0.9995:
         return f"{value * 1e3:.1f} ms" if value < 0.00995 else f"{value * 1e3:.0f} ms"
-    return f"{value:.2f} s" if value < 9.995 else f"{value:.1f} s" if value < 99.95 else f"{value:.0f} s"
+    return f"{value:.2f} s" if value < 9.995 else f"{value:.1f} s" if value < 99.95 else f"{value:,.0f} s"
+
+
+def estimate(value: float) -> str:
+    """An estimated duration: 1 s, 45 s, 3 min, 2.5 h."""
+    if value < 90:
+        return f"{max(1, math.ceil(value))} s"
+    return f"{value / 60:.0f} min" if value < 5400 else f"{value / 3600:.1f} h"
 
 
 def duration_steps(value: float) -> tuple[int, Callable[[int], str]]:
