@@ -160,8 +160,8 @@ class Stream(_Stream):
             raise StopIteration
         try:
             item = self._queue.get()
-        except BaseException:
-            self.close()  # at once: the traceback keeps the stream alive
+        except BaseException:  # Ctrl-C. At once: the traceback keeps the stream alive
+            self.close()
             raise
         return self._chunk(item, StopIteration)
 

@@ -69,7 +69,7 @@ class Client(BaseClient):
         try:
             result: T = running.result()
             return result
-        except BaseException:
+        except BaseException:  # see above
             running.cancel()
             raise
 

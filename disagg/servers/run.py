@@ -143,7 +143,7 @@ async def _load(service: AnyService, server: uvicorn.Server) -> None:
     logs.info("loading", host=service.host.name, model=service.model.name, role=service.role)
     try:
         await service.load()
-    except BaseException:
+    except BaseException:  # also a cancellation: a server that cannot load ends
         server.should_exit = True
         raise
     promise()

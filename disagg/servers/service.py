@@ -107,7 +107,7 @@ class Service(ReportingHost[Engine]):
             with request.cleanup:
                 await self._admit(request, body)
                 yield request
-        except BaseException as failure:
+        except BaseException as failure:  # also a cancellation: `finally` counts it
             error = failure
             raise
         finally:

@@ -195,7 +195,7 @@ class HFTokenizer:
             text = self._tokenizer.apply_chat_template(
                 [dict(message) for message in messages], tokenize=False, add_generation_prompt=True, **template
             )
-        except Exception as error:
+        except Exception as error:  # a template is a program of the model and may raise anything
             raise RequestError(
                 f"the model's chat template refuses these messages: {error}", "check the order and the roles"
             ) from error

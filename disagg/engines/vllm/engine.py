@@ -87,7 +87,7 @@ class VLLMEngine(SendingEngine):
             self.info = replace(self.info, evidence=self.evidence())
         except DisaggError:
             raise
-        except Exception as error:
+        except Exception as error:  # vLLM raises anything
             raise load.cannot_compute(error) from error
 
     def likeliest(self, tokens: Sequence[int], last: int) -> Sequence[int]:
@@ -156,7 +156,7 @@ class VLLMEngine(SendingEngine):
         began = time.monotonic()
         try:
             outputs = self._vllm.step()
-        except Exception as error:
+        except Exception as error:  # whatever it is, its engine is not used again
             reason = (str(error).strip().splitlines() or [repr(error)])[0]
             failure = ModelError(f"vLLM has failed: {reason}", "see the traceback in the server's log")
             self._failure = self._failure or failure

@@ -161,7 +161,7 @@ def _failures_of(path: Path) -> Iterator[None]:
         yield
     except ModelError:
         raise
-    except Exception as error:
+    except Exception as error:  # see above
         raise ModelError(f"{path}: vLLM cannot serve it: {_reason(error)}", _hint(str(error))) from error
 
 

@@ -108,7 +108,7 @@ class Reports:
         awaited = self.expect(secrets.token_urlsafe(24), on_step)
         try:
             yield awaited
-        except BaseException:
+        except BaseException:  # whatever it is: nobody waits for the reports any more
             self.drop(awaited)
             raise
 

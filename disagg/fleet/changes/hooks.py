@@ -101,7 +101,7 @@ class HookRunner:
                 raise refusal
             try:
                 yield change
-            except BaseException as error:
+            except BaseException as error:  # also Ctrl-C: the change has begun
                 change.break_off(error)
                 self._after(change)
                 raise

@@ -130,7 +130,7 @@ def locked(
         return
     try:
         yield entry
-    except BaseException as error:
+    except BaseException as error:  # also an interruption, which the audit names
         try:
             _release(machine, paths, own, entry.ended(error))
         except DisaggError as other:  # the first error matters; the next run takes the lock over

@@ -90,7 +90,7 @@ def each(hosts: Sequence[Host], action: Callable[[Host], T], *, timeout: float |
     actions = _Actions(hosts, action, limits.at_once(len(hosts), timeout), limits.host_s, timeout)
     try:
         actions.run()
-    except BaseException:
+    except BaseException:  # also Ctrl-C: leave nothing running on any machine
         actions.interrupt(_CLEANUP_S if timeout is None else 0.0)
         raise
     outcomes = [actions.gathered[index] for index in range(len(hosts))]

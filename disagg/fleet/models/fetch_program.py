@@ -148,7 +148,7 @@ class Fetch:
             self.add(have)
             try:
                 have += self.receive(number, entry, have, file, total)
-            except BaseException:
+            except BaseException:  # whatever it is: what is there is not counted twice when the file is begun again
                 file.flush()
                 self.add(-os.fstat(file.fileno()).st_size)
                 raise

@@ -119,7 +119,7 @@ class Store:
         try:
             yield self._connection
             self._connection.execute("COMMIT")
-        except BaseException:
+        except BaseException:  # also an interruption: the next one must find no open transaction
             if self._connection.in_transaction:
                 self._connection.execute("ROLLBACK")
             raise

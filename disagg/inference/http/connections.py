@@ -160,7 +160,7 @@ class Connections:
         written = time.monotonic()
         try:
             connection.send(request.method, request.path, headers, request.body)
-        except BaseException:
+        except BaseException:  # also a cancellation: a part of the request may have been sent
             self._drop(connection)
             raise
         return SentRequest(request, connection, written, reused)
@@ -211,7 +211,7 @@ async def _open_ours(host: Host, seconds: float, token: str) -> HostConnection:
         raise ServerSilent(f"{host.name} ({host.url}) did not answer in time", "run `disagg status`") from error
     except OSError as error:
         raise ServerUnavailable(f"{host.name} ({host.url}): {error}", "run `disagg status`") from error
-    except BaseException:
+    except BaseException:  # also a cancellation: nobody else has the connection yet
         connection.close()
         raise
     return connection

@@ -124,7 +124,7 @@ class Newcomers:
             self._end(newcomer)
         except DisaggError as error:
             self._refuse(newcomer, error, now)
-        except Exception:  # out of memory, for one
+        except Exception:  # out of memory, for one: the thread logs it and goes on
             self._end(newcomer)
             raise
 
@@ -189,7 +189,7 @@ class Newcomers:
         self._forget(newcomer)
         try:
             self._admit(admission)
-        except Exception:
+        except Exception:  # not handed over: `read` ends it
             self._waiting[newcomer.sock.fileno()] = newcomer
             self._poll.register(newcomer.sock, select.POLLIN)
             raise

@@ -150,7 +150,7 @@ class HeldStore(Generic[R, S]):
             new = rows(matched, end) if matched < end else None
             cut = matched < node.end and (new is not None or snapshot is not None)
             halves = node.rows.split(matched - node.start) if cut and node.rows is not None else None
-        except BaseException:
+        except BaseException:  # a node that stays pinned would never be given up
             with self.lock:
                 node.pins -= 1
                 self._drop_empty(node)

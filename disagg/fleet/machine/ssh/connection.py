@@ -38,7 +38,7 @@ def open_connection(name: str, settings: HopSettings, timeouts: SSHTimeouts = DE
     connection = _connection(name, settings, timeouts.within(interruption.left()))
     try:
         connection.open()
-    except BaseException as error:
+    except BaseException as error:  # also an interruption: leave no connection half open
         close_connection(connection)
         if isinstance(error, (OSError, EOFError, paramiko.SSHException)):
             raise explain(name, settings, error) from error
