@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import re
 from functools import cache
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import grimp
@@ -22,6 +23,8 @@ MOST_FILES = 12
 LISTED = re.compile(r"^\w+/?(?:, \w+)*  +\S", re.M)
 """A line of a package's docstring about some of its modules."""
 ROW = re.compile(r"^(\| `disagg/([\w/]+?)(?:/|\.py)` \|.*\|) (.*?) \|$", re.M)
+PICTURE = re.compile(r"^```\n( +cli .*?)^```", re.M | re.S)
+PICTURE_COLUMNS = 42  # of a line; then follows what its rooms are
 
 Rooms = dict[str, set[str]]  # room -> the rooms it imports, in the order of the floors
 
@@ -72,6 +75,23 @@ def test_a_room_imports_only_rooms_further_down_in_the_table(parent: str) -> Non
         if floors.index(imported) <= floors.index(room)
     ]
     assert upward == []
+
+
+def test_the_picture_has_every_room_and_imports_only_point_down_in_it() -> None:
+    match = PICTURE.search(DOCUMENT.read_text())
+    assert match is not None
+    lines = [re.findall(r"\w+", line[:PICTURE_COLUMNS]) for line in match[1].splitlines()]
+    floors = {room: number for number, line in enumerate(lines) for room in line}
+    rooms = rooms_of("")
+    assert sorted(room for line in lines for room in line) == sorted(rooms)
+    level = [f"{room} -> {one}" for room, targets in rooms.items() for one in targets if floors[one] <= floors[room]]
+    assert level == []
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    """Also not for their types alone."""
+    graph = imports()
+    TopologicalSorter({one: graph.find_modules_directly_imported_by(one) for one in graph.modules}).prepare()
 
 
 @pytest.mark.parametrize("parent", MOST_ARROWS)

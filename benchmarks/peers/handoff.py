@@ -23,7 +23,8 @@ from disagg.kv.blocks import KVBlock
 from disagg.kv.fingerprint import Fingerprint, token_hash
 from disagg.kv.layout import LayerLayout, Layout
 from disagg.kv.receive import KVServer
-from disagg.kv.receive.tickets import Expected, KVOutcome, Tickets
+from disagg.kv.receive.expected import Expected
+from disagg.kv.receive.tickets import KVOutcome, Tickets
 from disagg.kv.received import ReceivedKV
 from disagg.kv.send import Transfer
 from disagg.kv.wire.frames import Header

@@ -28,7 +28,8 @@ from disagg.kv.arena import Arenas
 from disagg.kv.fingerprint import token_hash
 from disagg.kv.forms import BITS, GROUP, WIRE_FORMS
 from disagg.kv.receive import KVServer
-from disagg.kv.receive.tickets import Expected, Tickets
+from disagg.kv.receive.expected import Expected
+from disagg.kv.receive.tickets import Tickets
 from disagg.kv.received import ReceivedKV
 from disagg.kv.send import Transfer
 from disagg.kv.wire.frames import Header

@@ -22,7 +22,8 @@ from disagg.kv.forms import plane_bytes
 from disagg.kv.layout import LayerLayout, Layout, StateTensor
 from disagg.kv.parts import WHOLE, Part
 from disagg.kv.receive import KVServer, ReceiveLimits
-from disagg.kv.receive.tickets import Expected, Slot, Tickets
+from disagg.kv.receive.expected import Expected
+from disagg.kv.receive.tickets import Slot, Tickets
 from disagg.kv.received import ReceivedKV
 from disagg.kv.wire import frames
 from disagg.kv.wire.preamble import NONCE_BYTES, encode_preamble, encode_proof

@@ -16,7 +16,7 @@ from disagg.kv.blocks import KVBlock
 from disagg.kv.fingerprint import Fingerprint, token_hash
 from disagg.kv.layout import LayerLayout, Layout
 from disagg.kv.parts import MAX_PARTS
-from disagg.kv.receive.tickets import Expected
+from disagg.kv.receive.expected import Expected
 from disagg.kv.received import ReceivedKV
 from disagg.kv.wire import frames
 from disagg.kv.wire.preamble import MAX_HEADER_BYTES, VERSION, encode_preamble, encode_proof

@@ -13,7 +13,8 @@ from disagg.engines.simulated.synthetic_kv import SyntheticKV
 from disagg.kv.arena import Arenas
 from disagg.kv.fingerprint import Fingerprint, token_hash
 from disagg.kv.receive import KVServer
-from disagg.kv.receive.tickets import Expected, KVOutcome, Tickets
+from disagg.kv.receive.expected import Expected
+from disagg.kv.receive.tickets import KVOutcome, Tickets
 from disagg.kv.received import ReceivedKV
 from disagg.kv.send import Transfer
 from disagg.kv.wire.frames import Header

@@ -1,4 +1,4 @@
-"""The receiving end: `KVServer`, and the tickets that let a transfer in (tickets.py, incoming.py)."""
+"""The receiving end: `KVServer`, and the tickets that let a transfer in (expected.py, tickets.py, incoming.py)."""
 
 from disagg.kv.limits import ReceiveLimits
 from disagg.kv.receive.server import KVServer

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from disagg.errors import Cancelled, ProtocolError, TicketRefused
+from disagg.kv.arena import Arenas, Reservation
 from disagg.kv.parts import Coverage
+from disagg.kv.receive.expected import Expected
 from disagg.kv.received import Placement, ReceivedKV, ReceiveTiming
-
-if TYPE_CHECKING:
-    from disagg.kv.arena import Arenas, Reservation
-    from disagg.kv.receive.tickets import Expected
-    from disagg.kv.wire.frames import Header
+from disagg.kv.wire.frames import Header
 
 
 class Incoming:

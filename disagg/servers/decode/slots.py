@@ -14,7 +14,8 @@ from disagg.errors import PeerLost
 from disagg.kv.arena import Reservation
 from disagg.kv.fingerprint import token_hash
 from disagg.kv.forms import WIRE_FORMS
-from disagg.kv.receive.tickets import Expected, KVOutcome, Slot, Tickets
+from disagg.kv.receive.expected import Expected
+from disagg.kv.receive.tickets import KVOutcome, Slot, Tickets
 from disagg.kv.received import ReceivedKV
 from disagg.servers.request import ActiveRequest
 

@@ -25,7 +25,8 @@ from disagg.engines.base import PrefillRun, PrefillTiming, PromptEngine
 from disagg.errors import DeadlineExceeded, Overloaded, RequestError
 from disagg.kv.fingerprint import token_hash
 from disagg.kv.receive import KVServer
-from disagg.kv.receive.tickets import Expected, KVOutcome, Tickets
+from disagg.kv.receive.expected import Expected
+from disagg.kv.receive.tickets import KVOutcome, Tickets
 from disagg.kv.received import ReceivedKV
 from disagg.kv.send import SendLimits, SentKV
 from disagg.servers import caller as callers
