@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
 from typing import Annotated, Any, Final
@@ -61,67 +61,39 @@ def _select(context: typer.Context, param: typer.CallbackParam, value: Any) -> N
         context.find_root().obj = replace(chosen, selection={**chosen.selection, _SELECTS[str(param.name)]: value})
 
 
+def _selector(*names: str, metavar: str = "NAME", help: str, autocompletion: Callable[..., Any]) -> Any:
+    return typer.Option(
+        *names,
+        metavar=metavar,
+        help=help,
+        show_default=False,
+        autocompletion=autocompletion,
+        expose_value=False,
+        callback=_select,
+    )
+
+
+_Names = list[str] | None
+_ONLY_HOST = _selector(
+    "--host", help="Only this host, or hosts such as 'mac-*'; repeatable.", autocompletion=complete_host
+)
+_ONLY_ROLE = _selector("--role", metavar="ROLE", help="Only hosts with this role.", autocompletion=complete_role)
+_ONLY_MODEL = _selector("--model", "-m", help="Only hosts of this model.", autocompletion=complete_model)
+_ONLY_GROUP = _selector(
+    "--group", help="Only hosts of this group of hosts.toml; repeatable.", autocompletion=complete_group
+)
+_NOT_HOST = _selector(
+    "--exclude", help="Not this host, or hosts such as 'mac-*'; repeatable.", autocompletion=complete_host
+)
+
+
 @_selecting.command()
 def _options_that_select_hosts(
-    only_hosts: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--host",
-            metavar="NAME",
-            help="Only this host, or hosts such as 'mac-*'; repeatable.",
-            show_default=False,
-            autocompletion=complete_host,
-            expose_value=False,
-            callback=_select,
-        ),
-    ] = None,
-    only_role: Annotated[
-        str | None,
-        typer.Option(
-            "--role",
-            metavar="ROLE",
-            help="Only hosts with this role.",
-            autocompletion=complete_role,
-            expose_value=False,
-            callback=_select,
-        ),
-    ] = None,
-    only_model: Annotated[
-        str | None,
-        typer.Option(
-            "--model",
-            "-m",
-            metavar="NAME",
-            help="Only hosts of this model.",
-            autocompletion=complete_model,
-            expose_value=False,
-            callback=_select,
-        ),
-    ] = None,
-    only_groups: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--group",
-            metavar="NAME",
-            help="Only hosts of this group of hosts.toml; repeatable.",
-            show_default=False,
-            autocompletion=complete_group,
-            expose_value=False,
-            callback=_select,
-        ),
-    ] = None,
-    not_hosts: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--exclude",
-            metavar="NAME",
-            help="Not this host, or hosts such as 'mac-*'; repeatable.",
-            show_default=False,
-            autocompletion=complete_host,
-            expose_value=False,
-            callback=_select,
-        ),
-    ] = None,
+    only_hosts: Annotated[_Names, _ONLY_HOST] = None,
+    only_role: Annotated[str | None, _ONLY_ROLE] = None,
+    only_model: Annotated[str | None, _ONLY_MODEL] = None,
+    only_groups: Annotated[_Names, _ONLY_GROUP] = None,
+    not_hosts: Annotated[_Names, _NOT_HOST] = None,
 ) -> None:
     """Never run: typer builds the options from this signature."""
 

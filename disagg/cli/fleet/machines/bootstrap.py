@@ -22,7 +22,7 @@ from disagg.cli.common.context import (
 from disagg.cli.common.options import AsJson, Yes
 
 if TYPE_CHECKING:
-    from disagg.config import Host
+    from disagg.config import Fleet, Host
     from disagg.fleet.doctor.bootstrap.bootstrap import Bootstrap
     from disagg.fleet.doctor.bootstrap.steps import StepResult
 
@@ -60,14 +60,7 @@ def bootstrap(
     if login is not None and not is_user(login):
         raise UsageError("--login is not the name of an account", USER_RULE)
     fleet = settings(context).fleet()
-    one, *others = fleet.select([host], managed=True)
-    if others:
-        raise UsageError(
-            f"bootstrap prepares one host at a time, and {host} fits {len(others) + 1}", "name one of them"
-        )
-    if not one.placement.deployed:
-        message = f'{one.name}: connector is "local", and bootstrap prepares machines that are reached by SSH'
-        raise UsageError(message, "disagg doctor examines this one")
+    one = _chosen(fleet, host)
     if not dry_run:
         require_answer(f"bootstrap {host}", "changes", yes=yes, as_json=as_json)
     machine = machine_for(one if login is None else replace(one, user=login))
@@ -89,6 +82,21 @@ def bootstrap(
     finally:
         machine.close()
     _finish(one, done, as_json)
+
+
+def _chosen(fleet: Fleet, name: str) -> Host:
+    """The host of this name. UsageError if it has several, or its host is not reached by SSH."""
+    from disagg.errors import UsageError
+
+    one, *others = fleet.select([name], managed=True)
+    if others:
+        raise UsageError(
+            f"bootstrap prepares one host at a time, and {name} fits {len(others) + 1}", "name one of them"
+        )
+    if not one.placement.deployed:
+        message = f'{one.name}: connector is "local", and bootstrap prepares machines that are reached by SSH'
+        raise UsageError(message, "disagg doctor examines this one")
+    return one
 
 
 def _look(work: Bootstrap, login: str | None) -> list[StepResult]:
