@@ -65,7 +65,7 @@ class BoundedProtocol(H11Protocol):
         self._begun = self._refused = False
         self._head_timer: asyncio.TimerHandle | None = None
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn
         others = places(self.connections)
         super().connection_made(transport)
         self.place = ServedConnection(self.client[0] if self.client else "", self, time.monotonic())

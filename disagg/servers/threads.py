@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -19,22 +20,17 @@ async def on_daemon_thread(work: Callable[[], T], name: str) -> T:
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
 
-    def settle(result: T | None, error: BaseException | None) -> None:
-        if future.done():
-            return
-        if error is not None:
-            future.set_exception(error)
-        else:
-            future.set_result(result)  # type: ignore[arg-type]
+    def settle(end: Callable[[], None]) -> None:
+        if not future.done():
+            end()
 
     def run() -> None:
-        result, error = None, None
         try:
-            result = work()
+            end = partial(future.set_result, work())
         except BaseException as failure:  # noqa: BLE001 - it is raised where the future is awaited
-            error = failure
+            end = partial(future.set_exception, failure)
         if not loop.is_closed():
-            loop.call_soon_threadsafe(settle, result, error)
+            loop.call_soon_threadsafe(settle, end)
 
     threading.Thread(target=run, name=name, daemon=True).start()
     return await future

@@ -125,7 +125,7 @@ def mlx_model(path: Path) -> Any:
     return model
 
 
-class FloatGptOss(gpt_oss.Model):  # type: ignore[misc]  # mlx-lm is untyped
+class FloatGptOss(gpt_oss.Model):
     """mlx-lm's gpt_oss, which expects MXFP4 experts, reading float experts as transformers stores them."""
 
     def sanitize(self, weights: dict[str, mx.array]) -> dict[str, mx.array]:

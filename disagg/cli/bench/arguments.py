@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import typer
 
@@ -19,8 +19,8 @@ T = TypeVar("T", int, float)
 class Group(CommandGroup):
     """A command whose --goodput and --watts take several pairs: `--goodput ttft:500 tpot:50`."""
 
-    def parse_args(self, ctx: object, args: list[str]) -> list[str]:
-        return list(super().parse_args(ctx, spread_pairs(args)))  # type: ignore[arg-type]
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        return list(super().parse_args(ctx, spread_pairs(args)))
 
 
 def spread_pairs(args: Sequence[str]) -> list[str]:

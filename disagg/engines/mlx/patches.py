@@ -101,7 +101,7 @@ def with_expert_bias(model_class: Any) -> Any:
     """mlx-lm's ernie4_5_moe Model, as a class that loads the bias with which experts are chosen, which mlx-lm 0.32
     leaves out."""
 
-    class Ernie45Moe(model_class):  # type: ignore[misc]
+    class Ernie45Moe(model_class):
         def __init__(self, args: Any) -> None:
             super().__init__(args)
             for layer in self.layers:
@@ -121,7 +121,7 @@ def with_expert_bias(model_class: Any) -> Any:
     return Ernie45Moe
 
 
-class _ExpertsWithBias(Ernie4_5_MoeMLP):  # type: ignore[misc]
+class _ExpertsWithBias(Ernie4_5_MoeMLP):
     """The bias decides which experts compute, not with which weight."""
 
     def __call__(self, x: Any) -> Any:
@@ -133,7 +133,7 @@ class _ExpertsWithBias(Ernie4_5_MoeMLP):  # type: ignore[misc]
         return y if self.shared_experts is None else y + self.shared_experts(x)
 
 
-class _MixerWithLengths(NemotronHMamba2Mixer):  # type: ignore[misc]
+class _MixerWithLengths(NemotronHMamba2Mixer):
     """mlx-lm's own, which leaves `lengths` out."""
 
     def _ssm(self, hidden_states: Any, B: Any, C: Any, dt: Any, cache: Any, mask: Any) -> Any:  # noqa: PLR0917

@@ -87,7 +87,7 @@ def _is_rope(name: str, module: Any) -> bool:
     return "rope" in type(module).__name__.lower() or name in ("rope", "rotary_emb")
 
 
-class _Spy(nn.Module):  # type: ignore[misc]
+class _Spy(nn.Module):
     """Replaces a rope module during one call and records the width it was called with; 0 if it was not called.
 
     Its existence is not enough: cohere2's full-attention layers have a rope module that they never call.

@@ -43,7 +43,7 @@ class Kept:
         return tuple(range(len(self.layout.layers))) if self.indices is None else self.indices
 
 
-class PreallocatedCache(Cache):  # type: ignore[misc]
+class PreallocatedCache(Cache):
     """The KV cache of one request of at most `total` tokens, computed in chunks of at most `chunk` tokens.
 
     on_rows is called inside `update`, before the layer's attention runs. Rows of a full layer never move and are

@@ -14,7 +14,7 @@ from disagg.errors import ModelError
 from disagg.kv.layout import LayerLayout
 
 
-class _Layer(CacheLayerMixin):  # type: ignore[misc]
+class _Layer(CacheLayerMixin):
     """Base of the kinds with rows: two buffers and a count of tokens."""
 
     is_sliding = False
@@ -152,7 +152,7 @@ class SlidingLayer(_Layer):
         self.end = rows
 
 
-class StateLayer(LinearAttentionLayer):  # type: ignore[misc]
+class StateLayer(LinearAttentionLayer):
     """A state of a fixed size, which every chunk replaces, in transformers' own form."""
 
     is_sliding = False

@@ -35,20 +35,20 @@ from disagg.engines.vllm.worker import WorkerSide
 
 
 @dataclass
-class RankMetadata(KVConnectorHandshakeMetadata):  # type: ignore[misc]
+class RankMetadata(KVConnectorHandshakeMetadata):
     """RankInfo as vLLM passes it to the scheduler's side."""
 
     info: RankInfo
 
 
 @dataclass
-class StepMetadata(KVConnectorMetadata):  # type: ignore[misc]
+class StepMetadata(KVConnectorMetadata):
     """StepOrders as vLLM passes them to its workers."""
 
     orders: StepOrders
 
 
-class DisaggConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
+class DisaggConnector(KVConnectorBase_V1, SupportsHMA):
     """What vLLM calls. The methods of either side pass on to it."""
 
     def __init__(self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: Any) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from disagg.engines.model.profile import LayerProfile, ModelProfile, Rope
 from disagg.errors import ModelError
-from disagg.kv.layout import LayerLayout
+from disagg.kv.layout import LayerKind, LayerLayout
 
 
 def measure(engine: Any, reference: ModelProfile) -> ModelProfile:
@@ -123,9 +123,9 @@ def _layout(module: Any) -> LayerLayout:
     if hasattr(module, "kv_lora_rank"):
         return LayerLayout("full", 1, int(module.kv_lora_rank), int(module.qk_rope_head_dim))
     window = getattr(module, "sliding_window", None)
-    kind = "full" if window is None else "sliding"
+    kind: LayerKind = "full" if window is None else "sliding"
     heads, dim = int(module.num_kv_heads), int(module.head_size)
-    return LayerLayout(kind, heads, dim, int(getattr(module, "head_size_v", dim)), window=window)  # type: ignore[arg-type]
+    return LayerLayout(kind, heads, dim, int(getattr(module, "head_size_v", dim)), window=window)
 
 
 def rope_of(attention: Any, shared: Sequence[Any]) -> Rope | None:

@@ -131,7 +131,7 @@ def _transport_factory(known: KnownHosts, settings: HopSettings) -> Any:
     return make
 
 
-class _KeyCheck(paramiko.MissingHostKeyPolicy):  # type: ignore[misc]  # paramiko has no types
+class _KeyCheck(paramiko.MissingHostKeyPolicy):
     """Checks every host key: paramiko itself gets no known_hosts, so it calls this for each."""
 
     def __init__(self, name: str, settings: HopSettings, known: KnownHosts) -> None:

@@ -13,7 +13,7 @@ from paramiko.auth_strategy import AuthSource, AuthStrategy, InMemoryPrivateKey
 from disagg.fleet.machine.ssh.settings import HopSettings
 
 
-class Keys(AuthStrategy):  # type: ignore[misc]
+class Keys(AuthStrategy):
     """The private keys to offer, in ssh's order: configured keys that the agent holds, key files, other agent keys.
 
     Never asks for a password. unusable: why identity files could not be used.
