@@ -53,9 +53,14 @@ reason() { # why it stays, nothing if it goes
     fi
 }
 test -e "$path" || exit 0
-rm -rf "$away" && mv "$path" "$away" || exit 1
+rm -rf "$away" || exit 1
+trap '' HUP INT TERM # the look is short, and it must not stay away if a release needs it
+mv "$path" "$away" || exit 1
 why=$(reason "$@")
-if [ -z "$why" ]; then exec rm -rf "$away"; fi
+if [ -z "$why" ]; then
+    trap - HUP INT TERM
+    exec rm -rf "$away"
+fi
 if test -e "$path"; then rm -rf "$away"; else mv "$away" "$path"; fi
 printf '%s\\n' "$path stays: $why" >&2
 exit 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 import threading
@@ -16,7 +17,7 @@ import pytest
 from disagg.errors import CommandFailed, HostLocked
 from disagg.fleet.changes.lock import locked
 from disagg.fleet.deploy.apply import StepProgress
-from disagg.fleet.deploy.prune.pruning import Pruned, Pruning
+from disagg.fleet.deploy.prune.pruning import _REMOVE_SHARED, Pruned, Pruning
 from disagg.fleet.facts.paths import HostPaths
 from disagg.fleet.machine.local import LocalMachine
 from tests.deadlines import LONG_S
@@ -166,6 +167,23 @@ def test_what_a_host_may_need_whose_first_deploy_began_after_the_look_stays(
     assert not done.removed
     assert sorted(path.name for path in (renamed.root / "models/carried").iterdir()) == [model.name]
     assert environment.exists() == (kind == "envs") and model.exists()
+
+
+@pytest.mark.parametrize("needed", [True, False])
+def test_an_interruption_while_it_looks_leaves_no_environment_aside_that_a_release_needs(
+    tmp_path: Path, needed: bool
+) -> None:
+    environment, release = tmp_path / "envs/1", tmp_path / "hosts/a/releases/2"
+    for folder in (environment, release, tmp_path / "bin"):
+        folder.mkdir(parents=True)
+    (release / "environment").write_text("1\n" if needed else "3\n")
+    grep = tmp_path / "bin/grep"
+    grep.write_text(f"#!/bin/sh\ntrap '' TERM\nkill -TERM 0\nexec {shutil.which('grep')} \"$@\"\n")
+    grep.chmod(0o755)
+    argv = ["/bin/sh", "-s", "--", str(environment), str(tmp_path / "hosts")]
+    path = {"PATH": f"{tmp_path}/bin:/usr/bin:/bin"}
+    subprocess.run(argv, input=_REMOVE_SHARED, text=True, env=path, start_new_session=True, check=False)
+    assert environment.exists() == needed and not (tmp_path / "envs/1.removed").exists()
 
 
 def test_what_an_interrupted_removal_left_is_removed(deployed: Site) -> None:
