@@ -2,9 +2,9 @@
 
     python -m benchmarks.reboot
 
-It needs root, systemd, D-Bus, sudo and a writable cgroup2. Prints a line with its time for each step that holds, and fails at
-the first that does not. The host is a set of namespaces
-(tests/testbed) whose first process is systemd; a reboot ends them all and makes new ones for the same home.
+It needs root, systemd, D-Bus, sudo and a writable cgroup2. Prints a line with its time for each step that holds, and
+fails at the first that does not. The host is a set of namespaces (tests/testbed) whose first process is systemd; a
+reboot ends them all and makes new ones for the same home.
 """
 
 from __future__ import annotations
