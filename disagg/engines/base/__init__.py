@@ -1,11 +1,13 @@
 """The interfaces of engines, and the values that cross them. Nothing here imports a framework.
 
 prefill   PrefillEngine: tokens -> stream of layer KV; SendingEngine: the same, and it sends the KV itself
+answer    a run of a whole request on a PrefillEngine: the prompt, then token by token
 decode    DecodeEngine: KV and the last token -> stream of tokens
 values    what both state about themselves and their tokens
 priority  the priority of a thread that computes on a CPU
 """
 
+from disagg.engines.base.answer import PromptAndAnswer
 from disagg.engines.base.decode import DecodeEngine, DecodeRequest, DecodeTiming, HeldKV, Listener, require_room
 from disagg.engines.base.prefill import (
     ONE_TOKEN,
@@ -29,6 +31,7 @@ __all__ = [
     "PrefillEngine",
     "PrefillRun",
     "PrefillTiming",
+    "PromptAndAnswer",
     "PromptEngine",
     "SendingEngine",
     "SendingRun",

@@ -13,7 +13,7 @@ import numpy.typing
 from disagg.api.names import AS_IS, WireForm
 from disagg.api.sampling import Sampling
 from disagg.config import EngineOptions
-from disagg.engines.base import PrefillEngine, PrefillTiming, Token
+from disagg.engines.base import PrefillEngine, PrefillTiming, PromptAndAnswer, Token
 from disagg.engines.model.constraint import Constraint
 from disagg.engines.simulated import model as simulated_model
 from disagg.engines.simulated.held import CountedKV
@@ -155,7 +155,7 @@ class _PromptRun:
         """See PrefillRun."""
 
 
-class _AnswerRun:
+class _AnswerRun(PromptAndAnswer):
     """A PrefillRun of a prompt and its answer."""
 
     def __init__(
@@ -168,46 +168,24 @@ class _AnswerRun:
         *,
         done: bool,
     ) -> None:
+        super().__init__(prompt, emit)
         self._model = model
-        self._prompt = prompt
-        self.held = prompt.held
         self._context = context
-        self._emit = emit
         self._answer = answer
         self._done = done
-        self._timing = prompt.timing
-
-    @property
-    def remaining(self) -> int:
-        """See PrefillRun."""
-        return self._prompt.remaining
 
     @property
     def done(self) -> bool:
         """See PrefillRun."""
         return self._done
 
-    @property
-    def timing(self) -> PrefillTiming:
-        """See PrefillRun."""
-        return self._timing
-
-    def step(self, max_tokens: int | None = None) -> None:
-        """See PrefillRun."""
-        if self._prompt.remaining:
-            self._prompt.step(max_tokens)
-            self._timing = self._prompt.timing
-            return
+    def _next(self) -> Token:
         began = time.monotonic()
         sleep_until(began + step(self._model.device, self._model.shape, self._context, self._model.options.dtype))
         self._context += 1
         token = next(self._answer)
         self._done = token.finish is not None
-        self._timing = self._timing.plus(began, time.monotonic())
-        self._emit(token)
-
-    def close(self) -> None:
-        """See PrefillRun."""
+        return token
 
 
 class _Noise:

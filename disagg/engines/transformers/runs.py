@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
-from disagg.engines.base import PrefillTiming, Token
+from disagg.engines.base import PrefillTiming, PromptAndAnswer, Token
 from disagg.engines.transformers.cache import PreallocatedCache
 from disagg.engines.transformers.forward import Forward
 from disagg.engines.transformers.sampling import Sampler
@@ -72,7 +72,7 @@ class PromptRun:
         self._cache = None
 
 
-class AnswerRun:
+class AnswerRun(PromptAndAnswer):
     """A PrefillRun of a prompt and its answer. prompt: computes all tokens before `last`. eos_ids: end the answer, of
     which at most `left` tokens are generated."""
 
@@ -87,47 +87,24 @@ class AnswerRun:
         eos_ids: Collection[int],
         left: int,
     ) -> None:
+        super().__init__(prompt, emit)
         self._forward = forward
-        self._prompt = prompt
+        self._cached = prompt
         self._last, self._left = last, left
         self._sampler = sampler
         self._eos_ids = eos_ids
-        self._emit = emit
-        self.held = prompt.held
-        self._timing = prompt.timing
-
-    @property
-    def remaining(self) -> int:
-        """See PrefillRun."""
-        return self._prompt.remaining
 
     @property
     def done(self) -> bool:
         """See PrefillRun."""
         return self._left == 0
 
-    @property
-    def timing(self) -> PrefillTiming:
-        """See PrefillRun."""
-        return self._timing
-
-    def step(self, max_tokens: int | None = None) -> None:
-        """See PrefillRun."""
-        if self._prompt.remaining:
-            self._prompt.step(max_tokens)
-            self._timing = self._prompt.timing
-            return
-        began = time.monotonic()
-        token = self._sampler.next(self._forward.logits([self._last], self._prompt.cache)[0])
+    def _next(self) -> Token:
+        token = self._sampler.next(self._forward.logits([self._last], self._cached.cache)[0])
         self._last = token.id
         self._left -= 1
         if token.id in self._eos_ids:
             self._left, token = 0, replace(token, finish="stop")
         elif self._left == 0:
             token = replace(token, finish="length")
-        self._timing = self._timing.plus(began, time.monotonic())
-        self._emit(token)
-
-    def close(self) -> None:
-        """See PrefillRun."""
-        self._prompt.close()
+        return token
