@@ -199,6 +199,11 @@ class Fleet:
         """The hosts that requests may use: all but gateways and followers."""
         return [host for host in self.hosts.values() if not (host.gateway or host.follower)]
 
+    @property
+    def deployed_hosts(self) -> list[Host]:
+        """The hosts that disagg is deployed to: no whole-request hosts, and none that is served from here."""
+        return [host for host in self.hosts.values() if host.placement.deployed]
+
     def require_all_nodes(self, host: Host) -> None:
         """ConfigError if the host is a node of a vLLM on several machines, and another node is no host here. On a
         deployed host that is no fault: its hosts.toml has it alone."""

@@ -134,8 +134,7 @@ def _reveal(state: State, as_json: bool) -> None:
 
 def deployed(fleet: Fleet, names: Sequence[str] = ()) -> list[Host]:
     """Those with a token of their own. names: of the selected hosts; none if all are meant."""
-    hosts = [host for host in fleet.hosts.values() if host.placement.deployed]
-    return [host for host in hosts if not names or host.name in names]
+    return [host for host in fleet.deployed_hosts if not names or host.name in names]
 
 
 def read_tokens(hosts: Sequence[Host]) -> HeldTokens:

@@ -22,7 +22,7 @@ WAIT_S = 20.0  # for another command that changes the host; most take seconds
 
 def gateways(fleet: Fleet) -> list[Host]:
     """The gateways that have files of keys of their own."""
-    return [host for host in fleet.hosts.values() if host.gateway and host.placement.deployed]
+    return [host for host in fleet.deployed_hosts if host.gateway]
 
 
 def fetch_keys(hosts: Sequence[Host], connect: Connect = machine_for) -> list[HostOutcome[bytes | None]]:

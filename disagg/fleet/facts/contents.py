@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, get_args
+
+import tomli
 
 from disagg.config import ServiceManager
 from disagg.fleet.facts.probe import ProbeOutput, number, run_probe
@@ -92,8 +93,8 @@ def _texts(values: Sequence[str]) -> Iterator[str]:
     """TOML strings as texts; what is no string is left out."""
     for value in values:
         try:
-            text = tomllib.loads(f"value = {value}")["value"]
-        except tomllib.TOMLDecodeError:
+            text = tomli.loads(f"value = {value}")["value"]
+        except tomli.TOMLDecodeError:
             continue
         if isinstance(text, str):
             yield text

@@ -95,8 +95,8 @@ class Rotation:
     def _everywhere(self, tokens: tuple[str, ...], check: bool = False) -> None:
         """Write the tokens on every host. The first failure is raised when all hosts are through. check: a running
         server must accept the last one, else it is taken out again; the order of the tokens there does not matter."""
-        hosts = [host for host in self.fleet.hosts.values() if host.placement.deployed]
-        failed = [outcome for outcome in each(hosts, lambda host: self._write(host, tokens, check)) if not outcome.ok]
+        written = each(self.fleet.deployed_hosts, lambda host: self._write(host, tokens, check))
+        failed = [outcome for outcome in written if not outcome.ok]
         if failed and (error := failed[0].error) is not None:
             again = "the fleet serves as before; go on with: disagg token rotate"
             error.hint = f"{error.hint}; {again}" if error.hint else again

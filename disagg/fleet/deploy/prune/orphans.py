@@ -71,7 +71,7 @@ def scope_of(
 ) -> Scope:
     """The scope on a machine. elsewhere: hosts of the fleet that are known to be on other machines. tokens, others,
     cached: see Scope."""
-    hosts = [host for host in fleet.hosts.values() if host.placement.deployed and host.name not in elsewhere]
+    hosts = [host for host in fleet.deployed_hosts if host.name not in elsewhere]
     read = [(fleet.models[host.model], host) for host in hosts if not host.gateway]
     sources = [
         model.written.get(host.engine.name, model.sources[host.engine.name])

@@ -47,7 +47,7 @@ def temporary_fleet(
     servers are stopped.
     Raises UsageError if a host is not local, and the first host's error if not all hosts become healthy.
     """
-    if remote := [host.name for host in fleet.hosts.values() if host.placement.deployed]:
+    if remote := [host.name for host in fleet.deployed_hosts]:
         raise UsageError(
             f"{fleet.path}: {', '.join(remote)} would be started and stopped over SSH",
             'give a file in which every host has connector = "local"',
