@@ -46,6 +46,7 @@ import psutil
 from benchmarks.medians import estimate
 from benchmarks.peers.mlx_hosts import ONE_THREAD, FleetServer, fleet_server
 from benchmarks.prefill import make_model
+from benchmarks.turns import turns
 from benchmarks.vllm_bare import CACHE_BYTES, CONTEXT, STEP_TOKENS
 from disagg import Client
 from disagg.config import EngineOptions
@@ -115,12 +116,6 @@ def compare(rounds: int, tokens: int, width: int, python: Path) -> dict[str, Any
         "tokens_per_s": {name: tokens / statistics.median(one[name].seconds for one in measured) for name in ways},
         **figures(measured),
     }
-
-
-def turns(names: list[str], number: int) -> list[str]:
-    """The order of a round: each name comes first, second and last equally often."""
-    first = number % len(names)
-    return names[first:] + names[:first]
 
 
 def figures(measured: Sequence[Round]) -> dict[str, Any]:

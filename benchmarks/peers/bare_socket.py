@@ -10,8 +10,7 @@ from multiprocessing.connection import Connection
 from benchmarks.peers import memory
 from benchmarks.peers.memory import Tensor
 from benchmarks.peers.pair import TIMEOUT_S, Transport
-
-CALL_BYTES = 1 << 20
+from disagg.bench.handoff.bare_socket import fill
 
 
 class SocketSender:
@@ -51,12 +50,7 @@ class SocketReceiver:
     def receive(self) -> Sequence[Tensor]:
         assert self._socket is not None, "accept comes first"
         for tensor in self._tensors:
-            view, received = memoryview(tensor), 0
-            while received < len(view):
-                count = self._socket.recv_into(view[received : received + CALL_BYTES])
-                if not count:
-                    raise ConnectionError("the sender closed the connection")
-                received += count
+            fill(self._socket, tensor)
         return self._tensors
 
 

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import json
 import re
-import socket
 import subprocess
 import time
 from collections.abc import Mapping
 from typing import Any
 
 from benchmarks.peers.pair import TIMEOUT_S, TimedTransfer, TransferFailed
+from disagg.fleet.lifecycle.temporary.ports import free_ports
 
 CALL = "1M"  # bytes a call, as the bare socket's; iperf3's own 128K is slower
 
 
 def run(nbytes: int) -> TimedTransfer:
     """One run of a fresh server and a fresh client."""
-    port = _free_port()
+    (port,) = free_ports(["127.0.0.1"], set())
     argv = ["iperf3", "--server", "--one-off", "--bind", "127.0.0.1", "--port", str(port)]
     server = subprocess.Popen(argv, stdout=subprocess.DEVNULL)
     try:
@@ -58,9 +58,3 @@ def _client(port: int, nbytes: int) -> dict[str, Any]:
         if "unable to connect" not in report.get("error", "") or time.monotonic() > deadline:
             return report
         time.sleep(0.05)
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
-        return port

@@ -37,6 +37,7 @@ from benchmarks.peers import bare_decode, same_model
 from benchmarks.peers.answers import Answer, Figures, figures
 from benchmarks.peers.installed import import_error, package
 from benchmarks.peers.mlx_hosts import ONE_THREAD, fleet_server, peer_server
+from benchmarks.turns import turns
 
 PEER, OURS, CLIENT, BARE = "mlx_lm.server", "disagg", "disagg-client", "bare"
 INSTALL = "python -m pip install 'disagg[decode]'"
@@ -93,11 +94,9 @@ async def _measure(
     contenders: Mapping[str, Contender], tokens: int, rounds: int, concurrency: Sequence[int]
 ) -> dict[int, dict[str, list[Figures]]]:
     measured: dict[int, dict[str, list[Figures]]] = {c: {name: [] for name in contenders} for c in concurrency}
-    names = list(contenders)
     for number in range(-1, rounds):  # the first one is a warm-up and is not counted
         for together in concurrency:
-            first = number % len(names)
-            for name in names[first:] + names[:first]:
+            for name in turns(list(contenders), number):
                 print(f"round {number + 1} of {rounds}: {together} x {name}", file=sys.stderr)
                 answers = await contenders[name](prompts(number, name, together), tokens)
                 _require_same(name, answers, together, tokens)

@@ -24,6 +24,7 @@ from typing import Any
 from benchmarks.peers import bare_socket, handoff, iperf, memory, mooncake_tcp, nixl_tcp, pair
 from benchmarks.peers.installed import import_error, package
 from benchmarks.peers.pair import TimedTransfer, TransferFailed
+from benchmarks.turns import turns
 
 OURS = "disagg"
 Way = Callable[[int], TimedTransfer]  # tokens -> one timed transfer of their KV
@@ -87,8 +88,7 @@ def _measure(
     failed: dict[str, str] = {}
     ways = [(peer, way) for peer in peers for way in peer.ways]
     for number in range(rounds):
-        first = number % max(1, len(ways))
-        for peer, way in ways[first:] + ways[:first]:
+        for peer, way in turns(ways, number):
             if f"{peer.name} {way}" in failed:
                 continue
             print(f"round {number + 1} of {rounds}: {peer.name}, {way}", file=sys.stderr)

@@ -1,15 +1,10 @@
-"""benchmarks/vllm_prefill.py: the order of its rounds, and what it computes of them."""
+"""benchmarks/vllm_prefill.py: what it computes of its rounds."""
 
 from __future__ import annotations
 
 import pytest
 
-from benchmarks.vllm_prefill import Spent, figures, turns
-
-
-def test_every_way_comes_first_second_and_last_equally_often() -> None:
-    rounds = [turns(["bare", "server", "transformers"], number) for number in range(3)]
-    assert [sorted(names) for names in zip(*rounds, strict=True)] == [["bare", "server", "transformers"]] * 3
+from benchmarks.vllm_prefill import Spent, figures
 
 
 def test_ratios_are_of_each_round_and_cpu_time_is_what_the_server_adds_per_megabyte() -> None:

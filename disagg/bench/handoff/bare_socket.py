@@ -64,15 +64,20 @@ class BareReceiver:
         assert self._socket is not None, "accept comes first"
         tensors = [self._data[place] for place in self._places]
         for tensor in tensors:
-            view, received = memoryview(tensor), 0
-            while received < len(view):
-                count = self._socket.recv_into(view[received : received + _CALL_BYTES])
-                if not count:
-                    raise ConnectionError("the sender closed the connection")
-                received += count
+            fill(self._socket, tensor)
         return tensors
 
     def close(self) -> None:
         self._listener.close()
         if self._socket is not None:
             self._socket.close()
+
+
+def fill(connection: socket.socket, tensor: Any) -> None:
+    """Receive a tensor's bytes into its memory. ConnectionError if the sender closes the connection before."""
+    view, received = memoryview(tensor), 0
+    while received < len(view):
+        count = connection.recv_into(view[received : received + _CALL_BYTES])
+        if not count:
+            raise ConnectionError("the sender closed the connection")
+        received += count
