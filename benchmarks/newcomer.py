@@ -37,6 +37,11 @@ context = 2048
 transformers = "package:demo/models/qwen3-moe-tiny"
 mlx = "package:demo/models/qwen3-moe-tiny"
 """
+DEPLOY = """
+[deploy]
+index_url = "{index}"
+find_links = ["{index}/torch/"] # which may be torch for CPUs: another file than the lock's
+"""
 HOST = """
 [hosts.{name}]
 address = "169.254.150.{octet}"
@@ -82,7 +87,7 @@ def main() -> None:
             (bed.home / ".ssh/known_hosts").write_text("")
             config = folder / "hosts.toml"
             with package_index(bed) as index, bed.entered():
-                config.write_text(hosts_toml("process", f'\n[deploy]\nindex_url = "{index.url}"\n'))
+                config.write_text(hosts_toml("process", DEPLOY.format(index=index.url)))
                 walk(bed, Operator(bed, config, folder))
                 sys.stdout.write(f"\n{index.sent / 1e6:.0f} MB of packages went to the hosts; {os.cpu_count()} cores\n")
 

@@ -33,6 +33,11 @@ _MODULES: Final = {
     "gateway": ("starlette", "uvicorn"),
 }
 _BUILD_S: Final = 3600.0
+_BUILD_HINT: Final = "is the package index reachable there? [deploy] in hosts.toml takes index_url, find_links, wheels"
+_LOCKED_BUILD_HINT: Final = (
+    "is the package index reachable there, and are its files those of the public one? [deploy] in hosts.toml takes "
+    "index_url for a mirror, extra_index_urls and find_links for other builds of torch"
+)
 EARLIER_RELEASES: Final = 3
 """Kept for `disagg rollback --to`, the newest, beside the current one: those for which no environment has to be kept
 that neither the current release nor the previous one nor the one that runs needs, because environments are large."""
@@ -164,7 +169,7 @@ def _build(environment: Environment, facts: HostFacts) -> Iterator[Step]:
         target,
         "environments[hash]",
         RunScript(ENVIRONMENT, argv, _BUILD_S, platform),
-        "is the package index reachable there? [deploy] in hosts.toml takes index_url, find_links, wheels",
+        _LOCKED_BUILD_HINT if environment.all_hashed else _BUILD_HINT,
     )
 
 

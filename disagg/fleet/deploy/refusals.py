@@ -44,11 +44,11 @@ def no_room(desired: TargetState, facts: HostFacts) -> Iterator[Refusal]:
 
 
 def cuda_for_cpu(desired: TargetState, facts: HostFacts) -> Iterator[Refusal]:
-    """A Refusal if CUDA's packages were downloaded for a host that computes on its CPU. Not if hosts.toml states where
-    packages come from, which may be a source of smaller ones."""
+    """A Refusal if CUDA's packages were downloaded for a host that computes on its CPU. Not if hosts.toml names a
+    source that may have smaller ones."""
     wanted = desired.environment
     total = sum(one.nbytes for one in wanted.packages.values())
-    chosen = wanted.site_packages or wanted.options or wanted.wheels
+    chosen = wanted.site_packages or wanted.other_sources
     there = facts.environments.get(wanted.hash)
     if desired.host.engine.device == "cpu" and total >= LARGE_BYTES and not chosen and not there:
         yield Refusal(

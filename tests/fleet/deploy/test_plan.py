@@ -205,8 +205,19 @@ def test_gigabytes_for_cuda_are_refused_on_a_host_that_computes_on_its_cpu() -> 
     assert "GB to download, most of it for CUDA" in refusal.cause and "cuda_on_cpu = true" in refusal.hint
     assert not refused(spark()), "it has a GPU"
     assert not refused(on_cpu, Deploy(find_links=("/srv/wheels",))), "there may be smaller packages"
+    assert refused(on_cpu, Deploy(index_url="http://mirror/simple")), "of a mirror, the lock's files are installed"
     there = {made(with_locks(on_cpu), on_cpu, found).environment.hash: True}
     assert not refused(on_cpu, found=replace(found, environments=there)), "nothing is downloaded"
+
+
+@pytest.mark.parametrize(
+    ("deploy", "hint"), [(Deploy(), "of the public one"), (Deploy(find_links=("/srv/wheels",)), "reachable there?")]
+)
+def test_a_build_from_locked_files_alone_has_a_hint_of_its_own(deploy: Deploy, hint: str) -> None:
+    found = facts("spark_bare")
+    plan = planning.plan(made(with_locks(spark(), deploy), spark(), found), found)
+    (build,) = [step for step in plan.steps if step.name == "environment"]
+    assert hint in build.hint
 
 
 def test_a_host_beside_a_vllm_serve_takes_its_packages_and_downloads_none() -> None:

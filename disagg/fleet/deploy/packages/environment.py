@@ -69,15 +69,19 @@ class Environment:
         return needed if any(one.nbytes for one in needed.values()) else {}
 
     @property
+    def other_sources(self) -> bool:
+        """Whether hosts.toml names sources that may have other builds than the lock's. An index_url is a mirror."""
+        return bool(self.wheels) or not {"--extra-index-url", "--find-links"}.isdisjoint(self.options)
+
+    @property
     def hashed(self) -> dict[str, Locked]:
         """The packages of which only the lock's files are installed: all of them, unless hosts.toml names sources that
         may have other builds, the host keeps what its vendor has installed, or its Python is newer than the locks."""
         if self.site_packages or self.version not in PYTHONS:
             return {}
         packages = {name: one for name, one in self.packages.items() if one.hashes}
-        others = self.wheels or not {"--extra-index-url", "--find-links"}.isdisjoint(self.options)
         sent = {wheel.name for wheel in self.wheels} or packages.keys()
-        kept = (name for name in packages if name in sent and not (others and OTHER_BUILDS.fullmatch(name)))
+        kept = (name for name in packages if name in sent and not (self.other_sources and OTHER_BUILDS.fullmatch(name)))
         return {name: packages[name] for name in kept}
 
     @property
