@@ -23,7 +23,7 @@ def name_threads_in_the_system() -> None:
             Path("/proc/thread-self/comm").write_bytes(self.name.encode()[:NAME_BYTES])
         run(self)
 
-    threading.Thread.run = named  # type: ignore[method-assign]
+    threading.Thread.run = named  # type: ignore[method-assign]  # of every thread
 
 
 def threads_by_name(pid: int) -> Mapping[str, int]:

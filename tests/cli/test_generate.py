@@ -279,7 +279,7 @@ def test_a_prompt_is_read_up_to_the_largest_that_a_request_may_have(
     context: int, limit: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     endless = Endless()
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(endless))  # type: ignore[type-var]
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(endless))  # type: ignore[type-var]  # a fake
     with pytest.raises(UsageError, match=f"the prompt from stdin is over {limit >> 20} MiB"):
         read_prompt("-", None, context)
     assert limit < endless.size <= limit + (1 << 20)

@@ -151,11 +151,11 @@ def test_json_that_overstrains_the_parser_is_refused(text: str) -> None:
         ({"prefill_servers": [server(), {"port": 1}]}, 's.json: prefill_servers[1]: missing "host"'),
         ({"prefill_servers": [{"host": "a", "model": "m"}]}, 's.json: prefill_servers[0]: missing "port"'),
         ({"prefill_servers": [{"host": "a", "port": 1}]}, 's.json: prefill_servers[0]: missing "model"'),
-        ({"decode_servers": [server(port="8000")]}, "s.json: decode_servers[0].port: must be an integer"),  # type: ignore[arg-type]
+        ({"decode_servers": [server(port="8000")]}, "s.json: decode_servers[0].port: must be an integer"),  # type: ignore[arg-type]  # that is the fault
         ({"decode_servers": [server(port=True)]}, "s.json: decode_servers[0].port: must be an integer"),
         ({"decode_servers": [server(port=0)]}, "s.json: decode_servers[0].port: out of range"),
         ({"decode_servers": [server(port=65536)]}, "s.json: decode_servers[0].port: out of range"),
-        ({"decode_servers": [server(host=3)]}, "s.json: decode_servers[0].host: must be a string"),  # type: ignore[arg-type]
+        ({"decode_servers": [server(host=3)]}, "s.json: decode_servers[0].host: must be a string"),  # type: ignore[arg-type]  # that is the fault
         ({"decode_servers": [server(host="a b")]}, 's.json: decode_servers[0].host: "a b" is not an address'),
         ({"decode_servers": [server(model="")]}, "s.json: decode_servers[0].model: not usable as a name"),
         ({"decode_servers": [server(model="a\nb")]}, "s.json: decode_servers[0].model: not usable as a name"),

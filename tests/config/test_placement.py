@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[2]
 def test_a_host_is_deployed_to_over_ssh_or_spawned_here_or_only_asked(
     connector: Connector, engine: str, role: str, placement: ServerPlacement
 ) -> None:
-    host = Host("h", "10.0.0.1", (role,), "m", EngineOptions(engine), 8000, connector=connector)  # type: ignore[arg-type]
+    host = Host("h", "10.0.0.1", (role,), "m", EngineOptions(engine), 8000, connector=connector)  # type: ignore[arg-type]  # of parameters
     assert host.placement == placement
 
 

@@ -65,7 +65,7 @@ def by_mlx(engine: MLXDecodeEngine, tokenizer: HFTokenizer, given: list[int]) ->
     listener = Tokens()
     constraint = tokenizer.constrain(GRAMMAR, given)
     request = DecodeRequest("one", PROMPT + given, SAMPLING, answered=len(given), constraint=constraint)
-    engine.submit(request, listener)  # type: ignore[arg-type]
+    engine.submit(request, listener)  # type: ignore[arg-type]  # a fake
     assert listener.done.result(60) == "stop"
     return listener.tokens
 
@@ -128,7 +128,7 @@ def test_an_answer_that_has_left_its_form_ends_on_a_prefill_host_too(tokenizer: 
     free = tokenizer.constrain(GRAMMAR, [5], tiny_models.END_OF_TURN)
     sampler = Sampler(Sampling(), PROMPT, 0, free)
     free.accept(tiny_models.END_OF_TURN_ID)
-    free.allowed = lambda: None  # type: ignore[method-assign]
+    free.allowed = lambda: None  # type: ignore[method-assign]  # a constraint that allows all
     logits[tokenizer.encode("z")[-1]] = 9
     with pytest.raises(RequestError, match="left its form"):
         sampler.next(logits)

@@ -38,7 +38,7 @@ def test_a_request_ends_as_the_matrix_states_it_on_real_links(matrix: Matrix, nu
 def test_a_cut_of_some_seconds_does_not_end_in_a_later_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     done: list[tuple[str, ...]] = []
     monkeypatch.setattr(network, "in_network", lambda hub, *command: done.append(command))
-    fleet = LinkedFleet(Path("hosts.toml"), {}, {}, {}, hub=None, clocks={})  # type: ignore[arg-type]
+    fleet = LinkedFleet(Path("hosts.toml"), {}, {}, {}, hub=None, clocks={})  # type: ignore[arg-type]  # has no network
     before = threading.active_count()
     fleet.cut_link("decode-1", 60.0)
     assert threading.active_count() == before + 1

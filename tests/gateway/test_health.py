@@ -34,7 +34,7 @@ def seen(**replies: Reply) -> FleetView:
     view = FleetView()
     for name, reply in replies.items():
         host = name.replace("_", "-")
-        view.answered(host, Load("ok" if reply == "none" or reply == "failed" else reply, boot_id="1"))  # noqa: PLR1714
+        view.answered(host, Load("ok" if reply == "none" or reply == "failed" else reply, boot_id="1"))  # noqa: PLR1714 - so narrows mypy the type
         for _ in range(2 * (reply == "none")):
             view.missed(host)
         for _ in range(10 * (reply == "failed")):

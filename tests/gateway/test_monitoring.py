@@ -28,7 +28,7 @@ OF_PROMETHEUS = {"up"}
 
 def samples() -> dict[str, set[str]]:
     """The labels of every sample that the gateway can export, by its name."""
-    watch = GatewayWatch(FakeClient())  # type: ignore[arg-type]
+    watch = GatewayWatch(FakeClient())  # type: ignore[arg-type]  # a fake
     request = GatewayRequest(model="m", prompts=({"prompt": "x"},))
     observers: Observers = watch.observers
     for fails in (False, True):

@@ -36,7 +36,7 @@ def not_configured(monkeypatch: pytest.MonkeyPatch) -> None:
 def failure(caplog: pytest.LogCaptureFixture) -> Any:
     (record,) = caplog.records
     assert record.message == "start_failed"
-    return record.fields  # type: ignore[attr-defined]
+    return record.fields  # type: ignore[attr-defined]  # set by `extra`
 
 
 def test_the_named_host_is_served_and_its_exit_code_returned(tmp_path: Path) -> None:

@@ -102,4 +102,4 @@ def be_patient(client: Client) -> None:
     async def ask(host: Host) -> None: ...
 
     change_timeouts(client, silence=60.0, stall=60.0, note=60.0, slow_transfer=60.0)
-    client._driver.refresher._ask = ask  # type: ignore[method-assign]
+    client._driver.refresher._ask = ask  # type: ignore[method-assign]  # answers without a host

@@ -215,7 +215,7 @@ def test_values_out_of_bounds_are_refused_before_anything_is_sent(
     tiny_fleet: RunningFleet, options: dict[str, object], message: str, hint: str
 ) -> None:
     with tiny_fleet.client() as client, pytest.raises(RequestError, match=message) as caught:
-        client.generate("tiny", PROMPT, **options)  # type: ignore[arg-type]
+        client.generate("tiny", PROMPT, **options)  # type: ignore[arg-type]  # that is the fault
     assert caught.value.hint.startswith(hint) and bool(caught.value.hint) == bool(hint)
 
 

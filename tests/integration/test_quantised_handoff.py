@@ -132,7 +132,7 @@ def test_real_servers_say_so_wherever_figures_are_shown(fleet: RunningFleet) -> 
     assert (handed_over.method, handed_over.decode_computed_tokens) == ("disaggregated", 1)
     assert (handed_over.kv_wire, alone.kv_wire) == ("int8-g64", None)
     for host, event in (("m-prefill", "prefilled"), ("m-decode", "decoded")):
-        wait_until(lambda: logged(fleet, host, event), PATIENCE_S, f"{event} in the log of {host}")  # noqa: B023
+        wait_until(lambda: logged(fleet, host, event), PATIENCE_S, f"{event} in the log of {host}")  # noqa: B023 - called in this turn of the loop
         assert logged(fleet, host, event)[0]["kv_wire"] == "int8-g64"
 
 

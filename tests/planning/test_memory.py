@@ -105,7 +105,7 @@ def test_how_a_checkpoint_packs_its_weights_is_read_from_its_config(config: dict
 def test_what_is_known_before_a_download_is_what_the_published_config_says(source: str, config: dict[str, Any]) -> None:
     known, read = PUBLISHED[source], checkpoint(config, "m")
     plain = {"name": "", "hub_ids": (), "context": 0, "head_bits": None}
-    assert replace(known.shape, **plain) == replace(read.shape, **plain)  # type: ignore[arg-type]
+    assert replace(known.shape, **plain) == replace(read.shape, **plain)  # type: ignore[arg-type]  # fields of several types
     assert known.shape.table_bits == read.shape.table_bits
     assert (known.packing, known.sinks) == (read.packing, read.sinks)
 

@@ -54,7 +54,7 @@ async def wakes(monkeypatch: pytest.MonkeyPatch) -> list[None]:
     """Grows with every wake-up of the event loop by another thread."""
     loop, counted = asyncio.get_running_loop(), list[None]()
     wake = loop.call_soon_threadsafe
-    monkeypatch.setattr(loop, "call_soon_threadsafe", lambda call: counted.append(None) or wake(call))  # type: ignore[func-returns-value]
+    monkeypatch.setattr(loop, "call_soon_threadsafe", lambda call: counted.append(None) or wake(call))  # type: ignore[func-returns-value]  # None, then the call
     return counted
 
 

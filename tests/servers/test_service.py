@@ -215,7 +215,10 @@ async def test_what_a_tokenizer_makes_on_first_use_is_made_before_the_first_requ
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host: str
 ) -> None:
     threads: list[int] = []
-    note = lambda one, *token: threads.append(threading.get_ident())  # noqa: E731
+
+    def note(one: ByteTokenizer, *token: int) -> None:
+        threads.append(threading.get_ident())
+
     monkeypatch.setattr(ByteTokenizer, "format", property(note))
     monkeypatch.setattr(ByteTokenizer, "token_bytes", note)
     async with serving(tmp_path, host):

@@ -75,7 +75,7 @@ async def hang_after_the_next_step(service: AnyService, goes_on: threading.Event
     if service.role == "decode":
         service.engine.on_beat = hang
     else:
-        scheduler: Any = service._scheduler  # type: ignore[attr-defined]
+        scheduler: Any = service._scheduler  # type: ignore[attr-defined]  # of PrefillService
         advance = scheduler._advance
 
         def advance_and_hang(job: object) -> None:

@@ -21,6 +21,7 @@ from tests.ports import free_ports
 
 PROMPTS = ("one", "two", "three")
 COUNT = 4
+ALONE: dict[str, Method] = {"decode": "decode-alone", "prefill": "prefill-alone"}
 
 
 @dataclass
@@ -40,7 +41,7 @@ class Hosts:
         first = (999 if way in self.wrong else 100) + PROMPTS.index(prompt)
         ids = range(first, first + count)
         tokens = tuple(TokenLogprob(id, math.log(0.9), ((id, math.log(0.9)), (5, math.log(0.05)))) for id in ids)
-        method: Method = f"{way.alone}-alone" if way.alone else self.handed_over  # type: ignore[assignment]
+        method = ALONE[way.alone] if way.alone else self.handed_over
         made = completion("tiny", method=method, kv_wire="as-is", decode_computed_tokens=self.computed, prompt_tokens=9)
         return replace(made, tokens=tokens)
 
@@ -134,8 +135,9 @@ def test_lengths_that_cannot_be_compared_are_a_usage_error(
 
 def test_an_answer_that_is_too_short_is_no_answer(fleet: Fleet) -> None:
     hosts = Hosts()
-    short = lambda way, prompt, count: hosts.ask(way, prompt, count - 1)  # noqa: E731
-    report = verify_hosts(fleet, fleet.model("tiny"), short, PROMPTS, COUNT)
+    report = verify_hosts(
+        fleet, fleet.model("tiny"), lambda way, prompt, count: hosts.ask(way, prompt, count - 1), PROMPTS, COUNT
+    )
     assert not report.ok and "answered 3 tokens instead of 4" in report.pairs[0].why
 
 

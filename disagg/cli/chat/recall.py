@@ -43,7 +43,7 @@ class Recall(History):
     def _append(self, text: str) -> None:
         self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         how = os.O_WRONLY | os.O_CREAT | os.O_APPEND
-        with open(os.open(self._path, how, 0o600), "w", encoding="utf-8") as file:  # noqa: PTH123
+        with open(os.open(self._path, how, 0o600), "w", encoding="utf-8") as file:  # noqa: PTH123 - a descriptor
             file.write(text)
 
 

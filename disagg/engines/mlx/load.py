@@ -134,7 +134,7 @@ def _model_classes(config: dict[str, Any]) -> tuple[Any, Any]:
     if config["model_type"] != "gpt_oss":
         return model_class, args_class
 
-    class GptOss(model_class):  # type: ignore[misc, valid-type]
+    class GptOss(model_class):  # type: ignore[misc, valid-type]  # known at run time only
         def sanitize(self, weights: dict[str, Any]) -> Any:
             return super().sanitize(transposed_experts(weights))
 

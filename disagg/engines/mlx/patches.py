@@ -136,7 +136,7 @@ class _ExpertsWithBias(Ernie4_5_MoeMLP):
 class _MixerWithLengths(NemotronHMamba2Mixer):
     """mlx-lm's own, which leaves `lengths` out."""
 
-    def _ssm(self, hidden_states: Any, B: Any, C: Any, dt: Any, cache: Any, mask: Any) -> Any:  # noqa: PLR0917
+    def _ssm(self, hidden_states: Any, B: Any, C: Any, dt: Any, cache: Any, mask: Any) -> Any:  # noqa: PLR0917 - as mlx-lm calls it
         batch, tokens, _ = hidden_states.shape
         y, state = ssm_update(
             hidden_states.reshape(batch, tokens, self.num_heads, self.head_dim),

@@ -35,7 +35,7 @@ def test_exec_gives_several_words_to_no_shell(bed: Bed, capsys: pytest.CaptureFi
 def test_exec_passes_no_escape_sequence_on(terminal: bool) -> None:
     console = Console(file=io.StringIO(), force_terminal=terminal, color_system=None)
     Prefixed(console, ["spark"]).line("spark", "\x1b]0;title\x07 red \x1b[31m")
-    assert "\x1b" not in console.file.getvalue() and "\x07" not in console.file.getvalue()  # type: ignore[attr-defined]
+    assert "\x1b" not in console.file.getvalue() and "\x07" not in console.file.getvalue()  # type: ignore[attr-defined]  # a StringIO
 
 
 def test_exec_fails_where_one_host_fails_and_the_others_finish(bed: Bed, capsys: pytest.CaptureFixture[str]) -> None:

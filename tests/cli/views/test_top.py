@@ -117,7 +117,7 @@ def test_a_whole_request_host_has_no_figure_for_its_kv() -> None:
 
 @pytest.mark.parametrize(("order", "first"), [("time", "ask"), ("tokens", "chat"), ("model", "ask")])
 def test_requests_are_sorted(order: str, first: str) -> None:
-    picture = text(ScreenChoice(order=order, part="requests"))  # type: ignore[arg-type]
+    picture = text(ScreenChoice(order=order, part="requests"))  # type: ignore[arg-type]  # of a parameter
     assert min((picture.index(name), name) for name in ("  chat", "  ask"))[1].strip() == first
 
 
@@ -141,7 +141,7 @@ def test_a_gateway_that_has_gone_is_stated_below_the_last_picture() -> None:
 @pytest.mark.parametrize(("part", "cut"), [("all", "… d shows one part at a time"), ("last", "…")])
 def test_a_low_terminal_shows_what_fits_and_always_the_note_and_the_keys(part: str, cut: str) -> None:
     busy = msgspec.structs.replace(STATE, requests=STATE.requests * 20, hosts=STATE.hosts * 4, last=(LAST,) * 40)
-    picture = text(ScreenChoice(part=part), "no gateway answers at x", busy, height=24).splitlines()  # type: ignore[arg-type]
+    picture = text(ScreenChoice(part=part), "no gateway answers at x", busy, height=24).splitlines()  # type: ignore[arg-type]  # of a parameter
     assert len(picture) == 24
     assert [line.rstrip() for line in picture[-4:]] == [cut, "", "no gateway answers at x", KEYS]
 

@@ -53,7 +53,7 @@ def make(tmp_path: Path) -> Iterator[Make]:
     made: list[SimulatedDecodeEngine] = []
 
     def build(hardware: str = "h200-sxm", **options: int) -> SimulatedDecodeEngine:
-        engine_options = EngineOptions("simulated", **options)  # type: ignore[arg-type]
+        engine_options = EngineOptions("simulated", **options)  # type: ignore[arg-type]  # of any name
         made.append(SimulatedDecodeEngine(write_config(tmp_path), 16384, engine_options, hardware))
         return made[-1]
 

@@ -155,4 +155,4 @@ def test_texts_are_their_bytes_and_ids_stay_as_they_are(tmp_path: Path) -> None:
 @pytest.mark.parametrize("prompt", ["", [], [32000], [-1], ["a"], [{"role": "king", "content": "x"}]])
 def test_a_prompt_that_is_none_is_refused(tmp_path: Path, prompt: object) -> None:
     with pytest.raises(RequestError):
-        engine(tmp_path).tokenizer.encode(prompt)  # type: ignore[arg-type]
+        engine(tmp_path).tokenizer.encode(prompt)  # type: ignore[arg-type]  # that is the fault

@@ -147,7 +147,7 @@ def test_a_prompt_is_not_awaited_any_more_if_vllm_fails_while_it_is_closed(repor
     run = PromptRun(engine, 3, reports.expect("an id of sixteen"), reports, deadline=0.0)
     engine._add(run, [1, 2, 3], None, "")
     engine._failure = None
-    vllm.step = lambda: 1 / 0  # type: ignore[method-assign, assignment, return-value]
+    vllm.step = lambda: 1 / 0  # type: ignore[method-assign, assignment, return-value]  # raises
     with pytest.raises(ZeroDivisionError):
         run.close()
     assert reports.outstanding == 0

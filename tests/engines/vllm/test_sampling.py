@@ -12,4 +12,4 @@ from disagg.errors import CapabilityMissing
 @pytest.mark.parametrize("penalty", [{"presence_penalty": 1.0}, {"frequency_penalty": -0.5}])
 def test_an_answer_whose_beginning_would_have_to_be_penalised_is_left_to_other_hosts(penalty: dict[str, float]) -> None:
     with pytest.raises(CapabilityMissing, match="penalty cannot be continued by vLLM"):
-        parameters(Sampling(**penalty), answered=3)  # type: ignore[arg-type]
+        parameters(Sampling(**penalty), answered=3)  # type: ignore[arg-type]  # of a parameter

@@ -29,9 +29,13 @@ class Yard:
         self.state.ensure_tokens()[0]
         self.progress: list[tuple[str, str]] = []
 
+    def note(self, host: str, doing: str) -> None:
+        self.progress.append((host, doing))
+
     def lifecycle(self, fleet: Fleet | None = None) -> FleetServers:
-        told = lambda host, doing: self.progress.append((host, doing))  # noqa: E731
-        return FleetServers(fleet or self.fleet, self.state, report=told, connect=lambda host: LocalMachine(host.name))
+        return FleetServers(
+            fleet or self.fleet, self.state, report=self.note, connect=lambda host: LocalMachine(host.name)
+        )
 
     def own(self, name: str) -> Path:
         return self.home / ".disagg/hosts" / name

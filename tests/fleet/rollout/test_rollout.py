@@ -81,14 +81,16 @@ class Site(Yard):
         assert all(result.ok for result in self.lifecycle().start())
         return first
 
+    def note(self, host: str, doing: str) -> None:
+        self.progress.append((host, doing))
+
     def rollout(self, target: dict[str, str], **settings: object) -> Rollout:
         def plan(host: Host, facts: HostFacts) -> Plan:
             return rollback(host, facts, target[host.name])
 
         hosts = list(self.fleet.hosts.values())
-        told = lambda host, doing: self.progress.append((host, doing))  # noqa: E731
         work = Rollout(
-            self.fleet, self.state, hosts, plan, asking(self.fleet, self.state), report=told, connect=connect
+            self.fleet, self.state, hosts, plan, asking(self.fleet, self.state), report=self.note, connect=connect
         )
         work.settle_s = 0.5
         for key, value in settings.items():

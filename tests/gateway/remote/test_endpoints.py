@@ -88,7 +88,7 @@ def test_smg_is_started_with_all_urls_and_the_key_from_the_environment() -> None
     ],
 )
 def test_a_form_is_what_the_other_side_reads(form: str, text: str) -> None:
-    assert render(form, endpoints([LAB])) == text  # type: ignore[arg-type]
+    assert render(form, endpoints([LAB])) == text  # type: ignore[arg-type]  # of a parameter
 
 
 def test_what_llm_d_reads_has_the_fields_of_its_endpoint_entries() -> None:

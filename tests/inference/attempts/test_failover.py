@@ -53,12 +53,12 @@ def test_an_answer_that_is_cut_off_goes_on_as_if_nothing_had_happened(
 def test_without_another_decode_host_the_prefill_host_goes_on_alone(tiny_fleet: RunningFleet) -> None:
     real, prefill = tiny_fleet.fleet.hosts["tiny-decode"], tiny_fleet.fleet.hosts["tiny-prefill"]
     with tiny_fleet.client() as client:
-        whole = client.generate("tiny", PROMPT, max_tokens=24, **SAMPLED)  # type: ignore[arg-type]
+        whole = client.generate("tiny", PROMPT, max_tokens=24, **SAMPLED)  # type: ignore[arg-type]  # options of several types
     with breaking_off(real, 5, "cut") as port:
         broken = dataclasses.replace(real, port=port)
         with Client(only(tiny_fleet, broken, prefill), token=TOKEN) as client:
             be_patient(client)
-            answer = client.generate("tiny", PROMPT, max_tokens=24, **SAMPLED)  # type: ignore[arg-type]
+            answer = client.generate("tiny", PROMPT, max_tokens=24, **SAMPLED)  # type: ignore[arg-type]  # options of several types
     assert ids(answer) == ids(whole) and answer.text == whole.text
     assert answer.metrics.method == "prefill-alone"
     assert any(warning.startswith(FALLBACK_WARNING) for warning in answer.warnings)
