@@ -139,7 +139,7 @@ class Gateway:
 
     async def _answer(self, request: Awaitable[object]) -> tuple[dict[str, Any], str]:
         try:
-            return dict(await request), ""  # type: ignore[call-overload,unused-ignore]
+            return dict(await request), ""  # type: ignore[call-overload,unused-ignore]  # JSON; if openai is installed
         except openai.APIStatusError as error:
             if error.status_code not in RETRIED:
                 raise ModelError(f"the gateway refused the request: {error.message}") from error

@@ -195,7 +195,7 @@ def _transaction(db: sqlite3.Connection) -> Iterator[None]:
     db.execute("BEGIN IMMEDIATE")
     try:
         yield
-    except BaseException:
+    except BaseException:  # also an interruption: the next one must find no open transaction
         db.execute("ROLLBACK")
         raise
     db.execute("COMMIT")

@@ -40,7 +40,7 @@ ENVIRONMENT: Final[Mapping[str, str]] = {
 }
 
 
-class JailedKernel(AsyncKernelManager):  # type: ignore[misc,unused-ignore]
+class JailedKernel(AsyncKernelManager):  # type: ignore[misc,unused-ignore]  # Any, unless it is installed
     """`folder` is empty; it holds the sockets and the specification of the jail."""
 
     def __init__(self, folder: Path, limits: Limits, data: Path | None) -> None:

@@ -36,10 +36,10 @@ class OutputLimitError(RuntimeError):
 
 
 def install(settings: Settings) -> None:
-    from IPython import get_ipython  # type: ignore[attr-defined,unused-ignore]
+    from IPython import get_ipython  # type: ignore[attr-defined,unused-ignore]  # if it is installed
     from IPython.display import publish_display_data
 
-    shell: Any = get_ipython()  # type: ignore[no-untyped-call,unused-ignore]
+    shell: Any = get_ipython()  # type: ignore[no-untyped-call,unused-ignore]  # likewise
     written = [0]
     sent: dict[str, str] = {}
 
@@ -92,7 +92,7 @@ def bound(stream: Any, written: list[int], limit: int) -> None:
             write(text[:room])
         raise OutputLimitError(f"more than {limit} characters of output")
 
-    bounded.bounded = True  # type: ignore[attr-defined]
+    bounded.bounded = True  # type: ignore[attr-defined]  # not bounded twice
     stream.write = bounded
 
 

@@ -68,7 +68,7 @@ async def _execute(notebook: Any, variables: Sequence[str], limits: Limits, data
     return Execution(tuple(runs), _variables(combined.cells, variables), stopped)
 
 
-class BoundedClient(NotebookClient):  # type: ignore[misc,unused-ignore]
+class BoundedClient(NotebookClient):  # type: ignore[misc,unused-ignore]  # Any, unless it is installed
     """Keeps no more than TOTAL_OUTPUT, and ends the kernel beyond it."""
 
     kept = 0
@@ -154,7 +154,7 @@ def _cell_run(index: int, cell: Any) -> CellRun:
     state = "failed" if errors else "ran"
     if cell.metadata.get("grader"):
         state = "not run"
-    return CellRun(index, state, "".join(texts)[:MAX_TEXT], errors[0] if errors else "", tuple(plots))  # type: ignore[arg-type]
+    return CellRun(index, state, "".join(texts)[:MAX_TEXT], errors[0] if errors else "", tuple(plots))  # type: ignore[arg-type]  # one of its three states
 
 
 def _text(output: Any) -> str:
