@@ -7,13 +7,16 @@ set -eu
 build=$1 final=$2 spec=$3 python=$4 uv=$5 site_packages=$6
 shift 6
 whole() { test -f "$final/.complete" && test -x "$final/bin/python"; }
+builds() { # a pid: whether it still is a shell, and not a later process with the pid of a builder that was killed
+    kill -0 "$1" 2>/dev/null && case $(ps -p "$1" -o comm= 2>/dev/null) in *sh) ;; *) return 1 ;; esac
+}
 building=$final.building # a link to the pid of whoever builds it: another host of this machine waits for that one
 mkdir -p "${final%/*}"
 while :; do
     if whole; then exit 0; fi
     if ln -s $$ "$building" 2>/dev/null; then break; fi
     other=$(readlink "$building" 2>/dev/null) || { if test -L "$building"; then continue; else break; fi; }
-    if kill -0 "$other" 2>/dev/null; then
+    if builds "$other"; then
         if [ -z "${told:-}" ]; then echo "process $other builds it for another host of this machine"; fi
         told=1
         sleep 1

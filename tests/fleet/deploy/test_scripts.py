@@ -82,14 +82,18 @@ def test_hosts_of_one_machine_build_their_environment_once(tmp_path: Path) -> No
     assert [path.name for path in (tmp_path / "envs").iterdir()] == ["0123456789abcdef"]
 
 
-def test_the_environment_of_a_builder_that_was_killed_is_built_by_the_next(tmp_path: Path) -> None:
+@pytest.mark.parametrize("reused", [False, True])
+def test_the_environment_of_a_builder_that_was_killed_is_built_by_the_next(tmp_path: Path, reused: bool) -> None:
     (tmp_path / "uv").write_text(BLOCKED_UV)
     (tmp_path / "uv").chmod(0o755)
     (tmp_path / "go").touch()
     (tmp_path / "envs").mkdir()
-    with subprocess.Popen(["true"]) as gone:
-        pass
-    (tmp_path / "envs/0123456789abcdef.building").symlink_to(str(gone.pid))
-    with building(tmp_path, "a") as builder:
-        assert builder.wait(LONG_S) == 0
+    with subprocess.Popen(["sleep", "1000"]) as later:  # has the pid of the one that was killed
+        if not reused:
+            later.kill()
+            later.wait()
+        (tmp_path / "envs/0123456789abcdef.building").symlink_to(str(later.pid))
+        with building(tmp_path, "a") as builder:
+            assert builder.wait(LONG_S) == 0
+        later.kill()
     assert [path.name for path in (tmp_path / "envs").iterdir()] == ["0123456789abcdef"]
