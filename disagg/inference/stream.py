@@ -159,11 +159,10 @@ class Stream(_Stream):
         if self._ended:
             raise StopIteration
         try:
-            item = self._queue.get()
+            return self._chunk(self._queue.get(), StopIteration)
         except BaseException:  # Ctrl-C. At once: the traceback keeps the stream alive
             self.close()
             raise
-        return self._chunk(item, StopIteration)
 
     def __enter__(self) -> Self:
         return self

@@ -146,6 +146,22 @@ def test_a_synchronous_stream_that_is_closed_or_dropped_cancels_its_request(port
     assert stream.text == "ab" and list(stream) == []
 
 
+def test_ctrl_c_between_the_arrival_of_a_chunk_and_its_return_cancels_the_request(
+    portal: BlockingPortal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where Python handles a signal that came while this thread waited for the interpreter's lock."""
+
+    def interrupted(*arguments: object) -> Chunk:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Stream, "_chunk", interrupted)
+    answering = Answering()
+    with Stream(portal, answering) as stream:
+        with pytest.raises(KeyboardInterrupt):
+            next(stream)
+        wait_until(lambda: answering.ended, 10, "the request to end")
+
+
 def test_a_chunk_has_the_time_of_its_arrival_not_of_its_reading(portal: BlockingPortal) -> None:
     async def perform(deliver: Deliver) -> Completion:
         deliver(Chunk("a", (), time.monotonic()))
