@@ -124,6 +124,13 @@ class RunningFleet:
             process.kill()
             process.wait()
 
+    def stop_all(self) -> None:
+        """SIGTERM all servers and wait for their ends."""
+        for process in self.processes.values():
+            process.terminate()
+        for name in list(self.processes):
+            self.stop(name)
+
 
 @contextmanager
 def running(path: Path, *names: str) -> Iterator[RunningFleet]:
@@ -135,7 +142,7 @@ def running(path: Path, *names: str) -> Iterator[RunningFleet]:
     with ExitStack() as stack:
         for host in hosts:
             fleet.start(host)
-        stack.callback(lambda: [fleet.stop(name) for name in list(fleet.processes)])
+        stack.callback(fleet.stop_all)
         for host in hosts:
             fleet.wait_ready(host)
         yield fleet

@@ -3,8 +3,7 @@
 FRAMEWORK: transformers, vllm in the environment of that, or disagg for the command line. A connection to SOCKET gets
 "ready" and then carries requests and replies, one JSON object per line: {"program", "argv", "cwd", "env", "input",
 "log", "errors", "network"} starts `python -m PROGRAM ARGV` and is answered with {"pid"}; {"pid"} is answered with
-{"code"}, null while that program runs. What a connection has started is killed at its end. MLX is imported after the
-fork: it starts threads, and no thread survives a fork.
+{"code"}, null while that program runs. What a connection has started is killed at its end.
 """
 
 from __future__ import annotations
@@ -24,6 +23,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from disagg.version import code_hash
 from tests.preloaded import READY, enter_network
 from tests.threads import name_threads_in_the_system
 
@@ -48,6 +48,10 @@ _MODULES = {
         "transformers.modeling_utils",
         "transformers.masking_utils",
         "transformers.tokenization_utils_tokenizers",
+        "transformers.models.auto.tokenization_auto",
+        "transformers.models.qwen3.modeling_qwen3",
+        "disagg.engines.mlx.engine",  # MLX starts its threads when it first computes
+        "disagg.servers.decode.service",
     ),
     # 13 s of CPU time.
     "vllm": (
@@ -137,9 +141,13 @@ def _listener(address: Path) -> socket.socket | None:
 
 
 def _import(framework: str) -> None:
+    """Import the modules, and compute what each program would compute for itself and keep."""
     gc.disable()
     for module in _MODULES[framework]:
         importlib.import_module(module)
+    code_hash()
+    if framework == "transformers":
+        importlib.import_module("transformers.conversion_mapping").get_checkpoint_conversion_mapping("qwen3")
     if framework == "vllm":
         from tests.preloaded import vllm_processes
 
