@@ -5,7 +5,6 @@ other, so that a server proves that it has the token before it is sent anything.
 renewed.
 
 certificate  key and certificate of a token
-der          how both are written
 client       the caller's end
 server       the other end
 transport    TLS between an asyncio transport and a protocol

@@ -8,20 +8,23 @@ host. Whoever has the token can therefore be any server of the fleet, and can do
 from __future__ import annotations
 
 import ssl
+from datetime import datetime
 from functools import lru_cache
 from typing import Final
 
-from cryptography.hazmat.primitives import hashes
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
-
-from disagg.tls import der
+from cryptography.x509.oid import NameOID
 
 NAME: Final = "disagg"
 """The name in the certificate: what clients that check a name have to expect."""
 _KEY_INFO: Final = b"disagg server certificate 1"
 _NAME_INFO: Final = b"disagg token name 1"
 _P256_ORDER: Final = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551
+_NOT_BEFORE, _NOT_AFTER = datetime(1970, 1, 1), datetime(9999, 12, 31, 23, 59, 59)
+"""In UTC: a host without a clock is served, too."""
 
 
 @lru_cache(8)
@@ -35,8 +38,13 @@ def token_name(token: str) -> str:
 def certificate(token: str) -> bytes:
     """The certificate of every server with this token, in DER."""
     key = _key(token)
-    body = der.certificate_body(NAME, _point(key))
-    return der.certificate(body, key.sign(body, ec.ECDSA(hashes.SHA256(), deterministic_signing=True)))
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, NAME)])
+    builder = (
+        x509.CertificateBuilder(name, name, key.public_key(), 1, _NOT_BEFORE, _NOT_AFTER)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName(NAME)]), critical=False)
+    )
+    return builder.sign(key, hashes.SHA256(), ecdsa_deterministic=True).public_bytes(serialization.Encoding.DER)
 
 
 def certificate_pem(token: str) -> str:
@@ -46,22 +54,13 @@ def certificate_pem(token: str) -> str:
 
 def key_pem(token: str) -> bytes:
     """The private key of `certificate`, as text."""
-    key = der.private_key(_secret(token).to_bytes(32, "big"), _point(_key(token)))
-    return ssl.DER_cert_to_PEM_cert(key).replace("CERTIFICATE", "PRIVATE KEY").encode()
+    encoding, form = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
+    return _key(token).private_bytes(encoding, form, serialization.NoEncryption())
 
 
 def _key(token: str) -> ec.EllipticCurvePrivateKey:
-    return ec.derive_private_key(_secret(token), ec.SECP256R1())
-
-
-def _secret(token: str) -> int:
-    return int.from_bytes(_derived(token, _KEY_INFO), "big") % (_P256_ORDER - 1) + 1
-
-
-def _point(key: ec.EllipticCurvePrivateKey) -> bytes:
-    """The public key, uncompressed."""
-    numbers = key.public_key().public_numbers()
-    return b"\4" + numbers.x.to_bytes(32, "big") + numbers.y.to_bytes(32, "big")
+    number = int.from_bytes(_derived(token, _KEY_INFO), "big")
+    return ec.derive_private_key(number % (_P256_ORDER - 1) + 1, ec.SECP256R1())
 
 
 def _derived(token: str, info: bytes) -> bytes:
