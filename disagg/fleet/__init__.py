@@ -2,14 +2,14 @@
 
 Rooms, from the top down; each imports only those below it:
 
-doctor/     why a fleet does not work: findings, each with the command to run
+doctor/     why a fleet does not work: findings, each with the command to run; prepares a bare machine
 link/       measures the network that KV takes between two hosts
 models/     model files on the hosts: download, copy, list, remove
 rollout/    a new release host by host, back at the first host that fails
-deploy/     brings disagg to a host: facts -> plan (pure) -> apply
+deploy/     brings disagg to a host: facts -> plan (pure) -> apply; removes what is left over
 lifecycle/  starts, stops and watches servers: health, logs, state
 services/   the service managers that keep a server running: systemd, launchd, a plain process
-changes/    who may change a host, whose token it has, which release waits for a restart
+changes/    who may change a host, whose token it has, which release waits for a restart; hooks around changes
 facts/      what a host is and has: probes and their parsers
 machine/    runs commands and moves files on a host, over SSH or on this machine
 """
