@@ -46,10 +46,6 @@ def _head(result: BenchResult) -> str:
     return f'<h1>{title}</h1><p class="facts">{escape(facts)}</p>'
 
 
-def _simulated(result: BenchResult) -> str:
-    return "simulated: " if result.simulated else ""
-
-
 def _hero(result: BenchResult) -> str:
     """One box per family of points: the headline, then a line per machine and metric."""
     boxes = []
