@@ -314,6 +314,11 @@ def exit_code_of_all(codes: Iterable[int]) -> int:
     return HostUnreachable.exit_code if HostUnreachable.exit_code in failed else int(bool(failed))
 
 
+def first_line(error: BaseException) -> str:
+    """Of what an exception of another library says; its repr if it says nothing."""
+    return next(iter(str(error).strip().splitlines()), repr(error))
+
+
 def printable(text: str) -> str:
     """Text of elsewhere without control characters, which could drive the terminal; newlines and tabs stay."""
     return _CONTROL.sub("\ufffd", text)

@@ -93,3 +93,8 @@ def _tree(kind: type[DisaggError], indent: str = "    ", branch: str = "") -> li
     for child in children:
         lines += _tree(child, below, "└── " if child is children[-1] else "├── ")
     return lines
+
+
+def test_the_first_line_of_an_exception_is_its_repr_if_it_says_nothing() -> None:
+    assert errors.first_line(ValueError("\n too large\nsee the log")) == "too large"
+    assert errors.first_line(MemoryError()) == "MemoryError()"

@@ -17,7 +17,7 @@ from disagg.engines.model.architectures.base import MODEL_DTYPE
 from disagg.engines.model.checkpoint_files import check_weights
 from disagg.engines.model.profile import LayerProfile, ModelProfile, Rope
 from disagg.engines.model.text import HFTokenizer
-from disagg.errors import ModelError
+from disagg.errors import ModelError, first_line
 from disagg.kv.fingerprint import Fingerprint, short_hash
 from disagg.kv.layout import LayerLayout, Layout
 
@@ -113,9 +113,8 @@ def _download(hub_id: str) -> Path:
     try:  # the hub's errors are OSErrors; a bad id is a ValueError
         return Path(snapshot_download(hub_id, allow_patterns=_FILES, ignore_patterns=["*/*"]))
     except (OSError, ValueError) as error:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise ModelError(
-            f"{hub_id}: not in the local cache and not downloaded: {reason}",
+            f"{hub_id}: not in the local cache and not downloaded: {first_line(error)}",
             "check the id and the network, or give a folder; on hosts of a fleet: disagg models pull",
         ) from error
 
@@ -127,7 +126,7 @@ def _load_config(path: Path) -> Any:
         return AutoConfig.from_pretrained(path)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ModelError(
-            f"{path / 'config.json'}: transformers cannot read it: {str(error).strip().splitlines()[0]}",
+            f"{path / 'config.json'}: transformers cannot read it: {first_line(error)}",
             "compare it with the model's original, or update transformers for a newer architecture",
         ) from error
 

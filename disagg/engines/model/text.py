@@ -19,7 +19,7 @@ from disagg.engines.model.constraint import Constraint, Constraints
 from disagg.engines.model.format import AnswerFormat
 from disagg.engines.model.stream import DetokenizedStream
 from disagg.engines.model.token_bytes import token_bytes
-from disagg.errors import ModelError, RequestError
+from disagg.errors import ModelError, RequestError, first_line
 from disagg.kv.fingerprint import short_hash
 
 NOTHING: Mapping[str, Any] = MappingProxyType({})
@@ -122,7 +122,7 @@ class HFTokenizer:
             tokenizer = AutoTokenizer.from_pretrained(path)
         except (OSError, ValueError, KeyError, ImportError) as error:
             raise ModelError(
-                f"{path}: no usable tokenizer: {str(error).splitlines()[0]}",
+                f"{path}: no usable tokenizer: {first_line(error)}",
                 "the folder needs tokenizer.json and tokenizer_config.json",
             ) from error
         if getattr(tokenizer, "backend_tokenizer", None) is None:

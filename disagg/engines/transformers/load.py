@@ -12,7 +12,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 from transformers.utils.logging import disable_progress_bar
 
 from disagg.config import EngineOptions
-from disagg.errors import ModelError
+from disagg.errors import ModelError, first_line
 
 # Names of weights: those of the text part in a multimodal checkpoint -> those of the text model.
 _TEXT_WEIGHTS = {
@@ -32,8 +32,8 @@ def choose_device(name: str) -> torch.device:
         torch.empty(0, device=name)
         return torch.device(name)
     except (RuntimeError, AssertionError) as error:  # "not compiled with CUDA" is an AssertionError
-        reason = str(error).strip().splitlines()[0]
-        raise ModelError(f"device {name!r} cannot be used: {reason}", "use auto, cuda, cuda:N, mps or cpu") from error
+        hint = "use auto, cuda, cuda:N, mps or cpu"
+        raise ModelError(f"device {name!r} cannot be used: {first_line(error)}", hint) from error
 
 
 def load_model(path: Path, options: EngineOptions, device: torch.device) -> Any:
@@ -53,14 +53,13 @@ def load_model(path: Path, options: EngineOptions, device: torch.device) -> Any:
         )
     except torch.OutOfMemoryError as error:
         raise ModelError(
-            f"{path}: does not fit on {device}: {str(error).splitlines()[0]}", "quantize it, or use a larger machine"
+            f"{path}: does not fit on {device}: {first_line(error)}", "quantize it, or use a larger machine"
         ) from error
     except ModelError:
         raise
     except Exception as error:  # which one depends on the architecture
-        reason = (str(error).strip().splitlines() or [repr(error)])[0]
         raise ModelError(
-            f"{path}: transformers cannot load it: {reason}", "check the files, and the engine's options"
+            f"{path}: transformers cannot load it: {first_line(error)}", "check the files, and the engine's options"
         ) from error
     _require_all_weights(path, info)
     return model.eval()

@@ -30,7 +30,7 @@ from disagg.engines.vllm.rows import Sharding
 from disagg.engines.vllm.runs import AnswerRun, LogitsRun, NothingToCompute, PromptRun, Run
 from disagg.engines.vllm.sampling import parameters
 from disagg.engines.vllm.scheduler import StepTimes
-from disagg.errors import DisaggError, ModelError
+from disagg.errors import DisaggError, ModelError, first_line
 from disagg.kv.wire.frames import Header
 
 
@@ -157,9 +157,8 @@ class VLLMEngine(SendingEngine):
         try:
             outputs = self._vllm.step()
         except Exception as error:  # whatever it is, its engine is not used again
-            reason = (str(error).strip().splitlines() or [repr(error)])[0]
-            failure = ModelError(f"vLLM has failed: {reason}", "see the traceback in the server's log")
-            self._failure = self._failure or failure
+            failed = ModelError(f"vLLM has failed: {first_line(error)}", "see the traceback in the server's log")
+            self._failure = self._failure or failed
             raise
         ended = time.monotonic()
         self._note_steps(began, ended)

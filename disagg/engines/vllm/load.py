@@ -10,7 +10,7 @@ from typing import Any
 
 from disagg.config import EngineOptions
 from disagg.engines.vllm.nodes import setup
-from disagg.errors import ModelError
+from disagg.errors import ModelError, first_line
 
 VERSIONS = ((0, 32), (0, 34))
 """The connector's interface is marked experimental: from the first one on, and before the second."""
@@ -162,7 +162,7 @@ def _failures_of(path: Path) -> Iterator[None]:
     except ModelError:
         raise
     except Exception as error:  # see above
-        raise ModelError(f"{path}: vLLM cannot serve it: {_reason(error)}", _hint(str(error))) from error
+        raise ModelError(f"{path}: vLLM cannot serve it: {first_line(error)}", _hint(str(error))) from error
 
 
 def require_device(wanted: str, built_for: str) -> None:
@@ -190,11 +190,6 @@ def cannot_compute(error: Exception) -> ModelError:
             "lower kv_cache_memory_bytes or chunk_tokens, or use smaller weights",
         )
     return ModelError(f"vLLM cannot compute this model: {reason}", "use the engine transformers for this model")
-
-
-def _reason(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0] if lines else repr(error)
 
 
 def _hint(text: str) -> str:
