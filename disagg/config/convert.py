@@ -16,7 +16,7 @@ from typing import Any, Final, Literal, TypeVar
 import tomli_w
 
 from disagg.config.addresses import address_fault, is_hub_id, is_label, same_machine
-from disagg.config.toml.messages import fault, nearest, printable
+from disagg.config.toml.messages import fault, nearest, on_one_line
 from disagg.errors import ConfigError
 
 T = TypeVar("T")
@@ -107,7 +107,7 @@ def _drafts(entries: Any, section: Section, name: str, ignored: list[str]) -> It
 def _draft(entry: dict[str, Any], section: Section, where: str) -> _Server:
     host = _value(entry, "host", str, where)
     if hint := address_fault(host):
-        raise ConfigError(f'{where}.host: "{printable(host)}" is not an address', hint)
+        raise ConfigError(f'{where}.host: "{on_one_line(host)}" is not an address', hint)
     port = _value(entry, "port", int, where)
     if not 1 <= port <= 65535:
         raise ConfigError(f"{where}.port: out of range", "from 1 to 65535")
@@ -129,7 +129,7 @@ def _value(entry: dict[str, Any], key: str, kind: type[T], where: str) -> T:
 
 def _unknown(key: str, where: str, known: Sequence[str]) -> str:
     hint = nearest(key, known)
-    return f"{where}{printable(key)}: unknown, ignored{f' ({hint})' if hint else ''}"
+    return f"{where}{on_one_line(key)}: unknown, ignored{f' ({hint})' if hint else ''}"
 
 
 def _refuse_shared_ports(servers: list[_Server], name: str) -> None:

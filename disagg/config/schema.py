@@ -10,7 +10,7 @@ from typing import Final, Literal, get_args
 
 from disagg.api.names import Role
 from disagg.config.placement import NOT_MANAGED, PLACEMENTS, Connector, ServerPlacement
-from disagg.config.toml.messages import nearest, one_of, printable
+from disagg.config.toml.messages import nearest, on_one_line, one_of
 from disagg.errors import ConfigError, UnknownModel, UsageError
 
 EngineName = Literal["transformers", "vllm", "vllm-server", "mlx", "simulated", "openai", "none"]
@@ -228,7 +228,7 @@ class Fleet:
             for model in self.models.values()
         )
         raise UnknownModel(
-            f'no model "{printable(name)}" in this fleet: it has {there}', nearest(name, known) or one_of(known)
+            f'no model "{on_one_line(name)}" in this fleet: it has {there}', nearest(name, known) or one_of(known)
         )
 
     def serving(self, model: str, role: Role) -> list[Host]:
@@ -259,10 +259,10 @@ class Fleet:
                 "use the tools of that server",
             )
         if role is not None and role not in get_args(Role):
-            raise UsageError(f'"{printable(role)}" is not a role', one_of(get_args(Role)))
+            raise UsageError(f'"{on_one_line(role)}" is not a role', one_of(get_args(Role)))
         if missing := [group for group in groups if group not in self.groups]:
             there = f"it has: {', '.join(self.groups)}" if self.groups else 'write [groups] with rack-1 = ["mac-*"]'
-            what = f"group {', '.join(map(printable, missing))}" if self.groups else "groups"
+            what = f"group {', '.join(map(on_one_line, missing))}" if self.groups else "groups"
             raise UsageError(f"{self.path} has no {what}", there)
         members = matching(self, [name for group in groups for name in self.groups[group]])
         left_out = matching(self, exclude)
@@ -294,6 +294,6 @@ def matching(fleet: Fleet, names: Sequence[str]) -> set[str]:
     }
     if unknown := [name for name, hosts in fitting.items() if not hosts]:
         raise UsageError(
-            f"{fleet.path} has no host {', '.join(map(printable, unknown))}", f"it has: {', '.join(fleet.hosts)}"
+            f"{fleet.path} has no host {', '.join(map(on_one_line, unknown))}", f"it has: {', '.join(fleet.hosts)}"
         )
     return {host for name in names for host in fitting.get(name, [name])}

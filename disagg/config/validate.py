@@ -15,7 +15,7 @@ from disagg.config.tables.hooks import read_hooks
 from disagg.config.tables.hosts import read_hosts
 from disagg.config.tables.models import read_models, require_sources, resolved
 from disagg.config.tables.whole import unmanaged_models
-from disagg.config.toml.messages import nearest, printable
+from disagg.config.toml.messages import nearest, on_one_line
 from disagg.config.toml.reader import Document, parse, read
 from disagg.config.toml.table import Table
 
@@ -55,7 +55,7 @@ def _groups(table: Table, hosts: Collection[str]) -> dict[str, tuple[str, ...]]:
         groups[group] = table.strings(group, _GROUP)
         for index, name in enumerate(groups[group]):
             if not any(fnmatchcase(host, name) for host in hosts):
-                raise table.fault_at_element(group, index, f'no host fits "{printable(name)}"', nearest(name, hosts))
+                raise table.fault_at_element(group, index, f'no host fits "{on_one_line(name)}"', nearest(name, hosts))
     return groups
 
 

@@ -20,7 +20,7 @@ from disagg.config.schema import (
 from disagg.config.tables.engine import Reader, one_of, read_engine, within
 from disagg.config.tables.nodes import require_nodes_agree
 from disagg.config.tables.whole import is_whole
-from disagg.config.toml.messages import nearest, printable, toml_key
+from disagg.config.toml.messages import nearest, on_one_line, toml_key
 from disagg.config.toml.table import Table
 from disagg.planning.devices import DEVICES as HARDWARE
 
@@ -142,7 +142,7 @@ def _known_model(table: Table, models: Mapping[str, Model]) -> str:
         owner = next((model.name for model in models.values() if name in model.aliases), None)
         hint = f'this is an alias: write model = "{owner}"' if owner else nearest(name, models)
         there = ", ".join(f'"{model}"' for model in models)
-        raise table.fault_at_value("model", f'no model "{printable(name)}"', hint or f"there are {there}")
+        raise table.fault_at_value("model", f'no model "{on_one_line(name)}"', hint or f"there are {there}")
     return name
 
 
@@ -172,7 +172,7 @@ def _claim_ports(host: Host, table: Table, ports: dict[tuple[str, int], str]) ->
 def _address(table: Table, key: str) -> str:
     address = table.value(key, str, f'{key} = "10.0.0.1"')
     if hint := address_fault(address):
-        raise table.fault_at_value(key, f'"{printable(address)}" is not an address', hint)
+        raise table.fault_at_value(key, f'"{on_one_line(address)}" is not an address', hint)
     return address
 
 
@@ -183,7 +183,7 @@ def _port(table: Table, key: str) -> int:
 def _user(table: Table, key: str) -> str:
     user = table.value(key, str, f'{key} = "ubuntu"')
     if not is_user(user):
-        raise table.fault_at_value(key, f'"{printable(user)}" is not a user name', USER_RULE)
+        raise table.fault_at_value(key, f'"{on_one_line(user)}" is not a user name', USER_RULE)
     return user
 
 

@@ -8,7 +8,7 @@ from typing import Final
 
 from disagg.config.addresses import is_hub_id, is_label, is_path, resolve
 from disagg.config.schema import ENGINES, EngineName, Model
-from disagg.config.toml.messages import nearest, printable, toml_key
+from disagg.config.toml.messages import nearest, on_one_line, toml_key
 from disagg.config.toml.table import Table
 from disagg.planning.shapes import SHAPES
 from disagg.planning.sizing import SHAPE
@@ -91,7 +91,7 @@ def _shape(sources: Table, source: str, folder: Path) -> str:
     name = source.removeprefix(SHAPE)
     if name != source and name not in SHAPES:
         hint = nearest(name, SHAPES) or f"there are {', '.join(SHAPES)}"
-        raise sources.fault_at_value("simulated", f'no model shape "{printable(name)}" is known', hint)
+        raise sources.fault_at_value("simulated", f'no model shape "{on_one_line(name)}" is known', hint)
     if name == source and not (source.isprintable() and is_path(source)):
         raise sources.fault_at_value(
             "simulated", "this is neither a shape nor a path", f'as in "{SHAPE}{next(iter(SHAPES))}" or "./config.json"'

@@ -45,8 +45,8 @@ def one_of(allowed: Sequence[str]) -> str:
     return "one of " + ", ".join(f'"{word}"' for word in allowed)
 
 
-def printable(text: str) -> str:
-    """Text from the user for a message: control characters replaced, at most 80 characters."""
+def on_one_line(text: str) -> str:
+    """Text from the user for a message: line breaks and control characters replaced, at most 80 characters."""
     clean = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
     return clean if len(clean) <= 80 else f"{clean[:79]}…"
 

@@ -7,7 +7,7 @@ from datetime import date, datetime, time
 from typing import Any, TypeVar
 
 from disagg.config.toml.locate import KeyPath
-from disagg.config.toml.messages import nearest, one_of, printable, toml_key
+from disagg.config.toml.messages import nearest, on_one_line, one_of, toml_key
 from disagg.config.toml.reader import Document
 from disagg.errors import ConfigError
 
@@ -42,14 +42,14 @@ class Table:
     @property
     def title(self) -> str:
         """The header of the table: [hosts.dgx-spark-1]."""
-        return f"[{printable('.'.join(toml_key(str(part)) for part in self.path))}]" if self.path else "the file"
+        return f"[{on_one_line('.'.join(toml_key(str(part)) for part in self.path))}]" if self.path else "the file"
 
     def only(self, known: Collection[str], hints: Mapping[str, str] | None = None) -> None:
         """Raise for a key that is not in `known`. `hints`: by key, in place of the nearest known key."""
         for key, value in self.data.items():
             if key not in known:
                 hint = (hints or {}).get(key) or _hint(key, value, known)
-                raise self.fault_at_key(key, f'unknown key "{printable(key)}" in {self.title}', hint)
+                raise self.fault_at_key(key, f'unknown key "{on_one_line(key)}" in {self.title}', hint)
 
     def require(self, key: str, hint: str) -> None:
         """Raise if the table lacks this key."""
@@ -93,7 +93,7 @@ class Table:
             if not isinstance(word, str):
                 raise self._fault((key, index), f"{key} holds strings, not {_kind(word)}", f"as in {example}")
             if word in seen:
-                raise self._fault((key, index), f'{key} names "{printable(word)}" twice', "keep one")
+                raise self._fault((key, index), f'{key} names "{on_one_line(word)}" twice', "keep one")
             seen.add(word)
         return tuple(words)
 
@@ -105,7 +105,7 @@ class Table:
         """All values of this table by name; each must be a table."""
         for key, value in self.data.items():
             if not isinstance(value, dict):
-                raise self.fault_at_key(key, f'"{printable(key)}" in {self.title} is not a table', f"as in {example}")
+                raise self.fault_at_key(key, f'"{on_one_line(key)}" in {self.title} is not a table', f"as in {example}")
             yield key, Table(self.document, (*self.path, key), value)
 
     def fault_at_key(self, key: str, message: str, hint: str = "") -> ConfigError:
@@ -134,7 +134,7 @@ class Table:
                 return choice
         close = nearest(word, allowed)
         hint = f"{one_of(allowed)}{f'; {close}' if close else ''}"
-        raise self._fault(below, f'"{printable(word)}" is not a value for {key}', hint)
+        raise self._fault(below, f'"{on_one_line(word)}" is not a value for {key}', hint)
 
 
 def _hint(key: str, value: Any, known: Collection[str]) -> str:
