@@ -65,6 +65,7 @@ def rollout(
     from disagg.fleet.rollout.policy import RolloutSettings
     from disagg.fleet.rollout.rollout import Rollout
 
+    require_answer("rollout --undo" if undo else "rollout", "changes", yes=yes, as_json=as_json)
     fleet = settings(context).fleet()
     hosts, state = choose(fleet, **settings(context).selection), State.of(fleet)
     progress = DeployProgress(stderr())
@@ -83,7 +84,8 @@ def rollout(
         hooks=hook_runner(fleet, "rollout"),
     )
     planned = [] if undo else _planned(fleet, work, as_json)
-    _ask(work, planned, yes=yes, as_json=as_json, undo=undo)
+    if not yes:
+        _ask(work, planned, undo=undo)
     try:
         report = work.undo() if undo else work.run(planned)
     except KeyboardInterrupt:
@@ -135,15 +137,12 @@ def _planned(fleet: Fleet, work: Rollout, as_json: bool) -> list[DeployResult]:
     raise typer.Exit(exit_code(planned))
 
 
-def _ask(work: Rollout, planned: Sequence[DeployResult], *, yes: bool, as_json: bool, undo: bool) -> None:
-    """Ask a person at a terminal, after the plan. UsageError if there is none and --yes does not answer."""
+def _ask(work: Rollout, planned: Sequence[DeployResult], *, undo: bool) -> None:
+    """Ask a person at a terminal, after the plan."""
     from disagg.cli.views.fleet.deploy import plan_view
     from disagg.cli.views.fleet.hooks import hooks_view
     from disagg.units import counted
 
-    require_answer("rollout", "changes", yes=yes, as_json=as_json)
-    if yes:
-        return
     console = error_console()
     if planned:
         console.print(plan_view(planned), *hooks_view(hook_runner(work.fleet, "rollout").planned("deploy", "restart")))
