@@ -48,17 +48,23 @@ pytestmark = [pytest.mark.timeout(900)]
 
 
 @pytest.fixture(scope="module")
-def fleet(machines: Bed, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Operator]:
-    """Deployed and started. Afterwards nothing runs on any host."""
+def deployed(machines: Bed, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Operator]:
+    """Deployed, and nothing runs yet. Afterwards nothing runs on any host."""
     machines.need_links()
     with machines.entered():
         made = operator(machines, tmp_path_factory.mktemp("operator"))
         assert {one["why"] for one in made.status(3).values()} == {"nothing is deployed there"}
         made.run("deploy", "--yes", timeout=PATIENCE_S)
-        made.run("start", "--timeout", PATIENCE_S, timeout=PATIENCE_S + 60)
         yield made
         made.run("stop", "--all")
         assert not servers(machines)
+
+
+@pytest.fixture(scope="module")
+def fleet(deployed: Operator) -> Operator:
+    """Started."""
+    deployed.run("start", "--timeout", PATIENCE_S, timeout=PATIENCE_S + 60)
+    return deployed
 
 
 def servers(bed: Bed) -> list[str]:
@@ -82,6 +88,46 @@ def _command(process: psutil.Process) -> list[str]:
         return process.cmdline()
     except psutil.NoSuchProcess:
         return []
+
+
+def test_a_port_that_another_program_has_is_named_with_the_program(deployed: Operator) -> None:
+    listener = ["python3", "-c", "import socket, time; s = socket.create_server(('0.0.0.0', 8000)); time.sleep(600)"]
+    host = deployed.bed.hosts[PREFILL]
+    inside = [
+        "nsenter",
+        "-t",
+        str(host.init),
+        "-m",
+        "-n",
+        "-u",
+        "-p",
+        "setpriv",
+        "--reuid=2000",
+        "--regid=2000",
+        "--clear-groups",
+    ]
+    with subprocess.Popen([*inside, *listener], start_new_session=True) as other:
+        try:
+            wait_until(lambda: _listens(host.address, 8000), 60, "the other program to listen")
+            refused = " ".join(printed_by(deployed.run("start", "--host", PREFILL, code=1)).split())
+            assert "port 8000 there is in use by python3 (pid " in refused
+            status = deployed.status(3, "--host", PREFILL, "--timeout", 4)[PREFILL]
+            assert status["state"] == "foreign" and "python3 (pid" in status["why"]
+        finally:
+            os.killpg(other.pid, signal.SIGKILL)
+
+
+def _listens(address: str, port: int) -> bool:
+    try:
+        socket.create_connection((address, port), 1).close()
+    except OSError:
+        return False
+    return True
+
+
+def printed_by(done: subprocess.CompletedProcess[str]) -> str:
+    """The table on stdout, then the errors on stderr."""
+    return done.stdout + done.stderr
 
 
 class FirstAnswers(NamedTuple):
@@ -284,53 +330,13 @@ async def hand_off(fleet: Operator, to: KVAddress) -> ShippedEvent:
         return await calls.closing_event(http, calls.EventCall(host, "/prefill", body, "false"), ShippedEvent)
 
 
-def printed_by(done: subprocess.CompletedProcess[str]) -> str:
-    """The table on stdout, then the errors on stderr."""
-    return done.stdout + done.stderr
-
-
-def test_a_port_that_another_program_has_is_named_with_the_program(fleet: Operator) -> None:
-    fleet.run("stop", "--host", PREFILL)
-    listener = ["python3", "-c", "import socket, time; s = socket.create_server(('0.0.0.0', 8000)); time.sleep(600)"]
-    host = fleet.bed.hosts[PREFILL]
-    inside = [
-        "nsenter",
-        "-t",
-        str(host.init),
-        "-m",
-        "-n",
-        "-u",
-        "-p",
-        "setpriv",
-        "--reuid=2000",
-        "--regid=2000",
-        "--clear-groups",
-    ]
-    with subprocess.Popen([*inside, *listener], start_new_session=True) as other:
-        try:
-            wait_until(lambda: _listens(host.address, 8000), 60, "the other program to listen")
-            refused = " ".join(printed_by(fleet.run("start", "--host", PREFILL, code=1)).split())
-            assert "port 8000 there is in use by python3 (pid " in refused
-            status = fleet.status(3, "--host", PREFILL, "--timeout", 4)[PREFILL]
-            assert status["state"] == "foreign" and "python3 (pid" in status["why"]
-        finally:
-            os.killpg(other.pid, signal.SIGKILL)
-
-
-def _listens(address: str, port: int) -> bool:
-    try:
-        socket.create_connection((address, port), 1).close()
-    except OSError:
-        return False
-    return True
-
-
 def test_a_server_that_never_becomes_healthy_is_slow_and_left_running(fleet: Operator) -> None:
-    slow = printed_by(fleet.run("start", "--host", PREFILL, "--timeout", 0, code=3))
+    slow = printed_by(fleet.run("start", "--host", DECODE, "--timeout", 0, code=3))
     assert "slow" in slow and "it was left running" in " ".join(slow.split())
-    loading = fleet.status(3, "--host", PREFILL)[PREFILL]
+    loading = fleet.status(3, "--host", DECODE)[DECODE]
     assert loading["state"] in ("loading", "silent") and loading["pid"] and loading["why"]
-    assert "started" in fleet.run("start", "--timeout", PATIENCE_S).stdout, "the one that crashed has its model again"
+    shown = fleet.run("start", "--timeout", PATIENCE_S).stdout
+    assert shown.count("unchanged") == 4, "the one that had crashed has its model again, and becomes healthy"
 
 
 def test_another_token_is_found_out(fleet: Operator) -> None:

@@ -85,10 +85,11 @@ def install_uv(home: Path) -> None:
 
 
 def leave_compiling_to_imports(home: Path) -> None:
-    """pip would compile every module of torch and transformers: minutes, of which the servers need seconds."""
+    """pip would compile every module of transformers: minutes, of which the server needs seconds. Nor need it keep what
+    it has downloaded."""
     settings = home / ".config/pip/pip.conf"
     settings.parent.mkdir(parents=True, exist_ok=True)
-    settings.write_text("[install]\ncompile = no\n")
+    settings.write_text("[install]\ncompile = no\nno-cache-dir = true\n")
 
 
 def hosts_toml(bed: Bed, index: str) -> str:

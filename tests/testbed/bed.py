@@ -66,8 +66,12 @@ class BedHost:
         """What runs on this host, as seen from here. On loopback: all that runs here."""
         if not self.link:
             return list(psutil.process_iter())
-        namespace = network.namespace(self.init, "pid")
-        return [process for process in psutil.process_iter() if network.namespace(process.pid, "pid") == namespace]
+        namespace, found = network.namespace(self.init, "pid"), []
+        for one in Path("/proc").iterdir():  # psutil would read files of every process of this machine
+            if one.name.isdigit() and network.namespace(one.name, "pid") == namespace:
+                with suppress(psutil.NoSuchProcess):
+                    found.append(psutil.Process(int(one.name)))
+        return found
 
     def command_lines(self) -> list[str]:
         """The command line of every process on this host."""
