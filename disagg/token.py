@@ -18,6 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from disagg.config import Fleet
+from disagg.config.home import home
 from disagg.errors import ConfigError
 
 TOKEN_FILE_VARIABLE = "DISAGG_TOKEN_FILE"
@@ -27,8 +28,9 @@ MIN_TOKEN = 22
 
 
 def state_folder(fleet: Fleet) -> Path:
-    """$XDG_STATE_HOME/disagg/NAME-HASH: pids and logs of this fleet on this machine."""
-    base = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
+    """$XDG_STATE_HOME/disagg/NAME-HASH: pids and logs of this fleet on this machine. ConfigError without a home."""
+    named = Path(os.environ.get("XDG_STATE_HOME", ""))
+    base = named if named.is_absolute() else home() / ".local" / "state"  # as its specification says
     return base / "disagg" / f"{fleet.name}-{hashlib.sha256(str(fleet.path.resolve()).encode()).hexdigest()[:8]}"
 
 

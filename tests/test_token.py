@@ -12,6 +12,7 @@ from disagg.token import (
     Tokens,
     fleet_token,
     read_tokens,
+    state_folder,
 )
 from tests.cli.commandline import write_fleet
 
@@ -102,3 +103,23 @@ def test_the_token_of_a_fleet_on_other_machines_is_made_by_deploy(
     with pytest.raises(ConfigError) as caught:
         fleet_token(load(Path(__file__).parents[1] / "hosts.toml"))
     assert caught.value.hint.startswith("run `disagg deploy`;")
+
+
+def test_without_a_home_folder_the_error_names_the_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    fleet = load(write_fleet(tmp_path))
+    monkeypatch.setattr(Path, "home", no_home)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    assert state_folder(fleet).parent == tmp_path / "disagg"
+    monkeypatch.delenv("XDG_STATE_HOME")
+    with pytest.raises(ConfigError, match="this user has no home folder") as caught:
+        state_folder(fleet)
+    assert "HOME" in caught.value.hint
+
+
+def test_a_state_folder_does_not_follow_the_working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_STATE_HOME", "state")
+    assert state_folder(load(write_fleet(tmp_path))).parent == tmp_path / ".local" / "state" / "disagg"

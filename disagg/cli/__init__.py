@@ -18,7 +18,7 @@ def main() -> None:
     """
     default = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if default:
-        signal.signal(signal.SIGINT, _exit_at_once)
+        signal.signal(signal.SIGINT, _exit_while_importing)
     from disagg.cli.app import main as run
 
     try:
@@ -48,6 +48,13 @@ def _exit_beside_threads(code: str | int | None) -> None:
         with suppress(OSError, ValueError):  # closed, or nobody reads it
             flush()
     os._exit(code or 0)
+
+
+def _exit_while_importing(*_: object) -> None:
+    words = sys.argv[1:]
+    if "--json" in (words[: words.index("--")] if "--" in words else words):
+        os.write(1, b'{"error": {"code": "Cancelled", "message": "interrupted", "hint": ""}}\n')
+    _exit_at_once()
 
 
 def _exit_at_once(*_: object) -> None:

@@ -120,6 +120,10 @@ def _run(arguments: Sequence[str]) -> int:
     except BrokenPipeError:  # the reader of our output has closed it, as `head` does
         _discard_stdout()
         return _CLOSED_PIPE
+    except SystemExit as end:  # rich's answer to a closed pipe, in which typer prints help texts
+        if isinstance(end.__context__, BrokenPipeError):
+            return _CLOSED_PIPE
+        raise
     except OSError as error:
         if error.errno not in _NO_SPACE or error.filename is not None:
             raise

@@ -7,6 +7,7 @@ tables/    the rules of [hosts.*], [models.*], [deploy] and [hooks]
 toml/      TOML read key by key, with errors that point at line and column
 search     which hosts.toml is meant if none is named
 key        the key of a server that somebody else runs
+home       the home folders of users
 addresses  which names, addresses and model sources are valid
 render     Fleet -> the text of a hosts.toml for another machine, and its hash
 starter    the file that `disagg init` writes

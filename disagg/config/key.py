@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 from typing import Final
 
+from disagg.config.home import expanded
 from disagg.config.schema import EngineOptions
 from disagg.errors import ConfigError
 
@@ -18,7 +19,7 @@ def key_of(engine: EngineOptions, server: str) -> str:
     if engine.key_variable:
         place, key = f"${engine.key_variable}", os.environ.get(engine.key_variable, "").strip()
     elif engine.key_file:
-        place, key = engine.key_file, _read(server, Path(engine.key_file).expanduser())
+        place, key = engine.key_file, _read(server, expanded(engine.key_file))
     else:
         return ""
     if not key:

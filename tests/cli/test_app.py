@@ -123,7 +123,7 @@ def test_output_into_a_closed_pipe_is_no_traceback(tmp_path: Path, monkeypatch: 
     assert done.stderr == ""
 
 
-@pytest.mark.parametrize("rest", [["--json"], []])
+@pytest.mark.parametrize("rest", [["--json"], [], ["--help"]])
 def test_a_closed_pipe_exits_as_other_unix_tools_do(rest: list[str], tmp_path: Path) -> None:
     reading, writing = os.pipe()
     os.close(reading)
@@ -143,7 +143,8 @@ def test_a_system_error_that_is_not_a_full_output_stays_a_fault(monkeypatch: pyt
         app.main(["anything"])
 
 
-def test_ctrl_c_during_the_imports_ends_without_a_traceback() -> None:
+@pytest.mark.parametrize("words", [["status"], ["status", "--json"], ["exec", "--", "tool", "--json"]])
+def test_ctrl_c_during_the_imports_ends_without_a_traceback(words: list[str]) -> None:
     script = (
         "import os, signal, sys\nimport disagg.cli\n"
         "class Interrupting:\n"
@@ -151,8 +152,13 @@ def test_ctrl_c_during_the_imports_ends_without_a_traceback() -> None:
         "        if name == 'typer':\n            os.kill(os.getpid(), signal.SIGINT)\n"
         "sys.meta_path.insert(0, Interrupting())\ndisagg.cli.main()"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    argv = [sys.executable, "-c", script, *words]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 130 and done.stderr == "interrupted\n"
+    if app.wants_json(words):
+        assert json.loads(done.stdout)["error"]["code"] == "Cancelled"
+    else:
+        assert done.stdout == ""
 
 
 def test_what_is_imported_before_ctrl_c_is_handled_is_small() -> None:

@@ -16,6 +16,7 @@ from disagg.api.base import InvalidValue
 from disagg.cli.chat.commands import ChatCommand, message_of, parse
 from disagg.cli.chat.conversation import Conversation
 from disagg.cli.chat.private import replace_private
+from disagg.config.home import expanded
 from disagg.errors import ContextLengthExceeded, DisaggError, UsageError
 
 if TYPE_CHECKING:
@@ -120,10 +121,10 @@ class Session:
                 self.conversation = self.conversation.cleared()
                 self._view.note("A new conversation.")
             case "save":
-                _write(Path(argument).expanduser(), self.conversation)
+                _write(expanded(argument), self.conversation)
                 self._view.note(f"Saved to {argument}.")
             case "load":
-                self._load(Path(argument).expanduser())
+                self._load(expanded(argument))
         return True
 
     def _model(self, name: str) -> None:

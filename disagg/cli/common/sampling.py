@@ -9,9 +9,10 @@ from typing import Annotated, Any
 
 import typer
 
-from disagg.api.requests import DEFAULT_DEADLINE_S, MAX_DEADLINE_S
+from disagg.api.base import bounds
+from disagg.api.requests import DEFAULT_DEADLINE_S, GenerateBody
 from disagg.api.sampling import Sampling
-from disagg.cli.common.options import sampling_option
+from disagg.cli.common.options import sampling_option, within
 from disagg.errors import ContextLengthExceeded, DisaggError, KVMemoryExceeded, RequestError
 
 MaxTokens = Annotated[int, sampling_option("max_tokens")]
@@ -23,8 +24,14 @@ RepetitionPenalty = Annotated[float, sampling_option("repetition_penalty", "X")]
 Seed = Annotated[int | None, sampling_option("seed")]
 Stop = Annotated[list[str] | None, sampling_option("stop", "TEXT")]
 Logprobs = Annotated[int | None, sampling_option("logprobs")]
+_SECONDS = bounds(GenerateBody, "deadline_s")
 Timeout = Annotated[
-    float, typer.Option(metavar="S", help=f"Seconds until the answer must be complete, at most {MAX_DEADLINE_S:g}.")
+    float,
+    typer.Option(
+        metavar="S",
+        help=f"Seconds until the answer must be complete. {_SECONDS.text.capitalize()}.",
+        callback=within(_SECONDS),
+    ),
 ]
 
 _DEFAULTS = Sampling()

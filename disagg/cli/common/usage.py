@@ -22,7 +22,7 @@ def usage_message(error: Any) -> str:
     """The message of click's UsageError: `--port: at most 65535 (got 99999)`, `no such option: --nope`."""
     match = re.fullmatch(r"Invalid value for (.*?): (.*)", error.format_message(), re.DOTALL)
     if match is None:
-        message = str(error.format_message())
+        message = " ".join(str(error.format_message()).split())
         return message[:1].lower() + message[1:].rstrip(".")
     option, reason = match[1].replace("'", ""), match[2]
     for theirs, ours in _OURS:

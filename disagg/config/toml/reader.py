@@ -23,6 +23,8 @@ _SYNTAX_HINTS = {  # how tomli's message begins -> how to fix it
     "Cannot declare": "this table is opened twice: keep one",
     "Expected ']' at the end of a table": f'a ] is missing, or quotes: {_QUOTES}, as in [models."qwen3-coder:30b"]',
     "Expected '=' after a key": f"a line reads key = value; {_QUOTES}",
+    "Unclosed array": "a closing ] is missing",
+    "Expected ']]'": "a table of this file begins with one [, as in [hosts.dgx-spark-1]",
     "Expected newline": "one key = value on a line; text needs quotes",
     "Illegal character '\\n'": "a closing quote is missing",
     "Unterminated string": "a closing quote is missing",

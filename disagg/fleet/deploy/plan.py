@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Final
 
 from disagg.config import Host
+from disagg.config.home import expanded
 from disagg.fleet.changes.links import move_argv, service_moves, service_release, switch_moves
 from disagg.fleet.changes.pending import described
 from disagg.fleet.deploy.packages.environment import Environment
@@ -240,7 +240,7 @@ def _service_steps(desired: TargetState, facts: HostFacts) -> Iterator[Step]:
 def ssh_line(host: Host) -> str:
     """The ssh command to the host with a terminal, for a hint: with what hosts.toml states about it."""
     port = ["-p", str(host.ssh_port)] if host.ssh_port is not None else []
-    key = ["-i", str(Path(host.key).expanduser())] if host.key is not None else []
+    key = ["-i", str(expanded(host.key))] if host.key is not None else []
     place = f"{host.user}@{host.address}" if host.user is not None else host.address
     return " ".join(["ssh", "-t", *map(shlex.quote, (*port, *key, place))])
 

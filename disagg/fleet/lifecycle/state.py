@@ -146,6 +146,11 @@ class State:
 
     def tokens(self) -> tuple[str, ...]:
         """The fleet's tokens, the current one first; ConfigError if there is none."""
+        if self.makes_token and not self.has_token():
+            raise ConfigError(
+                f"there is no fleet token in {self.token_file}",
+                "disagg start makes one for local hosts, disagg deploy for others; on a second machine copy the file",
+            )
         return read_tokens(self.token_file)
 
     def has_token(self) -> bool:

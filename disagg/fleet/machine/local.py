@@ -8,10 +8,10 @@ import signal
 import subprocess
 import time
 from contextlib import suppress
-from pathlib import Path
 from threading import Thread
 from typing import IO
 
+from disagg.config.home import home
 from disagg.errors import FleetError
 from disagg.fleet.machine import interruption, shell
 from disagg.fleet.machine.output import OutputStream
@@ -42,7 +42,7 @@ class LocalMachine(ShellMachine):
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 start_new_session=True,
-                cwd=Path.home(),
+                cwd=home(),
             )
         except OSError as error:
             raise FleetError(f"{self._name}: cannot run /bin/sh here: {error.strerror}") from error

@@ -5,6 +5,7 @@ A key is shown once, when it is made. The fleet's own token is never one of them
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import itertools
@@ -26,6 +27,7 @@ from disagg.errors import ConfigError, UsageError
 from disagg.token import keys_path
 
 PREFIX: Final = "sk-disagg-"
+_FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 MAX_NAME: Final = 64
 
 PerMinute = Annotated[int, Meta(ge=1)]
@@ -144,20 +146,30 @@ class KeyFile:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with self.path.with_suffix(".lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            yield
+        """Hold the file's lock. Raises ConfigError, also for an OSError of the block: nothing was changed then."""
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            with self.path.with_suffix(".lock").open("w") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                yield
+        except OSError as error:
+            hint = "free space on that disk" if error.errno in _FULL else "check that folder and its owner"
+            raise ConfigError(f"cannot write the keys to {self.path}: {error.strerror}", hint) from error
 
     def _write(self, keys: tuple[Key, ...]) -> None:
         """Replace the file in one step: a reader sees the old keys or the new ones."""
-        self.require()
         new = self.path.with_suffix(".new")
         new.unlink(missing_ok=True)
-        with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-            file.write(written(keys))
-            os.fsync(file.fileno())
-        new.replace(self.path)
+        try:
+            with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+                file.write(written(keys))
+                os.fsync(file.fileno())
+            self.require()
+            new.replace(self.path)
+        except OSError:
+            with suppress(OSError):  # the first failure is the one to report
+                new.unlink()
+            raise
 
 
 def parsed(data: bytes, name: str) -> tuple[Key, ...]:

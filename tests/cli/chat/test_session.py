@@ -195,12 +195,11 @@ async def test_what_is_no_regular_file_is_neither_read_nor_replaced(tmp_path: Pa
 async def test_a_file_that_is_no_conversation_changes_nothing(tmp_path: Path) -> None:
     (tmp_path / "bad").write_text("{}")
     (tmp_path / "gone").write_text('{"model": "gone"}')
-    session, screen = await talk(
-        Answers(), f"/load {tmp_path}/none", f"/load {tmp_path}/bad", f"/load {tmp_path}/gone", f"/save {tmp_path}/no/x"
-    )
+    wrong = [f"/load {tmp_path}/{name}" for name in ("none", "bad", "gone")]
+    session, screen = await talk(Answers(), *wrong, f"/save {tmp_path}/no/x", "/save ~nobody-here/x")
     assert session.conversation == Conversation("qwen")
     flat = "".join(screen.split())  # the paths are long, so a line may break in any place
-    assert all(text in flat for text in ("cannotread", "isnoconversation", "gone", "cannotwrite"))
+    assert all(text in flat for text in ("cannotread", "isnoconversation", "gone", "cannotwrite", "nohomefolder"))
 
 
 def test_a_pipe_is_one_message_and_its_answer(

@@ -18,6 +18,10 @@ from disagg.errors import UsageError
         ("serve --port 99999", "--port: at most 65535 (got 99999)"),
         ("logs -n 0", "-n / --lines: at least 1 (got 0)"),
         ("generate --xyz", "no such option: --xyz"),
+        (
+            "gateway endpoints",
+            "missing option '--format'. Choose from: smg, llm-d, litellm, prometheus",
+        ),
     ],
 )
 def test_a_wrong_option_is_named_with_its_range_and_what_was_given(line: str, message: str) -> None:

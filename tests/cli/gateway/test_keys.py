@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
+import os
 import socket
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -183,3 +185,28 @@ def test_in_80_columns_no_model_and_no_date_of_a_key_is_cut(monkeypatch: pytest.
     for text in (*models, "0123abcd", "requests", "tokens", "1970-01-01", "2001-09-09"):
         assert text in out
     assert "…" not in out and max(map(len, out.splitlines())) <= 80
+
+
+def test_a_key_that_cannot_be_kept_is_one_error_and_leaves_nothing(
+    config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    file = KeyFile.of(load(config))
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", full)
+        assert run("keys", "add", "editor", "--config", config) == 2
+    out, err = capsys.readouterr()
+    told = " ".join(err.split())
+    assert out == "" and "cannot write the keys to" in told and told.endswith("hint: free space on that disk")
+    assert not file.required and [path.name for path in file.path.parent.iterdir()] == ["keys.lock"]
+
+
+def test_keys_in_a_folder_that_cannot_be_made_are_one_error(
+    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
+    assert run("keys", "add", "editor", "--config", config) == 2
+    assert "cannot write the keys to" in " ".join(capsys.readouterr().err.split())

@@ -142,3 +142,16 @@ def test_text_that_overstrains_the_parser_is_refused(text: str) -> None:
     with pytest.raises(ConfigError) as caught:
         parse(text, "f")
     assert caught.value.message.startswith("f")
+
+
+@pytest.mark.parametrize(
+    ("text", "hint"),
+    [
+        ('roles = ["prefill"', "a closing ] is missing"),
+        ("[[hosts.a]\n", "a table of this file begins with one [, as in [hosts.dgx-spark-1]"),
+    ],
+)
+def test_a_bracket_that_is_missing_has_a_hint(text: str, hint: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse(text, "hosts.toml")
+    assert caught.value.hint == hint

@@ -6,9 +6,10 @@ import os
 import pwd
 import shlex
 from collections.abc import Sequence
-from pathlib import Path
+from contextlib import suppress
 
 from disagg.config import Host
+from disagg.config.home import home
 from disagg.errors import UsageError
 from disagg.fleet.machine.ssh.settings import settings_for
 
@@ -37,5 +38,11 @@ def ssh_command(host: Host, command: Sequence[str] = (), *, terminal: bool = Fal
 
 def _configuration() -> list[str]:
     """ssh takes the account's home folder, not $HOME: name the file if they differ."""
-    own = Path.home() / ".ssh" / "config"
-    return ["-F", str(own)] if own.is_file() and str(Path.home()) != pwd.getpwuid(os.getuid()).pw_dir else []
+    own = home() / ".ssh" / "config"
+    return ["-F", str(own)] if own.is_file() and str(home()) != _home_of_account() else []
+
+
+def _home_of_account() -> str:
+    with suppress(KeyError):  # ssh itself refuses a user without an account
+        return pwd.getpwuid(os.getuid()).pw_dir
+    return ""

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from disagg.config import Host
+from disagg.config.home import expanded, home
 from disagg.errors import FleetError
 from disagg.fleet.machine.ssh.known_hosts import host_name
 
@@ -100,17 +101,18 @@ class _Target:
 def _hop(config: paramiko.SSHConfig, target: _Target, depth: int = 0) -> HopSettings:
     if depth > _MAX_JUMPS:
         raise FleetError(f"ProxyJump in ~/.ssh/config is circular at {target.name}", f"ssh -G {target.name}")
+    own_name = _own_name()  # without one, paramiko fails to look anything up
     options = config.lookup(target.name)
     address = options.get("hostname", target.name)
     number = target.port or _number(options, "port", 22)
-    explicit = Path(target.key).expanduser() if target.key else None
+    explicit = expanded(target.key) if target.key else None
     jump = options.get("proxyjump", "none")
     proxy_command = options.get("proxycommand", "none")
-    named = tuple(Path(path).expanduser() for path in options.get("identityfile", ()))
+    named = tuple(expanded(path) for path in options.get("identityfile", ()))
     return HopSettings(
         address=address,
         port=number,
-        user=target.user or options.get("user") or getpass.getuser(),
+        user=target.user or options.get("user") or own_name,
         known_as=options["hostkeyalias"].lower() if "hostkeyalias" in options else host_name(address, number),
         identities=(explicit,) if explicit else named or _default_identities(),
         identities_only=explicit is not None or options.get("identitiesonly", "no").lower() == "yes",
@@ -138,6 +140,13 @@ def _jump(config: paramiko.SSHConfig, jump: str, towards: str, depth: int) -> Ho
     return before
 
 
+def _own_name() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError) as error:
+        raise FleetError("this user has no name to log in with", "set USER to one") from error
+
+
 def _number(options: dict[str, Any], key: str, default: int) -> int:
     try:
         return int(options.get(key, default))
@@ -146,7 +155,7 @@ def _number(options: dict[str, Any], key: str, default: int) -> int:
 
 
 def _default_identities() -> tuple[Path, ...]:
-    folder = Path.home() / ".ssh"
+    folder = home() / ".ssh"
     return tuple(folder / f"id_{kind}" for kind in ("ed25519", "ecdsa", "rsa"))
 
 
@@ -154,11 +163,11 @@ def _known_hosts_files(options: dict[str, Any]) -> tuple[Path, ...]:
     """The user's files first: `disagg trust` writes to the first one."""
     user = shlex.split(options.get("userknownhostsfile", "~/.ssh/known_hosts ~/.ssh/known_hosts2"))
     everyone = shlex.split(options.get("globalknownhostsfile", "/etc/ssh/ssh_known_hosts /etc/ssh/ssh_known_hosts2"))
-    return tuple(Path(path).expanduser() for path in (*user, *everyone) if path.lower() != "none")
+    return tuple(expanded(path) for path in (*user, *everyone) if path.lower() != "none")
 
 
 def _config_lines() -> Iterator[str]:
-    for path in (Path.home() / ".ssh/config", SYSTEM_CONFIG):
+    for path in (home() / ".ssh/config", SYSTEM_CONFIG):
         yield "Host *"
         yield from _lines(path, "Host *", 0)
 
@@ -180,7 +189,7 @@ def _lines(path: Path, block: str, depth: int) -> Iterator[str]:
         if keyword.lower() != "include":
             yield line.rstrip("\n")
             continue
-        base = path.parent if path.is_relative_to("/etc") else Path.home() / ".ssh"
+        base = path.parent if path.is_relative_to("/etc") else home() / ".ssh"
         for pattern in shlex.split(rest):
             for included in _glob(pattern, base):
                 yield from _lines(included, block, depth + 1)
@@ -188,5 +197,5 @@ def _lines(path: Path, block: str, depth: int) -> Iterator[str]:
 
 
 def _glob(pattern: str, base: Path) -> list[Path]:
-    path = base / Path(pattern).expanduser()
+    path = base / expanded(pattern)
     return sorted(Path("/").glob(str(path.relative_to("/"))))

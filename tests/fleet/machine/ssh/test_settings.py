@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import os
 import re
 import shutil
@@ -209,3 +210,13 @@ def test_a_key_with_a_passphrase_works_through_the_agent(bed: Bed, agent: None, 
     machine = SSHMachine(replace(bed.host("dgx-spark-1"), key=str(key)))
     assert machine.run(["true"]).ok
     machine.close()
+
+
+def test_a_user_without_a_name_has_to_give_one(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_name() -> str:
+        raise KeyError("getpwuid(): uid not found: 12345")
+
+    write("")
+    monkeypatch.setattr(getpass, "getuser", no_name)
+    with pytest.raises(FleetError, match="this user has no name to log in with"):
+        settings_for(host("spark"))
