@@ -44,7 +44,7 @@ def verify(
         int | None, typer.Option(min=1, metavar="N", help="With --here: prompt tokens per prefill chunk.")
     ] = None,
     dtype: Annotated[DTypeName | None, typer.Option(help="With --here: of weights, KV and compute.")] = None,
-    timeout: Annotated[float, seconds_option(1, "Seconds for all of it.")] = 1800.0,
+    timeout: Annotated[float, seconds_option(1, "Seconds for the whole command.")] = 1800.0,
     engine: Annotated[
         PrefillEngineName | None,
         typer.Option(

@@ -108,7 +108,7 @@ class AnswerResponse(Response):
                 last = self._writer.end(self._outcome.in_order)
             except Cancelled:
                 raise
-            except Exception as error:  # noqa: BLE001 - whatever failed, the caller is told
+            except Exception as error:  # noqa: BLE001 - whatever failed, the caller gets its message
                 self._outcome.error = problem = problem_of_any(error)
                 if not exchange.started:
                     await self._send_problem(problem, exchange)
@@ -122,7 +122,7 @@ class AnswerResponse(Response):
                 async for event in events:
                     self._outcome.note(event)
                 body = self._writer.whole(self._outcome.in_order)
-            except Exception as error:  # noqa: BLE001 - whatever failed, the caller is told
+            except Exception as error:  # noqa: BLE001 - whatever failed, the caller gets its message
                 self._outcome.error = problem = problem_of_any(error)
                 await self._send_problem(problem, exchange)
                 return

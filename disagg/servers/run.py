@@ -22,7 +22,7 @@ from disagg.http.connections import ConnectionBounds
 from disagg.http.protocol import Encryption
 from disagg.http.server import BoundedServer
 from disagg.servers.health.monitor import Monitor, Problems
-from disagg.servers.health.watchdog import Watchdog, promise
+from disagg.servers.health.watchdog import Watchdog, notify_ready
 from disagg.servers.http.app import build
 from disagg.servers.http.sse import unfinished
 from disagg.servers.service import AnyService
@@ -146,7 +146,7 @@ async def _load(service: AnyService, server: uvicorn.Server) -> None:
     except BaseException:  # also a cancellation: a server that cannot load ends
         server.should_exit = True
         raise
-    promise()
+    notify_ready()
     if not service.health().verified:
         hint = f"not verified: run disagg verify {service.model.name}"
         logs.event(logging.WARNING, "not_verified", model=service.model.name, hint=hint)

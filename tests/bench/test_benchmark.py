@@ -207,7 +207,7 @@ async def test_hosts_are_described_as_their_servers_report_them(tiny_fleet: Runn
     assert prefill.host.versions.keys() >= {"disagg", "torch"} and not prefill.host.simulated
 
 
-async def test_a_simulated_fleet_says_what_it_played_and_this_machines_power_is_not_its(
+async def test_a_simulated_fleet_says_what_it_simulated_and_this_machines_power_is_not_its(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = []

@@ -94,7 +94,7 @@ def test_a_sentence_says_where_it_loses_from_where_it_wins_and_by_how_much() -> 
     )
 
 
-def test_a_mixed_picture_is_told_length_by_length() -> None:
+def test_a_mixed_picture_is_described_length_by_length() -> None:
     text = headline({100: (1.0, 2.0, 2.0), 200: (1.0, 0.5, 2.0), 400: (1.0, 2.0, 1.0)})
     assert text == (
         "Disaggregation wins at 100 prompt tokens, loses to a machine alone at 200 prompt tokens, "

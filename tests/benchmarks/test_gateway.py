@@ -38,7 +38,7 @@ def test_what_the_gateway_adds_is_judged_by_pairs_not_by_the_medians_of_each_way
     assert found["client"]["ttft_ms"] == pytest.approx(300.0)
 
 
-def test_what_is_the_gateway_s_own_is_told_by_its_answers_alone() -> None:
+def test_what_is_the_gateway_s_own_is_recognised_by_its_answers_alone() -> None:
     """Whatever the client's answers of the same pairs took."""
     pairs = [Pair(Times(wait, 0.010), Times(0.104, 0.0102, Times(0.102, 0.010))) for wait in (0.05, 0.15)]
     found = figures(pairs)

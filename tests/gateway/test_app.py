@@ -357,7 +357,7 @@ async def test_a_failed_request_is_logged_as_failed_with_its_error_and_none_of_i
     [ended] = [record for record in caplog.records if record.message == "request_ended"]
     fields = getattr(ended, "fields")  # noqa: B009 - set by `extra`
     assert (fields["state"], fields["error_code"], fields["error"]) == ("failed", code, text)
-    assert answer.json()["error"]["message"] == str(error), "its caller is told everything"
+    assert answer.json()["error"]["message"] == str(error), "its caller gets the whole message"
 
 
 async def test_a_method_that_a_path_does_not_have_is_answered_with_those_that_it_has() -> None:

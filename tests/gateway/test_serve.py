@@ -84,7 +84,7 @@ async def test_idle_connections_make_room_for_new_ones(monkeypatch: pytest.Monke
             writer.close()
 
 
-async def test_a_caller_without_a_place_is_told_so_and_health_is_still_answered() -> None:
+async def test_a_caller_without_a_place_is_refused_and_health_is_still_answered() -> None:
     full = ConnectionBounds(connections=1)
     async with (
         running(FakeClient("one ", 60.0), full) as gateway,

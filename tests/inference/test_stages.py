@@ -1,4 +1,4 @@
-"""Which stages a request's watcher is told, from what arrives of its answer."""
+"""Which stages are reported to a request's watcher, from what arrives of its answer."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_a_phase_that_a_host_reports_becomes_one_of_four(reported: str, phase: P
     assert phase_of(reported) == phase
 
 
-def test_a_watcher_is_told_each_stage_once_with_its_hosts_and_tokens() -> None:
+def test_a_watcher_gets_each_stage_once_with_its_hosts_and_tokens() -> None:
     watcher = Watcher()
     one = answer(watcher)
     one.begin(HANDED_OFF, 0.0)

@@ -238,8 +238,8 @@ def test_a_host_whose_link_is_cut_hides_no_other(fleet: Operator) -> None:
 
 
 def test_a_watch_tells_a_command_when_a_host_goes_down_and_when_it_is_back(fleet: Operator) -> None:
-    told = fleet.folder / "told"
-    run = f'echo "$DISAGG_HOST $DISAGG_CHANGE" >>{told}'
+    changes = fleet.folder / "changes"
+    run = f'echo "$DISAGG_HOST $DISAGG_CHANGE" >>{changes}'
     argv = fleet.argv("watch", "--every", "0.5", "--host", OTHER_PREFILL, "--json", "--run", run)
     lines: list[str] = []
 
@@ -254,17 +254,17 @@ def test_a_watch_tells_a_command_when_a_host_goes_down_and_when_it_is_back(fleet
                 wait_until(lambda: last("down"), PATIENCE_S, "the host to be down")
             wait_until(lambda: last("up"), PATIENCE_S, "the host to be back")
             wait_until(
-                lambda: told.exists() and told.read_text().endswith(" up\n"), PATIENCE_S, "the command to be told"
+                lambda: changes.exists() and changes.read_text().endswith(" up\n"), PATIENCE_S, "the command to run"
             )
         finally:
             watching.send_signal(signal.SIGINT)
             reader.join(60)
     assert watching.returncode == 130
-    assert told.read_text().startswith(f"{OTHER_PREFILL} down\n")
+    assert changes.read_text().startswith(f"{OTHER_PREFILL} down\n")
     assert json.loads(lines[0])["why"], "the reason that status shows"
 
 
-def test_a_changed_hosts_toml_is_told_of_and_a_restart_picks_the_new_release_up_with_hooks_around_both(
+def test_a_changed_hosts_toml_is_reported_and_a_restart_picks_the_new_release_up_with_hooks_around_both(
     fleet: Operator,
 ) -> None:
     old, new = "max_batch = 16\nmax_kv_bytes", "max_batch = 8\nmax_kv_bytes"
@@ -283,8 +283,8 @@ def test_a_changed_hosts_toml_is_told_of_and_a_restart_picks_the_new_release_up_
         refused = printed_by(fleet.run("start", "--host", DECODE, code=1))
         assert "still runs release" in refused and f"disagg restart --host {DECODE}" in refused
         assert "restarted" in fleet.run("restart", "--host", DECODE, "--timeout", PATIENCE_S).stdout
-    told = (fleet.folder / "noted").read_text().splitlines()
-    assert told == [f"{name} {DECODE} {'planned' if 'before' in name else 'done'}" for name in names]
+    noted = (fleet.folder / "noted").read_text().splitlines()
+    assert noted == [f"{name} {DECODE} {'planned' if 'before' in name else 'done'}" for name in names]
     audit = json.loads(fleet.run("logs", "--audit", "--host", DECODE, "--json").stdout)
     assert [name for name in names if f"hook {name}" in json.dumps(audit)] == list(names)
     healthy = fleet.status(0, "--host", DECODE)[DECODE]

@@ -48,7 +48,7 @@ CACHE = Cache.random(mixed_layout(), 12, 3)
 NONCE = bytes(NONCE_BYTES)
 SPARE = 2.0  # an arena may be a little larger than requested
 LIMITS = ReceiveLimits()
-# What a sender may be told: anything else is a defect.
+# The errors that a sender may get: anything else is a defect.
 STATED = (ProtocolError, IntegrityError, PeerLost, TicketRefused, LayoutMismatch, FingerprintMismatch)
 
 

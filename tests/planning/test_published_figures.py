@@ -13,7 +13,7 @@ from disagg.planning.prefill import prefill
 from disagg.planning.shapes import SHAPES
 
 # exo, October 2025: Llama-3.1-8B FP16, 8192-token prompt, 10 GbE, in seconds. How many tokens were generated is not
-# told. Both machines read about 16.1 GB a step (weights and KV); 2.87 s at 55 to 80 % of 273 GB/s is 27 to 39 steps,
+# stated. Both machines read about 16.1 GB a step (weights and KV); 2.87 s at 55 to 80 % of 273 GB/s is 27 to 39 steps,
 # 0.85 s at 65 to 85 % of 819 GB/s is 28 to 37. 32 is the only round number in both.
 PROMPT, OUTPUT = 8192, 32
 EXO = Setup(SHAPES["llama-3.1-8b"], DEVICES["dgx-spark"], DEVICES["m3-ultra"], Link(10.0), "float16")

@@ -1,7 +1,7 @@
 """vLLM's own processes, without the 13 s of CPU time in which each of them would import vLLM again.
 
-On a CPU vLLM asks that its engine and its workers are spawned: a new interpreter is given a command to run. Here a fork
-of the process that asks runs that command.
+On a CPU vLLM has its engine and its workers spawned: a new interpreter is given a command to run. Here a fork
+of the process that starts them runs that command.
 """
 
 from __future__ import annotations

@@ -63,5 +63,5 @@ async def test_a_cancelled_wait_releases_its_place_and_takes_no_turn() -> None:
 
 
 @pytest.mark.parametrize(("wait_s", "seconds"), [(0, 1), (0.9, 1), (2.001, 3), (1_000, 30)])
-def test_a_refused_caller_is_told_to_wait_until_it_may_expect_a_place(wait_s: float, seconds: int) -> None:
+def test_a_refused_caller_is_asked_to_wait_until_it_may_expect_a_place(wait_s: float, seconds: int) -> None:
     assert retry_after(wait_s) == seconds

@@ -49,7 +49,7 @@ async def test_what_is_not_done_by_the_deadline_is_named() -> None:
         ("generating", "done", "generating"),
     ],
 )
-def test_a_caller_is_told_when_its_kv_begins_to_arrive(phase: Phase, state: str | None, stated: str) -> None:
+def test_it_is_stated_when_its_kv_begins_to_arrive(phase: Phase, state: str | None, stated: str) -> None:
     one = request()
     one.phase, one.slot = phase, cast(Slot, SimpleNamespace(state=state)) if state else None
     assert one.stated_phase == stated

@@ -203,7 +203,7 @@ class Bed:
         try:
             yield
         finally:
-            self.mend_link(name)
+            self.restore_link(name)
 
     def cut_link(self, name: str, *, silent: bool = False) -> None:
         """Pull the cable. silent: a new connection from the hub is never answered, as through a router. Otherwise it
@@ -212,7 +212,7 @@ class Bed:
         if not silent:
             self._in_hub("ip", "route", "replace", "unreachable", self.hosts[name].address)
 
-    def mend_link(self, name: str) -> None:
+    def restore_link(self, name: str) -> None:
         """Put the cable back, and wait until the host answers."""
         self._in_hub("ip", "route", "flush", "exact", f"{self.hosts[name].address}/32")
         self._in_hub("ip", "link", "set", self.hosts[name].link, "up")

@@ -1,4 +1,4 @@
-"""A server's port: TLS, and what callers without it are told."""
+"""A server's port: TLS, and what callers without it get."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ async def test_a_gateway_serves_callers_without_tls_on_the_same_port() -> None:
 
 
 @pytest.mark.parametrize("request_", [GET, GET + b"x" * 1_000_000, b"\0\1\2", b"G"])
-async def test_a_caller_without_tls_is_told_so_in_one_line_and_served_nothing(request_: bytes) -> None:
+async def test_a_caller_without_tls_gets_one_line_that_says_so_and_nothing_else(request_: bytes) -> None:
     async with serving(plain=False) as port:
         head, _, body = (await answer(port, request_)).partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 400 ") and body == b"this server speaks TLS: ask it by https://\n"

@@ -50,7 +50,7 @@ def handoff(
     dtype: Annotated[DTypeName, typer.Option(help="Of the KV.")] = DTypeName.BFLOAT16,
     device: Annotated[str, typer.Option(help="Where the prefill host holds it: auto, cpu, cuda, mps.")] = "auto",
     rounds: Rounds = 5,
-    timeout: Annotated[float, seconds_option(1, "Seconds for all of it.")] = 900.0,
+    timeout: Annotated[float, seconds_option(1, "Seconds for the whole command.")] = 900.0,
     as_json: AsJson = False,
 ) -> None:
     """Hand over random KV, from torch tensors to ready MLX caches, with the deployed code.

@@ -38,7 +38,7 @@ def chat(
             autocompletion=complete_model,
         ),
     ] = None,
-    system: Annotated[str, typer.Option(metavar="TEXT", help="Tell the model this first.", show_default=False)] = "",
+    system: Annotated[str, typer.Option(metavar="TEXT", help="The system message.", show_default=False)] = "",
     plain: Annotated[bool, typer.Option("--plain", help="Show answers as they are, not as Markdown.")] = False,
     options: dict[str, Any],
 ) -> None:

@@ -11,7 +11,7 @@ from disagg.errors import UsageError
 COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
     "help": ("", "Show this list."),
     "model": ("[NAME]", "Go on with another model; without a name, list them."),
-    "system": ("[TEXT]", "Tell the model this before everything else; - removes it; without a text, show it."),
+    "system": ("[TEXT]", "Set the system message; - removes it; without a text, show it."),
     "stats": ("", "Show what the last answer cost, and where its time went."),
     "clear": ("", "Begin a new conversation."),
     "save": ("FILE", "Write the conversation to a file."),

@@ -79,7 +79,7 @@ def stopped(lines: Sequence[str]) -> bool:
     return "stopped" in events and "start_failed" not in events
 
 
-def never_started(lines: Sequence[str]) -> bool:
+def failed_to_start(lines: Sequence[str]) -> bool:
     """Whether any run since the server was last healthy failed to start."""
     return "start_failed" in _events(since_ready(lines))
 

@@ -23,7 +23,7 @@ class _Head(TypedDict):
     key_id: str | None
 
 
-def of_completion(event: Completed) -> HistoryEntry:
+def entry_of_completion(event: Completed) -> HistoryEntry:
     """The entry of a complete answer."""
     metrics, completion, request = event.completion.metrics, event.completion, event.request
     return HistoryEntry(
@@ -60,7 +60,7 @@ def without_texts(entry: HistoryEntry) -> HistoryEntry:
     return msgspec.structs.replace(entry, prompt=None, answer=None)
 
 
-def of_end(event: Ended) -> HistoryEntry | None:
+def entry_of_end(event: Ended) -> HistoryEntry | None:
     """The entry of a request that failed or was cancelled; None if its answers are complete. One that was wrong
     names no hosts: they have not failed."""
     if event.state == "ok":

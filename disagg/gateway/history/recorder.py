@@ -13,7 +13,7 @@ from queue import Empty, Full, Queue
 from typing import Final
 
 from disagg.api.gateway.history import HistoryEntry
-from disagg.gateway.history.entry import of_completion, of_end
+from disagg.gateway.history.entry import entry_of_completion, entry_of_end
 from disagg.gateway.history.store import HistoryBounds, Store
 from disagg.gateway.observe.events import Completed, Ended, RequestEvent
 
@@ -51,8 +51,8 @@ class Recorder:
 
     def notify(self, event: RequestEvent) -> None:
         if isinstance(event, Completed):
-            self._put(of_completion(event))
-        elif isinstance(event, Ended) and (entry := of_end(event)) is not None:
+            self._put(entry_of_completion(event))
+        elif isinstance(event, Ended) and (entry := entry_of_end(event)) is not None:
             self._put(entry)
 
     async def settle(self) -> None:

@@ -20,7 +20,7 @@ from disagg.api.gateway.live import (
     Sample,
     Totals,
 )
-from disagg.gateway.history.entry import of_completion, of_end, without_texts
+from disagg.gateway.history.entry import entry_of_completion, entry_of_end, without_texts
 from disagg.gateway.live.rates import Rate, RecentMedian
 from disagg.gateway.observe.events import Accepted, Completed, Ended, Generated, RequestEvent, StageEntered
 from disagg.inference.types import Stage
@@ -128,7 +128,7 @@ class Board:
         elif isinstance(event, Ended):
             self._running.pop(event.request.number, None)
             self._models[event.request.model].failed += event.state == "failed" and not event.refused
-            if (entry := of_end(event)) is not None:
+            if (entry := entry_of_end(event)) is not None:
                 self._remember(entry)
 
     @property
@@ -193,7 +193,7 @@ class Board:
             running.done.add(event.choice)
             running.move(time.monotonic())
         self._models[event.request.model].fallbacks += event.fell_back
-        self._remember(of_completion(event))
+        self._remember(entry_of_completion(event))
 
     def _remember(self, entry: HistoryEntry) -> None:
         entry = without_texts(entry)  # whoever watches sees the requests of all keys

@@ -109,7 +109,7 @@ class ParallelResponse(Response):
                 return None, None
             except Cancelled:  # the caller reads nothing
                 raise
-            except Exception as error:  # noqa: BLE001 - whatever failed, the caller is told, and the other items go on
+            except Exception as error:  # noqa: BLE001 - whatever failed, the caller gets its message, and the other items go on
                 work.outcome.error = problem = problem_of_any(error)
                 return problem, None
             finally:

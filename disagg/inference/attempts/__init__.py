@@ -1,10 +1,10 @@
 """The attempts at one request, until one gives the answer.
 
-retry     the retry policy: what to try, in which order, and what a failure rules out
-execute   performs the attempts, one after the other
-waiting   waits for hosts that are busy or not up
-verdicts  what an attempt shows about its hosts, noted in the view
-perform   one attempt: a hand-off, or the whole request on one host
-whole     one attempt on a server that is not disagg's
-answer    an answer from its first to its last token, from one host or several
+retry         the retry policy: what to try, in which order, and what a failure rules out
+execute       performs the attempts, one after the other
+waiting       waits for hosts that are busy or not up
+view_updates  updates the view of the fleet with what an attempt shows about its hosts
+perform       one attempt: a hand-off, or the whole request on one host
+whole         one attempt on a server that is not disagg's
+answer        an answer from its first to its last token, from one host or several
 """

@@ -23,7 +23,7 @@ from disagg.inference.attempts import whole
 from disagg.inference.attempts.answer import FALLBACK_WARNING, ArrivingAnswer, AttemptOutcome, Deliver
 from disagg.inference.attempts.perform import HostCaller, PrefillFailed, perform
 from disagg.inference.attempts.retry import Attempt, Failure, Pause, Route, after, forget_frames, remaining, route_of
-from disagg.inference.attempts.verdicts import Verdicts
+from disagg.inference.attempts.view_updates import ViewUpdates
 from disagg.inference.attempts.waiting import RetryBudget, Waiting
 from disagg.inference.hosts.affinity import RoutedPrompt, chain, content_of, prompt_of
 from disagg.inference.hosts.heartbeat import Heartbeat
@@ -183,19 +183,19 @@ class _Run:
     async def _try(self, attempt: Attempt, ranked: Ranking, failures: list[Failure]) -> AttemptOutcome | None:
         """Perform an attempt. A failure that others may follow is noted and gives None."""
         log.debug("attempt: %s", attempt)
-        verdicts = Verdicts(self.driver.view, attempt, self.prompt.tokens)
-        self.answer.begin(attempt, self.request.called if self.first else time.monotonic(), verdicts.first_token)
+        updates = ViewUpdates(self.driver.view, attempt, self.prompt.tokens)
+        self.answer.begin(attempt, self.request.called if self.first else time.monotonic(), updates.first_token)
         self.first = False
         failure, outcome = None, None
         try:
-            outcome = await self._perform(attempt, ranked, {failure.host.name for failure in failures}, verdicts)
+            outcome = await self._perform(attempt, ranked, {failure.host.name for failure in failures}, updates)
             return outcome
         except PrefillFailed as failed:
             failure = Failure(attempt, "prefill", failed.error, self.answer.begun)
         except DisaggError as error:
             failure = Failure(attempt, "decode" if attempt.decode else "prefill", error, self.answer.begun)
         finally:
-            verdicts.ended(failure, outcome)
+            updates.ended(failure, outcome)
         self.driver.http.require_open()  # closing the client under a request looks like a lost connection
         if failure.final:
             raise failure.error
@@ -204,11 +204,11 @@ class _Run:
         return None
 
     async def _perform(
-        self, attempt: Attempt, ranked: Ranking, failed: Collection[str], verdicts: Verdicts
+        self, attempt: Attempt, ranked: Ranking, failed: Collection[str], updates: ViewUpdates
     ) -> AttemptOutcome:
         """failed: the hosts that have failed since the last pause."""
         timeouts, driver, claim = self.request.policy.timeouts, self.driver, partial(self._claim, failed)
-        caller = HostCaller(driver.http, driver.heartbeat, timeouts, self.deadline, self._elsewhere, claim, verdicts)
+        caller = HostCaller(driver.http, driver.heartbeat, timeouts, self.deadline, self._elsewhere, claim, updates)
         if attempt.method == "whole":
             host, body = attempt.answering, self.request.body
             asked = openai_request(body, host.engine.model or body.model, self.request.candidates.context)

@@ -19,7 +19,7 @@ from disagg.config import Host
 from disagg.errors import DisaggError, HandoffError, ProtocolError, ServerSilent
 from disagg.inference.attempts.answer import ArrivingAnswer, AttemptOutcome
 from disagg.inference.attempts.retry import Attempt
-from disagg.inference.attempts.verdicts import Verdicts
+from disagg.inference.attempts.view_updates import ViewUpdates
 from disagg.inference.hosts.heartbeat import Heartbeat
 from disagg.inference.http import calls
 from disagg.inference.http.connections import Connections
@@ -38,7 +38,7 @@ class HostCaller:
     deadline: float
     elsewhere: Callable[[Host], bool]
     claim: Callable[[Host], bool]
-    verdicts: Verdicts
+    updates: ViewUpdates
 
     @property
     def left_s(self) -> float:
@@ -133,7 +133,7 @@ async def _hand_off(
     """The prompt on one host, the answer on another; on the decode host alone if it finds that faster."""
     decode, prefill = attempt.decode, attempt.prefill
     assert decode is not None and prefill is not None, "a hand-off has two hosts"
-    first_kv = FirstKV(answer.reported, partial(caller.verdicts.shipped, prefill.name))
+    first_kv = FirstKV(answer.reported, partial(caller.updates.shipped, prefill.name))
     call = caller.call(decode, "/decode", body, leases, request_id=_new_id(answer), reported=first_kv.decode)
     async with calls.events(caller.http, call) as events:
         slot = await anext(events)
@@ -141,7 +141,7 @@ async def _hand_off(
         if isinstance(slot, LocalEvent | SlotEvent):
             answer.enter("prefill", slot.prompt_tokens, slot.held_tokens)
         if isinstance(slot, LocalEvent):
-            caller.verdicts.not_asked(prefill.name)
+            caller.updates.not_asked(prefill.name)
             return AttemptOutcome(await answer.read(events))
         if isinstance(slot, DoneEvent):  # the answer was complete when its host failed
             return AttemptOutcome(slot)

@@ -76,7 +76,7 @@ class Watchdog:
         self._exit(EXIT_CODE)
 
 
-def promise() -> None:
+def notify_ready() -> None:
     """Notify the service manager that this process is ready, and of the longest time between its later notifications.
     Not before the model is loaded: native code that loads it may hold up every thread for minutes."""
     notify(f"READY=1\nWATCHDOG_USEC={NOTIFIED_S * 1_000_000}")

@@ -1,4 +1,4 @@
-"""Errors that a teacher can mend.
+"""Errors that a teacher can correct.
 
 GraderError
 ├── AssignmentError   the assignment's folder is wrong

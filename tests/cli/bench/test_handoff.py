@@ -51,10 +51,10 @@ def test_the_table_fits_80_columns_and_says_that_no_model_ran(capsys: pytest.Cap
     assert "No model ran" in out and "hand-off / bare socket" in out
 
 
-def test_an_error_of_an_end_is_told_with_the_ends_name(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_error_of_an_end_is_reported_with_the_ends_name(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(*SMALL, "--device", "nonsense") == 3
-    told = " ".join(capsys.readouterr().err.split())
-    assert "this machine (prefill" in told and "nonsense" in told
+    err = " ".join(capsys.readouterr().err.split())
+    assert "this machine (prefill" in err and "nonsense" in err
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_an_error_of_an_end_is_told_with_the_ends_name(capsys: pytest.CaptureFix
         (("--from", "nobody", "--to", "nobody"), "nobody"),
     ],
 )
-def test_a_mistake_is_told_before_anything_runs(
+def test_a_mistake_is_reported_before_anything_runs(
     arguments: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run("bench", "handoff", *arguments) == 2

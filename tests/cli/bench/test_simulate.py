@@ -1,4 +1,4 @@
-"""`disagg bench --simulate`: a fleet that is turn_results on this machine, real processes and all."""
+"""`disagg bench --simulate`: real servers on this machine, whose engines simulate their machines."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def started(temporary: Path, tmp_path: Path) -> Iterator[Callable[..., subproces
         process.communicate()
 
 
-def test_the_shipped_fleet_is_played_here_and_everything_says_so(
+def test_the_shipped_fleet_is_simulated_here_and_everything_says_so(
     temporary: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     files = ["--output", tmp_path / "r.json", "--report", tmp_path / "r.html"]
@@ -83,7 +83,7 @@ def test_the_shipped_fleet_is_played_here_and_everything_says_so(
     assert not servers(temporary) and not list(temporary.iterdir())
 
 
-def test_other_machines_may_be_played(temporary: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_other_machines_may_be_simulated(temporary: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     devices = ["--prefill-device", "dgx-spark", "--decode-device", "m3-ultra", "--mode", "disaggregated", "--json"]
     assert run("--config", write_simulated(tmp_path), "bench", "--simulate", *SMALL, *devices) == 0
     body = json.loads(capsys.readouterr().out)
@@ -120,7 +120,7 @@ def test_a_second_sigterm_on_the_heels_of_the_first_leaves_no_server(
     process = started(*LONG)
     wait_until(lambda: "simulated: measuring" in (tmp_path / "stderr").read_text(), 60, "the run to begin")
     process.terminate()
-    time.sleep(0.005)  # to be in the middle of the run's end, or as near to it as can be told from here
+    time.sleep(0.005)  # to be in the middle of the run's end, or as near to it as can be seen from here
     process.terminate()
     process.communicate(timeout=60)
     assert process.returncode == 143 and not servers(temporary)
@@ -165,7 +165,7 @@ def test_sigterm_while_the_servers_start_ends_them(
         (["--simulate", "--decode-device", "abacus"], "error: unknown device 'abacus'"),
     ],
 )
-def test_devices_that_cannot_be_played_are_a_usage_error(
+def test_devices_that_cannot_be_simulated_are_a_usage_error(
     arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run("--config", write_simulated(tmp_path), "bench", *arguments) == 2

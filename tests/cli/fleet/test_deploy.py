@@ -168,7 +168,7 @@ def test_a_dry_run_makes_no_token_here(
 
 
 @pytest.mark.parametrize(
-    ("command", "told"),
+    ("command", "message"),
     [
         ("deploy", "each host has the release it had, or the whole new one; `disagg deploy` goes on"),
         ("rollback", "some hosts may have gone back, others not"),
@@ -176,7 +176,7 @@ def test_a_dry_run_makes_no_token_here(
     ],
 )
 def test_an_interruption_tells_what_that_command_leaves(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, command: str, told: str
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, command: str, message: str
 ) -> None:
     def interrupted(*_: Any) -> None:
         raise KeyboardInterrupt
@@ -189,12 +189,12 @@ def test_an_interruption_tells_what_that_command_leaves(
     path = write_fleet(tmp_path, connector="ssh")
     options = ["--yes"] if command != "rollback" else []
     assert run("--config", path, command, "--host", "prefill-1", *options) == 130
-    assert told in " ".join(capsys.readouterr().err.split())
+    assert message in " ".join(capsys.readouterr().err.split())
 
 
-@pytest.mark.parametrize(("typed", "code", "told"), [("n\n", 1, ""), ("", 1, ""), (None, 130, "interrupted: ")])
+@pytest.mark.parametrize(("typed", "code", "message"), [("n\n", 1, ""), ("", 1, ""), (None, 130, "interrupted: ")])
 def test_at_the_question_no_is_1_and_ctrl_c_130(
-    bed: Bed, tmp_path: Path, typed: str | None, code: int, told: str
+    bed: Bed, tmp_path: Path, typed: str | None, code: int, message: str
 ) -> None:
     bed.need_bare_hosts()
     config = bed.write_hosts_toml(tmp_path / "hosts.toml")
@@ -220,5 +220,5 @@ def test_at_the_question_no_is_1_and_ctrl_c_130(
         said = present(process.stderr).read()
         os.close(ours)
     assert process.returncode == code
-    assert f"{told}nothing was changed" in said
+    assert f"{message}nothing was changed" in said
     assert set((bed.hosts["dgx-spark-1"].home / ".disagg").rglob("*")) == before

@@ -39,9 +39,7 @@ def test_a_host_that_is_cut_off_keeps_no_other_from_being_listed(
     assert [one["host"] for one in body["hosts"]] == ["dgx-spark-1", "dgx-spark-2", "mac-studio-1"]
 
 
-def test_rm_wants_to_be_told_what_and_wants_an_answer(
-    bed: Bed, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_rm_needs_a_model_and_a_confirmation(bed: Bed, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = bed.write_hosts_toml(tmp_path / "hosts.toml")
     assert run("--config", path, "models", "rm", "--yes") == 2
     assert "which model?" in capsys.readouterr().err

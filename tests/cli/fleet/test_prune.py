@@ -73,7 +73,7 @@ def test_json_has_every_machine_and_what_was_removed_there(config: Path, capsys:
 
 
 @pytest.mark.parametrize(("error", "code"), [(HostLocked("x is locked"), 1), (HostUnreachable("x is off"), 4)])
-def test_a_machine_that_fails_is_told_and_has_its_exit_code(
+def test_a_machine_that_fails_is_reported_and_has_its_exit_code(
     config: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,

@@ -56,7 +56,7 @@ def test_certificate_is_that_of_the_current_token_and_no_secret(
     assert printed == certificate_pem(TOKEN) and "PRIVATE" not in printed
 
 
-def test_rotate_asks_and_then_replaces_the_token_of_a_fleet_on_this_machine(
+def test_rotate_confirms_and_then_replaces_the_token_of_a_fleet_on_this_machine(
     config: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path, waits: list[float]
 ) -> None:
     file = tmp_path / "state/disagg/test/token"

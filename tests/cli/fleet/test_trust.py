@@ -114,9 +114,9 @@ def test_a_changed_key_is_refused_and_the_others_are_handled(
     known.write_text(f"{name} {wrong}\n")
     assert run("trust", "--yes") == 4
     shown = capsys.readouterr()
-    told = " ".join(shown.err.split())
-    assert fingerprint(bed, "dgx-spark-1") in told and fingerprint(bed, "dgx-spark-2") in told
-    assert f"ssh-keygen -R '{name}' -f '{known}'" in told
+    shown_text = " ".join(shown.err.split())
+    assert fingerprint(bed, "dgx-spark-1") in shown_text and fingerprint(bed, "dgx-spark-2") in shown_text
+    assert f"ssh-keygen -R '{name}' -f '{known}'" in shown_text
     assert shown.out.count("added to") == 3
     assert known.read_text().startswith(f"{name} {wrong}\n") and known.read_text().count(name) == 1
 

@@ -72,7 +72,7 @@ def test_json_is_one_object_per_line_and_nothing_else(
     ]
 
 
-def test_an_error_of_this_machine_is_told_once_and_the_watch_goes_on(
+def test_an_error_of_this_machine_is_reported_once_and_the_watch_goes_on(
     config: Path, give: Give, capsys: pytest.CaptureFixture[str]
 ) -> None:
     give("healthy", ConfigError("no token"), ConfigError("no token"), "failed", "failed")
@@ -84,11 +84,11 @@ def test_an_error_of_this_machine_is_told_once_and_the_watch_goes_on(
 def test_a_command_is_run_for_each_change(
     config: Path, give: Give, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told = []
-    monkeypatch.setattr("disagg.fleet.lifecycle.watch.notify.Notifier.send", lambda self, change: told.append(change))
+    sent = []
+    monkeypatch.setattr("disagg.fleet.lifecycle.watch.notify.Notifier.send", lambda self, change: sent.append(change))
     give("failed", "failed")
     assert run("--config", config, "watch", "--every", "0.1", "--run", "true") == 130
-    assert [change.change for change in told] == ["down"]
+    assert [change.change for change in sent] == ["down"]
 
 
 @pytest.mark.parametrize(

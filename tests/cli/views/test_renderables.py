@@ -120,7 +120,7 @@ def test_in_a_narrow_terminal_names_are_still_words(width: int) -> None:
     assert len(text.splitlines()) < 20
 
 
-def test_the_same_cause_on_several_hosts_is_told_once_with_one_command() -> None:
+def test_the_same_cause_on_several_hosts_is_shown_once_with_one_command() -> None:
     names = ["a", "b", "c"]
     down = [
         HostStatus(
@@ -146,7 +146,7 @@ def test_a_watched_fleet_says_when_it_was_looked_at() -> None:
     assert re.search(r"\n\d\d:\d\d:\d\d, again every 2 s; Ctrl-C ends\n", shown(watch_view([healthy()], (), 2.0)))
 
 
-def test_failed_starts_with_the_same_cause_are_told_once() -> None:
+def test_failed_starts_with_the_same_cause_are_shown_once() -> None:
     errors = [DisaggError(f"{name}: nothing is deployed there", f"disagg deploy --host {name}") for name in "ab"]
     results = [ServerResult(name, "failed", 0.1, error) for name, error in zip("ab", errors, strict=True)]
     assert shown(failures_view(results, "ab")).endswith(
@@ -329,7 +329,7 @@ def test_log_lines_show_time_host_event_fields_and_traceback() -> None:
     assert "trying again" in shown(view.line(LogLine("a", 1.0, "connection lost; trying again", notice=True)))
 
 
-def test_removed_models_are_told_with_the_way_back() -> None:
+def test_removed_models_are_shown_with_the_command_that_fetches_them_again() -> None:
     gone = [
         HostOutcome(
             Host(name, "10.0.0.1", ("decode",), "m", EngineOptions("mlx"), 8001, kv_port=9001), 0.1, value=1 << 20

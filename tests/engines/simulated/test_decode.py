@@ -105,18 +105,18 @@ def test_it_gives_the_answer_that_the_prefill_engine_gives(make: Make, tmp_path:
 
 
 def test_after_step_is_called_once_after_all_listeners(make: Make) -> None:
-    engine, told = make(), threading.Event()
+    engine, called = make(), threading.Event()
     listeners, seen = [Listener() for _ in range(3)], []
 
     def after_step() -> None:
         seen.append([len(listener.tokens) for listener in listeners])
         if seen[-1] == [4] * 3:
-            told.set()
+            called.set()
 
     engine.after_step(after_step)
     for index, listener in enumerate(listeners):
         engine.submit(DecodeRequest(str(index), [index] * 10, Sampling(max_tokens=4)), listener)
-    assert told.wait(60)
+    assert called.wait(60)
     assert len(seen) <= 4 + 2, "fewer than one per token"
 
 

@@ -53,17 +53,17 @@ def test_memory_is_allocated_once() -> None:
 
 
 def test_new_rows_are_reported_as_they_are_stored() -> None:
-    told: list[tuple[int, int, torch.Tensor]] = []
+    events: list[tuple[int, int, torch.Tensor]] = []
     layout = Layout((FULL, sliding(4)), "float32")
     cache = PreallocatedCache(
-        Kept(layout), 10, 6, CPU, lambda *event: told.append((event[0], event[1], event[2].clone()))
+        Kept(layout), 10, 6, CPU, lambda *event: events.append((event[0], event[1], event[2].clone()))
     )
     first, second = rows(6), rows(4)
     for keys, values in (first, second):
         for index in (0, 1):
             cache.update(keys, values, index)
-    assert [event[:2] for event in told] == [(0, 0), (1, 0), (0, 6), (1, 6)]
-    assert all(torch.equal(event[2], (first if event[1] == 0 else second)[0]) for event in told)
+    assert [event[:2] for event in events] == [(0, 0), (1, 0), (0, 6), (1, 6)]
+    assert all(torch.equal(event[2], (first if event[1] == 0 else second)[0]) for event in events)
 
 
 # window, chunks -> after how many tokens a snapshot at their end can be used

@@ -57,7 +57,7 @@ def test_latent_vectors_that_mlx_lm_normalises_with_another_epsilon_are_refused(
         require_latent_norms(latent_norm_epsilons(worker), latent_epsilon(model))
 
 
-def test_the_norms_before_the_layers_and_those_of_latent_vectors_are_told_apart() -> None:
+def test_the_norms_before_the_layers_and_those_of_latent_vectors_are_distinguished() -> None:
     worker = worker_of(1e-5, 1e-6)
     assert (norm_epsilons(worker), latent_norm_epsilons(worker)) == ([1e-5], [1e-6])
     require_latent_norms([], 1e-6)

@@ -71,7 +71,7 @@ def test_the_steps_of_a_prompt_are_pieces_until_its_rows_are_complete() -> None:
     assert (side.prompts, side.step(planned({}, {}, {})).dropped) == (0, [])
 
 
-def test_the_workers_are_told_of_a_prompt_that_ends_before_its_rows_are_complete() -> None:
+def test_the_workers_are_notified_of_a_prompt_that_ends_before_its_rows_are_complete() -> None:
     side = SchedulerSide()
     side.add(request("a", 10, ORDER))
     side.add(request("never computed", 10, ORDER))

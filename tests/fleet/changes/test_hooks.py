@@ -1,4 +1,4 @@
-"""Hooks around a change: what they are told, when they run, and what their failure does."""
+"""Hooks around a change: their environment, when they run, and what their failure does."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
     return Site(tmp_path)
 
 
-def test_a_hook_is_told_what_is_changed_where_and_how_it_ended() -> None:
+def test_a_hooks_environment_names_what_is_changed_where_and_how_it_ended() -> None:
     change = Change("deploy", HOSTS, RELEASES)
     change.end({"mac-studio-1": HostUnreachable("mac-studio-1: no route"), "other": FleetError("x")})
     lab = replace(fleet(), path=Path("/here/hosts.toml"))

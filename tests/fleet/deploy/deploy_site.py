@@ -50,7 +50,7 @@ threads = 1
 """
 FAKE_UV = """\
 #!/bin/sh
-# Stands for uv: an environment that runs the tests' own python. Fails where told to.
+# Stands for uv: an environment that runs the tests' own python. Fails where a test says so.
 case $1 in venv | pip) echo "$*" >>"$HOME/uv.log" ;; esac
 case $1 in
     --version) echo uv 0.0.0 ;;

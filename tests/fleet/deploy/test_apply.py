@@ -227,7 +227,7 @@ def test_broken_off_at_any_step_the_old_release_stays_and_the_next_run_repairs(d
     assert deployed.deploy().result == "unchanged"
 
 
-def test_an_environment_that_cannot_be_built_is_told_with_the_installers_words(deployed: Site) -> None:
+def test_an_environment_that_cannot_be_built_is_reported_with_the_installers_words(deployed: Site) -> None:
     first = deployed.current()
     change_everything(deployed, 1)
     (deployed.home / "no-index").touch()
@@ -292,7 +292,7 @@ def test_a_release_that_does_not_load_is_never_switched_to(deployed: Site) -> No
     assert deployed.current() == first
 
 
-def test_a_file_that_stands_where_a_folder_should_is_told_as_the_system_tells_it(site: Site) -> None:
+def test_a_file_that_stands_where_a_folder_should_is_reported_in_the_systems_words(site: Site) -> None:
     (site.root / "hosts").mkdir(parents=True)
     (site.root / "hosts/spark").write_text("")
     error = site.deploy().error

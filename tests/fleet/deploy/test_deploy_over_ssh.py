@@ -146,7 +146,7 @@ def test_what_was_deployed_serves(fleet: Fleet) -> None:
         remote.close()
 
 
-def test_one_hosts_failure_is_its_own_and_the_next_run_mends_it(fleet: Fleet) -> None:
+def test_one_hosts_failure_is_its_own_and_the_next_run_repairs_it(fleet: Fleet) -> None:
     broken = fleet.bed.hosts["mac-studio-1"].home / "no-index"
     broken.touch()
     code, out, _ = fleet.disagg("deploy", "--yes")
@@ -158,7 +158,7 @@ def test_one_hosts_failure_is_its_own_and_the_next_run_mends_it(fleet: Fleet) ->
     assert reports[""]["code"] == 0
 
 
-def test_an_unreachable_host_is_told_and_the_others_are_deployed_unless_all_are_wanted(fleet: Fleet) -> None:
+def test_an_unreachable_host_is_reported_and_the_others_are_deployed_unless_all_are_wanted(fleet: Fleet) -> None:
     fleet.bed.need_links()
     with fleet.bed.cut("dgx-spark-2"):
         assert fleet.deploy("--all-or-nothing")[""]["code"] == 4
@@ -182,7 +182,7 @@ def cut_when(fleet: Fleet, name: str, begun: Callable[[], bool]) -> Iterator[Non
         yield
     finally:
         thread.join()
-        fleet.bed.mend_link(name)
+        fleet.bed.restore_link(name)
 
 
 @pytest.mark.usefixtures("lost_links_are_noticed_soon")
@@ -208,7 +208,7 @@ def test_a_link_cut_in_the_middle_leaves_the_old_release_and_the_next_run_repair
     assert fleet.deploy("--host", name)[name]["result"] == "unchanged"
 
 
-def test_a_disk_that_fills_up_is_told_in_the_systems_words_and_mended_by_the_next_run(fleet: Fleet) -> None:
+def test_a_disk_that_fills_up_is_reported_in_the_systems_words_and_repaired_by_the_next_run(fleet: Fleet) -> None:
     fleet.bed.need_links()
     name = "dgx-spark-1"
     host = fleet.bed.hosts[name]

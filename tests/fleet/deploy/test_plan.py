@@ -64,7 +64,7 @@ def test_a_bare_spark_gets_everything_in_order() -> None:
     assert plan.refusals == () and plan.notes == ()
 
 
-def test_a_bare_studio_installs_a_daemon_and_is_told_about_sudo() -> None:
+def test_a_bare_studio_installs_a_daemon_and_names_sudo() -> None:
     found = facts("studio_bare", "mac-studio-1")
     plan = planned(found, studio(wired_limit_mb=400_000))
     assert " ".join(names(plan)) == "prepare requirements environment token release check service switch tidy"

@@ -148,7 +148,7 @@ def test_a_missing_driver_is_a_fault_with_the_package_that_brings_it() -> None:
     assert hint.startswith('disagg ssh dgx-spark-1 -- "sudo apt install nvidia-driver-580-open"')
 
 
-def test_a_driver_that_does_not_talk_to_its_card_is_told_in_its_own_words() -> None:
+def test_a_driver_that_cannot_reach_its_card_is_reported_in_its_own_words() -> None:
     words = "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver."
     check, level, text, hint = only(spark(hardware={"gpus": (), "smi_failed": words}))
     assert (check, level, text) == ("gpu", "fault", f"nvidia-smi: {words}") and hint.startswith("restart")

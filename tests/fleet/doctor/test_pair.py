@@ -61,7 +61,7 @@ def test_a_model_that_is_missing_at_one_end_is_that_hosts_trouble() -> None:
     assert model(decode=held(mac(), state="absent")) == []
 
 
-def test_a_measured_rate_is_told_in_prefill_tokens() -> None:
+def test_a_measured_rate_is_shown_in_prefill_tokens() -> None:
     link = MeasuredLink("dgx-spark-1", "mac-studio-2", "169.254.150.102", NetworkPath(""), int(9.4e9 / 8), 1.0)
     (note,) = hides(link, FLEET.models["qwen3-coder:30b"], spark(), mac())
     assert note.text == "prefill up to 11,953 tok/s (96.0 KiB of KV a token)"

@@ -99,7 +99,7 @@ def test_a_router_in_between_is_seen_on_linux() -> None:
     assert (path.gateway, path.interface) == ("192.168.1.1", "wlP9s9")
 
 
-def test_no_route_at_all_is_told_in_the_systems_words() -> None:
+def test_no_route_at_all_is_reported_in_the_systems_words() -> None:
     text = "@@ip-route\nRTNETLINK answers: Network is unreachable\n@@ip-addresses\n@@interfaces\n@@end\n"
     path = parse_path("10.1.0.5", text)
     assert (path.interface, path.error) == ("", "Network is unreachable")

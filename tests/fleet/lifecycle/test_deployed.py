@@ -99,7 +99,7 @@ def test_a_host_with_another_operators_token_is_neither_stopped_nor_started(yard
     assert refused.outcome == "failed" and yard.pid("a") is None
 
 
-def test_a_crash_at_start_is_told_with_its_log_and_not_tried_for_ever(yard: Yard) -> None:
+def test_a_crash_at_start_is_reported_with_its_log_and_not_tried_for_ever(yard: Yard) -> None:
     yard.deploy("a", "crash")
     (failed,) = yard.lifecycle().start(["a"])
     assert failed.outcome == "failed" and present(failed.error).message == "a did not start: no weights in /models/x"
@@ -108,7 +108,7 @@ def test_a_crash_at_start_is_told_with_its_log_and_not_tried_for_ever(yard: Yard
     assert not supervise.status(yard.own("a"))["running"]
 
 
-def test_a_server_that_dies_without_a_word_of_its_own_is_told_with_its_last_words(yard: Yard) -> None:
+def test_a_server_that_ends_without_an_error_of_its_own_is_reported_with_its_last_line(yard: Yard) -> None:
     yard.deploy("a", "die")
     (failed,) = yard.lifecycle().start(["a"])
     assert "Segmentation fault, as it were" in present(failed.error).message
@@ -251,7 +251,7 @@ exit 1
     assert outcomes(yard.lifecycle().stop(["a"])) == {"a": "stopped"} and yard.pid("a") is None
 
 
-def test_an_older_release_is_told_of_by_start_and_left_by_restart(yard: Yard) -> None:
+def test_an_older_release_is_named_by_start_and_left_by_restart(yard: Yard) -> None:
     yard.deploy("a")
     yard.lifecycle().start(["a"])
     yard.deploy("a", release="b" * 16)

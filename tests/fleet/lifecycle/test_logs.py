@@ -165,7 +165,7 @@ class Breaking(LocalMachine):
         raise HostUnreachable(f"{self.name}: connection lost")
 
 
-def test_a_lost_connection_is_told_of_and_no_line_is_lost_or_doubled(place: Place) -> None:
+def test_a_lost_connection_is_reported_and_no_line_is_lost_or_doubled(place: Place) -> None:
     Breaking.broken = set()
     place.write("a", said(1, "one"), said(2, "two"), said(2, "also two"), said(3, "three"))
     with Following(replace_hosts(place, "a"), connect=lambda host: Breaking(host.name)) as following:

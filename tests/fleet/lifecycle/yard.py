@@ -19,7 +19,7 @@ from tests.fleet.farm import FAKE, make_fleet
 
 
 class Yard:
-    """A fleet of deployed fakes, all on this machine; `deploy` makes a release that behaves as told."""
+    """A fleet of deployed fakes, all on this machine; `deploy` makes a release that behaves as its parameter says."""
 
     def __init__(self, folder: Path, names: tuple[str, ...]) -> None:
         self.home = folder / "home"

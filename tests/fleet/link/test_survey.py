@@ -53,7 +53,7 @@ def test_a_model_that_no_host_has_yet_is_sized_by_its_name(bed: Bed) -> None:
     assert one.kv_bytes_per_token == 98304 and one.hidden_tokens_per_s and exit_code([one]) == 0
 
 
-def test_every_host_that_fails_is_told_of(bed: Bed) -> None:
+def test_every_host_that_fails_is_reported(bed: Bed) -> None:
     def connect(host: Any) -> Any:
         nowhere = machine_for(replace(host, address="127.0.0.1", ssh_port=1))
         return nowhere if host.name != "dgx-spark-2" else machine_for(host)

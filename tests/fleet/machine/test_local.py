@@ -123,10 +123,10 @@ def test_a_process_left_in_the_background_does_not_hold_the_command(here: LocalM
     os.kill(int(result.stdout), signal.SIGKILL)
 
 
-def test_lines_are_told_as_they_come(here: LocalMachine) -> None:
-    told: list[str] = []
-    here.run([], script="echo one; echo two; printf three", on_line=told.append)
-    assert told == ["one", "two", "three"]
+def test_lines_are_reported_as_they_come(here: LocalMachine) -> None:
+    lines: list[str] = []
+    here.run([], script="echo one; echo two; printf three", on_line=lines.append)
+    assert lines == ["one", "two", "three"]
 
 
 def test_an_interruption_ends_local_commands_too() -> None:

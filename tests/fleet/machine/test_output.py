@@ -49,7 +49,7 @@ def test_both_ends_are_kept() -> None:
     assert stream.content == b"0123\n[... 2 bytes left out ...]\n6789"
 
 
-def test_a_line_without_end_is_told_in_pieces() -> None:
+def test_a_line_without_end_is_reported_in_pieces() -> None:
     lines: list[str] = []
     stream = OutputStream(lines.append)
     stream.feed(b"@disagg 1\n" + b"x" * 200_000)

@@ -28,10 +28,10 @@ def ends(clean_homes: Bed) -> Iterator[Any]:
     source_host, taker = bed.host("dgx-spark-1"), bed.host("mac-studio-2")
     taking = machine_for(taker)
 
-    def run(source: Any = SOURCE, root: Any = ROOT, told: Any = lambda done, total: None) -> Any:
+    def run(source: Any = SOURCE, root: Any = ROOT, report: Any = lambda done, total: None) -> Any:
         giving = machine_for(source_host)
         there = stored_models(giving, PYTHON, source_host, [source])[source]
-        return copy(CopyEnd(source_host, giving, PYTHON), CopyEnd(taker, taking, PYTHON), there, root, told)
+        return copy(CopyEnd(source_host, giving, PYTHON), CopyEnd(taker, taking, PYTHON), there, root, report)
 
     ends: Any = run
     ends.bed, ends.source_host, ends.taker = bed, bed.hosts["dgx-spark-1"], bed.hosts["mac-studio-2"]
@@ -77,7 +77,7 @@ def test_a_copy_that_was_cut_off_goes_on_where_it_ended(ends: Any) -> None:
     put_hub(ends.source_host, made)
     under_way, seen = threading.Event(), []
 
-    def told(done: int, total: int) -> None:
+    def report(done: int, total: int) -> None:
         seen.append((done, total))
         if done > 3 << 20:
             under_way.set()
@@ -91,11 +91,11 @@ def test_a_copy_that_was_cut_off_goes_on_where_it_ended(ends: Any) -> None:
         cutter.start()
         try:
             with pytest.raises(FleetError):
-                ends(told=told)
+                ends(report=report)
         finally:
             under_way.set()
             cutter.join()
-            ends.bed.mend_link("mac-studio-2")
+            ends.bed.restore_link("mac-studio-2")
     assert not ends.look().complete
     again = ends()
     assert again.resumed > 2 << 20
@@ -134,11 +134,11 @@ def test_nothing_serves_and_no_secret_is_seen_once_the_copy_is_made(ends: Any) -
     put_hub(ends.source_host, files(megabytes=8))
     lines = []
 
-    def told(done: int, total: int) -> None:
+    def report(done: int, total: int) -> None:
         lines.extend(ends.source_host.command_lines() + ends.taker.command_lines())
 
     with ends.bed.limited("mac-studio-2", 200):
-        ends(told=told)
+        ends(report=report)
     programs = [line for line in lines if "DISAGG_PROGRAM" in line]
     assert programs and not any("COPY_TOKEN" in line or len(line) > 300 for line in programs)
     deadline = time.monotonic() + LONG_S
@@ -147,7 +147,7 @@ def test_nothing_serves_and_no_secret_is_seen_once_the_copy_is_made(ends: Any) -
         time.sleep(0.05)
 
 
-def test_a_full_disk_is_told_before_anything_is_copied(ends: Any) -> None:
+def test_a_full_disk_is_reported_before_anything_is_copied(ends: Any) -> None:
     put_hub(ends.source_host, files(megabytes=4))
     place = ends.taker.home / ".cache"
     place.mkdir()

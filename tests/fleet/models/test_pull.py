@@ -42,8 +42,8 @@ def hosts(bed: Bed) -> list[Host]:
     return [bed.host(name) for name in ("dgx-spark-1", "dgx-spark-2", "mac-studio-1")]
 
 
-def told(host: Any, what: Any, how: Any) -> None:
-    """Nobody watches."""
+def ignored(host: Any, what: Any, how: Any) -> None:
+    """A report of progress that nobody watches."""
 
 
 def test_one_host_downloads_and_the_others_copy_from_it(hosts: list[Host]) -> None:
@@ -102,7 +102,7 @@ def test_a_folder_that_no_host_has_cannot_be_brought_and_the_command_that_puts_i
     assert present(task.error).hint.startswith("rsync -a FOLDER/ 169.254.150.103:/models/own/")
 
 
-def test_a_bare_host_is_told_to_be_deployed_before_it_can_download(hosts: list[Host]) -> None:
+def test_a_bare_host_cannot_download_before_it_is_deployed(hosts: list[Host]) -> None:
     (task,) = plan([inventory(hosts[0], hub="")], hosts)
     assert present(task.error).hint == "disagg deploy --host dgx-spark-1"
 
@@ -131,8 +131,8 @@ def test_pulling_copies_from_host_to_host_and_a_second_time_changes_nothing(clea
     own(source_host.home / ".cache")
     wanted = fleet.serving("qwen3-coder:30b", "prefill") + fleet.serving("qwen3-coder:30b", "decode")
     with Models(fleet) as models:
-        first = models.pull(surveyed(models, wanted), wanted, told)
-        second = models.pull(surveyed(models, wanted), wanted, told)
+        first = models.pull(surveyed(models, wanted), wanted, ignored)
+        second = models.pull(surveyed(models, wanted), wanted, ignored)
     assert [(one.result, one.source_host) for one in first] == [("there", ""), ("copied", "dgx-spark-1")]
     assert [one.result for one in second] == ["there", "there"]
 
@@ -146,7 +146,7 @@ def test_a_path_with_a_home_of_its_own_on_each_host_is_copied_between_them(clean
     own(source_host.home / "models")
     wanted = fleet.serving("qwen3-coder:30b", "prefill") + fleet.serving("qwen3-coder:30b", "decode")
     with Models(fleet) as models:
-        done = models.pull(surveyed(models, wanted), wanted, told)
+        done = models.pull(surveyed(models, wanted), wanted, ignored)
         inventories = surveyed(models, wanted)
         assert [(one.result, one.source_host) for one in done] == [("copied", "mac-studio-2"), ("there", "")]
         with pytest.raises(FleetError, match="folder of your own"):

@@ -19,7 +19,7 @@ def hosts(line: str) -> list[HostState]:
     return found
 
 
-def told(line: str, max_unavailable: int = 1, undo: bool = False) -> str:
+def turn_of(line: str, max_unavailable: int = 1, undo: bool = False) -> str:
     turn = next_turn(hosts(line), RolloutSettings(max_unavailable), undo)
     return f"blocked: {turn.blocked}" if turn.blocked else " ".join(f"{action} {name}" for name, action in turn.steps)
 
@@ -40,7 +40,7 @@ def told(line: str, max_unavailable: int = 1, undo: bool = False) -> str:
     ],
 )
 def test_a_rollout_restarts_one_host_tests_it_and_goes_on(line: str, expected: str) -> None:
-    assert told(line) == expected
+    assert turn_of(line) == expected
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_a_rollout_restarts_one_host_tests_it_and_goes_on(line: str, expected: s
     ],
 )
 def test_hosts_stay_up_as_the_settings_and_their_models_need(line: str, most: int, expected: str) -> None:
-    assert told(line, most) == expected
+    assert turn_of(line, most) == expected
 
 
 @pytest.mark.parametrize(
@@ -76,10 +76,10 @@ def test_hosts_stay_up_as_the_settings_and_their_models_need(line: str, most: in
     ],
 )
 def test_after_a_failure_changed_hosts_go_back_the_failed_ones_first(line: str, expected: str) -> None:
-    assert told(line) == expected
+    assert turn_of(line) == expected
 
 
 def test_what_could_not_be_deployed_everywhere_is_forgotten_everywhere() -> None:
-    assert told("p1:before p2:before", undo=True) == "forget p1 forget p2"
-    assert told("p1:before. p2:before.", undo=True) == ""
-    assert told("p1:passed p2:before.", undo=True) == "return p1"
+    assert turn_of("p1:before p2:before", undo=True) == "forget p1 forget p2"
+    assert turn_of("p1:before. p2:before.", undo=True) == ""
+    assert turn_of("p1:passed p2:before.", undo=True) == "return p1"

@@ -167,13 +167,13 @@ def test_a_release_with_wrong_answers_is_rolled_back_by_itself_and_no_request_fa
     assert load.answers and not load.errors
 
 
-def test_a_release_that_does_not_start_is_rolled_back_and_hooks_are_told(site: Site, tmp_path: Path) -> None:
+def test_a_release_that_does_not_start_is_rolled_back_and_hooks_run(site: Site, tmp_path: Path) -> None:
     first = site.begin()
-    note = f'echo "$DISAGG_HOOK $DISAGG_RESULT $DISAGG_FAILED" >>{tmp_path / "told"}'
+    note = f'echo "$DISAGG_HOOK $DISAGG_RESULT $DISAGG_FAILED" >>{tmp_path / "noted"}'
     names: tuple[HookName, ...] = get_args(HookName)
     hooks = HookRunner(replace(site.fleet, hooks=Hooks(dict.fromkeys(names, note))), "rollout", connect=connect)
     report = site.run({name: site.release(name, "crash") for name in NAMES}, hooks=hooks)
-    assert (tmp_path / "told").read_text().splitlines() == [
+    assert (tmp_path / "noted").read_text().splitlines() == [
         "before_deploy planned ",
         "after_deploy done ",
         "before_restart planned ",
@@ -219,19 +219,19 @@ def test_a_rollout_that_another_command_meddles_with_stops_and_can_be_undone(
     monkeypatch.setattr(Rollout, "_deploy", meddle)
     with pytest.raises(FleetError, match="b: another command has made release"):
         work.run(planned)
-    hooks = note_releases(site, tmp_path / "told")
+    hooks = note_releases(site, tmp_path / "noted")
     report = site.rollout(target, hooks=hooks).undo()
     assert (report.ending, outcomes(report)) == ("rolled back", {"a": "rolled back", "b": "left"})
     assert site.runs() == first
-    assert told(tmp_path / "told", "before_restart") == [f"a={first['a']} b={first['b']}"]
+    assert releases_noted(tmp_path / "noted", "before_restart") == [f"a={first['a']} b={first['b']}"]
     with pytest.raises(DisaggError, match="no rollout of this fleet is unfinished"):
         site.rollout(target).undo()
 
 
-def test_going_back_that_was_interrupted_has_the_hooks_of_a_restart_and_is_told_what_it_goes_back_to(
+def test_going_back_that_was_interrupted_has_the_hooks_of_a_restart_and_passes_them_what_it_goes_back_to(
     site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    work = site.rollout({}, hooks=note_releases(site, tmp_path / "told"))
+    work = site.rollout({}, hooks=note_releases(site, tmp_path / "noted"))
 
     def begin(work: Rollout, target: object) -> None:
         work._record = RolloutRecord(dict.fromkeys(NAMES, "new"), {"a": "old", "b": ""})
@@ -241,8 +241,8 @@ def test_going_back_that_was_interrupted_has_the_hooks_of_a_restart_and_is_told_
     monkeypatch.setattr(Rollout, "_turns", lambda work, undo: "" if undo else "it went on")
     assert work.run([]).ending == "rolled back"
     for hook in ("before_restart", "after_restart", "on_failure"):
-        assert told(tmp_path / "told", hook) == ["a=old"]
-    assert told(tmp_path / "told", "before_deploy") == []
+        assert releases_noted(tmp_path / "noted", hook) == ["a=old"]
+    assert releases_noted(tmp_path / "noted", "before_deploy") == []
 
 
 def test_a_hook_that_forbids_the_deployment_leaves_no_rollout_behind(site: Site) -> None:
@@ -281,14 +281,14 @@ def test_a_host_that_hosts_toml_no_longer_has_holds_up_no_rollout(site: Site, mo
 
 
 def note_releases(site: Site, file: Path) -> HookRunner:
-    """Hooks that write down which releases they are told of."""
+    """Hooks that write down which releases they get."""
     note = f'echo "$DISAGG_HOOK $DISAGG_RELEASES" >>{file}'
     names: tuple[HookName, ...] = get_args(HookName)
     return HookRunner(replace(site.fleet, hooks=Hooks(dict.fromkeys(names, note))), "rollout", connect=connect)
 
 
-def told(file: Path, hook: str) -> list[str]:
-    """What this hook was told, each time that it ran."""
+def releases_noted(file: Path, hook: str) -> list[str]:
+    """The releases that this hook got, each time that it ran."""
     return [line.removeprefix(f"{hook} ") for line in file.read_text().splitlines() if line.startswith(f"{hook} ")]
 
 

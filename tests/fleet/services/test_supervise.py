@@ -126,7 +126,7 @@ time.sleep(1000)
 
 
 def notifying(folder: Folder, times: int, within_s: float) -> None:
-    """Serve a program that promises a notice within `within_s` and gives one every 0.1 s, so many times."""
+    """Serve a program that announces a notification within `within_s` and sends one every 0.1 s, so many times."""
     (folder.path / "notifying.py").write_text(NOTIFYING)
     folder.serve(f"exec {sys.executable} {folder.path / 'notifying.py'} {times} {within_s * 1e6:.0f}")
 

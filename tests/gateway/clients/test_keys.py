@@ -212,7 +212,7 @@ def test_a_bucket_gives_a_minute_s_share_at_once_and_then_as_it_fills() -> None:
     assert bucket.wait_s(1, 1000.0) == pytest.approx(1.0), "an idle hour saves up one minute's share"
 
 
-def test_requests_over_a_key_s_limit_are_told_when_to_try_again() -> None:
+def test_requests_over_a_key_s_limit_are_refused_with_the_time_to_try_again() -> None:
     limits, key = KeyLimits(), made(requests_per_minute=2)
     limits.admit(key, 1, 0.0)
     limits.admit(key, 1, 0.0)

@@ -107,7 +107,7 @@ def test_a_tool_whose_input_has_no_grammar_can_be_forced(choice: dict[str, Any],
 
 
 @pytest.mark.parametrize(
-    ("namespace", "function", "told"),
+    ("namespace", "function", "described"),
     [
         ("Files.", "Reads one.", "Files.\n\nReads one."),
         ("Files.", None, "Files."),
@@ -115,9 +115,11 @@ def test_a_tool_whose_input_has_no_grammar_can_be_forced(choice: dict[str, Any],
         (None, None, ""),
     ],
 )
-def test_a_function_is_described_after_its_namespace(namespace: str | None, function: str | None, told: str) -> None:
+def test_a_function_is_described_after_its_namespace(
+    namespace: str | None, function: str | None, described: str
+) -> None:
     tools = [{**NAMESPACE, "description": namespace, "tools": [{**TOOL, "description": function}]}]
-    assert [tool["description"] for tool in read(tools=tools).options["tools"]] == [told]
+    assert [tool["description"] for tool in read(tools=tools).options["tools"]] == [described]
 
 
 @pytest.mark.parametrize(

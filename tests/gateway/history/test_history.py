@@ -19,7 +19,7 @@ from disagg.gateway import views
 from disagg.gateway.clients.keys import KeyFile
 from disagg.gateway.dialects.problems import problem_of
 from disagg.gateway.history import recorder as recording
-from disagg.gateway.history.entry import of_completion, of_end
+from disagg.gateway.history.entry import entry_of_completion, entry_of_end
 from disagg.gateway.history.recorder import Recorder
 from disagg.gateway.history.store import CACHE_KIB, Filter, HistoryBounds, Store, read
 from disagg.gateway.observe.events import Accepted, Completed, Ended
@@ -54,23 +54,23 @@ def test_the_pages_of_the_file_take_no_more_memory_than_their_bound(tmp_path: Pa
 
 
 def test_an_entry_has_the_figures_and_the_route_and_no_text() -> None:
-    found = of_completion(Completed(REQUEST, 0, completion("one two", held_tokens=4), STAGE))
+    found = entry_of_completion(Completed(REQUEST, 0, completion("one two", held_tokens=4), STAGE))
     assert (found.model, found.key, found.state, found.reason) == ("m", "editor", "ok", "prefill failed")
     assert (found.ttft, found.decode_speed, found.held_tokens, found.ttft_parts["prefill"]) == (0.4, 20.0, 4, 0.2)
     assert found.prompt is None and found.answer is None
 
 
 def test_a_request_that_failed_has_an_entry_with_its_error_and_its_last_route() -> None:
-    found = of_end(Ended(REQUEST, "failed", problem_of(ServerUnavailable("gone")), 2.0, 7, STAGE, 0.5))
+    found = entry_of_end(Ended(REQUEST, "failed", problem_of(ServerUnavailable("gone")), 2.0, 7, STAGE, 0.5))
     assert found is not None
     assert (found.state, found.error_code, found.error) == ("failed", "no_host_available", "gone")
     assert (found.decode_server, found.completion_tokens, found.total_time, found.ttft) == ("d", 7, 2.0, 0.5)
-    assert of_end(Ended(REQUEST, "ok", None, 2.0, 0, STAGE)) is None
+    assert entry_of_end(Ended(REQUEST, "ok", None, 2.0, 0, STAGE)) is None
 
 
 def test_a_kept_text_is_the_prompt_of_that_answer_and_bounded() -> None:
     request = Accepted(1, "r", "a", "m", None, 4, 5.0, 0.0, ("first", "second" * 100_000))
-    prompts = [of_completion(Completed(request, choice, completion("x"), None)).prompt for choice in range(4)]
+    prompts = [entry_of_completion(Completed(request, choice, completion("x"), None)).prompt for choice in range(4)]
     assert prompts[:2] == ["first", "first"]
     assert prompts[2] is not None and prompts[2].startswith("second") and len(prompts[2]) == 64 << 10
 

@@ -114,7 +114,7 @@ def test_the_median_forgets_what_is_old() -> None:
 
 
 class Seen:
-    """A board and a request that it is told of."""
+    """A board, and a request whose events it gets."""
 
     def __init__(self, n: int = 1) -> None:
         self.board = Board("test", ("m", "other"))

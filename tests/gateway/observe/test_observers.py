@@ -1,4 +1,4 @@
-"""What observers are told of a request, and that none of them can fail it or hold it up."""
+"""Which events of a request observers get, and that none of them can fail it or hold it up."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ GONE = problem_of(ServerUnavailable("gone"))
 
 
 class Notes:
-    """An observer that keeps what it is told."""
+    """An observer that keeps every event."""
 
     def __init__(self) -> None:
         self.events: list[RequestEvent] = []
@@ -39,7 +39,7 @@ def head(n: int = 1) -> Head:
     return Head(GatewayRequest(model="m", prompts=({"prompt": "the prompt"},), n=n), "r1", 5.0)
 
 
-def test_an_observer_is_told_the_life_of_a_request_in_its_order() -> None:
+def test_an_observer_gets_the_events_of_a_request_in_their_order() -> None:
     notes = Notes()
     observed = Observers([notes]).accept(head(), "openai-chat", "m", "editor")
     observed.entered(0, PREFILL)

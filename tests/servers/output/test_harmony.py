@@ -48,7 +48,7 @@ def found(text: str, cut: int, stop: str = "", *, with_tools: bool = True) -> li
         ("<|channel|>ana", []),
     ],
 )  # fmt: skip
-def test_channels_are_told_apart_wherever_their_text_is_cut(
+def test_channels_are_separated_wherever_their_text_is_cut(
     text: str, expected: list[tuple[str, str]], cut: int
 ) -> None:
     assert found(text, cut) == expected

@@ -292,21 +292,21 @@ async def test_prompts_are_begun_within_what_the_engine_states_that_it_has(
 class ToldLater:
     """A Delivery by an engine whose prompt was computed for 7 s, as it knows once the KV is sent; until then, 9 s."""
 
-    remaining, held, done, told = 0, 0, True, False
+    remaining, held, done, reported = 0, 0, True, False
 
     def __init__(self) -> None:
         self.began = time.monotonic()
 
     @property
     def timing(self) -> PrefillTiming:
-        seconds = 7.0 if self.told else 9.0
+        seconds = 7.0 if self.reported else 9.0
         return PrefillTiming(self.began, self.began + seconds, 2, seconds)
 
     def start(self) -> ToldLater:
         return self
 
     def finish(self, compute_ended: float) -> SentKV:
-        self.told = True
+        self.reported = True
         return SentKV(70, 0.1, 0.2, None, compute_ended)
 
     def queued_bytes(self) -> int:

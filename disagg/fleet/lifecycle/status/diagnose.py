@@ -14,9 +14,9 @@ from disagg.config import Fleet, Host
 from disagg.errors import DisaggError, HostUnreachable
 from disagg.fleet.facts.server import ServerFacts, read_server_facts
 from disagg.fleet.lifecycle.loglines import (
+    failed_to_start,
     last_error,
     last_plain_line,
-    never_started,
     since_ready,
     since_start,
     stopped,
@@ -109,7 +109,7 @@ def _dead(status: HostStatus, host: Host, server: ServerFacts) -> HostStatus:
     start, logs = f"disagg start --host {host.name}", f"disagg logs --host {host.name}"
     last = since_start(server.log)
     # A server that failed to start may have been retried and stopped during that start: that is no ordinary stop.
-    if not server.supervised and (not last or stopped(last)) and not never_started(server.log):
+    if not server.supervised and (not last or stopped(last)) and not failed_to_start(server.log):
         return replace(status, state="not running", why="SSH is fine; no server process runs there", hint=start)
     lines = since_ready(server.log)  # the last run may have ended before it logged anything
     error = last_error(lines)

@@ -31,7 +31,7 @@ from grader.models import Gateway
 from grader.pipeline import LAYERS, Layer, Pipeline, Progress
 from grader.rubric import Assignment
 from grader.store import Store, Submission, final_points
-from grader.web.progress import graded, told
+from grader.web.progress import graded, progress_line
 from grader.web.uploads import MAX_NOTEBOOKS, MAX_UPLOAD, notebooks
 
 PAGES = Environment(
@@ -67,7 +67,7 @@ def create(store: Store, gateway: Gateway, assignments: Mapping[str, Assignment]
 
     def observe(event: Progress) -> None:
         if event.layer:
-            progress[event.submission][event.layer] = told(event.state, event.detail, event.runs)
+            progress[event.submission][event.layer] = progress_line(event.state, event.detail, event.runs)
         elif event.state == "done":
             progress.pop(event.submission, None)
 

@@ -9,7 +9,7 @@ from grader.pipeline import Layer, compared, validated
 from grader.store import Grade
 
 
-def told(state: str, detail: str, runs: Iterable[ModelRun] = ()) -> str:
+def progress_line(state: str, detail: str, runs: Iterable[ModelRun] = ()) -> str:
     """A layer's state, what it found, and what its models took."""
     parts = (detail, *dict.fromkeys(f"{one.model} on {one.hosts}{one.speed}" for one in runs))
     return " ".join([state, "; ".join(part for part in parts if part)]).strip()
@@ -20,10 +20,10 @@ def graded(grade: Grade, runs: Sequence[ModelRun]) -> dict[Layer, str]:
     code = [one for one in runs if one.role == "code"]
     writing = [one for one in runs if one.role != "code"]
     return {
-        "validation": told("done", validated(grade.validations)),
-        "outputs": told("done", compared(grade.comparisons)),
-        "code": told("done", _errors(code), code),
-        "writing": told("done", _errors(writing), writing),
+        "validation": progress_line("done", validated(grade.validations)),
+        "outputs": progress_line("done", compared(grade.comparisons)),
+        "code": progress_line("done", _errors(code), code),
+        "writing": progress_line("done", _errors(writing), writing),
     }
 
 

@@ -69,7 +69,7 @@ def test_a_model_that_is_not_carried_is_to_be_pulled_before_the_start() -> None:
     assert "pull" not in shown(reports_view(REPORTS[:1], names, pulling=["dgx-spark-1"])), "it serves already"
 
 
-def test_hosts_with_the_same_fault_are_told_of_once() -> None:
+def test_hosts_with_the_same_fault_are_shown_once() -> None:
     names = ["a", "b", "c"]
     failed = [
         DeployResult(name, "failed", error=DeployRefused(f"{name}: nothing there", f"disagg deploy --host {name}"))
@@ -115,7 +115,7 @@ def test_the_question_states_how_many_hosts_and_how_much_they_download() -> None
     assert question("Deploy", [same], 4) == "Deploy on 1 of 4 hosts?"
 
 
-def test_a_refusal_is_told_with_its_mend() -> None:
+def test_a_refusal_is_shown_with_its_remedy() -> None:
     refused = DeployResult(
         "h", "failed", Plan("h", ""), error=DeployRefused("h: there is no Python", "brew install python")
     )

@@ -11,7 +11,7 @@ from disagg.engines.vllm.nodes.setup import Endpoint
 from disagg.errors import ModelError
 
 
-def test_the_kernel_asks_whether_a_silent_head_is_still_there() -> None:
+def test_the_kernel_checks_whether_a_silent_head_is_still_there() -> None:
     with socket.create_server(("127.0.0.1", 0)) as meeting:
         to = Endpoint("127.0.0.1", meeting.getsockname()[1])
         with _connected(to) as connection:

@@ -47,7 +47,7 @@ def test_a_worker_ends_when_its_parent_is_killed() -> None:
             worker.kill()
 
 
-def test_a_worker_whose_parent_has_ended_before_is_told_from_one_of_the_process_that_adopted_it(
+def test_a_worker_whose_parent_has_ended_before_is_distinguished_from_one_of_the_process_that_adopted_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(multiprocessing, "parent_process", lambda: SimpleNamespace(pid=4711))

@@ -39,7 +39,7 @@ def locked(deploy: Deploy | None = None) -> TargetState:
     return of_type(target_state(local, spark(), facts("spark_bare")), TargetState)
 
 
-def test_a_host_without_a_release_is_only_told_the_bytes() -> None:
+def test_a_host_without_a_release_has_only_the_bytes_to_send() -> None:
     desired = locked()
     found = compared(desired, facts("spark_bare"), Content())
     assert (found.files, found.settings, found.packages) == ({}, (), ())

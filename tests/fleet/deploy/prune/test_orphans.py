@@ -104,7 +104,7 @@ def test_a_folder_that_disagg_has_not_named_is_never_left_over(name: str) -> Non
     assert found(contents, replace(SCOPE, cached=True)) == []
 
 
-def test_what_a_host_was_is_told_before_it_is_removed() -> None:
+def test_what_a_host_was_is_shown_before_it_is_removed() -> None:
     described = own("old", releases=2, managers=("systemd", "process"), pid=4711)
     assert leftovers(SCOPE, there(own(), described)).orphans[0].about == (
         "2 releases, token 00000000, a service of systemd, its server runs (pid 4711)"

@@ -94,12 +94,12 @@ def test_a_look_changes_nothing(work: Bootstrap, home: Path) -> None:
 
 def test_only_what_is_missing_is_done_and_a_second_time_nothing_is(work: Bootstrap, home: Path) -> None:
     ran: list[tuple[str, str]] = []
-    told = Bootstrap(HOST, Deploy(), work.machine, lambda *line: ran.append(line))
-    done = told.carry_out(told.look())
+    bootstrap = Bootstrap(HOST, Deploy(), work.machine, lambda *line: ran.append(line))
+    done = bootstrap.carry_out(bootstrap.look())
     assert states(done) == {"uv": "done", "python": "in place", "clock": "done"}
     assert {one.step.name: one.found for one in done}["uv"] == f"{home}/.local/bin/uv"
     assert [name for name, line in ran if line.startswith("$ ")] == ["uv", "clock"]
-    assert states(told.look()) == dict.fromkeys(("uv", "python", "clock"), "in place")
+    assert states(bootstrap.look()) == dict.fromkeys(("uv", "python", "clock"), "in place")
 
 
 def test_a_command_that_changes_nothing_has_failed(work: Bootstrap, home: Path) -> None:

@@ -106,8 +106,8 @@ ENDED = line("server_ended", level="error", exit=3, restart_in_s=2.0, restarts=2
     ],
 )
 def test_the_machine_tells_why_and_what_mends_it(state: str, facts: Any, expected: str, why: str, hint: str) -> None:
-    told = explained(status(state), HOST, facts, TOKEN)
-    assert (told.state, told.why, told.hint) == (expected, why, hint)
+    found = explained(status(state), HOST, facts, TOKEN)
+    assert (found.state, found.why, found.hint) == (expected, why, hint)
 
 
 def test_a_server_that_was_stopped_after_it_failed_before_has_not_failed() -> None:
@@ -118,15 +118,15 @@ def test_a_server_that_was_stopped_after_it_failed_before_has_not_failed() -> No
 
 def test_a_server_that_ended_because_its_model_would_not_load_has_failed() -> None:
     log = (line("ready"), STARTING, line("loading"), line("stopped"), FAILED)
-    told = explained(status("not running"), HOST, replace(DEPLOYED, managers={"process": False}, log=log), TOKEN)
-    assert (told.state, told.hint) == ("failed", "copy the model there; then: disagg start --host spark")
+    found = explained(status("not running"), HOST, replace(DEPLOYED, managers={"process": False}, log=log), TOKEN)
+    assert (found.state, found.hint) == ("failed", "copy the model there; then: disagg start --host spark")
 
 
 @pytest.mark.parametrize("end", [(), (line("loading"), line("stopped"))])
 def test_a_server_that_was_stopped_while_it_was_tried_again_has_failed(end: tuple[Any, ...]) -> None:
     log = (line("ready"), STARTING, FAILED, ENDED, STARTING, *end)
-    told = explained(status("not running"), HOST, replace(DEPLOYED, managers={"process": False}, log=log), TOKEN)
-    assert (told.state, told.hint) == ("failed", "copy the model there; then: disagg start --host spark")
+    found = explained(status("not running"), HOST, replace(DEPLOYED, managers={"process": False}, log=log), TOKEN)
+    assert (found.state, found.hint) == ("failed", "copy the model there; then: disagg start --host spark")
 
 
 def test_what_macos_says_about_the_local_network_stays_the_remedy() -> None:
@@ -137,10 +137,10 @@ def test_what_macos_says_about_the_local_network_stays_the_remedy() -> None:
 
 
 def test_where_ssh_fails_too_both_are_told() -> None:
-    told = explained(
+    found = explained(
         status("unreachable"), HOST, HostUnreachable("spark: 10.0.0.1:22 does not answer", "ping it"), TOKEN
     )
-    assert (told.state, told.why, told.hint) == (
+    assert (found.state, found.why, found.hint) == (
         "unreachable",
         "by http; 10.0.0.1:22 does not answer",
         "ping it",
@@ -165,7 +165,7 @@ def test_only_hosts_in_trouble_are_asked_and_a_machine_that_hangs_is_given_up(tm
     fleet = Fleet("f", tmp_path / "hosts.toml", {}, hosts)
     states = {"well": "healthy", "here": "not running", "far": "unreachable"}
     statuses = [replace(status(state), host=name) for name, state in states.items()]
-    told = diagnose(fleet, statuses, TOKEN, 0.3, connect)
-    assert asked == ["far"] and told[:2] == statuses[:2]
-    assert told[2].why == "by http; SSH did not answer within 0.3 s either"
+    found = diagnose(fleet, statuses, TOKEN, 0.3, connect)
+    assert asked == ["far"] and found[:2] == statuses[:2]
+    assert found[2].why == "by http; SSH did not answer within 0.3 s either"
     assert given_up.wait(30)

@@ -249,21 +249,21 @@ def test_a_server_with_other_code_or_settings_is_healthy_with_a_remark(
     farm.lifecycle.start(["a"])
     real: Callable[..., Any] = vars(health)["get"]
     host = farm.fleet.hosts["a"]
-    told: dict[str, Any] = {"code": code_hash(), "config": served_digest(farm.fleet, host)}
+    stated: dict[str, Any] = {"code": code_hash(), "config": served_digest(farm.fleet, host)}
 
-    def telling(*arguments: Any) -> tuple[Any, ...]:
+    def stating(*arguments: Any) -> tuple[Any, ...]:
         code, answer = real(*arguments)
-        return code, {**answer, **told}
+        return code, {**answer, **stated}
 
-    monkeypatch.setattr(health, "get", telling)
+    monkeypatch.setattr(health, "get", stating)
     assert states(farm)["a"].why == ""
-    told["code"] = "another"
+    stated["code"] = "another"
     a = states(farm)["a"]
     assert (a.state, a.why) == ("healthy", "running other code than here")
     assert a.hint == "disagg restart --host a" and exit_code([a]) == 0
-    told["config"] = "another"
+    stated["config"] = "another"
     assert states(farm)["a"].why == "running other code and hosts.toml than here"
-    told["pending"] = {"release": "b" * 16, "since": 1_772_373_900.0}
+    stated["pending"] = {"release": "b" * 16, "since": 1_772_373_900.0}
     a = states(farm)["a"]
     assert a.why.startswith("release bbbbbbbb pending since 2026-03-01 ") and a.hint == "disagg restart --host a"
 

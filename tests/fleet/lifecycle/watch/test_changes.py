@@ -78,8 +78,8 @@ def test_a_clock_that_was_set_back_gives_no_negative_time() -> None:
 
 def test_the_machines_reason_replaces_that_of_the_network() -> None:
     change = HostChange("lab", "a", "down", "not running", 2.0, why="nothing listens")
-    told = explained(change, status("a", "failed"))
-    assert (told.state, told.hint, told.time) == ("failed", "disagg start", 2.0)
+    found = explained(change, status("a", "failed"))
+    assert (found.state, found.hint, found.time) == ("failed", "disagg start", 2.0)
     assert explained(change, None) == change
 
 

@@ -74,11 +74,11 @@ def test_attempts_are_bounded_and_the_error_does_not_show_the_path_of_the_url() 
     assert failed.value.message == "alerts.example did not take the change of mac: HTTP 502"
 
 
-def test_a_command_is_told_of_the_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_command_gets_the_change_in_its_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     lab = replace(fleet(), path=tmp_path / "hosts.toml")
-    LineRunner(lab, 'echo "$DISAGG_HOST $DISAGG_CHANGE $DISAGG_STATE $DISAGG_ERROR" >told')(CHANGE)
-    assert (tmp_path / "told").read_text() == "mac down failed no memory\n"
+    LineRunner(lab, 'echo "$DISAGG_HOST $DISAGG_CHANGE $DISAGG_STATE $DISAGG_ERROR" >noted')(CHANGE)
+    assert (tmp_path / "noted").read_text() == "mac down failed no memory\n"
     with pytest.raises(FleetError, match="the command for mac failed: exit code 3"):
         LineRunner(lab, "exit 3")(CHANGE)
 

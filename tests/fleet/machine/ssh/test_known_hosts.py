@@ -22,8 +22,8 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> list[HostKey]:
         subprocess.run(["ssh-keygen", "-q", "-t", kind, "-N", "", "-f", path], check=True)
         name, blob, *_ = path.with_suffix(".pub").read_text().split()
         made.append(HostKey(name, base64.b64decode(blob)))
-        told = subprocess.run(["ssh-keygen", "-lf", path], check=True, capture_output=True, text=True).stdout
-        assert made[-1].fingerprint == told.split()[1]
+        listed = subprocess.run(["ssh-keygen", "-lf", path], check=True, capture_output=True, text=True).stdout
+        assert made[-1].fingerprint == listed.split()[1]
     return made
 
 

@@ -173,17 +173,17 @@ def test_a_variable_with_an_impossible_name_is_refused(spark: SSHMachine) -> Non
         spark.run(["true"], environment={"A=$(id)": "x"})
 
 
-def test_lines_are_told_as_they_come(spark: SSHMachine, there: BedHost) -> None:
-    told: list[str] = []
+def test_lines_are_reported_as_they_come(spark: SSHMachine, there: BedHost) -> None:
+    reported: list[str] = []
 
     def on_line(line: str) -> None:
-        told.append(line)
+        reported.append(line)
         if line == "first":
             (there.home / "go-on").touch()
 
-    until_told = "until test -e go-on; do sleep 0.05; done"
-    spark.run(["sh", "-c", f"echo first; echo also >&2; {until_told}; printf 'a\\rb\\r\\nlast'"], on_line=on_line)
-    assert sorted(told) == ["a", "also", "b", "first", "last"]
+    until_reported = "until test -e go-on; do sleep 0.05; done"
+    spark.run(["sh", "-c", f"echo first; echo also >&2; {until_reported}; printf 'a\\rb\\r\\nlast'"], on_line=on_line)
+    assert sorted(reported) == ["a", "also", "b", "first", "last"]
 
 
 def test_output_is_bounded_and_says_what_is_missing(spark: SSHMachine) -> None:
@@ -200,7 +200,7 @@ def test_what_a_login_shell_says_is_no_output(spark: SSHMachine, there: BedHost)
     assert (result.stdout, result.stderr) == ("hello\n", "")
 
 
-def test_a_login_shell_that_runs_nothing_is_told(spark: SSHMachine, there: BedHost) -> None:
+def test_a_login_shell_that_runs_nothing_is_reported(spark: SSHMachine, there: BedHost) -> None:
     (there.home / ".bashrc").write_text("echo This account is closed; exit 3\n")
     with pytest.raises(HostUnreachable, match=r"exited with code 3 .* it printed: This account is closed"):
         spark.run(["true"])
@@ -343,7 +343,7 @@ def test_a_path_out_of_the_tree_is_refused(spark: SSHMachine, name: str) -> None
         spark.put_tree({name: b""}, "tree")
 
 
-def test_a_full_disk_is_told_and_leaves_nothing(spark: SSHMachine, there: BedHost, bed: Bed) -> None:
+def test_a_full_disk_is_reported_and_leaves_nothing(spark: SSHMachine, there: BedHost, bed: Bed) -> None:
     bed.need_links()
     (there.home / "small").mkdir()
     there.as_root("mount", "-t", "tmpfs", "-o", "size=1m,mode=777", "none", f"{there.remote_home}/small")
@@ -359,7 +359,7 @@ def test_a_full_disk_is_told_and_leaves_nothing(spark: SSHMachine, there: BedHos
         there.as_root("umount", f"{there.remote_home}/small")
 
 
-def test_a_read_only_home_is_told(spark: SSHMachine, there: BedHost, bed: Bed) -> None:
+def test_a_read_only_home_is_reported(spark: SSHMachine, there: BedHost, bed: Bed) -> None:
     bed.need_links()
     there.as_root("mount", "-o", "remount,bind,ro", there.remote_home)
     try:
@@ -371,7 +371,7 @@ def test_a_read_only_home_is_told(spark: SSHMachine, there: BedHost, bed: Bed) -
         there.as_root("mount", "-o", "remount,bind,rw", there.remote_home)
 
 
-def test_a_folder_of_somebody_else_is_told(spark: SSHMachine, bed: Bed) -> None:
+def test_a_folder_of_somebody_else_is_reported(spark: SSHMachine, bed: Bed) -> None:
     bed.need_links()
     with pytest.raises(CommandFailed, match="Permission denied"):
         spark.put_tree({"a": b"x"}, "/etc/tree")
@@ -407,7 +407,7 @@ def test_hashed_known_hosts_are_understood(make: Make, other_known_hosts: Path) 
     assert make().run(["true"]).ok
 
 
-def test_a_wrong_user_is_refused_with_the_command_that_mends_it(make: Make, bed: Bed) -> None:
+def test_a_wrong_user_is_refused_with_the_command_that_repairs_it(make: Make, bed: Bed) -> None:
     host = replace(bed.host("dgx-spark-1"), user="nobody-here")
     with pytest.raises(LoginRefused, match=r"refuses the login of nobody-here: 1 key tried") as caught:
         make(host=host).run(["true"])
@@ -521,7 +521,7 @@ def test_the_connection_serves_on_after_a_timeout(spark: SSHMachine) -> None:
 
 @pytest.fixture
 def make_guarded(make: Make, monkeypatch: pytest.MonkeyPatch) -> Make:
-    """Machines whose guard ends a command soon after its client is gone, but is told often that the client is there."""
+    """Machines whose guard ends a command soon after its client is gone, but often gets its heartbeat."""
     monkeypatch.setattr("disagg.fleet.machine.ssh.machine.HEARTBEAT_S", 0.25)
     return lambda: make(timeouts=FAST, guard_s=4)
 
@@ -551,23 +551,23 @@ def test_a_cut_link_ends_a_run_within_seconds_and_the_host_ends_it_too(make_guar
         wait_until(lambda: not names(ours))  # nor the guards
     finally:
         cut.join()
-        bed.mend_link("dgx-spark-1")
+        bed.restore_link("dgx-spark-1")
     assert machine.run(["echo", "back"]).stdout == "back\n"
 
 
-def test_the_guard_is_told_that_an_idle_client_runs(spark: SSHMachine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_guard_is_notified_that_an_idle_client_runs(spark: SSHMachine, monkeypatch: pytest.MonkeyPatch) -> None:
     before = set(threading.enumerate())
-    told: list[Guard] = []
+    reported: list[Guard] = []
     heartbeat = Guard.heartbeat
 
     def noted(guard: Guard) -> None:
         heartbeat(guard)
-        told.append(guard)
+        reported.append(guard)
 
     monkeypatch.setattr("disagg.fleet.machine.ssh.machine.HEARTBEAT_S", 0.02)
     monkeypatch.setattr(Guard, "heartbeat", noted)
     spark.run(["true"])
-    wait_until(lambda: len(told) > 3)
+    wait_until(lambda: len(reported) > 3)
     assert spark.run(["echo", "still here"]).stdout == "still here\n"
     spark.close()
     wait_until(lambda: not any(one.name.startswith("guard") for one in set(threading.enumerate()) - before))
@@ -592,7 +592,7 @@ def test_a_cut_link_ends_an_upload_and_leaves_no_half_tree(make_guarded: Make, b
             wait_until(lambda: [path.name for path in there.home.iterdir()] == [".ssh"])
         finally:
             cut.join()
-            bed.mend_link("dgx-spark-1")
+            bed.restore_link("dgx-spark-1")
     machine.put_tree({"a": b"first"}, "tree")
     assert machine.read("tree/a") == b"first"
 
@@ -616,7 +616,7 @@ def test_a_large_file_goes_on_after_a_cut_link_where_it_stopped(
             with ends_by_itself(), pytest.raises(HostUnreachable, match="connection lost"):
                 machine.put_tree({"big": big}, "tree", parts="parts", on_moved=cut_midway)
         finally:
-            bed.mend_link("dgx-spark-1")
+            bed.restore_link("dgx-spark-1")
     kept = next((there.home / "parts").iterdir())
     there.as_root("pkill", "-TERM", "-x", "cat", check=False)  # as the guard does within 30 s
     wait_until(lambda: there.as_root("pgrep", "-x", "cat", check=False).returncode == 1)

@@ -61,8 +61,8 @@ Host *
 def test_ssh_config_means_what_it_means_to_ssh(write: Write, tmp_path: Path) -> None:
     path = write(CONFIG)
     settings = settings_for(host())
-    told = subprocess.run(["ssh", "-F", path, "-G", "spark"], check=True, capture_output=True, text=True).stdout
-    said = dict(line.split(" ", 1) for line in told.splitlines() if " " in line)
+    printed = subprocess.run(["ssh", "-F", path, "-G", "spark"], check=True, capture_output=True, text=True).stdout
+    said = dict(line.split(" ", 1) for line in printed.splitlines() if " " in line)
     assert (settings.address, str(settings.port), settings.user) == (said["hostname"], said["port"], said["user"])
     assert settings.identities == (tmp_path / ".ssh/special",) and settings.identities_only
     assert settings.known_hosts[:2] == (tmp_path / ".ssh/a", tmp_path / ".ssh/b")

@@ -1,4 +1,4 @@
-"""What an attempt shows about its hosts, noted in the view of the fleet as soon as it shows."""
+"""Updates of the client's view of its fleet with what an attempt shows about its hosts, as soon as it shows."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from disagg.inference.attempts.retry import Attempt, Failure
 from disagg.inference.hosts.view import FleetView
 
 
-class Verdicts:
-    """The hosts of one attempt, from its begin. An answer may take minutes: others learn at its first token that its
-    host works, and when the KV has been sent that the prefill host has one prompt less. tokens: of the prompt."""
+class ViewUpdates:
+    """Updates the view of the hosts of one attempt, from its begin. An answer may take minutes: for other requests the
+    host that answers works from the first token on, and the prefill host has one prompt less once its KV has been
+    sent. tokens: of the prompt."""
 
     def __init__(self, view: FleetView, attempt: Attempt, tokens: int) -> None:
         self._view = view
