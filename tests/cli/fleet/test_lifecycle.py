@@ -187,8 +187,8 @@ def test_servers_whose_token_file_was_removed_are_reached_again_with_start(
     shown = " ".join(capsys.readouterr().out.split())
     assert f"all hosts: it reports only that it is ok: there is no fleet token in {token} → disagg start" in shown
     assert run("--config", config, "generate", "tiny", "x") == 2
-    told = " ".join(capsys.readouterr().err.split())
-    assert f"there is no fleet token in {token}" in told and "run `disagg start`; " in told
+    message = " ".join(capsys.readouterr().err.split())
+    assert f"there is no fleet token in {token}" in message and "run `disagg start`; " in message
     assert run("--config", config, "start") == 0
     assert capsys.readouterr().out.count("unchanged") == 2
     assert run("--config", config, "status") == 0

@@ -183,7 +183,7 @@ def test_a_fleet_of_whole_hosts_only_needs_no_token(tmp_path: Path, monkeypatch:
         alone = fleet(whole_host("m", port))
         with Client(alone) as asking:
             assert asking.generate("m", messages=CHAT).text == "ok"
-        with pytest.raises(ConfigError, match="its token file"):
+        with pytest.raises(ConfigError, match="there is no fleet token"):
             Client(replace(alone, hosts={**alone.hosts, "mac": decode}))
 
 
