@@ -1,9 +1,11 @@
-"""Values that a type checker does not see as tests do."""
+"""Values that a type checker does not see as tests do, and what fails."""
 
 from __future__ import annotations
 
+import errno
 import io
-from typing import TypeVar
+import os
+from typing import NoReturn, TypeVar
 
 from rich.console import Console
 
@@ -26,3 +28,8 @@ def printed(console: Console) -> str:
     """What was printed on a console whose file is a StringIO."""
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
+
+
+def no_space(descriptor: int) -> NoReturn:
+    """An os.fsync on a full disk."""
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

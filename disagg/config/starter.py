@@ -1,14 +1,14 @@
-"""The hosts.toml that `disagg init` writes, and an atomic write of it."""
+"""The hosts.toml that `disagg init` writes."""
 
 from __future__ import annotations
 
-import contextlib
 import os
 from pathlib import Path
 
 from disagg.config.toml.reader import parse
 from disagg.config.validate import build
 from disagg.errors import UsageError
+from disagg.files import replace_file
 
 
 def starter() -> str:
@@ -20,19 +20,10 @@ def write(text: str, path: Path, force: bool = False) -> None:
     """Write a hosts.toml after checking that it loads. Raises UsageError if the file exists, unless `force`."""
     build(parse(text, str(path)), path)
     refuse_to_overwrite(path, force)
-    target = Path(os.path.realpath(path))  # through a link, so that the link stays one
-    draft = target.with_name(f".{target.name}.{os.getpid()}.new")
     try:
-        with draft.open("x", encoding="utf-8", newline="\n") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(target)
+        replace_file(path, text.encode(), mode=0o666)
     except OSError as error:
         raise UsageError(f"{path}: cannot be written: {error.strerror}", "give another file with --path") from error
-    finally:
-        with contextlib.suppress(OSError):  # after `replace` it no longer exists
-            draft.unlink()
 
 
 def refuse_to_overwrite(path: Path, force: bool) -> None:

@@ -6,5 +6,4 @@ conversation  what was said, as a frozen value
 commands      /help and the others, as a table
 editor        reads lines: several at once, history, completion
 recall        the history of lines, in a private file
-private       writes such a file in one step
 """

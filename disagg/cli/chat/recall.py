@@ -11,7 +11,7 @@ from typing import Final
 
 from prompt_toolkit.history import History
 
-from disagg.cli.chat.private import replace_private
+from disagg.files import replace_file
 
 KEPT: Final = 1000  # lines; the file has at most twice as many
 MAX_LINE: Final = 16 << 10  # characters; a longer one is not kept
@@ -32,7 +32,7 @@ class Recall(History):
             return ()
         if len(lines) > 2 * KEPT:
             with suppress(OSError):
-                replace_private(self._path, "".join(f"{line}\n" for line in lines[-KEPT:]).encode())
+                replace_file(self._path, "".join(f"{line}\n" for line in lines[-KEPT:]).encode())
         return [text for line in reversed(lines[-KEPT:]) if (text := _text(line))]
 
     def store_string(self, string: str) -> None:

@@ -15,9 +15,9 @@ import msgspec
 from disagg.api.base import InvalidValue
 from disagg.cli.chat.commands import ChatCommand, message_of, parse
 from disagg.cli.chat.conversation import Conversation
-from disagg.cli.chat.private import replace_private
 from disagg.config.home import expanded
 from disagg.errors import ContextLengthExceeded, DisaggError, UsageError
+from disagg.files import replace_file
 
 if TYPE_CHECKING:
     from disagg.cli.views.chat import ChatView
@@ -172,7 +172,7 @@ def _write(path: Path, conversation: Conversation) -> None:
     """Raises UsageError if the file cannot be written."""
     text = msgspec.json.format(conversation.to_bytes(), indent=2)
     try:
-        replace_private(path, text + b"\n")
+        replace_file(path, text + b"\n")
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror}") from error
 

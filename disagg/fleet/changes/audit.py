@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from disagg.errors import DisaggError
+from disagg.files import replace_file
 from disagg.version import ROOT, VERSION, code_hash
 
 AUDIT_BYTES: Final = 1 << 20
@@ -113,10 +114,7 @@ def append_here(path: Path, *lines: str) -> None:
         with os.fdopen(descriptor, "a", encoding="utf-8") as file:
             file.writelines(f"{line}\n" for line in lines)
         if path.stat().st_size > AUDIT_BYTES:
-            new = path.with_name(f"{path.name}.new")
-            kept = path.read_text(encoding="utf-8").splitlines(keepends=True)[-AUDIT_LINES:]
-            new.write_text("".join(kept), encoding="utf-8")
-            new.replace(path)
+            replace_file(path, b"".join(path.read_bytes().splitlines(keepends=True)[-AUDIT_LINES:]))
 
 
 def user_name() -> str:

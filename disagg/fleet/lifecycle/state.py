@@ -23,6 +23,7 @@ from pathlib import Path
 
 from disagg.config import Fleet, Host
 from disagg.errors import ConfigError, FleetError
+from disagg.files import create_file, replace_file
 from disagg.fleet.changes.audit import audit_file
 from disagg.fleet.lifecycle.loglines import end_of_run
 from disagg.token import (
@@ -138,7 +139,7 @@ class State:
     def _keep(self, tokens: Sequence[str], once: bool) -> None:
         with _reported(self.token_file):
             self.token_file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        _write_private(Path(os.path.realpath(self.token_file)), tokens_text(tokens), once=once)  # a link stays one
+        _write_private(self.token_file, tokens_text(tokens), once)
 
     def token(self) -> str:
         """The fleet's current token; ConfigError if there is none."""
@@ -296,23 +297,9 @@ def _acquire(descriptor: int, deadline: float) -> None:
 
 
 def _write_private(path: Path, text: str, once: bool = False) -> None:
-    """Write a 0600 file atomically. once: keep the file if another command has created it meanwhile."""
-    part = path.with_name(f".{path.name}.{os.getpid()}")
+    """Write a file that only this user can read. once: keep it if another command has created it meanwhile."""
     with _reported(path):
-        try:
-            descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-                file.write(text)
-            if once:
-                with suppress(FileExistsError):
-                    os.link(part, path)
-                part.unlink()
-            else:
-                part.replace(path)
-        except OSError:
-            with suppress(OSError):  # the first failure is the one to report
-                part.unlink()
-            raise
+        (create_file if once else replace_file)(path, text.encode())
 
 
 @contextmanager

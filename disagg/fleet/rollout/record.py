@@ -14,6 +14,7 @@ from typing import Literal, TypeVar
 import msgspec
 
 from disagg.errors import FleetError
+from disagg.files import replace_file
 from disagg.fleet.rollout.answers import RecordedAnswer
 from disagg.fleet.rollout.policy import Phase
 
@@ -73,11 +74,9 @@ class RecordFile:
 
     def write(self, record: RolloutRecord) -> None:
         """Replace the record. FleetError if that fails: without it an interrupted rollout could not go on."""
-        part = self.path.with_name(f".{self.path.name}")
         try:
             self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            part.write_bytes(msgspec.json.encode(record))
-            part.replace(self.path)
+            replace_file(self.path, msgspec.json.encode(record))
         except OSError as error:
             raise FleetError(f"cannot write {self.path}: {error.strerror}", "free space on that disk") from error
 

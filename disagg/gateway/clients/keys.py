@@ -24,6 +24,7 @@ from msgspec import Meta
 from disagg.api.base import Contract, InvalidValue
 from disagg.config import Fleet
 from disagg.errors import ConfigError, UsageError
+from disagg.files import drafted
 from disagg.token import keys_path
 
 PREFIX: Final = "sk-disagg-"
@@ -157,19 +158,9 @@ class KeyFile:
             raise ConfigError(f"cannot write the keys to {self.path}: {error.strerror}", hint) from error
 
     def _write(self, keys: tuple[Key, ...]) -> None:
-        """Replace the file in one step: a reader sees the old keys or the new ones."""
-        new = self.path.with_suffix(".new")
-        new.unlink(missing_ok=True)
-        try:
-            with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-                file.write(written(keys))
-                os.fsync(file.fileno())
+        with drafted(self.path, written(keys)) as (draft, target):
             self.require()
-            new.replace(self.path)
-        except OSError:
-            with suppress(OSError):  # the first failure is the one to report
-                new.unlink()
-            raise
+            draft.replace(target)
 
 
 def parsed(data: bytes, name: str) -> tuple[Key, ...]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import functools
 import io
 import os
@@ -25,6 +24,7 @@ from disagg.inference.stream import AsyncStream
 from disagg.inference.types import Chunk, Completion
 from tests.cli.answers import completion
 from tests.cli.commandline import run, write_fleet
+from tests.values import no_space
 
 Step = str | Exception | Callable[[], None]
 """What an answer does next: text, an error, or something that the test does meanwhile."""
@@ -173,11 +173,8 @@ async def test_a_save_that_fails_leaves_the_earlier_file(tmp_path: Path, monkeyp
     path.write_text("earlier")
     path.chmod(0o644)
 
-    def full(_: int) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
     with monkeypatch.context() as patch:
-        patch.setattr(os, "fsync", full)
+        patch.setattr(os, "fsync", no_space)
         _, screen = await talk(Answers(), f"/save {path}")
     assert "No space left" in " ".join(screen.split()) and path.read_text() == "earlier"
     assert list(tmp_path.iterdir()) == [path]

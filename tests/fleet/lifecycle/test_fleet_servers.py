@@ -18,7 +18,7 @@ from disagg.fleet.lifecycle.state import ProcessRecord, State
 from disagg.fleet.machine import process as local
 from tests.deadlines import LONG_S
 from tests.fleet.farm import Farm, make_fleet, wait_until
-from tests.values import of_type, present
+from tests.values import no_space, of_type, present
 
 
 def outcomes(results: Any) -> Any:
@@ -272,7 +272,7 @@ def test_a_server_that_cannot_be_recorded_is_ended_again(farm: Farm, monkeypatch
 
     monkeypatch.setattr(local, "spawn", noted)
     farm.state.prepare(farm.fleet)
-    (farm.state.folder / f".a.pid.{os.getpid()}").symlink_to("/dev/full")
+    monkeypatch.setattr(os, "fsync", no_space)
     (failed,) = farm.lifecycle.start(["a"])
     assert failed.outcome == "failed" and isinstance(failed.error, FleetError)
     assert "a.pid" in failed.error.message and "No space left on device" in failed.error.message

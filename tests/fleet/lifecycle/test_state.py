@@ -14,6 +14,7 @@ from disagg.errors import ConfigError, FleetError
 from disagg.fleet.lifecycle.state import ProcessRecord, State
 from disagg.token import TOKEN_FILE_VARIABLE
 from tests.fleet.farm import make_fleet
+from tests.values import no_space
 
 
 def mode(path: Path) -> int:
@@ -153,14 +154,16 @@ def test_the_reason_of_a_servers_end_is_found_among_the_other_lines_of_its_log(f
     assert state.log_tail("a", 1) == ["end"]
 
 
-def test_a_full_disk_is_an_error_that_names_the_file_and_leaves_no_part(fleet: Fleet, tmp_path: Path) -> None:
+def test_a_full_disk_is_an_error_that_names_the_file_and_leaves_no_part(
+    fleet: Fleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     state = State.of(fleet, tmp_path / "state")
     state.prepare(fleet)
-    part = state.folder / f".a.pid.{os.getpid()}"
-    part.symlink_to("/dev/full")
+    before = sorted(state.folder.iterdir())
+    monkeypatch.setattr(os, "fsync", no_space)
     with pytest.raises(FleetError, match=r"cannot use .*/a\.pid: No space left on device \(free space"):
         state.record(ProcessRecord("a", 12, "boot:34", "digest"))
-    assert not part.is_symlink() and state.recorded("a") is None
+    assert sorted(state.folder.iterdir()) == before and state.recorded("a") is None
 
 
 def test_the_lock_is_held_on_a_full_disk_too(fleet: Fleet, tmp_path: Path) -> None:

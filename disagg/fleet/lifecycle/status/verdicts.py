@@ -6,13 +6,13 @@ engine's. With other versions of one of them, or with another partner, the model
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from disagg.api.base import Contract, InvalidValue
 from disagg.config import Fleet, Host
 from disagg.errors import FleetError
+from disagg.files import replace_file
 from disagg.fleet.lifecycle.status.host_status import HostStatus
 from disagg.token import state_folder
 
@@ -64,11 +64,9 @@ def keep(fleet: Fleet, verdict: Verdict) -> None:
     """Add a verdict to the fleet's state folder. FleetError if that cannot be written."""
     folder = state_folder(fleet)
     others = [one for one in kept(folder) if one != verdict]
-    part = folder / f".{_FILE}.{os.getpid()}"
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        part.write_bytes(_Verdicts((*others, verdict)[-_MAX_VERDICTS:]).to_bytes())
-        part.replace(folder / _FILE)
+        replace_file(folder / _FILE, _Verdicts((*others, verdict)[-_MAX_VERDICTS:]).to_bytes())
     except OSError as error:
         hint = "check that folder and its owner, or set XDG_STATE_HOME to another folder"
         raise FleetError(f"the verdict is not kept: {folder / _FILE}: {error.strerror or error}", hint) from error
