@@ -74,7 +74,7 @@ def next_steps() -> Text:
         text.append(f"{title}\n", "dim")
         for command in commands:
             text.append(f"  {command}\n", "bold cyan")
-    tiny = "The demo's models are tiny: they continue a pattern like the one above, and answer no questions."
+    tiny = "The demo's models are tiny: they continue a pattern like the one above,\nand answer no questions."
     return text.append(f"\n{tiny}", "dim")
 
 

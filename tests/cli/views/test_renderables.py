@@ -370,3 +370,8 @@ def test_warnings_that_were_noted_are_not_repeated_below_the_figures() -> None:
     answer = dataclasses.replace(completion("m"), warnings=("mac-1 failed", "slow"))
     text = shown(metrics_view([answer], ["mac-1 failed"]))
     assert "slow" in text and "mac-1 failed" not in text and "mac-1 failed" in shown(metrics_view([answer]))
+
+
+def test_the_lines_of_the_next_steps_that_are_no_commands_fit_80_columns() -> None:
+    prose = [line for line in next_steps().plain.splitlines() if not line.startswith("  ")]
+    assert len(prose) > 3 and max(map(len, prose)) <= 80
