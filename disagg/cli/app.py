@@ -20,12 +20,12 @@ from disagg.cli.common.context import CommandOutput, note_interrupt, print_error
 from disagg.cli.common.hosts import HostCommand
 from disagg.cli.common.options import Command, CommandGroup
 from disagg.cli.common.signals import INTERRUPTED, terminating
-from disagg.cli.common.streams import open_closed_streams
+from disagg.cli.common.streams import open_closed_streams, replace_what_has_no_code
 from disagg.cli.common.usage import usage_message
 from disagg.cli.fleet import deploy, doctor, lifecycle, logs, models, remote, rollout, status, token, trust, watch
 from disagg.cli.fleet.machines import bootstrap, prune
 from disagg.cli.gateway import endpoints, history, keys, serve, top
-from disagg.errors import Cancelled, DisaggError, UsageError
+from disagg.errors import Cancelled, DisaggError, UsageError, clipped
 from disagg.version import VERSION
 
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -99,6 +99,7 @@ app.command("exec", cls=HostCommand, rich_help_panel=_OPERATE)(remote.exec_)
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run one command line and exit with 0 or the error's exit code. An error is one message on stderr."""
     open_closed_streams()
+    replace_what_has_no_code()
     # A second Ctrl-C interrupts asyncio's clean-up, which would log the tasks it cancels with their tracebacks.
     logging.getLogger("asyncio").setLevel(logging.CRITICAL)
     CommandOutput.quiet = CommandOutput.printed_json = CommandOutput.noted_interrupt = False
@@ -125,11 +126,18 @@ def _run(arguments: Sequence[str]) -> int:
             return _CLOSED_PIPE
         raise
     except OSError as error:
-        if error.errno not in _NO_SPACE or error.filename is not None:
-            raise
-        _discard_stdout()
-        reason = f"cannot write the output: {error.strerror}"
-        return _report(DisaggError(reason, "free space on the device that stdout is redirected to"), ())
+        return _report_system_error(error, arguments)
+
+
+def _report_system_error(error: OSError, arguments: Sequence[str]) -> int:
+    """Of a path that was given, or of the output. Raises any other, which is a fault."""
+    if error.errno == errno.ENAMETOOLONG:
+        return _report(UsageError(f"{clipped(error.filename)}: {error.strerror}"), arguments)
+    if error.errno not in _NO_SPACE or error.filename is not None:
+        raise error
+    _discard_stdout()
+    reason = f"cannot write the output: {error.strerror}"
+    return _report(DisaggError(reason, "free space on the device that stdout is redirected to"), ())
 
 
 def invoke(arguments: Sequence[str]) -> int:

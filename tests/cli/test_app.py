@@ -134,6 +134,12 @@ def test_a_closed_pipe_exits_as_other_unix_tools_do(rest: list[str], tmp_path: P
     assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, b"")
 
 
+@pytest.mark.parametrize("words", [["status", "--config"], ["verify"], ["init", "--path"]])
+def test_a_path_that_is_too_long_is_a_usage_error(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(*words, "a" * 5000) == 2
+    assert capsys.readouterr().err == f"error: {'a' * 63}…: File name too long\n"
+
+
 def test_a_system_error_that_is_not_a_full_output_stays_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(arguments: list[str]) -> int:
         raise OSError(errno.ENOSPC, "No space left on device", "some file")

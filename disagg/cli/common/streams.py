@@ -1,7 +1,9 @@
-"""The standard streams that whoever started the command has closed, as `disagg ... <&- >&-` does."""
+"""The standard streams as whoever started the command has left them: closed, as `disagg ... <&- >&-` does, or with an
+encoding that has few characters."""
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from pathlib import Path
@@ -13,3 +15,10 @@ def open_closed_streams() -> None:
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, Path(os.devnull).open(mode, encoding="utf-8"))  # noqa: SIM115 - it stays open
+
+
+def replace_what_has_no_code() -> None:
+    """Let stdout have a ? for a character that its encoding does not have, as many have none for an arrow. stderr has
+    an escape sequence."""
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="replace")

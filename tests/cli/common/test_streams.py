@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -43,3 +44,11 @@ def test_no_file_that_a_command_opens_has_the_number_of_a_closed_stream() -> Non
     line = f'cd {ROOT} && exec {sys.executable} -c "$0" <&- >&-'
     done = subprocess.run(["sh", "-c", line, script], stderr=subprocess.PIPE, text=True, timeout=60, check=True)
     assert done.stderr == "/dev/null /dev/null"
+
+
+def test_a_character_that_the_encoding_of_stdout_does_not_have_is_replaced(tmp_path: Path) -> None:
+    argv = [sys.executable, "-m", "disagg", "status", "--config", str(write_fleet(tmp_path))]
+    environment = {**os.environ, "PYTHONPATH": ROOT, "PYTHONIOENCODING": "latin-1"}
+    done = subprocess.run(argv, capture_output=True, env=environment, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (3, b"")
+    assert "? disagg start" in done.stdout.decode("latin-1")
