@@ -28,11 +28,18 @@ def started_elsewhere(state: State, host: Host, port: int | None = None) -> Star
     port: another port of the host."""
     if not host.placement.spawned:
         return None
-    with suppress(FleetError):  # of a folder or record that cannot be read
+    with suppress(FleetError):  # of a folder that cannot be read
         for other in state.others():
             for name in other.recorded_hosts():
-                record = other.recorded(name)
-                runs = record is not None and local.identity(record.pid) == record.identity
-                if record is not None and runs and local.listens(record.pid, port or host.port):
+                if _has_started(other, name, port or host.port):
                     return StartedElsewhere(other.shown, name)
     return None
+
+
+def _has_started(state: State, name: str, port: int) -> bool:
+    """Whether the fleet of this state has started what listens on the port, as this host. False if its record is
+    damaged."""
+    with suppress(FleetError):
+        record = state.recorded(name)
+        return record is not None and local.identity(record.pid) == record.identity and local.listens(record.pid, port)
+    return False
