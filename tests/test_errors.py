@@ -95,6 +95,6 @@ def _tree(kind: type[DisaggError], indent: str = "    ", branch: str = "") -> li
     return lines
 
 
-def test_the_first_line_of_an_exception_is_its_repr_if_it_says_nothing() -> None:
+def test_the_first_line_of_an_exception_is_its_repr_if_it_has_no_text() -> None:
     assert errors.first_line(ValueError("\n too large\nsee the log")) == "too large"
     assert errors.first_line(MemoryError()) == "MemoryError()"

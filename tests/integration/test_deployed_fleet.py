@@ -91,6 +91,7 @@ def _command(process: psutil.Process) -> list[str]:
 
 
 def test_a_port_that_another_program_has_is_named_with_the_program(deployed: Operator) -> None:
+    assert not servers(deployed.bed), "this is the first test: the others need a started fleet"
     listener = ["python3", "-c", "import socket, time; s = socket.create_server(('0.0.0.0', 8000)); time.sleep(600)"]
     host = deployed.bed.hosts[PREFILL]
     inside = [

@@ -407,9 +407,11 @@ def test_a_release_from_before_tls_is_gone_back_to_only_while_it_runs(site: Site
     assert f"{first[:8]} of " in releases_there(site.facts()) and "before TLS" in releases_there(site.facts())
     argv = [sys.executable, "-c", "import signal; signal.pause()", f"{site.own}/releases/{first}"]
     with subprocess.Popen(argv) as server:
-        (site.own / "serving").write_text(f"{server.pid} {first}\n")
-        assert run(site, rollback, "rollback").result == "changed", "the new one was deployed and never started"
-        server.kill()
+        try:
+            (site.own / "serving").write_text(f"{server.pid} {first}\n")
+            assert run(site, rollback, "rollback").result == "changed", "the new one was deployed and never started"
+        finally:
+            server.kill()
 
 
 def test_uninstall_leaves_nothing_but_models_and_those_too_if_asked(deployed: Site) -> None:

@@ -89,11 +89,13 @@ def test_the_environment_of_a_builder_that_was_killed_is_built_by_the_next(tmp_p
     (tmp_path / "go").touch()
     (tmp_path / "envs").mkdir()
     with subprocess.Popen(["sleep", "1000"]) as later:  # has the pid of the one that was killed
-        if not reused:
+        try:
+            if not reused:
+                later.kill()
+                later.wait()
+            (tmp_path / "envs/0123456789abcdef.building").symlink_to(str(later.pid))
+            with building(tmp_path, "a") as builder:
+                assert builder.wait(LONG_S) == 0
+        finally:
             later.kill()
-            later.wait()
-        (tmp_path / "envs/0123456789abcdef.building").symlink_to(str(later.pid))
-        with building(tmp_path, "a") as builder:
-            assert builder.wait(LONG_S) == 0
-        later.kill()
     assert [path.name for path in (tmp_path / "envs").iterdir()] == ["0123456789abcdef"]
