@@ -315,7 +315,7 @@ def exit_code_of_all(codes: Iterable[int]) -> int:
 
 
 def first_line(error: BaseException) -> str:
-    """Of what an exception of another library says; its repr if it says nothing."""
+    """The first line of the text of another library's exception; its repr if it has none."""
     return next(iter(str(error).strip().splitlines()), repr(error))
 
 

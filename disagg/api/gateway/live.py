@@ -102,7 +102,7 @@ class Sample(Contract, frozen=True, kw_only=True):
 class LiveState(Contract, frozen=True, kw_only=True):
     """Everything that a view of the fleet shows. time, started: seconds since 1970. requests: those that began first,
     at most 100. last: the newest first. apis: the paths of the APIs that are served. source: "hosts" if these are the
-    figures of the hosts themselves, who know nothing of requests and answers but how many run and wait."""
+    figures of the hosts themselves, which have no requests and answers, but how many run and wait."""
 
     fleet: str
     version: str

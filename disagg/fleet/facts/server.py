@@ -29,10 +29,10 @@ class ServerFacts:
     """One host's server.
 
     pid: of its process, None if none runs. release: what it runs, or ran last. model: of the deployed release, "" if
-    unknown. current: the deployed release, "" if none is. running: the one that its manager starts, "" if that is not
-    said. managers: those that have a definition of this host, and
-    whether each supervises a running server. restarts: how often the manager restarted it. token_digests: of the tokens
-    it accepts, the current one first. ports: who listens on the host's ports. log: its last 50 lines.
+    unknown. current: the deployed release, "" if none is. running: the one that its manager starts, "" if no
+    link names it. managers: those that have a definition of this host, and whether each supervises a running server.
+    restarts: how often the manager restarted it. token_digests: of the tokens it accepts, the current one first. ports:
+    who listens on the host's ports. log: its last 50 lines.
     """
 
     home: str
