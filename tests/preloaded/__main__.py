@@ -62,6 +62,8 @@ _MODULES = {
         "vllm.entrypoints.cli.main",
         "vllm.entrypoints.cli.serve",
         "vllm.entrypoints.openai.api_server",
+        "vllm.model_executor.layers.quantization.online.base",
+        "vllm.model_executor.models.llama",
         "vllm.v1.engine.core",
         "vllm.v1.engine.llm_engine",
         "vllm.v1.worker.cpu_worker",

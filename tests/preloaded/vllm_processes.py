@@ -23,8 +23,15 @@ _spawn: Callable[..., int] = vars(util)["spawnv_passfds"]
 
 def import_vllm_once() -> None:
     """From now on, in this process and in its forks."""
+    from vllm.config.logging import LoggingConfig
+    from vllm.logger import configure_logging_if_needed
     from vllm.model_executor.models import registry
+    from vllm.platforms import current_platform
 
+    importlib.import_module("torch._dynamo.trace_rules").get_torch_obj_rule_map()
+    configure_logging_if_needed(LoggingConfig())
+    current_platform.register_triton_kernel_overrides()  # looks at every name in every module
+    current_platform.register_triton_kernel_overrides = lambda: None
     # It finds the memory of the title now, which it cannot once a fork has another environment.
     importlib.import_module("setproctitle").getproctitle()
     vars(util)["spawnv_passfds"] = _fork
