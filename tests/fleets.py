@@ -84,7 +84,7 @@ class RunningFleet:
             environment |= place.variables
             self.processes[host.name] = place.parent.start(arguments, environment, log, place.network)
             return
-        light = host.engine.name == "vllm-server"
+        light = host.simulated or host.engine.name == "vllm-server"
         if preloaded.AVAILABLE and (
             light or (host.engine.threads == 1 and host.engine.name in ("transformers", "mlx"))
         ):

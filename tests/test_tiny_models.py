@@ -12,19 +12,21 @@ from transformers import AutoModelForCausalLM
 from tests import tiny_models
 
 
-@pytest.mark.parametrize("architecture", tiny_models.ARCHITECTURES)
-def test_greedy_text_has_many_distinct_tokens_and_never_ends(architecture: str, tmp_path: Path) -> None:
-    path = tiny_models.make(architecture, tmp_path)
-    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+@pytest.fixture(scope="module", params=tiny_models.ARCHITECTURES)
+def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_models.make(request.param, tmp_path_factory.mktemp(request.param))
+
+
+def test_greedy_text_has_many_distinct_tokens_and_never_ends(checkpoint: Path) -> None:
+    model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
     for length in (1, 100):
         ids = torch.randint(5, tiny_models.VOCAB, (1, length), generator=torch.Generator().manual_seed(length))
         made = model.generate(ids, max_new_tokens=64, do_sample=False)[0, length:].tolist()
         assert len(made) == 64 and len(set(made)) > 20
 
 
-@pytest.mark.parametrize("architecture", tiny_models.ARCHITECTURES)
-def test_config_keeps_the_flat_keys_of_hub_checkpoints(architecture: str, tmp_path: Path) -> None:
-    config = json.loads((tiny_models.make(architecture, tmp_path) / "config.json").read_text())
+def test_config_keeps_the_flat_keys_of_hub_checkpoints(checkpoint: Path) -> None:
+    config = json.loads((checkpoint / "config.json").read_text())
     assert "rope_theta" in config and "rope_parameters" not in config
 
 

@@ -94,7 +94,7 @@ async def test_requests_are_sent_when_the_seed_says(tiny_fleet: RunningFleet) ->
 async def test_stopping_keeps_what_had_ended_and_leaves_nothing_on_the_servers(tiny_fleet: RunningFleet) -> None:
     monitor = RunMonitor()
     monitor.changed = lambda: monitor.end("enough") if monitor.done == 2 else None
-    made = plan((point(1500, 400),), modes=("disaggregated",), requests=50, warmup=0)
+    made = plan((point(1500, 100),), modes=("disaggregated",), requests=50, warmup=0)
     turn_results = await play(tiny_fleet, made, monitor)
     assert sum(len(turn.records) for turn in turn_results) == 2 and monitor.reason == "enough"
 

@@ -25,6 +25,7 @@ from disagg.inference.attempts.waiting import Waiting
 from disagg.inference.client import AsyncClient
 from disagg.inference.hosts.route import Alone
 from disagg.inference.http.connection import HostConnection
+from disagg.inference.metrics import Metrics
 from disagg.inference.sync_client import Client
 from disagg.inference.types import Chunk, Completion
 from tests import tiny_models
@@ -81,15 +82,21 @@ async def test_no_kv_byte_passes_through_the_client(tiny_fleet: RunningFleet, mo
 
 @pytest.mark.timeout(300)
 def test_the_parts_of_ttft_are_never_negative_and_explain_it(tiny_fleet: RunningFleet) -> None:
-    prompt = [9 + i % 600 for i in range(3500)]
+    """Of the run that the least came between: what is left out systematically is left out of each."""
+    prompt, runs = [9 + i % 600 for i in range(3500)], list[Metrics]()
+
+    def network() -> float:
+        return min(run.ttft_parts.network / run.ttft for run in runs)
+
     with tiny_fleet.client() as client:
-        runs = [client.generate("tiny", tokens=prompt, max_tokens=2, cache_salt=f"{n}").metrics for n in range(8)]
+        while len(runs) < 2 or (len(runs) < 8 and network() >= 0.10):
+            answer = client.generate("tiny", tokens=prompt, max_tokens=2, cache_salt=f"{len(runs)}")
+            runs.append(answer.metrics)
     for run in runs:
         assert min(asdict(run.ttft_parts).values()) >= 0
         assert run.ttft_parts.total == pytest.approx(run.ttft)
         assert run.ttft <= run.total_time
-    # Of the run that the least came between: what is left out systematically is left out of each.
-    assert min(run.ttft_parts.network / run.ttft for run in runs) < 0.10
+    assert network() < 0.10
 
 
 def test_a_stream_gives_the_text_in_pieces_and_then_has_the_completion(tiny_fleet: RunningFleet) -> None:
