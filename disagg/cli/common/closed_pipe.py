@@ -15,12 +15,17 @@ async def while_stdout_is_read(work: Coroutine[object, object, object]) -> None:
     task = asyncio.ensure_future(work)
     try:
         while not (await asyncio.wait((task,), timeout=LOOK_S))[0]:
-            if has_no_reader(_stdout()):
-                raise BrokenPipeError
+            require_reader()
     finally:
         task.cancel()
         await asyncio.wait((task,))
     task.result()
+
+
+def require_reader() -> None:
+    """BrokenPipeError if stdout is a pipe that nobody reads any more."""
+    if has_no_reader(_stdout()):
+        raise BrokenPipeError
 
 
 def has_no_reader(descriptor: int | None) -> bool:

@@ -38,6 +38,7 @@ def watch(
 
     A host is down after two readings in which it is not healthy, and up again after one in which it is.
     """
+    from disagg.cli.common.closed_pipe import require_reader
     from disagg.fleet.lifecycle.state import State
     from disagg.fleet.lifecycle.status.diagnose import diagnose
     from disagg.fleet.lifecycle.status.health import poll
@@ -62,6 +63,7 @@ def watch(
     stderr().print(f"watching {count} of {fleet.name} every {every:g} s; Ctrl-C ends", style="dim")
     with notifier:
         for changes in _readings(look, every):
+            require_reader()  # now, and not at the next change, which would be lost
             for change in changes:
                 _show(change, as_json)
                 notifier.send(change)

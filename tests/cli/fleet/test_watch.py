@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -70,6 +72,17 @@ def test_json_is_one_object_per_line_and_nothing_else(
         ("down", "failed", "test", "prefill-1"),
         ("up", "healthy", "test", "prefill-1"),
     ]
+
+
+def test_it_ends_when_nobody_reads_its_lines_any_more(
+    config: Path, give: Give, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    give("healthy", "healthy", "healthy")
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "w") as pipe:
+        monkeypatch.setattr(sys, "stdout", pipe)
+        assert run("--config", config, "watch", "--every", "0.1") == 141
 
 
 def test_an_error_of_this_machine_is_reported_once_and_the_watch_goes_on(
