@@ -19,7 +19,11 @@ def read_size(source: str) -> ModelShape:
     ModelError if it does not exist."""
     if source.startswith(SHAPE):
         return shape(source.removeprefix(SHAPE))
-    return checkpoint.read(Path(source).expanduser())
+    try:
+        path = Path(source).expanduser()
+    except RuntimeError as error:
+        raise UsageError(f"{source}: this user has no home folder here", "write the path out") from error
+    return checkpoint.read(path)
 
 
 def is_size(name: str) -> bool:

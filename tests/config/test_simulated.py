@@ -103,6 +103,8 @@ def test_a_size_is_found_by_name_or_hub_id() -> None:
     assert size_source(model.name, model.sources.values()) == "shape:qwen3-coder-30b"
     assert size_source("mine", ["openai/gpt-oss-120b-MXFP4"]) == "shape:gpt-oss-120b"
     assert read_size("shape:gpt-oss-20b").layers == 24
+    with pytest.raises(UsageError, match="~nobody-here/x: this user has no home folder"):
+        read_size("~nobody-here/x")
 
 
 def test_the_models_own_files_come_before_its_name(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ def open_closed_streams() -> None:
 
 
 def replace_what_has_no_code() -> None:
-    """Let stdout have a ? for a character that its encoding does not have, as many have none for an arrow. stderr has
-    an escape sequence."""
+    """From now on stdout gets a ? for a character that its encoding does not have, such as an arrow. stderr gets an
+    escape sequence, which is Python's default there."""
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
         sys.stdout.reconfigure(errors="replace")
