@@ -46,7 +46,7 @@ find_processes() { # host: the pid of its supervisor, and $pid, $release and $al
         !supervisor && (ends_with("supervise.py start " own) || ends_with("supervise.py restart " own)) { supervisor = $1 }
         !server && $1 == $2 && served && (at = index($0, served)) { server = $1 " " substr($0, at + length(served), 16) }
         function ends_with(words) { return substr($0, length($0) - length(words) + 1) == words }
-        END { print alive + 0, supervisor ? supervisor : "-", server }')
+        END { print alive + 0, (supervisor ? supervisor : "-"), server }')
     alive=${1:-0} supervisor=${2#-}
     if [ "$alive" = 0 ] && [ -n "$3" ]; then pid=$3 release=$4 alive=1; fi
 }
