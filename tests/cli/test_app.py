@@ -21,36 +21,30 @@ from tests.cli.commandline import ROOT, run, write_fleet
 HEAVY = ("torch", "transformers", "mlx", "mlx_lm", "numpy", "fabric", "starlette")
 
 
-def modules_after(arguments: list[str]) -> tuple[int, set[str]]:
-    script = (
-        "import sys\nfrom disagg.cli.app import main\n"
-        "try:\n    main(sys.argv[1:])\nexcept SystemExit as end:\n    code = end.code or 0\n"
-        "sys.stderr.write('\\n' + ' '.join(sys.modules) + '\\n')\nsys.exit(code)"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", script, *arguments], capture_output=True, text=True, timeout=60, check=False
-    )
-    return done.returncode, set(done.stderr.splitlines()[-1].split())
-
-
-@pytest.mark.parametrize(
-    ("arguments", "code"),
-    [(["--help"], 0), (["start"], 1), (["status"], 3), (["stop"], 0), (["init", "--path", "new.toml"], 0)],
-)
-def test_commands_that_need_no_engine_import_none(
-    arguments: list[str], code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_commands_that_need_no_engine_import_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One process runs them all: what one of them imports, the later ones have, too."""
     path = write_fleet(tmp_path)
     text = path.read_text().replace('connector = "local"', 'connector = "local"\npython = "/no/such/python"')
     path.write_text(text)
     monkeypatch.setenv("DISAGG_CONFIG", str(path))
     monkeypatch.setenv("PYTHONPATH", ROOT)
     monkeypatch.chdir(tmp_path)
-    ended, modules = modules_after(arguments)
-    assert ended == code
-    assert "disagg.cli.app" in modules and not modules & set(HEAVY)
-    if arguments == ["--help"]:
-        assert "httpx" not in modules and "rich.live" not in modules
+    commands = {"--help": 0, "start": 1, "status": 3, "stop": 0, "init --path new.toml": 0}
+    script = (
+        "import json, sys\nfrom disagg.cli.app import main\n"
+        "for command in sys.argv[1:]:\n"
+        "    try:\n        code = 0\n        main(command.split())\n"
+        "    except SystemExit as end:\n        code = end.code or 0\n"
+        "    sys.stderr.write('\\nran ' + json.dumps([command, code, [*sys.modules]]) + '\\n')\n"
+    )
+    argv = [sys.executable, "-c", script, *commands]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=True)
+    ran = [json.loads(line.removeprefix("ran ")) for line in done.stderr.splitlines() if line.startswith("ran ")]
+    assert {command: code for command, code, _ in ran} == commands
+    for command, _, modules in ran:
+        assert "disagg.cli.app" in modules and not set(modules) & set(HEAVY), command
+        if command == "--help":
+            assert "httpx" not in modules and "rich.live" not in modules
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 """What doctor sees on deployed hosts, and what `disagg uninstall` leaves on them.
 
-The hosts are deployed once: each test gets a copy of what was on them then.
+The hosts are deployed once. The first tests only look at them; each later one gets a copy of what was on them then.
 """
 
 from __future__ import annotations
@@ -28,6 +28,13 @@ def deployed(machines: Bed, tmp_path_factory: pytest.TempPathFactory) -> Operato
     for host in machines.hosts.values():
         copy(host.home / ".disagg", made.folder / host.name)
     return made
+
+
+@pytest.fixture
+def looked_at(bed: Bed, deployed: Operator) -> Operator:
+    """All hosts as the deployment left them. For tests that leave them so, before those that use `fleet`."""
+    assert all((host.home / ".disagg/hosts" / name / "current").exists() for name, host in bed.hosts.items())
+    return deployed
 
 
 @pytest.fixture
@@ -63,8 +70,8 @@ def doctor(fleet: Operator, *names: str, code: int = 0) -> Any:
     return json.loads(fleet.run("doctor", "--json", *hosts, code=code).stdout)
 
 
-def test_doctor_sees_environment_token_version_and_that_nothing_serves(fleet: Operator) -> None:
-    body = doctor(fleet, "dgx-spark-1", "mac-studio-2")
+def test_doctor_sees_environment_token_version_and_that_nothing_serves(looked_at: Operator) -> None:
+    body = doctor(looked_at, "dgx-spark-1", "mac-studio-2")
     for host in body["hosts"]:
         found = {one["check"]: one for one in host["findings"]}
         assert found["python"]["text"].startswith("env ")
@@ -77,19 +84,19 @@ def test_doctor_sees_environment_token_version_and_that_nothing_serves(fleet: Op
     assert body["fleet"][0]["text"].startswith("disagg 0.1.0 on 2 hosts")
 
 
-def test_a_token_that_others_can_read_is_found_and_the_named_command_mends_it(fleet: Operator) -> None:
-    token = fleet.bed.hosts["dgx-spark-1"].home / ".disagg/hosts/dgx-spark-1/token"
+def test_a_token_that_others_can_read_is_found_and_the_named_command_mends_it(looked_at: Operator) -> None:
+    token = looked_at.bed.hosts["dgx-spark-1"].home / ".disagg/hosts/dgx-spark-1/token"
     token.chmod(0o644)
 
     def finding(code: int) -> Any:
-        findings = doctor(fleet, "dgx-spark-1", code=code)["hosts"][0]["findings"]
+        findings = doctor(looked_at, "dgx-spark-1", code=code)["hosts"][0]["findings"]
         return next(one for one in findings if one["check"] == "token")
 
     fault = finding(1)
     assert fault["level"] == "fault"
     words = fault["hint"].split()
     assert words[0] == "disagg"
-    fleet.run(*words[1:])
+    looked_at.run(*words[1:])
     assert finding(0)["level"] == "ok"
 
 
