@@ -130,7 +130,7 @@ def test_without_its_decode_host_the_prefill_host_answers_alone_and_says_so(tmp_
             client.generate("m", "def f(x):", timeout=3.0)
     assert (answer.metrics.method, len(answer.tokens)) == ("prefill-alone", 8)
     assert any(warning.startswith("Using fallback mode - slower performance") for warning in answer.warnings)
-    assert "disagg status" in str(caught.value)
+    assert "disagg start" in str(caught.value)
 
 
 def test_hosts_with_different_tokenizers_are_found_out_not_served(tmp_path: Path, model: Path) -> None:
