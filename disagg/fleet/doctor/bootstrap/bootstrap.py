@@ -8,7 +8,7 @@ from typing import Final
 
 from disagg.config import Deploy, Host
 from disagg.errors import FleetError
-from disagg.fleet.doctor.bootstrap.steps import SetUpStep, StepResult, as_account, judged, steps
+from disagg.fleet.doctor.bootstrap.steps import SetUpStep, StepResult, as_account, check_line, judged, steps
 from disagg.fleet.facts.checks import CheckedMachine, run_checks
 from disagg.fleet.machine.base import Machine
 from disagg.fleet.machine.output import last_lines
@@ -75,9 +75,9 @@ class Bootstrap:
         return "" if result.ok else last_lines(result.stderr.strip() or result.stdout, 3) or f"exit code {result.code}"
 
     def _checked(self, wanted: Iterable[SetUpStep], system: CheckedMachine) -> CheckedMachine:
-        """The machine with the results of these checks. They are run by the host's own account."""
+        """The machine with the results of these checks."""
         account = self._account(system)
-        return run_checks(self.machine, {step.name: as_account(step.check, account, system) for step in wanted})
+        return run_checks(self.machine, {step.name: check_line(step, account, system) for step in wanted})
 
     def _account(self, system: CheckedMachine) -> str:
         return self.host.user or system.user

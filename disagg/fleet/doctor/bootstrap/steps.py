@@ -23,7 +23,8 @@ StepState = Literal["in place", "missing", "by hand", "done", "failed"]
 @dataclass(frozen=True, slots=True)
 class SetUpStep:
     """check: a line for sh, exit code 0 if it is in place. command: a line for sh that puts it there, "" if only a
-    person can. root: it needs root; other lines are run by the account of the host. by_hand: what a person does."""
+    person can. root, root_check: the command, or the check, needs root; other lines are run by the account of the host.
+    by_hand: what a person does."""
 
     name: str
     why: str
@@ -31,6 +32,7 @@ class SetUpStep:
     command: str = ""
     root: bool = False
     by_hand: str = ""
+    root_check: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +86,10 @@ _LINUX_CLOCK: Final = SetUpStep(
 _MAC_CLOCK: Final = SetUpStep(
     "clock",
     _LINUX_CLOCK.why,
-    "sudo -n systemsetup -getusingnetworktime | grep ': On'",
+    "systemsetup -getusingnetworktime | grep ': On'",
     "systemsetup -setusingnetworktime on",
     root=True,
+    root_check=True,
 )
 _MAC_SLEEP: Final = SetUpStep(
     "sleep",
@@ -182,6 +185,11 @@ def as_account(line: str, account: str, there: CheckedMachine, root: bool = Fals
     if there.uid == 0 and there.os == "Linux":  # which may have no sudo
         return f"su -s /bin/sh -c {shlex.quote(line)} {account}"
     return f"sudo {ask}-H -u {account} {program}"
+
+
+def check_line(step: SetUpStep, account: str, there: CheckedMachine) -> str:
+    """The line for sh that checks a step for this account."""
+    return as_account(step.check, account, there, step.root_check)
 
 
 def judged(wanted: tuple[SetUpStep, ...], there: CheckedMachine, host: Host) -> list[StepResult]:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from disagg.config import Deploy, EngineOptions, Host
-from disagg.fleet.doctor.bootstrap.steps import SetUpStep, as_account, judged, steps
+from disagg.fleet.doctor.bootstrap.steps import SetUpStep, as_account, check_line, judged, steps
 from disagg.fleet.facts.checks import CheckedMachine, CheckResult
 from tests.fleet.facts.fixture_facts import spark, studio
 
@@ -80,6 +80,12 @@ def test_a_line_runs_as_root_or_as_the_hosts_account(user: str, uid: int, accoun
 def test_on_a_mac_root_has_sudo_and_its_su_takes_no_shell() -> None:
     line = as_account("a 'b'", "other", CheckedMachine("Darwin", "root", 0))
     assert line == f"sudo -n -H -u other /bin/sh -c {QUOTED}"
+
+
+def test_a_check_that_needs_root_does_not_need_it_of_the_hosts_account() -> None:
+    (clock,) = [step for step in steps(studio(user="other"), DEPLOY, "Darwin", "me") if step.name == "clock"]
+    line = check_line(clock, "other", CheckedMachine("Darwin", "me", sudo=True))
+    assert line.startswith("sudo -n /bin/sh -c ") and line.count("sudo") == 1
 
 
 def states(step: SetUpStep, host: Host, **machine: Any) -> tuple[str, str]:
