@@ -118,18 +118,24 @@ class RunningFleet:
         """SIGTERM one server and wait for its end."""
         process = self.processes.pop(name)
         process.terminate()
-        try:
-            return process.wait(STOP_S)
-        finally:
-            process.kill()
-            process.wait()
+        return _wait(process)
 
     def stop_all(self) -> None:
-        """SIGTERM all servers and wait for their ends."""
-        for process in self.processes.values():
-            process.terminate()
-        for name in list(self.processes):
-            self.stop(name)
+        """SIGTERM all servers, once each, since a second one ends a server without its drain; wait for their ends."""
+        stopping = list(self.processes.values())
+        self.processes.clear()
+        with ExitStack() as ends:
+            for process in stopping:
+                process.terminate()
+                ends.callback(_wait, process)
+
+
+def _wait(process: subprocess.Popen[bytes] | ForkedServer) -> int:
+    try:
+        return process.wait(STOP_S)
+    finally:
+        process.kill()
+        process.wait()
 
 
 @contextmanager
