@@ -243,7 +243,7 @@ def _without_answer(blank: HostStatus, host: Host, state: State, error: OSError,
         recorded = _recorded(blank, host, state, error, timeout_s) if host.placement.spawned else None
     except FleetError as damaged:  # one host's damaged record must not hide the other hosts
         return replace(blank, state="failed", why=damaged.message, hint=damaged.hint)
-    return recorded or _unanswered(blank, host, error, timeout_s)
+    return recorded or _unanswered(blank, host, state, error, timeout_s)
 
 
 def _unproven(blank: HostStatus, host: Host, state: State, error: ssl.SSLError) -> HostStatus:
@@ -268,7 +268,7 @@ def _recorded(blank: HostStatus, host: Host, state: State, error: OSError, timeo
     return replace(blank, state="failed", why=why, hint=_start_command(host, "start"))
 
 
-def _unanswered(blank: HostStatus, host: Host, error: OSError, timeout_s: float) -> HostStatus:
+def _unanswered(blank: HostStatus, host: Host, state: State, error: OSError, timeout_s: float) -> HostStatus:
     """The state that follows from the network error, for a server without a process record here."""
     where = f"{host.address}:{host.port}"
     if host.whole:
@@ -279,7 +279,9 @@ def _unanswered(blank: HostStatus, host: Host, error: OSError, timeout_s: float)
         hint = "start that server: disagg does not manage it" if refused else f"ping {host.address}"
         return replace(blank, state="not running" if refused else "unreachable", why=why, hint=hint)
     if isinstance(error, (ReplyTimeout, ConnectionResetError, BrokenPipeError)):
-        why = f"{where} accepts connections, but did not answer within {timeout_s:g} s"
+        why = f"{where} accepts connections, but did not answer within {timeout_s:g} s{_holder(host)}"
+        if host.placement.spawned:  # it has no record: another program has the port
+            return replace(blank, state="foreign", why=why, hint=_free_port(host, state))
         return replace(blank, state="silent", why=why, hint=_start_command(host, "restart"))
     if isinstance(error, ConnectionRefusedError):
         hint = _start_command(host, "start")

@@ -109,6 +109,7 @@ def test_a_process_that_runs_but_does_not_answer_is_silent(farm: Farm) -> None:
 
 
 def test_a_machine_that_takes_the_connection_and_says_nothing_is_silent_in_bounded_time(prepared: Farm) -> None:
+    prepared.use(replace(prepared.fleet, hosts={"a": replace(prepared.fleet.hosts["a"], connector="ssh")}))
     with socket.create_server(("127.0.0.1", prepared.fleet.hosts["a"].port)):
         a = states(prepared, names=["a"], timeout_s=0.3)["a"]
     assert a.state == "silent" and "did not answer within 0.3 s" in a.why
@@ -275,3 +276,11 @@ def test_a_damaged_record_is_the_trouble_of_its_own_host(farm: Farm) -> None:
     (farm.state.folder / "a.pid").unlink()
     assert (seen["a"].state, seen["b"].state) == ("failed", "healthy")
     assert "a.pid is damaged" in seen["a"].why and "rm " in seen["a"].hint
+
+
+def test_a_program_that_has_the_port_of_a_host_that_was_not_started_and_says_nothing_is_named(prepared: Farm) -> None:
+    port = prepared.fleet.hosts["a"].port
+    with socket.create_server(("127.0.0.1", port)):
+        a = poll(prepared.fleet, prepared.state.token(), prepared.state, ["a"], timeout_s=0.3)[0]
+    assert a.state == "foreign" and f"(pid {os.getpid()})" in a.why
+    assert a.hint == "stop that process, or give a another port in hosts.toml"
