@@ -7,7 +7,9 @@ with disagg.Client("hosts.toml") as client:
 
 from __future__ import annotations
 
+import atexit
 import functools
+import weakref
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -33,6 +35,9 @@ class Client(BaseClient):
         self._stack = ExitStack()
         self._portal: BlockingPortal = self._stack.enter_context(start_blocking_portal())
         self._stack.callback(lambda: self._portal.call(self._driver.close))
+        # The loop's thread must end before the interpreter does, which would wait for it for ever.
+        self._at_exit = functools.partial(_close, weakref.ref(self))
+        atexit.register(self._at_exit)
 
     def connect(self, *models: str) -> None:
         """Open connections to the hosts of these models, or of all; see AsyncClient.connect."""
@@ -75,6 +80,7 @@ class Client(BaseClient):
 
     def close(self) -> None:
         """Close all connections and stop the event loop. In a forked child there is neither."""
+        atexit.unregister(self._at_exit)
         if not self._forked:
             self._stack.close()
 
@@ -83,3 +89,8 @@ class Client(BaseClient):
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _close(client: weakref.ref[Client]) -> None:
+    if (left_open := client()) is not None:
+        left_open.close()

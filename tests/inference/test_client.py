@@ -7,6 +7,8 @@ import dataclasses
 import gc
 import os
 import random
+import subprocess
+import sys
 import types
 from dataclasses import asdict
 from pathlib import Path
@@ -29,6 +31,8 @@ from disagg.inference.metrics import Metrics
 from disagg.inference.sync_client import Client
 from disagg.inference.types import Chunk, Completion
 from tests import tiny_models
+from tests.cli.commandline import ROOT, write_fleet
+from tests.deadlines import LONG_S
 from tests.fleets import TOKEN, RunningFleet, wait_until
 from tests.ports import free_ports
 
@@ -339,3 +343,11 @@ def test_without_a_path_the_client_searches_as_the_command_line_does(
     monkeypatch.delenv("DISAGG_CONFIG")
     with Client(token=TOKEN) as client:
         assert client.fleet.path.resolve() == tmp_path / "hosts.toml"
+
+
+def test_a_program_that_does_not_close_its_client_ends(tmp_path: Path) -> None:
+    script = f"import disagg; client = disagg.Client({str(write_fleet(tmp_path))!r}, token={TOKEN!r}); print('end')"
+    environment = {**os.environ, "PYTHONPATH": ROOT}
+    argv = [sys.executable, "-c", script]
+    done = subprocess.run(argv, capture_output=True, text=True, env=environment, timeout=LONG_S, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "end\n", "")

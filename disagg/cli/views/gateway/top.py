@@ -133,7 +133,8 @@ def _models(models: Sequence[LiveModel], *, unknown: bool) -> Table:
     """Each model now, and its last answer: seconds @ tokens per second. unknown: its speed and its answers are."""
     right = ("run", "wait", "tok/s", "prefill", "decode", "TTFT", "total")
     table = _table(("model", *right), right=right, gap=1)
-    table.caption, table.caption_justify = "last answer: prefill, decode: time @ tokens per second", "left"
+    if not unknown:
+        table.caption, table.caption_justify = "last answer: prefill, decode: time @ tokens per second", "left"
     for model in models:
         last, totals = model.last, model.totals
         table.add_row(
