@@ -131,8 +131,8 @@ def _run(arguments: Sequence[str]) -> int:
 
 def _report_system_error(error: OSError, arguments: Sequence[str]) -> int:
     """The exit code of an error of a path that was given, or of the output. Raises any other, which is a fault."""
-    if error.errno == errno.ENAMETOOLONG:
-        return _report(UsageError(f"{clipped(error.filename)}: {error.strerror}"), arguments)
+    if error.errno == errno.ENAMETOOLONG and error.filename is not None:
+        return _report(UsageError(f"{clipped(error.filename)}: {error.strerror}", "name a shorter path"), arguments)
     if error.errno not in _NO_SPACE or error.filename is not None:
         raise error
     _discard_stdout()

@@ -131,15 +131,20 @@ def test_a_closed_pipe_exits_as_other_unix_tools_do(rest: list[str], tmp_path: P
 @pytest.mark.parametrize("words", [["status", "--config"], ["verify"], ["init", "--path"]])
 def test_a_path_that_is_too_long_is_a_usage_error(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert run(*words, "a" * 5000) == 2
-    assert capsys.readouterr().err == f"error: {'a' * 63}…: File name too long\n"
+    assert capsys.readouterr().err == f"error: {'a' * 63}…: File name too long\n hint: name a shorter path\n"
 
 
-def test_a_system_error_that_is_not_a_full_output_stays_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "error", [OSError(errno.ENOSPC, "No space left", "some file"), OSError(errno.ENAMETOOLONG, "File name too long")]
+)
+def test_a_system_error_of_no_path_that_was_given_stays_a_fault(
+    monkeypatch: pytest.MonkeyPatch, error: OSError
+) -> None:
     def fail(arguments: list[str]) -> int:
-        raise OSError(errno.ENOSPC, "No space left on device", "some file")
+        raise error
 
     monkeypatch.setattr(app, "invoke", fail)
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(OSError, match=str(error.strerror)):
         app.main(["anything"])
 
 
