@@ -45,7 +45,8 @@ def listen(address: str, port: int, hints: ListenHints) -> socket.socket:
         listener.close()
         if error.errno == errno.EADDRINUSE:
             raise PortInUse(f"port {port} on {address} is in use", hints.port) from error
-        raise FleetError(f"cannot listen on {address}:{port}: {error.strerror or error}", hints.address) from error
+        hint = f"{hints.port}; one over 1023 needs no root" if error.errno == errno.EACCES else hints.address
+        raise FleetError(f"cannot listen on {address}:{port}: {error.strerror or error}", hint) from error
     return listener
 
 

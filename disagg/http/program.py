@@ -13,6 +13,7 @@ from pathlib import Path
 from disagg import logs
 from disagg.config import Fleet, Host, load
 from disagg.errors import ConfigError, DisaggError
+from disagg.extras import explained
 
 
 def run_host(
@@ -34,7 +35,10 @@ def run_host(
         names = [host.name for host in fleet.hosts.values() if serves(host)]
         if arguments.host not in names:
             raise ConfigError(f"{fleet.path} has no {kind} {arguments.host!r}", f"it has {', '.join(names) or 'none'}")
-        return serve(fleet, fleet.hosts[arguments.host])
+        try:
+            return serve(fleet, fleet.hosts[arguments.host])
+        except ModuleNotFoundError as error:
+            raise explained(error) from error
     except DisaggError as error:
         logs.log.error("start_failed", extra={"fields": error.to_json()})
         return error.exit_code

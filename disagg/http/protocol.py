@@ -17,23 +17,17 @@ from typing import Any
 
 from starlette.types import Scope
 from uvicorn.config import Config
-from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
 from disagg.http.connections import ConnectionBounds, ServedConnection, has_place, least_useful, make_room
+from disagg.http.heads import Refused
+from disagg.http.lazy import LazyProtocol
 from disagg.tls.server import ServerTLS
 from disagg.tls.transport import HANDSHAKE, SecureTransport
 
 HEAD_S = 10.0  # from the moment a request may start until its head is complete
 KEEP_ALIVE_S = 75
 _CONNECTION = "connection"  # in the state of an ASGI scope
-
-
-_TLS_ONLY = b"this server speaks TLS: ask it by https://\n"
-_REFUSAL = (
-    b"HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain\r\nContent-Length: %d\r\nConnection: close\r\n\r\n%b"
-    % (len(_TLS_ONLY), _TLS_ONLY)
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +39,9 @@ class Encryption:
     plain: bool = True
 
 
-class BoundedProtocol(H11Protocol):
-    """uvicorn's own h11 protocol, with a timer on request heads and a place among a bounded number of connections."""
+class BoundedProtocol(LazyProtocol):
+    """HTTP that is parsed as it is needed, with TLS, a timer on request heads and a place among a bounded number of
+    connections."""
 
     place: ServedConnection
 
@@ -55,14 +50,16 @@ class BoundedProtocol(H11Protocol):
         config: Config,
         server_state: ServerState,
         app_state: dict[str, Any],
+        *,
         bounds: ConnectionBounds,
         encryption: Encryption,
+        read_buffer: memoryview,
     ) -> None:
-        super().__init__(config, server_state, app_state)
+        super().__init__(config, server_state, app_state, read_buffer=read_buffer)
         self._bounds = bounds
         self._encryption = encryption
         self._secure: SecureTransport | None = None
-        self._begun = self._refused = False
+        self._begun = False
         self._head_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn
@@ -78,23 +75,14 @@ class BoundedProtocol(H11Protocol):
             return
         self._expect_head(HEAD_S)
 
-    def data_received(self, data: bytes) -> None:
-        if data := self._opened(data):
-            self._receive(data)
-
-    def _opened(self, data: bytes) -> bytes:
-        """What the caller has sent in these bytes of its connection, which is closed if that is to be refused."""
+    def opened(self, data: bytes) -> bytes:
         if not self._begun:
             self._begun = True
             if data[0] == HANDSHAKE and self._encryption.tls is not None:
                 self.transport = self._secure = SecureTransport(self.transport, self._encryption.tls.context())
                 self.scheme = "https"
             elif not self._encryption.plain:
-                self._refused = True
-                self.transport.write(_REFUSAL)
-                self.transport.write_eof()
-        if self._refused:  # what follows is read and forgotten, so that the refusal is not lost to a reset
-            return b""
+                raise Refused(400, "this server speaks TLS: ask it by https://")
         if self._secure is None:
             return data
         try:
@@ -106,19 +94,24 @@ class BoundedProtocol(H11Protocol):
             self.transport.close()
         return data
 
-    def _receive(self, data: bytes) -> None:
-        idle = self._between_requests()
-        super().data_received(data)
-        self.place.busy = not self._between_requests()
+    def parse(self) -> None:
+        idle = self.between_requests
+        super().parse()
+        self.place.busy = not self.between_requests
         if self.place.busy:
             self._stop_timer()
-        elif idle and self._head_timer is None:  # a head has started on a kept-alive connection
+        elif idle and self._head_timer is None and not self.dropping:  # a head has started on a kept-alive connection
             self._expect_head(HEAD_S)
 
     def on_response_complete(self) -> None:
         self.place.busy, self.place.answered, self.place.idle_since = False, True, time.monotonic()
         super().on_response_complete()  # may begin the next request, which has arrived already
-        self.place.busy = not self._between_requests()
+        self.place.busy = not self.between_requests
+
+    def drop(self) -> None:
+        self._stop_timer()
+        self.place.answered, self.place.idle_since = True, 0.0  # the first to be closed for another
+        super().drop()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
@@ -136,15 +129,12 @@ class BoundedProtocol(H11Protocol):
         self._stop_timer()
         self.transport.close()
 
-    def _between_requests(self) -> bool:
-        return self.cycle is None or self.cycle.response_complete
-
     def _expect_head(self, seconds: float) -> None:
         self._head_timer = self.loop.call_later(seconds, self._on_head_timeout)
 
     def _on_head_timeout(self) -> None:
         self._head_timer = None
-        if self._between_requests():
+        if self.between_requests:
             self.transport.abort()
 
     def _stop_timer(self) -> None:

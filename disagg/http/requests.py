@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import re
 import secrets
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
@@ -16,7 +15,6 @@ from disagg.api.requests import MIN_BODY_LIMIT, body_limit
 from disagg.errors import BodyTooLarge, Cancelled, RequestError
 
 BODY_S = 60.0  # for a whole request body to arrive
-SURPLUS_BODY_S = 2.0
 MIN_MARKS: Final = 50_000
 TOKENS_PER_MARK: Final = 4  # of context: source code and most JSON have more
 REQUEST_ID: Final = "X-Request-Id"
@@ -65,7 +63,7 @@ async def body(request: Request, bounds: BodyBounds, hint: str) -> bytes:
     """The whole body. Raises BodyTooLarge with this hint if it is too long, RequestError with this hint if it has too
     many marks, RequestError if it does not arrive in time, Cancelled if the caller disconnects."""
     try:
-        data = await _read(request, bounds.size, BODY_S)
+        data = await _read(request, bounds.size)
     except TimeoutError:
         raise RequestError(f"the request body did not arrive within {BODY_S:g} s", "send it at once") from None
     except ClientDisconnect:
@@ -79,23 +77,20 @@ async def body(request: Request, bounds: BodyBounds, hint: str) -> bytes:
     return data
 
 
-async def discard_body(request: Request) -> None:
-    """Read the body before an early refusal. A connection closed with unread data is reset, and the caller would never
-    see the answer."""
-    with suppress(TimeoutError, ClientDisconnect):
-        await _read(request, MIN_BODY_LIMIT, SURPLUS_BODY_S)
-
-
 async def disconnected(receive: Receive) -> None:
     """Return when the caller disconnects."""
     while (await receive())["type"] != "http.disconnect":
         pass
 
 
-async def _read(request: Request, limit: int, seconds: float) -> bytes | None:
-    """The whole body, or None if it is longer than `limit` bytes. Raises TimeoutError after `seconds`."""
+async def _read(request: Request, limit: int) -> bytes | None:
+    """The whole body, or None if it is longer than `limit` bytes, also if it only states so. Raises TimeoutError after
+    BODY_S."""
+    stated = request.headers.get("content-length", "")
+    if stated.isdecimal() and int(stated) > limit:
+        return None
     data = bytearray()
-    async with asyncio.timeout(seconds):
+    async with asyncio.timeout(BODY_S):
         async for part in request.stream():
             data += part
             if len(data) > limit:

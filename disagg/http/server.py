@@ -14,9 +14,8 @@ from starlette.types import ASGIApp
 
 from disagg.http.accept import accept
 from disagg.http.connections import ConnectionBounds
+from disagg.http.lazy import READ_BYTES
 from disagg.http.protocol import KEEP_ALIVE_S, BoundedProtocol, Encryption, free_descriptor
-
-MAX_HEAD_BYTES = 64 << 10
 
 
 def _other_words(record: logging.LogRecord) -> bool:
@@ -41,12 +40,12 @@ class BoundedServer(uvicorn.Server):
                 access_log=False,
                 lifespan="off",
                 server_header=False,
-                h11_max_incomplete_event_size=MAX_HEAD_BYTES,
                 timeout_keep_alive=KEEP_ALIVE_S,
                 timeout_graceful_shutdown=shutdown_s,
             )
         )
         self._bounds, self._encryption = bounds, encryption
+        self._read_buffer = memoryview(bytearray(READ_BYTES))
         self._accepting: list[asyncio.Task[None]] = []
 
     @contextmanager
@@ -75,7 +74,14 @@ class BoundedServer(uvicorn.Server):
         self.started = True
 
     def _protocol(self) -> BoundedProtocol:
-        return BoundedProtocol(self.config, self.server_state, self.lifespan.state, self._bounds, self._encryption)
+        return BoundedProtocol(
+            self.config,
+            self.server_state,
+            self.lifespan.state,
+            bounds=self._bounds,
+            encryption=self._encryption,
+            read_buffer=self._read_buffer,
+        )
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         for task in self._accepting:

@@ -33,7 +33,7 @@ class SecureTransport(asyncio.Transport):
 
     def __init__(self, below: asyncio.Transport, context: ssl.SSLContext, client: ClientTLS | None = None) -> None:
         super().__init__()
-        self.established = self.ended = False
+        self.established = self.ended = self._ending = False
         self._handshake_bytes = 0
         self._below, self._client = below, client
         self._received, self._sent = ssl.MemoryBIO(), ssl.MemoryBIO()
@@ -63,11 +63,12 @@ class SecureTransport(asyncio.Transport):
             rest = rest[self._tls.write(rest[:WRITE_BYTES]) :]
             self._flush()
 
+    def write_eof(self) -> None:
+        self._end()
+        self._below.write_eof()
+
     def close(self) -> None:
-        if self.established and not self._below.is_closing():
-            with suppress(ssl.SSLError):  # states that this end sends nothing more, and does not wait for the other
-                self._tls.unwrap()
-            self._flush()
+        self._end()
         self._below.close()
 
     def abort(self) -> None:
@@ -86,13 +87,21 @@ class SecureTransport(asyncio.Transport):
         self._below.resume_reading()
 
     def can_write_eof(self) -> bool:
-        return False
+        return True
 
     def get_write_buffer_size(self) -> int:
         return self._below.get_write_buffer_size()
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         return self._tls if name == "ssl_object" else self._below.get_extra_info(name, default)
+
+    def _end(self) -> None:
+        """State, once, that this end sends nothing more; does not wait for the other."""
+        if self.established and not self._ending and not self._below.is_closing():
+            self._ending = True
+            with suppress(ssl.SSLError):
+                self._tls.unwrap()
+            self._flush()
 
     def _shake(self, received: int) -> None:
         """Go on with the handshake. Raises SSLWantReadError until it is complete, else SSLError if it fails."""

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from disagg.errors import FleetError
 from disagg.http import accept as accept_module
 from disagg.http.accept import UNACKNOWLEDGED_S, accept, set_options
 
@@ -85,3 +86,15 @@ def test_the_kernel_finds_out_that_a_caller_is_gone() -> None:
         if hasattr(socket, "TCP_USER_TIMEOUT"):
             ms = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
             assert ms == UNACKNOWLEDGED_S * 1000
+
+
+def test_a_port_for_which_root_is_needed_is_not_blamed_on_the_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Refused(socket.socket):
+        def bind(self, address: Any) -> None:
+            raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr("disagg.http.accept.socket.socket", Refused)
+    hints = accept_module.ListenHints("choose another with --port", "check --host")
+    with pytest.raises(FleetError, match=r"cannot listen on 127\.0\.0\.1:80: Permission denied") as raised:
+        accept_module.listen("127.0.0.1", 80, hints)
+    assert raised.value.hint == "choose another with --port; one over 1023 needs no root"

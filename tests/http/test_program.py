@@ -9,7 +9,8 @@ import pytest
 
 from disagg import logs
 from disagg.config import Fleet, Host
-from disagg.errors import ConfigError, PortInUse
+from disagg.errors import ConfigError, PortInUse, UsageError
+from disagg.extras import install
 from disagg.http.program import run_host
 
 HOSTS = (Path(__file__).parents[2] / "hosts.toml").read_text()
@@ -62,3 +63,16 @@ def test_an_error_while_serving_is_one_too(tmp_path: Path, caplog: pytest.LogCap
     (tmp_path / "hosts.toml").write_text(HOSTS)
     assert run_host("disagg.test", ["--config", str(tmp_path / "hosts.toml"), "--host", "mac-studio-1"], serve) == 1
     assert failure(caplog)["code"] == "PortInUse"
+
+
+def test_a_server_whose_packages_are_not_installed_says_which_command_brings_them(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def without_uvicorn(*_: Any) -> int:
+        raise ModuleNotFoundError("No module named 'uvicorn'", name="uvicorn")
+
+    (tmp_path / "hosts.toml").write_text(HOSTS)
+    argv = ["--config", str(tmp_path / "hosts.toml"), "--host", "mac-studio-1"]
+    assert run_host("disagg.test", argv, without_uvicorn) == UsageError.exit_code
+    assert failure(caplog)["message"] == "not installed here: uvicorn"
+    assert failure(caplog)["hint"] == install("server")

@@ -82,6 +82,15 @@ async def test_a_body_beyond_its_bounds_is_refused_by_the_bound(
     assert (type(caught.value), caught.value.message, caught.value.hint) == (kind, message, "shorten it")
 
 
+async def test_a_body_that_states_a_length_beyond_its_bound_is_refused_unread() -> None:
+    async def receive() -> Message:
+        raise AssertionError("the body was read")
+
+    stated = Request({"type": "http", "headers": [(b"content-length", b"9")]}, receive)
+    with pytest.raises(BodyTooLarge):
+        await body(stated, BOUNDS, "")
+
+
 def sending(data: bytes) -> Request:
     """A request with this body, in two parts."""
     parts: list[Message] = [

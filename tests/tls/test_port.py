@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import ssl
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, suppress
 
 import pytest
 from starlette.types import Receive, Scope, Send
 
 from disagg.http import protocol
-from disagg.http.accept import ListenHints, listen
-from disagg.http.connections import ConnectionBounds
 from disagg.http.protocol import Encryption
-from disagg.http.server import BoundedServer
 from disagg.tls.client import client_tls
 from disagg.tls.server import ServerTLS
 from disagg.tls.transport import HANDSHAKE
+from tests.http.served import served
 
 TOKEN = "the-token-of-this-fleet"
 PATIENCE_S = 60.0
@@ -31,19 +29,9 @@ async def scheme(scope: Scope, receive: Receive, send: Send) -> None:
     await send({"type": "http.response.body", "body": body})
 
 
-@asynccontextmanager
-async def serving(*, plain: bool) -> AsyncIterator[int]:
+def serving(*, plain: bool) -> AbstractAsyncContextManager[int]:
     """The port of a server of `scheme`. plain: it serves connections without TLS, too, as a gateway does."""
-    listener = listen("127.0.0.1", 0, ListenHints("", ""))
-    encryption = Encryption(ServerTLS(lambda: (TOKEN,)), plain=plain)
-    server = BoundedServer(scheme, ConnectionBounds(), 5, encryption)
-    task = asyncio.ensure_future(server.serve(sockets=[listener]))
-    try:
-        yield int(listener.getsockname()[1])
-    finally:
-        server.should_exit = True
-        await asyncio.wait_for(task, PATIENCE_S)
-        listener.close()
+    return served(scheme, Encryption(ServerTLS(lambda: (TOKEN,)), plain=plain))
 
 
 async def answer(port: int, request: bytes, context: ssl.SSLContext | None = None) -> bytes:
@@ -82,6 +70,18 @@ async def test_a_handshake_has_as_long_as_a_first_head(start: bytes, monkeypatch
     async with serving(plain=False) as port:
         with suppress(ConnectionResetError):
             assert await answer(port, start) == b""
+
+
+async def test_a_caller_with_tls_is_told_where_the_answer_to_what_is_refused_ends() -> None:
+    def ask(port: int) -> bytes:
+        with socket.create_connection(("127.0.0.1", port), PATIENCE_S) as plain:
+            context = client_tls(TOKEN).context
+            with context.wrap_socket(plain, server_hostname="disagg", suppress_ragged_eofs=False) as secured:
+                secured.sendall(b"no request\r\n\r\n")
+                return b"".join(iter(lambda: secured.recv(1 << 16), b""))
+
+    async with serving(plain=False) as port:
+        assert (await asyncio.to_thread(ask, port)).startswith(b"HTTP/1.1 400 ")
 
 
 async def test_what_is_no_handshake_after_its_first_byte_is_closed() -> None:

@@ -1,0 +1,97 @@
+"""How a request arrives: in how many pieces, with how many bytes around its own, and where it ends.
+
+What a request costs before it is read is work per piece, not per byte: bodies in chunks of one byte kept h11 busy for
+43 s. The pieces of a slow client that means well are packets, of at least 536 bytes whatever its link, or what a
+program writes at a time: a few thousand small ones are free.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+import httptools
+
+from disagg.http.heads import Framing, Refused
+
+_EMPTY_LINE: Final = b"\r\n\r\n"
+_BEGINNINGS: Final = (_EMPTY_LINE[:3], _EMPTY_LINE[:2], _EMPTY_LINE[:1])
+_ANY_HEAD: Final = b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+@dataclass(frozen=True, slots=True)
+class ArrivalBounds:
+    """How a request may arrive.
+
+    pieces: reads of the connection and chunks of the body, of whatever size; each further one must have brought
+    `piece_bytes` on average. framing: bytes that are neither head nor body, such as the sizes and extensions of chunks,
+    trailers and what TLS adds to a record; besides, as many as head and body have.
+    """
+
+    pieces: int = 4096
+    piece_bytes: int = 64
+    framing: int = 64 << 10
+
+
+BOUNDS: Final = ArrivalBounds()
+
+
+@dataclass(slots=True)
+class Arrival:
+    """What has arrived of one request. content: bytes of its head and its body."""
+
+    pieces: int = 0
+    content: int = 0
+    framing: int = 0
+
+    def check(self, bounds: ArrivalBounds = BOUNDS) -> None:
+        """Raises Refused if it arrives in another way than it may."""
+        if self.pieces > bounds.pieces + self.content // bounds.piece_bytes:
+            raise Refused(
+                400, f"the request arrives in too many pieces: send {bounds.piece_bytes} bytes at a time or more"
+            )
+        if self.framing > bounds.framing + self.content:
+            raise Refused(400, "the request has too many bytes around its body: send larger chunks or TLS records")
+
+
+class ArrivingBody:
+    """Finds the end of a body. on_part: is called with its bytes as they come.
+
+    The parser of the head would take the body of a request that offers an upgrade, such as Java's client does, for what
+    follows the request. So a body in chunks has a parser of its own, which skips trailers.
+    """
+
+    def __init__(self, framing: Framing, on_part: Callable[[bytes], None]) -> None:
+        self.on_body = on_part  # as httptools calls it
+        self._left = framing.length
+        self._chunks = httptools.HttpRequestParser(self) if framing.chunked else None
+        self.complete = not (framing.chunked or framing.length)
+        if self._chunks is not None:
+            self._chunks.feed_data(_ANY_HEAD)
+
+    def end(self, data: bytes, start: int) -> int:
+        """Up to where the bytes from `start` may belong to this body."""
+        return end_of_lines(data, start) if self._chunks is not None else min(len(data), start + self._left)
+
+    def feed(self, data: bytes) -> None:
+        """Raises HttpParserError."""
+        if self._chunks is not None:
+            self._chunks.feed_data(data)
+            return
+        self._left -= len(data)
+        self.complete = not self._left
+        self.on_body(data)
+
+    def on_message_complete(self) -> None:
+        """Called by httptools after the last chunk."""
+        self.complete = True
+
+
+def end_of_lines(data: bytes, start: int) -> int:
+    """Up to where to parse what consists of lines, so that nothing of a next request is parsed: after an empty line,
+    with which heads and bodies in chunks end, or before what may be the beginning of one."""
+    found = data.find(_EMPTY_LINE, start)
+    if found >= 0:
+        return found + len(_EMPTY_LINE)
+    return len(data) - next((len(one) for one in _BEGINNINGS if data.endswith(one, start)), 0)

@@ -1,0 +1,8 @@
+"""What hostile callers send, as kits: each puts a new parser or option under it with one line.
+
+answers    what a lying host sends instead of an answer
+bodies     request bodies by the size of their chunks and pieces, their rate and their encoding
+heads      requests that a server and a proxy in front of it could read in two ways
+schemas    JSON schemas that grow by depth, width, references, arithmetic and repetition
+senders    prefill hosts that send next to nothing of a KV transfer
+"""
