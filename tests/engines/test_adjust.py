@@ -31,6 +31,8 @@ class Odd(Constraint):
         self.until, self.vocab, self.accepted = until, vocab, list[int]()
         self.error = None
 
+    pending = True
+
     def accept(self, token: int) -> None:
         self.accepted.append(token)
 
@@ -42,10 +44,13 @@ def by_mlx(sampling: Sampling, answered: int = 0, constraint: Constraint | None 
     """The adjusted logits of the steps after the first `answered` tokens of the answer."""
     adjust = on_mlx.adjustment(sampling, answered, constraint)
     assert adjust is not None
-    steps = range(answered, len(ANSWER))
-    return [
-        np.array(adjust(mx.array([*PROMPT, *ANSWER[:step]]), mx.array(STEPS[step : step + 1])))[0] for step in steps
-    ]
+    rows = []
+    for step in range(answered, len(ANSWER)):
+        logits = adjust(mx.array([*PROMPT, *ANSWER[:step]]), mx.array(STEPS[step : step + 1]))
+        if constraint is not None:
+            logits = on_mlx.constrained(lambda allowed: allowed, constraint)(logits)
+        rows.append(np.array(logits)[0])
+    return rows
 
 
 def by_torch(sampling: Sampling, answered: int = 0, constraint: Constraint | None = None) -> list[Any]:

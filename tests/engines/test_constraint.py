@@ -21,6 +21,7 @@ from disagg.engines.transformers.engine import TransformersPrefillEngine
 from disagg.engines.transformers.sampling import Sampler
 from disagg.errors import CapabilityMissing, RequestError
 from tests import tiny_models
+from tests.engines.conftest import Constrain
 from tests.tiny_models import TinyModel
 
 SCHEMA: dict[str, Any] = {
@@ -61,18 +62,20 @@ class Tokens:
         self.done.set_exception(error)
 
 
-def by_mlx(engine: MLXDecodeEngine, tokenizer: HFTokenizer, given: list[int]) -> list[int]:
+def by_mlx(engine: MLXDecodeEngine, tokenizer: HFTokenizer, constrain: Constrain, given: list[int]) -> list[int]:
     listener = Tokens()
-    constraint = tokenizer.constrain(GRAMMAR, given)
+    constraint = constrain(tokenizer, GRAMMAR, given)
     request = DecodeRequest("one", PROMPT + given, SAMPLING, answered=len(given), constraint=constraint)
     engine.submit(request, listener)  # type: ignore[arg-type]  # a fake
     assert listener.done.result(60) == "stop"
     return listener.tokens
 
 
-def by_torch(engine: TransformersPrefillEngine, tokenizer: HFTokenizer, given: list[int]) -> list[int]:
+def by_torch(
+    engine: TransformersPrefillEngine, tokenizer: HFTokenizer, constrain: Constrain, given: list[int]
+) -> list[int]:
     made: list[Token] = []
-    constraint = tokenizer.constrain(GRAMMAR, given)
+    constraint = constrain(tokenizer, GRAMMAR, given)
     run = engine.start_answer(PROMPT + given, SAMPLING, made.append, answered=len(given), constraint=constraint)
     while not run.done:
         run.step()
@@ -81,19 +84,25 @@ def by_torch(engine: TransformersPrefillEngine, tokenizer: HFTokenizer, given: l
 
 
 def test_both_engines_write_the_same_json_and_another_host_goes_on_with_it(
-    tiny: TinyModel, mlx_engine: Callable[[str], MLXDecodeEngine], tokenizer: HFTokenizer
+    tiny: TinyModel, mlx_engine: Callable[[str], MLXDecodeEngine], tokenizer: HFTokenizer, constrain: Constrain
 ) -> None:
     decode = mlx_engine("llama")
     prefill = TransformersPrefillEngine(tiny("llama"), 8192, EngineOptions("transformers", dtype="float32"))
-    whole = by_mlx(decode, tokenizer, [])
+    whole = by_mlx(decode, tokenizer, constrain, [])
     body = json.loads(text(tokenizer, whole))
     assert sorted(body) == ["a", "b"] and 0 <= body["a"] <= 99 and body["b"] in ("x", "y")
-    assert by_torch(prefill, tokenizer, []) == whole
-    assert by_torch(prefill, tokenizer, whole[:4]) == by_mlx(decode, tokenizer, whole[:4]) == whole[4:]
+    assert by_torch(prefill, tokenizer, constrain, []) == whole
+    assert (
+        by_torch(prefill, tokenizer, constrain, whole[:4])
+        == by_mlx(decode, tokenizer, constrain, whole[:4])
+        == whole[4:]
+    )
 
 
-def test_only_tokens_that_fit_are_allowed_and_the_end_only_where_it_may_come(tokenizer: HFTokenizer) -> None:
-    constraint = tokenizer.constrain(GRAMMAR, [])
+def test_only_tokens_that_fit_are_allowed_and_the_end_only_where_it_may_come(
+    tokenizer: HFTokenizer, constrain: Constrain
+) -> None:
+    constraint = constrain(tokenizer, GRAMMAR)
     seen = []
     while (allowed := constraint.allowed()) is not None:
         seen.append(int(np.flatnonzero(allowed)[0]))
@@ -103,49 +112,54 @@ def test_only_tokens_that_fit_are_allowed_and_the_end_only_where_it_may_come(tok
     assert constraint.error is None
 
 
-def test_an_answer_is_free_until_its_reasoning_has_ended(tokenizer: HFTokenizer) -> None:
-    constraint = tokenizer.constrain(GRAMMAR, [5, 6], tiny_models.END_OF_TURN)
+def test_an_answer_is_free_until_its_reasoning_has_ended(tokenizer: HFTokenizer, constrain: Constrain) -> None:
+    constraint = constrain(tokenizer, GRAMMAR, [5, 6], tiny_models.END_OF_TURN)
     assert constraint.allowed() is None
     constraint.accept(tiny_models.END_OF_TURN_ID)
     allowed = constraint.allowed()
     assert allowed is not None and {tokenizer.token_bytes(int(id))[:1] for id in np.flatnonzero(allowed)} == {b"{"}
 
 
-def test_a_token_that_does_not_fit_is_an_error_of_the_request(tokenizer: HFTokenizer) -> None:
-    constraint = tokenizer.constrain(GRAMMAR, [])
+def test_a_token_that_does_not_fit_is_an_error_of_the_request(tokenizer: HFTokenizer, constrain: Constrain) -> None:
+    constraint = constrain(tokenizer, GRAMMAR)
     constraint.accept(tokenizer.encode("z")[-1])
-    assert isinstance(constraint.error, RequestError) and constraint.allowed() is None
+    assert constraint.allowed() is None and isinstance(constraint.error, RequestError)
     with pytest.raises(RequestError, match="answer_tokens"):
-        tokenizer.constrain(GRAMMAR, [tokenizer.encode("z")[-1]])
+        constrain(tokenizer, GRAMMAR, [tokenizer.encode("z")[-1]])
 
 
-def test_an_answer_that_has_left_its_form_ends_on_a_prefill_host_too(tokenizer: HFTokenizer) -> None:
+def test_an_answer_that_has_left_its_form_ends_on_a_prefill_host_too(
+    tokenizer: HFTokenizer, constrain: Constrain
+) -> None:
     logits = torch.zeros(tokenizer.vocab_size)
-    broken = tokenizer.constrain(GRAMMAR, [])
+    broken = constrain(tokenizer, GRAMMAR)
     broken.accept(tokenizer.encode("z")[-1])
     with pytest.raises(RequestError, match="left its form"):
         Sampler(Sampling(), PROMPT, 0, broken).next(logits)
-    free = tokenizer.constrain(GRAMMAR, [5], tiny_models.END_OF_TURN)
+    free = constrain(tokenizer, GRAMMAR, [5], tiny_models.END_OF_TURN)
     sampler = Sampler(Sampling(), PROMPT, 0, free)
-    free.accept(tiny_models.END_OF_TURN_ID)
-    free.allowed = lambda: None  # type: ignore[method-assign]  # a constraint that allows all
     logits[tokenizer.encode("z")[-1]] = 9
+    sampler.next(logits)
+    free.accept(tiny_models.END_OF_TURN_ID)
+    free.accept(tokenizer.encode("z")[-1])
     with pytest.raises(RequestError, match="left its form"):
         sampler.next(logits)
 
 
-def test_a_host_without_llguidance_lacks_a_capability(tiny: TinyModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_host_without_llguidance_lacks_a_capability(
+    tiny: TinyModel, constrain: Constrain, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "llguidance", None)
     with pytest.raises(CapabilityMissing, match="llguidance is not installed"):
-        HFTokenizer.load(tiny("llama")).constrain(GRAMMAR, [])
+        constrain(HFTokenizer.load(tiny("llama")), GRAMMAR)
 
 
 @pytest.mark.parametrize(
     ("schema", "reason"),
-    [({"type": "objekt"}, "objekt"), ({"type": "string", "pattern": "("}, "regex"), ({"not": {}}, "not")],
+    [({"type": "objekt"}, "type"), ({"type": "string", "pattern": "("}, "regular expression"), ({"not": {}}, "not")],
 )
 def test_a_schema_that_cannot_be_followed_is_refused_with_its_reason(
-    tokenizer: HFTokenizer, schema: dict[str, Any], reason: str
+    tokenizer: HFTokenizer, constrain: Constrain, schema: dict[str, Any], reason: str
 ) -> None:
     with pytest.raises(RequestError, match=f"json_schema: .*{reason}"):
-        tokenizer.constrain(f"start: form\nform: %json {json.dumps(schema)}\n", [])
+        constrain(tokenizer, f"start: form\nform: %json {json.dumps(schema)}\n")

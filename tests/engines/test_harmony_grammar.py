@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import json
 
@@ -68,8 +69,10 @@ def test_an_answer_of_gpt_oss_may_reason_and_has_its_form_in_the_final_channel(
     tokens = gpt_oss.encode(text, add_special_tokens=False)
     if complete is None:
         with pytest.raises(RequestError, match="form"):
-            constraints.make(grammar, tokens)
+            asyncio.run(constraints.make(grammar, tokens))
         return
-    allowed = constraints.make(grammar, tokens).allowed()
+    constraint = asyncio.run(constraints.make(grammar, tokens))
+    allowed = constraint.allowed()
+    constraint.close()
     assert allowed is not None
     assert bool(np.asarray(allowed)[tiny_models.EOS_ID]) is complete

@@ -1,11 +1,14 @@
 """What changes logits before a token is chosen, per request, in mlx: penalties, bias, and a constraint.
 
-`engines/transformers/adjust.py` does the same in torch, step for step.
+`engines/transformers/adjust.py` does the same in torch, step for step. A constraint acts in two places, between which
+its process finds the next mask, for all answers of a step at the same time: `Adjustment` tells it the last token,
+`constrained` waits for the mask.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 import mlx.core as mx
@@ -23,10 +26,10 @@ def adjustment(sampling: Sampling, answered: int = 0, constraint: Constraint | N
 
 
 class Adjustment:
-    """A logits processor: the request's penalties, bias and constraint, in this order. The repetition penalty is on
-    prompt and answer, presence and frequency penalty on the answer.
+    """A logits processor: the request's penalties and bias, in this order, and the tokens for its constraint. The
+    repetition penalty is on prompt and answer, presence and frequency penalty on the answer.
 
-    raw: the model's unprocessed logits [1, vocab] of the steps not reported yet, oldest first. Reported
+    raw: the model's unprocessed logits [1, vocab], float32, of the steps not reported yet, oldest first. Reported
     log-probabilities are computed from these.
     """
 
@@ -41,13 +44,16 @@ class Adjustment:
         self.raw: deque[Any] = deque()
 
     def __call__(self, tokens: Any, logits: Any) -> Any:
-        """tokens: all of the sequence so far. logits: [1, vocab]. Called once per step."""
+        """tokens: all of the sequence so far. logits: [1, vocab], float32. Called once per step."""
         self.raw.append(logits)
         if not self._started:
             self._start(tokens, logits.shape[-1])
         else:
             self._add(tokens[-1:])
-        return self._constrained(self._biased(self._counted(self._repeated(logits))))
+        logits = self._biased(self._counted(self._repeated(logits)))
+        if self._constraint is not None and self._constraint.pending:
+            mx.async_eval(logits)  # type: ignore[no-untyped-call]  # computed while the mask is found
+        return logits
 
     def _start(self, tokens: Any, vocab: int) -> None:
         self._started = True
@@ -81,14 +87,20 @@ class Adjustment:
     def _counted(self, logits: Any) -> Any:
         if self._counts is None:
             return logits
-        logits = logits.astype(mx.float32) - self._counts * self._sampling.frequency_penalty
+        logits = logits - self._counts * self._sampling.frequency_penalty
         return logits - (self._counts > 0).astype(mx.float32) * self._sampling.presence_penalty
 
     def _biased(self, logits: Any) -> Any:
-        return logits if self._bias is None else logits.astype(mx.float32) + self._bias
+        return logits if self._bias is None else logits + self._bias
 
-    def _constrained(self, logits: Any) -> Any:
-        allowed = self._constraint.allowed() if self._constraint is not None else None
-        if allowed is None:
-            return logits
-        return mx.where(mx.array(fitted(allowed, logits.shape[-1])), logits, -mx.inf)
+
+def constrained(sampler: Callable[[Any], Any], constraint: Constraint) -> Callable[[Any], Any]:
+    """A sampler that chooses only what the constraint allows."""
+
+    def choose(logprobs: Any) -> Any:
+        allowed = constraint.allowed()
+        if allowed is not None:
+            logprobs = mx.where(mx.array(fitted(allowed, logprobs.shape[-1])), logprobs, -mx.inf)
+        return sampler(logprobs)
+
+    return choose

@@ -19,6 +19,7 @@ from disagg.engines.base import EngineInfo, PrefillEngine, Token
 from disagg.engines.model import checkpoint, preflight
 from disagg.engines.model.architectures import architecture_of
 from disagg.engines.model.architectures.base import keeping
+from disagg.engines.model.checkpoint_files import weights_form
 from disagg.engines.model.constraint import Constraint
 from disagg.engines.model.text import HFTokenizer
 from disagg.engines.staging.emit import RowEmitter
@@ -63,6 +64,7 @@ class TransformersPrefillEngine(PrefillEngine):
             preflight=findings,
             memory_bytes=weight_bytes(self._model),
             eos_ids=reference.eos_ids,
+            weights=weights_form(path, options.dtype, options.quantization),
         )
 
     def warm_up(self) -> None:

@@ -13,6 +13,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from disagg.config import EngineOptions
 from disagg.errors import ModelError, first_line
+from disagg.extras import install
 
 # Names of weights: those of the text part in a multimodal checkpoint -> those of the text model.
 _TEXT_WEIGHTS = {
@@ -103,7 +104,7 @@ def quantization(name: str | None) -> dict[str, Any]:
     try:
         from torchao.quantization import Int4WeightOnlyConfig, Int8WeightOnlyConfig
     except ImportError as error:
-        raise ModelError(f"quantization {name!r} needs torchao", "pip install 'disagg[quantize]'") from error
+        raise ModelError(f"quantization {name!r} needs torchao", install("quantize")) from error
     from transformers import TorchAoConfig
 
     if name == "int8":
@@ -138,7 +139,7 @@ def _require_mxfp4() -> None:
     if lacking := [what for what, is_missing in missing.items() if is_missing]:
         raise ModelError(
             f"quantization 'mxfp4' needs {' and '.join(lacking)}: without it, transformers dequantises the weights",
-            "pip install 'disagg[prefill,quantize]' on a CUDA host, or the engine vllm",
+            f"on a CUDA host, {install('prefill', 'quantize')}; or the engine vllm",
         )
 
 

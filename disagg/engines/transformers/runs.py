@@ -10,6 +10,7 @@ from disagg.engines.base import PrefillTiming, PromptAndAnswer, Token
 from disagg.engines.transformers.cache import PreallocatedCache
 from disagg.engines.transformers.forward import Forward
 from disagg.engines.transformers.sampling import Sampler
+from disagg.kv.send import ComputeStep
 
 
 class PromptRun:
@@ -31,8 +32,8 @@ class PromptRun:
         self._on_done = on_done
         self.held = int(cache.get_seq_length())
         self._computed = self.held
-        self._started = self._ended = time.monotonic()
-        self._compute_s = 0.0
+        self._started = time.monotonic()
+        self._steps: list[ComputeStep] = []
 
     @property
     def remaining(self) -> int:
@@ -47,7 +48,7 @@ class PromptRun:
     @property
     def timing(self) -> PrefillTiming:
         """See PrefillRun."""
-        return PrefillTiming(self._started, self._ended, self._computed - self.held, self._compute_s)
+        return PrefillTiming(self._started, self._computed - self.held, tuple(self._steps))
 
     @property
     def cache(self) -> PreallocatedCache:
@@ -62,8 +63,7 @@ class PromptRun:
         self._forward.layers(self._tokens[self._computed : end], self.cache)
         self._forward.finish()
         self._computed = end
-        self._ended = time.monotonic()
-        self._compute_s += self._ended - began
+        self._steps.append(ComputeStep(began, time.monotonic()))
         if self.done:
             self._on_done(self.cache)
 

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from disagg.api.requests import GenerateBody
 from disagg.engines.model.format import AnswerFormat
+from disagg.engines.model.matchers.schema import require_bounded
 
 # A weak model writes blanks for ever where they are allowed.
 _OPTIONS: Final = {"x-guidance": {"whitespace_flexible": False}}
@@ -20,7 +21,7 @@ REASONING: /(.|\\n)*/
 
 
 def grammar_of(body: GenerateBody, form: AnswerFormat) -> str | None:
-    """None if the answer may have any form."""
+    """None if the answer may have any form. Raises SchemaTooComplex for a schema that is not to be compiled."""
     if body.must_call:
         rules = _calls(body)
     elif body.json_schema is not None:
@@ -42,4 +43,5 @@ def _calls(body: GenerateBody) -> str:
 
 
 def _json(schema: Mapping[str, Any]) -> str:
+    require_bounded(schema)
     return "%json " + json.dumps({**schema, **_OPTIONS})

@@ -20,7 +20,7 @@ def test_without_cuda_or_kernels_mxfp4_is_refused_with_what_is_missing(monkeypat
         quantization("mxfp4")
     assert "needs a CUDA device of compute capability 7.5 or newer and the package kernels" in caught.value.message
     assert "triton" not in caught.value.message
-    assert "disagg[prefill,quantize]" in caught.value.hint
+    assert "'.[prefill,quantize]' in a clone" in caught.value.hint
 
 
 def test_where_transformers_keeps_mxfp4_it_loads_the_checkpoint_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,18 +10,37 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import mlx.core as mx
 from mlx_lm.generate import BatchGenerator, StopSequences
 
 from disagg.api.events import FinishReason
 from disagg.engines.base import Token
 from disagg.engines.mlx import sampling as mlx_sampling
-from disagg.engines.mlx.adjust import adjustment
+from disagg.engines.mlx.adjust import adjustment, constrained
 from disagg.engines.mlx.batching.grouping import Row
 from disagg.engines.mlx.batching.job import Job
 from disagg.engines.mlx.held import covers, snapshot
 
 # Prompts that may be computed together, right-padded, while other requests decode.
 _PREFILL_BATCH = 8
+
+
+class Float32Logits:
+    """A model whose logits are float32, whatever it computes in.
+
+    All rows of a batch have one dtype, and one request's penalties are float32: without this they would make the
+    probabilities of its neighbours finer, and so change their answers. In bfloat16 many of the likeliest tokens are
+    equally likely, too.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
+        return self._model(*arguments, **options).astype(mx.float32)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
 
 
 class Batch:
@@ -33,7 +52,7 @@ class Batch:
         self._stop_at_eos = StopSequences([(token,) for token in sorted(eos_ids)])
         self._never_stop = StopSequences()
         self._generator: Any = BatchGenerator(
-            model,
+            Float32Logits(model),
             sampler=mlx_sampling.greedy,
             completion_batch_size=max_batch,
             prefill_batch_size=min(_PREFILL_BATCH, max_batch),
@@ -65,12 +84,15 @@ class Batch:
     def insert(self, job: Job, caches: list[Any] | None) -> None:
         """Add the job at the next step: the tokens that `caches` do not cover on top of them."""
         job.adjustment = adjustment(job.sampling, job.answered, job.constraint)
+        sampler = mlx_sampling.sampler(job.sampling, job.answered)
+        if job.constraint is not None:
+            sampler = constrained(sampler, job.constraint)
         (job.uid,) = self._generator.insert(
             [job.tokens[job.covered :]],
             max_tokens=[job.sampling.max_tokens - job.answered],
             caches=[caches],
             all_tokens=[job.tokens[: job.covered]],  # a copy, to which the generator appends
-            samplers=[mlx_sampling.sampler(job.sampling, job.answered)],
+            samplers=[sampler],
             logits_processors=[[job.adjustment] if job.adjustment else []],
             stop_sequences=[self._never_stop if job.sampling.ignore_eos else self._stop_at_eos],
         )
@@ -130,11 +152,11 @@ class Batch:
         job.written += 1
         row = mlx_sampling.read_row(response.logprobs)
         if job.adjustment is not None:
-            row = mlx_sampling.log_softmax(mlx_sampling.as_float(mlx_sampling.read_row(job.adjustment.raw.popleft())))
+            row = mlx_sampling.log_softmax(mlx_sampling.read_row(job.adjustment.raw.popleft()))
         chosen = int(response.token)
         top = mlx_sampling.top_logprobs(row, job.sampling.logprobs) if job.sampling.logprobs else ()
         finish: FinishReason | None = response.finish_reason
-        logprob = float(mlx_sampling.as_float(row[chosen : chosen + 1])[0])
+        logprob = float(row[chosen])
         job.finite = job.finite and not math.isnan(logprob)
         if finish and job.finite:
             job.ended = list(response.all_tokens), response.prompt_cache

@@ -6,6 +6,7 @@ takes one step per turn; `grouping` chooses the group of a new request, which st
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -15,13 +16,18 @@ import mlx.core as mx
 from mlx_lm.utils import maybe_set_recommended_wired_limit
 
 from disagg.engines.base import Token
+from disagg.engines.base.audit import AuditBounds, plan, refutation
 from disagg.engines.mlx import cache as mlx_cache
+from disagg.engines.mlx.audit import audit
 from disagg.engines.mlx.batching import grouping
 from disagg.engines.mlx.batching.batch import Batch
 from disagg.engines.mlx.batching.chunk import ChunkLength
 from disagg.engines.mlx.batching.job import Job
-from disagg.engines.mlx.held import snapshot
+from disagg.engines.mlx.held import HeldPrefix, snapshot
 from disagg.engines.mlx.prepare import Prepared
+from disagg.kv.received import ReceivedKV
+
+_log = logging.getLogger(__name__)
 
 # The cost of a pass per layer on top of its weights, as bytes that could be read in that time: 20 us (the roofline's
 # layer overhead) at the 620 GB/s that an M3 Ultra reaches.
@@ -60,15 +66,32 @@ class GroupedBatch:
         return waiting + sum(group.nbytes for group in self._groups)
 
     def build(self, job: Job) -> Caches:
-        """The job's received and held KV as caches, None if it has none. Drops its references to both."""
+        """The job's received and held KV as caches, None if it has none. Drops its references to both. KVRefuted if an
+        audit finds that the received KV is wrong."""
         if job.kv is None and job.held is None:
             return None
-        caches = mlx_cache.build(self._model, job.kv, job.held.read() if job.held is not None else None)
+        held = job.held.read() if job.held is not None else None
+        caches = mlx_cache.build(self._model, job.kv, held)
+        if job.audit is not None and job.kv is not None and job.kv.tokens > job.kv.start:
+            self._audit(job, job.kv, job.audit, caches, held)
         job.covered = len(job.tokens) - 1 if job.kv is not None else job.held.tokens if job.held is not None else 0
         if 0 < job.covered == len(job.tokens) - 1 and (taken := snapshot(caches, job.covered)) is not None:
             job.snapshots[job.covered] = taken
         job.kv = job.held = None
         return caches
+
+    def _audit(self, job: Job, kv: ReceivedKV, limits: AuditBounds, caches: list[Any], held: HeldPrefix | None) -> None:
+        """Compare received KV with what this model computes. Raises KVRefuted if it differs by more than rounding."""
+        began = time.monotonic()
+        planned = plan(kv.layout, kv.start, kv.tokens, seed=job.id)
+        try:
+            found = audit(self._model, caches, job.tokens[: kv.tokens], planned, held)
+        except Exception:  # noqa: BLE001 - out of memory, for one: the KV may be right
+            _log.exception("the KV of request %s could not be audited", job.id)
+            return
+        job.timing.audit, job.timing.audit_s = found, time.monotonic() - began
+        if (wrong := found.over(limits)) is not None:
+            raise refutation(wrong, limits, found.tokens)
 
     def insert(self, job: Job, caches: Caches) -> None:
         """Add the job at the next step, or queue it if `max_batch` are running. Its tokens that `caches` do not cover

@@ -10,6 +10,7 @@ from typing import Any
 
 from disagg.api.sampling import Sampling
 from disagg.engines.base import DecodeTiming, Listener, Token, require_room
+from disagg.engines.base.audit import AuditBounds
 from disagg.engines.mlx.adjust import Adjustment
 from disagg.engines.mlx.batching.grouping import Row
 from disagg.engines.mlx.held import HeldArrays
@@ -26,7 +27,8 @@ class Job:
     """One request in the engine.
 
     kv, held: until the caches are built. answered: how many of `tokens` belong to the answer. constraint: the form that
-    the rest of it must have. hold_prompt: hold the KV of the prompt before the answer ends. covered: how many tokens'
+    the rest of it must have. hold_prompt: hold the KV of the prompt before the answer ends. audit: see DecodeRequest.
+    covered: how many tokens'
     KV the caches contain that it begins with. snapshots: for the KV that is held after its end, see
     model.held.HeldStore.add. ended: its tokens and caches, taken out of the batch at its end. finite: no probability
     was NaN, so that its KV may be used again. lock: held during calls to the listener. open: it may be called.
@@ -42,6 +44,7 @@ class Job:
     salt: str = ""
     constraint: Constraint | None = None
     hold_prompt: bool = False
+    audit: AuditBounds | None = None
     covered: int = 0
     snapshots: dict[int, LayerSnapshot] = field(default_factory=dict)
     ended: tuple[list[int], list[Any]] | None = None
