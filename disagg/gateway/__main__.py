@@ -15,7 +15,7 @@ def main(argv: list[str] | None = None) -> int:
 def _serve(fleet: Fleet, host: Host) -> int:
     from disagg.gateway.serve import serve
 
-    serve(fleet, host.address, host.port, lambda url: logs.info("ready", host=host.name, url=url), host=host)
+    serve(fleet, host.address, host.port, lambda at: logs.info("ready", host=host.name, url=at.url), host=host)
     logs.info("stopped", host=host.name)
     return 0
 

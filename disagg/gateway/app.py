@@ -18,12 +18,13 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive
 
 from disagg.api.base import without_value
-from disagg.errors import Cancelled, DisaggError, Overloaded, RequestError
+from disagg.api.gateway.keys import MAX_ANSWERS
+from disagg.errors import Cancelled, DisaggError, RequestError
 from disagg.gateway import hops, models
 from disagg.gateway.answer import AnswerResponse, Outcome, Running, json_response
 from disagg.gateway.clients.access import Access, require_model
 from disagg.gateway.clients.keys import Key
-from disagg.gateway.clients.limits import KeyLimits
+from disagg.gateway.clients.limits import AnswerPlaces, KeyLimits, share_of
 from disagg.gateway.dialects.anthropic import dialect as anthropic
 from disagg.gateway.dialects.base import Dialect, Head, read_fields
 from disagg.gateway.dialects.ollama import dialect as ollama
@@ -39,15 +40,13 @@ from disagg.gateway.middleware import RequestMiddleware, respond
 from disagg.gateway.observe.observers import Observers
 from disagg.gateway.parallel import body
 from disagg.gateway.parallel.answer import ItemRun, ParallelResponse
-from disagg.gateway.run import prompt_tokens, run
+from disagg.gateway.run import prompt_tokens, run, unless
 from disagg.gateway.views import Views
 from disagg.gateway.watch import GatewayWatch
 from disagg.http import requests
 from disagg.http.requests import disconnected
 from disagg.http.stream import running
 from disagg.inference.client import AsyncClient
-
-MAX_ANSWERS = 512  # at a time; more would only wait for the hosts
 
 Handler = Callable[[Request], Awaitable[Response]]
 
@@ -77,7 +76,9 @@ def build(client: AsyncClient, access: Access, serving: GatewayHealth, watch: Ga
         ]
     watch.board.serves(route.path for route in routes)
     handlers = {DisaggError: _on_error, HTTPException: _on_http_error, Exception: _on_bug}
-    return RequestMiddleware(Starlette(routes=routes, exception_handlers=handlers))
+    application = Starlette(routes=routes, exception_handlers=handlers)
+    application.router.redirect_slashes = False  # it would redirect to whatever Host the caller names
+    return RequestMiddleware(application)
 
 
 class Gateway:
@@ -89,7 +90,7 @@ class Gateway:
         self._observers = observers
         self._limits = KeyLimits()
         self._name = hops.new_name()
-        self._running = 0  # answers and counts that were asked for
+        self._places = AnswerPlaces(MAX_ANSWERS)  # of answers, and of counts
         self._body_bounds = requests.body_bounds(max(model.context for model in client.fleet.models.values()))
 
     def post(self, dialect: Dialect) -> Handler:
@@ -142,21 +143,22 @@ class Gateway:
     def _begin(self, key: Key | None, dialect: Dialect, head: Head) -> Running:
         """Accept a request that has been admitted."""
         model = self._client.fleet.model(head.model).name
-        self._running += head.request.choices
         name, key_id = (key.name, key.id) if key else (None, None)
         observed = self._observers.accept(head, dialect.name, model, name, key_id)
+        given_up: asyncio.Future[DisaggError] = asyncio.get_running_loop().create_future()
+        give_back = self._places.take(key, head.request.choices, lambda: observed.waiting, given_up.set_result)
 
         def charge(tokens: int) -> None:
             if key is not None:
                 self._limits.spend(key, tokens, time.monotonic())
 
         def ended(outcome: Outcome) -> None:
-            self._running -= head.request.choices
+            give_back()
             observed.ended(outcome.error, cancelled=outcome.cancelled)
             _log(dialect, head, key, outcome)
 
         outcome = Outcome(head.request.n, charge)
-        events = run(self._client, head, observed, outcome.staged)
+        events = unless(given_up, run(self._client, head, observed, outcome.staged))
         return Running(dialect, head, events, outcome, ended)
 
     def count(self, dialect: Dialect) -> Handler:
@@ -165,8 +167,8 @@ class Gateway:
         async def count(request: Request) -> Response:
             try:
                 key = self._access.key(request)
-                asked = dialect.read(await self._body(request))
-                return await self._counted(self._admitted(key, asked), request.receive)
+                asked = self._admitted(key, dialect.read(await self._body(request)))
+                return await self._counted(key, asked, request.receive)
             except DisaggError as error:
                 return self._refused(error, dialect.error)
 
@@ -185,9 +187,9 @@ class Gateway:
 
         return about
 
-    async def _counted(self, asked: GatewayRequest, receive: Receive) -> Response:
+    async def _counted(self, key: Key | None, asked: GatewayRequest, receive: Receive) -> Response:
         """The tokens of a prompt. It takes the place of an answer, and ends when its caller disconnects."""
-        self._running += 1
+        give_back = self._places.take(key, asked.choices)
         try:
             counting = prompt_tokens(self._client, asked)
             async with running(counting, disconnected(receive)) as (counted, left):
@@ -196,7 +198,7 @@ class Gateway:
                     return Response(status_code=Cancelled.http_status)  # nobody reads it
                 return json_response({"input_tokens": counted.result()})
         finally:
-            self._running -= 1
+            give_back()
 
     def _refused(self, error: DisaggError, written: Callable[[Problem], Mapping[str, Any]]) -> Response:
         """The answer to a request that does not begin. The observers are notified."""
@@ -208,12 +210,11 @@ class Gateway:
         """The request, if this key may make it now. Clients with different keys share no held KV: whether a prompt is
         answered early would tell one what the other has asked."""
         require_model(self._client.fleet, key, asked.model)
-        if self._running + asked.choices > MAX_ANSWERS:
-            raise Overloaded(f"the gateway computes at most {MAX_ANSWERS} answers at a time", "try again in a moment")
+        self._places.require(key, asked.choices)
         if key is None:
             return asked
         self._limits.admit(key, asked.choices, time.monotonic())
-        return replace(asked, options={**asked.options, "cache_salt": key.id})
+        return replace(asked, options={**asked.options, "cache_salt": key.id, "share": share_of(key).to_json()})
 
     async def _body(self, request: Request) -> Mapping[str, Any]:
         """The body, which must be a JSON object. Raises RequestError and BodyTooLarge."""
@@ -263,7 +264,7 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
     if error.status_code == 404:
         return respond(not_found(request.scope["path"]))
     allowed = (error.headers or {}).get("Allow", "")
-    message = f"{request.method} {request.url.path} is not served" + (f": use {allowed}" if allowed else "")
+    message = f"{request.method} {request.scope['path']} is not served" + (f": use {allowed}" if allowed else "")
     return respond(Problem(error.status_code, "invalid_request_error", None, message, headers=error.headers or {}))
 
 

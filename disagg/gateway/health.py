@@ -75,6 +75,7 @@ class GatewayHealth:
             config=served_digest(self._client.fleet, host),
             release=os.environ.get(RELEASE_VARIABLE) or None,
             pending=PendingRelease(*newer) if (newer := pending_release()) else None,
+            tokens=self._member.tokens.digests,
             boot_id=self._boot_id,
             uptime_s=round(time.monotonic() - self._started, 3),
             pid=os.getpid(),

@@ -41,7 +41,6 @@ class RequestMiddleware:
 
         connection = connection_of(scope)
         if connection is not None and connection.surplus and scope["path"] != "/health":
-            await requests.discard_body(request)
             await respond(_NO_PLACE)(scope, receive, send_with_id)
             return
         with suppress(Exception):  # Starlette raises it again after _on_bug, which has logged and answered it

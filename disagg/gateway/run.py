@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from contextlib import AsyncExitStack, aclosing, contextmanager
 from functools import partial
 
-from disagg.errors import ServerUnavailable, Unauthorized
+from disagg.errors import DisaggError, ServerUnavailable, Unauthorized
 from disagg.gateway.dialects.base import Head
 from disagg.gateway.dialects.events import AnswerEvent, AnswerPiece, Finished, uncounted
 from disagg.gateway.dialects.request import GatewayRequest
@@ -56,6 +56,25 @@ async def run(
             async with aclosing(answers[0] if len(answers) == 1 else _together(answers)) as events:
                 async for event in events:
                     yield event
+
+
+async def unless(
+    given_up: asyncio.Future[DisaggError], events: AsyncGenerator[AnswerEvent, None]
+) -> AsyncGenerator[AnswerEvent, None]:
+    """The events. Before the first of them, `given_up` may have an error to raise instead."""
+    async with aclosing(events):
+        first = asyncio.ensure_future(anext(events, None))
+        try:
+            await asyncio.wait((first, given_up), return_when=asyncio.FIRST_COMPLETED)
+            if not first.done():
+                raise given_up.result()
+        finally:
+            first.cancel()
+            await asyncio.wait((first,))
+        event = first.result()
+        while event is not None:
+            yield event
+            event = await anext(events, None)
 
 
 async def prompt_tokens(client: AsyncClient, request: GatewayRequest) -> int:

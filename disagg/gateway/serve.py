@@ -6,7 +6,9 @@ import asyncio
 import gc
 import logging
 import socket
+import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from starlette.types import ASGIApp
 
@@ -14,7 +16,7 @@ from disagg.config import Fleet, Host
 from disagg.gateway.app import build
 from disagg.gateway.clients.access import Access, is_loopback, require_keys_if_public
 from disagg.gateway.clients.keys import KeyFile, KeyRing
-from disagg.gateway.health import GatewayHealth, Member
+from disagg.gateway.health import GatewayHealth, Member, live_models
 from disagg.gateway.history.recorder import Recorder
 from disagg.gateway.history.store import history_path
 from disagg.gateway.watch import GatewayWatch
@@ -36,16 +38,36 @@ END_S = 2.0  # for requests that are cut to send their callers the error, and to
 log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class Listening:
+    """Where a gateway listens, and the models that had a host which was up when it began to."""
+
+    address: str
+    port: int
+    live: tuple[str, ...] = ()
+
+    @property
+    def url(self) -> str:
+        """At which programs of this machine reach it, also if it listens on all addresses."""
+        address = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.address, self.address)
+        return f"http://{f'[{address}]' if ':' in address else address}:{self.port}"
+
+    @property
+    def public_url(self) -> str:
+        """At which other machines reach it, if it listens for all of them; else empty."""
+        return f"http://{socket.gethostname()}:{self.port}" if self.address in ("0.0.0.0", "::") else ""
+
+
 def serve(
     fleet: Fleet,
     address: str,
     port: int,
-    ready: Callable[[str], None],
+    ready: Callable[[Listening], None],
     *,
     host: Host | None = None,
     keep_text: bool = False,
 ) -> None:
-    """Run the gateway until SIGTERM or SIGINT. ready: called with its URL once it listens. host: the gateway's in
+    """Run the gateway until SIGTERM or SIGINT. ready: called once it listens. host: the gateway's in
     hosts.toml; without one it refuses to listen for other machines before there is a key that they could use.
     keep_text: whether the history has prompts and answers.
 
@@ -68,7 +90,7 @@ async def _serve(
     access: Access,
     member: Member | None,
     listener: socket.socket,
-    ready: Callable[[str], None],
+    ready: Callable[[Listening], None],
     *,
     keep_text: bool,
 ) -> None:
@@ -81,7 +103,7 @@ async def _serve(
             # Programs of the fleet ask with its token, by TLS; clients have keys, and a proxy if they want TLS.
             encryption = Encryption(ServerTLS(lambda: member.tokens.all)) if member is not None else Encryption()
             spare_collector()
-            ready(f"http://{f'[{url_host}]' if ':' in url_host else url_host}:{port}")
+            ready(Listening(url_host, port, tuple(live_models(fleet, client.view, time.monotonic()))))
             await server(application, encryption, stopping=watch.feed.stop).serve(sockets=[listener])
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -34,7 +35,7 @@ MAX_ANSWER: Final = 8 << 20  # bytes of entries in one answer to GET /api/histor
 
 
 class Views:
-    """The handlers of every GET. A key sees the models that it is for, with all their requests.
+    """The handlers of every GET. A key sees the models that it is for, with its own requests; with `monitor`, with all.
 
     started: when the gateway started, in seconds since 1970.
     """
@@ -96,7 +97,8 @@ class Views:
         key = self._access.key(request)
         visible = _visible(self._fleet, key)
         seen = None if len(visible) == len(self._fleet.models) else frozenset(visible)
-        return self._watch.feed.watch(seen, key.id if key else None, lambda: self._access.still(request, key))
+        still = partial(self._access.still, request, key)
+        return self._watch.feed.watch(seen, key.id if key else None, still, own=key is not None and not key.monitor)
 
     async def _history(self, request: Request) -> Response:
         key = self._access.key(request)
@@ -108,7 +110,8 @@ class Views:
 
 
 def _page(path: Path, wanted: Filter, key: Key | None, stopped: str | None) -> bytes:
-    """The body of an answer to GET /api/history. A caller sees the texts of its own key's requests."""
+    """The body of an answer to GET /api/history. A caller sees the texts of its own key's requests
+    only, also one that sees the requests of all."""
     own = (key.name, key.id) if key else (None, None)
 
     def shown(entry: HistoryEntry) -> HistoryEntry:
@@ -128,4 +131,5 @@ def _filter(fleet: Fleet, key: Key | None, query: Mapping[str, str]) -> Filter:
     except InvalidValue as error:
         raise RequestError(str(error)) from None
     models = _visible(fleet, key) if asked.model is None else (require_model(fleet, key, asked.model).name,)
-    return Filter(models, asked.state, asked.since, asked.before, asked.limit)
+    own = None if key is None or key.monitor else key.id
+    return Filter(models, asked.state, asked.since, asked.before, asked.limit, own)

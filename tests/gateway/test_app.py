@@ -18,6 +18,7 @@ from disagg.errors import (
     HandoffError,
     Overloaded,
     RequestError,
+    SchemaTooComplex,
     ServerUnavailable,
     Unauthorized,
 )
@@ -26,6 +27,7 @@ from disagg.gateway.calls import calls
 from disagg.gateway.clients.keys import KeyFile
 from disagg.gateway.watch import GatewayWatch
 from disagg.inference.client import AsyncClient
+from disagg.inference.types import Stage
 from tests.gateway import fake_client
 from tests.gateway.fake_client import FakeClient
 
@@ -62,6 +64,7 @@ async def test_a_bug_in_the_middle_of_a_stream_is_an_error_event_too(caplog: pyt
     ("error", "status", "code", "headers"),
     [
         (ContextLengthExceeded("too long"), 400, "context_length_exceeded", {}),
+        (SchemaTooComplex("too deep"), 400, "schema_too_complex", {"x-should-retry": "false"}),
         (Overloaded("busy"), 429, "rate_limit_exceeded", {"retry-after": "1"}),
         (ServerUnavailable("none up"), 503, "no_host_available", {"retry-after": "5", "x-should-retry": "false"}),
         (Unauthorized("the fleet's token"), 503, "no_host_available", {"x-should-retry": "false"}),
@@ -193,6 +196,54 @@ async def test_a_count_of_tokens_takes_a_place_until_it_ends_or_its_caller_leave
         assert (await http.post(counting, json=CHAT)).json() == {"input_tokens": 42}
     assert refused.status_code == 429
     assert 'code="rate_limit_exceeded"' in watch.metrics().decode()
+
+
+async def test_the_youngest_waiting_answer_of_the_largest_key_yields_its_place_to_another_key(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(app, "MAX_ANSWERS", 4)
+    file = KeyFile(tmp_path / "keys.json")
+    greedy, modest = (f"Bearer {file.add(name)}" for name in ("greedy", "modest"))
+    client = FakeClient("begun ", barrier := asyncio.Barrier(5))
+    client.stages = [Stage("queue", "disaggregated", "m-prefill", "m-decode")]
+    async with fake_client.http(fake_client.app(client, file.path)) as http, asyncio.timeout(60):
+        begun = asyncio.ensure_future(http.post("/v1/chat/completions", json=CHAT, headers={"authorization": greedy}))
+        while barrier.n_waiting < 1:
+            await asyncio.sleep(0)
+        client.steps = (barrier, "late ")
+        items = {"requests": [{**CHAT, "id": name} for name in "abc"]}
+        together = asyncio.ensure_future(http.post("/v1/parallel", json=items, headers={"authorization": greedy}))
+        while barrier.n_waiting < 4:
+            await asyncio.sleep(0)
+        client.steps = ("quick ",)
+        answer = await http.post("/v1/chat/completions", json=CHAT, headers={"authorization": modest})
+        again = await http.post("/v1/chat/completions", json=CHAT, headers={"authorization": greedy})
+        await asyncio.gather(barrier.wait(), barrier.wait())
+        results = (await together).json()["results"]
+        assert (await begun).status_code == 200, "nothing that has begun is lost"
+    assert answer.status_code == 200
+    assert [one["status"] for one in results] == [200, 200, 429]
+    assert "gave the place of this request" in results[2]["body"]["error"]["message"]
+    assert (again.status_code, again.json()["error"]["code"]) == (429, "rate_limit_exceeded"), "one place is kept free"
+    assert [stream.closed for stream in client.streams] == [True] * 5
+
+
+async def test_a_key_has_so_many_answers_at_a_time_and_an_edit_applies_to_the_next_request(tmp_path: Path) -> None:
+    file = KeyFile(tmp_path / "keys.json")
+    secret = file.add("editor", parallel=2, weight=7)
+    client = FakeClient("text ")
+    items = {"requests": [CHAT, {**CHAT, "n": 2}, CHAT, {**CHAT, "n": 3}]}
+    async with fake_client.http(fake_client.app(client, file.path), authorization=f"Bearer {secret}") as http:
+        results = (await http.post("/v1/parallel", json=items)).json()["results"]
+        file.edit("editor", parallel=6, weight=8)
+        more = (await http.post("/v1/parallel", json=items)).json()["results"]
+    assert [one["status"] for one in results] == [200, 429, 200, 400]
+    assert "the key editor may have 2 answers at a time" in results[1]["body"]["error"]["message"]
+    assert results[3]["body"]["error"]["message"].startswith("n: 3 answers, and the key editor may have 2 at a time")
+    assert [one["status"] for one in more] == [200, 200, 200, 429]
+    [key] = file.read()
+    assert [asked["share"]["weight"] for asked in client.asked] == [7] * 2 + [8] * 4
+    assert {(asked["share"]["key"], asked["cache_salt"]) for asked in client.asked} == {(key.id, key.id)}
 
 
 async def test_a_key_opens_its_models_within_its_limits_until_it_is_revoked(tmp_path: Path) -> None:

@@ -1,1 +1,2 @@
-"""What the gateway's own calls send: the live view, the history, several requests together."""
+"""What the gateway's own calls send: the live view, the history, several requests together; and the
+bounds of its clients' keys."""

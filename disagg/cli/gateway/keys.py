@@ -1,4 +1,4 @@
-"""`disagg keys add | list | revoke | sync`: the keys of the gateway's clients.
+"""`disagg keys add | edit | list | revoke | sync`: the keys of the gateway's clients.
 
 They are in a file on this machine and on every gateway that is deployed elsewhere. Several people may change them from
 machines of their own, so each change begins with the keys of all gateways.
@@ -7,10 +7,13 @@ machines of their own, so each change begins with the keys of all gateways.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
+from disagg.api.gateway.keys import MAX_ANSWERS
+from disagg.api.requests import MAX_WEIGHT
 from disagg.cli.common.completion import complete_model
 from disagg.cli.common.context import print_json, settings, stderr, stdout
 from disagg.cli.common.hosts import FanOutCommand
@@ -21,17 +24,41 @@ if TYPE_CHECKING:
 
     from disagg.config import Fleet, Host
     from disagg.errors import DisaggError
-    from disagg.gateway.clients.keys import Key, KeyFile
+    from disagg.gateway.clients.keys import Grants, Key, KeyFile
 
 keys = typer.Typer(
     name="keys",
     cls=CommandGroup,
-    help="Add, list and revoke the keys of the clients of `disagg serve`.",
+    help="Add, edit, list and revoke the keys of the clients of `disagg serve`.",
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 Name = Annotated[str, typer.Argument(metavar="NAME", help="Who uses the key.", show_default=False)]
-PerMinute = Annotated[int | None, typer.Option(min=1, metavar="N", help="At most this many per minute.")]
+Models = Annotated[
+    list[str] | None,
+    typer.Option("-m", "--model", metavar="NAME", help="Only this model; repeatable.", autocompletion=complete_model),
+]
+Requests = Annotated[int | None, typer.Option(min=1, metavar="N", help="At most this many requests per minute.")]
+Tokens = Annotated[int | None, typer.Option(min=1, metavar="N", help="At most this many tokens per minute.")]
+Parallel = Annotated[
+    int | None, typer.Option(min=1, max=MAX_ANSWERS, metavar="N", help="At most this many answers at a time.")
+]
+Weight = Annotated[
+    int | None,
+    typer.Option(
+        min=1, max=MAX_WEIGHT, metavar="N", help="2: twice the share of a key of weight 1 when hosts are busy."
+    ),
+]
+_MONITOR = "See the requests of all keys, not only its own."
+
+
+class LimitName(StrEnum):
+    """What `disagg keys edit` can remove."""
+
+    model = "model"
+    requests = "requests"
+    tokens = "tokens"
+    parallel = "parallel"
 
 
 @keys.command(cls=FanOutCommand)
@@ -39,14 +66,12 @@ def add(
     context: typer.Context,
     name: Name,
     *,
-    model: Annotated[
-        list[str] | None,
-        typer.Option(
-            "-m", "--model", metavar="NAME", help="Only this model; repeatable.", autocompletion=complete_model
-        ),
-    ] = None,
-    requests: PerMinute = None,
-    tokens: PerMinute = None,
+    model: Models = None,
+    requests: Requests = None,
+    tokens: Tokens = None,
+    parallel: Parallel = None,
+    weight: Weight = None,
+    monitor: Annotated[bool | None, typer.Option("--monitor", help=_MONITOR)] = None,
     as_json: AsJson = False,
 ) -> None:
     """Make a key and print it, once: only its hash is kept.
@@ -55,17 +80,90 @@ def add(
     client needs one.
     """
     fleet = settings(context).fleet()
-    models = [fleet.model(one).name for one in model or ()]
+    grants = _grants(fleet, model, requests=requests, tokens=tokens, parallel=parallel, weight=weight, monitor=monitor)
     others = _GatewayKeys.fetched(fleet)
     file = _file(context)
     file.join(others.keys)
-    secret = file.add(name, models=models, requests_per_minute=requests, tokens_per_minute=tokens)
+    secret = file.add(name, **grants)
     if as_json:
         print_json({"name": name, "key": secret})
     else:
         typer.echo(secret)
         stderr().print(f"The key of {name}. It is not shown again.")
     others.deliver(file)
+
+
+@keys.command(cls=FanOutCommand)
+def edit(
+    context: typer.Context,
+    name: Name,
+    *,
+    model: Models = None,
+    requests: Requests = None,
+    tokens: Tokens = None,
+    parallel: Parallel = None,
+    weight: Weight = None,
+    monitor: Annotated[bool | None, typer.Option("--monitor/--no-monitor", help=_MONITOR)] = None,
+    remove: Annotated[list[LimitName] | None, typer.Option(help="Remove this limit; repeatable.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Change the limits of a key. What is not named stays, and so does the key itself.
+
+    A running gateway applies the change from the next request on.
+    """
+    from disagg.errors import UsageError
+
+    fleet = settings(context).fleet()
+    grants = _grants(fleet, model, requests=requests, tokens=tokens, parallel=parallel, weight=weight, monitor=monitor)
+    for limit in remove or ():
+        if _FIELDS[limit] in grants:
+            raise UsageError(f"--remove {limit.value}: --{limit.value} sets it", "give one of the two")
+    changes = cast("Grants", {**grants, **dict.fromkeys(_FIELDS[limit] for limit in remove or ())})
+    if not changes:
+        raise UsageError(f"nothing is to be changed about the key of {name}", "see `disagg keys edit --help`")
+    others = _GatewayKeys.fetched(fleet)
+    file = _file(context)
+    file.join(others.keys)
+    key = file.edit(name, **changes)
+    if not as_json:
+        stderr().print(f"Changed the key of {name}.")
+    others.deliver(file)
+    if as_json:
+        print_json({"key": _shown(key), "gateways": [host.name for host in others.hosts]})
+
+
+_FIELDS = {
+    LimitName.model: "models",
+    LimitName.requests: "requests_per_minute",
+    LimitName.tokens: "tokens_per_minute",
+    LimitName.parallel: "parallel",
+}
+
+
+def _grants(
+    fleet: Fleet,
+    model: Sequence[str] | None,
+    *,
+    requests: int | None,
+    tokens: int | None,
+    parallel: int | None,
+    weight: int | None,
+    monitor: bool | None,
+) -> Grants:
+    """What the options of the command line state."""
+    stated = {
+        "models": [fleet.model(one).name for one in model] if model else None,
+        "requests_per_minute": requests,
+        "tokens_per_minute": tokens,
+        "parallel": parallel,
+        "weight": weight,
+        "monitor": monitor,
+    }
+    return cast("Grants", {name: value for name, value in stated.items() if value is not None})
+
+
+def _shown(key: Key) -> dict[str, Any]:
+    return {field: value for field, value in key.to_json().items() if field != "sha256"}
 
 
 @keys.command("list", cls=FanOutCommand)
@@ -77,9 +175,7 @@ def list_keys(context: typer.Context, *, as_json: AsJson = False) -> None:
     others = _GatewayKeys.fetched(settings(context).fleet())
     found = joined([_file(context).read(), *others.keys])
     if as_json:
-        print_json(
-            {"keys": [{field: value for field, value in key.to_json().items() if field != "sha256"} for key in found]}
-        )
+        print_json({"keys": [_shown(key) for key in found]})
     elif found:
         stdout().print(keys_view(found))
     else:
@@ -108,7 +204,7 @@ def revoke(context: typer.Context, name: Name, *, as_json: AsJson = False) -> No
 def sync(context: typer.Context, *, as_json: AsJson = False) -> None:
     """Bring the keys of this machine and of all gateways together.
 
-    `disagg keys add` and `revoke` do so too: this is for a gateway that could not be reached then.
+    `disagg keys add`, `edit` and `revoke` do so too: this is for a gateway that could not be reached then.
     """
     from disagg.units import counted
 

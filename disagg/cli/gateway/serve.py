@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import logging
-from typing import Annotated
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from disagg.cli.common.context import CommandOutput, settings, stderr
-from disagg.errors import PortInUse, UsageError
+from disagg.errors import PortInUse
+from disagg.extras import require
 
-_PACKAGES = ("prometheus_client", "starlette", "uvicorn")
+if TYPE_CHECKING:
+    from disagg.config import Fleet
+    from disagg.gateway.serve import Listening
 
 
 def serve(
@@ -27,18 +31,15 @@ def serve(
     Point them at the address that it prints; docs/gateway.md says what they can use. Until `disagg keys add` has made a
     key, programs of this machine need none, and other machines cannot use it.
     """
-    try:
-        from disagg.gateway.serve import serve as run
-    except ModuleNotFoundError as error:
-        if error.name not in _PACKAGES:
-            raise
-        raise UsageError(f"{error.name} is not installed here", "pip install 'disagg[gateway]'") from None
+    require("gateway")
+    from disagg.gateway.serve import serve as run
 
     fleet = settings(context).fleet()
     _log_requests()
 
-    def ready(url: str) -> None:
-        stderr().print(f"Serving {', '.join(fleet.models)} at {url}/v1. Ctrl-C stops it.", soft_wrap=True)
+    def ready(at: Listening) -> None:
+        for line in _announced(fleet, at):
+            stderr().print(line, soft_wrap=True)
 
     try:
         run(fleet, host, port, ready, keep_text=keep_text)
@@ -46,6 +47,16 @@ def serve(
         from disagg.fleet.machine.process import port_holder
 
         raise PortInUse(f"{error.message} by {port_holder(port)}", error.hint) from error
+
+
+def _announced(fleet: Fleet, at: Listening) -> Iterator[str]:
+    """What is served where, and what is missing for it."""
+    elsewhere = f", from other machines at {at.public_url}/v1" if at.public_url else ""
+    yield f"Serving {', '.join(fleet.models)} at {at.url}/v1{elsewhere}. Ctrl-C stops it."
+    yield f"Dashboard: {at.public_url or at.url}/"
+    if missing := [name for name in fleet.models if name not in at.live]:
+        which = "any model" if len(missing) == len(fleet.models) else " or ".join(missing)
+        yield f"No host of {which} is up yet: `disagg status` says why, `disagg start` starts what is stopped."
 
 
 def _log_requests() -> None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import ipaddress
 import logging
-from urllib.parse import urlsplit
 
 from starlette.requests import Request
 
 from disagg.config import Fleet, Model
 from disagg.errors import ConfigError, DisaggError, ModelNotAllowed, Unauthorized, UsageError
 from disagg.gateway.clients.keys import Key, KeyRing
+from disagg.http.heads import host_name
 from disagg.http.protocol import connection_of
 from disagg.http.requests import bearer
 
@@ -116,15 +116,15 @@ def _require_local(request: Request) -> None:
     the page's own that leads here, or with its Origin."""
     # a page of elsewhere sends no Origin for what it only embeds
     embedded = "origin" not in request.headers and request.headers.get("sec-fetch-site") == "cross-site"
-    if embedded or not _is_local(request.headers.get("origin"), request.headers.get("host", "")):
+    foreign = any(_is_foreign(origin) for origin in request.headers.getlist("origin"))
+    if embedded or foreign or not is_loopback(host_name(request.headers.get("host", "")) or ""):
         raise Unauthorized("without keys, the gateway is for programs of this machine only", _ADD_ONE)
 
 
-def _is_local(given: str | None, host: str) -> bool:
-    """Whether these are the Origin and the Host of a program of this machine."""
-    try:
-        origin, name = urlsplit(given or ""), urlsplit(f"//{host}").hostname
-    except ValueError:  # such as an address whose bracket is not closed
-        return False
-    foreign = given == "null" or (origin.scheme in ("http", "https") and not is_loopback(origin.hostname or ""))
-    return not foreign and is_loopback(name or "")
+def _is_foreign(origin: str) -> bool:
+    """Whether this is the Origin of a page of another machine, or of one that hides where it is from. Programs that are
+    made of pages have schemes of their own."""
+    scheme, _, rest = origin.partition(":")
+    if scheme.lower() not in ("http", "https"):
+        return origin == "null"
+    return not is_loopback(host_name(rest.removeprefix("//")) or "")

@@ -16,12 +16,15 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Final, TypedDict, Unpack
 
 import msgspec
 from msgspec import Meta
+from msgspec.structs import replace
 
 from disagg.api.base import Contract, InvalidValue
+from disagg.api.gateway.keys import Parallel, PerMinute
+from disagg.api.requests import Weight
 from disagg.config import Fleet
 from disagg.errors import ConfigError, UsageError
 from disagg.files import drafted
@@ -31,13 +34,23 @@ PREFIX: Final = "sk-disagg-"
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 MAX_NAME: Final = 64
 
-PerMinute = Annotated[int, Meta(ge=1)]
+
+class Grants(TypedDict, total=False):
+    """What a key may be given, and what may be changed later; see Key."""
+
+    models: Sequence[str] | None
+    requests_per_minute: int | None
+    tokens_per_minute: int | None
+    parallel: int | None
+    weight: int
+    monitor: bool
 
 
 class Key(Contract, frozen=True, kw_only=True):
     """One client's key. id: random, the cache_salt of its requests. sha256: of the secret, which has 256 random bits:
-    a slow hash would protect nothing. created, revoked: seconds since 1970. models: canonical names, None for all. The
-    limits are None if there are none."""
+    a slow hash would protect nothing. created, changed, revoked: seconds since 1970. models: canonical names, None for
+    all. The limits are None if there are none; parallel: answers at a time. weight: of its share of gateways and hosts.
+    monitor: it sees the requests of all keys, not only its own."""
 
     id: str
     name: Annotated[str, Meta(min_length=1, max_length=MAX_NAME)]
@@ -46,6 +59,10 @@ class Key(Contract, frozen=True, kw_only=True):
     models: tuple[str, ...] | None = None
     requests_per_minute: PerMinute | None = None
     tokens_per_minute: PerMinute | None = None
+    parallel: Parallel | None = None
+    weight: Weight = 1
+    monitor: bool = False
+    changed: float | None = None
     revoked: float | None = None
 
 
@@ -91,50 +108,40 @@ class KeyFile:
     def _marker(self) -> Path:
         return self.path.with_suffix(".required")
 
-    def add(
-        self,
-        name: str,
-        *,
-        models: Sequence[str] = (),
-        requests_per_minute: int | None = None,
-        tokens_per_minute: int | None = None,
-    ) -> str:
-        """Add a key for these models (canonical names; all if there are none); the key itself, which is not kept.
+    def add(self, name: str, **grants: Unpack[Grants]) -> str:
+        """Add a key with these grants; the key itself, which is not kept.
 
         Raises UsageError if there is a key of that name, or if it cannot be one.
         """
         if not (0 < len(name) <= MAX_NAME and name.isprintable()):
             raise UsageError(f"the name of a key has 1 to {MAX_NAME} printable characters", "name who uses it")
         secret = PREFIX + secrets.token_urlsafe(32)
-        key = Key(
-            id=secrets.token_hex(8),
-            name=name,
-            sha256=_hash(secret),
-            created=time.time(),
-            models=tuple(models) or None,
-            requests_per_minute=requests_per_minute,
-            tokens_per_minute=tokens_per_minute,
-        )
+        key = Key(id=secrets.token_hex(8), name=name, sha256=_hash(secret), created=time.time())
         with self._locked():
             keys = self.read()
             if any(one.name == name and one.revoked is None for one in keys):
                 raise UsageError(f"there is a key named {name}", "choose another name, or revoke that key")
-            self._write((*keys, key))
+            self._write((*keys, _granted(key, grants)))
         return secret
+
+    def edit(self, name: str, **grants: Unpack[Grants]) -> Key:
+        """Change what the key of this name has been granted, and leave the rest and its secret; the key as it is now.
+        Raises UsageError if there is none."""
+        with self._locked():
+            keys = self.read()
+            key = _named(keys, name)
+            edited = _granted(key, grants)
+            if edited != key:  # newer than any earlier change, also one of a machine whose clock is ahead
+                edited = replace(edited, changed=max(time.time(), _version(key) + 0.001))
+                self._write(tuple(edited if one.id == key.id else one for one in keys))
+        return edited
 
     def revoke(self, name: str) -> None:
         """End the key of this name. It stays in the file. Raises UsageError if there is none."""
         with self._locked():
             keys = self.read()
-            if not any(key.name == name and key.revoked is None for key in keys):
-                names = ", ".join(key.name for key in keys if key.revoked is None)
-                raise UsageError(f"there is no key named {name}", f"there are: {names}" if names else "")
-            self._write(
-                tuple(
-                    msgspec.structs.replace(key, revoked=time.time()) if key.name == name and not key.revoked else key
-                    for key in keys
-                )
-            )
+            key = _named(keys, name)
+            self._write(tuple(replace(one, revoked=time.time()) if one.id == key.id else one for one in keys))
 
     def join(self, others: Sequence[Sequence[Key]]) -> tuple[Key, ...]:
         """Add the keys of other files to this one; all keys."""
@@ -177,13 +184,37 @@ def written(keys: Sequence[Key]) -> bytes:
 
 
 def joined(files: Sequence[Sequence[Key]]) -> tuple[Key, ...]:
-    """The keys of several files in the order in which they were added. One that is revoked in any file is revoked."""
+    """The keys of several files in the order in which they were added, each as it was changed last. One that is revoked
+    in any file is revoked."""
     found: dict[str, Key] = {}
     for key in itertools.chain(*files):
-        known = found.get(key.id)
-        if known is None or (known.revoked is None and key.revoked is not None):
-            found[key.id] = key
+        known = found.get(key.id, key)
+        latest = max(known, key, key=_version)
+        found[key.id] = replace(latest, revoked=known.revoked if known.revoked is not None else key.revoked)
     return tuple(sorted(found.values(), key=lambda key: key.created))
+
+
+def _version(key: Key) -> float:
+    """When the key was changed last."""
+    return key.created if key.changed is None else key.changed
+
+
+def _named(keys: Sequence[Key], name: str) -> Key:
+    """The key of this name that is not revoked. Raises UsageError if there is none."""
+    valid = {key.name: key for key in keys if key.revoked is None}
+    if name not in valid:
+        raise UsageError(f"there is no key named {name}", f"there are: {', '.join(valid)}" if valid else "")
+    return valid[name]
+
+
+def _granted(key: Key, grants: Grants) -> Key:
+    """The key with these grants. Raises UsageError for one that is out of bounds."""
+    body = {**key.to_json(), **grants}
+    body["models"] = list(grants.get("models", key.models) or ()) or None
+    try:
+        return Key.from_json(body)
+    except InvalidValue as error:
+        raise UsageError(str(error)) from None
 
 
 class KeyRing:

@@ -1,11 +1,15 @@
-"""How much a key may use: requests and tokens per minute."""
+"""How much a key may use: requests and tokens per minute, and answers at a time."""
 
 from __future__ import annotations
 
 import math
+import time
+from collections.abc import Callable
 
-from disagg.errors import Overloaded
+from disagg.api.requests import Share
+from disagg.errors import DisaggError, Overloaded, RequestError
 from disagg.gateway.clients.keys import Key
+from disagg.shares import Places
 
 MINUTE_S = 60.0
 
@@ -28,6 +32,12 @@ class Bucket:
         """Use so many, also more than there are: the next one then waits longer."""
         self._fill(now)
         self._level -= count
+
+    def limit(self, per_minute: int, now: float) -> None:
+        """So many per minute from now on. What has been used stays used."""
+        self._fill(now)
+        self._per_minute = per_minute
+        self._level = min(self._level, float(per_minute))
 
     def _fill(self, now: float) -> None:
         self._level = min(float(self._per_minute), self._level + (now - self._updated) * self._per_minute / MINUTE_S)
@@ -67,4 +77,50 @@ class KeyLimits:
 def _bucket(buckets: dict[str, Bucket], key_id: str, per_minute: int | None, now: float) -> Bucket | None:
     if per_minute is None:
         return None
-    return buckets.setdefault(key_id, Bucket(per_minute, now))
+    bucket = buckets.setdefault(key_id, Bucket(per_minute, now))
+    bucket.limit(per_minute, now)
+    return bucket
+
+
+class AnswerPlaces:
+    """The answers that the gateway computes at a time, at most `limit`: more would only wait for the hosts. Keys have
+    fair shares of them, and may have bounds of their own."""
+
+    def __init__(self, limit: int) -> None:
+        self._places = Places(limit)
+
+    def require(self, key: Key | None, answers: int) -> None:
+        """Raises Overloaded if there are no places for so many answers of this key now, RequestError if there never
+        are."""
+        most = key.parallel if key is not None else None
+        if key is not None and most is not None:
+            if answers > most:
+                raise RequestError(
+                    f"n: {answers} answers, and the key {key.name} may have {most} at a time", "ask for fewer together"
+                )
+            if self._places.held(key.id) + answers > most:
+                raise Overloaded(f"the key {key.name} may have {most} answers at a time", "wait for one of them")
+        if not self._places.available(share_of(key), answers, time.monotonic()):
+            limit = self._places.limit
+            raise Overloaded(f"the gateway computes at most {limit} answers at a time", "try again in a moment")
+
+    def take(
+        self,
+        key: Key | None,
+        answers: int,
+        waiting: Callable[[], bool] = lambda: False,
+        give_up: Callable[[DisaggError], None] = lambda _: None,
+    ) -> Callable[[], None]:
+        """Take so many places, for which `require` has just found room; the function gives them back. waiting: whether
+        none of these answers has begun, so that the places may be yielded to another key; give_up: is called then."""
+        yielded = Overloaded("the gateway gave the place of this request to a key that has fewer", "try again later")
+        place = self._places.take(
+            share_of(key), answers, time.monotonic(), waiting=waiting, give_up=lambda: give_up(yielded)
+        )
+        assert place is not None, "`require` has found room"
+        return lambda: self._places.give_back(place, time.monotonic())
+
+
+def share_of(key: Key | None) -> Share:
+    """Whose share the requests of this key count for."""
+    return Share() if key is None else Share(key.id, key.weight)

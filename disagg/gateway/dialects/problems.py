@@ -18,6 +18,7 @@ from disagg.errors import (
     Overloaded,
     RequestError,
     RequestLoop,
+    SchemaTooComplex,
     ServerUnavailable,
     Unauthorized,
     UnknownModel,
@@ -46,6 +47,7 @@ _TABLE: Mapping[type[DisaggError], tuple[int, str, str | None]] = {
     ModelNotAllowed: (403, "permission_error", "model_not_allowed"),
     UnknownModel: (404, "invalid_request_error", "model_not_found"),
     ContextLengthExceeded: (400, "invalid_request_error", "context_length_exceeded"),
+    SchemaTooComplex: (400, "invalid_request_error", "schema_too_complex"),
     BodyTooLarge: (413, "invalid_request_error", None),
     RequestError: (400, "invalid_request_error", None),
     CapabilityMissing: (400, "invalid_request_error", "not_supported"),
@@ -93,4 +95,4 @@ def _headers(error: DisaggError, status: int) -> dict[str, str]:
     if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
         retry = {"Retry-After": str(RETRY_AFTER_S)} if status == HTTPStatus.SERVICE_UNAVAILABLE else {}
         return {**retry, "x-should-retry": "false"}
-    return {}
+    return {} if error.may_repeat else {"x-should-retry": "false"}

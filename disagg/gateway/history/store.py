@@ -31,6 +31,9 @@ CREATE TABLE IF NOT EXISTS answers (
 );
 CREATE INDEX IF NOT EXISTS answers_by_time ON answers (time);
 """
+_KEY_ID: Final = "CASE WHEN json_valid(entry) THEN json_extract(entry, '$.key_id') END"
+_INDEX: Final = f"CREATE INDEX IF NOT EXISTS answers_by_key ON answers ({_KEY_ID})"
+"""So that a key with few entries does not make the gateway read those of all others."""
 
 
 CACHE_KIB: Final = 256
@@ -49,13 +52,15 @@ class HistoryBounds:
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """Which entries to read, newest first. models: None for all. since: seconds since 1970. before: an id."""
+    """Which entries to read, newest first. models: None for all. since: seconds since 1970. before: an id. key_id: of
+    this key only; None for all."""
 
     models: tuple[str, ...] | None = None
     state: EntryState | None = None
     since: float | None = None
     before: int | None = None
     limit: int = 100
+    key_id: str | None = None
 
 
 def history_path(fleet: Fleet) -> Path:
@@ -71,6 +76,13 @@ class Store:
         os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))  # SQLite's own files take its mode
         self._bounds = bounds
         self._connection = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None)
+        try:
+            self._prepare()
+        except BaseException:  # nobody gets this store, to close it
+            self._connection.close()
+            raise
+
+    def _prepare(self) -> None:
         (version,) = self._connection.execute("PRAGMA user_version").fetchone()
         if version not in (0, VERSION):
             raise sqlite3.DatabaseError(f"it was written by another version of disagg (format {version})")
@@ -78,6 +90,7 @@ class Store:
         self._connection.execute(f"PRAGMA cache_size = -{CACHE_KIB}")
         self._connection.execute("PRAGMA synchronous = NORMAL")  # a killed process loses nothing
         self._connection.executescript(_TABLE)
+        self._connection.execute(_INDEX)
         self._connection.execute(f"PRAGMA user_version = {VERSION}")
 
     def append(self, entries: Sequence[HistoryEntry]) -> None:
@@ -156,6 +169,7 @@ def _query(wanted: Filter) -> tuple[str, list[object]]:
         ("state = ?", wanted.state),
         ("time >= ?", wanted.since),
         ("id < ?", wanted.before),
+        (f"{_KEY_ID} = ?", wanted.key_id),
     ):
         if value is not None:
             conditions.append(condition)

@@ -22,12 +22,14 @@ from disagg.api.gateway.live import (
 )
 from disagg.gateway.history.entry import entry_of_completion, entry_of_end, without_texts
 from disagg.gateway.live.rates import Rate, RecentMedian
-from disagg.gateway.observe.events import Accepted, Completed, Ended, Generated, RequestEvent, StageEntered
+from disagg.gateway.observe.events import Accepted, Completed, Ended, Generated, Refused, RequestEvent, StageEntered
 from disagg.inference.types import Stage
 from disagg.version import VERSION
 
 SAMPLES: Final = 300
 SAMPLE_S: Final = 2.0
+MAX_KEYS: Final = 1024
+"""Of which a board of their own requests is kept."""
 _ORDER: Final[Sequence[LivePhase]] = ("queue", "prefill", "transfer", "decode")
 
 
@@ -101,22 +103,39 @@ class _Model:
 
 
 class Board:
-    """What the fleet's gateway is doing. models: of the fleet, by canonical name."""
+    """What the fleet's gateway is doing. models: of the fleet, by canonical name. `own` has it for one key, without the
+    plots."""
 
     def __init__(self, fleet: str, models: Iterable[str]) -> None:
         self._fleet = fleet
+        self._keyed = True  # not the board of one key
         self._apis: tuple[str, ...] = ()
         self._started = time.time()
         self._models = {model: _Model() for model in models}
         self._running: dict[int, _Running] = {}
         self._last: deque[HistoryEntry] = deque(maxlen=LAST * 5)
         self._samples: deque[dict[str, Sample]] = deque(maxlen=SAMPLES)
+        self._own: dict[str, Board] = {}
+
+    def own(self, key_id: str) -> Board:
+        """The board of one key's requests."""
+        if key_id not in self._own:
+            if len(self._own) >= MAX_KEYS:
+                idle = next((key for key, board in self._own.items() if not board.busy), next(iter(self._own)))
+                del self._own[idle]
+            self._own[key_id] = board = Board(self._fleet, self._models)
+            board._started, board._apis, board._keyed = self._started, self._apis, False
+        return self._own[key_id]
 
     def serves(self, paths: Iterable[str]) -> None:
         """Set the paths of the APIs that are served."""
         self._apis = tuple(paths)
 
     def notify(self, event: RequestEvent) -> None:
+        if not isinstance(event, Refused):
+            key_id = event.key_id if isinstance(event, Accepted) else event.request.key_id
+            if key_id is not None and self._keyed:
+                self.own(key_id).notify(event)
         if isinstance(event, Generated):
             self._generated(event)
         elif isinstance(event, Accepted):
@@ -196,7 +215,7 @@ class Board:
         self._remember(entry_of_completion(event))
 
     def _remember(self, entry: HistoryEntry) -> None:
-        entry = without_texts(entry)  # whoever watches sees the requests of all keys
+        entry = without_texts(entry)  # a key that monitors sees the requests of all
         self._last.append(entry)
         self._models[entry.model].count(entry, time.monotonic())
 

@@ -35,7 +35,7 @@ class Feed:
         self._board, self._hosts = board, hosts
         self._stopping = asyncio.Event()
         self._watchers: Counter[str | None] = Counter()  # by key
-        self._cached: dict[Visible, tuple[float, bytes]] = {}
+        self._cached: dict[tuple[Visible, str | None], tuple[float, bytes]] = {}
 
     async def sample(self) -> None:
         """Add points to the plots until `stop`, and log what the log has left out."""
@@ -52,34 +52,48 @@ class Feed:
         """How many watch now."""
         return self._watchers.total()
 
-    def watch(self, visible: Visible, key: str | None = None, allowed: Callable[[], bool] = lambda: True) -> Response:
-        """The answer to GET /api/live. key: of the watcher. It ends once it is not `allowed`. Raises Overloaded
-        if too many watch."""
+    def watch(
+        self,
+        visible: Visible,
+        key: str | None = None,
+        allowed: Callable[[], bool] = lambda: True,
+        *,
+        own: bool = False,
+    ) -> Response:
+        """The answer to GET /api/live. key: of the watcher; own: it sees the requests of this key only. It ends once it
+        is not `allowed`. Raises Overloaded if too many watch."""
         if self.watchers >= MAX_WATCHERS:
             raise Overloaded(f"{MAX_WATCHERS} programs already watch this gateway", "close one of them")
         if key is not None and self._watchers[key] >= MAX_WATCHERS_OF_KEY:
             raise Overloaded(f"{MAX_WATCHERS_OF_KEY} programs already watch with this key", "close one of them")
-        return _Stream(self, visible, key, allowed)
+        return _Stream(self, visible, key, allowed, own=own)
 
-    def state(self, visible: Visible) -> bytes:
-        """The event `state` of this moment. Watchers that see the same share it."""
+    def state(self, visible: Visible, own: str | None = None) -> bytes:
+        """The event `state` of this moment. Watchers that see the same share it. own: the key whose requests it has;
+        None: it has those of all."""
         now = time.monotonic()
-        made, event = self._cached.get(visible, (0.0, b""))
+        made, event = self._cached.get((visible, own), (0.0, b""))
         if now - made >= BUSY_S / 2:
-            event = event_bytes(self._board.state(self._hosts(), now, visible).to_bytes(), "state")
+            event = event_bytes(self._seen(own).state(self._hosts(), now, visible).to_bytes(), "state")
             self._cached = {key: value for key, value in self._cached.items() if now - value[0] < IDLE_S}
-            self._cached[visible] = (now, event)
+            self._cached[visible, own] = (now, event)
         return event
 
-    async def send(self, visible: Visible, key: str | None, allowed: Callable[[], bool], send: Send) -> None:
+    def _seen(self, own: str | None) -> Board:
+        return self._board if own is None else self._board.own(own)
+
+    async def send(
+        self, visible: Visible, key: str | None, allowed: Callable[[], bool], send: Send, *, own: bool = False
+    ) -> None:
         """Events until `stop`, or as long as it is allowed: `past` once, then `state` again and again."""
+        seen = key if own else None
         parts = BodyParts(send, EVENT_STREAM, STALL_S)
         self._watchers[key] += 1
         try:
-            await parts.part(event_bytes(Past(self._board.past(visible)).to_bytes(), "past"))
+            await parts.part(event_bytes(Past(self._seen(seen).past(visible)).to_bytes(), "past"))
             while allowed():
-                await parts.part(self.state(visible))
-                if await self._stopped_within(BUSY_S if self._board.busy else IDLE_S):
+                await parts.part(self.state(visible, seen))
+                if await self._stopped_within(BUSY_S if self._seen(seen).busy else IDLE_S):
                     break
             await parts.end()
         finally:
@@ -95,12 +109,13 @@ class Feed:
 
 
 class _Stream(Response):
-    def __init__(self, feed: Feed, visible: Visible, key: str | None, allowed: Callable[[], bool]) -> None:
+    def __init__(
+        self, feed: Feed, visible: Visible, key: str | None, allowed: Callable[[], bool], *, own: bool
+    ) -> None:
         super().__init__()
-        self._feed, self._visible, self._key, self._allowed = feed, visible, key, allowed
+        self._feed, self._visible, self._key, self._allowed, self._own = feed, visible, key, allowed, own
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async with running(
-            self._feed.send(self._visible, self._key, self._allowed, send), disconnected(receive)
-        ) as tasks:
+        sending = self._feed.send(self._visible, self._key, self._allowed, send, own=self._own)
+        async with running(sending, disconnected(receive)) as tasks:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

@@ -108,6 +108,11 @@ class ObservedRequest:
         self._complete: set[int] = set()
         self._over = False
 
+    @property
+    def waiting(self) -> bool:
+        """Whether every answer waits in a queue, and nothing of any has arrived."""
+        return not (self._first or self._complete) and all(stage.phase == "queue" for stage in self._stages.values())
+
     def entered(self, choice: int, stage: Stage) -> None:
         """An answer has entered this stage."""
         self._stages[choice] = stage

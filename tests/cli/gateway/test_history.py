@@ -95,3 +95,20 @@ def test_filters_as_json(
 def test_a_fleet_without_a_history_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("history", "--config", write_fleet(tmp_path)) == 0
     assert "There are no such requests." in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("columns", "lines"), [(80, 2), (130, 1)])
+def test_the_hosts_of_an_answer_are_never_wrapped(
+    columns: int, lines: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On 80 columns they stand below the model."""
+    monkeypatch.setenv("COLUMNS", str(columns))
+    path = write_fleet(tmp_path)
+    store = Store(history_path(load(path)), HistoryBounds())
+    hosts = {"prefill_server": "dgx-spark-1", "decode_server": "mac-studio-2"}
+    store.append([msgspec.structs.replace(OK, method="disaggregated", **hosts)])
+    store.close()
+    assert run("history", "--config", path) == 0
+    out = capsys.readouterr().out
+    assert "dgx-spark-1 → mac-studio-2" in out
+    assert len(out[out.index("─\n") :].splitlines()) == 1 + lines + 1  # the rule, the answer, the caption

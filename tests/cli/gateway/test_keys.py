@@ -19,8 +19,9 @@ from disagg.config import Host, load
 from disagg.errors import DisaggError, HostUnreachable
 from disagg.fleet.deploy import client_keys
 from disagg.fleet.machine.fan_out import HostOutcome
-from disagg.gateway.clients.keys import Key, KeyFile, KeyRing
+from disagg.gateway.clients.keys import Key, KeyFile, KeyRing, parsed
 from tests.cli.commandline import run, write_fleet
+from tests.values import present
 
 
 @pytest.fixture
@@ -50,6 +51,49 @@ def test_the_list_as_json_has_no_hashes_and_says_what_is_revoked(
     [listed] = json.loads(out)["keys"]
     assert listed["name"] == added["name"] and listed["revoked"] >= listed["created"]
     assert "sha256" not in listed and added["key"] not in out
+
+
+def test_a_key_that_is_edited_keeps_its_secret_and_what_was_not_named(
+    config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("keys", "add", "editor", "-m", "tiny", "--requests", 5, "--parallel", 4, "--config", config) == 0
+    secret = capsys.readouterr().out.strip()
+    ring = KeyRing(KeyFile.of(load(config)))
+    before = present(ring.find(secret))
+    assert run("keys", "edit", "editor", "--weight", 3, "--monitor", "--tokens", 900, "--config", config) == 0
+    changed = present(ring.find(secret))
+    assert (changed.models, changed.requests_per_minute, changed.parallel) == (("tiny",), 5, 4)
+    assert (changed.weight, changed.monitor, changed.tokens_per_minute, changed.id) == (3, True, 900, before.id)
+    more = ("--remove", "requests", "--remove", "model", "--no-monitor", "--parallel", 512)
+    assert run("keys", "edit", "editor", *more, "--json", "--config", config) == 0
+    shown = json.loads(capsys.readouterr().out)["key"]
+    last = present(ring.find(secret))
+    assert (last.models, last.requests_per_minute, last.monitor, last.parallel) == (None, None, False, 512)
+    assert (shown["weight"], shown["parallel"]) == (3, 512) and "sha256" not in shown
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (("add", "new", "--parallel", 0), "--parallel: at least 1 (got 0)"),
+        (("add", "new", "--parallel", -1), "--parallel: at least 1 (got -1)"),
+        (("edit", "editor", "--parallel", 1_000_000), "--parallel: at most 512 (got 1000000)"),
+        (("edit", "editor", "--weight", 0), "--weight: at least 1 (got 0)"),
+        (("edit", "editor", "--weight", 101), "--weight: at most 100 (got 101)"),
+        (("edit", "editor"), "nothing is to be changed about the key of editor"),
+        (("edit", "editor", "--tokens", 5, "--remove", "tokens"), "--remove tokens: --tokens sets it"),
+        (("edit", "chat", "--weight", 2), "there is no key named chat"),
+        (("edit", "editor", "-m", "gpt"), 'no model "gpt"'),
+    ],
+)
+def test_a_wrong_limit_is_one_error_and_changes_nothing(
+    options: Sequence[object], text: str, config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("keys", "add", "editor", "--config", config) == 0
+    before = KeyFile.of(load(config)).read()
+    assert run("keys", *options, "--config", config) == 2
+    assert text in " ".join(capsys.readouterr().err.split())
+    assert KeyFile.of(load(config)).read() == before
 
 
 def test_a_key_for_an_unknown_model_and_a_revoked_stranger_are_errors(
@@ -137,6 +181,22 @@ def test_a_key_that_somebody_else_has_added_to_the_gateways_is_kept(
     assert gateways.files["near"] == gateways.files["far"] and gateways.files["bare"] is None
 
 
+def test_an_edit_reaches_every_gateway_and_the_latest_of_two_stands(
+    config: Path, gateways: Gateways, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("keys", "add", "chat", "--parallel", 4, "--config", config) == 0
+    elsewhere = KeyFile(config.parent / "elsewhere" / "keys.json")
+    elsewhere.join([KeyFile.of(load(config)).read()])
+    elsewhere.edit("chat", parallel=8, weight=5)
+    gateways.files["far"] = elsewhere.path.read_bytes()
+    assert run("keys", "edit", "chat", "--parallel", 2, "--config", config) == 0
+    gateways.meanwhile = {"near": elsewhere.path.read_bytes()}  # written by somebody who has not seen the edit
+    assert run("keys", "sync", "--config", config) == 0
+    [key] = KeyFile.of(load(config)).read()
+    assert (key.parallel, key.weight) == (2, 5)
+    assert parsed(present(gateways.files["near"]), "near") == parsed(present(gateways.files["far"]), "far") == (key,)
+
+
 def test_a_key_that_is_revoked_while_another_is_added_stays_revoked(
     config: Path, gateways: Gateways, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -180,9 +240,11 @@ def test_in_80_columns_no_model_and_no_date_of_a_key_is_cut(monkeypatch: pytest.
     console = Console(width=80, color_system=None, file=(file := io.StringIO()))
     models = ("qwen3-demo-30b", "gpt-oss-demo-120b")
     key = Key(id="0123abcd", name="the editor of a friend", sha256="0" * 64, created=0.0, models=models)
-    console.print(keys_view([msgspec.structs.replace(key, requests_per_minute=100, revoked=1e9)]))
+    limited = msgspec.structs.replace(key, requests_per_minute=100, tokens_per_minute=5000, parallel=4, weight=2)
+    console.print(keys_view([msgspec.structs.replace(limited, monitor=True, revoked=1e9)]))
     out = file.getvalue()
-    for text in (*models, "0123abcd", "requests", "tokens", "1970-01-01", "2001-09-09"):
+    limits = ("100 requests/min", "5,000 tokens/min", "4 answers at once", "weight 2", "monitor")
+    for text in (*models, *limits, "0123abcd", "1970-01-01", "2001-09-09"):
         assert text in out
     assert "…" not in out and max(map(len, out.splitlines())) <= 80
 

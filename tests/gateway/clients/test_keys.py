@@ -120,6 +120,7 @@ def test_without_keys_programs_of_this_machine_need_none(file: KeyFile) -> None:
     local = {"origin": "http://localhost:3000", "sec-fetch-site": "cross-site"}  # localhost is not the site 127.0.0.1
     assert access.key(request(**local)) is None
     assert access.key(request(host="[::1]:8080", origin="vscode-webview://abc")) is None
+    assert access.key(request(host="LOCALHOST", origin="http://[::1]:3000")) is None
 
 
 @pytest.mark.parametrize(
@@ -130,7 +131,17 @@ def test_without_keys_programs_of_this_machine_need_none(file: KeyFile) -> None:
         {"host": "example.org:8080"},
         {"host": ""},
         {"host": "["},
+        {"host": "localhost#.example.org"},
+        {"host": "localhost?.example.org"},
+        {"host": "localhost@example.org"},
+        {"host": "localhost:80:80"},
+        {"host": "localhost."},
+        {"host": "127.0.0.1.example.org"},
+        {"host": "[::1%25lo]"},
         {"origin": "http://["},
+        {"origin": "http://localhost#.example.org"},
+        {"origin": "HTTP://example.org"},
+        {"origin": "http:localhost@example.org"},
         {"sec-fetch-site": "cross-site"},
     ],
 )

@@ -6,6 +6,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -178,6 +179,25 @@ def test_a_file_of_another_version_is_left_as_it_is(tmp_path: Path) -> None:
     assert "format 99" in str(recorder.stopped)
 
 
+@pytest.mark.parametrize("content", [b"not a database" * 100, b""], ids=["damaged", "of another version"])
+def test_a_file_that_cannot_be_used_is_closed(content: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, opened, connect = tmp_path / "history.db", list[sqlite3.Connection](), sqlite3.connect
+    path.write_bytes(content)
+    if not content:
+        with closing(connect(path)) as connection:
+            connection.execute("PRAGMA user_version = 99")
+
+    def noted(*arguments: Any, **named: Any) -> sqlite3.Connection:
+        opened.append(connect(*arguments, **named))
+        return opened[-1]
+
+    monkeypatch.setattr(sqlite3, "connect", noted)
+    with pytest.raises(sqlite3.DatabaseError):
+        Store(path, HistoryBounds())
+    with pytest.raises(sqlite3.ProgrammingError, match="closed"):
+        opened[0].execute("SELECT 1")
+
+
 def test_the_oldest_entries_are_removed_if_they_take_too_many_bytes(tmp_path: Path) -> None:
     store = Store(tmp_path / "history.db", HistoryBounds(age_s=100.0, size=200_000))
     store.append([entry(number, prompt="x" * 10_000) for number in range(60)])
@@ -199,20 +219,21 @@ async def listed(recorder: Recorder, tmp_path: Path, secret: str | None, query: 
 @pytest.mark.parametrize(
     ("name", "texts"),
     [
-        ("editor", [None, "of editor", None, None]),
-        ("chat", ["of chat", None, None, None]),
+        ("editor", ["of editor"]),
+        ("chat", ["of chat"]),
+        ("watch", [None, None, None, None]),
         (None, [None, None, None, "of nobody"]),
     ],
 )
-async def test_a_key_sees_the_texts_of_its_own_requests_only(
+async def test_a_key_sees_its_own_requests_only_and_one_that_monitors_all_without_their_texts(
     recorder: Recorder, tmp_path: Path, name: str | None, texts: list[str | None]
 ) -> None:
     file, secrets = KeyFile(tmp_path / "keys.json"), dict[str | None, str]()
     if name:
         file.add("editor")
         file.revoke("editor")  # the name is then given to somebody else
-        secrets = {key: file.add(key) for key in ("editor", "chat")}
-    ids = [(one.name, one.id) for one in file.read()] or [("editor", "1"), ("editor", "2"), ("chat", "3")]
+        secrets = {key: file.add(key, monitor=key == "watch") for key in ("editor", "chat", "watch")}
+    ids = [(one.name, one.id) for one in file.read()][:3] or [("editor", "1"), ("editor", "2"), ("chat", "3")]
     for key, key_id in [(None, None), *ids]:
         text = f"of {key or 'nobody'}"
         request = replace(REQUEST, key=key, key_id=key_id, prompts=(text,))

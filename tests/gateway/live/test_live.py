@@ -278,6 +278,53 @@ async def test_live_view_and_history_need_a_key_and_show_its_models_only(tmp_pat
         assert (await http.get("/api/history", headers=headers)).json()["entries"] == []
 
 
+async def test_a_key_sees_its_own_requests_and_one_that_monitors_those_of_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, client = KeyFile(tmp_path / "keys.json"), FakeClient("one ", 60.0)
+    monkeypatch.setattr(feed.Feed, "_stopped_within", lambda *_: asyncio.sleep(0, True))  # a stream has one state
+    secrets = {name: file.add(name) for name in ("editor", "chat")} | {"watch": file.add("watch", monitor=True)}
+    headers = {name: {"Authorization": f"Bearer {secret}"} for name, secret in secrets.items()}
+    body = {"model": "m", "messages": [{"role": "user", "content": "x"}]}
+    async with fake_client.http(fake_client.app(client, file.path)) as http, asyncio.timeout(60):
+        asked = [
+            asyncio.ensure_future(http.post("/v1/chat/completions", json=body, headers=headers[name]))
+            for name in ("editor", "editor", "chat")
+        ]
+        while len(client.streams) < 3:
+            await asyncio.sleep(0)
+        found = {}
+        for name, sent in headers.items():
+            events = (await http.get("/api/live", headers=sent)).text.split("\n\n")
+            state = next(one for one in events if one.startswith("event: state"))
+            found[name] = json.loads(state.partition("data: ")[2])
+        for task in asked:
+            task.cancel()
+        await asyncio.wait(asked)
+    assert [[one["key"] for one in state["requests"]] for state in found.values()] == [
+        ["editor", "editor"],
+        ["chat"],
+        ["editor", "editor", "chat"],
+    ]
+    assert [state["totals"]["running"] for state in found.values()] == [2, 1, 3]
+
+
+def test_the_last_answers_and_the_totals_of_a_key_are_its_own() -> None:
+    board = Board("test", ("m",))
+    request = GatewayRequest(model="m", prompts=({"prompt": "x"},))
+    for key in ("1", "2", "2"):
+        observed = Observers([board]).accept(Head(request, f"of {key}", 0.0), "openai-chat", "m", key, key)
+        observed.generated(0, 2)
+        observed.completed(0, completion("one two"))
+        observed.ended(None, cancelled=False)
+    board.sample((), time.monotonic())
+    own, every = (seen.state((), time.monotonic()) for seen in (board.own("1"), board))
+    assert [one.request_id for one in own.last] == ["of 1"] and len(every.last) == 3
+    assert (own.totals.ok, own.totals.completion_tokens, own.sample, board.own("1").past()) == (1, 2, None, ())
+    assert own.models[0].last == own.last[0] and (own.started, every.totals.ok) == (every.started, 3)
+    assert board.own("3").state((), time.monotonic()).last == ()
+
+
 async def watched(live: feed.Feed, key: str | None, allowed: Any = lambda: True) -> list[Any]:
     """The messages of a stream whose caller stays, until it ends."""
     sent: list[Any] = []
@@ -296,7 +343,7 @@ async def watched(live: feed.Feed, key: str | None, allowed: Any = lambda: True)
 async def test_a_key_that_is_revoked_ends_its_streams(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feed, "IDLE_S", 0.001)
     file = KeyFile(tmp_path / "keys.json")
-    headers = {"Authorization": f"Bearer {file.add('editor')}"}
+    headers = {"Authorization": f"Bearer {file.add('editor', monitor=True)}"}
     client = FakeClient()
 
     class Revoking(Board):

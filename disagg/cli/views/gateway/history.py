@@ -17,7 +17,8 @@ from disagg.units import seconds
 
 _SPEEDS = "prefill, decode: tokens per second"
 _WIDE = 76  # columns, below which the table would be cut
-_LEFT = ("time", "model", "hosts")
+_ONE_LINE = 110  # columns, below which the hosts stand under the model: names of 12 characters would wrap
+_LEFT = ("time", "model", "model\nhosts", "hosts")
 
 
 def history_view(entries: Sequence[HistoryEntry]) -> RenderableType:
@@ -32,7 +33,7 @@ class _History:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         if options.max_width >= _WIDE:
-            yield _table(self._entries)
+            yield _table(self._entries, beside=options.max_width >= _ONE_LINE)
             for entry in self._entries:
                 if entry.state == "failed" and entry.error:
                     yield Text(f"{moment(entry.time)} {entry.model}: {entry.error}", style="red")
@@ -51,21 +52,25 @@ def _stacked(entry: HistoryEntry) -> Iterator[RenderableType]:
         yield Padding(last, (0, 0, 0, 2))
 
 
-def _table(entries: Sequence[HistoryEntry]) -> Table:
+def _table(entries: Sequence[HistoryEntry], *, beside: bool) -> Table:
+    """beside: the hosts have a column of their own."""
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
     table.caption, table.caption_justify = _SPEEDS, "left"
-    for heading in ("time", "model", "tokens", "TTFT", "prefill", "decode", "total", "hosts"):
-        table.add_column(heading, justify="left" if heading in _LEFT else "right", no_wrap=heading != "hosts")
+    figures = ("tokens", "TTFT", "prefill", "decode", "total")
+    headings = ("time", "model", *figures, "hosts") if beside else ("time", "model\nhosts", *figures)
+    for heading in headings:
+        table.add_column(heading, justify="left" if heading in _LEFT else "right", no_wrap="hosts" not in heading)
     for entry in entries:
+        where = Text.assemble((hosts(entry.prefill_server, entry.decode_server), "dim"), _state(entry))
         table.add_row(
             moment(entry.time),
-            Text(entry.model),
+            Text(entry.model) if beside else Text.assemble(entry.model, "\n", where),
             f"{entry.prompt_tokens:,}+{entry.completion_tokens:,}",
             "–" if entry.ttft is None else seconds(entry.ttft),
             _rate(entry.prefill_speed),
             _rate(entry.decode_speed),
             seconds(entry.total_time),
-            Text.assemble(hosts(entry.prefill_server, entry.decode_server), _state(entry)),
+            *([where] if beside else []),
             style="dim" if entry.state == "cancelled" else None,
         )
     return table

@@ -85,7 +85,7 @@ function drawTogether(totals) {
     figure("Answers", count(totals.ok)),
     figure("Fallbacks", count(totals.fallbacks)),
     figure("Failed", count(totals.failed)),
-    figure("KV held", size(totals.kv_bytes)),
+    figure("KV", size(totals.kv_bytes)),
     figure("KV reused", totals.prompt_tokens ? `${Math.round((100 * totals.held_tokens) / totals.prompt_tokens)}` : "–", totals.prompt_tokens ? "%" : ""),
   ];
 }
@@ -179,7 +179,7 @@ const PLOTS = [
   ["Generated", (one) => one.completion_tokens_s, (value) => `${count(value)} tok/s`],
   ["Requests", (one) => one.running + one.waiting, (value) => count(value)],
   ["First token", (one) => one.ttft, (value) => seconds(value)],
-  ["KV held", (one) => one.kv_bytes, (value) => size(value)],
+  ["KV", (one) => one.kv_bytes, (value) => size(value)],
 ];
 
 function drawPlot([name, read, text]) {
