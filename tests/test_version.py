@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from disagg.version import RELEASE_VARIABLE, pending_release
+from disagg.version import RELEASE_VARIABLE, DeployedRelease, pending_release
 
 
 def test_a_deployed_server_reports_the_release_that_was_deployed_since_it_started(
@@ -19,4 +19,7 @@ def test_a_deployed_server_reports_the_release_that_was_deployed_since_it_starte
     assert pending_release(package) is None
     link.unlink()
     link.symlink_to(f"releases/{'b' * 16}")
-    assert pending_release(package) == ("b" * 16, link.lstat().st_mtime)
+    assert pending_release(package) == DeployedRelease("b" * 16, link.lstat().st_mtime)
+    (tmp_path / "releases" / ("b" * 16)).mkdir(parents=True)
+    (link / "digests").write_text("c0de 5e77\n")
+    assert pending_release(package) == DeployedRelease("b" * 16, link.lstat().st_mtime, "c0de", "5e77")

@@ -10,6 +10,7 @@ Standard library and disagg.tls only: tests start it some hundred times, and the
 of CPU time.
 """
 
+import hashlib
 import json
 import os
 import signal
@@ -48,6 +49,7 @@ health_body = {
     "config": "",
     "release": None,
     "pending": None,
+    "tokens": [],
     "version": "0.0.1" if behaviour == "older" else "0.1.0",
     "versions": {"fake": "1"},
     "fingerprint": {
@@ -85,6 +87,10 @@ load_body = {
 }
 
 
+def digests() -> list[str]:
+    return [hashlib.sha256(f"{token}\n".encode()).hexdigest()[:8] for token in tokens()]
+
+
 def accepted(given: str) -> bool:
     return given in [f"Bearer {token}" for token in tokens()]
 
@@ -97,7 +103,8 @@ def answer(path: str, authorised: bool) -> tuple[int, dict[str, Any]]:
         return 200, {"status": status}
     if not authorised:
         return 401, {"error": {"code": "Unauthorized", "message": "wrong token", "hint": ""}}
-    return 200, {**health_body, **(load_body if path == "/status" else {}), "uptime_s": time.monotonic() - began}
+    body = {**health_body, **(load_body if path == "/status" else {})}
+    return 200, {**body, "tokens": digests(), "uptime_s": time.monotonic() - began}
 
 
 class Handler(socketserver.StreamRequestHandler):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -26,6 +27,8 @@ from disagg.cli.common.options import AsJson, BreakLock, Yes
 from disagg.cli.fleet.token import deployed, read_tokens
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+
     from disagg.config import Fleet, Host
     from disagg.fleet.changes.hooks import HookRunner
     from disagg.fleet.deploy.deployment import Comparer, DeployResult, Planner
@@ -260,16 +263,21 @@ def _run(
                 if not confirm(question_text(question, changing, len(hosts)), console):
                     console.print("nothing was changed")
                     raise typer.Exit(1)
-            if agreed is not None:
-                deployment.planner = agreed(bool(changing))
             if not changing:
+                if agreed is not None:
+                    agreed(False)
                 return planned
-        releases = {report.host: report.plan.release for report in changing if report.plan is not None}
-        hooked = around(hooks, "deploy", list(releases), releases)
-        with note_if_interrupted_after(hooked, _INTERRUPTED[why]) as change, progress:
-            done = deployment.carry_out(planned, break_lock)
-            change.end({one.host: one.error for one in done if one.error is not None})
-            return done
+        with ExitStack() as locks:
+            with note_if_interrupted("nothing was changed"):
+                locks.enter_context(deployment.locked(planned, break_lock))
+            if agreed is not None:
+                deployment.planner = agreed(True)
+            releases = {report.host: report.plan.release for report in changing if report.plan is not None}
+            hooked = around(hooks, "deploy", list(releases), releases)
+            with note_if_interrupted_after(hooked, _INTERRUPTED[why]) as change, progress:
+                done = deployment.carry_out(planned)
+                change.end({one.host: one.error for one in done if one.error is not None})
+        return deployment.settled(done)
 
 
 def _notes(reports: Sequence[DeployResult]) -> str:
@@ -288,7 +296,7 @@ def _show_plan(fleet: Fleet, reports: list[DeployResult], as_json: bool) -> None
     if as_json:
         _print_json(fleet, reports, hooks=hooks)
     else:
-        stdout().print(plan_view(reports, tuple(fleet.hosts)), *hooks_view(hooks))
+        stdout().print(plan_view(reports, tuple(fleet.hosts)), *hooks_view(hooks), *_rotation(fleet, reports))
     raise typer.Exit(exit_code(reports))
 
 
@@ -307,10 +315,25 @@ def _finish(
         _print_json(fleet, reports)
     else:
         pulling = [host.name for host in fleet.engine_hosts if not carried(fleet, host)]
-        stdout().print(reports_view(reports, tuple(fleet.hosts), pulling, words))
+        stdout().print(reports_view(reports, tuple(fleet.hosts), pulling, words), *_rotation(fleet, reports))
         if note:
             stdout().print(note, style="dim")
     raise typer.Exit(exit_code(reports))
+
+
+def _rotation(fleet: Fleet, reports: Sequence[DeployResult]) -> list[RenderableType]:
+    """A line if a rotation of the token is not finished, as this machine or a host shows."""
+    from disagg.cli.views.fleet.deploy import rotation_view
+
+    return [rotation_view()] if _rotating(fleet, reports) else []
+
+
+def _rotating(fleet: Fleet, reports: Sequence[DeployResult]) -> bool:
+    from disagg.fleet.lifecycle.state import State
+
+    state = State.of(fleet)
+    here = state.has_token() and state.rotating
+    return here or any(report.plan is not None and report.plan.rotating for report in reports)
 
 
 def _print_json(fleet: Fleet, reports: list[DeployResult], **more: object) -> None:
@@ -318,6 +341,7 @@ def _print_json(fleet: Fleet, reports: list[DeployResult], **more: object) -> No
         "fleet": fleet.name,
         "ok": all(report.ok for report in reports),
         "hosts": [report.to_json() for report in reports],
+        "rotating": _rotating(fleet, reports),
         **more,
     }
     print_json(body)

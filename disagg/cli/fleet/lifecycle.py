@@ -74,9 +74,8 @@ def restart(
     changed = [host.name for host in lifecycle.fleet.select(names) if not host.whole]
     hooks = hook_runner(lifecycle.fleet, "restart").around("restart", changed)
     left = "servers that were started keep running; `disagg status` shows which do not run"
-    with note_if_interrupted_after(hooks, left) as change:
-        results = lifecycle.restart(names, timeout, all_at_once)
-        change.end({one.host: one.error for one in results if one.error is not None}, all(one.ok for one in results))
+    with note_if_interrupted("nothing was changed"):
+        results = lifecycle.restart(names, timeout, all_at_once, note_if_interrupted_after(hooks, left))
     _finish(lifecycle, results, as_json)
 
 

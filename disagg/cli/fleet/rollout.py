@@ -73,7 +73,7 @@ def rollout(
         fleet,
         state,
         hosts,
-        planner(Installation.current(fleet, state.tokens())),
+        planner(Installation.current(fleet, state.tokens(), returns=True)),
         asking(fleet, state),
         RolloutSettings(max_unavailable),
         timeout,
@@ -87,7 +87,7 @@ def rollout(
     if not yes:
         _ask(work, planned, undo=undo)
     try:
-        report = work.undo() if undo else work.run(planned)
+        report = work.undo() if undo else work.run()
     except KeyboardInterrupt:
         begun = "no host is left half-way: `disagg rollout` goes on, `disagg rollout --undo` goes back"
         note_interrupt(f"interrupted: {begun if work.interrupted else 'no rollout is unfinished'}")

@@ -26,7 +26,8 @@ def status(
     every: Annotated[float, seconds_option(0.1, "Seconds between two readings with --watch.")] = 2.0,
     timeout: Annotated[float, seconds_option(0.2, "Seconds for one reading: half over HTTP, the rest over SSH.")] = 6.0,
 ) -> None:
-    """Show the health of the fleet. Exit code 0: all healthy; 3: some unhealthy; 4: a host cannot be reached.
+    """Show the health of the fleet. Exit code 0: all healthy; 1: they are, and hosts differ; 3: some unhealthy; 4: a
+    host cannot be reached.
 
     Reads each server over HTTP; if one does not serve, its machine over SSH for the reason.
     """

@@ -1,7 +1,8 @@
 """One command at a time per host: a lock folder on the host, with who holds it, since when and for which command.
 
 A lock is taken over if its process ran on this machine and has ended. Any other lock is reported; `--break-lock`
-takes it.
+takes it, and the command that it was taken from ends at its next step there: whatever runs on a machine compares the
+lock first (`Machine.fences`). `fleet_locks` takes the locks of several hosts.
 """
 
 from __future__ import annotations
@@ -13,32 +14,46 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from threading import Event
 from typing import Final
 
-from disagg.errors import CommandFailed, DisaggError, HostLocked, HostUnreachable
+from disagg.errors import Cancelled, CommandFailed, DisaggError, FleetError, HostLocked, HostUnreachable, LockLost
 from disagg.fleet.changes.audit import APPEND_AUDIT, AuditEntry, user_name
 from disagg.fleet.facts.paths import HostPaths
 from disagg.fleet.machine import process as local
 from disagg.fleet.machine.base import Machine
 from disagg.fleet.machine.interruption import interrupted_by
 from disagg.fleet.machine.output import last_lines
+from disagg.fleet.machine.shell import Fence
 
 _HELD: Final = 75
 _FULL: Final = 28
+_WAIT: Final = "nothing was changed; wait until that command has ended, or if it no longer runs: --break-lock"
+_LOOK: Final = f"""\
+# $1: a host. Prints the home folder, whether disagg has a folder of that host there, and the lock's holder, if any.
+folder={HostPaths("$HOME", "$1").folder}
+printf '%s\\n' "$HOME"
+if test -d "$folder"; then echo yes; else echo no; fi
+if test -d "$folder/lock"; then echo locked; cat "$folder/lock/holder" 2>/dev/null; fi
+exit 0
+"""
 _ACQUIRE: Final = (
     APPEND_AUDIT
     + """\
 # $1: the lock. $2: this holder, as JSON. $3: the holder whose lock may be taken over, or "*" for any. $4: the audit's
 # file. $5: the line for it.
+trap '' HUP INT TERM # whoever calls may be killed: no lock must be left without its holder
 umask 077
 LC_ALL=C # the words of an error are compared below
 export LC_ALL
+aside=${1%/*}/.lock.$$
 mkdir -p "${1%/*}" || exit 1
-if [ -n "$3" ] && test -d "$1"; then
-    mv "$1" "$1.stale.$$" 2>/dev/null
-    if [ "$3" != '*' ] && [ "$(cat "$1.stale.$$/holder" 2>/dev/null)" != "$3" ]; then mv "$1.stale.$$" "$1"; fi
-    rm -rf "$1.stale.$$"
+holder() { cat "$1/holder" 2>/dev/null; }
+if [ -n "$3" ] && test -d "$1" && { [ "$3" = '*' ] || [ "$(holder "$1")" = "$3" ]; }; then
+    mv "$1" "$aside" 2>/dev/null
+    if [ "$3" != '*' ] && [ "$(holder "$aside")" != "$3" ]; then mv "$aside" "$1"; fi
+    rm -rf "$aside"
 fi
 if said=$(mkdir "$1" 2>&1); then
     if printf '%s\\n' "$2" >"$1/holder"; then
@@ -54,7 +69,7 @@ if ! test -d "$1"; then
     case $said in *'No space left'* | *[Qq]uota*) exit 28 ;; esac
     exit 1
 fi
-cat "$1/holder" 2>/dev/null
+holder "$1"
 exit 75
 """
 )
@@ -62,9 +77,10 @@ _RELEASE: Final = (
     APPEND_AUDIT
     + """\
 # $1: the lock. $2: the holder, as JSON. $3: the audit's file, which an uninstall has removed. $4: the line for it.
+trap '' HUP INT TERM # a part of a lock would be in everybody's way
+if test -d "${3%/*}"; then audit "$3" "$4"; fi
 if [ "$(cat "$1/holder" 2>/dev/null)" = "$2" ]; then
-    if test -d "${3%/*}"; then audit "$3" "$4"; fi
-    exec rm -rf "$1"
+    mv "$1" "${1%/*}/.lock.$$" && rm -rf "${1%/*}/.lock.$$"
 fi
 """
 )
@@ -101,6 +117,10 @@ class LockHolder:
         who, machine, identity, why = words
         return LockHolder(who, machine, pid, identity, since, why)
 
+    def to_json(self) -> str:
+        """One line."""
+        return json.dumps(asdict(self))
+
     @property
     def audit_entry(self) -> AuditEntry:
         return AuditEntry(f"{self.who}@{self.machine}", self.pid, self.why, self.since)
@@ -115,62 +135,138 @@ class LockHolder:
         return self.machine == socket.gethostname() and local.identity(self.pid) != self.identity
 
 
+@dataclass(frozen=True, slots=True)
+class LockFound:
+    """What a host has before its lock is taken. exists: disagg has a folder of the host. holder: the text of the
+    lock, None if nobody holds it."""
+
+    home: str
+    exists: bool
+    holder: str | None = None
+
+    def refusal(self, name: str) -> HostLocked | None:
+        """Why its lock cannot be taken now, other than with --break-lock."""
+        if self.holder is None:
+            return None
+        holder = LockHolder.parse(self.holder)
+        if holder is not None and holder.ended:
+            return None
+        return HostLocked(f"{name} is locked: {holder or 'its holder file is unreadable'}", _WAIT)
+
+
+@dataclass(slots=True)
+class HostLock:
+    """A lock that this process holds on a machine. entry: for the host's audit."""
+
+    machine: Machine
+    paths: HostPaths
+    holder: LockHolder
+    entry: AuditEntry
+    fence: Fence
+
+    def release(self, error: BaseException | None = None) -> None:
+        """Give it back, also if this thread is interrupted. error: why the command failed on this host. Does nothing to
+        a lock that another command has taken."""
+        self.machine.fences = tuple(one for one in self.machine.fences if one is not self.fence)
+        argv = [self.paths.lock, self.holder.to_json(), self.paths.audit, self.entry.ended(error)]
+        with interrupted_by(Event()):
+            result = self.machine.run(argv, script=_RELEASE, timeout=_SMALL_S)
+        if not result.ok:
+            words = last_lines(result.stderr, 3)
+            raise HostUnreachable(f"{self.machine.name}: the lock could not be released: {words}")
+
+
+def look(machine: Machine, name: str) -> LockFound:
+    """The lock of a host on this machine. Changes nothing."""
+    result = machine.run([name], script=_LOOK, timeout=_SMALL_S)
+    if not result.ok:
+        words = last_lines(result.stderr, 3)
+        raise FleetError(f"{name}: its home folder cannot be read: {words}", f"disagg ssh {machine.name}")
+    home, exists, *lock = result.stdout.split("\n", 3)
+    held = "\n".join(lock[1:]).strip() if lock and lock[0] == "locked" else None
+    return LockFound(home, exists == "yes", held)
+
+
+def acquire(
+    machine: Machine,
+    paths: HostPaths,
+    holder: LockHolder,
+    *,
+    break_lock: bool = False,
+    if_full: bool = False,
+    may_go: bool = False,
+) -> HostLock | None:
+    """Take a host's lock. HostLocked if another command holds it; `break_lock` takes it from any. None if its disk has
+    no room for one and `if_full` allows to go on without. may_go: this command removes the host's folder."""
+    lost = partial(_lost, paths.host)
+    fence = Fence(f"{paths.lock}/holder", holder.to_json(), lost, paths.folder if may_go else "")
+    lock = HostLock(machine, paths, holder, holder.audit_entry, fence)
+    try:
+        taken = _take(lock, "*" if break_lock else "", if_full)
+    except BaseException as error:
+        if isinstance(error, Cancelled) or not isinstance(error, DisaggError):  # it may have been taken all the same
+            _release_after(lock, error)
+        raise
+    if not taken:
+        return None
+    machine.fences = (*machine.fences, fence)
+    return lock
+
+
 @contextmanager
 def locked(
     machine: Machine, paths: HostPaths, why: str, break_lock: bool = False, if_full: bool = False
 ) -> Iterator[AuditEntry]:
-    """Hold the host's lock, and write both to its audit. Raises HostLocked, which names the holder; `break_lock` takes
-    it from any holder.
-
-    if_full: go on without a lock if its disk has no room for one, so that a command that makes room can run."""
+    """Hold one host's lock, and write both to its audit. See `acquire`."""
     holder = LockHolder.this_process(why)
-    own, entry = json.dumps(asdict(holder)), holder.audit_entry
-    if not _acquire(machine, paths, (own, entry.began()), "*" if break_lock else "", if_full):
-        yield entry
+    lock = acquire(machine, paths, holder, break_lock=break_lock, if_full=if_full)
+    if lock is None:
+        yield holder.audit_entry
         return
     try:
-        yield entry
+        yield lock.entry
     except BaseException as error:  # also an interruption, which the audit names
-        try:
-            _release(machine, paths, own, entry.ended(error))
-        except DisaggError as other:  # the first error matters; the next run takes the lock over
-            error.add_note(f"the lock was not released: {other.message}")
+        _release_after(lock, error)
         raise
-    _release(machine, paths, own, entry.ended(None))
+    lock.release()
 
 
-def _acquire(machine: Machine, paths: HostPaths, lines: tuple[str, str], take_over: str, if_full: bool) -> bool:
-    """False if there is no room for a lock and `if_full` allows to go on without one. lines: the holder's, and the
-    audit's."""
-    own, audited = lines
-    result = machine.run([paths.lock, own, take_over, paths.audit, audited], script=_ACQUIRE, timeout=_SMALL_S)
+def _release_after(lock: HostLock, error: BaseException) -> None:
+    try:
+        lock.release(error)
+    except DisaggError as other:  # the first error matters; the next run takes the lock over
+        error.add_note(f"the lock was not released: {other.message}")
+
+
+def _lost(host: str, found: str) -> LockLost:
+    """found: the text of the lock that is there now, "" without one."""
+    holder = LockHolder.parse(found)
+    by = str(holder) if holder is not None else "another command has taken it, and has ended"
+    hint = f"this command has ended there; what else has changed it: disagg logs --audit --host {host}"
+    return LockLost(f"{host}: this command has lost its lock: {by}", hint)
+
+
+def _take(lock: HostLock, take_over: str, if_full: bool) -> bool:
+    """False if there is no room for a lock and `if_full` allows to go on without one. take_over: see _ACQUIRE."""
+    machine, paths = lock.machine, lock.paths
+    argv = [paths.lock, lock.holder.to_json(), take_over, paths.audit, lock.entry.began()]
+    result = machine.run(argv, script=_ACQUIRE, timeout=_SMALL_S)
     if result.ok:
         return True
     if result.code == _FULL and if_full:
         return False
     if result.code != _HELD:
         words = last_lines(result.stderr, 3) or f"exit code {result.code}"
+        full = "its disk is full: make room there, or disagg uninstall"
         raise CommandFailed(
-            f"{machine.name}: cannot lock it: {words}",
-            "its disk is full: make room there, or disagg uninstall"
-            if result.code == _FULL
-            else f"is {paths.folder} writable there?",
+            f"{paths.host}: cannot lock it: {words}",
+            full if result.code == _FULL else f"is {paths.folder} writable there?",
             exit_status=result.code,
             stdout=result.stdout,
         )
-    text = result.stdout.strip()
-    holder = LockHolder.parse(text)
-    if holder is not None and holder.ended and not take_over:
-        return _acquire(machine, paths, lines, text, if_full)
-    described = str(holder) if holder is not None else "its holder file is unreadable"
-    raise HostLocked(
-        f"{machine.name} is locked: {described}",
-        "wait until that command has ended; if it no longer runs, repeat this one with --break-lock",
-    )
-
-
-def _release(machine: Machine, paths: HostPaths, own: str, line: str) -> None:
-    with interrupted_by(Event()):  # release it even if this thread is interrupted
-        result = machine.run([paths.lock, own, paths.audit, line], script=_RELEASE, timeout=_SMALL_S)
-    if not result.ok:
-        raise HostUnreachable(f"{machine.name}: the lock could not be released: {last_lines(result.stderr, 3)}")
+    found = result.stdout.strip()
+    if (refusal := LockFound("", True, found).refusal(paths.host)) is not None:
+        raise refusal
+    if found == take_over:
+        raise CommandFailed(f"{paths.host}: the lock of an ended command cannot be removed", f"rm -r {paths.lock}")
+    return _take(lock, found, if_full)

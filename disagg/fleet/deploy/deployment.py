@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from disagg.config import Fleet, Host
 from disagg.errors import DeployRefused, DisaggError, UsageError, exit_code_of_all
-from disagg.fleet.changes.lock import locked
+from disagg.fleet.changes.fleet_locks import FleetLocks, LockedPlace, kept
 from disagg.fleet.deploy import fit
 from disagg.fleet.deploy import plan as planning
 from disagg.fleet.deploy.apply import OnStep, apply, ignore
@@ -18,7 +19,6 @@ from disagg.fleet.deploy.refusals import another_token, cuda_for_cpu, refusals
 from disagg.fleet.deploy.release import Installation, target_state
 from disagg.fleet.deploy.steps import Plan, Refusal
 from disagg.fleet.facts.host import HostFacts, read_host_facts
-from disagg.fleet.facts.paths import HostPaths
 from disagg.fleet.machine.base import Machine
 from disagg.fleet.machine.connect import Connect, Machines, machine_for
 from disagg.fleet.machine.fan_out import HostOutcome, each
@@ -121,8 +121,9 @@ def exit_code(reports: Sequence[DeployResult]) -> int:
 
 @dataclass(slots=True)
 class Deployment:
-    """One command on some hosts. why: the command, for the lock. if_full: see `locked`. compare: for plans that
-    somebody reads. Machines stay connected until it is closed."""
+    """One command on some hosts. why: the command, for the locks. if_full: see FleetLocks. compare: for plans that
+    somebody reads. locks: of a command that this one is a part of, and that holds those of all these hosts. Machines
+    stay connected until it is closed."""
 
     hosts: Sequence[Host]
     planner: Planner
@@ -131,23 +132,25 @@ class Deployment:
     connect: Connect = machine_for
     if_full: bool = False
     compare: Comparer | None = None
+    locks: FleetLocks | None = None
     _machines: Machines = field(init=False)
-    _homes: dict[str, HostPaths] = field(default_factory=dict)
+    _unreleased: dict[str, DisaggError] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._machines = Machines(self.connect)
+        self._machines = Machines(self.connect) if self.locks is None else self.locks.machines
 
     def __enter__(self) -> Deployment:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._machines.close()
+        if self.locks is None:
+            self._machines.close()
 
     def plan(self) -> list[DeployResult]:
         """Each host's plan. Changes nothing."""
 
         def read(host: Host) -> DeployResult:
-            facts = self._facts(host)
+            facts = read_host_facts(self._machines[host], host)
             plan = self.planner(host, facts)
             if plan.refusals:
                 return DeployResult(host.name, "failed", plan, error=_refused(plan))
@@ -158,32 +161,65 @@ class Deployment:
 
         return [_reported(outcome) for outcome in each(self.hosts, read)]
 
-    def carry_out(self, planned: Sequence[DeployResult], break_lock: bool = False) -> list[DeployResult]:
-        """Carry out the plans. Hosts that failed or need nothing keep their result."""
-        chosen = {report.host for report in planned if report.result == "planned"}
+    @contextmanager
+    def locked(self, planned: Sequence[DeployResult], break_lock: bool = False) -> Iterator[None]:
+        """Within, this command holds the locks of all hosts that have a plan, also of those that need nothing now.
+        HostLocked if another command holds one."""
+        results = {one.host: one.result for one in planned}
+        wanted = [
+            LockedPlace(host, host.name, make=results[host.name] == "planned")
+            for host in self.hosts
+            if results[host.name] in ("planned", "unchanged")
+        ]
+        self.locks = FleetLocks(self._machines, self.why, break_lock, self.if_full)
+        try:
+            with kept(self.locks, wanted) as self._unreleased:
+                yield
+        finally:
+            self.locks = None
+
+    def carry_out(
+        self, planned: Sequence[DeployResult], break_lock: bool = False, *, sure: bool = False
+    ) -> list[DeployResult]:
+        """Carry out the plans, made anew under the locks, because another command may have changed a host before; not
+        if they are `sure`, because they were made under them. Hosts that failed keep their result. Takes the locks if
+        they are not held already."""
+        if self.locks is not None:
+            return self._carry_out(planned, self.locks, sure)
+        if not any(one.result == "planned" for one in planned):
+            return list(planned)
+        with self.locked(planned, break_lock):
+            done = self.carry_out(planned)
+        return self.settled(done)
+
+    def settled(self, done: Sequence[DeployResult]) -> list[DeployResult]:
+        """The results, now that the locks are given back: failed where they could not be."""
+        lost = self._unreleased
+        return [replace(one, result="failed", error=lost[one.host]) if one.host in lost else one for one in done]
+
+    def _carry_out(self, planned: Sequence[DeployResult], locks: FleetLocks, sure: bool) -> list[DeployResult]:
+        before = {report.host: report for report in planned}
 
         def change(host: Host) -> DeployResult:
-            where = self._machines[host]
-            with locked(where, self._homes[host.name], self.why, break_lock, self.if_full) as audit:
-                plan = self.planner(host, self._facts(host))  # another command may have changed it before the lock
-                if plan.refusals:
-                    return DeployResult(host.name, "failed", plan, error=_refused(plan))
-                sent = apply(where, plan, self.report)
-                audit.release = plan.release
+            machine, entry, report = locks.machine(host), locks.entry(host), before[host.name]
+            if report.result == "unchanged" and (sure or entry is None):  # without a lock: nothing is there
+                return report
+            plan = report.plan if sure and report.plan else self.planner(host, read_host_facts(machine, host))
+            if plan.refusals:
+                return DeployResult(host.name, "failed", plan, error=_refused(plan))
+            sent = apply(machine, plan, self.report)
+            if entry is not None:
+                entry.release = plan.release
             return DeployResult(host.name, "changed" if plan.steps else "unchanged", plan, sent=sent)
 
-        changing = [host for host in self.hosts if host.name in chosen]
-        before = {report.host: report for report in planned}
+        changing = [host for host in self.hosts if before[host.name].result in ("planned", "unchanged")]
         done = {outcome.host.name: _reported(outcome) for outcome in each(changing, change)}
         for name, report in done.items():
+            if report.error is not None:
+                locks.failed(name, report.error)
             if report.plan is None:  # it failed midway: keep its plan for the report
                 done[name] = replace(report, plan=before[name].plan)
         return [done.get(host.name, before[host.name]) for host in self.hosts]
-
-    def _facts(self, host: Host) -> HostFacts:
-        facts = read_host_facts(self._machines[host], host)
-        self._homes[host.name] = facts.paths
-        return facts
 
 
 def _reported(outcome: HostOutcome[DeployResult]) -> DeployResult:

@@ -1,4 +1,4 @@
-"""Facts and target state -> ordered steps. Pure: no I/O.
+"""Facts and target state -> ordered steps. Pure: no I/O but the sizes of files.
 
 The order makes an interrupted deployment harmless: new files go beside the running release, under names made from
 their content, and the `current` link is switched to them in one step near the end.
@@ -56,6 +56,9 @@ def plan(desired: TargetState, facts: HostFacts) -> Plan:
         tuple(_notes(desired, facts)),
         {name: one.version for name, one in desired.environment.packages.items()},
         sum(one.nbytes for one in desired.environment.packages.values()),
+        _down(facts),
+        restarts_at_once(facts, desired.hash),
+        len(facts.token_digests) > 1,
     )
 
 
@@ -65,9 +68,8 @@ def refused(host: Host, *refusals: Refusal) -> Plan:
 
 
 def _notes(desired: TargetState, facts: HostFacts) -> Iterator[str]:
-    runs = facts.serving.release if facts.serving is not None and facts.serving.alive else ""
-    if runs and runs != facts.current == desired.hash:
-        yield f"{described(facts.current, runs, facts.switched)}: disagg restart --host {facts.host}"
+    if facts.runs and facts.runs != facts.current == desired.hash:
+        yield f"{described(facts.current, facts.runs, facts.switched)}: disagg restart --host {facts.host}"
     if desired.host.service == "process" and desired.hash != facts.current:
         yield 'its server does not start by itself after a reboot: service = "systemd" or "launchd" does'
     if desired.host.engine.device.startswith("cuda") and not facts.hardware.gpus:
@@ -274,6 +276,8 @@ def _surplus(desired: TargetState, facts: HostFacts) -> Iterator[str]:
     A server that has not been restarted still uses its own release and environment."""
     ran = facts.ran if facts.ran in facts.own_releases - {desired.hash} else ""
     kept = {desired.hash, facts.previous if facts.current == desired.hash else ran or facts.current}
+    if desired.returns and facts.current:
+        kept.add(facts.current)
     if facts.ran:  # its service manager starts it again after a crash
         kept.add(service_release(facts))
     if facts.serving is not None and facts.serving.alive:
@@ -299,6 +303,19 @@ def _earlier(desired: TargetState, facts: HostFacts, kept: set[str]) -> Sequence
 
 
 # What the service needs afterwards
+
+
+def _down(facts: HostFacts) -> str:
+    """Why the server does not run, if it should: it has run, and the last command was not to stop it."""
+    if not facts.ran or facts.runs or facts.last_command not in ("start", "restart", "rollout"):
+        return ""
+    ended = f": `disagg {facts.last_command}` has not ended there" if facts.cut_off else ""
+    return f"its server does not run, and nobody has stopped it{ended}"
+
+
+def restarts_at_once(facts: HostFacts, release: str) -> bool:
+    """See Plan.at_once."""
+    return facts.runs in facts.before_tls and release not in facts.before_tls
 
 
 def _needs(desired: TargetState, facts: HostFacts) -> ServiceAction:

@@ -1,4 +1,4 @@
-"""Why a host cannot have a release: its system, its engine, its service manager, its disk. Pure: no I/O."""
+"""Why a host cannot have a release: its system, engine, service manager, disk. Pure: no I/O but the sizes of files."""
 
 from __future__ import annotations
 

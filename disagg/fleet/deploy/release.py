@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from disagg.api.names import LOG_BYTES, LOG_FILE_VARIABLE
-from disagg.config import Fleet, Host
+from disagg.config import Fleet, Host, served_digest
 from disagg.config.render import render
 from disagg.fleet.deploy.models import ModelSource, source
 from disagg.fleet.deploy.packages.environment import Environment, environment
@@ -21,7 +21,7 @@ from disagg.fleet.facts.paths import HostPaths
 from disagg.fleet.services import definitions, launchd, program
 from disagg.fleet.services.base import Definition
 from disagg.token import keys_path
-from disagg.version import ROOT, source_files
+from disagg.version import DIGESTS, ROOT, hash_of_code, source_files
 
 _RUN: Final = """\
 #!/bin/sh
@@ -60,27 +60,34 @@ exec {python} -P -S "$release/disagg/fleet/services/supervise.py" "$1" {folder}
 @dataclass(frozen=True, slots=True)
 class Installation:
     """What this machine deploys to every host. package: files of disagg, by path below the release folder. keys: the
-    file of the gateway's clients; empty if there is none."""
+    file of the gateway's clients; empty if there is none. returns: what is current before may become so again, as in a
+    rollout, and is kept, also if it never ran."""
 
     fleet: Fleet
     package: Mapping[str, bytes] = field(repr=False)
     requirements: PackageRequirements = field(repr=False)
     tokens: tuple[str, ...] = field(repr=False)
     keys: bytes = field(default=b"", repr=False)
+    returns: bool = False
+
+    @property
+    def code(self) -> str:
+        """The hash of the package's code, as its servers report it."""
+        return hash_of_code((name.removeprefix("disagg/"), content) for name, content in self.package.items())
 
     @staticmethod
-    def current(fleet: Fleet, tokens: tuple[str, ...]) -> Installation:
+    def current(fleet: Fleet, tokens: tuple[str, ...], returns: bool = False) -> Installation:
         """This installation of disagg."""
         keys = keys_path(fleet)
         known = keys.read_bytes() if keys.exists() else b""
-        return Installation(fleet, package_files(), installed_requirements(), tokens, known)
+        return Installation(fleet, package_files(), installed_requirements(), tokens, known, returns)
 
 
 @dataclass(frozen=True, slots=True)
 class TargetState:
     """What a host should have. files: of the release. hash: over all of them, and the release's name. key_files: where
     it reads the keys of servers that somebody else runs, by the names of hosts: a gateway those of whole-request hosts,
-    any other its own. They stay with whoever administers that machine.
+    any other its own. They stay with whoever administers that machine. returns: see Installation.
     """
 
     host: Host
@@ -92,6 +99,7 @@ class TargetState:
     definitions: tuple[Definition, ...] = ()
     keys: bytes = field(default=b"", repr=False)
     key_files: Mapping[str, str] = field(default_factory=dict)
+    returns: bool = False
 
 
 def target_state(installation: Installation, host: Host, facts: HostFacts) -> TargetState | Refusal:
@@ -104,12 +112,22 @@ def target_state(installation: Installation, host: Host, facts: HostFacts) -> Ta
         return model_source
     defined = definitions(host, facts)
     files = {**installation.package, **_own_files(installation.fleet, host, facts.paths, made, model_source)}
+    files[DIGESTS] = f"{installation.code} {served_digest(installation.fleet, host)}\n".encode()
     files |= {f"service/{one.path.rpartition('/')[2]}": one.content for one in defined}
     keys = installation.keys if host.gateway else b""
     asked = [one for one in installation.fleet.hosts.values() if one.whole] if host.gateway else [host]
     key_files = {one.name: one.engine.key_file for one in asked if one.engine.key_file}
     return TargetState(
-        host, made, model_source, files, release_hash(files), installation.tokens, defined, keys, key_files
+        host,
+        made,
+        model_source,
+        files,
+        release_hash(files),
+        installation.tokens,
+        defined,
+        keys,
+        key_files,
+        installation.returns,
     )
 
 

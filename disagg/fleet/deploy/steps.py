@@ -71,7 +71,9 @@ class Plan:
 
     release: the hash of the release that is current afterwards. needs: the command its server needs to run it.
     packages: name -> version of what its environment has, empty without a lock for its platform. package_bytes: of
-    their wheels.
+    their wheels. down: why its server does not run, if no `disagg stop` is the reason. at_once: it runs a release from
+    before TLS and this one is later: hosts of the two kinds hand nothing over to each other. rotating: it accepts more
+    than one token.
     """
 
     host: str
@@ -82,6 +84,9 @@ class Plan:
     notes: tuple[str, ...] = ()
     packages: Mapping[str, str] = field(default_factory=dict)
     package_bytes: int = 0
+    down: str = ""
+    at_once: bool = False
+    rotating: bool = False
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -93,4 +98,7 @@ class Plan:
             "notes": list(self.notes),
             "packages": dict(self.packages),
             "package_bytes": self.package_bytes,
+            "down": self.down,
+            "at_once": self.at_once,
+            "rotating": self.rotating,
         }

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import get_args
 
 from disagg.config import Host, ServiceManager
-from disagg.fleet.deploy.plan import needed_after, refused, switch
+from disagg.fleet.deploy.plan import needed_after, refused, restarts_at_once, switch
 from disagg.fleet.deploy.scripts import UNINSTALL
 from disagg.fleet.deploy.steps import Plan, Refusal, RunScript, Step
 from disagg.fleet.facts.host import HostFacts
@@ -35,7 +35,14 @@ def rollback(host: Host, facts: HostFacts, to: str = "") -> Plan:
         hint = "with the disagg of that release, in its checkout: disagg rollback && disagg restart --all-at-once"
         return refused(host, Refusal(cause, hint))
     steps = (switch(facts, target, f"go back to release {target}"),) if facts.current != target else ()
-    return Plan(host.name, target, steps, needs=needed_after(facts, target), notes=(_what_runs(facts, target),))
+    return Plan(
+        host.name,
+        target,
+        steps,
+        needs=needed_after(facts, target),
+        notes=(_what_runs(facts, target),),
+        at_once=restarts_at_once(facts, target),
+    )
 
 
 def rollback_to(wanted: Sequence[str]) -> Callable[[Host, HostFacts], Plan]:

@@ -117,7 +117,13 @@ def examine(
     examined = {outcome.host.name: _host(fleet, outcome, server_statuses, token) for outcome in outcomes}
     examined |= {host.name: _whole(host, server_statuses[host.name]) for host in everyone if host.whole}
     hosts = tuple(examined[host.name] for host in chosen)
-    everywhere = (*about_pair.versions([*readings.values()], server_statuses), *about_pair.clocks([*readings.values()]))
+    read = [*readings.values()]
+    everywhere = (
+        *about_pair.versions(read, server_statuses),
+        *about_pair.settings(fleet, read, server_statuses),
+        *about_pair.tokens(read, token is not None and state.rotating),
+        *about_pair.clocks(read),
+    )
     return Diagnosis(hosts, tuple(_pair(fleet, link, readings, server_statuses) for link in links), everywhere)
 
 

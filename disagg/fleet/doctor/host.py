@@ -162,7 +162,7 @@ def _server(readings: HostReadings, status: HostStatus | None) -> Iterator[Findi
             )
             yield fault("server", f"it does not run, and another program uses its kv_port {taken}", who)
         else:
-            yield warning("server", "it does not run", f"disagg start --host {host.name}")
+            yield fault("server", "it does not run", f"disagg start --host {host.name}")
     elif status.state in ("loading", "draining"):
         yield note("server", status.why, "disagg status --watch")
     else:

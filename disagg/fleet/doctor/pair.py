@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from disagg.config import Model
+from disagg.config import Fleet, Model, served_digest
 from disagg.fleet.doctor.gather import HostReadings
 from disagg.fleet.facts.findings import Finding, fault, note, ok, warning
+from disagg.fleet.lifecycle.status.comparison import ROTATE, grouped
 from disagg.fleet.lifecycle.status.host_status import HostStatus
 from disagg.fleet.link import MeasuredLink, hidden_tokens_per_s
 from disagg.planning.kv import kv_bytes_per_token
@@ -80,19 +81,54 @@ def hides(link: MeasuredLink, model: Model, prefill: HostReadings, decode: HostR
 
 
 def versions(hosts: Sequence[HostReadings], statuses: Mapping[str, HostStatus]) -> Iterator[Finding]:
-    """Whether all hosts run the same versions of disagg (by the servers, else as deployed) and of the frameworks."""
+    """Whether all hosts run the same disagg, by version and by code (by the servers, else as deployed), will run it
+    after their next restart, and have the same versions of the frameworks."""
     running = {one.host.name: statuses[one.host.name] for one in hosts if one.host.name in statuses}
     reported = {name: status.version for name, status in running.items() if status.version}
     found = {name: text for one in hosts if (text := reported.get(name := one.host.name, one.facts.version))}
+    stated = {name: status.code for name, status in running.items() if status.code}
+    code = {name: text for one in hosts if (text := stated.get(name := one.host.name, one.facts.code))}
+    then = {name: one.facts.code or code.get(name, "") for one in hosts if (name := one.host.name)}
+    then = {name: text for name, text in then.items() if text}
     hint = "disagg deploy && disagg restart"
     if len(set(found.values())) > 1:
-        yield fault("versions", f"disagg differs: {_grouped(found)}", hint)
+        yield fault("versions", f"disagg differs: {grouped(found)}", hint)
+    elif len(set(code.values())) > 1:
+        even = "disagg restart" if len(set(then.values())) == 1 else hint
+        yield fault("versions", f"the code of disagg differs: {grouped(code)}", even)
+    elif len(set(then.values())) > 1:
+        yield fault("versions", f"the code of disagg that is deployed differs: {grouped(then)}", hint)
     elif found:
         yield ok("versions", f"disagg {next(iter(found.values()))} on {counted(len(found), 'host')}")
     for package in sorted({name for status in running.values() for name in status.versions}):
         there = {name: status.versions[package] for name, status in running.items() if package in status.versions}
         if len(set(there.values())) > 1:
-            yield warning("versions", f"{package} differs: {_grouped(there)}", hint)
+            yield warning("versions", f"{package} differs: {grouped(there)}", hint)
+
+
+def settings(fleet: Fleet, hosts: Sequence[HostReadings], statuses: Mapping[str, HostStatus]) -> Iterator[Finding]:
+    """Whether hosts run, and have deployed, what this hosts.toml says about them."""
+    other, known = list[str](), 0
+    for one in hosts:
+        status, here = statuses.get(one.host.name), served_digest(fleet, one.host)
+        stated = {one.facts.config, status.config if status is not None else ""} - {"", None}
+        known += bool(stated)
+        other += [one.host.name] if stated - {here} else []
+    if other:
+        chosen = "".join(f" --host {name}" for name in other)
+        hint = f"disagg deploy{chosen} && disagg restart{chosen}"
+        yield fault("settings", f"other settings than {fleet.path.name} here: {', '.join(other)}", hint)
+    elif known:
+        yield ok("settings", f"those of {fleet.path.name} on {counted(known, 'host')}")
+
+
+def tokens(hosts: Sequence[HostReadings], rotating: bool) -> Iterator[Finding]:
+    """Whether a rotation of the token is unfinished. rotating: this machine has begun one."""
+    held = {one.host.name: ", ".join(digest[:8] for digest in one.facts.token_digests) for one in hosts}
+    there = {name: digests for name, digests in held.items() if digests}
+    if rotating or any(len(one.facts.token_digests) > 1 for one in hosts):
+        where = f": {grouped(there)}" if there else ""
+        yield warning("token", f"a rotation of the token is not finished{where}", ROTATE)
 
 
 def clocks(hosts: Sequence[HostReadings]) -> Iterator[Finding]:
@@ -126,8 +162,3 @@ def _offset(value: float) -> str:
     apart = abs(value)
     amount = f"{apart:.1f} s" if apart < 120 else f"{apart / 60:.0f} min" if apart < 7200 else f"{apart / 3600:.0f} h"
     return f"{amount} {'ahead of' if value > 0 else 'behind'}"
-
-
-def _grouped(found: Mapping[str, str]) -> str:
-    values = dict.fromkeys(found.values())
-    return "; ".join(f"{value} on {', '.join(name for name in found if found[name] == value)}" for value in values)

@@ -101,6 +101,10 @@ class HostFacts:
     leftovers: tuple[str, ...] = ()  # files of broken-off deployments
     uploads: dict[str, int] = field(default_factory=dict)  # parts of large files, from uploads that broke off -> size
     version: str = ""  # of disagg in the current release
+    code: str = ""  # hash of the current release's code
+    config: str = ""  # hash of its settings
+    last_command: str = ""  # that starts or stops servers, by the audit
+    cut_off: bool = False  # it has not ended, or runs now
     errno_65: int = 0  # lines with that error at the end of the server's log
     serving: ServingProcess | None = None
     listening: tuple[int, ...] = ()
@@ -128,6 +132,11 @@ class HostFacts:
     def ran(self) -> str:
         """The release that served last, or still does; "" if none has."""
         return self.serving.release if self.serving is not None else ""
+
+    @property
+    def runs(self) -> str:
+        """The release that serves now; "" if none does."""
+        return self.ran if self.serving is not None and self.serving.alive else ""
 
     def environment_of(self, release: str) -> str:
         """The environment that one of this host's releases runs in, "" if unknown."""
@@ -182,6 +191,10 @@ def parse(host: str, probe: ProbeOutput) -> HostFacts:
         leftovers=tuple(name for (name,) in probe.all("leftover", 1)),
         uploads={part: number(size) or 0 for part, size in probe.all("upload", 2)},
         version=probe.text("version"),
+        code=probe.first("digests", 2)[0],
+        config=probe.first("digests", 2)[1],
+        last_command=probe.first("last", 2)[0],
+        cut_off=probe.has("last") and probe.first("last", 2)[1] == "",
         errno_65=number(probe.text("errno_65")) or 0,
         serving=next(map(_serving, probe.all("serving", 3)), None),
         listening=tuple(_numbers(port for (port,) in probe.all("listening", 1))),

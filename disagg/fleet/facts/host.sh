@@ -148,10 +148,18 @@ for lock in "$root"/hosts/*/lock; do
     if test -d "$lock" && [ "$lock" != "$mine/lock" ]; then emit others_deploy 1; fi
 done
 
-# Its server's version and log, listening ports
+# Its server's version and log, who has started or stopped it, listening ports
 
 version=$(sed -n 's/^VERSION = "\(.*\)"/\1/p' "$mine/current/disagg/version.py" 2>/dev/null)
 if [ -n "$version" ]; then emit version "$version"; fi
+if test -f "$mine/current/digests" && read -r code config <"$mine/current/digests"; then emit digests "$code" "$config"; fi
+if test -f "$mine/logs/audit.log"; then
+    # Of the last command that starts or stops servers: its name, and "ended" unless it was cut off.
+    awk -F'"' '/"event": "(start|stop|stop --all|restart|rollout)", "by"/ {
+            for (n = 2; n < NF; n++) if ($n == "event") name = $(n + 2)
+            ended = index($0, "\"ended\":") ? "ended" : ""
+        } END { if (name) print "last\t" name "\t" ended }' "$mine/logs/audit.log"
+fi
 if test -f "$mine/logs/server.log"; then
     denied=$(tail -c 200000 "$mine/logs/server.log" | grep -c -e 'Errno 65' -e 'errno 65')
     if [ "$denied" -gt 0 ]; then emit errno_65 "$denied"; fi

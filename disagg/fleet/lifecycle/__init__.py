@@ -3,7 +3,7 @@
 fleet_servers  starts, stops and restarts the servers of many hosts; turns: the order of a restart
 other_servers  stops servers that no host of this fleet stands for; elsewhere: which other hosts.toml has started one
 base           the Server interface; local: a process of this machine; deployed: a server under a service manager
-held           keeps the lock of an interrupted command; rotation: replaces the fleet's token
+rotation       replaces the fleet's token
 logs           all hosts' logs in one stream; loglines: what a log line contains
 state          the state folder: token, process records, logs, lock
 status/        the state of every server, and why a host is down

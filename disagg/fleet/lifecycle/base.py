@@ -7,7 +7,6 @@ that disagg was deployed to. Order, waiting for health and results are the same 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Final, Literal, Protocol
 
@@ -76,11 +75,6 @@ class Server(Protocol):
         """The states over HTTP from which a server whose process runs may still become healthy."""
         ...
 
-    def changing(self, why: str, break_lock: bool, if_full: bool = False) -> AbstractContextManager[None]:
-        """Keep other commands from changing this host. why: the command, for them. HostLocked if one does now, unless
-        `break_lock` takes the lock from it. if_full: go on without a lock if the host's disk is full."""
-        ...
-
     def inspect(self) -> ProcessState:
         """The server's process now. FleetError if nothing is installed that could be started."""
         ...
@@ -103,10 +97,6 @@ class Server(Protocol):
 
     def last_lines(self) -> list[str]:
         """The last LAST_LINES lines of its log."""
-        ...
-
-    def close(self) -> None:
-        """Close the connection to the machine."""
         ...
 
 

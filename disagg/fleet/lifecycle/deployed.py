@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -12,7 +11,6 @@ from disagg.config import Host, ServiceManager
 from disagg.errors import CommandFailed, FleetError, PortInUse, StartFailed
 from disagg.fleet import services
 from disagg.fleet.changes.links import move_links
-from disagg.fleet.changes.lock import locked
 from disagg.fleet.facts.host import HostFacts
 from disagg.fleet.facts.paths import HostPaths
 from disagg.fleet.facts.server import ServerFacts, read_server_facts
@@ -32,11 +30,6 @@ _BRIEF_S: Final = 1.5
 _INSPECT_EVERY_S: Final = 1.0
 _NEEDS_ROOT: Final = 77
 
-_FOLDER: Final = f"""\
-# $1: a host. Prints the home folder, and a second line if disagg has a folder of that host there.
-printf '%s\\n' "$HOME"
-if test -d "{HostPaths("$HOME", "$1").folder}"; then echo yes; fi
-"""
 _HOSTS: Final = f"""\
 cd "{HostPaths("$HOME", "").hosts}" 2>/dev/null || exit 0
 for one in *; do if test -d "$one"; then echo "$one"; fi; done
@@ -57,12 +50,6 @@ class DeployedServer:
     def undecided_states(self) -> tuple[HealthState, ...]:
         """See Server. Until it listens, nothing but the machine shows that its process runs."""
         return (*UNDECIDED, "not running", "unreachable")
-
-    @contextmanager
-    def changing(self, why: str, break_lock: bool, if_full: bool = False) -> Iterator[None]:
-        """See Server."""
-        with changing_there(self.machine, self.host.name, why, break_lock, if_full):
-            yield
 
     def inspect(self) -> ProcessState:
         """See Server."""
@@ -148,10 +135,6 @@ class DeployedServer:
         """See Server."""
         return list(self._facts().log)
 
-    def close(self) -> None:
-        """See Server."""
-        self.machine.close()
-
     def _taken(self) -> ServerFacts:
         """What was seen last, which no longer holds after the change that follows."""
         seen, self._seen = self._seen, None
@@ -159,24 +142,6 @@ class DeployedServer:
 
     def _facts(self) -> ServerFacts:
         return read_server_facts(self.machine, self.host.name, self.host)
-
-
-@contextmanager
-def changing_there(machine: Machine, name: str, why: str, break_lock: bool, if_full: bool) -> Iterator[None]:
-    """Hold the lock of a host on this machine. If nothing is deployed there, nothing can be changed either.
-
-    if_full: see `locked`."""
-    result = machine.run([name], script=_FOLDER)
-    if not result.ok:
-        raise FleetError(
-            f"{name}: its home folder cannot be read: {last_lines(result.stderr, 3)}", f"disagg ssh {name}"
-        )
-    home, _, deployed = result.stdout.partition("\n")
-    if not deployed:
-        yield
-        return
-    with locked(machine, HostPaths(home, name), why, break_lock, if_full):
-        yield
 
 
 def stop_there(machine: Machine, host: Host | str, before: ServerFacts) -> ServerFacts | None:

@@ -3,32 +3,37 @@
 All hosts are handled at the same time, and each has its own result. Starting a running server changes nothing. A
 server that exits while it starts has *failed*, and is stopped; one that is still loading at the deadline is *slow*, and
 is left running. A restart takes the hosts of each model one after the other (`turns`), and skips the rest of a model
-after the first host that does not come back.
+after the first host that does not come back. The locks of all deployed hosts are held from before the first change to
+the end, also while an interruption is cleaned up after.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
 from threading import Lock
 
 from disagg.config import Fleet, Host
 from disagg.errors import ConfigError, DisaggError, FleetError, StartFailed
+from disagg.extras import require
+from disagg.fleet.changes.audit import audited_here
+from disagg.fleet.changes.fleet_locks import FleetLocks, LockedPlace, kept, places
+from disagg.fleet.changes.hooks import Change
 from disagg.fleet.changes.tokens import require_own
 from disagg.fleet.lifecycle.base import ProcessState, Server, ServerOutcome, ServerResult
 from disagg.fleet.lifecycle.deployed import DeployedServer
-from disagg.fleet.lifecycle.held import HeldServers
 from disagg.fleet.lifecycle.local import Argv, LocalServer, server_argv
-from disagg.fleet.lifecycle.other_servers import stop_other_fleet, stop_other_hosts, stop_recorded
+from disagg.fleet.lifecycle.other_servers import other_places, stop_other_fleet, stop_other_host, stop_recorded
 from disagg.fleet.lifecycle.state import State
 from disagg.fleet.lifecycle.status.health import poll_host
 from disagg.fleet.lifecycle.status.host_status import HostStatus
 from disagg.fleet.lifecycle.turns import Row, rows
 from disagg.fleet.machine import interruption
-from disagg.fleet.machine.connect import Connect, machine_for
+from disagg.fleet.machine.connect import Connect, Machines, machine_for
 from disagg.fleet.machine.fan_out import each
+from disagg.fleet.services import needs
 
 GRACE_S = 30.0
 """From SIGTERM to SIGKILL: longer than the 20 s in which a server finishes its requests."""
@@ -41,7 +46,7 @@ OnProgress = Callable[[str, str], None]
 class FleetServers:
     """Starts and stops a fleet's servers. argv: builds a local server's command line. connect: reaches other hosts.
     break_lock: take over the locks of hosts that other commands hold. own_session: local servers run on after this
-    program."""
+    program. locks: of a command that this is a part of; it holds those of all hosts, and the fleet's."""
 
     fleet: Fleet
     state: State
@@ -51,31 +56,31 @@ class FleetServers:
     connect: Connect = machine_for
     break_lock: bool = False
     own_session: bool = True
+    locks: FleetLocks | None = None
     _begun: list[Host] = field(default_factory=list)
     _down: list[Host] = field(default_factory=list)
-    _held: HeldServers = field(init=False)
     _guard: Lock = field(default_factory=Lock)
 
-    def __post_init__(self) -> None:
-        self._held = HeldServers(self._server)
-
     def start(self, names: Sequence[str] = (), timeout_s: float = 300.0) -> list[ServerResult]:
-        """Start every named host that does not run, and wait until each is healthy, failed or slow.
+        """Start every named host that does not run, and wait until each is healthy, failed or slow. HostLocked, with
+        nothing changed, if another command changes one.
 
         An interruption stops what this call started.
         """
         hosts, others = self._selected(names)
-        with self.state.locked("start"):
+        with self._changing(hosts, "start") as unreleased:
             self._prepare(hosts)
             self._begun.clear()
             try:
-                return self._all(hosts, "start", lambda server: self._start(server, timeout_s)) + others
+                results = self._all(hosts, "start", lambda server: self._start(server, timeout_s))
             except BaseException:  # also an interruption: no server stays half started
                 self._undo(self._begun, "stop", self._stop)
                 raise
+        return [*_settled(results, unreleased), *others]
 
     def stop(self, names: Sequence[str] = (), everything: bool = False) -> list[ServerResult]:
-        """Stop every named host; without names also local servers that hosts.toml no longer lists.
+        """Stop every named host; without names also local servers that hosts.toml no longer lists. HostLocked as of
+        `start`.
 
         everything: also all other servers of disagg on the machines of these hosts. On this machine these are the
         servers of other fleets, named `HOST of FLEET`; on a deployed machine hosts that are not in hosts.toml, named
@@ -89,22 +94,34 @@ class FleetServers:
     def _stop_own(self, hosts: Sequence[Host], names: Sequence[str], everything: bool) -> list[ServerResult]:
         if all(host.placement.spawned for host in hosts) and not self.state.exists():
             return self._all(hosts, "stop", self._stop)  # there is nothing to lock
-        with self.state.locked("stop"):
+        with ExitStack() as stack:
+            machines = stack.enter_context(Machines(self.connect))
+            more = other_places(self.fleet, hosts, machines) if everything else []
+            why = "stop --all" if everything else "stop"
+            unreleased = stack.enter_context(self._changing(hosts, why, more, machines, if_full=True))
             results = self._all(hosts, "stop", self._stop)
             if not names:
                 removed = [name for name in self.state.recorded_hosts() if name not in self.fleet.hosts]
                 results += [stop_recorded(self.state, name, name, self.grace_s) for name in removed]
-            return results + (stop_other_hosts(self.fleet, hosts, self.connect, self.break_lock) if everything else [])
+            results += [stop_other_host(machines[place.machine], place) for place in more]
+        return _settled(results, unreleased)
 
-    def restart(self, names: Sequence[str] = (), timeout_s: float = 300.0, at_once: bool = False) -> list[ServerResult]:
+    def restart(
+        self,
+        names: Sequence[str] = (),
+        timeout_s: float = 300.0,
+        at_once: bool = False,
+        within: AbstractContextManager[Change] | None = None,
+    ) -> list[ServerResult]:
         """Stop and start every named host, one after the other within a model (at_once: all at the same time). Each has
-        `timeout_s` to become healthy. Hosts that do not run are started.
+        `timeout_s` to become healthy. Hosts that do not run are started. HostLocked as of `start`. within: entered
+        under the locks, and told how it ended.
 
         An interruption starts what this call has stopped, without waiting for it to be healthy.
         """
         hosts, others = self._selected(names)
         leaders = {row[0][0].name: row for row in rows(hosts, at_once)}
-        with self.state.locked("restart"):
+        with self._changing(hosts, "restart") as unreleased, within or nullcontext(Change("restart", ())) as change:
             self._prepare(hosts)
             self._down.clear()
             try:
@@ -115,8 +132,34 @@ class FleetServers:
             except BaseException:  # also an interruption: a host that served must not stay without its server
                 self._undo(self._down, "restart", self._bring_back)
                 raise
-        done = {result.host: result for outcome in outcomes for result in outcome.value or ()}
-        return [done[host.name] for host in hosts] + others
+            done = {result.host: result for outcome in outcomes for result in outcome.value or ()}
+            results = [done[host.name] for host in hosts] + others
+            errors = {one.host: one.error for one in results if one.error is not None}
+            change.end(errors, all(one.ok for one in results))
+        return _settled(results, unreleased)
+
+    @contextmanager
+    def _changing(
+        self,
+        hosts: Sequence[Host],
+        why: str,
+        more: Sequence[LockedPlace] = (),
+        machines: Machines | None = None,
+        *,
+        if_full: bool = False,
+    ) -> Iterator[Mapping[str, DisaggError]]:
+        """Within, no other command changes these hosts. Yields what has afterwards the hosts whose lock could not be
+        given back, and why. more: places beside theirs. machines: the connections to use. if_full: see FleetLocks."""
+        if self.locks is not None:
+            yield {}
+            return
+        with ExitStack() as stack:
+            stack.enter_context(self.state.locked(why))
+            machines = machines or stack.enter_context(Machines(self.connect))
+            self.locks = FleetLocks(machines, why, self.break_lock, if_full)
+            stack.callback(setattr, self, "locks", None)
+            wanted = [*places([host for host in hosts if host.placement.deployed]), *more]
+            yield stack.enter_context(kept(self.locks, wanted))
 
     def _selected(self, names: Sequence[str]) -> tuple[list[Host], list[ServerResult]]:
         """The named hosts that disagg manages, and the results for the others."""
@@ -126,19 +169,17 @@ class FleetServers:
 
     def _undo(self, hosts: Sequence[Host], why: str, action: Callable[[Server], ServerResult]) -> None:
         """Clean up after an interruption. The command then has no results, so a failure is reported as progress."""
-        try:
-            for result in self._all(list(hosts), why, action):
-                if result.error is not None:
-                    self.report(result.host, f"failed: {result.error}")
-        finally:
-            self._held.release()
+        for result in self._all(list(hosts), why, action):
+            if result.error is not None:
+                self.report(result.host, f"failed: {result.error}")
 
     def _prepare(self, hosts: Sequence[Host]) -> None:
         """Create or check the token before any server is touched. ConfigError for one that would wait for a missing
         node."""
         for host in hosts:
             self.fleet.require_all_nodes(host)
-        if any(host.placement.spawned for host in hosts):
+        if spawned := [host for host in hosts if host.placement.spawned]:
+            require(*(extra for host in spawned if host.python is None for extra in needs(host)))
             self.state.prepare(self.fleet)
         elif hosts and not self.state.has_token():
             raise ConfigError(
@@ -155,18 +196,16 @@ class FleetServers:
         ]
 
     def _one(self, host: Host, why: str, action: Callable[[Server], ServerResult]) -> ServerResult:
-        """The action's result on one host, which no other command changes meanwhile. A DisaggError becomes a failed
-        result. why: the command."""
+        """The action's result on one host. A DisaggError becomes a failed result. why: the command."""
         began = time.monotonic()
         try:
-            # Stopping needs no room on the host's disk.
-            full = action == self._stop
-            with self._held.changing(
-                host, why, break_lock=self.break_lock, if_full=full, keep=self._needs_undoing
-            ) as server:
-                return action(server)
+            with audited_here(self.state.audit_file(host.name), why) if host.placement.spawned else nullcontext():
+                result = action(self._server(host))
         except DisaggError as error:
-            return ServerResult(host.name, "failed", time.monotonic() - began, error)
+            result = ServerResult(host.name, "failed", time.monotonic() - began, error)
+        if result.error is not None and self.locks is not None:
+            self.locks.failed(host.name, result.error)
+        return result
 
     def _restart_in_turn(self, row: Row, timeout_s: float) -> list[ServerResult]:
         """Restart the hosts of one turn after the other, until one does not come back."""
@@ -178,16 +217,11 @@ class FleetServers:
                 results += [ServerResult(host.name, "left") for host in turn]
         return results
 
-    @contextmanager
-    def _server(self, host: Host) -> Iterator[Server]:
+    def _server(self, host: Host) -> Server:
         if host.placement.spawned:
-            yield LocalServer(self.fleet, host, self.state, self.argv, self.grace_s, self.own_session)
-            return
-        server = DeployedServer(host, self.connect(host))
-        try:
-            yield server
-        finally:
-            server.close()
+            return LocalServer(self.fleet, host, self.state, self.argv, self.grace_s, self.own_session)
+        assert self.locks is not None, "a deployed host is changed under its lock"
+        return DeployedServer(host, self.locks.machine(host))
 
     # One host
 
@@ -224,10 +258,6 @@ class FleetServers:
         if process.earlier_release and result.outcome == "failed" and result.error is not None:
             result.error.hint = _with_rollback(result.error.hint, server.host)
         return result
-
-    def _needs_undoing(self, host: Host) -> bool:
-        with self._guard:
-            return host in (*self._begun, *self._down)
 
     def _not_down(self, host: Host) -> None:
         """Remove the host from those that an interruption starts again."""
@@ -291,6 +321,13 @@ class FleetServers:
         killed = server.stop()
         outcome: ServerOutcome = "killed" if killed else "stopped" if running else "not running"
         return ServerResult(server.host.name, outcome, time.monotonic() - began if running else 0.0)
+
+
+def _settled(results: Sequence[ServerResult], unreleased: Mapping[str, DisaggError]) -> list[ServerResult]:
+    """The results, now that the locks are given back: failed where they could not be."""
+    return [
+        replace(one, outcome="failed", error=unreleased[one.host]) if one.host in unreleased else one for one in results
+    ]
 
 
 def _with_rollback(hint: str, host: Host) -> str:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from disagg.api.names import LOG_FILE_VARIABLE
 from disagg.config import Fleet, Host
 from disagg.errors import FleetError, PortInUse, StartFailed
-from disagg.fleet.changes.audit import audited_here
 from disagg.fleet.lifecycle.base import LAST_LINES, UNDECIDED, ProcessState, start_failed
 from disagg.fleet.lifecycle.elsewhere import started_elsewhere
 from disagg.fleet.lifecycle.state import ProcessRecord, State
@@ -44,10 +42,6 @@ class LocalServer:
     def undecided_states(self) -> tuple[HealthState, ...]:
         """See Server. The record states whether the process runs, so a server that does not answer is "loading"."""
         return UNDECIDED
-
-    def changing(self, why: str, break_lock: bool, if_full: bool = False) -> AbstractContextManager[None]:
-        """See Server. The lock of the fleet's state is held already."""
-        return audited_here(self.state.audit_file(self.host.name), why)
 
     def inspect(self) -> ProcessState:
         """See Server."""
@@ -106,9 +100,6 @@ class LocalServer:
     def last_lines(self) -> list[str]:
         """See Server."""
         return self.state.log_tail(self.host.name, LAST_LINES)
-
-    def close(self) -> None:
-        """See Server. There is no connection to close."""
 
 
 def recorded_pid(state: State, name: str) -> int | None:

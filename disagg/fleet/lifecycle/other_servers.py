@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from contextlib import closing
 
 from disagg.config import Fleet, Host
+from disagg.config.addresses import same_machine
 from disagg.errors import DisaggError
 from disagg.fleet.changes.audit import audited_here
+from disagg.fleet.changes.fleet_locks import LockedPlace
 from disagg.fleet.facts.server import read_server_facts
 from disagg.fleet.lifecycle.base import ServerOutcome, ServerResult
-from disagg.fleet.lifecycle.deployed import changing_there, hosts_there, stop_there
+from disagg.fleet.lifecycle.deployed import hosts_there, stop_there
 from disagg.fleet.lifecycle.local import end_recorded, recorded_pid
 from disagg.fleet.lifecycle.state import State
 from disagg.fleet.machine.base import Machine
-from disagg.fleet.machine.connect import Connect
+from disagg.fleet.machine.connect import Machines
 from disagg.fleet.machine.fan_out import each
 
 
@@ -47,24 +48,24 @@ def stop_other_fleet(state: State, grace_s: float) -> list[ServerResult]:
         return [ServerResult(f"fleet {fleet}", "failed", error=error)]
 
 
-def stop_other_hosts(fleet: Fleet, hosts: Sequence[Host], connect: Connect, break_lock: bool) -> list[ServerResult]:
-    """Stop what is deployed on these hosts' machines under names that the fleet does not have."""
+def other_places(fleet: Fleet, hosts: Sequence[Host], machines: Machines) -> list[LockedPlace]:
+    """What is deployed on these hosts' machines under names that the fleet does not have. A machine that does not
+    answer has a failed result of its own."""
+    found = each([host for host in hosts if host.placement.deployed], lambda host: hosts_there(machines[host]))
+    places = {
+        (same_machine(one.host.address), name): LockedPlace(one.host, name)
+        for one in found
+        for name in one.value or ()
+        if name not in fleet.hosts
+    }
+    return list(places.values())
 
-    def stop(host: Host) -> list[ServerResult]:
-        with closing(connect(host)) as machine:
-            names = [name for name in hosts_there(machine) if name not in fleet.hosts]
-            return [_stop_other_host(machine, name, host, break_lock) for name in names]
 
-    outcomes = each([host for host in hosts if host.placement.deployed], stop)
-    # A machine that does not answer has a failed result of its own already.
-    return [result for outcome in outcomes for result in outcome.value or ()]
-
-
-def _stop_other_host(machine: Machine, name: str, host: Host, break_lock: bool) -> ServerResult:
-    began, shown = time.monotonic(), f"{name} on {host.name}"
+def stop_other_host(machine: Machine, place: LockedPlace) -> ServerResult:
+    """Stop a server that `other_places` found, under its lock. A DisaggError becomes a failed result."""
+    began, shown = time.monotonic(), f"{place.name} on {place.machine.name}"
     try:
-        with changing_there(machine, name, "stop --all", break_lock, if_full=True):
-            stop_there(machine, name, read_server_facts(machine, name, None))
+        stop_there(machine, place.name, read_server_facts(machine, place.name, None))
     except DisaggError as error:
         return ServerResult(shown, "failed", time.monotonic() - began, error)
     return ServerResult(shown, "stopped", time.monotonic() - began)

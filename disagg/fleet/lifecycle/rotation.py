@@ -14,26 +14,27 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from typing import Final, NamedTuple
 
 from disagg.config import Fleet, Host
-from disagg.errors import FleetError
+from disagg.errors import DisaggError, FleetError
+from disagg.fleet.changes.fleet_locks import FleetLocks, kept, places
 from disagg.fleet.changes.tokens import read_there, require_own, shown
 from disagg.fleet.facts.paths import HostPaths
 from disagg.fleet.facts.server import read_server_facts
-from disagg.fleet.lifecycle.deployed import changing_there
 from disagg.fleet.lifecycle.state import State
 from disagg.fleet.lifecycle.status.health import poll_host
 from disagg.fleet.lifecycle.status.host_status import HostStatus
 from disagg.fleet.machine import interruption
 from disagg.fleet.machine import process as local
-from disagg.fleet.machine.connect import Connect, machine_for
+from disagg.fleet.machine.base import Machine
+from disagg.fleet.machine.connect import Connect, Machines, machine_for
 from disagg.fleet.machine.fan_out import each
 from disagg.token import token_digest, tokens_text
 
+WHY: Final = "token rotate"
 _ACCEPT_S: Final = 15.0
 """How long a server may take to accept a token that was added to its file; it reads the file for each request."""
 GRACE_S: Final = 12.0
@@ -65,21 +66,35 @@ class Rotation:
     grace_s: float = GRACE_S
 
     def run(self) -> Rotated:
-        """Carry it out, or go on with it. FleetError if a host could not be changed: the fleet serves as before, and
-        the next `run` goes on."""
-        with self.state.locked("token rotate"), self.state.tokens_locked("token rotate"):
-            if (new := self.state.ensure_next_token()) is not None:
-                old = next(token for token in self.state.tokens() if token != new)
-                self._everywhere((old, new), check=True)
-                self._here(old, new)
-                self._everywhere((new, old))
-                self.state.write_tokens((new, old))
-                self.state.drop_next_token()
-            interruption.sleep(self.grace_s)
-            current, *others = self.state.tokens()
-            self._everywhere((current,))
-            self.state.write_tokens((current,))
-            return Rotated(others[-1] if others else current, current)
+        """Carry it out, or go on with it. HostLocked, with nothing changed, if another command changes a host.
+        FleetError if a host could not be changed: the fleet serves as before, and the next `run` goes on."""
+        with (
+            self.state.locked(WHY),
+            self.state.tokens_locked(WHY),
+            Machines(self.connect) as machines,
+        ):
+            locks = FleetLocks(machines, WHY, self.break_lock)
+            with kept(locks, places(self.fleet.deployed_hosts)) as unreleased:
+                for error in locks.left_out.values():
+                    raise _again(error)
+                rotated = self._run(locks)
+            for name, lost in unreleased.items():
+                self.report(name, lost.message)
+            return rotated
+
+    def _run(self, locks: FleetLocks) -> Rotated:
+        if (new := self.state.ensure_next_token()) is not None:
+            old = next(token for token in self.state.tokens() if token != new)
+            self._everywhere(locks, (old, new), check=True)
+            self._here(old, new)
+            self._everywhere(locks, (new, old))
+            self.state.write_tokens((new, old))
+            self.state.drop_next_token()
+        interruption.sleep(self.grace_s)
+        current, *others = self.state.tokens()
+        self._everywhere(locks, (current,))
+        self.state.write_tokens((current,))
+        return Rotated(others[-1] if others else current, current)
 
     def _here(self, old: str, new: str) -> None:
         """Add the new token to this machine's file, which servers of local hosts read."""
@@ -92,34 +107,34 @@ class Rotation:
             self.state.write_tokens((old,))
             raise
 
-    def _everywhere(self, tokens: tuple[str, ...], check: bool = False) -> None:
+    def _everywhere(self, locks: FleetLocks, tokens: tuple[str, ...], check: bool = False) -> None:
         """Write the tokens on every host. The first failure is raised when all hosts are through. check: a running
         server must accept the last one, else it is taken out again; the order of the tokens there does not matter."""
-        written = each(self.fleet.deployed_hosts, lambda host: self._write(host, tokens, check))
-        failed = [outcome for outcome in written if not outcome.ok]
-        if failed and (error := failed[0].error) is not None:
-            again = "the fleet serves as before; go on with: disagg token rotate"
-            error.hint = f"{error.hint}; {again}" if error.hint else again
-            raise error
 
-    def _write(self, host: Host, tokens: tuple[str, ...], check: bool) -> None:
-        with (
-            closing(self.connect(host)) as machine,
-            changing_there(machine, host.name, "token rotate", self.break_lock, if_full=False),
-        ):
-            if not (before := read_there(machine, host)):  # nothing is deployed there
-                return
-            require_own(tokens, [token_digest(token) for token in before], host.name)
-            path = HostPaths("~", host.name).token
-            if before != tokens and not (check and set(tokens).issubset(before)):
-                machine.write(path, tokens_text(tokens).encode(), mode=0o600)
-                self.report(host.name, f"has {shown(tokens)}")
-            try:
-                if check:
-                    self._accepts(host, tokens[-1], lambda: read_server_facts(machine, host.name, None).pid is not None)
-            except FleetError:
-                machine.write(path, tokens_text(before).encode(), mode=0o600)
-                raise
+        def write(host: Host) -> None:
+            self._write(host, locks.machine(host), tokens, check)
+
+        failed = [one for one in each(self.fleet.deployed_hosts, write) if one.error is not None]
+        for one in failed:
+            if one.error is not None:
+                locks.failed(one.host.name, one.error)
+        if failed and (error := failed[0].error) is not None:
+            raise _again(error)
+
+    def _write(self, host: Host, machine: Machine, tokens: tuple[str, ...], check: bool) -> None:
+        if not (before := read_there(machine, host)):  # nothing is deployed there
+            return
+        require_own(tokens, [token_digest(token) for token in before], host.name)
+        path = HostPaths("~", host.name).token
+        if before != tokens and not (check and set(tokens).issubset(before)):
+            machine.write(path, tokens_text(tokens).encode(), mode=0o600)
+            self.report(host.name, f"has {shown(tokens)}")
+        try:
+            if check:
+                self._accepts(host, tokens[-1], lambda: read_server_facts(machine, host.name, None).pid is not None)
+        except FleetError:
+            machine.write(path, tokens_text(before).encode(), mode=0o600)
+            raise
 
     def _runs_here(self, host: Host) -> bool:
         """Whether the server runs that this machine started for the host."""
@@ -134,6 +149,13 @@ class Rotation:
             if time.monotonic() > deadline:
                 raise _not_accepted(host, status)
             interruption.sleep(0.2)
+
+
+def _again(error: DisaggError) -> DisaggError:
+    """The error, with what to do about the rotation."""
+    again = "the fleet serves as before; go on with: disagg token rotate"
+    error.hint = f"{error.hint}; {again}" if error.hint else again
+    return error
 
 
 def _not_accepted(host: Host, status: HostStatus) -> FleetError:

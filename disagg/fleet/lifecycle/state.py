@@ -5,7 +5,7 @@ $XDG_STATE_HOME/disagg/<fleet name>-<hash of the file's path>/     mode 0700
     <host>.pid    the process that is this host's server (JSON)
     <host>.log    output of that process; <host>.log.1 is the run before, or what was written before the log was full
     <host>.audit  which commands changed the host, when, by whom
-    lock          held while a command starts or stops servers
+    lock          held by the command that starts or stops servers, rolls out or rotates the token
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ import fcntl
 import json
 import os
 import secrets
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from disagg.config import Fleet, Host
-from disagg.errors import ConfigError, FleetError
+from disagg.errors import ConfigError, FleetError, HostLocked
 from disagg.files import create_file, replace_file
 from disagg.fleet.changes.audit import audit_file
+from disagg.fleet.changes.lock import LockHolder
 from disagg.fleet.lifecycle.loglines import end_of_run
 from disagg.token import (
     TOKEN_FILE_VARIABLE,
@@ -118,6 +118,11 @@ class State:
     def next_token(self) -> str | None:
         """The token that a rotation is about to make current, if one has begun and has not come so far."""
         return read_tokens(self._next_token_file)[0] if self._next_token_file.exists() else None
+
+    @property
+    def rotating(self) -> bool:
+        """Whether a rotation has begun on this machine and is not finished."""
+        return self.next_token() is not None or len(self.tokens()) > 1
 
     def ensure_next_token(self) -> str | None:
         """The token that a rotation makes current; a new one if none has begun. None if it is current already, and the
@@ -235,18 +240,17 @@ class State:
             return before if empty and before.is_file() else log
 
     @contextmanager
-    def locked(self, what: str, timeout_s: float = 10.0, name: str = "lock") -> Iterator[None]:
-        """Hold the fleet's lock, so that two commands do not interleave. FleetError names the command that holds it.
-
-        name: of the lock's file. A command that consists of others holds one of its own around theirs."""
+    def locked(self, why: str) -> Iterator[None]:
+        """Hold the fleet's lock, so that two commands do not interleave. HostLocked names the command that holds it.
+        why: this command."""
         self._make()
-        with _locked(self.folder / name, what, timeout_s):
+        with _locked(self.folder / "lock", why):
             yield
 
     @contextmanager
-    def tokens_locked(self, what: str, timeout_s: float = 10.0) -> Iterator[None]:
-        """Hold the lock of the token's file, which all clones of the fleet share. FleetError as of `locked`."""
-        with _locked(self.token_file.with_name(f"{self.token_file.name}.lock"), what, timeout_s):
+    def tokens_locked(self, why: str) -> Iterator[None]:
+        """Hold the lock of the token's file, which all clones of the fleet share. HostLocked as of `locked`."""
+        with _locked(self.token_file.with_name(f"{self.token_file.name}.lock"), why):
             yield
 
     def _make(self) -> None:
@@ -270,30 +274,27 @@ def _tail(path: Path) -> list[str]:
 
 
 @contextmanager
-def _locked(path: Path, what: str, timeout_s: float) -> Iterator[None]:
+def _locked(path: Path, why: str) -> Iterator[None]:
     with _reported(path):
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        _acquire(descriptor, time.monotonic() + timeout_s)
-        note = f"disagg {what} (pid {os.getpid()}, since {time.strftime('%H:%M:%S')})"
+        _acquire(descriptor)
         with suppress(OSError):  # the note is only for error messages: on a full disk, stopping must still work
             os.truncate(descriptor, 0)
-            os.pwrite(descriptor, note.encode(), 0)
+            os.pwrite(descriptor, str(LockHolder.this_process(why)).encode(), 0)
         yield
     finally:
         os.close(descriptor)
 
 
-def _acquire(descriptor: int, deadline: float) -> None:
-    while True:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return
-        except BlockingIOError:
-            if time.monotonic() > deadline:
-                holder = os.pread(descriptor, 200, 0).decode("utf-8", "replace") or "another disagg command"
-                raise FleetError(f"the fleet is busy: {holder}", "wait until that command has ended") from None
-            time.sleep(0.1)
+def _acquire(descriptor: int) -> None:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        holder = os.pread(descriptor, 400, 0).decode("utf-8", "replace") or "another disagg command holds it"
+        raise HostLocked(
+            f"the fleet is locked on this machine: {holder}", "nothing was changed; wait until that command has ended"
+        ) from None
 
 
 def _write_private(path: Path, text: str, once: bool = False) -> None:

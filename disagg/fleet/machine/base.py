@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
 
+from disagg.fleet.machine.shell import Fence
 from disagg.fleet.machine.upload import OnMoved
 
 MAX_OUTPUT: Final = 1 << 18
@@ -37,7 +38,10 @@ class CommandResult:
 
 
 class Machine(Protocol):
-    """One machine. Safe to use from one thread at a time; `close` from any."""
+    """One machine. Safe to use from one thread at a time; `close` from any. fences: what everything that runs, writes
+    or reads there compares first; the error of one that does not hold is raised."""
+
+    fences: tuple[Fence, ...]
 
     @property
     def name(self) -> str:

@@ -42,6 +42,8 @@ class Invocation:
 class ShellMachine(ABC):
     """Machine, implemented on one abstract method, `execute`."""
 
+    fences: tuple[shell.Fence, ...] = ()
+
     @property
     @abstractmethod
     def name(self) -> str:
@@ -71,7 +73,7 @@ class ShellMachine(ABC):
         """See Machine."""
         if script is None and not argv:
             raise FleetError("there is no command to run")
-        program = shell.program(argv, script, environment)
+        program = shell.program(argv, script, environment, fences=self.fences)
         return self._run(tuple(argv), Invocation(program, OutputStream(on_line), OutputStream(on_line), timeout))
 
     def put_tree(
@@ -90,7 +92,7 @@ class ShellMachine(ABC):
             sent = self._send_parts(parts, large, moved) if large else 0
             words = [word for file in large for word in (file.part, file.digest(), file.mode, file.name)]
             argv = (target, parts, *words) if large else (target,)
-            program = shell.program(argv, shell.PUT_TREE, takes_input=True)
+            program = shell.program(argv, shell.PUT_TREE, takes_input=True, fences=self.fences)
             payload = Payload(archive.stream, moved.add)
             invocation = Invocation(program, OutputStream(), OutputStream(), timeout, payload)
             self._require(self._run(("put_tree", target), invocation), f"cannot put {len(files)} files into {target}")
@@ -108,21 +110,22 @@ class ShellMachine(ABC):
                 continue
             with file.after(offset) as rest:
                 argv = (f"{parts}/{file.part}", str(offset))
-                program, payload = shell.program(argv, shell.APPEND, takes_input=True), Payload(rest, moved.add)
-                invocation = Invocation(program, OutputStream(), OutputStream(), _STALLED_S, payload)
+                program = shell.program(argv, shell.APPEND, takes_input=True, fences=self.fences)
+                invocation = Invocation(program, OutputStream(), OutputStream(), _STALLED_S, Payload(rest, moved.add))
                 self._require(self._run(("put_tree", file.name), invocation), f"cannot send {file.name}")
             sent += file.size - offset
         return sent
 
     def write(self, path: str, content: bytes, *, mode: int = 0o644) -> None:
         """See Machine."""
-        program = shell.program((path, f"{mode:o}", str(len(content))), shell.WRITE, takes_input=True)
+        argv = (path, f"{mode:o}", str(len(content)))
+        program = shell.program(argv, shell.WRITE, takes_input=True, fences=self.fences)
         invocation = Invocation(program, OutputStream(), OutputStream(), _SMALL_S, Payload(io.BytesIO(content)))
         self._require(self._run(("write", path), invocation), f"cannot write {path}")
 
     def read(self, path: str, *, limit: int = 1 << 20) -> bytes | None:
         """See Machine."""
-        program = shell.program((path, str(limit)), shell.READ)
+        program = shell.program((path, str(limit)), shell.READ, fences=self.fences)
         invocation = Invocation(program, OutputStream(keep=max(limit, MAX_OUTPUT)), OutputStream(), _SMALL_S)
         result = self._run(("read", path), invocation)
         if not result.ok and result.stderr.rstrip().endswith(("No such file", "No such file or directory")):
@@ -140,6 +143,8 @@ class ShellMachine(ABC):
                 + (f"; its last output:\n{output}" if output else ""),
                 f"look why it takes so long: disagg ssh {self.name}",
             ) from None
+        if (lost := shell.fenced(self.fences, code, invocation.stderr.text)) is not None:
+            raise lost
         if invocation.payload is not None and invocation.payload.error is not None:
             raise invocation.payload.error
         if invocation.stdout.pid is None or invocation.stderr.pid is None:

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
 
-from disagg.errors import FleetError
+from disagg.errors import DisaggError, FleetError
 
 MARK = b"@disagg "
 """Starts the line before the program's own output; login shells may print a greeting before it."""
@@ -36,7 +38,13 @@ hang_up() {
 exec 3>&1 >/dev/null 2>&1
 restart() {
   [ -z "$timer" ] || kill "$timer"
-  (trap 'kill "$nap"; exit' TERM; sleep "$1" & nap=$!; wait "$nap" && { end; hang_up; }) 3>&- & timer=$!
+  # $! is known as soon as there is a sleep, a variable a command later. KILL: its copy of this shell may hold TERM back
+  (
+    before=$!
+    trap '[ "$!" = "$before" ] || kill -s KILL "$!"; exit' TERM
+    sleep "$1" &
+    wait "$!" && { end; hang_up; }
+  ) 3>&- & timer=$!
 }
 restart "$1"
 while read -r word rest; do
@@ -158,6 +166,40 @@ exec cat >>"$p"
 """$1: the part. $2: how many bytes of it are there. Standard input: the rest."""
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+FENCED: Final = 76
+"""The exit code of a program that a fence has ended."""
+_FENCE_MARK: Final = "@fence "
+_COMPARE: Final = r"""
+_fence() { _line=; { IFS= read -r _line <"$1"; } 2>/dev/null; [ "$_line" = "$2" ]; }
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Fence:
+    """A file that a program compares before anything else, in the same shell: it runs only while the first line is
+    this one. lost: the error otherwise, from the line that is there; "" without any. unless_gone: a folder without
+    which there is nothing to compare."""
+
+    path: str
+    line: str
+    lost: Callable[[str], DisaggError]
+    unless_gone: str = ""
+
+    def check(self, number: int) -> str:
+        """The shell commands. A file that is not there may be on its way back: they look again."""
+        compare = f"_fence {shlex.quote(self.path)} {shlex.quote(self.line)}"
+        gone = f"[ ! -e {shlex.quote(self.unless_gone)} ] || " if self.unless_gone else ""
+        again = f'{{ [ -z "$_line" ] && sleep 1 && {compare}; }}'
+        ended = f"{{ printf '%s\\n' '{_FENCE_MARK}{number}' \"$_line\" >&2; exit {FENCED}; }}"
+        return f"{gone}{compare} || {again} || {ended}"
+
+
+def fenced(fences: Sequence[Fence], code: int, stderr: str) -> DisaggError | None:
+    """The error if one of these fences has ended a program with this exit code and this output."""
+    mark, _, found = stderr.partition("\n")
+    if code != FENCED or not mark.startswith(_FENCE_MARK):
+        return None
+    return fences[int(mark.removeprefix(_FENCE_MARK))].lost(found.strip())
 
 
 def program(
@@ -166,14 +208,16 @@ def program(
     environment: Mapping[str, str] | None = None,
     *,
     takes_input: bool = False,
+    fences: Sequence[Fence] = (),
 ) -> bytes:
-    """The input of BOOTSTRAP: environment, then the script with argv as $1, $2, ..., or argv as a command."""
+    """The input of BOOTSTRAP: fences, environment, then the script with argv as $1, $2, ..., or argv as a command."""
     for text in (*argv, *(environment or {}).values()):
         if "\0" in text:
             raise FleetError(
                 "an argument or environment value contains a NUL character", "remove it: no command accepts one"
             )
-    lines = [f"export {_name(key)}={shlex.quote(value)}" for key, value in sorted((environment or {}).items())]
+    lines = [_COMPARE, *(fence.check(number) for number, fence in enumerate(fences))] if fences else []
+    lines += [f"export {_name(key)}={shlex.quote(value)}" for key, value in sorted((environment or {}).items())]
     lines.append("cd 2>/dev/null")  # home: a forced command or a container may start elsewhere
     words = " ".join(map(shlex.quote, argv))
     if not takes_input:

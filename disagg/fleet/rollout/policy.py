@@ -15,15 +15,16 @@ Phase = Literal["before", "new", "passed", "failed", "back", "stuck", "outside"]
 right. failed: it did not come up, or its answer is wrong. back: the release from before runs again. stuck: that one
 does not come up either. outside: not a part of the rollout."""
 Action = Literal["restart", "test", "return", "forget"]
-"""restart: run the new release. test: compare its answer. return: run the release from before again. forget: point
-`current` at the release that runs."""
+"""restart: run the new release. test: compare its answer. return: run the release from before again. forget: make the
+release current again that was before the rollout."""
 
 UNDOING: Final[frozenset[Phase]] = frozenset({"failed", "back", "stuck"})
 
 
 @dataclass(frozen=True, slots=True)
 class HostState:
-    """One host of the fleet. serves: its (model, role) pairs. pending: the new release is deployed and does not run."""
+    """One host of the fleet. serves: its (model, role) pairs. pending: the rollout has made the new release current,
+    and nothing was restarted for it."""
 
     name: str
     serves: frozenset[tuple[str, str]]
@@ -63,7 +64,7 @@ def next_turn(hosts: Sequence[HostState], settings: RolloutSettings, undo: bool 
 
 
 def _undo(hosts: Sequence[HostState], settings: RolloutSettings) -> RolloutTurn:
-    pending = [host for host in hosts if host.phase == "before" and host.pending]
+    pending = [host for host in hosts if host.phase in ("before", "outside") and host.pending]
     if pending:  # nothing is restarted, so all at once
         return RolloutTurn(_steps(pending, "forget"))
     changed = [host for host in hosts if host.phase in ("failed", "new", "passed")]

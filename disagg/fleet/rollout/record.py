@@ -24,11 +24,13 @@ RecordedPhase = Literal["passed", "failed", "back", "stuck"]
 
 
 class RolloutRecord(msgspec.Struct):
-    """An unfinished rollout. target, before: releases by host. answers: before the rollout, by kind of host. verdicts:
-    phases by host."""
+    """An unfinished rollout. target, before: the releases that hosts are to run, and that ran. current: those that were
+    current, also of hosts that run their target already. answers: before the rollout, by kind of host. verdicts: phases
+    by host."""
 
     target: dict[str, str]
     before: dict[str, str]
+    current: dict[str, str] = {}
     answers: dict[str, RecordedAnswer] = {}
     verdicts: dict[str, RecordedPhase] = {}
 
@@ -42,7 +44,9 @@ class RolloutRecord(msgspec.Struct):
         def rest(of: Mapping[str, T]) -> dict[str, T]:
             return {name: value for name, value in of.items() if name not in names}
 
-        return RolloutRecord(rest(self.target), rest(self.before), dict(self.answers), rest(self.verdicts))
+        return RolloutRecord(
+            rest(self.target), rest(self.before), rest(self.current), dict(self.answers), rest(self.verdicts)
+        )
 
 
 def phase(target: str, before: str, runs: str, verdict: RecordedPhase | None) -> Phase:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final
 
 from disagg.config import Fleet, Host
-from disagg.errors import DisaggError, FleetError, UsageError
+from disagg.errors import DisaggError, LockLost, UsageError
+from disagg.fleet.changes.fleet_locks import FleetLocks, kept, places
 from disagg.fleet.changes.hooks import HookRunner, around
 from disagg.fleet.deploy.apply import OnStep, ignore
 from disagg.fleet.deploy.deployment import Deployment, DeployResult, Planner
@@ -17,12 +18,12 @@ from disagg.fleet.deploy.plan import refused
 from disagg.fleet.deploy.steps import Plan, Refusal
 from disagg.fleet.deploy.undo import rollback
 from disagg.fleet.facts.host import HostFacts
-from disagg.fleet.facts.server import read_server_facts
+from disagg.fleet.lifecycle.base import ServerResult
 from disagg.fleet.lifecycle.fleet_servers import FleetServers, OnProgress
 from disagg.fleet.lifecycle.state import State
 from disagg.fleet.lifecycle.status.health import poll_host
 from disagg.fleet.machine import interruption
-from disagg.fleet.machine.connect import Connect, machine_for
+from disagg.fleet.machine.connect import Connect, Machines, machine_for
 from disagg.fleet.machine.fan_out import each
 from disagg.fleet.rollout import policy
 from disagg.fleet.rollout.gate import Ask, Gate
@@ -61,6 +62,7 @@ class Rollout:
     connect: Connect = machine_for
     settle_s: float = SETTLE_S
     hooks: HookRunner | None = None
+    _locks: FleetLocks | None = None
     _facts: dict[str, HostFacts] = field(default_factory=dict)
     _phases: dict[str, Phase] = field(default_factory=dict)
     _pending: set[str] = field(default_factory=set)
@@ -83,26 +85,37 @@ class Rollout:
         return record if record.target else None
 
     def plan(self) -> list[DeployResult]:
-        """Each host's plan. Changes nothing. UsageError if an unfinished rollout has other releases or more hosts."""
+        """Each host's plan. Changes nothing. UsageError if an unfinished rollout has other releases or more hosts, or
+        if hosts can only be restarted together."""
         if nodes := [host.name for host in self.hosts if host.engine.nnodes > 1]:
             message = f"{', '.join(nodes)} compute together with other hosts, and start only together"
             raise UsageError(message, "disagg deploy && disagg restart, and roll the others out")
         with self._deployment(self.planner) as deployment:
             planned = deployment.plan()
-        target = {one.host: one.plan.release for one in planned if one.ok and one.plan is not None}
+        target = _target(planned)
         if all(one.ok for one in planned) and not self._earlier().continued_by(target):
             raise UsageError(
                 "a rollout of other releases, or of more hosts, is not finished",
                 "disagg rollout --undo returns its hosts to the releases from before; then repeat this one",
             )
+        if plain := [one.host for one in planned if one.plan is not None and one.plan.at_once]:
+            raise UsageError(
+                f"{', '.join(plain)} runs a disagg from before TLS: it and a host of the new release would hand "
+                "nothing over to each other",
+                "disagg deploy && disagg restart --all-at-once",
+            )
         return planned
 
-    def run(self, planned: Sequence[DeployResult]) -> RolloutReport:
-        """Carry out what `plan` returned. Every host must have a plan."""
+    def run(self) -> RolloutReport:
+        """Carry out what is planned now, under the locks of all its hosts. Raises why a host has no plan, and
+        HostLocked if another command changes one; then nothing was changed."""
         with self._alone():
-            target = {one.host: one.plan.release for one in planned if one.plan is not None}
-            self._begin(target)
-            if all(self._phases[host.name] == "outside" for host in self.hosts):
+            planned = self.plan()
+            for one in planned:
+                if one.error is not None:
+                    raise one.error
+            self._begin(_target(planned))
+            if not any(one.result == "planned" or self._phases[one.host] != "outside" for one in planned):
                 return self._end("")
             if any(one in policy.UNDOING for one in self._phases.values()):
                 return self._in_turns(undo=True)
@@ -114,28 +127,36 @@ class Rollout:
 
     def undo(self) -> RolloutReport:
         """Return the hosts of an unfinished rollout to their releases from before. UsageError if there is none."""
-        with self._alone():
-            record = self.interrupted
-            if record is None:
-                raise UsageError("no rollout of this fleet is unfinished", "disagg rollback goes back one release")
-            self.hosts = [host for host in self.hosts if host.name in record.target]
-            if not self.hosts:
-                raise UsageError(f"the unfinished rollout is of {', '.join(record.target)}", "disagg rollout --undo")
+        record = self.interrupted
+        if record is None:
+            raise UsageError("no rollout of this fleet is unfinished", "disagg rollback goes back one release")
+        self.hosts = [host for host in self.hosts if host.name in {*record.target, *record.current}]
+        if not self.hosts:
+            raise UsageError(f"the unfinished rollout is of {', '.join(record.target)}", "disagg rollout --undo")
+        otherwise = "disagg rollout --undo --exclude {} goes back on the others"
+        with self._alone(otherwise):
             with self._deployment(lambda host, facts: Plan(host.name, facts.current)) as deployment:
                 for one in deployment.plan():
-                    if (error := one.error) is not None:
-                        others = f"disagg rollout --undo --exclude {one.host} goes back on the others"
-                        error.hint = f"{error.hint}; {others}" if error.hint else others
-                        raise error
+                    if one.error is not None:
+                        raise _hinted(one.error, otherwise.format(one.host))
             self._begin(record.target)
             return self._in_turns(undo=True)
 
     # The beginning
 
     @contextmanager
-    def _alone(self) -> Iterator[None]:
-        with self.state.locked(WHY, name="rollout.lock"):
-            yield
+    def _alone(self, otherwise: str = "") -> Iterator[None]:
+        """Within, no other command changes these hosts. Raises why one is not reached; otherwise: what its error's hint
+        names beside."""
+        with self.state.locked(WHY), Machines(self.connect) as machines:
+            self._locks = FleetLocks(machines, WHY, self.break_lock)
+            with kept(self._locks, places(self.hosts, make=True)) as unreleased:
+                for name, error in self._locks.left_out.items():
+                    raise _hinted(error, otherwise.format(name))
+                yield
+            self._locks = None
+            for name, lost in unreleased.items():
+                self.report(name, lost.message)
 
     @property
     def _changing(self) -> list[str]:
@@ -152,7 +173,7 @@ class Rollout:
             return planner(host, facts)
 
         chosen = self.hosts if hosts is None else hosts
-        return Deployment(chosen, decide, WHY, self.on_step, self.connect)
+        return Deployment(chosen, decide, WHY, self.on_step, self.connect, locks=self._locks)
 
     def _begin(self, target: Mapping[str, str]) -> None:
         """The phase of each host, by its links and the record."""
@@ -161,16 +182,16 @@ class Rollout:
         self._record.verdicts |= earlier.verdicts
         for host in self.hosts:
             name, facts = host.name, self._facts[host.name]
-            alive = facts.serving is not None and facts.serving.alive
-            runs, known = facts.ran if alive else "", name in earlier.target
-            if runs == target[name] and not known:
+            runs = facts.runs
+            self._record.current[name] = earlier.current.get(name, facts.current)
+            if facts.current != self._record.current[name]:
+                self._pending.add(name)
+            if name not in earlier.target and target.get(name, runs) == runs:
                 self._phases[name] = "outside"
                 continue
-            before = earlier.before.get(name, "") if known else facts.ran
+            before = earlier.before.get(name, "") if name in earlier.target else facts.ran
             self._record.target[name], self._record.before[name] = target[name], before
             self._phases[name] = phase(target[name], before, runs, earlier.verdicts.get(name))
-            if facts.current == target[name] != runs:
-                self._pending.add(name)
 
     def _record_answers(self) -> None:
         """What the first host of each kind answers before anything is changed."""
@@ -184,11 +205,12 @@ class Rollout:
         hooks = around(self.hooks, "deploy", self._changing, self._of_changing(self._record.target))
         with hooks as change, self._deployment(self.planner) as deployment:
             self._file.write(self._record)  # until here nothing was changed
-            deployment.plan()
-            done = deployment.carry_out(planned, self.break_lock)
+            done = deployment.carry_out(planned, sure=True)
             change.end({one.host: one.error for one in done if one.error is not None})
-        self._pending |= {one.host for one in done if self._phases[one.host] == "before"}
+        target = _target(planned)
+        self._pending |= {one.host for one in done if self._record.current[one.host] != target.get(one.host)}
         self._errors |= {one.host: one.error for one in done if one.error is not None}
+        self._stop_if_lost(done)
         return all(one.ok for one in done)
 
     # The turns
@@ -239,36 +261,27 @@ class Rollout:
         if action == "test":
             self._test(hosts)
         elif action == "restart":
-            self._require_current(hosts)
             self._restart(hosts, "new", "failed")
         elif action == "forget":
-            self._switch_back(hosts, "before")
-        elif returned := self._switch_back(hosts, "stuck"):
+            self._switch(hosts, self._record.current, "before")
+        elif returned := self._switch(hosts, self._record.before, "stuck"):
             self._restart(returned, "back", "stuck")
+            found = [host for host in returned if self._differs(host.name)]
+            self._switch(found, self._record.current, "stuck")
 
-    def _require_current(self, hosts: Sequence[Host]) -> None:
-        """FleetError if another command has deployed something else meanwhile."""
-
-        def current(host: Host) -> str:
-            with closing(self.connect(host)) as machine:
-                return read_server_facts(machine, host.name, None).current
-
-        for found in each(hosts, current):
-            name = found.host.name
-            if found.value is not None and found.value != self._record.target[name]:
-                raise FleetError(
-                    f"{name}: another command has made release {found.value[:8]} current there",
-                    "disagg rollout --undo returns the hosts of this rollout",
-                )
+    def _differs(self, name: str) -> bool:
+        """Whether another release was current on a host before the rollout than the one that ran."""
+        return self._record.current.get(name, "") not in ("", self._record.before[name])
 
     def _restart(self, hosts: Sequence[Host], up: Phase, down: Phase) -> None:
-        servers = FleetServers(
-            self.fleet, self.state, report=self.report, connect=self.connect, break_lock=self.break_lock
-        )
+        servers = FleetServers(self.fleet, self.state, report=self.report, locks=self._locks)
         names = [host.name for host in hosts]
         self._pending -= set(names)
-        for result in servers.restart(names, self.timeout_s, at_once=True):
-            self._settle(result.host, up if result.ok else down, result.error)
+        results = servers.restart(names, self.timeout_s, at_once=True)
+        for result in results:
+            if not isinstance(result.error, LockLost):
+                self._settle(result.host, up if result.ok else down, result.error)
+        self._stop_if_lost(results)
 
     def _test(self, hosts: Sequence[Host]) -> None:
         for host in hosts:
@@ -281,24 +294,31 @@ class Rollout:
     def _gate(self) -> Gate:
         return Gate(self.ask, self._record.answers)
 
-    def _switch_back(self, hosts: Sequence[Host], failed: Phase) -> list[Host]:
-        """Make the releases from before current again. The hosts on which that succeeded."""
+    def _switch(self, hosts: Sequence[Host], to: Mapping[str, str], failed: Phase) -> list[Host]:
+        """Make these releases current. The hosts on which that succeeded; failed: the phase of the others."""
 
         def decide(host: Host, facts: HostFacts) -> Plan:
-            before = self._record.before[host.name]
-            if not before:
-                return refused(
-                    host, Refusal("no release ran there before the rollout", f"disagg logs --host {host.name}")
-                )
-            return rollback(host, facts, before)
+            release = to.get(host.name) or self._record.before.get(host.name, "")
+            if not release:
+                reason = Refusal("no release was there before the rollout", f"disagg logs --host {host.name}")
+                return refused(host, reason)
+            return rollback(host, facts, release)
 
         with self._deployment(decide, hosts) as deployment:
-            done = deployment.carry_out(deployment.plan(), self.break_lock)
+            done = deployment.carry_out(deployment.plan(), sure=True)
+        self._stop_if_lost(done)
         self._pending -= {one.host for one in done}
         for one in done:
             if one.error is not None:
                 self._settle(one.host, failed, one.error)
         return [host for host, one in zip(hosts, done, strict=True) if one.ok]
+
+    def _stop_if_lost(self, results: Sequence[DeployResult | ServerResult]) -> None:
+        """Raise LockLost if another command has taken a lock from this one. What is done until then is recorded."""
+        for one in results:
+            if isinstance(one.error, LockLost):
+                self._keep()
+                raise one.error
 
     def _settle(self, name: str, reached: Phase, error: DisaggError | None) -> None:
         self._phases[name] = reached
@@ -343,3 +363,14 @@ class Rollout:
         if reached == "outside":
             return self._facts[name].current
         return (self._record.target if reached in ("new", "passed", "failed") else self._record.before).get(name, "")
+
+
+def _target(planned: Sequence[DeployResult]) -> dict[str, str]:
+    """The release of each plan, by host."""
+    return {one.host: one.plan.release for one in planned if one.plan is not None}
+
+
+def _hinted(error: DisaggError, more: str) -> DisaggError:
+    """The error, with something more to do about it."""
+    error.hint = "; ".join(filter(None, (error.hint, more)))
+    return error

@@ -19,7 +19,7 @@ from disagg.fleet.facts.host import HostFacts
 from disagg.fleet.services import launchd, process, systemd
 from disagg.fleet.services.base import Definition, ScriptCommand, Verb
 
-__all__ = ["Command", "Definition", "Verb", "command", "definitions", "program"]
+__all__ = ["Command", "Definition", "Verb", "command", "definitions", "needs", "program"]
 
 
 class _Manager(Protocol):
@@ -34,6 +34,15 @@ _MANAGERS: Final[dict[ServiceManager, _Manager]] = {"systemd": systemd, "launchd
 def program(host: Host) -> str:
     """The Python module that serves a host."""
     return "disagg.gateway" if host.gateway else "disagg.servers"
+
+
+def needs(host: Host) -> tuple[str, ...]:
+    """The extras of disagg without which the program of a host does not start."""
+    if host.gateway:
+        return ("gateway",)
+    if host.engine.name in ("simulated", "vllm-server"):
+        return ("server",)
+    return ("vllm",) if host.engine.name == "vllm" else host.roles
 
 
 def definitions(host: Host, facts: HostFacts) -> tuple[Definition, ...]:

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +88,7 @@ def held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(
         Deployment, "carry_out", lambda *_: [DeployResult("prefill-1", "changed", Plan("prefill-1", "", (step,)))]
     )
+    monkeypatch.setattr(Deployment, "locked", lambda *_: nullcontext())
     return write_fleet(tmp_path, connector="ssh")
 
 

@@ -26,8 +26,21 @@ def test_exec_runs_everywhere_and_marks_each_line_with_its_host(bed: Bed, capsys
     assert sorted(lines) == sorted(f"{name:<12} │ {text}" for name in bed.hosts for text in (name, "a  b"))
 
 
-def test_exec_gives_several_words_to_no_shell(bed: Bed, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("--config", HOSTS_TOML, "exec", "--host", "dgx-spark-1", "--", "echo", "$(id)", "x  y") == 0
+def test_exec_gives_several_words_to_no_shell(bed: Bed, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert (
+        run(
+            "--config",
+            bed.write_hosts_toml(tmp_path / "hosts.toml"),
+            "exec",
+            "--host",
+            "dgx-spark-1",
+            "--",
+            "echo",
+            "$(id)",
+            "x  y",
+        )
+        == 0
+    )
     assert capsys.readouterr().out == "dgx-spark-1 │ $(id) x  y\n"
 
 
@@ -57,8 +70,19 @@ def test_exec_tells_a_host_that_cannot_be_reached_by_its_exit_code(
     assert "dgx-spark-2" in capsys.readouterr().err
 
 
-def test_exec_ends_what_takes_too_long(bed: Bed, capsys: pytest.CaptureFixture[str]) -> None:
-    argv = ("--config", HOSTS_TOML, "exec", "--host", "dgx-spark-1", "--timeout", "1", "--", "sleep", "4327")
+def test_exec_ends_what_takes_too_long(bed: Bed, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    argv = (
+        "--config",
+        bed.write_hosts_toml(tmp_path / "hosts.toml"),
+        "exec",
+        "--host",
+        "dgx-spark-1",
+        "--timeout",
+        "1",
+        "--",
+        "sleep",
+        "4327",
+    )
     assert run(*argv) == 1
     assert "did not end within 1 s and was killed" in capsys.readouterr().err
     there = bed.hosts["dgx-spark-1"]
@@ -100,7 +124,7 @@ def test_ssh_says_what_hosts_toml_says_before_ssh_config(bed: Bed, tmp_path: Pat
     assert argv[:5] == ["ssh", "-l", "admin", "-p", "2222"]
     assert ["-i", str(key)] == argv[argv.index("-i") : argv.index("-i") + 2] and argv.count("-i") == 1
     assert "IdentitiesOnly=yes" in argv and "-t" in argv
-    assert argv[-3:] == ["--", "169.254.150.103", "ls 'a b'"]
+    assert argv[-3:] == ["--", host.address, "ls 'a b'"]
 
 
 def test_ssh_to_this_machine_is_a_usage_error(bed: Bed) -> None:

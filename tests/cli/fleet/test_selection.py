@@ -42,6 +42,7 @@ LACKS: dict[str, set[str]] = {
     "plan-capacity": AS_A_CLIENT,
     "init": AS_A_CLIENT,
     "keys add": ALL_HOSTS,
+    "keys edit": ALL_HOSTS,
     "keys list": ALL_HOSTS,
     "keys revoke": ALL_HOSTS,
     "keys sync": ALL_HOSTS,

@@ -17,6 +17,7 @@ from disagg.fleet.deploy.release import Installation
 from disagg.fleet.facts.host import HostFacts, read_host_facts
 from disagg.fleet.machine.base import CommandResult, Machine
 from disagg.fleet.machine.local import LocalMachine
+from disagg.fleet.machine.shell import Fence
 
 T = TypeVar("T")
 STEP_SCRIPTS = {value for value in vars(scripts).values() if isinstance(value, str)}
@@ -57,7 +58,7 @@ case $1 in
     venv)
         for target; do :; done
         mkdir -p "$target/bin"
-        printf '#!/bin/sh\\nexec {python} "$@"\\n' >"$target/bin/python"
+        printf '#!/bin/sh\\nexec "{python}" "$@"\\n' >"$target/bin/python"
         chmod 755 "$target/bin/python" ;;
     pip) if test -f "$HOME/no-index"; then echo 'error: no index answers' >&2; exit 2; fi ;;
 esac
@@ -158,6 +159,14 @@ class Saboteur:
     @property
     def name(self) -> str:
         return self.inner.name
+
+    @property
+    def fences(self) -> tuple[Fence, ...]:
+        return self.inner.fences
+
+    @fences.setter
+    def fences(self, fences: tuple[Fence, ...]) -> None:
+        self.inner.fences = fences
 
     def run(self, argv: Sequence[str], **options: Any) -> CommandResult:
         if options.get("script") not in STEP_SCRIPTS:

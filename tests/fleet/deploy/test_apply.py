@@ -26,6 +26,7 @@ from disagg.fleet.machine.local import LocalMachine
 from disagg.token import token_digest
 from tests.deadlines import LONG_S
 from tests.fleet.deploy.deploy_site import PACKAGE, Saboteur, Site
+from tests.programs import needs
 from tests.values import of_type, present
 
 NEW_CODE = {**PACKAGE, "disagg/servers/__main__.py": b"VALUE = 2\n"}
@@ -321,10 +322,9 @@ def test_a_second_deployment_at_once_says_who_holds_the_lock_and_leaves_it(site:
     first.start()
     try:
         assert inside.wait(LONG_S)
-        error = site.deploy().error
-        assert isinstance(error, HostLocked)
-        assert f"(pid {os.getpid()})" in error.message and "disagg deploy" in error.message
-        assert "--break-lock" in error.hint
+        with pytest.raises(HostLocked, match=rf"for `disagg deploy` since .* \(pid {os.getpid()}\)") as refused:
+            site.deploy()
+        assert "nothing was changed" in refused.value.hint and "--break-lock" in refused.value.hint
     finally:
         go_on.set()
         first.join()
@@ -362,8 +362,8 @@ def test_a_lock_of_unknown_owner_stays_until_it_is_broken(site: Site, text: str)
 
 def test_the_lock_of_another_machine_stays_until_it_is_broken(site: Site) -> None:
     put_lock(site, others(site, machine="desk", pid=2**22 - 1))
-    error = site.deploy().error
-    assert isinstance(error, HostLocked) and "ada@desk holds it for `disagg deploy` since" in error.message
+    with pytest.raises(HostLocked, match="ada@desk holds it for `disagg deploy` since"):
+        site.deploy()
     assert (site.own / "lock/holder").exists()
     assert site.deploy(break_lock=True).result == "changed"
 
@@ -393,6 +393,7 @@ def test_rollback_goes_back_and_forth(deployed: Site) -> None:
     assert deployed.current() == second
 
 
+@needs("ps")
 def test_a_release_from_before_tls_is_gone_back_to_only_while_it_runs(site: Site) -> None:
     site.package = {name: data for name, data in PACKAGE.items() if not name.startswith("disagg/tls/")}
     assert site.deploy().error is None

@@ -10,6 +10,7 @@ import pytest
 from disagg.fleet.deploy.scripts import ENVIRONMENT
 from tests.deadlines import LONG_S
 from tests.fleets import wait_until
+from tests.programs import needs
 
 QUICKER_UV = """\
 #!/bin/sh
@@ -67,6 +68,7 @@ def building(folder: Path, host: str) -> subprocess.Popen[str]:
     )
 
 
+@needs("ps")
 @pytest.mark.slow
 def test_hosts_of_one_machine_build_their_environment_once(tmp_path: Path) -> None:
     (tmp_path / "uv").write_text(BLOCKED_UV)

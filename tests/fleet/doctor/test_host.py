@@ -268,7 +268,7 @@ def test_an_older_release_that_still_runs_is_to_be_restarted() -> None:
 
 def test_a_server_that_does_not_run_is_to_be_started() -> None:
     check, level, _, hint = only(spark(), "not running")
-    assert (check, level, hint) == ("server", "warning", "disagg start --host dgx-spark-1")
+    assert (check, level, hint) == ("server", "fault", "disagg start --host dgx-spark-1")
 
 
 def test_a_kv_port_that_another_program_has_is_a_fault() -> None:

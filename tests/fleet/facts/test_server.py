@@ -12,6 +12,7 @@ import pytest
 from disagg.config import EngineOptions, Host
 from disagg.fleet.facts.server import PortHolder, ServerFacts, read_server_facts
 from disagg.fleet.machine.local import LocalMachine
+from tests.programs import needs
 from tests.values import present
 
 
@@ -42,6 +43,7 @@ def test_a_machine_without_anything_shows_nothing(home: Path) -> None:
     assert not facts.supervised and facts.port_conflict is None
 
 
+@needs("ps")
 def test_a_running_server_shows_pid_release_and_token(home: Path) -> None:
     deploy(home)
     (home / "token").write_text("secret\n")
@@ -72,6 +74,7 @@ def test_the_supervisors_record_tells_restarts_and_whether_it_lives(home: Path) 
     assert facts.managers == {"process": False} and facts.restarts == 7 and not facts.supervised
 
 
+@needs("ss")
 def test_another_program_on_the_port_is_named(home: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
@@ -81,6 +84,7 @@ def test_another_program_on_the_port_is_named(home: Path) -> None:
     assert (taken, holder.pid) == (port, os.getpid()) and str(holder) == f"{holder.name} (pid {os.getpid()})"
 
 
+@needs("ss")
 def test_a_program_of_a_hostile_name_on_the_port_breaks_nothing(home: Path) -> None:
     code = """if True:
         import socket

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from disagg.errors import ConfigError, FleetError, PortInUse, StartFailed, UsageError
+from disagg.errors import ConfigError, FleetError, HostLocked, PortInUse, StartFailed, UsageError
 from disagg.fleet.lifecycle.fleet_servers import FleetServers
 from disagg.fleet.lifecycle.state import ProcessRecord, State
 from disagg.fleet.machine import process as local
@@ -211,7 +211,7 @@ def test_stop_all_reports_another_fleet_that_is_busy(farm: Farm, tmp_path: Path)
     with other.state.locked("start"):
         *_, busy = farm.lifecycle.stop(everything=True)
     assert (busy.host, busy.outcome) == (f"fleet {other.fleet.path}", "failed")
-    assert "busy: disagg start" in present(busy.error).message
+    assert "for `disagg start` since" in present(busy.error).message
     other.lifecycle.stop()
 
 
@@ -241,10 +241,12 @@ def test_an_interrupted_start_stops_what_it_started_and_nothing_else(farm: Farm)
 
 
 def test_two_starts_at_once_do_not_interleave(farm: Farm) -> None:
-    busy = pytest.raises(FleetError, match=r"busy: disagg start \(pid \d+, since")
-    with farm.state.locked("start"), busy, farm.state.locked("stop", timeout_s=0.2):
+    refused = pytest.raises(
+        HostLocked, match=rf"@{socket.gethostname()} holds it for `disagg start` since .* \(pid \d+\)"
+    )
+    with farm.state.locked("start"), refused, farm.state.locked("stop"):
         pass
-    with farm.state.locked("stop", timeout_s=0.2):
+    with farm.state.locked("stop"):
         pass
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from disagg.config import Host
-from disagg.errors import FleetError, HostUnreachable
+from disagg.errors import FleetError, HostLocked, HostUnreachable
 from disagg.fleet.lifecycle.rotation import GRACE_S, Rotated, Rotation
 from disagg.fleet.lifecycle.state import State
 from disagg.fleet.lifecycle.status.health import poll_host
@@ -214,8 +214,8 @@ def test_two_clones_of_one_fleet_rotate_one_after_the_other(deployed: Yard, tmp_
     def connect(host: Host) -> Machine:
         with (
             clone.locked("token rotate"),
-            pytest.raises(FleetError, match="the fleet is busy: disagg token rotate"),
-            clone.tokens_locked("token rotate", 0.0),
+            pytest.raises(HostLocked, match=r"locked on this machine: .* for `disagg token rotate` since"),
+            clone.tokens_locked("token rotate"),
         ):
             pass
         return LocalMachine(host.name)

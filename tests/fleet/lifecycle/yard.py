@@ -16,12 +16,14 @@ from disagg.fleet.lifecycle.status.health import poll
 from disagg.fleet.machine.local import LocalMachine
 from disagg.fleet.services import supervise
 from tests.fleet.farm import FAKE, make_fleet
+from tests.programs import need
 
 
 class Yard:
     """A fleet of deployed fakes, all on this machine; `deploy` makes a release that behaves as its parameter says."""
 
     def __init__(self, folder: Path, names: tuple[str, ...]) -> None:
+        need("ps")
         self.home = folder / "home"
         self.home.mkdir()
         self.fleet = make_fleet(folder, names, connector="ssh")
@@ -51,7 +53,7 @@ class Yard:
         fake = [sys.executable, str(FAKE), name, host.model, host.address, str(host.port), behaviour]
         fake += ["--config", f"{folder}/hosts.toml", "--host", name]  # as a real server's command line ends
         (folder / "run").write_text(script[: script.rindex("exec ")] + f"unset PYTHONPATH\nexec {shlex.join(fake)}\n")
-        start = f'exec {sys.executable} -P -S {supervise.__file__} "$1" {shlex.quote(str(own))}\n'
+        start = f'exec {shlex.join([sys.executable, "-P", "-S", supervise.__file__])} "$1" {shlex.quote(str(own))}\n'
         (folder / "supervise").write_text(start)
         link = own / "current"
         link.unlink(missing_ok=True)

@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
+from disagg.config import load
 from disagg.fleet.link import LinkEnd, MeasuredLink, MeasurementBounds, far_below, judge, measure, measure_all
 from disagg.fleet.link.measure import PROBE, rounds
 from disagg.fleet.machine.connect import machine_for
 from tests.deadlines import LONG_S, ends_by_itself
-from tests.testbed.bed import Bed
+from tests.testbed.bed import HOSTS_TOML, Bed
 from tests.values import of_type, present
 
 SHORT = MeasurementBounds(seconds=0.5, bytes=64 << 20)
@@ -85,9 +86,9 @@ def test_a_data_address_that_the_receiver_does_not_have_is_named(ends: dict[str,
     assert "mac-studio-2: cannot listen on 10.99.0.1" in present(link.error).message
 
 
-def test_links_that_share_no_machine_are_measured_at_the_same_time(bed: Bed) -> None:
-    one, two = bed.host("dgx-spark-1"), bed.host("dgx-spark-2")
-    four, three = bed.host("mac-studio-1"), bed.host("mac-studio-2")
+def test_links_that_share_no_machine_are_measured_at_the_same_time() -> None:
+    hosts = load(HOSTS_TOML).hosts
+    one, two, four, three = (hosts[name] for name in ("dgx-spark-1", "dgx-spark-2", "mac-studio-1", "mac-studio-2"))
     assert rounds([(one, three), (two, four), (one, four), (two, three)]) == [[0, 1], [2, 3]]
     twin = replace(two, address=one.address)
     assert rounds([(one, three), (twin, four)]) == [[0], [1]]

@@ -36,6 +36,10 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalMachi
     machine.close()
 
 
+SLEEP = f"sleep {50_000 + os.getpid()}"
+"""In no other run of the tests on this machine."""
+
+
 def running(word: str) -> bool:
     for process in psutil.process_iter():
         try:
@@ -102,18 +106,18 @@ def test_what_cannot_be_written_is_told(here: LocalMachine, tmp_path: Path) -> N
 
 def test_a_timeout_kills_the_whole_process_group(here: LocalMachine) -> None:
     with ends_by_itself(), pytest.raises(FleetError, match=r"did not end within 0\.3 s and was killed"):
-        here.run([], script="(trap '' TERM; sleep 5321) | sleep 5321", timeout=0.3)
-    wait_until(lambda: not running("sleep 5321"))
+        here.run([], script=f"(trap '' TERM; {SLEEP}) | {SLEEP}", timeout=0.3)
+    wait_until(lambda: not running(SLEEP))
 
 
 def test_closing_from_another_thread_ends_what_runs(here: LocalMachine) -> None:
     def close_midway() -> None:
-        wait_until(lambda: running("sleep 5322"))
+        wait_until(lambda: running(SLEEP))
         here.close()
 
     closer = threading.Thread(target=close_midway)
     closer.start()
-    assert here.run(["sleep", "5322"]).code == 128 + signal.SIGTERM
+    assert here.run(SLEEP.split()).code == 128 + signal.SIGTERM
     closer.join()
 
 
@@ -135,13 +139,13 @@ def test_an_interruption_ends_local_commands_too() -> None:
 
     def action(host: Host) -> None:
         try:
-            machine_for(host).run(["sleep", "5323"])
+            machine_for(host).run(SLEEP.split())
         except Cancelled as error:
             errors.append(error)
             raise
 
     def interrupt() -> None:
-        wait_until(lambda: running("sleep 5323"))
+        wait_until(lambda: running(SLEEP))
         os.kill(os.getpid(), signal.SIGINT)
 
     interrupter = threading.Thread(target=interrupt)
@@ -149,4 +153,4 @@ def test_an_interruption_ends_local_commands_too() -> None:
     with pytest.raises(KeyboardInterrupt):
         each([host], action)
     interrupter.join()
-    assert len(errors) == 1 and not running("sleep 5323")
+    assert len(errors) == 1 and not running(SLEEP)

@@ -5,9 +5,14 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
+import psutil
+import pytest
+
 from disagg.fleet.machine import shell
 from disagg.fleet.machine.tree import packed
 
+SLEEP_S = 4321.5
+"""Of no other sleep on this machine."""
 ENDED_AFTER_FIRST_MV = 'mv() { command mv "$@" || return 1; if [ "$1" = -f ]; then kill -s TERM $$; fi; }\n'
 
 
@@ -20,3 +25,18 @@ def test_a_folder_that_was_to_be_replaced_is_there_again_where_that_is_broken_of
     assert done.returncode == 1, done.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["tree"]
     assert [path.name for path in (tmp_path / "tree").iterdir()] == ["old"]
+
+
+@pytest.mark.parametrize("sh", ["sh", "bash"])
+def test_a_guard_leaves_no_sleep_behind_however_soon_its_client_goes(sh: str) -> None:
+    """Each message replaces the sleep that the one before has begun, and the end comes while the last one begins."""
+    program = shell.program([f"{SLEEP_S}"], shell.GUARD, takes_input=True)
+    argv = [sh, "-c", shell.BOOTSTRAP.replace("/bin/sh", sh)]
+    pipe, null = subprocess.PIPE, subprocess.DEVNULL
+    for number in range(25):
+        with subprocess.Popen(argv, stdin=pipe, stdout=null, stderr=null, start_new_session=True) as guard:
+            guard.communicate(program + b"live\n" * (number % 5), timeout=20)
+    left = [one for one in psutil.process_iter(["cmdline"]) if f"{SLEEP_S}" in (one.info["cmdline"] or ())]
+    for one in left:
+        one.kill()
+    assert not left

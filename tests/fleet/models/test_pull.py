@@ -18,7 +18,7 @@ from disagg.fleet.models.pull import Models
 from disagg.fleet.models.remove import remove
 from disagg.fleet.models.sources import RequiredModel, neighbours
 from tests.fleet.models.hub_models import REVISION, SOURCE, files, own, write_folder, write_hub
-from tests.testbed.bed import Bed
+from tests.testbed.bed import HOSTS_TOML, Bed
 from tests.values import of_type, present
 
 PYTHON = "/usr/bin/python3"
@@ -38,8 +38,9 @@ def inventory(
 
 
 @pytest.fixture
-def hosts(bed: Bed) -> list[Host]:
-    return [bed.host(name) for name in ("dgx-spark-1", "dgx-spark-2", "mac-studio-1")]
+def hosts() -> list[Host]:
+    fleet = load(HOSTS_TOML)
+    return [fleet.hosts[name] for name in ("dgx-spark-1", "dgx-spark-2", "mac-studio-1")]
 
 
 def ignored(host: Any, what: Any, how: Any) -> None:

@@ -38,7 +38,7 @@ def test_a_record_is_read_as_it_was_written(tmp_path: Path) -> None:
     file = RecordFile(tmp_path / "state" / "rollout.json")
     assert file.read().target == {}
     answers = {"m": RecordedAnswer("a", (RecordedToken(1, -0.5, ((1, -0.5), (2, -1.0))),))}
-    record = RolloutRecord({"a": "new"}, {"a": "old"}, answers, {"a": "passed"})
+    record = RolloutRecord({"a": "new"}, {"a": "old"}, {"a": "pending"}, answers, {"a": "passed"})
     file.write(record)
     assert file.read() == record
     file.remove()

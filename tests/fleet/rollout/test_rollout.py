@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 
 from disagg.cli.fleet.rollout import asking
 from disagg.config import HookName, Hooks, Host
-from disagg.errors import DisaggError, FleetError
+from disagg.errors import DisaggError, HostLocked, LockLost, UsageError
 from disagg.fleet.changes.hooks import HookRunner
+from disagg.fleet.changes.lock import LockHolder
 from disagg.fleet.deploy.release import release_hash, run_script
 from disagg.fleet.deploy.steps import Plan
 from disagg.fleet.deploy.undo import rollback
 from disagg.fleet.facts.host import HostFacts
 from disagg.fleet.facts.paths import HostPaths
+from disagg.fleet.lifecycle.state import State
 from disagg.fleet.machine.local import LocalMachine
 from disagg.fleet.rollout.record import RolloutRecord
 from disagg.fleet.rollout.report import RolloutReport
@@ -32,6 +35,7 @@ from tests.fleet.lifecycle.yard import Yard
 
 SERVER = Path(__file__).with_name("answering_server.py")
 ENVIRONMENT = "e" * 16
+ADA = LockHolder("ada", "desk", 7, "x", 1.0, "restart --break-lock")
 NAMES = ("a", "b")
 
 
@@ -51,7 +55,7 @@ class Site(Yard):
         script = run_script(HostPaths(str(self.home), name), host, sys.executable)
         fake = [sys.executable, str(SERVER), name, host.model, host.address, str(host.port), behaviour]
         command = f'exec {shlex.join(fake)} --config "$release/hosts.toml" --host {name}'
-        start = f'exec {sys.executable} -P -S {supervise.__file__} "$1" {shlex.quote(str(own))}\n'
+        start = f'exec {shlex.join([sys.executable, "-P", "-S", supervise.__file__])} "$1" {shlex.quote(str(own))}\n'
         files = {
             "run": f"{script[: script.rindex('exec ')]}unset PYTHONPATH\n{command} # {mark}\n",
             "supervise": start,
@@ -98,8 +102,18 @@ class Site(Yard):
         return work
 
     def run(self, target: dict[str, str], **settings: object) -> RolloutReport:
-        work = self.rollout(target, **settings)
-        return work.run(work.plan())
+        return self.rollout(target, **settings).run()
+
+    def pend(self) -> dict[str, str]:
+        """Every host has a release that another operator has deployed and that does not run; their names."""
+        theirs = {name: self.release(name, mark="theirs") for name in NAMES}
+        for name, hash in theirs.items():
+            self.point(hash, name)
+        return theirs
+
+    def currents(self) -> dict[str, str]:
+        """The release that is current on each host."""
+        return {name: (self.own(name) / "current").readlink().name for name in NAMES}
 
     def runs(self) -> dict[str, str]:
         """The release that each host's server runs."""
@@ -167,8 +181,10 @@ def test_a_release_with_wrong_answers_is_rolled_back_by_itself_and_no_request_fa
     assert load.answers and not load.errors
 
 
-def test_a_release_that_does_not_start_is_rolled_back_and_hooks_run(site: Site, tmp_path: Path) -> None:
-    first = site.begin()
+def test_a_release_that_does_not_start_is_rolled_back_to_what_was_there_and_hooks_run(
+    site: Site, tmp_path: Path
+) -> None:
+    first, theirs = site.begin(), site.pend()
     note = f'echo "$DISAGG_HOOK $DISAGG_RESULT $DISAGG_FAILED" >>{tmp_path / "noted"}'
     names: tuple[HookName, ...] = get_args(HookName)
     hooks = HookRunner(replace(site.fleet, hooks=Hooks(dict.fromkeys(names, note))), "rollout", connect=connect)
@@ -182,8 +198,7 @@ def test_a_release_that_does_not_start_is_rolled_back_and_hooks_run(site: Site, 
     ]
     assert (report.ending, outcomes(report)) == ("rolled back", {"a": "rolled back", "b": "left"})
     assert site.runs() == first
-    links = {name: (site.own(name) / "current").readlink().name for name in NAMES}
-    assert links == first, "what was deployed and never ran is not started by the next restart"
+    assert site.currents() == theirs, "the next restart runs what was current, and not what never ran"
 
 
 def test_an_interrupted_rollout_goes_on_where_it_was(site: Site, load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -209,16 +224,18 @@ def test_a_rollout_that_another_command_meddles_with_stops_and_can_be_undone(
     target = {name: site.release(name, mark="2") for name in NAMES}
     interrupt_after(monkeypatch, site, target, lambda work: True)
     assert site.runs() == {**first, "a": target["a"]}
-    work = site.rollout(target)
-    planned = work.plan()
+    deploy = Rollout._deploy
 
-    def meddle(*_: object) -> bool:
-        site.point(first["b"], "b")
-        return True
+    def meddle(*given: Any) -> bool:
+        (site.own("b") / "lock/holder").write_text(json.dumps(asdict(ADA)) + "\n")
+        return deploy(*given)
 
-    monkeypatch.setattr(Rollout, "_deploy", meddle)
-    with pytest.raises(FleetError, match="b: another command has made release"):
-        work.run(planned)
+    with monkeypatch.context() as patched, pytest.raises(LockLost, match="b: this command has lost its lock: ada@desk"):
+        patched.setattr(Rollout, "_deploy", meddle)
+        site.run(target)
+    assert site.runs() == {**first, "a": target["a"]}
+    (site.own("b") / "lock/holder").unlink()
+    (site.own("b") / "lock").rmdir()
     hooks = note_releases(site, tmp_path / "noted")
     report = site.rollout(target, hooks=hooks).undo()
     assert (report.ending, outcomes(report)) == ("rolled back", {"a": "rolled back", "b": "left"})
@@ -231,7 +248,8 @@ def test_a_rollout_that_another_command_meddles_with_stops_and_can_be_undone(
 def test_going_back_that_was_interrupted_has_the_hooks_of_a_restart_and_passes_them_what_it_goes_back_to(
     site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    work = site.rollout({}, hooks=note_releases(site, tmp_path / "noted"))
+    first = site.begin()
+    work = site.rollout(first, hooks=note_releases(site, tmp_path / "noted"))
 
     def begin(work: Rollout, target: object) -> None:
         work._record = RolloutRecord(dict.fromkeys(NAMES, "new"), {"a": "old", "b": ""})
@@ -239,7 +257,7 @@ def test_going_back_that_was_interrupted_has_the_hooks_of_a_restart_and_passes_t
 
     monkeypatch.setattr(Rollout, "_begin", begin)
     monkeypatch.setattr(Rollout, "_turns", lambda work, undo: "" if undo else "it went on")
-    assert work.run([]).ending == "rolled back"
+    assert work.run().ending == "rolled back"
     for hook in ("before_restart", "after_restart", "on_failure"):
         assert releases_noted(tmp_path / "noted", hook) == ["a=old"]
     assert releases_noted(tmp_path / "noted", "before_deploy") == []
@@ -256,17 +274,17 @@ def test_a_hook_that_forbids_the_deployment_leaves_no_rollout_behind(site: Site)
 
 
 def test_undo_of_some_hosts_keeps_what_the_others_are_to_return_to(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = site.begin()
+    first, theirs = site.begin(), site.pend()
     target = {name: site.release(name, mark="2") for name in NAMES}
     interrupt_after(monkeypatch, site, target, lambda work: True)
     with pytest.raises(DisaggError, match="the unfinished rollout is of a, b"):
         site.rollout(target, hosts=[]).undo()
     report = site.rollout(target, hosts=[site.fleet.hosts["b"]]).undo()
     assert (report.ending, outcomes(report)) == ("rolled back", {"b": "left"})
-    assert site.runs() == {**first, "a": target["a"]}
+    assert site.runs() == {**first, "a": target["a"]} and site.currents() == {**theirs, "a": target["a"]}
     report = site.rollout(target).undo()
     assert (report.ending, outcomes(report)) == ("rolled back", {"a": "rolled back"})
-    assert site.runs() == first and site.rollout(target).interrupted is None
+    assert site.runs() == first and site.currents() == theirs and site.rollout(target).interrupted is None
 
 
 def test_a_host_that_hosts_toml_no_longer_has_holds_up_no_rollout(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -307,3 +325,39 @@ def interrupt_after(
         patched.setattr(Rollout, "_keep", interrupted)
         with pytest.raises(KeyboardInterrupt):
             site.run(target)
+
+
+def test_a_host_that_runs_the_release_already_gets_its_current_one_back_too(site: Site) -> None:
+    first = site.begin()
+    site.point(theirs := site.release("a", mark="theirs"), "a")
+    report = site.run({"a": first["a"], "b": site.release("b", "crash")})
+    assert outcomes(report) == {"a": "unchanged", "b": "rolled back"}
+    assert site.runs() == first and site.currents() == {"a": theirs, "b": first["b"]}
+
+
+def test_two_rollouts_at_once_are_one_and_a_refusal(
+    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, target = site.begin(), {name: site.release(name, mark="2") for name in NAMES}
+    refused: list[str] = []
+    only = [site.fleet.hosts["b"]]
+    elsewhere = State(tmp_path / "elsewhere", site.state.token_file)
+
+    def second(host: str, doing: str) -> None:
+        if doing == "stopping":
+            with pytest.raises(HostLocked) as locked:
+                site.rollout(first, state=elsewhere).run()
+            refused.append(locked.value.message)
+
+    assert site.run(target, report=second, hosts=only).ending == "done"
+    assert len(refused) == 1 and "b is locked:" in refused[0] and "for `disagg rollout` since" in refused[0]
+    assert site.runs() == site.currents() == {**first, "b": target["b"]}
+
+
+def test_a_fleet_from_before_tls_is_restarted_at_once_and_not_rolled_out(site: Site) -> None:
+    first = site.begin()
+    (site.own("a") / "releases" / first["a"] / "disagg").mkdir()
+    with pytest.raises(UsageError, match=r"^a runs a disagg from before TLS") as refused:
+        site.run({name: site.release(name, mark="2") for name in NAMES})
+    assert refused.value.hint == "disagg deploy && disagg restart --all-at-once"
+    assert site.runs() == site.currents() == first

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -13,12 +14,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 import disagg.fleet.services.supervise as module
 from tests.deadlines import LONG_S, ends_by_itself
+from tests.programs import needs
 
 SUPERVISE = Path(module.__file__)
+pytestmark = needs("ps")
 
 
 @dataclass
@@ -66,11 +70,9 @@ def wait_for(condition: Callable[[], bool], seconds: float = LONG_S) -> None:
 
 def alive(pid: int) -> bool:
     try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
         return False
-    done = subprocess.run(["ps", "-p", str(pid), "-o", "stat="], capture_output=True, text=True, check=False)
-    return "Z" not in done.stdout
 
 
 def test_it_starts_once_detached_and_stops(folder: Folder) -> None:
@@ -128,7 +130,7 @@ time.sleep(1000)
 def notifying(folder: Folder, times: int, within_s: float) -> None:
     """Serve a program that announces a notification within `within_s` and sends one every 0.1 s, so many times."""
     (folder.path / "notifying.py").write_text(NOTIFYING)
-    folder.serve(f"exec {sys.executable} {folder.path / 'notifying.py'} {times} {within_s * 1e6:.0f}")
+    folder.serve(f"exec {shlex.join([sys.executable, str(folder.path / 'notifying.py')])} {times} {within_s * 1e6:.0f}")
 
 
 def test_a_server_that_hangs_as_a_whole_is_restarted(folder: Folder) -> None:

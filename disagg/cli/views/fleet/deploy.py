@@ -17,13 +17,15 @@ from rich.text import Text
 
 from disagg.cli.views.errors import error_views
 from disagg.cli.views.fleet.difference import difference_lines
-from disagg.cli.views.fleet.together import host_options
+from disagg.cli.views.fleet.together import host_names, host_options, together
 from disagg.cli.views.items import Hanging
 from disagg.errors import printable
 from disagg.fleet.deploy.apply import StepProgress
 from disagg.fleet.deploy.deployment import DeployResult
+from disagg.fleet.lifecycle.status.comparison import UNFINISHED
 from disagg.units import counted, seconds, size
 
+_START = "disagg start --host "
 LINE_EVERY_S = 10.0
 """Without a terminal, the least time between two lines of what one host's steps print."""
 _STYLE = {"changed": "green", "unchanged": "dim", "planned": "cyan", "failed": "bold red"}
@@ -62,6 +64,8 @@ def _plan_lines(report: DeployResult) -> Iterator[RenderableType]:
         yield Hanging(Text(f"  {number:2} ", "dim"), Text(step.what))
     for note in plan.notes if plan else ():
         yield Hanging(Text("   ! ", "yellow"), Text(note))
+    if plan is not None and plan.down:
+        yield Hanging(Text("   ! ", "bold red"), Text(f"{plan.down}: disagg start --host {report.host}", "red"))
     if report.difference is not None:
         yield from difference_lines(report.difference)
 
@@ -111,14 +115,25 @@ def _summary(reports: Sequence[DeployResult], words: Mapping[str, str] = Mapping
 
 
 def _next(reports: Sequence[DeployResult], all_hosts: Collection[str], pulling: Collection[str]) -> Iterator[Text]:
-    """The command that starts serving what was deployed."""
-    done = [report for report in reports if report.result in ("changed", "unchanged") and report.plan is not None]
+    """What is down, though it should serve; then the command that starts serving what was deployed."""
+    plans = [one.plan for one in reports if one.result in ("changed", "unchanged") and one.plan is not None]
+    for shared in together([(plan.host, plan.down, _START + plan.host) for plan in plans if plan.down], all_hosts):
+        who = f"{host_names(shared.hosts, all_hosts)}: {shared.cause}"
+        yield Text.assemble(("down: ", "bold red"), (who, "red"), "\n  → ", (shared.hint, "bold cyan"))
     for needs in ("start", "restart"):
-        waiting = [report.host for report in done if report.plan is not None and report.plan.needs == needs]
+        waiting = [plan for plan in plans if plan.needs == needs and not plan.down]
+        names = [plan.host for plan in waiting]
         if waiting:
-            without_model = [name for name in waiting if name in pulling] if needs == "start" else []
+            without_model = [name for name in names if name in pulling] if needs == "start" else []
             pull = f"disagg models pull{host_options(without_model, all_hosts)} && " if without_model else ""
-            yield Text.assemble(("next: ", "bold cyan"), f"{pull}disagg {needs}{host_options(waiting, all_hosts)}")
+            at_once = " --all-at-once" if any(plan.at_once for plan in waiting) and needs == "restart" else ""
+            command = f"{pull}disagg {needs}{at_once}{host_options(names, all_hosts)}"
+            yield Text.assemble(("next: ", "bold cyan"), command)
+
+
+def rotation_view() -> RenderableType:
+    """What is shown while a rotation of the token is not finished."""
+    return Text.assemble(("token: ", "bold yellow"), UNFINISHED.why, "\n  → ", (UNFINISHED.hint, "bold cyan"))
 
 
 class DeployProgress:

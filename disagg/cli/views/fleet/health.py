@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Collection, Iterator, Sequence
 
@@ -30,7 +31,7 @@ STYLE = {
     "unreachable": "magenta",
 }
 
-
+_STOPPED = re.compile(r"^nothing listens on \S+$")
 _WIDE = 72
 """Columns that the whole table needs."""
 
@@ -40,10 +41,16 @@ def health_view(statuses: Sequence[HostStatus], all_hosts: Collection[str] = ())
 
     `all_hosts`: the names of all hosts of the fleet; a command for all of them names none."""
     states = {status.host: status for status in statuses}
-    problems = together([(one.host, one.why, one.hint) for one in statuses if one.why], all_hosts)
+    problems = together([(one.host, _why(one, statuses), one.hint) for one in statuses if one.why], all_hosts)
     hints = [_hint(host_names(one.hosts, all_hosts), one, [states[host] for host in one.hosts]) for one in problems]
     notes = list(_footnotes(statuses))
     return Group(_Table(statuses), *([Text(), *hints] if hints else []), *([Text(), *notes] if notes else []))
+
+
+def _why(status: HostStatus, statuses: Sequence[HostStatus]) -> str:
+    """What is wrong. If several hosts are stopped their ports are left out: it is the same, and stands there once."""
+    stopped = [one for one in statuses if one.state == "not running"]
+    return _STOPPED.sub("nothing listens on its port", status.why) if len(stopped) > 1 else status.why
 
 
 def watch_view(statuses: Sequence[HostStatus], all_hosts: Collection[str], every: float) -> RenderableType:

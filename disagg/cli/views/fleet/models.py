@@ -32,7 +32,7 @@ def inventories_view(inventories: Sequence[ModelInventory], errors: Mapping[str,
         table.add_row(
             inventory.host.name, name, state, size(held.bytes) if held.bytes else "–", held.revision[:8] or "–"
         )
-    return Group(table, *_errors(errors))
+    return Group(*([table] if inventories else []), *_errors(errors))
 
 
 def _shown(inventory: ModelInventory) -> str:
@@ -50,7 +50,7 @@ def pulled_view(done: Sequence[PullResult], errors: Mapping[str, DisaggError]) -
         took = seconds(one.seconds) if one.result != "there" else "–"
         table.add_row(one.host.name, one.host.model, result, size(one.bytes) if one.bytes else "–", took)
     failures = {one.host.name: one.error for one in done if one.error is not None}
-    return Group(table, *_errors({**errors, **failures}))
+    return Group(*([table] if done else []), *_errors({**errors, **failures}))
 
 
 def removed_view(

@@ -15,6 +15,7 @@ from disagg.fleet.deploy.release import TargetState
 from disagg.fleet.deploy.steps import Plan, PutTree, WriteFile
 from disagg.fleet.facts.host import HostFacts
 from disagg.fleet.machine.upload import split
+from disagg.version import DIGESTS
 
 FileChange = Literal["added", "changed", "removed"]
 _OF_VENV: Final = frozenset({"pip", "setuptools", "wheel"})
@@ -70,7 +71,7 @@ def difference(desired: TargetState, plan: Plan, facts: HostFacts, there: Conten
 
 def _files(wanted: Mapping[str, bytes], there: Mapping[str, str]) -> Iterator[tuple[str, FileChange]]:
     for name in sorted(wanted.keys() | there.keys()):
-        if is_setting(name):
+        if is_setting(name) or name == DIGESTS:  # these follow from the others
             continue
         if name not in there:
             yield name, "added"

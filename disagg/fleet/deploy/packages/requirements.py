@@ -55,7 +55,8 @@ def declared() -> tuple[str, ...]:
     try:
         return tuple(importlib.metadata.requires("disagg") or ())
     except importlib.metadata.PackageNotFoundError as error:
-        raise FleetError("disagg is not installed here, so its requirements are unknown", "pip install -e .") from error
+        reason = "disagg is not installed here, so its requirements are unknown"
+        raise FleetError(reason, "pip install -e . in a clone of it") from error
 
 
 def locked() -> str:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from disagg.config import Fleet, Host
 from disagg.errors import DisaggError
-from disagg.fleet.changes.lock import locked
+from disagg.fleet.changes.fleet_locks import FleetLocks, LockedPlace, kept
 from disagg.fleet.deploy.apply import OnStep, apply, ignore
 from disagg.fleet.deploy.prune.orphans import Leftovers, Orphan, leftovers, scope_of
 from disagg.fleet.deploy.scripts import TIDY
@@ -130,13 +129,24 @@ class Pruning:
         return [(found | lost)[host.name] for host in self.hosts if host.name in found or host.name in lost]
 
     def carry_out(self, found: Sequence[Pruned]) -> list[Pruned]:
-        """Remove what was found. Results without orphans stay as they are."""
+        """Remove what was found, under the locks of all hosts that go and of those of the fleet on their machines.
+        HostLocked if another command holds one. Results without orphans stay as they are."""
         chosen = {one.host.name: one for one in found if one.orphans}
         hosts = [one.host for one in found if one.orphans]
-        done = {
-            one.host.name: one.value or replace(chosen[one.host.name], error=one.error)
-            for one in each(hosts, lambda host: self._prune(chosen[host.name]))
-        }
+        locks = FleetLocks(self._machines, WHY, self.break_lock, if_full=True)
+        wanted = {host.name: _places(chosen[host.name]) for host in hosts}
+
+        def prune(host: Host) -> Pruned:
+            return self._prune(locks.machine(host), chosen[host.name], [place.name for place in wanted[host.name]])
+
+        with kept(locks, [place for places in wanted.values() for place in places]) as unreleased:
+            outcomes = each(hosts, prune)
+            for one in outcomes:
+                if one.error is not None:
+                    for place in wanted[one.host.name]:
+                        locks.failed(place.name, one.error)
+        done = {one.host.name: one.value or replace(chosen[one.host.name], error=one.error) for one in outcomes}
+        done |= {name: replace(done[name], error=error) for name, error in unreleased.items()}
         return [done.get(one.host.name, one) for one in found]
 
     def _measured(self, host: Host, there: MachineContents) -> Pruned:
@@ -153,22 +163,23 @@ class Pruning:
         place = self._places[host.name]
         return tuple(one.name for one in self.hosts if self._places.get(one.name) == place)
 
-    def _prune(self, shown: Pruned) -> Pruned:
-        """Remove what was shown and is still left over once all locks are held, which other commands need to use it."""
-        machine, before = self._machines[shown.host], read_contents(self._machines[shown.host])
-        going = {one.name for one in shown.orphans if one.kind == "host"}
-        names = sorted(one.name for one in before.hosts if one.folder and one.name in {*shown.hosts, *going})
-        with ExitStack() as locks:
-            for name in names:
-                locks.enter_context(locked(machine, HostPaths(before.home, name), WHY, self.break_lock, if_full=True))
-            there = read_contents(machine)
-            left = self._leftovers(shown.host, there, frozenset(names))
-            still = {one.path for one in left.orphans}
-            orphans = tuple(one for one in shown.orphans if one.path in still)
-            stay = [name for name in names if name not in {one.name for one in orphans if one.kind == "host"}]
-            steps = tuple(step for one in orphans for step in _steps(one, left.hosts, there.home, stay))
-            apply(machine, Plan(shown.host.name, "", steps), self.report)
+    def _prune(self, machine: Machine, shown: Pruned, names: Sequence[str]) -> Pruned:
+        """Remove what was shown and is still left over now that all locks are held, which other commands need to use
+        it. names: of the hosts whose locks these are."""
+        there = read_contents(machine)
+        left = self._leftovers(shown.host, there, frozenset(names))
+        still = {one.path for one in left.orphans}
+        orphans = tuple(one for one in shown.orphans if one.path in still)
+        stay = [name for name in names if name not in {one.name for one in orphans if one.kind == "host"}]
+        steps = tuple(step for one in orphans for step in _steps(one, left.hosts, there.home, stay))
+        apply(machine, Plan(shown.host.name, "", steps), self.report)
         return replace(shown, orphans=orphans, removed=True)
+
+
+def _places(shown: Pruned) -> list[LockedPlace]:
+    """The hosts to lock on a machine: those that go, and those of the fleet."""
+    going = {one.name for one in shown.orphans if one.kind == "host"}
+    return [LockedPlace(shown.host, name, may_go=name in going) for name in sorted({*shown.hosts, *going})]
 
 
 def _sized(machine: Machine, orphans: Sequence[Orphan]) -> Iterator[Orphan]:

@@ -1,25 +1,29 @@
-"""Compare healthy servers: with each other, and with the code and settings here."""
+"""Compare healthy servers: with each other, and with the code and settings here.
+
+Those that differ serve, so they stay healthy; but the fleet is not what hosts.toml says, and the exit code is 1.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Final, NamedTuple
 
 from disagg.config import Fleet, served_digest
 from disagg.fleet.changes.pending import described
-from disagg.fleet.lifecycle.status.host_status import HostStatus
+from disagg.fleet.lifecycle.status.host_status import Difference, HostStatus
 from disagg.fleet.lifecycle.status.verdicts import Verdict
 from disagg.version import code_hash
 
+ROTATE: Final = "disagg token rotate"
 LEAST_AGREEING: Final = 0.5
 """Of the places: with weights of other forms, such as 4 bits, 0.9 is usual; with a wrong position embedding 0.4 was
 seen, and 0 with a window that is ignored."""
 
 
-def flag_differing(statuses: Sequence[HostStatus]) -> list[HostStatus]:
-    """Mark healthy hosts of a model as failed if their disagg or their revision of it differs. A decode host would
-    refuse the other's KV."""
+def flag_differing(fleet: Fleet, statuses: Sequence[HostStatus]) -> list[HostStatus]:
+    """Mark healthy hosts of a model as failed if their disagg or their revision of it differs: a decode host would
+    refuse the other's KV. Then mark what else differs (`differs`), with a remark and the command that evens it."""
     first: dict[str, HostStatus] = {}
 
     def judged(status: HostStatus) -> HostStatus:
@@ -33,31 +37,106 @@ def flag_differing(statuses: Sequence[HostStatus]) -> list[HostStatus]:
         hint = "put the same disagg and the same revision of the model on both hosts: disagg deploy && disagg restart"
         return replace(status, state="failed", why=why, hint=hint)
 
-    return [judged(status) for status in statuses]
+    found = [judged(status) for status in statuses]
+    serving = [status for status in found if status.ok and "whole" not in status.roles]
+    everywhere = [*_different_code(fleet, serving), *_different_tokens(serving)]
+
+    def flagged(status: HostStatus) -> HostStatus:
+        remarks = [*everywhere, *_different_settings(fleet, status)] if status in serving else []
+        differs = tuple(what for what, _ in remarks)
+        return replace(_remarked(status, [remark for _, remark in remarks]), differs=differs)
+
+    return [flagged(status) for status in found]
 
 
-def with_remarks(fleet: Fleet, statuses: Sequence[HostStatus], verdicts: Sequence[Verdict] = ()) -> list[HostStatus]:
-    """Add a remark to healthy servers that do not run what is deployed, or what is here, or whose model computes
-    something else than that of another host or was verified by nobody. The first two: another release than the one
-    deployed since, or other code or settings than those of this checkout and hosts.toml. verdicts: of `disagg verify`,
-    for this fleet."""
+class _Remark(NamedTuple):
+    why: str
+    hint: str
+
+
+UNFINISHED: Final = _Remark("a rotation of the token is not finished: the one before is still accepted", ROTATE)
+
+
+def _remarked(status: HostStatus, remarks: Sequence[_Remark]) -> HostStatus:
+    """With these remarks beside its own. A command that another one ends with is not repeated."""
+    whole = [_Remark(status.why, status.hint), *remarks]
+    why = "; ".join(dict.fromkeys(one.why for one in whole if one.why))
+    hints = list(dict.fromkeys(one.hint for one in whole if one.hint))
+    needed = [hint for hint in hints if not any(other != hint and other.endswith(hint) for other in hints)]
+    return replace(status, why=why, hint="; then: ".join(needed))
+
+
+def _different_code(fleet: Fleet, serving: Sequence[HostStatus]) -> Iterator[tuple[Difference, _Remark]]:
+    """If hosts run different code, or will with their next restart."""
+    runs = {one.host: one.code for one in serving if one.code}
+    then = {one.host: code for one in serving if (code := one.pending.code if one.pending else one.code)}
+    deploy = "disagg deploy && " if any(fleet.hosts[name].placement.deployed for name in runs) else ""
+    if len(set(then.values())) > 1:
+        differing, what = (runs, "run") if len(set(runs.values())) > 1 else (then, "will run, when they are restarted,")
+        yield "code", _Remark(f"hosts {what} different code: {grouped(differing)}", f"{deploy}disagg restart")
+    elif len(set(runs.values())) > 1:
+        yield "code", _Remark(f"hosts run different code: {grouped(runs)}", "disagg restart")
+
+
+def _different_tokens(serving: Sequence[HostStatus]) -> Iterator[tuple[Difference, _Remark]]:
+    """If hosts accept different tokens."""
+    tokens = {one.host: ", ".join(one.tokens) for one in serving if one.tokens}
+    if len(set(tokens.values())) > 1:
+        yield "token", _Remark(f"hosts accept different tokens: {grouped(tokens)}", ROTATE)
+
+
+def _different_settings(fleet: Fleet, status: HostStatus) -> Iterator[tuple[Difference, _Remark]]:
+    """If a host runs other settings than those of this hosts.toml, or will with its next restart."""
+    host, pending = fleet.hosts[status.host], status.pending
+    here, restart = served_digest(fleet, host), f"disagg restart --host {host.name}"
+    then = pending.config if pending is not None else status.config
+    deploy = f"disagg deploy --host {host.name} && " if host.placement.deployed else ""
+    if then and then != here:
+        what = f"its pending release {pending.release[:8]} has" if pending is not None else "it runs"
+        yield "settings", _Remark(f"{what} other settings than {fleet.path.name} here", f"{deploy}{restart}")
+    elif status.config and status.config != here:
+        yield "settings", _Remark(f"it runs other settings than {fleet.path.name} here", restart)
+
+
+def grouped(found: Mapping[str, str]) -> str:
+    """`3f2a11bc on a, b; 9c04d7e1 on c`, of values by host."""
+    values = dict.fromkeys(found.values())
+    return "; ".join(f"{value} on {', '.join(name for name in found if found[name] == value)}" for value in values)
+
+
+def with_remarks(
+    fleet: Fleet, statuses: Sequence[HostStatus], verdicts: Sequence[Verdict] = (), rotating: bool = False
+) -> list[HostStatus]:
+    """Add a remark to healthy servers that do not run what is deployed, or the code that is here, or whose model
+    computes something else than that of another host or was verified by nobody; and to all while a rotation of the
+    token is not finished. verdicts: of `disagg verify`, for this fleet. rotating: this machine has begun a rotation."""
+    rotating = rotating or any(len(status.tokens) > 1 for status in statuses if status.ok)
 
     def remarked(status: HostStatus) -> HostStatus:
-        if not status.ok:
-            return status
-        host = fleet.hosts[status.host]
-        restart = f"disagg restart --host {host.name}"
-        if (newer := status.pending) is not None:
-            return replace(status, why=described(newer.release, status.release or "", newer.since), hint=restart)
-        parts = ((status.code, code_hash(), "code"), (status.config, served_digest(fleet, host), fleet.path.name))
-        other = [what for there, here, what in parts if there and there != here]
-        if not other:
-            return _with_doubt(fleet, status, statuses, verdicts)
-        why = f"running other {' and '.join(other)} than here"
-        deploy = f"disagg deploy --host {host.name} && " if host.placement.deployed else ""
-        return replace(status, why=why, hint=f"{deploy}{restart}")
+        if not status.ok or "whole" in status.roles:
+            return _with_doubt(fleet, status, statuses, verdicts) if status.ok else status
+        marked = _with_release(fleet, status, statuses, verdicts)
+        return _remarked(marked, [UNFINISHED]) if rotating and "token" not in status.differs else marked
 
     return [remarked(status) for status in statuses]
+
+
+def _with_release(
+    fleet: Fleet, status: HostStatus, statuses: Sequence[HostStatus], verdicts: Sequence[Verdict]
+) -> HostStatus:
+    """With a remark if it does not run what is deployed, or runs other code than is here, else `_with_doubt`."""
+    host = fleet.hosts[status.host]
+    restart = f"disagg restart --host {host.name}"
+    if "code" in status.differs:
+        return status
+    if (newer := status.pending) is not None:
+        return _remarked(status, [_Remark(described(newer.release, status.release or "", newer.since), restart)])
+    if status.differs:
+        return status
+    if not status.code or status.code == code_hash():
+        return _with_doubt(fleet, status, statuses, verdicts)
+    deploy = f"disagg deploy --host {host.name} && " if host.placement.deployed else ""
+    return replace(status, why="running other code than here", hint=f"{deploy}{restart}")
 
 
 def _with_doubt(

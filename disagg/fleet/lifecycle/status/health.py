@@ -41,8 +41,8 @@ def poll(
     """All named hosts (every host by default) at once, in file order, in about `timeout_s` at most.
 
     token: None if this machine has none; servers then report only that they are up."""
-    hosts = fleet.select(names)
-    return with_remarks(fleet, flag_differing(_poll_all(hosts, token, state, timeout_s)), kept(state.folder))
+    statuses = flag_differing(fleet, _poll_all(fleet.select(names), token, state, timeout_s))
+    return with_remarks(fleet, statuses, kept(state.folder), token is not None and state.rotating)
 
 
 def poll_host(host: Host, token: str, state: State, timeout_s: float = TIMEOUT_S) -> HostStatus:
@@ -51,9 +51,9 @@ def poll_host(host: Host, token: str, state: State, timeout_s: float = TIMEOUT_S
 
 
 def exit_code(statuses: Sequence[HostStatus]) -> int:
-    """0 if all are healthy, 4 if a machine does not answer, else 3."""
+    """0 if all are healthy and none differs, 1 if all are healthy, 4 if a machine does not answer, else 3."""
     if all(status.ok for status in statuses):
-        return 0
+        return int(any(status.differs for status in statuses))
     return 4 if any(status.state == "unreachable" for status in statuses) else 3
 
 
@@ -185,6 +185,7 @@ def _filled(blank: HostStatus, report: Health) -> HostStatus:
         config=report.config,
         release=report.release,
         pending=report.pending,
+        tokens=report.tokens,
     )
     if not isinstance(report, Status):
         return status

@@ -47,13 +47,16 @@ HealthState = Literal[
 ]
 
 
+Difference = Literal["code", "settings", "token"]
+
+
 @dataclass(frozen=True, slots=True)
 class HostStatus:
     """One server as seen from this machine. Bytes, seconds; None if unknown.
 
     why, hint: of the state; for a healthy host a remark, usually empty. The fields from `backend` to `last_error` are
-    those of `disagg.api.status.Status`. supervised: after what its service manager restarts it. restarts: how often it
-    did.
+    those of `disagg.api.status.Status`. differs: in what a healthy host differs from others, or from hosts.toml.
+    supervised: after what its service manager restarts it. restarts: how often it did.
     """
 
     host: str
@@ -84,7 +87,9 @@ class HostStatus:
     config: str | None = None
     release: str | None = None
     pending: PendingRelease | None = None
+    tokens: tuple[str, ...] = ()
     last_error: LastError | None = None
+    differs: tuple[Difference, ...] = ()
     supervised: Literal["", "crash", "crash, reboot"] = ""
     restarts: int | None = None
 

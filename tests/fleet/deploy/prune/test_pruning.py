@@ -22,6 +22,7 @@ from disagg.fleet.facts.paths import HostPaths
 from disagg.fleet.machine.local import LocalMachine
 from tests.deadlines import LONG_S
 from tests.fleet.deploy.deploy_site import Site
+from tests.programs import needs
 from tests.values import of_type
 
 RENAMED = {"[hosts.spark]": "[hosts.new]", "[hosts.spark.engine]": "[hosts.new.engine]"}
@@ -74,6 +75,7 @@ def test_pruning_leaves_nothing_of_it(renamed: Site) -> None:
     assert find(renamed).orphans == ()
 
 
+@needs("ps")
 def test_a_server_that_still_runs_is_ended(renamed: Site) -> None:
     release = f"{renamed.own}/releases/{renamed.current()}"
     argv = [sys.executable, "-c", "import signal; signal.pause()", release]
@@ -101,10 +103,12 @@ def test_an_environment_that_another_host_needs_stays(renamed: Site) -> None:
 
 
 def test_a_host_that_another_command_changes_is_not_removed(renamed: Site) -> None:
-    with locked(LocalMachine("spark"), HostPaths(str(renamed.home), "spark"), "deploy"):
-        done = prune(renamed)
-    of_type(done.error, HostLocked)
-    assert not done.removed and renamed.own.is_dir()
+    with (
+        locked(LocalMachine("spark"), HostPaths(str(renamed.home), "spark"), "deploy"),
+        pytest.raises(HostLocked, match="spark is locked"),
+    ):
+        prune(renamed)
+    assert renamed.own.is_dir()
 
 
 def test_what_came_after_the_question_is_not_removed(renamed: Site) -> None:

@@ -10,11 +10,13 @@ import pytest
 
 from disagg.errors import FleetError
 from disagg.fleet.machine.ssh.known_hosts import HostKey, KnownHosts, add, host_name, remove_commands
+from tests.programs import need
 
 
 @pytest.fixture(scope="module")
 def keys(tmp_path_factory: pytest.TempPathFactory) -> list[HostKey]:
     """Two ed25519 keys and an ECDSA one, and the first's fingerprint as ssh-keygen tells it."""
+    need("ssh-keygen")
     folder = tmp_path_factory.mktemp("keys")
     made = []
     for number, kind in enumerate(("ed25519", "ed25519", "ecdsa")):

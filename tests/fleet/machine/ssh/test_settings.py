@@ -19,6 +19,7 @@ from disagg.errors import FleetError, HostKeyRefused, LoginRefused
 from disagg.fleet.machine.ssh import settings as ssh_settings
 from disagg.fleet.machine.ssh.machine import SSHMachine
 from disagg.fleet.machine.ssh.settings import settings_for
+from tests.programs import needs
 from tests.testbed.bed import Bed
 
 Write = Callable[[str], Path]
@@ -58,6 +59,7 @@ Host *
 """
 
 
+@needs("ssh")
 def test_ssh_config_means_what_it_means_to_ssh(write: Write, tmp_path: Path) -> None:
     path = write(CONFIG)
     settings = settings_for(host())
