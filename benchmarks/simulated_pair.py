@@ -10,7 +10,10 @@ size. Everything between is measured. Printed per round and as medians, in secon
     total       sent -> last token
     ideal       predicted prefill + predicted generation, each on its best machine
     transfer    KV bytes / payload rate of the link (unshaped: hidden + exposed, as the sender measured them)
-    exposed     end of prefill -> the last KV byte acknowledged
+    hidden      sending while prefill computed
+    exposed     prefill waited for the link, and end of prefill -> the last KV byte acknowledged
+
+It ends with 1 if a figure contradicts another, or the link: see `contradictions`.
 """
 
 from __future__ import annotations
@@ -45,6 +48,7 @@ from disagg.token import TOKEN_FILE_VARIABLE
 START_S = 60.0
 STOP_S = 20.0
 BURST_S = 0.002  # of traffic that tbf passes at once; a smaller burst than half a timer tick at 250 Hz reduces the rate
+UNSEEN = 0.97  # of a transfer's time at the link's rate: the rest passes in bursts and in the sockets' buffers
 PORTS = (18101, 18102, 18103)
 HOSTS = """
 [fleet]
@@ -127,6 +131,7 @@ def report(rounds: Sequence[dict[str, Any]], setup: Setup, args: argparse.Namesp
             "prefill": m["prefill_time"],
             "prefill_over_predicted": m["prefill_time"] / forecast.prefill_s,
             "transfer": m["kv_bytes"] / rate if rate else m["hidden_transfer"] + m["exposed_transfer"],
+            "hidden": m["hidden_transfer"],
             "exposed": m["exposed_transfer"],
             "ingest": m["ttft_parts"]["ingest"],
             "rest": sum(m["ttft_parts"][part] for part in ("network", "tokenise", "queue")),
@@ -139,14 +144,39 @@ def report(rounds: Sequence[dict[str, Any]], setup: Setup, args: argparse.Namesp
     medians = {key: statistics.median(row[key] for row in rows) for key in rows[0]}
     network = f"{gbit:.2f} Gb/s (tc tbf)" if gbit else "loopback, unshaped"
     what = f"{setup.shape.name} {setup.dtype}, {args.prompt_tokens} + {args.output_tokens} tokens, {network}"
-    result = {"simulated": True, "what": what, "ideal": ideal, "kv_bytes": rounds[0]["kv_bytes"], "rounds": rows}
+    wrong = [f"round {n + 1}: {text}" for n, m in enumerate(rounds) for text in contradictions(m, rate)]
+    result = {
+        "simulated": True,
+        "what": what,
+        "ideal": ideal,
+        "predicted_exposed": forecast.exposed_s,
+        "kv_bytes": rounds[0]["kv_bytes"],
+        "rounds": rows,
+        "contradictions": wrong,
+    }
     if args.json:
         print(json.dumps({**result, "median": medians}, indent=2))
-        return
+        sys.exit(1 if wrong else 0)
     print(f"simulated: {setup.prefill_device.title} -> {setup.decode_device.title}, {what}")
-    print(f"simulated: KV {rounds[0]['kv_bytes'] / 1e6:.0f} MB, ideal {ideal:.3f} s, load {os.getloadavg()[0]:.1f}")
+    predicted = f"ideal {ideal:.3f} s, predicted exposed {forecast.exposed_s:.3f} s"
+    print(f"simulated: KV {rounds[0]['kv_bytes'] / 1e6:.0f} MB, {predicted}, load {os.getloadavg()[0]:.1f}")
     for name, row in [*((str(index + 1), row) for index, row in enumerate(rows)), ("median", medians)]:
         print(f"simulated: {name:>6}  " + "  ".join(f"{key} {value:.3f}" for key, value in row.items()))
+    sys.exit("\n".join(wrong) if wrong else 0)
+
+
+def contradictions(metrics: dict[str, Any], rate: float | None) -> list[str]:
+    """What cannot be true of a request's figures. rate: payload bytes per second of the link."""
+    hidden, exposed = metrics["hidden_transfer"], metrics["exposed_transfer"]
+    parts, least = sum(metrics["ttft_parts"].values()), metrics["kv_bytes"] / rate if rate else 0.0
+    found = []
+    if hidden > metrics["prefill_time"]:
+        found.append(f"{hidden:.3f} s of sending are hidden in {metrics['prefill_time']:.3f} s of prefill")
+    if hidden + exposed < UNSEEN * least:
+        found.append(f"{hidden:.3f} s hidden and {exposed:.3f} s exposed are less than the {least:.3f} s of the link")
+    if abs(parts - metrics["ttft"]) > 1e-6 or min(metrics["ttft_parts"].values()) < 0:
+        found.append(f"the parts of TTFT are {parts:.3f} s of {metrics['ttft']:.3f}")
+    return found
 
 
 # The client's part

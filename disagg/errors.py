@@ -7,6 +7,7 @@
     │   ├── UnknownModel             exit 2, HTTP 404
     │   ├── ContextLengthExceeded    exit 2
     │   ├── KVMemoryExceeded         exit 2
+    │   ├── SchemaTooComplex         exit 2            compiling the form of the answer would take too much
     │   ├── BodyTooLarge             exit 2, HTTP 413
     │   ├── ModelNotAllowed          exit 2, HTTP 403  the caller's key is not for this model
     │   └── Unauthorized             exit 2, HTTP 401
@@ -22,10 +23,13 @@
     │   ├── FingerprintMismatch      exit 1            names the component
     │   ├── ProtocolError            exit 1            malformed, oversized, out of order, truncated
     │   ├── IntegrityError           exit 1            the digest does not match
+    │   ├── SenderTooSlow            exit 1            it sends, and its KV would come sooner from elsewhere
+    │   ├── KVRefuted                exit 1            the KV is not that of this prompt and model
     │   └── PeerLost                 exit 1            connect, send or receive failed or timed out
     ├── ServerUnavailable            exit 4, HTTP 502  no server answers
     │   ├── ServerNotRunning         exit 4            nothing listens on its port
     │   ├── ServerSilent             exit 4            it accepts connections and sends no answer, or is stuck
+    │   ├── InvalidAnswer            exit 4            what it sends does not fit the request, or contradicts itself
     │   └── ServerRefused            exit 4            a whole-request host: key, URL, certificate or model is wrong
     │       ├── ServerUnproven       exit 4            it does not prove that it has the fleet's token
     │       └── RequestLoop          exit 4, HTTP 508  a whole-request host leads back to a gateway that asks it
@@ -34,6 +38,7 @@
         ├── StartFailed              exit 1            a server exited while starting
         ├── CommandFailed            exit 1            a program on a host returned an error
         ├── HostLocked               exit 1            another disagg command changes this host
+        ├── LockLost                 exit 1            another disagg command has taken this host's lock
         ├── DeployRefused            exit 1            a host lacks what a deployment needs
         └── HostUnreachable          exit 4            SSH: no connection, or it broke
             ├── HostKeyRefused       exit 4            SSH: the host key is unknown or changed
@@ -50,6 +55,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+MAX_ERROR_CHARS = 2000
+"""Of the message, and of the hint, of an error that another process states. The rest is dropped."""
+MAX_RETRY_AFTER_S = 3600
 _MAX_CLIPPED_CHARS = 64
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
@@ -68,6 +76,8 @@ class DisaggError(Exception):
 
     exit_code: ClassVar[int] = 1
     http_status: ClassVar[int] = 500
+    may_repeat: ClassVar[bool] = True
+    """False if the request must not be sent again: it would cost as much and end in the same way."""
     partial: Partial | None = None
 
     def __init__(self, message: str, hint: str = "") -> None:
@@ -89,14 +99,16 @@ class DisaggError(Exception):
 
     @staticmethod
     def from_json(body: dict[str, Any]) -> DisaggError:
-        """The error that `to_json` described; an unknown code becomes a plain DisaggError."""
+        """The error that `to_json` described; an unknown code becomes a plain DisaggError. Texts are cut to
+        MAX_ERROR_CHARS."""
         kinds = {kind.code(): kind for kind in _family(DisaggError)}
         kind = kinds.get(str(body.get("code")), DisaggError)
         error = kind.__new__(kind)
-        DisaggError.__init__(error, str(body.get("message", "unknown error")), str(body.get("hint", "")))
+        message, hint = str(body.get("message", "unknown error")), str(body.get("hint", ""))
+        DisaggError.__init__(error, message[:MAX_ERROR_CHARS], hint[:MAX_ERROR_CHARS])
         after = body.get("retry_after_s")
         if isinstance(error, Overloaded) and isinstance(after, int):
-            error.retry_after_s = after
+            error.retry_after_s = min(max(after, 1), MAX_RETRY_AFTER_S)
         return error
 
 
@@ -135,6 +147,13 @@ class ContextLengthExceeded(RequestError):
 
 class KVMemoryExceeded(RequestError):
     """The KV of prompt and answer is larger than all KV memory of the decode host: it never fits there."""
+
+
+class SchemaTooComplex(RequestError):
+    """The form that the answer must have takes more time or memory than one request may have, or ends what compiles
+    it. The message has no text of the schema."""
+
+    may_repeat = False
 
 
 class BodyTooLarge(RequestError):
@@ -219,6 +238,20 @@ class IntegrityError(HandoffError):
     """The bytes arrived, but their digest is not the sender's."""
 
 
+class SenderTooSlow(HandoffError):
+    """A prefill host sends next to nothing, while its KV could come sooner in another way. It is the sender that is to
+    blame: a link that is merely slow is waited for."""
+
+
+class KVRefuted(HandoffError):
+    """The KV arrived whole, and is not what this model computes from the prompt. The message states by how much it
+    differs. of_received: the KV that was received is wrong for certain; else held KV before it may be. audited_tokens:
+    that ran to find it out. Neither crosses HTTP."""
+
+    of_received: bool = False
+    audited_tokens: int = 0
+
+
 class PeerLost(HandoffError):
     """The KV peer could not be reached, stopped sending, or closed the connection."""
 
@@ -237,6 +270,11 @@ class ServerNotRunning(ServerUnavailable):
 class ServerSilent(ServerUnavailable):
     """A server accepts connections and sent nothing in time, or its engine makes no progress. It is not tried again:
     that would take as long again."""
+
+
+class InvalidAnswer(ServerUnavailable):
+    """What a host sends does not fit the request, or contradicts itself: a token that the model does not have, more
+    tokens than asked for, counts that do not add up. Another host may answer."""
 
 
 class ServerRefused(ServerUnavailable):
@@ -288,6 +326,10 @@ class CommandFailed(FleetError):
 
 class HostLocked(FleetError):
     """Another command changes this host. Nothing was changed."""
+
+
+class LockLost(FleetError):
+    """Another command has taken the host's lock. What this one had changed until then stays."""
 
 
 class DeployRefused(FleetError):

@@ -14,8 +14,12 @@ from disagg.errors import ProtocolError
 
 _MAX_QUOTED_CHARS = 60
 _GOT = " (got "
+_QUOTES = re.compile(r""" \(got |:? ["']""")
+_UNKNOWN = re.compile(r"^.*: unknown field", re.DOTALL)  # whose name is the caller's
 _MAX_NAMED = 1e12
 T = TypeVar("T")
+Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
+"""Tokens, requests or bytes, as another process states them."""
 _preparing = threading.Lock()
 _prepared: set[type] = set()
 
@@ -25,8 +29,9 @@ class InvalidValue(ValueError):
 
 
 def without_value(text: str) -> str:
-    """The text of an InvalidValue, or of an error that repeats it, without the value: it may be a caller's text."""
-    return text.partition(_GOT)[0]
+    """The text of an InvalidValue, or of another error, up to the first value that it quotes: that may be a caller's
+    text."""
+    return _QUOTES.split(_UNKNOWN.sub("unknown field", text), maxsplit=1)[0]
 
 
 def prepared(kind: type[T]) -> type[T]:

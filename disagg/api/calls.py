@@ -30,6 +30,7 @@ from disagg.errors import (
     ModelError,
     Overloaded,
     RequestError,
+    SchemaTooComplex,
     ServerUnavailable,
     Unauthorized,
     UnknownModel,
@@ -75,7 +76,7 @@ _DECODE: Final = (
         "Generate an answer from KV that a prefill host delivers.",
         DecodeBody,
         (SlotEvent, LocalEvent, *_ANSWER),
-        (KVMemoryExceeded, HandoffError),
+        (KVMemoryExceeded, SchemaTooComplex, HandoffError),
     ),
 )
 _PREFILL: Final = (
@@ -88,7 +89,7 @@ _PREFILL: Final = (
     ),
 )
 _GENERATE: Final = _streamed(
-    "/generate", "Prompt and answer on this host alone.", GenerateBody, _ANSWER, (KVMemoryExceeded,)
+    "/generate", "Prompt and answer on this host alone.", GenerateBody, _ANSWER, (KVMemoryExceeded, SchemaTooComplex)
 )
 _LEASE: Final = Operation(
     "POST",

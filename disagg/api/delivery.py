@@ -28,7 +28,8 @@ MAX_LINE_BYTES: Final = 1 << 16
 class KVOrder(Contract, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Where the KV of one prompt goes. id: a secret that names this order in reports. next_token: the token after those
     that the engine computes, which is part of the hash of the prompt. start: the first token whose KV is wanted.
-    deadline_s: seconds for the whole transfer. progress: whether each step is reported, too."""
+    deadline_s: seconds for the whole transfer. progress: whether each step is reported, too. sender, weights: for the
+    header."""
 
     id: Annotated[str, Meta(min_length=16, max_length=64)]
     report: KVAddress
@@ -40,6 +41,8 @@ class KVOrder(Contract, frozen=True, kw_only=True, forbid_unknown_fields=True):
     wire: WireForm = AS_IS
     deadline_s: Annotated[float, Meta(gt=0)]
     progress: bool = False
+    sender: str = ""
+    weights: str = ""
 
     def __repr__(self) -> str:
         """Without its secrets: vLLM logs its requests if a step fails."""
@@ -66,8 +69,9 @@ class KVReport(Contract, frozen=True, kw_only=True):
     """The last line of a worker: one acknowledged part, or the error that ended it. One with `progress` is not the
     last.
 
-    hidden_s, exposed_s: seconds of sending before and after the last rows were computed. link_bytes_s: the link's rate,
-    if the part was large enough to measure it.
+    hidden_s: seconds of sending in steps of this prompt, of each its share. exposed_s: from the end of computing the
+    last rows to the acknowledgement; vLLM does not wait for the link before. link_bytes_s: the link's rate, if the part
+    was large enough to measure it.
     """
 
     kv_bytes: int = 0

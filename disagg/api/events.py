@@ -1,6 +1,6 @@
 """The server-sent events of an answer.
 
-POST /decode    slot or local, tokens..., done
+POST /decode    slot or local, tokens..., done; refuted before the tokens, if the KV that came was wrong
 POST /generate  tokens..., done
 POST /prefill   shipped
 
@@ -11,24 +11,29 @@ from __future__ import annotations
 
 import builtins
 from collections.abc import Mapping
-from typing import Any, ClassVar, Final, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal
 
-from disagg.api.base import Contract
+from msgspec import Meta
+
+from disagg.api.base import Contract, Count
 from disagg.api.names import WireForm
 from disagg.api.requests import KVAddress, ToolCall
 from disagg.errors import DisaggError, Overloaded
 
 FinishReason = Literal["stop", "length", "tool_calls"]
 ERROR: Final = "error"
+TokenId = Annotated[int, Meta(ge=0, le=(1 << 31) - 1)]
+Name = Annotated[str, Meta(max_length=256)]
+Reason = Annotated[str, Meta(max_length=1024)]
 
 
 class TokenLogprob(Contract, frozen=True, omit_defaults=True):
     """One generated token, its log-probability, and the likeliest alternatives as (id, log-probability). bytes,
     top_bytes: the bytes of the text that the token and each alternative stand for, if alternatives were requested."""
 
-    id: int
+    id: TokenId
     logprob: float
-    top: tuple[tuple[int, float], ...] = ()
+    top: tuple[tuple[TokenId, float], ...] = ()
     bytes: builtins.bytes = b""
     top_bytes: tuple[builtins.bytes, ...] = ()
 
@@ -38,11 +43,11 @@ class SlotEvent(Contract, frozen=True, kw_only=True):
     last is due. held_tokens: of its first tokens, those whose KV the host already has and which are not to be sent."""
 
     event: ClassVar[str] = "slot"
-    request_id: str
-    ticket: str
+    request_id: Name
+    ticket: Name
     kv: KVAddress
-    prompt_tokens: int
-    held_tokens: int = 0
+    prompt_tokens: Count
+    held_tokens: Count = 0
 
 
 class LocalEvent(Contract, frozen=True, kw_only=True):
@@ -50,10 +55,22 @@ class LocalEvent(Contract, frozen=True, kw_only=True):
     reason: why it does, e.g. "12 tokens: 0.02 s here, 0.31 s on a prefill host"."""
 
     event: ClassVar[str] = "local"
-    request_id: str
-    prompt_tokens: int
-    held_tokens: int
-    reason: str
+    request_id: Name
+    prompt_tokens: Count
+    held_tokens: Count
+    reason: Reason
+
+
+class RefutedEvent(Contract, frozen=True, kw_only=True):
+    """The KV that arrived is not that of this prompt and model. The decode host computes the prompt itself, and the
+    answer follows. sender: the prefill host's name, empty if it stated none. blamed: its KV is wrong for certain; else
+    KV that was held may be. message, hint: as of an error."""
+
+    event: ClassVar[str] = "refuted"
+    sender: Name
+    blamed: bool
+    message: Reason
+    hint: Name = ""
 
 
 class ProgressEvent(Contract, frozen=True, kw_only=True):
@@ -61,8 +78,8 @@ class ProgressEvent(Contract, frozen=True, kw_only=True):
     host's engine has finished a piece of work, for any request; if it does not change, the engine is stuck."""
 
     event: ClassVar[str] = "progress"
-    phase: str
-    beats: int
+    phase: Name
+    beats: Count
 
 
 class TokensEvent(Contract, frozen=True, omit_defaults=True):
@@ -80,7 +97,8 @@ class Timing(Contract, frozen=True):
     """One host's parts of a request, in seconds on its own clock.
 
     kv_wait_s: slot sent -> KV accepted. queue_s: waiting for a place in the batch and for the engine's thread.
-    ingest_s: received bytes -> engine cache. compute_s: the prompt, if this host computed it. first_step_s: the last
+    ingest_s: received bytes -> engine cache, and its audit; audit_s: this alone. refuted_s: slot sent -> the KV was
+    refuted, but for the wait for a place. compute_s: the prompt, if this host computed it. first_step_s: the last
     prompt token through the model. decode_s: first token -> last token.
     """
 
@@ -91,27 +109,32 @@ class Timing(Contract, frozen=True):
     compute_s: float = 0.0
     first_step_s: float = 0.0
     decode_s: float = 0.0
+    audit_s: float = 0.0
+    refuted_s: float = 0.0
 
 
 class DoneEvent(Contract, frozen=True, kw_only=True):
-    """The end of an answer. computed_prompt_tokens: prompt tokens that this host ran through the model. local: why the
-    prompt's rest was computed here without asking a prefill host, empty if one was asked. held_tokens: prompt tokens
-    whose KV the host had from earlier requests. kv_wire: the form in which KV arrived, None if none did. simulated: no
-    model ran, the times are predicted. reasoning_tokens: of the answer. stop: the stop string that ended it, empty if
-    none did."""
+    """The end of an answer. computed_prompt_tokens: prompt tokens that this host ran through the model for it.
+    audited_tokens: those that it ran to audit the KV that arrived. refuted: why that KV was not used and the prompt
+    computed here, empty if it was. local: why the prompt's rest was computed here without asking a prefill host, empty
+    if one was asked. held_tokens: prompt tokens whose KV the host had from earlier requests. kv_wire: the form in which
+    KV arrived, None if none did. simulated: no model ran, the times are predicted. reasoning_tokens: of the answer.
+    stop: the stop string that ended it, empty if none did."""
 
     event: ClassVar[str] = "done"
     finish_reason: FinishReason
-    prompt_tokens: int
-    completion_tokens: int
-    computed_prompt_tokens: int
+    prompt_tokens: Count
+    completion_tokens: Count
+    computed_prompt_tokens: Count
     timing: Timing
-    local: str = ""
-    held_tokens: int = 0
+    local: Reason = ""
+    held_tokens: Count = 0
     simulated: bool = False
     kv_wire: WireForm | None = None
-    reasoning_tokens: int = 0
+    reasoning_tokens: Count = 0
     stop: str = ""
+    audited_tokens: Count = 0
+    refuted: Reason = ""
 
     @property
     def figures(self) -> dict[str, Any]:
@@ -122,21 +145,22 @@ class DoneEvent(Contract, frozen=True, kw_only=True):
 class ShippedEvent(Contract, frozen=True, kw_only=True):
     """The decode host has acknowledged every byte of the KV. Durations in seconds on the prefill host's clock.
 
-    hidden_transfer_s: bytes moved while the prompt was computed. exposed_transfer_s: end of compute -> acknowledgement.
+    hidden_transfer_s: sending while the prompt was computed. exposed_transfer_s: the prompt waited for the link and was
+    not computed, and end of compute -> acknowledgement. queue_s: the rest of the time until the end of compute.
     kv_bytes: as sent, in the form `kv_wire`. held_tokens: prompt tokens whose KV this host had from earlier requests.
     """
 
     event: ClassVar[str] = "shipped"
-    prompt_tokens: int
-    computed_tokens: int
-    kv_bytes: int
+    prompt_tokens: Count
+    computed_tokens: Count
+    kv_bytes: Count
     kv_wire: WireForm
     tokenise_s: float
     queue_s: float
     compute_s: float
     hidden_transfer_s: float
     exposed_transfer_s: float
-    held_tokens: int = 0
+    held_tokens: Count = 0
 
 
 class ErrorEvent(Contract, frozen=True):
@@ -162,8 +186,9 @@ class ErrorAnswer(Contract, frozen=True):
     error: ErrorEvent
 
 
-Event = SlotEvent | LocalEvent | ProgressEvent | TokensEvent | DoneEvent | ShippedEvent
+Event = SlotEvent | LocalEvent | RefutedEvent | ProgressEvent | TokensEvent | DoneEvent | ShippedEvent
 EVENTS: Final[Mapping[str, type[Event]]] = {
-    kind.event: kind for kind in (SlotEvent, LocalEvent, ProgressEvent, TokensEvent, DoneEvent, ShippedEvent)
+    kind.event: kind
+    for kind in (SlotEvent, LocalEvent, RefutedEvent, ProgressEvent, TokensEvent, DoneEvent, ShippedEvent)
 }
 """The type of each event but `error`, by its name on the wire."""

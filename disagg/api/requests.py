@@ -19,6 +19,7 @@ MAX_LEASES = 4096  # request ids in one POST /lease
 MAX_TOOLS = 128
 MAX_CALLS = 128  # tool calls of one message
 MAX_SCHEMA_BYTES = 1 << 16
+MAX_WEIGHT: Final = 100
 MIN_BODY_LIMIT: Final = 1 << 20
 BODY_BYTES_PER_TOKEN: Final = 64  # of context: several times what any tokenizer's average token takes, also as JSON
 
@@ -27,6 +28,7 @@ RequestId = Annotated[str, Meta(min_length=1, max_length=64)]
 Port = Annotated[int, Meta(ge=1, le=65535)]
 ToolName = Annotated[str, Meta(min_length=1, max_length=128)]
 Messages = Sequence[Mapping[str, Any]]
+Weight = Annotated[int, Meta(ge=1, le=MAX_WEIGHT)]
 
 
 def body_limit(context: int) -> int:
@@ -88,13 +90,22 @@ class KVAddress(Contract, frozen=True, forbid_unknown_fields=True):
     port: Port
 
 
+class Share(Contract, frozen=True, forbid_unknown_fields=True):
+    """Whose share of a host a request counts for, see disagg/shares.py. key: the id of a gateway's key; all requests
+    without one count as one key. weight: a key of weight 2 has twice the share of one of weight 1."""
+
+    key: Annotated[str, Meta(max_length=128)] = ""
+    weight: Weight = 1
+
+
 class PromptBody(Contract, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What all requests have: the model, and exactly one of prompt, messages and tokens.
 
     answer_tokens: the answer's first tokens, if a host that failed has generated them: the request goes on after them.
     deadline_s: seconds until the request must have ended. lease_s: seconds after which it ends unless POST /lease
     names it; None: it lasts as long as its connection. cache_salt: only requests with the same salt share held KV.
-    tools, chat_template_kwargs: what the chat template gets beside the messages.
+    share: whose share of the host the request counts for. tools, chat_template_kwargs: what the chat template gets
+    beside the messages.
     """
 
     more_schema: ClassVar[Mapping[str, Any]] = {
@@ -111,6 +122,7 @@ class PromptBody(Contract, frozen=True, kw_only=True, forbid_unknown_fields=True
     deadline_s: Annotated[float, Meta(gt=0, le=MAX_DEADLINE_S)] = DEFAULT_DEADLINE_S
     lease_s: Annotated[float, Meta(gt=0, le=MAX_LEASE_S)] | None = None
     cache_salt: Annotated[str, Meta(max_length=128)] = ""
+    share: Share = Share()
     tools: Annotated[tuple[Tool, ...], Meta(max_length=MAX_TOOLS)] = ()
     chat_template_kwargs: Annotated[Mapping[str, Any], Meta(max_length=64)] = {}
 
@@ -170,9 +182,11 @@ class PrefillOffer(Contract, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 class DecodeBody(GenerateBody, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """POST /decode. `prefill`: the prefill host that the caller would ask; None: the decode host waits for KV however
-    short the rest of the prompt is, if there is any."""
+    short the rest of the prompt is, if there is any. elsewhere_s: seconds in which another prefill host is expected to
+    deliver the KV, None if there is no other: a sender that sends next to nothing is waited for as long."""
 
     prefill: PrefillOffer | None = None
+    elsewhere_s: Annotated[float, Meta(ge=0, le=MAX_DEADLINE_S)] | None = None
 
 
 class PrefillBody(PromptBody, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import Annotated, Literal
 
-from disagg.api.base import Contract
+from msgspec import Meta
+
+from disagg.api.base import Contract, Count
 from disagg.api.names import Role
 
+Verdict = Literal["accepted", "refuted"]
+Rate = Annotated[float, Meta(ge=0, le=1e13)]
+"""Tokens or bytes per second."""
 ServerState = Literal["loading", "ok", "draining", "stalled", "error", "no_host"]
 
 
@@ -26,20 +31,23 @@ class Load(Liveness, frozen=True, kw_only=True):
     not computed yet. kv_bytes: reserved by requests; kv_limit: the bound on them.
     kv_held_bytes: of finished conversations, given up if a request needs the room. prefill_tokens_s, decode_tokens_s:
     measured lately, None if not measured; decode_tokens_s is that of one request. links: rate in bytes/s of recent
-    transfers from this host, by "address:port" of the decode host.
+    transfers from this host, by "address:port" of the decode host. vocab_size: of the model, 0 until it has loaded.
+    senders: the last verdict of an audit on the KV of each prefill host, by its name.
     """
 
-    boot_id: str
-    queue: int = 0
-    running: int = 0
-    running_limit: int = 1
-    queue_tokens: int = 0
-    kv_bytes: int = 0
-    kv_limit: int = 0
-    kv_held_bytes: int = 0
-    prefill_tokens_s: float | None = None
-    decode_tokens_s: float | None = None
-    links: Mapping[str, float] = {}
+    boot_id: Annotated[str, Meta(max_length=64)]
+    queue: Count = 0
+    running: Count = 0
+    running_limit: Annotated[int, Meta(ge=1, le=1 << 20)] = 1
+    queue_tokens: Count = 0
+    kv_bytes: Count = 0
+    kv_limit: Count = 0
+    kv_held_bytes: Count = 0
+    prefill_tokens_s: Rate | None = None
+    decode_tokens_s: Rate | None = None
+    links: Annotated[Mapping[Annotated[str, Meta(max_length=300)], Rate], Meta(max_length=1024)] = {}
+    vocab_size: Count = 0
+    senders: Annotated[Mapping[Annotated[str, Meta(max_length=256)], Verdict], Meta(max_length=1024)] = {}
 
 
 class LeaseAnswer(Contract, frozen=True):
@@ -89,10 +97,13 @@ class Evidence(Contract, frozen=True):
 
 
 class PendingRelease(Contract, frozen=True):
-    """A release that was deployed and does not run yet. since: seconds since 1970."""
+    """A release that was deployed and does not run yet. since: seconds since 1970. code, config: as in Health, of that
+    release; empty if it does not state them."""
 
     release: str
     since: float
+    code: str = ""
+    config: str = ""
 
 
 class Health(Liveness, frozen=True, kw_only=True):
@@ -101,8 +112,9 @@ class Health(Liveness, frozen=True, kw_only=True):
     model: empty for a gateway. backend: framework and device, None until the engine has loaded. code: hash of the
     disagg code that runs. config: hash of what the host's hosts.toml says about it. boot_id: random, new at every
     start. release: the deployed release that runs, None if it runs from an installation. pending: the release that
-    `disagg restart` would run instead. versions: of the engine's packages. verified: whether disagg's own tests have
-    compared answers of this architecture. evidence: None until the engine has loaded, and of engines that state none.
+    `disagg restart` would run instead. tokens: that it accepts, by the first 8 digits of each one's hash, the current
+    one first. versions: of the engine's packages. verified: whether disagg's own tests have compared answers of this
+    architecture. evidence: None until the engine has loaded, and of engines that state none.
     """
 
     model: str
@@ -116,6 +128,7 @@ class Health(Liveness, frozen=True, kw_only=True):
     config: str = ""
     release: str | None = None
     pending: PendingRelease | None = None
+    tokens: tuple[str, ...] = ()
     versions: Mapping[str, str] = {}
     fingerprint: ModelFingerprint | None = None
     preflight: tuple[PreflightFinding, ...] = ()
@@ -144,7 +157,8 @@ class DeviceUse(Contract, frozen=True):
 
 
 class Counters(Contract, frozen=True):
-    """Totals since the server started. computed_prompt_tokens: prompt tokens run through the model here."""
+    """Totals since the server started. computed_prompt_tokens: prompt tokens run through the model here for answers;
+    audited_tokens: those that ran to audit received KV. refuted: requests whose received KV was refuted."""
 
     requests: int = 0
     completed: int = 0
@@ -154,6 +168,20 @@ class Counters(Contract, frozen=True):
     completion_tokens: int = 0
     computed_prompt_tokens: int = 0
     kv_bytes_total: int = 0
+    audited_tokens: int = 0
+    refuted: int = 0
+
+
+class SenderAudits(Contract, frozen=True, kw_only=True):
+    """What a decode host has found of the KV of one prefill host since it started. accepted, refuted: hand-offs; those
+    that were not audited are not counted. verdict: the last one. deviation: by how much the last accepted KV differed
+    from what was computed here, as a share of the bound beyond which it is refuted; highest: the most of any."""
+
+    accepted: int = 0
+    refuted: int = 0
+    verdict: Verdict | None = None
+    deviation: float | None = None
+    highest: float | None = None
 
 
 class LastError(Contract, frozen=True):
@@ -167,7 +195,8 @@ class LastError(Contract, frozen=True):
 
 class Status(Health, frozen=True, kw_only=True):
     """GET /status: health, load, memory and counters. kv_bytes: KV of requests that the host holds now. kv_held_bytes:
-    KV of finished conversations, kept for their next turns."""
+    KV of finished conversations, kept for their next turns. audit_every: one hand-off in so many is audited, 0: none.
+    senders: what these audits found, by the name of the prefill host; empty if it stated none."""
 
     queue: int
     running: int
@@ -177,3 +206,5 @@ class Status(Health, frozen=True, kw_only=True):
     device: DeviceUse
     counters: Counters
     last_error: LastError | None = None
+    audit_every: int = 0
+    senders: Mapping[str, SenderAudits] = {}

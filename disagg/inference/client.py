@@ -7,10 +7,12 @@ async with disagg.AsyncClient("hosts.toml") as client:
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Self, Unpack
 
+from disagg.errors import RequestError
 from disagg.inference.base import BaseClient
 from disagg.inference.hosts.view import FleetView
 from disagg.inference.options import RequestOptions
@@ -20,7 +22,8 @@ from disagg.inference.types import Completion, Watch, unwatched
 
 
 class AsyncClient(BaseClient):
-    """Runs requests on a fleet from asyncio, any number at a time. Close it, or use `async with`.
+    """Runs requests on a fleet from asyncio, any number at a time. Close it, or use `async with`. It belongs to the
+    event loop of its first request, asyncio's own or uvloop's; trio has none that it runs on.
 
     fleet: hosts.toml or what it describes; by default the file that $DISAGG_CONFIG names, else ./hosts.toml. token: the
     fleet's secret, by default read from its token file. Raises ConfigError if either is missing or wrong.
@@ -33,6 +36,7 @@ class AsyncClient(BaseClient):
         A host that does not answer is not an error here: the request that needs it reports it.
         """
         self._require_usable()
+        _require_asyncio()
         await self._connect(*models)
 
     async def generate(self, model: str, prompt: str | None = None, **options: Unpack[RequestOptions]) -> Completion:
@@ -46,10 +50,12 @@ class AsyncClient(BaseClient):
         """Send several requests at the same time; each has the arguments of `generate`, by name. One that fails has its
         error in its answer, and the others go on."""
         self._require_usable()
+        _require_asyncio()
         return await generate_all(self.stream, requests)
 
     async def count_tokens(self, model: str, prompt: str | None = None, **options: Unpack[RequestOptions]) -> int:
         """How many tokens the prompt of this request has. A host tokenises it and computes nothing."""
+        _require_asyncio()
         return await self._count(model, prompt, options)
 
     def stream(
@@ -68,6 +74,7 @@ class AsyncClient(BaseClient):
         request_id: the beginning of the request's ids in the hosts' logs, at most 47 of letters, digits and `._-`.
         via: the Via header of whole requests, for programs that pass requests on.
         """
+        _require_asyncio()
         sent = self._perform(model, prompt, options, watch=watch, request_id=request_id, via=via)
         return AsyncStream(sent)
 
@@ -92,3 +99,14 @@ class AsyncClient(BaseClient):
 
     async def __aexit__(self, *_: object) -> None:
         await self.aclose()
+
+
+def _require_asyncio() -> None:
+    """Raise RequestError if no event loop of asyncio runs here."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        raise RequestError(
+            "AsyncClient is called outside of an asyncio event loop",
+            "call it from a coroutine that asyncio or uvloop runs, or use Client; trio is not supported",
+        ) from None

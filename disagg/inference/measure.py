@@ -57,6 +57,8 @@ def metrics(trace: Trace, done: DoneEvent, shipped: ShippedEvent | None = None) 
     negative: the client's end when a request is about to be written, before the server can have read it.
     """
     timing, attempt = done.timing, trace.attempt
+    if done.refuted:  # what was sent has not contributed
+        shipped = None
     ttft = (trace.first_token or trace.last_token or trace.called) - trace.called
     exposed_s = _exposed(trace, shipped, timing)
     prefill_s = shipped.compute_s if shipped else timing.compute_s
@@ -67,9 +69,9 @@ def metrics(trace: Trace, done: DoneEvent, shipped: ShippedEvent | None = None) 
     # A host's own: several events that arrive in one packet would give speeds that no engine has.
     decode_s = _arrival(trace, done) if attempt.method == "whole" else timing.decode_s
     return Metrics(
-        method="local" if done.local else attempt.method,
+        method="local" if done.local else "fallback" if done.refuted else attempt.method,
         model=trace.model,
-        prefill_server=attempt.prefill.name if attempt.prefill and not done.local else None,
+        prefill_server=attempt.prefill.name if attempt.prefill and not (done.local or done.refuted) else None,
         decode_server=attempt.decode.name if attempt.decode else None,
         prompt_tokens=done.prompt_tokens,
         completion_tokens=done.completion_tokens,
@@ -77,7 +79,7 @@ def metrics(trace: Trace, done: DoneEvent, shipped: ShippedEvent | None = None) 
         prefill_time=prefill_s,
         decode_time=decode_s,
         total_time=trace.last_token - trace.called,
-        prefill_speed=_rate(shipped.computed_tokens if shipped else done.computed_prompt_tokens, prefill_s),
+        prefill_speed=_prefill_speed(done, shipped, prefill_s),
         decode_speed=_rate(done.completion_tokens - trace.resumed_tokens - 1, decode_s),
         ttft=ttft,
         ttft_parts=parts,
@@ -90,7 +92,15 @@ def metrics(trace: Trace, done: DoneEvent, shipped: ShippedEvent | None = None) 
         local=done.local,
         held_tokens=done.held_tokens,
         resumed_tokens=trace.resumed_tokens,
+        audited_tokens=done.audited_tokens,
     )
+
+
+def _prefill_speed(done: DoneEvent, shipped: ShippedEvent | None, seconds: float) -> float | None:
+    """None if all of the prompt but its last token was held: a pass over one token says nothing of a prompt's speed."""
+    if done.prompt_tokens - done.held_tokens <= 1:
+        return None
+    return _rate(shipped.computed_tokens if shipped else done.computed_prompt_tokens, seconds)
 
 
 def _arrival(trace: Trace, done: DoneEvent) -> float:
@@ -102,8 +112,8 @@ def _arrival(trace: Trace, done: DoneEvent) -> float:
 def _parts(trace: Trace, ttft: float, timing: Timing, shipped: ShippedEvent | None) -> TTFTParts:
     """Where the time to the first token went, which this attempt brought."""
     known = TTFTParts(
-        failed_attempts=trace.began - trace.called,
-        client=max(0.0, trace.requested - trace.began) + _order_s(trace),
+        failed_attempts=trace.began - trace.called + timing.refuted_s,
+        client=max(0.0, trace.requested - trace.began) + (0.0 if timing.refuted_s else _order_s(trace)),
         queue=timing.queue_s + (shipped.queue_s if shipped else 0.0),
         tokenise=timing.tokenise_s + (shipped.tokenise_s if shipped else 0.0),
         prefill=shipped.compute_s + min(0.0, _accepted_s(trace, shipped, timing)) if shipped else timing.compute_s,
@@ -121,7 +131,8 @@ def _order_s(trace: Trace) -> float:
 
 
 def _exposed(trace: Trace, shipped: ShippedEvent | None, timing: Timing) -> float:
-    """End of prefill compute -> KV accepted. Each host sees one end only: the smaller of two upper bounds.
+    """The prompt waited for the link, and end of prefill compute -> KV accepted. Each host sees one end only: the
+    smaller of two upper bounds.
 
     The prefill host's bound includes the acknowledgement's way back to it, during which the decode host already works
     (48 ms were seen on a busy machine). The decode host's is `_accepted_s`.
@@ -132,7 +143,7 @@ def _exposed(trace: Trace, shipped: ShippedEvent | None, timing: Timing) -> floa
 
 
 def _accepted_s(trace: Trace, shipped: ShippedEvent, timing: Timing) -> float:
-    """Stated end of compute -> KV accepted, from the decode host's times. It includes the caller's time until the
+    """What of the time until the KV was accepted was neither queue nor compute. It includes the caller's time until the
     request to the prefill host, which is not transfer, and that request's way. Less than 0 if the prefill host learnt
     late that its rows were computed, as of vLLM's workers: by then this request did not wait for it any more."""
     return timing.kv_wait_s - (_order_s(trace) + shipped.tokenise_s + shipped.queue_s + shipped.compute_s)

@@ -19,13 +19,13 @@ Method = Literal["disaggregated", "local", "decode-alone", "prefill-alone", "fal
 class TTFTParts:
     """Seconds. They add up to `Metrics.ttft`."""
 
-    failed_attempts: float = 0.0  # hosts that were tried before the one that served, and waits for busy ones
+    failed_attempts: float = 0.0  # hosts tried before the one that served, KV that was refuted, waits for busy hosts
     client: float = 0.0  # this program: from the call, and from the slot event, until the request is written
     queue: float = 0.0  # waiting for the prefill engine, and for a place in the decode batch
     tokenise: float = 0.0  # on both hosts
     prefill: float = 0.0  # compute
-    exposed_transfer: float = 0.0  # end of prefill compute -> last KV byte accepted
-    ingest: float = 0.0  # received bytes -> engine cache
+    exposed_transfer: float = 0.0  # the prefill waited for the link, and its end -> last KV byte accepted
+    ingest: float = 0.0  # received bytes -> engine cache, and its audit
     first_step: float = 0.0  # the last prompt token through the model
     whole: float = 0.0  # a whole-request host, which states no parts: request written -> first piece of the answer
     network: float = 0.0  # the rest: wire latency, HTTP and scheduling
@@ -42,10 +42,12 @@ class Metrics:
     prefill_time: prefill compute. decode_time: first token -> last token, on the host that generates them; 0 if a
     whole-request host's answer arrived in one burst.
     total_time: sent -> last token (E2E).
-    prefill_speed = computed prompt tokens / prefill_time; None if no host computed any, or it is unknown.
+    prefill_speed = computed prompt tokens / prefill_time; None if no host computed more than the last, or it is
+    unknown.
     decode_speed = (completion_tokens - 1) / decode_time; None if there is one token only, or decode_time is 0.
-    hidden_transfer: seconds in which bytes moved while prefill still computed.
-    decode_computed_tokens: prompt tokens that the decode host ran through the model itself.
+    hidden_transfer: seconds of sending while this prompt's prefill computed, at most prefill_time.
+    decode_computed_tokens: prompt tokens that the decode host ran through the model itself, for the answer.
+    audited_tokens: those that it ran to audit the KV that it received.
     decode_server: the host that generated the answer, also a whole-request host; None if a prefill host did, alone.
     kv_wire: the form in which the decode host received the KV, "as-is" or "int8-g64"; None if it received none.
     simulated: no model ran; the times are predicted.
@@ -79,6 +81,7 @@ class Metrics:
     local: str = ""
     held_tokens: int = 0
     resumed_tokens: int = 0
+    audited_tokens: int = 0
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

@@ -15,7 +15,7 @@ from disagg.errors import RequestError
 from disagg.inference.hosts.route import Alone
 from disagg.inference.policy import OnKVFailure
 
-_OF_THE_BODY = ("cache_salt", "tools", "must_call", "json_schema", "chat_template_kwargs", "hold_prompt")
+_OF_THE_BODY = ("cache_salt", "share", "tools", "must_call", "json_schema", "chat_template_kwargs", "hold_prompt")
 _PROMPTS = ("messages", "tokens")
 _NOT_SAMPLING = ("alone", "timeout", "on_kv_failure", "local_prefill", *_PROMPTS, *_OF_THE_BODY)
 
@@ -28,7 +28,8 @@ class GenerateOptions(TypedDict, total=False):
     seconds until the request must have ended; 600 by default. on_kv_failure: what follows if no prefill host delivers
     the KV: "fallback", the default, lets the decode host compute the prompt, "fail" raises a HandoffError.
     local_prefill: whether the decode host may compute a short prompt itself if that takes less time than a hand-off;
-    True by default. cache_salt: only requests with the same salt share KV that hosts hold; "" by default.
+    True by default. cache_salt: only requests with the same salt share KV that hosts hold; "" by default. share: whose
+    share of the hosts the request counts for, {"key", "weight"}; by default that of all requests without a key.
 
     The rest are fields of `disagg.api.GenerateBody`. tools: each {"name", "description", "parameters"}. must_call:
     names of tools, one of which the answer calls. json_schema: the answer is JSON that fits it. chat_template_kwargs:
@@ -54,6 +55,7 @@ class GenerateOptions(TypedDict, total=False):
     on_kv_failure: OnKVFailure
     local_prefill: bool
     cache_salt: str
+    share: Mapping[str, Any]
     tools: Sequence[Mapping[str, Any]]
     must_call: Sequence[str]
     json_schema: Mapping[str, Any] | None

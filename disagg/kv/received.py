@@ -27,7 +27,7 @@ class ReceiveTiming:
 class ReceivedKV:
     """The KV cache of tokens [start, tokens), in host memory.
 
-    wire: the form in which it was sent and is stored.
+    wire: the form in which it was sent and is stored. sender, weights: see Header.
     arena: its memory, used as `placement` states; None after `release`.
     return_arena: called with an arena that is no longer read.
     on_release: ends the use of the memory that was reserved for it.
@@ -38,6 +38,8 @@ class ReceivedKV:
     arena: Arena | None
     start: int = 0
     wire: WireForm = AS_IS
+    sender: str = ""
+    weights: str = ""
     timing: ReceiveTiming = field(default_factory=ReceiveTiming)
     return_arena: Callable[[Arena], None] | None = None
     on_release: Callable[[], None] | None = None

@@ -144,7 +144,7 @@ async def begin_answer(
     request: ActiveRequest, engine: PromptEngine | DecodeEngine, body: GenerateBody
 ) -> GrowingAnswer:
     """The answer to a request, with the tokens that another host has sent. Sets the request's constraint and
-    hold_prompt. Long work is done on a worker thread."""
+    hold_prompt. Long work is done elsewhere: on a thread, or in the processes of forms."""
     answer = GrowingAnswer(output_of(body, request.tokens[: request.prompt_tokens], engine.tokenizer))
     request.hold_prompt = body.hold_prompt
     if request.sampling.logprobs is not None:
@@ -159,12 +159,16 @@ async def begin_answer(
 
 async def _constraint(request: ActiveRequest, tokenizer: PromptTokenizer, body: GenerateBody) -> Constraint | None:
     form = tokenizer.format
-    grammar = grammar_of(body, form)
-    if grammar is None:
+    if body.json_schema is None and not body.must_call:
         return None
+    grammar = await asyncio.to_thread(grammar_of, body, form)
+    assert grammar is not None
     prompt, given = request.tokens[: request.prompt_tokens], request.tokens[request.prompt_tokens :]
     after = form.think[1] if form.think and body.messages is not None and thinking(prompt, tokenizer, form) else ""
-    return await asyncio.to_thread(tokenizer.constrain, grammar, given, after)
+    compiled = tokenizer.constrain(grammar, given, after, body.cache_salt)
+    constraint = await request.within_deadline(compiled, "the form of the answer was not compiled")
+    request.cleanup.callback(constraint.close)
+    return constraint
 
 
 def _logprob(token: Token, name: Callable[[int], bytes] | None) -> TokenLogprob:

@@ -22,6 +22,7 @@ from disagg.api.status import (
     Memory,
     ModelFingerprint,
     PendingRelease,
+    SenderAudits,
     ServerState,
     Status,
 )
@@ -120,6 +121,16 @@ class ReportingHost(ABC, Generic[Engine]):
         return {}
 
     @property
+    def senders(self) -> Mapping[str, SenderAudits]:
+        """What audits of received KV found, by the name of the prefill host."""
+        return {}
+
+    @property
+    def audit_every(self) -> int:
+        """One hand-off in so many is audited; 0: none is."""
+        return 0
+
+    @property
     def busy(self) -> bool:
         """Whether the engine has work, so that its beats must go on. Engines without beats have none."""
         return False
@@ -149,6 +160,8 @@ class ReportingHost(ABC, Generic[Engine]):
             prefill_tokens_s=self.prefill_tokens_s,
             decode_tokens_s=self.decode_tokens_s,
             links=self.links,
+            vocab_size=self.info.profile.vocab_size if self.info else 0,
+            senders={name: one.verdict for name, one in self.senders.items() if name and one.verdict},
         )
 
     @property
@@ -211,6 +224,8 @@ class ReportingHost(ABC, Generic[Engine]):
             device=DeviceUse(info.backend if info else None, psutil.cpu_percent(), utilisation),
             counters=self._counters,
             last_error=self._last_error,
+            audit_every=self.audit_every,
+            senders=self.senders,
         )
 
     def count(self, **added: int) -> None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeVar
 
 from disagg.api.events import Timing
+from disagg.api.requests import Share
 from disagg.api.sampling import Sampling
 from disagg.engines.base import DecodeTiming
 from disagg.engines.model.constraint import Constraint
@@ -27,17 +28,18 @@ Phase = Literal[
 class ActiveRequest:
     """A request from its arrival to its end. Times are time.monotonic().
 
-    id: the caller's, for logs and the KV transfer. key: unique on this host. tokens: the prompt, empty until it is
-    tokenised, and the `answered` first tokens of the answer if another host has generated them. constraint: the form
-    that the rest must have. phase: what the request is doing, for the log. leased: it ends if its caller does not
-    extend its lease. cleanup: releases, however the request ends, everything it holds: its place and turn, its ticket,
-    its KV, its row in the batch.
+    id: the caller's, for logs and the KV transfer. key: unique on this host. share: whose share of the host it counts
+    for. tokens: the prompt, empty until it is tokenised, and the `answered` first tokens of the answer if another host
+    has generated them. constraint: the form that the rest must have. phase: what the request is doing, for the log.
+    leased: it ends if its caller does not extend its lease. cleanup: releases, however the request ends, everything it
+    holds: its place and turn, its ticket, its KV, its row in the batch.
     """
 
     id: str
     sampling: Sampling
     arrived: float
     deadline: float
+    share: Share = field(default_factory=Share)
     tokens: list[int] = field(default_factory=list)
     answered: int = 0
     constraint: Constraint | None = None
@@ -66,6 +68,11 @@ class ActiveRequest:
         return self.phase
 
     @property
+    def waits(self) -> bool:
+        """Whether nothing has begun for this request, here or on another host."""
+        return self.phase in ("tokenising", "queued") and not self.slot_sent
+
+    @property
     def prompt_tokens(self) -> int:
         return len(self.tokens) - self.answered
 
@@ -73,15 +80,19 @@ class ActiveRequest:
     def tokenise_s(self) -> float:
         return self.tokenised - self.arrived
 
-    def timing(self, turn_s: float, engine: DecodeTiming, kv_accepted: float | None, decode_s: float) -> Timing:
+    def timing(
+        self, turn_s: float, engine: DecodeTiming, kv_accepted: float | None, decode_s: float, refuted_s: float = 0.0
+    ) -> Timing:
         """This host's parts of the request. `turn_s`: waiting for a turn. `kv_accepted`: when, None without KV.
+        `refuted_s`: see Timing.
 
         Without KV the first decode step is part of the prompt's compute.
         """
         first_step_s = engine.first_token - engine.ingested
         queue_s = turn_s + engine.started - engine.submitted
         if kv_accepted is None:
-            return Timing(self.tokenise_s, queue_s=queue_s, compute_s=first_step_s, decode_s=decode_s)
+            times = {"queue_s": queue_s, "compute_s": first_step_s, "decode_s": decode_s, "refuted_s": refuted_s}
+            return Timing(self.tokenise_s, **times)
         return Timing(
             self.tokenise_s,
             kv_wait_s=kv_accepted - self.slot_sent,
@@ -89,4 +100,5 @@ class ActiveRequest:
             ingest_s=engine.ingested - kv_accepted - queue_s,
             first_step_s=first_step_s,
             decode_s=decode_s,
+            audit_s=engine.audit_s,
         )

@@ -13,6 +13,7 @@ from typing import Any, Generic, TypeVar
 from msgspec import structs
 
 from disagg import logs
+from disagg.api.base import without_value
 from disagg.api.events import Event
 from disagg.api.requests import PromptBody
 from disagg.api.sampling import Sampling
@@ -23,6 +24,7 @@ from disagg.errors import (
     Cancelled,
     ContextLengthExceeded,
     DeadlineExceeded,
+    DisaggError,
     Overloaded,
     ServerUnavailable,
     UnknownModel,
@@ -34,6 +36,7 @@ from disagg.servers.health.engine import TEST_LIMIT_S
 from disagg.servers.health.leases import Leases
 from disagg.servers.report import Engine, ReportingHost, last_error
 from disagg.servers.request import ActiveRequest
+from disagg.shares import Places
 
 UNSTARTED = frozenset({"tokenising", "queued", "waiting for KV"})
 RECENT = 0.2
@@ -60,7 +63,7 @@ class Service(ReportingHost[Engine]):
     def __init__(self, fleet: Fleet, host: Host, admission: Admission) -> None:
         super().__init__(fleet, host, admission)
         self.leases = Leases()
-        self._counting = 0  # calls of POST /count
+        self._counts = Places(max(1, int(COUNTS * admission.limit)))  # of calls of POST /count
 
     @property
     def engine(self) -> Engine:
@@ -99,13 +102,13 @@ class Service(ReportingHost[Engine]):
         """
         self._require_ready(body.model)
         arrived = time.monotonic()
-        request = ActiveRequest(request_id, sampling, arrived, arrived + body.deadline_s)
+        request = ActiveRequest(request_id, sampling, arrived, arrived + body.deadline_s, body.share)
         caller = callers.current.get() or Caller()
         self._enter(request, caller, body.lease_s)
         error: BaseException | None = None
         try:
             with request.cleanup:
-                await self._admit(request, body)
+                await self._admit(request, body, caller)
                 yield request
         except BaseException as failure:  # also a cancellation: `finally` counts it
             error = failure
@@ -137,20 +140,18 @@ class Service(ReportingHost[Engine]):
         """POST /count. It has a place in the queue meanwhile, as tokenising a long prompt takes seconds. Most places
         are left to requests."""
         self._require_ready(body.model)
-        if self._counting >= max(1, int(COUNTS * self._admission.limit)):
-            raise Overloaded(f"the server is counting the tokens of {self._counting} prompts", "try again in a moment")
         with ExitStack() as place:
-            self._admission.take_place(place)
-            self._counting += 1
-            place.callback(self._count_ended)
+            count = self._counts.take(body.share, 1, time.monotonic())
+            if count is None:
+                counting = self._counts.taken
+                raise Overloaded(f"the server is counting the tokens of {counting} prompts", "try again in a moment")
+            place.callback(lambda: self._counts.give_back(count, time.monotonic()))
+            self._admission.take_place(body.share, place)
             try:
                 async with asyncio.timeout(body.deadline_s):
                     return CountAnswer(len(await self._tokenise(body)))
             except TimeoutError:
                 raise DeadlineExceeded("the prompt was not tokenised by the deadline", "raise the timeout") from None
-
-    def _count_ended(self) -> None:
-        self._counting -= 1
 
     def _enter(self, request: ActiveRequest, caller: Caller, lease_s: float | None) -> None:
         caller.request = request
@@ -173,9 +174,17 @@ class Service(ReportingHost[Engine]):
         if model != self.model.name and model not in self.model.aliases:
             raise UnknownModel(f"{self.host.name} serves {self.model.name}, not {model!r}", "ask a host of that model")
 
-    async def _admit(self, request: ActiveRequest, body: PromptBody) -> None:
+    async def _admit(self, request: ActiveRequest, body: PromptBody, caller: Caller) -> None:
         """Take a place, then tokenise: tokenising a long prompt takes seconds, which the queue must bound too."""
-        self._admission.take_place(request.cleanup)
+        text = f"{self.host.name} gave the place of this request to a key that has fewer"
+
+        def waits() -> bool:
+            return request.waits and not body.answer_tokens
+
+        def give_up() -> None:
+            caller.end(Overloaded(text, "try again in a moment"))
+
+        self._admission.take_place(body.share, request.cleanup, waits, give_up)
         prompt = await request.within_deadline(self._tokenise(body), "the prompt was not tokenised")
         vocab_size = self.engine.info.profile.vocab_size
         answer = check_ids(body.answer_tokens, vocab_size, "answer_tokens")
@@ -216,10 +225,11 @@ class Service(ReportingHost[Engine]):
         admitted = request.tokenised > 0
         if admitted:
             self.engine_health.request_ended(error, time.monotonic())
-        if isinstance(error, asyncio.CancelledError | GeneratorExit | Cancelled):
+        sent_back = admitted and isinstance(error, Overloaded)
+        if sent_back or isinstance(error, asyncio.CancelledError | GeneratorExit | Cancelled):
             self.count(cancelled=admitted)
             seconds = round(time.monotonic() - request.arrived, 3)
-            reason = {"reason": error.message} if isinstance(error, Cancelled) else {}
+            reason = {"reason": error.message} if isinstance(error, DisaggError) else {}
             logs.info("request_cancelled", request_id=request.id, phase=request.phase, seconds=seconds, **reason)
         elif not admitted:
             return
@@ -229,7 +239,7 @@ class Service(ReportingHost[Engine]):
         else:
             self.count(failed=1)
             last = self._last_error = last_error(error)
-            logs.info("request_failed", code=last.code, message=last.message, hint=last.hint)
+            logs.info("request_failed", code=last.code, message=without_value(last.message), hint=last.hint)
 
 
 AnyService = Service[Any]

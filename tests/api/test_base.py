@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from disagg.api.base import Bounds, InvalidValue, bounds
+from disagg.api.base import Bounds, InvalidValue, bounds, without_value
 from disagg.api.events import EVENTS, ErrorAnswer, ErrorEvent, TokenLogprob, TokensEvent
 from disagg.api.requests import DecodeBody, PromptBody
 from disagg.api.sampling import Sampling
@@ -76,3 +76,17 @@ def test_bounds_are_read_from_the_type() -> None:
     assert bounds(Sampling, "top_p") == Bounds(0, 1, exclusive_minimum=True, description=description)
     assert bounds(Sampling, "seed").maximum == (1 << 63) - 1  # also of a field that may be None
     assert bounds(Sampling, "ignore_eos").minimum is None
+
+
+@pytest.mark.parametrize(
+    ("text", "left"),
+    [
+        ("top_p: expected float > 0.0 (got 'secret')", "top_p: expected float > 0.0"),
+        ("tools[0].type: 'secret' is not supported by this gateway", "tools[0].type"),
+        ("messages[0].role: invalid enum value 'secret'", "messages[0].role: invalid enum value"),
+        ("tools[0].secret: unknown field", "unknown field"),
+        ("no full answer by the request's deadline", "no full answer by the request's deadline"),
+    ],
+)
+def test_what_history_and_logs_have_of_an_error_quotes_nothing_of_a_request(text: str, left: str) -> None:
+    assert without_value(text) == left

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,6 +14,8 @@ from disagg.config import EngineOptions
 
 if TYPE_CHECKING:  # torch and mlx: seconds that the tests of engines/model do without
     from disagg.engines.mlx.engine import MLXDecodeEngine
+    from disagg.engines.model.constraint import Constraint
+    from disagg.engines.model.text import PromptTokenizer
     from tests.engines.mlx.mlx_parts import Reference
     from tests.tiny_models import TinyModel
 
@@ -56,3 +59,25 @@ def reference(tiny: TinyModel) -> Callable[[str], Reference]:
     from tests.engines.mlx.mlx_parts import Reference
 
     return lru_cache(lambda architecture: Reference(tiny(architecture)))
+
+
+class Constrain:
+    """Constraints for tests that have no event loop, all of which are closed at the end of the test."""
+
+    def __init__(self) -> None:
+        self.made: list[Constraint] = []
+
+    def __call__(
+        self, tokenizer: PromptTokenizer, grammar: str, answer: Sequence[int] = (), after: str = ""
+    ) -> Constraint:
+        """See PromptTokenizer.constrain."""
+        self.made.append(asyncio.run(tokenizer.constrain(grammar, answer, after)))
+        return self.made[-1]
+
+
+@pytest.fixture
+def constrain() -> Iterator[Constrain]:
+    constrain = Constrain()
+    yield constrain
+    for constraint in constrain.made:
+        constraint.close()

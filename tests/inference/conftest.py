@@ -11,6 +11,22 @@ from typing import Any
 
 import pytest
 
+
+def pytest_asyncio_loop_factories(item: pytest.Item) -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """Every test runs on asyncio's own event loop and on uvloop, which many web servers use. But for those that are on
+    asyncio's alone by what they are: `virtual_time` replaces its selector."""
+    loops: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {"asyncio": asyncio.SelectorEventLoop}
+    if "virtual_time" not in getattr(item, "fixturenames", ()):
+        loops["uvloop"] = _uvloop
+    return loops
+
+
+def _uvloop() -> asyncio.AbstractEventLoop:
+    uvloop = pytest.importorskip("uvloop", reason="uvloop is not installed")
+    loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
+    return loop
+
+
 ARRIVAL_S = 0.005  # how long a thread or a program is waited for; bytes between sockets of this process need no guess
 JUST_AFTER_S = 1e-6  # a sum of floats may lie just before the timer that it is to reach
 

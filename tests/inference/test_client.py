@@ -7,6 +7,7 @@ import dataclasses
 import gc
 import os
 import random
+import secrets
 import subprocess
 import sys
 import types
@@ -79,7 +80,8 @@ async def test_no_kv_byte_passes_through_the_client(tiny_fleet: RunningFleet, mo
 
     monkeypatch.setattr(HostConnection, "data_received", count)
     async with AsyncClient(tiny_fleet.fleet, token=TOKEN) as client:
-        answer = await client.generate("tiny", tokens=list(range(9, 609)), max_tokens=2)
+        salt = secrets.token_hex(8)  # nothing of the prompt is held
+        answer = await client.generate("tiny", tokens=list(range(9, 609)), max_tokens=2, cache_salt=salt)
     assert answer.metrics.kv_bytes > 900_000
     assert 0 < received < answer.metrics.kv_bytes / 10
 
@@ -351,3 +353,45 @@ def test_a_program_that_does_not_close_its_client_ends(tmp_path: Path) -> None:
     argv = [sys.executable, "-c", script]
     done = subprocess.run(argv, capture_output=True, text=True, env=environment, timeout=LONG_S, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "end\n", "")
+
+
+def test_an_asynchronous_client_outside_of_asyncio_says_so(tmp_path: Path) -> None:
+    client = AsyncClient(write_fleet(tmp_path), token=TOKEN)
+    calls = (
+        client.connect(),
+        client.generate("tiny", PROMPT),
+        client.generate_all([]),
+        client.count_tokens("tiny", "x"),
+    )
+    for call in calls:
+        with pytest.raises(RequestError, match="outside of an asyncio event loop") as raised:
+            call.send(None)
+    assert "trio is not supported" in raised.value.hint
+    assert client.explain("tiny", PROMPT).decode, "this sends nothing"
+
+
+def test_closing_waits_neither_for_a_connection_that_is_being_opened_nor_for_a_name(tmp_path: Path) -> None:
+    """In a process of its own, whose resolver answers nobody."""
+    script = f"""
+import dataclasses, pathlib, socket, threading, disagg
+from disagg.config import load
+asked = threading.Event()
+def getaddrinfo(*_, **__):
+    asked.set()
+    threading.Event().wait({10 * LONG_S})
+socket.getaddrinfo = getaddrinfo
+fleet = load(pathlib.Path({str(write_fleet(tmp_path))!r}))
+hosts = {{name: dataclasses.replace(host, address="a-name") for name, host in fleet.hosts.items()}}
+client = disagg.Client(dataclasses.replace(fleet, hosts=hosts), token={TOKEN!r})
+stream = client.stream("tiny", "x")
+asked.wait()
+client.close()
+try:
+    next(stream)
+except disagg.errors.RequestError as error:
+    print(error)
+"""
+    environment = {**os.environ, "PYTHONPATH": ROOT}
+    argv = [sys.executable, "-c", script]
+    done = subprocess.run(argv, capture_output=True, text=True, env=environment, timeout=LONG_S, check=False)
+    assert (done.returncode, done.stderr) == (0, "") and "this client is closed" in done.stdout

@@ -182,3 +182,10 @@ def test_a_whole_answer_that_arrives_in_one_burst_has_no_decode_speed(last_token
     trace = replace(TRACE, attempt=Attempt("whole", W, None), last_token=last_token)
     figures = metrics(trace, DONE)
     assert figures.decode_speed == speed and bool(figures.decode_time) == bool(speed)
+
+
+@pytest.mark.parametrize(("held", "known"), [(99, False), (98, True)])
+def test_a_prompt_of_which_all_but_the_last_token_was_held_has_no_prefill_speed(held: int, known: bool) -> None:
+    """A pass over one token is a decode step."""
+    local = msgspec.structs.replace(DONE, held_tokens=held, local="held", timing=Timing(compute_s=0.08))
+    assert (metrics(TRACE, local).prefill_speed is not None) is known

@@ -204,8 +204,8 @@ def _heads(raw: bytes) -> list[int]:
     """The payload lengths of the frames in `raw`, as far as they can be read."""
     lengths, at = [], 0
     while at + frames.FRAME.size <= len(raw):
-        *_, length = frames.FRAME.unpack_from(raw, at)
-        if raw[at : at + frames.FRAME.size] != frames.IDLE_FRAME:
+        kind, *_, length = frames.FRAME.unpack_from(raw, at)
+        if kind != frames.Kind.IDLE:
             lengths.append(length)
         at += frames.FRAME.size + length
     return lengths

@@ -24,7 +24,7 @@ from disagg.kv.blocks import KVBlock
 from disagg.kv.layout import LayerLayout, Layout
 from disagg.kv.receive.tickets import Slot
 from disagg.kv.received import ReceivedKV
-from disagg.kv.send import SendLimits, Span, Transfer, TransferResult
+from disagg.kv.send import ComputeStep, LinkWait, SendLimits, Span, Transfer, TransferResult
 from disagg.kv.send import transfer as transfer_module
 from disagg.kv.wire import frames
 from disagg.kv.wire.preamble import NONCE_BYTES, PREAMBLE, PROOF, decode_preamble, decode_proof, ticket_digest
@@ -115,11 +115,32 @@ def test_a_finished_transfer_reports_bytes_and_times_that_add_up(receiver: Recei
     kv.release()
 
 
-def test_hidden_is_what_moved_before_compute_ended_and_exposed_what_followed() -> None:
-    result = TransferResult(10.0, (Span(1.0, 2.0, 100), Span(4.0, 6.0, 200), Span(7.0, 9.0, 300)))
-    assert (result.hidden_s(5.0), result.exposed_s(5.0)) == (2.0, 5.0)
-    assert (result.hidden_s(0.5), result.exposed_s(0.5)) == (0.0, 9.5)
-    assert (result.hidden_s(20.0), result.exposed_s(20.0)) == (5.0, 0.0)
+FRAMES = (Span(1.0, 2.0, 100), Span(4.0, 6.0, 200), Span(7.0, 9.0, 300))
+
+
+@pytest.mark.parametrize(
+    ("steps", "waits", "hidden", "waited", "exposed"),
+    [
+        pytest.param([(0.0, 5.0)], [], 2.0, 0.0, 5.0, id="hidden is what was sent in a step, exposed what followed"),
+        pytest.param([(0.0, 0.5)], [], 0.0, 0.0, 9.5, id="nothing was sent in a step"),
+        pytest.param([(0.0, 20.0)], [], 5.0, 0.0, 0.0, id="all of it was"),
+        pytest.param([(0.0, 5.0, 0.25)], [], 0.5, 0.0, 5.0, id="of a shared step the prompt's share is hidden"),
+        pytest.param([(0.0, 1.5), (1.5, 5.0)], [], 2.0, 0.0, 5.0, id="one frame in two steps"),
+        pytest.param([(0.0, 1.5), (4.5, 8.0)], [], 3.0, 0.0, 2.0, id="between its steps others are computed"),
+        pytest.param([(0.0, 1.5), (6.0, 8.0)], [(1.5, 300)], 1.5, 4.5, 6.5, id="it waits for two frames"),
+        pytest.param([(0.0, 1.5), (6.0, 8.0)], [(1.5, 99)], 1.5, 0.5, 2.5, id="then others are computed"),
+        pytest.param([(0.0, 1.5), (2.0, 8.0)], [(1.5, 9999)], 3.5, 0.5, 2.5, id="a wait ends with the next step"),
+        pytest.param([(0, 1.5), (2, 3), (6, 8)], [(1.5, 1), (3, 200)], 1.5, 3.5, 5.5, id="it waits twice"),
+        pytest.param([], [], 0.0, 0.0, 10.0, id="all rows were held"),
+    ],
+)
+def test_sending_is_hidden_by_the_prompts_own_steps_and_exposed_while_it_waits(
+    steps: list[tuple[float, ...]], waits: list[tuple[float, int]], hidden: float, waited: float, exposed: float
+) -> None:
+    result = TransferResult(10.0, FRAMES)
+    ended = steps[-1][1] if steps else 0.0
+    sent = result.sent(ended, [ComputeStep(*step) for step in steps], [LinkWait(*wait) for wait in waits])
+    assert (sent.hidden_s, sent.waited_s, sent.exposed_s) == (hidden, waited, exposed)
 
 
 MB = 1_000_000

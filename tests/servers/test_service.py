@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from disagg.api.events import DoneEvent, Event, SlotEvent, TokensEvent
-from disagg.api.requests import DecodeBody, GenerateBody, PromptBody
+from disagg.api.requests import DecodeBody, GenerateBody, PromptBody, Share
 from disagg.api.sampling import Sampling
 from disagg.config import load
 from disagg.engines.simulated.model import ByteTokenizer
@@ -182,7 +182,7 @@ async def test_tokens_of_a_prompt_are_counted_within_the_queue(decode: AnyServic
     with ExitStack() as places:
         with pytest.raises(Overloaded):
             while True:
-                decode._admission.take_place(places)
+                decode._admission.take_place(Share(), places)
         with pytest.raises(Overloaded, match="queue is full"):
             await decode.count_tokens(body)
     with pytest.raises(UnknownModel):

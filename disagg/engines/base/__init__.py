@@ -3,6 +3,7 @@
 prefill   PrefillEngine: tokens -> stream of layer KV; SendingEngine: the same, and it sends the KV itself
 answer    a run of a whole request on a PrefillEngine: the prompt, then token by token
 decode    DecodeEngine: KV and the last token -> stream of tokens
+audit     which tokens of received KV are computed again, and by how much it may differ
 values    what both state about themselves and their tokens
 priority  the priority of a thread that computes on a CPU
 """

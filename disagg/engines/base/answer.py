@@ -18,6 +18,7 @@ class PromptAndAnswer(ABC):
         self._emit = emit
         self.held = prompt.held
         self._timing = prompt.timing
+        self._begun = False
 
     @property
     def remaining(self) -> int:
@@ -31,7 +32,7 @@ class PromptAndAnswer(ABC):
 
     @property
     def timing(self) -> PrefillTiming:
-        """See PrefillRun."""
+        """See PrefillRun. With the first token of the answer."""
         return self._timing
 
     def step(self, max_tokens: int | None = None) -> None:
@@ -42,7 +43,8 @@ class PromptAndAnswer(ABC):
             return
         began = time.monotonic()
         token = self._next()
-        self._timing = self._timing.plus(began, time.monotonic())
+        if not self._begun:
+            self._begun, self._timing = True, self._timing.plus(began, time.monotonic())
         self._emit(token)
 
     def close(self) -> None:

@@ -10,6 +10,7 @@ import numpy
 import numpy.typing
 
 from disagg.api.sampling import Sampling
+from disagg.engines.base.audit import AuditBounds, AuditFinding
 from disagg.engines.base.values import EngineInfo, Token
 from disagg.engines.model.constraint import Constraint
 from disagg.engines.model.text import PromptTokenizer
@@ -25,10 +26,11 @@ class DecodeTiming:
     """The stages of one request on the decode host, as time.monotonic().
 
     submitted -> started: waiting for the engine's thread, at most one step of the batch and other requests' ingest.
-    started -> ingested: building caches from the received KV; close to 0 without KV.
+    started -> ingested: building caches from the received KV, and its audit; close to 0 without KV.
     ingested -> first_token: its first step, together with the rest of the batch and a chunk of other requests' prompts.
-    computed_prompt_tokens: prompt tokens that this host ran through the model: 1 after a hand-off, else all that were
-    not held.
+    computed_prompt_tokens: prompt tokens that this host ran through the model for the answer: 1 after a hand-off, else
+    all that were not held. audit: what was found, None if the KV was not audited. audit_s: what it took, of the time to
+    `ingested`.
     """
 
     submitted: float = 0.0
@@ -36,6 +38,8 @@ class DecodeTiming:
     ingested: float = 0.0
     first_token: float = 0.0
     computed_prompt_tokens: int = 0
+    audit: AuditFinding | None = None
+    audit_s: float = 0.0
 
 
 class HeldKV(Protocol):
@@ -57,7 +61,8 @@ class DecodeRequest:
     sampling.max_tokens. held: from `find_held` for these tokens and this salt. kv: KV of tokens [held.tokens or 0,
     len(tokens) - 1); None: the engine computes what is not held. salt: only requests with the same salt share held KV.
     constraint: the form that the answer must have, after the tokens that are given. hold_prompt: hold the received KV
-    from the first token on.
+    from the first token on. audit: the bounds that `kv` is audited with, None: it is not. If it is over them, the
+    request fails with KVRefuted.
     """
 
     id: str
@@ -69,6 +74,7 @@ class DecodeRequest:
     salt: str = ""
     constraint: Constraint | None = None
     hold_prompt: bool = False
+    audit: AuditBounds | None = None
 
 
 class Listener(Protocol):
@@ -126,6 +132,11 @@ class DecodeEngine(Protocol):
     def give_up_held(self, nbytes: int) -> None:
         """Drop at least `nbytes` of held KV, the least recently used first, if so much is not in use by a request.
         Callable from any thread."""
+        ...
+
+    def forget_held(self, tokens: Sequence[int], salt: str) -> None:
+        """Drop what is held of this prompt, and of all that begin with the same tokens, because it may be wrong.
+        Requests that use it go on. Callable from any thread."""
         ...
 
     def after_step(self, call: Callable[[], None]) -> None:

@@ -20,23 +20,32 @@ from disagg.engines.model.evidence import gather
 from disagg.engines.model.text import PromptTokenizer
 from disagg.errors import Cancelled, DisaggError
 from disagg.kv.blocks import Block
-from disagg.kv.send import SentKV
+from disagg.kv.send import ComputeStep, SentKV
 from disagg.kv.wire.frames import Header
 
 
 @dataclass(frozen=True, slots=True)
 class PrefillTiming:
-    """started, ended: time.monotonic() on the prefill host, before and after the compute. tokens: computed.
-    compute_s: spent on this prompt; the rest of the time between the two went to others."""
+    """started: time.monotonic() on the prefill host before the compute. tokens: computed, in `steps`, between which
+    the engine computed others, or waited."""
 
     started: float
-    ended: float
     tokens: int
-    compute_s: float
+    steps: tuple[ComputeStep, ...] = ()
+
+    @property
+    def ended(self) -> float:
+        """time.monotonic() after the compute."""
+        return self.steps[-1].ended if self.steps else self.started
+
+    @property
+    def compute_s(self) -> float:
+        """Seconds spent on this prompt."""
+        return sum(step.seconds for step in self.steps)
 
     def plus(self, began: float, ended: float) -> PrefillTiming:
         """With one more token, computed between these two times."""
-        return PrefillTiming(self.started, ended, self.tokens + 1, self.compute_s + ended - began)
+        return PrefillTiming(self.started, self.tokens + 1, (*self.steps, ComputeStep(began, ended)))
 
 
 class PrefillRun(Protocol):

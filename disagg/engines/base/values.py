@@ -25,7 +25,8 @@ class Token:
 @dataclass(frozen=True, slots=True)
 class EngineInfo:
     """A loaded engine: backend, package versions, the model's profile, layout and fingerprint, and its preflight.
-    evidence: its likeliest tokens after a fixed text, from its warm-up."""
+    evidence: its likeliest tokens after a fixed text, from its warm-up. weights: their form, in words; empty if it is
+    not known. mixture: it has experts, of which a token uses some. audits: it can audit received KV."""
 
     backend: str  # e.g. "transformers/cuda", "mlx/cpu"
     versions: dict[str, str]  # package -> version
@@ -37,3 +38,6 @@ class EngineInfo:
     eos_ids: frozenset[int] = field(default_factory=frozenset)
     evidence: Evidence | None = None
     kv_bytes: int | None = None  # KV of prompts that it has memory for, if it knows
+    weights: str = ""
+    mixture: bool = False
+    audits: bool = False

@@ -3,8 +3,7 @@
 engine    the DecodeEngine; loop: its thread, which owns the model and every array; commands: calls from other threads
 batching  the running batch; held: KV of finished requests; sampling: samplers and log-probabilities
 adjust    what changes logits before a token is chosen
-cache     received bytes -> mlx-lm caches
+cache     received bytes -> mlx-lm caches; audit: computes some of received KV again and compares
 load      checkpoint -> model; prepare: load, patch and check it; patches: corrections of what mlx-lm computes
 profile   measures what the loaded model computes
-warm_up   two small requests after loading
 """

@@ -66,17 +66,23 @@ def build(model: Any, kv: ReceivedKV | None, held: HeldPrefix | None = None) -> 
     if kv is not None and kv.arena is None:
         raise LayoutMismatch("the KV was released before its caches were built")
     for index, cache in enumerate(caches):
-        for part in _parts(cache):
+        for part in parts_of(cache):
             received = _received(kv, index, part) if kv is not None else None
             _fill(part, _held(held, index, part) if held is not None else [], received, index=index, tokens=tokens)
     mx.eval([cache.state for cache in caches])
     return caches
 
 
-def _parts(cache: Any) -> tuple[Any, ...]:
+def fill_from_held(cache: Any, held: HeldPrefix, index: int) -> None:
+    """Set an empty cache of layer `index`, or of a part of it, to what it contains after the held tokens."""
+    _fill(cache, _held(held, index, cache), None, index=index, tokens=held.tokens)
+
+
+def parts_of(cache: Any) -> tuple[Any, ...]:
     """The caches of one layer: two if it has a state and rows."""
-    both = isinstance(cache, CacheList) and [type(part) for part in cache.caches] == [ArraysCache, KVCache]
-    return tuple(cache.caches) if both else (cache,)
+    parts = tuple(cache.caches) if isinstance(cache, CacheList) else ()
+    both = len(parts) == 2 and isinstance(parts[0], ArraysCache) and isinstance(parts[1], KVCache)
+    return parts if both else (cache,)
 
 
 def _held(held: HeldPrefix, index: int, cache: Any) -> list[Layer]:

@@ -6,9 +6,11 @@ which it runs between two steps.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -17,19 +19,28 @@ import numpy
 import numpy.typing
 from mlx_lm.models.cache import make_prompt_cache
 
+from disagg.api.sampling import Sampling
 from disagg.config import EngineOptions
-from disagg.engines.base import DecodeRequest, EngineInfo, HeldKV, Listener
+from disagg.engines.base import DecodeEngine, DecodeRequest, DecodeTiming, EngineInfo, HeldKV, Listener, Token
+from disagg.engines.base.audit import AuditBounds
 from disagg.engines.mlx import cache as mlx_cache
 from disagg.engines.mlx import sampling as mlx_sampling
 from disagg.engines.mlx.batching.job import Job
 from disagg.engines.mlx.loop import Loop
 from disagg.engines.mlx.patches import PATCHES, Patch
-from disagg.engines.mlx.warm_up import warm_up
 from disagg.engines.model.evidence import gather
 from disagg.engines.model.held import Held
 from disagg.engines.model.text import PromptTokenizer
 from disagg.errors import LayoutMismatch, ModelError, RequestError
-from disagg.kv.received import ReceivedKV
+from disagg.kv.arena import Arenas
+from disagg.kv.received import Placement, ReceivedKV
+
+_WARM_UP_PROMPT = [0] * 8
+_WARM_UP_TOKENS = 4
+_WARM_UP_S = 600.0  # a large model's first step on a cold disk
+
+
+_UNBOUNDED = AuditBounds(inf, inf, inf)
 
 
 class MLXDecodeEngine:
@@ -105,6 +116,7 @@ class MLXDecodeEngine:
             salt=request.salt,
             constraint=request.constraint,
             hold_prompt=request.hold_prompt,
+            audit=request.audit,
         )
         job.timing.submitted = time.monotonic()
         self._loop.submit(job)
@@ -139,6 +151,10 @@ class MLXDecodeEngine:
         """See DecodeEngine."""
         self._loop.give_up_held(nbytes)
 
+    def forget_held(self, tokens: Sequence[int], salt: str) -> None:
+        """See DecodeEngine."""
+        self._loop.forget_held(tokens, salt)
+
     def logits(
         self, tokens: Sequence[int], last: int, kv: ReceivedKV | None = None, *, chunk_tokens: int | None = None
     ) -> numpy.typing.NDArray[numpy.float32]:
@@ -152,10 +168,10 @@ class MLXDecodeEngine:
 
     def warm_up(self) -> None:
         """See DecodeEngine. One request with KV and one without, so that all kernels are compiled."""
-        warm_up(self)
+        audits = _run_once(self)
         self.give_up_held(self.held_bytes)  # the KV of its requests is not that of their tokens
         evidence = gather(self.tokenizer, self._info.layout, self._info.profile.context, self._likeliest)
-        self._info = replace(self._info, evidence=evidence)
+        self._info = replace(self._info, evidence=evidence, audits=audits)
 
     def close(self) -> None:
         """Stop the thread; running requests get Cancelled. Safe to call twice."""
@@ -183,3 +199,49 @@ def _logits(
         model(mx.array([tokens[start : min(start + chunk_tokens, first)]]), cache=caches)
         mx.eval([cache.state for cache in caches])
     return numpy.array(model(mx.array([tokens[first:]]), cache=caches)[0].astype(mx.float32))
+
+
+def _run_once(engine: DecodeEngine) -> bool:
+    """Run one request with KV (zeros), which is audited, and one that computes its prompt, together in one batch.
+    Returns whether the audit worked. ModelError if the requests fail or take longer than ten minutes."""
+    sampling = Sampling(max_tokens=_WARM_UP_TOKENS, ignore_eos=True)
+    waiters = []
+    for name, kv in (("handed-over", _zero_kv(engine, len(_WARM_UP_PROMPT) - 1)), ("alone", None)):
+        waiters.append(_Waiter())
+        request = DecodeRequest(f"warm-up-{name}", _WARM_UP_PROMPT, sampling, kv, audit=_UNBOUNDED)
+        engine.submit(request, waiters[-1])
+    handed_over, _ = [waiter.wait() for waiter in waiters]
+    return handed_over.audit is not None
+
+
+def _zero_kv(engine: DecodeEngine, tokens: int) -> ReceivedKV:
+    """KV of `tokens` tokens, all zeros, in the model's layout."""
+    layout = engine.info.layout
+    arena = Arenas(engine.allocate).acquire(Placement.of(layout, tokens).nbytes)
+    arena.data[:] = 0
+    return ReceivedKV(layout, tokens, arena)
+
+
+class _Waiter:
+    """A listener that waits for the end of its request."""
+
+    def __init__(self) -> None:
+        self._ended = threading.Event()
+        self._error: Exception | None = None
+        self._timing = DecodeTiming()
+
+    def on_tokens(self, tokens: Sequence[Token], timing: DecodeTiming) -> None:
+        self._timing = timing
+        if any(token.finish for token in tokens):
+            self._ended.set()
+
+    def on_error(self, error: Exception) -> None:
+        self._error = error
+        self._ended.set()
+
+    def wait(self) -> DecodeTiming:
+        if not self._ended.wait(_WARM_UP_S):
+            raise ModelError(f"the warm-up did not end in {_WARM_UP_S:.0f} s", "check the host's load and memory")
+        if self._error is not None:
+            raise ModelError(f"the warm-up failed: {self._error}") from self._error
+        return self._timing

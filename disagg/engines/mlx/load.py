@@ -34,12 +34,13 @@ DTYPES: Mapping[str, Any] = {"float32": mx.float32, "float16": mx.float16, "bflo
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
     """An mlx-lm model in memory. config: config.json as mlx-lm read it, with `flat_config` and generation_config's eos.
-    memory_bytes: of all weights. active_bytes: of those that one token is multiplied with."""
+    memory_bytes: of all weights. active_bytes: of those that one token is multiplied with. mixture: it has experts."""
 
     model: Any
     config: Mapping[str, Any]
     memory_bytes: int
     active_bytes: int
+    mixture: bool
 
 
 def select_device(name: str) -> Any:
@@ -74,7 +75,7 @@ def load(path: Path, *, dtype: DType, device: Any) -> LoadedModel:
         hint = "check that the installed mlx-lm supports this architecture and that all files belong together"
         raise ModelError(f"mlx-lm cannot load {path}: {type(error).__name__}: {_short(error)}", hint) from error
     _require_computable(model, dtype, device)
-    return LoadedModel(model, config, _nbytes(model), _active_bytes(model, config))
+    return LoadedModel(model, config, _nbytes(model), _active_bytes(model, config), _is_mixture(model))
 
 
 def flat_config(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -178,6 +179,10 @@ def _require_computable(model: Any, dtype: DType, device: Any) -> None:
             "float32 only",
             "set dtype = float32 for this host, or run it on a GPU",
         )
+
+
+def _is_mixture(model: Any) -> bool:
+    return any(isinstance(module, SwitchLinear | QuantizedSwitchLinear) for module in _modules(model))
 
 
 def _active_bytes(model: Any, config: Mapping[str, Any]) -> int:

@@ -33,7 +33,7 @@ from disagg.engines.mlx.load import select_device
 from disagg.engines.mlx.patches import Patch
 from disagg.engines.mlx.prepare import Prepared, prepare
 from disagg.engines.model.held import HeldStore, LayerSnapshot
-from disagg.errors import Cancelled, DisaggError, ModelError
+from disagg.errors import Cancelled, DisaggError, KVRefuted, ModelError
 
 _log = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
@@ -118,6 +118,13 @@ class Loop:
     def give_up_held(self, nbytes: int) -> None:
         """Drop held KV. The thread frees its memory, for it owns the arrays."""
         dropped = self.held.give_up(nbytes)
+        with self._lock:
+            if dropped and not self._closed:
+                self._commands.post(dropped.clear, lambda error: None)
+
+    def forget_held(self, tokens: Sequence[int], salt: str) -> None:
+        """Drop what is held of a prompt. The thread frees its memory."""
+        dropped = self.held.forget(tokens, salt)
         with self._lock:
             if dropped and not self._closed:
                 self._commands.post(dropped.clear, lambda error: None)
@@ -234,6 +241,8 @@ class Loop:
                 if job.hold_prompt and caches is not None:
                     self._store(job, job.tokens[: job.covered], caches)
                 self._batch.insert(job, caches)  # last, so that a failure leaves nothing of the job behind
+        except KVRefuted as error:  # without the frames, which have the caches
+            self._fail(job, error.with_traceback(None))
         finally:
             job.kv = job.held = None
 

@@ -17,6 +17,7 @@ from disagg.engines.mlx.load import load
 from disagg.engines.mlx.patches import Patch
 from disagg.engines.mlx.profile import Measured, measure
 from disagg.engines.model import checkpoint, preflight
+from disagg.engines.model.checkpoint_files import form_of_weights
 from disagg.engines.model.profile import ModelProfile
 from disagg.engines.model.text import HFTokenizer
 
@@ -60,6 +61,8 @@ def prepare(
         preflight=findings,
         memory_bytes=loaded.memory_bytes,
         eos_ids=tokenizer.eos_ids,
+        weights=form_of_weights(loaded.config, options.dtype),
+        mixture=loaded.mixture,
     )
     return Prepared(loaded.model, loaded.active_bytes, info, tokenizer)
 

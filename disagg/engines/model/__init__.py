@@ -10,6 +10,6 @@ preflight         compares the reference profile with the profile that a loaded 
 text              prompts -> token ids; stream: token ids -> text, with stop strings
 token_bytes       the bytes that a single token stands for
 format            how a model marks reasoning, calls of tools and channels
-constraint        which tokens may come next in an answer that must have a form
+constraint        which tokens may come next in an answer that must have a form; matchers: the processes that find out
 draw              the random numbers of sampling, the same in every framework
 """

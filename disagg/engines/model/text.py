@@ -75,7 +75,7 @@ class PromptTokenizer(Protocol):
         """The bytes that one token stands for."""
         ...
 
-    def constrain(self, grammar: str, answer: Sequence[int], after: str = "") -> Constraint:
+    async def constrain(self, grammar: str, answer: Sequence[int], after: str = "", owner: str = "") -> Constraint:
         """A new constraint for one answer, after its first tokens. after: a mark before which it is free. See
         Constraints.make."""
         ...
@@ -172,9 +172,10 @@ class HFTokenizer:
         text = self._backend.id_to_token(token)
         return self._bytes_of(text) if text is not None else b""
 
-    def constrain(self, grammar: str, answer: Sequence[int], after: str = "") -> Constraint:
+    async def constrain(self, grammar: str, answer: Sequence[int], after: str = "", owner: str = "") -> Constraint:
         """See PromptTokenizer."""
-        return self._constraints.make(grammar, answer, self._backend.token_to_id(after) if after else None)
+        mark = self._backend.token_to_id(after) if after else None
+        return await self._constraints.make(grammar, answer, mark, owner)
 
     @cached_property
     def _bytes_of(self) -> Callable[[str], bytes]:

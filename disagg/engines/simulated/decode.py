@@ -19,7 +19,7 @@ from disagg.engines.model.text import PromptTokenizer
 from disagg.engines.simulated import model as simulated_model
 from disagg.engines.simulated.held import CountedKV
 from disagg.engines.simulated.model import sleep_until
-from disagg.errors import Cancelled, LayoutMismatch, RequestError
+from disagg.errors import Cancelled, DisaggError, LayoutMismatch
 from disagg.kv.arena import allocate_numpy
 from disagg.kv.received import ReceivedKV
 from disagg.planning.decode import ingest, step
@@ -56,7 +56,7 @@ class _Job:
 
 
 class SimulatedDecodeEngine:
-    """See base.DecodeEngine. hardware: the simulated machine. source: see simulated_model.load."""
+    """See base.DecodeEngine. hardware: the simulated machine. source: see simulated_model.load. KV is not audited."""
 
     def __init__(self, source: str | Path, context: int, options: EngineOptions, hardware: str) -> None:
         self.on_beat: Callable[[], None] = lambda: None
@@ -150,6 +150,10 @@ class SimulatedDecodeEngine:
         """See DecodeEngine."""
         self._held.store.give_up(nbytes)
 
+    def forget_held(self, tokens: Sequence[int], salt: str) -> None:
+        """See DecodeEngine."""
+        self._held.store.forget(tokens, salt)
+
     def logits(
         self, tokens: Sequence[int], last: int, kv: ReceivedKV | None = None, *, chunk_tokens: int | None = None
     ) -> Any:
@@ -237,7 +241,7 @@ class SimulatedDecodeEngine:
         """Pass the request's next token to its listener. Before the last one the request leaves the engine."""
         try:
             token, now = next(job.answer), time.monotonic()
-        except RequestError as error:  # the answer has left its form
+        except DisaggError as error:  # the answer cannot keep its form
             self._leave(job)
             job.fail(error)
             return

@@ -146,9 +146,9 @@ class ByteTokenizer:
         """See PromptTokenizer."""
         return bytes([token]) if token < BYTES else b"."
 
-    def constrain(self, grammar: str, answer: Sequence[int], after: str = "") -> Constraint:
+    async def constrain(self, grammar: str, answer: Sequence[int], after: str = "", owner: str = "") -> Constraint:
         """See PromptTokenizer. There are no marks."""
-        return self._constraints.make(grammar, answer)
+        return await self._constraints.make(grammar, answer, owner=owner)
 
 
 class _ByteStream:

@@ -21,6 +21,7 @@ from disagg.engines.simulated.model import SimulatedModel, sleep_until
 from disagg.kv.blocks import Block, KVBlock
 from disagg.kv.forms import plane_bytes
 from disagg.kv.layout import Layout
+from disagg.kv.send import ComputeStep
 from disagg.planning.decode import step
 from disagg.planning.prefill import Emission
 
@@ -121,8 +122,8 @@ class _PromptRun:
         self.remaining = tokens - held
         self._emit = emit
         self._chunk_tokens = chunk_tokens or model.options.chunk_tokens
-        self._started = self._ended = time.monotonic()
-        self._compute_s = 0.0
+        self._started = time.monotonic()
+        self._steps: list[ComputeStep] = []
 
     @property
     def done(self) -> bool:
@@ -133,7 +134,7 @@ class _PromptRun:
     def timing(self) -> PrefillTiming:
         """See PrefillRun."""
         computed = self._tokens - self.remaining - self.held
-        return PrefillTiming(self._started, self._ended, computed, self._compute_s)
+        return PrefillTiming(self._started, computed, tuple(self._steps))
 
     def step(self, max_tokens: int | None = None) -> None:
         """See PrefillRun."""
@@ -146,8 +147,7 @@ class _PromptRun:
             self._emit(emission)
         sleep_until(began + plan.seconds)
         self.remaining = self._tokens - end
-        self._ended = time.monotonic()
-        self._compute_s += self._ended - began
+        self._steps.append(ComputeStep(began, time.monotonic()))
         if self.done:
             self._computed()
 

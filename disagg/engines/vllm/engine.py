@@ -21,6 +21,7 @@ from disagg.api.sampling import Sampling
 from disagg.config import EngineOptions
 from disagg.engines.base import EngineInfo, PrefillRun, SendingEngine, SendingRun, Token
 from disagg.engines.model import checkpoint, preflight
+from disagg.engines.model.checkpoint_files import weights_form
 from disagg.engines.model.constraint import Constraint
 from disagg.engines.model.text import HFTokenizer
 from disagg.engines.vllm import load
@@ -76,6 +77,7 @@ class VLLMEngine(SendingEngine):
             memory_bytes=weight_bytes(self._vllm),
             eos_ids=reference.eos_ids,
             kv_bytes=sharding.kv_bytes(options.kv_cache_memory_bytes),
+            weights=weights_form(path, options.dtype),
         )
 
     def warm_up(self) -> None:

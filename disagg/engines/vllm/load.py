@@ -11,6 +11,7 @@ from typing import Any
 from disagg.config import EngineOptions
 from disagg.engines.vllm.nodes import setup
 from disagg.errors import ModelError, first_line
+from disagg.extras import install
 
 VERSIONS = ((0, 32), (0, 34))
 """The connector's interface is marked experimental: from the first one on, and before the second."""
@@ -53,9 +54,8 @@ def require_version() -> str:
     try:
         import vllm
     except ImportError as error:
-        raise ModelError(
-            f"vLLM cannot be imported: {error}", "install disagg[vllm] in an environment of its own on this host"
-        ) from error
+        hint = f"in an environment of its own on this host, {install('vllm')}"
+        raise ModelError(f"vLLM cannot be imported: {error}", hint) from error
     version = str(vllm.__version__)
     if not version_fits(version):
         raise ModelError(

@@ -134,6 +134,8 @@ class Reports:
             wire=header.wire,
             deadline_s=max(0.001, deadline - time.monotonic()),
             progress=progress,
+            sender=header.sender,
+            weights=header.weights,
         )
 
     def drop(self, awaited: Awaited) -> None:

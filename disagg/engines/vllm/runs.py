@@ -6,6 +6,7 @@ import secrets
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import TimeoutError as FutureTimeout
+from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy
@@ -19,7 +20,7 @@ from disagg.engines.base import PrefillTiming, Token
 from disagg.engines.vllm.reports import Awaited, Reports
 from disagg.engines.vllm.rows import StepShare
 from disagg.errors import Cancelled, DisaggError, PeerLost
-from disagg.kv.send import SentKV, Transfer
+from disagg.kv.send import ComputeStep, SentKV, Transfer
 from disagg.kv.wire.frames import Header
 
 REPORT_S = 5.0  # after a transfer's deadline
@@ -42,9 +43,8 @@ class Run:
         self._tokens = tokens
         self._computed = 0
         self._held: int | None = None
-        self._started = self._ended = time.monotonic()
-        self._compute_s = 0.0
-        self._last_share = 0.0  # of its newest step
+        self._started = time.monotonic()
+        self._steps: list[ComputeStep] = []
         self.name = secrets.token_hex(8)
         self.id = ""
         self.finished = False
@@ -67,7 +67,7 @@ class Run:
     @property
     def timing(self) -> PrefillTiming:
         """See PrefillRun. Of each step's time, a prompt's share is that of its tokens."""
-        return PrefillTiming(self._started, self._ended, self._computed - self.held, self._compute_s)
+        return PrefillTiming(self._started, self._computed - self.held, tuple(self._steps))
 
     def step(self, max_tokens: int | None = None) -> None:
         """See PrefillRun. One step of all runs; vLLM's own bounds hold for its tokens."""
@@ -83,8 +83,7 @@ class Run:
             self._held, self._started = min(share.before, self._tokens), began
         if self.remaining:
             self._computed = min(share.after, self._tokens)
-            self._ended, self._last_share = ended, share.share
-            self._compute_s += share.share * (ended - began)
+            self._steps.append(ComputeStep(began, ended, share.share))
 
     def take(self, output: Any, began: float, ended: float) -> None:
         """What vLLM has for this request after a step. Does not raise: the step is also that of others."""
@@ -109,9 +108,10 @@ class PromptRun(Run):
         """See PrefillRun. vLLM goes on after the last rows, with a token that nobody needs: they are ready earlier, as
         is known once all workers have reported."""
         timing, ready = super().timing, self._awaited.computed
-        late_s = max(0.0, timing.ended - ready) if ready is not None else 0.0
-        computed_s = max(0.0, timing.compute_s - self._last_share * late_s)
-        return PrefillTiming(timing.started, timing.ended - late_s, timing.tokens, computed_s)
+        if ready is None:
+            return timing
+        steps = tuple(replace(one, ended=min(one.ended, ready)) for one in timing.steps if one.began < ready)
+        return replace(timing, steps=steps)
 
     @property
     def done(self) -> bool:
@@ -138,7 +138,9 @@ class PromptRun(Run):
             raise PeerLost("vLLM did not report the end of a KV transfer by its deadline") from None
         if len(reports) > 1:
             logs.info("kv_of_ranks", kv_bytes=[report.kv_bytes for report in reports])
-        return combined(reports)
+        sent = combined(reports)
+        # A worker's steps end where its next ones begin, by its own clock: a little later than those of the engine.
+        return replace(sent, hidden_s=min(sent.hidden_s, self.timing.compute_s))
 
     def close(self) -> None:
         """See PrefillRun. Workers that still send give the transfer up."""
@@ -152,12 +154,13 @@ class PromptRun(Run):
 
 
 def combined(reports: Sequence[KVReport]) -> SentKV:
-    """The parts of one transfer, which were sent at the same time."""
-    rates = [report.link_bytes_s for report in reports]
+    """The parts of one transfer, which were sent at the same time. Its times are those of the part that was waited for
+    the longest."""
+    rates, last = [report.link_bytes_s for report in reports], max(reports, key=lambda report: report.exposed_s)
     return SentKV(
         payload_bytes=sum(report.kv_bytes for report in reports),
-        hidden_s=max(report.hidden_s for report in reports),
-        exposed_s=max(report.exposed_s for report in reports),
+        hidden_s=last.hidden_s,
+        exposed_s=last.exposed_s,
         link_bytes_s=None if None in rates else sum(rate for rate in rates if rate is not None),
         acknowledged=time.monotonic(),
     )
@@ -172,14 +175,14 @@ class NothingToCompute:
         self.remaining = 0
         self.done = True
         self.held = header.tokens
-        self.timing = PrefillTiming(self._now, self._now, 0, 0.0)
+        self.timing = PrefillTiming(self._now, 0)
 
     def step(self, max_tokens: int | None = None) -> None:
         """Nothing to do."""
 
     def sent(self) -> SentKV:
         """See SendingRun."""
-        return self._transfer.finish().sent(self._now)
+        return self._transfer.finish().sent(self._now, ())
 
     def close(self) -> None:
         """See PrefillRun."""
@@ -208,7 +211,7 @@ class AnswerRun(Run):
 
     @property
     def timing(self) -> PrefillTiming:
-        """See PrefillRun."""
+        """See PrefillRun. With the first token of the answer."""
         return self._timing or super().timing
 
     def step(self, max_tokens: int | None = None) -> None:
@@ -220,7 +223,7 @@ class AnswerRun(Run):
     def take(self, output: Any, began: float, ended: float) -> None:
         """See Run."""
         super().take(output, began, ended)
-        self._timing = self.timing if self._timing is None else self._timing.plus(began, ended)
+        self._timing = self._timing or self.timing
         if self._failure is not None:
             return
         try:

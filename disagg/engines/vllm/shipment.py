@@ -14,7 +14,7 @@ from disagg import logs
 from disagg.api.delivery import KVOrder, KVProgress, KVReport, ReportHello
 from disagg.errors import Cancelled, DisaggError, HandoffError
 from disagg.kv.blocks import Block
-from disagg.kv.send import Transfer
+from disagg.kv.send import ComputeStep, Transfer
 from disagg.kv.wire.frames import Header
 
 CONNECT_S = 3.0
@@ -28,8 +28,11 @@ class Shipment:
     the prompt's blocks are dropped. To make one raises OSError without descriptors and RuntimeError without threads.
     """
 
-    def __init__(self, order: KVOrder, header: Header) -> None:
+    def __init__(self, order: KVOrder, header: Header, beats: Callable[[], int] = lambda: 0) -> None:
+        """beats: see Transfer."""
         self._order = order
+        self._steps: list[ComputeStep] = []
+        self._running: tuple[float, float] | None = None  # when the prompt's newest step began, and its share of it
         self._computed: float | None = None  # when the last rows were queued, after which `_wait` waits for them
         self._wait: Callable[[], None] | None = None
         self._failure: DisaggError | None = None
@@ -42,7 +45,9 @@ class Shipment:
         with contextlib.ExitStack() as undo:
             undo.callback(self._wake.close)
             undo.callback(self._woken.close)
-            self._transfer = Transfer(order.deliver.host, order.deliver.port, header, deadline=self._deadline)
+            self._transfer = Transfer(
+                order.deliver.host, order.deliver.port, header, deadline=self._deadline, beats=beats
+            )
             undo.callback(self._transfer.abort)
             self._thread = threading.Thread(target=self._run, name=f"kv-report-{order.request_id}", daemon=True)
             self._thread.start()
@@ -58,9 +63,16 @@ class Shipment:
 
     def step(self, progress: KVProgress) -> None:
         """A step of the prompt has begun. It is reported to the engine if the order asks for that."""
+        self._running = time.monotonic(), progress.share
         if self._order.progress:
             self._progress.append(progress)
             self._notify()
+
+    def end_step(self) -> None:
+        """The prompt's newest step has ended, if that was not known yet."""
+        if self._running is not None:
+            (began, share), self._running = self._running, None
+            self._steps.append(ComputeStep(began, time.monotonic(), share))
 
     def computed(self, wait: Callable[[], None] | None = None) -> None:
         """All rows are queued: finish, and report. wait: until they are computed, if the device does that later; called
@@ -139,7 +151,9 @@ class Shipment:
             if self._wait is not None:
                 self._wait()
                 self._computed = time.monotonic()
-            sent = self._transfer.finish().sent(self._computed)
+            if self._running is not None:
+                self._steps.append(ComputeStep(self._running[0], self._computed, self._running[1]))
+            sent = self._transfer.finish().sent(self._computed, self._steps)
             self._report = KVReport(
                 kv_bytes=sent.payload_bytes,
                 hidden_s=sent.hidden_s,

@@ -57,6 +57,7 @@ class WorkerSide:
         self._places = page_forms.Places()
         self._sending: dict[str, _Sending] = {}
         self._pieces: list[PromptPiece] = []
+        self._layers_run = 0  # of any prompt
         self.on_layer: Callable[[], None] = lambda: None
 
     def register(self, caches: dict[str, torch.Tensor]) -> None:
@@ -83,6 +84,8 @@ class WorkerSide:
         for id in orders.dropped:
             if (sending := self._sending.pop(id, None)) is not None:
                 sending.shipment.abort()
+        for sending in self._sending.values():
+            sending.shipment.end_step()
         self._pieces = orders.pieces if self._part is not None else []
         for piece in self._pieces:
             if piece.begun is not None and (opened := self._open(piece.begun)) is not None:
@@ -94,6 +97,7 @@ class WorkerSide:
         """A layer has run: send what this step has added to it. What fails here ends one prompt; raised into vLLM it
         would end all."""
         self.on_layer()
+        self._layers_run += 1
         for piece in self._pieces:
             sending = self._sending.get(piece.id)
             if sending is not None:
@@ -130,9 +134,11 @@ class WorkerSide:
             wire=order.wire,
             part=part,
             parts=self._sharding.parts,
+            sender=order.sender,
+            weights=order.weights,
         )
         try:
-            shipment = Shipment(order, header)
+            shipment = Shipment(order, header, lambda: self._layers_run)
         except Exception as error:  # noqa: BLE001 - see `save`
             report_failure(order, header.parts, _handoff_error(error))
             return None

@@ -1,6 +1,7 @@
 """The attempts at one request, until one gives the answer.
 
 retry         the retry policy: what to try, in which order, and what a failure rules out
+plausible     whether what a host sends fits the request and itself
 execute       performs the attempts, one after the other
 waiting       waits for hosts that are busy or not up
 view_updates  updates the view of the fleet with what an attempt shows about its hosts

@@ -9,9 +9,10 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from disagg.api.events import DoneEvent, Event, ShippedEvent, TokenLogprob, TokensEvent
+from disagg.api.events import DoneEvent, Event, LocalEvent, ShippedEvent, SlotEvent, TokenLogprob, TokensEvent
 from disagg.api.requests import GenerateBody, ToolCall
 from disagg.errors import Partial
+from disagg.inference.attempts.plausible import AnswerBounds
 from disagg.inference.attempts.retry import Attempt
 from disagg.inference.measure import Trace, metrics
 from disagg.inference.types import Chunk, Completion, Phase, Stage, Watch, unwatched
@@ -62,10 +63,11 @@ class ArrivingAnswer:
     notes: list[str] = field(default_factory=list)
     held_notes: list[str] = field(default_factory=list)  # of `note_with_answer`
     on_first_token: Callable[[], None] | None = None
+    bounds: AnswerBounds | None = None  # of the attempt that runs; None for whole-request hosts, which count otherwise
 
     def begin(self, attempt: Attempt, began: float, on_first_token: Callable[[], None] | None = None) -> None:
         """The next attempt goes on after what has arrived."""
-        self.on_first_token = on_first_token
+        self.on_first_token, self.bounds = on_first_token, None
         before = self.trace if self.tokens else None
         self.trace = Trace(attempt, self.model, self.called, began)
         if before is not None:
@@ -102,10 +104,14 @@ class ArrivingAnswer:
         raise AssertionError("events() raises if a stream ends without its closing event")
 
     def take(self, event: Event) -> DoneEvent | None:
-        """Note one event's tokens and deliver them; returns the event if it is the last one."""
+        """Note one event's tokens and deliver them; returns the event if it is the last one. Raises InvalidAnswer if it
+        does not fit the request."""
+        self._require_fits(event)
         while self.held_notes:
             self.note(self.held_notes.pop(0))
-        if isinstance(event, TokensEvent):
+        if isinstance(event, LocalEvent | SlotEvent):
+            self.enter("prefill", event.prompt_tokens, event.held_tokens)
+        elif isinstance(event, TokensEvent):
             now = time.monotonic()
             self.enter("decode")
             if self.on_first_token is not None:
@@ -122,6 +128,16 @@ class ArrivingAnswer:
             return None
         self.trace.ended(time.monotonic())
         return event
+
+    def _require_fits(self, event: Event) -> None:
+        if self.bounds is None:
+            return
+        if isinstance(event, SlotEvent | LocalEvent):
+            self.bounds.slot(event.prompt_tokens, event.held_tokens)
+        elif isinstance(event, TokensEvent):
+            self.bounds.take(event)
+        elif isinstance(event, DoneEvent):
+            self.bounds.end(event)
 
     def note_with_answer(self, text: str) -> None:
         """As `note`, once something of the answer arrives; nothing if nothing does."""

@@ -22,6 +22,7 @@ from disagg.errors import DeadlineExceeded, DisaggError
 from disagg.inference.attempts import whole
 from disagg.inference.attempts.answer import FALLBACK_WARNING, ArrivingAnswer, AttemptOutcome, Deliver
 from disagg.inference.attempts.perform import HostCaller, PrefillFailed, perform
+from disagg.inference.attempts.plausible import AnswerBounds
 from disagg.inference.attempts.retry import Attempt, Failure, Pause, Route, after, forget_frames, remaining, route_of
 from disagg.inference.attempts.view_updates import ViewUpdates
 from disagg.inference.attempts.waiting import RetryBudget, Waiting
@@ -77,6 +78,7 @@ def ranking(view: FleetView, request: GenerationRequest, prompt: RoutedPrompt, *
         request.body.sampling.max_tokens,
         view.affinity.held(prompt.chain),
         last_look,
+        request.body.share,
     )
     return rank(view, seen, time.monotonic(), request.start)
 
@@ -146,7 +148,7 @@ class _Run:
             pause = after(route, self.request.policy, failures, self.failures)
             self.failures = [*self.failures, *failures][-8:]
             self.first = False
-            await self._pause(pause)
+            await self._pause(pause, {failure.host.name for failure in failures if failure.busy})
 
     @property
     def deadline(self) -> float:
@@ -159,14 +161,17 @@ class _Run:
         route = route_of(ranked, begun=self.answer.begun)
         return ranked, route, remaining(route, self.request.policy, failures)
 
-    async def _pause(self, pause: Pause) -> None:
+    async def _pause(self, pause: Pause, busy: Collection[str]) -> None:
+        """busy: the hosts at which a place is waited for."""
         self.driver.http.require_open()
         seconds = min(pause.seconds * random.uniform(0.75, 1.25), patience_s(self.deadline - time.monotonic()))
         if not pause.limited:
             seconds += self.driver.budget.delay(time.monotonic())
         if pause.limited and self.last_look:
             raise pause.error
-        waited = await self.waiting.wait(pause, seconds)
+        share, places = self.request.body.share, self.driver.view.places
+        with places.waiting(busy, share, self.request.called, self.waiting.woken.set):
+            waited = await self.waiting.wait(pause, seconds)
         self.driver.http.require_open()
         if not waited:
             await self._look_once_more(pause)
@@ -183,7 +188,7 @@ class _Run:
     async def _try(self, attempt: Attempt, ranked: Ranking, failures: list[Failure]) -> AttemptOutcome | None:
         """Perform an attempt. A failure that others may follow is noted and gives None."""
         log.debug("attempt: %s", attempt)
-        updates = ViewUpdates(self.driver.view, attempt, self.prompt.tokens)
+        updates = ViewUpdates(self.driver.view, attempt, self.prompt.tokens, self.request.body.share)
         self.answer.begin(attempt, self.request.called if self.first else time.monotonic(), updates.first_token)
         self.first = False
         failure, outcome = None, None
@@ -208,18 +213,48 @@ class _Run:
     ) -> AttemptOutcome:
         """failed: the hosts that have failed since the last pause."""
         timeouts, driver, claim = self.request.policy.timeouts, self.driver, partial(self._claim, failed)
-        caller = HostCaller(driver.http, driver.heartbeat, timeouts, self.deadline, self._elsewhere, claim, updates)
+        caller = HostCaller(
+            driver.http,
+            driver.heartbeat,
+            timeouts,
+            self.deadline,
+            self._elsewhere,
+            claim,
+            updates,
+            self.request.policy.on_kv_failure,
+        )
         if attempt.method == "whole":
             host, body = attempt.answering, self.request.body
             asked = openai_request(body, host.engine.model or body.model, self.request.candidates.context)
             call = WholeCall(host, asked, caller.waits(host), self.request.via)
             return await whole.perform(self.driver.http, call, self.answer)
+        for taking in (attempt.decode, attempt.prefill):
+            if taking is not None and (full := updates.take_place(taking)) is not None:
+                raise PrefillFailed(full) if taking is not attempt.answering else full
         body = self.answer.body(self.request.body, max(0.001, caller.left_s), timeouts.lease)
+        self.answer.bounds = self._bounds(attempt)
         if attempt.method == "disaggregated":
             first = attempt.decode == ranked.decode[0].host and attempt.prefill == ranked.prefill[0].host
             offered = first and self.request.policy.local_prefill
-            body = DecodeBody(**msgspec.structs.asdict(body), prefill=ranked.offer if offered else None)
+            body = DecodeBody(
+                **msgspec.structs.asdict(body),
+                prefill=ranked.offer if offered else None,
+                elsewhere_s=ranked.elsewhere_s(attempt.prefill),
+            )
         return await perform(caller, attempt, body, self.answer)
+
+    def _bounds(self, attempt: Attempt) -> AnswerBounds:
+        """What this attempt's host may send."""
+        body, hosts = self.request.body, self.request.candidates
+        name = attempt.answering.name
+        return AnswerBounds(
+            name,
+            body.sampling.max_tokens,
+            self.driver.view.vocab_size(name, [host.name for host in hosts.all]),
+            given=len(self.answer.tokens),
+            stops=body.sampling.stop,
+            prompt_tokens=len(body.tokens or ()),
+        )
 
     def _elsewhere(self, host: Host) -> bool:
         """Whether another host of this one's role gets requests now."""

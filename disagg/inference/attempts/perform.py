@@ -13,24 +13,24 @@ from math import inf
 
 import msgspec
 
-from disagg.api.events import DoneEvent, Event, LocalEvent, ShippedEvent, SlotEvent
+from disagg.api.events import DoneEvent, Event, LocalEvent, RefutedEvent, ShippedEvent, SlotEvent
 from disagg.api.requests import DecodeBody, GenerateBody, PrefillBody
 from disagg.config import Host
-from disagg.errors import DisaggError, HandoffError, ProtocolError, ServerSilent
-from disagg.inference.attempts.answer import ArrivingAnswer, AttemptOutcome
+from disagg.errors import DisaggError, HandoffError, KVRefuted, ProtocolError, SenderTooSlow, ServerSilent
+from disagg.inference.attempts.answer import FALLBACK_WARNING, ArrivingAnswer, AttemptOutcome
 from disagg.inference.attempts.retry import Attempt
 from disagg.inference.attempts.view_updates import ViewUpdates
 from disagg.inference.hosts.heartbeat import Heartbeat
 from disagg.inference.http import calls
 from disagg.inference.http.connections import Connections
 from disagg.inference.http.events import Patience
-from disagg.inference.policy import SHARE, Timeouts, patience_s
+from disagg.inference.policy import SHARE, OnKVFailure, Timeouts, patience_s
 
 
 @dataclass(frozen=True, slots=True)
 class HostCaller:
     """How the hosts of one attempt are called. deadline: of the request, by time.monotonic(). elsewhere: whether
-    another host of this one's role gets requests now. claim: see Patience, for any host."""
+    another host of this one's role gets requests now. claim: see Patience, for any host. on_kv_failure: see there."""
 
     http: Connections
     heartbeat: Heartbeat
@@ -39,6 +39,7 @@ class HostCaller:
     elsewhere: Callable[[Host], bool]
     claim: Callable[[Host], bool]
     updates: ViewUpdates
+    on_kv_failure: OnKVFailure
 
     @property
     def left_s(self) -> float:
@@ -138,13 +139,12 @@ async def _hand_off(
     async with calls.events(caller.http, call) as events:
         slot = await anext(events)
         answer.trace.requested, answer.trace.slot = call.written, time.monotonic()
-        if isinstance(slot, LocalEvent | SlotEvent):
-            answer.enter("prefill", slot.prompt_tokens, slot.held_tokens)
+        done = answer.take(slot)
         if isinstance(slot, LocalEvent):
             caller.updates.not_asked(prefill.name)
             return AttemptOutcome(await answer.read(events))
-        if isinstance(slot, DoneEvent):  # the answer was complete when its host failed
-            return AttemptOutcome(slot)
+        if done is not None:  # the answer was complete when its host failed
+            return AttemptOutcome(done)
         if not isinstance(slot, SlotEvent):
             raise ProtocolError(f"{decode.name} opened its answer with {slot.event!r} instead of a slot")
         order = caller.call(
@@ -159,16 +159,31 @@ async def _hand_off(
         shipping = asyncio.ensure_future(calls.closing_event(caller.http, order, ShippedEvent))
         shipping.add_done_callback(first_kv.shipped)
         try:
-            done = answer.take(await _first_tokens(events, shipping, call, order))
+            first = await _first_tokens(events, shipping, call, order)
+            if isinstance(first, RefutedEvent):
+                _refuted(first, caller, decode)
+                answer.note(f"{FALLBACK_WARNING}: {first.message}")
+                first = await anext(events)
+            done = answer.take(first)
             answer.trace.ordered = order.written
             done = done or await answer.read(events)
-            return await _with_figures(done, shipping, prefill, caller)
+            return await _with_figures(done, shipping, prefill, caller, answer)
         finally:
             shipping.cancel()
             await asyncio.wait((shipping,))
             error = _exception(shipping)  # retrieved, so that asyncio does not log it
-            if error is None and not shipping.cancelled():
+            if error is None and not shipping.cancelled() and not _misfit(shipping.result(), answer):
                 answer.trace.shipped = shipping.result()
+
+
+def _refuted(event: RefutedEvent, caller: HostCaller, decode: Host) -> None:
+    """The decode host computes the prompt itself, because the KV was wrong. Raises what ends the attempt, if it is to
+    end: that host is to blame itself, or no fallback is wanted."""
+    error = KVRefuted(event.message, event.hint)
+    if caller.updates.refuted(event, caller.elsewhere(decode)):
+        raise error
+    if caller.on_kv_failure == "fail":
+        raise PrefillFailed(error)
 
 
 def _prefill_body(body: GenerateBody, slot: SlotEvent) -> PrefillBody:
@@ -181,6 +196,7 @@ def _prefill_body(body: GenerateBody, slot: SlotEvent) -> PrefillBody:
         deadline_s=body.deadline_s,
         lease_s=body.lease_s,
         cache_salt=body.cache_salt,
+        share=body.share,
         tools=body.tools,
         chat_template_kwargs=body.chat_template_kwargs,
         deliver=slot.kv,
@@ -202,6 +218,8 @@ async def _first_tokens(
         if not upcoming.done() and (error := _exception(shipping)) is not None:
             raise PrefillFailed(error) if isinstance(error, DisaggError) else error
         return await upcoming
+    except SenderTooSlow as error:  # whatever the sender says of it
+        raise PrefillFailed(error) from error
     except HandoffError as error:
         # The prefill host's own error says more than the broken connection that the decode host saw.
         await asyncio.wait((shipping,), timeout=call.timeouts.blame)
@@ -219,7 +237,11 @@ async def _first_tokens(
 
 
 async def _with_figures(
-    done: DoneEvent, shipping: asyncio.Future[ShippedEvent], prefill: Host, caller: HostCaller
+    done: DoneEvent,
+    shipping: asyncio.Future[ShippedEvent],
+    prefill: Host,
+    caller: HostCaller,
+    answer: ArrivingAnswer,
 ) -> AttemptOutcome:
     """The outcome with the prefill host's figures. Missing ones are a warning, not a failure: they are not waited for
     until the deadline, at which a complete answer would fail."""
@@ -229,10 +251,17 @@ async def _with_figures(
         reason = str(error) if shipping.done() else "it did not answer in time"
         return AttemptOutcome(done, warnings=(f"the figures of {prefill.name} are missing: {reason}",))
     shipped = shipping.result()
+    if reason := _misfit(shipped, answer):
+        return AttemptOutcome(done, warnings=(f"the figures of {prefill.name} are missing: {reason}",))
     if shipped.exposed_transfer_s < timeouts.slow_transfer:
         return AttemptOutcome(done, shipped)
-    slow = f"Slow KV transfer from {prefill.name}: it ended {shipped.exposed_transfer_s:.1f} s after the prompt"
+    slow = f"Slow KV transfer from {prefill.name}: the request waited {shipped.exposed_transfer_s:.1f} s for it"
     return AttemptOutcome(done, shipped, (slow,))
+
+
+def _misfit(shipped: ShippedEvent, answer: ArrivingAnswer) -> str:
+    """Why these figures cannot be; empty if they can."""
+    return answer.bounds.shipped(shipped) if answer.bounds is not None else ""
 
 
 def _exception(future: asyncio.Future[ShippedEvent]) -> BaseException | None:

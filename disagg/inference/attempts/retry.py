@@ -29,6 +29,7 @@ from disagg.errors import (
     DeadlineExceeded,
     DisaggError,
     HandoffError,
+    InvalidAnswer,
     KVMemoryExceeded,
     Overloaded,
     RequestError,
@@ -51,7 +52,8 @@ LOOK_AGAIN_S = 0.25  # while no host is up: costs nothing but a look at the view
 @dataclass(frozen=True, slots=True)
 class Route:
     """The hosts to try, best first. handed_off: the model has prefill hosts, up or not. prefill_waits, decode_waits:
-    which host is starting or stopping, if there is one. unseen: all hosts, if none has ever answered this client.
+    which host is starting or stopping, if there is one. unseen: all hosts, if none has ever answered this client;
+    refused: those of them that have refused the last connection.
     left_out: the other hosts that could answer, each with the reason. begun: some of the answer has arrived."""
 
     model: str
@@ -65,6 +67,7 @@ class Route:
     left_out: tuple[str, ...] = ()
     whole: tuple[Host, ...] = ()
     begun: bool = False
+    refused: frozenset[str] = frozenset()
 
 
 def route_of(ranking: Ranking, *, begun: bool = False) -> Route:
@@ -82,6 +85,7 @@ def route_of(ranking: Ranking, *, begun: bool = False) -> Route:
         tuple(f"{name}: {reason}" for name, reason in islice(ranking.left_out.items(), STATED)),
         tuple(choice.host for choice in ranking.whole),
         begun,
+        ranking.refused,
     )
 
 
@@ -134,7 +138,8 @@ class Failure:
     @property
     def passing(self) -> bool:
         """Whether the host may be well again in a moment."""
-        return isinstance(self.error, ServerUnavailable | Cancelled) and not isinstance(self.error, ServerRefused)
+        lasting = ServerRefused | InvalidAnswer
+        return isinstance(self.error, ServerUnavailable | Cancelled) and not isinstance(self.error, lasting)
 
     @property
     def answering(self) -> bool:
@@ -238,7 +243,7 @@ def after(route: Route, policy: RetryPolicy, failures: Sequence[Failure], earlie
     if policy.on_kv_failure == "fail" and route.alone is None and undelivered and spent:
         raise _kv_failure(undelivered)
     error = final_error(route, (*earlier, *failures))
-    if route.unseen and route.unseen <= _not_running(failures):
+    if route.unseen and route.unseen <= _not_running(failures) | route.refused:
         if not route.whole:
             error.hint = "the fleet is not started: run `disagg start`"
         raise error

@@ -5,45 +5,96 @@ from __future__ import annotations
 import random
 import time
 
+from disagg.api.events import RefutedEvent
+from disagg.api.requests import Share
+from disagg.config import Host
+from disagg.errors import KVRefuted, Overloaded
 from disagg.inference.attempts.answer import AttemptOutcome
 from disagg.inference.attempts.retry import Attempt, Failure
+from disagg.inference.hosts.places import HostPlace
 from disagg.inference.hosts.view import FleetView
 
 
 class ViewUpdates:
     """Updates the view of the hosts of one attempt, from its begin. An answer may take minutes: for other requests the
     host that answers works from the first token on, and the prefill host has one prompt less once its KV has been
-    sent. tokens: of the prompt."""
+    sent, which is audited after that. tokens: of the prompt. share: whose share of the hosts the request counts for."""
 
-    def __init__(self, view: FleetView, attempt: Attempt, tokens: int) -> None:
-        self._view = view
+    def __init__(self, view: FleetView, attempt: Attempt, tokens: int, share: Share = Share()) -> None:  # noqa: B008 - frozen
+        self._view, self._share = view, share
         self._attempt = attempt
         self._tokens = tokens
         hosts = (attempt.decode, attempt.prefill)
+        self._places: dict[str, HostPlace] = {}
         self._began = {host.name: view.began(host.name, tokens) for host in hosts if host is not None}
+        self._sent: dict[str, float] = {}  # as `_began`, of a prefill host whose KV was sent and is not judged
+
+    def take_place(self, host: Host) -> Overloaded | None:
+        """Take a place at a host of the attempt, until it has no more to do with the request; why there is none."""
+        load = self._view.of(host.name).load
+        try:
+            place = self._view.places.enter(host, load, self._share, self._tokens, time.monotonic())
+        except Overloaded as error:
+            return error
+        self._places[host.name] = place
+        return None
 
     def first_token(self) -> None:
         """The first token has arrived."""
-        name = self._attempt.answering.name
-        self._view.began_to_answer(name, self._began[name])
+        for name, began_at in (self._began | self._sent).items():
+            if name == self._attempt.answering.name or name in self._sent:
+                self._view.began_to_answer(name, began_at)
 
     def not_asked(self, prefill: str) -> None:
         """The decode host computes the prompt itself."""
+        self._leave(prefill)
         self._view.ended(prefill, self._tokens, self._began.pop(prefill))
 
     def shipped(self, prefill: str) -> None:
         """The prefill host has sent the KV: its part is over."""
-        if self._began.pop(prefill, None) is not None:
-            self._view.succeeded(prefill, self._tokens)
+        self._leave(prefill)
+        if (began_at := self._began.pop(prefill, None)) is not None:
+            self._sent[prefill] = began_at
+            self._view.sent(prefill, self._tokens)
+
+    def refuted(self, event: RefutedEvent, elsewhere: bool) -> bool:
+        """The decode host found the KV wrong. Returns whether it is to blame itself. elsewhere: another decode host
+        could answer."""
+        attempt = self._attempt
+        assert attempt.prefill is not None and attempt.decode is not None, "a hand-off has two hosts"
+        name = attempt.prefill.name
+        self.shipped(name)
+        if (began_at := self._sent.pop(name, None)) is None:
+            return False
+        alone = elsewhere and self._view.refutes_alone(attempt.decode.name, name)
+        breaker = self._view.of(name).breaker
+        if event.blamed and not alone:
+            error, now = KVRefuted(event.message, event.hint), time.monotonic()
+            self._view.judged(name, breaker.failed(error, now, random.random(), began_at))
+        else:
+            self._view.judged(name, breaker.ended(began_at))
+        return alone
 
     def ended(self, failure: Failure | None, outcome: AttemptOutcome | None) -> None:
         """The attempt is over. Without a failure and an outcome it was cancelled."""
         view, tokens, answering = self._view, self._tokens, self._attempt.answering.name
+        for name in self._places:
+            self._leave(name)
+        if outcome is not None and outcome.shipped is not None and self._attempt.prefill is not None:
+            self.shipped(self._attempt.prefill.name)
+        audited = outcome is not None and outcome.done.audited_tokens > 0 and not outcome.done.refuted
+        for name, began_at in self._sent.items():
+            breaker = view.of(name).breaker
+            view.judged(name, breaker.ended(began_at) if outcome is None else breaker.succeeded(audited=audited))
         for name, began_at in self._began.items():
-            if outcome is not None and (name == answering or outcome.shipped is not None):
-                view.succeeded(name, tokens)
+            if outcome is not None and name == answering:
+                view.succeeded(name, tokens, audited=audited)
             elif failure is not None and failure.host.name == name:
                 now, jitter = time.monotonic(), random.random()
                 view.failed(name, tokens, failure.error, now=now, jitter=jitter, began_at=began_at)
             else:
                 view.ended(name, tokens, began_at)
+
+    def _leave(self, name: str) -> None:
+        if name in self._places:
+            self._view.places.leave(self._places[name], time.monotonic())

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, field
 
 from disagg.errors import DisaggError
@@ -32,12 +31,13 @@ class RetryBudget:
 
 @dataclass(slots=True)
 class Waiting:
-    """One request's waits; each reason is noted once. closed: ends them. error: to raise if its deadline passes
+    """One request's waits; each reason is noted once. closed, woken: end them. error: to raise if its deadline passes
     meanwhile; None while it does not wait."""
 
     timeouts: Timeouts
     note: Callable[[str], None]
     closed: asyncio.Event = field(default_factory=asyncio.Event)
+    woken: asyncio.Event = field(default_factory=asyncio.Event)
     error: DisaggError | None = None
     _limited: bool = False
     _began: float = 0.0
@@ -45,7 +45,8 @@ class Waiting:
     _noted: set[str] = field(default_factory=set)
 
     async def wait(self, pause: Pause, seconds: float) -> bool:
-        """Wait `seconds`, or until the client is closed. False, at once, if no host has been up for too long."""
+        """Wait `seconds`, or until the client is closed or `woken` is set. False, at once, if no host has been up for
+        too long."""
         now = time.monotonic()
         if pause.limited != self._limited or now - self._ended > self.timeouts.note:  # another wait begins
             self._limited, self._began = pause.limited, now
@@ -54,16 +55,22 @@ class Waiting:
         self.error = pause.error
         if now + seconds >= (stated_at := self._began + self.timeouts.note):
             await self._sleep(stated_at - now)
-            self._state(pause)
+            if not self.woken.is_set():
+                self._state(pause)
         await self._sleep(now + seconds - time.monotonic())
+        self.woken.clear()
         self._ended = time.monotonic()
         self.error = None
         return True
 
     async def _sleep(self, seconds: float) -> None:
-        with suppress(TimeoutError):
-            async with asyncio.timeout(max(0.0, seconds)):
-                await self.closed.wait()
+        if seconds > 0 and not (self.closed.is_set() or self.woken.is_set()):
+            ends = [asyncio.ensure_future(event.wait()) for event in (self.closed, self.woken)]
+            try:
+                await asyncio.wait(ends, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for end in ends:
+                    end.cancel()
 
     def _state(self, pause: Pause) -> None:
         if pause.reason not in self._noted:

@@ -3,6 +3,7 @@
 view        who is up, how loaded, who fails
 breaker     a host that fails gets no requests for a while
 affinity    which decode hosts hold the beginning of a prompt
+places      how many requests of this client are at each host
 route       which hosts may serve a request, best first, and why
 refresh     keeps the view fresh
 heartbeat   extends the leases of requests that run

@@ -10,9 +10,11 @@ from disagg.errors import (
     DeadlineExceeded,
     DisaggError,
     HandoffError,
+    KVRefuted,
     Overloaded,
     ProtocolError,
     RequestError,
+    SenderTooSlow,
     ServerUnavailable,
 )
 
@@ -27,7 +29,8 @@ class Breaker:
 
     failures, ejections: in a row. until: the host gets no requests before this time. probing: one request runs to find
     out whether the host is well again. answering: one has got a token since, so that others need not wait for its end;
-    the next failure still ejects the host for longer.
+    the next failure still ejects the host for longer. refuted: KV that it sent was, or it refuted others'; only KV that
+    passes an audit is a success then.
 
     Requests may end long after the breaker has changed. `began_at` is what `until` was when a request began: one that
     began before the last ejection says nothing about the host since.
@@ -38,6 +41,7 @@ class Breaker:
     until: float = 0.0
     probing: bool = False
     answering: bool = False
+    refuted: bool = False
 
     def closed_for(self, now: float) -> float:
         """Seconds until the host may get a request; 0 if it may now."""
@@ -55,30 +59,32 @@ class Breaker:
         """A request ended without a verdict about the host."""
         return replace(self, probing=False) if self.probing and began_at == self.until else self
 
-    def succeeded(self) -> Breaker:
-        """The host completed a request: all failures are forgotten."""
-        return CLOSED
+    def succeeded(self, *, audited: bool = False) -> Breaker:
+        """The host completed a request: all failures are forgotten. audited: KV that it sent or received was."""
+        return replace(self, probing=False) if self.refuted and not audited else CLOSED
 
     def failed(self, error: DisaggError, now: float, jitter: float, began_at: float) -> Breaker:
         """The host failed a request. Each further ejection is twice as long, times 0.5 to 1.0 by `jitter` (0 to 1)."""
         if not counts(error):
             return self.ended(began_at)
-        failures = self.failures + 1
+        failures, refuted = self.failures + 1, self.refuted or isinstance(error, KVRefuted)
         unreachable = isinstance(error, ServerUnavailable)
         if not self.ejections and failures < (FAILURES_IF_UNREACHABLE if unreachable else FAILURES_IF_IT_ANSWERS):
-            return replace(self, failures=failures)
+            return replace(self, failures=failures, refuted=refuted)
         if began_at != self.until or now < self.until:  # it was under way or already decided on at the ejection
-            return replace(self, failures=failures, probing=self.probing and began_at != self.until)
+            still = self.probing and began_at != self.until
+            return replace(self, failures=failures, refuted=refuted, probing=still)
         seconds = min(LONGEST_S, FIRST_S * 2**self.ejections) * (0.5 + jitter / 2)
-        return Breaker(failures, self.ejections + 1, now + seconds)
+        return Breaker(failures, self.ejections + 1, now + seconds, refuted=refuted)
 
 
 CLOSED = Breaker()
 
 
 def counts(error: DisaggError) -> bool:
-    """Whether an error says something about the host. Not a failed transfer, for which either end may be to blame."""
-    if isinstance(error, ProtocolError):
+    """Whether an error says something about the host. Not a failed transfer, for which either end may be to blame,
+    unless it says who is."""
+    if isinstance(error, KVRefuted | ProtocolError | SenderTooSlow):
         return True
     of_the_request = RequestError | CapabilityMissing | Cancelled | DeadlineExceeded | Overloaded
     return not isinstance(error, of_the_request | HandoffError)

@@ -11,7 +11,7 @@ from math import inf
 
 from disagg.api.status import Load
 from disagg.config import Host
-from disagg.errors import ConfigError, DisaggError, RequestError, ServerRefused
+from disagg.errors import ConfigError, DisaggError, RequestError, ServerNotRunning, ServerRefused
 from disagg.inference.hosts.background import Background
 from disagg.inference.hosts.view import FleetView
 from disagg.inference.http import calls, whole
@@ -116,8 +116,8 @@ class Refresher:
             return
         try:
             self._view.answered(host.name, answer.result())
-        except DisaggError:
-            self._view.missed(host.name)
+        except DisaggError as error:
+            self._view.missed(host.name, refused=isinstance(error, ServerNotRunning))
 
     async def _load(self, host: Host) -> Load | None:
         """The host's load; None if it answers without: a whole-request host, or one of another version."""

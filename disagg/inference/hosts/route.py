@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from disagg.api.names import Role
-from disagg.api.requests import PrefillOffer
+from disagg.api.requests import PrefillOffer, Share
 from disagg.api.status import Load
 from disagg.config import Fleet, Host
 from disagg.errors import ServerUnavailable
@@ -47,13 +47,14 @@ class Candidates:
 @dataclass(frozen=True, slots=True)
 class RouteRequest:
     """A request as routing sees it. held: tokens of its prompt, by the decode host that holds their KV. last_look: it
-    fails if no host is found now, so that earlier failures leave no host out."""
+    fails if no host is found now, so that earlier failures leave no host out. share: whose share it counts for."""
 
     candidates: Candidates
     prompt_tokens: int
     answer_tokens: int
     held: Mapping[str, int] = field(default_factory=dict)
     last_look: bool = False
+    share: Share = field(default_factory=Share)
 
 
 @dataclass(slots=True)
@@ -83,7 +84,8 @@ class Choice:
 @dataclass(frozen=True, slots=True)
 class Ranking:
     """The hosts of each role, best first, and those that get no request now, with the reason. A fleet with more hosts
-    than are compared has others, which are in neither. unseen: the names of all hosts, if none has ever answered."""
+    than are compared has others, which are in neither. unseen: the names of all hosts, if none has ever answered;
+    refused: those of them that have refused the last connection."""
 
     candidates: Candidates
     decode: tuple[Choice, ...]
@@ -92,11 +94,16 @@ class Ranking:
     offer: PrefillOffer | None = None
     unseen: frozenset[str] = frozenset()
     whole: tuple[Choice, ...] = ()
+    refused: frozenset[str] = frozenset()
 
     def waits_for(self, hosts: Iterable[Host]) -> str:
         """`dgx-1 is loading`, if one of these hosts gets no request now but will soon; else empty."""
         names = [host.name for host in hosts if self.left_out.get(host.name) in WAITED_FOR]
         return f"{names[0]} is {self.left_out[names[0]]}" if names else ""
+
+    def elsewhere_s(self, prefill: Host | None) -> float | None:
+        """Seconds in which another prefill host than this one is expected to deliver the KV; None if there is none."""
+        return min((choice.cost_s for choice in self.prefill if choice.host != prefill), default=None)
 
     def to_json(self) -> dict[str, Any]:
         """The ranking as `--explain --json` prints it."""
@@ -131,7 +138,7 @@ def rank(view: FleetView, request: RouteRequest, now: float, start: int) -> Rank
     look = _Look(view, now, start, request.last_look, {})
     computing = _compared(look, hosts.prefill, ())
     speed = _fastest([load.prefill_tokens_s for load in _loads(view, computing)], PREFILL_TOKENS_S)
-    prefill = [_prefill_choice(view.of(host.name), host, request.prompt_tokens, speed) for host in computing]
+    prefill = [_prefill_choice(view, host, request, speed) for host in computing]
     prefill.sort(key=_cost)
     answering = _compared(look, hosts.decode, request.held)
     answer_speed = _fastest([load.decode_tokens_s for load in _loads(view, answering)], DECODE_TOKENS_S)
@@ -144,7 +151,9 @@ def rank(view: FleetView, request: RouteRequest, now: float, start: int) -> Rank
     ]
     whole.sort(key=_cost)
     offer = _offer(view, prefill[0], decode[0].host) if prefill and decode else None
-    return Ranking(hosts, tuple(decode), tuple(prefill), look.left_out, offer, _unseen(view, hosts), tuple(whole))
+    unseen = _unseen(view, hosts)
+    refused = frozenset(name for name in unseen if view.of(name).refused)
+    return Ranking(hosts, tuple(decode), tuple(prefill), look.left_out, offer, unseen, tuple(whole), refused)
 
 
 def _unseen(view: FleetView, hosts: Candidates) -> frozenset[str]:
@@ -206,9 +215,11 @@ def _fastest(measured: Sequence[float | None], default: float) -> float:
     return max((speed for speed in measured if speed), default=default)
 
 
-def _prefill_choice(seen: HostView, host: Host, tokens: int, speed: float) -> Choice:
+def _prefill_choice(view: FleetView, host: Host, request: RouteRequest, speed: float) -> Choice:
+    seen = view.of(host.name)
     speed = (seen.load.prefill_tokens_s if seen.load else None) or speed
-    return Choice(host, {"queue": seen.tokens_ahead / speed, "compute": tokens / speed})
+    ahead = view.places.tokens_ahead(host.name, request.share, seen.tokens_ahead)
+    return Choice(host, {"queue": ahead / speed, "compute": request.prompt_tokens / speed})
 
 
 def _whole_choice(seen: HostView, host: Host, answer_tokens: int) -> Choice:

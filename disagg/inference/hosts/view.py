@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 
@@ -9,8 +10,11 @@ from disagg.api.status import Load
 from disagg.errors import DisaggError
 from disagg.inference.hosts.affinity import Affinity
 from disagg.inference.hosts.breaker import CLOSED, Breaker
+from disagg.inference.hosts.places import HostPlaces
 
 MISSES_UNTIL_DOWN = 2
+REFUTED_ALONE: Final = 2
+"""A decode host that refutes the KV of so many senders, which other decode hosts accept, is to blame itself."""
 FULL: Final = 0.95  # of kv_limit: a new request waits for another's end
 WAITED_FOR: Final = ("loading", "draining")
 """States of a host that end by themselves: a request waits for such a host if there is no other."""
@@ -18,7 +22,8 @@ WAITED_FOR: Final = ("loading", "draining")
 
 @dataclass(frozen=True, slots=True)
 class HostView:
-    """One host. reachable: whether GET /load was answered lately; "unknown" until the first answer or miss.
+    """One host. reachable: whether GET /load was answered lately; "unknown" until the first answer or miss. refused:
+    the last miss was a refused connection: nothing listens on its port.
 
     load: its last answer, None if it has none. outstanding: this client's requests there, and their prompt tokens;
     `counted` of them were there when `load` was read, so that it may include them.
@@ -26,6 +31,7 @@ class HostView:
 
     reachable: Literal["unknown", "up", "down"] = "unknown"
     misses: int = 0
+    refused: bool = False
     load: Load | None = None
     outstanding: int = 0
     outstanding_tokens: int = 0
@@ -84,6 +90,7 @@ class HostView:
             self,
             reachable="up",
             misses=0,
+            refused=False,
             load=load,
             counted=self.outstanding,
             counted_tokens=self.outstanding_tokens,
@@ -94,10 +101,11 @@ class HostView:
         """Whether `load` comes from another start of the server than the last one."""
         return load is not None and self.load is not None and load.boot_id != self.load.boot_id
 
-    def missed(self) -> HostView:
+    def missed(self, *, refused: bool = False) -> HostView:
         """The host did not answer GET /load in time."""
         misses = self.misses + 1
-        return replace(self, misses=misses, reachable="down" if misses >= MISSES_UNTIL_DOWN else self.reachable)
+        reachable = "down" if misses >= MISSES_UNTIL_DOWN else self.reachable
+        return replace(self, misses=misses, refused=refused, reachable=reachable)
 
     def began(self, tokens: int) -> HostView:
         """A request with so many prompt tokens was sent to the host."""
@@ -108,14 +116,17 @@ class HostView:
             breaker=self.breaker.began(),
         )
 
-    def ended(self, tokens: int, breaker: Breaker) -> HostView:
-        """That request has ended."""
+    def done(self, tokens: int) -> HostView:
+        """The host has nothing more to do for that request."""
         return replace(
             self,
             outstanding=max(0, self.outstanding - 1),
             outstanding_tokens=max(0, self.outstanding_tokens - tokens),
-            breaker=breaker,
         )
+
+    def ended(self, tokens: int, breaker: Breaker) -> HostView:
+        """That request has ended."""
+        return replace(self.done(tokens), breaker=breaker)
 
 
 UNKNOWN: Final = HostView()
@@ -123,14 +134,22 @@ UNKNOWN: Final = HostView()
 
 @dataclass(slots=True)
 class FleetView:
-    """All hosts by name, what decode hosts hold, and how many bytes of KV a token of each model has."""
+    """All hosts by name, what decode hosts hold, how many bytes of KV a token of each model has, and the places of this
+    client's requests."""
 
     hosts: dict[str, HostView] = field(default_factory=dict)
     affinity: Affinity = field(default_factory=Affinity)
     kv_bytes_per_token: dict[str, float] = field(default_factory=dict)
+    places: HostPlaces = field(default_factory=HostPlaces)
 
     def of(self, name: str) -> HostView:
         return self.hosts.get(name, UNKNOWN)
+
+    def vocab_size(self, answering: str, others: Iterable[str]) -> int:
+        """The most tokens that a model has, as the other hosts of it state; 0 if none does. What a host states of
+        itself limits it no further than what it sends."""
+        sizes = [view.load.vocab_size for name in others if (view := self.of(name)).load and name != answering]
+        return max(sizes, default=0)
 
     def answered(self, name: str, load: Load | None) -> None:
         """A host answered GET /load. If it has restarted, what it held is dropped from the view."""
@@ -138,9 +157,9 @@ class FleetView:
             self.affinity.forget(name)
         self.hosts[name] = self.of(name).answered(load)
 
-    def missed(self, name: str) -> None:
-        """A host did not answer GET /load in time."""
-        self.hosts[name] = self.of(name).missed()
+    def missed(self, name: str, *, refused: bool = False) -> None:
+        """A host did not answer GET /load in time. refused: it refused the connection."""
+        self.hosts[name] = self.of(name).missed(refused=refused)
 
     def began(self, name: str, tokens: int) -> float:
         """A request was sent to the host; `succeeded`, `failed` or `ended` follows. Returns their `began_at`."""
@@ -152,10 +171,29 @@ class FleetView:
         view = self.of(name)
         self.hosts[name] = replace(view, breaker=view.breaker.began_to_answer(began_at))
 
-    def succeeded(self, name: str, tokens: int) -> None:
-        """The host has completed its part of the request."""
+    def sent(self, name: str, tokens: int) -> None:
+        """A prefill host has sent its KV. If its KV was refuted before, `judged` says whether it was right."""
+        view = self.of(name).done(tokens)
+        self.hosts[name] = view if view.breaker.refuted else replace(view, breaker=view.breaker.succeeded())
+
+    def judged(self, name: str, breaker: Breaker) -> None:
+        """What came of the KV of that host."""
+        self.hosts[name] = replace(self.of(name), breaker=breaker)
+
+    def refutes_alone(self, decode: str, sender: str) -> bool:
+        """Whether a decode host that has just refuted the KV of this sender is itself to blame: it has refuted the KV
+        of two senders that other decode hosts accept."""
+        load = self.of(decode).load
+        stated = load.senders if load is not None else {}
+        refuted = {sender, *(name for name, verdict in stated.items() if verdict == "refuted")}
+        others = [view.load.senders for name, view in self.hosts.items() if name != decode and view.load is not None]
+        accepted = {name for senders in others for name, verdict in senders.items() if verdict == "accepted"}
+        return sender in accepted and len(refuted & accepted) >= REFUTED_ALONE
+
+    def succeeded(self, name: str, tokens: int, *, audited: bool = False) -> None:
+        """The host has completed its part of the request. audited: KV that it sent or received was."""
         view = self.of(name)
-        self.hosts[name] = view.ended(tokens, view.breaker.succeeded())
+        self.hosts[name] = view.ended(tokens, view.breaker.succeeded(audited=audited))
 
     def failed(self, name: str, tokens: int, error: DisaggError, *, now: float, jitter: float, began_at: float) -> None:
         view = self.of(name)

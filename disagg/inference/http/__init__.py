@@ -4,5 +4,6 @@ calls        requests: JSON answers and event streams
 events       the events of a response, and what its progress events say about its host
 whole        the same of servers that are not disagg's
 connections  the open connections of a client
+opening      how one is opened: its host's name, TCP, TLS
 connection   one of them: HTTP/1.1 by h11 on asyncio
 """

@@ -16,7 +16,7 @@ import msgspec
 from disagg.api.base import Contract, InvalidValue
 from disagg.api.events import DoneEvent, ErrorAnswer, Event, ShippedEvent
 from disagg.config import Host
-from disagg.errors import DisaggError, Overloaded, ServerSilent, ServerUnavailable
+from disagg.errors import MAX_RETRY_AFTER_S, DisaggError, Overloaded, ServerSilent, ServerUnavailable
 from disagg.inference.http.connections import Connections, HostRequest, SentRequest
 from disagg.inference.http.events import MAX_EVENT_BYTES, UNLIMITED, Patience, ProgressJudge, parse
 from disagg.inference.policy import DEFAULT_POLICY, Timeouts
@@ -128,7 +128,7 @@ def _raise_for(head: h11.Response, content: bytes, host: Host) -> None:
     error = DisaggError.from_json(described.to_json())
     after = dict(head.headers).get(b"retry-after", b"").decode("ascii", "replace")
     if isinstance(error, Overloaded) and after.isdecimal():
-        error.retry_after_s = int(after)
+        error.retry_after_s = min(max(int(after[:9]), 1), MAX_RETRY_AFTER_S)
     raise error
 
 

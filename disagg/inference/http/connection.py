@@ -11,6 +11,7 @@ import ssl
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from typing import cast
 
 import h11
 
@@ -101,11 +102,10 @@ class HostConnection(asyncio.Protocol):
         self._fail(ConnectionError("the connection was closed"))
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = below = cast(asyncio.Transport, transport)  # uvloop's is none by its class
         if self.token:
             tls = client_tls(self.token)
-            self._transport = self._secure = SecureTransport(transport, tls.context, tls)
+            self._transport = self._secure = SecureTransport(below, tls.context, tls)
             self._secure.decrypt(b"")
 
     def data_received(self, data: bytes) -> None:

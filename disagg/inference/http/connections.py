@@ -3,38 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-import socket
-import ssl
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cache
-from ipaddress import ip_address
-from typing import Any, Literal, Self
+from typing import Literal, Self
 from urllib.parse import urlsplit
 
 import h11
 
 from disagg.config import Host
-from disagg.errors import (
-    ProtocolError,
-    RequestError,
-    ServerNotRunning,
-    ServerRefused,
-    ServerSilent,
-    ServerUnavailable,
-)
+from disagg.errors import ProtocolError, RequestError
 from disagg.inference.http.connection import HostConnection
-from disagg.tls.client import unproven
+from disagg.inference.http.opening import Address, Opener
 from disagg.token import Tokens
 
 IDLE_S = 30.0
 MAX_IDLE = 64  # of one host
 ENDING_S = 1.0  # for a response to end after its last event
-
-Address = tuple[str, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +69,8 @@ class Connections:
         self._tokens = tokens
         self._idle: dict[Address, deque[tuple[float, HostConnection]]] = {}
         self._busy: set[HostConnection] = set()
+        self._opener = Opener()
+        self._opening: set[asyncio.Future[HostConnection]] = set()
 
     async def __aenter__(self) -> Self:
         return self
@@ -143,6 +130,8 @@ class Connections:
         for connection in (*idle, *self._busy):
             connection.close()
         self._busy.clear()
+        for opening in self._opening:
+            opening.cancel()
         await asyncio.sleep(0)  # their sockets are closed by then
 
     def _send(self, request: HostRequest, connection: HostConnection, *, reused: bool) -> SentRequest:
@@ -166,7 +155,25 @@ class Connections:
         return SentRequest(request, connection, written, reused)
 
     async def _open(self, host: Host, seconds: float) -> HostConnection:
-        return await (_open_whole(host, seconds) if host.whole else _open_ours(host, seconds, self._tokens.current))
+        """A new connection. Raises RequestError if the client is closed meanwhile."""
+        opener = self._opener
+        opening = asyncio.ensure_future(
+            opener.whole(host, seconds) if host.whole else opener.ours(host, seconds, self._tokens.current)
+        )
+        self._opening.add(opening)
+        try:
+            connection = await opening
+        except asyncio.CancelledError:
+            opening.add_done_callback(_close)
+            if not _is_cancelled():  # `aclose` has cancelled the opening, and nobody this request
+                self.require_open()
+            raise
+        finally:
+            self._opening.discard(opening)
+        if self.closed.is_set():
+            connection.close()
+        self.require_open()
+        return connection
 
     def _take(self, host: Host) -> HostConnection | None:
         """An open connection, the one that was used last."""
@@ -199,71 +206,13 @@ def _address(host: Host) -> Address:
     return host.address, host.port
 
 
-async def _open_ours(host: Host, seconds: float, token: str) -> HostConnection:
-    """A connection to a server that has proven that it has the fleet's token, which nothing is sent to before."""
-    connection = await _open(host, seconds, lambda: HostConnection(token), {})
-    try:
-        await connection.secured(seconds)
-    except ssl.SSLError as error:
-        raise unproven(error, f"{host.name} ({host.url})") from error
-    except TimeoutError as error:
-        connection.close()
-        raise ServerSilent(f"{host.name} ({host.url}) did not answer in time", "run `disagg status`") from error
-    except OSError as error:
-        raise ServerUnavailable(f"{host.name} ({host.url}): {error}", "run `disagg status`") from error
-    except BaseException:  # also a cancellation: nobody else has the connection yet
-        connection.close()
-        raise
-    return connection
+def _close(opened: asyncio.Future[HostConnection]) -> None:
+    """Close a connection that nobody waits for any more."""
+    if not opened.cancelled() and opened.exception() is None:
+        opened.result().close()
 
 
-async def _open_whole(host: Host, seconds: float) -> HostConnection:
-    tls = {"ssl": _tls_context(), "server_hostname": host.address} if urlsplit(host.url).scheme == "https" else {}
-    return await _open(host, seconds, HostConnection, tls)
-
-
-async def _open(
-    host: Host, seconds: float, make: Callable[[], HostConnection], tls: Mapping[str, Any]
-) -> HostConnection:
-    """Connect to the first address of the host that accepts, in so many seconds for each."""
-    loop, errors = asyncio.get_running_loop(), list[Exception]()
-    try:
-        async with asyncio.timeout(seconds):
-            found = await _addresses(host)
-        for address in found:
-            try:
-                async with asyncio.timeout(seconds):
-                    _, connection = await loop.create_connection(make, *address, **tls)
-                return connection
-            except OSError as error:  # TimeoutError is one
-                errors.append(error)
-    except OSError as error:  # the name is unknown
-        errors.append(error)
-    if broken := [error for error in errors if isinstance(error, ssl.SSLError)]:
-        reason = getattr(broken[-1], "verify_message", "") or broken[-1].reason
-        raise ServerRefused(
-            f"no TLS connection to {host.name} ({host.url}): {reason}",
-            "correct its URL in hosts.toml, or add its certificate to those that this machine trusts: $SSL_CERT_FILE",
-        ) from broken[-1]
-    refused = all(isinstance(error, ConnectionRefusedError) for error in errors)
-    raise (ServerNotRunning if refused else ServerUnavailable)(
-        f"no server answers at {host.url} ({host.name})",
-        "start that server; disagg does not manage it"
-        if host.whole
-        else "run `disagg status`; `disagg start` starts what is stopped",
-    ) from errors[-1]
-
-
-@cache
-def _tls_context() -> ssl.SSLContext:
-    """With the certificates that this machine trusts. Reading them takes 20 ms."""
-    return ssl.create_default_context()
-
-
-async def _addresses(host: Host) -> list[Address]:
-    """The addresses of a host: one, unless hosts.toml has a name for it."""
-    with suppress(ValueError):
-        ip_address(host.address)
-        return [(host.address, host.port)]
-    found = await asyncio.get_running_loop().getaddrinfo(host.address, host.port, type=socket.SOCK_STREAM)
-    return list(dict.fromkeys((str(address[0]), int(address[1])) for *_, address in found))
+def _is_cancelled() -> bool:
+    """Whether somebody has cancelled the task that this is called in."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0

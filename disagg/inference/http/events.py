@@ -41,7 +41,7 @@ UNLIMITED: Final = Patience()
 
 @dataclass(slots=True)
 class ProgressJudge:
-    """Judges a host by the progress events of one request. Pure.
+    """Judges a host by the progress events of one request. No I/O, no clock; may claim a place elsewhere.
 
     queued_since: the host has not gone on with the request since then; None while it has. has_begun: it has gone on
     with it before. beats: as the last event stated them. stalled_since: they have not changed since then, while the

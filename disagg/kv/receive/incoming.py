@@ -69,7 +69,8 @@ class Incoming:
             if self._kv is None:
                 e, wire = self._expected, self._first.wire
                 arena = self._arenas.acquire(Placement.of(e.layout, e.tokens, e.start, wire).nbytes)
-                self._kv = ReceivedKV(e.layout, e.tokens, arena, e.start, wire)
+                stated = self._first
+                self._kv = ReceivedKV(e.layout, e.tokens, arena, e.start, wire, stated.sender, stated.weights)
                 self._kv.return_arena = self._arenas.release
             return self._kv
 

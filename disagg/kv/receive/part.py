@@ -8,6 +8,7 @@ import time
 from disagg.errors import Cancelled, DisaggError, HandoffError, PeerLost, TicketRefused
 from disagg.kv.limits import ReceiveLimits
 from disagg.kv.receive.assemble import Assembly
+from disagg.kv.receive.pace import Arrived
 from disagg.kv.receive.tickets import Slot, Tickets
 from disagg.kv.received import ReceiveTiming
 from disagg.kv.wire import frames
@@ -69,25 +70,32 @@ def _receive(channel: Channel, slot: Slot, header: frames.Header, limits: Receiv
     channel.deadline, channel.idle_s = slot.deadline, limits.stall_s
     channel.write([memoryview(frames.encode_ok())])
     # After the reply, so that the prefill host computes its first chunk while fresh memory is allocated.
-    assembly = Assembly(slot.incoming.kv(), header.part)
+    kv = slot.incoming.kv()
+    assembly = Assembly(kv, header.part)
+    arrived = slot.pace.join(kv.nbytes, time.monotonic())
     digest = frames.new_digest()
-    head = _next_head(channel)
+
+    def on_piece(view: memoryview) -> None:
+        digest.update(view)
+        arrived.piece(view)
+
+    head = _next_head(channel, arrived)
     first_byte = time.monotonic()
     while (frame := frames.decode_frame(head)).kind is not frames.Kind.END:
         views = assembly.place(frame)
         digest.update(head)
-        channel.read_into(views, digest.update)
-        head = _next_head(channel)
+        channel.read_into(views, on_piece)
+        head = _next_head(channel, arrived)
     totals = frames.decode_totals(channel.read(frames.TOTALS.size))
     last_byte = time.monotonic()
     assembly.finish(totals, digest.digest())
     return ReceiveTiming(claimed, first_byte, last_byte, time.monotonic()), assembly.nbytes
 
 
-def _next_head(channel: Channel) -> bytes:
+def _next_head(channel: Channel, arrived: Arrived) -> bytes:
     """The head of the next frame that is not idle."""
-    while (head := channel.read(frames.FRAME.size)) == frames.IDLE_FRAME:
-        pass
+    while (frame := frames.decode_frame(head := channel.read(frames.FRAME.size))).kind is frames.Kind.IDLE:
+        arrived.idle(frame.end)
     return head
 
 

@@ -89,7 +89,7 @@ class KVServer:
         if now >= self._swept + SWEEP_S:
             self._swept = now
             self._newcomers.expire(now)
-            self._tickets.expire()
+            self._tickets.expire(self._limits)
 
     def _serve_ready(self) -> None:
         now = time.monotonic()

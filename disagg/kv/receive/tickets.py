@@ -24,9 +24,11 @@ from disagg.errors import (
     TicketRefused,
 )
 from disagg.kv.arena import Arenas, Reservation
+from disagg.kv.limits import ReceiveLimits
 from disagg.kv.parts import MAX_PARTS
 from disagg.kv.receive.expected import Expected
 from disagg.kv.receive.incoming import Incoming
+from disagg.kv.receive.pace import Pace
 from disagg.kv.received import ReceivedKV
 from disagg.kv.wire.preamble import ticket_digest
 
@@ -41,13 +43,14 @@ OnOutcome = Callable[[KVOutcome], None]
 @dataclass(slots=True, eq=False)
 class Slot:
     """One issued ticket. Only `Tickets` changes it. aborts: end the connections that claimed it and still run.
-    failure: the outcome, in state failed."""
+    pace: how the transfer gets on. failure: the outcome, in state failed."""
 
     ticket: str
     expected: Expected
     deadline: float  # time.monotonic()
     on_outcome: OnOutcome
     incoming: Incoming
+    pace: Pace = field(default_factory=Pace)
     state: Literal["issued", "claimed", "done", "failed"] = "issued"
     claims: int = 0
     aborts: list[Callable[[], None]] = field(default_factory=list)
@@ -75,15 +78,23 @@ class Tickets:
         return len(self._slots)
 
     def issue(
-        self, expected: Expected, on_outcome: OnOutcome, *, deadline: float, memory: Reservation | None = None
+        self,
+        expected: Expected,
+        on_outcome: OnOutcome,
+        *,
+        deadline: float,
+        memory: Reservation | None = None,
+        elsewhere_s: float | None = None,
     ) -> Slot:
         """A new ticket, valid until `deadline` (time.monotonic()) for the whole transfer. Overloaded at the bound.
 
         on_outcome is called exactly once, on any thread, with the KV or the error; it must neither block nor raise.
         memory: reserved for the KV; in use from its first part to the KV's release, None if nobody counts it.
+        elsewhere_s: seconds in which the KV would come in another way; None if none is known. See Pace.
         """
         incoming = Incoming(expected, memory, self.arenas)
-        slot = Slot(secrets.token_urlsafe(TICKET_BYTES), expected, deadline, on_outcome, incoming)
+        ticket = secrets.token_urlsafe(TICKET_BYTES)
+        slot = Slot(ticket, expected, deadline, on_outcome, incoming, Pace(elsewhere_s))
         with self._lock:
             if len(self._slots) >= self._max_outstanding:
                 raise Overloaded(f"{len(self._slots)} KV transfers are already awaited", "try again shortly")
@@ -144,14 +155,18 @@ class Tickets:
         for slot in slots:
             self.settle(slot, _cancelled())
 
-    def expire(self) -> None:
-        """Fail every slot whose deadline has passed. The receiver calls this several times a second."""
+    def expire(self, limits: ReceiveLimits) -> None:
+        """Fail every slot whose deadline has passed, or whose sender gets nowhere. The receiver calls this ten times a
+        second."""
         now = time.monotonic()
         with self._lock:
-            late = [slot for slot in self._slots.values() if now >= slot.deadline]
-        for slot in late:
-            request = slot.expected.request_id
-            self.settle(slot, PeerLost(f"the KV of request {request} had not arrived by its deadline"))
+            slots = list(self._slots.values())
+        for slot in slots:
+            if now >= slot.deadline:
+                request = slot.expected.request_id
+                self.settle(slot, PeerLost(f"the KV of request {request} had not arrived by its deadline"))
+            elif (problem := slot.pace.problem(now, limits)) is not None:
+                self.settle(slot, problem)
 
     def _usable(self, digest: bytes) -> Slot:
         slot = self._slots.get(self._place(digest))

@@ -1,7 +1,14 @@
-"""What a finished transfer took: the times of its frames, and what follows from them about the link."""
+"""What a finished transfer took: the times of its frames, and what follows from them about the link and the prompt.
+
+Hidden: sending while the prompt was computed. Exposed: the time in which the prompt waited for the link and was not
+computed, and from the end of its computation to the acknowledgement. What is sent while the engine computes other
+prompts, and this one waits for its turn, is neither.
+"""
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 RATED_BYTES = 64 << 20  # for a rate: many times both ends' socket buffers, whose bytes are sent but not delivered
@@ -17,14 +24,39 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True)
+class ComputeStep:
+    """A step of an engine that computed a part of a prompt, by time.monotonic(). share: of it, the prompt's; the rest
+    went to others."""
+
+    began: float
+    ended: float
+    share: float = 1.0
+
+    @property
+    def seconds(self) -> float:
+        """What the prompt had of it."""
+        return self.share * (self.ended - self.began)
+
+
+@dataclass(frozen=True, slots=True)
+class LinkWait:
+    """At `since`, time.monotonic(), a prompt was not computed further until so many more bytes were sent."""
+
+    since: float
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class SentKV:
-    """What an acknowledged transfer took, beside the computation. See TransferResult."""
+    """What an acknowledged transfer took, beside the computation. waited_s: the part of exposed_s before the
+    computation ended. acknowledged: time.monotonic()."""
 
     payload_bytes: int
     hidden_s: float
     exposed_s: float
     link_bytes_s: float | None
     acknowledged: float
+    waited_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,15 +83,43 @@ class TransferResult:
         nbytes = sum(span.nbytes for span in stretch)
         return nbytes / (self.acknowledged - stretch[0].began) if nbytes >= RATED_BYTES else None
 
-    def hidden_s(self, compute_ended: float) -> float:
-        """Seconds spent sending before the compute ended: the part of the transfer that delays nothing."""
-        return sum(max(0.0, min(span.ended, compute_ended) - span.began) for span in self.spans)
+    def sent(self, ended: float, steps: Sequence[ComputeStep], waits: Sequence[LinkWait] = ()) -> SentKV:
+        """The transfer beside the computation of its prompt, which took these steps and ended then. waits: of the
+        computation for the link. Steps and waits in order; no two steps overlap."""
+        waited_s = self._waited_s(ended, steps, waits)
+        return SentKV(
+            payload_bytes=self.payload_bytes,
+            hidden_s=self._hidden_s(steps),
+            exposed_s=waited_s + max(0.0, self.acknowledged - ended),
+            link_bytes_s=self.link_bytes_s,
+            acknowledged=self.acknowledged,
+            waited_s=waited_s,
+        )
 
-    def exposed_s(self, compute_ended: float) -> float:
-        """Seconds from the end of compute to the acknowledgement: the part of the transfer that the user waits for."""
-        return max(0.0, self.acknowledged - compute_ended)
+    def _hidden_s(self, steps: Sequence[ComputeStep]) -> float:
+        """Seconds of sending within the steps, of each the prompt's share."""
+        seconds, first = 0.0, 0
+        for step in steps:
+            while first < len(self.spans) and self.spans[first].ended <= step.began:
+                first += 1
+            while first < len(self.spans) and (span := self.spans[first]).began < step.ended:
+                seconds += step.share * (min(span.ended, step.ended) - max(span.began, step.began))
+                if span.ended > step.ended:
+                    break  # the rest of it may be in the next step
+                first += 1
+        return seconds
 
-    def sent(self, compute_ended: float) -> SentKV:
-        """The transfer beside a computation that ended at this time."""
-        hidden_s, exposed_s = self.hidden_s(compute_ended), self.exposed_s(compute_ended)
-        return SentKV(self.payload_bytes, hidden_s, exposed_s, self.link_bytes_s, self.acknowledged)
+    def _waited_s(self, ended: float, steps: Sequence[ComputeStep], waits: Sequence[LinkWait]) -> float:
+        """Seconds of waiting for the link. A wait lasts until its bytes are sent: after that the prompt waits for its
+        turn; and not beyond the next step."""
+        seconds, at = 0.0, 0
+        for wait in waits:
+            left = wait.nbytes
+            while left > 0 and at < len(self.spans):
+                left -= self.spans[at].nbytes if self.spans[at].ended > wait.since else 0
+                at += 1
+            sent = self.spans[at - 1].ended if at else wait.since
+            following = bisect_left(steps, wait.since, key=lambda step: step.began)
+            going_on = steps[following].began if following < len(steps) else ended
+            seconds += max(0.0, min(sent, going_on) - wait.since)
+        return seconds

@@ -7,6 +7,7 @@ import secrets
 import socket
 import threading
 import time
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self
 
@@ -21,7 +22,7 @@ from disagg.kv.wire.preamble import NONCE_BYTES, encode_preamble, encode_proof
 from disagg.kv.wire.proof import Nonces, proof, proves
 
 SEND_BUFFER_BYTES = 4 << 20
-POLL_S = 0.2  # interval between checks for a reply or the deadline while there is nothing to send
+POLL_S = 0.1  # interval between checks for a reply or the deadline while there is nothing to send
 STOP_S = 5.0  # how long abort() waits for the sender thread
 WAITED_S = 1e-4  # shorter pauses do not count: the socket's buffers keep the link busy for longer
 
@@ -35,15 +36,24 @@ class Transfer:
     """
 
     def __init__(
-        self, host: str, port: int, header: frames.Header, *, deadline: float, limits: SendLimits | None = None
+        self,
+        host: str,
+        port: int,
+        header: frames.Header,
+        *,
+        deadline: float,
+        limits: SendLimits | None = None,
+        beats: Callable[[], int] = lambda: 0,
     ) -> None:
-        """Begin to connect. deadline: on time.monotonic(), for the whole transfer."""
+        """Begin to connect. deadline: on time.monotonic(), for the whole transfer. beats: how many pieces of work the
+        engine has finished, for any prompt: while there is no KV to send, a receiver waits if this changes."""
         self._peer = f"decode host {host}:{port}"
         self._address = (host, port)
         self._header = header
         self._raw_header = frames.encode_header(header)
         self._deadline = deadline
         self._limits = limits or SendLimits()
+        self._beats = beats
         self._outbox = Outbox(self._limits.max_queued_bytes)
         self._channel: Channel | None = None  # from the moment in which the connection stands
         self._answered = threading.Event()  # the receiver has accepted the header, or the transfer has failed
@@ -154,7 +164,7 @@ class Transfer:
                 if now >= channel.deadline:
                     raise PeerLost("the KV transfer's deadline passed before all blocks were computed") from None
                 if now - sent >= self._limits.idle_s:
-                    _write(channel, [memoryview(frames.IDLE_FRAME)])
+                    _write(channel, [memoryview(frames.encode_idle(self._beats()))])
                     sent = now
 
     def _send_block(self, channel: Channel, block: FramedBlock) -> None:

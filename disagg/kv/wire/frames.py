@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import xxhash
 
 from disagg.api.names import AS_IS, WireForm
-from disagg.errors import DisaggError, ProtocolError, clipped
+from disagg.errors import MAX_ERROR_CHARS, DisaggError, ProtocolError, clipped
 from disagg.kv.blocks import Block, StateBlock
 from disagg.kv.fingerprint import Fingerprint
 from disagg.kv.forms import WIRE_FORMS, plane_bytes
@@ -34,11 +34,14 @@ from disagg.kv.wire.preamble import MAX_HEADER_BYTES, NONCE_BYTES
 MAX_REPLY_BYTES = 1 << 16
 MAX_TOKENS = (1 << 32) - 1
 MAX_NAME_CHARS = 256  # request ids and token hashes
-MAX_ERROR_CHARS = 2000
 
 REPLY_LENGTH = struct.Struct("<I")
 FRAME = struct.Struct("<HHIIIQ")  # kind, layer, tensor, start, end, payload length
 TOTALS = struct.Struct("<QQ16s")  # frames, payload bytes, digest
+
+
+_STATED = ("sender", "weights")
+"""What a header has if its sender states it."""
 
 
 class Kind(IntEnum):
@@ -48,12 +51,13 @@ class Kind(IntEnum):
     VALUES = 2
     STATE = 3
     END = 4
-    IDLE = 5  # nothing: the sender runs and waits for KV
+    IDLE = 5  # nothing: the sender runs and waits for KV; `end` is what its engine has done so far
 
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What the sender will deliver: the KV of tokens [start, tokens) of one prompt, or one of `parts` parts of it."""
+    """What the sender will deliver: the KV of tokens [start, tokens) of one prompt, or one of `parts` parts of it.
+    sender, weights: the name of the prefill host and the form of its weights, each empty if it states none."""
 
     ticket: str
     request_id: str
@@ -65,6 +69,8 @@ class Header:
     wire: WireForm = AS_IS
     part: Part = WHOLE
     parts: int = 1
+    sender: str = ""
+    weights: str = ""
 
 
 class Frame(NamedTuple):
@@ -105,6 +111,7 @@ def encode_header(header: Header) -> bytes:
             "token_hash": header.token_hash,
             "fingerprint": header.fingerprint.to_json(),
             "layout": header.layout.to_json(),
+            **{name: _ascii(text) for name in _STATED if (text := getattr(header, name))},
         }
     )
     if len(body) > MAX_HEADER_BYTES:
@@ -128,6 +135,7 @@ def decode_header(raw: bytes, ticket: str) -> Header:
         wire=_wire(body),
         part=Part.from_json(body.get("part")),
         parts=_count(body, "parts", MAX_PARTS, minimum=1),
+        **{name: _name(body, name) for name in _STATED if name in body},
     )
 
 
@@ -184,13 +192,16 @@ def decode_frame(raw: bytes) -> Frame:
     kind, *rest = FRAME.unpack(raw)
     if kind not in Kind.__members__.values():
         raise ProtocolError(f"unknown frame kind {kind}")
-    if kind in _FIXED and rest != _FIXED[kind]:
-        raise ProtocolError(f"malformed {Kind(kind).name.lower()} frame: {rest}")
-    return Frame(Kind(kind), *rest)
+    frame = Frame(Kind(kind), *rest)
+    fixed = {Kind.END: (0, 0, 0, 0, TOTALS.size), Kind.IDLE: (0, 0, 0, frame.end, 0)}.get(frame.kind)
+    if fixed is not None and frame[1:] != fixed:
+        raise ProtocolError(f"malformed {frame.kind.name.lower()} frame: {rest}")
+    return frame
 
 
-_FIXED = {Kind.END: [0, 0, 0, 0, TOTALS.size], Kind.IDLE: [0, 0, 0, 0, 0]}
-IDLE_FRAME = FRAME.pack(Kind.IDLE, *_FIXED[Kind.IDLE])
+def encode_idle(beats: int) -> bytes:
+    """A whole idle frame. beats: pieces of work that the sender's engine has finished, for any prompt."""
+    return FRAME.pack(Kind.IDLE, 0, 0, 0, beats & 0xFFFFFFFF, 0)
 
 
 def encode_end(totals: TransferTotals) -> bytes:
@@ -264,6 +275,11 @@ def _json_object(raw: bytes, what: str) -> dict[str, Any]:
     if not isinstance(body, dict):
         raise ProtocolError(f"the {what} is not a JSON object")
     return body
+
+
+def _ascii(text: str) -> str:
+    """A text as `_name` reads it."""
+    return text.encode("ascii", "replace").decode()[:MAX_NAME_CHARS]
 
 
 def _name(body: dict[str, Any], field: str) -> str:

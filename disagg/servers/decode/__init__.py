@@ -3,6 +3,7 @@
 service        POST /decode and POST /generate
 source         where the KV of one request comes from
 memory         reserves room for the KV of prompt and answer; requests wait for it in turn
+audits         what was found of the KV of each prefill host: whom this host audits, within which bounds
 slots          tickets that requests wait at for KV from a prefill host
 local_prefill  whether this host computes the rest of a prompt itself
 """

@@ -45,6 +45,11 @@ def choose_place(rest: int, offer: PrefillOffer | None, local_tokens_s: float | 
     return PrefillPlace(here <= there, f"{counted(rest, 'token')} left to compute: {times}")
 
 
+def sooner(*seconds: float | None) -> float | None:
+    """The least of these; None if none of them is known."""
+    return min((one for one in seconds if one is not None), default=None)
+
+
 class Speed:
     """Tokens per second, as measured lately; earlier measurements fade."""
 

@@ -1,34 +1,40 @@
 """The decode server: receives a prompt's KV and generates the answer from it.
 
-POST /decode opens a slot (one-time ticket, KV address) and streams once the KV is here; POST /generate computes the
-prompt on this host. However a request ends, its ticket, its KV and its place in the batch are released.
+POST /decode opens a slot (one-time ticket, KV address) and streams once the KV is here; if the KV is wrong, and in POST
+/generate, the prompt is computed on this host. However a request ends, its ticket, its KV and its place in the batch
+are released.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
-from typing import Any
+from math import isnan
+from typing import Any, NamedTuple
 
 from disagg import logs
-from disagg.api.events import DoneEvent, Event, LocalEvent
+from disagg.api.events import DoneEvent, Event, LocalEvent, RefutedEvent
 from disagg.api.requests import DecodeBody, GenerateBody, KVAddress, PrefillOffer
 from disagg.api.sampling import Sampling
+from disagg.api.status import SenderAudits
 from disagg.config import Fleet, Host
 from disagg.engines.base import DecodeEngine, DecodeRequest, HeldKV
+from disagg.errors import KVRefuted
 from disagg.kv.arena import Arenas
 from disagg.kv.receive import KVServer
 from disagg.kv.receive.tickets import Tickets
 from disagg.servers.admission import Admission
 from disagg.servers.answer import GrowingAnswer, begin_answer, warm_up_tokenizer
-from disagg.servers.decode.local_prefill import MEASURED_TOKENS, PrefillPlace, Speed, choose_place
+from disagg.servers.decode.audits import AuditOrder, Audits
+from disagg.servers.decode.local_prefill import MEASURED_TOKENS, PrefillPlace, Speed, choose_place, sooner
 from disagg.servers.decode.memory import KVMemory
 from disagg.servers.decode.slots import OpenSlot, Slots
 from disagg.servers.decode.source import PromptKV
-from disagg.servers.feed import Handover, TokenFeed
+from disagg.servers.feed import Handover, StepTokens, TokenFeed
 from disagg.servers.health.engine import TEST_LIMIT_S
 from disagg.servers.request import ActiveRequest
 from disagg.servers.service import Service, ServiceCall
@@ -36,6 +42,13 @@ from disagg.servers.threads import on_daemon_thread
 
 KEEP_SHARE = 4
 """One part in so many of max_kv_bytes may lie idle, for later transfers: fresh memory costs more than a transfer."""
+
+
+class FirstSteps(NamedTuple):
+    """A request that the engine has begun to answer."""
+
+    feed: TokenFeed
+    steps: Sequence[StepTokens]
 
 
 class DecodeService(Service[DecodeEngine]):
@@ -57,6 +70,7 @@ class DecodeService(Service[DecodeEngine]):
         self._slots = Slots(self._tickets, self._kv_address, max(options.max_batch, places * 3 // 4))
         self._prefill_speed, self._decode_speed = Speed(), Speed()
         self._kv_server: KVServer | None = None
+        self._audits = Audits(options)
 
     @property
     def engine_alive(self) -> bool:
@@ -84,6 +98,14 @@ class DecodeService(Service[DecodeEngine]):
         return self._decode_speed.tokens_s
 
     @property
+    def senders(self) -> Mapping[str, SenderAudits]:
+        return self._audits.figures
+
+    @property
+    def audit_every(self) -> int:
+        return self._audits.every
+
+    @property
     def busy(self) -> bool:
         return self._engine is not None and self._engine.running > 0
 
@@ -105,6 +127,7 @@ class DecodeService(Service[DecodeEngine]):
         engine.after_step(self._handover.flush)
         engine.on_beat = self.progress.beat
         self._engine = engine
+        self._audits = Audits(self.host.engine, engine.info)
         self.state = "ok"
 
     def _prepare(self) -> DecodeEngine:
@@ -145,7 +168,8 @@ class DecodeService(Service[DecodeEngine]):
                     kv.local = choice.reason
                     yield self._local_event(request, kv)
                 else:
-                    slot = await self._slots.open(request, self.engine.info, kv.held_tokens, kv.memory)
+                    elsewhere_s = sooner(self._seconds_here(request, kv.held_tokens), body.elsewhere_s)
+                    slot = await self._slots.open(request, self.engine.info, kv.held_tokens, kv.memory, elsewhere_s)
                     yield slot.event
                     await self._receive(slot, kv)
             async with aclosing(self._answer(request, answer, kv, body.cache_salt)) as events:
@@ -167,11 +191,11 @@ class DecodeService(Service[DecodeEngine]):
         """Reserve the KV of prompt and answer, and look for held KV that the request can go on from."""
         nbytes = self.engine.info.layout.nbytes(request.prompt_tokens + request.sampling.max_tokens)
         held = self._find_held(request, salt)
-        if (memory := self._memory.try_reserve(nbytes, request.cleanup)) is not None:
+        if (memory := self._memory.try_reserve(nbytes, request.share, request.cleanup)) is not None:
             return PromptKV(memory, held)
         if held is not None:
             held.release()  # else this request might wait for room that it occupies itself
-        room = self._memory.reserve(nbytes, request.cleanup)
+        room = self._memory.reserve(nbytes, request.share, request.cleanup)
         memory = await request.within_deadline(room, "there was no room for its KV")
         return PromptKV(memory, self._find_held(request, salt))
 
@@ -189,6 +213,11 @@ class DecodeService(Service[DecodeEngine]):
         last = len(request.tokens) - 1
         rest_bytes = self.engine.info.layout.nbytes(last, held_tokens)
         return choose_place(last - held_tokens, offer, self.prefill_tokens_s, rest_bytes)
+
+    def _seconds_here(self, request: ActiveRequest, held_tokens: int) -> float | None:
+        """How long this host would compute the rest of the prompt; None if its speed is not measured."""
+        speed = self.prefill_tokens_s
+        return None if speed is None else (len(request.tokens) - 1 - held_tokens) / speed
 
     def _local_event(self, request: ActiveRequest, kv: PromptKV) -> LocalEvent:
         return LocalEvent(
@@ -210,8 +239,12 @@ class DecodeService(Service[DecodeEngine]):
         turn_s = 0.0
         if answer.finish_reason is None:
             turn_s = await self._take_turn(request)
-            feed = self._submit(request, kv, salt)
-            first = await feed.steps()
+            try:
+                feed, first = await self._first_steps(request, kv, salt)
+            except KVRefuted as error:
+                kv.refuted_s = time.monotonic() - request.slot_sent - turn_s
+                yield self._refute(request, kv, error, salt)
+                feed, first = await self._first_steps(request, kv, salt)
             self._release_inputs(kv)
             for event in answer.add(first):
                 yield event
@@ -226,10 +259,49 @@ class DecodeService(Service[DecodeEngine]):
         """Wait for a place in the batch; returns the seconds that it took."""
         ready = time.monotonic()
         request.phase = "queued"
-        await request.within_deadline(self._admission.take_turn(request.cleanup), "the request's turn had not come")
+        turn = self._admission.take_turn(request.share, request.cleanup)
+        await request.within_deadline(turn, "the request's turn had not come")
         return time.monotonic() - ready
 
-    def _submit(self, request: ActiveRequest, kv: PromptKV, salt: str) -> TokenFeed:
+    async def _first_steps(self, request: ActiveRequest, kv: PromptKV, salt: str) -> FirstSteps:
+        """Let the engine begin. KVRefuted if the received KV is wrong, whose request then is not in the engine."""
+        received = kv.received
+        order = self._audits.order(received) if received is not None else None
+        feed = self._submit(request, kv, salt, order)
+        steps = await feed.steps()
+        if received is not None:
+            first = steps[0]
+            if isnan(first.tokens[0].logprob):
+                self.engine.cancel(request.key)
+                raise KVRefuted("the first probability that it gives is no number")
+            if order is not None and (finding := first.timing.audit) is not None:
+                self._audits.passed(received.sender, order, finding, first.timing.audit_s)
+            self._audits.answered(first.at - request.arrived - first.timing.audit_s)
+        return FirstSteps(feed, steps)
+
+    def _refute(self, request: ActiveRequest, kv: PromptKV, error: KVRefuted, salt: str) -> RefutedEvent:
+        """Let go of wrong KV, and of held KV that may be wrong, so that the engine computes the prompt."""
+        assert kv.received is not None, "only received KV is refuted"
+        sender = kv.received.sender
+        # Held KV is right if all that was ever received was audited.
+        held_is_right = kv.held is None or self._audits.every == 1
+        blamed = error.of_received or held_is_right
+        if blamed:
+            self._audits.refuted(sender)
+        kv.received.release(reuse=True)
+        kv.received, kv.audited_tokens = None, error.audited_tokens
+        if kv.held is not None and not held_is_right:
+            self._release_held(kv.held)
+            kv.held = None
+            self.engine.forget_held(request.tokens, salt)
+        message = f"the KV from {sender or 'a prefill host that states no name'} is wrong: {error.message}"
+        self.count(refuted=1)
+        logs.event(logging.WARNING, "kv_refuted", request_id=request.id, sender=sender, reason=message, blamed=blamed)
+        hint = f"run `disagg verify {self.model.name}`"
+        kv.refuted = RefutedEvent(sender=sender, blamed=blamed, message=message, hint=hint)
+        return kv.refuted
+
+    def _submit(self, request: ActiveRequest, kv: PromptKV, salt: str, order: AuditOrder | None) -> TokenFeed:
         """Give the request to the engine."""
         feed = TokenFeed(self._handover, request.deadline)
         request.cleanup.callback(feed.close)
@@ -246,6 +318,7 @@ class DecodeService(Service[DecodeEngine]):
             salt=salt,
             constraint=request.constraint,
             hold_prompt=request.hold_prompt,
+            audit=order.limits if order is not None else None,
         )
         self.engine.submit(work, feed)
         return feed
@@ -261,7 +334,8 @@ class DecodeService(Service[DecodeEngine]):
         """The end of an answer that is finished."""
         assert answer.finish_reason is not None
         timing, computed = answer.timing, answer.timing.computed_prompt_tokens
-        self.count(completion_tokens=answer.generated_tokens, computed_prompt_tokens=computed)
+        audited = kv.audited_tokens + (timing.audit.tokens if timing.audit is not None else 0)
+        self.count(completion_tokens=answer.generated_tokens, computed_prompt_tokens=computed, audited_tokens=audited)
         if kv.received is None and computed >= MEASURED_TOKENS:
             self._prefill_speed.add(computed, timing.first_token - timing.ingested)
         if answer.generated_tokens > 1:
@@ -273,10 +347,12 @@ class DecodeService(Service[DecodeEngine]):
             prompt_tokens=request.prompt_tokens,
             completion_tokens=answer.completion_tokens,
             computed_prompt_tokens=computed,
-            timing=request.timing(turn_s, timing, accepted, answer.decode_s),
+            timing=request.timing(turn_s, timing, accepted, answer.decode_s, kv.refuted_s),
             local=kv.local,
             held_tokens=min(kv.held_tokens, request.prompt_tokens),
             simulated=self.host.simulated,
             kv_wire=kv.received.wire if kv.received else None,
             reasoning_tokens=answer.reasoning_tokens,
+            audited_tokens=audited,
+            refuted=kv.refuted.message if kv.refuted else "",
         )

@@ -17,6 +17,7 @@ from disagg.kv.forms import WIRE_FORMS
 from disagg.kv.receive.expected import Expected
 from disagg.kv.receive.tickets import KVOutcome, Slot, Tickets
 from disagg.kv.received import ReceivedKV
+from disagg.servers.admission import Turns
 from disagg.servers.request import ActiveRequest
 
 UNUSED_S = 120.0
@@ -25,23 +26,28 @@ be needed by others. A caller with a lease ends its request if no KV comes, and 
 
 
 class Slots:
-    """Admits at most `limit` requests to wait for KV at the same time. Others keep their places; one more waits its
-    turn for a slot."""
+    """Admits at most `limit` requests to wait for KV at the same time. Others keep their places and wait for their
+    turns."""
 
     def __init__(self, tickets: Tickets, address: KVAddress, limit: int) -> None:
         self._tickets = tickets
         self._address = address
-        self._free = asyncio.Semaphore(limit)
+        self._turns = Turns(limit)
 
     async def open(
-        self, request: ActiveRequest, info: EngineInfo, held_tokens: int, memory: Reservation | None
+        self,
+        request: ActiveRequest,
+        info: EngineInfo,
+        held_tokens: int,
+        memory: Reservation | None,
+        elsewhere_s: float | None = None,
     ) -> OpenSlot:
         """A slot for the KV of tokens [held_tokens, all but the last), which comes into `memory`. It ends with the
-        request at the latest."""
-        await request.within_deadline(self._free.acquire(), "there was no free slot for its KV")
+        request at the latest. elsewhere_s: see Tickets.issue."""
         cleanup = ExitStack()
+        turn = self._turns.take(request.share, cleanup)
+        await request.within_deadline(turn, "there was no free slot for its KV")
         request.cleanup.callback(cleanup.close)
-        cleanup.callback(self._free.release)
         expected = Expected(
             request_id=request.id,
             layout=info.layout,
@@ -58,7 +64,7 @@ class Slots:
         def settle(outcome: KVOutcome) -> None:
             loop.call_soon_threadsafe(_settle, arrival, outcome)
 
-        slot = self._tickets.issue(expected, settle, deadline=request.deadline, memory=memory)
+        slot = self._tickets.issue(expected, settle, deadline=request.deadline, memory=memory, elsewhere_s=elsewhere_s)
         cleanup.callback(self._tickets.revoke, slot.ticket)
         request.phase, request.slot, request.slot_sent = "waiting for KV", slot, time.monotonic()
         event = SlotEvent(

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 
 import psutil
 
+from disagg.engines.model.matchers.link import fork_servers
+
 
 @dataclass(frozen=True, slots=True)
 class StallPolicy:
@@ -27,9 +29,17 @@ class StallPolicy:
 
 
 def computed_s() -> float:
-    """Processor time of this process and its children, in seconds, without that of the calling thread."""
-    children = psutil.Process().children(recursive=True)
-    return time.process_time() - time.thread_time() + sum(map(_processor_s, children))
+    """Processor time of this process and its children, in seconds, without that of the calling thread and of what
+    compiles the forms of answers."""
+    engines = [child for child in psutil.Process().children() if child.pid not in fork_servers]
+    return time.process_time() - time.thread_time() + sum(map(_family_s, engines))
+
+
+def _family_s(process: psutil.Process) -> float:
+    try:
+        return sum(map(_processor_s, (process, *process.children(recursive=True))))
+    except psutil.Error:  # it has ended
+        return 0.0
 
 
 def _processor_s(process: psutil.Process) -> float:

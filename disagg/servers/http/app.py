@@ -9,6 +9,7 @@ from contextlib import suppress
 from functools import partial
 from typing import TypeVar
 
+from msgspec import structs
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -40,14 +41,16 @@ def build(service: AnyService, tokens: Tokens) -> ASGIApp:
     routes = [
         Route("/health", _health(service, tokens), methods=["GET"]),
         Route("/load", _load(service), methods=["GET"]),
-        Route("/status", _status(service), methods=["GET"]),
+        Route("/status", _status(service, tokens), methods=["GET"]),
         Route("/lease", _lease(service), methods=["POST"]),
         Route("/count", _count(service), methods=["POST"]),
         Route(openapi.PATH, _document(service), methods=["GET"]),
         *(Route(one.path, _post(one, service), methods=["POST"]) for one in service.endpoints()),
     ]
     handlers = {DisaggError: _on_error(service), HTTPException: _on_http_error, Exception: _on_bug}
-    return TokenMiddleware(Starlette(routes=routes, exception_handlers=handlers), tokens, lambda: service.retry_after_s)
+    application = Starlette(routes=routes, exception_handlers=handlers)
+    application.router.redirect_slashes = False  # it would redirect to whatever Host the caller names
+    return TokenMiddleware(application, tokens, lambda: service.retry_after_s)
 
 
 class TokenMiddleware:
@@ -69,7 +72,7 @@ class TokenMiddleware:
         scope[requests.REQUEST_ID_KEY] = requests.request_id(request)
         reset = logs.request_id.set(scope[requests.REQUEST_ID_KEY])
         try:
-            if (refusal := await self._refusal(request)) is not None:
+            if (refusal := self._refusal(request)) is not None:
                 await refusal(scope, receive, send)
                 return
             with suppress(Exception):  # Starlette raises it again after _on_bug, which has logged and answered it
@@ -77,23 +80,22 @@ class TokenMiddleware:
         finally:
             logs.request_id.reset(reset)
 
-    async def _refusal(self, request: Request) -> Response | None:
+    def _refusal(self, request: Request) -> Response | None:
         connection = connection_of(request.scope)
         proven = authorized(request, self._tokens)
         if connection is not None:
             if proven:
                 connection.owner.prove()
             if connection.surplus and request.scope["path"] not in ("/health", "/load"):
-                return await _no_place(request, self._retry_after_s())
+                return _no_place(self._retry_after_s())
         if request.scope["path"] == "/health" or proven:
             return None
         hint = "send it as 'Authorization: Bearer TOKEN'; see token_file"
         return error_response(Unauthorized("the fleet token is missing or wrong", hint))
 
 
-async def _no_place(request: Request, retry_after_s: int) -> Response:
+def _no_place(retry_after_s: int) -> Response:
     """503 on a connection that closes after it."""
-    await requests.discard_body(request)
     full = Overloaded("the server has no place for more connections", "try again in a moment")
     response = error_response(full, retry_after_s=retry_after_s)
     response.headers["Connection"] = "close"
@@ -164,7 +166,8 @@ def _lease(service: AnyService) -> Handler:
 def _health(service: AnyService, tokens: Tokens) -> Handler:
     async def health(request: Request) -> Response:
         body = service.health()
-        return _json(body if authorized(request, tokens) else Liveness(body.status), _http_status(body))
+        whole = structs.replace(body, tokens=tokens.digests) if authorized(request, tokens) else Liveness(body.status)
+        return _json(whole, _http_status(body))
 
     return health
 
@@ -180,10 +183,10 @@ def _http_status(body: Liveness) -> int:
     return 503 if body.status in ("stalled", "error") else 200
 
 
-def _status(service: AnyService) -> Handler:
+def _status(service: AnyService, tokens: Tokens) -> Handler:
     async def status(_: Request) -> Response:
         utilisation = await asyncio.to_thread(gpu.utilisation, service.info.backend) if service.info else None
-        return _json(service.status(utilisation))
+        return _json(structs.replace(service.status(utilisation), tokens=tokens.digests))
 
     return status
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
 
-from disagg.engines.base import PrefillEngine, PrefillRun, PromptEngine, SendingEngine, SendingRun
+from disagg.engines.base import PrefillEngine, PrefillRun, PrefillTiming, PromptEngine, SendingEngine, SendingRun
 from disagg.errors import Cancelled
-from disagg.kv.send import SentKV, Transfer
+from disagg.kv.send import LinkWait, SentKV, Transfer
 from disagg.kv.wire.frames import Header
 
 E = TypeVar("E", bound=PromptEngine)
@@ -23,10 +23,19 @@ class Delivery(ABC, Generic[E]):
     """
 
     def __init__(
-        self, engine: E, tokens: Sequence[int], to: tuple[str, int], header: Header, *, deadline: float, salt: str
+        self,
+        engine: E,
+        tokens: Sequence[int],
+        to: tuple[str, int],
+        header: Header,
+        *,
+        deadline: float,
+        salt: str,
+        beats: Callable[[], int],
     ) -> None:
+        """beats: see Transfer."""
         self._engine, self._tokens, self._salt = engine, tokens, salt
-        self._to, self._header, self._deadline = to, header, deadline
+        self._to, self._header, self._deadline, self._beats = to, header, deadline, beats
         self._ended = False
 
     @abstractmethod
@@ -34,8 +43,9 @@ class Delivery(ABC, Generic[E]):
         """The run that computes the prompt, and the transfer of its KV. Raises Cancelled after `end`."""
 
     @abstractmethod
-    def finish(self, compute_ended: float) -> SentKV:
-        """Wait until the decode host has acknowledged all KV."""
+    def finish(self, timing: PrefillTiming, waits: Sequence[LinkWait]) -> SentKV:
+        """Wait until the decode host has acknowledged all KV of a prompt that was computed so, with these waits for the
+        link."""
 
     @abstractmethod
     def queued_bytes(self) -> int:
@@ -47,13 +57,20 @@ class Delivery(ABC, Generic[E]):
 
 
 def delivery_by(
-    engine: PromptEngine, tokens: Sequence[int], to: tuple[str, int], header: Header, *, deadline: float, salt: str
+    engine: PromptEngine,
+    tokens: Sequence[int],
+    to: tuple[str, int],
+    header: Header,
+    *,
+    deadline: float,
+    salt: str,
+    beats: Callable[[], int],
 ) -> Delivery[Any]:
     """The delivery of a prompt's KV, by the engine if it sends KV itself."""
     if isinstance(engine, SendingEngine):
-        return EngineDelivery(engine, tokens, to, header, deadline=deadline, salt=salt)
+        return EngineDelivery(engine, tokens, to, header, deadline=deadline, salt=salt, beats=beats)
     assert isinstance(engine, PrefillEngine)
-    return OwnDelivery(engine, tokens, to, header, deadline=deadline, salt=salt)
+    return OwnDelivery(engine, tokens, to, header, deadline=deadline, salt=salt, beats=beats)
 
 
 class OwnDelivery(Delivery[PrefillEngine]):
@@ -67,11 +84,11 @@ class OwnDelivery(Delivery[PrefillEngine]):
         send = self._open().send
         return self._engine.start(self._tokens[:-1], send, start=header.start, wire=header.wire, salt=self._salt)
 
-    def finish(self, compute_ended: float) -> SentKV:
+    def finish(self, timing: PrefillTiming, waits: Sequence[LinkWait]) -> SentKV:
         """See Delivery."""
         result = self._open().finish()
         self._ended = True
-        return result.sent(compute_ended)
+        return result.sent(timing.ended, timing.steps, waits)
 
     def queued_bytes(self) -> int:
         """See Delivery. 0 after a failure, which the next step is to find."""
@@ -86,7 +103,7 @@ class OwnDelivery(Delivery[PrefillEngine]):
 
     def _open(self) -> Transfer:
         if self._transfer is None:
-            self._transfer = Transfer(*self._to, self._header, deadline=self._deadline)
+            self._transfer = Transfer(*self._to, self._header, deadline=self._deadline, beats=self._beats)
             if self._ended:  # meanwhile
                 self._transfer.abort()
         if self._ended:
@@ -113,8 +130,8 @@ class EngineDelivery(Delivery[SendingEngine]):
         )
         return self._run
 
-    def finish(self, compute_ended: float) -> SentKV:
-        """See Delivery. The engine's workers know themselves when their computation ended."""
+    def finish(self, timing: PrefillTiming, waits: Sequence[LinkWait]) -> SentKV:
+        """See Delivery. The engine's workers know themselves when they computed, and never wait for the link."""
         assert self._run is not None, "nothing was started"
         return self._run.sent()
 

@@ -1,6 +1,7 @@
 """Which prompt a prefill host computes next, and how much of it. Pure.
 
-The shortest remaining computation is next, and waiting makes a prompt count as shorter.
+The shortest remaining computation is next, and waiting makes a prompt count as shorter. Prompts of a key that has had
+more of the computing lately come after those of the others (disagg/shares.py).
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
+
+from disagg.shares import Claim, Claims, may_take, rank
 
 State = Literal["waiting", "started", "computed"]
 
@@ -54,7 +57,7 @@ ON_CPU: Mapping[str, Any] = {"least_chunk_tokens": 64, "chunk_s": 0.15, "shared_
 class Candidate:
     """One prompt as `order` sees it. remaining: prompt tokens to compute, 0 once its answer is generated here. to: the
     decode host that gets its KV. behind: more KV waits to be sent than the policy allows. stepped: the number of its
-    last step on this host, 0 before the first. Times are time.monotonic()."""
+    last step on this host, 0 before the first. key: whose share it counts for. Times are time.monotonic()."""
 
     state: State
     arrived: float
@@ -63,34 +66,44 @@ class Candidate:
     to: Hashable = None
     behind: bool = False
     stepped: int = 0
+    key: str = ""
 
 
-def order(candidates: Sequence[Candidate], now: float, tokens_s: float, policy: Policy) -> list[int]:
-    """The indices of the candidates that may be computed now, the next one first.
+LONE: Claims = {"": Claim(1)}
+
+
+def order(
+    candidates: Sequence[Candidate], now: float, tokens_s: float, policy: Policy, computing: Claims = LONE
+) -> list[int]:
+    """The indices of the candidates that may be computed now, the next one first. computing: seconds of computing that
+    each key has had lately, of all keys that count now.
 
     Answers are generated between the pieces of prompts: each gets one token after every piece.
     """
     prompt_step = max((one.stepped for one in candidates if one.remaining), default=0)
+    ranks = {key: rank(claim) for key, claim in computing.items()}
 
-    def key(index: int) -> tuple[int, float]:
+    def place(index: int) -> tuple[int, int, float]:
         one = candidates[index]
         if policy.together and one.state == "waiting":
-            return -1, one.arrived
+            return -1, ranks[one.key], one.arrived
         if one.remaining == 0 and one.state == "started":
-            return (2, one.stepped) if one.stepped > prompt_step else (0, one.stepped)
-        return 1, one.remaining / tokens_s - policy.ageing * (now - one.arrived)
+            return 2 if one.stepped > prompt_step else 0, 0, one.stepped
+        return 1, ranks[one.key], one.remaining / tokens_s - policy.ageing * (now - one.arrived)
 
-    ranked = sorted((i for i, one in enumerate(candidates) if one.state != "computed" and not one.behind), key=key)
-    startable = _startable([candidates[index] for index in ranked], candidates, policy)
+    ranked = sorted((i for i, one in enumerate(candidates) if one.state != "computed" and not one.behind), key=place)
+    startable = _startable([candidates[index] for index in ranked], candidates, policy, computing)
     return [index for index, may in zip(ranked, startable, strict=True) if may]
 
 
-def _startable(ranked: Sequence[Candidate], everyone: Sequence[Candidate], policy: Policy) -> list[bool]:
+def _startable(ranked: Sequence[Candidate], everyone: Sequence[Candidate], policy: Policy, keys: Claims) -> list[bool]:
     """Whether each may be computed: started ones always, of the waiting ones those that fit. One that does not fit
-    holds up the later ones, or they would keep it from ever fitting."""
+    holds up the later ones, or they would keep it from ever fitting. A key over its share leaves places for others."""
     started = [one for one in everyone if one.state != "waiting"]
     count, nbytes = len(started), sum(one.kv_bytes for one in started)
     count_to = Counter(one.to for one in started)
+    claims = _claims(keys, started)
+    claims_to = {to: _claims(keys, [one for one in started if one.to == to]) for to in {one.to for one in ranked}}
     full = False
     out = []
     for one in ranked:
@@ -99,10 +112,17 @@ def _startable(ranked: Sequence[Candidate], everyone: Sequence[Candidate], polic
             continue
         full = full or count >= policy.started or (count > 0 and nbytes + one.kv_bytes > policy.kv_bytes)
         bytes_to = sum(other.kv_bytes for other in started if other.to == one.to)
-        too_many_to = count_to[one.to] >= policy.started_to
+        too_many_to = not may_take(claims_to[one.to], one.key, policy.started_to)
         too_large_to = count_to[one.to] > 0 and bytes_to + one.kv_bytes > policy.kv_bytes // 2
-        out.append(not full and (one.to is None or not (too_many_to or too_large_to)))
+        may = may_take(claims, one.key, policy.started)
+        out.append(not full and may and (one.to is None or not (too_many_to or too_large_to)))
     return out
+
+
+def _claims(keys: Claims, started: Sequence[Candidate]) -> Claims:
+    """How many of these prompts each key has."""
+    counts = Counter(one.key for one in started)
+    return {key: Claim(claim.weight, counts[key]) for key, claim in keys.items()}
 
 
 def chunk(alone: bool, tokens_s: float, policy: Policy) -> int:

@@ -6,15 +6,19 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 from disagg import logs
+from disagg.api.requests import Share
 from disagg.engines.base import PrefillRun
 from disagg.engines.base.priority import lower_priority_of_thread
 from disagg.errors import Cancelled, DisaggError, ModelError, Overloaded
+from disagg.kv.send import LinkWait
 from disagg.servers.prefill.order import Candidate, Policy, State, chunk, is_alone, order
+from disagg.shares import Claim, Claims, Computing, within
 
 POLL_S = 0.005  # while every prompt waits for its receiver
 JOIN_S = 10.0
@@ -26,8 +30,9 @@ RATE_WEIGHT = 0.2  # of the newest measurement in the moving average
 @dataclass(slots=True, eq=False)
 class PromptJob:
     """One prompt. start: opens its run, on the scheduler's thread. tokens: of the prompt. kv_bytes: of its KV, while it
-    is started. queued_bytes: KV that waits to be sent to `to`. Only the scheduler changes the rest; stepped: the number
-    of the step that computed it last.
+    is started. queued_bytes: KV that waits to be sent to `to`. share: whose share of the host it counts for. Only the
+    scheduler changes the rest; stepped: the number of the step that computed it last. waits: for the link, with all
+    that is to be computed still to come.
 
     started: done once the run is open; computed: its result is the run, once nothing is left to compute. Both get the
     error that ended the job.
@@ -39,12 +44,14 @@ class PromptJob:
     start: Callable[[], PrefillRun]
     to: Hashable = None
     queued_bytes: Callable[[], int] = lambda: 0
+    share: Share = field(default_factory=Share)
     started: Future[None] = field(default_factory=Future)
     computed: Future[PrefillRun] = field(default_factory=Future)
     arrived: float = field(default_factory=time.monotonic)
     state: State = "waiting"
     run: PrefillRun | None = None
     stepped: int = 0
+    waits: list[LinkWait] = field(default_factory=list)
     tokens_s: float | None = None  # of its last step
     released: bool = False
 
@@ -66,6 +73,7 @@ class Scheduler:
         self.policy = policy
         self._on_beat = on_beat
         self._jobs: list[PromptJob] = []
+        self._computing = Computing()
         self._changed = threading.Condition()
         self._closing = False
         self._steps = 0
@@ -110,12 +118,14 @@ class Scheduler:
         return self.tokens / (self._tokens_s or FIRST_TOKENS_S)
 
     def submit(self, job: PromptJob) -> None:
-        """Queue a job until `release`. Overloaded if too many tokens wait, ModelError if the thread has ended."""
+        """Queue a job until `release`. Overloaded if too many tokens wait, unless those of its key are within its share
+        of the bound: at most twice as many wait. ModelError if the thread has ended."""
         with self._changed:
             if self._closing or not self._thread.is_alive():
                 raise ModelError("the engine's thread has ended", "see the server's log, then `disagg restart`")
-            waiting = self.tokens
-            if waiting and waiting + job.tokens > self.policy.queue_tokens:
+            waiting, bound = self.tokens, self.policy.queue_tokens
+            full = waiting and waiting + job.tokens > bound
+            if full and not within(self._waiting_tokens(job), job.share.key, bound, job.tokens):
                 raise Overloaded(
                     f"{waiting} prompt tokens wait to be computed, and {job.tokens} more are too many",
                     "try again in a moment, or add a prefill host for this model",
@@ -177,6 +187,20 @@ class Scheduler:
             self._on_beat()
         self._changed.wait(POLL_S if behind else None)
 
+    def _keys(self, *more: PromptJob) -> Claims:
+        """The seconds of computing that each key has had lately. Those of all jobs, and of `more`, are among them."""
+        now = time.monotonic()
+        for job in (*self._jobs, *more):
+            self._computing.see(job.share, now)
+        return self._computing.claims(now)
+
+    def _waiting_tokens(self, job: PromptJob) -> Claims:
+        """The tokens of each key that are not computed yet, before this job comes."""
+        waiting = Counter[str]()
+        for one in self._jobs:
+            waiting[one.share.key] += one.remaining if one.state != "computed" else 0
+        return {key: Claim(claim.weight, waiting[key]) for key, claim in self._keys(job).items()}
+
     def _order(self) -> list[PromptJob]:
         """The jobs that may be computed now, the next one first."""
         candidates = [
@@ -188,11 +212,12 @@ class Scheduler:
                 job.to,
                 behind=job.state == "started" and job.queued_bytes() > self.policy.behind_bytes,
                 stepped=job.stepped,
+                key=job.share.key,
             )
             for job in self._jobs
         ]
-        speed = self._tokens_s or FIRST_TOKENS_S
-        return [self._jobs[index] for index in order(candidates, time.monotonic(), speed, self.policy)]
+        speed, keys = self._tokens_s or FIRST_TOKENS_S, self._keys()
+        return [self._jobs[index] for index in order(candidates, time.monotonic(), speed, self.policy, keys)]
 
     def _step(self, job: PromptJob) -> None:
         """One piece of work for this job. Its failure is its own."""
@@ -214,6 +239,7 @@ class Scheduler:
         if job.run is None:
             job.state = "started"
             job.run = job.start()
+            self._note_wait(job, job.run)
             job.started.set_result(None)
             if self.policy.together and not job.run.done:
                 return  # there may be more to start
@@ -222,15 +248,27 @@ class Scheduler:
             job.stepped = self._steps
             stepped = self._started() if self.policy.together else [job]
             prompts = [one for one in stepped if one.remaining]
-            before, computed_s, began = _ahead(stepped), _computed_s(prompts), time.monotonic()
+            before, began = _ahead(stepped), time.monotonic()
+            computed_s = [_computed_s(one) for one in prompts]
             with self._changed:
                 others = [other.arrived for other in self._jobs if other is not job and other.state != "computed"]
                 alone = is_alone(job.arrived, others, self._latest, began, self.policy)
             job.run.step(chunk(alone, job.tokens_s or self._tokens_s or 0.0, self.policy))
-            self._rate(job, before - _ahead(stepped), _computed_s(prompts) - computed_s)
+            self._note_wait(job, job.run)
+            seconds = [_computed_s(one) - earlier for one, earlier in zip(prompts, computed_s, strict=True)]
+            self._rate(job, before - _ahead(stepped), sum(seconds))
+            with self._changed:
+                for one, spent in zip(prompts, seconds, strict=True):
+                    self._computing.computed(one.share.key, spent, time.monotonic())
         for done in self._started() if self.policy.together else (job,):
             if done.run is not None and done.run.done:
                 self._complete(done, done.run)
+
+    def _note_wait(self, job: PromptJob, run: PrefillRun) -> None:
+        """Note since when a job waits for the link, and for how much of it, if what its run has emitted is too much."""
+        behind = job.queued_bytes() - self.policy.behind_bytes
+        if behind > 0 and not run.done:
+            job.waits.append(LinkWait(time.monotonic(), behind))
 
     def _started(self) -> list[PromptJob]:
         """Those whose runs a step may have finished."""
@@ -269,9 +307,9 @@ def _ahead(jobs: Sequence[PromptJob]) -> int:
     return sum(job.run.remaining + job.run.held for job in jobs if job.run is not None)
 
 
-def _computed_s(jobs: Sequence[PromptJob]) -> float:
-    """Seconds of computing that went to these jobs. A step of an engine elsewhere may last longer, or not as long."""
-    return sum(job.run.timing.compute_s for job in jobs if job.run is not None)
+def _computed_s(job: PromptJob) -> float:
+    """Seconds of computing that went to this job. A step of an engine elsewhere may last longer, or not as long."""
+    return job.run.timing.compute_s if job.run is not None else 0.0
 
 
 def _give_error(job: PromptJob, error: DisaggError) -> None:

@@ -10,6 +10,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from disagg import logs
@@ -140,13 +141,29 @@ class PrefillService(Service[PromptEngine]):
     async def _ship(self, request: ActiveRequest, body: PrefillBody) -> ShippedEvent:
         """Compute while sending, and let the rest of the transfer drain while other prompts are computed."""
         to, header = (body.deliver.host, body.deliver.port), self._header(request, body)
-        delivery = delivery_by(self.engine, request.tokens, to, header, deadline=request.deadline, salt=body.cache_salt)
+        delivery = delivery_by(
+            self.engine,
+            request.tokens,
+            to,
+            header,
+            deadline=request.deadline,
+            salt=body.cache_salt,
+            beats=lambda: self.progress.beats,
+        )
         request.cleanup.callback(delivery.end)
         kv_bytes = self.engine.info.layout.nbytes(header.tokens)
-        job = PromptJob(request.id, header.tokens, kv_bytes, delivery.start, to=to, queued_bytes=delivery.queued_bytes)
+        job = PromptJob(
+            request.id,
+            header.tokens,
+            kv_bytes,
+            delivery.start,
+            to=to,
+            queued_bytes=delivery.queued_bytes,
+            share=request.share,
+        )
         run = await self._computed(request, job, "computing the prompt")
-        computed, request.phase = run.timing.ended, "sending KV"
-        sent = await on_daemon_thread(lambda: delivery.finish(computed), f"kv-finish-{request.id}")
+        timing, request.phase = run.timing, "sending KV"
+        sent = await on_daemon_thread(partial(delivery.finish, timing, job.waits), f"kv-finish-{request.id}")
         timing = run.timing  # an engine that sends by itself knows only now when the rows were computed
         self.count(computed_prompt_tokens=timing.tokens, kv_bytes_total=sent.payload_bytes)
         self._rates.add(to, timing, sent)
@@ -157,7 +174,7 @@ class PrefillService(Service[PromptEngine]):
             kv_bytes=sent.payload_bytes,
             kv_wire=header.wire,
             tokenise_s=request.tokenise_s,
-            queue_s=timing.ended - request.tokenised - timing.compute_s,
+            queue_s=timing.ended - request.tokenised - timing.compute_s - sent.waited_s,
             compute_s=timing.compute_s,
             hidden_transfer_s=sent.hidden_s,
             exposed_transfer_s=sent.exposed_s,
@@ -168,7 +185,7 @@ class PrefillService(Service[PromptEngine]):
         self._scheduler.submit(job)
         request.cleanup.callback(self._scheduler.release, job)
         await request.within_deadline(asyncio.wrap_future(job.started), "the prompt's turn had not come")
-        await request.within_deadline(self._admission.take_turn(request.cleanup), "the prompt's turn had not come")
+        self._admission.start(request.share, request.cleanup)
         request.phase = phase
         return await request.within_deadline(asyncio.wrap_future(job.computed), "the prompt was not computed")
 
@@ -188,6 +205,8 @@ class PrefillService(Service[PromptEngine]):
             tokens=len(request.tokens) - 1,
             start=body.start,
             wire=self._wire_form(len(request.tokens) - 1, body.deliver),
+            sender=self.host.name,
+            weights=info.weights,
         )
 
     def _wire_form(self, tokens: int, to: KVAddress) -> WireForm:
@@ -280,7 +299,8 @@ class PrefillService(Service[PromptEngine]):
             return runs[0]
 
         total = request.prompt_tokens + request.sampling.max_tokens
-        job = PromptJob(request.id, len(request.tokens) - 1, self.engine.info.layout.nbytes(total), start)
+        kv_bytes = self.engine.info.layout.nbytes(total)
+        job = PromptJob(request.id, len(request.tokens) - 1, kv_bytes, start, share=request.share)
         try:
             await self._computed(request, job, "generating")
         except Exception as error:  # noqa: BLE001 - `feed.steps` raises it

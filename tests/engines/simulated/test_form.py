@@ -23,6 +23,7 @@ from disagg.engines.simulated.model import END, SimulatedModel
 from disagg.engines.simulated.prefill import SimulatedPrefillEngine
 from disagg.errors import RequestError
 from disagg.servers.output.grammar import grammar_of
+from tests.engines.conftest import Constrain
 from tests.simulated import write_config
 
 PATIENCE_S = 60.0
@@ -51,9 +52,9 @@ SCHEMAS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture
-def simulated(tmp_path: Path) -> SimulatedModel:
-    return model.load(write_config(tmp_path), 16384, OPTIONS, "h200-sxm")
+@pytest.fixture(scope="module")
+def simulated(tmp_path_factory: pytest.TempPathFactory) -> SimulatedModel:
+    return model.load(write_config(tmp_path_factory.mktemp("model")), 16384, OPTIONS, "h200-sxm")
 
 
 @pytest.fixture
@@ -86,6 +87,8 @@ class Failing(Constraint):
         self.left = letters
         self.error = None
 
+    pending = True
+
     def accept(self, token: int) -> None:
         self.left -= 1
         if self.left == 0:
@@ -108,29 +111,31 @@ def text(simulated: SimulatedModel, tokens: Sequence[Token]) -> str:
 
 @pytest.mark.parametrize("prompt", [[1], [2], PROMPT], ids=str)
 @pytest.mark.parametrize("name", SCHEMAS)
-def test_an_answer_fits_its_schema_and_ends(simulated: SimulatedModel, name: str, prompt: list[int]) -> None:
-    constraint = simulated.tokenizer.constrain(grammar(SCHEMAS[name]), [])
+def test_an_answer_fits_its_schema_and_ends(
+    simulated: SimulatedModel, constrain: Constrain, name: str, prompt: list[int]
+) -> None:
+    constraint = constrain(simulated.tokenizer, grammar(SCHEMAS[name]))
     answer = list(simulated.answer(prompt, LONG, constraint=constraint))
     jsonschema_rs.validate(SCHEMAS[name], json.loads(text(simulated, answer)))
     assert [token.finish for token in answer] == [None] * (len(answer) - 1) + ["stop"]
 
 
-def test_a_call_that_must_be_made_is_made(simulated: SimulatedModel) -> None:
+def test_a_call_that_must_be_made_is_made(simulated: SimulatedModel, constrain: Constrain) -> None:
     tool = Tool(name="add", parameters={"properties": {"a": {"type": "integer"}}, "required": ["a"]})
     found = grammar_of(GenerateBody(model="m", prompt="x", tools=(tool,), must_call=("add",)), AnswerFormat())
     assert found is not None
-    answer = list(simulated.answer(PROMPT, LONG, constraint=simulated.tokenizer.constrain(found, [])))
+    answer = list(simulated.answer(PROMPT, LONG, constraint=constrain(simulated.tokenizer, found)))
     call = json.loads(text(simulated, answer))
     assert call["name"] == "add" and isinstance(call["arguments"]["a"], int)
 
 
 def test_both_engines_write_the_same_json_and_another_host_goes_on_with_it(
-    decode: SimulatedDecodeEngine, tmp_path: Path
+    decode: SimulatedDecodeEngine, constrain: Constrain, tmp_path: Path
 ) -> None:
     prefill = SimulatedPrefillEngine(write_config(tmp_path), 16384, OPTIONS, "h200-sxm")
 
     def by_decode(given: list[int]) -> list[int]:
-        listener, constraint = Listener(), decode.tokenizer.constrain(grammar(GRADE), given)
+        listener, constraint = Listener(), constrain(decode.tokenizer, grammar(GRADE), given)
         request = DecodeRequest("a", PROMPT + given, LONG, answered=len(given), constraint=constraint)
         decode.submit(request, listener)
         assert listener.outcome.get(timeout=PATIENCE_S) is None
@@ -138,7 +143,7 @@ def test_both_engines_write_the_same_json_and_another_host_goes_on_with_it(
 
     def by_prefill(given: list[int]) -> list[int]:
         made: list[Token] = []
-        constraint = prefill.tokenizer.constrain(grammar(GRADE), given)
+        constraint = constrain(prefill.tokenizer, grammar(GRADE), given)
         run = prefill.start_answer(PROMPT + given, LONG, made.append, answered=len(given), constraint=constraint)
         while not run.done:
             run.step()
@@ -150,14 +155,14 @@ def test_both_engines_write_the_same_json_and_another_host_goes_on_with_it(
     assert by_prefill(whole[:9]) == by_decode(whole[:9]) == whole[9:]
 
 
-def test_an_answer_that_reaches_max_tokens_is_cut(simulated: SimulatedModel) -> None:
-    constraint = simulated.tokenizer.constrain(grammar(GRADE), [])
+def test_an_answer_that_reaches_max_tokens_is_cut(simulated: SimulatedModel, constrain: Constrain) -> None:
+    constraint = constrain(simulated.tokenizer, grammar(GRADE))
     answer = list(simulated.answer(PROMPT, Sampling(max_tokens=5), constraint=constraint))
     assert (len(answer), answer[-1].finish) == (5, "length")
 
 
-def test_an_answer_that_ignores_its_end_goes_on_to_max_tokens(simulated: SimulatedModel) -> None:
-    constraint = simulated.tokenizer.constrain(grammar({"enum": ["a"]}), [])
+def test_an_answer_that_ignores_its_end_goes_on_to_max_tokens(simulated: SimulatedModel, constrain: Constrain) -> None:
+    constraint = constrain(simulated.tokenizer, grammar({"enum": ["a"]}))
     answer = list(simulated.answer(PROMPT, Sampling(max_tokens=50, ignore_eos=True), constraint=constraint))
     assert (len(answer), answer[-1].finish) == (50, "length")
     assert text(simulated, answer[:3]) == '"a"' and answer[3].id == END

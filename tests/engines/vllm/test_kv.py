@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from tests import tiny_models
-from tests.fleets import HAS_VLLM, vllm_process
+from tests.fleets import needs_vllm, vllm_process
 
 pytestmark = [
-    pytest.mark.skipif(not HAS_VLLM, reason="no environment with vLLM: make .venv-vllm/.ready"),
+    needs_vllm,
     pytest.mark.timeout(1500),
 ]
 

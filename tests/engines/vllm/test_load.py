@@ -26,7 +26,7 @@ def test_an_environment_without_vllm_is_named_with_what_to_install(monkeypatch: 
     monkeypatch.setitem(sys.modules, "vllm", None)
     with pytest.raises(ModelError, match="vLLM cannot be imported") as refused:
         load.require_version()
-    assert "disagg[vllm]" in refused.value.hint
+    assert "'.[vllm]' in a clone" in refused.value.hint
 
 
 def test_a_version_that_the_connector_is_not_written_for_is_named_with_the_range(

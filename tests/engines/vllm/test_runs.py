@@ -170,8 +170,11 @@ def test_an_order_that_vllm_refuses_is_not_awaited(reports: Reports, monkeypatch
     assert reports.outstanding == 0
 
 
-def test_an_engine_states_its_kv_memory_without_the_copies_that_ranks_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_states_its_kv_memory_without_the_copies_that_ranks_hold(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """Of four ranks of a model with two heads, two have the same."""
+    (tmp_path / "config.json").write_text("{}")
     layer = LayerProfile(LayerLayout("full", 2, 4, 4), None)
     reference = ModelProfile("checkpoint", "llama", 9, 512, (layer,), "", "", "", frozenset())
     executor = SimpleNamespace(register_failure_callback=lambda ended: None)
@@ -191,7 +194,7 @@ def test_an_engine_states_its_kv_memory_without_the_copies_that_ranks_hold(monke
     options = EngineOptions("vllm", device="cpu", tensor_parallel=4, kv_cache_memory_bytes=100)
     with monkeypatch.context() as while_made:
         while_made.setitem(sys.modules, "torch", SimpleNamespace(__version__="2.9.0"))  # whose import takes seconds
-        engine = VLLMEngine("model", 512, options)
+        engine = VLLMEngine(str(tmp_path), 512, options)
     with closing(engine._reports):
         assert (options.prompts_kv_bytes, engine.info.kv_bytes) == (400, 200)
 

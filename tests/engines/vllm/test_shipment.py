@@ -97,6 +97,37 @@ def test_rows_that_the_device_computes_later_are_computed_when_it_has_done_so(
     assert report.exposed_s <= time.monotonic() - ready[0]
 
 
+@pytest.mark.parametrize("share", [1.0, 0.25, 0.0])
+def test_what_is_sent_in_a_prompts_steps_is_hidden_by_its_share_of_them(
+    share: float, receiver: Receiver, reports: Reports
+) -> None:
+    cache = Cache.random(mixed_layout(), 9)
+    slot, awaited = receiver.issue(cache), reports.expect("an id of sixteen")
+    shipment = Shipment(order(receiver, reports, slot, awaited), header_for(slot))
+    blocks = cache.blocks()
+    began = time.monotonic()
+    shipment.step(KVProgress(0, 9, share))
+    shipment.send(next(blocks))
+    until(lambda: shipment._transfer.queued_bytes == 0)
+    shipment.end_step()
+    took, inside = time.monotonic() - began, len(shipment._transfer._spans)
+    for block in blocks:  # in a step of others
+        shipment.send(block)
+    until(lambda: shipment._transfer.queued_bytes == 0)
+    shipment.computed()
+    (report,) = awaited.done.result(PATIENCE_S)
+    of_type(receiver.result(slot), ReceivedKV).release()
+    spans = shipment._transfer.finish().spans
+    assert report.hidden_s == pytest.approx(share * sum(span.ended - span.began for span in spans[:inside]))
+    assert report.hidden_s <= share * took
+
+
+def test_a_transfer_of_two_workers_takes_as_long_as_the_one_that_is_waited_for() -> None:
+    early, late = KVReport(kv_bytes=7, hidden_s=1.0, exposed_s=0.1), KVReport(kv_bytes=7, hidden_s=0.8, exposed_s=0.4)
+    sent = combined([early, late])
+    assert (sent.payload_bytes, sent.hidden_s, sent.exposed_s) == (14, 0.8, 0.4)
+
+
 def test_a_transfer_of_two_workers_is_done_when_both_have_reported(receiver: Receiver, reports: Reports) -> None:
     cache = Cache.random(mixed_layout(), 9)
     slot, awaited = receiver.issue(cache), reports.expect("an id of sixteen")

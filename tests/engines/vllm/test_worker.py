@@ -30,10 +30,14 @@ class FakeShipment:
         self.blocks: list[KVBlock] = []
         self.failures: list[DisaggError] = []
         self.steps: list[KVProgress] = []
+        self.ended_steps = 0
         self.finished = False
 
     def step(self, progress: KVProgress) -> None:
         self.steps.append(progress)
+
+    def end_step(self) -> None:
+        self.ended_steps += 1
 
     def send(self, block: KVBlock) -> None:
         assert block.wait is not None
@@ -79,7 +83,7 @@ class Bench:
             self.worker.save(name)
         self.worker.end()
 
-    def _open(self, order: KVOrder, header: Any) -> FakeShipment:
+    def _open(self, order: KVOrder, header: Any, beats: Callable[[], int]) -> FakeShipment:
         self.shipments.append(self.make(order, header))
         return self.shipments[-1]
 
@@ -96,6 +100,12 @@ def bench(tiny: tiny_models.TinyModel, monkeypatch: pytest.MonkeyPatch) -> Bench
 def piece(id: str, rows: range, *, first: bool = False, last: bool = False) -> PromptPiece:
     share = StepShare(rows.start, rows.stop, 1.0)
     return PromptPiece(id, rows, ([2, 5, 3],), last, share, Begun(ORDER, 10, "hash") if first else None)
+
+
+def test_a_prompts_step_has_ended_when_the_next_one_begins_also_that_of_another(bench: Bench) -> None:
+    bench.step(piece("a", range(6), first=True))
+    bench.step(piece("b", range(6), first=True))
+    assert [(len(one.steps), one.ended_steps) for one in bench.shipments] == [(1, 1), (1, 0)]
 
 
 def test_each_step_sends_its_rows_of_every_layer_from_the_blocks_of_the_table(bench: Bench) -> None:

@@ -228,6 +228,19 @@ def test_a_fleet_that_is_not_started_is_not_waited_for(
         after(which, RetryPolicy(), failures)
 
 
+@pytest.mark.parametrize(("refused", "waited_for"), [("d1 p1", False), ("d1", True)])
+def test_a_fleet_of_which_every_host_is_known_to_be_stopped_is_not_waited_for(refused: str, waited_for: bool) -> None:
+    """No attempt is left to show it: the hosts count as down."""
+    names = frozenset({"d1", "p1"})
+    stopped = replace(route("", ""), unseen=names, refused=frozenset(refused.split()))
+    if waited_for:
+        assert after(stopped, RetryPolicy(), []).limited
+        return
+    with pytest.raises(ServerUnavailable) as raised:
+        after(stopped, RetryPolicy(), [])
+    assert raised.value.hint == "the fleet is not started: run `disagg start`"
+
+
 @pytest.mark.parametrize(
     ("error", "side", "final"),
     [

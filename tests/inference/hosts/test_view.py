@@ -14,6 +14,7 @@ from disagg.errors import (
     ContextLengthExceeded,
     DeadlineExceeded,
     DisaggError,
+    KVRefuted,
     ModelError,
     Overloaded,
     PeerLost,
@@ -99,6 +100,7 @@ def test_a_host_without_figures_counts_own_requests() -> None:
         (ModelError(""), 3, True),
         (DisaggError(""), 3, True),
         (ProtocolError(""), 3, True),
+        (KVRefuted(""), 3, True),
         (PeerLost(""), 9, False),
         (Overloaded(""), 9, False),
         (ContextLengthExceeded(""), 9, False),
@@ -230,3 +232,13 @@ def test_what_is_remembered_is_bounded_and_the_least_recent_goes_first() -> None
     for number in range(100):
         affinity.remember((b"x",), f"host-{number}", 64, 256)
     assert set(affinity.held((b"x",))) == {"host-96", "host-97", "host-98", "host-99"}
+
+
+def test_after_a_refutation_only_kv_that_passes_an_audit_is_a_success() -> None:
+    refuted = CLOSED.failed(KVRefuted(""), 0.0, 1.0, 0.0)
+    assert refuted.succeeded() == refuted and refuted.succeeded(audited=True) == CLOSED
+    assert EJECTED.succeeded() == CLOSED, "of any other failure every success is one"
+    for _ in range(2):
+        refuted = refuted.failed(KVRefuted(""), 0.0, 1.0, 0.0)
+    probing = refuted.began()
+    assert probing.closed_for(1.5) and not probing.succeeded().closed_for(1.5), "others may find out, too"

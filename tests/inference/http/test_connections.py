@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NoReturn
 
 import h11
 import pytest
 
 from disagg.api.events import DoneEvent, ProgressEvent
-from disagg.errors import ServerSilent, ServerUnavailable
-from disagg.inference.http import calls
+from disagg.config import EngineOptions, Host
+from disagg.errors import RequestError, ServerSilent, ServerUnavailable
+from disagg.inference.http import calls, opening
+from disagg.inference.http.connection import HostConnection
 from disagg.inference.http.connections import Connections, HostRequest
 from disagg.token import Tokens
 from tests.inference.scripted import Server, described_host
@@ -19,6 +28,7 @@ DONE = (
     b'event: done\ndata: {"finish_reason": "stop", "prompt_tokens": 1, "completion_tokens": 1, '
     b'"computed_prompt_tokens": 1, "timing": {}}\n\n'
 )
+PATIENCE_S = 60.0
 OLD, NEW = "the-old-token-of-this-fleet", "the-new-token-of-this-fleet"
 
 
@@ -133,3 +143,100 @@ async def test_a_connection_on_which_a_request_cannot_be_sent_is_dropped() -> No
         with pytest.raises(h11.LocalProtocolError):
             await http.send(HostRequest(described_host("d", port), "GET", "/load", id="a\nb"), 20)
         assert not http._busy
+
+
+@pytest.fixture
+def no_names(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """Until the test ends, the machine looks names up and finds none. Set while it does."""
+    asked, over = threading.Event(), threading.Event()
+
+    def getaddrinfo(*_: object, **__: object) -> NoReturn:
+        asked.set()
+        over.wait(PATIENCE_S)
+        raise OSError("no such name")
+
+    monkeypatch.setattr(opening, "socket", SimpleNamespace(getaddrinfo=getaddrinfo, SOCK_STREAM=socket.SOCK_STREAM))
+    before = set(threading.enumerate())
+    yield asked
+    over.set()
+    for thread in set(threading.enumerate()) - before:
+        thread.join(PATIENCE_S)
+
+
+@pytest.fixture
+def silent_port() -> Iterator[int]:
+    """A port at which connections are made, and nothing is said."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield int(listener.getsockname()[1])
+
+
+def host_that_opens_slowly(what: str, port: int) -> Host:
+    host = described_host("d", port)
+    if what == "a name that is not found":
+        return replace(host, address="a-host-of-the-fleet")
+    if what == "TLS of others":
+        return replace(host, roles=("whole",), engine=EngineOptions("openai", url=f"https://127.0.0.1:{port}/v1"))
+    return host
+
+
+@pytest.mark.parametrize("what", ["a name that is not found", "TLS", "TLS of others"])
+async def test_closing_ends_a_connection_that_is_being_opened(
+    what: str, silent_port: int, no_names: threading.Event
+) -> None:
+    http = Connections(Tokens("t"))
+    request = HostRequest(host_that_opens_slowly(what, silent_port), "GET", "/load")
+    sending = asyncio.ensure_future(http.send(request, 10 * PATIENCE_S))
+    async with asyncio.timeout(PATIENCE_S):
+        while not http._opening:
+            await asyncio.sleep(0)
+        await asyncio.sleep(0.01)  # so that it has sent something
+        await http.aclose()
+        with pytest.raises(RequestError, match="this client is closed"):
+            await sending
+    assert not http._opening
+
+
+@contextmanager
+def just_opened(http: Connections, then: Callable[[], object]) -> Iterator[list[HostConnection]]:
+    """The connections that are opened. `then` is called for each before the request that waits for it goes on."""
+    ours, opened = http._opener.ours, list[HostConnection]()
+
+    async def open_one(*call: Any) -> HostConnection:
+        opened.append(await ours(*call))
+        asyncio.get_running_loop().call_soon(then)
+        return opened[-1]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(http._opener, "ours", open_one)
+        yield opened
+
+
+async def test_a_connection_that_opens_while_the_client_closes_carries_no_request() -> None:
+    host = KeepingHost()
+    async with host.listening() as port, Connections(Tokens("t")) as http:
+        with just_opened(http, http.closed.set) as opened, pytest.raises(RequestError, match="this client is closed"):
+            await http.send(HostRequest(described_host("d", port), "GET", "/load"), PATIENCE_S)
+        assert not opened[0].usable and not http._busy
+    assert not host.heads
+
+
+async def test_a_request_that_is_cancelled_while_its_connection_opens_leaves_none_behind() -> None:
+    host = KeepingHost()
+    async with host.listening() as port, Connections(Tokens("t")) as http:
+        sending = asyncio.ensure_future(http.send(HostRequest(described_host("d", port), "GET", "/load"), PATIENCE_S))
+        with just_opened(http, sending.cancel) as opened, pytest.raises(asyncio.CancelledError):
+            await sending
+        await asyncio.sleep(0)
+        assert not opened[0].usable and not http._opening and not http._busy
+    assert not host.heads
+
+
+async def test_a_name_is_looked_up_once_at_a_time(no_names: threading.Event) -> None:
+    host = replace(described_host("d", 9), address="a-host-of-the-fleet")
+    async with Connections(Tokens("t")) as http:
+        sending = [asyncio.ensure_future(http.send(HostRequest(host, "GET", "/load"), 0.05)) for _ in range(5)]
+        for one in sending:
+            with pytest.raises(ServerUnavailable, match="no server answers"):
+                await one
+        lookups = [thread for thread in threading.enumerate() if thread.name == "look up a-host-of-the-fleet"]
+        assert len(lookups) == 1

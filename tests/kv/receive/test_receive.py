@@ -16,6 +16,7 @@ import pytest
 
 from disagg.api.names import AS_IS, INT8, WireForm
 from disagg.errors import (
+    MAX_ERROR_CHARS,
     Cancelled,
     DisaggError,
     FingerprintMismatch,
@@ -500,7 +501,7 @@ def test_a_sender_may_idle_for_long_before_its_first_kv(monkeypatch: pytest.Monk
     slot = receiver.issue(CACHE)
     header = header_for(slot)
     start = opened(header)
-    raw = start + 3 * frames.IDLE_FRAME + stream(header, parts_of(CACHE)).removeprefix(start)
+    raw = start + 3 * frames.encode_idle(0) + stream(header, parts_of(CACHE)).removeprefix(start)
     receiver.exchange(raw, slot.ticket)
     kv = receiver.result(slot)
     assert isinstance(kv, ReceivedKV) and CACHE.matches(kv)
@@ -591,7 +592,7 @@ def test_the_reply_to_a_hostile_header_stays_small(receiver: Receiver) -> None:
     body["fingerprint"]["tokenizer"] = "\u0001" * 40_000
     raw = json.dumps(body).encode()
     (refused,) = receiver.exchange(opened(raw), slot.ticket)
-    assert len(refused["error"]["message"]) <= frames.MAX_ERROR_CHARS
+    assert len(refused["error"]["message"]) <= MAX_ERROR_CHARS
     receiver.require_serving()
 
 

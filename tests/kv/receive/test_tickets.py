@@ -16,6 +16,7 @@ from disagg.errors import (
     TicketRefused,
 )
 from disagg.kv.arena import Reservation
+from disagg.kv.limits import ReceiveLimits
 from disagg.kv.receive.tickets import KVOutcome, Slot, Tickets
 from disagg.kv.received import ReceivedKV
 from disagg.kv.wire.preamble import ticket_digest
@@ -58,8 +59,8 @@ def test_an_expired_ticket_is_refused_and_its_callback_called_once() -> None:
     slot, results = issue(tickets, lasts_s=-1)
     with pytest.raises(TicketRefused):
         tickets.claim(slot.ticket, nothing)
-    tickets.expire()
-    tickets.expire()
+    tickets.expire(ReceiveLimits())
+    tickets.expire(ReceiveLimits())
     assert [type(r) for r in results] == [PeerLost]
     assert tickets.outstanding == 0
 
@@ -117,7 +118,7 @@ def test_an_owner_that_fails_does_not_harm_the_receiver(caplog: pytest.LogCaptur
         raise RuntimeError("owner's defect")
 
     slot = tickets.issue(EXPECTED, broken, deadline=0)
-    tickets.expire()
+    tickets.expire(ReceiveLimits())
     assert slot.state == "failed"
     assert "owner's defect" in caplog.text
 

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing
+from math import nan
 from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
 
-from disagg.api.events import DoneEvent, Event, LocalEvent, SlotEvent
+from disagg.api.events import DoneEvent, Event, LocalEvent, RefutedEvent, SlotEvent
 from disagg.api.requests import DecodeBody, GenerateBody, PrefillOffer, PromptBody
 from disagg.api.sampling import Sampling
-from disagg.config import load
-from disagg.errors import DeadlineExceeded, KVMemoryExceeded, PeerLost
+from disagg.config import EngineOptions, KVAudit, load
+from disagg.engines.base import DecodeRequest, DecodeTiming, Listener, Token
+from disagg.errors import DeadlineExceeded, KVMemoryExceeded, KVRefuted, ModelError, PeerLost
+from disagg.kv.received import ReceivedKV
 from disagg.servers.decode import slots
+from disagg.servers.decode.audits import Audits
 from disagg.servers.decode.service import DecodeService
+from disagg.servers.health.engine import FAILURES_IN_A_ROW
 from disagg.servers.run import make_service
 from tests.simulated import ROW_BYTES, write_simulated
 from tests.values import of_type, present
@@ -236,3 +242,104 @@ async def test_held_kv_is_let_go_while_its_request_waits_for_room(
         assert (made[0].released, made[1].released) == (False, True)
     assert of_type((await waiting)[-1], DoneEvent).held_tokens == 25
     assert [one.released for one in made] == [True, True, True]
+
+
+class NotANumber:
+    """A listener that finds the first probability of each step to be none."""
+
+    def __init__(self, listener: Listener) -> None:
+        self._listener = listener
+
+    def on_tokens(self, tokens: Sequence[Token], timing: DecodeTiming) -> None:
+        self._listener.on_tokens([dataclasses.replace(token, logprob=nan) for token in tokens], timing)
+
+    def on_error(self, error: Exception) -> None:
+        self._listener.on_error(error)
+
+
+def find_wrong(service: DecodeService, monkeypatch: pytest.MonkeyPatch, error: KVRefuted | None) -> None:
+    """Received KV is refuted with this error by the engine, or gives no number as its first probability."""
+    submit = service.engine.submit
+
+    def judge(request: DecodeRequest, listener: Listener) -> None:
+        if request.kv is None:
+            submit(request, listener)
+        elif error is None:
+            submit(request, NotANumber(listener))
+        else:
+            listener.on_error(error)
+
+    monkeypatch.setattr(service.engine, "submit", judge)
+
+
+async def handed_over(service: DecodeService, body: DecodeBody = DECODE) -> list[Event]:
+    """The events after the slot, to which the KV came."""
+    layout = service.engine.info.layout
+    async with asyncio.timeout(PATIENCE_S), aclosing(ask(service, body)) as events:
+        slot = of_type(await anext(events), SlotEvent)
+        (issued,) = service._tickets._slots.values()
+        issued.on_outcome(ReceivedKV(layout, 39, None, slot.held_tokens, sender="p-1"))
+        return [event async for event in events]
+
+
+@pytest.mark.parametrize("error", [KVRefuted("rows of layer 3 differ by 1.4"), None], ids=["by an audit", "by a NaN"])
+async def test_a_prompt_whose_kv_is_wrong_is_computed_here_and_its_sender_is_blamed(
+    service: DecodeService, monkeypatch: pytest.MonkeyPatch, error: KVRefuted | None
+) -> None:
+    find_wrong(service, monkeypatch, error)
+    for count in range(1, FAILURES_IN_A_ROW + 1):
+        body = replace(DECODE, cache_salt=f"nothing is held for {count}")
+        refuted, *_, last = await handed_over(service, body)
+        event, done = of_type(refuted, RefutedEvent), of_type(last, DoneEvent)
+        assert (event.sender, event.blamed) == ("p-1", True)
+        assert "the KV from p-1 is wrong: " in event.message and "disagg verify m" in event.hint
+        assert (done.refuted, done.computed_prompt_tokens, done.kv_wire) == (event.message, 40, None)
+        assert done.completion_tokens == 4 and done.timing.refuted_s > 0
+        assert service.load_figures().senders == {"p-1": "refuted"}
+        assert service.status().counters.refuted == service.status().senders["p-1"].refuted == count
+    assert service.load_figures().status == "ok", "the engine of this host works"
+    await idle(service)
+
+
+async def test_kv_that_is_no_number_with_kv_that_was_computed_here_is_this_engines_fault(
+    service: DecodeService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    submit = service.engine.submit
+    monkeypatch.setattr(service.engine, "submit", lambda request, listener: submit(request, NotANumber(listener)))
+    with pytest.raises(ModelError, match="NaN"):
+        await handed_over(service)
+    await idle(service)
+
+
+@pytest.mark.parametrize(
+    ("setting", "of_received", "blamed", "used"),
+    [
+        ("always", False, True, True),
+        ("always", True, True, True),
+        (4, False, False, False),
+        (4, True, True, False),
+    ],
+)
+async def test_held_kv_that_was_perhaps_not_audited_is_forgotten_and_may_be_to_blame(
+    service: DecodeService,
+    monkeypatch: pytest.MonkeyPatch,
+    setting: KVAudit,
+    of_received: bool,
+    blamed: bool,
+    used: bool,
+) -> None:
+    error, held, forgotten = KVRefuted("rows differ"), Held(25), list[tuple[Sequence[int], str]]()
+    error.of_received = of_received
+    find_wrong(service, monkeypatch, error)
+    monkeypatch.setattr(service.engine, "find_held", lambda tokens, salt: held)
+    monkeypatch.setattr(service.engine, "forget_held", lambda tokens, salt: forgotten.append((tokens, salt)))
+    info = dataclasses.replace(service.engine.info, audits=True)
+    service._audits = Audits(EngineOptions("mlx", kv_audit=setting), info)
+
+    refuted, *_, last = await handed_over(service, replace(DECODE, cache_salt="tenant"))
+
+    assert of_type(refuted, RefutedEvent).blamed is blamed and held.released
+    assert forgotten == ([] if used else [(list(PROMPT), "tenant")])
+    assert of_type(last, DoneEvent).computed_prompt_tokens == (15 if used else 40)
+    assert service.load_figures().senders == ({"p-1": "refuted"} if blamed else {})
+    await idle(service)

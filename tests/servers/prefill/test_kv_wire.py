@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from disagg.api.names import AS_IS, INT8
 from disagg.engines.base import PrefillTiming
 from disagg.kv.layout import LayerLayout, Layout
-from disagg.kv.send import SentKV, Span, TransferResult
+from disagg.kv.send import ComputeStep, SentKV, Span, TransferResult
 from disagg.servers.prefill.kv_wire import FRESH_S, MARGIN, RATED_TOKENS, MeasuredRates, Rates, choose_form
 
 CODER = Layout((LayerLayout("full", 4, 128, 128),) * 48, "bfloat16")  # 98304 bytes a token
@@ -66,10 +68,10 @@ def transfer(began: float, ended: float, nbytes: int, waited: bool = False) -> S
     """waited: the sender waited for KV up to the last eighth of the bytes."""
     end = ended - (ended - began) / 8
     spans = (Span(began, end, nbytes // 8 * 7), Span(end, ended, nbytes // 8))
-    return TransferResult(ended, spans, int(waited)).sent(ended)
+    return TransferResult(ended, spans, int(waited)).sent(ended, ())
 
 
-COMPUTED = PrefillTiming(0.0, 2.0, 4000, 2.0)
+COMPUTED = PrefillTiming(0.0, 4000, (ComputeStep(0.0, 2.0),))
 
 
 def test_both_rates_come_from_transfers_and_a_links_is_the_best_it_showed() -> None:
@@ -94,13 +96,15 @@ def test_a_link_is_forgotten_after_a_while_so_that_it_is_measured_anew() -> None
 
 def test_the_time_that_other_prompts_had_between_its_chunks_is_not_a_prompts_own() -> None:
     seen = MeasuredRates()
-    seen.add(DECODE, PrefillTiming(0.0, 9.0, 4000, 2.0), transfer(0.0, 9.1, 400_000_000))
+    shared = PrefillTiming(0.0, 4000, (ComputeStep(0.0, 1.0), ComputeStep(7.0, 9.0, 0.5)))
+    seen.add(DECODE, shared, transfer(0.0, 9.1, 400_000_000))
     assert seen.rates(DECODE, 10.0).tokens_s == 2000
 
 
 def test_short_prompts_and_transfers_that_kept_up_teach_nothing() -> None:
     seen = MeasuredRates()
+    short = replace(COMPUTED, tokens=RATED_TOKENS - 1)
     for _ in range(3):
-        seen.add(DECODE, PrefillTiming(0.0, 2.0, RATED_TOKENS - 1, 2.0), transfer(0.0, 2.1, 1_000_000, waited=True))
-        seen.add(DECODE, PrefillTiming(0.0, 2.0, RATED_TOKENS - 1, 2.0), transfer(0.0, 2.1, 1_000_000))
+        seen.add(DECODE, short, transfer(0.0, 2.1, 1_000_000, waited=True))
+        seen.add(DECODE, short, transfer(0.0, 2.1, 1_000_000))
     assert seen.rates(DECODE, 3.0) == Rates()

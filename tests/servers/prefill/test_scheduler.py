@@ -12,11 +12,13 @@ from dataclasses import replace
 
 import pytest
 
+from disagg.api.requests import Share
 from disagg.engines.base import PrefillTiming
 from disagg.engines.base.priority import COMPUTE_NICE
 from disagg.errors import Cancelled, DisaggError, ModelError, Overloaded, PeerLost
 from disagg.servers.prefill.order import ON_CPU, Candidate, Policy, chunk, is_alone, order
 from disagg.servers.prefill.scheduler import PromptJob, Scheduler
+from disagg.shares import Claim, Claims
 
 PATIENCE_S = 60.0
 POLICY = Policy(chunk_tokens=2048, kv_bytes=1000, queue_tokens=100_000)
@@ -81,6 +83,37 @@ def test_who_may_start(candidates: list[Candidate], expected: list[int]) -> None
     assert order(candidates, NOW, 1000.0, POLICY) == expected
 
 
+BUSY: Claims = {"a": Claim(1, 8.0), "b": Claim(1, 0.1), "": Claim(1)}
+"""Of the last 10 s, the key a has had 8, and the others hardly any."""
+
+
+def of(key: str, one: Candidate) -> Candidate:
+    return replace(one, key=key)
+
+
+@pytest.mark.parametrize(
+    ("candidates", "expected"),
+    [
+        pytest.param([of("a", waiting(100, 60)), of("b", waiting(8000))], [1, 0], id="who has had most comes last"),
+        pytest.param([of("a", started(100)), of("b", waiting(8000))], [1, 0], id="also with what has begun"),
+        pytest.param([of("b", waiting(8000)), waiting(100)], [1, 0], id="among the others the shortest first"),
+        pytest.param([of("a", waiting(8000)), of("a", waiting(100))], [1, 0], id="and among those of one key"),
+        pytest.param([of("a", waiting(5)), *[of("a", sending(to=B))] * 13], [0], id="two places are kept free"),
+        pytest.param([of("a", waiting(5)), *[of("a", sending(to=B))] * 14], [], id="for keys that have none"),
+        pytest.param([of("b", waiting(5)), *[of("a", sending(to=B))] * 14], [0], id="which may take them"),
+        pytest.param([of("a", waiting(5)), *[of("a", sending())] * 6], [], id="also of those for one receiver"),
+        pytest.param([of("b", waiting(5)), *[of("a", sending())] * 6], [0], id="for keys without any"),
+    ],
+)
+def test_keys_have_fair_shares_of_the_computing(candidates: list[Candidate], expected: list[int]) -> None:
+    assert order(candidates, NOW, 1000.0, POLICY, BUSY) == expected
+
+
+def test_of_an_engine_that_computes_all_that_have_begun_the_others_begin_first() -> None:
+    together = [of("a", waiting(10, 60)), of("b", waiting(10)), waiting(10, 30), of("a", started(10))]
+    assert order(together, NOW, 1000.0, replace(POLICY, together=True), BUSY) == [2, 1, 0, 3]
+
+
 @pytest.mark.parametrize(
     ("alone", "tokens_s", "expected"),
     [(True, 10_000, 2048), (True, 2000, 1000), (True, 100, 512), (True, 0.0, 512), (False, 10_000, 512)],
@@ -117,7 +150,7 @@ class Run:
     """A run of `tokens` tokens whose steps note their name. before: called by each step."""
 
     held = 0
-    timing = PrefillTiming(0.0, 0.0, 0, 0.0)
+    timing = PrefillTiming(0.0, 0)
 
     def __init__(self, name: str, tokens: int, log: list[str], before: Callable[[], None] = lambda: None) -> None:
         self.name, self.remaining = name, tokens
@@ -137,8 +170,8 @@ class Run:
         self.closed.set()
 
 
-def job(run: Run, queued_bytes: Callable[[], int] = lambda: 0) -> PromptJob:
-    return PromptJob(run.name, run.remaining, 10, lambda: run, A, queued_bytes)
+def job(run: Run, queued_bytes: Callable[[], int] = lambda: 0, key: str = "") -> PromptJob:
+    return PromptJob(run.name, run.remaining, 10, lambda: run, A, queued_bytes, Share(key))
 
 
 @contextmanager
@@ -266,6 +299,7 @@ def test_a_prompt_whose_receiver_is_behind_waits_and_others_do_not() -> None:
         assert log == ["slow", *["other"] * 3] and not slow.computed.done()
         queued = 0
         slow.computed.result(PATIENCE_S)
+        assert [wait.nbytes for wait in slow.waits] == [1] and not other.waits
 
 
 def test_the_thread_beats_while_it_waits_for_receivers() -> None:
@@ -308,6 +342,41 @@ def test_more_tokens_than_may_wait_are_refused() -> None:
             scheduler.submit(job(Run("second", 1, [])))
         assert scheduler.queue_s == 5
         go_on.set()
+
+
+def test_the_tokens_of_another_key_do_not_keep_a_prompt_out_that_is_within_its_share() -> None:
+    go_on = threading.Event()
+    with scheduling(replace(POLICY, queue_tokens=1000)) as scheduler:
+        scheduler.submit(job(Run("first", 900, [], lambda: waited(go_on)), key="a"))
+        with pytest.raises(Overloaded):
+            scheduler.submit(job(Run("second", 200, []), key="a"))
+        scheduler.submit(job(Run("third", 500, []), key="b"))
+        with pytest.raises(Overloaded, match="1400 prompt tokens wait"):
+            scheduler.submit(job(Run("fourth", 1, []), key="b"))
+        go_on.set()
+
+
+def test_a_key_that_has_had_most_of_the_computing_waits_for_the_others() -> None:
+    log: list[str] = []
+    begun, go_on = threading.Event(), threading.Event()
+
+    def pause() -> None:
+        begun.set()
+        assert go_on.wait(PATIENCE_S)
+
+    many = [job(Run("many", 512, log, pause), key="a") for _ in range(3)]
+    one = job(Run("one", 4000, log), key="b")
+    with scheduling() as scheduler:
+        for prompt in many:
+            scheduler.submit(prompt)
+        assert begun.wait(PATIENCE_S)
+        with scheduler._changed:
+            scheduler._computing.computed("a", 8.0, time.monotonic())
+        scheduler.submit(one)
+        go_on.set()
+        for prompt in (*many, one):
+            prompt.computed.result(PATIENCE_S)
+    assert log == ["many", *["one"] * 8, "many", "many"]
 
 
 def test_closing_ends_every_prompt_and_takes_no_more() -> None:

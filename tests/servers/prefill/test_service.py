@@ -8,7 +8,7 @@ import queue
 import socket
 import threading
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -28,7 +28,7 @@ from disagg.kv.receive import KVServer
 from disagg.kv.receive.expected import Expected
 from disagg.kv.receive.tickets import KVOutcome, Tickets
 from disagg.kv.received import ReceivedKV
-from disagg.kv.send import SendLimits, SentKV
+from disagg.kv.send import ComputeStep, LinkWait, SendLimits, SentKV
 from disagg.servers import caller as callers
 from disagg.servers.caller import Caller
 from disagg.servers.prefill import service as services
@@ -300,14 +300,14 @@ class ToldLater:
     @property
     def timing(self) -> PrefillTiming:
         seconds = 7.0 if self.reported else 9.0
-        return PrefillTiming(self.began, self.began + seconds, 2, seconds)
+        return PrefillTiming(self.began, 2, (ComputeStep(self.began, self.began + seconds),))
 
     def start(self) -> ToldLater:
         return self
 
-    def finish(self, compute_ended: float) -> SentKV:
+    def finish(self, timing: PrefillTiming, waits: Sequence[LinkWait]) -> SentKV:
         self.reported = True
-        return SentKV(70, 0.1, 0.2, None, compute_ended)
+        return SentKV(70, 0.1, 0.2, None, timing.ended)
 
     def queued_bytes(self) -> int:
         return 0

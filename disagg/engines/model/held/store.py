@@ -102,7 +102,8 @@ class HeldStore(Generic[R, S]):
         ends: Mapping[int, S | None] = {len(tokens): None} if self.reach is None else snapshots or {}
         node = None
         for end in sorted(end for end in ends if end >= MIN_TOKENS):
-            node = self._extend(salt, key[: end * ID_BYTES], rows, ends[end])
+            if (node := self._extend(salt, key[: end * ID_BYTES], rows, ends[end])) is None:
+                return
         if node is not None:
             self._drop_old_snapshots(node)
             self.give_up(self._nbytes - self.limit)
@@ -117,6 +118,24 @@ class HeldStore(Generic[R, S]):
                 dropped += [node.rows, node.snapshot]
                 self._remove(node)
         return dropped
+
+    def forget(self, tokens: Sequence[int], salt: str) -> list[Any]:
+        """Drop what `tokens` begin with, and all that was held after it, also what is in use: who uses it can still
+        read it. Returns what was dropped, as `give_up`."""
+        key = key_of(tokens)
+        with self.lock:
+            root = self._roots.get((salt, key[: MIN_TOKENS * ID_BYTES]))
+            if root is None or (top := root.children.pop(key[:ID_BYTES], None)) is None:
+                return []
+            dropped, pending = list[Any](), [top]
+            while pending:
+                node = pending.pop()
+                pending += node.children.values()
+                self._nbytes -= node.nbytes
+                self._leaves.pop(node, None)
+                dropped += [node.rows, node.snapshot]
+            self._drop_empty(root)
+            return dropped
 
     def _oldest(self) -> Node[R, S] | None:
         return next((node for node in self._leaves if not node.pins), None)
@@ -137,9 +156,9 @@ class HeldStore(Generic[R, S]):
         with_snapshot = (at for at in node.path() if at.snapshot is not None and at.end <= matched)
         return next(((at, at.end) for at in with_snapshot), (node, 0))
 
-    def _extend(self, salt: str, key: bytes, rows: Callable[[int, int], R], snapshot: S | None) -> Node[R, S]:
+    def _extend(self, salt: str, key: bytes, rows: Callable[[int, int], R], snapshot: S | None) -> Node[R, S] | None:
         """The node that ends after `key`, with these rows and this snapshot. Rows are copied without the lock: only
-        this thread adds nodes, and the one that is extended cannot be given up meanwhile."""
+        this thread adds nodes, and the one that is extended cannot be given up meanwhile. None if it was forgotten."""
         with self.lock:
             name = (salt, key[: MIN_TOKENS * ID_BYTES])
             root = self._roots.setdefault(name, Node(b"", 0, None, name=name))
@@ -157,6 +176,8 @@ class HeldStore(Generic[R, S]):
             raise
         with self.lock:
             node.pins -= 1
+            if not self._has(node):
+                return None
             if halves is not None:
                 node = self._split(node, matched, *halves)
             if new is not None:
@@ -166,6 +187,12 @@ class HeldStore(Generic[R, S]):
                 self._nbytes += snapshot.nbytes
             self._touch(node)
         return node
+
+    def _has(self, node: Node[R, S]) -> bool:
+        """Whether the node was not forgotten."""
+        *path, root = node.path()
+        inner = all(one.parent is not None and one.parent.children.get(one.key[:ID_BYTES]) is one for one in path)
+        return inner and self._roots.get(root.name) is root
 
     def _split(self, node: Node[R, S], at: int, upper: R, lower: R) -> Node[R, S]:
         """Insert a new node above `node`, which keeps its end, its snapshot and those who use it."""

@@ -118,7 +118,7 @@ class EmptyRun:
     def __init__(self) -> None:
         self.remaining = self.held = 0
         self.done = True
-        self.timing = PrefillTiming(0.0, 0.0, 0, 0.0)
+        self.timing = PrefillTiming(0.0, 0)
 
     def step(self, max_tokens: int | None = None) -> None:
         """Nothing to do."""

@@ -9,6 +9,7 @@ from disagg.engines.model import preflight
 from disagg.engines.vllm.served.calls import VLLMServer
 from disagg.engines.vllm.served.forms import COMPLETIONS, MODELS, START_COMMAND, model_names, order_answer, prompt_body
 from disagg.errors import DisaggError, FingerprintMismatch, LayoutMismatch, ModelError
+from disagg.extras import install
 from disagg.kv.fingerprint import Fingerprint
 from disagg.kv.layout import Layout
 from disagg.version import VERSION
@@ -53,7 +54,7 @@ def require(found: ConnectorInfo, url: str, layout: Layout, fingerprint: Fingerp
     if found.version != VERSION:
         raise ModelError(
             f"the vllm serve at {url} has disagg {found.version}, this host {VERSION}",
-            f"pip install '.[server]' in a clone of disagg {VERSION}, in vLLM's environment, and start it again",
+            f"{install('server')}, in vLLM's environment, and start it again",
         )
     try:
         theirs = Fingerprint.from_json(found.fingerprint)

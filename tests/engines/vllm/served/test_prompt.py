@@ -57,6 +57,14 @@ def test_a_prompt_is_computed_when_the_last_of_its_workers_has_its_rows(run: Ser
     assert (run.timing.ended, run.timing.compute_s) == (16.0, 4.5)
 
 
+def test_no_more_of_a_transfer_is_hidden_than_its_prompt_was_computed(run: ServedPrompt) -> None:
+    """A worker's steps end a little later than those of the engine."""
+    run.begin_step(KVProgress(0, 300, 0.5), 10.0)
+    run.take_end(TAKEN, 20.0)
+    run._awaited.add(KVReport(kv_bytes=70, hidden_s=5.5, exposed_s=0.5), 1, now=19.5)
+    assert (run.timing.compute_s, run.sent().hidden_s) == (4.5, 4.5)
+
+
 def test_a_report_that_comes_late_does_not_make_a_prompt_end_later(run: ServedPrompt) -> None:
     run.begin_step(KVProgress(0, 300, 1.0), 10.0)
     run.take_end(TAKEN, 20.0)

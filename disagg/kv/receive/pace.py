@@ -1,0 +1,102 @@
+"""When a sender is given up because it sends and gets nowhere. Pure, but for the counts that connections keep.
+
+A link that is slow is no reason: its transfer goes on, and its caller is warned. This is for a peer that trickles, or
+sends idle frames for ever: without a bound its request would last until its deadline, while another host is free. It is
+waited for as long as the KV would take to come in another way, so that a request takes at most about twice that.
+
+    bytes arrive at `least_bytes_s` or more               -> it goes on
+    the rest would arrive sooner than in another way      -> it goes on
+    idle frames, and the engine finishes pieces of work   -> it goes on, BUSY times as long as otherwise
+    nothing arrives at all                                -> not judged here: `stall_s` bounds it
+    else, for as long as another way would take           -> SenderTooSlow; `busy_s` if none is known
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final
+
+from disagg.errors import SenderTooSlow
+from disagg.kv.limits import ReceiveLimits
+from disagg.units import seconds, size
+
+BUSY: Final = 4
+"""An engine that works for other prompts is waited for so many times as long: to compute this prompt elsewhere would
+slow down what runs there."""
+SIGNS: Final = 2
+"""Frames or pieces without which a sender is not judged: one that is silent may be stopped, or its link cut."""
+
+
+@dataclass(slots=True)
+class Arrived:
+    """What has come on one connection; written by its thread. nbytes: of payload. beats: as its last idle frame states
+    them. signs: idle frames, and pieces of payload."""
+
+    nbytes: int = 0
+    beats: int = 0
+    signs: int = 0
+
+    def piece(self, view: memoryview) -> None:
+        """A piece of payload."""
+        self.nbytes += len(view)
+        self.signs += 1
+
+    def idle(self, beats: int) -> None:
+        """An idle frame."""
+        self.beats = beats
+        self.signs += 1
+
+
+@dataclass(slots=True)
+class Pace:
+    """How one transfer gets on. elsewhere_s: seconds in which its KV would come in another way; None if there is none
+    that is known. expected: bytes of all of it. Times are time.monotonic()."""
+
+    elsewhere_s: float | None = None
+    expected: int = 0
+    connections: list[Arrived] = field(default_factory=list)
+    _good: float = 0.0  # when enough bytes had arrived last
+    _worked: float = 0.0  # when the engine had finished something, or `_good`
+    _nbytes: int = 0  # at `_good`
+    _signs: int = 0  # at `_worked`
+    _beats: tuple[int, ...] = ()
+
+    def join(self, expected: int, now: float) -> Arrived:
+        """One more connection brings a part of these bytes."""
+        if not self.connections:
+            self.expected, self._good, self._worked = expected, now, now
+        self.connections.append(arrived := Arrived())
+        return arrived
+
+    def problem(self, now: float, limits: ReceiveLimits) -> SenderTooSlow | None:
+        """Why the sender is given up now; None if it gets on."""
+        if not self.connections:
+            return None
+        patience_s = self._patience_s(limits)
+        nbytes = sum(one.nbytes for one in self.connections)
+        signs = sum(one.signs for one in self.connections)
+        beats = tuple(one.beats for one in self.connections)
+        if nbytes - self._nbytes >= limits.least_bytes_s * patience_s:
+            self._good = self._worked = now
+            self._nbytes, self._signs, self._beats = nbytes, signs, beats
+        if beats != self._beats and now - self._good < max(limits.busy_s, BUSY * patience_s):
+            self._worked, self._signs, self._beats = now, signs, beats
+        waited_s = now - self._worked
+        if waited_s < patience_s or signs - self._signs < SIGNS or self._soon_done(nbytes, now):
+            return None
+        return SenderTooSlow(
+            f"the KV comes too slowly: {size(nbytes)} of {size(self.expected)}, and in the last "
+            f"{seconds(now - self._good)} {size(nbytes - self._nbytes)}",
+            "check the prefill host and the link to it; `disagg doctor` measures both",
+        )
+
+    def _patience_s(self, limits: ReceiveLimits) -> float:
+        if self.elsewhere_s is None:
+            return limits.busy_s
+        return max(limits.patience_s, self.elsewhere_s)
+
+    def _soon_done(self, nbytes: int, now: float) -> bool:
+        """Whether the rest, at the pace since `_good`, arrives before it would in another way."""
+        rate = (nbytes - self._nbytes) / max(now - self._good, 1e-3)
+        rest = max(1, self.expected - nbytes)
+        return self.elsewhere_s is not None and rate > 0 and rest / rate <= self.elsewhere_s

@@ -1,0 +1,183 @@
+"""What a decode host has found of the KV that prefill hosts sent it: whom it audits, within which bounds, and what it
+states about them. Pure.
+
+Every hand-off is audited, unless the model is a mixture of experts. The tokens of an audit use several times the
+experts of one, so that its pass may take several times as long: of these, one hand-off in so many is audited that the
+mean time to the first token rises by less than COST. A sender that is new here, or was refuted lately, always is.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from math import ceil
+from typing import Final
+
+from disagg.api.status import SenderAudits, Verdict
+from disagg.config import EngineOptions, KVAudit
+from disagg.engines.base import EngineInfo
+from disagg.engines.base.audit import MEASURES, AuditBounds, AuditFinding, Measure, bounds
+from disagg.kv.received import ReceivedKV
+
+COST: Final = 0.02
+"""Of the time to the first token, what audits may add to its mean."""
+UNMEASURED: Final = 8
+"""One in so many of a mixture's hand-offs, until their times are measured."""
+MOST: Final = 64
+"""One in so many at least."""
+NEW: Final = 3
+"""Audits in a row that a sender must pass before some of its hand-offs are not audited."""
+
+ENOUGH: Final = 64
+"""Audits of one sender after which their largest deviations tighten its bounds."""
+SPARE: Final[dict[Measure, float]] = {"sample": 4.0, "rows": 4.0, "few": 8.0}
+"""A tightened bound, over the largest deviation of that many audits. Of 10,000 honest ones the largest was 2.5, 2.6 and
+3.9 times that of the first 256 (`python -m tests.hostile.audit honest`)."""
+TIGHTEST: Final = 1 / 8
+"""Of the bound in the table: no bound is tightened further."""
+
+MAX_SENDERS: Final = 64
+_WEIGHT: Final = 0.9  # of all earlier measurements when a new one comes
+
+
+def every(setting: KVAudit, mixture: bool, audit_s: float | None, first_token_s: float | None) -> int:
+    """One hand-off in so many is audited; 0: none is. setting: of hosts.toml. audit_s, first_token_s: mean seconds of
+    an audit, and of hand-offs until their first token without it; None if not measured."""
+    if setting == "off":
+        return 0
+    if isinstance(setting, int):
+        return setting
+    if setting == "always" or not mixture:
+        return 1
+    if audit_s is None or not first_token_s:
+        return UNMEASURED
+    return max(1, min(MOST, ceil(audit_s / (COST * first_token_s))))
+
+
+@dataclass(slots=True)
+class _Sender:
+    """accepted, refuted: hand-offs. passed: audits in a row that found nothing. since: hand-offs since the last audit.
+    deviation, highest: see SenderAudits. largest: deviations of accepted ones, by measure."""
+
+    accepted: int = 0
+    refuted: int = 0
+    passed: int = 0
+    since: int = 0
+    verdict: Verdict | None = None
+    deviation: float | None = None
+    highest: float | None = None
+    largest: dict[Measure, float] = field(default_factory=dict)
+
+    @property
+    def proven(self) -> bool:
+        """Whether it passed enough audits since it was last refuted."""
+        return self.passed >= NEW
+
+
+@dataclass(frozen=True, slots=True)
+class AuditOrder:
+    """One hand-off is to be audited. table: the bounds before they are tightened."""
+
+    table: AuditBounds
+    limits: AuditBounds
+
+
+class Audits:
+    """One decode host's audits, by sender. info: of the loaded engine, None until then."""
+
+    def __init__(self, options: EngineOptions, info: EngineInfo | None = None) -> None:
+        self._options = options
+        self._info = info
+        self._senders: OrderedDict[str, _Sender] = OrderedDict()  # the one that was asked for least recently first
+        self._audit_s = _Mean()
+        self._first_token_s = _Mean()
+
+    @property
+    def every(self) -> int:
+        """See `every`."""
+        info = self._info
+        if info is None or not info.audits:
+            return 0
+        return every(self._options.kv_audit, info.mixture, self._audit_s.value, self._first_token_s.value)
+
+    def order(self, kv: ReceivedKV) -> AuditOrder | None:
+        """The bounds that this KV, which has arrived, is audited with; None if it is not."""
+        sender, one_in, info = self._of(kv.sender), self.every, self._info
+        sender.since += 1
+        if info is None or one_in == 0 or kv.tokens == kv.start or (sender.proven and sender.since < one_in):
+            return None
+        sender.since = 0
+        same_weights = bool(info.weights) and kv.weights == info.weights
+        table = bounds(info.layout.dtype, kv.wire, same_weights=same_weights).times(self._options.kv_audit_tolerance)
+        return AuditOrder(table, _tightened(table, sender))
+
+    def passed(self, name: str, order: AuditOrder, finding: AuditFinding, seconds: float) -> None:
+        """An audit has found nothing."""
+        sender = self._of(name)
+        sender.accepted += 1
+        sender.passed += 1
+        sender.verdict = "accepted"
+        sender.deviation = share = finding.share(order.table)
+        sender.highest = max(share, sender.highest or 0.0)
+        for one in finding.deviations:
+            sender.largest[one.measure] = max(one.value, sender.largest.get(one.measure, 0.0))
+        self._audit_s.add(seconds)
+
+    def refuted(self, name: str) -> None:
+        """The KV of this sender was wrong."""
+        sender = self._of(name)
+        sender.refuted += 1
+        sender.passed = 0
+        sender.verdict = "refuted"
+
+    def answered(self, first_token_s: float) -> None:
+        """A hand-off has brought a first token after so many seconds, without its audit."""
+        self._first_token_s.add(first_token_s)
+
+    @property
+    def figures(self) -> dict[str, SenderAudits]:
+        """What was found of each sender that was audited."""
+        return {
+            name: SenderAudits(
+                accepted=one.accepted,
+                refuted=one.refuted,
+                verdict=one.verdict,
+                deviation=one.deviation,
+                highest=one.highest,
+            )
+            for name, one in self._senders.items()
+            if one.verdict is not None
+        }
+
+    def _of(self, name: str) -> _Sender:
+        """A bounded number of senders: names come from other hosts."""
+        sender = self._senders.setdefault(name, _Sender())
+        self._senders.move_to_end(name)
+        while len(self._senders) > MAX_SENDERS:
+            self._senders.popitem(last=False)
+        return sender
+
+
+def _tightened(table: AuditBounds, sender: _Sender) -> AuditBounds:
+    """Bounds for a sender of which enough is known: never wider than the table."""
+    if sender.accepted < ENOUGH:
+        return table
+    limits = {measure: getattr(table, measure) for measure in MEASURES}
+    for measure, largest in sender.largest.items():
+        limits[measure] = min(limits[measure], max(SPARE[measure] * largest, TIGHTEST * limits[measure]))
+    return AuditBounds(**limits)
+
+
+class _Mean:
+    """A mean in which earlier measurements fade."""
+
+    def __init__(self) -> None:
+        self._sum = self._count = 0.0
+
+    @property
+    def value(self) -> float | None:
+        return self._sum / self._count if self._count else None
+
+    def add(self, value: float) -> None:
+        self._sum = self._sum * _WEIGHT + value
+        self._count = self._count * _WEIGHT + 1

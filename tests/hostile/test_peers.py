@@ -1,0 +1,106 @@
+"""Prefill engines and servers that lie: a sample of `python -m tests.hostile.audit`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from disagg.api.names import AS_IS, INT8
+from disagg.engines.base.audit import bounds
+from disagg.inference.attempts.answer import FALLBACK_WARNING
+from disagg.inference.hosts.breaker import FAILURES_IF_IT_ANSWERS
+from tests import tiny_models
+from tests.engines.mlx.mlx_parts import prompt
+from tests.faults import cells
+from tests.faults.fleet import hosts_file
+from tests.fleets import RunningFleet, running
+from tests.hostile.audit import FAMILIES, WIDE, Peers, peers
+from tests.hostile.peers import LIES
+from tests.ports import free_ports
+
+SAMPLE = {
+    "latent": ("another prompt that ends alike", "one layer of another prompt", "1 % noise"),
+    "sliding, beyond": ("zeros", "one head permuted", "weights of another checkpoint"),
+    "linear attention": ("rows shifted by one", "another prompt that ends alike", "rope of another base"),
+    "rows and state": ("NaN", "20 early rows zero", "one layer of another prompt"),
+}
+ALIKE = [family for family in FAMILIES if family.name in SAMPLE]
+
+
+@pytest.fixture(scope="module", params=ALIKE, ids=lambda family: family.name)
+def pair(request: pytest.FixtureRequest) -> Iterator[tuple[str, Peers]]:
+    with peers(request.param, "float32") as pair:
+        yield request.param.name, pair
+
+
+def test_lies_are_found_in_every_family_of_caches_and_honest_kv_is_not_refuted(pair: tuple[str, Peers]) -> None:
+    family, engines = pair
+    limits = bounds("float32", AS_IS, same_weights=True)
+    for length in (3, 40, 150):
+        tokens = prompt(length)
+        assert engines.finding(tokens, engines.receive(tokens, AS_IS)).share(limits) < 0.2
+    for lie in SAMPLE[family]:
+        found = engines.finding(tokens, engines.receive(tokens, AS_IS, lie))
+        assert found.over(limits) is not None, f"{lie}: {found}"
+
+
+def test_kv_that_was_quantised_on_the_wire_has_bounds_of_its_own() -> None:
+    (family,) = (one for one in FAMILIES if one.name == "full")
+    assert family.config["head_dim"] == WIDE["head_dim"]
+    exact, limits = (bounds("float32", wire, same_weights=True) for wire in (AS_IS, INT8))
+    with peers(family, "float32") as engines:
+        tokens = prompt(150)
+        honest = engines.finding(tokens, engines.receive(tokens, INT8))
+        assert honest.over(exact) is not None and honest.over(limits) is None
+        for lie in ("zeros", "one layer of another prompt"):
+            assert engines.finding(tokens, engines.receive(tokens, INT8, lie)).over(limits) is not None
+
+
+def test_the_fault_matrix_has_a_row_for_every_lie() -> None:
+    assert set(cells.LIES) == set(LIES)
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningFleet]:
+    """A liar, beside a good prefill host, and a decode host."""
+    folder = tmp_path_factory.mktemp("hostile")
+    model = tiny_models.make("llama", folder / "model")
+    hosts = {"p-good": "prefill", "p-liar": "prefill", "d-1": "decode"}
+    ports = dict(zip(hosts, free_ports(3), strict=True))
+    (folder / "hosts.toml").write_text(hosts_file(model, hosts, ports, {"d-1": free_ports(1)[0]}, 1 << 26))
+    with running(folder / "hosts.toml", lies={"p-liar": "another prompt that ends alike"}) as fleet:
+        yield fleet
+
+
+def test_a_liar_beside_a_good_host_is_out_after_three_and_every_answer_is_right(fleet: RunningFleet) -> None:
+    """The liar is asked first while nothing is known about either, and as long as it looks quicker."""
+    with fleet.client() as client:
+        view = client._driver.view
+        refuted = 0
+        for first in range(0, 40, 4):
+            asked = [prompt(80 + number, seed=number) for number in range(first, first + 4)]
+            answers = client.generate_all([_request(tokens, f"a {first}") for tokens in asked]).answers
+            alone = client.generate_all([_request(tokens, f"b {first}", alone="decode") for tokens in asked]).answers
+            for one, other in zip(answers, alone, strict=True):
+                assert one.completion is not None and other.completion is not None
+                assert [t.id for t in one.completion.tokens] == [t.id for t in other.completion.tokens]
+                wrong = one.completion.metrics.method == "fallback"
+                refuted += wrong
+                assert (
+                    any(w.startswith(f"{FALLBACK_WARNING}: the KV from p-liar") for w in one.completion.warnings)
+                    == wrong
+                )
+            if view.of("p-liar").breaker.ejections:
+                break
+        assert view.of("p-liar").breaker.ejections == 1 and refuted >= FAILURES_IF_IT_ANSWERS
+        assert view.of("p-good").breaker.failures == view.of("d-1").breaker.failures == 0
+    status = fleet.status("d-1")
+    assert status["status"] == "ok" and status["audit_every"] == 1
+    assert status["senders"]["p-liar"]["refuted"] == refuted and status["senders"]["p-liar"]["accepted"] == 0
+    assert status["counters"]["refuted"] == refuted and status["senders"].get("p-good", {}).get("refuted", 0) == 0
+
+
+def _request(tokens: list[int], salt: str, **options: object) -> dict[str, object]:
+    more = {"max_tokens": 6, "ignore_eos": True, "local_prefill": False, **options}
+    return {"model": "tiny", "tokens": tokens, "cache_salt": salt, **more}
