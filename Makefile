@@ -43,21 +43,17 @@ pictures: $(VENV)/.ready
 	$(BIN)/disagg demo --svg docs/demo.svg
 	$(BIN)/python -m scripts.picture_fleet docs/fleet.svg
 
-# The stamp is removed first, so that an interrupted set-up is done again.
+# scripts/environment.py removes the stamp first, and makes an environment without one anew.
 $(VENV)/.ready: pyproject.toml disagg/fleet/constraints.txt
-	rm -f $@
-	@echo "Installing PyTorch, MLX and the rest into $(VENV): 2 GB (Linux, torch with CUDA: several GB more), some minutes"
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint disagg/fleet/constraints.txt --editable '.[dev]'
-	touch $@
+	@command -v $(PYTHON) > /dev/null || { echo "error: there is no $(PYTHON) on PATH: install Python 3.11 or newer" >&2; exit 1; }
+	@$(PYTHON) scripts/environment.py $(VENV) --say "Installing PyTorch, MLX and the rest into $(VENV), some minutes: \
+	0.4 GB to download, or 3 GB (5 GB on disk) on Linux if pip's torch is the one with CUDA" -- --constraint disagg/fleet/constraints.txt --editable '.[dev]'
+	@touch $@
 
 # vLLM wants another transformers than MLX, so it has an environment of its own: its CPU build, for tests.
 $(VLLM)/.ready: tests/engines/vllm/requirements.txt
-	rm -f $@
-	test -x $(VLLM)/bin/python || $(PYTHON) -m venv $(VLLM)
-	$(VLLM)/bin/python -m pip install --quiet --constraint $< torch
-	$(VLLM)/bin/python -m pip install --quiet --no-deps --requirement $<
-	touch $@
+	@$(PYTHON) scripts/environment.py $(VLLM) -- --constraint $< torch -- --no-deps --requirement $<
+	@touch $@
 
 clean:
 	rm -rf $(VENV) $(VLLM) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache

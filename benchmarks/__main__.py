@@ -22,9 +22,11 @@ from typing import Any, Final, Literal
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from benchmarks.medians import Verdict
 from disagg.api.handoff import HandoffFigures
+from disagg.extras import install
 
 SIMULATED = Path(__file__).with_name("simulated_pair.py")
 _STYLES: Final = {"met": "green", "not met": "red", "undecided": "yellow", "skipped": "dim", "failed": "red"}
@@ -126,7 +128,7 @@ def decode(rounds: int, quick: bool) -> Iterator[Row]:
     """Compared with mlx_lm.server."""
     got = run([sys.executable, "-m", "benchmarks.peers.mlx_server", "--rounds", str(rounds)])
     if got.get("skipped"):
-        yield skipped("decode tokens/s / mlx_lm.server", "at least 1.0", "python -m pip install 'disagg[decode]'")
+        yield skipped("decode tokens/s / mlx_lm.server", "at least 1.0", install("decode"))
         return
     for together, ratio in got["steady_ratio"].items():
         rate = got["concurrency"][together]["disagg"]["steady_tok_s"]
@@ -158,12 +160,19 @@ def shaped(rounds: int, quick: bool) -> Iterator[Row]:
     """Over a link of a given rate; needs root."""
     overlap = "simulated: exposed / whole transfer, link at 0.6 x prefill, 8192 tokens, 32 layers"
     pair = "simulated: DGX Spark -> M3 Ultra, Llama-3.1-8B fp16, 8192 tokens, 10 GbE: total / best halves"
+    slower = "simulated: exposed transfer / predicted, link at 2.2 x prefill, 16000 tokens"
     if os.geteuid() != 0:
         yield skipped(overlap, "at most 0.06", "run it as root")
+        yield skipped(slower, "at most 1.1", "run it as root")
         yield skipped(pair, "at most 1.05", "run it as root")
         return
     argv = [sys.executable, str(SIMULATED), "--json", "--rounds", str(rounds)]
     yield at_most(overlap, run([*argv, "--share", "0.6"])["median"]["exposed_over_transfer"], 0.06)
+    got = run([*argv, "--share", "2.2", "--prompt-tokens", "16000"])
+    if wrong := got["contradictions"]:
+        raise ProgramFailed("simulated_pair.py: figures contradict each other\n" + "\n".join(wrong))
+    ratio = got["median"]["exposed"] / got["predicted_exposed"]
+    yield at_most(slower, ratio, 1.1, f"{got['median']['exposed']:.2f} s of {got['predicted_exposed']:.2f}")
     got = run([*argv, "--gbit", "10"])
     yield at_most(
         pair, got["median"]["total_over_ideal"], 1.05, f"{got['median']['total']:.2f} s of {got['ideal']:.2f}"
@@ -206,7 +215,7 @@ def table(rows: Sequence[Row], heading: str) -> Table:
         shown.add_column(name, overflow="fold")
     for row in rows:
         style = _STYLES[row.verdict]
-        shown.add_row(row.figure, row.target, f"[{style}]{row.measured}[/]")
+        shown.add_row(Text(row.figure), Text(row.target), Text(row.measured, style))
     return shown
 
 

@@ -59,7 +59,7 @@ HOSTS = """
 name = "gateway-benchmark"
 [models.model]
 context = 4096
-sources = {{simulated = "shape:llama-3.1-8b"}}
+sources = {{simulated = "{source}"}}
 [hosts.prefill]
 {shared}
 roles = ["prefill"]
@@ -106,10 +106,10 @@ def main() -> None:
 
 
 @contextmanager
-def simulated(folder: Path) -> Iterator[tuple[Fleet, State]]:
-    """The simulated pair with a gateway."""
+def simulated(folder: Path, source: str = "shape:llama-3.1-8b") -> Iterator[tuple[Fleet, State]]:
+    """The simulated pair with a gateway. source: of the model."""
     path = folder / "hosts.toml"
-    path.write_text(HOSTS.format(shared=SHARED, ports=PORTS))
+    path.write_text(HOSTS.format(shared=SHARED, ports=PORTS, source=source))
     fleet = load(path)
     state = State.of(fleet, folder / "state")
     servers = FleetServers(fleet, state, own_session=False)

@@ -64,18 +64,22 @@ async def tokens_of_client(
 class Caller:
     """An HTTP client of the gateway that costs next to nothing itself: one connection, kept open."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, host: str) -> None:
-        self._reader, self._writer, self._host = reader, writer, host
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, host: str, key: str) -> None:
+        self._reader, self._writer, self._host, self._key = reader, writer, host, key
 
     @classmethod
-    async def connected(cls, url: str) -> Caller:
+    async def connected(cls, url: str, key: str = "") -> Caller:
         host = url.removeprefix("http://")
         address, port = host.rsplit(":", 1)
-        return cls(*await asyncio.open_connection(address, int(port)), host)
+        return cls(*await asyncio.open_connection(address, int(port)), host, key)
+
+    def close(self) -> None:
+        self._writer.close()
 
     async def lines(self, path: str, body: bytes) -> AsyncIterator[bytes]:
         """The lines of the answer to a POST, to the end of its stream."""
-        head = f"POST {path} HTTP/1.1\r\nHost: {self._host}\r\nContent-Type: application/json\r\nContent-Length: "
+        head = f"POST {path} HTTP/1.1\r\nHost: {self._host}\r\nContent-Type: application/json\r\n"
+        head += f"Authorization: Bearer {self._key}\r\nContent-Length: "
         self._writer.write(head.encode() + str(len(body)).encode() + b"\r\n\r\n" + body)
         if not (status := await self._reader.readline()).startswith(b"HTTP/1.1 200"):
             raise SystemExit(f"the gateway answers {status!r}")

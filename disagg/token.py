@@ -80,7 +80,7 @@ class Tokens:
         self._read = (_stamp(path), read_tokens(path)) if path is not None else (None, tokens)
 
     def __repr__(self) -> str:
-        return f"Tokens({', '.join(token_digest(token)[:8] for token in self.all)})"
+        return f"Tokens({', '.join(self.digests)})"
 
     @staticmethod
     def of(fleet: Fleet) -> Tokens:
@@ -94,6 +94,11 @@ class Tokens:
             with suppress(ConfigError):
                 self._read = (stamp, read_tokens(self._path))
         return self._read[1]
+
+    @property
+    def digests(self) -> tuple[str, ...]:
+        """What names them in messages: the first 8 digits of each one's hash."""
+        return tuple(token_digest(token)[:8] for token in self.all)
 
     @property
     def current(self) -> str:

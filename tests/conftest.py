@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -10,7 +11,13 @@ from disagg.fleet.machine import process
 from tests.fleets import RunningFleet, running, write_hosts
 from tests.testbed import bed as testbed
 
-pytest_plugins = ("tests.selection",)
+pytest_plugins = ("tests.offline", "tests.selection")
+
+
+def pytest_configure() -> None:
+    """Ctrl-C reaches what tests start, also where a shell runs pytest in the background, which then ignores it."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import ctypes
 import os
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 
 from disagg.config import Fleet, Host, load
 from disagg.engines.vllm.load import ENVIRONMENT
@@ -33,7 +35,21 @@ VLLM_PYTHON = Path(__file__).parents[1] / ".venv-vllm" / "bin" / "python"
 """Of the environment with vLLM, which `make test` sets up."""
 VLLM_VARIABLES = {**ENVIRONMENT, "VLLM_CPU_OMP_THREADS_BIND": "nobind", "TORCH_COMPILE_DISABLE": "1"}
 """Nothing is compiled: g++ would take longer than the tests."""
-HAS_VLLM = (VLLM_PYTHON.parents[1] / ".ready").exists()
+
+
+def _vllm_missing() -> str:
+    if not (VLLM_PYTHON.parents[1] / ".ready").exists():
+        return "no environment with vLLM: make .venv-vllm/.ready"
+    try:
+        ctypes.CDLL("libnuma.so.1")
+    except OSError:
+        return "vLLM's CPU build needs libnuma.so.1: sudo apt-get install libnuma1"
+    return ""
+
+
+VLLM_MISSING = _vllm_missing()
+"""Why no server with vLLM can run here; "" if one can."""
+needs_vllm = pytest.mark.skipif(bool(VLLM_MISSING), reason=VLLM_MISSING)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +64,13 @@ class Place:
 
 @dataclass(slots=True)
 class RunningFleet:
-    """A fleet whose servers answer. `processes` and `places` by host name."""
+    """A fleet whose servers answer. `processes` and `places` by host name. lies: of tests.hostile.peers, by the name of
+    the prefill host that tells it."""
 
     fleet: Fleet
     folder: Path
     places: Mapping[str, Place] = field(default_factory=dict)
+    lies: Mapping[str, str] = field(default_factory=dict)
     processes: dict[str, subprocess.Popen[bytes] | ForkedServer] = field(default_factory=dict)
 
     def client(self) -> Client:
@@ -84,18 +102,21 @@ class RunningFleet:
             environment |= place.variables
             self.processes[host.name] = place.parent.start(arguments, environment, log, place.network)
             return
+        program = "disagg.servers"
+        if host.name in self.lies:
+            program, environment = "tests.hostile.peers", {**environment, "DISAGG_LIE": self.lies[host.name]}
         light = host.simulated or host.engine.name == "vllm-server"
         if preloaded.AVAILABLE and (
             light or (host.engine.threads == 1 and host.engine.name in ("transformers", "mlx"))
         ):
-            self.processes[host.name] = preloaded_process().start(arguments, environment, log)
+            self.processes[host.name] = preloaded_process().start(arguments, environment, log, program=program)
             return
         if preloaded.AVAILABLE and host.engine.threads == 1 and host.engine.name == "vllm":
             self.processes[host.name] = vllm_process().start(arguments, environment, log)
             return
         with log.open("ab") as output:
             self.processes[host.name] = subprocess.Popen(
-                [python_of(host), "-m", "disagg.servers", *arguments],
+                [python_of(host), "-m", program, *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
@@ -139,11 +160,12 @@ def _wait(process: subprocess.Popen[bytes] | ForkedServer) -> int:
 
 
 @contextmanager
-def running(path: Path, *names: str) -> Iterator[RunningFleet]:
-    """The fleet of this hosts.toml with its servers (or just those named) up; all are stopped at the end."""
+def running(path: Path, *names: str, lies: Mapping[str, str] | None = None) -> Iterator[RunningFleet]:
+    """The fleet of this hosts.toml with its servers (or just those named) up; all are stopped at the end. lies: see
+    RunningFleet."""
     (path.parent / "token").write_text(TOKEN)
     (path.parent / "token").chmod(0o600)
-    fleet = RunningFleet(load(path), path.parent)
+    fleet = RunningFleet(load(path), path.parent, lies=lies or {})
     hosts = [fleet.fleet.hosts[name] for name in names or fleet.fleet.hosts]
     with ExitStack() as stack:
         for host in hosts:

@@ -77,4 +77,4 @@ def test_every_quoted_message_is_one_that_disagg_prints() -> None:
 
 def test_the_demo_states_size_and_time_before_its_packages_are_installed() -> None:
     recipe = (ROOT / "Makefile").read_text().partition("$(VENV)/.ready: pyproject.toml")[2].partition("touch $@")[0]
-    assert 0 < recipe.index("2 GB") < recipe.index("minutes") < recipe.index("pip install")
+    assert 0 < recipe.index("environment.py") < recipe.index("minutes") < recipe.index("GB to download")

@@ -38,9 +38,10 @@ from benchmarks.peers.answers import Answer, Figures, figures
 from benchmarks.peers.installed import import_error, package
 from benchmarks.peers.mlx_hosts import ONE_THREAD, fleet_server, peer_server
 from benchmarks.turns import turns
+from disagg.extras import install
 
 PEER, OURS, CLIENT, BARE = "mlx_lm.server", "disagg", "disagg-client", "bare"
-INSTALL = "python -m pip install 'disagg[decode]'"
+INSTALL = install("decode")
 Contender = Callable[[Sequence[str], int], Awaitable[Sequence[Answer]]]  # prompts, tokens -> their answers
 
 

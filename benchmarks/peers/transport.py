@@ -25,6 +25,7 @@ from benchmarks.peers import bare_socket, handoff, iperf, memory, mooncake_tcp, 
 from benchmarks.peers.installed import import_error, package
 from benchmarks.peers.pair import TimedTransfer, TransferFailed
 from benchmarks.turns import turns
+from disagg.extras import install
 
 OURS = "disagg"
 Way = Callable[[int], TimedTransfer]  # tokens -> one timed transfer of their KV
@@ -127,7 +128,7 @@ def _no_iperf3() -> str | None:
     return None if shutil.which("iperf3") else "iperf3 is not in PATH"
 
 
-_EXTRA = "python -m pip install 'disagg[peers]'"
+_EXTRA = install("peers")
 PEERS = (
     Peer(OURS, {"push": partial(pair.run, handoff.TRANSPORT)}, partial(package, "disagg")),
     Peer("bare-socket", {"push": partial(pair.run, bare_socket.TRANSPORT)}, lambda: "Python's socket module"),

@@ -12,7 +12,8 @@ from disagg.bench.energy import Power
 from disagg.bench.plan import BenchPlan, Point
 from disagg.bench.records import Mode, Record, TurnResult
 from disagg.bench.stats import Figures, summary
-from disagg.bench.verdict import METRICS, Metric, Samples, Verdict, verdict
+from disagg.bench.verdict import METRICS, LinkShare, Metric, Samples, Verdict, verdict
+from disagg.inference.metrics import Metrics
 from disagg.version import VERSION
 
 SIMULATED = (
@@ -72,8 +73,16 @@ class Cell:
 
     def seconds(self, metric: Metric) -> list[float]:
         """One value per completed request, without those that fell back: they had no hand-off to compare."""
-        done = [record.metrics for record in self.records if record.metrics and not record.fell_back]
-        return [one.ttft if metric == "ttft" else one.total_time for one in done]
+        return [one.ttft if metric == "ttft" else one.total_time for one in self._compared]
+
+    @property
+    def handed_over(self) -> list[Metrics]:
+        """The completed requests whose KV was sent from one host to another."""
+        return [one for one in self._compared if one.method == "disaggregated"]
+
+    @property
+    def _compared(self) -> list[Metrics]:
+        return [record.metrics for record in self.records if record.metrics and not record.fell_back]
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +198,7 @@ def judge(cells: Sequence[Cell]) -> Verdict:
     """The verdict. Points that differ in prompt length only are one family."""
     points = {cell.point: None for cell in cells}
     families: dict[str, dict[Metric, list[Samples]]] = {}
+    links: dict[str, list[LinkShare]] = {}
     for point in points:
         here = [cell for cell in cells if cell.point == point]
         length = next((cell.prompt_tokens for cell in here if cell.prompt_tokens is not None), None)
@@ -197,7 +207,15 @@ def judge(cells: Sequence[Cell]) -> Verdict:
         family = families.setdefault(here[0].family, {metric: [] for metric in METRICS})
         for metric in METRICS:
             family[metric].append(Samples(length, {cell.mode: cell.seconds(metric) for cell in here}))
-    return verdict(families)
+        links.setdefault(here[0].family, []).extend(_link_share(length, cell) for cell in here if cell.handed_over)
+    return verdict(families, links)
+
+
+def _link_share(length: int, cell: Cell) -> LinkShare:
+    done = cell.handed_over
+    return LinkShare(
+        length, statistics.mean(one.exposed_transfer for one in done), statistics.mean(one.ttft for one in done)
+    )
 
 
 def _host_json(host: BenchHost) -> dict[str, Any]:

@@ -11,13 +11,14 @@ import itertools
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from disagg.bench.stats import Interval, ratio_of_medians
 from disagg.bench.units import ms
 
 MIN_SAMPLES = 5  # of each side; a bootstrap interval of fewer means nothing
+EXPOSED_SHARE = 0.1  # of a TTFT; a smaller share of waiting for the transfer is not worth a sentence
 Metric = Literal["e2el", "ttft"]
 EVERYWHERE = "at every prompt length measured"
 METRICS: tuple[Metric, ...] = ("e2el", "ttft")
@@ -31,6 +32,19 @@ class Samples:
 
     prompt_tokens: int
     by_mode: Mapping[str, Sequence[float]]
+
+
+@dataclass(frozen=True, slots=True)
+class LinkShare:
+    """What the disaggregated requests at one prompt length waited for their KV transfers: means in seconds."""
+
+    prompt_tokens: int
+    exposed: float
+    ttft: float
+
+    @property
+    def large(self) -> bool:
+        return self.exposed >= EXPOSED_SHARE * self.ttft > 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,13 +99,19 @@ class Headline:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """headlines: one per family of points. series: all comparisons."""
+    """headlines: one per family of points. series: all comparisons. links: a sentence per family that waited for its
+    KV transfers."""
 
     headlines: Mapping[str, Headline]
     series: tuple[Series, ...]
+    links: Mapping[str, str] = field(default_factory=dict)
 
     def sentences(self, where: str) -> list[str]:
-        """The details below a headline: a line per series. A reason that several lines share is given once."""
+        """The details below a headline: a line per series, and one on the link. A reason that several lines share is
+        given once."""
+        return [*self._of_series(where), *filter(None, [self.links.get(where)])]
+
+    def _of_series(self, where: str) -> list[str]:
         series = [one for one in self.series if one.where == where]
         reasons = Counter(reason for one in series if (reason := _reason(one)))
         if len(different := _different(reasons)) == 1 and all(_always(one, "undecided") for one in series):
@@ -105,11 +125,14 @@ class Verdict:
 
     def to_json(self) -> dict[str, Any]:
         headlines = {where: asdict(headline) for where, headline in self.headlines.items()}
-        return {"headlines": headlines, "series": [one.to_json() for one in self.series]}
+        return {"headlines": headlines, "series": [one.to_json() for one in self.series], "links": dict(self.links)}
 
 
-def verdict(families: Mapping[str, Mapping[Metric, Sequence[Samples]]]) -> Verdict:
+def verdict(
+    families: Mapping[str, Mapping[Metric, Sequence[Samples]]], links: Mapping[str, Sequence[LinkShare]] | None = None
+) -> Verdict:
     """The verdict on all families, by name. A family is the points that differ in prompt length only."""
+    waited = {where: sentence for where, shares in (links or {}).items() if (sentence := _on_link(shares))}
     series = tuple(
         compare(where, metric, against, samples)
         for where, metrics in families.items()
@@ -118,7 +141,9 @@ def verdict(families: Mapping[str, Mapping[Metric, Sequence[Samples]]]) -> Verdi
         if any("disaggregated" in one.by_mode and against in one.by_mode for one in samples)
     )
     return Verdict(
-        {where: _headline([s for s in series if s.where == where and s.metric == "e2el"]) for where in families}, series
+        {where: _headline([s for s in series if s.where == where and s.metric == "e2el"]) for where in families},
+        series,
+        waited,
     )
 
 
@@ -175,6 +200,17 @@ def _sentences(metric: Metric, against: str, comparisons: Sequence[SpeedupAtLeng
     return lines
 
 
+def _on_link(shares: Sequence[LinkShare]) -> str:
+    """Where requests waited for the link, and how long at most; empty if they did nowhere."""
+    large = sorted((share for share in shares if share.large), key=lambda share: share.prompt_tokens)
+    if not large:
+        return ""
+    worst = max(large, key=lambda share: share.exposed)
+    part = f"{ms(1e3 * worst.exposed)} of {ms(1e3 * worst.ttft)}"
+    where = f" at {worst.prompt_tokens:,}" if len(large) > 1 else ""
+    return f"At {_lengths(large)} the first token waits for the link to send KV: {part}{where}."
+
+
 def _headline(series: Sequence[Series]) -> Headline:
     every = [one for line in series for one in line.comparisons]
     if not every:
@@ -218,7 +254,7 @@ def _listed(words: Sequence[str], last: str) -> str:
     return last.join(filter(None, (", ".join(words[:-1]), words[-1])))
 
 
-def _lengths(comparisons: Sequence[SpeedupAtLength]) -> str:
+def _lengths(comparisons: Sequence[SpeedupAtLength | LinkShare]) -> str:
     numbers = [f"{one.prompt_tokens:,}" for one in comparisons]
     return f"{_listed(numbers, ' and ')} prompt tokens"
 

@@ -26,6 +26,7 @@ from disagg.cli.fleet import deploy, doctor, lifecycle, logs, models, remote, ro
 from disagg.cli.fleet.machines import bootstrap, prune
 from disagg.cli.gateway import endpoints, history, keys, serve, top
 from disagg.errors import Cancelled, DisaggError, UsageError, clipped
+from disagg.extras import explained
 from disagg.version import VERSION
 
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -155,6 +156,8 @@ def invoke(arguments: Sequence[str]) -> int:
         return INTERRUPTED
     except _CommandLineError as error:
         return _explain(error)
+    except ModuleNotFoundError as error:
+        raise explained(error) from None
     return 0
 
 

@@ -33,6 +33,9 @@ def demo(
     max_tokens: Annotated[int, sampling_option("max_tokens")] = MAX_TOKENS,
     timeout: Annotated[float, seconds_option(1, "Seconds for the servers to become healthy.")] = 180.0,
     as_json: AsJson = False,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Print every part of each time, with its formula, and the servers.")
+    ] = False,
     svg: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write the output as an SVG image.")] = None,
 ) -> None:
     """Start four servers on this machine, run two models at the same time, print the figures, stop the servers.
@@ -45,7 +48,7 @@ def demo(
     if as_json:
         print_json(result.to_json())
     else:
-        _print(stdout(), result, answers=not live)
+        _print(stdout(), result, answers=not live, explain=explain)
     if svg is not None:
         _save_svg(result, svg)
 
@@ -82,10 +85,10 @@ def _run(config: Path | None, prompt: str, max_tokens: int, timeout: float, live
             raise
 
 
-def _print(console: Console, result: DemoResult, answers: bool) -> None:
+def _print(console: Console, result: DemoResult, *, answers: bool, explain: bool) -> None:
     from disagg.cli.views.demo import demo_view, next_steps
 
-    console.print(demo_view(result, console.width, answers))
+    console.print(demo_view(result, console.width, answers, explain))
     console.print()
     console.print(next_steps(), soft_wrap=True)
 
@@ -98,7 +101,7 @@ def _save_svg(result: DemoResult, path: Path) -> None:
     from disagg.errors import UsageError
 
     console = Console(record=True, file=io.StringIO(), width=_SVG_WIDTH, force_terminal=True, color_system="truecolor")
-    _print(console, result, answers=True)
+    _print(console, result, answers=True, explain=True)
     try:
         console.save_svg(str(path), title="disagg demo")
     except OSError as error:

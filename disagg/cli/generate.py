@@ -80,11 +80,16 @@ def generate(
     model: Models = None,
     file: PromptFile = None,
     chat: Annotated[bool, typer.Option("--chat", help="Send the prompt as a user's chat message.")] = False,
-    alone: Annotated[Side | None, typer.Option(help="Run on one host of this role, without a hand-off.")] = None,
+    alone: Annotated[
+        Side | None,
+        typer.Option(metavar="ROLE", help="Run on one host, without a hand-off: decode, prefill or whole."),
+    ] = None,
     options: dict[str, Any],
     logprobs: Logprobs = None,
     on_kv_failure: OnKVFailure = KVFailure.fallback,
-    explain: Annotated[bool, typer.Option("--explain", help="Show first which hosts are chosen, and why.")] = False,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Show first which hosts are chosen, and why; last what the figures mean.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Continue a prompt with one or several models: text to stdout, metrics to stderr."""
@@ -153,10 +158,10 @@ def _run(fleet: Fleet, answers: Sequence[ModelAnswer], request: dict[str, Any], 
         for answer in answers:
             if answer.completion is None and answer.error is None:
                 answer.error = Cancelled("interrupted before the answer was complete")
-        _finish(view, answers, as_json)
+        _finish(view, answers, shown)
         note_interrupt("interrupted")
         raise
-    _finish(view, answers, as_json)
+    _finish(view, answers, shown)
     _raise_errors(answers)
 
 
@@ -186,21 +191,21 @@ def _view(answers: Sequence[ModelAnswer], prompt: str, as_json: bool) -> Answers
     return Panels(answers, prompt, stdout()) if stdout().is_terminal else HeadedTexts(answers)
 
 
-def _finish(view: AnswersView, answers: Sequence[ModelAnswer], as_json: bool) -> None:
-    """Show the rest of the answers, and the metrics of those that are complete."""
+def _finish(view: AnswersView, answers: Sequence[ModelAnswer], form: AnswerForm) -> None:
+    """Show the rest of the answers, and the metrics of those that are complete. With --explain also their formulas."""
     from disagg.cli.views.metrics import metrics_view, together_view
     from disagg.inference.several import figures
 
     view.finish()
     complete = sum(answer.completion is not None for answer in answers)
     together = figures(answers) if complete > 1 else None
-    if as_json:
+    if form.as_json:
         more = {"together": together.to_json()} if together else {}
         print_json({"results": [answer.to_json() for answer in answers], **more})
     elif completions := [answer.completion for answer in answers if answer.completion is not None]:
-        stderr().print(metrics_view(completions, view.noted_texts))
+        stderr().print(metrics_view(completions, view.noted_texts, formulas=form.ranking))
         if together:
-            stderr().print(together_view(together))
+            stderr().print(together_view(together, formulas=form.ranking))
 
 
 def _raise_errors(answers: Sequence[ModelAnswer]) -> None:

@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.markup import escape
 
 from disagg.cli.common.completion import complete_model
 from disagg.cli.common.context import print_json, settings, stderr, stdout
 from disagg.cli.common.options import AsJson, DTypeName, PrefillEngineName, seconds_option
 from disagg.errors import DisaggError
+from disagg.extras import require
 
 if TYPE_CHECKING:
     from disagg.api.verify import HostsReport
@@ -92,8 +94,9 @@ def _here(model: str, arguments: list[str], timeout: float, fleet: Fleet | None,
     from disagg.api.verify import VerifyReport
     from disagg.fleet.machine.process import python_command, run_json
 
+    require("decode", *(() if "--prefill-python" in arguments else ("prefill",)))
     python, environment = python_command(None)
-    with stderr().status(f"verifying {model}: hand-off, prefill alone, decode alone …"):
+    with stderr().status(f"verifying {escape(model)}: hand-off, prefill alone, decode alone …"):
         found = run_json([*python, "disagg.verify", *arguments], environment, timeout)
         report = VerifyReport.received(found, "python -m disagg.verify")
     if as_json:
@@ -133,10 +136,10 @@ def _on_hosts(chosen: Settings, name: str, tokens: tuple[int, int], timeout: flo
     require_lengths(model, *tokens)
     statuses = _healthy(fleet, model, state, sorted({host.name for pair in pairs for host in pair}))
     with (
-        stderr().status(f"verifying {model.name} …") as status,
+        stderr().status(f"verifying {escape(model.name)} …") as status,
         FleetClients(fleet, model, state.token(), timeout) as clients,
     ):
-        clients.report = lambda way: status.update(f"verifying {model.name}: {way} …")
+        clients.report = lambda way: status.update(f"verifying {escape(model.name)}: {way} …")
         prompts = clients.prompts(Way((pairs[0][1].name,), "decode"), tokens[0])
         report = verify_hosts(fleet, model, clients.ask, prompts, tokens[1])
     if as_json:

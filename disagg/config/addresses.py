@@ -46,6 +46,14 @@ def is_path(source: str) -> bool:
     return source.startswith((".", "/", "~", PACKAGE))
 
 
+def is_loopback(address: str) -> bool:
+    """Whether this is an address of the machine that reads it."""
+    try:
+        return ipaddress.ip_address(address).is_loopback
+    except ValueError:
+        return address.lower() == "localhost"
+
+
 def address_fault(address: str) -> str | None:
     """Why this is not the address of a host (hostname, IPv4 or IPv6 address); None if it is."""
     if any(sign in address for sign in "/@[]%"):

@@ -5,7 +5,6 @@ What the JSON does not state (sources, context, KV ports) gets a likely value an
 
 from __future__ import annotations
 
-import ipaddress
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,7 +14,7 @@ from typing import Any, Final, Literal, TypeVar
 
 import tomli_w
 
-from disagg.config.addresses import address_fault, is_hub_id, is_label, same_machine
+from disagg.config.addresses import address_fault, is_hub_id, is_label, is_loopback, same_machine
 from disagg.config.toml.messages import fault, nearest, on_one_line
 from disagg.errors import ConfigError
 
@@ -193,7 +192,7 @@ def _model_table(model: str, engines: list[str]) -> str:
 
 
 def _host_table(server: _Server) -> str:
-    local = _is_loopback(server.host)
+    local = is_loopback(server.host)
     host: dict[str, Any] = {
         "address": server.host,
         "roles": [server.section.removesuffix("_servers")],
@@ -216,10 +215,3 @@ def _with_checks(text: str, checks: Mapping[str, str]) -> str:
         f"{line} # CHECK: {checks[key]}" if key in checks else line for key, line in zip(keys, lines, strict=True)
     ]
     return "\n".join([*marked, ""])
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host.lower() == "localhost"

@@ -20,6 +20,7 @@ Installer = Literal["auto", "uv", "pip"]
 ENGINES: Final[tuple[EngineName, ...]] = ("transformers", "vllm", "vllm-server", "mlx", "simulated")
 """Those that run a model in a server of disagg. "openai" is any server of OpenAI's API, "none" a gateway's."""
 KVWire = Literal["as-is", "auto", "int8"]
+KVAudit = Literal["auto", "always", "off"] | int
 HookName = Literal["before_deploy", "after_deploy", "before_restart", "after_restart", "on_failure"]
 
 
@@ -63,6 +64,8 @@ class EngineOptions:
     head_address: str | None = None  # vllm: address:port of the head, at which the ranks find each other
     max_batch: int = 16  # decode: requests in the running batch
     max_kv_bytes: int = 8 << 30  # decode: KV bytes, received and in use
+    kv_audit: KVAudit = "auto"  # mlx: which hand-offs are audited; a number: one in so many
+    kv_audit_tolerance: float = 1.0  # mlx: what received KV may differ by, over the bounds for its dtypes
     url: str | None = None  # openai, vllm-server: without / at its end
     model: str | None = None  # openai, vllm-server: the model's name there
     key_file: str | None = None  # openai, vllm-server: absolute, or below ~ of the machine that asks

@@ -11,13 +11,14 @@ class Comparison:
     """Several models asked at the same time, and again one after the other. Times are seconds of wall time.
 
     parallel_wall: of all models at the same time. own: by model, of that model by itself. completion_tokens: output
-    tokens of all answers. same_text: whether both runs gave the same answers.
+    tokens of all answers. same_text: whether all runs gave the same answers. rounds: of which each time is the median.
     """
 
     parallel_wall: float
     own: dict[str, float]
     completion_tokens: int
     same_text: bool
+    rounds: int = 1
 
     @property
     def sequential_sum(self) -> float:
@@ -48,4 +49,5 @@ class Comparison:
             "throughput": self.throughput,
             "parallel_over_slower": self.over_slower,
             "same_text": self.same_text,
+            "rounds": self.rounds,
         }

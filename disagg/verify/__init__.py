@@ -8,5 +8,4 @@ pair      the two engines, and the transfer between them
 process   starts the prefill engine's process and calls it; it may belong to another environment
 prefill   what runs in that process
 compare   two runs compared, and what they may differ by; pure
-weights   the form of a checkpoint's weights, in words
 """

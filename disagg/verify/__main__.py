@@ -22,13 +22,13 @@ from disagg.api.verify import BackendFinding, VerifyReport
 from disagg.config import DType, EngineOptions
 from disagg.engines.exit import exit_without_cleanup
 from disagg.engines.model import checkpoint
+from disagg.engines.model.checkpoint_files import weights_form
 from disagg.errors import ContextLengthExceeded, DisaggError
 from disagg.kv.received import ReceivedKV
 from disagg.verify.compare import Comparisons, EngineRun, Runs, bounds, bounds_alone, summary
 from disagg.verify.pair import EnginePair
 from disagg.verify.prefill import ENGINES
 from disagg.verify.process import PrefillSpec
-from disagg.verify.weights import weights_form
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,8 @@ def verify(pair: EnginePair, plan: VerifyPlan) -> VerifyReport:
     info = pair.decode_engine.info
     same = plan.weights[0] == plan.weights[1]
     found = Comparisons.of(runs)
-    limits = bounds(plan.dtype, same_weights=same, alone=found.prefill_vs_decode)
+    again = found.prefill_again, found.decode_again
+    limits = bounds(plan.dtype, same_weights=same, alone=found.prefill_vs_decode, again=again)
     alone = bounds_alone(plan.dtype, same_weights=same)
     return VerifyReport(
         architecture=info.profile.architecture,

@@ -25,10 +25,14 @@ NOISE = {
     "float16": VerifyBounds(max_kl=5e-3, min_top1=0.95),
     "bfloat16": VerifyBounds(max_kl=5e-2, min_top1=0.85),
 }
+ALONE = {**NOISE, "float32": VerifyBounds(max_kl=1e-5, min_top1=1.0, max_logit_diff=1e-1)}
+"""Of two engines with the same weights, each alone. Their rounding adds up to 0.02 in some models."""
 OTHER_WEIGHTS = VerifyBounds(max_kl=0.5, min_top1=0.7)
 """Of two engines whose weights have different forms, each alone."""
 KL_FACTOR = 1.25
 """The hand-off's KL over that of the two engines alone: the two are means over the same few positions."""
+DIFF_FACTOR = 3.0
+"""The hand-off's largest difference of a logit over that of the controls: a largest one varies more than a mean."""
 Z = 1.96  # 95 %
 
 Logits = Any  # numpy.ndarray [positions, vocab]
@@ -109,11 +113,22 @@ def interval(agreeing: int, positions: int) -> tuple[float, float]:
     return max(0.0, centre - half), min(1.0, centre + half)
 
 
-def bounds(dtype: DType, *, same_weights: bool, alone: RunComparison) -> VerifyBounds:
-    """Of the hand-off compared with either engine alone. alone: the two engines, each alone, compared."""
+def bounds(
+    dtype: DType, *, same_weights: bool, alone: RunComparison, again: Sequence[RunComparison] = ()
+) -> VerifyBounds:
+    """Of the hand-off compared with either engine alone. The controls, alone: the two engines, each alone, compared;
+    again: each compared with itself."""
     noise = NOISE[dtype]
     if same_weights:
-        return noise
+        controls = (alone, *again)
+        exact = noise.max_logit_diff
+        return VerifyBounds(
+            max_kl=max(noise.max_kl, KL_FACTOR * max(one.mean_kl for one in controls)),
+            min_top1=noise.min_top1,
+            max_logit_diff=None
+            if exact is None
+            else max(exact, DIFF_FACTOR * max(one.max_logit_diff for one in controls)),
+        )
     chance = math.sqrt(2) * (alone.top1 - alone.top1_low)  # by which the shares of two samples may differ
     return VerifyBounds(
         max_kl=KL_FACTOR * alone.mean_kl + noise.max_kl, min_top1=max(0.0, noise.min_top1 * (alone.top1 - chance))
@@ -122,7 +137,7 @@ def bounds(dtype: DType, *, same_weights: bool, alone: RunComparison) -> VerifyB
 
 def bounds_alone(dtype: DType, *, same_weights: bool) -> VerifyBounds:
     """Of the two engines, each alone."""
-    return NOISE[dtype] if same_weights else OTHER_WEIGHTS
+    return ALONE[dtype] if same_weights else OTHER_WEIGHTS
 
 
 def within(comparison: RunComparison, limits: VerifyBounds) -> bool:

@@ -27,6 +27,7 @@ from disagg.engines.model import checkpoint
 from disagg.errors import DisaggError, ProtocolError
 from disagg.kv.fingerprint import token_hash
 from disagg.kv.wire.frames import Header
+from disagg.servers.health.progress import EngineProgress
 from disagg.servers.prefill.delivery import delivery_by
 from disagg.verify.process import TIMEOUT_S
 
@@ -77,13 +78,17 @@ def _send(engine: PromptEngine, call: PrefillCall) -> None:
     count, info = len(call.tokens) - 1, engine.info
     header = Header(call.ticket, "verify", info.fingerprint, info.layout, token_hash(call.tokens), count)
     to, deadline = (call.to.host, call.to.port), time.monotonic() + TIMEOUT_S
-    delivery = delivery_by(engine, call.tokens, to, header, deadline=deadline, salt="verify")
+    progress = EngineProgress()
+    engine.on_beat = progress.beat
+    delivery = delivery_by(
+        engine, call.tokens, to, header, deadline=deadline, salt="verify", beats=lambda: progress.beats
+    )
     try:
         run = delivery.start()
         try:
             while not run.done:
                 run.step(call.chunk_tokens)
-            delivery.finish(run.timing.ended)
+            delivery.finish(run.timing, ())
         finally:
             run.close()
     finally:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
-import inspect
-from collections.abc import Sequence
+import importlib.util
+from collections.abc import Iterator, Sequence
+from importlib.abc import InspectLoader
 from typing import Final
+
+from disagg.errors import CapabilityMissing
 
 SAMPLE_MODULES: Final = (
     "argparse", "tarfile", "typing", "subprocess", "inspect", "turtle", "pydoc", "zipfile", "decimal",
@@ -13,8 +15,23 @@ SAMPLE_MODULES: Final = (
 
 
 def sample_text() -> str:
-    """About 0.9 MB of English and code."""
-    return "\n".join(inspect.getsource(importlib.import_module(name)) for name in SAMPLE_MODULES)
+    """About 0.9 MB of English and code. CapabilityMissing if this Python came without its source."""
+    text = "\n".join(_sources())
+    if not text:
+        raise CapabilityMissing(
+            "this Python has no source files of its standard library, of which prompts are made",
+            "use a Python from python.org, the system's packages or uv",
+        )
+    return text
+
+
+def _sources() -> Iterator[str]:
+    """Each module's source. None is imported: `turtle` needs tkinter, which Debian packages separately."""
+    for name in SAMPLE_MODULES:
+        spec = importlib.util.find_spec(name)
+        loader = spec.loader if spec is not None else None
+        if isinstance(loader, InspectLoader) and (source := loader.get_source(name)):
+            yield source
 
 
 def pieces(text: str, count: int, length: int) -> Sequence[str]:

@@ -1,11 +1,13 @@
 #!/usr/bin/env bash
-# The demo fleet, a gateway in front of it, and the page. Ctrl-C stops all three.
+# The demo fleet, a gateway in front of it, and the page. Ctrl-C stops what was started here.
 set -euo pipefail
 cd "$(dirname "$0")"
 export DISAGG_CONFIG=${DISAGG_CONFIG:-$PWD/../../disagg/demo/hosts.toml}
 gateway_port=${GATEWAY_PORT:-8080} page_port=${PAGE_PORT:-8090}
 page=http://127.0.0.1:$page_port
-trap 'kill ${gateway:-} ${browser:-} 2>/dev/null || true; ../../.venv/bin/disagg stop' EXIT
+# A fleet that ran before is left running.
+../../.venv/bin/disagg status >/dev/null 2>&1 && stop=true || stop="../../.venv/bin/disagg stop"
+trap 'kill ${gateway:-} ${browser:-} 2>/dev/null || true; $stop' EXIT
 
 open_page() {
   for _ in {1..240}; do

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import stat
 import sys
 import types
 from collections import deque
@@ -15,6 +14,7 @@ from disagg.bench.energy import Power, macmon_watts, mean_watts, sampled
 from disagg.bench.records import TurnResult
 from tests.bench.bench_parts import record
 from tests.fleets import wait_until
+from tests.programs import python_program
 
 
 def turn(mode: Any, began: float = 0.0, ended: float = 10.0) -> Any:
@@ -85,9 +85,7 @@ def test_macmons_lines_are_read_tolerantly(line: str, watts: float | None) -> No
 def test_macmon_is_read_as_a_process_and_ended_with_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program = tmp_path / "macmon"
     loop = "while True:\n    print('{\"sys_power\": 55.0}', flush=True)\n    time.sleep(0.05)\n"
-    script = f"#!{sys.executable}\nimport time\n{loop}"
-    program.write_text(script)
-    program.chmod(program.stat().st_mode | stat.S_IXUSR)
+    python_program(program, f"import time\n{loop}")
     monkeypatch.setenv("PATH", str(tmp_path))
     power = Power()
     with sampled(power, ["decode"]):

@@ -9,7 +9,7 @@ import pytest
 from disagg.bench.energy import Power
 from disagg.bench.records import MODES, TurnResult
 from disagg.bench.result import gather, judge
-from disagg.bench.verdict import Samples, compare, crossover, verdict
+from disagg.bench.verdict import LinkShare, Samples, compare, crossover, verdict
 from tests.bench.bench_parts import plan, point, record, result
 from tests.values import present
 
@@ -58,6 +58,27 @@ def test_the_headline_names_the_later_of_the_two_crossovers() -> None:
     (found,) = made.headlines.values()
     assert found.decision == "depends"
     assert found.text == "Disaggregation wins from about 400 prompt tokens; below, one machine is faster."
+
+
+def test_where_the_first_token_waits_for_the_link_is_said_with_how_long() -> None:
+    shares = [LinkShare(4000, 0.05, 0.9), LinkShare(16000, 3.9, 7.1), LinkShare(8000, 1.0, 3.0)]
+    text = (
+        "At 8,000 and 16,000 prompt tokens the first token waits for the link to send KV: 3.90 s of 7.10 s at 16,000."
+    )
+    made = verdict({"here": {"e2el": [samples(4000, 1.0, 0.5, 0.5)]}}, {"here": shares})
+    assert made.sentences("here")[-1] == made.to_json()["links"]["here"] == text
+    hidden = verdict({"here": {"e2el": [samples(4000, 1.0, 0.5, 0.5)]}}, {"here": shares[:1]})
+    assert made.sentences("here")[:-1] == hidden.sentences("here") and not hidden.links
+
+
+@pytest.mark.parametrize(("exposed", "said"), [(0.49, False), (0.9, True)])
+def test_the_verdict_knows_the_exposed_transfer_of_requests_that_were_handed_over(exposed: float, said: bool) -> None:
+    """Not of one that fell back, which waited for nothing."""
+    waited = [record(5.0, 6.0, prompt=100, exposed_transfer=exposed, method="disaggregated") for _ in range(4)]
+    fell_back = record(5.0, 6.0, prompt=100, exposed_transfer=5.0, method="fallback")
+    turns = [TurnResult(0, "disaggregated", False, 0.0, 6.0, (*waited, fell_back))]
+    made = judge(gather(plan((point(100),)), turns, Power(), {}))
+    assert bool(made.links) is said
 
 
 def test_noise_is_not_called_a_win() -> None:

@@ -33,3 +33,16 @@ def test_a_part_that_fails_is_a_row_and_the_other_rows_are_kept(
     rows = written.read_text().splitlines()[4:]
     assert "**failed**" in rows[0] and "exit code 1" in rows[0]
     assert rows[1] == "| figure | at least 1 | 2 | met |"
+
+
+def test_square_brackets_are_text_and_no_markup(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def lacks(rounds: int, quick: bool) -> Iterator[Row]:
+        yield benchmarks.skipped("figure [a]", "more", "pip install '.[peers]'")
+
+    monkeypatch.setattr(benchmarks, "PARTS", (lacks,))
+    monkeypatch.setattr(sys, "argv", ["benchmarks"])
+    benchmarks.main()
+    out = capsys.readouterr().out
+    assert "figure [a]" in out and "'.[peers]'" in out

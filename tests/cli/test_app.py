@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -29,7 +30,7 @@ def test_commands_that_need_no_engine_import_none(tmp_path: Path, monkeypatch: p
     monkeypatch.setenv("DISAGG_CONFIG", str(path))
     monkeypatch.setenv("PYTHONPATH", ROOT)
     monkeypatch.chdir(tmp_path)
-    commands = {"--help": 0, "start": 1, "status": 3, "stop": 0, "init --path new.toml": 0}
+    commands = {"--help": 0, "start": 1, "status": 3, "stop": 0, "init --config new.toml": 0}
     script = (
         "import json, sys\nfrom disagg.cli.app import main\n"
         "for command in sys.argv[1:]:\n"
@@ -110,7 +111,7 @@ def test_a_malformed_file_exits_2_with_line_and_column(tmp_path: Path, capsys: p
 
 
 def test_output_into_a_closed_pipe_is_no_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    command = f"{sys.executable} -m disagg status --json --host prefill-1 | true"
+    command = f"{shlex.quote(sys.executable)} -m disagg status --json --host prefill-1 | true"
     monkeypatch.setenv("DISAGG_CONFIG", str(write_fleet(tmp_path)))
     monkeypatch.setenv("PYTHONPATH", ROOT)
     done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=60, check=False)
@@ -128,7 +129,7 @@ def test_a_closed_pipe_exits_as_other_unix_tools_do(rest: list[str], tmp_path: P
     assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, b"")
 
 
-@pytest.mark.parametrize("words", [["status", "--config"], ["verify"], ["init", "--path"]])
+@pytest.mark.parametrize("words", [["status", "--config"], ["verify"], ["init", "--config"]])
 def test_a_path_that_is_too_long_is_a_usage_error(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert run(*words, "a" * 5000) == 2
     assert capsys.readouterr().err == f"error: {'a' * 63}…: File name too long\n hint: name a shorter path\n"

@@ -51,7 +51,9 @@ def test_the_text_goes_to_stdout_and_the_metrics_to_stderr(one: Path, capsys: py
     assert run("--config", one, "generate", "def fibonacci(n):") == 0
     out, err = capsys.readouterr()
     assert out == TEXT
-    assert "7 in" in err and "329 tok/s" in err and "TTFT: request sent → first token" in err
+    assert "7 in" in err and "329 tok/s" in err and "TTFT: request sent → first token" not in err
+    assert run("--config", one, "generate", "--explain", "def fibonacci(n):") == 0
+    assert "TTFT: request sent → first token" in capsys.readouterr().err
     assert all(len(line) <= 80 for line in err.splitlines())
 
 

@@ -30,7 +30,9 @@ def test_every_kept_field_survives(tmp_path: Path, fleet_text: str) -> None:
         service="launchd",
         connector="local",
         queue_size=7,
-        engine=EngineOptions("mlx", dtype="float32", device="gpu", threads=3, max_batch=2, max_kv_bytes=1 << 33),
+        engine=EngineOptions(
+            "mlx", dtype="float32", device="gpu", threads=3, max_batch=2, max_kv_bytes=1 << 33, kv_audit=4
+        ),
     )
     spark = replace(fleet.hosts["spark"], engine=EngineOptions("transformers", dtype="float32"))
     fleet = replace(fleet, hosts={"spark": spark, "mac": mac})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 from tests.faults.flow import Direction, Fault, Kind
@@ -24,6 +24,21 @@ Process = Literal[
     "clock an hour slow",
 ]
 Lacking = Literal["no descriptors", "no memory", "disk full"]
+LIES: Final = (
+    "zeros",
+    "NaN",
+    "one layer of another prompt",
+    "one head permuted",
+    "rope of another base",
+    "1 % noise",
+    "rows shifted by one",
+    "weights of another checkpoint",
+    "weights 1 % off",
+    "another prompt",
+    "another prompt that ends alike",
+    "20 early rows zero",
+)
+"""Those of tests.hostile.peers, which imports torch."""
 
 EVERY: Final = 1000  # connections: the fault does not go away
 MID_TRANSFER: Final = 100_000  # bytes; the prompt's KV has some 700,000
@@ -33,7 +48,7 @@ FIFTH: Final = 5
 @dataclass(frozen=True, slots=True)
 class Cell:
     """One case. side: whose connections or process. fault: of bytes, or the trigger at which `process` happens to the
-    host of `side`; None: `lacking` from the beginning. endings: those allowed."""
+    host of `side`; None: `lacking`, or the hosts of `side` tell a lie, from the beginning. endings: those allowed."""
 
     side: Side
     name: str
@@ -44,6 +59,7 @@ class Cell:
     fault: Fault | None
     process: Process | None = None
     lacking: Lacking | None = None
+    lie: str | None = None
 
     @property
     def linked(self) -> bool:
@@ -70,6 +86,7 @@ def cells() -> Iterator[Cell]:
     yield from _processes()
     yield from _engine_thread()
     yield from _lacking()
+    yield from _lies()
     yield from _linked()
 
 
@@ -99,6 +116,11 @@ def _kv() -> Iterator[Cell]:
             yield _bytes("kv", f"{name}, every one", "in the transfer", policy, endings, fault)
     yield _bytes("kv", "reply reset", "in the transfer", "fallback", WHOLE, Fault("reset", "answer"))
     yield _bytes("kv", "reply stalled", "in the transfer", "fallback", WHOLE, Fault("stall", "answer"))
+    trickle = Fault("slow", "request", at=MID_TRANSFER, rate=1.0)
+    yield _bytes("kv", "trickled in a frame", "in the transfer", "fallback", WHOLE, trickle)
+    for policy, endings in _EVERY_TRANSFER:
+        fault = replace(trickle, times=EVERY)
+        yield _bytes("kv", "trickled, every one", "in the transfer", policy, endings, fault)
     for rate, endings in ((3e6, WHOLE), (300e3, NOTED)):
         fault = Fault("slow", "request", rate=rate, times=EVERY)
         yield _bytes("kv", f"slow, {rate / 1e6:g} MB/s", "in the transfer", "fallback", endings, fault)
@@ -191,6 +213,14 @@ def _lacking() -> Iterator[Cell]:
             yield Cell(side, lacking, "at any time", policy, WHOLE, side, None, lacking=lacking)
 
 
+def _lies() -> Iterator[Cell]:
+    """Every prefill host sends wrong KV under a right digest."""
+    for lie in LIES:
+        yield Cell("prefill", f"sends {lie}", "in the transfer", "fallback", NOTED, "prefill", None, lie=lie)
+    lie = LIES[0]
+    yield Cell("prefill", f"sends {lie}", "in the transfer", "fail", ERROR, "prefill", None, lie=lie)
+
+
 def _linked() -> Iterator[Cell]:
     """A host's cable is cut, or its wall clock jumps."""
     for state, trigger, _ in _TRIGGERS:
@@ -213,6 +243,7 @@ REPRESENTATIVE: Final = (
     "kv: byte corrupted in a frame, in the transfer, fallback",
     "kv: blocks swapped, every one, in the transfer, fallback",
     "kv: truncated, every one, in the transfer, fail",
+    "kv: trickled in a frame, in the transfer, fallback",
     "prefill: request reset, waiting for KV, fallback",
     "decode: reset, before the slot, fallback",
     "decode: truncated, in the answer, fallback",
@@ -222,5 +253,7 @@ REPRESENTATIVE: Final = (
     "decode: frozen, in the answer, fallback",
     "decode: killed, in the transfer, one decode host",
     "prefill: killed, in the transfer, fallback",
+    "prefill: sends another prompt that ends alike, in the transfer, fallback",
+    "prefill: sends zeros, in the transfer, fail",
 )
 """The cells that `make test` runs, and those of them with cables above."""

@@ -97,9 +97,14 @@ class FaultFleet:
         """Stop the thread that computes, until the fleet is healed."""
         self._stopped.append(StoppedThread(busiest_thread(self.pid(name))))
 
+    def tell(self, lie: str) -> None:
+        """From now on every prefill host tells this lie of tests.hostile.peers."""
+        (self.seen.parent / LIE_FILE).write_text(lie)
+
     def heal(self) -> None:
         """Undo every fault: proxies forward, frozen servers and threads run and are well, killed servers are started
-        again and ready."""
+        again and ready, and prefill hosts are honest."""
+        (self.seen.parent / LIE_FILE).unlink(missing_ok=True)
         for proxy in (*self.proxies.values(), *self.links.values()):
             proxy.heal()
         while self._stopped:
@@ -147,6 +152,7 @@ class FaultFleet:
 
 
 TWO_AND_TWO: Final[Mapping[str, int]] = {"prefill": 2, "decode": 2}
+LIE_FILE: Final = "lie"
 KV: Final = " KV"  # ends the name of the proxy of a KV port
 POOLS: Final[Mapping[str, int]] = {
     "asyncio": min(32, (os.cpu_count() or 1) + 4),  # for work off the event loop
@@ -194,7 +200,8 @@ def running(
         for file, http, kv in (("seen", seen, seen_kv), ("prefill", ports, seen_kv), ("decode", ports, kv_ports)):
             (folder / f"{file}.toml").write_text(hosts_file(model, hosts, http, kv, max_kv_bytes))
         (folder / "token").write_text(TOKEN)
-        servers = {name: RunningFleet(load(folder / f"{role}.toml"), folder) for name, role in hosts.items()}
+        lies = {name: str(folder / LIE_FILE) for name, role in hosts.items() if role == "prefill"}
+        servers = {name: RunningFleet(load(folder / f"{role}.toml"), folder, lies=lies) for name, role in hosts.items()}
         fleet = FaultFleet(folder / "seen.toml", servers, proxies, links)
         stack.callback(stop_all, servers)
         for name, server in servers.items():

@@ -79,7 +79,7 @@ class Matrix:
         finally:
             self.fleet.heal()
         result = _result(cell, sampling, answer, answer.started if struck is None else struck)
-        if struck is None and not cell.lacking:
+        if struck is None and not (cell.lacking or cell.lie):
             result.problems.append("the fault did not strike")
         if answer.completion and answer.ids != self.expected[sampling]:
             result.problems.append(f"wrong tokens: {_difference(answer.ids, self.expected[sampling])}")
@@ -204,6 +204,8 @@ def _prepared(fleet: FaultFleet, cell: Cell) -> Iterator[Injection]:
             pid = fleet.pid(f"{cell.side}-1")
             stack.enter_context(LIMITS[cell.lacking](pid))
             fleet.broken.add(f"{cell.side}-1")
+        if cell.lie is not None:
+            fleet.tell(cell.lie)
         if cell.fault is None:
             yield Injection(NO_FAULT)
             return

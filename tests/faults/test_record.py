@@ -11,6 +11,7 @@ import pytest
 from tests.faults.cells import cells
 from tests.faults.matrix import Result
 from tests.faults.record import Results, current_commit
+from tests.programs import need
 
 FIRST, SECOND = list(cells())[:2]
 RESULT = Result(FIRST, "greedy", "answer", "disaggregated", 1.5, 0.25, ["a problem"])
@@ -35,6 +36,7 @@ def test_results_of_another_commit_or_of_a_run_that_is_not_gone_on_with_are_drop
 
 
 def test_uncommitted_changes_make_another_head(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    need("git")
     monkeypatch.chdir(tmp_path)
     (tmp_path / "code").write_text("1")
     for command in ("init -q", "add .", "-c user.name=a -c user.email=a@b commit -q -m 1"):

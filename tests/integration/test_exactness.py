@@ -120,8 +120,9 @@ def test_requests_that_join_a_running_batch_are_answered_as_each_by_itself(
             assert ids(answer) == ids(together[length])[:count], f"{length} tokens"
 
 
-def test_wrong_kv_changes_the_answer(fleet: RunningFleet, together: dict[int, Completion]) -> None:
-    """The control: noise of the right shape under the right ticket must not give the right tokens."""
+def test_wrong_kv_is_refuted_and_the_answer_is_right(fleet: RunningFleet, together: dict[int, Completion]) -> None:
+    """Noise of the right shape under the right ticket. That wrong KV changes an answer if nobody audits it is a control
+    of `disagg verify`."""
     count = SHORT_ANSWER["max_tokens"]
     tokens, right = prompt(200), ids(together[200])[:count]
     body = {"model": "m", "tokens": tokens, "sampling": {**SAMPLING, "max_tokens": count}, "cache_salt": "noise"}
@@ -133,9 +134,9 @@ def test_wrong_kv_changes_the_answer(fleet: RunningFleet, together: dict[int, Co
         sender.start()
         events = [json.loads(line[6:]) for line in lines if line.startswith("data: ")]
         sender.join()
-    wrong = [token["id"] for event in events for token in event.get("tokens", ())]
-    assert len(wrong) == len(right)
-    assert wrong != right
+    assert [event["blamed"] for event in events if "blamed" in event] == [True]
+    assert [token["id"] for event in events for token in event.get("tokens", ())] == right
+    assert events[-1]["computed_prompt_tokens"] == len(tokens) and "layer" in events[-1]["refuted"]
 
 
 def send_noise(fleet: RunningFleet, slot: dict[str, object], tokens: list[int]) -> None:

@@ -19,10 +19,10 @@ from disagg.inference.client import AsyncClient
 from disagg.inference.types import Completion
 from tests import tiny_models
 from tests.engines.architectures import configs
-from tests.fleets import HAS_VLLM, TOKEN, RunningFleet, running, write_hosts
+from tests.fleets import TOKEN, RunningFleet, needs_vllm, running, write_hosts
 
 pytestmark = [
-    pytest.mark.skipif(not HAS_VLLM, reason="no environment with vLLM: make .venv-vllm/.ready"),
+    needs_vllm,
     pytest.mark.timeout(1500),
 ]
 

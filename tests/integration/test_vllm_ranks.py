@@ -15,12 +15,12 @@ from disagg.inference.client import AsyncClient
 from disagg.inference.types import Completion
 from disagg.servers.health.watchdog import EXIT_CODE
 from tests import tiny_models
-from tests.fleets import HAS_VLLM, TOKEN, RunningFleet, running, wait_until, write_hosts
+from tests.fleets import TOKEN, RunningFleet, needs_vllm, running, wait_until, write_hosts
 from tests.integration.test_vllm import ANSWER, PREFILL, events, ids, prompt, require_those_of_transformers
 from tests.ports import free_ports
 
 pytestmark = [
-    pytest.mark.skipif(not HAS_VLLM, reason="no environment with vLLM: make .venv-vllm/.ready"),
+    needs_vllm,
     pytest.mark.timeout(1500),
 ]
 PATIENCE_S = 300.0

@@ -18,13 +18,13 @@ import pytest
 from disagg.inference.client import AsyncClient
 from disagg.servers.health.watchdog import EXIT_CODE
 from tests import tiny_models
-from tests.fleets import HAS_VLLM, TOKEN, RunningFleet, running, write_hosts
+from tests.fleets import TOKEN, RunningFleet, needs_vllm, running, write_hosts
 from tests.integration.test_vllm import ANSWER, ARCHITECTURES, LENGTHS, ids, prompt, require_those_of_transformers
 from tests.ports import free_ports
 from tests.vllm_serve import VLLMServe, vllm_serve
 
 pytestmark = [
-    pytest.mark.skipif(not HAS_VLLM, reason="no environment with vLLM: make .venv-vllm/.ready"),
+    needs_vllm,
     pytest.mark.timeout(1500),
 ]
 PATIENCE_S = 600.0

@@ -32,6 +32,10 @@ ROOT = Path(__file__).parents[2]
 RUN_VARIABLE = "PYTEST_XDIST_TESTRUNUID"
 
 
+class ProcessEndedError(AssertionError):
+    """The process with the imports has ended, and nobody tells how the programs fare that it has started."""
+
+
 class Preloaded:
     """The process with the frameworks. Its servers compute with one thread. variables: of its environment. python: of
     the environment with `framework`. Processes of one run that ask for the same get the same."""
@@ -46,7 +50,13 @@ class Preloaded:
         self._command = [python, "-m", "tests.preloaded", framework]
         self._environment = {**os.environ, **_ONE_THREAD, **variables, "PYTHONPATH": str(ROOT)}
         self._address = _address(self._command, variables)
+        self._errors = self._address.with_suffix(".stderr")
         self._started: subprocess.Popen[bytes] | None = None
+        self._connect()
+
+    def _connect(self) -> None:
+        self.generation = object()  # another one for each process that this object has had
+        self._started = None
         self._connection = self._connected()
         self._lines = self._connection.makefile("rb")
 
@@ -73,12 +83,32 @@ class Preloaded:
             "network": network or f"/proc/{os.getpid()}/task/{threading.get_native_id()}/ns/net",
             "program": program,
         }
-        return ForkedServer(self, int(self.ask(request)["pid"]))
+        try:
+            return ForkedServer(self, int(self.ask(request)["pid"]))
+        except ProcessEndedError:  # the next tests get another one
+            self.close()
+            self._connect()
+            return ForkedServer(self, int(self.ask(request)["pid"]))
 
     def ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """The answer to one request. ProcessEndedError if there is nobody to answer."""
         with self._lock:
-            self._connection.sendall(json.dumps(request).encode() + b"\n")
-            return dict(json.loads(self._lines.readline()))
+            try:
+                self._connection.sendall(json.dumps(request).encode() + b"\n")
+                line = self._lines.readline()
+            except ConnectionError:
+                line = b""
+        if not line:
+            raise ProcessEndedError(f"{' '.join(self._command)} has ended{self._its_end()}")
+        answer = dict(json.loads(line))
+        assert "error" not in answer, answer["error"]
+        return answer
+
+    def _its_end(self) -> str:
+        """Its exit code, if this process has started it, and the last that it said."""
+        code = self._started.poll() if self._started is not None else None
+        said = self._errors.read_text(errors="replace")[-2000:] if self._errors.exists() else ""
+        return ("" if code is None else f" with exit code {code}") + (f":\n{said}" if said else "")
 
     def close(self) -> None:
         """Kills the programs that this object started and that still run."""
@@ -106,7 +136,10 @@ class Preloaded:
     def _launch(self) -> None:
         """Start the process and wait until it, or one that was quicker, can be connected to."""
         null, command = subprocess.DEVNULL, [*self._command, str(self._address)]
-        process = subprocess.Popen(command, stdin=null, stdout=subprocess.PIPE, env=self._environment, cwd=ROOT)
+        with self._errors.open("ab") as errors:  # pytest's own stderr is a file that each test has anew
+            process = subprocess.Popen(
+                command, stdin=null, stdout=subprocess.PIPE, stderr=errors, env=self._environment, cwd=ROOT
+            )
         assert process.stdout is not None
         with process.stdout:
             listens = process.stdout.readline()
@@ -121,11 +154,14 @@ class ForkedServer:
 
     def __init__(self, parent: Preloaded, pid: int) -> None:
         self._parent = parent
+        self._generation = parent.generation
         self.pid = pid
         self.returncode: int | None = None
 
     def poll(self) -> int | None:
         if self.returncode is None:
+            if self._generation is not self._parent.generation:
+                raise ProcessEndedError(f"the process that has started {self.pid} has ended")
             self.returncode = self._parent.ask({"pid": self.pid})["code"]
         return self.returncode
 

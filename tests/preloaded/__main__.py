@@ -2,8 +2,8 @@
 
 FRAMEWORK: transformers, vllm in the environment of that, or disagg for the command line. A connection to SOCKET gets
 "ready" and then carries requests and replies, one JSON object per line: {"program", "argv", "cwd", "env", "input",
-"log", "errors", "network"} starts `python -m PROGRAM ARGV` and is answered with {"pid"}; {"pid"} is answered with
-{"code"}, null while that program runs. What a connection has started is killed at its end.
+"log", "errors", "network"} starts `python -m PROGRAM ARGV` and is answered with {"pid"}, or {"error"}; {"pid"} is
+answered with {"code"}, null while that program runs. What a connection has started is killed at its end.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ from tests.threads import name_threads_in_the_system
 
 PATIENCE_S = 60.0
 _SERVERS = ("disagg.servers.run", "disagg.servers.prefill.service")
-_MODULES = {
+_MODULES: Mapping[str, tuple[str, ...]] = {
+    "nothing": (),  # for tests of this program
     "disagg": (
         "disagg.cli.app",
         "disagg.cli.views",
@@ -80,17 +81,19 @@ class Caller:
         self._sockets = sockets
         self._lines = connection.makefile("rb")
         self._codes: dict[int, int | None] = {}
-        with suppress(BrokenPipeError):
+        with suppress(ConnectionError):
             connection.sendall(READY)
 
     def answer(self) -> bool:
         """Read one request and answer it. False at the end of the connection."""
-        line = self._lines.readline()
-        if not line.endswith(b"\n"):
-            return False
-        answer = self._answer(json.loads(line))
-        with suppress(BrokenPipeError):
+        try:
+            line = self._lines.readline()
+            if not line.endswith(b"\n"):
+                return False
+            answer = self._answer(json.loads(line))
             self.connection.sendall(json.dumps(answer).encode() + b"\n")
+        except ConnectionError:  # the caller was killed; the others go on
+            return False
         return True
 
     def close(self) -> None:
@@ -100,9 +103,12 @@ class Caller:
         self._lines.close()
         self.connection.close()
 
-    def _answer(self, request: Mapping[str, Any]) -> dict[str, int | None]:
+    def _answer(self, request: Mapping[str, Any]) -> dict[str, int | str | None]:
         if "argv" in request:
-            pid = _fork(request, self._sockets)
+            try:
+                pid = _fork(request, self._sockets)
+            except OSError as error:  # no memory, or too many processes
+                return {"error": f"{' '.join(request['argv'])} cannot be forked: {error}"}
             self._codes[pid] = None
             return {"pid": pid}
         pid = request["pid"]
@@ -122,6 +128,7 @@ def main() -> None:
     try:
         _import(framework)
         _serve(listener)
+        address.with_suffix(".stderr").unlink(missing_ok=True)  # see Preloaded
     finally:
         address.unlink(missing_ok=True)
 

@@ -33,10 +33,10 @@ import pytest
 
 from disagg.config import Fleet, Host, load
 from tests.deadlines import LONG_S
+from tests.programs import PATH, need
 from tests.testbed import network
 
 HOSTS_TOML = Path(__file__).parents[2] / "hosts.toml"
-_PATH = os.environ.get("PATH", "") + ":/usr/sbin:/sbin"
 _MAC_PATH = "/usr/bin:/bin:/usr/sbin:/sbin"
 _ACCOUNT = 2000
 
@@ -242,20 +242,12 @@ class Bed:
 
 @contextmanager
 def running(folder: Path, source: Path = HOSTS_TOML) -> Iterator[Bed]:
-    """A bed of the hosts of this hosts.toml in this folder, gone afterwards. Fails with the one command where a program
-    is missing."""
-    tools = {tool: shutil.which(tool, path=_PATH) for tool in ("sshd", "ssh-keygen")}
+    """A bed of the hosts of this hosts.toml in this folder, gone afterwards. Skips where a program is missing."""
     real = network.may_make_namespaces()
-    if real:
-        tools |= {tool: shutil.which(tool, path=_PATH) for tool in ("ip", "tc", "unshare", "nsenter")}
-    if missing := [tool for tool, path in tools.items() if path is None]:
-        pytest.fail(
-            f"the test bed needs {', '.join(missing)}: run tests/testbed/requirements.sh, "
-            "or: sudo apt-get install openssh-server openssh-client iproute2"
-        )
-    os.environ["PATH"] = _PATH
+    need("sshd", "ssh-keygen", *(("ip", "tc", "nsenter", "pkill") if real else ()))
+    os.environ["PATH"] = PATH
     folder.chmod(0o755)
-    sshd = str(tools["sshd"])
+    sshd = str(shutil.which("sshd"))
     home = make_client(folder)
     fleet = load(source)
     with ExitStack() as stack:

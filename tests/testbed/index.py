@@ -39,6 +39,7 @@ from packaging.utils import (
 
 from disagg.fleet.deploy.packages.locks import committed_locks, locked_packages
 from disagg.fleet.deploy.packages.requirements import CONSTRAINTS
+from tests.offline import outside
 from tests.testbed.bed import Bed
 
 _SECTIONS = ("global.", "install.", ":env:.")  # a later one overrides
@@ -154,7 +155,8 @@ class Index:
 
     def _get(self, url: str) -> Any:
         request = Request(url, headers={"Accept": "text/html, */*;q=0.1"})
-        return urlopen(request, timeout=_TIMEOUT_S, context=self._context)
+        with outside():  # a connection stays in the network in which it was made
+            return urlopen(request, timeout=_TIMEOUT_S, context=self._context)
 
 
 _ANCHOR = re.compile(r"<a\s([^>]*)>", re.IGNORECASE)

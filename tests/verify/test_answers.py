@@ -12,7 +12,7 @@ from disagg.api.names import Role
 from disagg.api.verify import RunComparison
 from disagg.config import DType, EngineOptions, Host, Model
 from disagg.verify.answers import agrees, compare_answers, limits, same_weights
-from disagg.verify.compare import MAX_LOGIT_DIFF, NOISE
+from disagg.verify.compare import ALONE, MAX_LOGIT_DIFF, NOISE
 
 
 def token(id: int, *, likely: float = 0.8, other: int = 99) -> TokenLogprob:
@@ -87,7 +87,7 @@ def test_the_bounds_are_those_of_the_dtype_and_of_the_form_of_the_kv(
     dtype: DType, as_is: bool, bounds_of: DType, alone_of: DType
 ) -> None:
     pair = host("dgx", EngineOptions("transformers", dtype=dtype)), host("mac", EngineOptions("mlx", dtype=dtype))
-    assert limits(*pair, same=True, as_is=as_is, alone=EQUAL) == (NOISE[bounds_of], NOISE[alone_of])
+    assert limits(*pair, same=True, as_is=as_is, alone=EQUAL) == (NOISE[bounds_of], ALONE[alone_of])
 
 
 def of(**changed: object) -> RunComparison:

@@ -9,6 +9,7 @@ import pytest
 from disagg.api.verify import RunComparison, VerifyBounds
 from disagg.config import DType
 from disagg.verify.compare import (
+    ALONE,
     NOISE,
     OTHER_WEIGHTS,
     Comparisons,
@@ -89,8 +90,22 @@ def test_the_interval_of_a_share_is_wilsons(agreeing: int, positions: int, low: 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 def test_the_same_weights_may_differ_by_the_rounding_of_their_dtype(dtype: DType) -> None:
-    far = comparison(1.0, 0.5)
-    assert bounds(dtype, same_weights=True, alone=far) == bounds_alone(dtype, same_weights=True) == NOISE[dtype]
+    near = comparison(0.0, 1.0)
+    assert bounds(dtype, same_weights=True, alone=near) == NOISE[dtype]
+    assert bounds_alone(dtype, same_weights=True) == ALONE[dtype]
+
+
+def test_a_hand_off_may_differ_as_the_engines_alone_do() -> None:
+    """Engines that alone differ by 0.02 in a logit, and whose tokens are all the same."""
+    alone, again = comparison(2e-6, 1.0, difference=0.02), comparison(1e-6, 1.0, difference=0.001)
+    limits = bounds("float32", same_weights=True, alone=alone, again=(again, again))
+    assert within(alone, bounds_alone("float32", same_weights=True))
+    assert within(comparison(2e-6, 1.0, difference=0.021), limits)
+    assert not within(comparison(2e-6, 1.0, difference=0.07), limits)
+    assert not within(comparison(2e-6, 0.99, difference=0.021), limits)
+    assert not within(comparison(1e-6, 1.0, difference=0.2), bounds_alone("float32", same_weights=True))
+    half = bounds("bfloat16", same_weights=True, alone=comparison(0.02, 0.9), again=(comparison(0.08, 0.9),))
+    assert half.max_kl == pytest.approx(1.25 * 0.08) and half.min_top1 == NOISE["bfloat16"].min_top1
 
 
 def test_other_weights_may_differ_by_what_the_two_engines_differ_by_alone() -> None:

@@ -11,6 +11,7 @@ import pytest
 from disagg.api.verify import PrefillCall, PrefillReady, PrefillReply
 from disagg.errors import DisaggError, ModelError, ProtocolError
 from disagg.verify.process import PrefillProcess, PrefillSpec
+from tests.programs import python_program
 
 READY = PrefillReady(backend="fake/cpu", context=8).to_bytes().decode()
 TOKENS = PrefillReply(tokens=(7, 8)).to_bytes().decode()
@@ -20,15 +21,15 @@ REFUSED = PrefillReply(error={"code": "ModelError", "message": "too small", "hin
 def spec(folder: Path, *lines: str) -> PrefillSpec:
     """A prefill engine that writes these lines, each but the first once it has read a call; then it exits with 4."""
     program = folder / "python"
-    program.write_text(
-        f"#!{sys.executable}\nimport sys\n"
+    code = (
+        "import sys\n"
         f"for number, line in enumerate({lines!r}):\n"
         f"    call = sys.stdin.readline() if number else ''\n"
         f"    open({str(folder / 'calls')!r}, 'a').write(call)\n"
         f"    print(line, flush=True)\n"
         "sys.exit(4)\n"
     )
-    program.chmod(0o755)
+    python_program(program, code)
     return PrefillSpec("vllm", "folder", 8, "float32", python=str(program))
 
 
@@ -79,8 +80,7 @@ def test_an_interpreter_that_is_not_there_is_an_error_with_the_option_to_set(tmp
 
 def test_the_process_is_ended_after_an_error_though_it_computes(tmp_path: Path) -> None:
     program = tmp_path / "python"
-    program.write_text(f"#!{sys.executable}\nimport os, time\nprint(os.getpid(), flush=True)\ntime.sleep(600)\n")
-    program.chmod(0o755)
+    python_program(program, "import os, time\nprint(os.getpid(), flush=True)\ntime.sleep(600)\n")
     sleeping = PrefillSpec("vllm", "folder", 8, "float32", python=str(program))
     with pytest.raises(ProtocolError), PrefillProcess(sleeping) as process:
         pid = process._process.pid

@@ -80,18 +80,18 @@ class _Stdout(Console):
 
 
 def stdout() -> Console:
-    """For results."""
-    return _Stdout(highlight=False)
+    """For results. What is in square brackets is text here and below: extras, names of models."""
+    return _Stdout(highlight=False, markup=False)
 
 
 def stderr() -> Console:
     """For progress, metrics and notes. Prints nothing with --quiet."""
-    return Console(stderr=True, highlight=False, quiet=CommandOutput.quiet)
+    return Console(stderr=True, highlight=False, markup=False, quiet=CommandOutput.quiet)
 
 
 def error_console() -> Console:
     """For errors and questions, with --quiet too."""
-    return Console(stderr=True, highlight=False)
+    return Console(stderr=True, highlight=False, markup=False)
 
 
 def print_json(body: Mapping[str, Any]) -> None:

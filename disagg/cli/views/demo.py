@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import sys
 from pathlib import Path
 
+from rich import box
 from rich.console import Group, RenderableType
 from rich.panel import Panel
 from rich.table import Table
@@ -18,13 +20,17 @@ from disagg.cli.views.stream import arranged, final_view
 from disagg.demo.comparison import Comparison
 from disagg.demo.flow import HOSTS_FILE, DemoResult
 from disagg.demo.prompt import METHOD_TOKENS, PROMPT_FILE
-from disagg.units import seconds, speed
+from disagg.units import seconds, size, speed
 
 _MODEL_PANEL_WIDTH = 60
+_BRIEF_ROWS = 4  # of each answer
 
 
-def demo_view(result: DemoResult, width: int, answers: bool) -> RenderableType:
-    """From each model's figures to the servers' health. `answers`: the texts too, which a terminal has shown."""
+def demo_view(result: DemoResult, width: int, answers: bool, explain: bool) -> RenderableType:
+    """From each model's figures to the servers' health. `answers`: the texts too, which a terminal has shown. explain:
+    every part of each time, with its formula; without, about a screen in all."""
+    if not explain:
+        return _brief(result, width, answers)
     models = [model_panel(answer.completion) for answer in result.together if answer.completion]
     return Group(
         *([final_view(result.prompt, result.together, width)] if answers else []),
@@ -33,6 +39,33 @@ def demo_view(result: DemoResult, width: int, answers: bool) -> RenderableType:
         health_panel(result.health),
         footnote(),
     )
+
+
+def _brief(result: DemoResult, width: int, answers: bool) -> RenderableType:
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+    for name in ("model", "hosts", "prefill\ntok/s", "decode\ntok/s", "first\ntoken", "KV\nsent"):
+        table.add_column(name, justify="left" if name in ("model", "hosts") else "right", no_wrap=True)
+    for answer in result.together:
+        if answer.completion is not None:
+            it = answer.completion.metrics
+            hosts = f"{it.prefill_server} → {it.decode_server}"
+            rates = ("–" if rate is None else f"{rate:,.0f}" for rate in (it.prefill_speed, it.decode_speed))
+            table.add_row(it.model, hosts, *rates, seconds(it.ttft), size(it.kv_bytes))
+    same = Text("same answers", "green") if result.comparison.same_text else Text("other answers", "bold red")
+    healthy = sum(status.ok for status in result.health)
+    return Group(
+        *([final_view(result.prompt, result.together, width, rows=_BRIEF_ROWS)] if answers else []),
+        table,
+        Text.assemble(_worth(result.comparison), ", ", same, "."),
+        Text(f"{healthy} of {len(result.health)} servers healthy. All figures and what they mean: --explain.", "dim"),
+    )
+
+
+def _worth(it: Comparison) -> str:
+    """`at the same time 217 ms, one after the other 337 ms: 1.55 x`; and why it may be less than 1."""
+    why = "" if it.speedup >= 1 else " (the machine is busy)"
+    both = f"At the same time {seconds(it.parallel_wall)}, one after the other {seconds(it.sequential_sum)}"
+    return f"{both}: {it.speedup:.2f} x{why}"
 
 
 def comparison_panel(comparison: Comparison) -> Panel:
@@ -48,9 +81,11 @@ def comparison_panel(comparison: Comparison) -> Panel:
     grid.add_row("speedup", f"{comparison.speedup:.2f} x", "one after the other / at the same time")
     grid.add_row("cost of sharing", f"{comparison.over_slower:.2f} x", f"at the same time / {slower} by itself")
     grid.add_row("throughput", speed(comparison.throughput), "output tokens / at the same time")
-    same = Text("Both runs gave the same answers.", "green")
-    differ = Text("The answers of the two runs differ.", "bold red")
-    body = Group(grid, same if comparison.same_text else differ)
+    same = Text("All runs gave the same answers.", "green")
+    differ = Text("The answers of the runs differ.", "bold red")
+    median = Text(f"Times are medians of {comparison.rounds} rounds.", "dim")
+    busy = [Text("Other programs use this machine: at the same time is slower.", "yellow")]
+    body = Group(grid, same if comparison.same_text else differ, median, *(busy if comparison.speedup < 1 else []))
     title = "All models at the same time, against one after the other"
     return Panel(body, title=f"[bold]{title}[/]", title_align="left", border_style="green")
 
@@ -60,7 +95,7 @@ def next_steps() -> Text:
 
     Print it with `soft_wrap`: a command that were wrapped between words could not be copied.
     """
-    keep = [f"export DISAGG_CONFIG={_short(HOSTS_FILE)}", "disagg start"]
+    keep = [f"export DISAGG_CONFIG={shlex.quote(str(HOSTS_FILE))}", "disagg start"]  # whole: for every folder
     activate = Path(sys.prefix, "bin", "activate")
     if shutil.which("disagg") is None and activate.exists():
         keep.insert(0, f"source {_short(activate)}")
@@ -69,7 +104,7 @@ def next_steps() -> Text:
     for title, commands in (
         ("next: keep these servers", keep),
         ("ask one model", [ask]),
-        ("your own machines", ["disagg init"]),
+        ("your own machines", ["disagg init --prefill ADDRESS --decode ADDRESS"]),
     ):
         text.append(f"{title}\n", "dim")
         for command in commands:
@@ -79,6 +114,7 @@ def next_steps() -> Text:
 
 
 def _short(path: Path) -> str:
-    """The path relative to the current folder if it lies in it and is shorter so."""
+    """The path for a shell, relative to the current folder if it lies in it and is shorter so."""
     relative = os.path.relpath(path)
-    return relative if len(relative) < len(str(path)) and not relative.startswith("..") else str(path)
+    within = len(relative) < len(str(path)) and not relative.startswith("..")
+    return shlex.quote(relative if within else str(path))

@@ -45,9 +45,11 @@ _PART_NAME = {
 _BAR_CELLS = 36
 
 
-def metrics_view(completions: Sequence[Completion], noted: Collection[str] = ()) -> RenderableType:
-    """One row per answer, then each route, the parts of its TTFT and its warnings, then the formulas. noted: warnings
-    that were printed while the answer arrived."""
+def metrics_view(
+    completions: Sequence[Completion], noted: Collection[str] = (), *, formulas: bool = False
+) -> RenderableType:
+    """One row per answer, then each route, the parts of its TTFT and its warnings. noted: warnings that were printed
+    while the answer arrived. formulas: of the figures, below."""
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     table.add_column("model", overflow="fold", style="bold")
     for name in ("tokens", "prefill", "decode", "TTFT", "total"):
@@ -57,17 +59,17 @@ def metrics_view(completions: Sequence[Completion], noted: Collection[str] = ())
         table.add_row(
             metrics.model,
             _two(f"{metrics.prompt_tokens} in", f"{metrics.completion_tokens} out"),
-            _two(_known(metrics.prefill_time), _prefill_speed(metrics)),
+            _two(_known(metrics.prefill_time), speed(metrics.prefill_speed)),
             _two(_known(metrics.decode_time), speed(metrics.decode_speed)),
             seconds(metrics.ttft),
             seconds(metrics.total_time),
         )
     notes = [line for completion in completions for line in (_route(completion.metrics), _parts(completion.metrics))]
-    return Group(table, Text(), *notes, *_warnings(completions, noted), Text(NOTES, "dim"))
+    return Group(table, Text(), *notes, *_warnings(completions, noted), *([Text(NOTES, "dim")] if formulas else []))
 
 
-def together_view(figures: ParallelFigures) -> RenderableType:
-    """What several answers at the same time were worth, with the formula."""
+def together_view(figures: ParallelFigures, *, formulas: bool = False) -> RenderableType:
+    """What several answers at the same time were worth. formulas: as for `metrics_view`."""
     if figures.efficiency is None:
         return Text()
     head = Text.assemble(
@@ -76,7 +78,7 @@ def together_view(figures: ParallelFigures) -> RenderableType:
         f"{100 * figures.efficiency:.0f} % parallel efficiency",
     )
     formula = "parallel efficiency: sum of the answers' times / (time of the longest x their number)."
-    return Group(head, Text(formula, "dim"))
+    return Group(head, *([Text(formula, "dim")] if formulas else []))
 
 
 def model_panel(completion: Completion) -> Panel:
@@ -89,11 +91,11 @@ def model_panel(completion: Completion) -> Panel:
     grid.add_column(style="dim", overflow="fold")
     tokens = counted(metrics.completion_tokens, "token")
     prompt = counted(metrics.prompt_tokens, "token")
-    grid.add_row("prefill", _known(metrics.prefill_time), _prefill_speed(metrics), _at(prompt, metrics, True))
+    grid.add_row("prefill", _known(metrics.prefill_time), speed(metrics.prefill_speed), _at(prompt, metrics, True))
     grid.add_row("decode", _known(metrics.decode_time), speed(metrics.decode_speed), _at(tokens, metrics, False))
     grid.add_row("total", seconds(metrics.total_time), "", f"finished by {completion.finish_reason}")
     parts: list[RenderableType] = [grid, _transfer(metrics), Text(), ttft_view(metrics), *_warnings([completion])]
-    return Panel(Group(*parts), title=f"[bold]{metrics.model}[/]", title_align="left", border_style="blue")
+    return Panel(Group(*parts), title=Text(metrics.model, "bold"), title_align="left", border_style="blue")
 
 
 def ttft_view(metrics: Metrics) -> RenderableType:
@@ -126,7 +128,7 @@ def _parts(metrics: Metrics) -> Items:
 
 def footnote() -> Text:
     """The formulas of the panels' figures."""
-    transfer = "transfer: hidden during prefill; exposed from its end to the last KV byte accepted."
+    transfer = "transfer: hidden while prefill computed; exposed while the answer waited for it."
     return Text(f"{NOTES}\n{transfer}", "dim")
 
 
@@ -137,11 +139,6 @@ def _two(above: str, below: str) -> Text:
 def _known(value: float) -> str:
     """A duration; a dash if there is none, or it is not known."""
     return seconds(value) if value else "–"
-
-
-def _prefill_speed(metrics: Metrics) -> str:
-    """The rate; a dash if all but the last token was held, which is a decode step and says nothing about prefill."""
-    return speed(metrics.prefill_speed if metrics.prompt_tokens - metrics.held_tokens > 1 else None)
 
 
 def _at(what: str, metrics: Metrics, prefill: bool) -> str:

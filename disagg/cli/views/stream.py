@@ -155,9 +155,9 @@ class LiveView:
         yield arranged([_panel(self._prompt, answer, max(1, each - 2)) for answer in self._answers], beside)
 
 
-def final_view(prompt: str, answers: Sequence[ModelAnswer], width: int) -> RenderableType:
-    """The complete texts, side by side if the width allows it."""
-    return arranged([_panel(prompt, answer, None) for answer in answers], _fits_beside(answers, width))
+def final_view(prompt: str, answers: Sequence[ModelAnswer], width: int, rows: int | None = None) -> RenderableType:
+    """The complete texts, side by side if the width allows it. rows: of each, the last so many lines only."""
+    return arranged([_panel(prompt, answer, rows) for answer in answers], _fits_beside(answers, width))
 
 
 def _fits_beside(answers: Sequence[ModelAnswer], width: int) -> bool:
@@ -181,7 +181,7 @@ def _panel(prompt: str, answer: ModelAnswer, rows: int | None) -> Panel:
     style = "red" if answer.error else "green" if answer.completion else "yellow"
     return Panel(
         text if rows is None else _Tail(text, rows),
-        title=f"[bold]{answer.model}[/]",
+        title=Text(answer.model, "bold"),
         title_align="left",
         subtitle=Text(_footer(answer), "dim"),
         subtitle_align="right",

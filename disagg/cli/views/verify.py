@@ -25,7 +25,7 @@ def verify_view(report: VerifyReport) -> RenderableType:
     sizes = f"{report.prompt_tokens} prompt tokens, {report.max_tokens} generated"
     title = Text.assemble((report.architecture, "bold"), f"  {sizes}, {report.distinct_tokens} distinct")
     ends = Text(f"prefill {report.prefill}: {report.prefill_weights}   decode {report.decode}: {report.decode_weights}")
-    below = [*_findings(report), _control(report), _bounds(report.bounds), Text(report.summary)]
+    below = [*_findings(report), _control(report), _bounds(report.bounds, "|Δlogit|"), Text(report.summary)]
     return Group(title, ends, Text(), table, Text(), *below, _verdict(report))
 
 
@@ -49,7 +49,7 @@ def _pair(pair: PairReport) -> RenderableType:
         if found is not None:
             table.add_row(name, *_row(found, pair.bounds.max_logit_diff is not None))
     verdict = Text("✔ same answers", "bold green") if pair.ok else Text(f"✘ {pair.why}", "bold red")
-    return Group(head, table, _bounds(pair.bounds), verdict)
+    return Group(head, table, _bounds(pair.bounds, "|Δlogp|"), verdict)
 
 
 def _table(difference: str) -> Table:
@@ -95,10 +95,10 @@ def _control(report: VerifyReport) -> Text:
     return Text.assemble("control: ", ("a wrong KV cache changes nothing: this run proves nothing", "bold red"))
 
 
-def _bounds(bounds: VerifyBounds) -> Text:
-    tokens = (
-        "" if bounds.max_logit_diff is None else f"all tokens equal, |Δlogit| at most {bounds.max_logit_diff:.0e}, "
-    )
+def _bounds(bounds: VerifyBounds, difference: str) -> Text:
+    """difference: the name of the quantity that the table has."""
+    most = bounds.max_logit_diff
+    tokens = "" if most is None else f"all tokens equal, {difference} at most {most:.0e}, "
     return Text(
         f"bounds of the hand-off: {tokens}mean KL at most {bounds.max_kl:.1e}, top-1 at least {bounds.min_top1:.1%}"
     )

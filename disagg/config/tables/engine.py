@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from typing import Any, Final, get_args
+from typing import Any, Final, Literal, get_args
 
 from disagg.api.names import Role
 from disagg.config.addresses import address_fault, is_hub_id
-from disagg.config.schema import ENGINES, DType, EngineName, EngineOptions, KVWire
+from disagg.config.schema import ENGINES, DType, EngineName, EngineOptions, KVAudit, KVWire
 from disagg.config.tables.whole import KEY_OPTIONS, OPENAI_OPTIONS, read_name_there, read_server_url
 from disagg.config.toml.table import Table
 
@@ -27,6 +27,10 @@ DEVICES: Final[Mapping[EngineName, tuple[str, ...]]] = {
     "mlx": ("auto", "gpu", "cpu"),
 }
 
+AUDITS: Final[tuple[Literal["auto", "always", "off"], ...]] = ("auto", "always", "off")
+MAX_AUDIT_EVERY: Final = 1000
+MIN_TOLERANCE: Final = 0.1
+MAX_TOLERANCE: Final = 100
 MAX_RANKS: Final = 64
 """As many connections a transfer has at most."""
 
@@ -95,6 +99,22 @@ def _attention(table: Table, key: str) -> str:
     return attention if "/" in attention and is_hub_id(attention) else table.choice(key, ATTENTION)
 
 
+def _kv_audit(table: Table, key: str) -> KVAudit:
+    """A word, or a number: one hand-off in so many."""
+    if type(table.data[key]) is int:
+        return table.integer(key, 1, MAX_AUDIT_EVERY)
+    return table.choice(key, AUDITS, f'{key} = "auto", or a number: one hand-off in so many')
+
+
+def _factor(table: Table, key: str) -> float:
+    if type(table.data[key]) is int:
+        return float(table.integer(key, 1, MAX_TOLERANCE))
+    number = table.value(key, float, f"{key} = 1.5")
+    if not MIN_TOLERANCE <= number <= MAX_TOLERANCE:  # also false for what is no number
+        raise table.fault_at_value(key, f"{key} is out of range", f"from {MIN_TOLERANCE} to {MAX_TOLERANCE}")
+    return number
+
+
 def within(low: int, high: int) -> Reader:
     """Reads an integer of this range."""
     return lambda table, key: table.integer(key, low, high)
@@ -142,7 +162,12 @@ _ENGINE_OPTIONS: Final[Mapping[EngineName, Mapping[str, Reader]]] = {
         "model": read_name_there,
         **KEY_OPTIONS,
     },
-    "mlx": {**_COMMON_OPTIONS, **_DECODE_OPTIONS},
+    "mlx": {
+        **_COMMON_OPTIONS,
+        **_DECODE_OPTIONS,
+        "kv_audit": _kv_audit,
+        "kv_audit_tolerance": _factor,
+    },
     "simulated": {
         **{key: _COMMON_OPTIONS[key] for key in ("dtype", "chunk_tokens")},
         **_PREFILL_OPTIONS,

@@ -75,6 +75,7 @@ async def run(store: Store, assignment: Assignment, batch: str, url: str) -> int
 
         gateway = Gateway(url, os.environ.get("GRADER_KEY", "unused"))
         try:
+            await gateway.check()
             await Pipeline(store, gateway, {assignment.name: assignment}, observe).drain(batch)
         finally:
             await gateway.close()

@@ -17,6 +17,7 @@ from grader.prompts import ANSWER_TOKENS
 
 RETRIED: Final = (408, 409, 429, 500, 502, 503, 504)
 MAX_WAIT_S: Final = 10.0
+CHECK_S: Final = 10.0
 MAX_ROOM: Final = 24_000
 LEAST_TOKENS: Final = 50
 """Whose computation makes a speed: fewer cost more for the start than for themselves."""
@@ -91,6 +92,13 @@ class Gateway:
     async def close(self) -> None:
         await self._client.close()
 
+    async def check(self) -> None:
+        """Raises ModelError if no gateway answers at this address now, or if it refuses the key: later, while a batch
+        runs, both may pass, and are waited for."""
+        answer, reason = await self._get_models(CHECK_S)
+        if not answer:
+            raise ModelError(f"{reason}; start `disagg serve`, or name another gateway with --gateway")
+
     async def rooms(self, models: Sequence[str]) -> dict[str, int]:
         """By model, characters of a student's text that fit its context: a token may be as short as one.
 
@@ -133,20 +141,22 @@ class Gateway:
         body = {"requests": list(requests)}
         return await self._answer(self._client.with_options(timeout=left).post("/parallel", cast_to=object, body=body))
 
-    async def _get_models(self) -> tuple[dict[str, Any], str]:
+    async def _get_models(self, seconds: float = 30) -> tuple[dict[str, Any], str]:
         """The same."""
-        return await self._answer(self._client.with_options(timeout=30).get("/models", cast_to=object))
+        return await self._answer(self._client.with_options(timeout=seconds).get("/models", cast_to=object))
 
     async def _answer(self, request: Awaitable[object]) -> tuple[dict[str, Any], str]:
         try:
             return dict(await request), ""  # type: ignore[call-overload,unused-ignore]  # JSON; if openai is installed
         except openai.APIStatusError as error:
+            if error.status_code in (401, 403):
+                raise ModelError(f"the gateway refuses the key: set $GRADER_KEY ({error.message})") from error
             if error.status_code not in RETRIED:
                 raise ModelError(f"the gateway refused the request: {error.message}") from error
             await asyncio.sleep(retry_after(error.response.headers.get("retry-after")))
             return {}, error.message
         except openai.APIConnectionError as error:
-            return {}, f"no answer from the gateway: {error}"
+            return {}, f"no answer from the gateway at {self._client.base_url}: {error}"
 
     async def _wait(self, attempt: int, began: float, reason: str) -> None:
         if time.monotonic() - began > self._deadline:

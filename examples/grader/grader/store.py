@@ -78,7 +78,11 @@ class Store:
 
     def __init__(self, path: Path | str) -> None:
         self._db = sqlite3.connect(path, isolation_level=None)
-        self._db.executescript("PRAGMA journal_mode = WAL; PRAGMA foreign_keys = ON;" + SCHEMA)
+        try:
+            self._db.executescript("PRAGMA journal_mode = WAL; PRAGMA foreign_keys = ON;" + SCHEMA)
+        except BaseException:  # nobody gets this store, to close it
+            self._db.close()
+            raise
 
     def close(self) -> None:
         self._db.close()

@@ -46,6 +46,9 @@ class FakeGateway(Gateway):
         self.answered: list[str] = []
         self.prompts: list[str] = []
 
+    async def check(self) -> None:
+        """It answers."""
+
     async def rooms(self, models: Sequence[str]) -> dict[str, int]:
         return dict.fromkeys(models, 4000)
 

@@ -220,3 +220,18 @@ def test_an_answer_is_used_only_if_it_fits_its_type(content: str, fault: str) ->
 )
 def test_the_gateways_wait_is_kept_within_bounds(header: str | None, seconds: float) -> None:
     assert retry_after(header) == seconds
+
+
+async def test_a_gateway_that_does_not_answer_is_named_before_anything_is_graded() -> None:
+    async with serving([]) as (gateway, _):
+        pass  # its port is free again
+    with pytest.raises(ModelError, match=r"no answer from the gateway at http://127.0.0.1:.*start `disagg serve`"):
+        await Gateway(str(gateway._client.base_url)).check()
+
+
+@pytest.mark.parametrize("status", [401, 403])
+async def test_a_key_that_is_missing_is_said_at_once(status: int) -> None:
+    """It will not come by waiting."""
+    async with serving([JSONResponse({"error": {"message": "no key"}}, status)]) as (gateway, _):
+        with pytest.raises(ModelError, match=r"the gateway refuses the key: set \$GRADER_KEY"):
+            await gateway.check()

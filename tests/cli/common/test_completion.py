@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -60,7 +61,8 @@ def test_models_are_offered_by_alias_and_name(complete: Complete) -> None:
 
 
 def test_config_of_the_command_line_counts(complete: Complete) -> None:
-    assert complete(f"disagg --config {HOSTS_TOML} ssh mac-studio-1") == ["mac-studio-1"]
+    line = f"disagg --config {shlex.quote(str(HOSTS_TOML))} ssh mac-studio-1"
+    assert complete(line, COMP_CWORD="4") == ["mac-studio-1"]
 
 
 @pytest.mark.parametrize("text", [None, "[hosts\nbroken = ", ""])
@@ -136,4 +138,5 @@ def test_verify_devices_and_shapes_are_completed(complete: Complete) -> None:
 
 
 def test_config_behind_the_command_counts_too(complete: Complete) -> None:
-    assert complete(f"disagg ssh --config {HOSTS_TOML} mac-studio-1") == ["mac-studio-1"]
+    line = f"disagg ssh --config {shlex.quote(str(HOSTS_TOML))} mac-studio-1"
+    assert complete(line, COMP_CWORD="4") == ["mac-studio-1"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -41,7 +42,7 @@ def test_no_file_that_a_command_opens_has_the_number_of_a_closed_stream() -> Non
         "import os, sys\nfrom disagg.cli.common.streams import open_closed_streams\nopen_closed_streams()\n"
         "sys.stderr.write(' '.join(os.readlink(f'/proc/self/fd/{number}') for number in (0, 1)))"
     )
-    line = f'cd {ROOT} && exec {sys.executable} -c "$0" <&- >&-'
+    line = f'cd {shlex.quote(ROOT)} && exec {shlex.quote(sys.executable)} -c "$0" <&- >&-'
     done = subprocess.run(["sh", "-c", line, script], stderr=subprocess.PIPE, text=True, timeout=60, check=True)
     assert done.stderr == "/dev/null /dev/null"
 

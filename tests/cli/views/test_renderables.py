@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import io
 import re
+import subprocess
 import time
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 from rich.console import Console, Group
 
 from disagg.api.status import DeviceUse, LastError, Memory
+from disagg.cli.common.context import error_console, stderr, stdout
 from disagg.cli.views.demo import comparison_panel, next_steps
 from disagg.cli.views.errors import error_view
 from disagg.cli.views.fleet.health import health_panel, health_view, status_line, watch_view
@@ -23,6 +25,7 @@ from disagg.cli.views.metrics import footnote, metrics_view, model_panel, ttft_v
 from disagg.cli.views.stream import LiveView, final_view
 from disagg.config import EngineOptions, Host
 from disagg.demo.comparison import Comparison
+from disagg.demo.flow import HOSTS_FILE
 from disagg.errors import DisaggError, PortInUse, StartFailed, printable
 from disagg.fleet.lifecycle.base import ServerResult
 from disagg.fleet.lifecycle.logs import LogLine
@@ -175,9 +178,22 @@ def test_the_printed_parts_of_ttft_add_up_to_the_printed_ttft() -> None:
     assert ttft == 100.0 and len(parts) == 3 and sum(parts) == pytest.approx(ttft, abs=1e-9)
 
 
+def test_hosts_that_are_all_stopped_have_one_hint() -> None:
+    """The ports differ, and the command that helps is one."""
+    stopped = [
+        HostStatus(
+            name, ("decode",), "m", "", "not running", f"nothing listens on 10.0.0.1:{port}", f"start --host {name}"
+        )
+        for name, port in (("a", 1), ("b", 2))
+    ]
+    text = shown(health_view(stopped, ["a", "b"]))
+    assert "all hosts: nothing listens on its port\n  → start\n" in text and text.count("→") == 1
+    assert "a: nothing listens on 10.0.0.1:1" in shown(health_view([stopped[0], healthy()], ["a", "b"]))
+
+
 @WIDTHS
 def test_the_metrics_name_the_parts_of_ttft_that_their_legend_is_about(width: Any) -> None:
-    text = " ".join(shown(metrics_view([completion("m")]), width).split())
+    text = " ".join(shown(metrics_view([completion("m")], formulas=True), width).split())
     assert "m: TTFT 31.0 ms: client 0.4 ms, queue 2.1 ms, tokenise 0.8 ms" in text and "network 0.5 ms" in text
     line = text[text.index("TTFT 31.0 ms:") : text.index("prefill tok/s:")]
     ttft, *parts = map(float, re.findall(r"([\d.]+) ms", line))
@@ -188,13 +204,6 @@ def test_a_prompt_of_which_nothing_was_computed_shows_no_rate() -> None:
     cached = completion("m", prefill_time=0.0, prefill_speed=None)
     for view in (model_panel(cached), metrics_view([cached])):
         assert re.search(r"– +(7 tokens on prefill-1|295 tok/s)", shown(view)) and "0 tok/s" not in shown(view)
-
-
-def test_a_prompt_of_which_all_but_the_last_token_was_held_shows_no_rate() -> None:
-    held = completion("m", prompt_tokens=100, held_tokens=99, method="local", local="held", prefill_speed=25.5)
-    for view in (model_panel(held), metrics_view([held])):
-        assert "25.5 tok/s" not in shown(view)
-    assert "25.5 tok/s" in shown(model_panel(completion("m", prompt_tokens=100, held_tokens=9, prefill_speed=25.5)))
 
 
 def test_the_ttft_bar_is_always_as_long_as_the_whole() -> None:
@@ -220,9 +229,11 @@ def test_held_kv_and_the_reason_for_a_local_prompt_are_shown_and_nothing_without
 
 @WIDTHS
 def test_the_metrics_table_has_a_row_per_model_and_its_formulas(width: Any) -> None:
-    text = shown(metrics_view([completion("qwen3-demo"), completion("gpt-oss-demo")]), width)
+    both = [completion("qwen3-demo"), completion("gpt-oss-demo")]
+    text = shown(metrics_view(both), width)
     assert "qwen3-demo" in text and "gpt-oss-demo" in text and "prefill-1 → decode-1" in text
-    assert "prompt tokens / prefill time" in text
+    assert "prompt tokens / prefill time" not in text  # four lines after every answer
+    assert "prompt tokens / prefill time" in shown(metrics_view(both, formulas=True), width)
 
 
 @WIDTHS
@@ -234,7 +245,7 @@ def test_the_comparison_states_what_each_figure_compares(width: Any) -> None:
     assert re.search(r"speedup +1.77 x +one after the other / at the same time", text)
     assert re.search(r"cost of sharing +1.11 x +at the same time / a by itself", text)
     assert "differ" in shown(comparison_panel(Comparison(1, {"a": 1}, 1, same_text=False)))
-    assert "exposed from its end to the last KV byte" in shown(footnote(), width)
+    assert "exposed while the answer waited" in shown(footnote(), width)
 
 
 def test_answers_stand_side_by_side_where_there_is_room() -> None:
@@ -355,15 +366,27 @@ def test_in_a_narrow_terminal_the_hosts_of_models_keep_their_names() -> None:
 def test_the_next_steps_of_the_demo_activate_the_environment_unless_disagg_is_in_path(
     there: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    activate = tmp_path / "bin" / "activate"
-    activate.parent.mkdir()
+    activate = tmp_path / "of a clone" / "bin" / "activate"
+    activate.parent.mkdir(parents=True)
     activate.touch()
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("sys.prefix", str(tmp_path))
+    monkeypatch.setattr("sys.prefix", str(tmp_path / "of a clone"))
     monkeypatch.setattr("shutil.which", lambda name: "/usr/bin/disagg" if there else None)
     steps = next_steps().plain.splitlines()
-    assert ("  source bin/activate" in steps) != there
-    assert "  disagg start" in steps and "  disagg init" in steps
+    assert ("  source 'of a clone/bin/activate'" in steps) != there
+    assert "  disagg start" in steps and "  disagg init --prefill ADDRESS --decode ADDRESS" in steps
+
+
+def test_the_next_steps_of_the_demo_name_its_fleet_for_every_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(HOSTS_FILE.parents[2])
+    (export,) = (line for line in next_steps().plain.splitlines() if "export" in line)
+    monkeypatch.chdir(tmp_path)
+    shell = subprocess.run(
+        ["sh", "-c", f'{export} && cat "$DISAGG_CONFIG"'], capture_output=True, check=True, timeout=60
+    )
+    assert shell.stdout == HOSTS_FILE.read_bytes()
 
 
 def test_warnings_that_were_noted_are_not_repeated_below_the_figures() -> None:
@@ -375,3 +398,14 @@ def test_warnings_that_were_noted_are_not_repeated_below_the_figures() -> None:
 def test_the_lines_of_the_next_steps_that_are_no_commands_fit_80_columns() -> None:
     prose = [line for line in next_steps().plain.splitlines() if not line.startswith("  ")]
     assert len(prose) > 3 and max(map(len, prose)) <= 80
+
+
+@pytest.mark.parametrize("name", ["model[peers]", "model[/]", "model[bold]"])
+def test_square_brackets_in_a_models_name_are_text(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    answer = ModelAnswer(name)
+    answer.completion = completion(name)
+    assert name in shown(model_panel(completion(name))) and name in shown(final_view("p", [answer], 80))
+    for console in (stdout(), stderr(), error_console()):
+        console.print(f"serving {name}")
+    captured = capsys.readouterr()
+    assert captured.out == f"serving {name}\n" and captured.err == f"serving {name}\n" * 2

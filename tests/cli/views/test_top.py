@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import socket
 from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
@@ -205,7 +206,7 @@ def test_before_the_first_picture_the_terminal_shows_who_is_asked(
     printed = io.StringIO()
     console = Console(file=printed, width=80, force_terminal=True, color_system=None)
 
-    async def source(*_: Any) -> Any:
+    async def source(*_: Any, **__: Any) -> Any:
         async with asyncio.timeout(60):
             while asked not in printed.getvalue():  # a thread of rich prints it
                 await asyncio.sleep(0.01)
@@ -220,9 +221,15 @@ def test_before_the_first_picture_the_terminal_shows_who_is_asked(
     invoke(["top", option])
 
 
-@pytest.mark.parametrize(("url", "caption"), [("http://a", "no gateway answers at http://a"), ("", "")])
+@pytest.mark.parametrize(
+    ("options", "caption"), [((), "no gateway answers at http://127.0.0.1:8080"), (("--hosts",), "")]
+)
 def test_hosts_that_are_shown_because_no_gateway_answers_have_a_line_that_states_so(
-    url: str, caption: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    options: tuple[str, ...],
+    caption: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     async def no_gateway(at: str, _: str | None) -> AsyncGenerator[LiveState, None]:
         raise ServerUnavailable(f"no gateway answers at {at}")
@@ -233,11 +240,23 @@ def test_hosts_that_are_shown_because_no_gateway_answers_have_a_line_that_states
 
     monkeypatch.setattr(follow, "gateway_states", no_gateway)
     monkeypatch.setattr(follow, "host_states", hosts)
-    assert run("--config", write_fleet(tmp_path), "top", *(("--url", url) if url else ("--hosts",))) == 0
+    assert run("--config", write_fleet(tmp_path), "top", *options) == 0
     picture = capsys.readouterr().out
     assert "mac-1" in picture and "q quit" not in picture
     assert ("these are the hosts' own figures" in picture) is bool(caption)
     assert not caption or picture.splitlines()[-1] == f"{caption}: these are the hosts' own figures"
+
+
+def test_a_gateway_that_was_named_and_does_not_answer_is_an_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The hosts' own figures under the name of a gateway that was mistyped would look like its own."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        url = f"http://127.0.0.1:{free.getsockname()[1]}"
+    assert run("--config", write_fleet(tmp_path), "top", "--url", url) == 4
+    shown = capsys.readouterr()
+    assert shown.out == "" and f"no gateway answers at {url}" in shown.err
+    assert run("--config", write_fleet(tmp_path), "top", "--url", url, "--hosts") == 2
 
 
 @pytest.mark.parametrize(

@@ -300,6 +300,19 @@ def test_roles_that_do_not_go_together_are_refused(expect_fault: Expect, roles: 
             "max_kv_bytes is out of range",
             "from 1 to 1125899906842624",
         ),
+        (MAC_ENGINE, MAC_ENGINE + "\nengine.kv_audit = «0»", "kv_audit is out of range", "from 1 to 1000"),
+        (
+            MAC_ENGINE,
+            MAC_ENGINE + "\nengine.kv_audit_tolerance = «nan»",
+            "kv_audit_tolerance is out of range",
+            "from 0.1 to 100",
+        ),
+        (
+            MAC_ENGINE,
+            MAC_ENGINE + "\nengine.kv_audit_tolerance = «0»",
+            "kv_audit_tolerance is out of range",
+            "from 1 to 100",
+        ),
     ],
 )
 def test_a_number_out_of_bounds_is_pointed_at(
@@ -497,6 +510,8 @@ chunk_tokens = 7
 threads = 2
 max_batch = 3
 max_kv_bytes = 1_000
+kv_audit = 4
+kv_audit_tolerance = 2.5
 """
     same_dtype = hosts.replace(SPARK_ENGINE, f'{SPARK_ENGINE}\ndtype = "float16"')
     host = host_with("mac", hosts, same_dtype.replace(MAC_ENGINE, options))
@@ -505,6 +520,12 @@ max_kv_bytes = 1_000
     engine = host.engine
     assert (engine.dtype, engine.device, engine.chunk_tokens, engine.threads) == ("float16", "gpu", 7, 2)
     assert (engine.max_batch, engine.max_kv_bytes) == (3, 1000)
+    assert (engine.kv_audit, engine.kv_audit_tolerance) == (4, 2.5)
+
+
+@pytest.mark.parametrize("setting", ["auto", "always", "off"])
+def test_which_hand_offs_are_audited_can_be_a_word(host_with: Callable[[str, str, str], Host], setting: str) -> None:
+    assert host_with("mac", MAC_ENGINE, f'{MAC_ENGINE}\nengine.kv_audit = "{setting}"').engine.kv_audit == setting
 
 
 @pytest.mark.parametrize("device", ["auto", "cuda", "cuda:1", "mps", "cpu"])

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from rich import box
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.markup import escape
 from rich.panel import Panel
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Column, Table
@@ -45,7 +46,7 @@ TPOT = (E2E - TTFT) / (output tokens - 1).
 ITL: every gap between tokens, pooled.
 tok/s = output tokens / time of the mode's turns.
 speedup = median alone / median disaggregated, then its 95 % bootstrap interval.
-hidden: KV moved during prefill. exposed: its end → last KV byte accepted."""
+hidden: KV sent while prefill computed. exposed: the request waited for it."""
 GOODPUT_NOTE = "goodput: requests per second that meet all limits."
 ENERGY_NOTE = "J/request = watts of the mode's machines × time of its turns / requests done."
 
@@ -85,7 +86,10 @@ def live(monitor: RunMonitor, console: Console, simulated: bool = False) -> Iter
         def changed() -> None:
             failed = f"[red]{monitor.failures.total()} failed[/] · " if monitor.failures else ""
             progress.update(
-                task, completed=monitor.work, total=monitor.total_work, description=failed + prefix + monitor.doing
+                task,
+                completed=monitor.work,
+                total=monitor.total_work,
+                description=failed + escape(prefix + monitor.doing),
             )
             point = monitor.doing.partition(" · ")[2]
             if not console.is_terminal and point != last[0]:

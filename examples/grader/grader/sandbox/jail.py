@@ -8,6 +8,7 @@ sockets, and an empty home in memory. It has no network, not even loopback, and 
 from __future__ import annotations
 
 import ctypes
+import errno
 import json
 import os
 import resource
@@ -84,13 +85,24 @@ def watch(child: int, spec: Spec) -> int:
         if ended:
             return os.waitstatus_to_exitcode(status) & 0xFF
         if not ready and (shared / READY).exists():
-            read_only(shared)
-            ready = True
+            ready = closed(shared)
         if ready and over(spec):
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
             return OUT_OF_BOUNDS
         time.sleep(WATCH_S if ready else START_S)
+
+
+def closed(shared: Path) -> bool:
+    """Make the shared folder read-only. False while a file in it is open for writing, as READY is for a moment: the
+    kernel waits until it cannot write there, and fails the notebook if that takes too long."""
+    try:
+        read_only(shared)
+    except OSError as error:
+        if error.errno != errno.EBUSY:
+            raise
+        return False
+    return True
 
 
 def over(spec: Spec) -> bool:
