@@ -8,6 +8,7 @@
     │   ├── ContextLengthExceeded    exit 2
     │   ├── KVMemoryExceeded         exit 2
     │   ├── SchemaTooComplex         exit 2            compiling the form of the answer would take too much
+    │   ├── RequestEndedHosts        exit 2            servers that computed it have ended: no other one is tried
     │   ├── BodyTooLarge             exit 2, HTTP 413
     │   ├── ModelNotAllowed          exit 2, HTTP 403  the caller's key is not for this model
     │   └── Unauthorized             exit 2, HTTP 401
@@ -152,6 +153,13 @@ class KVMemoryExceeded(RequestError):
 class SchemaTooComplex(RequestError):
     """The form that the answer must have takes more time or memory than one request may have, or ends what compiles
     it. The message has no text of the schema."""
+
+    may_repeat = False
+
+
+class RequestEndedHosts(RequestError):
+    """The processes of hosts ended while they computed this request. It is tried on no other host, and refused for a
+    while."""
 
     may_repeat = False
 

@@ -65,12 +65,13 @@ class Place:
 @dataclass(slots=True)
 class RunningFleet:
     """A fleet whose servers answer. `processes` and `places` by host name. lies: of tests.hostile.peers, by the name of
-    the prefill host that tells it."""
+    the prefill host that tells it. program: the module that serves the other hosts."""
 
     fleet: Fleet
     folder: Path
     places: Mapping[str, Place] = field(default_factory=dict)
     lies: Mapping[str, str] = field(default_factory=dict)
+    program: str = "disagg.servers"
     processes: dict[str, subprocess.Popen[bytes] | ForkedServer] = field(default_factory=dict)
 
     def client(self) -> Client:
@@ -102,7 +103,7 @@ class RunningFleet:
             environment |= place.variables
             self.processes[host.name] = place.parent.start(arguments, environment, log, place.network)
             return
-        program = "disagg.servers"
+        program = self.program
         if host.name in self.lies:
             program, environment = "tests.hostile.peers", {**environment, "DISAGG_LIE": self.lies[host.name]}
         light = host.simulated or host.engine.name == "vllm-server"
@@ -160,12 +161,14 @@ def _wait(process: subprocess.Popen[bytes] | ForkedServer) -> int:
 
 
 @contextmanager
-def running(path: Path, *names: str, lies: Mapping[str, str] | None = None) -> Iterator[RunningFleet]:
-    """The fleet of this hosts.toml with its servers (or just those named) up; all are stopped at the end. lies: see
-    RunningFleet."""
+def running(
+    path: Path, *names: str, lies: Mapping[str, str] | None = None, program: str = "disagg.servers"
+) -> Iterator[RunningFleet]:
+    """The fleet of this hosts.toml with its servers (or just those named) up; all are stopped at the end. lies and
+    program: see RunningFleet."""
     (path.parent / "token").write_text(TOKEN)
     (path.parent / "token").chmod(0o600)
-    fleet = RunningFleet(load(path), path.parent, lies=lies or {})
+    fleet = RunningFleet(load(path), path.parent, lies=lies or {}, program=program)
     hosts = [fleet.fleet.hosts[name] for name in names or fleet.fleet.hosts]
     with ExitStack() as stack:
         for host in hosts:

@@ -32,17 +32,21 @@ def write_config(folder: Path, **changes: object) -> Path:
 
 
 def write_simulated(
-    folder: Path, *, chunk_tokens: int = 512, prefill: str = "h200-sxm", decode: str = "h200-sxm"
+    folder: Path, *, chunk_tokens: int = 512, prefill: str = "h200-sxm", decode: str = "h200-sxm", pairs: int = 1
 ) -> Path:
-    """hosts.toml with the hosts m-prefill and m-decode; the default machines are fast."""
-    source, ports = write_config(folder), free_ports(3)
+    """hosts.toml with the hosts m-prefill and m-decode, m-prefill-2 and so on; the default machines are fast."""
+    source, ports = write_config(folder), iter(free_ports(3 * pairs))
     engine = f'engine = {{name = "simulated", chunk_tokens = {chunk_tokens}}}'
     shared = 'address = "127.0.0.1"\nmodel = "m"\nconnector = "local"\nservice = "process"'
     path = folder / "hosts.toml"
     path.write_text(
         f'[fleet]\nname = "simulated-test"\n[models.m]\ncontext = 16384\nsources = {{simulated = "{source}"}}\n'
-        f'[hosts.m-prefill]\n{shared}\nroles = ["prefill"]\nport = {ports[0]}\nhardware = "{prefill}"\n{engine}\n'
-        f'[hosts.m-decode]\n{shared}\nroles = ["decode"]\nport = {ports[1]}\nkv_port = {ports[2]}\n'
-        f'hardware = "{decode}"\n{engine}\n'
+        + "".join(
+            f'[hosts.m-prefill{pair}]\n{shared}\nroles = ["prefill"]\nport = {next(ports)}\n'
+            f'hardware = "{prefill}"\n{engine}\n'
+            f'[hosts.m-decode{pair}]\n{shared}\nroles = ["decode"]\nport = {next(ports)}\nkv_port = {next(ports)}\n'
+            f'hardware = "{decode}"\n{engine}\n'
+            for pair in ("", *(f"-{number}" for number in range(2, pairs + 1)))
+        )
     )
     return path

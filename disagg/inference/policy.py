@@ -6,6 +6,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
+from disagg import strikes
+
 OnKVFailure = Literal["fallback", "fail"]
 """If no prefill host delivers the KV: the decode host computes the prompt, or the request fails."""
 SHARE: Final = 1 / 3
@@ -69,12 +71,17 @@ class Timeouts:
 class RetryPolicy:
     """When a request is tried again, and how often. prefill_attempts: hand-offs per request before its prompt is
     computed by the decode host, if on_kv_failure is "fallback". local_prefill: the decode host may compute a prompt
-    itself if that takes less time. retries_per_s: of one client, for hosts that were busy. timeouts: see there."""
+    itself if that takes less time. retries_per_s: of one client, for hosts that were busy. host_losses: hosts whose
+    processes may end with a request that has no token of them yet; `ended_s`: within which such a host states that it
+    has ended. strikes: see disagg/strikes.py. timeouts: see there."""
 
     prefill_attempts: int = 2
     on_kv_failure: OnKVFailure = "fallback"
     local_prefill: bool = True
     retries_per_s: float = 20.0
+    host_losses: int = 2
+    ended_s: float = 0.5
+    strikes: strikes.StrikePolicy = strikes.POLICY
     timeouts: Timeouts = Timeouts()
 
 

@@ -131,6 +131,11 @@ class ReportingHost(ABC, Generic[Engine]):
         return 0
 
     @property
+    def strikes(self) -> Mapping[str, int]:
+        """Strikes of requests that this host computed when it ended, by their marks."""
+        return {}
+
+    @property
     def busy(self) -> bool:
         """Whether the engine has work, so that its beats must go on. Engines without beats have none."""
         return False
@@ -162,6 +167,7 @@ class ReportingHost(ABC, Generic[Engine]):
             links=self.links,
             vocab_size=self.info.profile.vocab_size if self.info else 0,
             senders={name: one.verdict for name, one in self.senders.items() if name and one.verdict},
+            strikes=self.strikes,
         )
 
     @property

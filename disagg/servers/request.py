@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Literal, TypeVar
@@ -24,6 +24,10 @@ Phase = Literal[
 ]
 
 
+def _unnoted(*_: object) -> None:
+    """Nobody notes it down."""
+
+
 @dataclass(slots=True)
 class ActiveRequest:
     """A request from its arrival to its end. Times are time.monotonic().
@@ -31,8 +35,9 @@ class ActiveRequest:
     id: the caller's, for logs and the KV transfer. key: unique on this host. share: whose share of the host it counts
     for. tokens: the prompt, empty until it is tokenised, and the `answered` first tokens of the answer if another host
     has generated them. constraint: the form that the rest must have. phase: what the request is doing, for the log.
-    leased: it ends if its caller does not extend its lease. cleanup: releases, however the request ends, everything it
-    holds: its place and turn, its ticket, its KV, its row in the batch.
+    entered, first_token: called with each phase, and when the engine has the first token. leased: it ends if its caller
+    does not extend its lease. cleanup: releases, however the request ends, everything it holds: its place and turn, its
+    ticket, its KV, its row in the batch.
     """
 
     id: str
@@ -44,6 +49,8 @@ class ActiveRequest:
     answered: int = 0
     constraint: Constraint | None = None
     hold_prompt: bool = False
+    entered: Callable[[Phase], None] = _unnoted
+    first_token: Callable[[], None] = _unnoted
     leased: bool = False
     tokenised: float = 0.0
     slot_sent: float = 0.0
@@ -51,6 +58,11 @@ class ActiveRequest:
     phase: Phase = "tokenising"
     cleanup: ExitStack = field(default_factory=ExitStack)
     key: str = field(default_factory=lambda: secrets.token_hex(8))
+
+    def enter(self, phase: Phase) -> None:
+        """The request comes to this phase."""
+        self.phase = phase
+        self.entered(phase)
 
     async def within_deadline(self, work: Awaitable[T], not_done: str) -> T:
         """Await until the deadline. Raises DeadlineExceeded, which says what was not done."""

@@ -25,6 +25,7 @@ from disagg.servers.health.monitor import Monitor, Problems
 from disagg.servers.health.watchdog import Watchdog, notify_ready
 from disagg.servers.http.app import build
 from disagg.servers.http.sse import unfinished
+from disagg.servers.running import RunningRequests, record_path
 from disagg.servers.service import AnyService
 from disagg.tls.server import ServerTLS
 from disagg.token import Tokens
@@ -41,8 +42,10 @@ def serve(fleet: Fleet, host: Host) -> int:
     tokens = Tokens.of(fleet)
     listener = listener_of(host)
     sys.setswitchinterval(SWITCH_S)
+    service = make_service(fleet, host)
+    service.running = RunningRequests(host.name, record_path(fleet, host), tokens)
     try:
-        asyncio.run(_serve(make_service(fleet, host), tokens, listener))
+        asyncio.run(_serve(service, tokens, listener))
     finally:
         listener.close()
     return 0
@@ -118,6 +121,7 @@ async def _serve(service: AnyService, tokens: Tokens, listener: socket.socket) -
         loaded = loading.done()
         loading.cancel()
         await asyncio.wait((loading,))
+        service.running.close()
         closed = await _close(service)
     logs.info("stopped", host=service.host.name)
     if not loaded or not closed or unfinished():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from abc import abstractmethod
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -36,6 +36,7 @@ from disagg.servers.health.engine import TEST_LIMIT_S
 from disagg.servers.health.leases import Leases
 from disagg.servers.report import Engine, ReportingHost, last_error
 from disagg.servers.request import ActiveRequest
+from disagg.servers.running import RunningRequests
 from disagg.shares import Places
 
 UNSTARTED = frozenset({"tokenising", "queued", "waiting for KV"})
@@ -63,6 +64,7 @@ class Service(ReportingHost[Engine]):
     def __init__(self, fleet: Fleet, host: Host, admission: Admission) -> None:
         super().__init__(fleet, host, admission)
         self.leases = Leases()
+        self.running = RunningRequests(host.name)  # `serve` sets one with a file
         self._counts = Places(max(1, int(COUNTS * admission.limit)))  # of calls of POST /count
 
     @property
@@ -75,6 +77,10 @@ class Service(ReportingHost[Engine]):
     @abstractmethod
     async def probe_engine(self) -> None:
         """Let the engine compute one token. Raises what the engine raises; the caller keeps to `test_limit_s`."""
+
+    @property
+    def strikes(self) -> Mapping[str, int]:
+        return self.running.strikes.stated(time.time())
 
     @property
     def test_limit_s(self) -> float:
@@ -101,8 +107,10 @@ class Service(ReportingHost[Engine]):
         its length.
         """
         self._require_ready(body.model)
-        arrived = time.monotonic()
+        arrived, record = time.monotonic(), self.running.admit(body)
         request = ActiveRequest(request_id, sampling, arrived, arrived + body.deadline_s, body.share)
+        request.entered, request.first_token = record.entered, record.answered
+        request.cleanup.callback(record.ended)
         caller = callers.current.get() or Caller()
         self._enter(request, caller, body.lease_s)
         error: BaseException | None = None
@@ -147,6 +155,9 @@ class Service(ReportingHost[Engine]):
                 raise Overloaded(f"the server is counting the tokens of {counting} prompts", "try again in a moment")
             place.callback(lambda: self._counts.give_back(count, time.monotonic()))
             self._admission.take_place(body.share, place)
+            record = self.running.admit(body)
+            place.callback(record.ended)
+            record.entered("tokenising")
             try:
                 async with asyncio.timeout(body.deadline_s):
                     return CountAnswer(len(await self._tokenise(body)))
@@ -185,6 +196,7 @@ class Service(ReportingHost[Engine]):
             caller.end(Overloaded(text, "try again in a moment"))
 
         self._admission.take_place(body.share, request.cleanup, waits, give_up)
+        request.enter("tokenising")
         prompt = await request.within_deadline(self._tokenise(body), "the prompt was not tokenised")
         vocab_size = self.engine.info.profile.vocab_size
         answer = check_ids(body.answer_tokens, vocab_size, "answer_tokens")
@@ -195,7 +207,7 @@ class Service(ReportingHost[Engine]):
         self._require_context(len(prompt), max(request.sampling.max_tokens, len(answer)))
         request.tokens, request.answered = prompt + answer, len(answer)
         request.tokenised = time.monotonic()
-        request.phase = "queued"
+        request.enter("queued")
         self.count(requests=1, prompt_tokens=request.prompt_tokens)
 
     async def _tokenise(self, body: PromptBody) -> list[int]:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from disagg.errors import ServerUnavailable
+from disagg.errors import RequestEndedHosts, ServerUnavailable
 from disagg.gateway.dialects.base import Head
 from disagg.gateway.dialects.problems import problem_of
 from disagg.gateway.dialects.request import GatewayRequest
@@ -31,7 +31,7 @@ def samples() -> dict[str, set[str]]:
     watch = GatewayWatch(FakeClient())  # type: ignore[arg-type]  # a fake
     request = GatewayRequest(model="m", prompts=({"prompt": "x"},))
     observers: Observers = watch.observers
-    for fails in (False, True):
+    for fails in (None, ServerUnavailable("x"), RequestEndedHosts("x")):
         observed = observers.accept(Head(request, "r", 0.0), "chat", "m", None)
         observed.entered(0, Stage("decode", "fallback", None, "d", 1, 0, "prefill failed"))
         observed.generated(0, 1)
@@ -40,7 +40,7 @@ def samples() -> dict[str, set[str]]:
             done = completion("one two")
             object.__setattr__(done.metrics, "method", "fallback")
             observed.completed(0, done)
-        observed.ended(problem_of(ServerUnavailable("x")) if fails else None, cancelled=False)
+        observed.ended(problem_of(fails) if fails else None, cancelled=False)
     observers.accept(Head(request, "r", 0.0), "chat", "m", None).ended(None, cancelled=True)
     found: dict[str, set[str]] = {}
     for family in text_string_to_metric_families(watch.metrics().decode()):

@@ -100,6 +100,11 @@ class Server:
         self._connections.add(task := asyncio.ensure_future(self._run(reader, writer)))
         task.add_done_callback(self._connections.discard)
 
+    def end_connections(self) -> None:
+        """Break off all connections, as the end of the process does."""
+        for task in self._connections:
+            task.cancel()
+
     async def _run(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with suppress(ConnectionError, asyncio.IncompleteReadError):
             try:

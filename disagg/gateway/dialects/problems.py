@@ -16,6 +16,7 @@ from disagg.errors import (
     DisaggError,
     ModelNotAllowed,
     Overloaded,
+    RequestEndedHosts,
     RequestError,
     RequestLoop,
     SchemaTooComplex,
@@ -25,6 +26,7 @@ from disagg.errors import (
 )
 
 RETRY_AFTER_S = 5  # if no host is up
+ENDED_HOSTS: Final = "request_ended_hosts"
 
 _FIELD = re.compile(r"([a-z_]+(?:\[\d+\]|\.[a-z_]+)*): ")
 
@@ -47,6 +49,7 @@ _TABLE: Mapping[type[DisaggError], tuple[int, str, str | None]] = {
     ModelNotAllowed: (403, "permission_error", "model_not_allowed"),
     UnknownModel: (404, "invalid_request_error", "model_not_found"),
     ContextLengthExceeded: (400, "invalid_request_error", "context_length_exceeded"),
+    RequestEndedHosts: (400, "invalid_request_error", ENDED_HOSTS),
     SchemaTooComplex: (400, "invalid_request_error", "schema_too_complex"),
     BodyTooLarge: (413, "invalid_request_error", None),
     RequestError: (400, "invalid_request_error", None),

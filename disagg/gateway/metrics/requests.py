@@ -2,22 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections import deque
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, fields
 from typing import Final, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 
 from disagg.api.events import FinishReason
-from disagg.gateway.dialects.problems import FAILURES, Problem
+from disagg.gateway.dialects.problems import ENDED_HOSTS, FAILURES, Problem
 from disagg.gateway.metrics.buckets import REQUEST_S, TOKENS, TPOT_S, TTFT_S
 from disagg.gateway.metrics.tokens import TokenMetrics
-from disagg.gateway.observe.events import Completed, Ended, Generated, Refused, RequestEvent
+from disagg.gateway.observe.events import Accepted, Completed, Ended, Generated, Refused, RequestEvent
 from disagg.inference.metrics import Method, Metrics, TTFTParts
+from disagg.strikes import POLICY
 
+MAX_HARMFUL: Final = 16
 KV_LOST: Final = "KV did not arrive"
 FALLBACKS: Final = (KV_LOST, "prefill failed", "no prefill host is up", "decode host failed", "no decode host is left")
 """Why an answer came about without its hand-off: this, or the reason of its attempt."""
+
+
+class HarmfulRequests:
+    """A collector for prometheus_client: the requests that ended hosts lately, with their keys. Each is stated for as
+    long as it is refused."""
+
+    def __init__(self) -> None:
+        self._recent: deque[tuple[float, Accepted]] = deque(maxlen=MAX_HARMFUL)
+
+    def add(self, request: Accepted) -> None:
+        """This request was refused because hosts have ended with it."""
+        self._recent.append((time.monotonic(), request))
+
+    def collect(self) -> Iterable[Metric]:
+        labels = ("model_name", "key", "request_id")
+        figure = GaugeMetricFamily("disagg_request_ended_hosts", "Requests that ended hosts lately", labels=labels)
+        oldest = time.monotonic() - POLICY.refused_s
+        for at, request in self._recent:
+            if at >= oldest:
+                figure.add_metric((request.model, request.key or "", request.request_id), 1.0)
+        return [figure]
 
 
 class RequestMetrics:
@@ -53,6 +79,8 @@ class RequestMetrics:
         self._answers = self._histogram("vllm:request_generation_tokens", "Tokens of an answer", TOKENS)
         self._tokens = TokenMetrics(models)
         registry.register(self._tokens)
+        self._harmful = HarmfulRequests()
+        registry.register(self._harmful)
         for model in models:
             self._begin(model)
 
@@ -98,6 +126,8 @@ class RequestMetrics:
             self._tokens.ended(event.request.number, choice)
         if event.problem is not None:
             self._problem(event.request.model, event.problem)
+            if event.problem.code == ENDED_HOSTS:
+                self._harmful.add(event.request)
         elif event.state == "cancelled":
             self._cancelled.labels(event.request.model).inc()
 

@@ -3,6 +3,7 @@
 retry         the retry policy: what to try, in which order, and what a failure rules out
 plausible     whether what a host sends fits the request and itself
 execute       performs the attempts, one after the other
+suspects      requests that may have ended a host go on one at a time
 waiting       waits for hosts that are busy or not up
 view_updates  updates the view of the fleet with what an attempt shows about its hosts
 perform       one attempt: a hand-off, or the whole request on one host

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -24,6 +24,7 @@ from disagg.inference.attempts.answer import FALLBACK_WARNING, ArrivingAnswer, A
 from disagg.inference.attempts.perform import HostCaller, PrefillFailed, perform
 from disagg.inference.attempts.plausible import AnswerBounds
 from disagg.inference.attempts.retry import Attempt, Failure, Pause, Route, after, forget_frames, remaining, route_of
+from disagg.inference.attempts.suspects import Suspects, Turn, has_ended, may_have_ended
 from disagg.inference.attempts.view_updates import ViewUpdates
 from disagg.inference.attempts.waiting import RetryBudget, Waiting
 from disagg.inference.hosts.affinity import RoutedPrompt, chain, content_of, prompt_of
@@ -35,6 +36,7 @@ from disagg.inference.http.connections import Connections
 from disagg.inference.http.whole import WholeCall
 from disagg.inference.policy import DEFAULT_POLICY, RetryPolicy, patience_s
 from disagg.inference.types import Completion, Stage, Watch, unwatched
+from disagg.strikes import Marks, marks
 from disagg.whole.request import openai_request
 
 log = logging.getLogger(__name__)
@@ -50,6 +52,7 @@ class Driver:
         self.refresher = Refresher(http, self.view)
         self.heartbeat = Heartbeat(http, policy.timeouts.lease)
         self.budget = RetryBudget(policy.retries_per_s)
+        self.suspects = Suspects(policy)
 
     async def close(self) -> None:
         await self.refresher.stop()
@@ -117,6 +120,7 @@ async def run(
         raise
     finally:
         running.give_up_claim()
+        running.end_turn()
 
 
 @dataclass(slots=True)
@@ -132,22 +136,27 @@ class _Run:
     first: bool = True  # nothing was tried or waited for yet
     last_look: bool = False  # the time for a host to come up is over, and all were asked once more
     claimed: tuple[str, float] | None = None  # a host with a place for the next attempt; see FleetView.began
+    lost: list[str] = field(default_factory=list)  # hosts whose processes ended, with no token of them
+    turn: Turn | None = None  # among suspects, of which this is one if it has lost a host
 
     async def to_end(self) -> Completion:
         """Look at the fleet and perform the attempts that this gives, until one completes the answer."""
         while True:
             failures: list[Failure] = []
+            await self._take_turn()
             ranked, route, untried = self._look(failures)
             while (attempt := next(untried, None)) is not None:
                 self._announce(attempt, failures, started=self.answer.begun or not ranked.unseen)
                 outcome = await self._try(attempt, ranked, failures)
                 if outcome is not None:
                     return self._complete(attempt, outcome, failures)
-                if failures[-1].busy:  # it may have waited for long: other hosts may have room now
+                waited = await self._take_turn()
+                if waited or failures[-1].busy:  # it may have waited for long: other hosts may have room now
                     ranked, route, untried = self._look(failures)
             pause = after(route, self.request.policy, failures, self.failures)
             self.failures = [*self.failures, *failures][-8:]
             self.first = False
+            self.end_turn()
             await self._pause(pause, {failure.host.name for failure in failures if failure.busy})
 
     @property
@@ -157,6 +166,7 @@ class _Run:
     def _look(self, failures: list[Failure]) -> tuple[Ranking, Route, Iterator[Attempt]]:
         """The hosts as the view sees them now, and the attempts that these failures and later ones leave."""
         self.give_up_claim()
+        self.driver.suspects.require_innocent(self._marks, self.driver.view)
         ranked = ranking(self.driver.view, self.request, self.prompt, last_look=self.last_look)
         route = route_of(ranked, begun=self.answer.begun)
         return ranked, route, remaining(route, self.request.policy, failures)
@@ -188,12 +198,21 @@ class _Run:
     async def _try(self, attempt: Attempt, ranked: Ranking, failures: list[Failure]) -> AttemptOutcome | None:
         """Perform an attempt. A failure that others may follow is noted and gives None."""
         log.debug("attempt: %s", attempt)
-        updates = ViewUpdates(self.driver.view, attempt, self.prompt.tokens, self.request.body.share)
-        self.answer.begin(attempt, self.request.called if self.first else time.monotonic(), updates.first_token)
+        view = self.driver.view
+        updates = ViewUpdates(view, attempt, self.prompt.tokens, self.request.body.share)
+        starts = {host.name: view.of(host.name).boot_id for host in attempt.hosts}
+        caller = self._caller(updates, {failure.host.name for failure in failures})
+
+        def first_token() -> None:
+            updates.first_token()
+            self.lost.clear()
+            self.end_turn()
+
+        self.answer.begin(attempt, self.request.called if self.first else time.monotonic(), first_token)
         self.first = False
         failure, outcome = None, None
         try:
-            outcome = await self._perform(attempt, ranked, {failure.host.name for failure in failures}, updates)
+            outcome = await self._perform(attempt, ranked, caller, updates)
             return outcome
         except PrefillFailed as failed:
             failure = Failure(attempt, "prefill", failed.error, self.answer.begun)
@@ -204,25 +223,55 @@ class _Run:
         self.driver.http.require_open()  # closing the client under a request looks like a lost connection
         if failure.final:
             raise failure.error
+        await self._suspect(failure, caller, starts)
         forget_frames(failure.error)
         failures.append(failure)
         return None
 
-    async def _perform(
-        self, attempt: Attempt, ranked: Ranking, failed: Collection[str], updates: ViewUpdates
-    ) -> AttemptOutcome:
+    async def _suspect(self, failure: Failure, caller: HostCaller, starts: Mapping[str, str]) -> None:
+        """Note which hosts' processes have ended with this request. Raises RequestEndedHosts if they are too many.
+        starts: boot ids of the hosts before the attempt."""
+        http, view, policy = self.driver.http, self.driver.view, self.request.policy
+        hosts = may_have_ended(failure, caller.sent.values(), has_token=self.answer.trace.first_token > 0)
+        checks = (has_ended(http, view, host, starts[host.name], policy.ended_s) for host in hosts)
+        ended = await asyncio.gather(*checks)
+        self.lost += [host.name for host, has in zip(hosts, ended, strict=True) if has]
+        if len(self.lost) >= policy.host_losses:
+            raise self.driver.suspects.refuse(self._marks(), self.lost) from failure.error
+
+    async def _take_turn(self) -> bool:
+        """A suspect waits until no other one is tried. Returns whether it may have waited."""
+        if not self.lost or self.turn is not None:
+            return False
+        text = f"waiting: {self.lost[-1]} ended with this request and others, which are tried one at a time"
+        self.turn = await self.driver.suspects.turn(partial(self.answer.note, text))
+        return True
+
+    def end_turn(self) -> None:
+        """Another suspect may go on."""
+        if self.turn is not None:
+            self.turn.end()
+            self.turn = None
+
+    def _marks(self) -> Marks:
+        return marks(self.request.body, self.driver.http.token)
+
+    def _caller(self, updates: ViewUpdates, failed: Collection[str]) -> HostCaller:
         """failed: the hosts that have failed since the last pause."""
-        timeouts, driver, claim = self.request.policy.timeouts, self.driver, partial(self._claim, failed)
-        caller = HostCaller(
-            driver.http,
-            driver.heartbeat,
-            timeouts,
+        return HostCaller(
+            self.driver.http,
+            self.driver.heartbeat,
+            self.request.policy.timeouts,
             self.deadline,
             self._elsewhere,
-            claim,
+            partial(self._claim, failed),
             updates,
             self.request.policy.on_kv_failure,
         )
+
+    async def _perform(
+        self, attempt: Attempt, ranked: Ranking, caller: HostCaller, updates: ViewUpdates
+    ) -> AttemptOutcome:
         if attempt.method == "whole":
             host, body = attempt.answering, self.request.body
             asked = openai_request(body, host.engine.model or body.model, self.request.candidates.context)
@@ -231,7 +280,7 @@ class _Run:
         for taking in (attempt.decode, attempt.prefill):
             if taking is not None and (full := updates.take_place(taking)) is not None:
                 raise PrefillFailed(full) if taking is not attempt.answering else full
-        body = self.answer.body(self.request.body, max(0.001, caller.left_s), timeouts.lease)
+        body = self.answer.body(self.request.body, max(0.001, caller.left_s), caller.timeouts.lease)
         self.answer.bounds = self._bounds(attempt)
         if attempt.method == "disaggregated":
             first = attempt.decode == ranked.decode[0].host and attempt.prefill == ranked.prefill[0].host

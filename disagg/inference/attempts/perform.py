@@ -7,7 +7,7 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from math import inf
 
@@ -30,7 +30,8 @@ from disagg.inference.policy import SHARE, OnKVFailure, Timeouts, patience_s
 @dataclass(frozen=True, slots=True)
 class HostCaller:
     """How the hosts of one attempt are called. deadline: of the request, by time.monotonic(). elsewhere: whether
-    another host of this one's role gets requests now. claim: see Patience, for any host. on_kv_failure: see there."""
+    another host of this one's role gets requests now. claim: see Patience, for any host. on_kv_failure: see there.
+    sent: the last call of each host, by its name."""
 
     http: Connections
     heartbeat: Heartbeat
@@ -40,6 +41,7 @@ class HostCaller:
     claim: Callable[[Host], bool]
     updates: ViewUpdates
     on_kv_failure: OnKVFailure
+    sent: dict[str, calls.EventCall] = field(default_factory=dict)
 
     @property
     def left_s(self) -> float:
@@ -62,7 +64,9 @@ class HostCaller:
         """A POST whose lease is extended until `leases` is closed. reported: gets the phases that the host states."""
         leases.enter_context(self.heartbeat.lease(host, request_id))
         patience = Patience(patience_s(self.left_s), partial(self.claim, host))
-        return calls.EventCall(host, path, body, request_id, self.waits(host), reported=reported, patience=patience)
+        call = calls.EventCall(host, path, body, request_id, self.waits(host), reported=reported, patience=patience)
+        self.sent[host.name] = call
+        return call
 
 
 @dataclass(slots=True)

@@ -32,6 +32,7 @@ from disagg.errors import (
     InvalidAnswer,
     KVMemoryExceeded,
     Overloaded,
+    RequestEndedHosts,
     RequestError,
     ServerNotRunning,
     ServerRefused,
@@ -100,6 +101,11 @@ class Attempt:
     reason: Reason = "first choice"
 
     @property
+    def hosts(self) -> tuple[Host, ...]:
+        """The hosts that it needs."""
+        return tuple(host for host in (self.decode, self.prefill) if host is not None)
+
+    @property
     def answering(self) -> Host:
         """The host that generates the answer."""
         host = self.decode or self.prefill
@@ -123,6 +129,7 @@ class Failure:
         wrong, or no host can go on after what a whole-request host has sent. A prefill host that finds the request
         wrong may merely be configured in another way than the others."""
         wrong = isinstance(self.error, RequestError) and self.answering and not self.too_large
+        wrong = wrong or isinstance(self.error, RequestEndedHosts)
         cut = self.attempt.method == "whole" and self.begun
         return wrong or cut or isinstance(self.error, DeadlineExceeded)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 
@@ -51,6 +51,11 @@ class HostView:
         if (self.breaker.ejections or self.breaker.probing) and (seconds := self.breaker.closed_for(now)) > 0:
             return f"failed lately: left out for {seconds:.1f} s"
         return ""
+
+    @property
+    def boot_id(self) -> str:
+        """Of the server's start that answered last; empty if none has."""
+        return self.load.boot_id if self.load is not None else ""
 
     @property
     def has_answered(self) -> bool:
@@ -170,6 +175,11 @@ class FleetView:
         """The first token of the request's answer has arrived; the request goes on."""
         view = self.of(name)
         self.hosts[name] = replace(view, breaker=view.breaker.began_to_answer(began_at))
+
+    @property
+    def strikes(self) -> list[Mapping[str, int]]:
+        """Of each host that states any."""
+        return [view.load.strikes for view in self.hosts.values() if view.load is not None and view.load.strikes]
 
     def sent(self, name: str, tokens: int) -> None:
         """A prefill host has sent its KV. If its KV was refuted before, `judged` says whether it was right."""

@@ -29,9 +29,9 @@ T = TypeVar("T", bound=Event)
 @dataclass(slots=True)
 class EventCall:
     """A POST to one host that is answered with events. Times by time.monotonic(), 0 until they are known: `written`, it
-    was about to be written to an open connection; `last_sign`, the host sent the last piece of its answer. reported: is
-    called with the phase that each of the host's progress events states; what it raises ends the call. patience: with
-    the host's queue."""
+    was about to be written to an open connection; `last_sign`, the host sent the last piece of its answer. phase: the
+    last one that the host has stated. reported: is called with each; what it raises ends the call. patience: with the
+    host's queue."""
 
     host: Host
     path: str
@@ -40,6 +40,7 @@ class EventCall:
     timeouts: Timeouts = DEFAULT_POLICY.timeouts
     written: float = 0.0
     last_sign: float = 0.0
+    phase: str = ""
     reported: Callable[[str], None] | None = None
     patience: Patience = UNLIMITED
 
@@ -74,7 +75,7 @@ async def events(http: Connections, call: EventCall) -> AsyncIterator[AsyncGener
     try:
         call.written = exchange.written
         with _failures(host):
-            head = await http.head(exchange, timeouts.silence, timeouts.connect)
+            head = await http.head(exchange, timeouts.silence, timeouts.connect, again=False)
             if head.status_code != HTTPStatus.OK:
                 _raise_for(head, await exchange.content(MAX_EVENT_BYTES, timeouts.silence), host)
         async with aclosing(_events(exchange, call)) as stream:
@@ -91,9 +92,14 @@ async def _events(exchange: SentRequest, call: EventCall) -> AsyncGenerator[Even
         call.last_sign = time.monotonic()
         return part
 
+    def reported(phase: str) -> None:
+        call.phase = phase
+        if call.reported is not None:
+            call.reported(phase)
+
     progress = ProgressJudge(call.host, call.timeouts, call.written, call.patience)
     with _failures(call.host):
-        async with aclosing(parse(read, progress, call.reported)) as stream:
+        async with aclosing(parse(read, progress, reported)) as stream:
             async for event in stream:
                 exchange.answered = isinstance(event, LAST_EVENTS)
                 yield event

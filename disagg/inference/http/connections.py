@@ -64,6 +64,11 @@ class Connections:
     """The connections of one client to its hosts, kept open between requests. Belongs to one event loop. closed: set
     when the client is closed."""
 
+    @property
+    def token(self) -> str:
+        """The fleet's token that hosts get."""
+        return self._tokens.current
+
     def __init__(self, tokens: Tokens) -> None:
         self.closed = asyncio.Event()
         self._tokens = tokens
@@ -90,18 +95,21 @@ class Connections:
         connection = idle or await self._open(request.host, connect_s)
         return self._send(request, connection, reused=idle is not None)
 
-    async def head(self, exchange: SentRequest, silence_s: float, connect_s: float) -> h11.Response:
-        """Status and headers of the response. A kept connection that the host has closed meanwhile is replaced."""
+    async def head(
+        self, exchange: SentRequest, silence_s: float, connect_s: float, *, again: bool = True
+    ) -> h11.Response:
+        """Status and headers of the response. A kept connection that the host has closed meanwhile is replaced. again:
+        False for a request that may have ended the host: it is not sent once more."""
         try:
             return await exchange.connection.head(silence_s)
         except TimeoutError:
             raise
         except (OSError, h11.RemoteProtocolError):
-            if not exchange.reused or self.closed.is_set():
+            if not (exchange.reused and again) or self.closed.is_set():
                 raise
         self._drop(exchange.connection)
-        again = self._send(exchange.request, await self._open(exchange.request.host, connect_s), reused=False)
-        exchange.connection, exchange.reused = again.connection, False
+        sent = self._send(exchange.request, await self._open(exchange.request.host, connect_s), reused=False)
+        exchange.connection, exchange.reused = sent.connection, False
         return await exchange.connection.head(silence_s)
 
     def release(self, exchange: SentRequest) -> None:

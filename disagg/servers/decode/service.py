@@ -258,7 +258,7 @@ class DecodeService(Service[DecodeEngine]):
     async def _take_turn(self, request: ActiveRequest) -> float:
         """Wait for a place in the batch; returns the seconds that it took."""
         ready = time.monotonic()
-        request.phase = "queued"
+        request.enter("queued")
         turn = self._admission.take_turn(request.share, request.cleanup)
         await request.within_deadline(turn, "the request's turn had not come")
         return time.monotonic() - ready
@@ -269,6 +269,7 @@ class DecodeService(Service[DecodeEngine]):
         order = self._audits.order(received) if received is not None else None
         feed = self._submit(request, kv, salt, order)
         steps = await feed.steps()
+        request.first_token()
         if received is not None:
             first = steps[0]
             if isnan(first.tokens[0].logprob):
@@ -307,7 +308,7 @@ class DecodeService(Service[DecodeEngine]):
         request.cleanup.callback(feed.close)
         assert kv.memory is not None, "reserved before the request's turn"
         request.cleanup.callback(self.engine.cancel, request.key, kv.memory.use())
-        request.phase = "generating"
+        request.enter("generating")
         work = DecodeRequest(
             id=request.key,
             tokens=request.tokens,

@@ -156,13 +156,14 @@ class PrefillService(Service[PromptEngine]):
             request.id,
             header.tokens,
             kv_bytes,
-            delivery.start,
+            _noted(request, "computing the prompt", delivery.start),
             to=to,
             queued_bytes=delivery.queued_bytes,
             share=request.share,
         )
         run = await self._computed(request, job, "computing the prompt")
-        timing, request.phase = run.timing, "sending KV"
+        timing = run.timing
+        request.enter("sending KV")
         sent = await on_daemon_thread(partial(delivery.finish, timing, job.waits), f"kv-finish-{request.id}")
         timing = run.timing  # an engine that sends by itself knows only now when the rows were computed
         self.count(computed_prompt_tokens=timing.tokens, kv_bytes_total=sent.payload_bytes)
@@ -186,7 +187,7 @@ class PrefillService(Service[PromptEngine]):
         request.cleanup.callback(self._scheduler.release, job)
         await request.within_deadline(asyncio.wrap_future(job.started), "the prompt's turn had not come")
         self._admission.start(request.share, request.cleanup)
-        request.phase = phase
+        request.enter(phase)
         return await request.within_deadline(asyncio.wrap_future(job.computed), "the prompt was not computed")
 
     def _header(self, request: ActiveRequest, body: PrefillBody) -> Header:
@@ -247,7 +248,9 @@ class PrefillService(Service[PromptEngine]):
         computing = asyncio.ensure_future(self._generate_tokens(request, body, feed))
         try:
             while answer.finish_reason is None:
-                for event in answer.add(await feed.steps()):
+                steps = await feed.steps()
+                request.first_token()
+                for event in answer.add(steps):
                     yield event
         finally:
             computing.cancel()
@@ -300,11 +303,22 @@ class PrefillService(Service[PromptEngine]):
 
         total = request.prompt_tokens + request.sampling.max_tokens
         kv_bytes = self.engine.info.layout.nbytes(total)
-        job = PromptJob(request.id, len(request.tokens) - 1, kv_bytes, start, share=request.share)
+        begin = _noted(request, "generating", start)
+        job = PromptJob(request.id, len(request.tokens) - 1, kv_bytes, begin, share=request.share)
         try:
             await self._computed(request, job, "generating")
         except Exception as error:  # noqa: BLE001 - `feed.steps` raises it
             feed.on_error(error)
+
+
+def _noted(request: ActiveRequest, phase: Phase, start: Callable[[], PrefillRun]) -> Callable[[], PrefillRun]:
+    """`start`, with the phase noted down on the engine's thread just before: the process may end there."""
+
+    def begin() -> PrefillRun:
+        request.entered(phase)
+        return start()
+
+    return begin
 
 
 def _note(timing: DecodeTiming, prompt: PrefillTiming) -> None:

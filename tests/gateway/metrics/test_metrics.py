@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import get_args
 
+import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from disagg.errors import DeadlineExceeded, DisaggError, Overloaded, RequestLoop, ServerUnavailable
+from disagg.errors import DeadlineExceeded, DisaggError, Overloaded, RequestEndedHosts, RequestLoop, ServerUnavailable
 from disagg.gateway.clients.keys import KeyFile
 from disagg.gateway.dialects.base import Head
 from disagg.gateway.dialects.problems import FAILURES, problem_of
 from disagg.gateway.dialects.request import GatewayRequest
+from disagg.gateway.metrics import requests
 from disagg.gateway.metrics.requests import FALLBACKS, KV_LOST, RequestMetrics
 from disagg.gateway.observe.observers import Observers
 from disagg.inference.attempts.retry import Reason
 from disagg.inference.types import Stage
+from disagg.strikes import POLICY
 from tests.gateway import fake_client
 from tests.gateway.fake_client import FakeClient, completion
 
@@ -63,6 +68,23 @@ async def test_errors_are_counted_by_code_and_cancelled_requests_apart() -> None
     assert found["disagg_request_errors_total{code=no_host_available}"] == 1
     assert found["disagg_request_errors_total{code=model_not_found}"] == 1
     assert found["vllm:request_success_total{finished_reason=stop}"] == 0
+
+
+async def test_a_request_that_ended_hosts_is_named_with_its_key_for_an_alert(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "keys.json"
+    bearer = f"Bearer {KeyFile(file).add('agent', monitor=True)}"
+    harmful = fake_client.app(FakeClient(RequestEndedHosts("d1 and d2 ended")), file)
+    async with fake_client.http(harmful, Authorization=bearer) as http:
+        answer = await http.post("/v1/chat/completions", json=CHAT, headers={"X-Request-Id": "of-the-agent"})
+        found = samples((await http.get("/metrics")).text)
+        assert (answer.status_code, answer.headers["x-should-retry"]) == (400, "false")
+        assert answer.json()["error"]["code"] == "request_ended_hosts"
+        assert found["disagg_request_ended_hosts{key=agent,request_id=of-the-agent}"] == 1
+        later = time.monotonic() + POLICY.refused_s
+        monkeypatch.setattr(requests, "time", SimpleNamespace(monotonic=lambda: later))
+        assert "disagg_request_ended_hosts{" not in (await http.get("/metrics")).text
 
 
 async def test_every_figure_of_a_model_is_0_before_its_first_request_so_that_a_rate_sees_that_one() -> None:

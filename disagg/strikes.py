@@ -1,0 +1,126 @@
+"""Which requests have ended hosts, known by marks that say nothing of their text. Pure.
+
+A request that makes its host's process end must not do so to the next one. Two parties see to it:
+
+    a host     keeps the marks of what it computes in a file (`servers/running.py`). If it starts again, the requests
+               that it computed without a token so far get a strike. GET /load states the strikes.
+    a caller   lets a request whose host's process has ended go on alone, on one more host
+               (`inference/attempts/suspects.py`), and adds up the strikes of all hosts.
+
+Two strikes refuse a request for a while, at that host and at callers. A host takes a strike back when a request with
+the same mark gets its first token there: an honest one that many callers send is caught in a crash now and then.
+"""
+
+from __future__ import annotations
+
+import hmac
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgspec
+
+from disagg.api.requests import GenerateBody, PromptBody
+from disagg.api.sampling import Sampling
+from disagg.errors import RequestEndedHosts
+
+MARK_BYTES: Final = 16
+
+
+@dataclass(frozen=True, slots=True)
+class StrikePolicy:
+    """strikes: after which a request is refused. refused_s: for which it is, and for which a strike counts. kept: of
+    one host, the latest."""
+
+    strikes: int = 2
+    refused_s: float = 300.0
+    kept: int = 256
+
+
+POLICY: Final = StrikePolicy()
+
+
+@dataclass(frozen=True, slots=True)
+class Marks:
+    """HMACs of a request under the fleet's token, in hex. request: of all that decides what a host computes; empty of
+    POST /prefill, which has the prompt alone. prompt: of the prompt. form: of the form that the answer must have, empty
+    if it needs none."""
+
+    request: str
+    prompt: str
+    form: str = ""
+
+    @property
+    def computed(self) -> tuple[str, ...]:
+        """What a host notes down that computes this request."""
+        return tuple(filter(None, (self.request or self.prompt, self.form)))
+
+    def strikes(self, count: Callable[[str], int]) -> int:
+        """Strikes of this request. count: those of one mark."""
+        of_request = sum(count(mark) for mark in (self.request, self.prompt) if mark)
+        return max(of_request, count(self.form) if self.form else 0)
+
+
+def marks(body: PromptBody, token: str) -> Marks:
+    """The marks of a request. Equal on every host and caller that has the same token, whatever the request's deadline,
+    seed or place in a conversation of hosts. Takes about as long as reading the body."""
+    content = (body.model, body.prompt, body.messages, body.tokens, body.tools, body.chat_template_kwargs)
+    prompt = _mark("prompt", content, token)
+    if not isinstance(body, GenerateBody):
+        return Marks("", prompt)
+    called = [tool.parameters for tool in body.tools if tool.name in body.must_call]
+    form = _mark("form", (body.json_schema, called), token) if body.json_schema is not None or called else ""
+    return Marks(_mark("request", (prompt, form, _seedless(body.sampling)), token), prompt, form)
+
+
+def _seedless(sampling: Sampling) -> Sampling:
+    """As any process that has read it from JSON has it: a caller may have 1 where a host has 1.0."""
+    return msgspec.json.decode(msgspec.json.encode(msgspec.structs.replace(sampling, seed=None)), type=Sampling)
+
+
+def _mark(kind: str, value: Any, token: str) -> str:
+    text = kind.encode() + b"\0" + msgspec.json.encode(value)
+    return hmac.digest(token.encode(), text, "sha256")[:MARK_BYTES].hex()
+
+
+class Strikes:
+    """The strikes of one host. Times in seconds since 1970, as they outlive the process."""
+
+    def __init__(self, policy: StrikePolicy = POLICY, known: Iterable[tuple[str, float]] = ()) -> None:
+        """known: marks with the times of their strikes."""
+        self.policy = policy
+        self.all = list(known)
+
+    def add(self, struck: Iterable[str], now: float) -> None:
+        """One strike for each of these marks."""
+        self.all += [(mark, now) for mark in struck]
+        self.forget((), now)
+
+    def forget(self, innocent: Iterable[str], now: float) -> bool:
+        """Drop the strikes of these marks, and what is too old. Returns whether there were any."""
+        before, names = len(self.all), set(innocent)
+        self.all = [one for one in self.all if one[0] not in names and self._counts(one[1], now)][-self.policy.kept :]
+        return len(self.all) < before
+
+    def stated(self, now: float) -> dict[str, int]:
+        """How many strikes each mark has now."""
+        found: dict[str, int] = {}
+        for mark, at in self.all:
+            if self._counts(at, now):
+                found[mark] = found.get(mark, 0) + 1
+        return found
+
+    def _counts(self, at: float, now: float) -> bool:
+        """Also if the clock was set back a little."""
+        return math.isfinite(at) and -60.0 <= now - at < self.policy.refused_s
+
+
+def require_innocent(of: Marks, stated: Iterable[Mapping[str, int]], policy: StrikePolicy, hosts: str) -> None:
+    """Raise RequestEndedHosts if a request has too many strikes. stated: of one host, or of each. hosts: in words."""
+    every = [one for one in stated if one]
+    if every and of.strikes(lambda mark: sum(one.get(mark, 0) for one in every)) >= policy.strikes:
+        raise RequestEndedHosts(
+            f"{hosts} ended while computing this request: it is refused for {policy.refused_s:.0f} s",
+            "change it; `disagg logs` of the hosts shows how they ended",
+        )

@@ -1,0 +1,153 @@
+"""Requests whose host's process ends: which are suspects, and how they go on. Hosts are scripts of the test."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import pytest
+
+from disagg.api.events import Event
+from disagg.api.requests import GenerateBody
+from disagg.api.status import Load
+from disagg.errors import DisaggError, RequestEndedHosts
+from disagg.inference.client import AsyncClient
+from disagg.inference.options import request_body
+from disagg.inference.policy import Timeouts
+from disagg.inference.types import Completion
+from disagg.strikes import marks
+from tests.inference.scripted import Body, Script, ScriptedHost, client_of, progress, tokens, whole
+
+POISON = 666
+ANSWER = [0, 1, 2, 3]
+
+
+@dataclass
+class Fleet:
+    """Decode hosts that answer alone. A request whose first token is POISON breaks off. before: the phase that the host
+    states first. after: the tokens that it sends. ends: its process has ended, and is started again. gate: honest
+    requests are answered when it is set. at_once: requests that run, the most at a time."""
+
+    before: str = ""
+    after: int = 0
+    ends: bool = True
+    gate: asyncio.Event = field(default_factory=asyncio.Event)
+    running: int = 0
+    at_once: int = 0
+    client: AsyncClient = field(init=False)
+    hosts: dict[str, ScriptedHost] = field(init=False)
+
+    async def answer(self, host: str, body: Body) -> AsyncGenerator[Event | DisaggError, None]:
+        self.running += 1
+        self.at_once = max(self.at_once, self.running)
+        try:
+            if body["tokens"][0] == POISON:
+                if self.before:
+                    yield progress(self.before)
+                given = len(body["answer_tokens"])
+                for token in range(given, given + self.after):
+                    yield tokens(token)
+                if self.ends:
+                    self.restart(host)
+                return
+            await self.gate.wait()
+            async for event in whole(body):
+                yield event
+        finally:
+            self.running -= 1
+
+    def restart(self, host: str) -> None:
+        """Another start of the server answers from now on."""
+        load = self.hosts[host].load
+        self.hosts[host].load = Load("ok", boot_id=f"{load.boot_id}'", strikes=load.strikes)
+
+    @property
+    def asked(self) -> list[str]:
+        """The hosts that got a poisonous request, in order."""
+        return [name for name, host in self.hosts.items() for _, body in host.asked if body["tokens"][0] == POISON]
+
+    async def generate(self, first: int, **options: Any) -> Completion:
+        return await self.client.generate("m", tokens=[first, 1, 2], max_tokens=4, alone="decode", **options)
+
+
+@asynccontextmanager
+async def fleet(hosts: int, **options: Any) -> AsyncIterator[Fleet]:
+    made = Fleet(**options)
+    made.gate.set()
+    scripts: dict[str, dict[str, Script]] = {name: {"generate": partial(made.answer, name)} for name in names(hosts)}
+    async with client_of(Timeouts(), **scripts) as (made.client, made.hosts):
+        await made.client.connect()
+        yield made
+
+
+def names(hosts: int) -> list[str]:
+    return [f"d{number}" for number in range(1, hosts + 1)]
+
+
+async def test_a_request_that_ends_two_hosts_gets_no_third_and_is_refused_if_it_is_sent_again() -> None:
+    async with fleet(4) as made:
+        with pytest.raises(RequestEndedHosts, match="d1 and d2 ended while computing this request: it is tried on no"):
+            await made.generate(POISON)
+        with pytest.raises(RequestEndedHosts, match="refused for 300 s"):
+            await made.generate(POISON, seed=7)
+        assert made.asked == ["d1", "d2"]
+        assert [token.id for token in (await made.generate(5)).tokens] == ANSWER
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"ends": False}, {"before": "queued"}, {"after": 1}],
+    ids=["a cut link", "it only waited in the queue", "each host sends a token"],
+)
+async def test_a_request_that_cannot_have_ended_its_host_goes_on_as_ever(options: dict[str, Any]) -> None:
+    async with fleet(3, **options) as made:
+        with pytest.raises(DisaggError) as raised:
+            await made.generate(POISON, timeout=0.8)
+        assert not isinstance(raised.value, RequestEndedHosts)
+        assert {"d1", "d2", "d3"} == set(made.asked)
+
+
+async def test_suspects_go_on_one_at_a_time_and_honest_ones_are_answered() -> None:
+    """Four honest requests are at hosts that end."""
+    async with fleet(3) as made:
+        made.gate.clear()
+        honest = [asyncio.ensure_future(made.generate(number, timeout=60.0)) for number in range(4)]
+        async with asyncio.timeout(30):
+            while made.running < 4:
+                await asyncio.sleep(0)
+        for name, host in made.hosts.items():
+            made.restart(name)
+            host.end_connections()
+        while made.running:
+            await asyncio.sleep(0)
+        made.at_once = 0
+        made.gate.set()
+        answers = await asyncio.gather(*honest)
+        assert [[token.id for token in answer.tokens] for answer in answers] == [ANSWER] * 4
+        assert made.at_once == 1
+
+
+async def test_strikes_that_hosts_state_refuse_a_request_before_it_is_sent() -> None:
+    body = request_body("m", None, {"tokens": [5, 1, 2], "max_tokens": 4})
+    assert isinstance(body, GenerateBody)
+    mark = marks(body, "t").request
+    async with fleet(2) as made:
+        for name, strikes in (("d1", 1), ("d2", 1)):
+            made.hosts[name].load = Load("ok", boot_id=name, strikes={mark: strikes})
+        await made.client.connect()
+        with pytest.raises(RequestEndedHosts, match="hosts ended while computing this request"):
+            await made.generate(5)
+        assert not any(host.asked for host in made.hosts.values())
+        assert [token.id for token in (await made.generate(6)).tokens] == ANSWER
+
+
+async def test_how_many_hosts_a_request_may_end_is_the_policys() -> None:
+    async with fleet(4) as made:
+        driver = made.client._driver
+        driver.policy = replace(driver.policy, host_losses=3)
+        with pytest.raises(RequestEndedHosts, match="d1 and d2 and d3"):
+            await made.generate(POISON)

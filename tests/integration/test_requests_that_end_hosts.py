@@ -1,0 +1,94 @@
+"""A request that ends its host's process, on a real fleet of simulated engines whose servers are started again."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+
+import httpx
+import pytest
+
+from disagg.errors import RequestEndedHosts
+from disagg.inference.client import AsyncClient
+from disagg.inference.options import RequestOptions
+from disagg.inference.sync_client import Client
+from tests.fleets import TOKEN, RunningFleet, running, wait_until
+from tests.hostile.ending import ENDS_DECODE, ENDS_PREFILL
+from tests.simulated import write_simulated
+
+HONEST = 8
+
+
+@contextmanager
+def supervised(fleet: RunningFleet) -> Iterator[Counter[str]]:
+    """Starts servers that end again, as a service manager does. How often each host has ended."""
+    ended, stop = Counter[str](), threading.Event()
+
+    def watch() -> None:
+        while not stop.wait(0.05):
+            for name, process in list(fleet.processes.items()):
+                if process.poll() is not None:
+                    ended[name] += 1
+                    fleet.start(fleet.fleet.hosts[name])
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    try:
+        yield ended
+    finally:
+        stop.set()
+        thread.join()
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningFleet]:
+    """Two prefill and two decode hosts, which some prompts end."""
+    folder = tmp_path_factory.mktemp("ending")
+    with running(write_simulated(folder, pairs=2), program="tests.hostile.ending") as fleet:
+        yield fleet
+
+
+def all_up(fleet: RunningFleet) -> None:
+    for host in fleet.fleet.hosts.values():
+        wait_until(partial(_is_up, fleet, host.name), 60, f"{host.name} to be up again")
+
+
+def _is_up(fleet: RunningFleet, host: str) -> bool:
+    try:
+        return bool(fleet.status(host)["status"] == "ok")
+    except httpx.TransportError:
+        return False
+
+
+@pytest.mark.parametrize("ends", [ENDS_DECODE, ENDS_PREFILL], ids=["a decode host", "a prefill host"])
+async def test_a_request_that_ends_its_host_is_tried_on_one_more_and_eight_honest_ones_beside_it_are_answered(
+    fleet: RunningFleet, ends: int
+) -> None:
+    # Without "fail" and False a decode host would compute a prompt that prefill hosts do not.
+    tokens = [7] * 40 + [ends] + [7] * 8
+    poison: RequestOptions = {"tokens": tokens, "max_tokens": 16, "on_kv_failure": "fail", "local_prefill": False}
+    with supervised(fleet) as ended:
+        async with AsyncClient(fleet.fleet, token=TOKEN) as client:
+            await client.connect()
+            honest = [
+                asyncio.ensure_future(client.generate("m", tokens=[9] * (60 + n), max_tokens=400, ignore_eos=True))
+                for n in range(HONEST)
+            ]
+            with pytest.raises(RequestEndedHosts, match="ended while computing this request"):
+                await client.generate("m", **poison)
+            answers = await asyncio.gather(*honest)
+            assert [len(answer.tokens) for answer in answers] == [400] * HONEST
+            wait_until(lambda: sum(ended.values()) == 2, 10, "both to be seen")
+            with pytest.raises(RequestEndedHosts, match="refused for 300 s"):
+                await client.generate("m", **poison)
+        all_up(fleet)
+        with Client(fleet.fleet, token=TOKEN) as other:
+            other.connect()
+            with pytest.raises(RequestEndedHosts, match="refused for 300 s"):
+                other.generate("m", **poison)
+            assert other.generate("m", tokens=[7] * 41, max_tokens=16).metrics.completion_tokens == 16
+        assert sum(ended.values()) == 2, ended
