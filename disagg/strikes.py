@@ -4,20 +4,21 @@ A request that makes its host's process end must not do so to the next one. Two 
 
     a host     keeps the marks of what it computes in a file (`servers/running.py`). If it starts again, the requests
                that it computed without a token so far get a strike. GET /load states the strikes.
-    a caller   lets a request whose host's process has ended go on alone, on one more host
+    a caller   lets a request whose host's process has ended go on alone, as a suspect, on one more host
                (`inference/attempts/suspects.py`), and adds up the strikes of all hosts.
 
-Two strikes refuse a request for a while, at that host and at callers. A host takes a strike back when a request with
-the same mark gets its first token there: an honest one that many callers send is caught in a crash now and then.
+Two strikes refuse a request for a while, at that host and at callers. An honest request that is sent often is caught in
+a crash now and then: a host that has computed a suspect acquits its marks for as long, at all callers, and a host takes
+its own strikes back if it computes the request.
 """
 
 from __future__ import annotations
 
 import hmac
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import msgspec
 
@@ -56,6 +57,10 @@ class Marks:
         """What a host notes down that computes this request."""
         return tuple(filter(None, (self.request or self.prompt, self.form)))
 
+    @property
+    def all(self) -> tuple[str, ...]:
+        return tuple(filter(None, (self.request, self.prompt, self.form)))
+
     def strikes(self, count: Callable[[str], int]) -> int:
         """Strikes of this request. count: those of one mark."""
         of_request = sum(count(mark) for mark in (self.request, self.prompt) if mark)
@@ -84,13 +89,25 @@ def _mark(kind: str, value: Any, token: str) -> str:
     return hmac.digest(token.encode(), text, "sha256")[:MARK_BYTES].hex()
 
 
+class Verdicts(Protocol):
+    """What a host states of requests, as in Load."""
+
+    @property
+    def strikes(self) -> Mapping[str, int]: ...
+
+    @property
+    def acquitted(self) -> Collection[str]: ...
+
+
 class Strikes:
-    """The strikes of one host. Times in seconds since 1970, as they outlive the process."""
+    """The strikes of one host, and what it has acquitted. Times in seconds since 1970, as strikes outlive the
+    process."""
 
     def __init__(self, policy: StrikePolicy = POLICY, known: Iterable[tuple[str, float]] = ()) -> None:
         """known: marks with the times of their strikes."""
         self.policy = policy
         self.all = list(known)
+        self._acquitted: dict[str, float] = {}
 
     def add(self, struck: Iterable[str], now: float) -> None:
         """One strike for each of these marks."""
@@ -111,16 +128,34 @@ class Strikes:
                 found[mark] = found.get(mark, 0) + 1
         return found
 
+    def acquit(self, innocent: Iterable[str], now: float) -> None:
+        """This host has computed a suspect with these marks."""
+        for mark in innocent:
+            self._acquitted.pop(mark, None)
+            self._acquitted[mark] = now
+        for mark in list(self._acquitted)[: -self.policy.kept]:
+            del self._acquitted[mark]
+
+    def acquitted(self, now: float) -> tuple[str, ...]:
+        """The marks that it has acquitted lately."""
+        return tuple(mark for mark, at in self._acquitted.items() if self._counts(at, now))
+
     def _counts(self, at: float, now: float) -> bool:
         """Also if the clock was set back a little."""
         return math.isfinite(at) and -60.0 <= now - at < self.policy.refused_s
 
 
-def require_innocent(of: Marks, stated: Iterable[Mapping[str, int]], policy: StrikePolicy, hosts: str) -> None:
-    """Raise RequestEndedHosts if a request has too many strikes. stated: of one host, or of each. hosts: in words."""
-    every = [one for one in stated if one]
-    if every and of.strikes(lambda mark: sum(one.get(mark, 0) for one in every)) >= policy.strikes:
+def require_innocent(of: Marks, stated: Sequence[Verdicts], policy: StrikePolicy, hosts: str) -> bool:
+    """Whether a request has strikes. Raises RequestEndedHosts if they are too many. stated: by one host, or by each.
+    hosts: in words."""
+    acquitted = {mark for one in stated for mark in one.acquitted}
+
+    def count(mark: str) -> int:
+        return sum(one.strikes.get(mark, 0) for one in stated)
+
+    if of.strikes(lambda mark: 0 if mark in acquitted else count(mark)) >= policy.strikes:
         raise RequestEndedHosts(
             f"{hosts} ended while computing this request: it is refused for {policy.refused_s:.0f} s",
             "change it; `disagg logs` of the hosts shows how they ended",
         )
+    return any(map(count, of.all))

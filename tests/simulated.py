@@ -32,11 +32,23 @@ def write_config(folder: Path, **changes: object) -> Path:
 
 
 def write_simulated(
-    folder: Path, *, chunk_tokens: int = 512, prefill: str = "h200-sxm", decode: str = "h200-sxm", pairs: int = 1
+    folder: Path,
+    *,
+    chunk_tokens: int = 512,
+    prefill: str = "h200-sxm",
+    decode: str = "h200-sxm",
+    pairs: int = 1,
+    max_batch: int = 0,
 ) -> Path:
-    """hosts.toml with the hosts m-prefill and m-decode, m-prefill-2 and so on; the default machines are fast."""
+    """hosts.toml with the hosts m-prefill and m-decode, m-prefill-2 and so on; the default machines are fast. max_batch: of
+    decode hosts, if not the default."""
     source, ports = write_config(folder), iter(free_ports(3 * pairs))
     engine = f'engine = {{name = "simulated", chunk_tokens = {chunk_tokens}}}'
+    decoding = (
+        f'engine = {{name = "simulated", chunk_tokens = {chunk_tokens}, max_batch = {max_batch}}}'
+        if max_batch
+        else engine
+    )
     shared = 'address = "127.0.0.1"\nmodel = "m"\nconnector = "local"\nservice = "process"'
     path = folder / "hosts.toml"
     path.write_text(
@@ -45,7 +57,7 @@ def write_simulated(
             f'[hosts.m-prefill{pair}]\n{shared}\nroles = ["prefill"]\nport = {next(ports)}\n'
             f'hardware = "{prefill}"\n{engine}\n'
             f'[hosts.m-decode{pair}]\n{shared}\nroles = ["decode"]\nport = {next(ports)}\nkv_port = {next(ports)}\n'
-            f'hardware = "{decode}"\n{engine}\n'
+            f'hardware = "{decode}"\n{decoding}\n'
             for pair in ("", *(f"-{number}" for number in range(2, pairs + 1)))
         )
     )

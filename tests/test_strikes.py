@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from disagg.api.requests import DecodeBody, GenerateBody, KVAddress, PrefillBody
+from disagg.api.status import Load
 from disagg.errors import RequestEndedHosts
 from disagg.strikes import Marks, StrikePolicy, Strikes, marks, require_innocent
 
@@ -82,21 +83,36 @@ def test_strikes_of_a_clock_that_was_wrong_do_not_count() -> None:
     ("stated", "refused"),
     [
         ([], False),
-        ([{"request": 1}], False),
-        ([{"request": 1}, {"form": 1}], False),
-        ([{"other": 9}], False),
-        ([{"request": 2}], True),
-        ([{"request": 1}, {}, {"request": 1}], True),
-        ([{"request": 1}, {"prompt": 1}], True),
-        ([{"form": 1}, {"form": 1}], True),
+        ([({"request": 1}, "")], False),
+        ([({"request": 1}, ""), ({"form": 1}, "")], False),
+        ([({"other": 9}, "")], False),
+        ([({"request": 2}, "")], True),
+        ([({"request": 1}, ""), ({}, ""), ({"request": 1}, "")], True),
+        ([({"request": 1}, ""), ({"prompt": 1}, "")], True),
+        ([({"form": 1}, ""), ({"form": 1}, "")], True),
+        ([({"request": 2}, ""), ({}, "request")], False),
+        ([({"request": 2}, "prompt"), ({}, "form")], True),
+        ([({"form": 2}, ""), ({}, "form")], False),
     ],
     ids=str,
 )
-def test_two_strikes_of_a_request_or_of_its_form_refuse_it(stated: list[dict[str, int]], refused: bool) -> None:
-    """By the hosts that state them: one, or several."""
+def test_two_strikes_of_a_request_or_of_its_form_refuse_it_unless_a_host_has_computed_it_since(
+    stated: list[tuple[dict[str, int], str]], refused: bool
+) -> None:
+    """By the hosts that state them: one, or several, each with the mark that it acquits."""
     of = Marks("request", "prompt", "form")
+    loads = [Load("ok", boot_id="b", strikes=strikes, acquitted=(mark,) if mark else ()) for strikes, mark in stated]
     if refused:
         with pytest.raises(RequestEndedHosts, match="x ended while computing this request: it is refused for 300 s"):
-            require_innocent(of, stated, POLICY, "x")
+            require_innocent(of, loads, POLICY, "x")
     else:
-        require_innocent(of, stated, POLICY, "x")
+        has_strikes = any("other" not in strikes for strikes, _ in stated if strikes)
+        assert require_innocent(of, loads, POLICY, "x") == has_strikes
+
+
+def test_what_was_acquitted_is_stated_as_long_as_a_strike_counts_and_only_the_latest_are() -> None:
+    strikes = Strikes(POLICY)
+    strikes.acquit(["a", "b"], now=1000.0)
+    strikes.acquit(["c", "d", "e", "b"], now=1100.0)
+    assert strikes.acquitted(1100.0) == ("c", "d", "e", "b")
+    assert strikes.acquitted(1401.0) == ()

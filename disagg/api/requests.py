@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Final
+from typing import Annotated, Any, ClassVar, Final, Literal
 
 import msgspec
 from msgspec import Meta, field
@@ -104,8 +104,9 @@ class PromptBody(Contract, frozen=True, kw_only=True, forbid_unknown_fields=True
     answer_tokens: the answer's first tokens, if a host that failed has generated them: the request goes on after them.
     deadline_s: seconds until the request must have ended. lease_s: seconds after which it ends unless POST /lease
     names it; None: it lasts as long as its connection. cache_salt: only requests with the same salt share held KV.
-    share: whose share of the host the request counts for. tools, chat_template_kwargs: what the chat template gets
-    beside the messages.
+    share: whose share of the host the request counts for. standing: "suspect", a host's process has ended with it;
+    "innocent", its caller has weighed what hosts state of it; see disagg/strikes.py. tools, chat_template_kwargs: what
+    the chat template gets beside the messages.
     """
 
     more_schema: ClassVar[Mapping[str, Any]] = {
@@ -123,6 +124,7 @@ class PromptBody(Contract, frozen=True, kw_only=True, forbid_unknown_fields=True
     lease_s: Annotated[float, Meta(gt=0, le=MAX_LEASE_S)] | None = None
     cache_salt: Annotated[str, Meta(max_length=128)] = ""
     share: Share = Share()
+    standing: Literal["", "suspect", "innocent"] = ""
     tools: Annotated[tuple[Tool, ...], Meta(max_length=MAX_TOOLS)] = ()
     chat_template_kwargs: Annotated[Mapping[str, Any], Meta(max_length=64)] = {}
 

@@ -33,7 +33,8 @@ class Load(Liveness, frozen=True, kw_only=True):
     measured lately, None if not measured; decode_tokens_s is that of one request. links: rate in bytes/s of recent
     transfers from this host, by "address:port" of the decode host. vocab_size: of the model, 0 until it has loaded.
     senders: the last verdict of an audit on the KV of each prefill host, by its name. strikes: of requests that this
-    host computed when it ended, by their marks; see disagg/strikes.py.
+    host computed when it ended, by their marks; acquitted: marks of those that it has computed after another host had
+    ended with them; see disagg/strikes.py.
     """
 
     boot_id: Annotated[str, Meta(max_length=64)]
@@ -50,6 +51,7 @@ class Load(Liveness, frozen=True, kw_only=True):
     vocab_size: Count = 0
     senders: Annotated[Mapping[Annotated[str, Meta(max_length=256)], Verdict], Meta(max_length=1024)] = {}
     strikes: Annotated[Mapping[Annotated[str, Meta(max_length=64)], Count], Meta(max_length=1024)] = {}
+    acquitted: Annotated[tuple[Annotated[str, Meta(max_length=64)], ...], Meta(max_length=1024)] = ()
 
 
 class LeaseAnswer(Contract, frozen=True):

@@ -72,15 +72,15 @@ class RetryPolicy:
     """When a request is tried again, and how often. prefill_attempts: hand-offs per request before its prompt is
     computed by the decode host, if on_kv_failure is "fallback". local_prefill: the decode host may compute a prompt
     itself if that takes less time. retries_per_s: of one client, for hosts that were busy. host_losses: hosts whose
-    processes may end with a request that has no token of them yet; `ended_s`: within which such a host states that it
-    has ended. strikes: see disagg/strikes.py. timeouts: see there."""
+    processes may end with a request that has no token of them yet; ended_s: within which a host that broke off states
+    that it was started again, which it may do while it loads. strikes: see disagg/strikes.py. timeouts: see there."""
 
     prefill_attempts: int = 2
     on_kv_failure: OnKVFailure = "fallback"
     local_prefill: bool = True
     retries_per_s: float = 20.0
     host_losses: int = 2
-    ended_s: float = 0.5
+    ended_s: float = 5.0
     strikes: strikes.StrikePolicy = strikes.POLICY
     timeouts: Timeouts = Timeouts()
 

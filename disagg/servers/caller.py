@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from contextvars import ContextVar
+from typing import Final
 
 from disagg.errors import DisaggError
 from disagg.servers.request import ActiveRequest
+
+STATE_S: Final = 0.05
 
 current: ContextVar[Caller | None] = ContextVar("caller", default=None)
 """The caller whose request this task works on. The stream sets it, the service reads it."""
@@ -19,13 +24,24 @@ class Caller:
     once, even if the request's own task is stuck, and cancels that task.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, progress: Callable[[], Awaitable[None]] | None = None) -> None:
+        """progress: sends a progress event."""
         self.request: ActiveRequest | None = None
+        self.stated = ""  # the phase in the last progress event
+        self._progress = progress
         self.ended: asyncio.Future[DisaggError] = asyncio.get_running_loop().create_future()
 
     @property
     def phase(self) -> str:
         return self.request.stated_phase if self.request else "arriving"
+
+    async def state_begin(self) -> None:
+        """The request is about to be computed. A caller that knows only that it waits is told so first: if this process
+        ends now, the caller takes the request for a suspect, see disagg/strikes.py. Waits STATE_S at most."""
+        if self.stated == "queued" and self._progress is not None:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(STATE_S):
+                    await self._progress()
 
     @property
     def error(self) -> DisaggError | None:

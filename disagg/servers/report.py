@@ -34,6 +34,7 @@ from disagg.servers.admission import Admission, retry_after
 from disagg.servers.caller import Caller
 from disagg.servers.health.engine import EngineHealth
 from disagg.servers.health.progress import EngineProgress
+from disagg.strikes import Verdicts
 from disagg.version import RELEASE_VARIABLE, VERSION, code_hash, pending_release
 
 COMPUTED = frozenset({"sending KV", "generating"})
@@ -131,9 +132,9 @@ class ReportingHost(ABC, Generic[Engine]):
         return 0
 
     @property
-    def strikes(self) -> Mapping[str, int]:
-        """Strikes of requests that this host computed when it ended, by their marks."""
-        return {}
+    @abstractmethod
+    def verdicts(self) -> Verdicts:
+        """Which requests have ended this host, and which have not."""
 
     @property
     def busy(self) -> bool:
@@ -152,6 +153,7 @@ class ReportingHost(ABC, Generic[Engine]):
 
     def load_figures(self) -> Load:
         """The answer of GET /load."""
+        verdicts = self.verdicts
         return Load(
             status=self.health_state,
             boot_id=self.boot_id,
@@ -167,7 +169,8 @@ class ReportingHost(ABC, Generic[Engine]):
             links=self.links,
             vocab_size=self.info.profile.vocab_size if self.info else 0,
             senders={name: one.verdict for name, one in self.senders.items() if name and one.verdict},
-            strikes=self.strikes,
+            strikes=verdicts.strikes,
+            acquitted=tuple(verdicts.acquitted),
         )
 
     @property

@@ -35,9 +35,9 @@ class ActiveRequest:
     id: the caller's, for logs and the KV transfer. key: unique on this host. share: whose share of the host it counts
     for. tokens: the prompt, empty until it is tokenised, and the `answered` first tokens of the answer if another host
     has generated them. constraint: the form that the rest must have. phase: what the request is doing, for the log.
-    entered, first_token: called with each phase, and when the engine has the first token. leased: it ends if its caller
-    does not extend its lease. cleanup: releases, however the request ends, everything it holds: its place and turn, its
-    ticket, its KV, its row in the batch.
+    entered, computed: called with each phase, and once its prompt is computed, with the first token if it has any.
+    leased: it ends if its caller does not extend its lease. cleanup: releases, however the request ends, everything it
+    holds: its place and turn, its ticket, its KV, its row in the batch.
     """
 
     id: str
@@ -50,7 +50,7 @@ class ActiveRequest:
     constraint: Constraint | None = None
     hold_prompt: bool = False
     entered: Callable[[Phase], None] = _unnoted
-    first_token: Callable[[], None] = _unnoted
+    computed: Callable[[], None] = _unnoted
     leased: bool = False
     tokenised: float = 0.0
     slot_sent: float = 0.0

@@ -12,9 +12,10 @@ import os
 import struct
 import threading
 import time
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from disagg import logs
 from disagg.api.names import LOG_FILE_VARIABLE
@@ -39,6 +40,13 @@ def record_path(fleet: Fleet, host: Host) -> Path:
     return (Path(log) if log else token_path(fleet)).parent / f"{host.name}-{host.port}.requests"
 
 
+class StatedVerdicts(NamedTuple):
+    """See Verdicts."""
+
+    strikes: Mapping[str, int]
+    acquitted: Sequence[str]
+
+
 class RunningRequests:
     """The record of one server, and the strikes that its earlier ones gave. Without a path nothing is noted down."""
 
@@ -59,9 +67,15 @@ class RunningRequests:
     def admit(self, body: PromptBody) -> RecordedRequest:
         """A request arrives. Raises RequestEndedHosts if it has too many strikes here."""
         of = marks(body, self._tokens.current)
-        if self.strikes.all:
-            require_innocent(of, [self.strikes.stated(time.time())], self._policy, self._name)
-        return RecordedRequest(self, of)
+        if self.strikes.all and body.standing != "innocent":
+            require_innocent(of, [self.verdicts], self._policy, self._name)
+        return RecordedRequest(self, of, suspect=body.standing == "suspect")
+
+    @property
+    def verdicts(self) -> StatedVerdicts:
+        """For GET /load."""
+        now = time.time()
+        return StatedVerdicts(self.strikes.stated(now), self.strikes.acquitted(now))
 
     def close(self) -> None:
         """The server ends of its own will: nothing that it computes ends it."""
@@ -85,8 +99,10 @@ class RunningRequests:
         self._write(place, _FREE * MARKS)
         self._free.append(place)
 
-    def innocent(self, of: Marks) -> None:
-        """The request has got a token."""
+    def innocent(self, of: Marks, *, suspect: bool) -> None:
+        """The request was computed."""
+        if suspect:
+            self.strikes.acquit(of.computed, time.time())
         if self.strikes.all and self.strikes.forget(of.computed, time.time()):
             self._write_strikes()
 
@@ -124,8 +140,9 @@ class RecordedRequest:
     """One request in the record, from its arrival to its end. Callable from any thread: an engine begins with it on its
     own."""
 
-    def __init__(self, running: RunningRequests, of: Marks) -> None:
-        self._running, self._marks = running, of
+    def __init__(self, running: RunningRequests, of: Marks, *, suspect: bool) -> None:
+        """suspect: another host's process has ended with it."""
+        self._running, self._marks, self._suspect = running, of, suspect
         self._lock = threading.Lock()
         self._place: int | None = None
         self._over = False
@@ -138,11 +155,11 @@ class RecordedRequest:
             elif self._place is None and not self._over:
                 self._place = self._running.note(self._marks)
 
-    def answered(self) -> None:
-        """It has got its first token: what ends the process now is not known to be this request."""
+    def computed(self) -> None:
+        """Its prompt is computed, or its first token: what ends the process now is not known to be this request."""
         if not self._over:
             self.ended()
-            self._running.innocent(self._marks)
+            self._running.innocent(self._marks, suspect=self._suspect)
 
     def ended(self) -> None:
         """It is not computed any more."""

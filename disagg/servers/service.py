@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from abc import abstractmethod
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -36,7 +36,7 @@ from disagg.servers.health.engine import TEST_LIMIT_S
 from disagg.servers.health.leases import Leases
 from disagg.servers.report import Engine, ReportingHost, last_error
 from disagg.servers.request import ActiveRequest
-from disagg.servers.running import RunningRequests
+from disagg.servers.running import RunningRequests, StatedVerdicts
 from disagg.shares import Places
 
 UNSTARTED = frozenset({"tokenising", "queued", "waiting for KV"})
@@ -79,8 +79,8 @@ class Service(ReportingHost[Engine]):
         """Let the engine compute one token. Raises what the engine raises; the caller keeps to `test_limit_s`."""
 
     @property
-    def strikes(self) -> Mapping[str, int]:
-        return self.running.strikes.stated(time.time())
+    def verdicts(self) -> StatedVerdicts:
+        return self.running.verdicts
 
     @property
     def test_limit_s(self) -> float:
@@ -109,7 +109,7 @@ class Service(ReportingHost[Engine]):
         self._require_ready(body.model)
         arrived, record = time.monotonic(), self.running.admit(body)
         request = ActiveRequest(request_id, sampling, arrived, arrived + body.deadline_s, body.share)
-        request.entered, request.first_token = record.entered, record.answered
+        request.entered, request.computed = record.entered, record.computed
         request.cleanup.callback(record.ended)
         caller = callers.current.get() or Caller()
         self._enter(request, caller, body.lease_s)

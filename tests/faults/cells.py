@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 from tests.faults.flow import Direction, Fault, Kind
+from tests.hostile.schemas import POISONS
 
 Side = Literal["decode", "prefill", "kv"]
 State = Literal["before the slot", "waiting for KV", "in the transfer", "in the answer", "at any time"]
@@ -48,7 +49,8 @@ FIFTH: Final = 5
 @dataclass(frozen=True, slots=True)
 class Cell:
     """One case. side: whose connections or process. fault: of bytes, or the trigger at which `process` happens to the
-    host of `side`; None: `lacking`, or the hosts of `side` tell a lie, from the beginning. endings: those allowed."""
+    host of `side`; None: `lacking`, or the hosts of `side` tell a lie, from the beginning, or the request itself is the
+    fault. endings: those allowed. schema: of tests.hostile.schemas, the form that the answer must have."""
 
     side: Side
     name: str
@@ -60,6 +62,7 @@ class Cell:
     process: Process | None = None
     lacking: Lacking | None = None
     lie: str | None = None
+    schema: str | None = None
 
     @property
     def linked(self) -> bool:
@@ -87,6 +90,7 @@ def cells() -> Iterator[Cell]:
     yield from _engine_thread()
     yield from _lacking()
     yield from _lies()
+    yield from _poisons()
     yield from _linked()
 
 
@@ -221,6 +225,20 @@ def _lies() -> Iterator[Cell]:
     yield Cell("prefill", f"sends {lie}", "in the transfer", "fail", ERROR, "prefill", None, lie=lie)
 
 
+def _poisons() -> Iterator[Cell]:
+    """Requests that harm whoever works on them: every host that begins with one ends, or its schema is too much."""
+    states = {state: (trigger, replace(fault, times=EVERY)) for state, trigger, fault in _TRIGGERS}
+    rows: tuple[tuple[Side, State], ...] = (
+        ("decode", "before the slot"),
+        ("decode", "in the transfer"),
+        ("prefill", "waiting for KV"),
+    )
+    for side, state in rows:
+        yield Cell(side, "killed, every one", state, "fallback", ERROR, *states[state], "killed")
+    for name in POISONS:
+        yield Cell("decode", f"compiles {name}", "before the slot", "fallback", ERROR, "decode", None, schema=name)
+
+
 def _linked() -> Iterator[Cell]:
     """A host's cable is cut, or its wall clock jumps."""
     for state, trigger, _ in _TRIGGERS:
@@ -255,5 +273,7 @@ REPRESENTATIVE: Final = (
     "prefill: killed, in the transfer, fallback",
     "prefill: sends another prompt that ends alike, in the transfer, fallback",
     "prefill: sends zeros, in the transfer, fail",
+    "decode: killed, every one, in the transfer, fallback",
+    "decode: compiles references, before the slot, fallback",
 )
 """The cells that `make test` runs, and those of them with cables above."""

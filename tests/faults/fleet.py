@@ -86,8 +86,11 @@ class FaultFleet:
                 side[name].reset_all()
 
     def kill(self, name: str) -> None:
+        """End the process. Its port refuses connections, as the proxy in front of it does from now on."""
         self.broken.add(name)
         process.kill(self.pid(name))
+        if name in self.proxies:
+            self.proxies[name].refuse()
 
     def freeze(self, name: str) -> None:
         self.broken.add(name)
@@ -157,6 +160,7 @@ KV: Final = " KV"  # ends the name of the proxy of a KV port
 POOLS: Final[Mapping[str, int]] = {
     "asyncio": min(32, (os.cpu_count() or 1) + 4),  # for work off the event loop
     "kv-memory": 8,  # four that allocate memory for KV, and the thread of the stream of MLX that each of them has
+    "form-processes_": 1,  # starts what compiles the forms of answers; a name is cut to 15 letters
 }
 """Pools of a server that grow up to so many threads while it is used, and stay."""
 SPARE_SOCKETS: Final = 2

@@ -19,10 +19,12 @@ from tests.faults.fleet import KV, MODEL, FaultFleet
 from tests.faults.flow import Fault
 from tests.faults.linked import JUMP_S, LinkedFleet, Moment
 from tests.faults.proxy import Injection
+from tests.hostile.schemas import POISONS
 
 DEADLINE_S: Final = 40.0
 BOUND_S: Final = 20.0  # from the fault to the end of the request: detection, failover and the answer
 ANSWER_TOKENS: Final = 160
+MOST_LOST: Final = 2  # hosts, with one request
 PROMPT: Final = tuple(10 + n * 37 % 600 for n in range(480))
 NO_FAULT: Final = Fault("call", times=0)
 LIMITS: Final[Mapping[Lacking, Callable[[int], AbstractContextManager[None]]]] = {
@@ -77,9 +79,12 @@ class Matrix:
             run = _on_cables if isinstance(self.fleet, LinkedFleet) else _through_proxies
             answer, struck = run(self.fleet, cell, _options(cell, sampling))
         finally:
+            lost = len(self.fleet.broken)
             self.fleet.heal()
         result = _result(cell, sampling, answer, answer.started if struck is None else struck)
-        if struck is None and not (cell.lacking or cell.lie):
+        if lost > MOST_LOST:
+            result.problems.append(f"{lost} hosts were lost")
+        if struck is None and not (cell.lacking or cell.lie or cell.schema):
             result.problems.append("the fault did not strike")
         if answer.completion and answer.ids != self.expected[sampling]:
             result.problems.append(f"wrong tokens: {_difference(answer.ids, self.expected[sampling])}")
@@ -133,7 +138,12 @@ def undisturbed(fleet: FaultFleet) -> Matrix:
 
 
 def _options(cell: Cell, sampling: str) -> Mapping[str, Any]:
-    return {**SAMPLINGS[sampling], **({"on_kv_failure": "fail"} if cell.policy == "fail" else {})}
+    options = dict(SAMPLINGS[sampling])
+    if cell.policy == "fail":
+        options["on_kv_failure"] = "fail"
+    if cell.schema is not None:
+        options["json_schema"] = POISONS[cell.schema]
+    return options
 
 
 async def _caller(make: Callable[[], AsyncClient], options: Mapping[str, Any], moment: Moment | None = None) -> Answer:

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 
 import httpx
 import pytest
@@ -21,6 +22,8 @@ from tests.hostile.ending import ENDS_DECODE, ENDS_PREFILL
 from tests.simulated import write_simulated
 
 HONEST = 8
+LONG = 6000
+"""Tokens of an answer that takes seconds."""
 
 
 @contextmanager
@@ -62,6 +65,25 @@ def _is_up(fleet: RunningFleet, host: str) -> bool:
         return bool(fleet.status(host)["status"] == "ok")
     except httpx.TransportError:
         return False
+
+
+async def test_a_request_that_waited_in_a_queue_before_it_ends_its_host_is_a_suspect_too(tmp_path: Path) -> None:
+    """Its host states that it begins before it does: until then it stated that the request waits."""
+    with (
+        running(write_simulated(tmp_path, pairs=2, max_batch=1), program="tests.hostile.ending") as fleet,
+        supervised(fleet) as ended,
+    ):
+        async with AsyncClient(fleet.fleet, token=TOKEN) as client:
+            await client.connect()
+            answers = [client.generate("m", tokens=[9] * (60 + n), max_tokens=LONG, ignore_eos=True) for n in range(2)]
+            honest = [asyncio.ensure_future(answer) for answer in answers]
+            async with asyncio.timeout(30):
+                while sum(fleet.status(name)["running"] for name in ("m-decode", "m-decode-2")) < 2:
+                    await asyncio.sleep(0.02)
+            with pytest.raises(RequestEndedHosts):
+                await client.generate("m", tokens=[7] * 40 + [ENDS_DECODE])
+            assert [len(answer.tokens) for answer in await asyncio.gather(*honest)] == [LONG, LONG]
+            wait_until(lambda: sum(ended.values()) == 2, 10, "both to be seen")
 
 
 @pytest.mark.parametrize("ends", [ENDS_DECODE, ENDS_PREFILL], ids=["a decode host", "a prefill host"])

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from disagg.api.requests import GenerateBody, PrefillBody
 from disagg.errors import RequestEndedHosts
@@ -74,13 +75,13 @@ def test_what_a_server_computed_when_its_process_ended_gets_a_strike(
 
 def test_a_request_that_has_ended_or_has_a_token_gets_no_strike(start: Start) -> None:
     server = start()
-    for prompt, end in (("ended", "ended"), ("answered", "answered")):
+    for prompt, end in (("ended", "ended"), ("computed", "computed")):
         request = server.admit(body(prompt))
         request.entered("generating")
         getattr(request, end)()
         request.entered("generating")  # as by an engine's thread that was about to begin
     again = start()
-    assert strikes(again, "ended") == strikes(again, "answered") == 0
+    assert strikes(again, "ended") == strikes(again, "computed") == 0
 
 
 def test_two_strikes_refuse_a_request_and_a_token_takes_a_strike_back(start: Start) -> None:
@@ -94,8 +95,24 @@ def test_two_strikes_refuse_a_request_and_a_token_takes_a_strike_back(start: Sta
     assert strikes(once, "another") == 1 and strikes(once) == 2
     request = once.admit(body("another"))
     request.entered("generating")
-    request.answered()
+    request.computed()
     assert strikes(once, "another") == 0 and strikes(start(), "another") == 0
+
+
+def test_a_suspect_that_is_computed_is_acquitted_and_a_caller_that_knows_it_is_not_refused(start: Start) -> None:
+    for _ in range(2):
+        start().admit(body()).entered("generating")
+    server = start()
+    with pytest.raises(RequestEndedHosts):
+        server.admit(structs.replace(body(), standing="suspect"))
+    request = server.admit(structs.replace(body(), standing="innocent"))
+    assert server.verdicts.acquitted == ()
+    request.computed()
+    suspect = server.admit(structs.replace(body("another"), standing="suspect"))
+    suspect.entered("generating")
+    assert server.verdicts.acquitted == ()
+    suspect.computed()
+    assert server.verdicts.acquitted == marks(body("another"), TOKENS.current).computed
 
 
 def test_a_crash_is_one_strike_for_a_request_however_often_it_ran(start: Start) -> None:
@@ -140,7 +157,7 @@ def test_a_server_that_cannot_write_the_file_serves_without_it(
     server = RunningRequests("host", tmp_path / "missing" / "file", TOKENS)
     request = server.admit(body())
     request.entered("generating")
-    request.answered()
+    request.computed()
     server.close()
     assert "requests_not_recorded" in caplog.text
 

@@ -137,6 +137,7 @@ class _Run:
     last_look: bool = False  # the time for a host to come up is over, and all were asked once more
     claimed: tuple[str, float] | None = None  # a host with a place for the next attempt; see FleetView.began
     lost: list[str] = field(default_factory=list)  # hosts whose processes ended, with no token of them
+    struck: bool = False  # hosts have ended with this request, or one like it, and it is not refused
     turn: Turn | None = None  # among suspects, of which this is one if it has lost a host
 
     async def to_end(self) -> Completion:
@@ -166,7 +167,7 @@ class _Run:
     def _look(self, failures: list[Failure]) -> tuple[Ranking, Route, Iterator[Attempt]]:
         """The hosts as the view sees them now, and the attempts that these failures and later ones leave."""
         self.give_up_claim()
-        self.driver.suspects.require_innocent(self._marks, self.driver.view)
+        self.struck = self.driver.suspects.require_innocent(self._marks, self.driver.view)
         ranked = ranking(self.driver.view, self.request, self.prompt, last_look=self.last_look)
         route = route_of(ranked, begun=self.answer.begun)
         return ranked, route, remaining(route, self.request.policy, failures)
@@ -281,6 +282,8 @@ class _Run:
             if taking is not None and (full := updates.take_place(taking)) is not None:
                 raise PrefillFailed(full) if taking is not attempt.answering else full
         body = self.answer.body(self.request.body, max(0.001, caller.left_s), caller.timeouts.lease)
+        if self.lost or self.struck:
+            body = msgspec.structs.replace(body, standing="suspect" if self.lost else "innocent")
         self.answer.bounds = self._bounds(attempt)
         if attempt.method == "disaggregated":
             first = attempt.decode == ranked.decode[0].host and attempt.prefill == ranked.prefill[0].host

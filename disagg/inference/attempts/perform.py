@@ -201,6 +201,7 @@ def _prefill_body(body: GenerateBody, slot: SlotEvent) -> PrefillBody:
         lease_s=body.lease_s,
         cache_salt=body.cache_salt,
         share=body.share,
+        standing=body.standing,
         tools=body.tools,
         chat_template_kwargs=body.chat_template_kwargs,
         deliver=slot.kv,

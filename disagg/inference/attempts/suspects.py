@@ -24,6 +24,8 @@ from disagg.inference.policy import RetryPolicy
 from disagg.strikes import Marks, require_innocent
 
 MAX_REFUSED: Final = 1024
+LOOKS: Final = 20
+BETWEEN_S: Final = 0.02  # looks at a host whose connections break
 
 
 class Turn:
@@ -68,20 +70,19 @@ class Suspects:
             "change it; `disagg logs` of the hosts shows how they ended",
         )
 
-    def require_innocent(self, of: Callable[[], Marks], view: FleetView) -> None:
-        """Raise RequestEndedHosts if this client refuses the request, or its strikes on all hosts are too many. of: the
-        request's marks, which are made only if there is something to compare them with."""
+    def require_innocent(self, of: Callable[[], Marks], view: FleetView) -> bool:
+        """Whether the request has strikes. Raises RequestEndedHosts if this client refuses it, or they are too many.
+        of: the request's marks, which are made only if there is something to compare them with."""
         now, policy = time.monotonic(), self._policy.strikes
         while self._refused and next(iter(self._refused.values())) <= now:
             self._refused.popitem(last=False)
-        strikes = view.strikes
+        verdicts = view.verdicts
         if self._refused and of().request in self._refused:
             raise RequestEndedHosts(
                 f"hosts have ended while computing this request: it is refused for {policy.refused_s:.0f} s",
                 "change it; `disagg logs` of the hosts shows how they ended",
             )
-        if strikes:
-            require_innocent(of(), strikes, policy, "hosts")
+        return bool(verdicts) and require_innocent(of(), verdicts, policy, "hosts")
 
 
 def may_have_ended(failure: Failure, sent: Iterable[calls.EventCall], *, has_token: bool) -> list[Host]:
@@ -98,11 +99,27 @@ async def has_ended(http: Connections, view: FleetView, host: Host, boot_id: str
     A host that says nothing within so many seconds has not; its link may be cut. boot_id: of the start before, empty if
     it is not known."""
     try:
-        load = Load.received(await calls.get(http, host, "/load", timeout=seconds), host.name)
+        async with asyncio.timeout(seconds):
+            load = await _load(http, host, seconds)
     except ServerNotRunning:
         view.missed(host.name, refused=True)
         return True
-    except DisaggError:
+    except (DisaggError, TimeoutError):
         return False
     view.answered(host.name, load)
     return bool(boot_id) and load.boot_id != boot_id
+
+
+async def _load(http: Connections, host: Host, seconds: float) -> Load:
+    """The host's load. A process that ends closes its sockets one after the other: its port may accept a connection
+    that breaks at once."""
+    for left in reversed(range(LOOKS)):
+        try:
+            return Load.received(await calls.get(http, host, "/load", timeout=seconds), host.name)
+        except (ServerNotRunning, ServerSilent):
+            raise
+        except ServerUnavailable:
+            if not left:
+                raise
+            await asyncio.sleep(BETWEEN_S)
+    raise AssertionError("the last look returns or raises")

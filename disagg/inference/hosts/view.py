@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 
@@ -177,9 +177,10 @@ class FleetView:
         self.hosts[name] = replace(view, breaker=view.breaker.began_to_answer(began_at))
 
     @property
-    def strikes(self) -> list[Mapping[str, int]]:
-        """Of each host that states any."""
-        return [view.load.strikes for view in self.hosts.values() if view.load is not None and view.load.strikes]
+    def verdicts(self) -> list[Load]:
+        """What hosts state of requests that have ended hosts; empty if none has a strike."""
+        loads = [view.load for view in self.hosts.values() if view.load is not None]
+        return loads if any(load.strikes for load in loads) else []
 
     def sent(self, name: str, tokens: int) -> None:
         """A prefill host has sent its KV. If its KV was refuted before, `judged` says whether it was right."""

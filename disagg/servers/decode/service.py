@@ -261,7 +261,10 @@ class DecodeService(Service[DecodeEngine]):
         request.enter("queued")
         turn = self._admission.take_turn(request.share, request.cleanup)
         await request.within_deadline(turn, "the request's turn had not come")
-        return time.monotonic() - ready
+        waited_s = time.monotonic() - ready
+        request.enter("generating")
+        await self.active[request.key].state_begin()
+        return waited_s
 
     async def _first_steps(self, request: ActiveRequest, kv: PromptKV, salt: str) -> FirstSteps:
         """Let the engine begin. KVRefuted if the received KV is wrong, whose request then is not in the engine."""
@@ -269,7 +272,7 @@ class DecodeService(Service[DecodeEngine]):
         order = self._audits.order(received) if received is not None else None
         feed = self._submit(request, kv, salt, order)
         steps = await feed.steps()
-        request.first_token()
+        request.computed()
         if received is not None:
             first = steps[0]
             if isnan(first.tokens[0].logprob):
@@ -308,7 +311,6 @@ class DecodeService(Service[DecodeEngine]):
         request.cleanup.callback(feed.close)
         assert kv.memory is not None, "reserved before the request's turn"
         request.cleanup.callback(self.engine.cancel, request.key, kv.memory.use())
-        request.enter("generating")
         work = DecodeRequest(
             id=request.key,
             tokens=request.tokens,

@@ -56,11 +56,11 @@ class EventStream(Response):
         self._on_error = on_error
         self._beats = beats
         self._retry_after_s = retry_after_s
-        self._caller = Caller()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        callers.current.set(self._caller)  # the tasks below inherit it
         parts = BodyParts(send, EVENT_STREAM, STALL_S)
+        self._caller = Caller(lambda: parts.part(self._progress()))
+        callers.current.set(self._caller)  # the tasks below inherit it
         writing = asyncio.ensure_future(self._write(parts, scope, receive, send))
         try:
             async with running(
@@ -96,7 +96,8 @@ class EventStream(Response):
             return INTERNAL_ERROR
 
     def _progress(self) -> bytes:
-        return encode(ProgressEvent(phase=self._caller.phase, beats=self._beats()))
+        self._caller.stated = self._caller.phase
+        return encode(ProgressEvent(phase=self._caller.stated, beats=self._beats()))
 
     async def _end(self, parts: BodyParts, error: DisaggError, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer with the error for which the service has ended the request."""

@@ -8,7 +8,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import aclosing
+from concurrent.futures import CancelledError
+from contextlib import aclosing, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -25,6 +26,7 @@ from disagg.kv.fingerprint import token_hash
 from disagg.kv.wire.frames import Header
 from disagg.servers.admission import Admission
 from disagg.servers.answer import GrowingAnswer, begin_answer, warm_up_tokenizer
+from disagg.servers.caller import STATE_S
 from disagg.servers.feed import Handover, TokenFeed
 from disagg.servers.prefill.delivery import delivery_by
 from disagg.servers.prefill.kv_wire import MeasuredRates, choose_form
@@ -156,13 +158,14 @@ class PrefillService(Service[PromptEngine]):
             request.id,
             header.tokens,
             kv_bytes,
-            _noted(request, "computing the prompt", delivery.start),
+            self._beginning(request, "computing the prompt", delivery.start),
             to=to,
             queued_bytes=delivery.queued_bytes,
             share=request.share,
         )
         run = await self._computed(request, job, "computing the prompt")
         timing = run.timing
+        request.computed()
         request.enter("sending KV")
         sent = await on_daemon_thread(partial(delivery.finish, timing, job.waits), f"kv-finish-{request.id}")
         timing = run.timing  # an engine that sends by itself knows only now when the rows were computed
@@ -189,6 +192,22 @@ class PrefillService(Service[PromptEngine]):
         self._admission.start(request.share, request.cleanup)
         request.enter(phase)
         return await request.within_deadline(asyncio.wrap_future(job.computed), "the prompt was not computed")
+
+    def _beginning(
+        self, request: ActiveRequest, phase: Phase, start: Callable[[], PrefillRun]
+    ) -> Callable[[], PrefillRun]:
+        """`start`, with the phase noted down and stated just before, on the engine's thread: the process may end
+        there."""
+        caller, loop = self.active[request.key], asyncio.get_running_loop()
+
+        def begin() -> PrefillRun:
+            request.enter(phase)
+            if caller.stated == "queued":
+                with suppress(TimeoutError, CancelledError):  # a caller that does not read, or has gone
+                    asyncio.run_coroutine_threadsafe(caller.state_begin(), loop).result(2 * STATE_S)
+            return start()
+
+        return begin
 
     def _header(self, request: ActiveRequest, body: PrefillBody) -> Header:
         info = self.engine.info
@@ -249,7 +268,7 @@ class PrefillService(Service[PromptEngine]):
         try:
             while answer.finish_reason is None:
                 steps = await feed.steps()
-                request.first_token()
+                request.computed()
                 for event in answer.add(steps):
                     yield event
         finally:
@@ -303,22 +322,12 @@ class PrefillService(Service[PromptEngine]):
 
         total = request.prompt_tokens + request.sampling.max_tokens
         kv_bytes = self.engine.info.layout.nbytes(total)
-        begin = _noted(request, "generating", start)
+        begin = self._beginning(request, "generating", start)
         job = PromptJob(request.id, len(request.tokens) - 1, kv_bytes, begin, share=request.share)
         try:
             await self._computed(request, job, "generating")
         except Exception as error:  # noqa: BLE001 - `feed.steps` raises it
             feed.on_error(error)
-
-
-def _noted(request: ActiveRequest, phase: Phase, start: Callable[[], PrefillRun]) -> Callable[[], PrefillRun]:
-    """`start`, with the phase noted down on the engine's thread just before: the process may end there."""
-
-    def begin() -> PrefillRun:
-        request.entered(phase)
-        return start()
-
-    return begin
 
 
 def _note(timing: DecodeTiming, prompt: PrefillTiming) -> None:

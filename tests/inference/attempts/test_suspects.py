@@ -145,6 +145,22 @@ async def test_strikes_that_hosts_state_refuse_a_request_before_it_is_sent() -> 
         assert [token.id for token in (await made.generate(6)).tokens] == ANSWER
 
 
+async def test_hosts_learn_whether_a_request_is_a_suspect_or_innocent_though_it_has_strikes() -> None:
+    body = request_body("m", None, {"tokens": [5, 1, 2], "max_tokens": 4})
+    assert isinstance(body, GenerateBody)
+    mark = marks(body, "t").request
+    async with fleet(2) as made:
+        with pytest.raises(RequestEndedHosts):
+            await made.generate(POISON)
+        assert [asked["standing"] for host in made.hosts.values() for _, asked in host.asked] == ["", "suspect"]
+        made.hosts["d1"].load = Load("ok", boot_id="d1", strikes={mark: 2})
+        made.hosts["d2"].load = Load("ok", boot_id="d2", acquitted=(mark,))
+        await made.client.connect()
+        await made.generate(5)
+        honest = [asked for host in made.hosts.values() for _, asked in host.asked if asked["tokens"][0] == 5]
+        assert [asked["standing"] for asked in honest] == ["innocent"]
+
+
 async def test_how_many_hosts_a_request_may_end_is_the_policys() -> None:
     async with fleet(4) as made:
         driver = made.client._driver
