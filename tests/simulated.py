@@ -40,15 +40,11 @@ def write_simulated(
     pairs: int = 1,
     max_batch: int = 0,
 ) -> Path:
-    """hosts.toml with the hosts m-prefill and m-decode, m-prefill-2 and so on; the default machines are fast. max_batch: of
-    decode hosts, if not the default."""
+    """hosts.toml with the hosts m-prefill and m-decode, m-prefill-2 and so on; the default machines are fast.
+    max_batch: of decode hosts, if not the default."""
     source, ports = write_config(folder), iter(free_ports(3 * pairs))
     engine = f'engine = {{name = "simulated", chunk_tokens = {chunk_tokens}}}'
-    decoding = (
-        f'engine = {{name = "simulated", chunk_tokens = {chunk_tokens}, max_batch = {max_batch}}}'
-        if max_batch
-        else engine
-    )
+    decoding = engine.replace("}", f", max_batch = {max_batch}}}") if max_batch else engine
     shared = 'address = "127.0.0.1"\nmodel = "m"\nconnector = "local"\nservice = "process"'
     path = folder / "hosts.toml"
     path.write_text(

@@ -5,6 +5,7 @@
     python -m tests.faults soak [--requests 20000] ...
     python -m tests.faults turns [--architecture gpt_oss] ...
     python -m tests.faults mixed
+    python -m tests.faults poison [--times 10]
     python -m tests.faults fuzz [--minutes 10]
 
 Each starts its own servers on free ports of this machine and prints what it measured. Linux only.
@@ -25,7 +26,7 @@ from typing import Any, TypeVar
 
 from tests import tiny_models
 from tests.engines.architectures import configs
-from tests.faults import chaos, fuzz, linked, mixed, record, soak, turns
+from tests.faults import chaos, fuzz, linked, mixed, poison, record, soak, turns
 from tests.faults import fleet as fleets
 from tests.faults.cells import cells
 from tests.faults.fleet import FaultFleet
@@ -34,7 +35,7 @@ from tests.faults.matrix import SAMPLINGS, broken, undisturbed
 from tests.faults.report import line, page
 
 RESULTS = Path("build/faults.jsonl")
-S = TypeVar("S", chaos.Settings, soak.Settings, turns.Settings, mixed.Settings)
+S = TypeVar("S", chaos.Settings, soak.Settings, turns.Settings, mixed.Settings, poison.Settings)
 
 
 def main() -> None:
@@ -45,7 +46,13 @@ def main() -> None:
     matrix.add_argument("--write", type=Path, help="write the table there")
     matrix.add_argument("--resume", action="store_true", help=f"go on after the results in {RESULTS}")
     matrix.set_defaults(run=run_matrix)
-    settings = {"chaos": chaos.Settings, "soak": soak.Settings, "turns": turns.Settings, "mixed": mixed.Settings}
+    settings = {
+        "chaos": chaos.Settings,
+        "soak": soak.Settings,
+        "turns": turns.Settings,
+        "mixed": mixed.Settings,
+        "poison": poison.Settings,
+    }
     for name, kind in settings.items():
         run = runs.add_parser(name, help=(sys.modules[kind.__module__].__doc__ or "").strip())
         for field in fields(kind):
@@ -123,11 +130,18 @@ def run_mixed(args: argparse.Namespace) -> int:
     return int(report.ratio > mixed.ALLOWED)
 
 
+def run_poison(args: argparse.Namespace) -> int:
+    with small_fleet(proxied=False) as fleet:
+        report = asyncio.run(poison.run(fleet, _settings(poison.Settings, args)))
+    write("\n".join(poison.table(report)))
+    return int(bool(report.problems))
+
+
 def _settings(kind: type[S], args: argparse.Namespace) -> S:
     return kind(**{field.name: getattr(args, field.name) for field in fields(kind)})
 
 
-_RUNS = {"chaos": run_chaos, "soak": run_soak, "turns": run_turns, "mixed": run_mixed}
+_RUNS = {"chaos": run_chaos, "soak": run_soak, "turns": run_turns, "mixed": run_mixed, "poison": run_poison}
 
 
 def checkpoint(architecture: str, folder: Path) -> Path:

@@ -1,0 +1,220 @@
+"""Requests that harm whoever works on them, by every API of the gateway, beside four clients that stream."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import re
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import httpx
+import psutil
+
+from disagg.token import GATEWAY_FOLDER_VARIABLE, TOKEN_FILE_VARIABLE
+from tests.faults.fleet import MODEL, FaultFleet
+from tests.fleets import wait_until
+from tests.hostile.schemas import POISONS, Schema
+
+ALLOWED_GAP_S: Final = 1.0
+SETTLED_S: Final = 10.0
+ALLOWED_BYTES: Final = 64 << 20
+"""By which the memory of all processes may be larger SETTLED_S after the last request: warm allocators."""
+STREAMS: Final = 4
+START_S, STOP_S, TIMEOUT_S = 60.0, 60.0, 120.0
+SAY: Final = [{"role": "user", "content": "say"}]
+
+Body = dict[str, Any]
+
+
+def _tool(schema: Schema) -> Body:
+    return {"name": "f", "description": "", "parameters": schema}
+
+
+DIALECTS: Final[Mapping[str, tuple[str, Callable[[Schema], Body]]]] = {
+    "chat, response_format": (
+        "/v1/chat/completions",
+        lambda schema: {
+            "messages": SAY,
+            "response_format": {"type": "json_schema", "json_schema": {"name": "f", "schema": schema, "strict": True}},
+        },
+    ),
+    "chat, tools": (
+        "/v1/chat/completions",
+        lambda schema: {
+            "messages": SAY,
+            "tools": [{"type": "function", "function": _tool(schema)}],
+            "tool_choice": {"type": "function", "function": {"name": "f"}},
+        },
+    ),
+    "responses": (
+        "/v1/responses",
+        lambda schema: {
+            "input": "say",
+            "text": {"format": {"type": "json_schema", "name": "f", "schema": schema, "strict": True}},
+        },
+    ),
+    "messages": (
+        "/v1/messages",
+        lambda schema: {
+            "messages": SAY,
+            "max_tokens": 32,
+            "tools": [{"name": "f", "input_schema": schema}],
+            "tool_choice": {"type": "tool", "name": "f"},
+        },
+    ),
+    "ollama chat": ("/api/chat", lambda schema: {"messages": SAY, "stream": False, "format": schema}),
+    "ollama generate": ("/api/generate", lambda schema: {"prompt": "say", "stream": False, "format": schema}),
+}
+"""Where each API takes a schema: its path, and a body without the model."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """times: each poison by each API, at the same time. tokens: of each answer that is streamed meanwhile."""
+
+    times: int = 10
+    tokens: int = 200
+
+
+@dataclass(slots=True)
+class Report:
+    """statuses: of the poisons' answers, by poison. gaps: the longest between two pieces of each stream, seconds.
+    failed: what went wrong with streams. ended: hosts whose processes ended. before, after: bytes of memory of all
+    processes. seconds: that the poisons took."""
+
+    statuses: dict[str, Counter[int]] = field(default_factory=dict)
+    gaps: list[float] = field(default_factory=list)
+    failed: list[str] = field(default_factory=list)
+    ended: Sequence[str] = ()
+    before: int = 0
+    after: int = 0
+    seconds: float = 0.0
+
+    @property
+    def problems(self) -> list[str]:
+        found = [*self.failed, *(f"{name} ended" for name in self.ended)]
+        found += [f"a gap of {gap:.2f} s" for gap in self.gaps if gap > ALLOWED_GAP_S]
+        for name, counts in self.statuses.items():
+            found += [f"{name}: {count} answers with {status}" for status, count in counts.items() if status >= 500]
+        if self.after > self.before + ALLOWED_BYTES:
+            found.append(f"{(self.after - self.before) >> 20} MiB more memory {SETTLED_S:g} s later")
+        return found
+
+
+async def run(fleet: FaultFleet, settings: Settings) -> Report:
+    """All poisons by all APIs, beside the streams."""
+    report, stop = Report(), asyncio.Event()
+    pids = {name: fleet.pid(name) for name in fleet.names()}
+    async with gateway(fleet) as (http, process):
+        processes = [*pids.values(), process.pid]
+        warm = await http.post("/v1/chat/completions", json={"model": MODEL, "messages": SAY, "max_tokens": 4})
+        warm.raise_for_status()
+        await _poison(http, report, {"harmless": {"type": "object"}}, 1)
+        report.statuses.clear()
+        report.before = memory(processes)
+        streams = [
+            asyncio.ensure_future(_stream(http, settings.tokens, number, stop, report)) for number in range(STREAMS)
+        ]
+        began = time.monotonic()
+        await _poison(http, report, POISONS, settings.times)
+        report.seconds = time.monotonic() - began
+        stop.set()
+        await asyncio.gather(*streams)
+        report.ended = [name for name, pid in pids.items() if not psutil.pid_exists(pid) or fleet.ended(name)]
+        ends = time.monotonic() + SETTLED_S
+        while (after := memory(processes)) > report.before + ALLOWED_BYTES and time.monotonic() < ends:
+            await asyncio.sleep(0.2)
+        report.after = after
+    return report
+
+
+async def _poison(http: httpx.AsyncClient, report: Report, poisons: Mapping[str, Schema], times: int) -> None:
+    for (name, schema), (path, body) in itertools.product(poisons.items(), DIALECTS.values()):
+        posts = (http.post(path, json={"model": MODEL, **body(schema)}) for _ in range(times))
+        answers = await asyncio.gather(*posts)
+        report.statuses.setdefault(name, Counter()).update(answer.status_code for answer in answers)
+
+
+async def _stream(http: httpx.AsyncClient, tokens: int, number: int, stop: asyncio.Event, report: Report) -> None:
+    """Stream one answer after the other until `stop`."""
+    for turn in itertools.count():
+        if stop.is_set():
+            return
+        body = {"model": MODEL, "messages": [{"role": "user", "content": f"{number} {turn}"}], "stream": True}
+        last, longest, finished = 0.0, 0.0, ""
+        async with http.stream("POST", "/v1/chat/completions", json={**body, "max_tokens": tokens}) as answer:
+            async for line in answer.aiter_lines():
+                if '"content"' in line:
+                    now = time.monotonic()
+                    longest, last = max(longest, now - last if last else 0.0), now
+                finished = line.removeprefix("data: ") or finished
+        if answer.status_code != httpx.codes.OK or finished != "[DONE]":
+            report.failed.append(f"a stream ended with {answer.status_code} {finished[:200]}")
+        report.gaps.append(longest)
+
+
+def memory(pids: Sequence[int]) -> int:
+    """Bytes of memory of these processes and their children."""
+    return sum(_family(psutil.Process(pid)) for pid in pids if psutil.pid_exists(pid))
+
+
+def _family(process: psutil.Process) -> int:
+    total = 0
+    for one in (process, *process.children(recursive=True)):
+        try:
+            total += int(one.memory_info().rss)
+        except psutil.Error:  # it has ended meanwhile
+            continue
+    return total
+
+
+@asynccontextmanager
+async def gateway(fleet: FaultFleet) -> AsyncIterator[tuple[httpx.AsyncClient, subprocess.Popen[bytes]]]:
+    """`disagg serve` in front of the fleet: a client of it, and its process."""
+    with served(fleet.seen) as (url, process):
+        async with httpx.AsyncClient(base_url=url, timeout=TIMEOUT_S, trust_env=False) as http:
+            yield http, process
+
+
+@contextmanager
+def served(path: Path) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+    """`disagg serve` of this hosts.toml: its URL and its process."""
+    command = [sys.executable, "-m", "disagg", "serve", "--port", "0", "--config", str(path)]
+    variables = {TOKEN_FILE_VARIABLE: str(path.parent / "token"), GATEWAY_FOLDER_VARIABLE: str(path.parent)}
+    log = path.parent / "gateway.log"
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env={**os.environ, **variables}
+        )
+    try:
+        wait_until(lambda: process.poll() is not None or "Serving" in log.read_text(), START_S, "the gateway")
+        found = re.search(r"at (http://\S+)/v1", log.read_text())
+        assert found is not None, log.read_text()
+        yield found[1], process
+    finally:
+        process.terminate()
+        process.wait(STOP_S)
+
+
+def table(report: Report) -> list[str]:
+    rows = [
+        f"{name}: {', '.join(f'{count} x {status}' for status, count in sorted(counts.items()))}"
+        for name, counts in report.statuses.items()
+    ]
+    longest = max(report.gaps, default=0.0)
+    return [
+        *rows,
+        f"{len(report.gaps)} streams meanwhile ({report.seconds:.0f} s): {len(report.failed)} failed, longest gap {longest:.2f} s",
+        f"hosts that ended: {', '.join(report.ended) or 'none'}",
+        f"memory of all processes: {report.before >> 20} MiB, at the end {report.after >> 20} MiB",
+        *(f"PROBLEM: {problem}" for problem in report.problems),
+    ]
