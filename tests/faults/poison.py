@@ -213,7 +213,8 @@ def table(report: Report) -> list[str]:
     longest = max(report.gaps, default=0.0)
     return [
         *rows,
-        f"{len(report.gaps)} streams meanwhile ({report.seconds:.0f} s): {len(report.failed)} failed, longest gap {longest:.2f} s",
+        f"{len(report.gaps)} streams meanwhile ({report.seconds:.0f} s): {len(report.failed)} failed, "
+        f"longest gap {longest:.2f} s",
         f"hosts that ended: {', '.join(report.ended) or 'none'}",
         f"memory of all processes: {report.before >> 20} MiB, at the end {report.after >> 20} MiB",
         *(f"PROBLEM: {problem}" for problem in report.problems),
