@@ -110,22 +110,25 @@ class Report:
         return found
 
 
-async def run(fleet: FaultFleet, settings: Settings) -> Report:
-    """All poisons by all APIs, beside the streams."""
+Dialects = Mapping[str, tuple[str, Callable[[Schema], Body]]]
+
+
+async def run(fleet: FaultFleet, settings: Settings, dialects: Dialects = DIALECTS) -> Report:
+    """All poisons by these APIs, beside the streams."""
     report, stop = Report(), asyncio.Event()
     pids = {name: fleet.pid(name) for name in fleet.names()}
     async with gateway(fleet) as (http, process):
         processes = [*pids.values(), process.pid]
         warm = await http.post("/v1/chat/completions", json={"model": MODEL, "messages": SAY, "max_tokens": 4})
         warm.raise_for_status()
-        await _poison(http, report, {"harmless": {"type": "object"}}, 1)
+        await _poison(http, report, {"harmless": {"type": "object"}}, dialects, 1)
         report.statuses.clear()
         report.before = memory(processes)
         streams = [
             asyncio.ensure_future(_stream(http, settings.tokens, number, stop, report)) for number in range(STREAMS)
         ]
         began = time.monotonic()
-        await _poison(http, report, POISONS, settings.times)
+        await _poison(http, report, POISONS, dialects, settings.times)
         report.seconds = time.monotonic() - began
         stop.set()
         await asyncio.gather(*streams)
@@ -137,8 +140,10 @@ async def run(fleet: FaultFleet, settings: Settings) -> Report:
     return report
 
 
-async def _poison(http: httpx.AsyncClient, report: Report, poisons: Mapping[str, Schema], times: int) -> None:
-    for (name, schema), (path, body) in itertools.product(poisons.items(), DIALECTS.values()):
+async def _poison(
+    http: httpx.AsyncClient, report: Report, poisons: Mapping[str, Schema], dialects: Dialects, times: int
+) -> None:
+    for (name, schema), (path, body) in itertools.product(poisons.items(), dialects.values()):
         posts = (http.post(path, json={"model": MODEL, **body(schema)}) for _ in range(times))
         answers = await asyncio.gather(*posts)
         report.statuses.setdefault(name, Counter()).update(answer.status_code for answer in answers)

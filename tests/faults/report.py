@@ -32,8 +32,62 @@ is from the fault to the first token after it. *Link cut*, *clock*: on servers i
 without proxies; the host's veth is set down, and up again after 2 s, or its wall clock jumps, as the process reads it.
 *Frozen*: SIGSTOP. *Engine's thread stopped*: the thread that computes is stopped by ptrace while the rest of
 the server goes on, as if its GPU hung. *No memory*: no new mapping; *no descriptors*: no new file or connection;
-*disk full*: no file grows.
+*disk full*: no file grows. *Killed, every one*: each host that begins with the request is killed. *Sends ...*: the
+prefill hosts compute wrong KV and send it under a right digest. *Compiles ...*: the answer's form is a schema that was
+made to end or to block what compiles it.
+
+## One request harms nobody else
+
+Whatever a stranger sends costs that request at most. What stands behind this sentence:
+
+{harmless}
+
+## The matrix
 """
+
+HARMLESS: Final = (
+    (
+        "a schema that ends or blocks what compiles it",
+        "400 `SchemaTooComplex`; it is compiled in a process that is ended",
+        "`tests/engines/model/test_matchers.py`, rows *compiles ...*, `python -m tests.faults poison`",
+    ),
+    (
+        "a request that ends its host's process",
+        "it is tried on one more host, then refused for 300 s; requests that were caught in it are answered",
+        "`tests/integration/test_requests_that_end_hosts.py`, rows *killed, every one*",
+    ),
+    (
+        "a body in a million pieces, or never the rest of it",
+        "a refusal; what follows it is dropped unparsed",
+        "`tests/http/`, `tests/hostile/test_bodies.py`, `python -m benchmarks.greedy_bodies`",
+    ),
+    (
+        "a request that two readers would read in two ways",
+        "a refusal, and the connection is closed",
+        "`tests/hostile/test_heads.py`",
+    ),
+    (
+        "hundreds of answers at once",
+        "the key's own share of places and time",
+        "`tests/test_shares.py`, `tests/integration/test_fair_shares.py`, `python -m benchmarks.fair_shares`",
+    ),
+    (
+        "KV, tokens, counts or texts that a host of the fleet makes up",
+        "that attempt; another host goes on",
+        "`tests/hostile/test_peers.py`, `test_answers.py`, `test_senders.py`, rows *sends ...* and *trickled*",
+    ),
+)
+"""What a stranger may send, what it costs, and the tests of that."""
+
+
+def head() -> str:
+    """The page up to the table of the matrix."""
+    table = [
+        "| what is sent | what it costs | tests |",
+        "| --- | --- | --- |",
+        *(f"| {' | '.join(row)} |" for row in HARMLESS),
+    ]
+    return HEAD.format(deadline=DEADLINE_S, bound=BOUND_S, harmless="\n".join(table))
 
 
 def line(result: Result) -> str:
@@ -61,7 +115,7 @@ def page(results: Sequence[Result]) -> str:
         "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
         *rows,
     ]
-    return HEAD.format(deadline=DEADLINE_S, bound=BOUND_S) + f"\n{summary}\n\n" + "\n".join(table) + "\n"
+    return head() + f"\n{summary}\n\n" + "\n".join(table) + "\n"
 
 
 def _summary(results: Sequence[Result]) -> list[str]:
