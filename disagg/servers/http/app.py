@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -184,8 +183,10 @@ def _http_status(body: Liveness) -> int:
 
 
 def _status(service: AnyService, tokens: Tokens) -> Handler:
+    gauge = gpu.Gauge()
+
     async def status(_: Request) -> Response:
-        utilisation = await asyncio.to_thread(gpu.utilisation, service.info.backend) if service.info else None
+        utilisation = await gauge.read(service.info.backend) if service.info else None
         return _json(structs.replace(service.status(utilisation), tokens=tokens.digests))
 
     return status
