@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -141,7 +142,17 @@ def _post(endpoint: ServiceCall[PromptBody], service: AnyService) -> Handler:
 
 def _count(service: AnyService) -> Handler:
     async def count(request: Request) -> Response:
-        return _json(await service.count_tokens(parse(PromptBody, await _prompt(service, request))))
+        body = parse(PromptBody, await _prompt(service, request))
+        counting = asyncio.ensure_future(service.count_tokens(body))
+        leaving = asyncio.ensure_future(requests.disconnected(request.receive))
+        try:
+            await asyncio.wait((counting, leaving), return_when=asyncio.FIRST_COMPLETED)
+            if counting.done():
+                return _json(counting.result())
+            raise Cancelled("the caller of POST /count disconnected")
+        finally:
+            counting.cancel()
+            leaving.cancel()
 
     return count
 
