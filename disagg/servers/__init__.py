@@ -12,4 +12,5 @@ request    one request                         answer   decode steps to events
 caller     state that a request and the stream of its answer share
 output/    what the tokens of an answer are    health/  whether the server works, and what happens if it does not
 admission  the bounded queue                   threads  work that takes long
+work       what requests make a host compute   bounds   the most that it takes, as a table
 """

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import importlib
 import inspect
 import json
@@ -62,7 +61,6 @@ class Cost(NamedTuple):
 def cost() -> Iterator[list[Cost]]:
     """What the block takes, of this thread's CPU and, as another thread sees it, of memory."""
     process, done, found = psutil.Process(), threading.Event(), list[Cost]()
-    gc.collect()
     before = peak = process.memory_info().rss
 
     def look() -> None:

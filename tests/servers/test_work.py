@@ -100,7 +100,7 @@ async def test_a_host_whose_threads_are_stuck_says_so_and_sends_who_waits_elsewh
     problems = Problems(service, monitor)
     async with client(service) as http:
         asked = [asyncio.ensure_future(http.post("/generate", json=SLOW)) for _ in range(BOUNDS.threads + 1)]
-        await until(lambda: gate.begun == BOUNDS.threads)
+        await until(lambda: gate.begun == BOUNDS.threads and len(service.active) == BOUNDS.threads + 1)
         service.work._begun = {piece: began - BOUNDS.stuck_s - 1 for piece, began in service.work._begun.items()}
         looked = await http.get("/health")
         assert looked.status_code == 503 and looked.json()["status"] == "stalled"
