@@ -65,6 +65,7 @@ SLOW_PATHS = {
     "gateway/test_openapi.py",
     "hostile/test_bodies.py",
     "hostile/test_peers.py",
+    "hostile/test_work.py",
     "integration",
     "planning/test_checkpoint.py",
     "servers/http/test_openapi.py",

@@ -77,6 +77,8 @@ class Contract(msgspec.Struct, frozen=True):
             raise InvalidValue(_one_line(str(error), _untyped(data))) from None
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise InvalidValue(f"not JSON: {str(error).removeprefix('JSON is malformed: ')}") from None
+        except RecursionError:
+            raise InvalidValue("nested too deeply") from None
 
     @classmethod
     def from_query(cls, query: Mapping[str, str]) -> Self:

@@ -17,9 +17,9 @@ ServerState = Literal["loading", "ok", "draining", "stalled", "error", "no_host"
 
 
 class Liveness(Contract, frozen=True):
-    """GET /health without the fleet's token. "stalled": the engine has work and makes no progress. "error": the engine
-    has stopped. Both are sent with HTTP status 503. A gateway is "loading" until a host of one of its models is up, and
-    "no_host" while none is any more; it sends 503 with both."""
+    """GET /health without the fleet's token. "stalled": the engine, or every thread that prepares requests, has work
+    and makes no progress. "error": the engine has stopped. Both are sent with HTTP status 503. A gateway is "loading"
+    until a host of one of its models is up, and "no_host" while none is any more; it sends 503 with both."""
 
     status: ServerState
 

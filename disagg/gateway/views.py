@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -17,7 +18,7 @@ from disagg.api import openapi
 from disagg.api.base import InvalidValue
 from disagg.api.gateway.history import HistoryAnswer, HistoryEntry, HistoryQuery
 from disagg.config import Fleet
-from disagg.errors import RequestError
+from disagg.errors import Overloaded, RequestError
 from disagg.gateway import models
 from disagg.gateway.answer import json_response
 from disagg.gateway.calls import gateway_document
@@ -32,6 +33,8 @@ from disagg.inference.client import AsyncClient
 from disagg.version import VERSION
 
 MAX_ANSWER: Final = 8 << 20  # bytes of entries in one answer to GET /api/history
+READERS: Final = 2  # threads that read the history
+MAX_READING: Final = 32  # callers that wait for them, or are served
 
 
 class Views:
@@ -45,6 +48,8 @@ class Views:
     ) -> None:
         self._client, self._fleet, self._access = client, client.fleet, access
         self._serving, self._watch, self._started = serving, watch, started
+        self._readers = ThreadPoolExecutor(READERS, "history")
+        self._reading = 0
         self._documents = {keyless: json_response(gateway_document(keyless=keyless)) for keyless in (True, False)}
 
     def routes(self) -> list[Route]:
@@ -106,7 +111,19 @@ class Views:
         recorder = self._watch.recorder
         path = recorder.path if recorder else history_path(self._fleet)
         stopped = recorder.stopped if recorder else "this gateway keeps no history"
-        return Response(await asyncio.to_thread(_page, path, wanted, key, stopped), media_type="application/json")
+        page = await self._read(partial(_page, path, wanted, key, stopped))
+        return Response(page, media_type="application/json")
+
+    async def _read(self, page: Callable[[], bytes]) -> bytes:
+        """Read the history on one of its own threads. The default ones are left to what requests need them for: names
+        of hosts are looked up there. A caller that leaves while it waits gives up its place."""
+        if self._reading >= MAX_READING:
+            raise Overloaded(f"{self._reading} callers read the history", "try again in a moment")
+        self._reading += 1
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._readers, page)
+        finally:
+            self._reading -= 1
 
 
 def _page(path: Path, wanted: Filter, key: Key | None, stopped: str | None) -> bytes:

@@ -13,4 +13,5 @@ caller     state that a request and the stream of its answer share
 output/    what the tokens of an answer are    health/  whether the server works, and what happens if it does not
 admission  the bounded queue                   threads  work that takes long
 running    the file of requests that are computed, which outlives the process
+work       what requests make a host compute   bounds   the most that it takes, as a table
 """

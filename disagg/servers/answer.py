@@ -6,6 +6,7 @@ import asyncio
 import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 
 from disagg.api.events import FinishReason, TokenLogprob, TokensEvent
@@ -20,9 +21,12 @@ from disagg.servers.output.choose import output_of, thinking
 from disagg.servers.output.grammar import grammar_of
 from disagg.servers.output.part import Output, OutputPart
 from disagg.servers.request import ActiveRequest
+from disagg.servers.work import RequestWork
 
 LEAST_LOGPROB = -9999.0
 """Sent for a token of probability 0: JSON has no infinity."""
+RESUMED_AT_ONCE: Final = 64
+"""Tokens of another host's answer that are read in one turn of the event loop."""
 
 
 @dataclass(slots=True)
@@ -43,12 +47,15 @@ class GrowingAnswer:
     first_at: float = 0.0
     last_at: float = 0.0
 
-    def resume(self, given: Sequence[int], sampling: Sampling, eos_ids: Collection[int]) -> None:
+    async def resume(self, given: Sequence[int], sampling: Sampling, eos_ids: Collection[int]) -> None:
         """Begin with the tokens `given`, which another host has sent with their text. The answer is finished if they
-        are all of it."""
+        are all of it. The event loop has a turn after some of them: not on a thread, where a parser of tool calls
+        could not be interrupted (`output.calls`)."""
         self.answered = self.completion_tokens = len(given)
-        for token in given:
+        for number, token in enumerate(given, 1):
             self._note(self.output.push(token))
+            if number % RESUMED_AT_ONCE == 0:
+                await asyncio.sleep(0)
         if self.output.stopped or (given and given[-1] in eos_ids and not sampling.ignore_eos):
             self._finish("stop")
         elif len(given) >= sampling.max_tokens:
@@ -141,27 +148,30 @@ def warm_up_tokenizer(tokenizer: PromptTokenizer) -> None:
 
 
 async def begin_answer(
-    request: ActiveRequest, engine: PromptEngine | DecodeEngine, body: GenerateBody
+    request: ActiveRequest, engine: PromptEngine | DecodeEngine, body: GenerateBody, work: RequestWork
 ) -> GrowingAnswer:
     """The answer to a request, with the tokens that another host has sent. Sets the request's constraint and
-    hold_prompt. Long work is done elsewhere: on a thread, or in the processes of forms."""
+    hold_prompt. Long work is done in pieces, on a thread of `work`, or in the processes of forms."""
     answer = GrowingAnswer(output_of(body, request.tokens[: request.prompt_tokens], engine.tokenizer))
     request.hold_prompt = body.hold_prompt
     if request.sampling.logprobs is not None:
         answer.name = engine.tokenizer.token_bytes
     given = request.tokens[request.prompt_tokens :]
     if given:
-        await asyncio.to_thread(answer.resume, given, request.sampling, engine.info.eos_ids)
+        await answer.resume(given, request.sampling, engine.info.eos_ids)
     if answer.finish_reason is None:
-        request.constraint = await _constraint(request, engine.tokenizer, body)
+        request.constraint = await _constraint(request, engine.tokenizer, body, work)
     return answer
 
 
-async def _constraint(request: ActiveRequest, tokenizer: PromptTokenizer, body: GenerateBody) -> Constraint | None:
+async def _constraint(
+    request: ActiveRequest, tokenizer: PromptTokenizer, body: GenerateBody, work: RequestWork
+) -> Constraint | None:
     form = tokenizer.format
     if body.json_schema is None and not body.must_call:
         return None
-    grammar = await asyncio.to_thread(grammar_of, body, form)
+    read = work.run(body.share, partial(grammar_of, body, form))
+    grammar = await request.within_deadline(read, "the form of the answer was not read")
     assert grammar is not None
     prompt, given = request.tokens[: request.prompt_tokens], request.tokens[request.prompt_tokens :]
     after = form.think[1] if form.think and body.messages is not None and thinking(prompt, tokenizer, form) else ""

@@ -34,6 +34,7 @@ from disagg.servers.admission import Admission, retry_after
 from disagg.servers.caller import Caller
 from disagg.servers.health.engine import EngineHealth
 from disagg.servers.health.progress import EngineProgress
+from disagg.servers.work import RequestWork
 from disagg.strikes import Verdicts
 from disagg.version import RELEASE_VARIABLE, VERSION, code_hash, pending_release
 
@@ -57,6 +58,7 @@ class ReportingHost(ABC, Generic[Engine]):
         self.boot_id = secrets.token_hex(8)
         self.progress = EngineProgress()
         self.stalled = False  # set by the monitor
+        self.work = RequestWork()
         self.active: dict[str, Caller] = {}  # of every request from its arrival to its end, by the request's key
         self._started = time.monotonic()
         self.engine_health = EngineHealth(self._started)
@@ -178,16 +180,24 @@ class ReportingHost(ABC, Generic[Engine]):
         """The `status` of GET /health."""
         if not self.engine_alive or self.engine_health.fault:
             return "error"
-        return "stalled" if self.stalled else self.state
+        return "stalled" if self.stalled or self._work_stuck else self.state
 
     @property
     def problem(self) -> str:
-        """What is wrong with the loaded engine, "" if nothing is. Does not call the engine, which may be stuck."""
+        """Why this loaded host cannot serve; "" if it can. Does not call the engine, which may be stuck."""
         if self.state == "loading":
             return ""
         if fault := self.engine_health.fault:
             return f"the engine of {self.host.name} does not work: {fault}"
-        return f"the engine of {self.host.name} has made no progress" if self.stalled else ""
+        if self.stalled:
+            return f"the engine of {self.host.name} has made no progress"
+        if self._work_stuck:
+            return f"all {self.work.bounds.threads} threads of {self.host.name} that prepare requests are stuck"
+        return ""
+
+    @property
+    def _work_stuck(self) -> bool:
+        return self.work.stuck_s(time.monotonic()) > 0
 
     def health(self) -> Health:
         """The answer of GET /health to a caller with the fleet's token."""
@@ -244,7 +254,7 @@ class ReportingHost(ABC, Generic[Engine]):
         )
 
     def note_problem(self) -> None:
-        """Report the engine's problem as the last error, though no request may have met it."""
+        """Report the problem as the last error, though no request may have met it."""
         self._last_error = last_error(ServerUnavailable(self.problem, "its log has the details"))
 
 

@@ -8,6 +8,7 @@ from abc import abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 from msgspec import structs
@@ -211,11 +212,12 @@ class Service(ReportingHost[Engine]):
         self.count(requests=1, prompt_tokens=request.prompt_tokens)
 
     async def _tokenise(self, body: PromptBody) -> list[int]:
-        """Token ids of the prompt; long ones on a worker thread, so that other requests are still served."""
+        """Token ids of the prompt; long ones on a thread, so that other requests are still served."""
         tokenizer, content = self.engine.tokenizer, body.content
         if isinstance(content, str) and len(content) < SHORT_TEXT:
             return tokenizer.encode(content)
-        return await asyncio.to_thread(tokenizer.encode, content, body.template)
+        encode = partial(tokenizer.encode, content, body.template, limit=self._context)
+        return await self.work.run(body.share, encode)
 
     @property
     def _context(self) -> int:

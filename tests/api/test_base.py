@@ -22,6 +22,7 @@ PROMPT = {"model": "m", "prompt": "x"}
         (b"", "not JSON: Input data was truncated"),
         (b"prompt=x", "not JSON: invalid character (byte 0)"),
         (b"[1]", "expected object, got array"),
+        (b'{"model": "m", "chat_template_kwargs": {"a": %b}}' % (b"[" * 10_000 + b"]" * 10_000), "nested too deeply"),
         (b'{"model": "m"}', "give exactly one of prompt, messages and tokens"),
         (b'{"prompt": "x"}', "model: missing"),
         (b'{"model": "m", "tokens": [1, -1]}', "tokens[1]: expected int >= 0 (got -1)"),

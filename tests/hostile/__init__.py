@@ -5,4 +5,5 @@ bodies     request bodies by the size of their chunks and pieces, their rate and
 heads      requests that a server and a proxy in front of it could read in two ways
 schemas    JSON schemas that grow by depth, width, references, arithmetic and repetition
 senders    prefill hosts that send next to nothing of a KV transfer
+texts      texts that keep tokenizers and templates busy, and parsers of tool calls
 """

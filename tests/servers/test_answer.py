@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Collection, Sequence
 
 import pytest
@@ -78,7 +79,7 @@ def test_a_nan_probability_ends_the_request_with_an_error(token: Token) -> None:
 def resumed(given: str, sampling: Sampling | None = None, eos_ids: Collection[int] = ()) -> GrowingAnswer:
     sampling = sampling or Sampling()
     one = answer(*sampling.stop)
-    one.resume([ord(letter) for letter in given], sampling, eos_ids)
+    asyncio.run(one.resume([ord(letter) for letter in given], sampling, eos_ids))
     return one
 
 
@@ -98,7 +99,7 @@ def test_text_that_was_held_when_a_host_failed_is_sent_by_the_next_one() -> None
 
 def test_half_a_character_that_was_given_is_completed_by_the_next_token() -> None:
     one = answer()
-    one.resume(list("é".encode()[:1]), Sampling(), ())
+    asyncio.run(one.resume(list("é".encode()[:1]), Sampling(), ()))
     assert added(one, [StepTokens((Token("é".encode()[1], -0.5),), DecodeTiming(), 1.0)]).text == "é"
 
 
@@ -153,6 +154,6 @@ def test_the_parts_of_steps_are_one_event_unless_that_would_change_their_order()
 def test_an_answer_that_ends_after_a_call_says_so(letters: str, finish: FinishReason, reason: str) -> None:
     one, resumed = GrowingAnswer(Letters()), GrowingAnswer(Letters())
     one.add(steps(letters, finish))
-    resumed.resume([ord(letter) for letter in letters], Sampling(), ())
+    asyncio.run(resumed.resume([ord(letter) for letter in letters], Sampling(), ()))
     resumed.add(steps("b", finish))
     assert one.finish_reason == resumed.finish_reason == reason

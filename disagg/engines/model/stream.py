@@ -101,6 +101,8 @@ class StopStrings:
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = [stop for stop in stops if stop]
+        self._longest = max(map(len, self._stops), default=1) - 1
+        self._beginnings = {stop[:length] for stop in self._stops for length in range(1, len(stop))}
         self._held = ""
         self.reached = ""
 
@@ -125,6 +127,5 @@ class StopStrings:
 
     def _prefix_length(self) -> int:
         """Length of the longest suffix of the held text that is a prefix of a stop string."""
-        longest = max((len(stop) for stop in self._stops), default=1) - 1
-        ends = range(min(longest, len(self._held)), 0, -1)
-        return next((n for n in ends if any(stop.startswith(self._held[-n:]) for stop in self._stops)), 0)
+        ends = range(min(self._longest, len(self._held)), 0, -1)
+        return next((length for length in ends if self._held[-length:] in self._beginnings), 0)

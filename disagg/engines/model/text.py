@@ -13,13 +13,14 @@ from types import MappingProxyType
 from typing import Any, Final, Protocol
 
 from disagg.api.requests import Messages
+from disagg.api.sampling import MAX_TOKENS
 from disagg.engines.model import format
 from disagg.engines.model.checkpoint_files import read_json
 from disagg.engines.model.constraint import Constraint, Constraints
 from disagg.engines.model.format import AnswerFormat
 from disagg.engines.model.stream import DetokenizedStream
 from disagg.engines.model.token_bytes import token_bytes
-from disagg.errors import ModelError, RequestError, first_line
+from disagg.errors import ContextLengthExceeded, ModelError, RequestError, first_line
 from disagg.kv.fingerprint import short_hash
 
 NOTHING: Mapping[str, Any] = MappingProxyType({})
@@ -42,6 +43,9 @@ _OPTIONS: Final = frozenset(
     }
 )
 """Parameters of transformers' apply_chat_template, which no caller may set."""
+CHARS_PER_TOKEN: Final = 4
+"""A text that has more for each token of the limit is counted in parts first. Prose has about so many."""
+PART_CHARS: Final = 1 << 16
 ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
@@ -61,10 +65,13 @@ class PromptTokenizer(Protocol):
         """How the model marks reasoning and tool calls."""
         ...
 
-    def encode(self, prompt: str | Messages | Sequence[int], template: Mapping[str, Any] = NOTHING) -> list[int]:
+    def encode(
+        self, prompt: str | Messages | Sequence[int], template: Mapping[str, Any] = NOTHING, *, limit: int = MAX_TOKENS
+    ) -> list[int]:
         """Token ids of a text prompt, of chat messages through the chat template, or the ids given. template: its
-        variables beside the messages. RequestError for an empty prompt, unusable messages or ids outside the
-        vocabulary."""
+        variables beside the messages. limit: a text of far more tokens is not tokenised as a whole. RequestError for
+        an empty prompt, unusable messages or ids outside the vocabulary, ContextLengthExceeded for a text of far too
+        many tokens."""
         ...
 
     def stream(self, stop: Sequence[str] = (), *, marks: bool = False) -> TextStream:
@@ -151,12 +158,15 @@ class HFTokenizer:
         """See PromptTokenizer."""
         return format.find(self._tokenizer)
 
-    def encode(self, prompt: str | Messages | Sequence[int], template: Mapping[str, Any] = NOTHING) -> list[int]:
+    def encode(
+        self, prompt: str | Messages | Sequence[int], template: Mapping[str, Any] = NOTHING, *, limit: int = MAX_TOKENS
+    ) -> list[int]:
         """See PromptTokenizer."""
         if isinstance(prompt, str):
-            ids = self._encode_text(prompt)
+            # Without text, a tokenizer that adds a beginning-of-sequence token would return one.
+            ids = self._ids(prompt, limit, special=True) if prompt else []
         elif prompt and isinstance(prompt[0], Mapping):
-            ids = self._encode_messages(prompt, template)
+            ids = self._ids(self._rendered(prompt, template), limit, special=False)
         else:
             ids = check_ids(prompt, self.vocab_size)
         if not ids:
@@ -181,26 +191,49 @@ class HFTokenizer:
     def _bytes_of(self) -> Callable[[str], bytes]:
         return token_bytes(json.loads(self._backend.to_str()))
 
-    def _encode_text(self, text: str) -> list[int]:
-        if not text:
-            return []  # else a tokenizer that adds a beginning-of-sequence token would return one for an empty text
-        return list(self._backend.encode(text, add_special_tokens=True).ids)
+    def _ids(self, text: str, limit: int, *, special: bool) -> list[int]:
+        if len(text) > CHARS_PER_TOKEN * limit:
+            self._require_room(text, limit)
+        return self._tokens(text, special)
 
-    def _encode_messages(self, messages: Sequence[Any], template: Mapping[str, Any]) -> list[int]:
+    def _require_room(self, text: str, limit: int) -> None:
+        """Raise ContextLengthExceeded if the text has far more tokens than `limit`. Only the parts until then are
+        tokenised: a token takes 200 to 400 bytes of memory meanwhile, and a text may have 64 times `limit`. Where a
+        text is cut changes the tokens around the cut, by far fewer than the second `limit`."""
+        tokens = 0
+        for start in range(0, len(text), PART_CHARS):
+            tokens += len(self._tokens(text[start : start + PART_CHARS], special=False))
+            if tokens > 2 * limit:
+                raise ContextLengthExceeded(
+                    f"the prompt has over {tokens} tokens, more than the {limit} of the model", "shorten the prompt"
+                )
+
+    def _tokens(self, text: str, special: bool) -> list[int]:
+        try:
+            return list(self._backend.encode(text, add_special_tokens=special).ids)
+        except BaseException as error:
+            # tokenizers' own panics are no Exception. A regular expression panics at a run of over 10,000,000 letters.
+            if isinstance(error, Exception) or type(error).__name__ != "PanicException":
+                raise
+            raise RequestError(
+                f"the tokenizer cannot read this prompt: {first_line(error)}", "shorten runs of one kind of character"
+            ) from None
+
+    def _rendered(self, messages: Sequence[Any], template: Mapping[str, Any]) -> str:
         check_template(template)
         for index, message in enumerate(messages):
             check_message(index, message)
         if self._tokenizer.chat_template is None:
             raise RequestError("this model has no chat template", "send a text prompt instead of messages")
         try:
-            text = self._tokenizer.apply_chat_template(
+            rendered = self._tokenizer.apply_chat_template(
                 [dict(message) for message in messages], tokenize=False, add_generation_prompt=True, **template
             )
         except Exception as error:  # a template is a program of the model and may raise anything
             raise RequestError(
                 f"the model's chat template refuses these messages: {error}", "check the order and the roles"
             ) from error
-        return list(self._backend.encode(text, add_special_tokens=False).ids)
+        return str(rendered)
 
 
 def check_ids(ids: Sequence[Any], vocab_size: int, name: str = "prompt") -> list[int]:

@@ -20,7 +20,7 @@ from typing import Any
 import numpy
 
 from disagg.api.requests import Messages
-from disagg.api.sampling import Sampling
+from disagg.api.sampling import MAX_TOKENS, Sampling
 from disagg.config import EngineOptions
 from disagg.engines.base import EngineInfo, Token
 from disagg.engines.model.constraint import Constraint, Constraints
@@ -125,7 +125,9 @@ class ByteTokenizer:
         self._constraints = Constraints(lambda: "byte", CONSTRAINED, self.eos_ids)
         self.digest = short_hash(f"bytes {vocab_size}".encode())
 
-    def encode(self, prompt: str | Messages | Sequence[int], template: Mapping[str, Any] = NOTHING) -> list[int]:
+    def encode(
+        self, prompt: str | Messages | Sequence[int], template: Mapping[str, Any] = NOTHING, *, limit: int = MAX_TOKENS
+    ) -> list[int]:
         """See PromptTokenizer. Chat messages are lines, `role: content`, after the template's variables as JSON."""
         if isinstance(prompt, str):
             ids = list(prompt.encode())

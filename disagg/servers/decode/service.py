@@ -159,7 +159,7 @@ class DecodeService(Service[DecodeEngine]):
         """POST /decode: a slot, then the answer from the KV that arrives there. No slot if the caller offers a prefill
         host that would take longer than this one."""
         async with self.admitted(body, request_id, body.sampling) as request:
-            answer = await begin_answer(request, self.engine, body)
+            answer = await begin_answer(request, self.engine, body, self.work)
             kv = PromptKV()
             if answer.finish_reason is None:
                 kv = await self._reserve(request, body.cache_salt)
@@ -179,7 +179,7 @@ class DecodeService(Service[DecodeEngine]):
     async def _generate(self, body: GenerateBody, request_id: str) -> AsyncGenerator[Event, None]:
         """POST /generate: what is not held of the prompt is computed here."""
         async with self.admitted(body, request_id, body.sampling) as request:
-            answer = await begin_answer(request, self.engine, body)
+            answer = await begin_answer(request, self.engine, body, self.work)
             kv = PromptKV()
             if answer.finish_reason is None:
                 kv = await self._reserve(request, body.cache_salt)

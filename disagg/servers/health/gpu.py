@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import subprocess
 import time
+from functools import partial
 from threading import Lock
 from typing import Final
 
 from disagg import nvidia
+from disagg.servers.threads import on_daemon_thread
 
 _COMMANDS: Final = {
     "cuda": ("nvidia-smi", *nvidia.ARGUMENTS),
@@ -17,6 +20,8 @@ _COMMANDS: Final = {
 }
 _TIMEOUT_S: Final = 0.5
 _MAX_AGE_S: Final = 1.0
+READ_S: Final = 0.75
+"""What GET /status waits for it."""
 
 _lock = Lock()
 _cached: dict[str, tuple[float, float | None]] = {}
@@ -43,6 +48,25 @@ def utilisation(backend: str) -> float | None:
         return value
     finally:
         _lock.release()
+
+
+class Gauge:
+    """Utilisation for the event loop, measured on one thread of its own, which a driver that hangs may keep."""
+
+    def __init__(self) -> None:
+        self._reading: asyncio.Task[float | None] | None = None
+        self._last: float | None = None
+
+    async def read(self, backend: str) -> float | None:
+        """As `utilisation`, or the last figure if that takes over READ_S."""
+        if self._reading is None:
+            self._reading = asyncio.ensure_future(on_daemon_thread(partial(utilisation, backend), "utilisation"))
+        reading = self._reading
+        await asyncio.wait((reading,), timeout=READ_S)
+        if reading.done():
+            self._last = reading.result()
+            self._reading = None if self._reading is reading else self._reading
+        return self._last
 
 
 def parse(text: str) -> float | None:

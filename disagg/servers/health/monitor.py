@@ -1,10 +1,12 @@
-"""What a server does every second beside serving: ends requests whose lease has ended, and watches its engine."""
+"""What a server does every second beside serving: ends requests whose lease has ended, and watches its engine and
+the threads that prepare requests."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import time
+from collections.abc import Container
 
 from disagg import logs
 from disagg.errors import ServerUnavailable
@@ -23,6 +25,7 @@ class Monitor:
         self._service = service
         self._ticked = time.monotonic()
         self._testing: asyncio.Task[None] | None = None
+        self._stuck = False  # the threads that prepare requests
 
     async def run(self) -> None:
         """Tick until cancelled. A tick that fails is logged and does not end the next ones."""
@@ -44,12 +47,28 @@ class Monitor:
         self._ticked = now
         if stopped:
             service.progress.excuse(now)
+            service.work.excuse(now)
         service.leases.expire(now)
         logs.summarise()
         if service.state == "loading":
             service.progress.excuse(now)
         else:
             self._watch_engine(now)
+            self._watch_work(now)
+
+    def _watch_work(self, now: float) -> None:
+        """While every thread that prepares requests is stuck, those that wait for one are sent elsewhere."""
+        service, before = self._service, self._stuck
+        stuck_s = service.work.stuck_s(now)
+        self._stuck = stuck_s > 0
+        if self._stuck and not before:
+            logs.event(logging.ERROR, "request_work_stuck", seconds=round(stuck_s, 1))
+            service.note_problem()
+        elif before and not self._stuck:
+            logs.info("request_work_goes_on")
+        if self._stuck:
+            text = f"the threads of {service.host.name} that prepare requests have been stuck for {stuck_s:.0f} s"
+            self._end_requests(text, frozenset({"tokenising"}))
 
     def _watch_engine(self, now: float) -> None:
         service = self._service
@@ -73,10 +92,11 @@ class Monitor:
         if self._testing is None and service.engine_health.test_due(now, busy):
             self._testing = asyncio.ensure_future(self._test_engine())
 
-    def _end_requests(self, message: str) -> None:
-        """Answer all requests with an error: none of them can go on here."""
+    def _end_requests(self, message: str, phases: Container[str] | None = None) -> None:
+        """Answer all requests with an error, or all in these phases: none of them can go on here."""
         for caller in list(self._service.active.values()):
-            caller.end(ServerUnavailable(message, "ask another host; the server restarts itself"))
+            if phases is None or caller.phase in phases:
+                caller.end(ServerUnavailable(message, "ask another host; the server restarts itself"))
 
     async def _test_engine(self) -> None:
         """Let the engine compute a token. A failure, or no answer, is its fault until a later test passes."""

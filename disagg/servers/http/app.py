@@ -142,7 +142,17 @@ def _post(endpoint: ServiceCall[PromptBody], service: AnyService) -> Handler:
 
 def _count(service: AnyService) -> Handler:
     async def count(request: Request) -> Response:
-        return _json(await service.count_tokens(parse(PromptBody, await _prompt(service, request))))
+        body = parse(PromptBody, await _prompt(service, request))
+        counting = asyncio.ensure_future(service.count_tokens(body))
+        leaving = asyncio.ensure_future(requests.disconnected(request.receive))
+        try:
+            await asyncio.wait((counting, leaving), return_when=asyncio.FIRST_COMPLETED)
+            if counting.done():
+                return _json(counting.result())
+            raise Cancelled("the caller of POST /count disconnected")
+        finally:
+            counting.cancel()
+            leaving.cancel()
 
     return count
 
@@ -184,8 +194,10 @@ def _http_status(body: Liveness) -> int:
 
 
 def _status(service: AnyService, tokens: Tokens) -> Handler:
+    gauge = gpu.Gauge()
+
     async def status(_: Request) -> Response:
-        utilisation = await asyncio.to_thread(gpu.utilisation, service.info.backend) if service.info else None
+        utilisation = await gauge.read(service.info.backend) if service.info else None
         return _json(structs.replace(service.status(utilisation), tokens=tokens.digests))
 
     return status

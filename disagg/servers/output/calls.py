@@ -1,10 +1,15 @@
-"""Tool calls from what a model has written. Models write what they like: whatever is no call is None."""
+"""Tool calls from what a model has written. Models write what they like, and what their callers make them write:
+whatever is no call is None."""
 
 from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Final
 
 from disagg.api.base import InvalidValue
@@ -12,33 +17,64 @@ from disagg.api.requests import Tool, ToolCall
 from disagg.engines.model.format import ToolFormat
 
 MAX_CALL_CHARS: Final = 1 << 17
-"""Text beyond it is no call: the event loop waits for the parser. The slowest of mlx-lm's took 0.8 s for 100,000
-characters that were made to be slow, and its time grows with their square."""
+"""Text beyond it is no call."""
+PARSE_S: Final = 0.25
+"""Text that takes longer is no call: the event loop waits for the parser. mlx-lm's need milliseconds for a call, but
+some try regular expressions whose time grows with the cube of a text made for it: 45 s for 90,000 characters."""
+
+
+class _TooSlow(BaseException):
+    """A parser must not catch it."""
 
 
 def parsed(text: str, form: ToolFormat, tools: Sequence[Tool]) -> Sequence[ToolCall] | None:
     """The calls in the text between two marks; None if it is not of this form, or too long."""
-    if len(text) > MAX_CALL_CHARS:
-        return None
-    return _calls(lambda: form.parse(text, [tool.for_template() for tool in tools]))
+    return _calls(text, lambda: form.parse(text, [tool.for_template() for tool in tools]))
 
 
 def from_json(text: str) -> Sequence[ToolCall] | None:
     """The call that {"name", "arguments"} states."""
-    return _calls(lambda: json.loads(text))
+    return _calls(text, lambda: json.loads(text))
 
 
 def named(name: str, arguments: str) -> Sequence[ToolCall] | None:
     """The call of this tool with arguments in JSON."""
-    return _calls(lambda: {"name": name, "arguments": arguments})
+    return _calls(arguments, lambda: {"name": name, "arguments": arguments})
 
 
-def _calls(read: Callable[[], Any]) -> Sequence[ToolCall] | None:
-    try:
-        found = read()
-        return [_call(one) for one in (found if isinstance(found, list) else [found])] or None
-    except Exception:  # noqa: BLE001 - parsers of models' text raise anything
+def _calls(text: str, read: Callable[[], Any]) -> Sequence[ToolCall] | None:
+    if len(text) > MAX_CALL_CHARS:
         return None
+    try:
+        with _interrupted_after(PARSE_S):
+            found = read()
+            return [_call(one) for one in (found if isinstance(found, list) else [found])] or None
+    except (Exception, _TooSlow):  # noqa: BLE001 - parsers of models' text raise anything
+        return None
+
+
+@contextmanager
+def _interrupted_after(seconds: float) -> Iterator[None]:
+    """Raise _TooSlow in what takes longer. Only a signal interrupts a regular expression, and only in the main thread,
+    which servers have their event loop in; elsewhere nothing is interrupted."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def interrupt(*_: object) -> None:
+        raise _TooSlow
+
+    began, handler = time.monotonic(), signal.signal(signal.SIGALRM, interrupt)
+    before = signal.setitimer(signal.ITIMER_REAL, seconds)[0]
+    try:
+        try:
+            yield
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+    finally:  # also if the signal came in the line above
+        signal.signal(signal.SIGALRM, handler)
+        if before:
+            signal.setitimer(signal.ITIMER_REAL, max(0.001, before - (time.monotonic() - began)))
 
 
 def _call(found: Mapping[str, Any]) -> ToolCall:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from disagg.servers.output.calls import from_json
+from disagg.servers.output import calls
 from disagg.servers.output.part import Output, OutputPart, parts
 
 
 class Forced:
-    """An Output over another one, whose text is {"name", "arguments"}. Text that was cut off stays text."""
+    """An Output over another one, whose text is {"name", "arguments"}. Text that was cut off, or is too
+    long for a call, stays text."""
 
     def __init__(self, inner: Output) -> None:
         self._inner = inner
         self._text = ""
+        self._too_long = False
 
     @property
     def reasoning(self) -> bool:
@@ -32,11 +34,17 @@ class Forced:
     def finish(self) -> Sequence[OutputPart]:
         """See Output."""
         found = self._keep(self._inner.finish())
-        if calls := from_json(self._text):
-            return [*found, *(OutputPart("call", call=call) for call in calls)]
+        if made := calls.from_json(self._text):
+            return [*found, *(OutputPart("call", call=call) for call in made)]
         return [*found, *parts(self._text)]
 
     def _keep(self, found: Sequence[OutputPart]) -> list[OutputPart]:
-        """All parts but text, which is kept."""
+        """All parts but text, which is kept unless it is too long."""
+        if self._too_long:
+            return [*found]
         self._text += "".join(part.text for part in found if part.kind == "text")
-        return [part for part in found if part.kind != "text"]
+        others = [part for part in found if part.kind != "text"]
+        if len(self._text) <= calls.MAX_CALL_CHARS:
+            return others
+        text, self._text, self._too_long = self._text, "", True
+        return [*others, *parts(text)]

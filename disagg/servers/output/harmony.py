@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Literal
+from typing import Final, Literal
 
 from disagg.engines.model.format import HarmonyMark
 from disagg.engines.model.text import TextStream
-from disagg.servers.output.calls import named
+from disagg.servers.output import calls
 from disagg.servers.output.part import Kind, OutputPart, parts
 
 _TOOL = re.compile(r"to=functions\.([^\s<]+)")
+MAX_HEADER_CHARS: Final = 4096
+"""More text of a header is dropped: it has a channel, and the name of a tool."""
 
 
 class Harmony:
@@ -53,7 +55,7 @@ class Harmony:
         if mark is None:
             return self._take(self._text.push(token))
         if mark in ("channel", "constrain") and self._state == "header":
-            self._header += self._text.finish() + f"<|{mark}|>"
+            self._header = (self._header + self._text.finish())[:MAX_HEADER_CHARS] + f"<|{mark}|>"
             self._text = self._stream()
             return ()
         ended = self._end()
@@ -71,11 +73,13 @@ class Harmony:
     def _take(self, text: str) -> Sequence[OutputPart]:
         self._stopped = self._text.stopped if self._state == "message" else ""
         if self._state == "header":
-            self._header += text
+            self._header = (self._header + text)[:MAX_HEADER_CHARS]
             return ()
         if self._kind == "call":
             self._arguments += text
-            return ()
+            if len(self._arguments) <= calls.MAX_CALL_CHARS:
+                return ()
+            self._kind, text = "text", self._arguments
         return parts(text, self._kind)
 
     def _begin_message(self) -> None:
@@ -94,6 +98,6 @@ class Harmony:
         rest = self._take(self._text.finish())
         state, self._state = self._state, "between"
         if state == "message" and self._kind == "call":
-            calls = named(self._tool, self._arguments or "{}")
-            return [OutputPart("call", call=call) for call in calls] if calls else parts(self._arguments)
+            made = calls.named(self._tool, self._arguments or "{}")
+            return [OutputPart("call", call=call) for call in made] if made else parts(self._arguments)
         return rest

@@ -6,15 +6,17 @@ A mark may be one token, several, or a part of some: it is found in the text. Wh
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 from disagg.api.requests import Tool
 from disagg.engines.model.format import ToolFormat
 from disagg.engines.model.text import TextStream
-from disagg.servers.output.calls import parsed
+from disagg.servers.output import calls
 from disagg.servers.output.part import OutputPart, parts
 
 State = Literal["text", "reasoning", "call"]
+MAX_BLANKS: Final = 1024
+"""White space before a mark is dropped, but no more than this is held back until one comes."""
 
 
 class Marks(NamedTuple):
@@ -65,15 +67,21 @@ class Marked:
         return found
 
     def _take(self, text: str) -> list[OutputPart]:
+        looked_at = max(0, len(self._held) - max(map(len, self._marks()), default=1) + 1)  # no mark begins before
         self._held += text
         found: list[OutputPart] = []
-        while text and (at := self._next_mark()) is not None:
+        while text and (at := self._next_mark(looked_at)) is not None:
             start, mark = at
+            looked_at = 0
             before, self._held = self._held[:start], self._held[start + len(mark) :]
             found += self._call(before, ended=True) if self._state == "call" else self._release(before.rstrip())
             self._state = self._after(mark)
             self._fresh = True
-        if self._state != "call" and text:
+        if self._state == "call" and len(self._held) > calls.MAX_CALL_CHARS:
+            before, self._held = self._held, ""
+            found += self._call(before, ended=False)
+            self._state, self._fresh = "text", False
+        elif self._state != "call" and text:
             certain = len(self._held) - self._uncertain()
             before, self._held = self._held[:certain], self._held[certain:]
             found += self._release(before)
@@ -89,8 +97,8 @@ class Marked:
     def _call(self, text: str, *, ended: bool) -> Sequence[OutputPart]:
         """The calls in the text of a call, or the text as it was written."""
         assert self._form is not None, "without a form there are no calls"
-        if calls := parsed(text, self._form, self._tools):
-            return [OutputPart("call", call=call) for call in calls]
+        if made := calls.parsed(text, self._form, self._tools):
+            return [OutputPart("call", call=call) for call in made]
         return parts(self._form.start + text + (self._form.end if ended else ""))
 
     def _marks(self) -> Sequence[str]:
@@ -106,9 +114,10 @@ class Marked:
             return "text"
         return "reasoning" if self._think is not None and mark == self._think[0] else "call"
 
-    def _next_mark(self) -> tuple[int, str] | None:
-        """Where the first mark begins, and which it is."""
-        return min(((at, mark) for mark in self._marks() if (at := self._held.find(mark)) >= 0), default=None)
+    def _next_mark(self, start: int) -> tuple[int, str] | None:
+        """Where the first mark from `start` on begins, and which it is."""
+        found = ((self._held.find(mark, start), mark) for mark in self._marks())
+        return min(((at, mark) for at, mark in found if at >= 0), default=None)
 
     def _uncertain(self) -> int:
         """How much of the end of the held text may belong to a mark, with the white space before it."""
@@ -116,4 +125,4 @@ class Marked:
         ends = range(min(len(held), max(map(len, marks), default=1) - 1), 0, -1)
         length = next((n for n in ends if any(mark.startswith(held[-n:]) for mark in marks)), 0)
         kept = held[: len(held) - length]
-        return len(held) - len(kept.rstrip()) if marks else length
+        return min(len(held) - len(kept.rstrip()), length + MAX_BLANKS) if marks else length

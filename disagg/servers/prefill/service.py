@@ -251,7 +251,7 @@ class PrefillService(Service[PromptEngine]):
     async def _generate(self, body: GenerateBody, request_id: str) -> AsyncGenerator[Event, None]:
         """POST /generate: prompt and answer on this host. The engine does not wait for whoever reads the answer."""
         async with self.admitted(body, request_id, body.sampling) as request:
-            answer = await begin_answer(request, self.engine, body)
+            answer = await begin_answer(request, self.engine, body, self.work)
             if answer.finish_reason is None:
                 async with aclosing(self._answer(request, body, answer)) as events:
                     async for event in events:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sqlite3
 import threading
 import time
@@ -284,3 +285,26 @@ async def test_an_error_while_the_last_entries_are_written_ends_the_thread(
     taken.set()
     recorder._thread.join(60)
     assert not recorder._thread.is_alive() and "disk is full" in str(recorder.stopped)
+
+
+async def test_callers_that_read_a_slow_history_hold_up_nobody_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Names of hosts are looked up on the loop's default threads."""
+    goes_on = threading.Event()
+
+    def page(*_: object) -> bytes:
+        assert goes_on.wait(60)
+        return b"{}"
+
+    monkeypatch.setattr(views, "_page", page)
+    async with fake_client.http(fake_client.app(FakeClient(), tmp_path / "keys.json")) as http, asyncio.timeout(60):
+        reading = [asyncio.ensure_future(http.get("/api/history")) for _ in range(views.MAX_READING + 1)]
+        try:
+            (refused,), _ = await asyncio.wait(reading, return_when=asyncio.FIRST_COMPLETED)
+            assert refused.result().status_code == 429
+            assert await asyncio.to_thread(lambda: 1) == 1
+            assert (await http.get("/health")).status_code in (200, 503)
+        finally:
+            goes_on.set()
+        assert sorted(one.status_code for one in await asyncio.gather(*reading))[-2:] == [200, 429]

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import subprocess
+import threading
 
 import pytest
 
@@ -66,3 +67,25 @@ def test_whoever_asks_while_another_thread_measures_gets_the_last_value(monkeypa
     with gpu._lock:
         assert gpu.utilisation("transformers/cuda") == 0.25
     assert gpu.utilisation("transformers/cuda") is None
+
+
+async def test_a_driver_that_hangs_costs_one_thread_and_the_last_figure_is_stated(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    goes_on, measured = threading.Event(), list[str]()
+
+    def hanging(backend: str) -> float:
+        measured.append(backend)
+        assert goes_on.wait(PATIENCE_S)
+        return 0.5
+
+    monkeypatch.setattr(gpu, "READ_S", 0.01)
+    gauge = gpu.Gauge()
+    monkeypatch.setattr(gpu, "utilisation", lambda _: 0.25)
+    while await gauge.read("x/cuda") is None:
+        pass
+    monkeypatch.setattr(gpu, "utilisation", hanging)
+    assert [await gauge.read("x/cuda") for _ in range(3)] == [0.25] * 3 and len(measured) == 1
+    goes_on.set()
+    while await gauge.read("x/cuda") != 0.5:
+        pass

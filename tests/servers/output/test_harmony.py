@@ -7,7 +7,10 @@ import re
 import pytest
 
 from disagg.engines.model.format import HARMONY
-from disagg.servers.output.harmony import Harmony
+from disagg.servers.output import calls
+from disagg.servers.output.forced import Forced
+from disagg.servers.output.harmony import MAX_HEADER_CHARS, Harmony
+from disagg.servers.output.part import Plain
 from tests.servers.output.texts import Texts, cuts, run
 
 MARKS = {name: 1000 + number for number, name in enumerate(HARMONY)}
@@ -61,3 +64,21 @@ def test_without_tools_the_arguments_of_a_call_are_text() -> None:
 def test_stop_strings_count_in_messages_and_not_in_their_headers() -> None:
     assert found(FINAL, 0, stop="final") == [("text", "It is 42.")]
     assert found(FINAL, 1, stop=" 42") == [("text", "It is")]
+
+
+def test_arguments_beyond_the_limit_are_text_and_no_longer_held_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    for limit, kind in ((len('{"city": "Ulm"}'), "call"), (len('{"city": "Ulm"}') - 1, "text")):
+        monkeypatch.setattr(calls, "MAX_CALL_CHARS", limit)
+        assert [part[0] for part in found(CALL, 0)] == [kind]
+
+
+def test_a_header_that_goes_on_for_ever_is_cut() -> None:
+    one = Harmony(lambda: Texts(["x" * MAX_HEADER_CHARS]), MARKS, with_tools=True)
+    assert [part for _ in range(3) for part in one.push(0)] == [] and len(one._header) == MAX_HEADER_CHARS
+
+
+def test_a_forced_call_beyond_the_limit_is_text_and_no_longer_held_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = '{"name": "f", "arguments": {}}'
+    for limit, kind in ((len(text), "call"), (len(text) - 1, "text")):
+        monkeypatch.setattr(calls, "MAX_CALL_CHARS", limit)
+        assert [part.kind for part in run(Forced(Plain(Texts([text]))), [0])] == [kind]

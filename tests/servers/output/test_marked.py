@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import time
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from disagg.api.requests import Tool
 from disagg.engines.model.format import ToolFormat
 from disagg.servers.output import calls
-from disagg.servers.output.marked import Marked, Marks
+from disagg.servers.output.marked import MAX_BLANKS, Marked, Marks
 from tests.servers.output.texts import Texts, cuts, run
 
 THINK = ("<think>", "</think>")
@@ -104,3 +105,26 @@ def test_a_call_beyond_the_limit_stays_text(monkeypatch: pytest.MonkeyPatch) -> 
         monkeypatch.setattr(calls, "MAX_CALL_CHARS", limit)
         found = run(Marked(Texts([HERMES]), Marks(None, form("json_tools")), TOOLS), range(1))
         assert [part.kind for part in found] == kinds
+
+
+def test_a_model_that_writes_blanks_for_ever_has_few_of_them_held_back() -> None:
+    """The end of what is held is looked at with every token."""
+    one = Marked(Texts(["a", " " * (MAX_BLANKS + 5), "<think>b"]), Marks(THINK), ())
+    assert [[part.text for part in one.push(token)] for token in range(3)] == [["a"], [" " * 5], ["b"]]
+
+
+@pytest.mark.parametrize("state", ["ended", "not ended"])
+def test_a_call_that_grows_beyond_the_limit_is_no_longer_held_back(state: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calls, "MAX_CALL_CHARS", 10)
+    texts = ["<tool_call>", "123456", "78901", "</tool_call>"][: None if state == "ended" else 3]
+    one = Marked(Texts(texts), Marks(None, form("json_tools")), TOOLS)
+    assert [part.text for token in range(3) for part in one.push(token)] == ["<tool_call>12345678901"]
+    assert not one._held
+
+
+def test_a_parser_that_takes_too_long_is_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It holds the interpreter's lock, so that no thread could go on meanwhile."""
+    monkeypatch.setattr(calls, "PARSE_S", 0.05)
+    began = time.monotonic()
+    assert calls.parsed("f<arg_key>a</arg_key><arg_value>" * 3000, form("glm47"), TOOLS) is None
+    assert time.monotonic() - began < 5
