@@ -8,7 +8,7 @@ import typer
 
 from disagg.cli.common.completion import complete_host, complete_shape
 from disagg.cli.common.context import print_json, settings, stderr, stdout
-from disagg.cli.common.options import AsJson, DTypeName, seconds_option
+from disagg.cli.common.options import AsJson, DTypeName, one_of, seconds_option
 from disagg.errors import UsageError
 
 if TYPE_CHECKING:
@@ -47,8 +47,12 @@ def handoff(
     receiver: Receiver = None,
     shape: Shape = None,
     tokens: Tokens = 8192,
-    dtype: Annotated[DTypeName, typer.Option(help="Of the KV.")] = DTypeName.BFLOAT16,
-    device: Annotated[str, typer.Option(help="Where the prefill host holds it: auto, cpu, cuda, mps.")] = "auto",
+    dtype: Annotated[
+        DTypeName, typer.Option(metavar="DTYPE", help=f"Of the KV: {one_of(DTypeName)}.")
+    ] = DTypeName.BFLOAT16,
+    device: Annotated[
+        str, typer.Option(metavar="NAME", help="Where the prefill host holds it: auto, cpu, cuda, mps.")
+    ] = "auto",
     rounds: Rounds = 5,
     timeout: Annotated[float, seconds_option(1, "Seconds for the whole command.")] = 900.0,
     as_json: AsJson = False,
