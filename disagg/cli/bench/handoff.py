@@ -10,6 +10,7 @@ from disagg.cli.common.completion import complete_host, complete_shape
 from disagg.cli.common.context import print_json, settings, stderr, stdout
 from disagg.cli.common.options import AsJson, DTypeName, one_of, seconds_option
 from disagg.errors import UsageError
+from disagg.extras import require
 
 if TYPE_CHECKING:
     from disagg.api.handoff import HandoffFigures, HandoffSpec
@@ -103,7 +104,10 @@ def _measure(places: tuple[EndPlace, EndPlace], spec: HandoffSpec, timeout: floa
 def _place(fleet: Fleet | None, name: str | None, end: str) -> EndPlace:
     from disagg.fleet.link.handoff import on_host, on_this_machine
 
-    return on_this_machine(f"this machine ({end})") if fleet is None else on_host(_host(fleet, name))
+    host = _host(fleet, name) if fleet is not None else None
+    if host is None or host.placement.spawned:
+        require(end)
+    return on_this_machine(f"this machine ({end})") if host is None else on_host(host)
 
 
 def _host(fleet: Fleet, name: str | None) -> Host:
