@@ -5,8 +5,8 @@
 
 Runs on the bed of four hosts in namespaces, which needs root, with simulated engines. Two operators have a machine, a
 checkout and a token file each. Each pair of commands is begun by one after the other, at `--moments` offsets within the
-first one's usual time; each command is killed with SIGKILL at as many moments of it, and then run again by the same
-operator. What ran, what is pending and which tokens are valid is read from the hosts themselves. Every row is appended
+first one's usual time; each command is killed with SIGKILL at as many moments of it, then run by the other operator, and
+unless that succeeds again by the first one. What ran, what is pending and which tokens are valid is read from the hosts themselves. Every row is appended
 to the file; those that are there are not run again. Takes hours on two cores.
 """
 
@@ -310,7 +310,7 @@ class Trials:
         self.judge(what, moment, offset, [earlier.end(first, codes[0]), later.end(second, codes[1])])
 
     def killed(self, name: str, moment: int) -> None:
-        """The command is killed, and run again by the same operator."""
+        """The command is killed, then run by the other operator, and unless that succeeds, again by the same one."""
         what = f"{name} killed"
         if (what, moment) in self.done:
             return
@@ -323,8 +323,14 @@ class Trials:
         with suppress(ProcessLookupError):
             os.kill(begun.process.pid, signal.SIGKILL)
         self.judge(what, moment, offset, [begun.end(name)])
-        again = person.run(*COMMANDS[name])
-        self.judge(f"{name} killed, and again", moment, offset, [again], needs_success=True)
+        other = self.people[1]
+        other.change_code()
+        code = other.code() if name in ("deploy", "rollout") else ""
+        theirs = other.begin(*COMMANDS[name]).end(name, code)
+        self.judge(f"{what}{_OTHER}", moment, offset, [theirs])
+        if theirs.code:
+            again = person.begin(*COMMANDS[name]).end(name)
+            self.judge(f"{what}{_AGAIN}", moment, offset, [again], needs_success=True)
 
     def judge(
         self, what: str, moment: int, offset: float, commands: list[Command], *, needs_success: bool = False
@@ -429,18 +435,43 @@ def _expect(done: Command) -> None:
         raise SystemExit(f"disagg {done.name}: exit code {done.code}\n{done.said}")
 
 
-def table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Markdown: a line for each pair and each killed command."""
-    lines = ["| commands | outcomes, by number of trials | how the fleet was left | status | faults |"]
-    lines += ["| --- | --- | --- | --- | --- |"]
-    for what in dict.fromkeys(row["what"] for row in rows):
-        own = [row for row in rows if row["what"] == what]
-        outcomes = _counted(" / ".join(row["outcomes"]) for row in own)
-        left = _counted(", ".join(row["then"]) or "even" for row in own)
-        status = _counted(str(row["status"]) for row in own)
-        faulty = _counted(fault for row in own for fault in row["faults"])
-        lines.append(f"| {what} | {outcomes} | {left} | {status} | {faulty or '–'} |")
-    return "\n".join(lines)
+def tables(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Markdown: who of two had the locks, and how killed commands left the fleet. Then the faults, if any."""
+    lines = [f"| first, then | {' | '.join(COMMANDS)} |", f"| --- |{' --- |' * len(COMMANDS)}"]
+    for first in COMMANDS:
+        cells = [
+            _counted(
+                _WINNER.get(tuple(row["outcomes"]), " / ".join(row["outcomes"]))
+                for row in _of(rows, f"{first}, {second}")
+            )
+            for second in COMMANDS
+        ]
+        lines.append(f"| {first} | {' | '.join(cells)} |")
+    heads = ("killed", "the hosts then", "`status`", "another operator runs it", "run again", "the hosts then")
+    lines += ["", f"| {' | '.join(heads)} |", f"|{' --- |' * len(heads)}"]
+    for name in COMMANDS:
+        killed, other, again = (_of(rows, f"{name} killed{after}") for after in ("", _OTHER, _AGAIN))
+        cells = [name, _left(killed), _counted(row["status"] for row in killed)]
+        cells += [_counted(row["outcomes"][0] for row in one) for one in (other, again)]
+        lines.append(f"| {' | '.join([*cells, _left(again)])} |")
+    found = [f"{row['what']}, {row['offset']} s: {fault}" for row in rows for fault in row["faults"]]
+    return "\n".join([*lines, "", f"{len(rows)} trials, {len(found)} faults", *found])
+
+
+_OTHER, _AGAIN = ", then another operator", ", and again"
+_WINNER: Final = {
+    ("done", "refused"): "first",
+    ("refused", "done"): "second",
+    ("done", "done"): "both",
+}
+
+
+def _of(rows: Sequence[Mapping[str, Any]], what: str) -> list[Mapping[str, Any]]:
+    return [row for row in rows if row["what"] == what]
+
+
+def _left(rows: Sequence[Mapping[str, Any]]) -> str:
+    return _counted(", ".join(row["then"]) or "alike" for row in rows)
 
 
 def _reversed_bits(number: int) -> str:
@@ -448,8 +479,8 @@ def _reversed_bits(number: int) -> str:
     return f"{number:016b}"[::-1]
 
 
-def _counted(values: Iterable[str]) -> str:
-    return "; ".join(f"{count} {value}" for value, count in Counter(values).most_common())
+def _counted(values: Iterable[object]) -> str:
+    return ", ".join(f"{count} {value}" for value, count in Counter(values).most_common())
 
 
 @contextmanager
@@ -472,10 +503,10 @@ def main() -> None:
     options.add_argument("--moments", type=int, default=8)
     options.add_argument("--only", choices=("pairs", "kills"))
     options.add_argument("--commands", default=",".join(COMMANDS))
-    options.add_argument("--table", type=Path, help="print the table of such a file, and run nothing")
+    options.add_argument("--table", type=Path, help="print the tables of such a file, and run nothing")
     args = options.parse_args()
     if args.table is not None:
-        _print(table([json.loads(line) for line in args.table.read_text(encoding="utf-8").splitlines()]))
+        _print(tables([json.loads(line) for line in args.table.read_text(encoding="utf-8").splitlines()]))
         return
     if args.out is None:
         options.error("--out or --table")
