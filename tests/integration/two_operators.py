@@ -5,9 +5,9 @@
 
 Runs on the bed of four hosts in namespaces, which needs root, with simulated engines. Two operators have a machine, a
 checkout and a token file each. Each pair of commands is begun by one after the other, at `--moments` offsets within the
-first one's usual time; each command is killed with SIGKILL at as many moments of it, then run by the other operator, and
-unless that succeeds again by the first one. What ran, what is pending and which tokens are valid is read from the hosts themselves. Every row is appended
-to the file; those that are there are not run again. Takes hours on two cores.
+first one's usual time. Each command is killed with SIGKILL at as many moments of it, then run by the other operator,
+and unless that succeeds again by the first one. What runs, what is pending and which tokens are valid is read from the
+hosts themselves. Every row is appended to the file; those that are there are not run again. Takes hours on two cores.
 """
 
 from __future__ import annotations
