@@ -60,6 +60,7 @@ SLOW_PATHS = {
     "fleet/rollout/test_rollout.py",
     "fleet/services/test_supervise.py",
     "gateway/test_called_tools.py",
+    "gateway/test_texts.py",
     "gateway/test_member.py",
     "gateway/test_openai_client.py",
     "gateway/test_openapi.py",

@@ -67,6 +67,7 @@ def test_all_that_is_missing_is_named_once(monkeypatch: pytest.MonkeyPatch) -> N
         (("start",), "prefill,decode"),
         (("demo",), "prefill,decode"),
         (("serve",), "gateway"),
+        (("bench", "handoff"), "prefill"),
         (("verify", "tiny", "--here"), "decode,prefill"),
     ],
 )

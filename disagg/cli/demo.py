@@ -44,7 +44,7 @@ def demo(
     """
     prompt = read_prompt(prompt, None, context=0)
     live = not as_json and stdout().is_terminal
-    result = _run(settings(context).config, prompt, max_tokens, timeout, live)
+    result = _run(settings(context).config, prompt, max_tokens, timeout, live=live, explain=explain)
     if as_json:
         print_json(result.to_json())
     else:
@@ -53,9 +53,10 @@ def demo(
         _save_svg(result, svg)
 
 
-def _run(config: Path | None, prompt: str, max_tokens: int, timeout: float, live: bool) -> DemoResult:
+def _run(config: Path | None, prompt: str, max_tokens: int, timeout: float, *, live: bool, explain: bool) -> DemoResult:
     import asyncio
 
+    from disagg.cli.views.demo import BRIEF_ROWS
     from disagg.cli.views.fleet.progress import HostProgress
     from disagg.cli.views.stream import Panels
     from disagg.demo.flow import compare, demo_fleet
@@ -68,16 +69,15 @@ def _run(config: Path | None, prompt: str, max_tokens: int, timeout: float, live
         if not live:
             yield
             return
-        panels = Panels(answers, prompt, stdout())
+        panels = Panels(answers, prompt, stdout(), rows=None if explain else BRIEF_ROWS)
         try:
             with panels:
                 yield
         finally:
             panels.finish()
 
-    with demo_fleet(
-        config, timeout_s=timeout, report=HostProgress(stderr()).report, note=note, ending=uninterrupted
-    ) as running:
+    progress = HostProgress(stderr(), brief=not explain)
+    with demo_fleet(config, timeout_s=timeout, report=progress.report, note=note, ending=uninterrupted) as running:
         try:
             return asyncio.run(compare(running, prompt, max_tokens, shown, note))
         except KeyboardInterrupt:

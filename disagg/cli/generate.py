@@ -11,7 +11,7 @@ import typer
 
 from disagg.cli.common.completion import complete_model
 from disagg.cli.common.context import error_console, note_interrupt, print_error, print_json, settings, stderr, stdout
-from disagg.cli.common.options import AsJson
+from disagg.cli.common.options import AsJson, one_of
 from disagg.cli.common.sampling import Logprobs, for_command_line, with_request_options
 from disagg.cli.words import parse_words, read_prompt
 from disagg.errors import Cancelled, UsageError
@@ -67,7 +67,10 @@ Models = Annotated[
 PromptFile = Annotated[Path | None, typer.Option("-f", "--file", metavar="FILE", help="Read the prompt from it.")]
 OnKVFailure = Annotated[
     KVFailure,
-    typer.Option(help="If no prefill host delivers the KV: compute the prompt on the decode host, or fail."),
+    typer.Option(
+        metavar="HOW",
+        help=f"If no prefill host delivers the KV: {one_of(KVFailure)}. The first computes it on the decode host.",
+    ),
 ]
 
 

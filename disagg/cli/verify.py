@@ -11,7 +11,7 @@ from rich.markup import escape
 
 from disagg.cli.common.completion import complete_model
 from disagg.cli.common.context import print_json, settings, stderr, stdout
-from disagg.cli.common.options import AsJson, DTypeName, PrefillEngineName, seconds_option
+from disagg.cli.common.options import AsJson, DTypeName, PrefillEngineName, one_of, seconds_option
 from disagg.errors import DisaggError
 from disagg.extras import require
 
@@ -45,12 +45,17 @@ def verify(
     chunk: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="With --here: prompt tokens per prefill chunk.")
     ] = None,
-    dtype: Annotated[DTypeName | None, typer.Option(help="With --here: of weights, KV and compute.")] = None,
+    dtype: Annotated[
+        DTypeName | None,
+        typer.Option(metavar="DTYPE", help=f"With --here: of weights, KV and compute: {one_of(DTypeName)}."),
+    ] = None,
     timeout: Annotated[float, seconds_option(1, "Seconds for the whole command.")] = 1800.0,
     engine: Annotated[
         PrefillEngineName | None,
         typer.Option(
-            help="With --here: of the prefill end. Default: that of the model's prefill host, or transformers."
+            metavar="NAME",
+            help=f"With --here: of the prefill end: {one_of(PrefillEngineName)}. Default: that of the model's prefill "
+            "host, or transformers.",
         ),
     ] = None,
     prefill_python: Annotated[

@@ -5,8 +5,9 @@ cd "$(dirname "$0")"
 export DISAGG_CONFIG=${DISAGG_CONFIG:-$PWD/../../disagg/demo/hosts.toml}
 gateway_port=${GATEWAY_PORT:-8080} page_port=${PAGE_PORT:-8090}
 page=http://127.0.0.1:$page_port
-# A fleet that ran before is left running.
-../../.venv/bin/disagg status >/dev/null 2>&1 && stop=true || stop="../../.venv/bin/disagg stop"
+# A fleet of which anything runs before is left running.
+states=$(../../.venv/bin/disagg status --json 2>/dev/null | grep '"state":' || true)
+if grep -qv '"not running"' <<<"$states" && [ -n "$states" ]; then stop=true; else stop="../../.venv/bin/disagg stop"; fi
 trap 'kill ${gateway:-} ${browser:-} 2>/dev/null || true; $stop' EXIT
 
 open_page() {

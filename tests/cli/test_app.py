@@ -9,10 +9,12 @@ import signal
 import subprocess
 import sys
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 
 import disagg
 from disagg.cli import app
@@ -46,6 +48,22 @@ def test_commands_that_need_no_engine_import_none(tmp_path: Path, monkeypatch: p
         assert "disagg.cli.app" in modules and not set(modules) & set(HEAVY), command
         if command == "--help":
             assert "httpx" not in modules and "rich.live" not in modules
+
+
+def command_names(group: Any, *before: str) -> Iterator[tuple[str, ...]]:
+    """Of all commands below this one."""
+    for name, command in group.commands.items():
+        yield from command_names(command, *before, name) if hasattr(command, "commands") else [(*before, name)]
+
+
+def test_on_80_columns_the_help_of_every_option_has_a_column_to_read(capsys: pytest.CaptureFixture[str]) -> None:
+    narrow = {}
+    for words in command_names(typer.main.get_command(app.app)):
+        assert run(*words, "--help") == 0
+        (line,) = (line for line in capsys.readouterr().out.splitlines() if "Show this message" in line)
+        if (columns := 78 - line.index("Show this")) < 25:
+            narrow[" ".join(words)] = columns
+    assert not narrow
 
 
 @pytest.mark.parametrize(

@@ -346,6 +346,9 @@ def test_each_pair_of_hosts_is_a_table(width: int) -> None:
     shown = printed(console)
     assert "dgx-spark-1 → mac-studio-2  KV as-is, 3.0 MiB" in shown and "✔ same answers" in shown
     assert "hand-off ↔ dgx-spark-1" in shown and "✘ the KV connection broke" in shown
+    assert shown.count("|Δlogp|") >= 2 and "|Δlogp| at most" in shown and "|Δlogit|" not in shown, (
+        "the bound is of what the table has"
+    )
     assert all(len(line) <= width for line in shown.splitlines())
 
 

@@ -8,8 +8,9 @@ import typer
 
 from disagg.cli.common.completion import complete_host, complete_shape
 from disagg.cli.common.context import print_json, settings, stderr, stdout
-from disagg.cli.common.options import AsJson, DTypeName, seconds_option
+from disagg.cli.common.options import AsJson, DTypeName, one_of, seconds_option
 from disagg.errors import UsageError
+from disagg.extras import require
 
 if TYPE_CHECKING:
     from disagg.api.handoff import HandoffFigures, HandoffSpec
@@ -47,8 +48,12 @@ def handoff(
     receiver: Receiver = None,
     shape: Shape = None,
     tokens: Tokens = 8192,
-    dtype: Annotated[DTypeName, typer.Option(help="Of the KV.")] = DTypeName.BFLOAT16,
-    device: Annotated[str, typer.Option(help="Where the prefill host holds it: auto, cpu, cuda, mps.")] = "auto",
+    dtype: Annotated[
+        DTypeName, typer.Option(metavar="DTYPE", help=f"Of the KV: {one_of(DTypeName)}.")
+    ] = DTypeName.BFLOAT16,
+    device: Annotated[
+        str, typer.Option(metavar="NAME", help="Where the prefill host holds it: auto, cpu, cuda, mps.")
+    ] = "auto",
     rounds: Rounds = 5,
     timeout: Annotated[float, seconds_option(1, "Seconds for the whole command.")] = 900.0,
     as_json: AsJson = False,
@@ -99,7 +104,10 @@ def _measure(places: tuple[EndPlace, EndPlace], spec: HandoffSpec, timeout: floa
 def _place(fleet: Fleet | None, name: str | None, end: str) -> EndPlace:
     from disagg.fleet.link.handoff import on_host, on_this_machine
 
-    return on_this_machine(f"this machine ({end})") if fleet is None else on_host(_host(fleet, name))
+    host = _host(fleet, name) if fleet is not None else None
+    if host is None or host.placement.spawned:
+        require(end)
+    return on_this_machine(f"this machine ({end})") if host is None else on_host(host)
 
 
 def _host(fleet: Fleet, name: str | None) -> Host:

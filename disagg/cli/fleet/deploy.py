@@ -331,9 +331,7 @@ def _rotation(fleet: Fleet, reports: Sequence[DeployResult]) -> list[RenderableT
 def _rotating(fleet: Fleet, reports: Sequence[DeployResult]) -> bool:
     from disagg.fleet.lifecycle.state import State
 
-    state = State.of(fleet)
-    here = state.has_token() and state.rotating
-    return here or any(report.plan is not None and report.plan.rotating for report in reports)
+    return State.of(fleet).rotating or any(report.plan is not None and report.plan.rotating for report in reports)
 
 
 def _print_json(fleet: Fleet, reports: list[DeployResult], **more: object) -> None:

@@ -35,7 +35,13 @@ def logs(
     lines: Annotated[
         int | None,
         typer.Option(
-            "-n", "--lines", min=1, max=1_000_000, help="At most this many lines per host.", show_default=False
+            "-n",
+            "--lines",
+            metavar="N",
+            min=1,
+            max=1_000_000,
+            help="At most this many lines per host.",
+            show_default=False,
         ),
     ] = None,
     audit: Annotated[

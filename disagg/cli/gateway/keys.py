@@ -17,7 +17,7 @@ from disagg.api.requests import MAX_WEIGHT
 from disagg.cli.common.completion import complete_model
 from disagg.cli.common.context import print_json, settings, stderr, stdout
 from disagg.cli.common.hosts import FanOutCommand
-from disagg.cli.common.options import AsJson, CommandGroup
+from disagg.cli.common.options import AsJson, CommandGroup, one_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -104,7 +104,9 @@ def edit(
     parallel: Parallel = None,
     weight: Weight = None,
     monitor: Annotated[bool | None, typer.Option("--monitor/--no-monitor", help=_MONITOR)] = None,
-    remove: Annotated[list[LimitName] | None, typer.Option(help="Remove this limit; repeatable.")] = None,
+    remove: Annotated[
+        list[LimitName] | None, typer.Option(metavar="LIMIT", help=f"Remove {one_of(LimitName)}; repeatable.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Change the limits of a key. What is not named stays, and so does the key itself.

@@ -23,7 +23,7 @@ from disagg.demo.prompt import METHOD_TOKENS, PROMPT_FILE
 from disagg.units import seconds, size, speed
 
 _MODEL_PANEL_WIDTH = 60
-_BRIEF_ROWS = 4  # of each answer
+BRIEF_ROWS = 4  # of each answer
 
 
 def demo_view(result: DemoResult, width: int, answers: bool, explain: bool) -> RenderableType:
@@ -54,7 +54,7 @@ def _brief(result: DemoResult, width: int, answers: bool) -> RenderableType:
     same = Text("same answers", "green") if result.comparison.same_text else Text("other answers", "bold red")
     healthy = sum(status.ok for status in result.health)
     return Group(
-        *([final_view(result.prompt, result.together, width, rows=_BRIEF_ROWS)] if answers else []),
+        *([final_view(result.prompt, result.together, width, rows=BRIEF_ROWS)] if answers else []),
         table,
         Text.assemble(_worth(result.comparison), ", ", same, "."),
         Text(f"{healthy} of {len(result.health)} servers healthy. All figures and what they mean: --explain.", "dim"),

@@ -83,11 +83,13 @@ class HeadedTexts(AnswersView):
 
 class Panels(AnswersView):
     """One panel per model on the terminal, and the complete panels at the end. A thread of its own draws them anew
-    while the texts arrive."""
+    while the texts arrive. rows: of each complete text, the last so many lines only."""
 
-    def __init__(self, answers: Sequence[ModelAnswer], prompt: str, console: Console) -> None:
+    def __init__(
+        self, answers: Sequence[ModelAnswer], prompt: str, console: Console, *, rows: int | None = None
+    ) -> None:
         super().__init__(answers)
-        self._prompt, self._console = prompt, console
+        self._prompt, self._console, self._rows = prompt, console, rows
         view = LiveView(prompt, answers)
         self._live = Live(view, console=console, refresh_per_second=_FRAMES_PER_S, transient=True)
         self._stack = ExitStack()
@@ -106,7 +108,7 @@ class Panels(AnswersView):
         self._stack.close()
 
     def finish(self) -> None:
-        self._console.print(final_view(self._prompt, self.answers, self._console.width))
+        self._console.print(final_view(self._prompt, self.answers, self._console.width, self._rows))
 
 
 @contextmanager

@@ -122,7 +122,7 @@ class State:
     @property
     def rotating(self) -> bool:
         """Whether a rotation has begun on this machine and is not finished."""
-        return self.next_token() is not None or len(self.tokens()) > 1
+        return self.has_token() and (self.next_token() is not None or len(self.tokens()) > 1)
 
     def ensure_next_token(self) -> str | None:
         """The token that a rotation makes current; a new one if none has begun. None if it is current already, and the

@@ -82,12 +82,14 @@ class Replies:
 
 
 class Gateway:
-    """url: with /v1. deadline: seconds for one set of requests, with all retries."""
+    """url: with /v1. deadline: seconds for one set of requests, with all retries. waits_for: why the last request is
+    repeated, for people who look on; "" once one is answered."""
 
     def __init__(self, url: str, key: str = "unused", *, deadline: float = 300.0) -> None:
         self._client = openai.AsyncOpenAI(base_url=url, api_key=key, max_retries=0, timeout=deadline)
         self._deadline = deadline
         self._contexts: dict[str, int] = {}
+        self.waits_for = ""
 
     async def close(self) -> None:
         await self._client.close()
@@ -147,16 +149,20 @@ class Gateway:
 
     async def _answer(self, request: Awaitable[object]) -> tuple[dict[str, Any], str]:
         try:
-            return dict(await request), ""  # type: ignore[call-overload,unused-ignore]  # JSON; if openai is installed
+            answer = dict(await request)  # type: ignore[call-overload,unused-ignore]  # JSON; if openai is installed
         except openai.APIStatusError as error:
             if error.status_code in (401, 403):
                 raise ModelError(f"the gateway refuses the key: set $GRADER_KEY ({error.message})") from error
             if error.status_code not in RETRIED:
                 raise ModelError(f"the gateway refused the request: {error.message}") from error
+            self.waits_for = error.message
             await asyncio.sleep(retry_after(error.response.headers.get("retry-after")))
             return {}, error.message
         except openai.APIConnectionError as error:
-            return {}, f"no answer from the gateway at {self._client.base_url}: {error}"
+            self.waits_for = f"no answer from the gateway at {self._client.base_url}: {error}"
+            return {}, self.waits_for
+        self.waits_for = ""
+        return answer, ""
 
     async def _wait(self, attempt: int, began: float, reason: str) -> None:
         if time.monotonic() - began > self._deadline:

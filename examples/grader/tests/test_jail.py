@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import errno
+import json
+import sys
 from pathlib import Path
 
 import pytest
 
-from grader.sandbox import jail
+from grader.sandbox import jail, run
 
 
 def failing(code: int) -> object:
@@ -31,3 +33,24 @@ def test_any_other_failure_to_close_it_ends_the_jail(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(jail, "read_only", failing(errno.EPERM))
     with pytest.raises(OSError, match="no"):
         jail.closed(tmp_path)
+
+
+def test_a_machine_without_user_namespaces_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    class System:
+        def unshare(self, flags: int) -> int:
+            return -1
+
+    (tmp_path / "jail.json").write_text(json.dumps({}))
+    monkeypatch.setattr(jail, "libc", System())
+    monkeypatch.setattr("ctypes.get_errno", lambda: errno.EPERM)
+    monkeypatch.setattr(sys, "argv", ["jail.py", str(tmp_path / "jail.json")])
+    with pytest.raises(SystemExit, match=r"^jail: this machine allows no user namespaces \(.*not permitted\): sysctl"):
+        jail.main()
+
+
+def test_of_what_the_kernel_said_the_last_line_is_the_reason(tmp_path: Path) -> None:
+    log = tmp_path / "kernel.log"
+    log.write_text("Traceback (most recent call last):\n  File 'x'\njail: no room\n\n")
+    assert run.last_line(log) == "jail: no room"
+    log.write_text("")
+    assert run.last_line(log) == ""

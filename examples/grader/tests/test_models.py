@@ -226,7 +226,8 @@ async def test_a_gateway_that_does_not_answer_is_named_before_anything_is_graded
     async with serving([]) as (gateway, _):
         pass  # its port is free again
     with pytest.raises(ModelError, match=r"no answer from the gateway at http://127.0.0.1:.*start `disagg serve`"):
-        await Gateway(str(gateway._client.base_url)).check()
+        await (away := Gateway(str(gateway._client.base_url))).check()
+    assert "no answer from the gateway" in away.waits_for
 
 
 @pytest.mark.parametrize("status", [401, 403])

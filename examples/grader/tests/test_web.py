@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import io
+import time
 import zipfile
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -67,10 +68,14 @@ async def test_notebooks_of_a_zip_are_graded_corrected_and_exported(page: httpx.
     assert "addresses the models" in (await page.get(result)).text
     corrected = await page.post(f"{result}/corrections", data={"section": "mean", "points": "3", "reason": "by hand"})
     assert corrected.status_code == 303
-    assert "by hand" in (await page.get(result)).text
+    shown = (await page.get(result)).text
+    assert 'maxlength="500" value="by hand"' in shown and "3 by hand</li>" in shown
+    assert "mean = 0\nprint(mean)</pre>" in shown, "the cells of a section are beside its points"
     assert (await page.get(f"{batch}/results.csv")).text.count("\n") == 3
-    assert "mean: 3 of 3" in (await page.get(f"{result}/feedback.html")).text
-    assert "qwen" in (await page.get("/models")).text and batch in (await page.get("/")).text
+    feedback = (await page.get(f"{result}/feedback.html")).text
+    assert "mean: 3 of 3<br>number mean: no number<br>number: no number<br>Corrected: by hand</li>" in feedback
+    home = (await page.get("/")).text
+    assert "qwen" in (await page.get("/models")).text and batch in home and time.strftime("%Y-%m-%d ") in home
     assert (await page.get(batch)).status_code == 200
 
 
@@ -97,12 +102,39 @@ async def test_a_notebook_that_failed_is_graded_again_on_demand(
         batch = (await page.post("/batches", data={"assignment": "sample"}, files=files)).headers["location"]
         (failed,) = await ended(page, batch)
         assert (failed["state"], failed["error"]) == ("failed", "no namespaces here")
+        assert set(failed["layers"].values()) == {""}, "nothing of it runs"
         assert "is failed. no namespaces here" in (await page.get(f"/submissions/{failed['id']}")).text
         assert 'method="post"><button>Grade what failed' in (await page.get(batch)).text
         assert (await page.get(f"{batch}/students.zip")).status_code == 404
     assert (await page.post(f"{batch}/again")).status_code == 303
     assert [row["state"] for row in await ended(page, batch)] == ["done"]
     assert 'method="post" hidden><button>Grade what failed' in (await page.get(batch)).text
+
+
+async def test_a_batch_that_waits_for_the_gateway_says_so(tmp_path: Path) -> None:
+    class Away(FakeGateway):
+        back = asyncio.Event()
+
+        async def rooms(self, models: Sequence[str]) -> dict[str, int]:
+            self.waits_for = "no answer from the gateway at here"
+            await self.back.wait()
+            self.waits_for = ""
+            return await super().rooms(models)
+
+    store, gateway = Store(tmp_path / "grader.db"), Away()
+    app = create(store, gateway, {"sample": rubric.load(ROOT / "assignments" / "sample")})
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1") as page:
+        files = {"notebooks": ("one.ipynb", EMPTY)}
+        batch = (await page.post("/batches", data={"assignment": "sample"}, files=files)).headers["location"]
+        async with asyncio.timeout(60):
+            while (row := (await page.get(f"{batch}/state")).json()[0])["error"] != gateway.waits_for or not row[
+                "error"
+            ]:
+                await asyncio.sleep(0.02)
+        assert row["state"] == "running"
+        gateway.back.set()
+        assert [row["error"] for row in await ended(page, batch)] == [""]
+    store.close()
 
 
 async def test_a_batch_that_an_earlier_program_graded_has_its_layers(page: httpx.AsyncClient, tmp_path: Path) -> None:

@@ -111,6 +111,7 @@ async def test_ctrl_c_at_the_prompt_says_how_to_leave() -> None:
     assert "Ctrl-D leaves." in screen and "Hi." in screen
 
 
+@pytest.mark.usefixtures("a_hangup_ends_programs")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 async def test_a_signal_that_ends_programs_ends_the_conversation_in_an_answer_too(number: signal.Signals) -> None:
     before = signal.getsignal(number)

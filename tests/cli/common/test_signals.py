@@ -34,6 +34,7 @@ def waiting(*arguments: str) -> subprocess.Popen[str]:
     return process
 
 
+@pytest.mark.usefixtures("a_hangup_ends_programs")
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_a_command_that_is_ended_gives_back_what_it_holds_and_its_code_tells_the_signal(number: int, code: int) -> None:
     process = waiting()

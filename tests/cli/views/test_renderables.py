@@ -290,6 +290,21 @@ def test_progress_prints_a_line_per_change() -> None:
     assert printed(console).splitlines() == ["a: starting …", "a: loading …", "a: healthy"]
 
 
+def test_brief_progress_prints_what_all_servers_go_through_once() -> None:
+    console = Console(file=io.StringIO(), width=80)
+    progress = HostProgress(console, brief=True)
+    for state in ("starting", "loading", "healthy", "stopping"):
+        for host in ("a", "b"):
+            progress.report(host, state)
+    progress.report("b", "killed")
+    assert printed(console).splitlines() == [
+        "servers: starting …",
+        "servers: loading …",
+        "servers: stopping …",
+        "b: killed …",
+    ]
+
+
 @WIDTHS
 def test_health_remarks_last_errors_and_what_survives_no_reboot(width: Any) -> None:
     text = shown(

@@ -36,6 +36,7 @@ class Even:
     """A Constraint: every token of an even id may come next."""
 
     error = None
+    pending = False
 
     def accept(self, token: int) -> None: ...
 

@@ -23,6 +23,8 @@ from disagg.token import token_digest
 from tests.fleet.facts.fixture_facts import facts, fleet, front, here, names, spark, studio, wanted
 from tests.values import of_type, present
 
+RAN = "c" * 16
+
 
 def done(made: TargetState, before: HostFacts) -> HostFacts:
     """The facts once a plan has been carried out."""
@@ -520,3 +522,25 @@ def test_the_plan_of_a_remote_gateway_says_where_to_write_the_keys_that_are_not_
     assert not any(
         "mini" in one for one in planning.plan(made(installation, spark(), facts("spark_bare")), found).notes
     )
+
+
+@pytest.mark.parametrize(
+    ("last", "cut_off", "down"),
+    [
+        ("restart", True, "its server does not run, and nobody has stopped it: `disagg restart` has not ended there"),
+        ("rollout", False, "its server does not run, and nobody has stopped it"),
+        ("stop", False, ""),
+        ("uninstall", True, ""),
+    ],
+)
+def test_a_server_that_does_not_run_and_that_nobody_has_stopped_is_down(last: str, cut_off: bool, down: str) -> None:
+    """A restart that was killed between its stop and its start leaves the host so."""
+    found = facts("spark_deployed", serving=ServingProcess(7, RAN, False), last_command=last, cut_off=cut_off)
+    assert planned(found).down == down
+    assert planned(replace(found, serving=ServingProcess(7, RAN, True))).down == ""
+    assert planned(replace(found, serving=None, running="")).down == "", "it has never run"
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_host_with_two_tokens_is_in_a_rotation(count: int) -> None:
+    assert planned(facts("spark_deployed", token_digests=("a" * 64, "b" * 64)[:count])).rotating == (count == 2)

@@ -7,7 +7,8 @@ import pytest
 from msgspec import structs
 
 from disagg.api.status import ModelFingerprint
-from disagg.fleet.doctor.pair import clocks, hides, same_model, versions
+from disagg.config import served_digest
+from disagg.fleet.doctor.pair import clocks, hides, same_model, settings, tokens, versions
 from disagg.fleet.facts.hardware import Clock
 from disagg.fleet.link import MeasuredLink, NetworkPath
 from disagg.planning.kv import kv_bytes_per_token
@@ -120,6 +121,48 @@ def test_one_version_everywhere_is_one_line_and_two_are_a_fault() -> None:
 def test_what_runs_counts_more_than_what_is_deployed() -> None:
     hosts = [spark(), mac(facts={"version": "0.2.0"})]
     assert [one.level for one in versions(hosts, servers(MARK, MARK))] == ["ok"]
+
+
+@pytest.mark.parametrize(
+    ("deployed", "running", "said", "hint"),
+    [
+        ("aa", "aa", "ok", ""),
+        ("aa", "bb", "of disagg differs: aa on dgx-spark-1; bb on mac-studio-2", "disagg restart"),
+        ("bb", "bb", "of disagg differs: aa on dgx-spark-1; bb on mac-studio-2", "disagg deploy && disagg restart"),
+        ("bb", "", "of disagg differs: aa on dgx-spark-1; bb on mac-studio-2", "disagg deploy && disagg restart"),
+        ("bb", "aa", "that is deployed differs: aa on dgx-spark-1; bb on", "disagg deploy && disagg restart"),
+    ],
+)
+def test_hosts_of_one_version_and_different_code_are_a_fault(deployed: str, running: str, said: str, hint: str) -> None:
+    """The version is the same at every commit. running: of a Mac whose server runs; the Spark has `aa`."""
+    hosts = [spark(facts={"code": "aa"}), mac(facts={"code": deployed})]
+    statuses = {"dgx-spark-1": status(spark(), code="aa")}
+    if running:
+        statuses["mac-studio-2"] = status(mac(), code=running)
+    (found,) = versions(hosts, statuses)
+    assert (found.level == "fault", found.hint) == (said != "ok", hint)
+    assert said == "ok" or said in found.text
+
+
+def test_settings_that_are_not_those_of_this_file_are_a_fault_on_the_hosts_that_have_them() -> None:
+    here = {one.host.name: served_digest(FLEET, one.host) for one in (spark(), mac())}
+    hosts = [spark(facts={"config": here["dgx-spark-1"]}), mac(facts={"config": here["mac-studio-2"]})]
+    (found,) = settings(FLEET, hosts, {})
+    assert (found.level, found.text) == ("ok", "those of hosts.toml on 2 hosts")
+    (found,) = settings(FLEET, hosts, {"mac-studio-2": status(mac(), config="other")})
+    assert (found.level, found.text) == ("fault", "other settings than hosts.toml here: mac-studio-2")
+    assert found.hint == "disagg deploy --host mac-studio-2 && disagg restart --host mac-studio-2"
+
+
+@pytest.mark.parametrize(
+    ("digests", "here", "warned"),
+    [(("a" * 64,), False, False), (("a" * 64,), True, True), (("a" * 64, "b" * 64), False, True)],
+)
+def test_a_rotation_that_is_not_finished_is_a_warning_with_the_command_that_finishes_it(
+    digests: tuple[str, ...], here: bool, warned: bool
+) -> None:
+    found = list(tokens([spark(), mac(facts={"token_digests": digests})], here))
+    assert [(one.level, one.hint) for one in found] == ([("warning", "disagg token rotate")] if warned else [])
 
 
 def test_frameworks_that_differ_between_hosts_are_a_warning() -> None:

@@ -131,6 +131,14 @@ def test_a_token_that_others_can_read_or_that_is_too_short_is_refused(fleet: Fle
         state.prepare(named)
 
 
+def test_a_machine_without_a_token_has_begun_no_rotation(fleet: Fleet, tmp_path: Path) -> None:
+    """Callers may have a token of their own, as benchmarks do: `status` works with it all the same."""
+    state = State.of(fleet, tmp_path / "state")
+    assert not state.rotating
+    state.prepare(fleet)
+    assert not state.rotating and state.ensure_next_token() and state.rotating
+
+
 def test_records_survive_and_a_damaged_one_says_what_to_do(fleet: Fleet, tmp_path: Path) -> None:
     state = State.of(fleet, tmp_path / "state")
     state.prepare(fleet)

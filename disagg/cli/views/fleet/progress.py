@@ -24,16 +24,24 @@ _STYLE = {
 }
 
 
-class HostProgress:
-    """Prints a host's state each time it changes. `report` may be called from several threads."""
+_USUAL = ("starting", "loading", "healthy", "stopping")
 
-    def __init__(self, console: Console) -> None:
-        self._console = console
+
+class HostProgress:
+    """Prints a host's state each time it changes. `report` may be called from several threads. brief: states that all
+    hosts go through are printed for the first host only, as those of the servers."""
+
+    def __init__(self, console: Console, *, brief: bool = False) -> None:
+        self._console, self._brief = console, brief
         self._lock = Lock()
         self._last: dict[str, str] = {}
 
     def report(self, host: str, doing: str) -> None:
         """Host `host` now is `doing`."""
+        if self._brief and doing in _USUAL:
+            if doing == "healthy":  # the first one is no news of the others
+                return
+            host = "servers"
         with self._lock:
             if self._last.get(host) != doing:
                 self._last[host] = doing

@@ -25,6 +25,9 @@ PR_SET_PDEATHSIG, PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS, LAST_CAPABILITY = 1, 24,
 SYS_MOUNT_SETATTR, AT_RECURSIVE, AT_FDCWD, MOUNT_ATTR_RDONLY = 442, 0x8000, -100, 1
 SYS_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
 DEVICES = ("null", "zero", "full", "random", "urandom")
+ALLOW = (
+    "sysctl user.max_user_namespaces, kernel.apparmor_restrict_unprivileged_userns; or a container's seccomp profile"
+)
 HOME = "/home/student"
 READY = "ready"
 """A file that the kernel makes in the shared folder before any student code runs."""
@@ -58,7 +61,14 @@ class Spec(TypedDict):
 
 
 def main() -> NoReturn:
-    spec: Spec = json.loads(Path(sys.argv[1]).read_text())
+    """An error is one line on stderr."""
+    try:
+        start(json.loads(Path(sys.argv[1]).read_text()))
+    except OSError as error:
+        sys.exit(f"jail: {error.strerror or error}")
+
+
+def start(spec: Spec) -> NoReturn:
     enter_namespaces()
     end_with_parent()
     child = os.fork()
@@ -122,10 +132,13 @@ def used(process: Path) -> int:
 
 def enter_namespaces() -> None:
     uid, gid = os.getuid(), os.getgid()
-    check(libc.unshare(CLONE_ALL), "unshare")
-    Path("/proc/self/setgroups").write_text("deny")
-    Path("/proc/self/uid_map").write_text(f"1000 {uid} 1")
-    Path("/proc/self/gid_map").write_text(f"1000 {gid} 1")
+    try:
+        check(libc.unshare(CLONE_ALL), "unshare")
+        Path("/proc/self/setgroups").write_text("deny")
+        Path("/proc/self/uid_map").write_text(f"1000 {uid} 1")
+        Path("/proc/self/gid_map").write_text(f"1000 {gid} 1")
+    except OSError as error:
+        raise OSError(error.errno, f"this machine allows no user namespaces ({error.strerror}): {ALLOW}") from error
 
 
 def end_with_parent() -> None:

@@ -91,6 +91,12 @@ class BoundedClient(NotebookClient):  # type: ignore[misc,unused-ignore]  # Any,
             self.km.context.destroy(linger=0)
 
 
+def last_line(log: Path) -> str:
+    """Of what the kernel said: the reason, not a part of a traceback."""
+    lines = log.read_text(errors="replace").split("\n")
+    return next((line.strip() for line in reversed(lines) if line.strip()), "")[:500]
+
+
 class TooMuchOutput(Exception):
     """More than TOTAL_OUTPUT."""
 
@@ -115,7 +121,7 @@ async def _run_cells(client: BoundedClient, combined: Any, limits: Limits, log: 
         return "output"
     except (DeadKernelError, *HOSTILE) as error:
         if client.done == 0:
-            raise SandboxError(f"the kernel did not start: {error} {log.read_text(errors='replace')[-500:]}") from error
+            raise SandboxError(f"the kernel did not start: {last_line(log) or error}") from error
         if deadline.expired():  # nbclient takes its own cancellation for a kernel that ended
             return "time"
         if await client.km.provisioner.poll() == jail.OUT_OF_BOUNDS:

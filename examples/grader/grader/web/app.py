@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import secrets
+import time
 import zipfile
 from collections import defaultdict
 from collections.abc import AsyncIterator, Mapping
@@ -25,18 +26,19 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Route
 
-from grader import report
+from grader import notebook, report
 from grader.errors import GraderError
 from grader.models import Gateway
 from grader.pipeline import LAYERS, Layer, Pipeline, Progress
 from grader.rubric import Assignment
 from grader.store import Store, Submission, final_points
-from grader.web.progress import graded, progress_line
+from grader.web.progress import graded, progress_line, running
 from grader.web.uploads import MAX_NOTEBOOKS, MAX_UPLOAD, notebooks
 
 PAGES = Environment(
     loader=FileSystemLoader(Path(__file__).parent / "templates"), autoescape=True, undefined=StrictUndefined
 )
+PAGES.filters["when"] = lambda seconds: time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))
 POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'self'; connect-src 'self'; form-action 'self'; "
     "base-uri 'none'; frame-ancestors 'none'"
@@ -70,6 +72,9 @@ def create(store: Store, gateway: Gateway, assignments: Mapping[str, Assignment]
             progress[event.submission][event.layer] = progress_line(event.state, event.detail, event.runs)
         elif event.state == "done":
             progress.pop(event.submission, None)
+        else:
+            layers = progress[event.submission]
+            progress[event.submission] = {name: line for name, line in layers.items() if not running(line)}
 
     grader = Grader(store, assignments, Pipeline(store, gateway, assignments, observe), gateway, progress)
 
@@ -237,7 +242,8 @@ def _row(grader: Grader, submission: Submission) -> dict[str, Any]:
     if grade is not None:
         layers = graded(grade, grader.store.runs(submission.id))
     row: dict[str, Any] = {"id": submission.id, "name": submission.name, "state": submission.state}
-    row |= {"layers": {layer: layers.get(layer, "") for layer in LAYERS}, "error": submission.error}
+    waits = grader.gateway.waits_for if submission.state == "running" else ""
+    row |= {"layers": {layer: layers.get(layer, "") for layer in LAYERS}, "error": submission.error or waits}
     if grade is None:
         return row | {"points": "", "review": ""}
     points = sum(final_points(grade.score, grader.store.corrections(submission.id)).values())
@@ -255,7 +261,11 @@ def _result(grader: Grader, number: int) -> dict[str, Any]:
         raise HTTPException(404, f"{submission.name} has no grade yet: it is {submission.state}. {submission.error}")
     corrections = grader.store.corrections(number)
     points = final_points(grade.score, corrections)
+    assignment = grader.assignments.get(submission.assignment)
+    sections = assignment.rubric.sections if assignment else ()
     return {
+        "cells": notebook.cells(notebook.read(grader.store.notebook(number)), sections),
+        "reasons": {one.section: one.reason for one in corrections},
         "submission": submission,
         "grade": grade,
         "points": points,

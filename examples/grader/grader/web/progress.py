@@ -15,6 +15,11 @@ def progress_line(state: str, detail: str, runs: Iterable[ModelRun] = ()) -> str
     return " ".join([state, "; ".join(part for part in parts if part)]).strip()
 
 
+def running(line: str) -> bool:
+    """Whether this is the line of a layer that has begun and not ended."""
+    return line.split(" ", 1)[0] == "running"
+
+
 def graded(grade: Grade, runs: Sequence[ModelRun]) -> dict[Layer, str]:
     """The layers of a notebook that is graded, also by an earlier program."""
     code = [one for one in runs if one.role == "code"]

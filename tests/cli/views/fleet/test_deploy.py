@@ -6,7 +6,7 @@ import io
 
 from rich.console import Console
 
-from disagg.cli.views.fleet.deploy import DeployProgress, plan_view, question, reports_view
+from disagg.cli.views.fleet.deploy import DeployProgress, plan_view, question, reports_view, rotation_view
 from disagg.errors import CommandFailed, DeployRefused
 from disagg.fleet.deploy.apply import StepProgress
 from disagg.fleet.deploy.deployment import DeployResult
@@ -147,3 +147,23 @@ def test_on_a_terminal_there_is_one_row_per_host_with_the_last_line_of_output() 
     assert " a 1/9 build the environment  Collecting" in first and "\x1b" not in first
     assert " b 9/9 tidy" in second
     assert max(map(len, text.splitlines())) + len("^C") < 60, "an interruption shows on the last line"
+
+
+DOWN = "its server does not run, and nobody has stopped it: `disagg restart` has not ended there"
+
+
+def test_a_host_that_is_down_though_nobody_has_stopped_it_is_told_before_what_is_next() -> None:
+    one = Plan("a", HASH, needs="start", down=DOWN)
+    reports = [DeployResult("a", "changed", one), DeployResult("b", "changed", Plan("b", HASH, needs="restart"))]
+    text = " ".join(shown(reports_view(reports, ["a", "b"])).split())
+    assert f"down: a: {DOWN} → disagg start --host a next: disagg restart --host b" in text
+    assert f"! {DOWN}: disagg start --host a" in " ".join(shown(plan_view([DeployResult("a", "planned", one)])).split())
+
+
+def test_a_release_from_before_tls_is_left_by_a_restart_of_all_at_once() -> None:
+    reports = [DeployResult("a", "changed", Plan("a", HASH, needs="restart", at_once=True))]
+    assert shown(reports_view(reports, ["a"])).rstrip().endswith("next: disagg restart --all-at-once")
+
+
+def test_an_unfinished_rotation_has_its_command() -> None:
+    assert shown(rotation_view()).endswith("→ disagg token rotate\n")
