@@ -13,6 +13,8 @@ from disagg.api.names import Role
 Verdict = Literal["accepted", "refuted"]
 Rate = Annotated[float, Meta(ge=0, le=1e13)]
 """Tokens or bytes per second."""
+BoundShare = Annotated[float, Meta(ge=0, le=1)]
+"""What accepted KV differs by, over the bound beyond which it is refuted."""
 ServerState = Literal["loading", "ok", "draining", "stalled", "error", "no_host"]
 
 
@@ -24,6 +26,18 @@ class Liveness(Contract, frozen=True):
     status: ServerState
 
 
+class SenderAudits(Contract, frozen=True, kw_only=True):
+    """What a decode host has found of the KV of one prefill host since it started. accepted, refuted: hand-offs; those
+    that were not audited are not counted. verdict: the last one. deviation: by how much the last accepted KV differed
+    from what was computed here, as a share of the bound beyond which it is refuted; highest: the most of any."""
+
+    accepted: Count = 0
+    refuted: Count = 0
+    verdict: Verdict | None = None
+    deviation: BoundShare | None = None
+    highest: BoundShare | None = None
+
+
 class Load(Liveness, frozen=True, kw_only=True):
     """GET /load: what routing needs, cheap enough to be read every second.
 
@@ -32,7 +46,7 @@ class Load(Liveness, frozen=True, kw_only=True):
     kv_held_bytes: of finished conversations, given up if a request needs the room. prefill_tokens_s, decode_tokens_s:
     measured lately, None if not measured; decode_tokens_s is that of one request. links: rate in bytes/s of recent
     transfers from this host, by "address:port" of the decode host. vocab_size: of the model, 0 until it has loaded.
-    senders: the last verdict of an audit on the KV of each prefill host, by its name.
+    senders: what audits found of the KV of each prefill host, by its name; empty if it has not stated one.
     """
 
     boot_id: Annotated[str, Meta(max_length=64)]
@@ -47,7 +61,7 @@ class Load(Liveness, frozen=True, kw_only=True):
     decode_tokens_s: Rate | None = None
     links: Annotated[Mapping[Annotated[str, Meta(max_length=300)], Rate], Meta(max_length=1024)] = {}
     vocab_size: Count = 0
-    senders: Annotated[Mapping[Annotated[str, Meta(max_length=256)], Verdict], Meta(max_length=1024)] = {}
+    senders: Annotated[Mapping[Annotated[str, Meta(max_length=256)], SenderAudits], Meta(max_length=1024)] = {}
 
 
 class LeaseAnswer(Contract, frozen=True):
@@ -170,18 +184,6 @@ class Counters(Contract, frozen=True):
     kv_bytes_total: int = 0
     audited_tokens: int = 0
     refuted: int = 0
-
-
-class SenderAudits(Contract, frozen=True, kw_only=True):
-    """What a decode host has found of the KV of one prefill host since it started. accepted, refuted: hand-offs; those
-    that were not audited are not counted. verdict: the last one. deviation: by how much the last accepted KV differed
-    from what was computed here, as a share of the bound beyond which it is refuted; highest: the most of any."""
-
-    accepted: int = 0
-    refuted: int = 0
-    verdict: Verdict | None = None
-    deviation: float | None = None
-    highest: float | None = None
 
 
 class LastError(Contract, frozen=True):

@@ -40,6 +40,8 @@ LIES: Final = (
 )
 """Those of tests.hostile.peers, which imports torch."""
 
+IDLES: Final = "idles"
+"""Instead of a lie, see tests.hostile.peers; with " once" after it, the first host that is asked does."""
 EVERY: Final = 1000  # connections: the fault does not go away
 MID_TRANSFER: Final = 100_000  # bytes; the prompt's KV has some 700,000
 FIFTH: Final = 5
@@ -214,11 +216,15 @@ def _lacking() -> Iterator[Cell]:
 
 
 def _lies() -> Iterator[Cell]:
-    """Every prefill host sends wrong KV under a right digest."""
+    """Every prefill host sends wrong KV under a right digest; or sends idle frames for ever."""
     for lie in LIES:
         yield Cell("prefill", f"sends {lie}", "in the transfer", "fallback", NOTED, "prefill", None, lie=lie)
     lie = LIES[0]
     yield Cell("prefill", f"sends {lie}", "in the transfer", "fail", ERROR, "prefill", None, lie=lie)
+    idle = "sends idle frames and makes no progress"
+    yield Cell("prefill", idle, "in the transfer", "fallback", WHOLE, "prefill", None, lie=f"{IDLES} once")
+    for policy, endings in _EVERY_TRANSFER:
+        yield Cell("prefill", f"{idle}, every one", "in the transfer", policy, endings, "prefill", None, lie=IDLES)
 
 
 def _linked() -> Iterator[Cell]:
@@ -255,5 +261,6 @@ REPRESENTATIVE: Final = (
     "prefill: killed, in the transfer, fallback",
     "prefill: sends another prompt that ends alike, in the transfer, fallback",
     "prefill: sends zeros, in the transfer, fail",
+    "prefill: sends idle frames and makes no progress, in the transfer, fallback",
 )
 """The cells that `make test` runs, and those of them with cables above."""

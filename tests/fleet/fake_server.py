@@ -83,7 +83,11 @@ load_body = {
         "completion_tokens": 60,
         "computed_prompt_tokens": 700,
         "kv_bytes_total": 9 << 20,
+        "audited_tokens": 0,
+        "refuted": 0,
     },
+    "audit_every": 0,
+    "senders": {},
 }
 
 

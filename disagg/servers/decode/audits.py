@@ -100,11 +100,14 @@ class Audits:
             return 0
         return every(self._options.kv_audit, info.mixture, self._audit_s.value, self._first_token_s.value)
 
-    def order(self, kv: ReceivedKV) -> AuditOrder | None:
-        """The bounds that this KV, which has arrived, is audited with; None if it is not."""
+    def order(self, kv: ReceivedKV, asked: bool = False) -> AuditOrder | None:
+        """The bounds that this KV, which has arrived, is audited with; None if it is not. asked: its caller asks for an
+        audit."""
         sender, one_in, info = self._of(kv.sender), self.every, self._info
         sender.since += 1
-        if info is None or one_in == 0 or kv.tokens == kv.start or (sender.proven and sender.since < one_in):
+        if info is None or one_in == 0 or kv.tokens == kv.start or (
+            sender.proven and sender.since < one_in and not asked
+        ):
             return None
         sender.since = 0
         same_weights = bool(info.weights) and kv.weights == info.weights

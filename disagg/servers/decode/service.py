@@ -23,7 +23,7 @@ from disagg.api.sampling import Sampling
 from disagg.api.status import SenderAudits
 from disagg.config import Fleet, Host
 from disagg.engines.base import DecodeEngine, DecodeRequest, HeldKV
-from disagg.errors import KVRefuted
+from disagg.errors import KVRefuted, ModelError
 from disagg.kv.arena import Arenas
 from disagg.kv.receive import KVServer
 from disagg.kv.receive.tickets import Tickets
@@ -172,6 +172,7 @@ class DecodeService(Service[DecodeEngine]):
                     slot = await self._slots.open(request, self.engine.info, kv.held_tokens, kv.memory, elsewhere_s)
                     yield slot.event
                     await self._receive(slot, kv)
+                    kv.audit = body.audit
             async with aclosing(self._answer(request, answer, kv, body.cache_salt)) as events:
                 async for event in events:
                     yield event
@@ -246,14 +247,25 @@ class DecodeService(Service[DecodeEngine]):
                 yield self._refute(request, kv, error, salt)
                 feed, first = await self._first_steps(request, kv, salt)
             self._release_inputs(kv)
-            for event in answer.add(first):
+            for event in self._events(answer, kv, first):
                 yield event
             while answer.finish_reason is None:
-                for event in answer.add(await feed.steps()):
+                for event in self._events(answer, kv, await feed.steps()):
                     yield event
         done = self._done(request, answer, kv, turn_s)
         logs.info("decoded", **done.figures)
         yield done
+
+    def _events(self, answer: GrowingAnswer, kv: PromptKV, steps: Sequence[StepTokens]) -> Sequence[Event]:
+        """The events of these steps. A NaN is the fault of received KV that no audit has accepted, else this host's."""
+        try:
+            return answer.add(steps)
+        except ModelError as error:
+            if kv.received is None or kv.accepted:
+                raise
+            sender = kv.received.sender
+            self._audits.refuted(sender)
+            raise KVRefuted(f"the KV from {_name(sender)} is wrong: a probability that it gives is no number") from error
 
     async def _take_turn(self, request: ActiveRequest) -> float:
         """Wait for a place in the batch; returns the seconds that it took."""
@@ -266,7 +278,7 @@ class DecodeService(Service[DecodeEngine]):
     async def _first_steps(self, request: ActiveRequest, kv: PromptKV, salt: str) -> FirstSteps:
         """Let the engine begin. KVRefuted if the received KV is wrong, whose request then is not in the engine."""
         received = kv.received
-        order = self._audits.order(received) if received is not None else None
+        order = self._audits.order(received, kv.audit) if received is not None else None
         feed = self._submit(request, kv, salt, order)
         steps = await feed.steps()
         if received is not None:
@@ -276,6 +288,7 @@ class DecodeService(Service[DecodeEngine]):
                 raise KVRefuted("the first probability that it gives is no number")
             if order is not None and (finding := first.timing.audit) is not None:
                 self._audits.passed(received.sender, order, finding, first.timing.audit_s)
+                kv.accepted = True
             self._audits.answered(first.at - request.arrived - first.timing.audit_s)
         return FirstSteps(feed, steps)
 
@@ -294,7 +307,7 @@ class DecodeService(Service[DecodeEngine]):
             self._release_held(kv.held)
             kv.held = None
             self.engine.forget_held(request.tokens, salt)
-        message = f"the KV from {sender or 'a prefill host that states no name'} is wrong: {error.message}"
+        message = f"the KV from {_name(sender)} is wrong: {error.message}"
         self.count(refuted=1)
         logs.event(logging.WARNING, "kv_refuted", request_id=request.id, sender=sender, reason=message, blamed=blamed)
         hint = f"run `disagg verify {self.model.name}`"
@@ -356,3 +369,7 @@ class DecodeService(Service[DecodeEngine]):
             audited_tokens=audited,
             refuted=kv.refuted.message if kv.refuted else "",
         )
+
+
+def _name(sender: str) -> str:
+    return sender or "a prefill host that states no name"

@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from disagg.api.events import Event, RefutedEvent, ShippedEvent, Timing
-from disagg.api.status import Load, Verdict
+from disagg.api.status import Load, SenderAudits, Verdict
 from disagg.errors import DisaggError, HandoffError, KVRefuted
 from disagg.inference.attempts.answer import FALLBACK_WARNING
 from disagg.inference.hosts.breaker import FAILURES_IF_IT_ANSWERS
@@ -128,7 +128,8 @@ async def test_nobody_is_blamed_if_held_kv_may_be_wrong() -> None:
 
 
 def stating(name: str, **senders: Verdict) -> Load:
-    return Load("ok", boot_id=name, senders=senders)
+    audited = {sender: SenderAudits(verdict=verdict) for sender, verdict in senders.items()}
+    return Load("ok", boot_id=name, senders=audited)
 
 
 @pytest.mark.parametrize(

@@ -295,7 +295,7 @@ async def test_a_prompt_whose_kv_is_wrong_is_computed_here_and_its_sender_is_bla
         assert "the KV from p-1 is wrong: " in event.message and "disagg verify m" in event.hint
         assert (done.refuted, done.computed_prompt_tokens, done.kv_wire) == (event.message, 40, None)
         assert done.completion_tokens == 4 and done.timing.refuted_s > 0
-        assert service.load_figures().senders == {"p-1": "refuted"}
+        assert service.load_figures().senders["p-1"].verdict == "refuted"
         assert service.status().counters.refuted == service.status().senders["p-1"].refuted == count
     assert service.load_figures().status == "ok", "the engine of this host works"
     await idle(service)
@@ -341,5 +341,7 @@ async def test_held_kv_that_was_perhaps_not_audited_is_forgotten_and_may_be_to_b
     assert of_type(refuted, RefutedEvent).blamed is blamed and held.released
     assert forgotten == ([] if used else [(list(PROMPT), "tenant")])
     assert of_type(last, DoneEvent).computed_prompt_tokens == (15 if used else 40)
-    assert service.load_figures().senders == ({"p-1": "refuted"} if blamed else {})
+    assert {name: one.verdict for name, one in service.load_figures().senders.items()} == (
+        {"p-1": "refuted"} if blamed else {}
+    )
     await idle(service)
