@@ -7,14 +7,12 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from disagg.api.base import Contract, Count
+from disagg.api.base import BoundShare, Contract, Count
 from disagg.api.names import Role
 
 Verdict = Literal["accepted", "refuted"]
 Rate = Annotated[float, Meta(ge=0, le=1e13)]
 """Tokens or bytes per second."""
-BoundShare = Annotated[float, Meta(ge=0, le=1)]
-"""What accepted KV differs by, over the bound beyond which it is refuted."""
 ServerState = Literal["loading", "ok", "draining", "stalled", "error", "no_host"]
 
 

@@ -98,7 +98,7 @@ class FaultFleet:
         self._stopped.append(StoppedThread(busiest_thread(self.pid(name))))
 
     def tell(self, lie: str) -> None:
-        """From now on every prefill host tells this lie of tests.hostile.peers, or idles, or the first that is asked."""
+        """From now on every prefill host tells this lie of tests.hostile.peers or idles, or the first that is asked."""
         (self.seen.parent / LIE_FILE).write_text(lie)
 
     def heal(self) -> None:

@@ -11,7 +11,7 @@ from disagg.engines.base.audit import bounds
 from disagg.inference.attempts.answer import FALLBACK_WARNING
 from disagg.inference.hosts.breaker import FAILURES_IF_IT_ANSWERS
 from tests import tiny_models
-from tests.engines.mlx.mlx_parts import prompt
+from tests.engines.mlx.mlx_parts import prompt, start
 from tests.faults import cells
 from tests.faults.fleet import hosts_file
 from tests.fleets import RunningFleet, running
@@ -43,6 +43,27 @@ def test_lies_are_found_in_every_family_of_caches_and_honest_kv_is_not_refuted(p
     for lie in SAMPLE[family]:
         found = engines.finding(tokens, engines.receive(tokens, AS_IS, lie))
         assert found.over(limits) is not None, f"{lie}: {found}"
+
+
+def test_after_a_held_prefix_lies_in_what_was_received_are_found_and_what_is_held_stays_as_it_is(
+    pair: tuple[str, Peers],
+) -> None:
+    family, engines = pair
+    limits, first = bounds("float32", AS_IS, same_weights=True), prompt(90)
+    engines.prefill.lie = ""
+    assert start(engines.decode, first, max_tokens=4).result()
+    second = [*first, *prompt(70, seed=2)]
+    held = engines.decode.find_held(second, "")
+    if held is None:
+        assert family == "rows and state", "of layers that have both, nothing is held"
+        return
+    assert 0 < held.tokens <= 90
+    for lie, found in (("", False), ("zeros", True), ("one layer of another prompt", True), ("", False)):
+        kv = engines.receive(second, AS_IS, lie, held.tokens)
+        finding = engines.finding(second, kv, held)
+        assert (finding.over(limits) is not None) is found, f"{lie}: {finding}"
+    held.release()
+    engines.decode.give_up_held(engines.decode.held_bytes)
 
 
 def test_kv_that_was_quantised_on_the_wire_has_bounds_of_its_own() -> None:

@@ -116,6 +116,8 @@ class AuditBounds:
         return AuditBounds(*(factor * getattr(self, measure) for measure in MEASURES))
 
 
+UNBOUNDED: Final = AuditBounds(inf, inf, inf)
+"""An audit within these states what it found, and refutes nothing."""
 _HALF: Final = AuditBounds(sample=0.05, rows=0.5, few=2.0)
 BOUNDS: Final[Mapping[str, AuditBounds]] = MappingProxyType(
     {

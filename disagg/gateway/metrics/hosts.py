@@ -63,7 +63,7 @@ class LiveCollector:
 
 
 def _audits(hosts: Sequence[LiveHost]) -> Iterator[Metric]:
-    """Of each pair: what the decode host found of the KV that the prefill host sent it, since the decode host started."""
+    """Of each pair, since the decode host started: what it found of the KV that the prefill host sent."""
     labels = ("host", "sender", "model_name")
     verdicts = CounterMetricFamily("disagg_kv_audits", "Audited hand-offs", labels=(*labels, "verdict"))
     deviation = GaugeMetricFamily(

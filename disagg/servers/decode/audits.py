@@ -105,8 +105,11 @@ class Audits:
         audit."""
         sender, one_in, info = self._of(kv.sender), self.every, self._info
         sender.since += 1
-        if info is None or one_in == 0 or kv.tokens == kv.start or (
-            sender.proven and sender.since < one_in and not asked
+        if (
+            info is None
+            or one_in == 0
+            or kv.tokens == kv.start
+            or (sender.proven and sender.since < one_in and not asked)
         ):
             return None
         sender.since = 0

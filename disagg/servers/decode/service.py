@@ -261,11 +261,13 @@ class DecodeService(Service[DecodeEngine]):
         try:
             return answer.add(steps)
         except ModelError as error:
-            if kv.received is None or kv.accepted:
+            if kv.received is None or kv.deviation is not None:
                 raise
             sender = kv.received.sender
             self._audits.refuted(sender)
-            raise KVRefuted(f"the KV from {_name(sender)} is wrong: a probability that it gives is no number") from error
+            raise KVRefuted(
+                f"the KV from {_name(sender)} is wrong: a probability that it gives is no number"
+            ) from error
 
     async def _take_turn(self, request: ActiveRequest) -> float:
         """Wait for a place in the batch; returns the seconds that it took."""
@@ -288,7 +290,7 @@ class DecodeService(Service[DecodeEngine]):
                 raise KVRefuted("the first probability that it gives is no number")
             if order is not None and (finding := first.timing.audit) is not None:
                 self._audits.passed(received.sender, order, finding, first.timing.audit_s)
-                kv.accepted = True
+                kv.deviation = finding.share(order.table)
             self._audits.answered(first.at - request.arrived - first.timing.audit_s)
         return FirstSteps(feed, steps)
 
@@ -367,6 +369,7 @@ class DecodeService(Service[DecodeEngine]):
             kv_wire=kv.received.wire if kv.received else None,
             reasoning_tokens=answer.reasoning_tokens,
             audited_tokens=audited,
+            deviation=kv.deviation,
             refuted=kv.refuted.message if kv.refuted else "",
         )
 

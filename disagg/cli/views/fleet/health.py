@@ -69,7 +69,9 @@ def health_panel(statuses: Sequence[HostStatus]) -> Panel:
     """The same inside a panel, titled with how many hosts are healthy."""
     healthy = sum(status.ok for status in statuses)
     title = f"Server health: {healthy} of {len(statuses)} healthy"
-    return Panel(health_view(statuses, audits=False), title=title, border_style="green" if healthy == len(statuses) else "red")
+    return Panel(
+        health_view(statuses, audits=False), title=title, border_style="green" if healthy == len(statuses) else "red"
+    )
 
 
 def status_line(status: HostStatus) -> str:
