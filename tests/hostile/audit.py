@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import mlx.core as mx
+import numpy
 
 from disagg.api.names import AS_IS, INT8, WireForm
 from disagg.api.sampling import Sampling
@@ -133,7 +134,7 @@ class Peers:
 def _bytes_of(caches: Sequence[Any]) -> list[bytes | int]:
     """All that the caches of a request have: arrays, and how many tokens they count."""
     values = (value for cache in caches for part in mlx_cache.parts_of(cache) for value in part.state)
-    return [bytes(memoryview(one.view(mx.uint8))) if isinstance(one, mx.array) else one for one in values]
+    return [numpy.array(one.view(mx.uint8)).tobytes() if isinstance(one, mx.array) else one for one in values]
 
 
 @contextmanager
