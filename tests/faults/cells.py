@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final, Literal
 
 from tests.faults.flow import Direction, Fault, Kind
@@ -42,6 +43,8 @@ LIES: Final = (
 
 IDLES: Final = "idles"
 """Instead of a lie, see tests.hostile.peers; with " once" after it, the first host that is asked does."""
+BOUND_S: Final = 20.0  # from the fault to the end of the request: detection, failover and the answer
+IDLE_BOUND_S: Final = 8.0  # two hosts that make no progress are given up before they count as stalled
 EVERY: Final = 1000  # connections: the fault does not go away
 MID_TRANSFER: Final = 100_000  # bytes; the prompt's KV has some 700,000
 FIFTH: Final = 5
@@ -50,7 +53,8 @@ FIFTH: Final = 5
 @dataclass(frozen=True, slots=True)
 class Cell:
     """One case. side: whose connections or process. fault: of bytes, or the trigger at which `process` happens to the
-    host of `side`; None: `lacking`, or the hosts of `side` tell a lie, from the beginning. endings: those allowed."""
+    host of `side`; None: `lacking`, or the hosts of `side` tell a lie, from the beginning. endings: those allowed.
+    within_s: from the fault to the end of the request."""
 
     side: Side
     name: str
@@ -62,6 +66,7 @@ class Cell:
     process: Process | None = None
     lacking: Lacking | None = None
     lie: str | None = None
+    within_s: float = BOUND_S
 
     @property
     def linked(self) -> bool:
@@ -221,10 +226,11 @@ def _lies() -> Iterator[Cell]:
         yield Cell("prefill", f"sends {lie}", "in the transfer", "fallback", NOTED, "prefill", None, lie=lie)
     lie = LIES[0]
     yield Cell("prefill", f"sends {lie}", "in the transfer", "fail", ERROR, "prefill", None, lie=lie)
-    idle = "sends idle frames and makes no progress"
-    yield Cell("prefill", idle, "in the transfer", "fallback", WHOLE, "prefill", None, lie=f"{IDLES} once")
+    idle = partial(Cell, "prefill", state="in the transfer", trigger="prefill", fault=None, within_s=IDLE_BOUND_S)
+    name = "sends idle frames and makes no progress"
+    yield idle(name=name, policy="fallback", endings=WHOLE, lie=f"{IDLES} once")
     for policy, endings in _EVERY_TRANSFER:
-        yield Cell("prefill", f"{idle}, every one", "in the transfer", policy, endings, "prefill", None, lie=IDLES)
+        yield idle(name=f"{name}, every one", policy=policy, endings=endings, lie=IDLES)
 
 
 def _linked() -> Iterator[Cell]:
@@ -261,6 +267,6 @@ REPRESENTATIVE: Final = (
     "prefill: killed, in the transfer, fallback",
     "prefill: sends another prompt that ends alike, in the transfer, fallback",
     "prefill: sends zeros, in the transfer, fail",
-    "prefill: sends idle frames and makes no progress, in the transfer, fallback",
+    "prefill: sends idle frames and makes no progress, every one, in the transfer, fallback",
 )
 """The cells that `make test` runs, and those of them with cables above."""

@@ -21,7 +21,6 @@ from tests.faults.linked import JUMP_S, LinkedFleet, Moment
 from tests.faults.proxy import Injection
 
 DEADLINE_S: Final = 40.0
-BOUND_S: Final = 20.0  # from the fault to the end of the request: detection, failover and the answer
 ANSWER_TOKENS: Final = 160
 PROMPT: Final = tuple(10 + n * 37 % 600 for n in range(480))
 NO_FAULT: Final = Fault("call", times=0)
@@ -168,7 +167,7 @@ def _result(cell: Cell, sampling: str, answer: Answer, struck: float) -> Result:
     ending, detail, problems = _judged(cell, answer)
     seconds = answer.ended - struck
     later = [at - struck for at in answer.times if at > struck]
-    if not cell.lacking and seconds > BOUND_S:
+    if not cell.lacking and seconds > cell.within_s:
         problems.append(f"ended {seconds:.1f} s after the fault")
     return Result(cell, sampling, ending, detail, seconds, later[0] if later else None, problems)
 
