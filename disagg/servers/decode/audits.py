@@ -84,12 +84,14 @@ class AuditOrder:
 
 
 class Audits:
-    """One decode host's audits, by sender. info: of the loaded engine, None until then."""
+    """One decode host's audits, by sender. info: of the loaded engine, None until then. all_accepted: all KV that was
+    received and used was audited, so that what is held of it is right."""
 
     def __init__(self, options: EngineOptions, info: EngineInfo | None = None) -> None:
         self._options = options
         self._info = info
         self._senders: OrderedDict[str, _Sender] = OrderedDict()  # the one that was asked for least recently first
+        self.all_accepted = True
         self._audit_s = _Mean()
         self._first_token_s = _Mean()
 
@@ -104,14 +106,16 @@ class Audits:
     def order(self, kv: ReceivedKV, asked: bool = False) -> AuditOrder | None:
         """The bounds that this KV, which has arrived, is audited with; None if it is not. asked: its caller asks for an
         audit."""
+        if kv.tokens == kv.start:
+            return None
+        if (order := self._order(kv, asked)) is None:
+            self.all_accepted = False
+        return order
+
+    def _order(self, kv: ReceivedKV, asked: bool) -> AuditOrder | None:
         sender, one_in, info = self._of(kv.sender), self.every, self._info
         sender.since += 1
-        if (
-            info is None
-            or one_in == 0
-            or kv.tokens == kv.start
-            or (sender.proven and sender.since < one_in and not asked)
-        ):
+        if info is None or one_in == 0 or (sender.proven and sender.since < one_in and not asked):
             return None
         sender.since = 0
         same_weights = bool(info.weights) and kv.weights == info.weights
@@ -129,6 +133,10 @@ class Audits:
         for one in finding.deviations:
             sender.largest[one.measure] = max(one.value, sender.largest.get(one.measure, 0.0))
         self._audit_s.add(seconds)
+
+    def failed(self) -> None:
+        """An audit could not be made, and the KV was used."""
+        self.all_accepted = False
 
     def refuted(self, name: str) -> None:
         """The KV of this sender was wrong."""

@@ -291,6 +291,8 @@ class DecodeService(Service[DecodeEngine]):
             if order is not None and (finding := first.timing.audit) is not None:
                 self._audits.passed(received.sender, order, finding, first.timing.audit_s)
                 kv.deviation = finding.share(order.table)
+            elif order is not None:
+                self._audits.failed()
             self._audits.answered(first.at - request.arrived - first.timing.audit_s)
         return FirstSteps(feed, steps)
 
@@ -298,8 +300,7 @@ class DecodeService(Service[DecodeEngine]):
         """Let go of wrong KV, and of held KV that may be wrong, so that the engine computes the prompt."""
         assert kv.received is not None, "only received KV is refuted"
         sender = kv.received.sender
-        # Held KV is right if all that was ever received was audited.
-        held_is_right = kv.held is None or self._audits.every == 1
+        held_is_right = kv.held is None or self._audits.all_accepted
         blamed = error.of_received or held_is_right
         if blamed:
             self._audits.refuted(sender)

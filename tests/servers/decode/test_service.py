@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from disagg.api.events import DoneEvent, Event, LocalEvent, RefutedEvent, SlotEvent
 from disagg.api.requests import DecodeBody, GenerateBody, PrefillOffer, PromptBody
 from disagg.api.sampling import Sampling
-from disagg.config import EngineOptions, KVAudit, load
+from disagg.config import EngineOptions, load
 from disagg.engines.base import DecodeRequest, DecodeTiming, Listener, Token
 from disagg.engines.base.audit import AuditBounds, AuditFinding, Deviation
 from disagg.errors import DeadlineExceeded, KVMemoryExceeded, KVRefuted, ModelError, PeerLost
@@ -364,18 +364,18 @@ async def test_a_caller_can_ask_for_an_audit(
 
 
 @pytest.mark.parametrize(
-    ("setting", "of_received", "blamed", "used"),
+    ("all_accepted", "of_received", "blamed", "used"),
     [
-        ("always", False, True, True),
-        ("always", True, True, True),
-        (4, False, False, False),
-        (4, True, True, False),
+        (True, False, True, True),
+        (True, True, True, True),
+        (False, False, False, False),
+        (False, True, True, False),
     ],
 )
 async def test_held_kv_that_was_perhaps_not_audited_is_forgotten_and_may_be_to_blame(
     service: DecodeService,
     monkeypatch: pytest.MonkeyPatch,
-    setting: KVAudit,
+    all_accepted: bool,
     of_received: bool,
     blamed: bool,
     used: bool,
@@ -386,7 +386,8 @@ async def test_held_kv_that_was_perhaps_not_audited_is_forgotten_and_may_be_to_b
     monkeypatch.setattr(service.engine, "find_held", lambda tokens, salt: held)
     monkeypatch.setattr(service.engine, "forget_held", lambda tokens, salt: forgotten.append((tokens, salt)))
     info = dataclasses.replace(service.engine.info, audits=True)
-    service._audits = Audits(EngineOptions("mlx", kv_audit=setting), info)
+    service._audits = Audits(EngineOptions("mlx"), info)
+    service._audits.all_accepted = all_accepted
 
     refuted, *_, last = await handed_over(service, replace(DECODE, cache_salt="tenant"))
 
