@@ -346,6 +346,14 @@ async def test_an_answer_states_by_how_much_its_kv_differed(
     assert service.status().senders["p-1"].deviation == done.deviation
 
 
+async def test_kv_whose_audit_could_not_be_made_is_used_and_not_counted_as_accepted(service: DecodeService) -> None:
+    """The engine of this host simulates, and audits nothing."""
+    service._audits = Audits(EngineOptions("mlx"), dataclasses.replace(service.engine.info, audits=True))
+    done = of_type((await handed_over(service))[-1], DoneEvent)
+    assert (done.computed_prompt_tokens, done.deviation) == (1, None)
+    assert not service._audits.all_accepted and service.status().senders == {}
+
+
 @pytest.mark.parametrize(("asked", "audited"), [(False, False), (True, True)])
 async def test_a_caller_can_ask_for_an_audit(
     service: DecodeService, monkeypatch: pytest.MonkeyPatch, asked: bool, audited: bool
