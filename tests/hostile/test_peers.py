@@ -95,12 +95,12 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningFleet]:
 
 
 def test_a_liar_beside_a_good_host_is_out_after_three_and_every_answer_is_right(fleet: RunningFleet) -> None:
-    """The liar is asked first while nothing is known about either, and as long as it looks quicker."""
+    """So many at a time that the liar is asked, too, once it is known to be the slower one."""
     with fleet.client() as client:
         view = client._driver.view
         refuted = 0
-        for first in range(0, 40, 4):
-            asked = [prompt(80 + number, seed=number) for number in range(first, first + 4)]
+        for first in range(0, 80, 8):
+            asked = [prompt(80 + number, seed=number) for number in range(first, first + 8)]
             answers = client.generate_all([_request(tokens, f"a {first}") for tokens in asked]).answers
             alone = client.generate_all([_request(tokens, f"b {first}", alone="decode") for tokens in asked]).answers
             for one, other in zip(answers, alone, strict=True):
@@ -114,7 +114,7 @@ def test_a_liar_beside_a_good_host_is_out_after_three_and_every_answer_is_right(
                 )
             if view.of("p-liar").breaker.ejections:
                 break
-        assert view.of("p-liar").breaker.ejections == 1 and refuted >= FAILURES_IF_IT_ANSWERS
+        assert view.of("p-liar").breaker.ejections and refuted >= FAILURES_IF_IT_ANSWERS
         assert view.of("p-good").breaker.failures == view.of("d-1").breaker.failures == 0
     status = fleet.status("d-1")
     assert status["status"] == "ok" and status["audit_every"] == 1
