@@ -19,6 +19,8 @@ _UNKNOWN = re.compile(r"^.*: unknown field", re.DOTALL)  # whose name is the cal
 _MAX_NAMED = 1e12
 T = TypeVar("T")
 Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
+BoundShare = Annotated[float, msgspec.Meta(ge=0, le=1)]
+"""What accepted KV differs by, over the bound beyond which it is refuted."""
 """Tokens, requests or bytes, as another process states them."""
 _preparing = threading.Lock()
 _prepared: set[type] = set()

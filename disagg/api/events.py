@@ -15,7 +15,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 
 from msgspec import Meta
 
-from disagg.api.base import Contract, Count
+from disagg.api.base import BoundShare, Contract, Count
 from disagg.api.names import WireForm
 from disagg.api.requests import KVAddress, ToolCall
 from disagg.errors import DisaggError, Overloaded
@@ -115,7 +115,8 @@ class Timing(Contract, frozen=True):
 
 class DoneEvent(Contract, frozen=True, kw_only=True):
     """The end of an answer. computed_prompt_tokens: prompt tokens that this host ran through the model for it.
-    audited_tokens: those that it ran to audit the KV that arrived. refuted: why that KV was not used and the prompt
+    audited_tokens: those that it ran to audit the KV that arrived. deviation: what this KV differed by, as a share of
+    the bound for its dtypes, None if it was not audited. refuted: why that KV was not used and the prompt
     computed here, empty if it was. local: why the prompt's rest was computed here without asking a prefill host, empty
     if one was asked. held_tokens: prompt tokens whose KV the host had from earlier requests. kv_wire: the form in which
     KV arrived, None if none did. simulated: no model ran, the times are predicted. reasoning_tokens: of the answer.
@@ -134,6 +135,7 @@ class DoneEvent(Contract, frozen=True, kw_only=True):
     reasoning_tokens: Count = 0
     stop: str = ""
     audited_tokens: Count = 0
+    deviation: BoundShare | None = None
     refuted: Reason = ""
 
     @property

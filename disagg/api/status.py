@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from disagg.api.base import Contract, Count
+from disagg.api.base import BoundShare, Contract, Count
 from disagg.api.names import Role
 
 Verdict = Literal["accepted", "refuted"]
@@ -24,6 +24,18 @@ class Liveness(Contract, frozen=True):
     status: ServerState
 
 
+class SenderAudits(Contract, frozen=True, kw_only=True):
+    """What a decode host has found of the KV of one prefill host since it started. accepted, refuted: hand-offs; those
+    that were not audited are not counted. verdict: the last one. deviation: by how much the last accepted KV differed
+    from what was computed here, as a share of the bound beyond which it is refuted; highest: the most of any."""
+
+    accepted: Count = 0
+    refuted: Count = 0
+    verdict: Verdict | None = None
+    deviation: BoundShare | None = None
+    highest: BoundShare | None = None
+
+
 class Load(Liveness, frozen=True, kw_only=True):
     """GET /load: what routing needs, cheap enough to be read every second.
 
@@ -32,9 +44,9 @@ class Load(Liveness, frozen=True, kw_only=True):
     kv_held_bytes: of finished conversations, given up if a request needs the room. prefill_tokens_s, decode_tokens_s:
     measured lately, None if not measured; decode_tokens_s is that of one request. links: rate in bytes/s of recent
     transfers from this host, by "address:port" of the decode host. vocab_size: of the model, 0 until it has loaded.
-    senders: the last verdict of an audit on the KV of each prefill host, by its name. strikes: of requests that this
-    host computed when it ended, by their marks; acquitted: marks of those that it has computed after another host had
-    ended with them; see disagg/strikes.py.
+    senders: what audits found of the KV of each prefill host, by its name; empty if it has not stated one. strikes: of
+    requests that this host computed when it ended, by their marks; acquitted: marks of those that it has computed after
+    another host had ended with them; see disagg/strikes.py.
     """
 
     boot_id: Annotated[str, Meta(max_length=64)]
@@ -49,7 +61,7 @@ class Load(Liveness, frozen=True, kw_only=True):
     decode_tokens_s: Rate | None = None
     links: Annotated[Mapping[Annotated[str, Meta(max_length=300)], Rate], Meta(max_length=1024)] = {}
     vocab_size: Count = 0
-    senders: Annotated[Mapping[Annotated[str, Meta(max_length=256)], Verdict], Meta(max_length=1024)] = {}
+    senders: Annotated[Mapping[Annotated[str, Meta(max_length=256)], SenderAudits], Meta(max_length=1024)] = {}
     strikes: Annotated[Mapping[Annotated[str, Meta(max_length=64)], Count], Meta(max_length=1024)] = {}
     acquitted: Annotated[tuple[Annotated[str, Meta(max_length=64)], ...], Meta(max_length=1024)] = ()
 
@@ -174,18 +186,6 @@ class Counters(Contract, frozen=True):
     kv_bytes_total: int = 0
     audited_tokens: int = 0
     refuted: int = 0
-
-
-class SenderAudits(Contract, frozen=True, kw_only=True):
-    """What a decode host has found of the KV of one prefill host since it started. accepted, refuted: hand-offs; those
-    that were not audited are not counted. verdict: the last one. deviation: by how much the last accepted KV differed
-    from what was computed here, as a share of the bound beyond which it is refuted; highest: the most of any."""
-
-    accepted: int = 0
-    refuted: int = 0
-    verdict: Verdict | None = None
-    deviation: float | None = None
-    highest: float | None = None
 
 
 class LastError(Contract, frozen=True):

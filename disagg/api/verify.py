@@ -52,8 +52,9 @@ class VerifyReport(Contract, frozen=True, kw_only=True):
     bounds: of the hand-off compared with either engine alone; bounds_alone: of the two engines alone.
     wrong_kv_changes_output: whether the KV of another prompt changed the answer, as it must; None for a prompt of one
     token, which needs no KV. distinct_tokens: in the answer. decode_computed_tokens: prompt tokens that the decode
-    engine computed after the hand-off, 1 if the KV was used. ok: all runs agree within their bounds, and the two
-    controls hold. summary: the figures in a sentence.
+    engine computed after the hand-off, 1 if the KV was used. deviation: what the KV differed by in an audit, as a share
+    of the bound for these dtypes and weights; may be more than 1 here; None if this model has no audit. ok: all runs
+    agree within their bounds, and the two controls hold. summary: the figures in a sentence.
     """
 
     architecture: str
@@ -78,6 +79,7 @@ class VerifyReport(Contract, frozen=True, kw_only=True):
     distinct_tokens: int
     decode_computed_tokens: int
     kv_bytes: int
+    deviation: float | None = None
     preflight: tuple[BackendFinding, ...]
     summary: str
     ok: bool
@@ -88,7 +90,8 @@ class PairReport(Contract, frozen=True, kw_only=True):
 
     Two answers are compared until their first difference. max_logit_diff and mean_kl of a comparison are those of the
     likeliest tokens that both hosts stated. same_weights: whether both hosts load the same source, unconverted.
-    kv_wire, kv_bytes, decode_computed_tokens: of the hand-offs, the latter the most of any, 1 if the KV was used. ok:
+    kv_wire, kv_bytes, decode_computed_tokens: of the hand-offs, the latter the most of any, 1 if the KV was used.
+    deviation: the most that their KV differed by in an audit, as a share of its bound; None if none was audited. ok:
     all comparisons are within their bounds, and every prompt was handed over. why: if not, the reason; if a request
     failed there are no comparisons.
     """
@@ -104,6 +107,7 @@ class PairReport(Contract, frozen=True, kw_only=True):
     kv_wire: str = ""
     kv_bytes: int = 0
     decode_computed_tokens: int = 0
+    deviation: float | None = None
     ok: bool = False
     why: str = ""
 

@@ -17,6 +17,8 @@ convert    a JSON list of servers -> the text of a hosts.toml
 from disagg.config.placement import Connector
 from disagg.config.render import served_digest
 from disagg.config.schema import (
+    MAX_TOLERANCE,
+    MIN_TOLERANCE,
     Deploy,
     DType,
     EngineName,
@@ -34,6 +36,8 @@ from disagg.config.schema import (
 from disagg.config.validate import load
 
 __all__ = [
+    "MAX_TOLERANCE",
+    "MIN_TOLERANCE",
     "Connector",
     "DType",
     "Deploy",

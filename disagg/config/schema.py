@@ -40,6 +40,11 @@ class Model:
     written: Mapping[EngineName, str] = field(default_factory=dict)
 
 
+MIN_TOLERANCE: Final = 0.1
+MAX_TOLERANCE: Final = 100
+"""Of EngineOptions.kv_audit_tolerance."""
+
+
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
     """How a host runs its model. `load` refuses options that the engine does not have."""

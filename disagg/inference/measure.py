@@ -93,6 +93,7 @@ def metrics(trace: Trace, done: DoneEvent, shipped: ShippedEvent | None = None) 
         held_tokens=done.held_tokens,
         resumed_tokens=trace.resumed_tokens,
         audited_tokens=done.audited_tokens,
+        deviation=done.deviation,
     )
 
 

@@ -47,7 +47,8 @@ class Metrics:
     decode_speed = (completion_tokens - 1) / decode_time; None if there is one token only, or decode_time is 0.
     hidden_transfer: seconds of sending while this prompt's prefill computed, at most prefill_time.
     decode_computed_tokens: prompt tokens that the decode host ran through the model itself, for the answer.
-    audited_tokens: those that it ran to audit the KV that it received.
+    audited_tokens: those that it ran to audit the KV that it received. deviation: what that KV differed by, as a share
+    of the bound beyond which it is refuted; None if it was not audited.
     decode_server: the host that generated the answer, also a whole-request host; None if a prefill host did, alone.
     kv_wire: the form in which the decode host received the KV, "as-is" or "int8-g64"; None if it received none.
     simulated: no model ran; the times are predicted.
@@ -82,6 +83,7 @@ class Metrics:
     held_tokens: int = 0
     resumed_tokens: int = 0
     audited_tokens: int = 0
+    deviation: float | None = None
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

@@ -170,7 +170,7 @@ class ReportingHost(ABC, Generic[Engine]):
             decode_tokens_s=self.decode_tokens_s,
             links=self.links,
             vocab_size=self.info.profile.vocab_size if self.info else 0,
-            senders={name: one.verdict for name, one in self.senders.items() if name and one.verdict},
+            senders={name: one for name, one in self.senders.items() if name},
             strikes=verdicts.strikes,
             acquitted=tuple(verdicts.acquitted),
         )

@@ -17,9 +17,12 @@ from dataclasses import dataclass
 from typing import Any, get_args
 
 from disagg import logs
+from disagg.api.names import AS_IS
 from disagg.api.sampling import Sampling
 from disagg.api.verify import BackendFinding, VerifyReport
 from disagg.config import DType, EngineOptions
+from disagg.engines.base import audit
+from disagg.engines.base.audit import UNBOUNDED
 from disagg.engines.exit import exit_without_cleanup
 from disagg.engines.model import checkpoint
 from disagg.engines.model.checkpoint_files import weights_form
@@ -45,11 +48,12 @@ class VerifyPlan:
 
 @dataclass(frozen=True, slots=True)
 class Controls:
-    """computed: prompt tokens that the decode engine computed after the hand-off. wrong_kv_changes: as in
+    """computed: prompt tokens that the decode engine computed after the hand-off. wrong_kv_changes, deviation: as in
     VerifyReport."""
 
     computed: int
     wrong_kv_changes: bool | None
+    deviation: float | None
 
     @property
     def hold(self) -> bool:
@@ -95,6 +99,7 @@ def verify(pair: EnginePair, plan: VerifyPlan) -> VerifyReport:
         distinct_tokens=len(set(runs.handoff.tokens)),
         decode_computed_tokens=controls.computed,
         kv_bytes=info.layout.nbytes(plan.prompt_tokens - 1),
+        deviation=controls.deviation,
         preflight=_findings(pair),
         summary=summary(pair.prefill_info.backend, info.backend, plan.max_tokens, found),
         ok=controls.hold and found.within(limits, alone),
@@ -109,7 +114,7 @@ def run_all(pair: EnginePair, plan: VerifyPlan) -> tuple[Runs, Controls]:
     alone = pair.prefill.answer(prompt, count)
     forced = [*prompt, *alone[:-1]]
     kv = pair.hand_over(prompt, plan.chunk)
-    handed_over, computed = pair.decode(prompt, sampling, kv)
+    handed_over, timing = pair.decode(prompt, sampling, kv, UNBOUNDED)
     handoff = EngineRun(handed_over, pair.decode_logits(forced, count, kv))
     kv.release()
     decoded, _ = pair.decode(prompt, sampling, None)
@@ -121,7 +126,10 @@ def run_all(pair: EnginePair, plan: VerifyPlan) -> tuple[Runs, Controls]:
         decode_again=EngineRun(decoded, pair.decode_logits(forced, count, chunk_tokens=pieces)),
     )
     wrong = _wrong_kv(pair, other, prompt, sampling, plan.chunk)
-    return runs, Controls(computed, None if wrong is None else wrong != handed_over)
+    audit_bounds = audit.bounds(plan.dtype, AS_IS, same_weights=plan.weights[0] == plan.weights[1])
+    deviation = timing.audit.share(audit_bounds) if timing.audit is not None else None
+    changes = None if wrong is None else wrong != handed_over
+    return runs, Controls(timing.computed_prompt_tokens, changes, deviation)
 
 
 def _findings(pair: EnginePair) -> tuple[BackendFinding, ...]:

@@ -16,8 +16,10 @@ from typing import Any
 import numpy
 
 from disagg.api.verify import RunComparison, VerifyBounds
-from disagg.config import DType
+from disagg.config import MAX_TOLERANCE, MIN_TOLERANCE, DType
 
+AUDIT_SPARE = 4.0
+"""An audit's bound that follows from a pair's own controls, over what its KV differed by."""
 MAX_LOGIT_DIFF = 1e-2  # float32; 3e-6 to 2e-3 were measured over thirteen architectures (gemma3 the largest)
 # In half precision the frameworks round differently; the bounds allow for the rounding noise of a single engine.
 NOISE = {
@@ -162,3 +164,9 @@ def _log_softmax(logits: Logits) -> Logits:
     row = numpy.asarray(logits, numpy.float64)
     shifted = row - row.max()
     return shifted - math.log(float(numpy.exp(shifted).sum()))
+
+
+def audit_tolerance(deviation: float) -> float:
+    """The kv_audit_tolerance of hosts.toml with which a pair's audits refute what differs by AUDIT_SPARE times as much
+    as the KV that its controls have shown to be right. deviation: of that KV, as a share of the bound without it."""
+    return min(MAX_TOLERANCE, max(MIN_TOLERANCE, math.ceil(10 * AUDIT_SPARE * deviation) / 10))

@@ -142,6 +142,7 @@ def judge(model: Model, pair: tuple[Host, Host], handoff: Outcome, prefill: Outc
         kv_wire=", ".join(sorted(wires)),
         kv_bytes=sum(one.metrics.kv_bytes for one in given[0]),
         decode_computed_tokens=max(one.metrics.decode_computed_tokens for one in given[0]),
+        deviation=max((one.metrics.deviation for one in given[0] if one.metrics.deviation is not None), default=None),
     )
     why = "; ".join([*_differences(report, limit, limit_alone), *_unused(report, given[0])])
     return msgspec.structs.replace(report, ok=not why, why=why)

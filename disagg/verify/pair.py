@@ -18,6 +18,7 @@ from disagg.api.sampling import Sampling
 from disagg.api.verify import PrefillReady
 from disagg.config import EngineOptions
 from disagg.engines.base import DecodeEngine, DecodeRequest, DecodeTiming, Token
+from disagg.engines.base.audit import AuditBounds
 from disagg.engines.model import checkpoint
 from disagg.errors import DisaggError
 from disagg.kv.arena import Arenas
@@ -101,14 +102,16 @@ class EnginePair:
             raise outcome
         return outcome
 
-    def decode(self, prompt: Sequence[int], sampling: Sampling, kv: ReceivedKV | None) -> tuple[list[int], int]:
-        """The decode engine's answer, with `kv` or alone, and how many prompt tokens it computed."""
+    def decode(
+        self, prompt: Sequence[int], sampling: Sampling, kv: ReceivedKV | None, audit: AuditBounds | None = None
+    ) -> tuple[list[int], DecodeTiming]:
+        """The decode engine's answer, with `kv` or alone, and its figures. audit: see DecodeRequest."""
         collector = _Collector()
-        self.decode_engine.submit(DecodeRequest("verify", prompt, sampling, kv), collector)
+        self.decode_engine.submit(DecodeRequest("verify", prompt, sampling, kv, audit=audit), collector)
         outcome = collector.outcome.get(timeout=TIMEOUT_S)
         if isinstance(outcome, Exception):
             raise outcome
-        return collector.tokens, outcome.computed_prompt_tokens
+        return collector.tokens, outcome
 
     def decode_logits(
         self, tokens: Sequence[int], last: int, kv: ReceivedKV | None = None, chunk_tokens: int | None = None

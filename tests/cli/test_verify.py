@@ -57,6 +57,7 @@ RESULT = {
     "distinct_tokens": 41,
     "decode_computed_tokens": 1,
     "kv_bytes": 1 << 20,
+    "deviation": 0.02,
     "preflight": [{"component": "rope", "status": "patched", "detail": "YaRN truncate", "backend": "mlx/cpu"}],
     "summary": "The pair agrees with mlx/cpu alone in 100.0%.",
     "ok": True,
@@ -283,6 +284,7 @@ def test_a_model_is_verified_on_the_fleets_hosts_and_its_verdict_kept(
     assert (pair.prefill, pair.decode, pair.ok, pair.same_weights) == ("tiny-prefill", "tiny-decode", True, True)
     assert pair.handoff_vs_decode is not None and pair.handoff_vs_decode.equal_tokens == PROMPTS * 6
     assert (pair.kv_wire, pair.decode_computed_tokens, pair.bounds) == ("as-is", 1, NOISE["float32"])
+    assert pair.deviation is not None and 0 < pair.deviation < 0.2
     completed = {name: tiny_fleet.status(name)["counters"]["completed"] - before[name] for name in before}
     assert completed == {"tiny-prefill": 2 * PROMPTS, "tiny-decode": 2 * PROMPTS}
     assert not seen.exists(), "no engine was started here"
@@ -329,6 +331,7 @@ def test_each_pair_of_hosts_is_a_table(width: int) -> None:
         bounds=NOISE["float32"],
         kv_wire="as-is",
         kv_bytes=3 << 20,
+        deviation=0.0123,
         ok=True,
     )
     broken = PairReport(prefill="dgx-spark-2", decode="mac-studio-2", why="the KV connection broke")
@@ -345,6 +348,8 @@ def test_each_pair_of_hosts_is_a_table(width: int) -> None:
     console.print(hosts_view(report))
     shown = printed(console)
     assert "dgx-spark-1 → mac-studio-2  KV as-is, 3.0 MiB" in shown and "✔ same answers" in shown
+    assert "audit: the KV differs by 1.2 % of the bound; four times that:" in shown
+    assert "engine.kv_audit_tolerance = 0.1" in " ".join(shown.split())
     assert "hand-off ↔ dgx-spark-1" in shown and "✘ the KV connection broke" in shown
     assert shown.count("|Δlogp|") >= 2 and "|Δlogp| at most" in shown and "|Δlogit|" not in shown, (
         "the bound is of what the table has"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final, Literal
 
 from tests.faults.flow import Direction, Fault, Kind
@@ -41,6 +42,10 @@ LIES: Final = (
 )
 """Those of tests.hostile.peers, which imports torch."""
 
+IDLES: Final = "idles"
+"""Instead of a lie, see tests.hostile.peers; with " once" after it, the first host that is asked does."""
+BOUND_S: Final = 20.0  # from the fault to the end of the request: detection, failover and the answer
+IDLE_BOUND_S: Final = 8.0  # two hosts that make no progress are given up before they count as stalled
 EVERY: Final = 1000  # connections: the fault does not go away
 MID_TRANSFER: Final = 100_000  # bytes; the prompt's KV has some 700,000
 FIFTH: Final = 5
@@ -50,7 +55,8 @@ FIFTH: Final = 5
 class Cell:
     """One case. side: whose connections or process. fault: of bytes, or the trigger at which `process` happens to the
     host of `side`; None: `lacking`, or the hosts of `side` tell a lie, from the beginning, or the request itself is the
-    fault. endings: those allowed. schema: of tests.hostile.schemas, the form that the answer must have."""
+    fault. endings: those allowed. schema: of tests.hostile.schemas, the form that the answer must have. within_s: from
+    the fault to the end of the request."""
 
     side: Side
     name: str
@@ -63,6 +69,7 @@ class Cell:
     lacking: Lacking | None = None
     lie: str | None = None
     schema: str | None = None
+    within_s: float = BOUND_S
 
     @property
     def linked(self) -> bool:
@@ -218,11 +225,16 @@ def _lacking() -> Iterator[Cell]:
 
 
 def _lies() -> Iterator[Cell]:
-    """Every prefill host sends wrong KV under a right digest."""
+    """Every prefill host sends wrong KV under a right digest; or sends idle frames for ever."""
     for lie in LIES:
         yield Cell("prefill", f"sends {lie}", "in the transfer", "fallback", NOTED, "prefill", None, lie=lie)
     lie = LIES[0]
     yield Cell("prefill", f"sends {lie}", "in the transfer", "fail", ERROR, "prefill", None, lie=lie)
+    idle = partial(Cell, "prefill", state="in the transfer", trigger="prefill", fault=None, within_s=IDLE_BOUND_S)
+    name = "sends idle frames and makes no progress"
+    yield idle(name=name, policy="fallback", endings=WHOLE, lie=f"{IDLES} once")
+    for policy, endings in _EVERY_TRANSFER:
+        yield idle(name=f"{name}, every one", policy=policy, endings=endings, lie=IDLES)
 
 
 def _poisons() -> Iterator[Cell]:
@@ -275,5 +287,6 @@ REPRESENTATIVE: Final = (
     "prefill: sends zeros, in the transfer, fail",
     "decode: killed, every one, in the transfer, fallback",
     "decode: compiles references, before the slot, fallback",
+    "prefill: sends idle frames and makes no progress, every one, in the transfer, fallback",
 )
 """The cells that `make test` runs, and those of them with cables above."""

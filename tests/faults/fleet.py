@@ -101,13 +101,14 @@ class FaultFleet:
         self._stopped.append(StoppedThread(busiest_thread(self.pid(name))))
 
     def tell(self, lie: str) -> None:
-        """From now on every prefill host tells this lie of tests.hostile.peers."""
+        """From now on every prefill host tells this lie of tests.hostile.peers or idles, or the first that is asked."""
         (self.seen.parent / LIE_FILE).write_text(lie)
 
     def heal(self) -> None:
         """Undo every fault: proxies forward, frozen servers and threads run and are well, killed servers are started
         again and ready, and prefill hosts are honest."""
-        (self.seen.parent / LIE_FILE).unlink(missing_ok=True)
+        for file in (LIE_FILE, LIE_FILE + ONCE):
+            (self.seen.parent / file).unlink(missing_ok=True)
         for proxy in (*self.proxies.values(), *self.links.values()):
             proxy.heal()
         while self._stopped:
@@ -156,6 +157,7 @@ class FaultFleet:
 
 TWO_AND_TWO: Final[Mapping[str, int]] = {"prefill": 2, "decode": 2}
 LIE_FILE: Final = "lie"
+ONCE: Final = " once"  # as in tests.hostile.peers, which imports torch
 KV: Final = " KV"  # ends the name of the proxy of a KV port
 POOLS: Final[Mapping[str, int]] = {
     "asyncio": min(32, (os.cpu_count() or 1) + 4),  # for work off the event loop

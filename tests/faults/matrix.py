@@ -22,7 +22,6 @@ from tests.faults.proxy import Injection
 from tests.hostile.schemas import POISONS
 
 DEADLINE_S: Final = 40.0
-BOUND_S: Final = 20.0  # from the fault to the end of the request: detection, failover and the answer
 ANSWER_TOKENS: Final = 160
 MOST_LOST: Final = 2  # hosts, with one request
 PROMPT: Final = tuple(10 + n * 37 % 600 for n in range(480))
@@ -178,7 +177,7 @@ def _result(cell: Cell, sampling: str, answer: Answer, struck: float) -> Result:
     ending, detail, problems = _judged(cell, answer)
     seconds = answer.ended - struck
     later = [at - struck for at in answer.times if at > struck]
-    if not cell.lacking and seconds > BOUND_S:
+    if not cell.lacking and seconds > cell.within_s:
         problems.append(f"ended {seconds:.1f} s after the fault")
     return Result(cell, sampling, ending, detail, seconds, later[0] if later else None, problems)
 

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Final
 
-from tests.faults.cells import Side
-from tests.faults.matrix import BOUND_S, DEADLINE_S, Result
+from tests.faults.cells import BOUND_S, IDLE_BOUND_S, Side
+from tests.faults.matrix import DEADLINE_S, Result
 
 HEAD = """\
 # Faults
@@ -20,9 +20,9 @@ prefill and two decode servers of a small model on one machine, float32, every c
 the fault at a given byte. Each row is one fault at one state of a request, run once greedy and once sampled with a
 seed.
 
-A row holds if the request ends within {deadline:g} s, and within {bound:g} s of the fault; if a complete answer has
-exactly the tokens of an undisturbed one; and if afterwards no server has a request, a byte of KV, a socket or a thread
-left of it.
+A row holds if the request ends within {deadline:g} s, and within {bound:g} s of the fault, {idle:g} s if a prefill host
+idles; if a complete answer has exactly the tokens of an undisturbed one; and if afterwards no server has a request, a
+byte of KV, a socket or a thread left of it.
 
 Policy: *fallback* is the default; *fail* is `--on-kv-failure fail`; *one decode host*: the other refuses connections;
 *no host left*: after the fault every host refuses connections.
@@ -32,9 +32,9 @@ is from the fault to the first token after it. *Link cut*, *clock*: on servers i
 without proxies; the host's veth is set down, and up again after 2 s, or its wall clock jumps, as the process reads it.
 *Frozen*: SIGSTOP. *Engine's thread stopped*: the thread that computes is stopped by ptrace while the rest of
 the server goes on, as if its GPU hung. *No memory*: no new mapping; *no descriptors*: no new file or connection;
-*disk full*: no file grows. *Killed, every one*: each host that begins with the request is killed. *Sends ...*: the
-prefill hosts compute wrong KV and send it under a right digest. *Compiles ...*: the answer's form is a schema that was
-made to end or to block what compiles it.
+*disk full*: no file grows. *Killed, every one*: each host that begins with the request is killed. *Sends ...*: prefill
+hosts that send wrong KV under a right digest, or idle frames while their engine makes no progress (`tests/hostile`,
+[audit.md](audit.md)). *Compiles ...*: the answer's form is a schema that was made to end or to block what compiles it.
 
 ## One request harms nobody else
 
@@ -87,7 +87,7 @@ def head() -> str:
         "| --- | --- | --- |",
         *(f"| {' | '.join(row)} |" for row in HARMLESS),
     ]
-    return HEAD.format(deadline=DEADLINE_S, bound=BOUND_S, harmless="\n".join(table))
+    return HEAD.format(deadline=DEADLINE_S, bound=BOUND_S, idle=IDLE_BOUND_S, harmless="\n".join(table))
 
 
 def line(result: Result) -> str:

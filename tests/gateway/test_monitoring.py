@@ -48,6 +48,8 @@ def samples() -> dict[str, set[str]]:
             found.setdefault(sample.name, set()).update(sample.labels)
         if family.name.startswith("disagg_host"):
             found.setdefault(family.name, {"host", "role", "model_name"})
+        if family.name == "disagg_kv_audits":
+            found.setdefault(f"{family.name}_total", {"host", "sender", "verdict", "model_name"})
     return found
 
 

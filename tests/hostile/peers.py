@@ -12,7 +12,9 @@ import os
 import random
 import shutil
 import tempfile
+import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -30,6 +32,10 @@ from disagg.engines.transformers.engine import TransformersPrefillEngine
 from disagg.kv.blocks import Block, KVBlock, StateBlock
 from disagg.kv.layout import Layout
 
+IDLES: Final = "idles"
+"""Instead of a lie: the engine makes no progress, while its server sends idle frames, until the file is gone."""
+ONCE: Final = " once"
+"""Ends the name of a lie in a file for the first engine that reads it; the file is renamed, to one with this ending."""
 LIE_VARIABLE: Final = "DISAGG_LIE"
 EACH: Final = "each"
 EVERY_VARIABLE: Final = "DISAGG_LIES_EVERY"
@@ -176,6 +182,9 @@ class LyingEngine(TransformersPrefillEngine):
     ) -> PrefillRun:
         """See PrefillEngine."""
         self._prompts += 1
+        if (file := self._told_to_idle()) is not None:
+            run = super().start(tokens, emit, start=start, wire=wire, salt=salt, chunk_tokens=chunk_tokens)
+            return _IdlingRun(run, file)
         lie = self._lie()
         if lie is None or self._prompts % self.every or start >= len(tokens):
             return super().start(tokens, emit, start=start, wire=wire, salt=salt, chunk_tokens=chunk_tokens)
@@ -201,6 +210,18 @@ class LyingEngine(TransformersPrefillEngine):
             name = list(LIES)[self.told % len(LIES)]
         return LIES[name] if name else None
 
+    def _told_to_idle(self) -> Path | None:
+        """The file that is there as long as this engine makes no progress; None if it is to make some."""
+        if not isinstance(self.lie, Path):
+            return None
+        claimed = self.lie.with_name(self.lie.name + ONCE)
+        with suppress(FileNotFoundError):
+            if self.lie.read_text() == IDLES:
+                return self.lie
+            if self.lie.read_text() == IDLES + ONCE:
+                return self.lie.rename(claimed)
+        return None
+
     def honestly(self, tokens: Sequence[int], emit: Callable[[Block], None], start: int) -> PrefillRun:
         """The run of an honest engine."""
         return TransformersPrefillEngine.start(self, tokens, emit, start=start)
@@ -212,6 +233,34 @@ class LyingEngine(TransformersPrefillEngine):
             shutil.copytree(self._source, copy)
             CHECKPOINTS[checkpoint](copy)
             return LyingEngine(copy, self._context, self._options, "")
+
+
+class _IdlingRun:
+    """A PrefillRun that makes no progress while a file is there."""
+
+    def __init__(self, run: PrefillRun, file: Path) -> None:
+        self._run, self._file = run, file
+        self.held = run.held
+
+    @property
+    def remaining(self) -> int:
+        return self._run.remaining
+
+    @property
+    def done(self) -> bool:
+        return self._run.done
+
+    @property
+    def timing(self) -> PrefillTiming:
+        return self._run.timing
+
+    def step(self, max_tokens: int | None = None) -> None:
+        while self._file.exists():
+            time.sleep(0.05)
+        self._run.step(max_tokens)
+
+    def close(self) -> None:
+        self._run.close()
 
 
 class _LyingRun:

@@ -11,7 +11,7 @@ from disagg.engines.base.audit import bounds
 from disagg.inference.attempts.answer import FALLBACK_WARNING
 from disagg.inference.hosts.breaker import FAILURES_IF_IT_ANSWERS
 from tests import tiny_models
-from tests.engines.mlx.mlx_parts import prompt
+from tests.engines.mlx.mlx_parts import prompt, start
 from tests.faults import cells
 from tests.faults.fleet import hosts_file
 from tests.fleets import RunningFleet, running
@@ -45,6 +45,27 @@ def test_lies_are_found_in_every_family_of_caches_and_honest_kv_is_not_refuted(p
         assert found.over(limits) is not None, f"{lie}: {found}"
 
 
+def test_after_a_held_prefix_lies_in_what_was_received_are_found_and_what_is_held_stays_as_it_is(
+    pair: tuple[str, Peers],
+) -> None:
+    family, engines = pair
+    limits, first = bounds("float32", AS_IS, same_weights=True), prompt(90)
+    engines.prefill.lie = ""
+    assert start(engines.decode, first, max_tokens=4).result()
+    second = [*first, *prompt(70, seed=2)]
+    held = engines.decode.find_held(second, "")
+    if held is None:
+        assert family == "rows and state", "of layers that have both, nothing is held"
+        return
+    assert 0 < held.tokens <= 90
+    for lie, found in (("", False), ("zeros", True), ("one layer of another prompt", True), ("", False)):
+        kv = engines.receive(second, AS_IS, lie, held.tokens)
+        finding = engines.finding(second, kv, held)
+        assert (finding.over(limits) is not None) is found, f"{lie}: {finding}"
+    held.release()
+    engines.decode.give_up_held(engines.decode.held_bytes)
+
+
 def test_kv_that_was_quantised_on_the_wire_has_bounds_of_its_own() -> None:
     (family,) = (one for one in FAMILIES if one.name == "full")
     assert family.config["head_dim"] == WIDE["head_dim"]
@@ -74,12 +95,12 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningFleet]:
 
 
 def test_a_liar_beside_a_good_host_is_out_after_three_and_every_answer_is_right(fleet: RunningFleet) -> None:
-    """The liar is asked first while nothing is known about either, and as long as it looks quicker."""
+    """So many at a time that the liar is asked, too, once it is known to be the slower one."""
     with fleet.client() as client:
         view = client._driver.view
         refuted = 0
-        for first in range(0, 40, 4):
-            asked = [prompt(80 + number, seed=number) for number in range(first, first + 4)]
+        for first in range(0, 80, 8):
+            asked = [prompt(80 + number, seed=number) for number in range(first, first + 8)]
             answers = client.generate_all([_request(tokens, f"a {first}") for tokens in asked]).answers
             alone = client.generate_all([_request(tokens, f"b {first}", alone="decode") for tokens in asked]).answers
             for one, other in zip(answers, alone, strict=True):
@@ -93,7 +114,7 @@ def test_a_liar_beside_a_good_host_is_out_after_three_and_every_answer_is_right(
                 )
             if view.of("p-liar").breaker.ejections:
                 break
-        assert view.of("p-liar").breaker.ejections == 1 and refuted >= FAILURES_IF_IT_ANSWERS
+        assert view.of("p-liar").breaker.ejections and refuted >= FAILURES_IF_IT_ANSWERS
         assert view.of("p-good").breaker.failures == view.of("d-1").breaker.failures == 0
     status = fleet.status("d-1")
     assert status["status"] == "ok" and status["audit_every"] == 1

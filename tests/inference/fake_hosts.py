@@ -13,6 +13,7 @@ from typing import Literal
 import httpx
 
 from disagg.config import Fleet, Host
+from disagg.inference.client import AsyncClient
 from disagg.inference.policy import Timeouts
 from disagg.inference.sync_client import Client
 from tests.fleets import RunningFleet
@@ -83,7 +84,7 @@ def only(running: RunningFleet, *hosts: Host) -> Fleet:
     return dataclasses.replace(running.fleet, hosts={host.name: host for host in hosts})
 
 
-def start_at(client: Client, name: str) -> None:
+def start_at(client: Client | AsyncClient, name: str) -> None:
     """Make equal hosts be ranked beginning with this one, of its role."""
     like = client.fleet.hosts[name].roles
     names = [host.name for host in client.fleet.hosts.values() if host.roles == like]

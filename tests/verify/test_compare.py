@@ -15,6 +15,7 @@ from disagg.verify.compare import (
     Comparisons,
     EngineRun,
     Runs,
+    audit_tolerance,
     bounds,
     bounds_alone,
     compare,
@@ -174,3 +175,12 @@ def test_the_summary_says_how_far_the_pair_is_from_the_decode_host_and_how_far_t
         "The pair agrees with mlx/gpu alone in 97.0% of 100 next tokens (95 % interval 91.5% to 99.0%). "
         "Two runs of mlx/gpu alone agree in 99.0%, vllm/cuda alone and mlx/gpu alone in 96.0%."
     )
+
+
+@pytest.mark.parametrize(
+    ("deviation", "tolerance"), [(0.0, 0.1), (0.02, 0.1), (0.1, 0.4), (0.26, 1.1), (1.5, 6.0), (1e9, 100.0)]
+)
+def test_audits_of_a_pair_are_bounded_by_four_times_what_its_controls_differ_by(
+    deviation: float, tolerance: float
+) -> None:
+    assert audit_tolerance(deviation) == tolerance

@@ -49,6 +49,7 @@ def test_the_same_weights_give_the_same_answer() -> None:
     assert report.handoff_vs_decode.first_divergence is None and report.handoff_vs_prefill.first_divergence is None
     assert report.decode_again.top1 == report.prefill_again.top1 == 1.0
     assert report.wrong_kv_changes_output and report.decode_computed_tokens == 1
+    assert report.deviation is not None and 0 < report.deviation < 0.2
 
 
 def test_other_weights_are_judged_by_what_the_two_engines_differ_by(four_bits: Path) -> None:

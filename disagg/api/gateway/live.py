@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final, Literal
 
 from disagg.api.base import Contract
 from disagg.api.gateway.history import HistoryEntry
 from disagg.api.names import Role
+from disagg.api.status import SenderAudits
 
 MAX_SHOWN: Final = 100
 """Running requests of one state; the numbers count them all."""
@@ -41,7 +43,8 @@ class LiveRequest(Contract, frozen=True, kw_only=True):
 class LiveHost(Contract, frozen=True, kw_only=True):
     """A host. reason: why it gets no requests, empty if it does; hint: what to do about it. queue, running: requests.
     kv_bytes: reserved by requests; kv_held_bytes: of finished conversations; kv_limit: the bound on both. Speeds in
-    tokens per second as the host measured them lately, None if it has not."""
+    tokens per second as the host measured them lately, None if it has not. senders: what a decode host found of the KV
+    of each prefill host."""
 
     name: str
     role: Role
@@ -57,6 +60,7 @@ class LiveHost(Contract, frozen=True, kw_only=True):
     kv_limit: int = 0
     prefill_tokens_s: float | None = None
     decode_tokens_s: float | None = None
+    senders: Mapping[str, SenderAudits] = {}
 
 
 class Totals(Contract, frozen=True, kw_only=True):

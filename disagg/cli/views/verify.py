@@ -9,6 +9,7 @@ from rich.text import Text
 
 from disagg.api.verify import HostsReport, PairReport, RunComparison, VerifyBounds, VerifyReport
 from disagg.units import size
+from disagg.verify.compare import audit_tolerance
 
 _FINDING_STYLE = {"ok": "green", "patched": "yellow", "refused": "red"}
 
@@ -25,7 +26,8 @@ def verify_view(report: VerifyReport) -> RenderableType:
     sizes = f"{report.prompt_tokens} prompt tokens, {report.max_tokens} generated"
     title = Text.assemble((report.architecture, "bold"), f"  {sizes}, {report.distinct_tokens} distinct")
     ends = Text(f"prefill {report.prefill}: {report.prefill_weights}   decode {report.decode}: {report.decode_weights}")
-    below = [*_findings(report), _control(report), _bounds(report.bounds, "|Δlogit|"), Text(report.summary)]
+    found = [*_findings(report), _control(report), *_audit(report.deviation)]
+    below = [*found, _bounds(report.bounds, "|Δlogit|"), Text(report.summary)]
     return Group(title, ends, Text(), table, Text(), *below, _verdict(report))
 
 
@@ -49,7 +51,7 @@ def _pair(pair: PairReport) -> RenderableType:
         if found is not None:
             table.add_row(name, *_row(found, pair.bounds.max_logit_diff is not None))
     verdict = Text("✔ same answers", "bold green") if pair.ok else Text(f"✘ {pair.why}", "bold red")
-    return Group(head, table, _bounds(pair.bounds, "|Δlogp|"), verdict)
+    return Group(head, table, *_audit(pair.deviation), _bounds(pair.bounds, "|Δlogp|"), verdict)
 
 
 def _table(difference: str) -> Table:
@@ -93,6 +95,16 @@ def _control(report: VerifyReport) -> Text:
     if report.wrong_kv_changes_output:
         return Text.assemble("control: ", ("a wrong KV cache changes the answer", "green"), ", so the KV is used")
     return Text.assemble("control: ", ("a wrong KV cache changes nothing: this run proves nothing", "bold red"))
+
+
+def _audit(deviation: float | None) -> list[Text]:
+    """What audits found of this KV, and the setting that bounds later KV by it."""
+    if deviation is None:
+        return []
+    setting = f"engine.kv_audit_tolerance = {audit_tolerance(deviation):g}"
+    found = Text(f"audit: the KV differs by {100 * deviation:.2g} % of the bound; four times that: {setting}")
+    found.stylize("" if deviation <= 1 else "yellow")
+    return [found]
 
 
 def _bounds(bounds: VerifyBounds, difference: str) -> Text:

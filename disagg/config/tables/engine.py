@@ -8,7 +8,16 @@ from typing import Any, Final, Literal, get_args
 
 from disagg.api.names import Role
 from disagg.config.addresses import address_fault, is_hub_id
-from disagg.config.schema import ENGINES, DType, EngineName, EngineOptions, KVAudit, KVWire
+from disagg.config.schema import (
+    ENGINES,
+    MAX_TOLERANCE,
+    MIN_TOLERANCE,
+    DType,
+    EngineName,
+    EngineOptions,
+    KVAudit,
+    KVWire,
+)
 from disagg.config.tables.whole import KEY_OPTIONS, OPENAI_OPTIONS, read_name_there, read_server_url
 from disagg.config.toml.table import Table
 
@@ -29,8 +38,6 @@ DEVICES: Final[Mapping[EngineName, tuple[str, ...]]] = {
 
 AUDITS: Final[tuple[Literal["auto", "always", "off"], ...]] = ("auto", "always", "off")
 MAX_AUDIT_EVERY: Final = 1000
-MIN_TOLERANCE: Final = 0.1
-MAX_TOLERANCE: Final = 100
 MAX_RANKS: Final = 64
 """As many connections a transfer has at most."""
 

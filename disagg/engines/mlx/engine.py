@@ -10,7 +10,6 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from mlx_lm.models.cache import make_prompt_cache
 from disagg.api.sampling import Sampling
 from disagg.config import EngineOptions
 from disagg.engines.base import DecodeEngine, DecodeRequest, DecodeTiming, EngineInfo, HeldKV, Listener, Token
-from disagg.engines.base.audit import AuditBounds
+from disagg.engines.base.audit import UNBOUNDED
 from disagg.engines.mlx import cache as mlx_cache
 from disagg.engines.mlx import sampling as mlx_sampling
 from disagg.engines.mlx.batching.job import Job
@@ -38,9 +37,6 @@ from disagg.kv.received import Placement, ReceivedKV
 _WARM_UP_PROMPT = [0] * 8
 _WARM_UP_TOKENS = 4
 _WARM_UP_S = 600.0  # a large model's first step on a cold disk
-
-
-_UNBOUNDED = AuditBounds(inf, inf, inf)
 
 
 class MLXDecodeEngine:
@@ -208,7 +204,7 @@ def _run_once(engine: DecodeEngine) -> bool:
     waiters = []
     for name, kv in (("handed-over", _zero_kv(engine, len(_WARM_UP_PROMPT) - 1)), ("alone", None)):
         waiters.append(_Waiter())
-        request = DecodeRequest(f"warm-up-{name}", _WARM_UP_PROMPT, sampling, kv, audit=_UNBOUNDED)
+        request = DecodeRequest(f"warm-up-{name}", _WARM_UP_PROMPT, sampling, kv, audit=UNBOUNDED)
         engine.submit(request, waiters[-1])
     handed_over, _ = [waiter.wait() for waiter in waiters]
     return handed_over.audit is not None

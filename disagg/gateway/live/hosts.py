@@ -45,6 +45,7 @@ def _live(host: Host, seen: HostView, now: float) -> LiveHost:
         kv_limit=load.kv_limit,
         prefill_tokens_s=load.prefill_tokens_s,
         decode_tokens_s=load.decode_tokens_s,
+        senders=load.senders,
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from disagg.api.gateway.live import LiveHost
 
@@ -33,7 +33,7 @@ class LiveCollector:
     ) -> None:
         self._models, self._hosts, self._running = models, hosts, running
 
-    def collect(self) -> Iterator[GaugeMetricFamily]:
+    def collect(self) -> Iterator[Metric]:
         hosts = self._hosts()
         yield from self._of_models(hosts)
         for name, (meaning, value) in _HOST_GAUGES.items():
@@ -41,6 +41,7 @@ class LiveCollector:
             for host in hosts:
                 gauge.add_metric((host.name, host.role, host.model), float(value(host)))
             yield gauge
+        yield from _audits(hosts)
 
     def _of_models(self, hosts: Sequence[LiveHost]) -> Iterator[GaugeMetricFamily]:
         labels = ("model_name",)
@@ -59,3 +60,20 @@ class LiveCollector:
             limit = sum(host.kv_limit for host in decode)
             used.add_metric((model,), sum(host.kv_bytes for host in decode) / max(1, limit))
         return iter((requests, running, waiting, used))
+
+
+def _audits(hosts: Sequence[LiveHost]) -> Iterator[Metric]:
+    """Of each pair, since the decode host started: what it found of the KV that the prefill host sent."""
+    labels = ("host", "sender", "model_name")
+    verdicts = CounterMetricFamily("disagg_kv_audits", "Audited hand-offs", labels=(*labels, "verdict"))
+    deviation = GaugeMetricFamily(
+        "disagg_kv_deviation", "What the last KV that was right differed by, as a share of its bound", labels=labels
+    )
+    for host in hosts:
+        for sender, found in host.senders.items():
+            pair = (host.name, sender, host.model)
+            verdicts.add_metric((*pair, "accepted"), found.accepted)
+            verdicts.add_metric((*pair, "refuted"), found.refuted)
+            if found.deviation is not None:
+                deviation.add_metric(pair, found.deviation)
+    return iter((verdicts, deviation))

@@ -288,10 +288,12 @@ class _Run:
         if attempt.method == "disaggregated":
             first = attempt.decode == ranked.decode[0].host and attempt.prefill == ranked.prefill[0].host
             offered = first and self.request.policy.local_prefill
+            refuted = attempt.prefill is not None and self.driver.view.of(attempt.prefill.name).breaker.refuted
             body = DecodeBody(
                 **msgspec.structs.asdict(body),
                 prefill=ranked.offer if offered else None,
                 elsewhere_s=ranked.elsewhere_s(attempt.prefill),
+                audit=refuted,
             )
         return await perform(caller, attempt, body, self.answer)
 

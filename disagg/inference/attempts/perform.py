@@ -170,7 +170,7 @@ async def _hand_off(
                 first = await anext(events)
             done = answer.take(first)
             answer.trace.ordered = order.written
-            done = done or await answer.read(events)
+            done = done or await _rest(answer, events)
             return await _with_figures(done, shipping, prefill, caller, answer)
         finally:
             shipping.cancel()
@@ -188,6 +188,14 @@ def _refuted(event: RefutedEvent, caller: HostCaller, decode: Host) -> None:
         raise error
     if caller.on_kv_failure == "fail":
         raise PrefillFailed(error)
+
+
+async def _rest(answer: ArrivingAnswer, events: AsyncIterator[Event]) -> DoneEvent:
+    """The rest of an answer. PrefillFailed if the decode host finds only now that the KV was wrong."""
+    try:
+        return await answer.read(events)
+    except KVRefuted as error:
+        raise PrefillFailed(error) from error
 
 
 def _prefill_body(body: GenerateBody, slot: SlotEvent) -> PrefillBody:

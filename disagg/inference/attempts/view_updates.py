@@ -85,7 +85,11 @@ class ViewUpdates:
         audited = outcome is not None and outcome.done.audited_tokens > 0 and not outcome.done.refuted
         for name, began_at in self._sent.items():
             breaker = view.of(name).breaker
-            view.judged(name, breaker.ended(began_at) if outcome is None else breaker.succeeded(audited=audited))
+            if failure is not None and failure.host.name == name:
+                breaker = breaker.failed(failure.error, time.monotonic(), random.random(), began_at)
+            else:
+                breaker = breaker.ended(began_at) if outcome is None else breaker.succeeded(audited=audited)
+            view.judged(name, breaker)
         for name, began_at in self._began.items():
             if outcome is not None and name == answering:
                 view.succeeded(name, tokens, audited=audited)

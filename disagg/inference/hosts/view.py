@@ -196,9 +196,9 @@ class FleetView:
         of two senders that other decode hosts accept."""
         load = self.of(decode).load
         stated = load.senders if load is not None else {}
-        refuted = {sender, *(name for name, verdict in stated.items() if verdict == "refuted")}
+        refuted = {sender, *(name for name, one in stated.items() if one.verdict == "refuted")}
         others = [view.load.senders for name, view in self.hosts.items() if name != decode and view.load is not None]
-        accepted = {name for senders in others for name, verdict in senders.items() if verdict == "accepted"}
+        accepted = {name for senders in others for name, one in senders.items() if one.verdict == "accepted"}
         return sender in accepted and len(refuted & accepted) >= REFUTED_ALONE
 
     def succeeded(self, name: str, tokens: int, *, audited: bool = False) -> None:

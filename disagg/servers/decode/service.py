@@ -23,7 +23,7 @@ from disagg.api.sampling import Sampling
 from disagg.api.status import SenderAudits
 from disagg.config import Fleet, Host
 from disagg.engines.base import DecodeEngine, DecodeRequest, HeldKV
-from disagg.errors import KVRefuted
+from disagg.errors import KVRefuted, ModelError
 from disagg.kv.arena import Arenas
 from disagg.kv.receive import KVServer
 from disagg.kv.receive.tickets import Tickets
@@ -172,6 +172,7 @@ class DecodeService(Service[DecodeEngine]):
                     slot = await self._slots.open(request, self.engine.info, kv.held_tokens, kv.memory, elsewhere_s)
                     yield slot.event
                     await self._receive(slot, kv)
+                    kv.audit = body.audit
             async with aclosing(self._answer(request, answer, kv, body.cache_salt)) as events:
                 async for event in events:
                     yield event
@@ -246,14 +247,27 @@ class DecodeService(Service[DecodeEngine]):
                 yield self._refute(request, kv, error, salt)
                 feed, first = await self._first_steps(request, kv, salt)
             self._release_inputs(kv)
-            for event in answer.add(first):
+            for event in self._events(answer, kv, first):
                 yield event
             while answer.finish_reason is None:
-                for event in answer.add(await feed.steps()):
+                for event in self._events(answer, kv, await feed.steps()):
                     yield event
         done = self._done(request, answer, kv, turn_s)
         logs.info("decoded", **done.figures)
         yield done
+
+    def _events(self, answer: GrowingAnswer, kv: PromptKV, steps: Sequence[StepTokens]) -> Sequence[Event]:
+        """The events of these steps. A NaN is the fault of received KV that no audit has accepted, else this host's."""
+        try:
+            return answer.add(steps)
+        except ModelError as error:
+            if kv.received is None or kv.deviation is not None:
+                raise
+            sender = kv.received.sender
+            self._audits.refuted(sender)
+            raise KVRefuted(
+                f"the KV from {_name(sender)} is wrong: a probability that it gives is no number"
+            ) from error
 
     async def _take_turn(self, request: ActiveRequest) -> float:
         """Wait for a place in the batch; returns the seconds that it took."""
@@ -269,7 +283,7 @@ class DecodeService(Service[DecodeEngine]):
     async def _first_steps(self, request: ActiveRequest, kv: PromptKV, salt: str) -> FirstSteps:
         """Let the engine begin. KVRefuted if the received KV is wrong, whose request then is not in the engine."""
         received = kv.received
-        order = self._audits.order(received) if received is not None else None
+        order = self._audits.order(received, kv.audit) if received is not None else None
         feed = self._submit(request, kv, salt, order)
         steps = await feed.steps()
         request.computed()
@@ -280,6 +294,9 @@ class DecodeService(Service[DecodeEngine]):
                 raise KVRefuted("the first probability that it gives is no number")
             if order is not None and (finding := first.timing.audit) is not None:
                 self._audits.passed(received.sender, order, finding, first.timing.audit_s)
+                kv.deviation = finding.share(order.table)
+            elif order is not None:
+                self._audits.failed()
             self._audits.answered(first.at - request.arrived - first.timing.audit_s)
         return FirstSteps(feed, steps)
 
@@ -287,8 +304,7 @@ class DecodeService(Service[DecodeEngine]):
         """Let go of wrong KV, and of held KV that may be wrong, so that the engine computes the prompt."""
         assert kv.received is not None, "only received KV is refuted"
         sender = kv.received.sender
-        # Held KV is right if all that was ever received was audited.
-        held_is_right = kv.held is None or self._audits.every == 1
+        held_is_right = kv.held is None or self._audits.all_accepted
         blamed = error.of_received or held_is_right
         if blamed:
             self._audits.refuted(sender)
@@ -298,7 +314,7 @@ class DecodeService(Service[DecodeEngine]):
             self._release_held(kv.held)
             kv.held = None
             self.engine.forget_held(request.tokens, salt)
-        message = f"the KV from {sender or 'a prefill host that states no name'} is wrong: {error.message}"
+        message = f"the KV from {_name(sender)} is wrong: {error.message}"
         self.count(refuted=1)
         logs.event(logging.WARNING, "kv_refuted", request_id=request.id, sender=sender, reason=message, blamed=blamed)
         hint = f"run `disagg verify {self.model.name}`"
@@ -357,5 +373,10 @@ class DecodeService(Service[DecodeEngine]):
             kv_wire=kv.received.wire if kv.received else None,
             reasoning_tokens=answer.reasoning_tokens,
             audited_tokens=audited,
+            deviation=kv.deviation,
             refuted=kv.refuted.message if kv.refuted else "",
         )
+
+
+def _name(sender: str) -> str:
+    return sender or "a prefill host that states no name"

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from rich.console import Console, Group
 
-from disagg.api.status import DeviceUse, LastError, Memory
+from disagg.api.status import DeviceUse, LastError, Memory, SenderAudits
 from disagg.cli.common.context import error_console, stderr, stdout
 from disagg.cli.views.demo import comparison_panel, next_steps
 from disagg.cli.views.errors import error_view
@@ -82,6 +82,16 @@ def test_health_names_every_host_in_full_and_what_mends_it(width: Any) -> None:
 
 def test_health_shows_kv_of_finished_conversations() -> None:
     assert " 3.0 GiB " in shown(health_view([healthy(kv_held_bytes=3 << 30)]))
+
+
+def test_health_shows_what_decode_hosts_found_of_received_kv() -> None:
+    found = {
+        "dgx-1": SenderAudits(accepted=412, verdict="accepted", deviation=0.001, highest=0.0312),
+        "dgx-2": SenderAudits(accepted=0, refuted=3, verdict="refuted"),
+    }
+    text = shown(health_view([healthy("mac-1", senders=found)]), 120)
+    assert "mac-1: audits of received KV: dgx-1 412 right (at most 3.1 % of the bound); dgx-2 0 right, 3 wrong" in text
+    assert "audits" not in shown(health_panel([healthy("mac-1", senders=found)]))
 
 
 def test_a_backend_is_one_word_in_the_demos_panel_at_80_columns() -> None:

@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from disagg.api.gateway.live import LiveState
-from disagg.api.status import Load
+from disagg.api.status import Load, SenderAudits
 from disagg.config import EngineOptions, Fleet, Host, Model
 from disagg.errors import DisaggError, Overloaded, RequestError, ServerUnavailable
 from disagg.gateway.clients.keys import KeyFile
@@ -81,8 +81,11 @@ def test_the_state_of_a_host_with_its_reason_and_what_helps(
 
 
 def test_a_host_that_is_up_shows_its_load_and_one_that_is_down_no_old_figures() -> None:
-    (up,) = live_hosts(FLEET, view(load(queue=2, running=3, kv_bytes=10, kv_limit=100, decode_tokens_s=30.0)), 0.0)
+    senders = {"dgx": SenderAudits(accepted=9, verdict="accepted", deviation=0.01)}
+    seen = view(load(queue=2, running=3, kv_bytes=10, kv_limit=100, decode_tokens_s=30.0, senders=senders))
+    (up,) = live_hosts(FLEET, seen, 0.0)
     assert (up.queue, up.running, up.kv_bytes, up.kv_limit, up.decode_tokens_s) == (2, 3, 10, 100, 30.0)
+    assert up.senders == senders
     (down,) = live_hosts(FLEET, view(load(queue=2), None, None), 0.0)
     assert down.queue == 0
 

@@ -13,12 +13,15 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+from disagg.api.gateway.live import LiveHost
+from disagg.api.status import SenderAudits
 from disagg.errors import DeadlineExceeded, DisaggError, Overloaded, RequestEndedHosts, RequestLoop, ServerUnavailable
 from disagg.gateway.clients.keys import KeyFile
 from disagg.gateway.dialects.base import Head
 from disagg.gateway.dialects.problems import FAILURES, problem_of
 from disagg.gateway.dialects.request import GatewayRequest
 from disagg.gateway.metrics import requests
+from disagg.gateway.metrics.hosts import LiveCollector
 from disagg.gateway.metrics.requests import FALLBACKS, KV_LOST, RequestMetrics
 from disagg.gateway.observe.observers import Observers
 from disagg.inference.attempts.retry import Reason
@@ -159,3 +162,18 @@ def test_a_cancelled_request_with_one_complete_answer_counts_both() -> None:
     found = samples(generate_latest(registry).decode())
     assert found["disagg_requests_cancelled_total"] == found["vllm:request_success_total{finished_reason=stop}"] == 1
     assert (found["vllm:prefix_cache_hits_total"], found["vllm:prefix_cache_queries_total"]) == (4, 5)
+
+
+def test_what_decode_hosts_find_of_received_kv_is_counted_for_each_pair() -> None:
+    found = {"dgx": SenderAudits(accepted=7, refuted=1, deviation=0.03), "new": SenderAudits(refuted=2)}
+    mac = LiveHost(name="mac", role="decode", model="m", state="up", senders=found)
+    registry = CollectorRegistry()
+    registry.register(LiveCollector(["m"], lambda: [mac], lambda model: (0, 0)))
+    figures = samples(generate_latest(registry).decode())
+    assert {name: value for name, value in figures.items() if "kv_audits" in name or "deviation" in name} == {
+        "disagg_kv_audits_total{host=mac,sender=dgx,verdict=accepted}": 7,
+        "disagg_kv_audits_total{host=mac,sender=dgx,verdict=refuted}": 1,
+        "disagg_kv_audits_total{host=mac,sender=new,verdict=accepted}": 0,
+        "disagg_kv_audits_total{host=mac,sender=new,verdict=refuted}": 2,
+        "disagg_kv_deviation{host=mac,sender=dgx}": 0.03,
+    }

@@ -10,11 +10,12 @@ import pytest
 from msgspec.structs import replace
 
 from disagg.api.events import Event, RefutedEvent, ShippedEvent, Timing
-from disagg.api.status import Load, Verdict
+from disagg.api.status import Load, SenderAudits, Verdict
 from disagg.errors import DisaggError, HandoffError, KVRefuted
 from disagg.inference.attempts.answer import FALLBACK_WARNING
 from disagg.inference.hosts.breaker import FAILURES_IF_IT_ANSWERS
 from disagg.inference.policy import Timeouts
+from tests.inference.fake_hosts import start_at
 from tests.inference.scripted import Body, Script, client_of, done, slot, tokens, whole
 
 Events = AsyncGenerator[Event | DisaggError, None]
@@ -27,6 +28,10 @@ class Links:
 
     def __init__(self) -> None:
         self._sent = asyncio.Queue[str]()
+
+    async def sent(self) -> str:
+        """Who has sent KV."""
+        return await self._sent.get()
 
     def sending(self, name: str) -> Script:
         """The prefill host of this name."""
@@ -128,7 +133,8 @@ async def test_nobody_is_blamed_if_held_kv_may_be_wrong() -> None:
 
 
 def stating(name: str, **senders: Verdict) -> Load:
-    return Load("ok", boot_id=name, senders=senders)
+    audited = {sender: SenderAudits(verdict=verdict) for sender, verdict in senders.items()}
+    return Load("ok", boot_id=name, senders=audited)
 
 
 @pytest.mark.parametrize(
@@ -161,3 +167,36 @@ async def test_a_decode_host_that_refutes_two_senders_whose_kv_others_accept_is_
     assert answer.metrics.decode_server == ("d2" if to_blame == "d1" else "d1")
     assert answer.metrics.method == ("disaggregated" if to_blame == "d1" else "fallback")
     assert len(scripts["d2"].asked) == (1 if to_blame == "d1" else 0)
+
+
+async def test_kv_that_is_found_wrong_in_mid_answer_counts_against_its_sender_and_another_goes_on() -> None:
+    links = Links()
+
+    async def finds_out_late(body: Body) -> Events:
+        yield slot(body)
+        sender = await links.sent()
+        given = body.get("answer_tokens", ())
+        yield tokens(len(given))
+        if sender == "p1":
+            yield KVRefuted(WRONG.message)
+        else:
+            yield done(body)
+
+    hosts: dict[str, Mapping[str, Script]] = {name: {"prefill": links.sending(name)} for name in ("p1", "p2")}
+    async with client_of(Timeouts(), **hosts, d1={"decode": finds_out_late}) as (client, _):
+        view = client._driver.view
+        start_at(client, "p1")
+        answer = await client.generate("m", tokens=[1, 2], **MORE)
+        failures = {name: view.of(name).breaker.failures for name in ("p1", "p2", "d1")}
+    assert [token.id for token in answer.tokens] == [0, 1] and answer.metrics.prefill_server == "p2"
+    assert failures == {"p1": 1, "p2": 0, "d1": 0} and view.of("p1").breaker.refuted
+
+
+async def test_the_kv_of_a_sender_that_was_refuted_is_audited_wherever_it_goes() -> None:
+    async with client_of(Timeouts(), **Links().hosts()) as (client, scripts):
+        view = client._driver.view
+        await client.generate("m", tokens=[1, 2], **MORE)
+        view.judged("p1", view.of("p1").breaker.failed(KVRefuted(""), 0.0, 1.0, 0.0))
+        for _ in range(2):
+            await client.generate("m", tokens=[1, 2], **MORE)
+    assert [body.get("audit", False) for path, body in scripts["d1"].asked if path == "/decode"] == [False, True, False]

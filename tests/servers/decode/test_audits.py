@@ -84,6 +84,24 @@ def test_a_sender_that_is_new_or_was_refuted_is_always_audited() -> None:
     assert [audited(audits, received()) for _ in range(NEW + 1)] == [True] * NEW + [False]
 
 
+def test_what_is_held_is_right_only_while_all_that_was_used_has_been_audited() -> None:
+    """A mixture may be audited one in several at first, and always later: what came before is still held."""
+    audits = Audits(options(), MIXTURE)
+    audits.order(received(tokens=0))
+    for _ in range(NEW):
+        order = audits.order(received())
+        assert order is not None and audits.all_accepted
+        audits.passed("p", order, found(rows=1e-5), 1.0)
+        audits.answered(1.0)
+    assert audits.order(received()) is None and not audits.all_accepted
+    audits.answered(1e6)
+    assert audits.every == 1 and audits.order(received()) is not None and not audits.all_accepted
+    dense = Audits(options(), DENSE)
+    assert audited(dense, received(), right=False) and dense.all_accepted, "it was not used"
+    dense.failed()
+    assert not dense.all_accepted
+
+
 def test_nothing_is_audited_before_the_engine_has_loaded_or_if_it_cannot() -> None:
     for info in (None, replace(DENSE, audits=False)):
         audits = Audits(options("always"), info)

@@ -15,12 +15,13 @@ from msgspec.structs import replace
 from disagg.api.events import DoneEvent, Event, LocalEvent, RefutedEvent, SlotEvent
 from disagg.api.requests import DecodeBody, GenerateBody, PrefillOffer, PromptBody
 from disagg.api.sampling import Sampling
-from disagg.config import EngineOptions, KVAudit, load
+from disagg.config import EngineOptions, load
 from disagg.engines.base import DecodeRequest, DecodeTiming, Listener, Token
+from disagg.engines.base.audit import AuditBounds, AuditFinding, Deviation
 from disagg.errors import DeadlineExceeded, KVMemoryExceeded, KVRefuted, ModelError, PeerLost
 from disagg.kv.received import ReceivedKV
 from disagg.servers.decode import slots
-from disagg.servers.decode.audits import Audits
+from disagg.servers.decode.audits import NEW, Audits
 from disagg.servers.decode.service import DecodeService
 from disagg.servers.health.engine import FAILURES_IN_A_ROW
 from disagg.servers.run import make_service
@@ -245,13 +246,18 @@ async def test_held_kv_is_let_go_while_its_request_waits_for_room(
 
 
 class NotANumber:
-    """A listener that finds the first probability of each step to be none."""
+    """A listener that finds the probabilities of all tokens but the first `right` to be none. audit: what an audit of
+    the KV has found."""
 
-    def __init__(self, listener: Listener) -> None:
-        self._listener = listener
+    def __init__(self, listener: Listener, right: int = 0, audit: AuditFinding | None = None) -> None:
+        self._listener, self._right, self._audit = listener, right, audit
 
     def on_tokens(self, tokens: Sequence[Token], timing: DecodeTiming) -> None:
-        self._listener.on_tokens([dataclasses.replace(token, logprob=nan) for token in tokens], timing)
+        timing.audit = self._audit
+        for token in tokens:
+            wrong = self._right <= 0
+            self._right -= 1
+            self._listener.on_tokens([dataclasses.replace(token, logprob=nan) if wrong else token], timing)
 
     def on_error(self, error: Exception) -> None:
         self._listener.on_error(error)
@@ -295,7 +301,7 @@ async def test_a_prompt_whose_kv_is_wrong_is_computed_here_and_its_sender_is_bla
         assert "the KV from p-1 is wrong: " in event.message and "disagg verify m" in event.hint
         assert (done.refuted, done.computed_prompt_tokens, done.kv_wire) == (event.message, 40, None)
         assert done.completion_tokens == 4 and done.timing.refuted_s > 0
-        assert service.load_figures().senders == {"p-1": "refuted"}
+        assert service.load_figures().senders["p-1"].verdict == "refuted"
         assert service.status().counters.refuted == service.status().senders["p-1"].refuted == count
     assert service.load_figures().status == "ok", "the engine of this host works"
     await idle(service)
@@ -311,19 +317,73 @@ async def test_kv_that_is_no_number_with_kv_that_was_computed_here_is_this_engin
     await idle(service)
 
 
+@pytest.mark.parametrize("audited", [True, False])
+async def test_a_later_nan_is_the_senders_fault_unless_an_audit_has_accepted_its_kv(
+    service: DecodeService, monkeypatch: pytest.MonkeyPatch, audited: bool
+) -> None:
+    finding = AuditFinding(8, (Deviation("rows", 1e-4, 2),)) if audited else None
+    submit = service.engine.submit
+    monkeypatch.setattr(service.engine, "submit", lambda work, to: submit(work, NotANumber(to, 2, finding)))
+    info = dataclasses.replace(service.engine.info, audits=audited)
+    service._audits = Audits(EngineOptions("mlx"), info)
+    for count in range(1, FAILURES_IN_A_ROW + 1):
+        with pytest.raises(ModelError if audited else KVRefuted, match="NaN" if audited else "the KV from p-1 is wro"):
+            await handed_over(service, replace(DECODE, cache_salt=f"nothing is held for {count}"))
+    assert (service.load_figures().status == "error") is audited
+    stated = {name: one.verdict for name, one in service.load_figures().senders.items()}
+    assert stated == {"p-1": "accepted" if audited else "refuted"}
+
+
+async def test_an_answer_states_by_how_much_its_kv_differed(
+    service: DecodeService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    finding = AuditFinding(8, (Deviation("rows", 1.1, 2),))
+    submit = service.engine.submit
+    monkeypatch.setattr(service.engine, "submit", lambda work, to: submit(work, NotANumber(to, 99, finding)))
+    service._audits = Audits(EngineOptions("mlx"), dataclasses.replace(service.engine.info, audits=True))
+    done = of_type((await handed_over(service))[-1], DoneEvent)
+    assert done.audited_tokens == 8 and done.deviation == pytest.approx(1.0), "the weights are not stated"
+    assert service.status().senders["p-1"].deviation == done.deviation
+
+
+async def test_kv_whose_audit_could_not_be_made_is_used_and_not_counted_as_accepted(service: DecodeService) -> None:
+    """The engine of this host simulates, and audits nothing."""
+    service._audits = Audits(EngineOptions("mlx"), dataclasses.replace(service.engine.info, audits=True))
+    done = of_type((await handed_over(service))[-1], DoneEvent)
+    assert (done.computed_prompt_tokens, done.deviation) == (1, None)
+    assert not service._audits.all_accepted and service.status().senders == {}
+
+
+@pytest.mark.parametrize(("asked", "audited"), [(False, False), (True, True)])
+async def test_a_caller_can_ask_for_an_audit(
+    service: DecodeService, monkeypatch: pytest.MonkeyPatch, asked: bool, audited: bool
+) -> None:
+    orders, submit = list[AuditBounds | None](), service.engine.submit
+
+    def note(work: DecodeRequest, listener: Listener) -> None:
+        orders.append(work.audit)
+        submit(work, listener)
+
+    monkeypatch.setattr(service.engine, "submit", note)
+    service._audits = Audits(EngineOptions("mlx", kv_audit=4), dataclasses.replace(service.engine.info, audits=True))
+    monkeypatch.setattr(service._audits._of("p-1"), "passed", NEW)
+    await handed_over(service, replace(DECODE, audit=asked))
+    assert [one is not None for one in orders] == [audited]
+
+
 @pytest.mark.parametrize(
-    ("setting", "of_received", "blamed", "used"),
+    ("all_accepted", "of_received", "blamed", "used"),
     [
-        ("always", False, True, True),
-        ("always", True, True, True),
-        (4, False, False, False),
-        (4, True, True, False),
+        (True, False, True, True),
+        (True, True, True, True),
+        (False, False, False, False),
+        (False, True, True, False),
     ],
 )
 async def test_held_kv_that_was_perhaps_not_audited_is_forgotten_and_may_be_to_blame(
     service: DecodeService,
     monkeypatch: pytest.MonkeyPatch,
-    setting: KVAudit,
+    all_accepted: bool,
     of_received: bool,
     blamed: bool,
     used: bool,
@@ -334,12 +394,15 @@ async def test_held_kv_that_was_perhaps_not_audited_is_forgotten_and_may_be_to_b
     monkeypatch.setattr(service.engine, "find_held", lambda tokens, salt: held)
     monkeypatch.setattr(service.engine, "forget_held", lambda tokens, salt: forgotten.append((tokens, salt)))
     info = dataclasses.replace(service.engine.info, audits=True)
-    service._audits = Audits(EngineOptions("mlx", kv_audit=setting), info)
+    service._audits = Audits(EngineOptions("mlx"), info)
+    service._audits.all_accepted = all_accepted
 
     refuted, *_, last = await handed_over(service, replace(DECODE, cache_salt="tenant"))
 
     assert of_type(refuted, RefutedEvent).blamed is blamed and held.released
     assert forgotten == ([] if used else [(list(PROMPT), "tenant")])
     assert of_type(last, DoneEvent).computed_prompt_tokens == (15 if used else 40)
-    assert service.load_figures().senders == ({"p-1": "refuted"} if blamed else {})
+    assert {name: one.verdict for name, one in service.load_figures().senders.items()} == (
+        {"p-1": "refuted"} if blamed else {}
+    )
     await idle(service)

@@ -12,6 +12,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from disagg.api.status import SenderAudits
 from disagg.api.watch import HostChange
 from disagg.cli.views.fleet.together import SharedProblem, host_names, together
 from disagg.errors import printable
@@ -36,14 +37,17 @@ _WIDE = 72
 """Columns that the whole table needs."""
 
 
-def health_view(statuses: Sequence[HostStatus], all_hosts: Collection[str] = ()) -> RenderableType:
+def health_view(
+    statuses: Sequence[HostStatus], all_hosts: Collection[str] = (), *, audits: bool = True
+) -> RenderableType:
     """The table, then `host: why` and `→ command` for what is not healthy or worth a remark, then footnotes.
 
-    `all_hosts`: the names of all hosts of the fleet; a command for all of them names none."""
+    all_hosts: the names of all hosts of the fleet; a command for all of them names none. audits: with what decode hosts
+    found of the KV that they received."""
     states = {status.host: status for status in statuses}
     problems = together([(one.host, _why(one, statuses), one.hint) for one in statuses if one.why], all_hosts)
     hints = [_hint(host_names(one.hosts, all_hosts), one, [states[host] for host in one.hosts]) for one in problems]
-    notes = list(_footnotes(statuses))
+    notes = [*_footnotes(statuses), *(_audits(one) for one in statuses if audits and one.senders)]
     return Group(_Table(statuses), *([Text(), *hints] if hints else []), *([Text(), *notes] if notes else []))
 
 
@@ -65,7 +69,9 @@ def health_panel(statuses: Sequence[HostStatus]) -> Panel:
     """The same inside a panel, titled with how many hosts are healthy."""
     healthy = sum(status.ok for status in statuses)
     title = f"Server health: {healthy} of {len(statuses)} healthy"
-    return Panel(health_view(statuses), title=title, border_style="green" if healthy == len(statuses) else "red")
+    return Panel(
+        health_view(statuses, audits=False), title=title, border_style="green" if healthy == len(statuses) else "red"
+    )
 
 
 def status_line(status: HostStatus) -> str:
@@ -168,6 +174,19 @@ def _hint(who: str, shared: SharedProblem, statuses: Sequence[HostStatus]) -> Re
     if shared.hint:
         lines.append_text(Text.assemble("\n  → ", (shared.hint, "bold cyan")))
     return lines
+
+
+def _audits(status: HostStatus) -> Text:
+    """What a decode host found of the KV of each prefill host."""
+    by_sender = (f"{name or 'no name stated'} {_verdict(found)}" for name, found in sorted(status.senders.items()))
+    return Text(f"{status.host}: audits of received KV: {'; '.join(by_sender)}", "dim")
+
+
+def _verdict(found: SenderAudits) -> str:
+    """`412 right, at most 3 % of the bound`, or `5 right, 2 wrong`."""
+    within = "" if found.highest is None else f" (at most {100 * found.highest:.2g} % of the bound)"
+    wrong = f", {found.refuted} wrong" if found.refuted else ""
+    return f"{found.accepted} right{within}{wrong}"
 
 
 def _footnotes(statuses: Sequence[HostStatus]) -> Iterator[RenderableType]:

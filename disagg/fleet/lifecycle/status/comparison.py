@@ -104,6 +104,27 @@ def grouped(found: Mapping[str, str]) -> str:
     return "; ".join(f"{value} on {', '.join(name for name in found if found[name] == value)}" for value in values)
 
 
+def flag_refuted(statuses: Sequence[HostStatus]) -> list[HostStatus]:
+    """Add a remark to healthy prefill hosts whose last KV was refuted by a decode host."""
+    decode = [one for one in statuses if one.ok and "decode" in one.roles]
+
+    def flagged(status: HostStatus) -> HostStatus:
+        by = [one for one in decode if one.model == status.model and _refutes(one, status.host)]
+        if not status.ok or not by:
+            return status
+        count = sum(one.senders[status.host].refuted for one in by)
+        times = "once" if count == 1 else f"{count} times"
+        why = f"the KV that it sends is wrong: {', '.join(one.host for one in by)} refuted it {times}"
+        return _remarked(status, [_Remark(why, f"disagg verify {status.model}")])
+
+    return [flagged(status) for status in statuses]
+
+
+def _refutes(decode: HostStatus, sender: str) -> bool:
+    found = decode.senders.get(sender)
+    return found is not None and found.verdict == "refuted"
+
+
 def with_remarks(
     fleet: Fleet, statuses: Sequence[HostStatus], verdicts: Sequence[Verdict] = (), rotating: bool = False
 ) -> list[HostStatus]:

@@ -21,7 +21,7 @@ from disagg.config import Fleet, Host
 from disagg.errors import FleetError
 from disagg.fleet.lifecycle.elsewhere import started_elsewhere
 from disagg.fleet.lifecycle.state import State
-from disagg.fleet.lifecycle.status.comparison import flag_differing, with_remarks
+from disagg.fleet.lifecycle.status.comparison import flag_differing, flag_refuted, with_remarks
 from disagg.fleet.lifecycle.status.host_status import HostStatus
 from disagg.fleet.lifecycle.status.http_get import ReplyTimeout, get
 from disagg.fleet.lifecycle.status.verdicts import kept
@@ -42,7 +42,7 @@ def poll(
 
     token: None if this machine has none; servers then report only that they are up."""
     statuses = flag_differing(fleet, _poll_all(fleet.select(names), token, state, timeout_s))
-    return with_remarks(fleet, statuses, kept(state.folder), token is not None and state.rotating)
+    return flag_refuted(with_remarks(fleet, statuses, kept(state.folder), token is not None and state.rotating))
 
 
 def poll_host(host: Host, token: str, state: State, timeout_s: float = TIMEOUT_S) -> HostStatus:
@@ -199,6 +199,8 @@ def _filled(blank: HostStatus, report: Health) -> HostStatus:
         device=report.device,
         counters=report.counters,
         last_error=report.last_error,
+        audit_every=report.audit_every,
+        senders=report.senders,
     )
 
 

@@ -31,6 +31,7 @@ from disagg.api.status import (
     ModelFingerprint,
     PendingRelease,
     PreflightFinding,
+    SenderAudits,
 )
 
 HealthState = Literal[
@@ -54,7 +55,7 @@ Difference = Literal["code", "settings", "token"]
 class HostStatus:
     """One server as seen from this machine. Bytes, seconds; None if unknown.
 
-    why, hint: of the state; for a healthy host a remark, usually empty. The fields from `backend` to `last_error` are
+    why, hint: of the state; for a healthy host a remark, usually empty. The fields from `backend` to `senders` are
     those of `disagg.api.status.Status`. differs: in what a healthy host differs from others, or from hosts.toml.
     supervised: after what its service manager restarts it. restarts: how often it did.
     """
@@ -89,6 +90,8 @@ class HostStatus:
     pending: PendingRelease | None = None
     tokens: tuple[str, ...] = ()
     last_error: LastError | None = None
+    audit_every: int | None = None
+    senders: Mapping[str, SenderAudits] = field(default_factory=dict)
     differs: tuple[Difference, ...] = ()
     supervised: Literal["", "crash", "crash, reboot"] = ""
     restarts: int | None = None

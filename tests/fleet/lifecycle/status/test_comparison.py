@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from disagg.api.status import PendingRelease
+from disagg.api.status import PendingRelease, SenderAudits
 from disagg.config import Fleet, load, served_digest
-from disagg.fleet.lifecycle.status.comparison import flag_differing, with_remarks
+from disagg.fleet.lifecycle.status.comparison import flag_differing, flag_refuted, with_remarks
 from disagg.fleet.lifecycle.status.health import exit_code
 from disagg.fleet.lifecycle.status.host_status import HostStatus
 from disagg.version import code_hash
@@ -134,3 +134,15 @@ def test_a_host_that_is_down_counts_first(fleet: Fleet) -> None:
     statuses = judged(fleet, {"code": OLD}, {"code": NEW})
     assert exit_code([*statuses, replace(statuses[0], state="failed")]) == 3
     assert exit_code([*statuses, replace(statuses[0], state="unreachable")]) == 4
+
+
+def test_a_prefill_host_whose_last_kv_was_refuted_is_named_and_nobody_is_down(fleet: Fleet) -> None:
+    right, wrong = SenderAudits(accepted=9, verdict="accepted"), SenderAudits(accepted=5, refuted=2, verdict="refuted")
+    for found, why in (
+        (right, ""),
+        (wrong, "the KV that it sends is wrong: decode-1 refuted it 2 times"),
+        (SenderAudits(refuted=1, verdict="refuted"), "the KV that it sends is wrong: decode-1 refuted it once"),
+    ):
+        prefill, decode = flag_refuted(judged(fleet, {}, {"senders": {"prefill-1": found, "elsewhere": wrong}}))
+        assert (prefill.why, prefill.hint) == (why, "disagg verify tiny" if why else "")
+        assert decode.why == "" and exit_code([prefill, decode]) == 0

@@ -43,6 +43,7 @@ def test_a_healthy_fleet_tells_what_its_servers_say(farm: Farm) -> None:
     a = statuses["a"]
     assert (a.queue, a.running, a.kv_bytes, a.backend, a.version) == (1, 2, 3 << 20, "fake/cpu", "0.1.0")
     assert a.kv_held_bytes == 1 << 20
+    assert (a.senders["dgx"].accepted, a.senders["dgx"].refuted, a.senders["dgx"].highest) == (7, 1, 0.02)
     assert present(a.memory).total == 128 << 30 and a.device.cpu_percent == 25.0 and present(a.counters).requests == 7
     assert a.why == "" and a.hint == ""
 
@@ -182,7 +183,9 @@ def keys(body: object) -> object:
     """The names in a JSON object, at every depth, except where names are data."""
     if not isinstance(body, dict):
         return None
-    return {name: None if name in ("versions", "last_error") else keys(value) for name, value in body.items()}
+    return {
+        name: None if name in ("versions", "last_error", "senders") else keys(value) for name, value in body.items()
+    }
 
 
 @pytest.mark.parametrize("path", ["/health", "/status"])
