@@ -5,6 +5,7 @@ A new way is one line of WAYS. `python -m tests.hostile.senders` prints how long
 
 from __future__ import annotations
 
+import argparse
 import http.server
 import json
 import socket
@@ -15,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any, Final
@@ -33,10 +35,12 @@ from tests.secure import SecureHTTPServer
 
 PROGRESS_S: Final = 0.5
 IDLE_S: Final = 0.25
-PROMPT: Final = tuple(10 + n * 37 % 600 for n in range(1500))
+PROMPT: Final = tuple(10 + n * 37 % 600 for n in range(8000))
+TOKENS: Final = 1500
 
-Way = Callable[[], Iterator[tuple[bytes, float]]]
-"""What is sent after the header: bytes, and the seconds until the next ones."""
+Way = Callable[[int, int], Iterator[tuple[bytes, float]]]
+"""What is sent after the header of KV of so many tokens, with so many bytes of keys in layer 0: bytes, and the seconds
+until the next ones."""
 
 
 def _idle(beats: Iterator[int]) -> Iterator[tuple[bytes, float]]:
@@ -44,27 +48,21 @@ def _idle(beats: Iterator[int]) -> Iterator[tuple[bytes, float]]:
         yield frames.encode_idle(beat), IDLE_S
 
 
-def _bytes_of_a_frame(size: int, seconds: float) -> Iterator[tuple[bytes, float]]:
+def _bytes_of_a_frame(size: int, seconds: float, tokens: int, nbytes: int) -> Iterator[tuple[bytes, float]]:
     """The first rows of layer 0's keys, which are never complete."""
-    yield frames.encode_frame(frames.Frame(frames.Kind.KEYS, 0, 0, 0, len(PROMPT) - 1, _layer_bytes())), 0.0
+    yield frames.encode_frame(frames.Frame(frames.Kind.KEYS, 0, 0, 0, tokens, nbytes)), 0.0
     while True:
         yield bytes(size), seconds
 
 
 WAYS: Final[Mapping[str, Way]] = {
-    "idle frames for ever": lambda: _idle(iter(lambda: 7, None)),
-    "idle frames of an engine that states no progress": lambda: _idle(iter(lambda: 0, None)),
-    "one byte a second": lambda: _bytes_of_a_frame(1, 1.0),
-    "a hundred bytes a second": lambda: _bytes_of_a_frame(10, 0.1),
+    "idle frames for ever": lambda tokens, nbytes: _idle(iter(lambda: 7, None)),
+    "idle frames of an engine that states no progress": lambda tokens, nbytes: _idle(iter(lambda: 0, None)),
+    "one byte a second": partial(_bytes_of_a_frame, 1, 1.0),
+    "a hundred bytes a second": partial(_bytes_of_a_frame, 10, 0.1),
 }
-BUSY: Final[Mapping[str, Way]] = {"idle frames of an engine that claims to work": lambda: _idle(count())}
+BUSY: Final[Mapping[str, Way]] = {"idle frames of an engine that claims to work": lambda tokens, nbytes: _idle(count())}
 """These are believed for longer: an engine may work for other prompts."""
-
-_layers: list[int] = []
-
-
-def _layer_bytes() -> int:
-    return _layers[0] * (len(PROMPT) - 1)
 
 
 @contextmanager
@@ -75,7 +73,7 @@ def lying_prefill(fleet: RunningFleet, name: str, way: Way) -> Iterator[int]:
     source = Path(fleet.fleet.models[real.model].sources[real.engine.name])
     reference = checkpoint.reference_profile(source, fleet.fleet.models[real.model].context)
     layout, fingerprint = checkpoint.layout(reference, real.engine.dtype), checkpoint.fingerprint(reference)
-    _layers[:] = [layout.layers[0].kv_heads * layout.layers[0].key_dim * layout.itemsize]
+    row_bytes = layout.layers[0].kv_heads * layout.layers[0].key_dim * layout.itemsize
 
     def send(body: dict[str, Any], request_id: str) -> None:
         count = len(body["tokens"]) - 1
@@ -86,7 +84,7 @@ def lying_prefill(fleet: RunningFleet, name: str, way: Way) -> Iterator[int]:
             socket.create_connection((body["deliver"]["host"], body["deliver"]["port"])) as sock,
         ):
             introduce(sock, body["ticket"], opened(header))
-            for piece, seconds in way():
+            for piece, seconds in way(count, count * row_bytes):
                 sock.sendall(piece)
                 time.sleep(seconds)
 
@@ -143,12 +141,15 @@ def main() -> int:
     """Print the seconds of an answer with good hosts alone, and with each liar asked first."""
     from tests import tiny_models
 
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--tokens", type=int, default=TOKENS, help="of the prompt")
+    prompt = PROMPT[: options.parse_args().tokens]
     with tempfile.TemporaryDirectory() as folder:
         model = tiny_models.make("qwen3", Path(folder) / "model")
-        path = write_hosts(Path(folder), {"tiny": model}, context=4096)
+        path = write_hosts(Path(folder), {"tiny": model}, context=8192)
         with running(path) as fleet:
             with fleet.client() as client:  # a host states its speed once it has computed
-                _seconds(client, [19, *PROMPT[1:]])
+                _seconds(client, [19, *prompt[1:]])
             first = count(20)  # each prompt is new: nothing of it is held
             for name, way in {"good hosts alone": None, **WAYS, **BUSY}.items():
                 times = []
@@ -156,7 +157,7 @@ def main() -> int:
                     with fleet.client() if way is None else client_of_liar(fleet, "tiny-prefill", way) as client:
                         client.generate("tiny", tokens=[next(first)], max_tokens=1)
                         wait_until(lambda: _knows_the_speed(client), 10, "the client to know how fast the host is")
-                        times.append(_seconds(client, [next(first), *PROMPT[1:]]))
+                        times.append(_seconds(client, [next(first), *prompt[1:]]))
                 sys.stdout.write(f"{name:50} {statistics.median(times):6.2f} s (longest {max(times):.2f})\n")
     return 0
 

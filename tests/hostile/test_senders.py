@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.fleets import RunningFleet
-from tests.hostile.senders import PROMPT, WAYS, client_of_liar
+from tests.hostile.senders import PROMPT, TOKENS, WAYS, client_of_liar
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -13,7 +13,7 @@ def test_the_next_prefill_host_sends_what_one_that_trickles_or_idles_does_not(
     tiny_fleet: RunningFleet, way: str
 ) -> None:
     """Without a bound the request would end at its deadline."""
-    prompt = [list(WAYS).index(way) + 20, *PROMPT[1:]]
+    prompt = [list(WAYS).index(way) + 20, *PROMPT[1:TOKENS]]
     with tiny_fleet.client() as client:
         right = client.generate("tiny", tokens=prompt, max_tokens=8, alone="prefill")
     with client_of_liar(tiny_fleet, "tiny-prefill", WAYS[way]) as client:
