@@ -9,6 +9,8 @@ from msgspec import Meta
 
 from disagg.api.base import Contract
 
+ENDED_HOSTS: Final = "request_ended_hosts"
+"""The error_code of a request that ended the processes of hosts."""
 MAX_ENTRIES: Final = 1000
 """Entries of one answer."""
 MAX_ID: Final = (1 << 63) - 1

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Final
 
+from disagg.api.gateway.history import ENDED_HOSTS
 from disagg.errors import (
     BodyTooLarge,
     CapabilityMissing,
@@ -26,7 +27,6 @@ from disagg.errors import (
 )
 
 RETRY_AFTER_S = 5  # if no host is up
-ENDED_HOSTS: Final = "request_ended_hosts"
 
 _FIELD = re.compile(r"([a-z_]+(?:\[\d+\]|\.[a-z_]+)*): ")
 

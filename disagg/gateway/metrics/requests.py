@@ -12,7 +12,8 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 
 from disagg.api.events import FinishReason
-from disagg.gateway.dialects.problems import ENDED_HOSTS, FAILURES, Problem
+from disagg.api.gateway.history import ENDED_HOSTS
+from disagg.gateway.dialects.problems import FAILURES, Problem
 from disagg.gateway.metrics.buckets import REQUEST_S, TOKENS, TPOT_S, TTFT_S
 from disagg.gateway.metrics.tokens import TokenMetrics
 from disagg.gateway.observe.events import Accepted, Completed, Ended, Generated, Refused, RequestEvent
@@ -40,9 +41,9 @@ class HarmfulRequests:
         labels = ("model_name", "key", "request_id")
         figure = GaugeMetricFamily("disagg_request_ended_hosts", "Requests that ended hosts lately", labels=labels)
         oldest = time.monotonic() - POLICY.refused_s
-        for at, request in self._recent:
-            if at >= oldest:
-                figure.add_metric((request.model, request.key or "", request.request_id), 1.0)
+        stated = ((one.model, one.key or "", one.request_id) for at, one in self._recent if at >= oldest)
+        for values in dict.fromkeys(stated):  # a caller may send several requests of one id
+            figure.add_metric(values, 1.0)
         return [figure]
 
 

@@ -62,6 +62,20 @@ def test_why_a_request_failed_stands_in_full_below_the_table(
     assert lines[-1].endswith(f"other: {reason}") and any(line.rstrip().endswith("failed") for line in lines)
 
 
+@pytest.mark.parametrize("columns", [40, 80, 120])
+def test_a_request_that_ended_hosts_is_named_with_its_key(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, columns: int
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    path = write_fleet(tmp_path, ("tiny", "other"))
+    harmful = {"request_id": "bad-one", "key": "agent", "error": "d1 and d2 ended", "error_code": "request_ended_hosts"}
+    store = Store(history_path(load(path)), HistoryBounds())
+    store.append([msgspec.structs.replace(FAILED, **harmful)])
+    store.close()
+    assert run("history", "--config", path) == 0
+    assert "d1 and d2 ended: request bad-one of key agent" in " ".join(capsys.readouterr().out.split())
+
+
 def test_on_a_narrow_terminal_nothing_of_an_answer_is_cut(
     config: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,7 +11,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from disagg.api.gateway.history import HistoryEntry
+from disagg.api.gateway.history import ENDED_HOSTS, HistoryEntry
 from disagg.cli.views.items import Items
 from disagg.units import seconds
 
@@ -36,7 +36,7 @@ class _History:
             yield _table(self._entries, beside=options.max_width >= _ONE_LINE)
             for entry in self._entries:
                 if entry.state == "failed" and entry.error:
-                    yield Text(f"{moment(entry.time)} {entry.model}: {entry.error}", style="red")
+                    yield Text(f"{moment(entry.time)} {entry.model}: {_reason(entry)}", style="red")
         else:
             for entry in self._entries:
                 yield from _stacked(entry)
@@ -90,7 +90,7 @@ def hosts(prefill: str | None, decode: str | None) -> str:
 def remark(entry: HistoryEntry) -> Text:
     """What went wrong, or differently than usual; empty if nothing did."""
     if entry.state == "failed":
-        return Text(f" {entry.error or 'failed'}", style="red")
+        return Text(f" {_reason(entry)}", style="red")
     if entry.state == "cancelled":
         return Text(" cancelled")
     if entry.method == "fallback":
@@ -101,6 +101,14 @@ def remark(entry: HistoryEntry) -> Text:
 def _state(entry: HistoryEntry) -> Text:
     """The remark of a row whose reason stands below the table."""
     return Text(" failed", style="red") if entry.state == "failed" else remark(entry)
+
+
+def _reason(entry: HistoryEntry) -> str:
+    """Why a request failed; whose it was, if it ended hosts."""
+    reason = entry.error or "failed"
+    if entry.error_code != ENDED_HOSTS:
+        return reason
+    return f"{reason}: request {entry.request_id}" + (f" of key {entry.key}" if entry.key else "")
 
 
 def _rate(value: float | None) -> str:
