@@ -83,6 +83,8 @@ class Rotation:
             return rotated
 
     def _run(self, locks: FleetLocks) -> Rotated:
+        if not self.state.rotating:
+            self._require_own(locks)
         if (new := self.state.ensure_next_token()) is not None:
             old = next(token for token in self.state.tokens() if token != new)
             self._everywhere(locks, (old, new), check=True)
@@ -95,6 +97,18 @@ class Rotation:
         self._everywhere(locks, (current,))
         self.state.write_tokens((current,))
         return Rotated(others[-1] if others else current, current)
+
+    def _require_own(self, locks: FleetLocks) -> None:
+        """FleetError, before anything has begun, if a host has the tokens of another operator only."""
+        tokens = self.state.tokens()
+
+        def check(host: Host) -> None:
+            if there := read_there(locks.machine(host), host):
+                require_own(tokens, [token_digest(token) for token in there], host.name)
+
+        for one in each(self.fleet.deployed_hosts, check):
+            if one.error is not None:
+                raise one.error
 
     def _here(self, old: str, new: str) -> None:
         """Add the new token to this machine's file, which servers of local hosts read."""

@@ -75,7 +75,8 @@ def test_a_missing_or_broken_file_offers_nothing_and_says_nothing(
 
 
 def test_the_script_for_the_shell_can_be_shown(tmp_path: Path) -> None:
-    argv = [sys.executable, "-c", "from disagg.cli.app import main; main()", "--show-completion", "bash"]
+    show = shlex.join([sys.executable, "-c", "from disagg.cli.app import main; main()", "--show-completion"])
+    argv = ["bash", "-c", f"{show}; exit $?"]  # the shell is the one that it runs in
     environment = {**os.environ, "PYTHONPATH": ROOT}
     done = subprocess.run(argv, check=False, capture_output=True, text=True, env=environment, cwd=tmp_path, timeout=60)
     assert done.returncode == 0 and "complete -o default" in done.stdout

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import threading
+import zipfile
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from importlib.util import find_spec
@@ -461,11 +462,25 @@ def test_an_existing_python_keeps_its_packages_and_the_server_runs_on_them(site:
     assert site.deploy().result == "unchanged"
 
 
-def test_a_requirement_is_really_installed_from_the_package_index(site: Site) -> None:
-    """One small requirement, with pip into a venv of a python that the host has."""
+def write_wheel(folder: Path) -> None:
+    """Of a package `small`, version 1.0, that has one empty module."""
+    folder.mkdir()
+    info = "small-1.0.dist-info"
+    with zipfile.ZipFile(folder / "small-1.0-py3-none-any.whl", "w") as wheel:
+        wheel.writestr("small.py", "")
+        wheel.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\nName: small\nVersion: 1.0\n")
+        wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        wheel.writestr(f"{info}/RECORD", "")
+
+
+def test_a_requirement_is_really_installed(site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One small requirement, with pip into a venv of a python that the host has; tests do not leave this machine."""
+    write_wheel(tmp_path / "wheels")
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "wheels"))
     site.changes = {'installer = "uv"': 'installer = "pip"'}
-    site.declared = ("h11>=0.14",)
-    site.package = {**PACKAGE, "disagg/servers/__main__.py": b"import h11\n"}
+    site.declared = ("small>=1.0",)
+    site.package = {**PACKAGE, "disagg/servers/__main__.py": b"import small\n"}
     with site.deployment() as deployment:
         planned = deployment.plan()
         assert planned[0].error is None, planned[0].error
@@ -476,7 +491,7 @@ def test_a_requirement_is_really_installed_from_the_package_index(site: Site) ->
     assert report.error is None, report.error
     environment = site.root / "envs" / (site.own / "current/environment").read_text().strip()
     assert (environment / "pyvenv.cfg").exists()
-    said = LocalMachine("spark").run([str(environment / "bin/python"), "-c", "import h11; print(h11.__file__)"])
+    said = LocalMachine("spark").run([str(environment / "bin/python"), "-c", "import small; print(small.__file__)"])
     assert said.stdout.startswith(str(environment))
     assert site.deploy().result == "unchanged"
 

@@ -208,6 +208,19 @@ def test_the_old_token_is_accepted_until_the_heads_of_all_requests_that_show_it_
     assert set(waits) == {GRACE_S} and GRACE_S > HEAD_S
 
 
+def test_a_fleet_that_another_operator_has_given_another_token_is_left_alone_and_no_rotation_has_begun(
+    deployed: Yard,
+) -> None:
+    """Begun, every command here would say that it is not finished, and it could not be."""
+    for name in deployed.fleet.hosts:
+        (deployed.own(name) / "token").write_text("the-token-of-another-operator\n")
+    before = tokens_there(deployed)
+    with pytest.raises(FleetError, match="of another operator") as refused:
+        rotation(deployed).run()
+    assert "--adopt-token" in refused.value.hint and "go on with" not in refused.value.hint
+    assert not deployed.state.rotating and tokens_there(deployed) == before
+
+
 def test_two_clones_of_one_fleet_rotate_one_after_the_other(deployed: Yard, tmp_path: Path) -> None:
     clone = replace(deployed.state, folder=tmp_path / "clone")
 
