@@ -222,7 +222,7 @@ class Gateway:
         try:
             body = msgspec.json.decode(data)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise RequestError(f"the request body is not JSON: {error}") from None
+            raise RequestError(f"the request body is not JSON: {_not_json(data, error)}") from None
         if not isinstance(body, dict):
             raise RequestError("the request body is not a JSON object")
         return body
@@ -271,3 +271,13 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
 async def _on_bug(_: Request, error: Exception) -> Response:
     log.error("internal_error", exc_info=error)
     return respond(INTERNAL)
+
+
+def _not_json(data: bytes, error: Exception) -> str:
+    """What is wrong with a body, where msgspec's own text would mislead."""
+    try:
+        data.decode()
+    except UnicodeDecodeError as wrong:
+        return f"byte {wrong.start} is not UTF-8"
+    cut = "truncated" in str(error) and data.rstrip().endswith(b"}")
+    return "a \\u escape in it is no character" if cut else str(error)

@@ -27,6 +27,7 @@ from disagg.errors import (
     DeadlineExceeded,
     DisaggError,
     Overloaded,
+    RequestError,
     ServerUnavailable,
     UnknownModel,
 )
@@ -252,7 +253,9 @@ class Service(ReportingHost[Engine]):
             self._request_s += RECENT * (time.monotonic() - request.arrived - self._request_s)
         else:
             self.count(failed=1)
-            last = self._last_error = last_error(error)
+            last = last_error(error)
+            if not isinstance(error, RequestError):  # what a caller does wrong is no trouble of this host
+                self._last_error = last
             logs.info("request_failed", code=last.code, message=without_value(last.message), hint=last.hint)
 
 

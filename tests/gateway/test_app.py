@@ -253,6 +253,7 @@ async def test_a_key_opens_its_models_within_its_limits_until_it_is_revoked(tmp_
     async with fake_client.http(fake_client.app(client, file.path), authorization=f"Bearer {secret}") as http:
         models = await http.get("/v1/models")
         other = await http.post("/v1/chat/completions", json={**CHAT, "model": "other"})
+        unknown = await http.post("/v1/chat/completions", json={**CHAT, "model": "othe"})
         answers = [await http.post("/v1/chat/completions", json=CHAT) for _ in range(3)]
         file.revoke("editor")
         revoked = await http.get("/v1/models")
@@ -260,6 +261,8 @@ async def test_a_key_opens_its_models_within_its_limits_until_it_is_revoked(tmp_
         health = await http.get("/health")
     assert [one["id"] for one in models.json()["data"]] == ["m"]
     assert (other.status_code, other.json()["error"]["code"]) == (403, "model_not_allowed")
+    assert (unknown.status_code, unknown.json()["error"]["code"]) == (404, "model_not_found")
+    assert "alias-of-m" in unknown.text and "other" not in unknown.text, "a key sees its own models only"
     assert [one.status_code for one in answers] == [200, 200, 429]
     assert 1 <= int(answers[-1].headers["retry-after"]) <= 30
     assert (revoked.status_code, revoked.json()["error"]["code"]) == (401, "invalid_api_key")
@@ -426,3 +429,18 @@ async def test_without_a_key_a_gateway_that_has_keys_answers_only_what_it_declar
             path = operation.path.replace("{model}", "m")
             answer = await http.request(operation.method, path, json=CHAT if operation.method == "POST" else None)
             assert (answer.status_code != 401) == operation.public, path
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        (b'{"model": "m", "messages": [{"role": "user", "content": "\\ud800"}]}', "a \\u escape in it is no character"),
+        (b'{"model": "' + b"m" * 100 + b'\xff"}', "byte 111 is not UTF-8"),
+        (b'{"model": "m"', "truncated"),
+    ],
+    ids=["half a character", "no UTF-8", "cut"],
+)
+async def test_a_body_that_is_not_json_is_refused_with_what_is_wrong_with_it(body: bytes, reason: str) -> None:
+    async with fake_client.http(fake_client.app(FakeClient("text "))) as http:
+        answer = await http.post("/v1/chat/completions", content=body)
+    assert answer.status_code == 400 and reason in answer.json()["error"]["message"]

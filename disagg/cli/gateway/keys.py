@@ -125,10 +125,10 @@ def edit(
         raise UsageError(f"nothing is to be changed about the key of {name}", "see `disagg keys edit --help`")
     others = _GatewayKeys.fetched(fleet)
     file = _file(context)
-    file.join(others.keys)
+    before = file.join(others.keys)
     key = file.edit(name, **changes)
     if not as_json:
-        stderr().print(f"Changed the key of {name}.")
+        stderr().print(f"The key of {name} has these already." if key in before else f"Changed the key of {name}.")
     others.deliver(file)
     if as_json:
         print_json({"key": _shown(key), "gateways": [host.name for host in others.hosts]})

@@ -60,10 +60,11 @@ def _announced(fleet: Fleet, at: Listening) -> Iterator[str]:
 
 
 def _log_requests() -> None:
-    """One line on stderr for each request that has ended; with --quiet only what went wrong in the gateway itself."""
+    """One line on stderr for each request that has ended, and for each that could not be read; with --quiet only what
+    went wrong in the gateway itself."""
     handler = logging.StreamHandler()
     handler.setFormatter(_Line())
-    logger = logging.getLogger("disagg.gateway")
+    logger = logging.getLogger("disagg")
     logger.addHandler(handler)
     logger.setLevel(logging.ERROR if CommandOutput.quiet else logging.INFO)
 

@@ -284,6 +284,9 @@ def _locked(path: Path, why: str) -> Iterator[None]:
             os.pwrite(descriptor, str(LockHolder.this_process(why)).encode(), 0)
         yield
     finally:
+        # Not by closing alone: a child that another thread has just forked has the descriptor, too.
+        with suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
         os.close(descriptor)
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import ipaddress
 import logging
+from dataclasses import replace
 
 from starlette.requests import Request
 
 from disagg.config import Fleet, Model
-from disagg.errors import ConfigError, DisaggError, ModelNotAllowed, Unauthorized, UsageError
+from disagg.errors import ConfigError, DisaggError, ModelNotAllowed, Unauthorized, UnknownModel, UsageError
 from disagg.gateway.clients.keys import Key, KeyRing
 from disagg.http.heads import host_name
 from disagg.http.protocol import connection_of
@@ -67,8 +68,13 @@ class Access:
 
 
 def require_model(fleet: Fleet, key: Key | None, name: str) -> Model:
-    """The model of this name or alias. Raises UnknownModel, and ModelNotAllowed if the key is not for it."""
-    model = fleet.model(name)
+    """The model of this name or alias. Raises UnknownModel, which names the models that the key is for, and
+    ModelNotAllowed if it is for another one."""
+    try:
+        model = fleet.model(name)
+    except UnknownModel:
+        replace(fleet, models={one.name: one for one in fleet.models.values() if may_use(key, one)}).model(name)
+        raise
     if not may_use(key, model):
         raise ModelNotAllowed(f"this key is not for the model {model.name}", "see /v1/models for those that it is for")
     return model

@@ -64,6 +64,9 @@ def test_a_key_that_is_edited_keeps_its_secret_and_what_was_not_named(
     changed = present(ring.find(secret))
     assert (changed.models, changed.requests_per_minute, changed.parallel) == (("tiny",), 5, 4)
     assert (changed.weight, changed.monitor, changed.tokens_per_minute, changed.id) == (3, True, 900, before.id)
+    assert "Changed the key of editor." in capsys.readouterr().err
+    assert run("keys", "edit", "editor", "--weight", 3, "--monitor", "--config", config) == 0
+    assert "The key of editor has these already." in capsys.readouterr().err
     more = ("--remove", "requests", "--remove", "model", "--no-monitor", "--parallel", 512)
     assert run("keys", "edit", "editor", *more, "--json", "--config", config) == 0
     shown = json.loads(capsys.readouterr().out)["key"]

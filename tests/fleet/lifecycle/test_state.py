@@ -182,6 +182,29 @@ def test_the_lock_is_held_on_a_full_disk_too(fleet: Fleet, tmp_path: Path) -> No
         pass
 
 
+def test_the_lock_is_given_back_though_a_child_that_was_just_forked_has_its_file_too(
+    fleet: Fleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As while another thread starts a server, and an interruption stops it under the same lock. A copy of the
+    descriptor stands for the child's."""
+    state, copies, opened = State.of(fleet, tmp_path / "state"), list[int](), os.open
+    state.prepare(fleet)
+
+    def forked(*arguments: Any) -> int:
+        copies.append(os.dup(descriptor := opened(*arguments)))
+        return descriptor
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "open", forked)
+        with state.locked("start"):
+            pass
+    with state.locked("stop"):
+        pass
+    for copy in copies:
+        os.close(copy)
+    assert copies
+
+
 @pytest.mark.parametrize(
     "use",
     [
