@@ -79,11 +79,11 @@ class RunningRequests:
 
     def close(self) -> None:
         """The server ends of its own will: nothing that it computes ends it."""
-        if self._file is not None:
+        file, self._file = self._file, None  # first: engines' threads write, too
+        if file is not None:
             with suppress(OSError):  # the file has gone, or its disk has
-                os.pwrite(self._file, _FREE * (MARKS * PLACES), self._offset(0))
-            os.close(self._file)
-            self._file = None
+                os.pwrite(file, _FREE * (MARKS * PLACES), self._offset(0))
+            os.close(file)
 
     def note(self, of: Marks) -> int | None:
         """Note down that the request is computed. Returns its place."""

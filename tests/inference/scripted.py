@@ -173,8 +173,8 @@ class ScriptedHost(Server):
                 if not started:
                     writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n")
                     started = True
-                event = ErrorEvent.of(event) if isinstance(event, DisaggError) else event
-                writer.write(event if isinstance(event, bytes) else _encoded(event))
+                sent = ErrorEvent.of(event) if isinstance(event, DisaggError) else event
+                writer.write(sent if isinstance(sent, bytes) else _encoded(sent))
                 await writer.drain()
 
 
