@@ -171,7 +171,7 @@ class DecodeService(Service[DecodeEngine]):
                     elsewhere_s = sooner(self._seconds_here(request, kv.held_tokens), body.elsewhere_s)
                     slot = await self._slots.open(request, self.engine.info, kv.held_tokens, kv.memory, elsewhere_s)
                     yield slot.event
-                    await self._receive(slot, kv)
+                    await self._receive(slot, kv, body.sender)
                     kv.audit = body.audit
             async with aclosing(self._answer(request, answer, kv, body)) as events:
                 async for event in events:
@@ -228,9 +228,10 @@ class DecodeService(Service[DecodeEngine]):
             reason=kv.local,
         )
 
-    async def _receive(self, slot: OpenSlot, kv: PromptKV) -> None:
-        """Wait for the KV of a slot."""
+    async def _receive(self, slot: OpenSlot, kv: PromptKV, sender: str) -> None:
+        """Wait for the KV of a slot. sender: whose it is, by the caller; "" if that does not say."""
         kv.received = await slot.kv()
+        kv.received.sender = sender or kv.received.sender
         self.count(kv_bytes_total=kv.received.nbytes)
 
     async def _answer(

@@ -308,6 +308,16 @@ async def test_a_prompt_whose_kv_is_wrong_is_computed_here_and_its_sender_is_bla
     await idle(service)
 
 
+async def test_wrong_kv_counts_against_the_host_that_was_asked_for_it_whatever_its_header_states(
+    service: DecodeService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A host that lies would else be audited, and blamed, as a good one."""
+    find_wrong(service, monkeypatch, KVRefuted("rows of layer 3 differ by 1.4"))
+    refuted, *_ = await handed_over(service, replace(DECODE, sender="p-2"))
+    assert of_type(refuted, RefutedEvent).sender == "p-2" and "the KV from p-2 is wrong" in refuted.message
+    assert list(service.load_figures().senders) == ["p-2"]
+
+
 async def test_an_answer_whose_kv_gave_no_number_begins_its_form_anew(
     service: DecodeService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
