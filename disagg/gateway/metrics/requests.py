@@ -52,8 +52,8 @@ class HarmfulRequests:
 class RequestMetrics:
     """The figures of one gateway's requests since it started. An observer.
 
-    harmful: gets what names keys and requests, which not every key may see; `registry` the rest. Figures of `models` are
-    0 from the start: Prometheus' rate() does not see the step of a figure that begins with 1.
+    harmful: gets what names keys and requests, which not every key may see; `registry` the rest. Figures of `models`
+    are 0 from the start: Prometheus' rate() does not see the step of a figure that begins with 1.
     """
 
     def __init__(self, registry: CollectorRegistry, models: Sequence[str], harmful: HarmfulRequests) -> None:
