@@ -78,8 +78,8 @@ class Views:
         return self._documents[self._access.keyless]
 
     async def _metrics(self, request: Request) -> Response:
-        self._access.key(request)
-        return Response(self._watch.metrics(), media_type=METRICS_TYPE)
+        key = self._access.key(request)
+        return Response(self._watch.metrics(of_keys=key is None or key.monitor), media_type=METRICS_TYPE)
 
     async def _models(self, request: Request) -> Response:
         return json_response(models.listed(self._fleet, self._access.key(request), self._started))

@@ -16,7 +16,7 @@ from disagg.gateway.live.board import Board
 from disagg.gateway.live.feed import Feed
 from disagg.gateway.live.hosts import live_hosts
 from disagg.gateway.metrics.hosts import LiveCollector
-from disagg.gateway.metrics.requests import RequestMetrics
+from disagg.gateway.metrics.requests import HarmfulRequests, RequestMetrics
 from disagg.gateway.observe.observers import Observer, Observers
 from disagg.inference.client import AsyncClient
 
@@ -43,7 +43,10 @@ class GatewayWatch:
         self.board = Board(client.fleet.name, models)
         self.feed = Feed(self.board, self.hosts)
         self._registry.register(LiveCollector(models, self.hosts, self.board.running))
-        watching: list[Observer] = [RequestMetrics(self._registry, models), self.board]
+        harmful = HarmfulRequests()
+        self._of_keys = CollectorRegistry()
+        self._of_keys.register(harmful)
+        watching: list[Observer] = [RequestMetrics(self._registry, models, harmful), self.board]
         self.observers = Observers(
             [*watching, recorder] if recorder else watching,
             recorder.settle if recorder else None,
@@ -54,9 +57,10 @@ class GatewayWatch:
         """The hosts as the client sees them now."""
         return live_hosts(self._client.fleet, self._client.view, time.monotonic())
 
-    def metrics(self) -> bytes:
-        """The figures in Prometheus' text format."""
-        return bytes(generate_latest(self._registry))
+    def metrics(self, *, of_keys: bool = False) -> bytes:
+        """The figures in Prometheus' text format. of_keys: with those that name keys and their requests."""
+        figures = bytes(generate_latest(self._registry))
+        return figures + bytes(generate_latest(self._of_keys)) if of_keys else figures
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:

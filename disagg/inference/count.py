@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from msgspec.structs import replace
 
 from disagg.api.requests import PromptBody
 from disagg.api.status import CountAnswer
+from disagg.config import Host
 from disagg.errors import CapabilityMissing, DeadlineExceeded, DisaggError, KVMemoryExceeded, RequestError
 from disagg.inference.attempts.execute import Driver, GenerationRequest
+from disagg.inference.attempts.suspects import Turn, broke_off, has_ended
 from disagg.inference.http import calls
 from disagg.inference.policy import patience_s
+from disagg.strikes import Marks, marks
 
 HOST_S = 20.0
 """For each step of one host's answer; the longest prompts take seconds to tokenise. Less if the next host would else
@@ -20,27 +27,69 @@ have too little time."""
 async def count(driver: Driver, request: GenerationRequest) -> int:
     """Tokens of the request's prompt. Asks its hosts in turn, those first that can take a request, until one answers.
 
-    Raises the last host's error if none does, the first one's if the request is wrong, and DeadlineExceeded.
+    Raises the last host's error if none does, the first one's if the request is wrong, DeadlineExceeded, and
+    RequestEndedHosts if hosts end as they tokenise the prompt.
     """
     given = {name: getattr(request.body, name) for name in PromptBody.__struct_fields__}
     body, now = PromptBody(**given), time.monotonic()
     hosts = [*request.candidates.decode, *request.candidates.prefill]
     hosts.sort(key=lambda host: (bool(driver.view.of(host.name).obstacle(now)), driver.view.of(host.name).ahead))
-    failure: DisaggError | None = None
+    counting = _Count(driver, request, body)
     try:
         async with asyncio.timeout(body.deadline_s):
-            for host in hosts:
-                left_s = request.called + body.deadline_s - time.monotonic()
-                seconds = HOST_S if host is hosts[-1] else min(HOST_S, patience_s(left_s))
-                try:
-                    answer = await calls.post(driver.http, host, "/count", body, timeout=seconds)
-                    return CountAnswer.received(answer, host.name).prompt_tokens
-                except DisaggError as error:
-                    if isinstance(error, RequestError) and not isinstance(error, KVMemoryExceeded):
-                        raise
-                    failure = error
+            return await counting.by_one_of(hosts)
     except TimeoutError:
-        raise DeadlineExceeded("no host has counted the prompt's tokens", "raise the timeout") from failure
-    raise failure or CapabilityMissing(
-        f"no host of {body.model} counts tokens: whole-request hosts have no call for it", "send the request"
-    )
+        raise DeadlineExceeded("no host has counted the prompt's tokens", "raise the timeout") from counting.failure
+    finally:
+        if counting.turn is not None:
+            counting.turn.end()
+
+
+@dataclass(slots=True)
+class _Count:
+    """failure: the last one. lost: hosts whose processes have ended with the prompt. turn: among suspects, of which it
+    is one after that."""
+
+    driver: Driver
+    request: GenerationRequest
+    body: PromptBody
+    failure: DisaggError | None = None
+    lost: list[str] = field(default_factory=list)
+    turn: Turn | None = None
+
+    async def by_one_of(self, hosts: Sequence[Host]) -> int:
+        """What the first of these hosts counts that answers."""
+        if self.driver.suspects.require_innocent(self._marks, self.driver.view):
+            self.body = replace(self.body, standing="innocent")
+        for host in hosts:
+            left_s = self.request.called + self.body.deadline_s - time.monotonic()
+            seconds = HOST_S if host is hosts[-1] else min(HOST_S, patience_s(left_s))
+            sent, boot_id = asyncio.Event(), self.driver.view.of(host.name).boot_id
+            try:
+                http = self.driver.http
+                answer = await calls.post(http, host, "/count", self.body, timeout=seconds, sent=sent.set)
+                return CountAnswer.received(answer, host.name).prompt_tokens
+            except DisaggError as error:
+                if isinstance(error, RequestError) and not isinstance(error, KVMemoryExceeded):
+                    raise
+                self.failure = error
+            if sent.is_set() and broke_off(self.failure):
+                await self._suspect(host, boot_id)
+        raise self.failure or CapabilityMissing(
+            f"no host of {self.body.model} counts tokens: whole-request hosts have no call for it", "send the request"
+        )
+
+    async def _suspect(self, host: Host, boot_id: str) -> None:
+        """This host has broken off. Raises RequestEndedHosts if it is the last one that may end so."""
+        http, view, policy = self.driver.http, self.driver.view, self.request.policy
+        if not await has_ended(http, view, host, boot_id, policy.ended_s):
+            return
+        self.lost.append(host.name)
+        if len(self.lost) >= policy.host_losses:
+            raise self.driver.suspects.refuse(self._marks(), self.lost) from self.failure
+        self.body = replace(self.body, standing="suspect")
+        if self.turn is None:
+            self.turn = await self.driver.suspects.turn(lambda: None)
+
+    def _marks(self) -> Marks:
+        return marks(self.body, self.driver.http.token)

@@ -24,7 +24,8 @@ class Timeouts:
 
     connect: until a TCP connection is open. queue: until a host has begun with a request that it has accepted; then the
     host counts as busy. first_kv: until the KV begins to arrive at the decode host, once the prefill host computes.
-    silence: between two events of a host that has accepted a request; hosts send one a second. stall: a host computes
+    silence: between two events of a host that has accepted a request; hosts send one a second. Bytes that are no event,
+    and events of unknown names, do not count. stall: a host computes
     and its engine finishes nothing. none_up: no host that can answer is up, or starting. note: after which a wait is
     stated on the stream. figures: for the prefill host's figures after the answer is complete. lease: a host ends a
     request that this client has not named for so long. slow_transfer: exposed transfer that earns a warning. blame: for

@@ -160,13 +160,14 @@ async def begin_answer(
     if given:
         await answer.resume(given, request.sampling, engine.info.eos_ids)
     if answer.finish_reason is None:
-        request.constraint = await _constraint(request, engine.tokenizer, body, work)
+        request.constraint = await constraint_of(request, engine.tokenizer, body, work)
     return answer
 
 
-async def _constraint(
+async def constraint_of(
     request: ActiveRequest, tokenizer: PromptTokenizer, body: GenerateBody, work: RequestWork
 ) -> Constraint | None:
+    """The form that the rest of the answer must have, after what was given of it; None if it may have any."""
     form = tokenizer.format
     if body.json_schema is None and not body.must_call:
         return None

@@ -16,7 +16,7 @@ from starlette.types import ASGIApp
 from disagg import logs
 from disagg.config import Fleet, Host, Model
 from disagg.engines.base import DecodeEngine, PromptEngine
-from disagg.errors import ConfigError
+from disagg.errors import ConfigError, Overloaded
 from disagg.http.accept import ListenHints, listen
 from disagg.http.connections import ConnectionBounds
 from disagg.http.protocol import Encryption
@@ -161,6 +161,7 @@ class _Server(BoundedServer):
     """A signal lets running requests finish first.
 
     Until they have, the server still answers: 503 to new requests, "draining" to health. A second signal ends at once.
+    Requests that still run then are told that the host stops: it has not ended because of them (disagg/strikes.py).
     """
 
     def __init__(
@@ -187,4 +188,6 @@ class _Server(BoundedServer):
         self._service.state = "draining"
         if self._draining is not None:
             self._draining.cancel()
+        for caller in list(self._service.active.values()):
+            caller.end(Overloaded(f"{self._service.host.name} stops", "another host goes on with the request"))
         await super().shutdown(sockets)

@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 
 from disagg import logs
 from disagg.api.names import LOG_FILE_VARIABLE
-from disagg.api.requests import PromptBody
+from disagg.api.requests import MAX_DEADLINE_S, PromptBody
 from disagg.config import Fleet, Host
 from disagg.servers.request import Phase
 from disagg.strikes import MARK_BYTES, POLICY, Marks, StrikePolicy, Strikes, marks, require_innocent
@@ -63,6 +63,9 @@ class RunningRequests:
                 self._open(path)
             except OSError as error:
                 logs.event(logging.WARNING, "requests_not_recorded", path=str(path), reason=str(error))
+                if self._file is not None:
+                    os.close(self._file)
+                    self._file = None
 
     def admit(self, body: PromptBody) -> RecordedRequest:
         """A request arrives. Raises RequestEndedHosts if it has too many strikes here."""
@@ -79,17 +82,18 @@ class RunningRequests:
 
     def close(self) -> None:
         """The server ends of its own will: nothing that it computes ends it."""
-        if self._file is not None:
+        file, self._file = self._file, None  # first: engines' threads write, too
+        if file is not None:
             with suppress(OSError):  # the file has gone, or its disk has
-                os.pwrite(self._file, _FREE * (MARKS * PLACES), self._offset(0))
-            os.close(self._file)
-            self._file = None
+                os.pwrite(file, _FREE * (MARKS * PLACES), self._offset(0))
+            os.close(file)
 
     def note(self, of: Marks) -> int | None:
         """Note down that the request is computed. Returns its place."""
-        if self._file is None or not self._free:
+        try:
+            place, now = self._free.pop(), time.time()
+        except IndexError:
             return None
-        place, now = self._free.pop(), time.time()
         entries = [_ENTRY.pack(now, bytes.fromhex(mark)) for mark in of.computed[:MARKS]]
         self._write(place, b"".join(entries))
         return place
@@ -112,9 +116,11 @@ class RunningRequests:
         data = os.pread(self._file, size, 0)
         found = [_ENTRY.unpack_from(data, at) for at in range(0, len(data) - _ENTRY.size + 1, _ENTRY.size)]
         known = [(mark.hex(), at) for at, mark in found[: self._policy.kept] if at]
-        running = {mark.hex() for at, mark in found[self._policy.kept :] if at}
+        now = time.time()
+        # Older ones are of a full disk, on which a place could not be freed: no request lasts longer.
+        running = {mark.hex() for at, mark in found[self._policy.kept :] if 0 <= now - at < MAX_DEADLINE_S}
         self.strikes = Strikes(self._policy, known)
-        self.strikes.add(sorted(running), time.time())
+        self.strikes.add(sorted(running), now)
         os.pwrite(self._file, _FREE * (size // _ENTRY.size), 0)
         self._write_strikes()
         if running:

@@ -43,7 +43,7 @@ def samples() -> dict[str, set[str]]:
         observed.ended(problem_of(fails) if fails else None, cancelled=False)
     observers.accept(Head(request, "r", 0.0), "chat", "m", None).ended(None, cancelled=True)
     found: dict[str, set[str]] = {}
-    for family in text_string_to_metric_families(watch.metrics().decode()):
+    for family in text_string_to_metric_families(watch.metrics(of_keys=True).decode()):
         for sample in family.samples:
             found.setdefault(sample.name, set()).update(sample.labels)
         if family.name.startswith("disagg_host"):

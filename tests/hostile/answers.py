@@ -50,6 +50,17 @@ async def _tokens_for_ever(body: Body) -> AsyncGenerator[Event | DisaggError, No
         yield tokens(token)
 
 
+def _for_ever(event: Event) -> Script:
+    """An answer that never goes on, and states this instead."""
+
+    async def script(body: Body) -> AsyncGenerator[Event | DisaggError, None]:
+        yield tokens(len(body.get("answer_tokens", ())))
+        while True:
+            yield event
+
+    return script
+
+
 async def _nothing(body: Body) -> AsyncGenerator[Event | DisaggError, None]:
     yield replace(done(body), completion_tokens=0)
 
@@ -94,7 +105,8 @@ LIES: Final[Mapping[str, Script]] = {
     "negative beats": _sending(progress("generating", beats=-1)),
     "an error of 1 MB": _sending(HandoffError("x" * (1 << 20), "y" * (1 << 20))),
     "an event of 5 MB": _sending(replace(tokens(1), text="x" * (5 << 20))),
-    "a second slot": _sending(slot({"tokens": [1, 2, 3, 4]})),
+    "slots for ever": _for_ever(slot({"tokens": [1, 2, 3]})),
+    "refutations for ever": _for_ever(RefutedEvent(sender="p", blamed=True, message="")),
     "an end without a token": _nothing,
     "fewer tokens counted than sent": _ending(completion_tokens=3),
     "more tokens counted than sent": _ending(completion_tokens=5),

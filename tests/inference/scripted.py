@@ -25,8 +25,9 @@ from disagg.token import Tokens
 from tests import secure
 
 Body = dict[str, Any]
-Script = Callable[[Body], AsyncGenerator[Event | DisaggError, None]]
-"""Yields the events of one answer. A DisaggError before any event is the status of the answer, later its last event."""
+Script = Callable[[Body], AsyncGenerator[Any, None]]
+"""Yields the events of one answer, or bytes that are none. A DisaggError before any event is the status of the answer,
+later its last event."""
 
 PROGRESS_S = 1.0
 
@@ -162,7 +163,7 @@ class ScriptedHost(Server):
         writer.write(_response(200, self.load.to_bytes()))
         self.loaded()
 
-    async def _answer(self, events: AsyncGenerator[Event | DisaggError, None], writer: asyncio.StreamWriter) -> None:
+    async def _answer(self, events: AsyncGenerator[Any, None], writer: asyncio.StreamWriter) -> None:
         started = False
         async with aclosing(events):
             async for event in events:
@@ -172,7 +173,8 @@ class ScriptedHost(Server):
                 if not started:
                     writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n")
                     started = True
-                writer.write(_encoded(ErrorEvent.of(event) if isinstance(event, DisaggError) else event))
+                sent = ErrorEvent.of(event) if isinstance(event, DisaggError) else event
+                writer.write(sent if isinstance(sent, bytes) else _encoded(sent))
                 await writer.drain()
 
 

@@ -47,7 +47,9 @@ async def test_hosts_are_asked_in_turn_until_one_answers(
 ) -> None:
     seen = []
 
-    async def post(_http: object, host: Host, path: str, _body: object, *, timeout: float) -> dict[str, Any]:
+    async def post(
+        _http: object, host: Host, path: str, _body: object, *, timeout: float, sent: object
+    ) -> dict[str, Any]:
         assert (path, timeout > 0) == ("/count", True)
         seen.append(host.name)
         if host.name in failing:
@@ -71,7 +73,9 @@ async def test_hosts_are_asked_in_turn_until_one_answers(
 async def test_a_silent_host_leaves_time_for_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
     given = {}
 
-    async def post(_http: object, host: Host, _path: str, _body: object, *, timeout: float) -> dict[str, Any]:
+    async def post(
+        _http: object, host: Host, _path: str, _body: object, *, timeout: float, sent: object
+    ) -> dict[str, Any]:
         given[host.name] = timeout
         raise SILENT
 

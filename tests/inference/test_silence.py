@@ -15,7 +15,7 @@ from disagg.inference.attempts.answer import FALLBACK_WARNING
 from disagg.inference.client import AsyncClient
 from disagg.inference.http.connections import HostRequest
 from disagg.inference.policy import Timeouts
-from tests.inference.scripted import Body, scripted, silent, slot, tokens, waiting, whole
+from tests.inference.scripted import Body, client_of, scripted, silent, slot, tokens, waiting, whole
 
 pytestmark = pytest.mark.usefixtures("virtual_time")
 SILENCE_S = Timeouts().silence
@@ -56,6 +56,21 @@ async def test_a_silent_prefill_host_is_given_up_and_the_decode_host_computes_th
     assert answer.metrics.method == "fallback"
     assert answer.warnings[0].startswith(f"{FALLBACK_WARNING}: p1 ") and "did not answer in time" in answer.warnings[0]
     assert SILENCE_S <= answer.metrics.ttft_parts.failed_attempts < SILENCE_S + 1
+
+
+async def test_a_host_that_states_only_what_no_client_knows_counts_as_silent() -> None:
+    """Bytes alone are no sign that it works: its request would last until the deadline."""
+    for strange in (b"event: news\ndata: {}\n\n", b":\n", b"x"):
+
+        async def states(_: Body, strange: bytes = strange) -> AsyncGenerator[bytes, None]:
+            while True:
+                yield strange
+                await asyncio.sleep(1)
+
+        async with client_of(d1={"generate": states}, d2={"generate": whole}) as (client, _):
+            answer = await client.generate("m", tokens=[1, 2], max_tokens=3, alone="decode")
+        assert answer.metrics.decode_server == "d2"
+        assert SILENCE_S <= answer.metrics.ttft_parts.failed_attempts < SILENCE_S + 2
 
 
 async def test_if_both_hosts_of_a_hand_off_are_silent_the_one_that_was_to_send_the_kv_is_to_blame() -> None:

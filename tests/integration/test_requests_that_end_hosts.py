@@ -18,7 +18,7 @@ from disagg.inference.client import AsyncClient
 from disagg.inference.options import RequestOptions
 from disagg.inference.sync_client import Client
 from tests.fleets import TOKEN, RunningFleet, running, wait_until
-from tests.hostile.ending import ENDS_DECODE, ENDS_PREFILL
+from tests.hostile.ending import ENDLESS, ENDS_DECODE, ENDS_PREFILL
 from tests.simulated import write_simulated
 
 HONEST = 8
@@ -84,6 +84,43 @@ async def test_a_request_that_waited_in_a_queue_before_it_ends_its_host_is_a_sus
                 await client.generate("m", tokens=[7] * 40 + [ENDS_DECODE])
             assert [len(answer.tokens) for answer in await asyncio.gather(*honest)] == [LONG, LONG]
             wait_until(lambda: sum(ended.values()) == 2, 10, "both to be seen")
+
+
+async def test_a_request_whose_hosts_are_stopped_on_purpose_is_no_suspect(tmp_path: Path) -> None:
+    """As a restart of host after host does it to a prompt that takes longer than a host drains."""
+    with (
+        running(write_simulated(tmp_path, pairs=2), program="tests.hostile.ending") as fleet,
+        supervised(fleet) as ended,
+    ):
+        async with AsyncClient(fleet.fleet, token=TOKEN) as client:
+            await client.connect()
+            asked = asyncio.ensure_future(client.generate("m", tokens=[9] * 40 + [ENDLESS], alone="decode"))
+            async with asyncio.timeout(40):
+                for count in range(3):
+                    while not (at := [name for name in ("m-decode", "m-decode-2") if _computes(fleet, name)]):
+                        assert not asked.done(), asked.exception()
+                        await asyncio.sleep(0.02)
+                    if count < 2:
+                        await _stop(fleet, at[0])
+                        while sum(ended.values()) == count:
+                            await asyncio.sleep(0.02)
+            asked.cancel()
+
+
+async def _stop(fleet: RunningFleet, host: str) -> None:
+    """With a second signal, as if it had drained for as long as it may."""
+    process = fleet.processes[host]
+    process.terminate()
+    while fleet.status(host)["status"] != "draining":
+        await asyncio.sleep(0.02)
+    process.terminate()
+
+
+def _computes(fleet: RunningFleet, host: str) -> bool:
+    try:
+        return int(fleet.status(host)["running"]) > 0
+    except httpx.TransportError:
+        return False
 
 
 @pytest.mark.parametrize("ends", [ENDS_DECODE, ENDS_PREFILL], ids=["a decode host", "a prefill host"])

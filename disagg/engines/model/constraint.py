@@ -153,7 +153,7 @@ class Constraint:
 
     def _next_reply(self) -> Reply:
         """The reply to the last token. With the lock held."""
-        began = time.monotonic()
+        began, late = time.monotonic(), Reason.STEP
         deadline = max(self._sent_at + min(STEP_S, self._patience_s), began + _LEAST_WAIT_S)
         while True:
             assert self._link is not None
@@ -162,10 +162,11 @@ class Constraint:
             if waited > _FREE_WAIT_S:
                 self._patience_s -= waited
             if reply is None:
-                return Reply(wire.FAILED, Reason.STEP)
+                return Reply(wire.FAILED, late)
             if reply.reason is not Reason.LOST or not self._rebuilds or self._closed:
                 return reply
             self._rebuilds -= 1
+            late = Reason.LOST  # it has to be compiled first, which says nothing of its steps
             try:
                 self._drop_link()
                 self._link = self._form.attach(self._tokens)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, fields
 from typing import Final, get_args
@@ -31,29 +30,34 @@ class HarmfulRequests:
     long as it is refused."""
 
     def __init__(self) -> None:
-        self._recent: deque[tuple[float, Accepted]] = deque(maxlen=MAX_HARMFUL)
+        self._recent: dict[tuple[str, str, str], float] = {}  # when, by its labels: two requests may have one id
 
     def add(self, request: Accepted) -> None:
         """This request was refused because hosts have ended with it."""
-        self._recent.append((time.monotonic(), request))
+        labels = (request.model, request.key or "", request.request_id)
+        self._recent.pop(labels, None)
+        self._recent[labels] = time.monotonic()
+        for oldest in list(self._recent)[:-MAX_HARMFUL]:
+            del self._recent[oldest]
 
     def collect(self) -> Iterable[Metric]:
         labels = ("model_name", "key", "request_id")
         figure = GaugeMetricFamily("disagg_request_ended_hosts", "Requests that ended hosts lately", labels=labels)
         oldest = time.monotonic() - POLICY.refused_s
-        stated = ((one.model, one.key or "", one.request_id) for at, one in self._recent if at >= oldest)
-        for values in dict.fromkeys(stated):  # a caller may send several requests of one id
-            figure.add_metric(values, 1.0)
+        for found, at in self._recent.items():
+            if at >= oldest:
+                figure.add_metric(found, 1.0)
         return [figure]
 
 
 class RequestMetrics:
     """The figures of one gateway's requests since it started. An observer.
 
-    Those of `models` are 0 from the start: Prometheus' rate() does not see the step of a figure that begins with 1.
+    harmful: gets what names keys and requests, which not every key may see; `registry` the rest. Figures of `models`
+    are 0 from the start: Prometheus' rate() does not see the step of a figure that begins with 1.
     """
 
-    def __init__(self, registry: CollectorRegistry, models: Sequence[str]) -> None:
+    def __init__(self, registry: CollectorRegistry, models: Sequence[str], harmful: HarmfulRequests) -> None:
         self._registry = registry
         self._requests = self._counter("disagg_requests", "Answers by the way they came about", "method")
         self._routes = self._counter("disagg_routes", "Answers by their hosts", "prefill_server", "decode_server")
@@ -80,8 +84,7 @@ class RequestMetrics:
         self._answers = self._histogram("vllm:request_generation_tokens", "Tokens of an answer", TOKENS)
         self._tokens = TokenMetrics(models)
         registry.register(self._tokens)
-        self._harmful = HarmfulRequests()
-        registry.register(self._harmful)
+        self._harmful = harmful
         for model in models:
             self._begin(model)
 

@@ -138,6 +138,8 @@ class ArrivingAnswer:
             self.bounds.take(event)
         elif isinstance(event, DoneEvent):
             self.bounds.end(event)
+        else:
+            raise self.bounds.out_of_place(event)
 
     def note_with_answer(self, text: str) -> None:
         """As `note`, once something of the answer arrives; nothing if nothing does."""

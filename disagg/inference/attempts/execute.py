@@ -285,15 +285,15 @@ class _Run:
         if self.lost or self.struck:
             body = msgspec.structs.replace(body, standing="suspect" if self.lost else "innocent")
         self.answer.bounds = self._bounds(attempt)
-        if attempt.method == "disaggregated":
+        if attempt.method == "disaggregated" and attempt.prefill is not None:
             first = attempt.decode == ranked.decode[0].host and attempt.prefill == ranked.prefill[0].host
             offered = first and self.request.policy.local_prefill
-            refuted = attempt.prefill is not None and self.driver.view.of(attempt.prefill.name).breaker.refuted
             body = DecodeBody(
                 **msgspec.structs.asdict(body),
                 prefill=ranked.offer if offered else None,
                 elsewhere_s=ranked.elsewhere_s(attempt.prefill),
-                audit=refuted,
+                audit=self.driver.view.of(attempt.prefill.name).breaker.refuted,
+                sender=attempt.prefill.name,
             )
         return await perform(caller, attempt, body, self.answer)
 

@@ -10,7 +10,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Final
 
-from disagg.api.events import DoneEvent, ShippedEvent, TokensEvent
+from disagg.api.events import DoneEvent, Event, ShippedEvent, TokensEvent
 from disagg.errors import InvalidAnswer
 
 TOKEN_CHARS: Final = 1024
@@ -26,7 +26,7 @@ _HINT: Final = "run `disagg verify` and look at the host's log: it is broken, or
 class AnswerBounds:
     """What one attempt may send, and what it has sent. prompt_tokens: as the slot of this attempt states them, or the
     caller if it sent tokens; 0 if not known. vocab_size: of the model, 0 if not known. given: tokens of the answer that
-    the host got with the request. stops: the stop strings that were asked for.
+    the host got with the request. stops: the stop strings that were asked for. begun: it has sent a slot, or tokens.
     """
 
     host: str
@@ -38,9 +38,13 @@ class AnswerBounds:
     tokens: int = 0
     chars: int = 0
     called: bool = False
+    begun: bool = False
 
     def slot(self, prompt_tokens: int, held_tokens: int) -> None:
-        """The first event of a hand-off. Raises InvalidAnswer."""
+        """The first event of a hand-off. Raises InvalidAnswer, also if there was one before."""
+        if self.begun:
+            raise self._invalid("it opened a second slot")
+        self.begun = True
         if held_tokens > prompt_tokens + self.given:
             raise self._invalid(f"it states that it holds {held_tokens} of {prompt_tokens} prompt tokens")
         self.require_prompt(prompt_tokens)
@@ -53,6 +57,7 @@ class AnswerBounds:
 
     def take(self, event: TokensEvent) -> None:
         """Some tokens and their text. Raises InvalidAnswer before any of it is delivered."""
+        self.begun = True
         self.tokens += len(event.tokens)
         self.chars += len(event.text) + len(event.reasoning) + sum(len(str(call)) for call in event.tool_calls)
         self.called = self.called or bool(event.tool_calls)
@@ -87,6 +92,10 @@ class AnswerBounds:
             raise self._invalid("it ended with a tool call, and sent none")
         if done.stop and done.stop not in self.stops:
             raise self._invalid("it ended at a stop string that was not asked for")
+
+    def out_of_place(self, event: Event) -> InvalidAnswer:
+        """The error of an event that no answer has there."""
+        return self._invalid(f"it sent an event {event.event!r} in the answer")
 
     def shipped(self, figures: ShippedEvent) -> str:
         """Why the figures of the prefill host cannot be; empty if they can. Its KV has been accepted, so that they are

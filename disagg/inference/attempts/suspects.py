@@ -47,7 +47,7 @@ class Suspects:
     def __init__(self, policy: RetryPolicy) -> None:
         self._policy = policy
         self._lock = asyncio.Lock()
-        self._refused: OrderedDict[str, float] = OrderedDict()  # by the request's mark, until when
+        self._refused: OrderedDict[str, float] = OrderedDict()  # by the mark of a request, or of a counted prompt
 
     async def turn(self, waiting: Callable[[], None]) -> Turn:
         """Wait until no other suspect is tried. waiting: called if that takes longer than a moment."""
@@ -61,8 +61,9 @@ class Suspects:
 
     def refuse(self, of: Marks, hosts: Sequence[str]) -> RequestEndedHosts:
         """The error of a request that has ended these hosts, which is refused from now on."""
-        self._refused[of.request] = time.monotonic() + self._policy.strikes.refused_s
-        self._refused.move_to_end(of.request)
+        mark = of.request or of.prompt
+        self._refused[mark] = time.monotonic() + self._policy.strikes.refused_s
+        self._refused.move_to_end(mark)
         while len(self._refused) > MAX_REFUSED:
             self._refused.popitem(last=False)
         return RequestEndedHosts(
@@ -77,7 +78,7 @@ class Suspects:
         while self._refused and next(iter(self._refused.values())) <= now:
             self._refused.popitem(last=False)
         verdicts = view.verdicts
-        if self._refused and of().request in self._refused:
+        if self._refused and not self._refused.keys().isdisjoint((of().request, of().prompt)):
             raise RequestEndedHosts(
                 f"hosts have ended while computing this request: it is refused for {policy.refused_s:.0f} s",
                 "change it; `disagg logs` of the hosts shows how they ended",
@@ -88,10 +89,14 @@ class Suspects:
 def may_have_ended(failure: Failure, sent: Iterable[calls.EventCall], *, has_token: bool) -> list[Host]:
     """The hosts that the request may have ended, if its attempt failed so. A lost decode host may show first as the
     transfer's end. sent: the attempt's calls. has_token: it had brought one."""
-    broke = isinstance(failure.error, ServerUnavailable | PeerLost) and not isinstance(failure.error, ServerSilent)
-    if has_token or not broke or failure.attempt.method == "whole":
+    if has_token or not broke_off(failure.error) or failure.attempt.method == "whole":
         return []
     return [call.host for call in sent if call.written > 0 and call.phase != "queued"]
+
+
+def broke_off(error: DisaggError) -> bool:
+    """Whether a request that has failed so may have ended its host."""
+    return isinstance(error, ServerUnavailable | PeerLost) and not isinstance(error, ServerSilent)
 
 
 async def has_ended(http: Connections, view: FleetView, host: Host, boot_id: str, seconds: float) -> bool:

@@ -51,9 +51,18 @@ async def get(http: Connections, host: Host, path: str, *, timeout: float) -> di
     return await _object(http, HostRequest(host, "GET", path), timeout)
 
 
-async def post(http: Connections, host: Host, path: str, body: Contract, *, timeout: float) -> dict[str, Any]:
-    """POST a body that is answered with a JSON object; see `get`."""
-    return await _object(http, HostRequest(host, "POST", path, body.to_bytes()), timeout)
+async def post(
+    http: Connections,
+    host: Host,
+    path: str,
+    body: Contract,
+    *,
+    timeout: float,
+    sent: Callable[[], object] | None = None,
+) -> dict[str, Any]:
+    """POST a body that is answered with a JSON object; see `get`. sent: for one that may end the host, called once it
+    was sent; it is not sent once more if its connection breaks."""
+    return await _object(http, HostRequest(host, "POST", path, body.to_bytes()), timeout, sent)
 
 
 async def closing_event(http: Connections, call: EventCall, kind: type[T]) -> T:
@@ -105,12 +114,16 @@ async def _events(exchange: SentRequest, call: EventCall) -> AsyncGenerator[Even
                 yield event
 
 
-async def _object(http: Connections, request: HostRequest, timeout: float) -> dict[str, Any]:
+async def _object(
+    http: Connections, request: HostRequest, timeout: float, sent: Callable[[], object] | None = None
+) -> dict[str, Any]:
     host = request.host
     with _failures(host):
         exchange = await http.send(request, timeout)
         try:
-            head = await http.head(exchange, timeout, timeout)
+            if sent is not None:
+                sent()
+            head = await http.head(exchange, timeout, timeout, again=sent is None)
             content = await exchange.content(MAX_EVENT_BYTES, timeout)
         finally:
             http.release(exchange)

@@ -90,12 +90,13 @@ class ProgressJudge:
 async def parse(
     read: Callable[[], Awaitable[bytes]], progress: ProgressJudge, reported: Callable[[str], None] | None
 ) -> AsyncGenerator[Event, None]:
-    """The events of a response but `progress`. Events of unknown names are skipped; an `error` event is raised.
+    """The events of a response but `progress`. Events of unknown names are skipped; an `error` event is raised, and
+    TimeoutError if nothing else comes within the time that a host may be silent.
 
     read: gives the next piece of the response, empty at its end. reported: is called with the phase that each progress
     event states.
     """
-    name, buffer, host = "", bytearray(), progress.host
+    name, buffer, host, known_at = "", bytearray(), progress.host, time.monotonic()
     while part := await read():
         buffer += part
         while (end := buffer.find(b"\n")) >= 0:
@@ -105,6 +106,7 @@ async def parse(
                 name = line[7:].decode()
             elif line.startswith(b"data: "):
                 event = _decoded(name, line[6:])
+                known_at = known_at if event is None else time.monotonic()
                 if isinstance(event, ProgressEvent):
                     if reported is not None:
                         reported(event.phase)
@@ -115,6 +117,8 @@ async def parse(
                     yield event
         if len(buffer) > MAX_EVENT_BYTES:
             raise ProtocolError(f"{host.name} sent an event of over {MAX_EVENT_BYTES} bytes")
+        if time.monotonic() - known_at >= progress.timeouts.silence:
+            raise TimeoutError
     raise ServerUnavailable(f"{host.name} closed the stream before the answer was complete", "see its log")
 
 

@@ -28,7 +28,7 @@ from disagg.kv.arena import Arenas
 from disagg.kv.receive import KVServer
 from disagg.kv.receive.tickets import Tickets
 from disagg.servers.admission import Admission
-from disagg.servers.answer import GrowingAnswer, begin_answer, warm_up_tokenizer
+from disagg.servers.answer import GrowingAnswer, begin_answer, constraint_of, warm_up_tokenizer
 from disagg.servers.decode.audits import AuditOrder, Audits
 from disagg.servers.decode.local_prefill import MEASURED_TOKENS, PrefillPlace, Speed, choose_place, sooner
 from disagg.servers.decode.memory import KVMemory
@@ -171,9 +171,9 @@ class DecodeService(Service[DecodeEngine]):
                     elsewhere_s = sooner(self._seconds_here(request, kv.held_tokens), body.elsewhere_s)
                     slot = await self._slots.open(request, self.engine.info, kv.held_tokens, kv.memory, elsewhere_s)
                     yield slot.event
-                    await self._receive(slot, kv)
+                    await self._receive(slot, kv, body.sender)
                     kv.audit = body.audit
-            async with aclosing(self._answer(request, answer, kv, body.cache_salt)) as events:
+            async with aclosing(self._answer(request, answer, kv, body)) as events:
                 async for event in events:
                     yield event
 
@@ -184,7 +184,7 @@ class DecodeService(Service[DecodeEngine]):
             kv = PromptKV()
             if answer.finish_reason is None:
                 kv = await self._reserve(request, body.cache_salt)
-            async with aclosing(self._answer(request, answer, kv, body.cache_salt)) as events:
+            async with aclosing(self._answer(request, answer, kv, body)) as events:
                 async for event in events:
                     yield event
 
@@ -228,23 +228,26 @@ class DecodeService(Service[DecodeEngine]):
             reason=kv.local,
         )
 
-    async def _receive(self, slot: OpenSlot, kv: PromptKV) -> None:
-        """Wait for the KV of a slot."""
+    async def _receive(self, slot: OpenSlot, kv: PromptKV, sender: str) -> None:
+        """Wait for the KV of a slot. sender: whose it is, by the caller; "" if that does not say."""
         kv.received = await slot.kv()
+        kv.received.sender = sender or kv.received.sender
         self.count(kv_bytes_total=kv.received.nbytes)
 
     async def _answer(
-        self, request: ActiveRequest, answer: GrowingAnswer, kv: PromptKV, salt: str
+        self, request: ActiveRequest, answer: GrowingAnswer, kv: PromptKV, body: GenerateBody
     ) -> AsyncGenerator[Event, None]:
         """The rest of the answer, if it is not whole already, and its end with the figures."""
         turn_s = 0.0
         if answer.finish_reason is None:
-            turn_s = await self._take_turn(request)
+            turn_s, salt = await self._take_turn(request), body.cache_salt
             try:
                 feed, first = await self._first_steps(request, kv, salt)
             except KVRefuted as error:
                 kv.refuted_s = time.monotonic() - request.slot_sent - turn_s
                 yield self._refute(request, kv, error, salt)
+                # the engine may have chosen tokens, which the form has taken
+                request.constraint = await constraint_of(request, self.engine.tokenizer, body, self.work)
                 feed, first = await self._first_steps(request, kv, salt)
             self._release_inputs(kv)
             for event in self._events(answer, kv, first):

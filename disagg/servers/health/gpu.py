@@ -64,8 +64,8 @@ class Gauge:
         reading = self._reading
         await asyncio.wait((reading,), timeout=READ_S)
         if reading.done():
-            self._last = reading.result()
             self._reading = None if self._reading is reading else self._reading
+            self._last = reading.result()
         return self._last
 
 

@@ -15,6 +15,7 @@ import numpy as np
 import psutil
 import pytest
 
+from disagg.engines.model import constraint
 from disagg.engines.model.constraint import Constraint, Constraints
 from disagg.engines.model.matchers.limits import MIB, REBUILDS, FormLimits
 from disagg.engines.model.matchers.schema import MAX_DEPTH, MAX_MULTIPLE, MAX_NESTING, MAX_PARTS, require_bounded
@@ -22,6 +23,7 @@ from disagg.errors import DisaggError, Overloaded, RequestError, SchemaTooComple
 from tests.fleets import wait_until
 from tests.hostile import schemas
 from tests.hostile.schemas import POISONS, Schema
+from tests.values import present
 
 PET: Schema = schemas.closed(name={"type": "string", "maxLength": 5}, legs={"enum": [2, 4]})
 SLOW = POISONS["arithmetic"]
@@ -248,6 +250,23 @@ async def test_an_answer_whose_process_is_killed_goes_on_in_another_from_its_tok
     answer.accept(ord(","))
     assert answer.allowed() is None and isinstance(answer.error, ServerUnavailable)
     answer.close()
+
+
+async def test_an_answer_whose_new_process_is_late_goes_on_at_another_host(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A form that was followed until its process was killed is not too complex."""
+    source = make()
+    answer = await begin(source, PET)
+    for process in processes(source):
+        process.kill()
+        process.wait(30)
+    link = present(answer._link)
+    await asyncio.to_thread(wait_until, lambda: link._poll.poll(0), 30, "its end to be told")
+    for wait in ("STEP_S", "_LEAST_WAIT_S"):
+        monkeypatch.setattr(constraint, wait, 0.0)
+    answer.accept(ord("{"))
+    assert answer.allowed() is None and isinstance(answer.error, ServerUnavailable)
 
 
 async def test_a_killed_fork_server_is_replaced_for_the_next_answer(make: Make) -> None:

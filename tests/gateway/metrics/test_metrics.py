@@ -22,7 +22,7 @@ from disagg.gateway.dialects.problems import FAILURES, problem_of
 from disagg.gateway.dialects.request import GatewayRequest
 from disagg.gateway.metrics import requests
 from disagg.gateway.metrics.hosts import LiveCollector
-from disagg.gateway.metrics.requests import FALLBACKS, KV_LOST, RequestMetrics
+from disagg.gateway.metrics.requests import FALLBACKS, KV_LOST, HarmfulRequests, RequestMetrics
 from disagg.gateway.observe.observers import Observers
 from disagg.inference.attempts.retry import Reason
 from disagg.inference.types import Stage
@@ -86,6 +86,12 @@ async def test_a_request_that_ended_hosts_is_named_with_its_key_for_an_alert(
         assert (answer.status_code, answer.headers["x-should-retry"]) == (400, "false")
         assert answer.json()["error"]["code"] == "request_ended_hosts"
         assert found["disagg_request_ended_hosts{key=agent,request_id=of-the-agent}"] == 1
+        await http.post("/v1/chat/completions", json=CHAT, headers={"X-Request-Id": "of-the-agent"})
+        text = (await http.get("/metrics")).text
+        assert text.count("disagg_request_ended_hosts{") == 1, "Prometheus takes no sample twice"
+        other = {"Authorization": f"Bearer {KeyFile(file).add('other')}"}
+        seen = (await http.get("/metrics", headers=other)).text
+        assert "vllm:prompt_tokens" in seen and "agent" not in seen, "a key sees nothing of the others' requests"
         later = time.monotonic() + POLICY.refused_s
         monkeypatch.setattr(requests, "time", SimpleNamespace(monotonic=lambda: later))
         assert "disagg_request_ended_hosts{" not in (await http.get("/metrics")).text
@@ -131,7 +137,7 @@ async def test_the_figures_need_a_key_once_there_is_one(tmp_path: Path) -> None:
 
 def test_a_whole_request_host_adds_nothing_to_the_times_that_it_does_not_state() -> None:
     registry = CollectorRegistry()
-    observers = Observers([RequestMetrics(registry, [])])
+    observers = Observers([RequestMetrics(registry, [], HarmfulRequests())])
     request = GatewayRequest(model="m", prompts=({"prompt": "x"},), n=2)
     observed = observers.accept(Head(request, "r", 0.0), "openai-chat", "m", None)
     observed.completed(0, completion("one"))
@@ -146,7 +152,9 @@ def test_a_whole_request_host_adds_nothing_to_the_times_that_it_does_not_state()
 def test_an_answer_of_a_prefill_host_for_want_of_a_decode_host_counts_as_a_fallback() -> None:
     registry = CollectorRegistry()
     request = GatewayRequest(model="m", prompts=({"prompt": "x"},))
-    observed = Observers([RequestMetrics(registry, [])]).accept(Head(request, "r", 0.0), "openai-chat", "m", None)
+    observed = Observers([RequestMetrics(registry, [], HarmfulRequests())]).accept(
+        Head(request, "r", 0.0), "openai-chat", "m", None
+    )
     observed.entered(0, Stage("decode", "prefill-alone", "p", None, reason="no decode host is left"))
     whole = completion("one")
     observed.completed(0, replace(whole, metrics=replace(whole.metrics, method="prefill-alone")))
@@ -155,7 +163,7 @@ def test_an_answer_of_a_prefill_host_for_want_of_a_decode_host_counts_as_a_fallb
 
 def test_a_cancelled_request_with_one_complete_answer_counts_both() -> None:
     registry = CollectorRegistry()
-    observers = Observers([RequestMetrics(registry, [])])
+    observers = Observers([RequestMetrics(registry, [], HarmfulRequests())])
     request = GatewayRequest(model="m", prompts=({"prompt": "x"},), n=2)
     observed = observers.accept(Head(request, "r", 0.0), "openai-chat", "m", None)
     observed.completed(0, completion("one", held_tokens=4))

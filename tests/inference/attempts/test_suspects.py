@@ -48,7 +48,7 @@ class Fleet:
             if body["tokens"][0] == POISON:
                 if self.before:
                     yield progress(self.before)
-                given = len(body["answer_tokens"])
+                given = len(body.get("answer_tokens", ()))
                 for token in range(given, given + self.after):
                     yield tokens(token)
                 if self.ends:
@@ -78,7 +78,9 @@ class Fleet:
 async def fleet(hosts: int, **options: Any) -> AsyncIterator[Fleet]:
     made = Fleet(**options)
     made.gate.set()
-    scripts: dict[str, dict[str, Script]] = {name: {"generate": partial(made.answer, name)} for name in names(hosts)}
+    scripts: dict[str, dict[str, Script]] = {
+        name: {"generate": partial(made.answer, name), "count": partial(made.answer, name)} for name in names(hosts)
+    }
     async with client_of(Timeouts(), **scripts) as (made.client, made.hosts):
         await made.client.connect()
         yield made
@@ -96,6 +98,27 @@ async def test_a_request_that_ends_two_hosts_gets_no_third_and_is_refused_if_it_
             await made.generate(POISON, seed=7)
         assert made.asked == ["d1", "d2"]
         assert [token.id for token in (await made.generate(5)).tokens] == ANSWER
+
+
+async def test_a_prompt_that_ends_two_hosts_as_it_is_counted_gets_no_third_and_no_chat_with_it_is_sent() -> None:
+    """A tokenizer may crash, too, and POST /count goes to prefill hosts as well."""
+    async with fleet(4) as made:
+        with pytest.raises(RequestEndedHosts, match="d1 and d2 ended while computing this request: it is tried on no"):
+            await made.client.count_tokens("m", tokens=[POISON, 1, 2])
+        assert [body["standing"] for host in made.hosts.values() for _, body in host.asked] == ["", "suspect"]
+        with pytest.raises(RequestEndedHosts, match="refused for 300 s"):
+            await made.client.count_tokens("m", tokens=[POISON, 1, 2])
+        with pytest.raises(RequestEndedHosts, match="refused for 300 s"):
+            await made.generate(POISON)
+        assert made.asked == ["d1", "d2"]
+
+
+async def test_a_prompt_whose_count_is_cut_off_is_counted_by_the_next_host() -> None:
+    async with fleet(4, ends=False) as made:
+        with pytest.raises(DisaggError) as raised:
+            await made.client.count_tokens("m", tokens=[POISON, 1, 2])
+        assert not isinstance(raised.value, RequestEndedHosts)
+        assert set(made.asked) == {"d1", "d2", "d3", "d4"}
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import json
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 from math import nan
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from disagg.api.events import DoneEvent, Event, LocalEvent, RefutedEvent, SlotEvent
+from disagg.api.events import DoneEvent, Event, LocalEvent, RefutedEvent, SlotEvent, TokensEvent
 from disagg.api.requests import DecodeBody, GenerateBody, PrefillOffer, PromptBody
 from disagg.api.sampling import Sampling
 from disagg.config import EngineOptions, load
@@ -305,6 +306,29 @@ async def test_a_prompt_whose_kv_is_wrong_is_computed_here_and_its_sender_is_bla
         assert service.status().counters.refuted == service.status().senders["p-1"].refuted == count
     assert service.load_figures().status == "ok", "the engine of this host works"
     await idle(service)
+
+
+async def test_wrong_kv_counts_against_the_host_that_was_asked_for_it_whatever_its_header_states(
+    service: DecodeService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A host that lies would else be audited, and blamed, as a good one."""
+    find_wrong(service, monkeypatch, KVRefuted("rows of layer 3 differ by 1.4"))
+    first, *_ = await handed_over(service, replace(DECODE, sender="p-2"))
+    refuted = of_type(first, RefutedEvent)
+    assert refuted.sender == "p-2" and "the KV from p-2 is wrong" in refuted.message
+    assert list(service.load_figures().senders) == ["p-2"]
+
+
+async def test_an_answer_whose_kv_gave_no_number_begins_its_form_anew(
+    service: DecodeService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engine has chosen tokens by then, and its form has taken them."""
+    find_wrong(service, monkeypatch, None)
+    form = {"type": "object", "properties": {"a": {"enum": [1234]}}, "required": ["a"], "additionalProperties": False}
+    body = replace(DECODE, sampling=Sampling(max_tokens=60), json_schema=form)
+    refuted, *tokens, last = await handed_over(service, body)
+    assert of_type(refuted, RefutedEvent) and of_type(last, DoneEvent).finish_reason == "stop"
+    assert json.loads("".join(of_type(event, TokensEvent).text for event in tokens)) == {"a": 1234}
 
 
 async def test_kv_that_is_no_number_with_kv_that_was_computed_here_is_this_engines_fault(

@@ -89,3 +89,19 @@ async def test_a_driver_that_hangs_costs_one_thread_and_the_last_figure_is_state
     goes_on.set()
     while await gauge.read("x/cuda") != 0.5:
         pass
+
+
+async def test_a_measurement_that_failed_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """GET /status fails once then, not until the server is started again."""
+    shares = iter([None, 0.5])
+
+    def measured(_: str) -> float:
+        if (share := next(shares)) is None:
+            raise RuntimeError("can't start new thread")
+        return share
+
+    monkeypatch.setattr(gpu, "utilisation", measured)
+    gauge = gpu.Gauge()
+    with pytest.raises(RuntimeError, match="new thread"):
+        await gauge.read("transformers/cuda")
+    assert await gauge.read("transformers/cuda") == 0.5
