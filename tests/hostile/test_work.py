@@ -42,6 +42,8 @@ from tests.servers.output.texts import Texts
 
 SLOWER = 4.0
 """A machine that runs other tests beside may be so much slower than the table says."""
+ARENAS_MIB = 4.0
+"""Memory that an allocator takes from the system at a time, whatever the work is."""
 SIZE = body_limit(CONTEXT)
 THINK = ("<think>", "</think>")
 TOOLS = [Tool("f", "", {"type": "object", "properties": {"a": {"type": "object"}}})]
@@ -338,7 +340,7 @@ def test_work_for_a_hostile_request_keeps_to_its_row(row: Work) -> None:
         with cost() as found:
             work()
         seconds, mib = found[0].seconds / times, found[0].mib
-        if seconds > SLOWER * row.seconds or mib > row.mib:
+        if seconds > SLOWER * row.seconds or mib > row.mib + ARENAS_MIB:
             over.append(f"{name}: {seconds:.6f} s, {mib:.0f} MiB")
     assert not over
 
