@@ -131,7 +131,7 @@ def run_mixed(args: argparse.Namespace) -> int:
 
 
 def run_poison(args: argparse.Namespace) -> int:
-    with small_fleet(proxied=False) as fleet:
+    with small_fleet(proxied=False, max_kv_bytes=soak.MAX_KV_BYTES) as fleet:
         report = asyncio.run(poison.run(fleet, _settings(poison.Settings, args)))
     write("\n".join(poison.table(report)))
     return int(bool(report.problems))

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -79,10 +79,12 @@ DIALECTS: Final[Mapping[str, tuple[str, Callable[[Schema], Body]]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """times: each poison by each API, at the same time. tokens: of each answer that is streamed meanwhile."""
+    """times: each poison by each API, at the same time. tokens: of each answer that is streamed meanwhile. warm:
+    answers of each stream before."""
 
     times: int = 10
     tokens: int = 200
+    warm: int = 12
 
 
 @dataclass(slots=True)
@@ -119,19 +121,16 @@ async def run(fleet: FaultFleet, settings: Settings, dialects: Dialects = DIALEC
     pids = {name: fleet.pid(name) for name in fleet.names()}
     async with gateway(fleet) as (http, process):
         processes = [*pids.values(), process.pid]
-        warm = await http.post("/v1/chat/completions", json={"model": MODEL, "messages": SAY, "max_tokens": 4})
-        warm.raise_for_status()
-        await _poison(http, report, {"harmless": {"type": "object"}}, dialects, 1)
-        report.statuses.clear()
+        # First until held KV and allocators have what they keep, so that what is left of the poisons shows.
+        await asyncio.gather(*_streams(http, settings, Report(), lambda turn: turn < settings.warm))
+        await _poison(http, Report(), {"harmless": {"type": "object"}}, dialects, 1)
         report.before = memory(processes)
-        streams = [
-            asyncio.ensure_future(_stream(http, settings.tokens, number, stop, report)) for number in range(STREAMS)
-        ]
+        streams = asyncio.gather(*_streams(http, settings, report, lambda turn: not stop.is_set()))
         began = time.monotonic()
         await _poison(http, report, POISONS, dialects, settings.times)
         report.seconds = time.monotonic() - began
         stop.set()
-        await asyncio.gather(*streams)
+        await streams
         report.ended = [name for name, pid in pids.items() if not psutil.pid_exists(pid) or fleet.ended(name)]
         ends = time.monotonic() + SETTLED_S
         while (after := memory(processes)) > report.before + ALLOWED_BYTES and time.monotonic() < ends:
@@ -149,12 +148,22 @@ async def _poison(
         report.statuses.setdefault(name, Counter()).update(answer.status_code for answer in answers)
 
 
-async def _stream(http: httpx.AsyncClient, tokens: int, number: int, stop: asyncio.Event, report: Report) -> None:
-    """Stream one answer after the other until `stop`."""
-    for turn in itertools.count():
-        if stop.is_set():
-            return
-        body = {"model": MODEL, "messages": [{"role": "user", "content": f"{number} {turn}"}], "stream": True}
+def _streams(
+    http: httpx.AsyncClient, settings: Settings, report: Report, goes_on: Callable[[int], bool]
+) -> list[Coroutine[Any, Any, None]]:
+    return [_stream(http, settings.tokens, number, goes_on, report) for number in range(STREAMS)]
+
+
+async def _stream(
+    http: httpx.AsyncClient, tokens: int, number: int, goes_on: Callable[[int], bool], report: Report
+) -> None:
+    """Stream one answer after the other, as long as `goes_on` after so many."""
+    for turn in itertools.takewhile(goes_on, itertools.count()):
+        body = {
+            "model": MODEL,
+            "messages": [{"role": "user", "content": f"{number} {turn} {time.monotonic()}"}],
+            "stream": True,
+        }
         last, longest, finished = 0.0, 0.0, ""
         async with http.stream("POST", "/v1/chat/completions", json={**body, "max_tokens": tokens}) as answer:
             async for line in answer.aiter_lines():

@@ -38,7 +38,7 @@ def test_a_request_ends_as_the_matrix_states_it(matrix: Matrix, number: int, nam
 
 def test_poisonous_schemas_end_no_host_and_no_other_clients_stream(matrix: Matrix) -> None:
     two = {name: poison.DIALECTS[name] for name in ("chat, response_format", "messages")}
-    report = asyncio.run(poison.run(matrix.fleet, poison.Settings(times=1, tokens=60), two))
+    report = asyncio.run(poison.run(matrix.fleet, poison.Settings(times=1, tokens=60, warm=1), two))
     # Pieces of answers wait for a core here, behind other tests: `python -m tests.faults poison` measures the gaps.
     assert [problem for problem in report.problems if not problem.startswith("a gap")] == []
     assert {status for counts in report.statuses.values() for status in counts} == {400}
