@@ -66,6 +66,7 @@ class Pace:
         if not self.connections:
             self.expected, self._good, self._worked = expected, now, now
         self.connections.append(arrived := Arrived())
+        self._beats = (*self._beats, arrived.beats)  # that there is a connection is no progress of the engine
         return arrived
 
     def problem(self, now: float, limits: ReceiveLimits) -> SenderTooSlow | None:

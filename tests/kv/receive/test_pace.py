@@ -115,3 +115,11 @@ def test_the_parts_of_a_transfer_are_judged_together() -> None:
         if (problem := pace.problem(number * SWEEP_S, LIMITS)) is not None:
             break
     assert problem is not None and "4.0 MiB of 8.0 MiB" in problem.message
+
+
+def test_that_a_connection_is_there_is_no_progress_so_the_second_byte_of_a_trickle_is_the_last() -> None:
+    def from_the_first_moment(arrived: Arrived, now: float) -> None:
+        trickle(arrived, now - SWEEP_S)
+
+    given_up = given_up_after(from_the_first_moment, 0.6)
+    assert given_up is not None and given_up <= 1.0 + 2 * SWEEP_S
