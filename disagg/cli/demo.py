@@ -98,10 +98,11 @@ def _save_svg(result: DemoResult, path: Path) -> None:
 
     from rich.console import Console
 
+    from disagg.cli.views.demo import demo_view
     from disagg.errors import UsageError
 
     console = Console(record=True, file=io.StringIO(), width=_SVG_WIDTH, force_terminal=True, color_system="truecolor")
-    _print(console, result, answers=True, explain=True)
+    console.print(demo_view(result, console.width, True, True))  # not what to type next, which has this machine's paths
     try:
         console.save_svg(str(path), title="disagg demo")
     except OSError as error:

@@ -82,6 +82,7 @@ def test_the_demo_shows_answers_costs_and_health_and_stops_everything(
     assert all(line.startswith(("  export DISAGG_CONFIG=", "  disagg generate ", "The demo's ")) for line in long)
     assert nothing_left(farm) and len(farm.pids) == 4
     assert svg.read_text().startswith("<svg") and "speedup" in svg.read_text()
+    assert "DISAGG_CONFIG" not in svg.read_text(), "a picture has no path of the machine that it was drawn on"
 
 
 def test_the_servers_of_the_demo_are_in_its_session_so_that_what_computes_waits_for_it(farm: Stage) -> None:

@@ -303,7 +303,10 @@ def test_progress_prints_a_line_per_change() -> None:
 def test_brief_progress_prints_what_all_servers_go_through_once() -> None:
     console = Console(file=io.StringIO(), width=80)
     progress = HostProgress(console, brief=True)
-    for state in ("starting", "loading", "healthy", "stopping"):
+    progress.report("a", "starting")
+    progress.report("a", "loading")
+    progress.report("b", "starting")  # later than the first one
+    for state in ("loading", "healthy", "stopping"):
         for host in ("a", "b"):
             progress.report(host, state)
     progress.report("b", "killed")

@@ -28,26 +28,29 @@ _USUAL = ("starting", "loading", "healthy", "stopping")
 
 
 class HostProgress:
-    """Prints a host's state each time it changes. `report` may be called from several threads. brief: states that all
-    hosts go through are printed for the first host only, as those of the servers."""
+    """Prints a host's state each time it changes. `report` may be called from several threads. brief: each state that
+    all hosts go through is printed once, for the first host that is in it, as one of the servers."""
 
     def __init__(self, console: Console, *, brief: bool = False) -> None:
         self._console, self._brief = console, brief
         self._lock = Lock()
         self._last: dict[str, str] = {}
+        self._told: set[str] = set()  # states, as those of the servers
 
     def report(self, host: str, doing: str) -> None:
         """Host `host` now is `doing`."""
-        if self._brief and doing in _USUAL:
-            if doing == "healthy":  # the first one is no news of the others
-                return
-            host = "servers"
         with self._lock:
-            if self._last.get(host) != doing:
-                self._last[host] = doing
-                end = "" if doing == "healthy" else " …"
-                with suppress(OSError):  # a terminal that was closed must not keep servers from being stopped
-                    self._console.print(Text.assemble((f"{host}: ", "bold"), (f"{doing}{end}", "dim")))
+            if self._brief and doing in _USUAL:
+                if doing == "healthy" or doing in self._told:  # no news of the others
+                    return
+                self._told.add(doing)
+                host = "servers"
+            elif self._last.get(host) == doing:
+                return
+            self._last[host] = doing
+            end = "" if doing == "healthy" else " …"
+            with suppress(OSError):  # a terminal that was closed must not keep servers from being stopped
+                self._console.print(Text.assemble((f"{host}: ", "bold"), (f"{doing}{end}", "dim")))
 
 
 def results_table(results: Sequence[ServerResult]) -> Table:
