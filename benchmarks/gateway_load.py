@@ -35,7 +35,7 @@ from disagg.demo.flow import HOSTS_FILE
 from disagg.fleet.lifecycle.fleet_servers import FleetServers
 from disagg.fleet.lifecycle.state import State
 from disagg.fleet.lifecycle.temporary.running import RunningFleet, temporary_fleet
-from disagg.gateway.history.store import Filter, history_path, read
+from disagg.gateway.watch.history import Filter, history_path, read
 from disagg.token import GATEWAY_FOLDER_VARIABLE
 
 START_S: Final = 180.0

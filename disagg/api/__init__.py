@@ -11,7 +11,9 @@ delivery  KV that an engine sends by itself: its order and its report
 verify    what `python -m disagg.verify` prints
 watch     what `disagg watch` posts
 handoff   the hand-off benchmark: the task of its two ends, and its figures
-gateway/  the live view, the history, and several requests together
+live      GET /api/live of a gateway: requests, hosts and models now
+history   GET /api/history of a gateway: requests that have ended
+parallel  POST /v1/parallel of a gateway: several requests in one body
 
 Servers, inference, fleet and cli build and read these types; nobody writes their keys by hand. docs/http-api.md
 describes them, and a test compares the two.

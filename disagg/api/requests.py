@@ -19,6 +19,8 @@ MAX_LEASES = 4096  # request ids in one POST /lease
 MAX_TOOLS = 128
 MAX_CALLS = 128  # tool calls of one message
 MAX_SCHEMA_BYTES = 1 << 16
+MAX_ANSWERS: Final = 512
+"""Answers that a gateway computes at a time."""
 MAX_WEIGHT: Final = 100
 MIN_BODY_LIMIT: Final = 1 << 20
 BODY_BYTES_PER_TOKEN: Final = 64  # of context: several times what any tokenizer's average token takes, also as JSON
@@ -29,6 +31,8 @@ Port = Annotated[int, Meta(ge=1, le=65535)]
 ToolName = Annotated[str, Meta(min_length=1, max_length=128)]
 Messages = Sequence[Mapping[str, Any]]
 Weight = Annotated[int, Meta(ge=1, le=MAX_WEIGHT)]
+PerMinute = Annotated[int, Meta(ge=1)]
+Parallel = Annotated[int, Meta(ge=1, le=MAX_ANSWERS)]
 
 
 def body_limit(context: int) -> int:

@@ -18,9 +18,10 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive
 
 from disagg.api.base import without_value
-from disagg.api.gateway.keys import MAX_ANSWERS
+from disagg.api.requests import MAX_ANSWERS
 from disagg.errors import Cancelled, DisaggError, RequestError
 from disagg.gateway import hops, models
+from disagg.gateway import parallel as body
 from disagg.gateway.answer import AnswerResponse, Outcome, Running, json_response
 from disagg.gateway.clients.access import Access, require_model
 from disagg.gateway.clients.keys import Key
@@ -37,12 +38,11 @@ from disagg.gateway.dialects.request import GatewayRequest
 from disagg.gateway.dialects.responses.dialect import Responses
 from disagg.gateway.health import GatewayHealth
 from disagg.gateway.middleware import RequestMiddleware, respond
-from disagg.gateway.observe.observers import Observers
-from disagg.gateway.parallel import body
-from disagg.gateway.parallel.answer import ItemRun, ParallelResponse
+from disagg.gateway.parallel import ItemRun, ParallelResponse
 from disagg.gateway.run import prompt_tokens, run, unless
 from disagg.gateway.views import Views
-from disagg.gateway.watch import GatewayWatch
+from disagg.gateway.watch.gateway import GatewayWatch
+from disagg.gateway.watch.observers import Observers
 from disagg.http import requests
 from disagg.http.requests import disconnected
 from disagg.http.stream import running

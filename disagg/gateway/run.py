@@ -11,7 +11,7 @@ from disagg.errors import DisaggError, ServerUnavailable, Unauthorized
 from disagg.gateway.dialects.base import Head
 from disagg.gateway.dialects.events import AnswerEvent, AnswerPiece, Finished, uncounted
 from disagg.gateway.dialects.request import GatewayRequest
-from disagg.gateway.observe.observers import ObservedRequest
+from disagg.gateway.watch.observers import ObservedRequest
 from disagg.inference.client import AsyncClient
 from disagg.inference.stream import AsyncStream
 from disagg.inference.types import Chunk, Stage

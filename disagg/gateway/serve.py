@@ -17,9 +17,9 @@ from disagg.gateway.app import build
 from disagg.gateway.clients.access import Access, is_loopback, require_keys_if_public
 from disagg.gateway.clients.keys import KeyFile, KeyRing
 from disagg.gateway.health import GatewayHealth, Member, live_models
-from disagg.gateway.history.recorder import Recorder
-from disagg.gateway.history.store import history_path
-from disagg.gateway.watch import GatewayWatch
+from disagg.gateway.watch.gateway import GatewayWatch
+from disagg.gateway.watch.history import history_path
+from disagg.gateway.watch.recorder import Recorder
 from disagg.http.accept import ListenHints, listen
 from disagg.http.connections import ConnectionBounds
 from disagg.http.protocol import Encryption

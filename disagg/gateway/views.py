@@ -16,19 +16,19 @@ from starlette.routing import Route
 
 from disagg.api import openapi
 from disagg.api.base import InvalidValue
-from disagg.api.gateway.history import HistoryAnswer, HistoryEntry, HistoryQuery
+from disagg.api.history import HistoryAnswer, HistoryEntry, HistoryQuery
 from disagg.config import Fleet
 from disagg.errors import Overloaded, RequestError
+from disagg.gateway import dashboard as files
 from disagg.gateway import models
 from disagg.gateway.answer import json_response
-from disagg.gateway.calls import gateway_document
 from disagg.gateway.clients.access import Access, may_use, require_model
 from disagg.gateway.clients.keys import Key
-from disagg.gateway.dashboard import files
+from disagg.gateway.document import gateway_document
 from disagg.gateway.health import GatewayHealth, live_models
-from disagg.gateway.history.entry import without_texts
-from disagg.gateway.history.store import Filter, history_path, read
-from disagg.gateway.watch import METRICS_TYPE, GatewayWatch
+from disagg.gateway.watch.entry import without_texts
+from disagg.gateway.watch.gateway import METRICS_TYPE, GatewayWatch
+from disagg.gateway.watch.history import Filter, history_path, read
 from disagg.inference.client import AsyncClient
 from disagg.version import VERSION
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from disagg.api import history, live, parallel
 from disagg.api.base import Contract
-from disagg.api.gateway import history, live, parallel
 from tests.api.test_http_api import rows
 
 PAGE = (Path(__file__).parents[2] / "docs/gateway.md").read_text()

@@ -19,7 +19,7 @@ from disagg.gateway.app import build
 from disagg.gateway.clients.access import Access
 from disagg.gateway.clients.keys import KeyFile, KeyRing
 from disagg.gateway.health import GatewayHealth
-from disagg.gateway.watch import GatewayWatch
+from disagg.gateway.watch.gateway import GatewayWatch
 from disagg.inference.client import AsyncClient
 from disagg.inference.hosts.view import UNKNOWN, FleetView
 from disagg.inference.metrics import Metrics, TTFTParts

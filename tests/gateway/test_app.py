@@ -23,9 +23,9 @@ from disagg.errors import (
     Unauthorized,
 )
 from disagg.gateway import app, exchange
-from disagg.gateway.calls import calls
 from disagg.gateway.clients.keys import KeyFile
-from disagg.gateway.watch import GatewayWatch
+from disagg.gateway.document import calls
+from disagg.gateway.watch.gateway import GatewayWatch
 from disagg.inference.client import AsyncClient
 from disagg.inference.types import Stage
 from tests.gateway import fake_client

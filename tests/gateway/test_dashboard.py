@@ -6,9 +6,9 @@ import re
 
 import pytest
 
-from disagg.api.gateway.history import HistoryEntry
-from disagg.api.gateway.live import LiveHost, LiveModel, LiveRequest, LiveState, Sample, Totals
-from disagg.gateway.dashboard.files import PAGE
+from disagg.api.history import HistoryEntry
+from disagg.api.live import LiveHost, LiveModel, LiveRequest, LiveState, Sample, Totals
+from disagg.gateway.dashboard import PAGE
 from disagg.version import source_files
 from tests.gateway import fake_client
 from tests.gateway.fake_client import FakeClient

@@ -15,8 +15,8 @@ from disagg.errors import RequestEndedHosts, ServerUnavailable
 from disagg.gateway.dialects.base import Head
 from disagg.gateway.dialects.problems import problem_of
 from disagg.gateway.dialects.request import GatewayRequest
-from disagg.gateway.observe.observers import Observers
-from disagg.gateway.watch import GatewayWatch
+from disagg.gateway.watch.gateway import GatewayWatch
+from disagg.gateway.watch.observers import Observers
 from disagg.inference.types import Stage
 from tests.gateway.fake_client import FakeClient, completion
 

@@ -13,8 +13,8 @@ from schemathesis import Case, GenerationMode
 from schemathesis.specs.openapi import checks
 from starlette.types import ASGIApp
 
-from disagg.gateway.calls import calls, gateway_document
 from disagg.gateway.clients.keys import KeyFile
+from disagg.gateway.document import calls, gateway_document
 from tests.gateway import fake_client
 from tests.gateway.fake_client import FakeClient
 from tests.servers.http.test_openapi import for_each, operation_of, with_integers

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from starlette.types import Message
 
-from disagg.api.gateway.parallel import MAX_ITEMS, ParallelAnswer, ParallelFigures, ParallelResult
+from disagg.api.parallel import MAX_ITEMS, ParallelAnswer, ParallelFigures, ParallelResult
 from disagg.errors import ServerUnavailable
 from disagg.gateway import app
 from disagg.gateway.clients.keys import KeyFile
-from disagg.gateway.parallel.body import item_id
-from disagg.gateway.watch import GatewayWatch
+from disagg.gateway.parallel import item_id
+from disagg.gateway.watch.gateway import GatewayWatch
 from tests.gateway import fake_client
 from tests.gateway.fake_client import FakeClient, FakeStream, Step
 from tests.gateway.test_app import call, events

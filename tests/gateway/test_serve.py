@@ -15,9 +15,9 @@ import pytest
 
 from disagg.errors import PortInUse, ServerUnavailable
 from disagg.gateway import serve
-from disagg.gateway.history.recorder import Recorder
-from disagg.gateway.history.store import Filter, read
-from disagg.gateway.watch import GatewayWatch
+from disagg.gateway.watch.gateway import GatewayWatch
+from disagg.gateway.watch.history import Filter, read
+from disagg.gateway.watch.recorder import Recorder
 from disagg.http import connections, protocol
 from disagg.http.accept import listen
 from disagg.http.connections import ConnectionBounds

@@ -15,7 +15,7 @@ from disagg.gateway.app import build
 from disagg.gateway.clients.access import Access
 from disagg.gateway.clients.keys import KeyFile, KeyRing
 from disagg.gateway.health import GatewayHealth
-from disagg.gateway.live.hosts import live_hosts
+from disagg.gateway.watch.hosts import live_hosts
 from disagg.inference.client import AsyncClient
 from tests.gateway.fake_client import NO_KEYS, http
 from tests.whole.fake_openai import Script, ended, openai_server, said, whole_host

@@ -21,7 +21,7 @@ gateway = typer.Typer(
 
 
 class FormName(StrEnum):
-    """disagg.gateway.remote.endpoints.Form as a choice on the command line."""
+    """disagg.gateway.endpoints.Form as a choice on the command line."""
 
     smg = "smg"
     llm_d = "llm-d"
@@ -50,8 +50,8 @@ def endpoints(
     as DISAGG_API_KEY; Prometheus reads it from the file disagg-api-key.
     """
     from disagg.config import load
-    from disagg.gateway.remote.endpoints import endpoints as of
-    from disagg.gateway.remote.endpoints import render
+    from disagg.gateway.endpoints import endpoints as of
+    from disagg.gateway.endpoints import render
 
     fleets = [load(path) for path in files] if files else [settings(context).fleet()]
     text = render(form.value, of(fleets))

@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from disagg.api.gateway.history import MAX_ENTRIES
+from disagg.api.history import MAX_ENTRIES
 from disagg.cli.common.completion import complete_model
 from disagg.cli.common.context import print_json, settings, stderr, stdout
 from disagg.cli.common.options import AsJson
 
 if TYPE_CHECKING:
-    from disagg.api.gateway.history import HistoryEntry
+    from disagg.api.history import HistoryEntry
 
 
 class EntryStateName(StrEnum):
-    """disagg.api.gateway.history.EntryState as a choice on the command line."""
+    """disagg.api.history.EntryState as a choice on the command line."""
 
     ok = "ok"
     failed = "failed"
@@ -58,7 +58,7 @@ def history(
 def _read(
     context: typer.Context, model: str | None, state: EntryStateName | None, hours: float | None, limit: int
 ) -> tuple[HistoryEntry, ...]:
-    from disagg.gateway.history.store import Filter, history_path, read
+    from disagg.gateway.watch.history import Filter, history_path, read
 
     fleet = settings(context).fleet()
     wanted = Filter(

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from disagg.api.gateway.keys import MAX_ANSWERS
-from disagg.api.requests import MAX_WEIGHT
+from disagg.api.requests import MAX_ANSWERS, MAX_WEIGHT
 from disagg.cli.common.completion import complete_model
 from disagg.cli.common.context import print_json, settings, stderr, stdout
 from disagg.cli.common.hosts import FanOutCommand

@@ -13,7 +13,7 @@ from contextlib import aclosing, contextmanager
 from rich.console import Console, RenderableType
 from rich.live import Live
 
-from disagg.api.gateway.live import LiveState
+from disagg.api.live import LiveState
 from disagg.cli.views.gateway.top import ScreenChoice, keys_of, press, top_view
 from disagg.errors import ServerUnavailable
 

@@ -14,7 +14,7 @@ from disagg.cli.common.options import AsJson
 from disagg.errors import UsageError
 
 if TYPE_CHECKING:
-    from disagg.api.gateway.live import LiveState
+    from disagg.api.live import LiveState
     from disagg.cli.gateway.screen import Source
 
 GATEWAY = "http://127.0.0.1:8080"
@@ -69,8 +69,8 @@ async def _source(context: typer.Context, url: str, *, hosts: bool, only: bool) 
     """Where states come from, the first one, and why they are not the gateway's if one was to be asked. only: no other
     gateway and no host is read instead."""
     from disagg.errors import ConfigError, ServerUnavailable
-    from disagg.gateway.remote.endpoints import KEY_VARIABLE
-    from disagg.gateway.remote.follow import gateway_states, host_states
+    from disagg.gateway.endpoints import KEY_VARIABLE
+    from disagg.gateway.follow import gateway_states, host_states
 
     caption, gateway = "", partial(gateway_states, url, os.environ.get(KEY_VARIABLE))
     if not hosts:

@@ -23,8 +23,7 @@ from msgspec import Meta
 from msgspec.structs import replace
 
 from disagg.api.base import Contract, InvalidValue
-from disagg.api.gateway.keys import Parallel, PerMinute
-from disagg.api.requests import Weight
+from disagg.api.requests import Parallel, PerMinute, Weight
 from disagg.config import Fleet
 from disagg.errors import ConfigError, UsageError
 from disagg.files import drafted

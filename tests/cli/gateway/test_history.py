@@ -9,9 +9,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from disagg.api.gateway.history import HistoryEntry
+from disagg.api.history import HistoryEntry
 from disagg.config import load
-from disagg.gateway.history.store import HistoryBounds, Store, history_path
+from disagg.gateway.watch.history import HistoryBounds, Store, history_path
 from tests.cli.commandline import run, write_fleet
 
 OK = HistoryEntry(

@@ -13,8 +13,8 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from disagg.api.gateway.history import HistoryEntry
-from disagg.api.gateway.live import LiveHost, LiveModel, LiveRequest, LiveState, Totals
+from disagg.api.history import HistoryEntry
+from disagg.api.live import LiveHost, LiveModel, LiveRequest, LiveState, Totals
 from disagg.cli.app import invoke
 from disagg.cli.gateway import screen as live_screen
 from disagg.cli.gateway import top as command
@@ -22,7 +22,7 @@ from disagg.cli.gateway.screen import _Screen
 from disagg.cli.views.gateway.top import KEYS, ScreenChoice, keys_of, press, top_view
 from disagg.config import Fleet
 from disagg.errors import ServerUnavailable, UsageError
-from disagg.gateway.remote import follow
+from disagg.gateway import follow
 from tests.cli.commandline import run, write_fleet
 
 LAST = HistoryEntry(

@@ -11,7 +11,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from disagg.api.gateway.history import ENDED_HOSTS, HistoryEntry
+from disagg.api.history import ENDED_HOSTS, HistoryEntry
 from disagg.cli.views.items import Items
 from disagg.units import seconds
 

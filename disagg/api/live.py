@@ -1,0 +1,128 @@
+"""The present requests, hosts and models of a fleet, as its gateway knows them: GET /api/live."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final, Literal
+
+from disagg.api.base import Contract
+from disagg.api.history import HistoryEntry
+from disagg.api.names import Role
+from disagg.api.status import SenderAudits
+
+MAX_SHOWN: Final = 100
+"""Running requests of one state; the numbers count them all."""
+LAST: Final = 20
+"""Finished answers of one state."""
+
+LivePhase = Literal["queue", "prefill", "transfer", "decode"]
+HostState = Literal["up", "loading", "draining", "stalled", "error", "failing", "down", "unknown"]
+
+
+class LiveRequest(Contract, frozen=True, kw_only=True):
+    """A request that runs. number: unique in this gateway. seconds: since it began; phase_seconds: since its phase
+    began. Its phase is that of its answer that is furthest behind. tokens: of all its answers."""
+
+    number: int
+    request_id: str
+    api: str
+    model: str
+    phase: LivePhase
+    seconds: float
+    phase_seconds: float
+    key: str | None = None
+    method: str | None = None
+    prefill_server: str | None = None
+    decode_server: str | None = None
+    prompt_tokens: int = 0
+    held_tokens: int = 0
+    tokens: int = 0
+    choices: int = 1
+
+
+class LiveHost(Contract, frozen=True, kw_only=True):
+    """A host. reason: why it gets no requests, empty if it does; hint: what to do about it. queue, running: requests.
+    kv_bytes: reserved by requests; kv_held_bytes: of finished conversations; kv_limit: the bound on both. Speeds in
+    tokens per second as the host measured them lately, None if it has not. senders: what a decode host found of the KV
+    of each prefill host."""
+
+    name: str
+    role: Role
+    model: str
+    state: HostState
+    reason: str = ""
+    hint: str = ""
+    queue: int = 0
+    running: int = 0
+    running_limit: int = 0
+    kv_bytes: int = 0
+    kv_held_bytes: int = 0
+    kv_limit: int = 0
+    prefill_tokens_s: float | None = None
+    decode_tokens_s: float | None = None
+    senders: Mapping[str, SenderAudits] = {}
+
+
+class Totals(Contract, frozen=True, kw_only=True):
+    """Of one model, or of all. Since the gateway started, except: running and waiting (in the queue) are of now, and
+    the speeds, tokens per second of all requests together, are of the last seconds. kv_bytes: held and reserved on the
+    decode hosts, now."""
+
+    running: int = 0
+    waiting: int = 0
+    ok: int = 0
+    failed: int = 0
+    cancelled: int = 0
+    fallbacks: int = 0
+    prompt_tokens: int = 0
+    held_tokens: int = 0
+    completion_tokens: int = 0
+    kv_bytes: int = 0
+    prompt_tokens_s: float = 0.0
+    completion_tokens_s: float = 0.0
+
+
+class LiveModel(Contract, frozen=True, kw_only=True):
+    """A model. last: its last complete answer."""
+
+    name: str
+    totals: Totals
+    last: HistoryEntry | None = None
+
+
+class Sample(Contract, frozen=True, kw_only=True):
+    """One point of the plots. time: seconds since 1970. ttft: median of the answers of the last seconds, in seconds;
+    None if there were none. kv_bytes: held and reserved on all decode hosts."""
+
+    time: float
+    running: int
+    waiting: int
+    prompt_tokens_s: float
+    completion_tokens_s: float
+    ttft: float | None = None
+    kv_bytes: int = 0
+
+
+class LiveState(Contract, frozen=True, kw_only=True):
+    """Everything that a view of the fleet shows. time, started: seconds since 1970. requests: those that began first,
+    at most 100. last: the newest first. apis: the paths of the APIs that are served. source: "hosts" if these are the
+    figures of the hosts themselves, which have no requests and answers, but how many run and wait."""
+
+    fleet: str
+    version: str
+    time: float
+    started: float
+    totals: Totals
+    models: tuple[LiveModel, ...] = ()
+    hosts: tuple[LiveHost, ...] = ()
+    requests: tuple[LiveRequest, ...] = ()
+    last: tuple[HistoryEntry, ...] = ()
+    sample: Sample | None = None
+    apis: tuple[str, ...] = ()
+    source: Literal["gateway", "hosts"] = "gateway"
+
+
+class Past(Contract, frozen=True):
+    """The first event of GET /api/live: the plots so far, oldest first."""
+
+    samples: tuple[Sample, ...] = ()

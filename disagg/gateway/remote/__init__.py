@@ -1,1 +1,0 @@
-"""The gateway seen from another process: what clients have to configure, and a view that follows one that runs."""

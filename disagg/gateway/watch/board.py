@@ -1,0 +1,314 @@
+"""Requests now, the last answers, totals and plots. An observer without I/O; times are given."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Final
+
+from disagg.api.history import HistoryEntry
+from disagg.api.live import (
+    LAST,
+    MAX_SHOWN,
+    LiveHost,
+    LiveModel,
+    LivePhase,
+    LiveRequest,
+    LiveState,
+    Sample,
+    Totals,
+)
+from disagg.gateway.watch.entry import entry_of_completion, entry_of_end, without_texts
+from disagg.gateway.watch.events import Accepted, Completed, Ended, Generated, Refused, RequestEvent, StageEntered
+from disagg.inference.types import Stage
+from disagg.version import VERSION
+
+SAMPLES: Final = 300
+SAMPLE_S: Final = 2.0
+MAX_KEYS: Final = 1024
+"""Of which a board of their own requests is kept."""
+WINDOW_S: Final = 5
+MAX_VALUES: Final = 1000
+_ORDER: Final[Sequence[LivePhase]] = ("queue", "prefill", "transfer", "decode")
+
+
+class Board:
+    """What the fleet's gateway is doing. models: of the fleet, by canonical name. `own` has it for one key, without the
+    plots."""
+
+    def __init__(self, fleet: str, models: Iterable[str]) -> None:
+        self._fleet = fleet
+        self._keyed = True  # not the board of one key
+        self._apis: tuple[str, ...] = ()
+        self._started = time.time()
+        self._models = {model: _Model() for model in models}
+        self._running: dict[int, _Running] = {}
+        self._last: deque[HistoryEntry] = deque(maxlen=LAST * 5)
+        self._samples: deque[dict[str, Sample]] = deque(maxlen=SAMPLES)
+        self._own: dict[str, Board] = {}
+
+    def own(self, key_id: str) -> Board:
+        """The board of one key's requests."""
+        if key_id not in self._own:
+            if len(self._own) >= MAX_KEYS:
+                idle = next((key for key, board in self._own.items() if not board.busy), next(iter(self._own)))
+                del self._own[idle]
+            self._own[key_id] = board = Board(self._fleet, self._models)
+            board._started, board._apis, board._keyed = self._started, self._apis, False
+        return self._own[key_id]
+
+    def serves(self, paths: Iterable[str]) -> None:
+        """Set the paths of the APIs that are served."""
+        self._apis = tuple(paths)
+
+    def notify(self, event: RequestEvent) -> None:
+        if not isinstance(event, Refused):
+            key_id = event.key_id if isinstance(event, Accepted) else event.request.key_id
+            if key_id is not None and self._keyed:
+                self.own(key_id).notify(event)
+        if isinstance(event, Generated):
+            self._generated(event)
+        elif isinstance(event, Accepted):
+            self._running[event.number] = _Running(event)
+        elif isinstance(event, StageEntered):
+            self._entered(event)
+        elif isinstance(event, Completed):
+            self._completed(event)
+        elif isinstance(event, Ended):
+            self._running.pop(event.request.number, None)
+            self._models[event.request.model].failed += event.state == "failed" and not event.refused
+            if (entry := entry_of_end(event)) is not None:
+                self._remember(entry)
+
+    @property
+    def busy(self) -> bool:
+        """Whether a request runs."""
+        return bool(self._running)
+
+    def running(self, model: str) -> tuple[int, int]:
+        """Requests of a model that run, and that wait in a queue."""
+        phases = [one.phase for one in self._running.values() if one.request.model == model]
+        waiting = phases.count("queue")
+        return len(phases) - waiting, waiting
+
+    def state(self, hosts: Sequence[LiveHost], now: float, visible: Collection[str] | None = None) -> LiveState:
+        """Everything about these models; None: about all. now: time.monotonic()."""
+        names = [name for name in self._models if visible is None or name in visible]
+        seen = [host for host in hosts if host.model in names]
+        totals = {name: self._totals(name, seen, now) for name in names}
+        shown = [one for one in self._running.values() if one.request.model in names]
+        last = [entry for entry in reversed(self._last) if entry.model in names]
+        return LiveState(
+            fleet=self._fleet,
+            version=VERSION,
+            time=time.time(),
+            started=self._started,
+            totals=_sum(totals.values()),
+            models=tuple(LiveModel(name=name, totals=totals[name], last=self._models[name].last) for name in names),
+            hosts=tuple(seen),
+            requests=tuple(one.live(now) for one in shown[:MAX_SHOWN]),
+            last=tuple(last[:LAST]),
+            sample=_sample(self._samples[-1], names) if self._samples else None,
+            apis=self._apis,
+        )
+
+    def sample(self, hosts: Sequence[LiveHost], now: float) -> None:
+        """Add one point to the plots; call it every SAMPLE_S."""
+        at = time.time()
+        self._samples.append({name: self._point(name, hosts, at, now) for name in self._models})
+
+    def past(self, visible: Collection[str] | None = None) -> tuple[Sample, ...]:
+        """The plots of these models together, oldest first."""
+        names = [name for name in self._models if visible is None or name in visible]
+        return tuple(sample for points in self._samples if (sample := _sample(points, names)) is not None)
+
+    def _generated(self, event: Generated) -> None:
+        if (running := self._running.get(event.request.number)) is not None:
+            running.tokens += event.tokens
+        model = self._models[event.request.model]
+        model.completion_tokens += event.tokens
+        model.answers.add(event.tokens, event.at)
+        if event.first:
+            stage = running.stages.get(event.choice) if running else None
+            model.prompts.add(stage.prompt_tokens if stage else 0, event.at)
+
+    def _entered(self, event: StageEntered) -> None:
+        if (running := self._running.get(event.request.number)) is not None:
+            running.stages[event.choice] = event.stage
+            running.move(time.monotonic())
+
+    def _completed(self, event: Completed) -> None:
+        if (running := self._running.get(event.request.number)) is not None:
+            running.done.add(event.choice)
+            running.move(time.monotonic())
+        self._models[event.request.model].fallbacks += event.fell_back
+        self._remember(entry_of_completion(event))
+
+    def _remember(self, entry: HistoryEntry) -> None:
+        entry = without_texts(entry)  # a key that monitors sees the requests of all
+        self._last.append(entry)
+        self._models[entry.model].count(entry, time.monotonic())
+
+    def _totals(self, name: str, hosts: Sequence[LiveHost], now: float) -> Totals:
+        model, (running, waiting) = self._models[name], self.running(name)
+        return Totals(
+            running=running,
+            waiting=waiting,
+            ok=model.ok,
+            failed=model.failed,
+            cancelled=model.cancelled,
+            fallbacks=model.fallbacks,
+            prompt_tokens=model.prompt_tokens,
+            held_tokens=model.held_tokens,
+            completion_tokens=model.completion_tokens,
+            kv_bytes=sum(
+                one.kv_bytes + one.kv_held_bytes for one in hosts if one.model == name and one.role == "decode"
+            ),
+            prompt_tokens_s=model.prompts.per_s(now),
+            completion_tokens_s=model.answers.per_s(now),
+        )
+
+    def _point(self, name: str, hosts: Sequence[LiveHost], at: float, now: float) -> Sample:
+        totals = self._totals(name, hosts, now)
+        return Sample(
+            time=at,
+            running=totals.running,
+            waiting=totals.waiting,
+            prompt_tokens_s=totals.prompt_tokens_s,
+            completion_tokens_s=totals.completion_tokens_s,
+            ttft=self._models[name].ttft.median(now),
+            kv_bytes=totals.kv_bytes,
+        )
+
+
+@dataclass(slots=True)
+class _Running:
+    """One request. stages: by answer; those that have none are in the queue. since: when its phase began."""
+
+    request: Accepted
+    stages: dict[int, Stage] = field(default_factory=dict)
+    done: set[int] = field(default_factory=set)
+    phase: LivePhase = "queue"
+    since: float = 0.0
+    tokens: int = 0
+
+    def move(self, now: float) -> None:
+        """Find the phase anew: that of the answer which is furthest behind."""
+        open_choices = [choice for choice in range(self.request.choices) if choice not in self.done]
+        phases = [self.stages[choice].phase if choice in self.stages else "queue" for choice in open_choices]
+        phase = min(phases, key=_ORDER.index, default=self.phase)
+        if phase != self.phase:
+            self.phase, self.since = phase, now
+
+    def live(self, now: float) -> LiveRequest:
+        stage = next(iter(self.stages.values()), None)
+        request = self.request
+        return LiveRequest(
+            number=request.number,
+            request_id=request.request_id,
+            api=request.api,
+            model=request.model,
+            key=request.key,
+            phase=self.phase,
+            seconds=now - request.began,
+            phase_seconds=now - (self.since or request.began),
+            method=stage.method if stage else None,
+            prefill_server=stage.prefill_server if stage else None,
+            decode_server=stage.decode_server if stage else None,
+            prompt_tokens=stage.prompt_tokens if stage else 0,
+            held_tokens=stage.held_tokens if stage else 0,
+            tokens=self.tokens,
+            choices=request.choices,
+        )
+
+
+class Rate:
+    """A count per second, over the last WINDOW_S complete seconds."""
+
+    def __init__(self) -> None:
+        self._counts: deque[tuple[int, int]] = deque()  # second, count; at most WINDOW_S + 1 of them
+
+    def add(self, count: int, now: float) -> None:
+        second = int(now)
+        if self._counts and self._counts[-1][0] == second:
+            count += self._counts.pop()[1]
+        self._counts.append((second, count))
+        self._forget(second)
+
+    def per_s(self, now: float) -> float:
+        """The rate. The present second does not count: it is not complete."""
+        self._forget(second := int(now))
+        complete = sum(count for at, count in self._counts if at != second)
+        first = min((at for at, _ in self._counts), default=second)
+        return complete / max(1, second - first)
+
+    def _forget(self, second: int) -> None:
+        while self._counts and self._counts[0][0] < second - WINDOW_S:
+            self._counts.popleft()
+
+
+class RecentMedian:
+    """The median of the values of the last WINDOW_S seconds."""
+
+    def __init__(self) -> None:
+        self._values: deque[tuple[float, float]] = deque(maxlen=MAX_VALUES)
+
+    def add(self, value: float, now: float) -> None:
+        self._values.append((now, value))
+
+    def median(self, now: float) -> float | None:
+        while self._values and self._values[0][0] < now - WINDOW_S:
+            self._values.popleft()
+        return median(value for _, value in self._values) if self._values else None
+
+
+@dataclass(slots=True)
+class _Model:
+    """Counts of one model since the gateway started."""
+
+    ok: int = 0
+    failed: int = 0
+    cancelled: int = 0
+    fallbacks: int = 0
+    prompt_tokens: int = 0
+    held_tokens: int = 0
+    completion_tokens: int = 0
+    prompts: Rate = field(default_factory=Rate)
+    answers: Rate = field(default_factory=Rate)
+    ttft: RecentMedian = field(default_factory=RecentMedian)
+    last: HistoryEntry | None = None
+
+    def count(self, entry: HistoryEntry, now: float) -> None:
+        if entry.state == "cancelled":
+            self.cancelled += 1
+        elif entry.state == "ok":
+            self.ok += 1
+            self.prompt_tokens += entry.prompt_tokens
+            self.held_tokens += entry.held_tokens
+            self.last = entry
+            if entry.ttft is not None:
+                self.ttft.add(entry.ttft, now)
+
+
+def _sum(totals: Iterable[Totals]) -> Totals:
+    bodies = [one.to_json() for one in totals]
+    return Totals(**{name: sum(body[name] for body in bodies) for name in Totals.__struct_fields__})
+
+
+def _sample(points: dict[str, Sample], names: Collection[str]) -> Sample | None:
+    """One point of several models: sums, and the worst of their medians."""
+    chosen = [points[name] for name in names if name in points]
+    if not chosen:
+        return None
+    return Sample(
+        time=chosen[0].time,
+        running=sum(one.running for one in chosen),
+        waiting=sum(one.waiting for one in chosen),
+        prompt_tokens_s=sum(one.prompt_tokens_s for one in chosen),
+        completion_tokens_s=sum(one.completion_tokens_s for one in chosen),
+        ttft=max((one.ttft for one in chosen if one.ttft is not None), default=None),
+        kv_bytes=sum(one.kv_bytes for one in chosen),
+    )

@@ -1,0 +1,121 @@
+"""GET /api/live: the state of the fleet as server-sent events, for all who watch."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from disagg import logs
+from disagg.api.live import LiveHost, Past
+from disagg.errors import Overloaded
+from disagg.gateway.watch.board import SAMPLE_S, Board
+from disagg.http.requests import disconnected
+from disagg.http.stream import EVENT_STREAM, BodyParts, event_bytes, running
+
+BUSY_S: Final = 0.5  # between two events while requests run
+IDLE_S: Final = 1.0
+STALL_S: Final = 20.0  # a watcher that reads nothing for this long is disconnected
+MAX_WATCHERS: Final = 64
+MAX_WATCHERS_OF_KEY: Final = 16
+
+Visible = frozenset[str] | None
+"""The models that a watcher may see; None: all."""
+
+
+class Feed:
+    """What all watchers of one gateway get. hosts: as they are now."""
+
+    def __init__(self, board: Board, hosts: Callable[[], Sequence[LiveHost]]) -> None:
+        self._board, self._hosts = board, hosts
+        self._stopping = asyncio.Event()
+        self._watchers: Counter[str | None] = Counter()  # by key
+        self._cached: dict[tuple[Visible, str | None], tuple[float, bytes]] = {}
+
+    async def sample(self) -> None:
+        """Add points to the plots until `stop`, and log what the log has left out."""
+        while not await self._stopped_within(SAMPLE_S):
+            self._board.sample(self._hosts(), time.monotonic())
+            logs.summarise()
+
+    def stop(self) -> None:
+        """End all streams."""
+        self._stopping.set()
+
+    @property
+    def watchers(self) -> int:
+        """How many watch now."""
+        return self._watchers.total()
+
+    def watch(
+        self,
+        visible: Visible,
+        key: str | None = None,
+        allowed: Callable[[], bool] = lambda: True,
+        *,
+        own: bool = False,
+    ) -> Response:
+        """The answer to GET /api/live. key: of the watcher; own: it sees the requests of this key only. It ends once it
+        is not `allowed`. Raises Overloaded if too many watch."""
+        if self.watchers >= MAX_WATCHERS:
+            raise Overloaded(f"{MAX_WATCHERS} programs already watch this gateway", "close one of them")
+        if key is not None and self._watchers[key] >= MAX_WATCHERS_OF_KEY:
+            raise Overloaded(f"{MAX_WATCHERS_OF_KEY} programs already watch with this key", "close one of them")
+        return _Stream(self, visible, key, allowed, own=own)
+
+    def state(self, visible: Visible, own: str | None = None) -> bytes:
+        """The event `state` of this moment. Watchers that see the same share it. own: the key whose requests it has;
+        None: it has those of all."""
+        now = time.monotonic()
+        made, event = self._cached.get((visible, own), (0.0, b""))
+        if now - made >= BUSY_S / 2:
+            event = event_bytes(self._seen(own).state(self._hosts(), now, visible).to_bytes(), "state")
+            self._cached = {key: value for key, value in self._cached.items() if now - value[0] < IDLE_S}
+            self._cached[visible, own] = (now, event)
+        return event
+
+    def _seen(self, own: str | None) -> Board:
+        return self._board if own is None else self._board.own(own)
+
+    async def send(
+        self, visible: Visible, key: str | None, allowed: Callable[[], bool], send: Send, *, own: bool = False
+    ) -> None:
+        """Events until `stop`, or as long as it is allowed: `past` once, then `state` again and again."""
+        seen = key if own else None
+        parts = BodyParts(send, EVENT_STREAM, STALL_S)
+        self._watchers[key] += 1
+        try:
+            await parts.part(event_bytes(Past(self._seen(seen).past(visible)).to_bytes(), "past"))
+            while allowed():
+                await parts.part(self.state(visible, seen))
+                if await self._stopped_within(BUSY_S if self._seen(seen).busy else IDLE_S):
+                    break
+            await parts.end()
+        finally:
+            self._watchers[key] -= 1
+            self._watchers += Counter()  # keeps no zeros
+
+    async def _stopped_within(self, seconds: float) -> bool:
+        try:
+            async with asyncio.timeout(seconds):
+                return await self._stopping.wait()
+        except TimeoutError:
+            return False
+
+
+class _Stream(Response):
+    def __init__(
+        self, feed: Feed, visible: Visible, key: str | None, allowed: Callable[[], bool], *, own: bool
+    ) -> None:
+        super().__init__()
+        self._feed, self._visible, self._key, self._allowed, self._own = feed, visible, key, allowed, own
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        sending = self._feed.send(self._visible, self._key, self._allowed, send, own=self._own)
+        async with running(sending, disconnected(receive)) as tasks:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

@@ -1,0 +1,76 @@
+"""The observers of one gateway: metrics, live view and history, and what they are read from."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Final
+
+from prometheus_client import CollectorRegistry, generate_latest
+
+from disagg.api.live import LiveHost
+from disagg.gateway.watch.board import Board
+from disagg.gateway.watch.feed import Feed
+from disagg.gateway.watch.host_metrics import LiveCollector
+from disagg.gateway.watch.hosts import live_hosts
+from disagg.gateway.watch.metrics import HarmfulRequests, RequestMetrics
+from disagg.gateway.watch.observers import Observer, Observers
+from disagg.gateway.watch.recorder import Recorder
+from disagg.inference.client import AsyncClient
+
+METRICS_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
+
+
+class GatewayWatch:
+    """Everything that watches the requests of one gateway. recorder: None if finished requests are not recorded.
+
+    keep_text: whether the history has prompts and answers.
+    """
+
+    def __init__(
+        self,
+        client: AsyncClient,
+        recorder: Recorder | None = None,
+        *,
+        keep_text: bool = False,
+    ) -> None:
+        self._client = client
+        self.recorder = recorder
+        self._registry = CollectorRegistry()
+        models = tuple(client.fleet.models)
+        self.board = Board(client.fleet.name, models)
+        self.feed = Feed(self.board, self.hosts)
+        self._registry.register(LiveCollector(models, self.hosts, self.board.running))
+        harmful = HarmfulRequests()
+        self._of_keys = CollectorRegistry()
+        self._of_keys.register(harmful)
+        watching: list[Observer] = [RequestMetrics(self._registry, models, harmful), self.board]
+        self.observers = Observers(
+            [*watching, recorder] if recorder else watching,
+            recorder.settle if recorder else None,
+            keep_text=keep_text,
+        )
+
+    def hosts(self) -> tuple[LiveHost, ...]:
+        """The hosts as the client sees them now."""
+        return live_hosts(self._client.fleet, self._client.view, time.monotonic())
+
+    def metrics(self, *, of_keys: bool = False) -> bytes:
+        """The figures in Prometheus' text format. of_keys: with those that name keys and their requests."""
+        figures = bytes(generate_latest(self._registry))
+        return figures + bytes(generate_latest(self._of_keys)) if of_keys else figures
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Within the block the view of the hosts is kept fresh, and the plots get their points."""
+        sampling = asyncio.ensure_future(self.feed.sample())
+        try:
+            with self._client.watching():
+                yield
+        finally:
+            self.feed.stop()
+            await sampling
+            if self.recorder is not None:
+                await asyncio.to_thread(self.recorder.close)

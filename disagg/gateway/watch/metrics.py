@@ -1,0 +1,237 @@
+"""What /metrics shows of requests, for Prometheus. A figure that means the same as one of vLLM's has its name and the
+bounds of its buckets, so that vLLM's dashboards fit."""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from itertools import accumulate
+from typing import Final, get_args
+
+from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+
+from disagg.api.events import FinishReason
+from disagg.api.history import ENDED_HOSTS
+from disagg.gateway.dialects.problems import FAILURES, Problem
+from disagg.gateway.watch.events import Accepted, Completed, Ended, Generated, Refused, RequestEvent
+from disagg.inference.metrics import Method, Metrics, TTFTParts
+from disagg.strikes import POLICY
+
+TTFT_S: Final = (
+    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5),
+    *(0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0),
+)
+TPOT_S: Final = (
+    *(0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5),
+    *(0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0),
+)
+REQUEST_S: Final = (
+    *(0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0),
+    *(20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0),
+)
+TOKENS: Final = tuple(float(count * 10**power) for power in range(6) for count in (1, 2, 5))
+MAX_HARMFUL: Final = 16
+KV_LOST: Final = "KV did not arrive"
+FALLBACKS: Final = (KV_LOST, "prefill failed", "no prefill host is up", "decode host failed", "no decode host is left")
+"""Why an answer came about without its hand-off: this, or the reason of its attempt."""
+BOUNDS = [*(str(bound) for bound in TPOT_S), "+Inf"]
+
+
+class RequestMetrics:
+    """The figures of one gateway's requests since it started. An observer.
+
+    harmful: gets what names keys and requests, which not every key may see; `registry` the rest. Figures of `models`
+    are 0 from the start: Prometheus' rate() does not see the step of a figure that begins with 1.
+    """
+
+    def __init__(self, registry: CollectorRegistry, models: Sequence[str], harmful: HarmfulRequests) -> None:
+        self._registry = registry
+        self._requests = self._counter("disagg_requests", "Answers by the way they came about", "method")
+        self._routes = self._counter("disagg_routes", "Answers by their hosts", "prefill_server", "decode_server")
+        self._fallbacks = self._counter("disagg_fallbacks", "Answers whose hand-off failed, by the cause", "reason")
+        self._errors = self._counter("disagg_request_errors", "Requests that failed or were refused", "code")
+        self._cancelled = self._counter("disagg_requests_cancelled", "Requests whose callers disconnected")
+        self._success = self._counter("vllm:request_success", "Complete answers", "finished_reason")
+        self._prompt = self._counter("vllm:prompt_tokens", "Prompt tokens")
+        self._queried = self._counter("vllm:prefix_cache_queries", "Prompt tokens for which held KV was looked up")
+        self._held = self._counter("vllm:prefix_cache_hits", "Prompt tokens whose KV the decode host held")
+        self._resumed = self._counter("disagg_resumed_answers", "Answers that another host went on with")
+        self._bytes = self._counter("disagg_handoff_bytes", "KV moved from prefill to decode hosts")
+        self._transfer = self._counter(
+            "disagg_transfer_seconds", "KV transfer while the prompt was computed, and after it", "when"
+        )
+        self._parts = self._counter("disagg_ttft_part_seconds", "Where the time to the first token went", "part")
+        self._ttft = self._histogram("vllm:time_to_first_token_seconds", "Time to the first token", TTFT_S)
+        self._tpot = self._histogram("vllm:request_time_per_output_token_seconds", "Time per output token", TPOT_S)
+        self._e2e = self._histogram("vllm:e2e_request_latency_seconds", "Request sent until its last token", REQUEST_S)
+        self._queue = self._histogram("vllm:request_queue_time_seconds", "Waiting for an engine", REQUEST_S)
+        self._prefill = self._histogram("vllm:request_prefill_time_seconds", "Computing the prompt", REQUEST_S)
+        self._decode = self._histogram("vllm:request_decode_time_seconds", "First token until last token", REQUEST_S)
+        self._prompts = self._histogram("vllm:request_prompt_tokens", "Prompt tokens of a request", TOKENS)
+        self._answers = self._histogram("vllm:request_generation_tokens", "Tokens of an answer", TOKENS)
+        self._tokens = TokenMetrics(models)
+        registry.register(self._tokens)
+        self._harmful = harmful
+        for model in models:
+            self._begin(model)
+
+    def notify(self, event: RequestEvent) -> None:
+        if isinstance(event, Generated):
+            self._tokens.arrived(event)
+        elif isinstance(event, Completed):
+            self._answer(event)
+        elif isinstance(event, Ended):
+            self._ended(event)
+        elif isinstance(event, Refused):
+            self._problem(event.model, event.problem)
+
+    def _begin(self, model: str) -> None:
+        """Every figure of this model at 0, but disagg_routes_total, whose labels are pairs of hosts."""
+        of_model = (self._cancelled, self._prompt, self._queried, self._held, self._resumed, self._bytes)
+        times = (self._ttft, self._tpot, self._e2e, self._queue, self._prefill, self._decode)
+        for figure in (*of_model, *times, self._prompts, self._answers):
+            figure.labels(model)
+        for counter, labels in (
+            (self._requests, get_args(Method)),
+            (self._fallbacks, FALLBACKS),
+            (self._errors, FAILURES),
+            (self._success, get_args(FinishReason)),
+            (self._transfer, ("hidden", "exposed")),
+            (self._parts, tuple(part.name for part in fields(TTFTParts))),
+        ):
+            for label in labels:
+                counter.labels(model, label)
+
+    def _answer(self, event: Completed) -> None:
+        model, metrics = event.request.model, event.completion.metrics
+        self._tokens.ended(event.request.number, event.choice)
+        self._success.labels(model, event.completion.finish_reason).inc()
+        if event.fell_back:
+            reason = event.stage.reason if event.stage else "first choice"
+            self._fallbacks.labels(model, KV_LOST if reason == "first choice" else reason).inc()
+        self._count(model, metrics)
+        self._observe(model, metrics)
+
+    def _ended(self, event: Ended) -> None:
+        for choice in range(event.request.choices):
+            self._tokens.ended(event.request.number, choice)
+        if event.problem is not None:
+            self._problem(event.request.model, event.problem)
+            if event.problem.code == ENDED_HOSTS:
+                self._harmful.add(event.request)
+        elif event.state == "cancelled":
+            self._cancelled.labels(event.request.model).inc()
+
+    def _problem(self, model: str, problem: Problem) -> None:
+        self._errors.labels(model, problem.code or str(problem.status)).inc()
+
+    def _count(self, model: str, metrics: Metrics) -> None:
+        self._requests.labels(model, metrics.method).inc()
+        self._routes.labels(model, metrics.prefill_server or "", metrics.decode_server or "").inc()
+        self._prompt.labels(model).inc(metrics.prompt_tokens)
+        self._queried.labels(model).inc(metrics.prompt_tokens)
+        self._held.labels(model).inc(metrics.held_tokens)
+        self._resumed.labels(model).inc(metrics.resumed_tokens > 0)
+        self._bytes.labels(model).inc(metrics.kv_bytes)
+        self._transfer.labels(model, "hidden").inc(metrics.hidden_transfer)
+        self._transfer.labels(model, "exposed").inc(max(0.0, metrics.exposed_transfer))
+        for part, seconds in asdict(metrics.ttft_parts).items():
+            self._parts.labels(model, part).inc(max(0.0, seconds))
+
+    def _observe(self, model: str, metrics: Metrics) -> None:
+        self._ttft.labels(model).observe(metrics.ttft)
+        self._e2e.labels(model).observe(metrics.total_time)
+        if metrics.method != "whole":  # such a host states neither
+            self._queue.labels(model).observe(metrics.ttft_parts.queue)
+            self._prefill.labels(model).observe(metrics.prefill_time)
+        self._decode.labels(model).observe(metrics.decode_time)
+        self._prompts.labels(model).observe(metrics.prompt_tokens)
+        self._answers.labels(model).observe(metrics.completion_tokens)
+        if metrics.completion_tokens > 1:
+            self._tpot.labels(model).observe((metrics.total_time - metrics.ttft) / (metrics.completion_tokens - 1))
+
+    def _counter(self, name: str, meaning: str, *labels: str) -> Counter:
+        return Counter(name, meaning, ("model_name", *labels), registry=self._registry)
+
+    def _histogram(self, name: str, meaning: str, buckets: Sequence[float]) -> Histogram:
+        return Histogram(name, meaning, ("model_name",), registry=self._registry, buckets=buckets)
+
+
+class TokenMetrics:
+    """Tokens of answers as they arrive, and the time between them: a collector for prometheus_client.
+
+    Counted as plain numbers, in 1.0 microseconds of CPU for each token of a request; prometheus-client's own counters
+    take 2.5, most of it for locks that one event loop does not need. It is read on the event loop, too.
+
+    models: that are counted from 0 on.
+    """
+
+    def __init__(self, models: Sequence[str]) -> None:
+        self._models = {model: _OfModel() for model in models}
+        self._arrived: dict[tuple[int, int], float] = {}  # by request and answer: when its last tokens arrived
+
+    def arrived(self, event: Generated) -> None:
+        """Tokens that arrive together share the time since those before them."""
+        key = (event.request.number, event.choice)
+        before = self._arrived.get(key)
+        self._arrived[key] = event.at
+        model = self._models.get(event.request.model)
+        if model is None:
+            model = self._models[event.request.model] = _OfModel()
+        model.tokens += event.tokens
+        if before is not None:
+            model.gaps[bisect_left(TPOT_S, (event.at - before) / event.tokens)] += event.tokens
+            model.seconds += event.at - before
+
+    def ended(self, number: int, choice: int) -> None:
+        """No more tokens of this answer follow."""
+        self._arrived.pop((number, choice), None)
+
+    def collect(self) -> Iterator[Metric]:
+        label = ["model_name"]
+        generated = CounterMetricFamily("vllm:generation_tokens", "Tokens of answers, as they arrive", labels=label)
+        name, meaning = "vllm:inter_token_latency_seconds", "Between two tokens of an answer"
+        between = HistogramMetricFamily(name, meaning, labels=label)
+        for model, counts in self._models.items():
+            generated.add_metric([model], counts.tokens)
+            buckets = list(zip(BOUNDS, map(float, accumulate(counts.gaps)), strict=True))
+            between.add_metric([model], buckets, counts.seconds)
+        yield generated
+        yield between
+
+
+class HarmfulRequests:
+    """A collector for prometheus_client: the requests that ended hosts lately, with their keys. Each is stated for as
+    long as it is refused."""
+
+    def __init__(self) -> None:
+        self._recent: dict[tuple[str, str, str], float] = {}  # when, by its labels: two requests may have one id
+
+    def add(self, request: Accepted) -> None:
+        """This request was refused because hosts have ended with it."""
+        labels = (request.model, request.key or "", request.request_id)
+        self._recent.pop(labels, None)
+        self._recent[labels] = time.monotonic()
+        for oldest in list(self._recent)[:-MAX_HARMFUL]:
+            del self._recent[oldest]
+
+    def collect(self) -> Iterable[Metric]:
+        labels = ("model_name", "key", "request_id")
+        figure = GaugeMetricFamily("disagg_request_ended_hosts", "Requests that ended hosts lately", labels=labels)
+        oldest = time.monotonic() - POLICY.refused_s
+        for found, at in self._recent.items():
+            if at >= oldest:
+                figure.add_metric(found, 1.0)
+        return [figure]
+
+
+@dataclass(slots=True)
+class _OfModel:
+    """tokens: that have arrived. gaps: how many lie in each bucket, the last without a bound. seconds: their sum."""
+
+    tokens: int = 0
+    gaps: list[int] = field(default_factory=lambda: [0] * len(BOUNDS))
+    seconds: float = 0.0
