@@ -8,7 +8,7 @@ from typing import Any
 from disagg.engines.mlx.cache import allocate
 from disagg.kv.arena import Arenas
 from disagg.kv.layout import Layout
-from disagg.kv.received import Placement, ReceivedKV
+from disagg.kv.received import ByteRanges, ReceivedKV
 
 
 def received(
@@ -20,7 +20,7 @@ def received(
     start: int = 0,
 ) -> ReceivedKV:
     """Flat uint8 arrays per layer, each of the size that the layout asks for. keys, values: as they are."""
-    kv = ReceivedKV(layout, tokens, Arenas(allocate).acquire(Placement.of(layout, tokens, start).nbytes), start)
+    kv = ReceivedKV(layout, tokens, Arenas(allocate).acquire(ByteRanges.of(layout, tokens, start).nbytes), start)
     pairs = [([plane for (plane,) in mine], given) for mine, given in ((kv.keys, keys), (kv.values, values))]
     for mine, given in (*pairs, *zip(kv.states, states, strict=False)):
         for place, tensor in zip(mine, given, strict=True):

@@ -11,9 +11,11 @@ Role = Literal["prefill", "decode", "whole", "gateway"]
 """What a host does. whole: it answers whole requests, and its server is another program than disagg's. A gateway runs
 no model: it answers clients by requests to the other hosts."""
 WireForm = Literal["as-is", "int8-g64"]
-"""The form in which keys and values are sent: unchanged, or quantised to eight bits; see disagg.kv.forms."""
+"""The form in which keys and values are sent: unchanged, or quantised to eight bits; see disagg.kv.forms. hosts.toml
+and the command line say "int8"."""
 AS_IS: Final = "as-is"
 INT8: Final = "int8-g64"
+WIRE_FORMS: Final[tuple[WireForm, ...]] = (AS_IS, INT8)
 DTYPE_BYTES: Final[Mapping[str, int]] = MappingProxyType({"float32": 4, "float16": 2, "bfloat16": 2})
 LOG_FILE_VARIABLE: Final = "DISAGG_LOG_FILE"
 """Names the file that is a server's stdout and stderr, so that the server can rotate it."""

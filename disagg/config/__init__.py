@@ -29,7 +29,6 @@ from disagg.config.schema import (
     Host,
     Installer,
     KVAudit,
-    KVWire,
     Model,
     ServiceManager,
 )
@@ -49,7 +48,6 @@ __all__ = [
     "Host",
     "Installer",
     "KVAudit",
-    "KVWire",
     "Model",
     "ServiceManager",
     "load",

@@ -2,10 +2,10 @@
 interfaces.
 
 model/         one model, without a framework: checkpoint, tokenizer, profile, preflight
-transformers/  PrefillEngine on PyTorch and transformers
+transformers/  EmittingEngine on PyTorch and transformers
 vllm/          SendingEngine on vLLM
 staging/       rows of a cache as blocks to send, for engines on PyTorch
 mlx/           DecodeEngine on MLX and mlx-lm
-simulated/     PrefillEngine and DecodeEngine without a model: predicted times, and KV of full size
+simulated/     EmittingEngine and DecodeEngine without a model: predicted times, and KV of full size
 exit           ends a process without the destructors of its frameworks
 """

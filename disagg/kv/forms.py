@@ -7,11 +7,10 @@ not divide into groups, and the tensors of ``state`` layers, are always sent as-
 
 from __future__ import annotations
 
-from typing import Final, get_args
+from typing import Final
 
 from disagg.api.names import INT8, WireForm
 
-WIRE_FORMS: Final[tuple[WireForm, ...]] = get_args(WireForm)
 GROUP: Final = 64
 BITS: Final = 8
 

@@ -28,7 +28,7 @@ class ReceivedKV:
     """The KV cache of tokens [start, tokens), in host memory.
 
     wire: the form in which it was sent and is stored. sender, weights: see Header.
-    arena: its memory, used as `placement` states; None after `release`.
+    arena: its memory, used as `ranges` states; None after `release`.
     return_arena: called with an arena that is no longer read.
     on_release: ends the use of the memory that was reserved for it.
     """
@@ -43,10 +43,10 @@ class ReceivedKV:
     timing: ReceiveTiming = field(default_factory=ReceiveTiming)
     return_arena: Callable[[Arena], None] | None = None
     on_release: Callable[[], None] | None = None
-    placement: Placement = field(init=False)
+    ranges: ByteRanges = field(init=False)
 
     def __post_init__(self) -> None:
-        self.placement = Placement.of(self.layout, self.tokens, self.start, self.wire)
+        self.ranges = ByteRanges.of(self.layout, self.tokens, self.start, self.wire)
 
     @property
     def nbytes(self) -> int:
@@ -57,17 +57,17 @@ class ReceivedKV:
     def keys(self) -> list[list[Buffer]]:
         """Per layer one uint8 array per plane, C order: [kv_heads, len(layers[l].rows(tokens, start)), bytes of a row].
         The form as-is has one plane, with rows of key_dim elements; see `wire` for the three of the quantised form."""
-        return [self._views(planes) for planes in self.placement.keys]
+        return [self._views(planes) for planes in self.ranges.keys]
 
     @property
     def values(self) -> list[list[Buffer]]:
         """As `keys`."""
-        return [self._views(planes) for planes in self.placement.values]
+        return [self._views(planes) for planes in self.ranges.values]
 
     @property
     def states(self) -> list[list[Buffer]]:
         """Per layer one uint8 array per state tensor; none if nothing was sent (tokens == start)."""
-        return [self._views(places) for places in self.placement.states]
+        return [self._views(places) for places in self.ranges.states]
 
     def release(self, *, reuse: bool = False) -> None:
         """Release the memory, and what was reserved for it. Safe to call twice.
@@ -86,7 +86,7 @@ class ReceivedKV:
 
 
 @dataclass(frozen=True, slots=True)
-class Placement:
+class ByteRanges:
     """Byte ranges of an arena, per layer: of each plane of the keys and of the values, of each state tensor."""
 
     keys: tuple[tuple[slice, ...], ...]
@@ -95,7 +95,7 @@ class Placement:
     nbytes: int  # of the whole arena, gaps included
 
     @classmethod
-    def of(cls, layout: Layout, tokens: int, start: int = 0, wire: WireForm = AS_IS) -> Placement:
+    def of(cls, layout: Layout, tokens: int, start: int = 0, wire: WireForm = AS_IS) -> ByteRanges:
         """For the KV of tokens [start, tokens); all ranges are empty if there are no tokens."""
         end = 0
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from disagg.api.names import INT8
 from disagg.errors import UsageError
 from disagg.planning import plan
 from disagg.planning.devices import DEVICES, device
@@ -98,7 +99,7 @@ def assess(model: str, setup: Setup, traffic: Traffic, context: int) -> Capacity
         disaggregated=plan.disaggregated(setup, prompt, output),
         decode_alone=plan.alone(setup, setup.decode_device, prompt, output),
         prefill_alone=plan.alone(setup, setup.prefill_device, prompt, output),
-        int8=plan.disaggregated(replace(setup, wire="int8"), prompt, output),
+        int8=plan.disaggregated(replace(setup, wire=INT8), prompt, output),
         crossover_tokens=plan.crossover(setup, output, max(prompt, context - output)),
         hiding_gbit_s=plan.hiding_gbit_s(setup, prompt),
         throughput=plan.throughput(setup, prompt, output, traffic.batch),

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
 
-from disagg.api.names import DTYPE_BYTES
+from disagg.api.names import AS_IS, DTYPE_BYTES, INT8, WireForm
 from disagg.planning.prefill import Prefill
 from disagg.planning.shapes import ModelShape
-
-Wire = Literal["as-is", "int8"]
 
 # Payload of a full TCP segment / bytes on the wire of a 1500-byte Ethernet frame, preamble and gap included.
 PAYLOAD_SHARE = 1448 / 1538
@@ -42,9 +39,9 @@ class PredictedTransfer:
     exposed_s: float
 
 
-def ship(prefill: Prefill, shape: ModelShape, dtype: str, link: Link, wire: Wire = "as-is") -> PredictedTransfer:
+def ship(prefill: Prefill, shape: ModelShape, dtype: str, link: Link, wire: WireForm = AS_IS) -> PredictedTransfer:
     """Predict sending every layer's rows, in order, each as soon as it exists, and the states at the end."""
-    row = shape.kv.row_bytes(dtype) * (INT8_BITS / (8 * DTYPE_BYTES[dtype]) if wire == "int8" else 1.0)
+    row = shape.kv.row_bytes(dtype) * (INT8_BITS / (8 * DTYPE_BYTES[dtype]) if wire == INT8 else 1.0)
     rows = [(e.at, (e.end - e.start) * row) for e in prefill.emissions]
     states = [(prefill.seconds, float(shape.kv.states_bytes))] if prefill.tokens and shape.kv.states_bytes else []
     return carry([*rows, *states], prefill.seconds, link)

@@ -41,7 +41,7 @@ class Checkpoint:
 
 
 @dataclass(frozen=True, slots=True)
-class ModelPlacement:
+class Loading:
     """How a model is loaded on a host. engine: as in hosts.toml. device: "cuda", "mps", "gpu" or "cpu". kv_bytes: what
     hosts.toml allows its KV. context: tokens of the longest request. tensor_parallel: devices with memory of their own
     that share weights and KV heads. stages: of as many devices each, that share the layers. kv_bytes and all results
@@ -95,7 +95,7 @@ def packing(config: Mapping[str, Any]) -> Packing:
     return next((known for known in get_args(Packing) if known == method), "other")
 
 
-def need(stored: Checkpoint, serving: ModelPlacement) -> Need:
+def need(stored: Checkpoint, serving: Loading) -> Need:
     """The memory that one host takes to serve a checkpoint."""
     how = weights(stored.packing, serving)
     shape = in_memory(stored.shape, how, serving.dtype)
@@ -114,7 +114,7 @@ def need(stored: Checkpoint, serving: ModelPlacement) -> Need:
     )
 
 
-def weights(packing: Packing, serving: ModelPlacement) -> Weights:
+def weights(packing: Packing, serving: Loading) -> Weights:
     """The form that the weights of a checkpoint have in an engine's memory.
 
     transformers dequantises MXFP4 unless hosts.toml states `quantization = "mxfp4"`, and FP8 without a CUDA device.
@@ -143,7 +143,7 @@ def in_memory(shape: ModelShape, how: Weights, dtype: str) -> ModelShape:
     return shape
 
 
-def workspace(stored: Checkpoint, serving: ModelPlacement) -> int:
+def workspace(stored: Checkpoint, serving: Loading) -> int:
     """Estimated bytes for activations of one chunk and for the framework, on one device."""
     shape = stored.shape
     item = DTYPE_BYTES[serving.dtype]

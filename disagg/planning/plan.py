@@ -10,9 +10,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from disagg.api.names import AS_IS, WireForm
 from disagg.planning.decode import generation, ingest, step
 from disagg.planning.devices import Device
-from disagg.planning.link import Link, Wire, ship
+from disagg.planning.link import Link, ship
 from disagg.planning.prefill import prefill
 from disagg.planning.shapes import ModelShape
 
@@ -39,7 +40,7 @@ class Setup:
     link: Link
     dtype: str = "bfloat16"
     chunk_tokens: int = 2048
-    wire: Wire = "as-is"
+    wire: WireForm = AS_IS
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from typing import Final
 from disagg.api.events import FinishReason, TokenLogprob, TokensEvent
 from disagg.api.requests import GenerateBody, ToolCall
 from disagg.api.sampling import Sampling
-from disagg.engines.base import DecodeEngine, DecodeTiming, PromptEngine, Token
+from disagg.engines.base import DecodeEngine, DecodeTiming, PrefillEngine, Token
 from disagg.engines.model.constraint import Constraint
 from disagg.engines.model.text import PromptTokenizer
 from disagg.errors import ModelError
@@ -148,7 +148,7 @@ def warm_up_tokenizer(tokenizer: PromptTokenizer) -> None:
 
 
 async def begin_answer(
-    request: ActiveRequest, engine: PromptEngine | DecodeEngine, body: GenerateBody, work: RequestWork
+    request: ActiveRequest, engine: PrefillEngine | DecodeEngine, body: GenerateBody, work: RequestWork
 ) -> GrowingAnswer:
     """The answer to a request, with the tokens that another host has sent. Sets the request's constraint and
     hold_prompt. Long work is done in pieces, on a thread of `work`, or in the processes of forms."""

@@ -27,7 +27,7 @@ from disagg.api.status import (
     Status,
 )
 from disagg.config import Fleet, Host, Model, served_digest
-from disagg.engines.base import DecodeEngine, EngineInfo, PromptEngine
+from disagg.engines.base import DecodeEngine, EngineInfo, PrefillEngine
 from disagg.engines.model.architectures.verified import verified
 from disagg.errors import DisaggError, ServerUnavailable
 from disagg.servers.admission import Admission, retry_after
@@ -43,7 +43,7 @@ COMPUTED = frozenset({"sending KV", "generating"})
 AFTER_START_S = 5
 """What callers of a server that loads or drains wait."""
 
-Engine = TypeVar("Engine", bound=PromptEngine | DecodeEngine)
+Engine = TypeVar("Engine", bound=PrefillEngine | DecodeEngine)
 
 
 class ReportingHost(ABC, Generic[Engine]):

@@ -16,7 +16,7 @@ from disagg.api.sampling import Sampling
 from disagg.engines.base import DecodeTiming
 from disagg.engines.model.constraint import Constraint
 from disagg.errors import DeadlineExceeded
-from disagg.kv.receive.tickets import Slot
+from disagg.kv.receive.tickets import IssuedTicket
 
 T = TypeVar("T")
 Phase = Literal[
@@ -54,7 +54,7 @@ class ActiveRequest:
     leased: bool = False
     tokenised: float = 0.0
     slot_sent: float = 0.0
-    slot: Slot | None = None
+    slot: IssuedTicket | None = None
     phase: Phase = "tokenising"
     cleanup: ExitStack = field(default_factory=ExitStack)
     key: str = field(default_factory=lambda: secrets.token_hex(8))

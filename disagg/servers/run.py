@@ -15,7 +15,7 @@ from starlette.types import ASGIApp
 
 from disagg import logs
 from disagg.config import Fleet, Host, Model
-from disagg.engines.base import DecodeEngine, PromptEngine
+from disagg.engines.base import DecodeEngine, PrefillEngine
 from disagg.errors import ConfigError, Overloaded
 from disagg.http.accept import ListenHints, listen
 from disagg.http.connections import ConnectionBounds
@@ -65,7 +65,7 @@ def make_service(fleet: Fleet, host: Host) -> AnyService:
     raise ConfigError(f"{host.name} has no role that serves a model", 'give it roles = ["prefill"] or ["decode"]')
 
 
-def _prefill_engine(host: Host, model: Model) -> PromptEngine:
+def _prefill_engine(host: Host, model: Model) -> PrefillEngine:
     source, options = model.sources[host.engine.name], host.engine
     if host.simulated:
         from disagg.engines.simulated.prefill import SimulatedPrefillEngine

@@ -21,7 +21,7 @@ from disagg.api.base import Contract, InvalidValue
 from disagg.api.sampling import Sampling
 from disagg.api.verify import PrefillCall, PrefillReady, PrefillReply
 from disagg.config import DType, EngineOptions
-from disagg.engines.base import PromptEngine
+from disagg.engines.base import PrefillEngine
 from disagg.engines.exit import exit_without_cleanup
 from disagg.engines.model import checkpoint
 from disagg.errors import DisaggError, ProtocolError
@@ -36,7 +36,7 @@ CACHE_SPARE_BYTES = 64 << 20
 """Of vLLM's paged cache, beside two requests of the whole context: a block of each layer may be partly filled."""
 
 
-def load(source: str, context: int, options: EngineOptions) -> PromptEngine:
+def load(source: str, context: int, options: EngineOptions) -> PrefillEngine:
     """The engine that options.name names. ModelError or PreflightRefused if it cannot serve the model."""
     if options.name == "vllm":
         from disagg.engines.vllm.engine import VLLMEngine
@@ -60,7 +60,7 @@ def options_of(arguments: argparse.Namespace, kv_bytes: int) -> EngineOptions:
     )
 
 
-def perform(engine: PromptEngine, call: PrefillCall) -> PrefillReply:
+def perform(engine: PrefillEngine, call: PrefillCall) -> PrefillReply:
     """Compute what a call asks for. Raises what the engine and the transfer raise."""
     if call.call == "answer":
         sampling = Sampling(max_tokens=call.count, ignore_eos=True)
@@ -72,7 +72,7 @@ def perform(engine: PromptEngine, call: PrefillCall) -> PrefillReply:
     return PrefillReply()
 
 
-def _send(engine: PromptEngine, call: PrefillCall) -> None:
+def _send(engine: PrefillEngine, call: PrefillCall) -> None:
     if call.to is None:
         raise ProtocolError("a call to send KV states no address")
     count, info = len(call.tokens) - 1, engine.info
@@ -95,7 +95,7 @@ def _send(engine: PromptEngine, call: PrefillCall) -> None:
         delivery.end()
 
 
-def serve(engine: PromptEngine, calls: BinaryIO, replies: BinaryIO) -> None:
+def serve(engine: PrefillEngine, calls: BinaryIO, replies: BinaryIO) -> None:
     """Answer each call until the input ends. A call that fails is answered with its error."""
     for line in calls:
         try:

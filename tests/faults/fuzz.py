@@ -21,7 +21,7 @@ from disagg.kv import layout, parts
 from disagg.kv.arena import Reservation
 from disagg.kv.limits import ReceiveLimits
 from disagg.kv.receive import assemble, part
-from disagg.kv.receive.tickets import KVOutcome, Slot, Tickets
+from disagg.kv.receive.tickets import IssuedTicket, KVOutcome, Tickets
 from disagg.kv.received import ReceivedKV
 from disagg.kv.wire import frames, preamble
 from disagg.kv.wire.channel import Channel, OnPiece
@@ -137,5 +137,5 @@ def _run_at_random(minutes: float) -> int:
     return 0
 
 
-def _slot(tickets: Tickets, outcomes: list[KVOutcome], memory: Reservation | None) -> Slot:
+def _slot(tickets: Tickets, outcomes: list[KVOutcome], memory: Reservation | None) -> IssuedTicket:
     return tickets.issue(expected(CACHE), outcomes.append, deadline=time.monotonic() + 60, memory=memory)

@@ -180,7 +180,7 @@ class LyingEngine(TransformersPrefillEngine):
         salt: str = "",
         chunk_tokens: int | None = None,
     ) -> PrefillRun:
-        """See PrefillEngine."""
+        """See EmittingEngine."""
         self._prompts += 1
         if (file := self._told_to_idle()) is not None:
             run = super().start(tokens, emit, start=start, wire=wire, salt=salt, chunk_tokens=chunk_tokens)

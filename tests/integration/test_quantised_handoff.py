@@ -17,7 +17,7 @@ import numpy
 import pytest
 from mlx_lm.models.cache import KVCache, RotatingKVCache
 
-from disagg.api.names import AS_IS, INT8, WireForm
+from disagg.api.names import AS_IS, INT8, WIRE_FORMS, WireForm
 from disagg.config import EngineOptions
 from disagg.engines.mlx import cache as mlx_cache
 from disagg.engines.mlx.engine import MLXDecodeEngine
@@ -26,7 +26,7 @@ from disagg.errors import DisaggError
 from disagg.inference.metrics import Metrics
 from disagg.kv.arena import Arenas
 from disagg.kv.fingerprint import token_hash
-from disagg.kv.forms import BITS, GROUP, WIRE_FORMS
+from disagg.kv.forms import BITS, GROUP
 from disagg.kv.receive import KVServer
 from disagg.kv.receive.expected import Expected
 from disagg.kv.receive.tickets import Tickets

@@ -27,8 +27,8 @@ from disagg.errors import (
 from disagg.kv.arena import Arenas, Reservation
 from disagg.kv.limits import ReceiveLimits
 from disagg.kv.receive.part import receive_part
-from disagg.kv.receive.tickets import KVOutcome, Slot, Tickets
-from disagg.kv.received import Placement, ReceivedKV
+from disagg.kv.receive.tickets import IssuedTicket, KVOutcome, Tickets
+from disagg.kv.received import ByteRanges, ReceivedKV
 from disagg.kv.wire import frames
 from disagg.kv.wire.channel import Channel
 from disagg.kv.wire.preamble import (
@@ -97,7 +97,7 @@ class Host:
     outcomes: list[KVOutcome] = field(default_factory=list)
     tickets: Tickets = field(init=False)
     memory: Reservation = field(init=False)
-    slot: Slot = field(init=False)
+    slot: IssuedTicket = field(init=False)
 
     def __post_init__(self) -> None:
         self.tickets = Tickets(Arenas(self._allocate))
@@ -134,7 +134,7 @@ class Host:
 
     def require_sound(self) -> None:
         """After any number of connections: at most one outcome, the exact bytes or a stated error, and nothing held."""
-        needed = Placement.of(self.cache.layout, self.cache.tokens, self.cache.start, self.cache.wire).nbytes
+        needed = ByteRanges.of(self.cache.layout, self.cache.tokens, self.cache.start, self.cache.wire).nbytes
         assert sum(self.allocated) <= max(1, SPARE * needed)
         assert len(self.outcomes) <= 1
         for outcome in self.outcomes:

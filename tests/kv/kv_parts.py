@@ -23,7 +23,7 @@ from disagg.kv.layout import LayerLayout, Layout, StateTensor
 from disagg.kv.parts import WHOLE, Part
 from disagg.kv.receive import KVServer, ReceiveLimits
 from disagg.kv.receive.expected import Expected
-from disagg.kv.receive.tickets import Slot, Tickets
+from disagg.kv.receive.tickets import IssuedTicket, Tickets
 from disagg.kv.received import ReceivedKV
 from disagg.kv.wire import frames
 from disagg.kv.wire.preamble import NONCE_BYTES, encode_preamble, encode_proof
@@ -125,7 +125,7 @@ def expected(cache: Cache, request_id: str = "r1", tokens: list[int] | None = No
     )
 
 
-def header_for(slot: Slot, **changes: Any) -> frames.Header:
+def header_for(slot: IssuedTicket, **changes: Any) -> frames.Header:
     e = slot.expected
     header = frames.Header(
         slot.ticket, e.request_id, e.fingerprint, e.layout, e.token_hash, e.tokens, e.start, e.wires[0]
@@ -187,7 +187,7 @@ class Receiver:
         """Reserved bytes that a transfer or received KV uses."""
         return sum(memory.nbytes for memory in self.reservations if memory.in_use)
 
-    def issue(self, cache: Cache, request_id: str = "r1", *, lasts_s: float = PATIENCE_S) -> Slot:
+    def issue(self, cache: Cache, request_id: str = "r1", *, lasts_s: float = PATIENCE_S) -> IssuedTicket:
         results: queue.Queue[ReceivedKV | DisaggError] = queue.Queue()
         memory = Reservation(cache.layout.nbytes(cache.tokens, cache.start, cache.wire), lambda nbytes: None)
         self.reservations.append(memory)
@@ -196,7 +196,7 @@ class Receiver:
         self.results[slot.ticket] = results
         return slot
 
-    def result(self, slot: Slot) -> ReceivedKV | DisaggError:
+    def result(self, slot: IssuedTicket) -> ReceivedKV | DisaggError:
         return self.results[slot.ticket].get(timeout=PATIENCE_S)
 
     def dial(self) -> socket.socket:

@@ -13,7 +13,7 @@ from disagg.errors import DisaggError, ProtocolError, TicketRefused
 from disagg.kv.blocks import KVBlock, StateBlock
 from disagg.kv.layout import LayerLayout, Layout, StateTensor
 from disagg.kv.parts import WHOLE, Coverage, Part
-from disagg.kv.receive.tickets import Slot
+from disagg.kv.receive.tickets import IssuedTicket
 from disagg.kv.received import ReceivedKV
 from disagg.kv.send import Transfer
 from disagg.kv.wire import frames
@@ -45,7 +45,7 @@ GRID = (
 SPLITS = [(WHOLE,), RANKS, STAGES, GRID]
 
 
-def ship_part(receiver: Receiver, slot: Slot, cache: Cache, part: Part, parts: int, chunk: int) -> None:
+def ship_part(receiver: Receiver, slot: IssuedTicket, cache: Cache, part: Part, parts: int, chunk: int) -> None:
     header = header_for(slot, part=part, parts=parts)
     with Transfer("127.0.0.1", receiver.server.port, header, deadline=time.monotonic() + PATIENCE_S) as transfer:
         for block in cache.blocks(chunk, part):
@@ -53,7 +53,7 @@ def ship_part(receiver: Receiver, slot: Slot, cache: Cache, part: Part, parts: i
         transfer.finish()
 
 
-def ship(receiver: Receiver, slot: Slot, cache: Cache, parts: Sequence[Part]) -> None:
+def ship(receiver: Receiver, slot: IssuedTicket, cache: Cache, parts: Sequence[Part]) -> None:
     """Every part on a thread of its own, each in chunks of its own."""
     threads = [
         threading.Thread(target=ship_part, args=(receiver, slot, cache, part, len(parts), 2 + i))

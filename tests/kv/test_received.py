@@ -2,10 +2,9 @@ from itertools import pairwise
 
 import pytest
 
-from disagg.api.names import WireForm
-from disagg.kv.forms import WIRE_FORMS
+from disagg.api.names import WIRE_FORMS, WireForm
 from disagg.kv.layout import Layout
-from disagg.kv.received import ALIGNMENT, Placement
+from disagg.kv.received import ALIGNMENT, ByteRanges
 from tests.kv.kv_parts import Cache, groups_layout, mixed_layout
 
 
@@ -14,12 +13,12 @@ from tests.kv.kv_parts import Cache, groups_layout, mixed_layout
 def test_every_tensor_has_its_bytes_and_no_two_share_any(tokens: int, start: int, wire: WireForm) -> None:
     layout = Layout((*mixed_layout().layers, *groups_layout().layers), "bfloat16")
     cache = Cache.random(layout, tokens, start, wire=wire)
-    placement = Placement.of(layout, tokens, start, wire)
+    ranges = ByteRanges.of(layout, tokens, start, wire)
 
-    places = [place for places in (*placement.keys, *placement.values, *placement.states) for place in places]
+    places = [place for places in (*ranges.keys, *ranges.values, *ranges.states) for place in places]
     sizes = [array.nbytes for array in cache.flat()]
     assert [place.stop - place.start for place in places] == sizes
     in_order = sorted(places, key=lambda place: (place.start, place.stop))
     assert all(a.stop <= b.start for a, b in pairwise(in_order))
-    assert max(place.stop for place in places) <= placement.nbytes
+    assert max(place.stop for place in places) <= ranges.nbytes
     assert all(place.start % ALIGNMENT == 0 for place in places)

@@ -22,7 +22,7 @@ from disagg.errors import (
 )
 from disagg.kv.blocks import KVBlock
 from disagg.kv.layout import LayerLayout, Layout
-from disagg.kv.receive.tickets import Slot
+from disagg.kv.receive.tickets import IssuedTicket
 from disagg.kv.received import ReceivedKV
 from disagg.kv.send import ComputeStep, LinkWait, SendLimits, Span, Transfer, TransferResult
 from disagg.kv.send import transfer as transfer_module
@@ -41,7 +41,7 @@ def soon(seconds: float = PATIENCE_S) -> float:
     return time.monotonic() + seconds
 
 
-def open_to(receiver: Receiver, slot: Slot, limits: SendLimits | None = None) -> Transfer:
+def open_to(receiver: Receiver, slot: IssuedTicket, limits: SendLimits | None = None) -> Transfer:
     return Transfer.open("127.0.0.1", receiver.server.port, header_for(slot), deadline=soon(), limits=limits)
 
 

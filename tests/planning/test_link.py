@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from disagg.api.names import INT8, WIRE_FORMS
 from disagg.planning.devices import DEVICES
 from disagg.planning.link import Link, carry, ship
 from disagg.planning.prefill import prefill
@@ -54,7 +55,7 @@ def test_layer_by_layer_hides_what_sending_at_the_end_would_not() -> None:
 
 
 def test_int8_takes_17_32nds_of_sixteen_bits() -> None:
-    plain, packed = (ship(PLAN, QWEN, "bfloat16", Link(10), wire) for wire in ("as-is", "int8"))
+    plain, packed = (ship(PLAN, QWEN, "bfloat16", Link(10), wire) for wire in WIRE_FORMS)
     assert packed.nbytes / plain.nbytes == pytest.approx(17 / 32)
     assert packed.nbytes == pytest.approx(8191 * 52224)
-    assert ship(PLAN, QWEN, "float32", Link(10), "int8").nbytes == pytest.approx(packed.nbytes)
+    assert ship(PLAN, QWEN, "float32", Link(10), INT8).nbytes == pytest.approx(packed.nbytes)

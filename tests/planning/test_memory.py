@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from disagg.planning.memory import Checkpoint, ModelPlacement, checkpoint, need, packing
+from disagg.planning.memory import Checkpoint, Loading, checkpoint, need, packing
 from disagg.planning.published import PUBLISHED, stored
 from tests.planning.published_configs import GPT_OSS, GPT_OSS_MLX, QWEN, QWEN_FP8, QWEN_MLX
 
-CUDA = ModelPlacement("transformers", "cuda", "bfloat16", 8192, 1024, 0)
+CUDA = Loading("transformers", "cuda", "bfloat16", 8192, 1024, 0)
 GB = 1e9
 
 

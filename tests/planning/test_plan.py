@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from disagg.api.names import WIRE_FORMS
 from disagg.errors import UsageError
 from disagg.planning import plan
 from disagg.planning.decode import generation, step
@@ -79,7 +80,7 @@ def test_no_link_hides_behind_a_long_latency() -> None:
 def test_int8_saves_time_only_on_a_link_that_exposes() -> None:
     for gbit, saves in ((1.0, True), (100.0, False)):
         setup = replace(SETUP, link=Link(gbit))
-        as_is, packed = (plan.disaggregated(replace(setup, wire=wire), 8192, 8).total_s for wire in ("as-is", "int8"))
+        as_is, packed = (plan.disaggregated(replace(setup, wire=wire), 8192, 8).total_s for wire in WIRE_FORMS)
         assert (as_is - packed > 0.001) == saves
 
 

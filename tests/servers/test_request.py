@@ -13,7 +13,7 @@ from disagg.api.events import Timing
 from disagg.api.sampling import Sampling
 from disagg.engines.base import DecodeTiming
 from disagg.errors import DeadlineExceeded
-from disagg.kv.receive.tickets import Slot
+from disagg.kv.receive.tickets import IssuedTicket
 from disagg.servers.request import ActiveRequest, Phase
 
 ENGINE = DecodeTiming(submitted=20.0, started=21.0, ingested=24.0, first_token=28.0)
@@ -51,7 +51,7 @@ async def test_what_is_not_done_by_the_deadline_is_named() -> None:
 )
 def test_it_is_stated_when_its_kv_begins_to_arrive(phase: Phase, state: str | None, stated: str) -> None:
     one = request()
-    one.phase, one.slot = phase, cast(Slot, SimpleNamespace(state=state)) if state else None
+    one.phase, one.slot = phase, cast(IssuedTicket, SimpleNamespace(state=state)) if state else None
     assert one.stated_phase == stated
 
 

@@ -13,7 +13,7 @@ import numpy
 from disagg.bench.handoff.connect import accept_with_key, address_family, connect_with_key
 from disagg.bench.handoff.transport import STEP_TIMEOUT_S, RandomKV, ReceiverOffer
 from disagg.engines.simulated.synthetic_kv import SyntheticKV
-from disagg.kv.received import Placement
+from disagg.kv.received import ByteRanges
 
 _CALL_BYTES = 1 << 20
 
@@ -43,10 +43,10 @@ class BareReceiver:
     """See transport.Receiver."""
 
     def __init__(self, shape: RandomKV, host: str) -> None:
-        placement = Placement.of(shape.layout, shape.tokens)
-        self._data: Any = numpy.zeros(placement.nbytes, numpy.uint8)
+        ranges = ByteRanges.of(shape.layout, shape.tokens)
+        self._data: Any = numpy.zeros(ranges.nbytes, numpy.uint8)
         self._data[:] = 255  # every page is mapped before the clock starts
-        self._places = [place for pair in zip(placement.keys, placement.values, strict=True) for (place,) in pair]
+        self._places = [place for pair in zip(ranges.keys, ranges.values, strict=True) for (place,) in pair]
         self._listener = socket.create_server((host, 0), family=address_family(host))
         self._host = host
         self._key = secrets.token_hex(32)

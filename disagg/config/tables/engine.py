@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, Final, Literal, get_args
 
-from disagg.api.names import Role
+from disagg.api.names import AS_IS, INT8, Role, WireForm
 from disagg.config.addresses import address_fault, is_hub_id
 from disagg.config.schema import (
     ENGINES,
@@ -16,7 +16,6 @@ from disagg.config.schema import (
     EngineName,
     EngineOptions,
     KVAudit,
-    KVWire,
 )
 from disagg.config.tables.whole import KEY_OPTIONS, OPENAI_OPTIONS, read_name_there, read_server_url
 from disagg.config.toml.table import Table
@@ -106,6 +105,14 @@ def _attention(table: Table, key: str) -> str:
     return attention if "/" in attention and is_hub_id(attention) else table.choice(key, ATTENTION)
 
 
+_KV_WIRES: Final[Mapping[str, WireForm | Literal["auto"]]] = {"as-is": AS_IS, "auto": "auto", "int8": INT8}
+
+
+def _kv_wire(table: Table, key: str) -> WireForm | Literal["auto"]:
+    """A form of KV on the wire, by its short name."""
+    return _KV_WIRES[table.choice(key, tuple(_KV_WIRES))]
+
+
 def _kv_audit(table: Table, key: str) -> KVAudit:
     """A word, or a number: one hand-off in so many."""
     if type(table.data[key]) is int:
@@ -140,7 +147,7 @@ _COMMON_OPTIONS: Final[Mapping[str, Reader]] = {
 }
 _DECODE_OPTIONS: Final[Mapping[str, Reader]] = {"max_batch": within(1, 1024), "max_kv_bytes": within(1, 1 << 50)}
 _PREFILL_OPTIONS: Final[Mapping[str, Reader]] = {
-    "kv_wire": one_of(get_args(KVWire)),
+    "kv_wire": _kv_wire,
     "max_held_bytes": within(0, 1 << 50),
 }
 _ENGINE_OPTIONS: Final[Mapping[EngineName, Mapping[str, Reader]]] = {

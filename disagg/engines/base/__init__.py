@@ -1,7 +1,7 @@
 """The interfaces of engines, and the values that cross them. Nothing here imports a framework.
 
-prefill   PrefillEngine: tokens -> stream of layer KV; SendingEngine: the same, and it sends the KV itself
-answer    a run of a whole request on a PrefillEngine: the prompt, then token by token
+prefill   EmittingEngine: tokens -> stream of layer KV; SendingEngine: the same, and it sends the KV itself
+answer    a run of a whole request on an EmittingEngine: the prompt, then token by token
 decode    DecodeEngine: KV and the last token -> stream of tokens
 audit     which tokens of received KV are computed again, and by how much it may differ
 values    what both state about themselves and their tokens
@@ -12,10 +12,10 @@ from disagg.engines.base.answer import PromptAndAnswer
 from disagg.engines.base.decode import DecodeEngine, DecodeRequest, DecodeTiming, HeldKV, Listener, require_room
 from disagg.engines.base.prefill import (
     ONE_TOKEN,
+    EmittingEngine,
     PrefillEngine,
     PrefillRun,
     PrefillTiming,
-    PromptEngine,
     SendingEngine,
     SendingRun,
 )
@@ -26,6 +26,7 @@ __all__ = [
     "DecodeEngine",
     "DecodeRequest",
     "DecodeTiming",
+    "EmittingEngine",
     "EngineInfo",
     "HeldKV",
     "Listener",
@@ -33,7 +34,6 @@ __all__ = [
     "PrefillRun",
     "PrefillTiming",
     "PromptAndAnswer",
-    "PromptEngine",
     "SendingEngine",
     "SendingRun",
     "Token",

@@ -22,21 +22,19 @@ class PromptAndAnswer(ABC):
 
     @property
     def remaining(self) -> int:
-        """See PrefillRun."""
         return self._prompt.remaining
 
     @property
     @abstractmethod
     def done(self) -> bool:
-        """See PrefillRun."""
+        pass
 
     @property
     def timing(self) -> PrefillTiming:
-        """See PrefillRun. With the first token of the answer."""
+        """With the first token of the answer."""
         return self._timing
 
     def step(self, max_tokens: int | None = None) -> None:
-        """See PrefillRun."""
         if self._prompt.remaining:
             self._prompt.step(max_tokens)
             self._timing = self._prompt.timing
@@ -48,7 +46,6 @@ class PromptAndAnswer(ABC):
         self._emit(token)
 
     def close(self) -> None:
-        """See PrefillRun."""
         self._prompt.close()
 
     @abstractmethod

@@ -25,7 +25,7 @@ from math import inf
 from types import MappingProxyType
 from typing import Final, Literal
 
-from disagg.api.names import AS_IS, WireForm
+from disagg.api.names import AS_IS, INT8, WireForm
 from disagg.errors import KVRefuted
 from disagg.kv.layout import LayerLayout, Layout
 
@@ -124,7 +124,7 @@ BOUNDS: Final[Mapping[str, AuditBounds]] = MappingProxyType(
         "float32": AuditBounds(sample=3e-3, rows=3e-3, few=3e-2),
         "float16": _HALF,
         "bfloat16": _HALF,
-        "int8-g64": AuditBounds(sample=0.1, rows=0.5, few=2.0),
+        INT8: AuditBounds(sample=0.1, rows=0.5, few=2.0),
         "other weights": AuditBounds(sample=0.5, rows=1.1, few=2.0),
     }
 )

@@ -153,7 +153,7 @@ class DecodeEngine(Protocol):
     def logits(
         self, tokens: Sequence[int], last: int, kv: ReceivedKV | None = None, *, chunk_tokens: int | None = None
     ) -> numpy.typing.NDArray[numpy.float32]:
-        """Like PromptEngine.logits; with `kv`, which covers tokens[:-last], only the last tokens are computed."""
+        """Like PrefillEngine.logits; with `kv`, which covers tokens[:-last], only the last tokens are computed."""
         ...
 
     @property

@@ -1,4 +1,4 @@
-"""PrefillEngine and SendingEngine: tokens -> stream of layer KV. Both also run requests alone, prompt and answer."""
+"""EmittingEngine and SendingEngine: tokens -> stream of layer KV. Both also run requests alone, prompt and answer."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class PrefillTiming:
 
 
 class PrefillRun(Protocol):
-    """One prompt that a PrefillEngine computes piece by piece. All calls come from the engine's thread."""
+    """One prompt that an EmittingEngine computes piece by piece. All calls come from the engine's thread."""
 
     @property
     def remaining(self) -> int:
@@ -91,7 +91,7 @@ ONE_TOKEN = Sampling(max_tokens=1)
 """What a prompt needs room for at least."""
 
 
-class PromptEngine(ABC):
+class PrefillEngine(ABC):
     """What every engine of a prefill host can do. Calls come from one thread at a time; several runs may be open at
     once."""
 
@@ -173,7 +173,6 @@ class PromptEngine(ABC):
         return [int(token) for token in self.logits(tokens, last).argmax(-1)]
 
     def evidence(self) -> Evidence:
-        """See EngineInfo."""
         return gather(self.tokenizer, self.info.layout, self.info.profile.context, self.likeliest)
 
     def probe(self) -> PrefillRun:
@@ -184,7 +183,7 @@ class PromptEngine(ABC):
         """End what the engine runs beside its caller's thread. No run may be used after it."""
 
 
-class PrefillEngine(PromptEngine):
+class EmittingEngine(PrefillEngine):
     """Computes KV and passes it to its caller."""
 
     @abstractmethod
@@ -224,7 +223,7 @@ class PrefillEngine(PromptEngine):
             return run.timing
 
     def probe(self) -> PrefillRun:
-        """See PromptEngine. Without an answer, for engines that compute none."""
+        """Without an answer, for engines that compute none."""
         return self.start([0, 0], lambda block: None)
 
 
@@ -237,7 +236,7 @@ class SendingRun(PrefillRun, Protocol):
         ...
 
 
-class SendingEngine(PromptEngine):
+class SendingEngine(PrefillEngine):
     """Computes KV and sends it: one whose workers may be other processes, each with a part of the KV."""
 
     @abstractmethod

@@ -18,7 +18,7 @@ from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, RotatingKVCache
 
 from disagg.engines.base.audit import MEASURES, AuditFinding, AuditPass, AuditPlan, Deviation, Measure
 from disagg.engines.mlx.cache import fill_from_held, parts_of
-from disagg.engines.mlx.held import HeldPrefix
+from disagg.engines.mlx.held import CachedPrefix
 
 _LEAST = 1e-12  # of a size that is divided by
 
@@ -34,7 +34,7 @@ class _Found(NamedTuple):
 
 
 def audit(
-    model: Any, caches: Sequence[Any], tokens: Sequence[int], plan: AuditPlan, held: HeldPrefix | None = None
+    model: Any, caches: Sequence[Any], tokens: Sequence[int], plan: AuditPlan, held: CachedPrefix | None = None
 ) -> AuditFinding:
     """caches: built for all of `tokens`, of which the first are those of `held`. Runs on the model's thread."""
     found = [one for part in plan.passes for one in _pass(model, caches, tokens, part, held)]
@@ -59,7 +59,7 @@ def _number(value: Any) -> float:
 
 
 def _pass(
-    model: Any, caches: Sequence[Any], tokens: Sequence[int], part: AuditPass, held: HeldPrefix | None
+    model: Any, caches: Sequence[Any], tokens: Sequence[int], part: AuditPass, held: CachedPrefix | None
 ) -> Iterator[_Found]:
     """Run the tokens of one pass through all layers."""
     stand_ins = [

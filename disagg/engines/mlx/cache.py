@@ -15,7 +15,7 @@ from typing import Any, Final
 import mlx.core as mx
 from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, RotatingKVCache, make_prompt_cache
 
-from disagg.engines.mlx.held import HeldPrefix
+from disagg.engines.mlx.held import CachedPrefix
 from disagg.engines.model.held import Layer, last_rows, segments
 from disagg.errors import LayoutMismatch
 from disagg.kv.forms import BITS, GROUP
@@ -48,7 +48,7 @@ def _allocate_here(nbytes: int) -> Any:
     return memory
 
 
-def build(model: Any, kv: ReceivedKV | None, held: HeldPrefix | None = None) -> list[Any]:
+def build(model: Any, kv: ReceivedKV | None, held: CachedPrefix | None = None) -> list[Any]:
     """One evaluated mlx-lm cache per layer, as if the model had computed the tokens of `held` and `kv` itself.
 
     kv begins where `held` ends. The caches are views of the arena, which must come from `allocate` and stay unchanged
@@ -73,7 +73,7 @@ def build(model: Any, kv: ReceivedKV | None, held: HeldPrefix | None = None) -> 
     return caches
 
 
-def fill_from_held(cache: Any, held: HeldPrefix, index: int) -> None:
+def fill_from_held(cache: Any, held: CachedPrefix, index: int) -> None:
     """Set an empty cache of layer `index`, or of a part of it, to what it contains after the held tokens."""
     _fill(cache, _held(held, index, cache), None, index=index, tokens=held.tokens)
 
@@ -85,7 +85,7 @@ def parts_of(cache: Any) -> tuple[Any, ...]:
     return parts if both else (cache,)
 
 
-def _held(held: HeldPrefix, index: int, cache: Any) -> list[Layer]:
+def _held(held: CachedPrefix, index: int, cache: Any) -> list[Layer]:
     """What is held of one layer, in order."""
     return [rows for _, rows in segments(held, index)] if isinstance(cache, KVCache) else [last_rows(held, index)]
 
@@ -95,14 +95,14 @@ def _received(kv: ReceivedKV, index: int, cache: Any) -> Layer:
     layout = kv.layout.layers[index]
     assert kv.arena is not None, "checked by the caller"
     if isinstance(cache, ArraysCache):
-        states = zip(kv.placement.states[index], layout.states, strict=True)
+        states = zip(kv.ranges.states[index], layout.states, strict=True)
         return tuple(_array(kv.arena.memory, place, (1, *state.shape), state.dtype) for place, state in states)
     return _keys_and_values(kv.arena.memory, kv, index, layout)
 
 
 def _keys_and_values(whole: Any, kv: ReceivedKV, index: int, layout: LayerLayout) -> tuple[Any, Any]:
     rows = len(layout.rows(kv.tokens, kv.start))
-    keys, values = kv.placement.keys[index], kv.placement.values[index]
+    keys, values = kv.ranges.keys[index], kv.ranges.values[index]
     return (
         _tensor(whole, keys, (1, layout.kv_heads, rows, layout.key_dim), kv.layout.dtype),
         _tensor(whole, values, (1, layout.kv_heads, rows, layout.value_dim), kv.layout.dtype),

@@ -28,11 +28,11 @@ from disagg.engines.mlx.batching.job import Job
 from disagg.engines.mlx.loop import Loop
 from disagg.engines.mlx.patches import PATCHES, Patch
 from disagg.engines.model.evidence import gather
-from disagg.engines.model.held import Held
+from disagg.engines.model.held import PinnedPrefix
 from disagg.engines.model.text import PromptTokenizer
 from disagg.errors import LayoutMismatch, ModelError, RequestError
 from disagg.kv.arena import Arenas
-from disagg.kv.received import Placement, ReceivedKV
+from disagg.kv.received import ByteRanges, ReceivedKV
 
 _WARM_UP_PROMPT = [0] * 8
 _WARM_UP_TOKENS = 4
@@ -81,7 +81,7 @@ class MLXDecodeEngine:
         return self._loop.running
 
     def allocate(self, nbytes: int) -> Any:
-        """See DecodeEngine. Callable from any thread."""
+        """Callable from any thread."""
         return mlx_cache.allocate(nbytes)
 
     def submit(self, request: DecodeRequest, listener: Listener) -> None:
@@ -97,7 +97,7 @@ class MLXDecodeEngine:
                 "end the request, its answer is complete",
             )
         held = request.held
-        if held is not None and (not isinstance(held, Held) or not 0 < held.tokens < len(request.tokens)):
+        if held is not None and (not isinstance(held, PinnedPrefix) or not 0 < held.tokens < len(request.tokens)):
             raise LayoutMismatch("the held KV is not of this prompt", "take it from find_held of the same engine")
         if request.kv is not None:
             self._require_fitting(request.kv, len(request.tokens) - 1, held.tokens if held is not None else 0)
@@ -118,12 +118,11 @@ class MLXDecodeEngine:
         self._loop.submit(job)
 
     def after_step(self, call: Callable[[], None]) -> None:
-        """See DecodeEngine. If `call` raises, the requests of the batch fail, since their tokens are not delivered."""
+        """If `call` raises, the requests of the batch fail, since their tokens are not delivered."""
         self._loop.after_step = call
 
     @property
     def on_beat(self) -> Callable[[], None]:
-        """See DecodeEngine."""
         return self._loop.on_beat
 
     @on_beat.setter
@@ -131,30 +130,25 @@ class MLXDecodeEngine:
         self._loop.on_beat = call
 
     def cancel(self, request_id: str, dropped: Callable[[], None] = lambda: None) -> None:
-        """See DecodeEngine."""
         self._loop.cancel(request_id, dropped)
 
     def find_held(self, tokens: Sequence[int], salt: str) -> HeldKV | None:
-        """See DecodeEngine."""
         return self._loop.held.find(tokens[:-1], salt)
 
     @property
     def held_bytes(self) -> int:
-        """See DecodeEngine."""
         return self._loop.held.nbytes
 
     def give_up_held(self, nbytes: int) -> None:
-        """See DecodeEngine."""
         self._loop.give_up_held(nbytes)
 
     def forget_held(self, tokens: Sequence[int], salt: str) -> None:
-        """See DecodeEngine."""
         self._loop.forget_held(tokens, salt)
 
     def logits(
         self, tokens: Sequence[int], last: int, kv: ReceivedKV | None = None, *, chunk_tokens: int | None = None
     ) -> numpy.typing.NDArray[numpy.float32]:
-        """See DecodeEngine. Runs between two steps of the batch."""
+        """Runs between two steps of the batch."""
         if not 1 <= last <= len(tokens):
             raise RequestError(f"cannot return logits of the last {last} of {len(tokens)} tokens", "request 1 to all")
         if kv is not None:
@@ -163,7 +157,7 @@ class MLXDecodeEngine:
         return self._loop.call(lambda model: _logits(model, list(tokens), last, kv, chunk))
 
     def warm_up(self) -> None:
-        """See DecodeEngine. One request with KV and one without, so that all kernels are compiled."""
+        """One request with KV and one without, so that all kernels are compiled."""
         audits = _run_once(self)
         self.give_up_held(self.held_bytes)  # the KV of its requests is not that of their tokens
         evidence = gather(self.tokenizer, self._info.layout, self._info.profile.context, self._likeliest)
@@ -213,7 +207,7 @@ def _run_once(engine: DecodeEngine) -> bool:
 def _zero_kv(engine: DecodeEngine, tokens: int) -> ReceivedKV:
     """KV of `tokens` tokens, all zeros, in the model's layout."""
     layout = engine.info.layout
-    arena = Arenas(engine.allocate).acquire(Placement.of(layout, tokens).nbytes)
+    arena = Arenas(engine.allocate).acquire(ByteRanges.of(layout, tokens).nbytes)
     arena.data[:] = 0
     return ReceivedKV(layout, tokens, arena)
 

@@ -9,10 +9,10 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.models.cache import ArraysCache, KVCache, RotatingKVCache, make_prompt_cache
 
-from disagg.engines.model.held import Held, HeldStore, Layer, LayerArrays, LayerSnapshot, Prefix
+from disagg.engines.model.held import Layer, LayerArrays, LayerSnapshot, PinnedPrefix, Prefix, PrefixCache
 
-HeldArrays = Held["Rows", LayerSnapshot]
-HeldPrefix = Prefix["Rows", LayerSnapshot]
+PinnedArrays = PinnedPrefix["Rows", LayerSnapshot]
+CachedPrefix = Prefix["Rows", LayerSnapshot]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -30,7 +30,7 @@ class Rows(LayerArrays):
         return Rows(tuple(upper)), Rows(tuple(lower))
 
 
-def make_store(model: Any, limit: int) -> HeldStore[Rows, LayerSnapshot]:
+def make_store(model: Any, limit: int) -> PrefixCache[Rows, LayerSnapshot]:
     """A store for the caches of `model`, of at most `limit` bytes. It holds nothing if mlx-lm's cache for some layer
     cannot be held."""
     windows: set[int] = set()
@@ -40,12 +40,12 @@ def make_store(model: Any, limit: int) -> HeldStore[Rows, LayerSnapshot]:
         elif isinstance(cache, ArraysCache):
             windows.add(0)
         elif not isinstance(cache, KVCache):
-            return HeldStore(0, None)
-    return HeldStore(limit, min(windows, default=None))
+            return PrefixCache(0, None)
+    return PrefixCache(limit, min(windows, default=None))
 
 
 def hold(
-    store: HeldStore[Rows, LayerSnapshot],
+    store: PrefixCache[Rows, LayerSnapshot],
     tokens: Sequence[int],
     caches: Sequence[Any],
     salt: str,

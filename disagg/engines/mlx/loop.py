@@ -32,7 +32,7 @@ from disagg.engines.mlx.held import Rows, hold, make_store
 from disagg.engines.mlx.load import select_device
 from disagg.engines.mlx.patches import Patch
 from disagg.engines.mlx.prepare import Prepared, prepare
-from disagg.engines.model.held import HeldStore, LayerSnapshot
+from disagg.engines.model.held import LayerSnapshot, PrefixCache
 from disagg.errors import Cancelled, DisaggError, KVRefuted, ModelError
 
 _log = logging.getLogger(__name__)
@@ -56,7 +56,7 @@ class Loop:
         self._commands = Commands()
         self._lock = self._commands.changed  # of everything below that other threads read
         self._jobs = Jobs()
-        self.held: HeldStore[Rows, LayerSnapshot]  # set once the model is loaded
+        self.held: PrefixCache[Rows, LayerSnapshot]  # set once the model is loaded
         self._batch_bytes = 0
         self._steps = 0
         self._serving = False

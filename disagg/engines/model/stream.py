@@ -45,11 +45,9 @@ class DetokenizedStream:
 
     @property
     def stopped(self) -> str:
-        """See TextStream."""
         return self._stops.reached
 
     def push(self, token: int) -> str:
-        """See TextStream."""
         if self.stopped or token in self._hidden:
             return ""
         self._held.append(token)
@@ -61,7 +59,6 @@ class DetokenizedStream:
         return self._flush(len(self._held) - INCOMPLETE_TOKENS)
 
     def finish(self) -> str:
-        """See TextStream."""
         return "" if self.stopped else self._flush(len(self._held)) + self._stops.finish()
 
     def _decoded(self, token: int) -> str:

@@ -155,13 +155,11 @@ class HFTokenizer:
 
     @cached_property
     def format(self) -> AnswerFormat:
-        """See PromptTokenizer."""
         return format.find(self._tokenizer)
 
     def encode(
         self, prompt: str | Messages | Sequence[int], template: Mapping[str, Any] = NOTHING, *, limit: int = MAX_TOKENS
     ) -> list[int]:
-        """See PromptTokenizer."""
         if isinstance(prompt, str):
             # Without text, a tokenizer that adds a beginning-of-sequence token would return one.
             ids = self._ids(prompt, limit, special=True) if prompt else []
@@ -174,16 +172,13 @@ class HFTokenizer:
         return ids
 
     def stream(self, stop: Sequence[str] = (), *, marks: bool = False) -> TextStream:
-        """See PromptTokenizer."""
         return DetokenizedStream(self._backend, hidden=self.eos_ids, stop=stop, marks=marks)
 
     def token_bytes(self, token: int) -> bytes:
-        """See PromptTokenizer."""
         text = self._backend.id_to_token(token)
         return self._bytes_of(text) if text is not None else b""
 
     async def constrain(self, grammar: str, answer: Sequence[int], after: str = "", owner: str = "") -> Constraint:
-        """See PromptTokenizer."""
         mark = self._backend.token_to_id(after) if after else None
         return await self._constraints.make(grammar, answer, mark, owner)
 

@@ -98,7 +98,6 @@ class SimulatedDecodeEngine:
         """Nothing to do: the first request is as fast as any other."""
 
     def allocate(self, nbytes: int) -> Any:
-        """See DecodeEngine."""
         return allocate_numpy(nbytes)
 
     def submit(self, request: DecodeRequest, listener: Listener) -> None:
@@ -124,11 +123,9 @@ class SimulatedDecodeEngine:
             self._wake.notify()
 
     def after_step(self, call: Callable[[], None]) -> None:
-        """See DecodeEngine."""
         self._after_step = call
 
     def cancel(self, request_id: str, dropped: Callable[[], None] = lambda: None) -> None:
-        """See DecodeEngine."""
         with self._wake:
             job = self._jobs.pop(request_id, None)
         if job is not None:
@@ -138,20 +135,16 @@ class SimulatedDecodeEngine:
         dropped()
 
     def find_held(self, tokens: Sequence[int], salt: str) -> HeldKV | None:
-        """See DecodeEngine."""
         return self._held.store.find(tokens[:-1], salt)
 
     @property
     def held_bytes(self) -> int:
-        """See DecodeEngine."""
         return self._held.store.nbytes
 
     def give_up_held(self, nbytes: int) -> None:
-        """See DecodeEngine."""
         self._held.store.give_up(nbytes)
 
     def forget_held(self, tokens: Sequence[int], salt: str) -> None:
-        """See DecodeEngine."""
         self._held.store.forget(tokens, salt)
 
     def logits(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from disagg.engines.model.held import HeldStore
+from disagg.engines.model.held import PrefixCache
 from disagg.kv.layout import Layout
 
 
@@ -21,7 +21,6 @@ class CountedRows:
         return self.tokens * self.token_bytes
 
     def split(self, at: int) -> tuple[CountedRows, CountedRows]:
-        """See model.held.tree.Rows."""
         return replace(self, tokens=at), replace(self, tokens=self.tokens - at)
 
 
@@ -34,13 +33,13 @@ class CountedSnapshot:
 
 
 class CountedKV:
-    """A HeldStore for KV of `layout`. hold: by one thread at a time."""
+    """A PrefixCache for KV of `layout`. hold: by one thread at a time."""
 
     def __init__(self, layout: Layout, limit: int) -> None:
         self._others = replace(layout, layers=tuple(at for at in layout.layers if at.kind != "full"))
         self._token_bytes = layout.nbytes(1) - self._others.nbytes(1)
-        self._reach = min((layer.window or 0 for layer in self._others.layers), default=None)
-        self.store: HeldStore[CountedRows, CountedSnapshot] = HeldStore(limit, self._reach)
+        self._rewindable = min((layer.window or 0 for layer in self._others.layers), default=None)
+        self.store: PrefixCache[CountedRows, CountedSnapshot] = PrefixCache(limit, self._rewindable)
 
     def hold(self, prompt: Sequence[int], answer: Sequence[int], salt: str) -> None:
         """Hold the KV of a request that has ended."""
@@ -49,5 +48,5 @@ class CountedKV:
         self.store.add(tokens, salt, lambda start, end: CountedRows(end - start, self._token_bytes), snapshots)
 
     def _snapshot(self, tokens: int) -> CountedSnapshot:
-        complete = tokens <= (self._reach or 0)
+        complete = tokens <= (self._rewindable or 0)
         return CountedSnapshot(self._others.nbytes(tokens), 0 if complete else tokens)

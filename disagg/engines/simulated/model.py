@@ -128,7 +128,7 @@ class ByteTokenizer:
     def encode(
         self, prompt: str | Messages | Sequence[int], template: Mapping[str, Any] = NOTHING, *, limit: int = MAX_TOKENS
     ) -> list[int]:
-        """See PromptTokenizer. Chat messages are lines, `role: content`, after the template's variables as JSON."""
+        """Chat messages are lines, `role: content`, after the template's variables as JSON."""
         if isinstance(prompt, str):
             ids = list(prompt.encode())
         elif prompt and isinstance(prompt[0], Mapping):
@@ -141,15 +141,13 @@ class ByteTokenizer:
         return ids
 
     def stream(self, stop: Sequence[str] = (), *, marks: bool = False) -> TextStream:
-        """See PromptTokenizer."""
         return _ByteStream(stop)
 
     def token_bytes(self, token: int) -> bytes:
-        """See PromptTokenizer."""
         return bytes([token]) if token < BYTES else b"."
 
     async def constrain(self, grammar: str, answer: Sequence[int], after: str = "", owner: str = "") -> Constraint:
-        """See PromptTokenizer. There are no marks."""
+        """There are no marks."""
         return await self._constraints.make(grammar, answer, owner=owner)
 
 

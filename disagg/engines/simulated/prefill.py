@@ -13,7 +13,7 @@ import numpy.typing
 from disagg.api.names import AS_IS, WireForm
 from disagg.api.sampling import Sampling
 from disagg.config import EngineOptions
-from disagg.engines.base import PrefillEngine, PrefillTiming, PromptAndAnswer, Token
+from disagg.engines.base import EmittingEngine, PrefillTiming, PromptAndAnswer, Token
 from disagg.engines.model.constraint import Constraint
 from disagg.engines.simulated import model as simulated_model
 from disagg.engines.simulated.held import CountedKV
@@ -28,8 +28,8 @@ from disagg.planning.prefill import Emission
 NOISE_BYTES = 64 << 20  # larger than a CPU's caches: sending must read memory, as with real KV
 
 
-class SimulatedPrefillEngine(PrefillEngine):
-    """A PrefillEngine. hardware: the simulated machine. source: see simulated_model.load."""
+class SimulatedPrefillEngine(EmittingEngine):
+    """A EmittingEngine. hardware: the simulated machine. source: see simulated_model.load."""
 
     def __init__(self, source: str | Path, context: int, options: EngineOptions, hardware: str) -> None:
         self._model = simulated_model.load(source, context, options, hardware)
@@ -50,7 +50,6 @@ class SimulatedPrefillEngine(PrefillEngine):
         salt: str = "",
         chunk_tokens: int | None = None,
     ) -> _PromptRun:
-        """See PrefillEngine."""
 
         def send(emission: Emission) -> None:
             self.on_beat()
@@ -75,7 +74,6 @@ class SimulatedPrefillEngine(PrefillEngine):
         salt: str = "",
         constraint: Constraint | None = None,
     ) -> _AnswerRun:
-        """See PrefillEngine."""
         held = self._find(tokens[:-1], salt)
         prompt = _PromptRun(self._model, len(tokens) - 1, lambda emission: self.on_beat(), held)
         answer = self._model.answer(tokens[: len(tokens) - answered], sampling, answered, constraint)
@@ -83,7 +81,6 @@ class SimulatedPrefillEngine(PrefillEngine):
 
     @property
     def held_bytes(self) -> int:
-        """See PrefillEngine."""
         return self._held.store.nbytes
 
     def _find(self, tokens: Sequence[int], salt: str) -> int:
@@ -127,17 +124,14 @@ class _PromptRun:
 
     @property
     def done(self) -> bool:
-        """See PrefillRun."""
         return self.remaining == 0
 
     @property
     def timing(self) -> PrefillTiming:
-        """See PrefillRun."""
         computed = self._tokens - self.remaining - self.held
         return PrefillTiming(self._started, computed, tuple(self._steps))
 
     def step(self, max_tokens: int | None = None) -> None:
-        """See PrefillRun."""
         began = time.monotonic()
         first = self._tokens - self.remaining
         end = min(self._tokens, first + min(max_tokens or self._chunk_tokens, self._chunk_tokens))
@@ -152,7 +146,7 @@ class _PromptRun:
             self._computed()
 
     def close(self) -> None:
-        """See PrefillRun."""
+        pass
 
 
 class _AnswerRun(PromptAndAnswer):
@@ -176,7 +170,6 @@ class _AnswerRun(PromptAndAnswer):
 
     @property
     def done(self) -> bool:
-        """See PrefillRun."""
         return self._done
 
     def _next(self) -> Token:

@@ -16,7 +16,7 @@ from transformers.cache_utils import Cache, DummyLayer
 
 from disagg.engines.model.architectures import Architecture
 from disagg.engines.model.held import LayerSnapshot, last_rows, segments
-from disagg.engines.transformers.held import HeldPrefix, Rows
+from disagg.engines.transformers.held import CachedPrefix, Rows
 from disagg.engines.transformers.layers import FullLayer, SlidingLayer, StateLayer, make_layer
 from disagg.kv.layout import Layout
 
@@ -28,7 +28,7 @@ OnState = Callable[[int, tuple[torch.Tensor, ...]], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class CachePlan:
     """What a model keeps. layout: of its layers that keep something. indices: which of the model's layers these are,
     None if they are all. count: of the model's layers, if some keep nothing."""
 
@@ -53,7 +53,7 @@ class PreallocatedCache(Cache):
 
     def __init__(
         self,
-        kept: Kept,
+        kept: CachePlan,
         total: int,
         chunk: int,
         device: torch.device,
@@ -108,7 +108,7 @@ class PreallocatedCache(Cache):
             tuple(_snapshot(layer) for layer in self._kept), self.get_seq_length() if states else usable_from
         )
 
-    def load(self, prefix: HeldPrefix) -> None:
+    def load(self, prefix: CachedPrefix) -> None:
         """Begin with these rows of another cache. They are reported like new ones."""
         for number, layer in enumerate(self._kept):
             if isinstance(layer, StateLayer):
@@ -124,12 +124,12 @@ class PreallocatedCache(Cache):
 
     def _report(self, number: int, start: int, keys: torch.Tensor, values: torch.Tensor) -> None:
         if self._on_rows is not None:
-            self._on_rows(number, start, keys, self._architecture.values(values))
+            self._on_rows(number, start, keys, self._architecture.wire_values(values))
 
     def _report_state(self, number: int) -> None:
         layer = self._kept[number]
         if self._on_state is not None and isinstance(layer, StateLayer):
-            self._on_state(number, self._architecture.states(layer.convolutions, layer.recurrent))
+            self._on_state(number, self._architecture.wire_states(layer.convolutions, layer.recurrent))
 
 
 def _snapshot(layer: Any) -> tuple[torch.Tensor, ...] | None:

@@ -1,4 +1,4 @@
-"""PrefillEngine on PyTorch and transformers: emits KV layer by layer while it is computed."""
+"""EmittingEngine on PyTorch and transformers: emits KV layer by layer while it is computed."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ import transformers
 from disagg.api.names import AS_IS, WireForm
 from disagg.api.sampling import Sampling
 from disagg.config import EngineOptions
-from disagg.engines.base import EngineInfo, PrefillEngine, Token
+from disagg.engines.base import EmittingEngine, EngineInfo, Token
 from disagg.engines.model import checkpoint, preflight
 from disagg.engines.model.architectures import architecture_of
-from disagg.engines.model.architectures.base import keeping
+from disagg.engines.model.architectures.base import cached_layers
 from disagg.engines.model.checkpoint_files import weights_form
 from disagg.engines.model.constraint import Constraint
 from disagg.engines.model.text import HFTokenizer
 from disagg.engines.staging.emit import RowEmitter
-from disagg.engines.transformers.cache import Kept, PreallocatedCache
+from disagg.engines.transformers.cache import CachePlan, PreallocatedCache
 from disagg.engines.transformers.forward import Forward, is_out_of_memory
 from disagg.engines.transformers.held import make_store
 from disagg.engines.transformers.load import choose_device, load_model, weight_bytes
@@ -35,8 +35,8 @@ from disagg.kv.blocks import Block
 _log = logging.getLogger(__name__)
 
 
-class TransformersPrefillEngine(PrefillEngine):
-    """A PrefillEngine."""
+class TransformersPrefillEngine(EmittingEngine):
+    """A EmittingEngine."""
 
     def __init__(self, source: str | Path, context: int, options: EngineOptions) -> None:
         """Load the model in folder (or hub id) `source` to serve `context` tokens. ModelError if that fails,
@@ -68,7 +68,6 @@ class TransformersPrefillEngine(PrefillEngine):
         )
 
     def warm_up(self) -> None:
-        """See PrefillEngine."""
         for _ in self.generate([0] * min(64, self.info.profile.context - 2), Sampling(max_tokens=2, ignore_eos=True)):
             pass
         self.info = replace(self.info, evidence=self.evidence())
@@ -83,7 +82,6 @@ class TransformersPrefillEngine(PrefillEngine):
         salt: str = "",
         chunk_tokens: int | None = None,
     ) -> PromptRun:
-        """See PrefillEngine."""
         emitter = RowEmitter(self._layout, len(tokens), self._device, emit, wire=wire, start=start)
         cache = self._cache(salt, tokens, len(tokens), chunk_tokens or self._chunk_tokens, emitter)
 
@@ -102,7 +100,6 @@ class TransformersPrefillEngine(PrefillEngine):
         salt: str = "",
         constraint: Constraint | None = None,
     ) -> AnswerRun:
-        """See PrefillEngine."""
         cache = self._cache(salt, tokens[:-1], len(tokens) + sampling.max_tokens - answered, self._chunk_tokens)
         prompt = PromptRun(self._forward, cache, tokens[:-1], self._chunk_tokens)
         sampler = Sampler(sampling, tokens, answered, constraint)
@@ -113,7 +110,6 @@ class TransformersPrefillEngine(PrefillEngine):
     def logits(
         self, tokens: Sequence[int], last: int, *, chunk_tokens: int | None = None
     ) -> numpy.typing.NDArray[numpy.float32]:
-        """See PromptEngine."""
         head, chunk = len(tokens) - last, chunk_tokens or self._chunk_tokens
         cache = self._forward.cache(len(tokens), min(max(chunk, self._chunk_tokens), len(tokens)))
         prompt = PromptRun(self._forward, cache, tokens[:head], chunk)
@@ -127,12 +123,13 @@ class TransformersPrefillEngine(PrefillEngine):
 
     @property
     def held_bytes(self) -> int:
-        """See PrefillEngine."""
         return self._held.nbytes
 
-    def _kept(self) -> Kept:
+    def _kept(self) -> CachePlan:
         config = self._model.config.get_text_config(decoder=True)
-        return Kept(self._layout, architecture_of(config), tuple(keeping(config)), int(config.num_hidden_layers))
+        return CachePlan(
+            self._layout, architecture_of(config), tuple(cached_layers(config)), int(config.num_hidden_layers)
+        )
 
     def _cache(
         self, salt: str, tokens: Sequence[int], total: int, chunk: int, emitter: RowEmitter | None = None

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from disagg.engines.transformers.cache import Kept, OnRows, OnState, PreallocatedCache
+from disagg.engines.transformers.cache import CachePlan, OnRows, OnState, PreallocatedCache
 from disagg.errors import ModelError
 
 # PyTorch has an exception of its own for CUDA only; these are the texts of its CPU and MPS allocators.
@@ -20,7 +20,7 @@ class Forward:
     """The model on its device. free: called if its memory does not suffice, lets go of what can be spared. If that is
     not enough, or a chunk was being computed, a ModelError says so."""
 
-    def __init__(self, model: Any, kept: Kept, device: torch.device, free: Callable[[], None]) -> None:
+    def __init__(self, model: Any, kept: CachePlan, device: torch.device, free: Callable[[], None]) -> None:
         self._model = model
         self._kept = kept
         self._device = device

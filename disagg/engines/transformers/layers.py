@@ -56,7 +56,6 @@ class FullLayer(_Layer):
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """See PreallocatedCache.update."""
         end = self.seen + self._check(key_states, value_states)
         self.keys[:, :, self.seen : end] = key_states
         self.values[:, :, self.seen : end] = value_states
@@ -102,7 +101,6 @@ class SlidingLayer(_Layer):
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """See PreallocatedCache.update."""
         new = self._check(key_states, value_states)
         past = self._past()
         if self.end + new > self.keys.shape[2]:

@@ -14,7 +14,7 @@ import torch
 from transformers.cache_utils import DynamicCache, DynamicLayer, LinearAttentionCacheLayerMixin
 
 from disagg.engines.model.architectures import Architecture, architecture_of
-from disagg.engines.model.architectures.base import keeping
+from disagg.engines.model.architectures.base import cached_layers
 from disagg.engines.model.profile import LayerProfile, ModelProfile, Rope
 from disagg.errors import ModelError
 from disagg.kv.layout import LayerLayout, StateTensor
@@ -27,7 +27,7 @@ def measure(model: Any, reference: ModelProfile) -> ModelProfile:
     config = model.config.get_text_config(decoder=True)
     try:
         here, there = _layers_at(model, 0), _layers_at(model, _PROBE_POSITION)
-        layers = tuple(_profile(model, index, here[index], there[index]) for index in keeping(config))
+        layers = tuple(_profile(model, index, here[index], there[index]) for index in cached_layers(config))
     except ModelError:
         raise
     except Exception as error:  # which one depends on the architecture
@@ -85,7 +85,7 @@ def _states(architecture: Architecture, layer: Any) -> tuple[StateTensor, ...]:
         return ()
     convolutions = [state for state in layer.conv_states.values() if state is not None]
     recurrent = [state for state in layer.recurrent_states.values() if state is not None]
-    tensors = architecture.states(convolutions, recurrent)
+    tensors = architecture.wire_states(convolutions, recurrent)
     return tuple(StateTensor(tuple(tensor.shape[1:]), str(tensor.dtype).removeprefix("torch.")) for tensor in tensors)
 
 

@@ -37,17 +37,14 @@ class PromptRun:
 
     @property
     def remaining(self) -> int:
-        """See PrefillRun."""
         return len(self._tokens) - self._computed
 
     @property
     def done(self) -> bool:
-        """See PrefillRun."""
         return self.remaining == 0
 
     @property
     def timing(self) -> PrefillTiming:
-        """See PrefillRun."""
         return PrefillTiming(self._started, self._computed - self.held, tuple(self._steps))
 
     @property
@@ -57,7 +54,6 @@ class PromptRun:
         return self._cache
 
     def step(self, max_tokens: int | None = None) -> None:
-        """See PrefillRun."""
         began = time.monotonic()
         end = min(len(self._tokens), self._computed + min(max_tokens or self._chunk_tokens, self._chunk_tokens))
         self._forward.layers(self._tokens[self._computed : end], self.cache)
@@ -68,7 +64,6 @@ class PromptRun:
             self._on_done(self.cache)
 
     def close(self) -> None:
-        """See PrefillRun."""
         self._cache = None
 
 
@@ -96,7 +91,6 @@ class AnswerRun(PromptAndAnswer):
 
     @property
     def done(self) -> bool:
-        """See PrefillRun."""
         return self._left == 0
 
     def _next(self) -> Token:

@@ -81,7 +81,7 @@ class VLLMEngine(SendingEngine):
         )
 
     def warm_up(self) -> None:
-        """See PromptEngine. ModelError for what vLLM can load but not compute."""
+        """ModelError for what vLLM can load but not compute."""
         prompt = [0] * min(64, self.info.profile.context - 2)
         try:
             for _ in self.generate(prompt, Sampling(max_tokens=2, ignore_eos=True)):
@@ -93,7 +93,7 @@ class VLLMEngine(SendingEngine):
             raise load.cannot_compute(error) from error
 
     def likeliest(self, tokens: Sequence[int], last: int) -> Sequence[int]:
-        """See PromptEngine. Each is the answer to a request of its own: all log-probabilities of a large vocabulary
+        """Each is the answer to a request of its own: all log-probabilities of a large vocabulary
         take vLLM seconds."""
         one, ends = Sampling(max_tokens=1, ignore_eos=True), range(len(tokens) - last + 1, len(tokens) + 1)
         return [token.id for end in ends for token in self.generate(tokens[:end], one)]
@@ -101,7 +101,6 @@ class VLLMEngine(SendingEngine):
     def send(
         self, tokens: Sequence[int], to: tuple[str, int], header: Header, *, deadline: float, next_token: int, salt: str
     ) -> SendingRun:
-        """See SendingEngine."""
         if header.start >= len(tokens):
             return NothingToCompute(to, header, deadline)
         with self._reports.expecting() as awaited:
@@ -121,7 +120,7 @@ class VLLMEngine(SendingEngine):
         salt: str = "",
         constraint: Constraint | None = None,
     ) -> PrefillRun:
-        """See PromptEngine. Draws are vLLM's own: with a seed they are repeatable here, and differ from other
+        """Draws are vLLM's own: with a seed they are repeatable here, and differ from other
         engines'. RequestError or CapabilityMissing for what vLLM's sampling does not have."""
         run = AnswerRun(self, len(tokens), emit, sampling)
         wanted = parameters(sampling, answered=answered, eos_ids=self.info.eos_ids, constraint=constraint)
@@ -131,7 +130,7 @@ class VLLMEngine(SendingEngine):
     def logits(
         self, tokens: Sequence[int], last: int, *, chunk_tokens: int | None = None
     ) -> numpy.typing.NDArray[numpy.float32]:
-        """See PromptEngine. Log-probabilities: logits less a constant for each token. vLLM has them for tokens that it
+        """Log-probabilities: logits less a constant for each token. vLLM has them for tokens that it
         generates, so each of the last tokens ends a request of its own. These share the blocks that vLLM caches."""
         head, salt = len(tokens) - last, secrets.token_hex(8)
         for end in range(chunk_tokens or head, head, chunk_tokens or 1):
@@ -176,7 +175,6 @@ class VLLMEngine(SendingEngine):
                 self.step()  # the workers receive an abort with the next step
 
     def close(self) -> None:
-        """See PromptEngine."""
         self._reports.close()
         self._vllm.engine_core.shutdown()
 

@@ -44,7 +44,7 @@ def in_columns(pages: torch.Tensor, key_dim: int) -> tuple[torch.Tensor, torch.T
 FORMS: Sequence[Form] = (in_rows, in_columns)
 
 
-class Place(NamedTuple):
+class PageRows(NamedTuple):
     """Where rows lie: in these blocks, a tensor of ids, from the row `first` of the first one on."""
 
     blocks: torch.Tensor
@@ -60,9 +60,9 @@ class CopiedRows(NamedTuple):
     fill: Callable[[], None]
 
 
-def read(pages: torch.Tensor, place: Place, form: Form, key_dim: int) -> CopiedRows:
+def read(pages: torch.Tensor, where: PageRows, form: Form, key_dim: int) -> CopiedRows:
     """Copy the blocks of these rows. What is left to do, `fill` does."""
-    held = pages.index_select(0, place.blocks)
+    held = pages.index_select(0, where.blocks)
     sources = [source.transpose(0, 1) for source in form(held, key_dim)]
     targets = [source.new_empty(source.shape) for source in sources]
 
@@ -72,17 +72,17 @@ def read(pages: torch.Tensor, place: Place, form: Form, key_dim: int) -> CopiedR
                 target.copy_(source)
         sources.clear()  # the last of the copied blocks
 
-    wanted = slice(place.first, place.first + place.rows)
+    wanted = slice(where.first, where.first + where.rows)
     keys, values = (target.flatten(1, 2)[None, :, wanted] for target in targets)
     return CopiedRows(keys, values, fill)
 
 
-class Places:
-    """The places of rows, on a device. Layers of a group that keep the same rows of a prompt share them: one copy per
-    step, for which the computing stream does not wait."""
+class PageTables:
+    """Where rows lie, as tensors of a device. Layers of a group that keep the same rows of a prompt share them: one
+    copy per step, for which the computing stream does not wait."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[tuple[str, int], range], Place] = {}
+        self._known: dict[tuple[tuple[str, int], range], PageRows] = {}
 
     def clear(self) -> None:
         """Another step begins: its tables may differ."""
@@ -90,12 +90,12 @@ class Places:
 
     def of(
         self, prompt: tuple[str, int], rows: range, table: Sequence[int], block_size: int, device: torch.device
-    ) -> Place:
+    ) -> PageRows:
         """Of `rows` of a prompt: its request and the group of layers, whose table is given. Raises as `blocks_of`."""
         key = prompt, rows
         if key not in self._known:
             blocks = torch.tensor(blocks_of(rows, table, block_size), pin_memory=device.type == "cuda")
-            self._known[key] = Place(blocks.to(device, non_blocking=True), rows.start % block_size, len(rows))
+            self._known[key] = PageRows(blocks.to(device, non_blocking=True), rows.start % block_size, len(rows))
         return self._known[key]
 
 
@@ -129,9 +129,9 @@ def detect(pages: torch.Tensor, write: Write, layer: LayerLayout) -> Form:
     keys, values = (part.reshape(shape).to(pages.dtype) for part, shape in zip(known, shapes, strict=True))
     write(keys, values, rows)
     try:
-        place = Place(torch.tensor([count - 2, count - 1], device=pages.device), size - 3, len(rows))
+        where = PageRows(torch.tensor([count - 2, count - 1], device=pages.device), size - 3, len(rows))
         for form in FORMS:
-            got = read(pages, place, form, layer.key_dim)
+            got = read(pages, where, form, layer.key_dim)
             got.fill()
             if all(torch.equal(a[0].transpose(0, 1), b) for a, b in zip(got[:2], (keys, values), strict=True)):
                 return form

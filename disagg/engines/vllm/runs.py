@@ -51,30 +51,26 @@ class Run:
 
     @property
     def remaining(self) -> int:
-        """See PrefillRun."""
         return self._tokens - self._computed
 
     @property
     def done(self) -> bool:
-        """See PrefillRun."""
         return self.finished
 
     @property
     def held(self) -> int:
-        """See PrefillRun."""
         return self._held or 0
 
     @property
     def timing(self) -> PrefillTiming:
-        """See PrefillRun. Of each step's time, a prompt's share is that of its tokens."""
+        """Of each step's time, a prompt's share is that of its tokens."""
         return PrefillTiming(self._started, self._computed - self.held, tuple(self._steps))
 
     def step(self, max_tokens: int | None = None) -> None:
-        """See PrefillRun. One step of all runs; vLLM's own bounds hold for its tokens."""
+        """One step of all runs; vLLM's own bounds hold for its tokens."""
         self._engine.step()
 
     def close(self) -> None:
-        """See PrefillRun."""
         self._engine.drop(self)
 
     def note(self, began: float, ended: float, share: StepShare) -> None:
@@ -105,7 +101,7 @@ class PromptRun(Run):
 
     @property
     def timing(self) -> PrefillTiming:
-        """See PrefillRun. vLLM goes on after the last rows, with a token that nobody needs: they are ready earlier, as
+        """vLLM goes on after the last rows, with a token that nobody needs: they are ready earlier, as
         is known once all workers have reported."""
         timing, ready = super().timing, self._awaited.computed
         if ready is None:
@@ -115,7 +111,7 @@ class PromptRun(Run):
 
     @property
     def done(self) -> bool:
-        """See PrefillRun. Also if the transfer has failed: `sent` then raises why."""
+        """Also if the transfer has failed: `sent` then raises why."""
         done = self._awaited.done
         return self.finished or (done.done() and done.exception() is not None)
 
@@ -126,12 +122,10 @@ class PromptRun(Run):
             self._awaited.fail(error)
 
     def fail(self, error: DisaggError) -> None:
-        """See Run."""
         super().fail(error)
         self._awaited.fail(error)
 
     def sent(self) -> SentKV:
-        """See SendingRun."""
         try:
             reports = self._awaited.done.result(max(0.0, self._deadline - time.monotonic()) + REPORT_S)
         except FutureTimeout:
@@ -143,7 +137,7 @@ class PromptRun(Run):
         return replace(sent, hidden_s=min(sent.hidden_s, self.timing.compute_s))
 
     def close(self) -> None:
-        """See PrefillRun. Workers that still send give the transfer up."""
+        """Workers that still send give the transfer up."""
         if not self._closed:
             self._closed = True
             try:
@@ -181,11 +175,9 @@ class NothingToCompute:
         """Nothing to do."""
 
     def sent(self) -> SentKV:
-        """See SendingRun."""
         return self._transfer.finish().sent(self._now, ())
 
     def close(self) -> None:
-        """See PrefillRun."""
         self._transfer.abort()
 
 
@@ -201,27 +193,25 @@ class AnswerRun(Run):
 
     @property
     def done(self) -> bool:
-        """See PrefillRun. Not if it has failed: its next step then raises why."""
+        """Not if it has failed: its next step then raises why."""
         return self.finished and self._failure is None
 
     @property
     def remaining(self) -> int:
-        """See PrefillRun. The last token of the prompt is computed with the first one of the answer."""
+        """The last token of the prompt is computed with the first one of the answer."""
         return max(0, self._tokens - 1 - self._computed)
 
     @property
     def timing(self) -> PrefillTiming:
-        """See PrefillRun. With the first token of the answer."""
+        """With the first token of the answer."""
         return self._timing or super().timing
 
     def step(self, max_tokens: int | None = None) -> None:
-        """See PrefillRun."""
         if self._failure is not None:
             raise self._failure
         super().step(max_tokens)
 
     def take(self, output: Any, began: float, ended: float) -> None:
-        """See Run."""
         super().take(output, began, ended)
         self._timing = self._timing or self.timing
         if self._failure is not None:
@@ -232,7 +222,6 @@ class AnswerRun(Run):
             self._failure = error
 
     def fail(self, error: DisaggError) -> None:
-        """See Run."""
         super().fail(error)
         self._failure = self._failure or error
 
@@ -263,7 +252,6 @@ class LogitsRun(Run):
         return self._row
 
     def take(self, output: Any, began: float, ended: float) -> None:
-        """See Run."""
         super().take(output, began, ended)
         found = output.outputs[0].logprobs
         if found:

@@ -54,7 +54,7 @@ class WorkerSide:
         self._groups = {name: (n, group.kv_cache_spec) for n, group in enumerate(groups) for name in group.layer_names}
         self._forms: dict[str, page_forms.Form] = {}
         self._pages: dict[str, torch.Tensor] = {}
-        self._places = page_forms.Places()
+        self._tables = page_forms.PageTables()
         self._sending: dict[str, _Sending] = {}
         self._pieces: list[PromptPiece] = []
         self._layers_run = 0  # of any prompt
@@ -80,7 +80,7 @@ class WorkerSide:
 
     def begin(self, orders: StepOrders) -> None:
         """A step begins: the shipments of its new prompts are opened, those of dropped ones end."""
-        self._places.clear()
+        self._tables.clear()
         for id in orders.dropped:
             if (sending := self._sending.pop(id, None)) is not None:
                 sending.shipment.abort()
@@ -157,9 +157,9 @@ class WorkerSide:
         if not rows:
             return
         (group, spec), pages = self._groups[name], self._pages[name]
-        place = self._places.of((piece.id, group), rows, piece.tables[group], spec.block_size, pages.device)
+        where = self._tables.of((piece.id, group), rows, piece.tables[group], spec.block_size, pages.device)
         key_dim = self._layout.layers[index].key_dim
-        sending.send(index, rows.start, *page_forms.read(pages, place, self._forms[name], key_dim))
+        sending.send(index, rows.start, *page_forms.read(pages, where, self._forms[name], key_dim))
 
     def _require_layers(self, names: Collection[str]) -> Sequence[int]:
         """The layers that these names stand for: all, or in a pipeline some. ModelError if they are others."""

@@ -11,7 +11,7 @@ from disagg.errors import ConfigError, ModelError
 from disagg.fleet.deploy.steps import Refusal
 from disagg.fleet.facts.hardware import HardwareFacts
 from disagg.planning.devices import DEVICES
-from disagg.planning.memory import Checkpoint, ModelPlacement, Need, Packing, checkpoint, need
+from disagg.planning.memory import Checkpoint, Loading, Need, Packing, checkpoint, need
 from disagg.planning.published import stored
 from disagg.units import counted, size
 
@@ -125,7 +125,7 @@ def notes(found: Fit) -> Iterator[str]:
         )
 
 
-def _serving(host: Host, model: Model, device: str, own: bool) -> ModelPlacement:
+def _serving(host: Host, model: Model, device: str, own: bool) -> Loading:
     """What the servers need of a machine's memory. own: whether each rank has memory of its own; else the machine's has
     to hold what all of them take, and the KV that waits to be sent."""
     engine = host.engine
@@ -133,7 +133,7 @@ def _serving(host: Host, model: Model, device: str, own: bool) -> ModelPlacement
     paged = engine.kv_cache_memory_bytes if own else here
     kv = {"mlx": engine.max_kv_bytes, "vllm": paged, "transformers": engine.max_held_bytes}
     stages = engine.pipeline_parallel if own else min(engine.pipeline_parallel, engine.nnodes)
-    return ModelPlacement(
+    return Loading(
         engine.name,
         device,
         engine.dtype,

@@ -9,7 +9,7 @@ from disagg.errors import Cancelled, ProtocolError, TicketRefused
 from disagg.kv.arena import Arenas, Reservation
 from disagg.kv.parts import Coverage
 from disagg.kv.receive.expected import Expected
-from disagg.kv.received import Placement, ReceivedKV, ReceiveTiming
+from disagg.kv.received import ByteRanges, ReceivedKV, ReceiveTiming
 from disagg.kv.wire.frames import Header
 
 
@@ -68,7 +68,7 @@ class Incoming:
             assert self._first is not None, "join comes first"
             if self._kv is None:
                 e, wire = self._expected, self._first.wire
-                arena = self._arenas.acquire(Placement.of(e.layout, e.tokens, e.start, wire).nbytes)
+                arena = self._arenas.acquire(ByteRanges.of(e.layout, e.tokens, e.start, wire).nbytes)
                 stated = self._first
                 self._kv = ReceivedKV(e.layout, e.tokens, arena, e.start, wire, stated.sender, stated.weights)
                 self._kv.return_arena = self._arenas.release

@@ -9,7 +9,7 @@ from disagg.errors import Cancelled, DisaggError, HandoffError, PeerLost, Ticket
 from disagg.kv.limits import ReceiveLimits
 from disagg.kv.receive.assemble import Assembly
 from disagg.kv.receive.pace import Arrived
-from disagg.kv.receive.tickets import Slot, Tickets
+from disagg.kv.receive.tickets import IssuedTicket, Tickets
 from disagg.kv.received import ReceiveTiming
 from disagg.kv.wire import frames
 from disagg.kv.wire.channel import Channel
@@ -19,60 +19,66 @@ REPLY_S = 1.0  # how long sending the last reply may take
 log = logging.getLogger(__name__)
 
 
-def receive_part(channel: Channel, slot: Slot, header_bytes: int, tickets: Tickets, limits: ReceiveLimits) -> None:
-    """Serve a connection that has claimed its ticket to its end. The outcome goes to the slot's callback and, as a
+def receive_part(
+    channel: Channel, issued: IssuedTicket, header_bytes: int, tickets: Tickets, limits: ReceiveLimits
+) -> None:
+    """Serve a connection that has claimed its ticket to its end. The outcome goes to the ticket's callback and, as a
     reply, to the peer."""
     try:
-        failure = _attempt(channel, slot, header_bytes, tickets, limits)
-        tickets.unclaim(slot, channel.abort)
+        failure = _attempt(channel, issued, header_bytes, tickets, limits)
+        tickets.unclaim(issued, channel.abort)
         if isinstance(failure, TicketRefused):  # one connection too many: the others are as good as before
             _refuse(channel, failure, limits)
         elif failure is not None:
-            tickets.settle(slot, failure)
-            revoked_here = isinstance(slot.failure, Cancelled)
+            tickets.settle(issued, failure)
+            revoked_here = isinstance(issued.failure, Cancelled)
             level = logging.INFO if revoked_here else logging.WARNING
-            log.log(level, "KV transfer of request %s failed: %s", slot.expected.request_id, slot.failure)
-            _refuse(channel, slot.failure or failure, limits)
+            log.log(level, "KV transfer of request %s failed: %s", issued.expected.request_id, issued.failure)
+            _refuse(channel, issued.failure or failure, limits)
     except BaseException:  # a defect in this program must not leave the request waiting
-        tickets.settle(slot, HandoffError(f"internal error of the KV receiver in request {slot.expected.request_id}"))
+        tickets.settle(
+            issued, HandoffError(f"internal error of the KV receiver in request {issued.expected.request_id}")
+        )
         raise
 
 
 def _attempt(
-    channel: Channel, slot: Slot, header_bytes: int, tickets: Tickets, limits: ReceiveLimits
+    channel: Channel, issued: IssuedTicket, header_bytes: int, tickets: Tickets, limits: ReceiveLimits
 ) -> DisaggError | None:
     """Receive, deliver and acknowledge. Returns None, or the failure after this connection has left the buffers."""
     joined = False
     try:
-        header = frames.decode_header(channel.read(header_bytes), slot.ticket)
-        slot.expected.require(header)
-        slot.incoming.join(header)
+        header = frames.decode_header(channel.read(header_bytes), issued.ticket)
+        issued.expected.require(header)
+        issued.incoming.join(header)
         joined = True
-        timing, received = _receive(channel, slot, header, limits)
-        kv = slot.incoming.complete(timing)
-        if kv is not None and not tickets.settle(slot, kv):
+        timing, received = _receive(channel, issued, header, limits)
+        kv = issued.incoming.complete(timing)
+        if kv is not None and not tickets.settle(issued, kv):
             kv.release()
             raise Cancelled("the request ended before its KV was complete")
     except DisaggError as error:
         return DisaggError.from_json(error.to_json())  # a copy: the traceback's frames reference the buffers
     finally:
         if joined:
-            slot.incoming.leave()
+            issued.incoming.leave()
     acknowledgement = frames.encode_ok(received_bytes=received, receive_s=timing.last_byte - timing.first_byte)
     send_reply(channel, acknowledgement)
     channel.close_gently(limits.linger_s)
     return None
 
 
-def _receive(channel: Channel, slot: Slot, header: frames.Header, limits: ReceiveLimits) -> tuple[ReceiveTiming, int]:
+def _receive(
+    channel: Channel, issued: IssuedTicket, header: frames.Header, limits: ReceiveLimits
+) -> tuple[ReceiveTiming, int]:
     """Accept the part and read all of it, each payload straight into its place. Returns its times and its bytes."""
     claimed = time.monotonic()
-    channel.deadline, channel.idle_s = slot.deadline, limits.stall_s
+    channel.deadline, channel.idle_s = issued.deadline, limits.stall_s
     channel.write([memoryview(frames.encode_ok())])
     # After the reply, so that the prefill host computes its first chunk while fresh memory is allocated.
-    kv = slot.incoming.kv()
+    kv = issued.incoming.kv()
     assembly = Assembly(kv, header.part)
-    arrived = slot.pace.join(kv.nbytes, time.monotonic())
+    arrived = issued.pace.join(kv.nbytes, time.monotonic())
     digest = frames.new_digest()
 
     def on_piece(view: memoryview) -> None:

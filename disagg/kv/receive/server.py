@@ -19,7 +19,7 @@ from disagg.errors import DisaggError, FleetError, HandoffError, Overloaded, Por
 from disagg.kv.limits import ReceiveLimits
 from disagg.kv.receive.newcomers import Newcomers, ProvenConnection
 from disagg.kv.receive.part import receive_part
-from disagg.kv.receive.tickets import Slot, Tickets
+from disagg.kv.receive.tickets import IssuedTicket, Tickets
 from disagg.kv.wire.channel import Channel
 
 SWEEP_S = 0.1  # interval between checks of the deadlines
@@ -132,9 +132,12 @@ class KVServer:
         deadline = time.monotonic() + self._limits.header_s
         peer = f"prefill host {admitted.address}"
         channel = Channel(admitted.sock, peer, deadline=deadline, idle_s=self._limits.header_s)
-        slot = self._tickets.claim(admitted.ticket, channel.abort)
+        issued = self._tickets.claim(admitted.ticket, channel.abort)
         thread = threading.Thread(
-            target=self._serve, args=(channel, slot, admitted.header_bytes), name=f"kv-{admitted.address}", daemon=True
+            target=self._serve,
+            args=(channel, issued, admitted.header_bytes),
+            name=f"kv-{admitted.address}",
+            daemon=True,
         )
         with self._lock:
             self._connections[channel] = thread
@@ -146,14 +149,14 @@ class KVServer:
         ) as error:  # no thread: not for being busy, which would pass, so that callers go elsewhere
             with self._lock:
                 del self._connections[channel]
-            self._tickets.unclaim(slot, channel.abort)
+            self._tickets.unclaim(issued, channel.abort)
             refusal = HandoffError(f"the decode host cannot serve one more KV connection: {error}", "free its memory")
-            self._tickets.settle(slot, refusal)
+            self._tickets.settle(issued, refusal)
             raise refusal from error
 
-    def _serve(self, channel: Channel, slot: Slot, header_bytes: int) -> None:
+    def _serve(self, channel: Channel, issued: IssuedTicket, header_bytes: int) -> None:
         try:
-            receive_part(channel, slot, header_bytes, self._tickets, self._limits)
+            receive_part(channel, issued, header_bytes, self._tickets, self._limits)
         finally:
             channel.close()
             with self._lock:

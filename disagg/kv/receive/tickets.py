@@ -1,6 +1,6 @@
 """One-time tickets for KV transfers.
 
-A slot goes issued -> claimed -> done, or from either of the first two to failed. The transfer, its deadline and a
+A ticket goes issued -> claimed -> done, or from either of the first two to failed. The transfer, its deadline and a
 revocation compete for the last step; the first one delivers the outcome, the others have no effect. The parts of one
 transfer claim the same ticket, each on a connection of its own; the failure of one ends all.
 """
@@ -41,7 +41,7 @@ OnOutcome = Callable[[KVOutcome], None]
 
 
 @dataclass(slots=True, eq=False)
-class Slot:
+class IssuedTicket:
     """One issued ticket. Only `Tickets` changes it. aborts: end the connections that claimed it and still run.
     pace: how the transfer gets on. failure: the outcome, in state failed."""
 
@@ -70,12 +70,12 @@ class Tickets:
         self._lock = threading.Lock()
         # By a keyed hash of the ticket's digest: a peer learns nothing about any ticket from the time of a lookup.
         self._key = secrets.token_bytes(32)
-        self._slots: dict[bytes, Slot] = {}
+        self._issued: dict[bytes, IssuedTicket] = {}
 
     @property
     def outstanding(self) -> int:
         """Tickets issued or claimed whose outcome is not delivered yet."""
-        return len(self._slots)
+        return len(self._issued)
 
     def issue(
         self,
@@ -85,7 +85,7 @@ class Tickets:
         deadline: float,
         memory: Reservation | None = None,
         elsewhere_s: float | None = None,
-    ) -> Slot:
+    ) -> IssuedTicket:
         """A new ticket, valid until `deadline` (time.monotonic()) for the whole transfer. Overloaded at the bound.
 
         on_outcome is called exactly once, on any thread, with the KV or the error; it must neither block nor raise.
@@ -94,50 +94,50 @@ class Tickets:
         """
         incoming = Incoming(expected, memory, self.arenas)
         ticket = secrets.token_urlsafe(TICKET_BYTES)
-        slot = Slot(ticket, expected, deadline, on_outcome, incoming, Pace(elsewhere_s))
+        issued = IssuedTicket(ticket, expected, deadline, on_outcome, incoming, Pace(elsewhere_s))
         with self._lock:
-            if len(self._slots) >= self._max_outstanding:
-                raise Overloaded(f"{len(self._slots)} KV transfers are already awaited", "try again shortly")
-            self._slots[self._place(ticket_digest(slot.ticket))] = slot
-        return slot
+            if len(self._issued) >= self._max_outstanding:
+                raise Overloaded(f"{len(self._issued)} KV transfers are already awaited", "try again shortly")
+            self._issued[self._place(ticket_digest(issued.ticket))] = issued
+        return issued
 
     def find(self, digest: bytes) -> str:
         """The ticket with this digest. TicketRefused if it is unknown, used or expired."""
         with self._lock:
             return self._usable(digest).ticket
 
-    def claim(self, ticket: str, abort: Callable[[], None]) -> Slot:
-        """Use a ticket for one connection, which has proven that it has it. `abort` is called if the slot ends before
+    def claim(self, ticket: str, abort: Callable[[], None]) -> IssuedTicket:
+        """Use a ticket for one connection, which has proven that it has it. `abort` is called if the ticket ends before
         `unclaim`. TicketRefused if the ticket is unknown, used or expired."""
         with self._lock:
-            slot = self._usable(ticket_digest(ticket))
-            slot.state = "claimed"
-            slot.claims += 1
-            slot.aborts.append(abort)
-        return slot
+            issued = self._usable(ticket_digest(ticket))
+            issued.state = "claimed"
+            issued.claims += 1
+            issued.aborts.append(abort)
+        return issued
 
-    def unclaim(self, slot: Slot, abort: Callable[[], None]) -> None:
+    def unclaim(self, issued: IssuedTicket, abort: Callable[[], None]) -> None:
         """The connection that claimed with this `abort` ends by itself."""
         with self._lock:
-            slot.aborts.remove(abort)
+            issued.aborts.remove(abort)
 
-    def settle(self, slot: Slot, outcome: KVOutcome) -> bool:
-        """Deliver the slot's outcome; a failure aborts every connection that claimed it. False if an outcome was
+    def settle(self, issued: IssuedTicket, outcome: KVOutcome) -> bool:
+        """Deliver the ticket's outcome; a failure aborts every connection that claimed it. False if an outcome was
         delivered before; the caller then still owns `outcome`."""
         with self._lock:
-            if self._slots.pop(self._place(ticket_digest(slot.ticket)), None) is None:
+            if self._issued.pop(self._place(ticket_digest(issued.ticket)), None) is None:
                 return False
-            slot.failure = outcome if isinstance(outcome, DisaggError) else None
-            slot.state = "failed" if slot.failure else "done"
-            aborts = list(slot.aborts) if slot.failure else []
-        if slot.failure:
-            slot.incoming.end()
+            issued.failure = outcome if isinstance(outcome, DisaggError) else None
+            issued.state = "failed" if issued.failure else "done"
+            aborts = list(issued.aborts) if issued.failure else []
+        if issued.failure:
+            issued.incoming.end()
         for abort in aborts:
             abort()
         try:
-            slot.on_outcome(outcome)
+            issued.on_outcome(outcome)
         except Exception:  # a defect in one callback must not stop the thread that serves all requests
-            log.exception("request %s: the callback for its KV failed", slot.expected.request_id)
+            log.exception("request %s: the callback for its KV failed", issued.expected.request_id)
             if isinstance(outcome, ReceivedKV):
                 outcome.release()
         return True
@@ -145,40 +145,40 @@ class Tickets:
     def revoke(self, ticket: str) -> bool:
         """End a ticket at any stage with Cancelled; a transfer under way is aborted. False if it had ended."""
         with self._lock:
-            slot = self._slots.get(self._place(ticket_digest(ticket)))
-        return slot is not None and self.settle(slot, _cancelled())
+            issued = self._issued.get(self._place(ticket_digest(ticket)))
+        return issued is not None and self.settle(issued, _cancelled())
 
     def revoke_all(self) -> None:
         """Revoke every ticket: for shutdown."""
         with self._lock:
-            slots = list(self._slots.values())
-        for slot in slots:
-            self.settle(slot, _cancelled())
+            tickets = list(self._issued.values())
+        for issued in tickets:
+            self.settle(issued, _cancelled())
 
     def expire(self, limits: ReceiveLimits) -> None:
-        """Fail every slot whose deadline has passed, or whose sender gets nowhere. The receiver calls this ten times a
-        second."""
+        """Fail every ticket whose deadline has passed, or whose sender gets nowhere. The receiver calls this ten times
+        a second."""
         now = time.monotonic()
         with self._lock:
-            slots = list(self._slots.values())
-        for slot in slots:
-            if now >= slot.deadline:
-                request = slot.expected.request_id
-                self.settle(slot, PeerLost(f"the KV of request {request} had not arrived by its deadline"))
-            elif (problem := slot.pace.problem(now, limits)) is not None:
-                self.settle(slot, problem)
+            tickets = list(self._issued.values())
+        for issued in tickets:
+            if now >= issued.deadline:
+                request = issued.expected.request_id
+                self.settle(issued, PeerLost(f"the KV of request {request} had not arrived by its deadline"))
+            elif (problem := issued.pace.problem(now, limits)) is not None:
+                self.settle(issued, problem)
 
-    def _usable(self, digest: bytes) -> Slot:
-        slot = self._slots.get(self._place(digest))
-        used_up = slot is not None and (slot.incoming.full or slot.claims >= MAX_PARTS)
-        if slot is None or used_up or time.monotonic() >= slot.deadline:
+    def _usable(self, digest: bytes) -> IssuedTicket:
+        issued = self._issued.get(self._place(digest))
+        used_up = issued is not None and (issued.incoming.full or issued.claims >= MAX_PARTS)
+        if issued is None or used_up or time.monotonic() >= issued.deadline:
             raise TicketRefused(
                 "the KV ticket is unknown, already used or expired", "request a new one from the decode host"
             )
-        return slot
+        return issued
 
     def _place(self, digest: bytes) -> bytes:
-        """The key of a ticket's slot."""
+        """The key of a ticket's issued."""
         return hashlib.blake2b(digest, key=self._key, digest_size=16).digest()
 
 

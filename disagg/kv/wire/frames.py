@@ -22,11 +22,11 @@ from typing import Any, NamedTuple
 
 import xxhash
 
-from disagg.api.names import AS_IS, WireForm
+from disagg.api.names import AS_IS, WIRE_FORMS, WireForm
 from disagg.errors import MAX_ERROR_CHARS, DisaggError, ProtocolError, clipped
 from disagg.kv.blocks import Block, StateBlock
 from disagg.kv.fingerprint import Fingerprint
-from disagg.kv.forms import WIRE_FORMS, plane_bytes
+from disagg.kv.forms import plane_bytes
 from disagg.kv.layout import Layout
 from disagg.kv.parts import MAX_PARTS, WHOLE, Part
 from disagg.kv.wire.preamble import MAX_HEADER_BYTES, NONCE_BYTES

@@ -8,14 +8,14 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 
 from disagg.api.events import SlotEvent
+from disagg.api.names import WIRE_FORMS
 from disagg.api.requests import KVAddress
 from disagg.engines.base import EngineInfo
 from disagg.errors import PeerLost
 from disagg.kv.arena import Reservation
 from disagg.kv.fingerprint import token_hash
-from disagg.kv.forms import WIRE_FORMS
 from disagg.kv.receive.expected import Expected
-from disagg.kv.receive.tickets import KVOutcome, Slot, Tickets
+from disagg.kv.receive.tickets import IssuedTicket, KVOutcome, Tickets
 from disagg.kv.received import ReceivedKV
 from disagg.servers.admission import Turns
 from disagg.servers.request import ActiveRequest
@@ -82,7 +82,7 @@ class OpenSlot:
     """A slot of one request. event: what its caller is sent."""
 
     event: SlotEvent
-    _slot: Slot
+    _slot: IssuedTicket
     _request: ActiveRequest
     _arrival: asyncio.Future[ReceivedKV]
     _cleanup: ExitStack

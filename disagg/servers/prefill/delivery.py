@@ -7,12 +7,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
 
-from disagg.engines.base import PrefillEngine, PrefillRun, PrefillTiming, PromptEngine, SendingEngine, SendingRun
+from disagg.engines.base import EmittingEngine, PrefillEngine, PrefillRun, PrefillTiming, SendingEngine, SendingRun
 from disagg.errors import Cancelled
 from disagg.kv.send import LinkWait, SentKV, Transfer
 from disagg.kv.wire.frames import Header
 
-E = TypeVar("E", bound=PromptEngine)
+E = TypeVar("E", bound=PrefillEngine)
 
 
 class Delivery(ABC, Generic[E]):
@@ -57,7 +57,7 @@ class Delivery(ABC, Generic[E]):
 
 
 def delivery_by(
-    engine: PromptEngine,
+    engine: PrefillEngine,
     tokens: Sequence[int],
     to: tuple[str, int],
     header: Header,
@@ -69,11 +69,11 @@ def delivery_by(
     """The delivery of a prompt's KV, by the engine if it sends KV itself."""
     if isinstance(engine, SendingEngine):
         return EngineDelivery(engine, tokens, to, header, deadline=deadline, salt=salt, beats=beats)
-    assert isinstance(engine, PrefillEngine)
+    assert isinstance(engine, EmittingEngine)
     return OwnDelivery(engine, tokens, to, header, deadline=deadline, salt=salt, beats=beats)
 
 
-class OwnDelivery(Delivery[PrefillEngine]):
+class OwnDelivery(Delivery[EmittingEngine]):
     """A Transfer of the blocks that the engine emits, opened when its computation begins."""
 
     _transfer: Transfer | None = None

@@ -10,9 +10,9 @@ from __future__ import annotations
 import time
 from collections import deque
 from dataclasses import dataclass
+from typing import Literal
 
 from disagg.api.names import AS_IS, INT8, WireForm
-from disagg.config import KVWire
 from disagg.engines.base import PrefillTiming
 from disagg.kv.layout import Layout
 from disagg.kv.send import SentKV
@@ -34,12 +34,12 @@ class Rates:
     link_bytes_s: float | None = None
 
 
-def choose_form(wanted: KVWire, layout: Layout, tokens: int, rates: Rates) -> WireForm:
+def choose_form(wanted: WireForm | Literal["auto"], layout: Layout, tokens: int, rates: Rates) -> WireForm:
     """The form for the KV of a prompt of `tokens` tokens. Never a quantised form that is not smaller."""
     nbytes = layout.nbytes(tokens)
-    if wanted == "as-is" or layout.nbytes(tokens, wire=INT8) == nbytes:
+    if wanted == AS_IS or layout.nbytes(tokens, wire=INT8) == nbytes:
         return AS_IS
-    if wanted == "int8":
+    if wanted == INT8:
         return INT8
     if rates.link_bytes_s is None or rates.tokens_s is None:
         return AS_IS

@@ -19,7 +19,7 @@ from disagg.api.events import DoneEvent, Event, ShippedEvent
 from disagg.api.names import WireForm
 from disagg.api.requests import GenerateBody, KVAddress, PrefillBody
 from disagg.config import Fleet, Host
-from disagg.engines.base import ONE_TOKEN, DecodeTiming, PrefillRun, PrefillTiming, PromptEngine, Token
+from disagg.engines.base import ONE_TOKEN, DecodeTiming, PrefillEngine, PrefillRun, PrefillTiming, Token
 from disagg.engines.model import preflight
 from disagg.errors import RequestError
 from disagg.kv.fingerprint import token_hash
@@ -39,12 +39,12 @@ from disagg.servers.threads import on_daemon_thread
 QUEUE_CONTEXTS = 16  # the most prompt tokens that may wait, in contexts of the model
 
 
-class PrefillService(Service[PromptEngine]):
-    """Serves POST /prefill and POST /generate with one PrefillEngine or SendingEngine."""
+class PrefillService(Service[PrefillEngine]):
+    """Serves POST /prefill and POST /generate with one EmittingEngine or SendingEngine."""
 
     role = "prefill"
 
-    def __init__(self, fleet: Fleet, host: Host, make_engine: Callable[[], PromptEngine]) -> None:
+    def __init__(self, fleet: Fleet, host: Host, make_engine: Callable[[], PrefillEngine]) -> None:
         context = fleet.models[host.model].context
         policy = Policy(host.engine.chunk_tokens, host.engine.prompts_kv_bytes, QUEUE_CONTEXTS * context)
         super().__init__(fleet, host, Admission(policy.started, host.queue_size))
@@ -112,7 +112,7 @@ class PrefillService(Service[PromptEngine]):
         self._scheduler.policy = replace(self._scheduler.policy, together=self._engine.together, kv_bytes=kv_bytes)
         self.state = "ok"
 
-    def _prepare(self) -> PromptEngine:
+    def _prepare(self) -> PrefillEngine:
         """Load, refuse a model about which the two frameworks disagree, and run every kernel once."""
         engine = self._make_engine()
         preflight.require(engine.info.preflight)

@@ -21,7 +21,7 @@ from disagg.bench.handoff.transport import ROUND_TIMEOUT_S, RandomKV, ReceiverOf
 from disagg.engines.simulated.model import layout_of
 from disagg.engines.simulated.synthetic_kv import SyntheticKV
 from disagg.errors import IntegrityError, PeerLost
-from disagg.kv.receive.tickets import Slot
+from disagg.kv.receive.tickets import IssuedTicket
 
 SHAPE = RandomKV(layout_of([None], 1, 8, "float32"), 4)
 
@@ -62,7 +62,7 @@ def test_a_ticket_lasts_for_a_whole_round_over_a_slow_link(monkeypatch: pytest.M
     deadlines: list[float] = []
     issue = receiver._tickets.issue
 
-    def recorded(*arguments: Any, deadline: float) -> Slot:
+    def recorded(*arguments: Any, deadline: float) -> IssuedTicket:
         deadlines.append(deadline)
         return issue(*arguments, deadline=deadline)
 

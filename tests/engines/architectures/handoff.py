@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from disagg.api.names import AS_IS, WireForm
-from disagg.engines.base import PrefillEngine
+from disagg.engines.base import EmittingEngine
 from disagg.engines.mlx.engine import MLXDecodeEngine
 from disagg.kv.arena import Arenas
 from disagg.kv.blocks import Block
 from disagg.kv.receive.assemble import Assembly
-from disagg.kv.received import Placement, ReceivedKV
+from disagg.kv.received import ByteRanges, ReceivedKV
 from disagg.kv.wire.frames import TransferTotals, decode_frame, encode_frame, frames_of, new_digest
 
 
 def hand_over(
-    prefill: PrefillEngine,
+    prefill: EmittingEngine,
     decode: MLXDecodeEngine,
     tokens: Sequence[int],
     *,
@@ -27,7 +27,7 @@ def hand_over(
     """KV of `tokens` from `start` on, computed by one engine and in the memory of the other."""
     layout = decode.info.layout
     layout.require_same(prefill.info.layout, mine="mlx-lm", theirs="transformers")
-    arena = Arenas(decode.allocate).acquire(Placement.of(layout, len(tokens), start, wire).nbytes)
+    arena = Arenas(decode.allocate).acquire(ByteRanges.of(layout, len(tokens), start, wire).nbytes)
     kv = ReceivedKV(layout, len(tokens), arena, start, wire)
     assembly, digest, count = Assembly(kv), new_digest(), 0
 

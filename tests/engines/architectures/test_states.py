@@ -10,7 +10,7 @@ import torch
 
 from disagg.api.names import INT8
 from disagg.engines.model.architectures import architecture_of
-from disagg.engines.model.architectures.base import keeping
+from disagg.engines.model.architectures.base import cached_layers
 from disagg.engines.model.architectures.latent import pairs_together
 from disagg.engines.staging.emit import RowEmitter
 from disagg.kv.blocks import Block
@@ -112,5 +112,5 @@ def test_layers_that_keep_nothing_of_their_own_are_left_out(name: str, kept: lis
 
     given = config(name)
     text = CONFIG_MAPPING[given.pop("model_type")](**given)
-    assert keeping(text) == kept
+    assert cached_layers(text) == kept
     assert len(architecture_of(text).layers(text)) == len(kept)

@@ -18,7 +18,7 @@ from disagg.engines.mlx import cache as mlx_cache
 from disagg.errors import LayoutMismatch
 from disagg.kv.arena import Arenas
 from disagg.kv.layout import LayerLayout, Layout, StateTensor
-from disagg.kv.received import Placement, ReceivedKV
+from disagg.kv.received import ByteRanges, ReceivedKV
 from tests.faults.fleet import POOLS
 from tests.received import received
 from tests.values import present
@@ -75,7 +75,7 @@ def test_every_bit_arrives_in_every_dtype(dtype: str, bits: Any) -> None:
 def test_quantised_kv_becomes_what_mlx_makes_of_the_exact_kv(dtype: str) -> None:
     layers = (LayerLayout("full", HEADS, 64, 40), LayerLayout("sliding", HEADS, 128, 64, window=WINDOW))
     layout, tokens = Layout(layers, dtype), 2 * WINDOW
-    arena = Arenas(mlx_cache.allocate).acquire(Placement.of(layout, tokens, wire=INT8).nbytes)
+    arena = Arenas(mlx_cache.allocate).acquire(ByteRanges.of(layout, tokens, wire=INT8).nbytes)
     kv = ReceivedKV(layout, tokens, arena, wire=INT8)
     exact = []
     for layer, keys, values in zip(layers, kv.keys, kv.values, strict=True):

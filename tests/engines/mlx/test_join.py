@@ -13,11 +13,11 @@ from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, QuantizedKVCach
 
 from disagg.api.names import INT8
 from disagg.engines.mlx import cache as mlx_cache
-from disagg.engines.mlx.held import HeldPrefix, covers, make_store, rows, snapshot
+from disagg.engines.mlx.held import CachedPrefix, covers, make_store, rows, snapshot
 from disagg.errors import LayoutMismatch
 from disagg.kv.arena import Arenas
 from disagg.kv.layout import LayerLayout, Layout, StateTensor
-from disagg.kv.received import Placement, ReceivedKV
+from disagg.kv.received import ByteRanges, ReceivedKV
 from tests.received import received
 from tests.values import present
 
@@ -58,7 +58,7 @@ def kv_of(tokens: int, start: int = 0) -> ReceivedKV:
     return received(LAYOUT, tokens, keys, values, start=start)
 
 
-def held(tokens: int, *parts: int) -> HeldPrefix:
+def held(tokens: int, *parts: int) -> CachedPrefix:
     """What is held of the first `tokens` tokens after requests that ended there and at `parts`."""
     store = make_store(MODEL, 1 << 30)
     for end in sorted({*parts, tokens}):
@@ -91,7 +91,9 @@ def test_held_rows_alone_make_the_caches_of_one_prefill(tokens: int) -> None:
 
 
 def test_rows_that_were_quantised_on_the_wire_follow_held_ones() -> None:
-    kv = ReceivedKV(LAYOUT, 60, Arenas(mlx_cache.allocate).acquire(Placement.of(LAYOUT, 60, 50, INT8).nbytes), 50, INT8)
+    kv = ReceivedKV(
+        LAYOUT, 60, Arenas(mlx_cache.allocate).acquire(ByteRanges.of(LAYOUT, 60, 50, INT8).nbytes), 50, INT8
+    )
     for planes, values, (all_keys, all_values) in zip(kv.keys, kv.values, EVERY_ROW, strict=True):
         made = mx.quantize(mx.array(all_keys[:, 50:60]), group_size=64, bits=8)
         for plane, array in zip(planes, made, strict=True):

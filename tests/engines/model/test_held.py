@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from disagg.engines.model.held import Held, HeldStore
+from disagg.engines.model.held import PinnedPrefix, PrefixCache
 from disagg.engines.model.held.store import MAX_SNAPSHOTS
 
 WINDOW = 32
@@ -39,7 +39,7 @@ class Mark:
     nbytes: int = 5
 
 
-Store = HeldStore[Run, Mark]
+Store = PrefixCache[Run, Mark]
 
 
 def add(
@@ -53,13 +53,13 @@ def add(
         asked.append((start, end))
         return Run(tuple(tokens[start:end]))
 
-    window = store.reach - spare if store.reach else 0
+    window = store.rewindable - spare if store.rewindable else 0
     usable_from = {at: 0 if at <= window + spare else at - spare for at in marks}
     store.add(tokens, salt, rows, {at: Mark(tuple(tokens[:at]), usable_from[at]) for at in marks})
     return asked
 
 
-def read(held: Held[Run, Mark]) -> tuple[int, ...]:
+def read(held: PinnedPrefix[Run, Mark]) -> tuple[int, ...]:
     """The tokens whose rows are held, after checking that the snapshot is theirs."""
     prefix = held.read()
     tokens = tuple(token for run in prefix.rows for token in run.tokens)[: prefix.tokens]
@@ -112,31 +112,31 @@ PREFIXES = [
 
 @pytest.mark.parametrize(("tokens", "count"), PREFIXES)
 def test_the_longest_common_prefix_is_found_but_never_the_whole_prompt(tokens: list[int], count: int) -> None:
-    store: Store = HeldStore(1000, None)
+    store: Store = PrefixCache(1000, None)
     add(store, FIRST)
     assert found(store, tokens) == count
 
 
 def test_a_prompt_may_be_held_as_a_whole() -> None:
-    store: Store = HeldStore(1000, None)
+    store: Store = PrefixCache(1000, None)
     add(store, FIRST)
     held = store.find(FIRST, "")
     assert held is not None and read(held) == tuple(FIRST)
 
 
 def test_a_store_without_room_copies_nothing() -> None:
-    store: Store = HeldStore(0, None)
+    store: Store = PrefixCache(0, None)
     assert (add(store, FIRST), store.nbytes) == ([], 0)
 
 
 def test_only_the_same_salt_finds_it() -> None:
-    store: Store = HeldStore(1000, None)
+    store: Store = PrefixCache(1000, None)
     add(store, FIRST, "alice")
     assert [found(store, FIRST, salt) for salt in ("alice", "bob", "")] == [99, 0, 0]
 
 
 def test_a_longer_conversation_adds_only_its_new_rows() -> None:
-    store: Store = HeldStore(1000, None)
+    store: Store = PrefixCache(1000, None)
     longer = [*FIRST, *ids(40, seed=1)]
     assert add(store, FIRST) == [(0, 100)]
     assert add(store, longer) == [(100, 140)]
@@ -146,7 +146,7 @@ def test_a_longer_conversation_adds_only_its_new_rows() -> None:
 
 
 def test_conversations_that_part_share_the_rows_before() -> None:
-    store: Store = HeldStore(1000, None)
+    store: Store = PrefixCache(1000, None)
     other = [*FIRST[:60], *ids(50, seed=1)]
     add(store, FIRST)
     assert add(store, other) == [(60, 110)]
@@ -155,14 +155,14 @@ def test_conversations_that_part_share_the_rows_before() -> None:
 
 
 def test_what_every_prompt_begins_with_is_not_shared() -> None:
-    store: Store = HeldStore(1000, None)
+    store: Store = PrefixCache(1000, None)
     add(store, FIRST)
     assert add(store, [*FIRST[:15], *ids(20, seed=1)]) == [(0, 35)]
     assert add(store, FIRST[:15]) == []
 
 
 def test_the_least_recently_used_is_given_up_first_and_leaves_before_what_they_share() -> None:
-    store: Store = HeldStore(1000, None)
+    store: Store = PrefixCache(1000, None)
     other, third = [*FIRST[:60], *ids(50, seed=1)], ids(30, seed=2)
     for tokens in (FIRST, other, third):
         add(store, tokens)
@@ -178,7 +178,7 @@ def test_the_least_recently_used_is_given_up_first_and_leaves_before_what_they_s
 
 
 def test_the_limit_holds_after_every_addition() -> None:
-    store: Store = HeldStore(250, None)
+    store: Store = PrefixCache(250, None)
     for seed in range(10):
         add(store, ids(100, seed))
         assert store.nbytes <= 250
@@ -188,7 +188,7 @@ def test_the_limit_holds_after_every_addition() -> None:
 
 
 def test_what_is_in_use_is_not_given_up_until_it_is_released() -> None:
-    store: Store = HeldStore(1000, None)
+    store: Store = PrefixCache(1000, None)
     add(store, FIRST)
     add(store, [*FIRST, *ids(20, seed=1)])
     first, second = store.find(FIRST, ""), store.find(FIRST, "")
@@ -205,7 +205,7 @@ def test_what_is_in_use_is_not_given_up_until_it_is_released() -> None:
 
 
 def test_what_is_in_use_stays_readable_when_another_conversation_parts_within_it() -> None:
-    store: Store = HeldStore(1000, None)
+    store: Store = PrefixCache(1000, None)
     add(store, FIRST)
     held = store.find(FIRST[:79], "")
     assert held is not None
@@ -216,14 +216,14 @@ def test_what_is_in_use_stays_readable_when_another_conversation_parts_within_it
 
 
 def test_after_clear_nothing_is_found() -> None:
-    store: Store = HeldStore(1000, None)
+    store: Store = PrefixCache(1000, None)
     add(store, FIRST)
     store.clear()
     assert (store.nbytes, found(store, FIRST)) == (0, 0)
 
 
 def test_rows_that_cannot_be_copied_leave_the_store_as_it_was() -> None:
-    store: Store = HeldStore(1000, None)
+    store: Store = PrefixCache(1000, None)
     add(store, FIRST)
 
     def out_of_memory(start: int, end: int) -> Run:
@@ -254,7 +254,7 @@ SNAPSHOTS = [
 def test_a_sliding_layer_goes_on_at_snapshots_only_or_within_the_first_window(
     marks: tuple[int, ...], tokens: list[int], count: int
 ) -> None:
-    store: Store = HeldStore(1000, WINDOW)
+    store: Store = PrefixCache(1000, WINDOW)
     add(store, FIRST, marks=marks)
     assert found(store, tokens) == count
 
@@ -273,26 +273,26 @@ SPARE = [
 def test_a_request_may_part_from_a_conversation_as_long_before_a_snapshot_as_this_has_spare_rows(
     tokens: list[int], count: int
 ) -> None:
-    store: Store = HeldStore(1000, WINDOW + 10)
+    store: Store = PrefixCache(1000, WINDOW + 10)
     add(store, FIRST, marks=(100,), spare=10)
     assert found(store, tokens) == count
 
 
 def test_spare_rows_are_used_by_requests_that_part_where_others_have_parted() -> None:
-    store: Store = HeldStore(1000, WINDOW + 10)
+    store: Store = PrefixCache(1000, WINDOW + 10)
     for last in range(20):
         add(store, [*FIRST[:95], last], marks=(96,), spare=10)
     assert found(store, [*FIRST[:95], 500, 1]) == 95
 
 
 def test_a_state_goes_on_at_snapshots_only() -> None:
-    store: Store = HeldStore(1000, 0)
+    store: Store = PrefixCache(1000, 0)
     add(store, FIRST, marks=(20, 100))
     assert [found(store, tokens) for tokens in ([*FIRST, 1], [*FIRST[:20], 1], [*FIRST[:19], 1])] == [100, 20, 0]
 
 
 def test_rows_without_the_snapshot_that_they_need_are_given_up_first() -> None:
-    store: Store = HeldStore(1000, WINDOW)
+    store: Store = PrefixCache(1000, WINDOW)
     other = [*FIRST[:60], *ids(50, seed=1)]
     add(store, ids(50, seed=2), marks=(50,))
     add(store, FIRST, marks=(100,))
@@ -305,7 +305,7 @@ def test_rows_without_the_snapshot_that_they_need_are_given_up_first() -> None:
 
 
 def test_a_conversation_keeps_its_newest_snapshots_only() -> None:
-    store: Store = HeldStore(10_000, WINDOW)
+    store: Store = PrefixCache(10_000, WINDOW)
     tokens = ids(1000)
     for turn in range(100, 1001, 100):
         add(store, tokens[:turn], marks=(turn - 30, turn))
@@ -314,7 +314,7 @@ def test_a_conversation_keeps_its_newest_snapshots_only() -> None:
 
 
 def test_a_snapshot_where_conversations_part_is_kept() -> None:
-    store: Store = HeldStore(10_000, WINDOW)
+    store: Store = PrefixCache(10_000, WINDOW)
     tokens = ids(1000)
     for turn in range(100, 1001, 100):
         add(store, tokens[:turn], marks=(turn,))
@@ -325,9 +325,9 @@ def test_a_snapshot_where_conversations_part_is_kept() -> None:
 
 def test_bytes_are_exact_after_any_sequence_of_operations() -> None:
     chance = random.Random(5)
-    store: Store = HeldStore(3000, WINDOW)
+    store: Store = PrefixCache(3000, WINDOW)
     heads = [ids(60, seed) for seed in range(3)]
-    in_use: list[tuple[Held[Run, Mark], list[int]]] = []
+    in_use: list[tuple[PinnedPrefix[Run, Mark], list[int]]] = []
     for step in range(500):
         head = chance.choice(heads)[: chance.randrange(16, 60)]
         tokens = [*head, *ids(chance.randrange(80), seed=chance.randrange(20))]
@@ -349,7 +349,7 @@ def test_bytes_are_exact_after_any_sequence_of_operations() -> None:
 
 
 def test_lookups_and_give_ups_of_other_threads_never_meet_a_half_changed_tree() -> None:
-    store: Store = HeldStore(2000, None)
+    store: Store = PrefixCache(2000, None)
     head, stop, errors = ids(60), threading.Event(), []
 
     def look_up() -> None:
@@ -378,7 +378,7 @@ def test_lookups_and_give_ups_of_other_threads_never_meet_a_half_changed_tree() 
 def test_a_lookup_among_1000_conversations_takes_no_longer_than_reading_the_prompt() -> None:
     """8,000 tokens each, of which 2,000 are shared: about 0.15 ms on a 2-core x86 machine; comparing the prompt with
     every conversation would take 200 ms."""
-    store: Store = HeldStore(1 << 30, None)
+    store: Store = PrefixCache(1 << 30, None)
     head = ids(2000)
     conversations = [[*head, *range(first, first + 6000)] for first in range(1, 1001)]
     for tokens in conversations:

@@ -16,7 +16,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from disagg.api.sampling import Sampling
 from disagg.config import DType, EngineOptions
-from disagg.engines.base import PrefillEngine, PrefillRun
+from disagg.engines.base import EmittingEngine, PrefillRun
 from disagg.engines.transformers.engine import TransformersPrefillEngine
 from disagg.errors import Cancelled, PeerLost, PreflightRefused
 from disagg.kv.blocks import Block, KVBlock
@@ -47,7 +47,7 @@ def prompt(length: int, seed: int = 1) -> list[int]:
     return tokens
 
 
-def collected(engine: PrefillEngine, blocks: list[KVBlock], total: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+def collected(engine: EmittingEngine, blocks: list[KVBlock], total: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """The emitted rows of every layer, [heads, rows, dim], in float32; asserts that they cover the layout's rows."""
     out = []
     for index, layer in enumerate(engine.info.layout.layers):
@@ -58,7 +58,7 @@ def collected(engine: PrefillEngine, blocks: list[KVBlock], total: int) -> list[
     return out
 
 
-def joined(engine: PrefillEngine, parts: list[Any]) -> torch.Tensor:
+def joined(engine: EmittingEngine, parts: list[Any]) -> torch.Tensor:
     layer = engine.info.layout.layers[0]
     dtype = getattr(torch, engine.info.layout.dtype)
     heads = [b"".join(bytes(part[head]) for part in parts) for head in range(layer.kv_heads)]

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from disagg.engines.vllm import pages as page_forms
-from disagg.engines.vllm.pages import FORMS, Place, Places, detect, read, require_shape
+from disagg.engines.vllm.pages import FORMS, PageRows, PageTables, detect, read, require_shape
 from disagg.errors import ModelError
 from disagg.kv.layout import LayerLayout
 
@@ -52,7 +52,7 @@ def test_the_latent_and_the_rotated_part_of_latent_attention_are_keys_and_values
     pages = torch.zeros(BLOCKS, 1, SIZE, 8)
     assert detect(pages, writer(pages, in_rows), LATENT) is page_forms.in_rows
     pages.copy_(torch.randn(pages.shape))
-    got = read(pages, Place(torch.tensor([3, 1]), 6, 4), page_forms.in_rows, LATENT.key_dim)
+    got = read(pages, PageRows(torch.tensor([3, 1]), 6, 4), page_forms.in_rows, LATENT.key_dim)
     got.fill()
     rows = torch.cat([pages[3, 0, 6:], pages[1, 0, :2]])
     assert torch.equal(got.keys[0, 0], rows[:, :6]) and torch.equal(got.values[0, 0], rows[:, 6:])
@@ -71,7 +71,7 @@ def test_rows_come_out_in_the_order_of_the_tokens_from_any_blocks(put: Put) -> N
     keys, values = torch.randn(12, HEADS, DIM), torch.randn(12, HEADS, DIM)
     blocks, offsets = torch.tensor([3] * 4 + [1] * 8), torch.arange(4, 16) % SIZE
     writer(pages, put)(keys, values, blocks * SIZE + offsets)
-    got = read(pages, Place(torch.tensor([3, 1]), 4, 12), form, DIM)
+    got = read(pages, PageRows(torch.tensor([3, 1]), 4, 12), form, DIM)
     got.fill()
     assert torch.equal(got.keys[0].transpose(0, 1), keys) and torch.equal(got.values[0].transpose(0, 1), values)
 
@@ -80,7 +80,7 @@ def test_a_later_step_may_overwrite_the_pages_of_rows_that_are_not_filled_yet() 
     with torch.inference_mode():  # as vLLM computes; the sender's thread does not
         pages = torch.randn(BLOCKS, HEADS, SIZE, 2 * DIM)
         want = pages[2, :, :, :DIM].clone()
-        got = read(pages, Place(torch.tensor([2]), 0, SIZE), FORMS[0], DIM)
+        got = read(pages, PageRows(torch.tensor([2]), 0, SIZE), FORMS[0], DIM)
         pages.zero_()
     got.fill()
     assert torch.equal(got.keys[0], want)
@@ -105,7 +105,7 @@ def test_pages_of_another_shape_or_type_are_refused(shape: tuple[int, ...], dtyp
 
 
 def test_layers_that_keep_the_same_rows_share_their_places_within_a_step() -> None:
-    places, cpu, table = Places(), torch.device("cpu"), [3, 1]
+    places, cpu, table = PageTables(), torch.device("cpu"), [3, 1]
     first = places.of(("a", 0), range(4, 12), table, SIZE, cpu)
     assert (first.blocks.tolist(), first.first, first.rows) == ([3, 1], 4, 8)
     assert places.of(("a", 0), range(4, 12), table, SIZE, cpu) is first

@@ -21,7 +21,7 @@ from disagg.engines.vllm.runs import combined
 from disagg.engines.vllm.shipment import Shipment, report_failure
 from disagg.errors import Cancelled, DisaggError, HandoffError, ModelError, PeerLost, TicketRefused
 from disagg.kv.parts import WHOLE, Part
-from disagg.kv.receive.tickets import Slot
+from disagg.kv.receive.tickets import IssuedTicket
 from disagg.kv.received import ReceivedKV
 from disagg.kv.send import Transfer
 from tests.kv.kv_parts import PATIENCE_S, Cache, Receiver, header_for, mixed_layout, start_receiver, until
@@ -44,7 +44,7 @@ def reports() -> Iterator[Reports]:
     until(lambda: not {t for t in threading.enumerate() if t.name.startswith("kv-")} - before)
 
 
-def order(receiver: Receiver, reports: Reports, slot: Slot, awaited: Awaited) -> KVOrder:
+def order(receiver: Receiver, reports: Reports, slot: IssuedTicket, awaited: Awaited) -> KVOrder:
     return KVOrder(
         id=awaited.id,
         report=reports.address,

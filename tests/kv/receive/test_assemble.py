@@ -7,7 +7,7 @@ from disagg.api.names import INT8
 from disagg.errors import IntegrityError, ProtocolError
 from disagg.kv.arena import Arenas
 from disagg.kv.receive.assemble import Assembly
-from disagg.kv.received import Placement, ReceivedKV
+from disagg.kv.received import ByteRanges, ReceivedKV
 from disagg.kv.wire.frames import Frame, Kind, TransferTotals
 from tests.kv.kv_parts import Cache, Parts, groups_layout, mixed_layout, parts_of
 
@@ -16,7 +16,7 @@ DIGEST = bytes(16)
 
 
 def build(parts: Parts, cache: Cache = CACHE, totals: TransferTotals | None = None) -> ReceivedKV:
-    arena = Arenas().acquire(Placement.of(cache.layout, cache.tokens, cache.start, cache.wire).nbytes)
+    arena = Arenas().acquire(ByteRanges.of(cache.layout, cache.tokens, cache.start, cache.wire).nbytes)
     kv = ReceivedKV(cache.layout, cache.tokens, arena, cache.start, cache.wire)
     assembly = Assembly(kv)
     for frame, payload in parts:

@@ -30,7 +30,7 @@ from disagg.errors import (
 )
 from disagg.kv.layout import LayerLayout, Layout
 from disagg.kv.receive import KVServer, ReceiveLimits
-from disagg.kv.receive.tickets import Slot, Tickets
+from disagg.kv.receive.tickets import IssuedTicket, Tickets
 from disagg.kv.received import ReceivedKV
 from disagg.kv.send import SendLimits, Transfer
 from disagg.kv.wire import frames
@@ -74,7 +74,7 @@ def test_a_transfer_is_acknowledged_with_its_size_and_the_time_it_took(receiver:
     kv.release()
 
 
-def header_with(slot: Slot, **changes: Any) -> bytes:
+def header_with(slot: IssuedTicket, **changes: Any) -> bytes:
     """Proof and header for a slot, some of its fields replaced by what a hostile peer likes."""
     body = json.loads(frames.encode_header(header_for(slot)))
     return opened(json.dumps({**body, **changes}).encode())
@@ -601,7 +601,7 @@ def test_a_connection_whose_ticket_cannot_be_looked_up_is_closed(
 ) -> None:
     failed: list[MemoryError] = []
 
-    def no_memory(*_: object) -> Slot:
+    def no_memory(*_: object) -> IssuedTicket:
         failed.append(MemoryError("of a test"))  # keeps what the failure's frames hold, the socket for one
         raise failed[0]
 

@@ -17,7 +17,7 @@ from disagg.errors import (
 )
 from disagg.kv.arena import Reservation
 from disagg.kv.limits import ReceiveLimits
-from disagg.kv.receive.tickets import KVOutcome, Slot, Tickets
+from disagg.kv.receive.tickets import IssuedTicket, KVOutcome, Tickets
 from disagg.kv.received import ReceivedKV
 from disagg.kv.wire.preamble import ticket_digest
 from tests.kv.kv_parts import FINGERPRINT, PATIENCE_S, Cache, expected, header_for, mixed_layout
@@ -25,7 +25,7 @@ from tests.kv.kv_parts import FINGERPRINT, PATIENCE_S, Cache, expected, header_f
 EXPECTED = expected(Cache.random(mixed_layout(), 5))
 
 
-def issue(tickets: Tickets, lasts_s: float = PATIENCE_S) -> tuple[Slot, list[KVOutcome]]:
+def issue(tickets: Tickets, lasts_s: float = PATIENCE_S) -> tuple[IssuedTicket, list[KVOutcome]]:
     results: list[KVOutcome] = []
     return tickets.issue(EXPECTED, results.append, deadline=time.monotonic() + lasts_s), results
 

@@ -219,7 +219,7 @@ async def test_a_slot_names_the_tokens_that_are_held_and_awaits_only_the_others(
     monkeypatch.setattr(service.engine, "find_held", lambda tokens, salt: held)
     async with aclosing(ask(service, DECODE)) as events:
         slot = of_type(await anext(events), SlotEvent)
-        expected = next(iter(service._tickets._slots.values())).expected
+        expected = next(iter(service._tickets._issued.values())).expected
     assert (slot.held_tokens, expected.start, expected.tokens) == (25, 25, 39)
     await idle(service)
     assert held.released
@@ -284,7 +284,7 @@ async def handed_over(service: DecodeService, body: DecodeBody = DECODE) -> list
     layout = service.engine.info.layout
     async with asyncio.timeout(PATIENCE_S), aclosing(ask(service, body)) as events:
         slot = of_type(await anext(events), SlotEvent)
-        (issued,) = service._tickets._slots.values()
+        (issued,) = service._tickets._issued.values()
         issued.on_outcome(ReceivedKV(layout, 39, None, slot.held_tokens, sender="p-1"))
         return [event async for event in events]
 

@@ -21,7 +21,7 @@ from disagg.api.events import DoneEvent, Event, ShippedEvent, TokensEvent
 from disagg.api.requests import GenerateBody, KVAddress, PrefillBody
 from disagg.api.sampling import Sampling
 from disagg.config import EngineOptions, load
-from disagg.engines.base import PrefillRun, PrefillTiming, PromptEngine
+from disagg.engines.base import PrefillEngine, PrefillRun, PrefillTiming
 from disagg.errors import DeadlineExceeded, Overloaded, RequestError
 from disagg.kv.fingerprint import token_hash
 from disagg.kv.receive import KVServer
@@ -276,7 +276,7 @@ async def test_prompts_are_begun_within_what_the_engine_states_that_it_has(
     fleet = load(path)
     made = of_type(make_service(fleet, fleet.hosts["m-prefill"]), PrefillService)
 
-    def make_engine() -> PromptEngine:
+    def make_engine() -> PrefillEngine:
         engine = made._make_engine()
         engine.info = replace(engine.info, kv_bytes=has)
         return engine

@@ -23,7 +23,7 @@ from disagg.engines.mlx.batching import grouping
 from disagg.engines.mlx.batching.batch import Batch
 from disagg.engines.mlx.batching.chunk import ChunkLength
 from disagg.engines.mlx.batching.job import Job
-from disagg.engines.mlx.held import HeldPrefix, snapshot
+from disagg.engines.mlx.held import CachedPrefix, snapshot
 from disagg.engines.mlx.prepare import Prepared
 from disagg.kv.received import ReceivedKV
 
@@ -80,7 +80,9 @@ class GroupedBatch:
         job.kv = job.held = None
         return caches
 
-    def _audit(self, job: Job, kv: ReceivedKV, limits: AuditBounds, caches: list[Any], held: HeldPrefix | None) -> None:
+    def _audit(
+        self, job: Job, kv: ReceivedKV, limits: AuditBounds, caches: list[Any], held: CachedPrefix | None
+    ) -> None:
         """Compare received KV with what this model computes. Raises KVRefuted if it differs by more than rounding."""
         began = time.monotonic()
         planned = plan(kv.layout, kv.start, kv.tokens, seed=job.id)

@@ -13,7 +13,7 @@ from disagg.engines.base import DecodeTiming, Listener, Token, require_room
 from disagg.engines.base.audit import AuditBounds
 from disagg.engines.mlx.adjust import Adjustment
 from disagg.engines.mlx.batching.grouping import Row
-from disagg.engines.mlx.held import HeldArrays
+from disagg.engines.mlx.held import PinnedArrays
 from disagg.engines.model.constraint import Constraint
 from disagg.engines.model.held import LayerSnapshot
 from disagg.errors import DisaggError
@@ -30,7 +30,7 @@ class Job:
     the rest of it must have. hold_prompt: hold the KV of the prompt before the answer ends. audit: see DecodeRequest.
     covered: how many tokens'
     KV the caches contain that it begins with. snapshots: for the KV that is held after its end, see
-    model.held.HeldStore.add. ended: its tokens and caches, taken out of the batch at its end. finite: no probability
+    model.held.PrefixCache.add. ended: its tokens and caches, taken out of the batch at its end. finite: no probability
     was NaN, so that its KV may be used again. lock: held during calls to the listener. open: it may be called.
     """
 
@@ -39,7 +39,7 @@ class Job:
     sampling: Sampling
     kv: ReceivedKV | None
     listener: Listener
-    held: HeldArrays | None = None
+    held: PinnedArrays | None = None
     answered: int = 0
     salt: str = ""
     constraint: Constraint | None = None

@@ -32,12 +32,12 @@ def _rotated_halves(config: Any) -> str:
     return "" if config.rope_interleave else "mlx-lm ignores rope_interleave, which transformers applies"
 
 
-_GATED_DELTA = Architecture(kinds={"linear_attention": states.gated_delta}, states=states.gated_delta_states)
-_CONVOLUTION = Architecture(kinds={"conv": states.convolution}, states=states.convolution_states)
+_GATED_DELTA = Architecture(kinds={"linear_attention": states.gated_delta}, wire_states=states.gated_delta_states)
+_CONVOLUTION = Architecture(kinds={"conv": states.convolution}, wire_states=states.convolution_states)
 _LATENT = Architecture(
     kinds={"full_attention": latent.latent},
     rope=latent.latent_rope,
-    values=latent.pairs_together,
+    wire_values=latent.pairs_together,
     refusal=_rotated_halves,
 )
 
@@ -77,17 +77,17 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = {
     "kimi_linear": Architecture(
         kinds={"linear_attention": states.kimi_delta, "full_attention": latent.latent},
         rope=no_rope,
-        states=states.kimi_delta_states,
+        wire_states=states.kimi_delta_states,
     ),
     "nemotron_h": Architecture(
-        kinds={"linear_attention": states.nemotron_mamba}, rope=no_rope, states=states.mamba_states
+        kinds={"linear_attention": states.nemotron_mamba}, rope=no_rope, wire_states=states.mamba_states
     ),
-    "falcon_h1": Architecture(kinds={"hybrid": states.falcon_hybrid}, states=states.mamba_states),
+    "falcon_h1": Architecture(kinds={"hybrid": states.falcon_hybrid}, wire_states=states.mamba_states),
     "qwen2_moe": Architecture(refusal=_unnormalised_experts),
     "granitemoehybrid": Architecture(
         kinds={"linear_attention": states.granite_mamba},
         rope=_rope_if_stated,
-        states=states.mamba_states,
+        wire_states=states.mamba_states,
         refusal=_grouped_norm,
     ),
     "deepseek_v3": _LATENT,

@@ -92,21 +92,21 @@ class Architecture:
 
     kinds: the shape of each kind of layer, by transformers' name of the kind.
     rope: the rotary embedding of one layer.
-    states, values: what transformers keeps -> the wire. refusal: why such a model cannot be handed over; empty if it
-    can.
+    wire_states, wire_values: what transformers keeps -> the wire. refusal: why such a model cannot be handed over;
+    empty if it can.
     """
 
     kinds: Mapping[str, Shape] = field(default_factory=dict)
     rope: RopeOf = plain_rope
-    states: ToStates = _without_states
-    values: ToRows = _as_they_are
+    wire_states: ToStates = _without_states
+    wire_values: ToRows = _as_they_are
     refusal: Refusal = _not_refused
 
     def layers(self, config: Config) -> tuple[LayerProfile, ...]:
         """The layers that keep something, in order, each with its shape and rotary embedding. ModelError for a kind of
         layer that is not known."""
         kinds = layer_kinds(config)
-        return tuple(self._layer(config, index, kinds[index]) for index in keeping(config))
+        return tuple(self._layer(config, index, kinds[index]) for index in cached_layers(config))
 
     def _layer(self, config: Config, index: int, kind: str) -> LayerProfile:
         layout = self._shape(config, kind)(config.per_layer_config[index])
@@ -138,7 +138,7 @@ def layer_kinds(config: Config) -> list[str]:
     return ["full_attention" if getattr(config, "sliding_window", None) is None else "sliding_attention"] * count
 
 
-def keeping(config: Config) -> list[int]:
+def cached_layers(config: Config) -> list[int]:
     """Indices of the layers that keep keys, values or a state of their own: not those that have no attention, or read
     what an earlier layer keeps."""
     modes = getattr(config, "kv_sharing_modes", None) or [None] * int(config.num_hidden_layers)

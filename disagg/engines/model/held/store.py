@@ -33,10 +33,8 @@ class Prefix(Generic[R, S]):
     snapshot_at: int
 
 
-class Held(Generic[R, S]):
-    """See engines.base.HeldKV."""
-
-    def __init__(self, store: HeldStore[R, S], node: Node[R, S], tokens: int) -> None:
+class PinnedPrefix(Generic[R, S]):
+    def __init__(self, store: PrefixCache[R, S], node: Node[R, S], tokens: int) -> None:
         self._store, self._node, self._tokens = store, node, tokens
         self._released = False
 
@@ -45,7 +43,6 @@ class Held(Generic[R, S]):
         return self._tokens
 
     def release(self) -> None:
-        """See HeldKV."""
         with self._store.lock:
             self._node.pins -= not self._released
             self._released = True
@@ -58,15 +55,15 @@ class Held(Generic[R, S]):
             return Prefix(self._tokens, rows, self._node.snapshot, self._node.end)
 
 
-class HeldStore(Generic[R, S]):
+class PrefixCache(Generic[R, S]):
     """At most `limit` bytes of held KV; the least recently used is given up first, and none that is in use.
 
-    reach: None if every layer keeps every row; else no snapshot can be used so many tokens before its own end.
-    `add` and `Held.read` are for one thread at a time, everything else is safe on any.
+    rewindable: None if every layer keeps every row; else no snapshot can be used so many tokens before its own end.
+    `add` and `PinnedPrefix.read` are for one thread at a time, everything else is safe on any.
     """
 
-    def __init__(self, limit: int, reach: int | None) -> None:
-        self.limit, self.reach = limit, reach
+    def __init__(self, limit: int, rewindable: int | None) -> None:
+        self.limit, self.rewindable = limit, rewindable
         self.lock = threading.Lock()
         self._roots: dict[RootName, Node[R, S]] = {}
         self._leaves: OrderedDict[Node[R, S], None] = OrderedDict()  # the least recently used first
@@ -77,7 +74,7 @@ class HeldStore(Generic[R, S]):
     def nbytes(self) -> int:
         return self._nbytes
 
-    def find(self, tokens: Sequence[int], salt: str) -> Held[R, S] | None:
+    def find(self, tokens: Sequence[int], salt: str) -> PinnedPrefix[R, S] | None:
         """The longest held prefix of `tokens`, perhaps all, that a request can go on from. It is in use until it is
         released."""
         key = key_of(tokens)
@@ -89,17 +86,17 @@ class HeldStore(Generic[R, S]):
                 return None
             node.pins += 1
             self._touch(node)
-            return Held(self, node, count)
+            return PinnedPrefix(self, node, count)
 
     def add(
         self, tokens: Sequence[int], salt: str, rows: Callable[[int, int], R], snapshots: Mapping[int, S] | None = None
     ) -> None:
         """Hold the KV of `tokens`. rows(start, end): those of tokens [start, end), in memory of their own; called for
-        what is not held yet. snapshots: by the number of tokens before them; needed if there is a `reach`."""
+        what is not held yet. snapshots: by the number of tokens before them; needed if there is a `rewindable`."""
         if len(tokens) < MIN_TOKENS or self.limit <= 0:
             return
         key = key_of(tokens)
-        ends: Mapping[int, S | None] = {len(tokens): None} if self.reach is None else snapshots or {}
+        ends: Mapping[int, S | None] = {len(tokens): None} if self.rewindable is None else snapshots or {}
         node = None
         for end in sorted(end for end in ends if end >= MIN_TOKENS):
             if (node := self._extend(salt, key[: end * ID_BYTES], rows, ends[end])) is None:
@@ -149,9 +146,9 @@ class HeldStore(Generic[R, S]):
 
     def _usable(self, node: Node[R, S], matched: int) -> tuple[Node[R, S], int]:
         """The node to read and the number of tokens to use, if the tokens agree up to `matched`, within `node`."""
-        if self.reach is None:
+        if self.rewindable is None:
             return node, matched
-        if (later := snapshot_for(node, matched, self.reach)) is not None:
+        if (later := snapshot_for(node, matched, self.rewindable)) is not None:
             return later, matched
         with_snapshot = (at for at in node.path() if at.snapshot is not None and at.end <= matched)
         return next(((at, at.end) for at in with_snapshot), (node, 0))
@@ -218,7 +215,7 @@ class HeldStore(Generic[R, S]):
         del self._leaves[leaf], parent.children[leaf.key[:ID_BYTES]]
         self._nbytes -= leaf.nbytes
         if parent.parent is not None and not parent.children:
-            useless = self.reach is not None and parent.snapshot is None
+            useless = self.rewindable is not None and parent.snapshot is None
             self._leaves[parent] = None
             self._leaves.move_to_end(parent, last=parent.used > leaf.used and not useless)
         self._drop_empty(parent)

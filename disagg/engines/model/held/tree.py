@@ -98,13 +98,13 @@ def _common(a: bytes, b: bytes) -> int:
     return low * ID_BYTES
 
 
-def snapshot_for(node: Node[R, S], matched: int, reach: int) -> Node[R, S] | None:
+def snapshot_for(node: Node[R, S], matched: int, rewindable: int) -> Node[R, S] | None:
     """A node at or below `node` whose snapshot can be used after `matched` tokens, none of which comes after its end.
-    reach: no snapshot can be used so many tokens before its end."""
+    rewindable: no snapshot can be used so many tokens before its end."""
     pending = [node]
     while pending:
         node = pending.pop()
         if node.snapshot is not None and node.snapshot.usable_from <= matched <= node.end:
             return node
-        pending += [child for child in node.children.values() if child.start < matched + reach]
+        pending += [child for child in node.children.values() if child.start < matched + rewindable]
     return None

@@ -60,10 +60,10 @@ class VLLMFollower(SendingEngine):
         )
 
     def warm_up(self) -> None:
-        """See PromptEngine. The head's is that of all nodes."""
+        """The head's is that of all nodes."""
 
     def probe(self) -> PrefillRun:
-        """See PromptEngine. Nothing: the head tests all nodes."""
+        """Nothing: the head tests all nodes."""
         if self._failure is not None:
             raise self._failure
         return EmptyRun()
@@ -71,7 +71,6 @@ class VLLMFollower(SendingEngine):
     def send(
         self, tokens: Sequence[int], to: tuple[str, int], header: Header, *, deadline: float, next_token: int, salt: str
     ) -> SendingRun:
-        """See SendingEngine."""
         raise _follows()
 
     def start_answer(
@@ -84,17 +83,14 @@ class VLLMFollower(SendingEngine):
         salt: str = "",
         constraint: Constraint | None = None,
     ) -> PrefillRun:
-        """See PromptEngine."""
         raise _follows()
 
     def logits(
         self, tokens: Sequence[int], last: int, *, chunk_tokens: int | None = None
     ) -> numpy.typing.NDArray[numpy.float32]:
-        """See PromptEngine."""
         raise _follows()
 
     def close(self) -> None:
-        """See PromptEngine."""
         self._failure = self._failure or ModelError("the engine is closed")
         self._head.close()
         self._executor.shutdown()

@@ -89,12 +89,11 @@ class ServedEngine(SendingEngine):
         )
 
     def warm_up(self) -> None:
-        """See PromptEngine. Nothing: it has computed a token to describe itself."""
+        """Nothing: it has computed a token to describe itself."""
 
     def send(
         self, tokens: Sequence[int], to: tuple[str, int], header: Header, *, deadline: float, next_token: int, salt: str
     ) -> SendingRun:
-        """See SendingEngine."""
         if header.start >= len(tokens):
             return NothingToCompute(to, header, deadline)
         run: ServedPrompt
@@ -121,7 +120,7 @@ class ServedEngine(SendingEngine):
         salt: str = "",
         constraint: Constraint | None = None,
     ) -> PrefillRun:
-        """See PromptEngine. As of the engine `vllm`. The server describes itself first: unlike a prompt's KV, whose
+        """As of the engine `vllm`. The server describes itself first: unlike a prompt's KV, whose
         header the decode host checks, tokens do not show which weights they are from."""
         run = AnswerRun(self, len(tokens), emit, sampling)
         wanted = fields(sampling, answered=answered, eos_ids=self.info.eos_ids, constraint=constraint)
@@ -147,7 +146,6 @@ class ServedEngine(SendingEngine):
     def logits(
         self, tokens: Sequence[int], last: int, *, chunk_tokens: int | None = None
     ) -> numpy.typing.NDArray[numpy.float32]:
-        """See PromptEngine."""
         raise ModelError("vllm serve gives no logits", "verify with the engine vllm: disagg verify --engine vllm")
 
     def step(self) -> None:
@@ -171,7 +169,6 @@ class ServedEngine(SendingEngine):
             request.call.close()
 
     def close(self) -> None:
-        """See PromptEngine."""
         self._pulse.close()
         for request in list(self._requests.values()):
             request.call.close()
