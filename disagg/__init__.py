@@ -13,10 +13,9 @@ if TYPE_CHECKING:
     from typing import Any
 
     from disagg import errors
-    from disagg.inference.client import AsyncClient
+    from disagg.inference.client import AsyncClient, Client
     from disagg.inference.metrics import Metrics
     from disagg.inference.stream import AsyncStream, Stream
-    from disagg.inference.sync_client import Client
     from disagg.inference.types import Chunk, Completion
     from disagg.version import VERSION as __version__
 
@@ -36,7 +35,7 @@ _MODULES = {
     "AsyncClient": "disagg.inference.client",
     "AsyncStream": "disagg.inference.stream",
     "Chunk": "disagg.inference.types",
-    "Client": "disagg.inference.sync_client",
+    "Client": "disagg.inference.client",
     "Completion": "disagg.inference.types",
     "Metrics": "disagg.inference.metrics",
     "Stream": "disagg.inference.stream",

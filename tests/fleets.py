@@ -21,7 +21,7 @@ import pytest
 from disagg.config import Fleet, Host, load
 from disagg.engines.vllm.load import ENVIRONMENT
 from disagg.fleet.machine.process import python_command
-from disagg.inference.sync_client import Client
+from disagg.inference.client import Client
 from disagg.token import TOKEN_FILE_VARIABLE
 from tests import preloaded
 from tests.ports import free_ports

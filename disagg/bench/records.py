@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from disagg.api.names import Role
-from disagg.inference.hosts.route import Alone
+from disagg.inference.attempt import Alone
 from disagg.inference.metrics import Metrics
 
 Mode = Literal["disaggregated", "decode-alone", "prefill-alone", "whole"]

@@ -1,4 +1,4 @@
-"""The public Python API for asyncio: `AsyncClient`. `Client` is the same for synchronous code.
+"""The public Python API: `AsyncClient` for asyncio, and `Client`, the same for synchronous code.
 
 async with disagg.AsyncClient("hosts.toml") as client:
     answer = await client.generate("qwen", "def fibonacci(n):", max_tokens=64)
@@ -8,17 +8,108 @@ async with disagg.AsyncClient("hosts.toml") as client:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Any, Self, Unpack
+import atexit
+import functools
+import os
+import random
+import re
+import time
+import weakref
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Self, TypeVar, Unpack
 
+from anyio.from_thread import BlockingPortal, start_blocking_portal
+
+from disagg.config import Fleet, load
+from disagg.config.search import find_hosts_file
 from disagg.errors import RequestError
-from disagg.inference.base import BaseClient
+from disagg.inference.attempts import count, execute
+from disagg.inference.hosts.affinity import prompt_of
+from disagg.inference.hosts.route import Ranking, candidates
 from disagg.inference.hosts.view import FleetView
-from disagg.inference.options import RequestOptions
+from disagg.inference.http.connections import Connections
+from disagg.inference.options import RequestOptions, request_body
 from disagg.inference.several import Together, generate_all
-from disagg.inference.stream import AsyncStream
+from disagg.inference.stream import AsyncStream, Perform, Stream
 from disagg.inference.types import Completion, Watch, unwatched
+from disagg.token import Tokens
+
+T = TypeVar("T")
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{0,47}")  # an attempt's own id follows; hosts take 64 characters
+CONNECT_S = 0.5  # for `connect`; a host that takes longer is left to the request
+
+
+class BaseClient:
+    """What both clients share, without their public calls. The coroutines run on the one event loop that has the
+    client's connections."""
+
+    def __init__(self, fleet: Fleet | str | Path | None = None, *, token: str | None = None) -> None:
+        self.fleet = fleet if isinstance(fleet, Fleet) else load(find_hosts_file(Path(fleet) if fleet else None))
+        of_file = token is None and bool(self.fleet.engine_hosts)  # whole-request hosts never get it
+        tokens = Tokens.of(self.fleet) if of_file else Tokens(token or "")
+        self._driver = execute.Driver(Connections(tokens))
+        self._process = os.getpid()
+        self._next_start = random.getrandbits(32)
+
+    def explain(self, model: str, prompt: str | None = None, **options: Unpack[RequestOptions]) -> Ranking:
+        """Which hosts this request would try if it were sent now, best first, and why. Sends nothing."""
+        request = self._request(model, prompt, options)
+        return execute.ranking(self._driver.view, request, prompt_of(request.body))
+
+    async def _connect(self, *models: str) -> None:
+        names = {self.fleet.model(model).name for model in models} or self.fleet.models.keys()
+        hosts = [host for host in self.fleet.hosts.values() if host.model in names]
+        await self._driver.refresher.read(hosts, CONNECT_S)
+
+    async def _count(self, model: str, prompt: str | None, options: RequestOptions) -> int:
+        return await count.count(self._driver, self._request(model, prompt, options))
+
+    def _perform(
+        self,
+        model: str,
+        prompt: str | None,
+        options: RequestOptions,
+        *,
+        watch: Watch = unwatched,
+        request_id: str = "",
+        via: str = "",
+    ) -> Perform:
+        """The validated request, to be run by a stream."""
+        if not _REQUEST_ID.fullmatch(request_id):
+            raise RequestError(f"request_id: at most 47 of letters, digits and ._- (got {request_id!r})")
+        request = replace(self._request(model, prompt, options), via=via)
+        self._next_start = random.getrandbits(32)
+        return functools.partial(execute.run, self._driver, request, watch=watch, request_id=request_id)
+
+    def _request(self, model: str, prompt: str | None, options: RequestOptions) -> execute.GenerationRequest:
+        called = time.monotonic()
+        self._require_usable()
+        alone, on_kv_failure = options.get("alone"), options.get("on_kv_failure", "fallback")
+        if alone not in (None, "decode", "prefill", "whole"):
+            raise RequestError(f'alone: "decode", "prefill", "whole" or None (got {alone!r})')
+        if on_kv_failure not in ("fallback", "fail"):
+            raise RequestError(f'on_kv_failure: "fallback" or "fail" (got {on_kv_failure!r})')
+        hosts = candidates(self.fleet, model, alone)
+        body = request_body(hosts.model, prompt, options)
+        local_prefill = options.get("local_prefill", True)
+        if not isinstance(local_prefill, bool):
+            raise RequestError(f"local_prefill: True or False (got {local_prefill!r})")
+        policy = replace(self._driver.policy, on_kv_failure=on_kv_failure, local_prefill=local_prefill)
+        return execute.GenerationRequest(hosts, body, called, policy, self._next_start)
+
+    @property
+    def _forked(self) -> bool:
+        """Whether this process is a child of the one that made the client, and so lacks its event loop."""
+        return os.getpid() != self._process
+
+    def _require_usable(self) -> None:
+        """Raise RequestError if the client is closed, or belongs to the process that this one was forked from."""
+        if self._forked:
+            raise RequestError("this client was made before the process forked", "make a new one in the child process")
+        self._driver.http.require_open()
 
 
 class AsyncClient(BaseClient):
@@ -99,6 +190,75 @@ class AsyncClient(BaseClient):
 
     async def __aexit__(self, *_: object) -> None:
         await self.aclose()
+
+
+class Client(BaseClient):
+    """AsyncClient for synchronous code: the same calls, on an event loop in a thread of its own."""
+
+    def __init__(self, fleet: Fleet | str | Path | None = None, *, token: str | None = None) -> None:
+        super().__init__(fleet, token=token)
+        self._stack = ExitStack()
+        self._portal: BlockingPortal = self._stack.enter_context(start_blocking_portal())
+        self._stack.callback(lambda: self._portal.call(self._driver.close))
+        # The loop's thread must end before the interpreter does, which would wait for it for ever.
+        self._at_exit = functools.partial(_close, weakref.ref(self))
+        atexit.register(self._at_exit)
+
+    def connect(self, *models: str) -> None:
+        """Open connections to the hosts of these models, or of all; see AsyncClient.connect."""
+        self._require_usable()
+        self._portal.call(self._connect, *models)
+
+    def generate(self, model: str, prompt: str | None = None, **options: Unpack[RequestOptions]) -> Completion:
+        """The whole answer; see AsyncClient.generate."""
+        with self.stream(model, prompt, **options) as stream:
+            for _ in stream:
+                pass
+        return stream.completion
+
+    def generate_all(self, requests: Sequence[Mapping[str, Any]]) -> Together:
+        """Send several requests at the same time; see AsyncClient.generate_all."""
+        return self._run(functools.partial(generate_all, self._open, requests))
+
+    def count_tokens(self, model: str, prompt: str | None = None, **options: Unpack[RequestOptions]) -> int:
+        """How many tokens the prompt of this request has; see AsyncClient.count_tokens."""
+        return self._run(functools.partial(self._count, model, prompt, options))
+
+    def stream(self, model: str, prompt: str | None = None, **options: Unpack[RequestOptions]) -> Stream:
+        """Send the request; its answer can be read while it arrives. See AsyncClient.stream."""
+        return Stream(self._portal, self._perform(model, prompt, options))
+
+    def _open(self, model: str, prompt: str | None = None, **options: Unpack[RequestOptions]) -> AsyncStream:
+        """A stream for the event loop's thread."""
+        return AsyncStream(self._perform(model, prompt, options))
+
+    def _run(self, call: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """The call's result. Whatever interrupts the wait for it, such as Ctrl-C, cancels it."""
+        self._require_usable()
+        running = self._portal.start_task_soon(call)
+        try:
+            result: T = running.result()
+            return result
+        except BaseException:  # see above
+            running.cancel()
+            raise
+
+    def close(self) -> None:
+        """Close all connections and stop the event loop. In a forked child there is neither."""
+        atexit.unregister(self._at_exit)
+        if not self._forked:
+            self._stack.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _close(client: weakref.ref[Client]) -> None:
+    if (left_open := client()) is not None:
+        left_open.close()
 
 
 def _require_asyncio() -> None:

@@ -1,4 +1,5 @@
-"""What one request cost, and where the time went.
+"""What one request cost, and where the time went: computed from the times that its caller noted and the figures that
+its hosts sent. Pure.
 
 TTFT = failed_attempts + client + queue + tokenise + prefill + exposed_transfer + ingest + first_step + whole + network,
 with every part >= 0. `failed_attempts`, `client` and `whole` are measured on the caller's monotonic clock, `network` is
@@ -7,12 +8,15 @@ the rest, and every other part is measured on one server's clock.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Final
 
+from disagg.api.events import DoneEvent, ShippedEvent, Timing
 from disagg.api.names import WireForm
+from disagg.inference.attempt import Attempt, Method
 
-Method = Literal["disaggregated", "local", "decode-alone", "prefill-alone", "fallback", "whole"]
+FASTEST_TOKENS_S: Final = 5000.0
+"""An answer that arrives faster was held up on its way and came in one burst."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,3 +91,144 @@ class Metrics:
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
+
+
+@dataclass(slots=True)
+class Trace:
+    """The caller's times of one attempt, by time.monotonic(); 0 until they are known.
+
+    A hand-off is two requests: the first, to the decode host, is written at `requested`; the second, to the prefill
+    host, at `ordered`, which stays 0 if one host does everything.
+
+    called: the caller asked for the answer. began: the attempt began; later than `called` if others failed before it.
+    resumed_tokens: of the answer that had arrived by then. opening: the attempt that brought the first of them.
+    shipped: the prefill host's figures, once the attempt has ended, if they arrived before.
+    requested, ordered: the body of the request was about to be written. slot: the slot event of the first arrived.
+    """
+
+    attempt: Attempt
+    model: str
+    called: float
+    began: float
+    requested: float = 0.0
+    slot: float = 0.0
+    ordered: float = 0.0
+    first_token: float = 0.0
+    last_token: float = 0.0
+    resumed_tokens: int = 0
+    opening: Trace | None = None
+    shipped: ShippedEvent | None = None
+
+    def follow(self, before: Trace, tokens: int) -> None:
+        """This attempt goes on after `tokens` tokens of the answer, the last of which the attempt before it brought."""
+        self.resumed_tokens, self.opening = tokens, before.opening or before
+        self.first_token, self.last_token = before.first_token, before.last_token
+
+    def ended(self, now: float) -> None:
+        """The answer is complete. One without tokens begins and ends now."""
+        self.first_token = self.first_token or now
+        self.last_token = self.last_token or now
+
+
+def metrics(trace: Trace, done: DoneEvent, shipped: ShippedEvent | None = None) -> Metrics:
+    """The request's figures. `shipped`: the prefill host's figures of a hand-off, None if there are none.
+
+    The network's share of TTFT is what the other parts leave. No two parts cover the same moment, so that it is never
+    negative: the client's end when a request is about to be written, before the server can have read it.
+    """
+    timing, attempt = done.timing, trace.attempt
+    if done.refuted:  # what was sent has not contributed
+        shipped = None
+    ttft = (trace.first_token or trace.last_token or trace.called) - trace.called
+    exposed_s = _exposed(trace, shipped, timing)
+    prefill_s = shipped.compute_s if shipped else timing.compute_s
+    if (opening := trace.opening) is None:
+        parts = _parts(trace, ttft, timing, shipped)
+    else:  # the timing of its answering host is lost with it
+        parts = _parts(opening, ttft, Timing(kv_wait_s=opening.first_token - opening.slot), opening.shipped)
+    # A host's own: several events that arrive in one packet would give speeds that no engine has.
+    decode_s = _arrival(trace, done) if attempt.method == "whole" else timing.decode_s
+    return Metrics(
+        method="local" if done.local else "fallback" if done.refuted else attempt.method,
+        model=trace.model,
+        prefill_server=attempt.prefill.name if attempt.prefill and not (done.local or done.refuted) else None,
+        decode_server=attempt.decode.name if attempt.decode else None,
+        prompt_tokens=done.prompt_tokens,
+        completion_tokens=done.completion_tokens,
+        total_tokens=done.prompt_tokens + done.completion_tokens,
+        prefill_time=prefill_s,
+        decode_time=decode_s,
+        total_time=trace.last_token - trace.called,
+        prefill_speed=_prefill_speed(done, shipped, prefill_s),
+        decode_speed=_rate(done.completion_tokens - trace.resumed_tokens - 1, decode_s),
+        ttft=ttft,
+        ttft_parts=parts,
+        hidden_transfer=shipped.hidden_transfer_s if shipped else 0.0,
+        exposed_transfer=exposed_s,
+        kv_bytes=shipped.kv_bytes if shipped else 0,
+        decode_computed_tokens=done.computed_prompt_tokens if attempt.decode else 0,
+        kv_wire=done.kv_wire,
+        simulated=done.simulated,
+        local=done.local,
+        held_tokens=done.held_tokens,
+        resumed_tokens=trace.resumed_tokens,
+        audited_tokens=done.audited_tokens,
+        deviation=done.deviation,
+    )
+
+
+def _prefill_speed(done: DoneEvent, shipped: ShippedEvent | None, seconds: float) -> float | None:
+    """None if all of the prompt but its last token was held: a pass over one token says nothing of a prompt's speed."""
+    if done.prompt_tokens - done.held_tokens <= 1:
+        return None
+    return _rate(shipped.computed_tokens if shipped else done.computed_prompt_tokens, seconds)
+
+
+def _arrival(trace: Trace, done: DoneEvent) -> float:
+    """First piece -> last piece of a whole-request host's answer; 0, unknown, if they came in one burst."""
+    seconds = trace.last_token - trace.first_token
+    return seconds if done.completion_tokens - 1 <= FASTEST_TOKENS_S * seconds else 0.0
+
+
+def _parts(trace: Trace, ttft: float, timing: Timing, shipped: ShippedEvent | None) -> TTFTParts:
+    """Where the time to the first token went, which this attempt brought."""
+    known = TTFTParts(
+        failed_attempts=trace.began - trace.called + timing.refuted_s,
+        client=max(0.0, trace.requested - trace.began) + (0.0 if timing.refuted_s else _order_s(trace)),
+        queue=timing.queue_s + (shipped.queue_s if shipped else 0.0),
+        tokenise=timing.tokenise_s + (shipped.tokenise_s if shipped else 0.0),
+        prefill=shipped.compute_s + min(0.0, _accepted_s(trace, shipped, timing)) if shipped else timing.compute_s,
+        exposed_transfer=_exposed(trace, shipped, timing),
+        ingest=timing.ingest_s,
+        first_step=timing.first_step_s,
+        whole=max(0.0, trace.called + ttft - trace.requested) if trace.attempt.method == "whole" else 0.0,
+    )
+    return replace(known, network=ttft - known.total)
+
+
+def _order_s(trace: Trace) -> float:
+    """The caller's time from the slot event until the request to the prefill host."""
+    return max(0.0, trace.ordered - trace.slot)
+
+
+def _exposed(trace: Trace, shipped: ShippedEvent | None, timing: Timing) -> float:
+    """The prompt waited for the link, and end of prefill compute -> KV accepted. Each host sees one end only: the
+    smaller of two upper bounds.
+
+    The prefill host's bound includes the acknowledgement's way back to it, during which the decode host already works
+    (48 ms were seen on a busy machine). The decode host's is `_accepted_s`.
+    """
+    if shipped is None:
+        return 0.0
+    return max(0.0, min(shipped.exposed_transfer_s, _accepted_s(trace, shipped, timing)))
+
+
+def _accepted_s(trace: Trace, shipped: ShippedEvent, timing: Timing) -> float:
+    """What of the time until the KV was accepted was neither queue nor compute. It includes the caller's time until the
+    request to the prefill host, which is not transfer, and that request's way. Less than 0 if the prefill host learnt
+    late that its rows were computed, as of vLLM's workers: by then this request did not wait for it any more."""
+    return timing.kv_wait_s - (_order_s(trace) + shipped.tokenise_s + shipped.queue_s + shipped.compute_s)
+
+
+def _rate(tokens: int, seconds: float) -> float | None:
+    return tokens / seconds if tokens > 0 and seconds > 0 else None

@@ -12,7 +12,7 @@ from disagg.api.base import InvalidValue, bounds
 from disagg.api.requests import GenerateBody, Messages
 from disagg.api.sampling import Sampling
 from disagg.errors import RequestError
-from disagg.inference.hosts.route import Alone
+from disagg.inference.attempt import Alone
 from disagg.inference.policy import OnKVFailure
 
 _OF_THE_BODY = ("cache_salt", "share", "tools", "must_call", "json_schema", "chat_template_kwargs", "hold_prompt")

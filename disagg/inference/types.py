@@ -8,8 +8,8 @@ from typing import Literal
 
 from disagg.api.events import FinishReason, TokenLogprob
 from disagg.api.requests import ToolCall
-from disagg.inference.attempts.retry import Reason
-from disagg.inference.metrics import Method, Metrics
+from disagg.inference.attempt import Method, Reason
+from disagg.inference.metrics import Metrics
 
 
 @dataclass(frozen=True, slots=True)

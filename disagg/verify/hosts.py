@@ -19,8 +19,8 @@ from disagg.api.names import AS_IS
 from disagg.api.verify import HostsReport, PairReport, VerifyBounds
 from disagg.config import Fleet, Host, Model
 from disagg.errors import DeadlineExceeded, DisaggError, ServerUnavailable, UsageError
-from disagg.inference.hosts.route import Alone
-from disagg.inference.sync_client import Client
+from disagg.inference.attempt import Alone
+from disagg.inference.client import Client
 from disagg.inference.types import Completion
 from disagg.verify.answers import agrees, compare_answers, limits, same_weights
 from disagg.verify.prompts import pieces, sample_text

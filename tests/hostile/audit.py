@@ -36,8 +36,8 @@ from disagg.engines.exit import exit_without_cleanup
 from disagg.engines.mlx import cache as mlx_cache
 from disagg.engines.mlx.audit import audit
 from disagg.engines.mlx.engine import MLXDecodeEngine
+from disagg.inference.client import Client
 from disagg.inference.hosts.breaker import FAILURES_IF_IT_ANSWERS
-from disagg.inference.sync_client import Client
 from disagg.inference.types import Completion
 from disagg.kv.received import ReceivedKV
 from disagg.servers.decode.audits import ENOUGH, Audits

@@ -25,7 +25,7 @@ import httpx
 
 from disagg.api.events import ProgressEvent
 from disagg.engines.model import checkpoint
-from disagg.inference.sync_client import Client
+from disagg.inference.client import Client
 from disagg.kv.fingerprint import token_hash
 from disagg.kv.wire import frames
 from tests.fleets import TOKEN, RunningFleet, running, wait_until, write_hosts

@@ -13,9 +13,8 @@ from typing import Literal
 import httpx
 
 from disagg.config import Fleet, Host
-from disagg.inference.client import AsyncClient
+from disagg.inference.client import AsyncClient, Client
 from disagg.inference.policy import Timeouts
-from disagg.inference.sync_client import Client
 from tests.fleets import RunningFleet
 from tests.secure import SecureHTTPServer
 

@@ -24,12 +24,11 @@ from disagg.errors import (
     ServerUnavailable,
     UnknownModel,
 )
+from disagg.inference.attempt import Alone
 from disagg.inference.attempts.waiting import Waiting
-from disagg.inference.client import AsyncClient
-from disagg.inference.hosts.route import Alone
+from disagg.inference.client import AsyncClient, Client
 from disagg.inference.http.connection import HostConnection
 from disagg.inference.metrics import Metrics
-from disagg.inference.sync_client import Client
 from disagg.inference.types import Chunk, Completion
 from tests import tiny_models
 from tests.cli.commandline import ROOT, write_fleet

@@ -12,8 +12,8 @@ from disagg.api.events import Event, LocalEvent, ProgressEvent, ShippedEvent, To
 from disagg.api.requests import GenerateBody
 from disagg.config import EngineOptions, Host
 from disagg.errors import DisaggError, ModelError, RequestError
+from disagg.inference.attempt import Attempt
 from disagg.inference.attempts.answer import ArrivingAnswer, phase_of
-from disagg.inference.attempts.retry import Attempt
 from disagg.inference.client import AsyncClient
 from disagg.inference.hosts.affinity import prompt_of
 from disagg.inference.http import calls

@@ -19,8 +19,8 @@ import pytest
 
 from disagg.config import load
 from disagg.engines.model import checkpoint
+from disagg.inference.attempt import Alone
 from disagg.inference.client import AsyncClient
-from disagg.inference.hosts.route import Alone
 from disagg.inference.types import Completion
 from disagg.kv.blocks import KVBlock
 from disagg.kv.fingerprint import token_hash

@@ -14,9 +14,8 @@ import httpx
 import pytest
 
 from disagg.errors import RequestEndedHosts
-from disagg.inference.client import AsyncClient
+from disagg.inference.client import AsyncClient, Client
 from disagg.inference.options import RequestOptions
-from disagg.inference.sync_client import Client
 from tests.fleets import TOKEN, RunningFleet, running, wait_until
 from tests.hostile.ending import ENDLESS, ENDS_DECODE, ENDS_PREFILL
 from tests.simulated import write_simulated

@@ -11,7 +11,7 @@ from typing import Any, cast
 import httpx
 import pytest
 
-from disagg.inference.sync_client import Client
+from disagg.inference.client import Client
 from tests import tiny_models
 from tests.fleets import RunningFleet, running, wait_until, write_hosts
 

@@ -11,7 +11,7 @@ import pytest
 from disagg.api.events import TokenLogprob
 from disagg.config import Fleet, load
 from disagg.errors import DisaggError, PeerLost, UsageError
-from disagg.inference.metrics import Method
+from disagg.inference.attempt import Method
 from disagg.inference.types import Completion
 from disagg.verify.hosts import Way, require_lengths, verify_hosts
 from disagg.verify.prompts import pieces

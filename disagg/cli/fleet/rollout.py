@@ -100,7 +100,7 @@ def asking(fleet: Fleet, state: State) -> Ask:
 
     def ask(host: Host) -> RecordedAnswer:
         from disagg.fleet.rollout.answers import ALTERNATIVES, PROMPT, TOKENS, RecordedAnswer, RecordedToken
-        from disagg.inference.sync_client import Client
+        from disagg.inference.client import Client
 
         alone = replace(fleet, hosts={host.name: host})
         with Client(alone, token=state.token()) as client:

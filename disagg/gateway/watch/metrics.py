@@ -17,7 +17,8 @@ from disagg.api.events import FinishReason
 from disagg.api.history import ENDED_HOSTS
 from disagg.gateway.dialects.problems import FAILURES, Problem
 from disagg.gateway.watch.events import Accepted, Completed, Ended, Generated, Refused, RequestEvent
-from disagg.inference.metrics import Method, Metrics, TTFTParts
+from disagg.inference.attempt import Method
+from disagg.inference.metrics import Metrics, TTFTParts
 from disagg.strikes import POLICY
 
 TTFT_S: Final = (

@@ -12,9 +12,9 @@ import msgspec
 from disagg.api.events import DoneEvent, Event, LocalEvent, ShippedEvent, SlotEvent, TokenLogprob, TokensEvent
 from disagg.api.requests import GenerateBody, ToolCall
 from disagg.errors import Partial
+from disagg.inference.attempt import Attempt
 from disagg.inference.attempts.plausible import AnswerBounds
-from disagg.inference.attempts.retry import Attempt
-from disagg.inference.measure import Trace, metrics
+from disagg.inference.metrics import Trace, metrics
 from disagg.inference.types import Chunk, Completion, Phase, Stage, Watch, unwatched
 
 FALLBACK_WARNING = "Using fallback mode - slower performance"

@@ -19,17 +19,17 @@ import msgspec
 from disagg.api.requests import DecodeBody, GenerateBody
 from disagg.config import Host
 from disagg.errors import DeadlineExceeded, DisaggError
+from disagg.inference.attempt import Attempt
 from disagg.inference.attempts import whole
 from disagg.inference.attempts.answer import FALLBACK_WARNING, ArrivingAnswer, AttemptOutcome, Deliver
 from disagg.inference.attempts.perform import HostCaller, PrefillFailed, perform
 from disagg.inference.attempts.plausible import AnswerBounds
-from disagg.inference.attempts.retry import Attempt, Failure, Pause, Route, after, forget_frames, remaining, route_of
+from disagg.inference.attempts.retry import Failure, Pause, Route, after, forget_frames, remaining, route_of
 from disagg.inference.attempts.suspects import Suspects, Turn, has_ended, may_have_ended
 from disagg.inference.attempts.view_updates import ViewUpdates
 from disagg.inference.attempts.waiting import RetryBudget, Waiting
 from disagg.inference.hosts.affinity import RoutedPrompt, chain, content_of, prompt_of
-from disagg.inference.hosts.heartbeat import Heartbeat
-from disagg.inference.hosts.refresh import Refresher
+from disagg.inference.hosts.background import Heartbeat, Refresher
 from disagg.inference.hosts.route import Candidates, Ranking, RouteRequest, rank
 from disagg.inference.hosts.view import FleetView
 from disagg.inference.http.connections import Connections

@@ -17,10 +17,10 @@ from disagg.api.events import DoneEvent, Event, LocalEvent, RefutedEvent, Shippe
 from disagg.api.requests import DecodeBody, GenerateBody, PrefillBody
 from disagg.config import Host
 from disagg.errors import DisaggError, HandoffError, KVRefuted, ProtocolError, SenderTooSlow, ServerSilent
+from disagg.inference.attempt import Attempt
 from disagg.inference.attempts.answer import FALLBACK_WARNING, ArrivingAnswer, AttemptOutcome
-from disagg.inference.attempts.retry import Attempt
 from disagg.inference.attempts.view_updates import ViewUpdates
-from disagg.inference.hosts.heartbeat import Heartbeat
+from disagg.inference.hosts.background import Heartbeat
 from disagg.inference.http import calls
 from disagg.inference.http.connections import Connections
 from disagg.inference.http.events import Patience

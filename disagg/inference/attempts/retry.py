@@ -39,13 +39,10 @@ from disagg.errors import (
     ServerSilent,
     ServerUnavailable,
 )
-from disagg.inference.hosts.route import Alone, Ranking
-from disagg.inference.metrics import Method
+from disagg.inference.attempt import Alone, Attempt, Reason
+from disagg.inference.hosts.route import Ranking
 from disagg.inference.policy import RetryPolicy
 
-Reason = Literal[
-    "first choice", "prefill failed", "no prefill host is up", "decode host failed", "no decode host is left"
-]
 STATED = 6  # hosts that an error names
 LOOK_AGAIN_S = 0.25  # while no host is up: costs nothing but a look at the view
 
@@ -88,29 +85,6 @@ def route_of(ranking: Ranking, *, begun: bool = False) -> Route:
         begun,
         ranking.refused,
     )
-
-
-@dataclass(frozen=True, slots=True)
-class Attempt:
-    """One way to run a request. `reason`: why this one is tried. decode: the host that generates the answer, also a
-    whole-request host; None if a prefill host does, alone."""
-
-    method: Method
-    decode: Host | None
-    prefill: Host | None
-    reason: Reason = "first choice"
-
-    @property
-    def hosts(self) -> tuple[Host, ...]:
-        """The hosts that it needs."""
-        return tuple(host for host in (self.decode, self.prefill) if host is not None)
-
-    @property
-    def answering(self) -> Host:
-        """The host that generates the answer."""
-        host = self.decode or self.prefill
-        assert host is not None, "an attempt names a host"
-        return host
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,9 @@ from disagg.api.events import RefutedEvent
 from disagg.api.requests import Share
 from disagg.config import Host
 from disagg.errors import KVRefuted, Overloaded
+from disagg.inference.attempt import Attempt
 from disagg.inference.attempts.answer import AttemptOutcome
-from disagg.inference.attempts.retry import Attempt, Failure
+from disagg.inference.attempts.retry import Failure
 from disagg.inference.hosts.places import HostPlace
 from disagg.inference.hosts.view import FleetView
 

@@ -5,7 +5,5 @@ breaker     a host that fails gets no requests for a while
 affinity    which decode hosts hold the beginning of a prompt
 places      how many requests of this client are at each host
 route       which hosts may serve a request, best first, and why
-refresh     keeps the view fresh
-heartbeat   extends the leases of requests that run
-background  a task that runs while it has something to do
+background  what runs beside requests: keeps the view fresh, extends the leases of what runs
 """

@@ -9,17 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from disagg.api.names import Role
 from disagg.api.requests import PrefillOffer, Share
 from disagg.api.status import Load
 from disagg.config import Fleet, Host
 from disagg.errors import ServerUnavailable
+from disagg.inference.attempt import Alone
 from disagg.inference.hosts.view import WAITED_FOR, FleetView, HostView
 
-Alone = Literal["decode", "prefill", "whole"]
-"""The role of the one host that runs a request by itself, without a hand-off."""
 COMPARED = 6  # hosts of each role
 PREFILL_TOKENS_S = 1000.0  # if no host has measured it; one that has not is taken for as fast as the fastest
 DECODE_TOKENS_S = 30.0

@@ -29,7 +29,7 @@ from disagg.fleet.rollout.record import RolloutRecord
 from disagg.fleet.rollout.report import RolloutReport
 from disagg.fleet.rollout.rollout import Rollout
 from disagg.fleet.services import supervise
-from disagg.inference.sync_client import Client
+from disagg.inference.client import Client
 from tests.fleet.farm import PLAIN_PATH
 from tests.fleet.lifecycle.yard import Yard
 

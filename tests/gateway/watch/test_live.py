@@ -23,7 +23,7 @@ from disagg.gateway.watch import feed
 from disagg.gateway.watch.board import Board, Rate, RecentMedian
 from disagg.gateway.watch.hosts import live_hosts
 from disagg.gateway.watch.observers import Observers
-from disagg.inference.attempts.retry import Reason
+from disagg.inference.attempt import Reason
 from disagg.inference.hosts.view import FleetView
 from disagg.inference.types import Phase, Stage
 from tests.gateway import fake_client

@@ -24,7 +24,7 @@ from disagg.gateway.watch import metrics as requests
 from disagg.gateway.watch.host_metrics import LiveCollector
 from disagg.gateway.watch.metrics import FALLBACKS, KV_LOST, HarmfulRequests, RequestMetrics
 from disagg.gateway.watch.observers import Observers
-from disagg.inference.attempts.retry import Reason
+from disagg.inference.attempt import Reason
 from disagg.inference.types import Stage
 from disagg.strikes import POLICY
 from tests.gateway import fake_client

@@ -13,7 +13,7 @@ import pytest
 
 from disagg.config import Host
 from disagg.errors import HandoffError, ServerUnavailable
-from disagg.inference.sync_client import Client
+from disagg.inference.client import Client
 from tests.fleets import TOKEN, RunningFleet
 from tests.inference.fake_hosts import change_timeouts, start_at, with_first
 from tests.ports import free_ports

@@ -9,7 +9,7 @@ import pytest
 
 from disagg.errors import ServerUnavailable
 from disagg.inference.attempts.answer import FALLBACK_WARNING
-from disagg.inference.sync_client import Client
+from disagg.inference.client import Client
 from disagg.inference.types import Completion
 from tests.fleets import TOKEN, RunningFleet
 from tests.inference.fake_hosts import End, be_patient, breaking_off, only, start_at, with_first

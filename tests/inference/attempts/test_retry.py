@@ -25,8 +25,8 @@ from disagg.errors import (
     ServerUnavailable,
     UnknownModel,
 )
-from disagg.inference.attempts.retry import Attempt, Failure, Pause, Route, after, attempts, remaining
-from disagg.inference.hosts.route import Alone
+from disagg.inference.attempt import Alone, Attempt
+from disagg.inference.attempts.retry import Failure, Pause, Route, after, attempts, remaining
 from disagg.inference.policy import DEFAULT_POLICY, RetryPolicy
 
 LOST, BUSY, SILENT, DOWN = PeerLost("lost"), Overloaded("full"), ServerSilent("silent"), ServerUnavailable("gone")

@@ -6,8 +6,9 @@ import pytest
 
 from disagg.config import EngineOptions, Host
 from disagg.errors import ModelError, ServerUnavailable
+from disagg.inference.attempt import Attempt
 from disagg.inference.attempts.answer import AttemptOutcome
-from disagg.inference.attempts.retry import Attempt, Failure
+from disagg.inference.attempts.retry import Failure
 from disagg.inference.attempts.view_updates import ViewUpdates
 from disagg.inference.hosts.breaker import Breaker
 from disagg.inference.hosts.view import FleetView, HostView

@@ -20,10 +20,9 @@ from disagg.errors import (
     ServerRefused,
     ServerUnavailable,
 )
-from disagg.inference.client import AsyncClient
-from disagg.inference.hosts import refresh
+from disagg.inference.client import AsyncClient, Client
+from disagg.inference.hosts import background
 from disagg.inference.hosts.view import UNKNOWN
-from disagg.inference.sync_client import Client
 from tests.inference.scripted import FixedHost
 from tests.whole.fake_openai import MODEL_THERE, Script, ended, openai_server, said, whole_host, with_whole
 
@@ -201,7 +200,7 @@ async def test_a_host_that_a_request_finds_out_about_is_not_down(response: bytes
         host = whole_host("m", port, **options)
         async with AsyncClient(fleet(host), token="t") as asking:
             with asking.watching():
-                await asyncio.sleep(3 * refresh.WHOLE_INTERVAL_S)
+                await asyncio.sleep(3 * background.WHOLE_INTERVAL_S)
             assert asking.view.of(host.name).reachable == "up"
             with pytest.raises(DisaggError, match=r"cannot read the key|does not answer as an OpenAI"):
                 await asking.generate("m", "hi")
@@ -212,7 +211,7 @@ async def test_a_host_is_asked_for_its_models_as_often_as_is_stated() -> None:
     host = FixedHost(b"HTTP/1.1 200 X\r\nContent-Length: 2\r\n\r\n{}")
     async with host.listening(tls=False) as port, AsyncClient(fleet(whole_host("m", port)), token="t") as asking:
         with asking.watching():
-            await asyncio.sleep(6 * refresh.WHOLE_INTERVAL_S)
+            await asyncio.sleep(6 * background.WHOLE_INTERVAL_S)
     assert 6 <= len(host.received) <= 7
 
 

@@ -13,8 +13,7 @@ from disagg.config import EngineOptions, Host
 from disagg.errors import DisaggError, Overloaded, ServerSilent, ServerUnavailable
 from disagg.inference.attempts.retry import Pause
 from disagg.inference.attempts.waiting import LONGEST_DELAY_S, RetryBudget, Waiting
-from disagg.inference.hosts.heartbeat import Heartbeat
-from disagg.inference.hosts.refresh import Refresher
+from disagg.inference.hosts.background import Heartbeat, Refresher
 from disagg.inference.hosts.view import FleetView
 from disagg.inference.http import calls
 from disagg.inference.http.connections import Connections

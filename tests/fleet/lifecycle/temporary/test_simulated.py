@@ -11,7 +11,7 @@ from disagg.errors import UsageError
 from disagg.fleet.lifecycle.temporary.ports import with_free_ports
 from disagg.fleet.lifecycle.temporary.simulated import Devices, running_simulated, simulated_fleet
 from disagg.fleet.machine import process as local
-from disagg.inference.sync_client import Client
+from disagg.inference.client import Client
 from tests.simulated import write_simulated
 
 SHIPPED = Path(__file__).parents[4] / "hosts.toml"

@@ -10,8 +10,8 @@ import pytest
 
 from disagg.api.events import DoneEvent, ShippedEvent, Timing
 from disagg.config import EngineOptions, Host
-from disagg.inference.attempts.retry import Attempt
-from disagg.inference.measure import Trace, metrics
+from disagg.inference.attempt import Attempt
+from disagg.inference.metrics import Trace, metrics
 
 P = Host("p", "127.0.0.1", ("prefill",), "m", EngineOptions("simulated"), 1)
 D = Host("d", "127.0.0.1", ("decode",), "m", EngineOptions("simulated"), 2)

@@ -11,7 +11,7 @@ import pytest
 
 from disagg.errors import ServerUnavailable
 from disagg.inference.client import AsyncClient
-from disagg.inference.hosts import refresh
+from disagg.inference.hosts import background
 from disagg.inference.hosts.breaker import Breaker
 from disagg.inference.hosts.view import UNKNOWN, HostView
 from tests.inference.scripted import Script, ScriptedHost, scripted, silent, whole
@@ -62,7 +62,7 @@ async def test_a_host_whose_answer_came_while_this_process_was_stopped_is_up(
 
 
 async def test_a_host_that_states_nothing_is_down_after_two_intervals() -> None:
-    async with client_of(d1={"load": silent}) as (client, _), watched(client, refresh.FIRST_S + 1.5):
+    async with client_of(d1={"load": silent}) as (client, _), watched(client, background.FIRST_S + 1.5):
         assert client.view.of("d1").misses == 1
         await asyncio.sleep(1.0)
         assert client.view.of("d1").obstacle(time.monotonic()) == "down"
@@ -70,7 +70,7 @@ async def test_a_host_that_states_nothing_is_down_after_two_intervals() -> None:
 
 async def test_a_silent_host_is_asked_again_when_its_question_is_given_up() -> None:
     async with client_of(d1={"load": silent}, d2={}) as (client, hosts):
-        async with watched(client, refresh.FIRST_S + 2 * (refresh.PATIENCE_S + refresh.INTERVAL_S) + 1.0):
+        async with watched(client, background.FIRST_S + 2 * (background.PATIENCE_S + background.INTERVAL_S) + 1.0):
             assert len(hosts["d1"].asked) == 3
         assert client.view.of("d2").reachable == "up"
 
