@@ -34,7 +34,7 @@ from disagg.config import Fleet, load
 from disagg.demo.flow import HOSTS_FILE
 from disagg.fleet.lifecycle.fleet_servers import FleetServers
 from disagg.fleet.lifecycle.state import State
-from disagg.fleet.lifecycle.temporary.running import RunningFleet, temporary_fleet
+from disagg.fleet.lifecycle.temporary import RunningFleet, temporary_fleet
 from disagg.gateway.watch.history import Filter, history_path, read
 from disagg.token import GATEWAY_FOLDER_VARIABLE
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from benchmarks.peers.pair import TIMEOUT_S, TimedTransfer, TransferFailed
-from disagg.fleet.lifecycle.temporary.ports import free_ports
+from disagg.fleet.lifecycle.temporary import free_ports
 
 CALL = "1M"  # bytes a call, as the bare socket's; iperf3's own 128K is slower
 

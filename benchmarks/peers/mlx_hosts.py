@@ -21,7 +21,7 @@ from disagg import AsyncClient
 from disagg.config import Fleet, load
 from disagg.fleet.lifecycle.fleet_servers import FleetServers
 from disagg.fleet.lifecycle.state import State
-from disagg.fleet.lifecycle.temporary.ports import free_ports
+from disagg.fleet.lifecycle.temporary import free_ports
 from disagg.tls.client import client_tls
 
 START_S = 600.0

@@ -16,7 +16,7 @@ from disagg.demo.prompt import STOP
 from disagg.fleet.lifecycle.fleet_servers import OnProgress
 from disagg.fleet.lifecycle.status.health import poll
 from disagg.fleet.lifecycle.status.host_status import HostStatus
-from disagg.fleet.lifecycle.temporary.running import RunningFleet, temporary_fleet
+from disagg.fleet.lifecycle.temporary import RunningFleet, temporary_fleet
 from disagg.inference import client as inference
 from disagg.inference.several import ModelAnswer, ask
 

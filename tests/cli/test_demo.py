@@ -19,9 +19,8 @@ import pytest
 import disagg
 from disagg.config import Fleet, load
 from disagg.errors import ServerUnavailable
-from disagg.fleet.lifecycle import fleet_servers
+from disagg.fleet.lifecycle import fleet_servers, temporary
 from disagg.fleet.lifecycle.fleet_servers import FleetServers
-from disagg.fleet.lifecycle.temporary import ports
 from disagg.fleet.machine import process as local
 from disagg.inference import client
 from tests.cli.answers import FakeClient
@@ -202,7 +201,7 @@ def test_a_port_lost_to_another_program_moves_the_demo_elsewhere_twice(
     farm: Stage, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], times: int, code: int
 ) -> None:
     thief = Thief(times)
-    monkeypatch.setattr(ports, "with_free_ports", thief.after(ports.with_free_ports))
+    monkeypatch.setattr(temporary, "with_free_ports", thief.after(temporary.with_free_ports))
     with thief.held:
         assert run("demo") == code
     err = capsys.readouterr().err
@@ -216,7 +215,7 @@ def test_a_server_that_meets_anothers_on_its_port_moves_the_demo_too(
 ) -> None:
     """The other one listens only after the look at the port, so no PortInUse tells of it."""
     thief = Thief(1)
-    monkeypatch.setattr(ports, "with_free_ports", thief.after(ports.with_free_ports))
+    monkeypatch.setattr(temporary, "with_free_ports", thief.after(temporary.with_free_ports))
     monkeypatch.setattr(local, "port_taken", lambda address, port: False)
     with thief.held:
         assert run("demo") == 0

@@ -23,7 +23,7 @@ def simulated(fleet: Fleet, model: str, prefill: str | None, decode: str | None)
     unknown.
     """
     from disagg.cli.views.fleet.progress import HostProgress
-    from disagg.fleet.lifecycle.temporary.simulated import Devices, running_simulated
+    from disagg.fleet.lifecycle.temporary import Devices, running_simulated
 
     hosts = {name: host for name, host in fleet.hosts.items() if host.model == model}
     if not hosts:

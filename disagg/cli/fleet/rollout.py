@@ -27,8 +27,7 @@ if TYPE_CHECKING:
     from disagg.config import Fleet, Host
     from disagg.fleet.deploy.deployment import DeployResult
     from disagg.fleet.lifecycle.state import State
-    from disagg.fleet.rollout.answers import RecordedAnswer
-    from disagg.fleet.rollout.gate import Ask
+    from disagg.fleet.rollout.gate import Ask, RecordedAnswer
     from disagg.fleet.rollout.report import RolloutReport
     from disagg.fleet.rollout.rollout import Rollout
 
@@ -99,7 +98,7 @@ def asking(fleet: Fleet, state: State) -> Ask:
     """Ask one host alone, as any client does."""
 
     def ask(host: Host) -> RecordedAnswer:
-        from disagg.fleet.rollout.answers import ALTERNATIVES, PROMPT, TOKENS, RecordedAnswer, RecordedToken
+        from disagg.fleet.rollout.gate import ALTERNATIVES, PROMPT, TOKENS, RecordedAnswer, RecordedToken
         from disagg.inference.client import Client
 
         alone = replace(fleet, hosts={host.name: host})

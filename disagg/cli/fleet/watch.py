@@ -15,7 +15,7 @@ from disagg.errors import DisaggError, UsageError
 if TYPE_CHECKING:
     from disagg.api.watch import HostChange
     from disagg.config import Fleet
-    from disagg.fleet.lifecycle.watch.notify import Notifier
+    from disagg.fleet.lifecycle.watch import Notifier
 
 URL_VARIABLE = "DISAGG_WATCH_URL"
 
@@ -42,7 +42,7 @@ def watch(
     from disagg.fleet.lifecycle.state import State
     from disagg.fleet.lifecycle.status.diagnose import diagnose
     from disagg.fleet.lifecycle.status.health import poll
-    from disagg.fleet.lifecycle.watch.changes import FleetWatch, explained
+    from disagg.fleet.lifecycle.watch import FleetWatch, explained
     from disagg.units import counted
 
     fleet = settings(context).fleet()
@@ -86,7 +86,7 @@ def _readings(look: Callable[[], list[HostChange]], every: float) -> Iterator[li
 
 
 def _notifier(fleet: Fleet, run: str, url: str) -> Notifier:
-    from disagg.fleet.lifecycle.watch.notify import LineRunner, Notifier, Poster
+    from disagg.fleet.lifecycle.watch import LineRunner, Notifier, Poster
 
     deliver: list[Callable[[HostChange], None]] = [LineRunner(fleet, run)] if run else []
     if url:

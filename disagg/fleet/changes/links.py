@@ -2,11 +2,11 @@
 
 current    the release that was deployed last: `disagg start` and `restart` run it
 running    the release that the service manager runs, also after a crash or a reboot
-previous   the release of `disagg rollback`
-"""
+previous   the release of `disagg rollback`"""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import Final, Literal
 
@@ -83,3 +83,9 @@ def switch_moves(facts: HostFacts, release: str) -> tuple[Move, ...]:
             moves.append(("previous", last))
         moves.append(("current", release))
     return tuple(moves)
+
+
+def described(release: str, runs: str, since: float | None) -> str:
+    """`release 3f2a11bc pending since 2026-03-01 14:05, 9c04d7e1 runs`. since: seconds since 1970, in local time."""
+    when = f" since {time.strftime('%Y-%m-%d %H:%M', time.localtime(since))}" if since else ""
+    return f"release {release[:8]} pending{when}, {runs[:8] or 'an installation'} runs"

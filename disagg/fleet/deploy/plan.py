@@ -12,8 +12,7 @@ from typing import Final
 
 from disagg.config import Host
 from disagg.config.home import expanded
-from disagg.fleet.changes.links import move_argv, service_moves, service_release, switch_moves
-from disagg.fleet.changes.pending import described
+from disagg.fleet.changes.links import described, move_argv, service_moves, service_release, switch_moves
 from disagg.fleet.deploy.packages.environment import Environment
 from disagg.fleet.deploy.refusals import no_room
 from disagg.fleet.deploy.release import TargetState

@@ -12,7 +12,7 @@ from disagg.fleet.deploy.scripts import UNINSTALL
 from disagg.fleet.deploy.steps import Plan, Refusal, RunScript, Step
 from disagg.fleet.facts.host import HostFacts
 from disagg.fleet.services import command
-from disagg.fleet.services.process import END_GROUP
+from disagg.fleet.services.base import END_GROUP
 
 
 def rollback(host: Host, facts: HostFacts, to: str = "") -> Plan:

@@ -19,7 +19,7 @@ from disagg.fleet.lifecycle.status.host_status import HealthState
 from disagg.fleet.machine import interruption
 from disagg.fleet.machine.base import Machine
 from disagg.fleet.machine.output import last_lines
-from disagg.fleet.services.process import END_GROUP
+from disagg.fleet.services.base import END_GROUP
 
 _VERB_S: Final = 90.0
 """Limit of one service manager command; stopping waits for requests in progress."""

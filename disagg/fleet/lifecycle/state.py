@@ -15,10 +15,12 @@ import fcntl
 import json
 import os
 import secrets
+import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from disagg.config import Fleet, Host
 from disagg.errors import ConfigError, FleetError, HostLocked
@@ -26,6 +28,7 @@ from disagg.files import create_file, replace_file
 from disagg.fleet.changes.audit import audit_file
 from disagg.fleet.changes.lock import LockHolder
 from disagg.fleet.lifecycle.loglines import end_of_run
+from disagg.fleet.machine import process as local
 from disagg.token import (
     TOKEN_FILE_VARIABLE,
     earlier_token_paths,
@@ -263,6 +266,39 @@ class State:
 
     def _pid_file(self, host: str) -> Path:
         return self.folder / f"{host}.pid"
+
+
+class StartedElsewhere(NamedTuple):
+    """hosts_file: the hosts.toml of the fleet that has started it. host: its name there."""
+
+    hosts_file: str
+    host: str
+
+    @property
+    def stop_command(self) -> str:
+        return f"disagg stop --config {shlex.quote(self.hosts_file)} --host {self.host}"
+
+
+def started_elsewhere(state: State, host: Host, port: int | None = None) -> StartedElsewhere | None:
+    """What listens on a local host's port if another fleet of this user has started it. state: of the host's fleet.
+    port: another port of the host."""
+    if not host.placement.spawned:
+        return None
+    with suppress(FleetError):  # of a folder that cannot be read
+        for other in state.others():
+            for name in other.recorded_hosts():
+                if _has_started(other, name, port or host.port):
+                    return StartedElsewhere(other.shown, name)
+    return None
+
+
+def _has_started(state: State, name: str, port: int) -> bool:
+    """Whether the fleet of this state has started what listens on the port, as this host. False if its record is
+    damaged."""
+    with suppress(FleetError):
+        record = state.recorded(name)
+        return record is not None and local.identity(record.pid) == record.identity and local.listens(record.pid, port)
+    return False
 
 
 def _tail(path: Path) -> list[str]:

@@ -15,7 +15,7 @@ import msgspec
 
 from disagg.errors import FleetError
 from disagg.files import replace_file
-from disagg.fleet.rollout.answers import RecordedAnswer
+from disagg.fleet.rollout.gate import RecordedAnswer
 from disagg.fleet.rollout.policy import Phase
 
 T = TypeVar("T")

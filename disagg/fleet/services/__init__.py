@@ -3,8 +3,7 @@
 base       a service definition, and a command
 systemd    a user unit, with linger
 launchd    a daemon of the system domain
-process    no service manager: supervise.py, started detached
-supervise  that supervisor: standard library only, run by path, never imported
+supervise  the supervisor of hosts without a service manager: standard library only, run by path, never imported
 
 All of them run `running/run` of the host's folder, so that a new release needs no new definition. `disagg start` and
 `restart` point `running` at the deployed release: until then a crash starts the release again that has run.
@@ -12,23 +11,12 @@ All of them run `running/run` of the host's folder, so that a new release needs 
 
 from __future__ import annotations
 
-from typing import Final, Protocol
-
 from disagg.config import Host, ServiceManager
 from disagg.fleet.facts.host import HostFacts
-from disagg.fleet.services import launchd, process, systemd
-from disagg.fleet.services.base import Definition, ScriptCommand, Verb
+from disagg.fleet.services import launchd, systemd
+from disagg.fleet.services.base import END_GROUP, SUPERVISE, Definition, ScriptCommand, Verb
 
-__all__ = ["Command", "Definition", "Verb", "command", "definitions", "needs", "program"]
-
-
-class _Manager(Protocol):
-    def definitions(self, host: Host, facts: HostFacts) -> tuple[Definition, ...]: ...
-
-    def command(self, facts: HostFacts, verb: Verb) -> ScriptCommand: ...
-
-
-_MANAGERS: Final[dict[ServiceManager, _Manager]] = {"systemd": systemd, "launchd": launchd, "process": process}
+__all__ = ["END_GROUP", "Definition", "ScriptCommand", "Verb", "command", "definitions", "needs", "program"]
 
 
 def program(host: Host) -> str:
@@ -47,9 +35,15 @@ def needs(host: Host) -> tuple[str, ...]:
 
 def definitions(host: Host, facts: HostFacts) -> tuple[Definition, ...]:
     """The definition files that the host's service manager needs."""
-    return _MANAGERS[host.service].definitions(host, facts)
+    if host.service == "systemd":
+        return systemd.definitions(host, facts)
+    return launchd.definitions(host, facts) if host.service == "launchd" else ()
 
 
 def command(service: ServiceManager, facts: HostFacts, verb: Verb) -> ScriptCommand:
     """The command that starts, stops, restarts or removes the host's service."""
-    return _MANAGERS[service].command(facts, verb)
+    if service == "systemd":
+        return systemd.command(facts, verb)
+    if service == "launchd":
+        return launchd.command(facts, verb)
+    return ScriptCommand(SUPERVISE, (facts.paths.folder, "stop" if verb == "remove" else verb))

@@ -98,7 +98,7 @@ def test_a_command_is_run_for_each_change(
     config: Path, give: Give, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sent = []
-    monkeypatch.setattr("disagg.fleet.lifecycle.watch.notify.Notifier.send", lambda self, change: sent.append(change))
+    monkeypatch.setattr("disagg.fleet.lifecycle.watch.Notifier.send", lambda self, change: sent.append(change))
     give("failed", "failed")
     assert run("--config", config, "watch", "--every", "0.1", "--run", "true") == 130
     assert [change.change for change in sent] == ["down"]

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import socket
 import stat
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +12,8 @@ import pytest
 
 from disagg.config import Fleet
 from disagg.errors import ConfigError, FleetError
-from disagg.fleet.lifecycle.state import ProcessRecord, State
+from disagg.fleet.lifecycle.state import ProcessRecord, State, started_elsewhere
+from disagg.fleet.machine import process as local
 from disagg.token import TOKEN_FILE_VARIABLE
 from tests.fleet.farm import make_fleet
 from tests.values import no_space
@@ -219,3 +221,18 @@ def test_a_state_folder_that_cannot_be_used_is_named_with_a_way_out(fleet: Fleet
     (tmp_path / "state").write_text("a file")
     with pytest.raises(FleetError, match=r"cannot use .*state/test-.*XDG_STATE_HOME"):
         use(State.of(fleet, tmp_path / "state"), fleet)
+
+
+def test_a_damaged_record_hides_no_other_server(tmp_path: Path) -> None:
+    fleet = make_fleet(tmp_path)
+    host = next(iter(fleet.hosts.values()))
+    others = [State.of(replace(fleet, path=tmp_path / name / "hosts.toml"), tmp_path / "state") for name in "ab"]
+    for other in others:
+        other.folder.mkdir(parents=True)
+    damaged, running = sorted(others, key=lambda other: other.folder)
+    (damaged.folder / "x.pid").write_text("{")
+    (running.folder / "a.pid").write_text("{")
+    running.record(ProcessRecord("z", os.getpid(), local.identity(os.getpid()) or "", ""))
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        found = started_elsewhere(State.of(fleet, tmp_path / "state"), host, listener.getsockname()[1])
+    assert found is not None and (found.hosts_file, found.host) == (running.shown, "z")

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from disagg.errors import FleetError
-from disagg.fleet.rollout.answers import RecordedAnswer, RecordedToken
+from disagg.fleet.rollout.gate import RecordedAnswer, RecordedToken
 from disagg.fleet.rollout.record import RecordedPhase, RecordFile, RolloutRecord, phase
 
 

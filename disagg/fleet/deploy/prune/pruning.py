@@ -21,7 +21,7 @@ from disagg.fleet.machine.base import Machine
 from disagg.fleet.machine.connect import Connect, Machines, machine_for
 from disagg.fleet.machine.fan_out import each
 from disagg.fleet.services import command
-from disagg.fleet.services.process import END_GROUP
+from disagg.fleet.services.base import END_GROUP
 
 WHY: Final = "prune"
 _SIZES_S: Final = 300.0

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Final, NamedTuple
 
 from disagg.config import Fleet, served_digest
-from disagg.fleet.changes.pending import described
+from disagg.fleet.changes.links import described
 from disagg.fleet.lifecycle.status.host_status import Difference, HostStatus
 from disagg.fleet.lifecycle.status.verdicts import Verdict
 from disagg.version import code_hash

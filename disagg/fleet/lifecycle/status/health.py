@@ -19,8 +19,7 @@ from disagg.api.base import InvalidValue
 from disagg.api.status import Health, Status
 from disagg.config import Fleet, Host
 from disagg.errors import FleetError
-from disagg.fleet.lifecycle.elsewhere import started_elsewhere
-from disagg.fleet.lifecycle.state import State
+from disagg.fleet.lifecycle.state import State, started_elsewhere
 from disagg.fleet.lifecycle.status.comparison import flag_differing, flag_refuted, with_remarks
 from disagg.fleet.lifecycle.status.host_status import HostStatus
 from disagg.fleet.lifecycle.status.http_get import ReplyTimeout, get

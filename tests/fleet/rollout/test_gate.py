@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from disagg.config import EngineOptions, Host
-from disagg.fleet.rollout.answers import TOKENS, RecordedAnswer, RecordedToken, difference, kind, tolerance, unusable
+from disagg.fleet.rollout.gate import TOKENS, RecordedAnswer, RecordedToken, difference, kind, tolerance, unusable
 
 ALTERNATIVES = ((7, -0.5), (8, -0.6), (9, -2.0))
 HOST = Host("p1", "127.0.0.1", ("prefill",), "m", EngineOptions("transformers"), 8000)
