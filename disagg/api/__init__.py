@@ -1,6 +1,7 @@
 """The contract between processes: every request body, event and answer as a frozen type, with its bounds stated once.
 
 names     literals that several of these types share
+engines   one value per engine
 base      the base class: `to_json`, `from_json`, and the bounds of a field
 sampling  how tokens are chosen
 requests  the bodies of POST /generate, /decode and /prefill

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 from rich.markup import escape
 
+from disagg.api.engines import engines_for
 from disagg.cli.common.completion import complete_model
 from disagg.cli.common.context import print_json, settings, stderr, stdout
-from disagg.cli.common.options import AsJson, DTypeName, PrefillEngineName, one_of, seconds_option
+from disagg.cli.common.options import AsJson, DTypeName, one_of, seconds_option
 from disagg.errors import DisaggError
 from disagg.extras import require
 
@@ -24,6 +25,14 @@ if TYPE_CHECKING:
 
 PROMPT_TOKENS, MAX_TOKENS = 200, 64
 STATUS_S = 30.0
+PREFILL_ENGINES: Final = [one.name for one in engines_for("prefill", loads=True)]
+DECODE_ENGINE: Final = engines_for("decode", loads=True)[0].name
+
+
+def _known_engine(name: str | None) -> str | None:
+    if name is not None and name not in PREFILL_ENGINES:
+        raise typer.BadParameter(f"{name!r} is not one of {', '.join(map(repr, PREFILL_ENGINES))}.")
+    return name
 
 
 def verify(
@@ -51,11 +60,13 @@ def verify(
     ] = None,
     timeout: Annotated[float, seconds_option(1, "Seconds for the whole command.")] = 1800.0,
     engine: Annotated[
-        PrefillEngineName | None,
+        str | None,
         typer.Option(
             metavar="NAME",
-            help=f"With --here: of the prefill end: {one_of(PrefillEngineName)}. Default: that of the model's prefill "
-            "host, or transformers.",
+            callback=_known_engine,
+            autocompletion=lambda: PREFILL_ENGINES,
+            help=f"With --here: of the prefill end: {one_of(PREFILL_ENGINES)}. Default: that of the model's prefill "
+            f"host, or {PREFILL_ENGINES[0]}.",
         ),
     ] = None,
     prefill_python: Annotated[
@@ -187,7 +198,7 @@ def _keep(fleet: Fleet, report: HostsReport, statuses: Mapping[str, HostStatus])
             keep(fleet, Verdict(fingerprint.architecture, verified(pair.prefill), verified(pair.decode)))
 
 
-def _folders(model: str, decode: Path | None, engine: PrefillEngineName | None) -> list[str]:
+def _folders(model: str, decode: Path | None, engine: str | None) -> list[str]:
     """The arguments that name the two models if MODEL is a folder; none if it is the name of one."""
     from disagg.errors import UsageError
 
@@ -209,7 +220,7 @@ def _has_model(path: str) -> bool:
     return (Path(path) / "config.json").is_file()
 
 
-def _named(chosen: Settings, model: str, decode: Path | None, engine: PrefillEngineName | None) -> list[str]:
+def _named(chosen: Settings, model: str, decode: Path | None, engine: str | None) -> list[str]:
     """The arguments for a model of hosts.toml: its sources, its context, and how its prefill host runs it."""
     from disagg.errors import UsageError
 
@@ -218,15 +229,15 @@ def _named(chosen: Settings, model: str, decode: Path | None, engine: PrefillEng
     fleet = chosen.fleet()
     known = fleet.model(model)
     hosts = [host.engine for host in fleet.hosts.values() if host.model == known.name and "prefill" in host.roles]
-    wanted = [str(engine)] if engine else [str(one) for one in PrefillEngineName]
+    wanted = [engine] if engine else PREFILL_ENGINES
     served = next((one for one in hosts if one.name in wanted), None)
-    name = served.name if served else str(engine or PrefillEngineName.TRANSFORMERS)
-    sources = {str(one): source for one, source in known.sources.items()}
-    for source in (name, "mlx"):
-        if source not in sources:
+    name = served.name if served else engine or PREFILL_ENGINES[0]
+    for source in (name, DECODE_ENGINE):
+        if source not in known.sources:
             raise UsageError(
                 f"{fleet.path.name} has no {source} source for {known.name}: there is nothing to compare",
                 f"add {source} = ... to its sources, or give the path of a model folder",
             )
-    arguments = [sources[name], sources["mlx"], "--context", str(known.context), "--prefill-engine", name]
-    return [*arguments, *(["--quantization", served.quantization] if served and served.quantization else [])]
+    sources = [known.sources[one] for one in (name, DECODE_ENGINE)]
+    quantization = ["--quantization", served.quantization] if served and served.quantization else []
+    return [*sources, "--context", str(known.context), "--prefill-engine", name, *quantization]

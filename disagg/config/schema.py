@@ -8,17 +8,16 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Final, Literal, get_args
 
+from disagg.api import engines
+from disagg.api.engines import Engine
 from disagg.api.names import AS_IS, Role, WireForm
 from disagg.config.placement import NOT_MANAGED, PLACEMENTS, Connector, ServerPlacement
 from disagg.config.toml.messages import nearest, on_one_line, one_of
 from disagg.errors import ConfigError, UnknownModel, UsageError
 
-EngineName = Literal["transformers", "vllm", "vllm-server", "mlx", "simulated", "openai", "none"]
 ServiceManager = Literal["systemd", "launchd", "process"]
 DType = Literal["float32", "float16", "bfloat16"]
 Installer = Literal["auto", "uv", "pip"]
-ENGINES: Final[tuple[EngineName, ...]] = ("transformers", "vllm", "vllm-server", "mlx", "simulated")
-"""Those that run a model in a server of disagg. "openai" is any server of OpenAI's API, "none" a gateway's."""
 KVAudit = Literal["auto", "always", "off"] | int
 HookName = Literal["before_deploy", "after_deploy", "before_restart", "after_restart", "on_failure"]
 
@@ -27,16 +26,16 @@ HookName = Literal["before_deploy", "after_deploy", "before_restart", "after_res
 class Model:
     """A model that the fleet serves.
 
-    sources: hub id or absolute path by engine; for the simulated engine ``shape:NAME`` or the path of a config.json.
+    sources: hub id or absolute path by engine; for a simulated engine ``shape:NAME`` or the path of a config.json.
     written: the same as in the file, where "~" and "." refer to whichever machine reads them. context: tokens of the
     longest request, prompt and answer together.
     """
 
     name: str
-    sources: Mapping[EngineName, str]
+    sources: Mapping[str, str]
     context: int
     aliases: tuple[str, ...] = ()
-    written: Mapping[EngineName, str] = field(default_factory=dict)
+    written: Mapping[str, str] = field(default_factory=dict)
 
 
 MIN_TOLERANCE: Final = 0.1
@@ -48,7 +47,7 @@ MAX_TOLERANCE: Final = 100
 class EngineOptions:
     """How a host runs its model. `load` refuses options that the engine does not have."""
 
-    name: EngineName
+    name: str
     dtype: DType = "bfloat16"
     device: str = "auto"  # auto | cpu; transformers: cuda | cuda:N | mps; vllm: cuda; mlx: gpu
     attention: str | None = None  # transformers: attn_implementation
@@ -76,6 +75,11 @@ class EngineOptions:
     key_variable: str | None = None  # openai, vllm-server: of the environment; one of the two, or none
 
     @property
+    def kind(self) -> Engine:
+        """What is known of the engine."""
+        return engines.engine(self.name)
+
+    @property
     def ranks(self) -> int:
         """Ranks of all stages, on all machines."""
         return self.tensor_parallel * self.pipeline_parallel
@@ -90,7 +94,8 @@ class EngineOptions:
         """KV of the prompts that a prefill host computes or sends at a time. With vLLM as much as the paged caches of
         all ranks have room for, since it would preempt prompts beyond; a loaded engine states less if ranks hold
         copies."""
-        return self.kv_cache_memory_bytes * self.ranks if self.name in ("vllm", "vllm-server") else self.max_kv_bytes
+        paged = "kv_cache_memory_bytes" in self.kind.options
+        return self.kv_cache_memory_bytes * self.ranks if paged else self.max_kv_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +158,7 @@ class Host:
     @property
     def simulated(self) -> bool:
         """Whether this host runs no model: its times are predicted, its bytes and tokens are noise."""
-        return self.engine.name == "simulated"
+        return self.engine.kind.simulated
 
     @property
     def kv_address(self) -> str:

@@ -7,5 +7,6 @@ vllm/          SendingEngine on vLLM
 staging/       rows of a cache as blocks to send, for engines on PyTorch
 mlx/           DecodeEngine on MLX and mlx-lm
 simulated/     EmittingEngine and DecodeEngine without a model: predicted times, and KV of full size
+opening        opens the engine that a host's options name
 exit           ends a process without the destructors of its frameworks
 """

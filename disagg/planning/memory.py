@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, get_args
 
+from disagg.api.engines import Engine
 from disagg.api.names import DTYPE_BYTES
 from disagg.planning.checkpoint import from_config
 from disagg.planning.shapes import ModelShape
@@ -19,12 +20,6 @@ Weights = Literal["as stored", "dequantised", "int8", "int4"]
 _TITLES: Final[Mapping[Packing, str]] = {"fp8": "FP8", "mxfp4": "MXFP4", "mlx": "quantized for MLX", "other": "packed"}
 _ONLY_LINEAR: Final[Mapping[str, float]] = {"int8": 8.0, "int4": 4.25}
 """torchao's bits per parameter of linear layers; int4 has a scale and a zero point for 128 weights."""
-_CUDA_BYTES: Final = 1 << 30
-"""CUDA's context, kernels and cuBLAS' workspace: assumed."""
-_VLLM_BYTES: Final = 4 << 30
-"""vLLM's CUDA graphs, compiled kernels and its buffers for sampling: assumed."""
-_MLX_BYTES: Final = 1 << 30
-"""What mlx keeps of freed memory (`engines/mlx/batching`)."""
 _LIVE_ACTIVATIONS: Final = 8
 """Tensors of [chunk, widest] that live at the same time within a layer: assumed."""
 
@@ -42,12 +37,12 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class Loading:
-    """How a model is loaded on a host. engine: as in hosts.toml. device: "cuda", "mps", "gpu" or "cpu". kv_bytes: what
-    hosts.toml allows its KV. context: tokens of the longest request. tensor_parallel: devices with memory of their own
-    that share weights and KV heads. stages: of as many devices each, that share the layers. kv_bytes and all results
-    are of one device. to_send_bytes: see Need."""
+    """How a model is loaded on a host. engine: one that loads models. device: "cuda", "mps", "gpu" or "cpu".
+    kv_bytes: what hosts.toml allows its KV. context: tokens of the longest request. tensor_parallel: devices with
+    memory of their own that share weights and KV heads. stages: of as many devices each, that share the layers.
+    kv_bytes and all results are of one device. to_send_bytes: as in Need."""
 
-    engine: str
+    engine: Engine
     device: str
     dtype: str
     context: int
@@ -117,9 +112,10 @@ def need(stored: Checkpoint, serving: Loading) -> Need:
 def weights(packing: Packing, serving: Loading) -> Weights:
     """The form that the weights of a checkpoint have in an engine's memory.
 
-    transformers dequantises MXFP4 unless hosts.toml states `quantization = "mxfp4"`, and FP8 without a CUDA device.
+    Engines that dequantise do so with MXFP4 unless hosts.toml states `quantization = "mxfp4"`, and with FP8 without a
+    CUDA device.
     """
-    if serving.engine != "transformers":
+    if not serving.engine.memory.dequantises:
         return "as stored"
     if packing == "none" and serving.quantization in _ONLY_LINEAR:
         return "int8" if serving.quantization == "int8" else "int4"
@@ -150,14 +146,11 @@ def workspace(stored: Checkpoint, serving: Loading) -> int:
     widest = max(shape.hidden, shape.feed_forward, shape.experts_per_token * shape.expert_width)
     chunk = min(serving.chunk_tokens, serving.context)
     nbytes = _LIVE_ACTIVATIONS * chunk * widest * item
-    if serving.engine == "transformers" and (serving.attention or ("eager" if stored.sinks else "")) == "eager":
+    eager = serving.attention or ("eager" if stored.sinks else "")
+    if "attention" in serving.engine.options and eager == "eager":
         # Scores of every head, in the model's dtype and once more in float32 for the softmax.
         nbytes += chunk * serving.context * shape.heads * (item + 4)
-    if serving.engine == "mlx":
-        return nbytes + _MLX_BYTES
-    if serving.device != "cuda":
-        return nbytes
-    return nbytes + _CUDA_BYTES + (_VLLM_BYTES if serving.engine == "vllm" else 0)
+    return nbytes + serving.engine.memory.framework.get(serving.device, 0)
 
 
 def _title(packing: Packing, how: Weights, dtype: str) -> str:

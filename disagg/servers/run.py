@@ -14,8 +14,8 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from disagg import logs
-from disagg.config import Fleet, Host, Model
-from disagg.engines.base import DecodeEngine, PrefillEngine
+from disagg.config import Fleet, Host
+from disagg.engines.opening import open_decode, open_prefill
 from disagg.errors import ConfigError, Overloaded
 from disagg.http.accept import ListenHints, listen
 from disagg.http.connections import ConnectionBounds
@@ -53,50 +53,18 @@ def serve(fleet: Fleet, host: Host) -> int:
 
 def make_service(fleet: Fleet, host: Host) -> AnyService:
     """The service for the host's role. Its engine is not loaded yet."""
-    model = fleet.models[host.model]
+    model, options = fleet.models[host.model], host.engine
+    source = model.sources.get(options.name, "")
+    hardware = host.hardware or ""
     if "prefill" in host.roles:
         from disagg.servers.prefill.service import PrefillService
 
-        return PrefillService(fleet, host, lambda: _prefill_engine(host, model))
+        return PrefillService(fleet, host, lambda: open_prefill(options, source, model.context, hardware))
     if "decode" in host.roles:
         from disagg.servers.decode.service import DecodeService
 
-        return DecodeService(fleet, host, lambda: _decode_engine(host, model))
+        return DecodeService(fleet, host, lambda: open_decode(options, source, model.context, hardware))
     raise ConfigError(f"{host.name} has no role that serves a model", 'give it roles = ["prefill"] or ["decode"]')
-
-
-def _prefill_engine(host: Host, model: Model) -> PrefillEngine:
-    source, options = model.sources[host.engine.name], host.engine
-    if host.simulated:
-        from disagg.engines.simulated.prefill import SimulatedPrefillEngine
-
-        return SimulatedPrefillEngine(source, model.context, options, host.hardware or "")
-    if options.name == "vllm" and host.follower:
-        from disagg.engines.vllm.nodes.follower import VLLMFollower
-
-        return VLLMFollower(source, model.context, options)
-    if options.name == "vllm":
-        from disagg.engines.vllm.engine import VLLMEngine
-
-        return VLLMEngine(source, model.context, options)
-    if options.name == "vllm-server":
-        from disagg.engines.vllm.served.engine import ServedEngine
-
-        return ServedEngine(source, model.context, options)
-    from disagg.engines.transformers.engine import TransformersPrefillEngine
-
-    return TransformersPrefillEngine(source, model.context, options)
-
-
-def _decode_engine(host: Host, model: Model) -> DecodeEngine:
-    source, options = model.sources[host.engine.name], host.engine
-    if host.simulated:
-        from disagg.engines.simulated.decode import SimulatedDecodeEngine
-
-        return SimulatedDecodeEngine(source, model.context, options, host.hardware or "")
-    from disagg.engines.mlx.engine import MLXDecodeEngine
-
-    return MLXDecodeEngine(source, model.context, options)
 
 
 def listener_of(host: Host) -> socket.socket:

@@ -14,9 +14,10 @@ import logging
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Any, Final, get_args
 
 from disagg import logs
+from disagg.api.engines import engines_for
 from disagg.api.names import AS_IS
 from disagg.api.sampling import Sampling
 from disagg.api.verify import BackendFinding, VerifyReport
@@ -30,8 +31,10 @@ from disagg.errors import ContextLengthExceeded, DisaggError
 from disagg.kv.received import ReceivedKV
 from disagg.verify.compare import Comparisons, EngineRun, Runs, bounds, bounds_alone, summary
 from disagg.verify.pair import EnginePair
-from disagg.verify.prefill import ENGINES
 from disagg.verify.process import PrefillSpec
+
+PREFILL_ENGINES: Final = [one.name for one in engines_for("prefill", loads=True)]
+DECODE_ENGINE: Final = engines_for("decode", loads=True)[0].name
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +189,7 @@ def report(arguments: argparse.Namespace) -> VerifyReport:
         weights_form(paths[0], arguments.dtype, arguments.quantization),
         weights_form(paths[1], arguments.dtype),
     )
-    with EnginePair.load(spec, str(paths[1]), EngineOptions("mlx", dtype=arguments.dtype)) as pair:
+    with EnginePair.load(spec, str(paths[1]), EngineOptions(DECODE_ENGINE, dtype=arguments.dtype)) as pair:
         return verify(
             pair,
             VerifyPlan(arguments.dtype, weights, arguments.prompt_tokens, arguments.max_tokens, arguments.chunk),
@@ -198,7 +201,7 @@ def parser() -> argparse.ArgumentParser:
     command = argparse.ArgumentParser(prog="python -m disagg.verify", description=__doc__)
     command.add_argument("prefill_source", help="checkpoint folder or hub id for the prefill engine")
     command.add_argument("decode_source", help="the same for mlx-lm")
-    command.add_argument("--prefill-engine", choices=ENGINES, default="transformers")
+    command.add_argument("--prefill-engine", choices=PREFILL_ENGINES, default=PREFILL_ENGINES[0])
     command.add_argument("--prefill-python", default=None, help="of that engine's environment; default: this one")
     command.add_argument("--quantization", default=None, help="of transformers' weights, as in hosts.toml")
     command.add_argument("--context", type=_positive, default=None, help="default: the model's longest")

@@ -66,7 +66,7 @@ def _divergence(shared: Mapping[int, tuple[float, float]]) -> float:
 
 def same_weights(model: Model, prefill: Host, decode: Host) -> bool:
     """Whether both hosts load the same source and convert nothing. What a `vllm serve` has loaded is not known."""
-    known = prefill.engine.name != "vllm-server" and not prefill.engine.quantization
+    known = prefill.engine.kind.loads and not prefill.engine.quantization
     return known and model.sources.get(prefill.engine.name) == model.sources.get(decode.engine.name)
 
 

@@ -20,6 +20,7 @@ from disagg.config import EngineOptions
 from disagg.engines.base import DecodeEngine, DecodeRequest, DecodeTiming, Token
 from disagg.engines.base.audit import AuditBounds
 from disagg.engines.model import checkpoint
+from disagg.engines.opening import open_decode
 from disagg.errors import DisaggError
 from disagg.kv.arena import Arenas
 from disagg.kv.fingerprint import token_hash
@@ -62,11 +63,9 @@ class EnginePair:
     def load(cls, spec: PrefillSpec, decode_source: str, options: EngineOptions) -> Self:
         """Load the model in both engines, at the same time. options: of the decode engine. ModelError or
         PreflightRefused if it cannot be served, FingerprintMismatch if the two are not forms of one model."""
-        from disagg.engines.mlx.engine import MLXDecodeEngine
-
         with ExitStack() as stack:
             prefill = stack.enter_context(PrefillProcess(spec))
-            decode = MLXDecodeEngine(decode_source, spec.context, options)
+            decode = open_decode(options, decode_source, spec.context)
             stack.callback(decode.close)
             reference = checkpoint.reference_profile(checkpoint.resolve(spec.source), spec.context)
             checkpoint.fingerprint(reference).require_same(decode.info.fingerprint, mine="prefill", theirs="decode")

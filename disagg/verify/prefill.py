@@ -18,12 +18,14 @@ import numpy
 
 from disagg import logs
 from disagg.api.base import Contract, InvalidValue
+from disagg.api.engines import engines_for
 from disagg.api.sampling import Sampling
 from disagg.api.verify import PrefillCall, PrefillReady, PrefillReply
 from disagg.config import DType, EngineOptions
 from disagg.engines.base import PrefillEngine
 from disagg.engines.exit import exit_without_cleanup
 from disagg.engines.model import checkpoint
+from disagg.engines.opening import open_prefill
 from disagg.errors import DisaggError, ProtocolError
 from disagg.kv.fingerprint import token_hash
 from disagg.kv.wire.frames import Header
@@ -31,20 +33,8 @@ from disagg.servers.health.progress import EngineProgress
 from disagg.servers.prefill.delivery import delivery_by
 from disagg.verify.process import TIMEOUT_S
 
-ENGINES = ("transformers", "vllm")
 CACHE_SPARE_BYTES = 64 << 20
 """Of vLLM's paged cache, beside two requests of the whole context: a block of each layer may be partly filled."""
-
-
-def load(source: str, context: int, options: EngineOptions) -> PrefillEngine:
-    """The engine that options.name names. ModelError or PreflightRefused if it cannot serve the model."""
-    if options.name == "vllm":
-        from disagg.engines.vllm.engine import VLLMEngine
-
-        return VLLMEngine(source, context, options)
-    from disagg.engines.transformers.engine import TransformersPrefillEngine
-
-    return TransformersPrefillEngine(source, context, options)
 
 
 def options_of(arguments: argparse.Namespace, kv_bytes: int) -> EngineOptions:
@@ -122,7 +112,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         path = checkpoint.resolve(arguments.source)
         layout = checkpoint.layout(checkpoint.reference_profile(path, arguments.context), arguments.dtype)
-        engine = load(arguments.source, arguments.context, options_of(arguments, layout.nbytes(arguments.context)))
+        options = options_of(arguments, layout.nbytes(arguments.context))
+        engine = open_prefill(options, arguments.source, arguments.context)
     except DisaggError as error:
         _write(replies, PrefillReady(error=error.to_json()))
         return error.exit_code
@@ -138,7 +129,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m disagg.verify.prefill", description=__doc__)
     parser.add_argument("source")
-    parser.add_argument("--engine", choices=ENGINES, required=True)
+    parser.add_argument("--engine", choices=[one.name for one in engines_for("prefill", loads=True)], required=True)
     parser.add_argument("--context", type=int, required=True)
     parser.add_argument("--dtype", choices=get_args(DType), required=True)
     parser.add_argument("--device", default="auto")

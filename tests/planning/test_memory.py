@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
+from disagg.api.engines import MLX, TRANSFORMERS, VLLM
 from disagg.planning.memory import Checkpoint, Loading, checkpoint, need, packing
 from disagg.planning.published import PUBLISHED, stored
 from tests.planning.published_configs import GPT_OSS, GPT_OSS_MLX, QWEN, QWEN_FP8, QWEN_MLX
 
-CUDA = Loading("transformers", "cuda", "bfloat16", 8192, 1024, 0)
+CUDA = Loading(TRANSFORMERS, "cuda", "bfloat16", 8192, 1024, 0)
 GB = 1e9
 
 
@@ -23,12 +24,12 @@ GB = 1e9
         (QWEN, {"quantization": "int4"}, 59.7, "int4, experts and embeddings bfloat16"),
         (QWEN_FP8, {}, 31.2, "FP8"),
         (QWEN_FP8, {"device": "cpu"}, 61.1, "FP8 dequantised to bfloat16"),
-        (QWEN_FP8, {"engine": "vllm"}, 31.2, "FP8"),
-        (QWEN_MLX, {"engine": "mlx", "device": "gpu"}, 32.4, "quantized for MLX"),
+        (QWEN_FP8, {"engine": VLLM}, 31.2, "FP8"),
+        (QWEN_MLX, {"engine": MLX, "device": "gpu"}, 32.4, "quantized for MLX"),
         (GPT_OSS, {}, 233.6, "MXFP4 dequantised to bfloat16"),
         (GPT_OSS, {"quantization": "mxfp4"}, 65.2, "MXFP4"),
-        (GPT_OSS, {"engine": "vllm"}, 65.2, "MXFP4"),
-        (GPT_OSS_MLX, {"engine": "mlx", "device": "gpu"}, 63.2, "quantized for MLX"),
+        (GPT_OSS, {"engine": VLLM}, 65.2, "MXFP4"),
+        (GPT_OSS_MLX, {"engine": MLX, "device": "gpu"}, 63.2, "quantized for MLX"),
     ],
 )
 def test_weights_take_what_their_form_in_this_engine_takes(
@@ -41,7 +42,7 @@ def test_weights_take_what_their_form_in_this_engine_takes(
 
 def test_the_size_of_the_files_corrects_what_the_config_says() -> None:
     whole = checkpoint(GPT_OSS, "m", nbytes=65_300_000_000)
-    assert need(whole, replace(CUDA, engine="vllm")).weights == pytest.approx(65.3 * GB)
+    assert need(whole, replace(CUDA, engine=VLLM)).weights == pytest.approx(65.3 * GB)
     assert need(whole, CUDA).weights / need(replace(whole, nbytes=None), CUDA).weights == pytest.approx(1.0, abs=0.01)
 
 
@@ -60,20 +61,20 @@ def test_kv_is_what_hosts_toml_allows_and_at_least_one_whole_request() -> None:
 
 
 def test_ranks_with_memory_of_their_own_share_weights_and_kv_heads() -> None:
-    one = replace(CUDA, engine="vllm", context=32768, kv_bytes=1 << 30)
+    one = replace(CUDA, engine=VLLM, context=32768, kv_bytes=1 << 30)
     alone, shared = (need(checkpoint(QWEN_FP8, "m"), replace(one, tensor_parallel=n)) for n in (1, 2))
     assert (shared.weights, shared.one_request) == (alone.weights // 2, alone.one_request // 2)
     assert shared.workspace == alone.workspace
 
 
 def test_the_stages_of_a_pipeline_share_the_layers() -> None:
-    one = replace(CUDA, engine="vllm", context=32768, tensor_parallel=8)
+    one = replace(CUDA, engine=VLLM, context=32768, tensor_parallel=8)
     alone, shared = (need(checkpoint(QWEN_FP8, "m"), replace(one, stages=n)) for n in (1, 2))
     assert (shared.weights, shared.one_request) == (alone.weights // 2, alone.one_request // 2)
 
 
 def test_with_more_ranks_than_kv_heads_each_rank_has_a_whole_head() -> None:
-    one = replace(CUDA, engine="vllm", context=32768)
+    one = replace(CUDA, engine=VLLM, context=32768)
     four, eight = (need(checkpoint(QWEN_FP8, "m"), replace(one, tensor_parallel=n)) for n in (4, 8))
     assert (eight.one_request, eight.kv) == (four.one_request, four.kv) == (768 << 20, 768 << 20)
 

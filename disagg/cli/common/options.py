@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from enum import StrEnum
 from functools import cache
@@ -30,16 +30,9 @@ class DTypeName(StrEnum):
     FLOAT16 = "float16"
 
 
-class PrefillEngineName(StrEnum):
-    """The engines that `disagg verify` compares with MLX."""
-
-    TRANSFORMERS = "transformers"
-    VLLM = "vllm"
-
-
-def one_of(choices: type[StrEnum]) -> str:
+def one_of(choices: Iterable[str]) -> str:
     """`a, b or c`."""
-    *first, last = (choice.value for choice in choices)
+    *first, last = choices
     return f"{', '.join(first)} or {last}"
 
 

@@ -6,35 +6,30 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, Final, Literal, get_args
 
+from disagg.api.engines import ENGINES, engines_for
 from disagg.api.names import AS_IS, INT8, Role, WireForm
 from disagg.config.addresses import address_fault, is_hub_id
 from disagg.config.schema import (
-    ENGINES,
     MAX_TOLERANCE,
     MIN_TOLERANCE,
     DType,
-    EngineName,
     EngineOptions,
     KVAudit,
 )
-from disagg.config.tables.whole import KEY_OPTIONS, OPENAI_OPTIONS, read_name_there, read_server_url
+from disagg.config.tables.whole import (
+    KEY_OPTIONS,
+    OPENAI_OPTIONS,
+    OPENAI_URL,
+    SERVER_URL,
+    read_name_there,
+    read_server_url,
+)
 from disagg.config.toml.table import Table
 
 Reader = Callable[[Table, str], Any]
 """Returns the checked value of a key."""
 
-ENGINES_FOR: Final[Mapping[Role, tuple[EngineName, ...]]] = {
-    "prefill": ("transformers", "vllm", "vllm-server", "simulated"),
-    "decode": ("mlx", "simulated"),
-    "whole": ("openai",),
-}
 ATTENTION: Final = ("eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention")
-DEVICES: Final[Mapping[EngineName, tuple[str, ...]]] = {
-    "transformers": ("auto", "cuda", "mps", "cpu"),
-    "vllm": ("auto", "cuda", "cpu"),
-    "mlx": ("auto", "gpu", "cpu"),
-}
-
 AUDITS: Final[tuple[Literal["auto", "always", "off"], ...]] = ("auto", "always", "off")
 MAX_AUDIT_EVERY: Final = 1000
 MAX_RANKS: Final = 64
@@ -43,23 +38,29 @@ MAX_RANKS: Final = 64
 
 def read_engine(table: Table, roles: tuple[Role, ...]) -> EngineOptions:
     """How a host with these roles runs its model."""
-    name = table.choice("name", (*ENGINES, "openai"), f'name = "{"openai" if "whole" in roles else "transformers"}"')
+    example = "openai" if "whole" in roles else next(iter(ENGINES))
+    name = table.choice("name", (*ENGINES, "openai"), f'name = "{example}"')
     for role in roles:
-        if name not in (suitable := ENGINES_FOR.get(role, ENGINES)):
+        if name not in (suitable := ["openai"] if role == "whole" else [one.name for one in engines_for(role)]):
             hint = f'{role} needs name = "{suitable[0]}"'
             raise table.fault_at_value("name", f'the engine "{name}" cannot {_DOES.get(role, role)}', hint)
-    known = _ENGINE_OPTIONS[name]
+    known = _readers(name)
     others = {
         key: f'this is an option of the engine "{other}"'
         for other in (*reversed(ENGINES), "openai")
-        for key in _ENGINE_OPTIONS[other]
+        for key in _readers(other)
     }
     table.only(("name", *known), others)
-    if name in _URLS:
-        table.require("url", f'add url = "{_URLS[name]}"')
+    if "url" in known:
+        table.require("url", f'add url = "{OPENAI_URL if name == "openai" else SERVER_URL}"')
     options = EngineOptions(name, **{key: reader(table, key) for key, reader in known.items() if key in table})
     _nodes_fit(table, options)
     return options
+
+
+def _readers(name: str) -> Mapping[str, Reader]:
+    """The options of an engine."""
+    return OPENAI_OPTIONS if name == "openai" else {key: _OPTIONS[key] for key in ENGINES[name].options}
 
 
 def _nodes_fit(table: Table, options: EngineOptions) -> None:
@@ -92,11 +93,11 @@ def _head_address(table: Table, key: str) -> str:
 
 
 def _device(table: Table, key: str) -> str:
-    engine: EngineName = table.data["name"]
+    engine = ENGINES[table.data["name"]]
     device = table.value(key, str, f'{key} = "auto"')
-    if engine == "transformers" and re.fullmatch(r"cuda:[0-9]{1,3}", device):
+    if engine.numbered and re.fullmatch(r"cuda:[0-9]{1,3}", device):
         return device
-    return table.choice(key, DEVICES[engine])
+    return table.choice(key, engine.devices)
 
 
 def _attention(table: Table, key: str) -> str:
@@ -139,55 +140,29 @@ def one_of(allowed: tuple[str, ...]) -> Reader:
     return lambda table, key: table.choice(key, allowed)
 
 
-_COMMON_OPTIONS: Final[Mapping[str, Reader]] = {
+_OPTIONS: Final[Mapping[str, Reader]] = {
     "dtype": one_of(get_args(DType)),
     "device": _device,
     "chunk_tokens": within(1, 1 << 17),
     "threads": within(1, 1024),
-}
-_DECODE_OPTIONS: Final[Mapping[str, Reader]] = {"max_batch": within(1, 1024), "max_kv_bytes": within(1, 1 << 50)}
-_PREFILL_OPTIONS: Final[Mapping[str, Reader]] = {
     "kv_wire": _kv_wire,
     "max_held_bytes": within(0, 1 << 50),
+    "attention": _attention,
+    "quantization": one_of(("int8", "int4", "mxfp4")),
+    "kv_cache_memory_bytes": within(1 << 20, 1 << 50),
+    "enforce_eager": lambda table, key: table.boolean(key),
+    "tensor_parallel": within(1, 64),
+    "pipeline_parallel": within(1, 64),
+    "nnodes": within(1, 64),
+    "node_rank": within(0, 63),
+    "head_address": _head_address,
+    "max_batch": within(1, 1024),
+    "max_kv_bytes": within(1, 1 << 50),
+    "kv_audit": _kv_audit,
+    "kv_audit_tolerance": _factor,
+    "url": read_server_url,
+    "model": read_name_there,
+    **KEY_OPTIONS,
 }
-_ENGINE_OPTIONS: Final[Mapping[EngineName, Mapping[str, Reader]]] = {
-    "transformers": {
-        **_COMMON_OPTIONS,
-        **_PREFILL_OPTIONS,
-        "attention": _attention,
-        "quantization": one_of(("int8", "int4", "mxfp4")),
-    },
-    "vllm": {
-        **_COMMON_OPTIONS,
-        "kv_wire": _PREFILL_OPTIONS["kv_wire"],
-        "kv_cache_memory_bytes": within(1 << 20, 1 << 50),
-        "enforce_eager": lambda table, key: table.boolean(key),
-        "tensor_parallel": within(1, 64),
-        "pipeline_parallel": within(1, 64),
-        "nnodes": within(1, 64),
-        "node_rank": within(0, 63),
-        "head_address": _head_address,
-    },
-    "vllm-server": {
-        "dtype": _COMMON_OPTIONS["dtype"],
-        "kv_wire": _PREFILL_OPTIONS["kv_wire"],
-        "kv_cache_memory_bytes": within(1 << 20, 1 << 50),
-        "url": read_server_url,
-        "model": read_name_there,
-        **KEY_OPTIONS,
-    },
-    "mlx": {
-        **_COMMON_OPTIONS,
-        **_DECODE_OPTIONS,
-        "kv_audit": _kv_audit,
-        "kv_audit_tolerance": _factor,
-    },
-    "simulated": {
-        **{key: _COMMON_OPTIONS[key] for key in ("dtype", "chunk_tokens")},
-        **_PREFILL_OPTIONS,
-        **_DECODE_OPTIONS,
-    },
-    "openai": OPENAI_OPTIONS,
-}
-_URLS: Final[Mapping[EngineName, str]] = {"openai": "http://10.0.0.9:11434/v1", "vllm-server": "http://127.0.0.1:8100"}
+"""All options of all engines: which engine has which is in its value."""
 _DOES: Final = {"whole": "answer whole requests"}

@@ -11,7 +11,6 @@ from disagg.api.names import Role
 from disagg.config.addresses import NAME_RULE, USER_RULE, address_fault, is_name, is_user, same_machine
 from disagg.config.placement import Connector
 from disagg.config.schema import (
-    EngineName,
     EngineOptions,
     Host,
     Model,
@@ -70,8 +69,9 @@ def _host(name: str, table: Table, models: Mapping[str, Model]) -> Host:
     _kv_port_fits(table, roles)
     _options_fit(table)
     engine = read_engine(table.table("engine", 'engine = {name = "transformers"}'), roles)
-    if engine.name == "simulated":
-        table.require("hardware", 'the engine "simulated" predicts the times of a machine: add hardware = "dgx-spark"')
+    if engine.kind.simulated:
+        hint = f'the engine "{engine.name}" predicts the times of a machine: add hardware = "dgx-spark"'
+        table.require("hardware", hint)
     return Host(
         name=name,
         address=_address(table, "address"),
@@ -146,7 +146,7 @@ def _known_model(table: Table, models: Mapping[str, Model]) -> str:
     return name
 
 
-def _served_model(table: Table, models: Mapping[str, Model], engine: EngineName) -> str:
+def _served_model(table: Table, models: Mapping[str, Model], engine: str) -> str:
     name = _known_model(table, models)
     if engine not in models[name].sources:
         raise table.fault_at_value(

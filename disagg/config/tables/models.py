@@ -6,8 +6,9 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Final
 
+from disagg.api.engines import ENGINES
 from disagg.config.addresses import is_hub_id, is_label, is_path, resolve
-from disagg.config.schema import ENGINES, EngineName, Model
+from disagg.config.schema import Model
 from disagg.config.toml.messages import nearest, on_one_line, toml_key
 from disagg.config.toml.table import Table
 from disagg.planning.shapes import SHAPES
@@ -55,12 +56,10 @@ def require_sources(tables: Table, models: Mapping[str, Model], unmanaged: Colle
             table.require("sources", f"add {_SOURCES}")
 
 
-def _sources(table: Table, folder: Path) -> dict[EngineName, str]:
+def _sources(table: Table, folder: Path) -> dict[str, str]:
     sources = table.table("sources", _SOURCES)
-    sources.only(ENGINES)
-    by_engine: dict[EngineName, str] = {
-        engine: _source(sources, engine, folder) for engine in ENGINES if engine in sources
-    }
+    sources.only(tuple(ENGINES))
+    by_engine: dict[str, str] = {engine: _source(sources, engine, folder) for engine in ENGINES if engine in sources}
     if not by_engine:
         raise table.document.fault_at_value(
             sources.path, f"{sources.title} is empty", 'as in transformers = "owner/model" or mlx = "./models/mine"'
@@ -73,10 +72,10 @@ def _model_name(table: Table, name: str) -> None:
         raise table.document.fault_at_key(table.path, "this model name is not usable", _LABEL_RULE)
 
 
-def _source(sources: Table, engine: EngineName, folder: Path) -> str:
+def _source(sources: Table, engine: str, folder: Path) -> str:
     source = sources.value(engine, str, f'{engine} = "owner/model"')
-    if engine == "simulated":
-        return _shape(sources, source, folder)
+    if ENGINES[engine].simulated:
+        return _shape(sources, engine, source, folder)
     if not source.isprintable() or not (is_path(source) or is_hub_id(source)):
         raise sources.fault_at_value(
             engine,
@@ -86,17 +85,17 @@ def _source(sources: Table, engine: EngineName, folder: Path) -> str:
     return resolved(sources, engine, source, folder)
 
 
-def _shape(sources: Table, source: str, folder: Path) -> str:
-    """The source of the simulated engine, which runs no model: the model's size."""
+def _shape(sources: Table, engine: str, source: str, folder: Path) -> str:
+    """The source of a simulated engine, which runs no model: the model's size."""
     name = source.removeprefix(SHAPE)
     if name != source and name not in SHAPES:
         hint = nearest(name, SHAPES) or f"there are {', '.join(SHAPES)}"
-        raise sources.fault_at_value("simulated", f'no model shape "{on_one_line(name)}" is known', hint)
+        raise sources.fault_at_value(engine, f'no model shape "{on_one_line(name)}" is known', hint)
     if name == source and not (source.isprintable() and is_path(source)):
         raise sources.fault_at_value(
-            "simulated", "this is neither a shape nor a path", f'as in "{SHAPE}{next(iter(SHAPES))}" or "./config.json"'
+            engine, "this is neither a shape nor a path", f'as in "{SHAPE}{next(iter(SHAPES))}" or "./config.json"'
         )
-    return source if name != source else resolved(sources, "simulated", source, folder)
+    return source if name != source else resolved(sources, engine, source, folder)
 
 
 def resolved(table: Table, key: str, source: str, folder: Path) -> str:

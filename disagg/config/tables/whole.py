@@ -10,6 +10,10 @@ from urllib.parse import urlsplit
 from disagg.config.addresses import is_label, url_fault
 from disagg.config.toml.table import Table
 
+OPENAI_URL: Final = "http://10.0.0.9:11434/v1"
+SERVER_URL: Final = "http://127.0.0.1:8100"
+"""Examples."""
+
 
 def unmanaged_models(tables: Table) -> set[str]:
     """The models of whole-request hosts: they need no source."""
@@ -28,10 +32,10 @@ def _has_role(table: Mapping[str, Any]) -> bool:
 
 
 def _url(table: Table, key: str) -> str:
-    url = table.value(key, str, 'url = "http://10.0.0.9:11434/v1"').rstrip("/")
+    url = table.value(key, str, f'url = "{OPENAI_URL}"').rstrip("/")
     fault = url_fault(url, "put the key into a file and name that: key_file")
     if fault is None and ("?" in url or "#" in url):
-        fault = "this URL has a query or fragment", 'it ends with a path, as in "http://10.0.0.9:11434/v1"'
+        fault = "this URL has a query or fragment", f'it ends with a path, as in "{OPENAI_URL}"'
     if fault is not None:
         raise table.fault_at_value(key, *fault)
     return url
@@ -39,10 +43,10 @@ def _url(table: Table, key: str) -> str:
 
 def read_server_url(table: Table, key: str) -> str:
     """The URL of a server whose paths disagg knows."""
-    url = table.value(key, str, 'url = "http://127.0.0.1:8100"').rstrip("/")
+    url = table.value(key, str, f'url = "{SERVER_URL}"').rstrip("/")
     fault = url_fault(url, "this server is asked without one")
     if fault is None and urlsplit(url)._replace(scheme="", netloc="").geturl():
-        fault = "this URL has a path", 'it ends with the port, as in "http://127.0.0.1:8100"'
+        fault = "this URL has a path", f'it ends with the port, as in "{SERVER_URL}"'
     if fault is not None:
         raise table.fault_at_value(key, *fault)
     return url

@@ -7,3 +7,15 @@ cache     received bytes -> mlx-lm caches; audit: computes some of received KV a
 load      checkpoint -> model; prepare: load, patch and check it; patches: corrections of what mlx-lm computes
 profile   measures what the loaded model computes
 """
+
+from __future__ import annotations
+
+from disagg.config import EngineOptions
+from disagg.engines.base import DecodeEngine
+
+
+def decode_engine(source: str, context: int, options: EngineOptions, hardware: str) -> DecodeEngine:
+    """For engines/opening.py."""
+    from disagg.engines.mlx.engine import MLXDecodeEngine
+
+    return MLXDecodeEngine(source, context, options)

@@ -5,3 +5,22 @@ model            shared by both: the model's sizes, a byte tokenizer, waiting
 held             held KV: counted, not stored
 synthetic_kv     random KV in both frameworks' memory, for `disagg bench handoff`
 """
+
+from __future__ import annotations
+
+from disagg.config import EngineOptions
+from disagg.engines.base import DecodeEngine, PrefillEngine
+
+
+def prefill_engine(source: str, context: int, options: EngineOptions, hardware: str) -> PrefillEngine:
+    """For engines/opening.py."""
+    from disagg.engines.simulated.prefill import SimulatedPrefillEngine
+
+    return SimulatedPrefillEngine(source, context, options, hardware)
+
+
+def decode_engine(source: str, context: int, options: EngineOptions, hardware: str) -> DecodeEngine:
+    """For engines/opening.py."""
+    from disagg.engines.simulated.decode import SimulatedDecodeEngine
+
+    return SimulatedDecodeEngine(source, context, options, hardware)

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from disagg.api.engines import engines_for
 from disagg.config import Fleet, Host, Model
 from disagg.errors import ConfigError, ModelError
 from disagg.fleet.deploy.steps import Refusal
@@ -52,8 +53,8 @@ def fit(
     nbytes: int | None = None,
 ) -> Fit | None:
     """What a host needs for its model, and has. config, nbytes: config.json and the size of the files that it holds;
-    without them, what is known of the source. None if either side is unknown, or another server has the model."""
-    if host.simulated or host.engine.name == "vllm-server":
+    without them, what is known of the source. None if either side is unknown, or the host's server loads no model."""
+    if not host.engine.kind.loads:
         return None
     device = _device(host, hardware, os)
     room = _room(host, hardware, device)
@@ -83,14 +84,14 @@ def refusals(found: Fit) -> Iterator[Refusal]:
             f'quantization = "mxfp4" keeps MXFP4 weights as they are, and those of {host.model} are not MXFP4',
             f"take it out of {table}, or name an MXFP4 checkpoint as the source",
         )
-    if host.engine.name == "vllm" and host.engine.kv_cache_memory_bytes < needed.one_request:
+    memory = host.engine.kind.memory
+    if memory.paged and (kv := getattr(host.engine, memory.kv)) < needed.one_request:
         yield Refusal(
-            f"kv_cache_memory_bytes of {host.name} is {size(host.engine.kv_cache_memory_bytes)}, and one request of "
+            f"{memory.kv} of {host.name} is {size(kv)}, and one request of "
             f"the whole context takes {size(needed.one_request)}",
-            f"kv_cache_memory_bytes = {_up(needed.one_request)} in {table}, or a smaller context of the model",
+            f"{memory.kv} = {_up(needed.one_request)} in {table}, or a smaller context of the model",
         )
-    # vLLM takes its KV cache when it starts; the other engines take what requests need, up to their limit.
-    must = needed.total if host.engine.name == "vllm" else needed.least
+    must = needed.total if memory.paged else needed.least
     if must > found.room:
         yield Refusal(f"{found.needed}; {found.machine} has room for {size(found.room)}", _hint(found, table))
 
@@ -117,10 +118,10 @@ def without_all_nodes(fleet: Fleet, host: Host) -> Iterator[Refusal]:
 
 def notes(found: Fit) -> Iterator[str]:
     """What fits only as long as the KV stays below the limit of hosts.toml."""
-    if found.host.engine.name != "vllm" and found.need.least <= found.room < found.need.total:
-        key = "max_kv_bytes" if "decode" in found.host.roles else "max_held_bytes"
+    memory = found.host.engine.kind.memory
+    if not memory.paged and found.need.least <= found.room < found.need.total:
         yield (
-            f"{found.needed}; {found.machine} has room for {size(found.room)}: {key} = {_kv_that_fits(found)} in "
+            f"{found.needed}; {found.machine} has room for {size(found.room)}: {memory.kv} = {_kv_that_fits(found)} in "
             f"[hosts.{found.host.name}.engine]"
         )
 
@@ -128,22 +129,20 @@ def notes(found: Fit) -> Iterator[str]:
 def _serving(host: Host, model: Model, device: str, own: bool) -> Loading:
     """What the servers need of a machine's memory. own: whether each rank has memory of its own; else the machine's has
     to hold what all of them take, and the KV that waits to be sent."""
-    engine = host.engine
-    here = engine.kv_cache_memory_bytes * engine.ranks_here
-    paged = engine.kv_cache_memory_bytes if own else here
-    kv = {"mlx": engine.max_kv_bytes, "vllm": paged, "transformers": engine.max_held_bytes}
+    engine, memory = host.engine, host.engine.kind.memory
+    here = getattr(engine, memory.kv) * engine.ranks_here
     stages = engine.pipeline_parallel if own else min(engine.pipeline_parallel, engine.nnodes)
     return Loading(
-        engine.name,
+        engine.kind,
         device,
         engine.dtype,
         model.context,
         engine.chunk_tokens,
-        kv.get(engine.name, 0),
+        getattr(engine, memory.kv) if own else here,
         engine.quantization,
         engine.attention,
         engine.tensor_parallel if own else engine.nnodes // stages,
-        here if engine.name == "vllm" and not own else 0,
+        here if memory.paged and not own else 0,
         stages,
     )
 
@@ -153,7 +152,7 @@ def _device(host: Host, hardware: HardwareFacts, os: str) -> str:
     name = host.engine.device
     if name != "auto":
         return "gpu" if name == "mps" else name.partition(":")[0]
-    return "gpu" if os == "Darwin" else "cuda" if hardware.gpus and host.engine.name != "mlx" else "cpu"
+    return "gpu" if os == "Darwin" else "cuda" if hardware.gpus and "cuda" in host.engine.kind.devices else "cpu"
 
 
 def _room(host: Host, hardware: HardwareFacts, device: str) -> tuple[int, str, bool] | None:
@@ -173,12 +172,13 @@ def _room(host: Host, hardware: HardwareFacts, device: str) -> tuple[int, str, b
 def _hint(found: Fit, table: str) -> str:
     host, needed = found.host, found.need
     if _kv_that_fits(found) >= needed.one_request:
-        return f"kv_cache_memory_bytes = {_kv_that_fits(found)} in {table}"
+        return f"{host.engine.kind.memory.kv} = {_kv_that_fits(found)} in {table}"
+    other = next((one.name for one in engines_for("prefill", loads=True) if not one.memory.dequantises), "")
     if "dequantised" in needed.form:
-        with_transformers = '; with transformers on CUDA: quantization = "mxfp4"' if "MXFP4" in needed.form else ""
-        return f'name = "vllm" in {table} holds the weights as stored{with_transformers}'
-    if host.engine.name == "transformers" and host.engine.quantization != "mxfp4":
-        return f'name = "vllm" in {table} and a `vllm` source with FP8 or MXFP4 weights; or a larger machine'
+        kept = f'; with {host.engine.name} on CUDA: quantization = "mxfp4"' if "MXFP4" in needed.form else ""
+        return f'name = "{other}" in {table} holds the weights as stored{kept}'
+    if host.engine.kind.memory.dequantises and host.engine.quantization != "mxfp4":
+        return f'name = "{other}" in {table} and a `{other}` source with FP8 or MXFP4 weights; or a larger machine'
     return "a checkpoint with fewer bits per weight, a smaller model, or a larger machine"
 
 

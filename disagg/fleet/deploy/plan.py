@@ -12,6 +12,7 @@ from typing import Final
 
 from disagg.config import Host
 from disagg.config.home import expanded
+from disagg.extras import IMPORTED
 from disagg.fleet.changes.links import described, move_argv, service_moves, service_release, switch_moves
 from disagg.fleet.deploy.packages.environment import Environment
 from disagg.fleet.deploy.refusals import no_room
@@ -24,13 +25,6 @@ from disagg.fleet.machine.upload import split
 from disagg.fleet.services import launchd, program, systemd
 from disagg.token import token_digest, tokens_text
 
-_MODULES: Final = {
-    "prefill": ("torch", "transformers"),
-    "quantize": ("torchao",),
-    "vllm": ("torch", "vllm"),
-    "decode": ("mlx.core", "mlx_lm"),
-    "gateway": ("starlette", "uvicorn"),
-}
 _BUILD_S: Final = 3600.0
 _BUILD_HINT: Final = "is the package index reachable there? [deploy] in hosts.toml takes index_url, find_links, wheels"
 _LOCKED_BUILD_HINT: Final = (
@@ -207,7 +201,7 @@ def _content(desired: TargetState, facts: HostFacts) -> Iterator[Step]:
 def _check(desired: TargetState, facts: HostFacts) -> Step:
     release = facts.paths.release(desired.hash)
     python = f"{facts.paths.environment(desired.environment.hash)}/bin/python"
-    modules = [module for extra in desired.environment.extras for module in _MODULES.get(extra, ())]
+    modules = dict.fromkeys(module for extra in desired.environment.extras for module in IMPORTED.get(extra, ()))
     action = RunScript(CHECK, (python, release, desired.host.name, program(desired.host), *modules))
     hint = f"install what is missing into its environment: {python} -m pip install ..."
     what = "check that the release loads in its environment"

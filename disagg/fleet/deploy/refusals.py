@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from disagg.config import Host
+from disagg.extras import DISK_BYTES
 from disagg.fleet.changes.tokens import another
 from disagg.fleet.deploy.release import TargetState
 from disagg.fleet.deploy.steps import Refusal
@@ -14,8 +15,6 @@ from disagg.fleet.facts.host import HostFacts
 from disagg.fleet.services.base import is_plain
 from disagg.units import size
 
-_ENVIRONMENT_BYTES: Final = {"prefill": 9 << 30, "vllm": 14 << 30, "decode": 3 << 30, "gateway": 256 << 20}
-"""Disk that an environment needs while it is built: torch with CUDA's libraries, mlx with transformers."""
 _RELEASE_BYTES: Final = 64 << 20
 LARGE_BYTES: Final = 1_000_000_000
 """Of packages for a host that computes on its CPU: MLX's are 0.1 GB, torch's with CUDA 2.9 GB."""
@@ -33,7 +32,7 @@ def no_room(desired: TargetState, facts: HostFacts) -> Iterator[Refusal]:
     need = _RELEASE_BYTES + sum(path.stat().st_size for path in _model_files(desired, facts))
     if not facts.environments.get(desired.environment.hash):
         wheels = sum(wheel.path.stat().st_size for wheel in desired.environment.wheels)
-        build = max(_ENVIRONMENT_BYTES.get(extra, 0) for extra in desired.environment.extras)
+        build = max(DISK_BYTES.get(extra, 0) for extra in desired.environment.extras)
         need += wheels + (1 << 30 if desired.environment.site_packages else build)
     need -= sum(facts.uploads.values())  # parts that go on, and others, which are removed first
     if need > facts.disk_free:
@@ -78,14 +77,15 @@ def _refusals(host: Host, facts: HostFacts) -> Iterator[Refusal]:
 
 
 def _engine(host: Host, facts: HostFacts) -> Iterator[Refusal]:
-    mac, device = facts.os == "Darwin", host.engine.device
+    mac, device, engine = facts.os == "Darwin", host.engine.device, host.engine.kind
     line = f"engine.device of [hosts.{host.name}]"
-    if host.engine.name == "mlx" and mac and facts.arch != "arm64":
-        yield Refusal("MLX needs a Mac with Apple silicon, and this one has an Intel processor", "decode elsewhere")
-    if host.engine.name == "mlx" and not mac and device == "gpu":
-        yield Refusal("MLX reaches no GPU on Linux", f'{line}: "cpu", or decode on a Mac')
-    if host.engine.name == "vllm" and mac:
-        yield Refusal("vLLM runs on Linux", "prefill on a machine with an NVIDIA GPU")
+    if engine.apple_silicon and mac and facts.arch != "arm64":
+        cause = f"{engine.title} needs a Mac with Apple silicon, and this one has an Intel processor"
+        yield Refusal(cause, "decode elsewhere")
+    if device == "gpu" and not mac:
+        yield Refusal(f"{engine.title} reaches no GPU on Linux", f'{line}: "cpu", or decode on a Mac')
+    if facts.os not in engine.systems:
+        yield Refusal(f"{engine.title} runs on Linux", "prefill on a machine with an NVIDIA GPU")
     if device.startswith("cuda") and mac:
         yield Refusal("macOS has no CUDA", f'{line}: "mps" or "cpu", or prefill on a machine with an NVIDIA GPU')
     if device == "mps" and not mac:

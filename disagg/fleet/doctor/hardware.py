@@ -70,7 +70,7 @@ def _deploy(host: Host) -> str:
 
 def gpu(readings: HostReadings, model: Model | None) -> Iterator[Finding]:
     device, hardware, name = readings.host.engine.device, readings.facts.hardware, readings.host.name
-    if readings.facts.os != "Linux" or readings.host.engine.name not in ("transformers", "vllm") or device == "cpu":
+    if readings.facts.os != "Linux" or "cuda" not in readings.host.engine.kind.devices or device == "cpu":
         return
     install = f'disagg ssh {name} -- "sudo apt install nvidia-driver-{OLDEST_DRIVER}-open"; then restart the machine'
     if not hardware.smi:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Literal, NamedTuple
 
+from disagg.api.engines import SIMULATED
 from disagg.config import Deploy, EngineOptions, Fleet, Host, Model
 from disagg.config.render import render
 from disagg.errors import DisaggError, FleetError, PortInUse, UsageError
@@ -218,7 +219,7 @@ def running_simulated(
 
 
 def _simulated_model(model: Model) -> Model:
-    return replace(model, sources={"simulated": size_source(model.name, model.sources.values())}, written={})
+    return replace(model, sources={SIMULATED.name: size_source(model.name, model.sources.values())}, written={})
 
 
 def _simulated_host(host: Host, devices: Devices) -> Host:
@@ -230,7 +231,7 @@ def _simulated_host(host: Host, devices: Devices) -> Host:
         roles=host.roles,
         model=host.model,
         engine=EngineOptions(
-            "simulated",
+            SIMULATED.name,
             dtype=options.dtype,
             chunk_tokens=options.chunk_tokens,
             max_batch=options.max_batch,

@@ -28,9 +28,7 @@ def needs(host: Host) -> tuple[str, ...]:
     """The extras of disagg without which the program of a host does not start."""
     if host.gateway:
         return ("gateway",)
-    if host.engine.name in ("simulated", "vllm-server"):
-        return ("server",)
-    return ("vllm",) if host.engine.name == "vllm" else host.roles
+    return host.engine.kind.needs_for(host.roles)
 
 
 def definitions(host: Host, facts: HostFacts) -> tuple[Definition, ...]:

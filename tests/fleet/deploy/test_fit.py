@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from disagg.config import EngineName, EngineOptions, Fleet, Host, Model
+from disagg.config import EngineOptions, Fleet, Host, Model
 from disagg.fleet.deploy.deployment import planner
 from disagg.fleet.deploy.fit import Fit, fit, notes, refusals, too_few_cards, without_all_nodes
 from disagg.fleet.facts.hardware import HardwareFacts
@@ -18,12 +18,12 @@ from tests.fleet.facts.fixture_facts import facts, fleet, here, spark, studio
 
 GIB = 1 << 30
 SPARK = HardwareFacts(memory=119 * GIB, gpus=(GPU("NVIDIA GB10", "580.1"),))
-GPT_OSS: dict[EngineName, str] = {
+GPT_OSS: dict[str, str] = {
     "vllm": "openai/gpt-oss-120b",
     "transformers": "openai/gpt-oss-120b",
     "mlx": "mlx-community/gpt-oss-120b-MXFP4-Q8",
 }
-QWEN: dict[EngineName, str] = {
+QWEN: dict[str, str] = {
     "vllm": "Qwen/Qwen3-Coder-30B-A3B-Instruct-FP8",
     "transformers": "Qwen/Qwen3-Coder-30B-A3B-Instruct",
     "mlx": "mlx-community/Qwen3-Coder-30B-A3B-Instruct-8bit",
@@ -31,7 +31,7 @@ QWEN: dict[EngineName, str] = {
 
 
 def fitted(
-    sources: dict[EngineName, str], hardware: HardwareFacts, context: int = 8192, os: str = "Linux", **options: Any
+    sources: dict[str, str], hardware: HardwareFacts, context: int = 8192, os: str = "Linux", **options: Any
 ) -> Fit:
     engine = EngineOptions(**{"device": "cuda", **options})
     base = studio() if engine.name == "mlx" else spark()
@@ -49,9 +49,7 @@ def fitted(
         (QWEN, {"name": "transformers"}, 32768),
     ],
 )
-def test_what_fits_a_dgx_spark_is_not_refused(
-    sources: dict[EngineName, str], options: dict[str, Any], context: int
-) -> None:
+def test_what_fits_a_dgx_spark_is_not_refused(sources: dict[str, str], options: dict[str, Any], context: int) -> None:
     found = fitted(sources, SPARK, context, **options)
     assert [*refusals(found), *notes(found)] == []
 

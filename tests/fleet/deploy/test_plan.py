@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from disagg.config import Deploy, EngineName, EngineOptions, Fleet, Host
+from disagg.config import Deploy, EngineOptions, Fleet, Host
 from disagg.fleet.deploy import plan as planning
 from disagg.fleet.deploy import undo
 from disagg.fleet.deploy.deployment import planner
@@ -236,7 +236,7 @@ def test_a_host_beside_a_vllm_serve_takes_its_packages_and_downloads_none() -> N
     assert isinstance(check.action, RunScript) and check.action.argv[-2:] == ("torch", "vllm")
 
 
-def with_source(engine: EngineName, host: Host) -> Fleet:
+def with_source(engine: str, host: Host) -> Fleet:
     """The fleet of this host, whose model has a source for its engine."""
     lab = fleet(host)
     model = lab.models["qwen"]

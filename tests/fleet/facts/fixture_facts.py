@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from disagg.config import Deploy, EngineName, EngineOptions, Fleet, Host, Model
+from disagg.config import Deploy, EngineOptions, Fleet, Host, Model
 from disagg.fleet.deploy.packages.requirements import PackageRequirements
 from disagg.fleet.deploy.release import Installation, TargetState, target_state
 from disagg.fleet.deploy.steps import Plan
@@ -47,7 +47,7 @@ def front(**changes: Any) -> Host:
 
 
 def fleet(*hosts: Host, deploy: Deploy | None = None) -> Fleet:
-    sources: dict[EngineName, str] = {"transformers": "owner/qwen", "mlx": "~/models/qwen"}
+    sources: dict[str, str] = {"transformers": "owner/qwen", "mlx": "~/models/qwen"}
     model = Model("qwen", {"transformers": "owner/qwen", "mlx": "/here/models/qwen"}, 4096, (), sources)
     named = {host.name: host for host in hosts or (spark(), studio())}
     return Fleet("lab", Path("/here/hosts.toml"), {"qwen": model}, named, deploy=deploy or Deploy())

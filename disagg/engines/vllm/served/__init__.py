@@ -9,3 +9,15 @@ request   how long a request may be silent
 pulse     whether it answers at all
 describe  what it is, from inside its processes: the connector's side of `check`
 """
+
+from __future__ import annotations
+
+from disagg.config import EngineOptions
+from disagg.engines.base import PrefillEngine
+
+
+def prefill_engine(source: str, context: int, options: EngineOptions, hardware: str) -> PrefillEngine:
+    """For engines/opening.py."""
+    from disagg.engines.vllm.served.engine import ServedEngine
+
+    return ServedEngine(source, context, options)

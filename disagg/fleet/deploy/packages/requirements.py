@@ -17,7 +17,6 @@ from disagg.fleet.deploy.packages.locks import committed_locks, lock_name, locke
 from disagg.fleet.facts.host import HostFacts, Python
 
 CONSTRAINTS: Final = Path(__file__).parents[2] / "constraints.txt"
-_EXTRAS: Final = ("prefill", "decode", "gateway")
 _PARSING: Final = threading.Lock()
 
 
@@ -42,12 +41,9 @@ def installed_requirements() -> PackageRequirements:
 
 
 def extras(host: Host) -> tuple[str, ...]:
-    """The extras of disagg for the host's engine; a simulated one has those of its role. Beside a `vllm serve` those
-    of vLLM: with its environment as `python` and site_packages nothing of that is installed again."""
-    if host.engine.name in ("vllm", "vllm-server"):
-        return ("vllm",)
-    by_role = tuple(extra for extra in _EXTRAS if extra in host.roles)
-    return (*by_role, "quantize") if host.engine.quantization is not None else by_role
+    """The extras of disagg that are installed for the host's engine."""
+    extras = host.engine.kind.extras_for(host.roles)
+    return (*extras, "quantize") if host.engine.quantization is not None else extras
 
 
 def declared() -> tuple[str, ...]:
