@@ -12,7 +12,7 @@ def test_every_path_named_here_exists() -> None:
 
 
 def test_the_longest_files_run_first() -> None:
-    files = ["kv/wire/test_frames.py", "fleet/deploy/test_apply.py", "integration/test_deployed_fleet.py"]
+    files = ["kv/test_frames.py", "fleet/deploy/test_apply.py", "integration/test_deployed_fleet.py"]
     ordered = sorted((selection._TESTS / file for file in files), key=selection._place)
     assert [path.name for path in ordered] == ["test_deployed_fleet.py", "test_apply.py", "test_frames.py"]
 
@@ -21,7 +21,7 @@ def test_files_of_slow_folders_and_slow_files_are_slow() -> None:
     assert selection._is_slow_path(selection._TESTS / "integration/test_any.py")
     assert selection._is_slow_path(selection._TESTS / "fleet/lifecycle/status/test_any.py")
     assert selection._is_slow_path(selection._TESTS / "cli/test_demo.py")
-    assert not selection._is_slow_path(selection._TESTS / "kv/wire/test_frames.py")
+    assert not selection._is_slow_path(selection._TESTS / "kv/test_frames.py")
 
 
 def test_a_test_without_servers_hosts_or_engines_is_not_slow(request: pytest.FixtureRequest) -> None:

@@ -21,13 +21,13 @@ from benchmarks.peers.pair import TIMEOUT_S, Transport
 from disagg.kv.arena import Arenas
 from disagg.kv.blocks import KVBlock
 from disagg.kv.fingerprint import Fingerprint, token_hash
+from disagg.kv.frames import Header
 from disagg.kv.layout import LayerLayout, Layout
 from disagg.kv.receive import KVServer
-from disagg.kv.receive.expected import Expected
+from disagg.kv.receive.incoming import Expected
 from disagg.kv.receive.tickets import KVOutcome, Tickets
 from disagg.kv.received import ReceivedKV
-from disagg.kv.send import Transfer
-from disagg.kv.wire.frames import Header
+from disagg.kv.transfer import Transfer
 
 FIRST_CHUNK_S = 0.5
 _LAYER = LayerLayout("full", kv_heads=memory.KV_HEADS, key_dim=memory.HEAD_DIM, value_dim=memory.HEAD_DIM)

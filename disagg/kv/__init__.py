@@ -3,9 +3,10 @@
 layout, fingerprint  the shape of a model's KV, and what else both hosts must have in common
 forms                the forms in which KV crosses the network: as-is or quantised
 parts                the layers and heads that one of several connections carries
-blocks               KV in the sender's memory: rows of one layer
-wire/                the bytes on a connection, and a socket with timeouts
-limits               how long each end waits for what
-send/, receive/      the two ends of a transfer; the receiver issues the tickets
+preamble, frames     the bytes on a connection: how it begins, and what follows
+channel              a connected socket whose every read and write ends in time
+blocks               KV in the memory of the sender: rows of one layer, or its state
+transfer             the sending end; outbox: the frames that it has not sent yet; sent: what it took
+receive/             the receiving end, which issues the tickets
 arena, received      memory to receive into, and what is reserved of it; a complete KV cache in it
 """

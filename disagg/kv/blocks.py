@@ -11,7 +11,7 @@ class KVBlock:
     """Rows [start, end) of one layer's keys and values.
 
     keys, values: one contiguous byte view per KV head, (end - start) * dim * itemsize bytes each, in head order. For a
-    tensor that is quantised on the wire (see `wire`): the views of its first plane, then its second, then its third,
+    tensor that is quantised on the wire: the views of its first plane, then its second, then its third,
     each with (end - start) rows of that plane.
     The memory must stay valid and unchanged until the transfer ends.
     wait: called by the sender before it reads the views (a CUDA copy still in flight, a quantisation yet to be done);

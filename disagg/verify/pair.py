@@ -25,7 +25,7 @@ from disagg.errors import DisaggError
 from disagg.kv.arena import Arenas
 from disagg.kv.fingerprint import token_hash
 from disagg.kv.receive import KVServer
-from disagg.kv.receive.expected import Expected
+from disagg.kv.receive.incoming import Expected
 from disagg.kv.receive.tickets import KVOutcome, Tickets
 from disagg.kv.received import ReceivedKV
 from disagg.verify.process import TIMEOUT_S, PrefillProcess, PrefillSpec

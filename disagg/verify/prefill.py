@@ -28,7 +28,7 @@ from disagg.engines.model import checkpoint
 from disagg.engines.opening import open_prefill
 from disagg.errors import DisaggError, ProtocolError
 from disagg.kv.fingerprint import token_hash
-from disagg.kv.wire.frames import Header
+from disagg.kv.frames import Header
 from disagg.servers.health.progress import EngineProgress
 from disagg.servers.prefill.delivery import delivery_by
 from disagg.verify.process import TIMEOUT_S

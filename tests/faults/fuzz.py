@@ -17,14 +17,13 @@ from types import FunctionType
 from typing import Final, cast
 
 from disagg.errors import DisaggError, PeerLost
-from disagg.kv import layout, parts
+from disagg.kv import frames, layout, parts, preamble
 from disagg.kv.arena import Reservation
-from disagg.kv.limits import ReceiveLimits
-from disagg.kv.receive import assemble, part
+from disagg.kv.channel import Channel, OnPiece
+from disagg.kv.receive import part
+from disagg.kv.receive.pace import ReceiveLimits
 from disagg.kv.receive.tickets import IssuedTicket, KVOutcome, Tickets
 from disagg.kv.received import ReceivedKV
-from disagg.kv.wire import frames, preamble
-from disagg.kv.wire.channel import Channel, OnPiece
 from tests.kv.kv_parts import Cache, expected, header_for, mixed_layout, parts_of, stream
 
 CACHE: Final = Cache.random(mixed_layout(), 6)
@@ -32,7 +31,7 @@ MAX_KV_BYTES: Final = 1 << 20
 MEMORY_MB: Final = 1024
 FUNCTIONS: Final = tuple(
     member
-    for module in (frames, preamble, parts, layout, assemble, part)
+    for module in (frames, preamble, parts, layout, part)
     for kind in [module, *(kind for kind in vars(module).values() if isinstance(kind, type))]
     for member in vars(kind).values()
     if isinstance(member, FunctionType) and member.__module__ == module.__name__

@@ -26,8 +26,8 @@ import httpx
 from disagg.api.events import ProgressEvent
 from disagg.engines.model import checkpoint
 from disagg.inference.client import Client
+from disagg.kv import frames
 from disagg.kv.fingerprint import token_hash
-from disagg.kv.wire import frames
 from tests.fleets import TOKEN, RunningFleet, running, wait_until, write_hosts
 from tests.inference.fake_hosts import start_at, with_first
 from tests.kv.kv_parts import introduce, opened

@@ -27,7 +27,7 @@ from disagg.config import load
 from disagg.errors import DisaggError
 from disagg.inference.http import calls
 from disagg.inference.http.connections import Connections
-from disagg.kv.wire.preamble import PREAMBLE
+from disagg.kv.preamble import PREAMBLE
 from disagg.tls.transport import HANDSHAKE
 from disagg.token import Tokens
 from tests.deadlines import ends_by_itself

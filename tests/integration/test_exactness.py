@@ -24,8 +24,8 @@ from disagg.inference.client import AsyncClient
 from disagg.inference.types import Completion
 from disagg.kv.blocks import KVBlock
 from disagg.kv.fingerprint import token_hash
-from disagg.kv.send import Transfer
-from disagg.kv.wire.frames import Header
+from disagg.kv.frames import Header
+from disagg.kv.transfer import Transfer
 from tests import tiny_models
 from tests.fleets import TOKEN, RunningFleet, running, write_hosts
 

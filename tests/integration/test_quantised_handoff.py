@@ -27,12 +27,12 @@ from disagg.inference.metrics import Metrics
 from disagg.kv.arena import Arenas
 from disagg.kv.fingerprint import token_hash
 from disagg.kv.forms import BITS, GROUP
+from disagg.kv.frames import Header
 from disagg.kv.receive import KVServer
-from disagg.kv.receive.expected import Expected
+from disagg.kv.receive.incoming import Expected
 from disagg.kv.receive.tickets import Tickets
 from disagg.kv.received import ReceivedKV
-from disagg.kv.send import Transfer
-from disagg.kv.wire.frames import Header
+from disagg.kv.transfer import Transfer
 from tests import tiny_models
 from tests.fleets import RunningFleet, running, wait_until, write_hosts
 from tests.simulated import CONFIG, write_simulated

@@ -24,24 +24,27 @@ from disagg.errors import (
     ProtocolError,
     TicketRefused,
 )
+from disagg.kv import frames
 from disagg.kv.arena import Arenas, Reservation
-from disagg.kv.limits import ReceiveLimits
-from disagg.kv.receive.part import receive_part
-from disagg.kv.receive.tickets import IssuedTicket, KVOutcome, Tickets
-from disagg.kv.received import ByteRanges, ReceivedKV
-from disagg.kv.wire import frames
-from disagg.kv.wire.channel import Channel
-from disagg.kv.wire.preamble import (
+from disagg.kv.channel import Channel
+from disagg.kv.preamble import (
     NONCE_BYTES,
     OPENING,
     PREAMBLE,
     PROOF,
+    PROOF_BYTES,
+    Nonces,
     check_opening,
     decode_preamble,
     decode_proof,
     encode_preamble,
+    proof,
+    proves,
 )
-from disagg.kv.wire.proof import PROOF_BYTES, Nonces, proof, proves
+from disagg.kv.receive.pace import ReceiveLimits
+from disagg.kv.receive.part import receive_part
+from disagg.kv.receive.tickets import IssuedTicket, KVOutcome, Tickets
+from disagg.kv.received import ByteRanges, ReceivedKV
 from tests.kv.kv_parts import PATIENCE_S, Cache, Parts, expected, header_for, mixed_layout, opened, parts_of, stream
 
 CACHE = Cache.random(mixed_layout(), 12, 3)

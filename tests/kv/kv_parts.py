@@ -15,19 +15,19 @@ import numpy
 
 from disagg.api.names import AS_IS, WireForm
 from disagg.errors import DisaggError
+from disagg.kv import frames
 from disagg.kv.arena import Arenas, Reservation
 from disagg.kv.blocks import Block, KVBlock, StateBlock
 from disagg.kv.fingerprint import Fingerprint, token_hash
 from disagg.kv.forms import plane_bytes
 from disagg.kv.layout import LayerLayout, Layout, StateTensor
+from disagg.kv.outbox import frames_of
 from disagg.kv.parts import WHOLE, Part
+from disagg.kv.preamble import NONCE_BYTES, PROOF_BYTES, Nonces, encode_preamble, encode_proof, proof
 from disagg.kv.receive import KVServer, ReceiveLimits
-from disagg.kv.receive.expected import Expected
+from disagg.kv.receive.incoming import Expected
 from disagg.kv.receive.tickets import IssuedTicket, Tickets
 from disagg.kv.received import ReceivedKV
-from disagg.kv.wire import frames
-from disagg.kv.wire.preamble import NONCE_BYTES, encode_preamble, encode_proof
-from disagg.kv.wire.proof import PROOF_BYTES, Nonces, proof
 
 FINGERPRINT = Fingerprint("tiny", 1000, "rope-1", "tokenizer-1", "template-1", "special-1")
 PATIENCE_S = 60.0
@@ -141,7 +141,7 @@ def parts_of(cache: Cache, chunk: int = 4, part: Part = WHOLE) -> Parts:
     return [
         (frame, b"".join(views))
         for block in cache.blocks(chunk, part)
-        for frame, views in frames.frames_of(block, cache.layout, cache.wire, part)
+        for frame, views in frames_of(block, cache.layout, cache.wire, part)
     ]
 
 

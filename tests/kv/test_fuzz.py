@@ -3,9 +3,9 @@
 import random
 
 from disagg.errors import DisaggError
+from disagg.kv.preamble import NONCE_BYTES, encode_preamble
 from disagg.kv.receive import ReceiveLimits
 from disagg.kv.received import ReceivedKV
-from disagg.kv.wire.preamble import NONCE_BYTES, encode_preamble
 from tests.deadlines import ends_by_itself
 from tests.kv.kv_parts import Cache, header_for, mixed_layout, parts_of, start_receiver, stream, until
 

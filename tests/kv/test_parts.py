@@ -12,11 +12,11 @@ from disagg.api.names import INT8
 from disagg.errors import DisaggError, ProtocolError, TicketRefused
 from disagg.kv.blocks import KVBlock, StateBlock
 from disagg.kv.layout import LayerLayout, Layout, StateTensor
+from disagg.kv.outbox import frames_of
 from disagg.kv.parts import WHOLE, Coverage, Part
 from disagg.kv.receive.tickets import IssuedTicket
 from disagg.kv.received import ReceivedKV
-from disagg.kv.send import Transfer
-from disagg.kv.wire import frames
+from disagg.kv.transfer import Transfer
 from tests.kv.kv_parts import (
     PATIENCE_S,
     Cache,
@@ -246,7 +246,7 @@ def test_bytes_stay_reserved_until_the_last_connection_has_left_the_memory() -> 
 def test_a_block_of_another_part_is_refused_where_it_was_made(block: KVBlock | StateBlock) -> None:
     part = Part((0, 2), (1, 3), states=False)
     with pytest.raises(ProtocolError):
-        frames.frames_of(block, LAYOUT, part=part)
+        frames_of(block, LAYOUT, part=part)
 
 
 def test_a_frame_of_another_part_is_refused_by_the_receiver(receiver: Receiver) -> None:

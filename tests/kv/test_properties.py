@@ -11,12 +11,12 @@ import pytest
 
 from disagg.api.names import AS_IS, INT8, WireForm
 from disagg.errors import DisaggError, ProtocolError
+from disagg.kv import frames
+from disagg.kv.frames import Header
 from disagg.kv.layout import LayerLayout, Layout, StateTensor
 from disagg.kv.parts import MAX_HEADS, WHOLE, Part
+from disagg.kv.preamble import OPENING, PREAMBLE, PROOF, check_opening, decode_preamble, decode_proof
 from disagg.kv.received import ReceivedKV
-from disagg.kv.wire import frames
-from disagg.kv.wire.frames import Header
-from disagg.kv.wire.preamble import OPENING, PREAMBLE, PROOF, check_opening, decode_preamble, decode_proof
 from tests.kv.fuzz import CACHE, STATED, Host, fuzz_one, seeds, shuffled
 from tests.kv.kv_parts import FINGERPRINT, Cache, header_for, parts_of, stream
 

@@ -20,15 +20,15 @@ from disagg.errors import (
     ProtocolError,
     TicketRefused,
 )
+from disagg.kv import frames
+from disagg.kv import transfer as transfer_module
 from disagg.kv.blocks import KVBlock
 from disagg.kv.layout import LayerLayout, Layout
+from disagg.kv.preamble import NONCE_BYTES, PREAMBLE, PROOF, Nonces, decode_preamble, decode_proof, proof, ticket_digest
 from disagg.kv.receive.tickets import IssuedTicket
 from disagg.kv.received import ReceivedKV
-from disagg.kv.send import ComputeStep, LinkWait, SendLimits, Span, Transfer, TransferResult
-from disagg.kv.send import transfer as transfer_module
-from disagg.kv.wire import frames
-from disagg.kv.wire.preamble import NONCE_BYTES, PREAMBLE, PROOF, decode_preamble, decode_proof, ticket_digest
-from disagg.kv.wire.proof import Nonces, proof
+from disagg.kv.sent import ComputeStep, LinkWait, Span, TransferResult
+from disagg.kv.transfer import SendLimits, Transfer
 from tests.deadlines import ends_by_itself
 from tests.kv.kv_parts import FINGERPRINT, PATIENCE_S, Cache, Receiver, header_for, mixed_layout, until
 

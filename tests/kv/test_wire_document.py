@@ -12,15 +12,15 @@ from pathlib import Path
 import numpy
 import pytest
 
+from disagg.kv import frames
 from disagg.kv.blocks import KVBlock
 from disagg.kv.fingerprint import Fingerprint, token_hash
 from disagg.kv.layout import LayerLayout, Layout
+from disagg.kv.outbox import frames_of
 from disagg.kv.parts import MAX_PARTS
-from disagg.kv.receive.expected import Expected
+from disagg.kv.preamble import MAX_HEADER_BYTES, PROOF_BYTES, VERSION, Nonces, encode_preamble, encode_proof, proof
+from disagg.kv.receive.incoming import Expected
 from disagg.kv.received import ReceivedKV
-from disagg.kv.wire import frames
-from disagg.kv.wire.preamble import MAX_HEADER_BYTES, VERSION, encode_preamble, encode_proof
-from disagg.kv.wire.proof import PROOF_BYTES, Nonces, proof
 from tests.kv.kv_parts import Receiver, read_replies
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "wire-protocol.md"
@@ -44,7 +44,7 @@ def sender_pieces() -> tuple[list[Piece], list[Piece]]:
     block = KVBlock(0, 0, 2, [head.data for head in KEYS], [head.data for head in VALUES])
     digest = frames.new_digest()
     body: list[Piece] = []
-    for frame, views in frames.frames_of(block, LAYOUT):
+    for frame, views in frames_of(block, LAYOUT):
         name = frame.kind.name.lower()
         head = frames.encode_frame(frame)
         body.append((f"kind {frame.kind.value} ({name}), layer 0", head[:4]))

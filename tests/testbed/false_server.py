@@ -10,8 +10,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from socketserver import BaseRequestHandler, ThreadingTCPServer
 from typing import Final
 
-from disagg.kv.wire.preamble import NONCE_BYTES
-from disagg.kv.wire.proof import PROOF_BYTES
+from disagg.kv.preamble import NONCE_BYTES, PROOF_BYTES
 from tests.testbed import network
 from tests.testbed.bed import BedHost
 

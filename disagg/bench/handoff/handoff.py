@@ -12,12 +12,12 @@ from disagg.engines.simulated import synthetic_kv
 from disagg.engines.simulated.synthetic_kv import SyntheticKV
 from disagg.kv.arena import Arenas
 from disagg.kv.fingerprint import Fingerprint, token_hash
+from disagg.kv.frames import Header
 from disagg.kv.receive import KVServer
-from disagg.kv.receive.expected import Expected
+from disagg.kv.receive.incoming import Expected
 from disagg.kv.receive.tickets import KVOutcome, Tickets
 from disagg.kv.received import ReceivedKV
-from disagg.kv.send import Transfer
-from disagg.kv.wire.frames import Header
+from disagg.kv.transfer import Transfer
 
 _FINGERPRINT = Fingerprint("benchmark", 1, "none", "none", "none", "none")
 _REQUEST = "benchmark"

@@ -20,8 +20,8 @@ from disagg.engines.model.evidence import gather
 from disagg.engines.model.text import PromptTokenizer
 from disagg.errors import Cancelled, DisaggError
 from disagg.kv.blocks import Block
-from disagg.kv.send import ComputeStep, SentKV
-from disagg.kv.wire.frames import Header
+from disagg.kv.frames import Header
+from disagg.kv.sent import ComputeStep, SentKV
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from disagg.engines.simulated.model import SimulatedModel, sleep_until
 from disagg.kv.blocks import Block, KVBlock
 from disagg.kv.forms import plane_bytes
 from disagg.kv.layout import Layout
-from disagg.kv.send import ComputeStep
+from disagg.kv.sent import ComputeStep
 from disagg.planning.decode import step
 from disagg.planning.prefill import Emission
 

@@ -10,7 +10,7 @@ from disagg.engines.base import PrefillTiming, PromptAndAnswer, Token
 from disagg.engines.transformers.cache import PreallocatedCache
 from disagg.engines.transformers.forward import Forward
 from disagg.engines.transformers.sampling import Sampler
-from disagg.kv.send import ComputeStep
+from disagg.kv.sent import ComputeStep
 
 
 class PromptRun:

@@ -32,7 +32,7 @@ from disagg.engines.vllm.runs import AnswerRun, LogitsRun, NothingToCompute, Pro
 from disagg.engines.vllm.sampling import parameters
 from disagg.engines.vllm.scheduler import StepTimes
 from disagg.errors import DisaggError, ModelError, first_line
-from disagg.kv.wire.frames import Header
+from disagg.kv.frames import Header
 
 
 class VLLMEngine(SendingEngine):

@@ -18,7 +18,7 @@ from disagg.api.base import InvalidValue
 from disagg.api.delivery import MAX_LINE_BYTES, KVOrder, KVProgress, KVReport, ReportHello
 from disagg.api.requests import KVAddress
 from disagg.errors import DisaggError, PeerLost
-from disagg.kv.wire.frames import Header
+from disagg.kv.frames import Header
 
 POLL_S = 0.5
 HELLO_S = 5.0  # for a worker's first line

@@ -20,8 +20,9 @@ from disagg.engines.base import PrefillTiming, Token
 from disagg.engines.vllm.reports import Awaited, Reports
 from disagg.engines.vllm.rows import StepShare
 from disagg.errors import Cancelled, DisaggError, PeerLost
-from disagg.kv.send import ComputeStep, SentKV, Transfer
-from disagg.kv.wire.frames import Header
+from disagg.kv.frames import Header
+from disagg.kv.sent import ComputeStep, SentKV
+from disagg.kv.transfer import Transfer
 
 REPORT_S = 5.0  # after a transfer's deadline
 

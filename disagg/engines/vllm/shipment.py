@@ -14,8 +14,9 @@ from disagg import logs
 from disagg.api.delivery import KVOrder, KVProgress, KVReport, ReportHello
 from disagg.errors import Cancelled, DisaggError, HandoffError
 from disagg.kv.blocks import Block
-from disagg.kv.send import ComputeStep, Transfer
-from disagg.kv.wire.frames import Header
+from disagg.kv.frames import Header
+from disagg.kv.sent import ComputeStep
+from disagg.kv.transfer import Transfer
 
 CONNECT_S = 3.0
 MAX_PROGRESS = 64  # steps that are not reported yet

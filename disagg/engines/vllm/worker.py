@@ -18,9 +18,9 @@ from disagg.engines.vllm.scheduler import Begun, PromptPiece, StepOrders
 from disagg.engines.vllm.served.describe import RankInfo, rank_info
 from disagg.engines.vllm.shipment import Shipment, report_failure
 from disagg.errors import DisaggError, HandoffError, ModelError
+from disagg.kv.frames import Header
 from disagg.kv.layout import Layout
 from disagg.kv.parts import Part
-from disagg.kv.wire.frames import Header
 
 
 @dataclass(slots=True)

@@ -1,6 +1,14 @@
-"""The receiving end: `KVServer`, and the tickets that let a transfer in (expected.py, tickets.py, incoming.py)."""
+"""The receiving end of transfers.
 
-from disagg.kv.limits import ReceiveLimits
+server     listens; gives a connection whose ticket is proven a thread of its own
+newcomers  connections that have not proven a ticket
+tickets    one-time tickets, and how each ends
+incoming   the transfer that a ticket allows, its memory, and which of its parts have come
+part       one connection with a valid ticket, from its header to its acknowledgement
+pace       how long all of them wait, and when a sender is given up
+"""
+
+from disagg.kv.receive.pace import ReceiveLimits
 from disagg.kv.receive.server import KVServer
 
 __all__ = ["KVServer", "ReceiveLimits"]

@@ -15,19 +15,21 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from disagg.errors import DisaggError, Overloaded, PeerLost, TicketRefused
-from disagg.kv.limits import ReceiveLimits
-from disagg.kv.wire import frames
-from disagg.kv.wire.preamble import (
+from disagg.kv import frames
+from disagg.kv.preamble import (
     MAX_HEADER_BYTES,
     NONCE_BYTES,
     OPENING,
     PREAMBLE,
     PROOF,
+    Nonces,
     check_opening,
     decode_preamble,
     decode_proof,
+    proof,
+    proves,
 )
-from disagg.kv.wire.proof import Nonces, proof, proves
+from disagg.kv.receive.pace import ReceiveLimits
 
 DISCARD_BYTES = 1 << 16  # per read, of what follows a refused preamble
 

@@ -1,4 +1,5 @@
-"""When a sender is given up because it sends and gets nowhere. Pure, but for the counts that connections keep.
+"""How long the receiving end waits for what, and when a sender is given up because it sends and gets nowhere. Pure, but
+for the counts that connections keep.
 
 A link that is slow is no reason: its transfer goes on, and its caller is warned. This is for a peer that trickles, or
 sends idle frames for ever: without a bound its request would last until its deadline, while another host is free. It is
@@ -17,7 +18,6 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from disagg.errors import SenderTooSlow
-from disagg.kv.limits import ReceiveLimits
 from disagg.units import seconds, size
 
 BUSY: Final = 4
@@ -25,6 +25,34 @@ BUSY: Final = 4
 slow down what runs there."""
 SIGNS: Final = 2
 """Frames or pieces without which a sender is not judged: one that is silent may be stopped, or its link cut."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReceiveLimits:
+    """Bounds of the receiving end, in seconds where it says _s; the deadline of a ticket bounds the whole. preamble_s:
+    for the preamble. proof_s: from then for the sender's proof. header_s: for the whole header. stall_s: without any
+    byte or idle frame, of which a sender that waits for KV sends four per second. linger_s: for reading the last reply.
+
+    A sender that sends and gets nowhere is given up, see `Pace`. patience_s: the least time below least_bytes_s bytes
+    per second. busy_s: the same if no other way is known in which the KV could come, and the least time for which an
+    engine that works for other prompts is waited for.
+
+    connections: with a proven ticket, at the same time; one more is refused with Overloaded. newcomers: that have named
+    no valid ticket yet; newcomers_per_address: of one address. One newcomer more ends the oldest one. Of those that
+    have named a ticket and not proven it there are at most `connections`, too.
+    """
+
+    preamble_s: float = 2.0
+    proof_s: float = 5.0
+    header_s: float = 5.0
+    stall_s: float = 5.0
+    linger_s: float = 1.0
+    patience_s: float = 0.5
+    least_bytes_s: float = 16384.0
+    busy_s: float = 10.0
+    connections: int = 256
+    newcomers: int = 128
+    newcomers_per_address: int = 16
 
 
 @dataclass(slots=True)

@@ -16,11 +16,11 @@ from types import TracebackType
 from typing import Self
 
 from disagg.errors import DisaggError, FleetError, HandoffError, Overloaded, PortInUse
-from disagg.kv.limits import ReceiveLimits
+from disagg.kv.channel import Channel
 from disagg.kv.receive.newcomers import Newcomers, ProvenConnection
+from disagg.kv.receive.pace import ReceiveLimits
 from disagg.kv.receive.part import receive_part
 from disagg.kv.receive.tickets import IssuedTicket, Tickets
-from disagg.kv.wire.channel import Channel
 
 SWEEP_S = 0.1  # interval between checks of the deadlines
 CLOSE_S = 5.0  # how long close() waits for each thread

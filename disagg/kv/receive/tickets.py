@@ -24,13 +24,11 @@ from disagg.errors import (
     TicketRefused,
 )
 from disagg.kv.arena import Arenas, Reservation
-from disagg.kv.limits import ReceiveLimits
 from disagg.kv.parts import MAX_PARTS
-from disagg.kv.receive.expected import Expected
-from disagg.kv.receive.incoming import Incoming
-from disagg.kv.receive.pace import Pace
+from disagg.kv.preamble import ticket_digest
+from disagg.kv.receive.incoming import Expected, Incoming
+from disagg.kv.receive.pace import Pace, ReceiveLimits
 from disagg.kv.received import ReceivedKV
-from disagg.kv.wire.preamble import ticket_digest
 
 TICKET_BYTES = 32
 

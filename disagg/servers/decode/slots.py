@@ -14,7 +14,7 @@ from disagg.engines.base import EngineInfo
 from disagg.errors import PeerLost
 from disagg.kv.arena import Reservation
 from disagg.kv.fingerprint import token_hash
-from disagg.kv.receive.expected import Expected
+from disagg.kv.receive.incoming import Expected
 from disagg.kv.receive.tickets import IssuedTicket, KVOutcome, Tickets
 from disagg.kv.received import ReceivedKV
 from disagg.servers.admission import Turns

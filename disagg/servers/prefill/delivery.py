@@ -9,8 +9,9 @@ from typing import Any, Generic, TypeVar
 
 from disagg.engines.base import EmittingEngine, PrefillEngine, PrefillRun, PrefillTiming, SendingEngine, SendingRun
 from disagg.errors import Cancelled
-from disagg.kv.send import LinkWait, SentKV, Transfer
-from disagg.kv.wire.frames import Header
+from disagg.kv.frames import Header
+from disagg.kv.sent import LinkWait, SentKV
+from disagg.kv.transfer import Transfer
 
 E = TypeVar("E", bound=PrefillEngine)
 

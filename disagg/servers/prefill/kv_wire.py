@@ -15,7 +15,7 @@ from typing import Literal
 from disagg.api.names import AS_IS, INT8, WireForm
 from disagg.engines.base import PrefillTiming
 from disagg.kv.layout import Layout
-from disagg.kv.send import SentKV
+from disagg.kv.sent import SentKV
 
 MARGIN = 1.25  # how much longer the transfer must be than the compute: rates are known to about a tenth
 RATED_TOKENS = 512  # the speed of a shorter prompt does not predict that of longer ones

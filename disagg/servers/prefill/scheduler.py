@@ -16,7 +16,7 @@ from disagg.api.requests import Share
 from disagg.engines.base import PrefillRun
 from disagg.engines.base.priority import lower_priority_of_thread
 from disagg.errors import Cancelled, DisaggError, ModelError, Overloaded
-from disagg.kv.send import LinkWait
+from disagg.kv.sent import LinkWait
 from disagg.servers.prefill.order import Candidate, Policy, State, chunk, is_alone, order
 from disagg.shares import Claim, Claims, Computing, within
 

@@ -23,7 +23,7 @@ from disagg.engines.base import ONE_TOKEN, DecodeTiming, PrefillEngine, PrefillR
 from disagg.engines.model import preflight
 from disagg.errors import RequestError
 from disagg.kv.fingerprint import token_hash
-from disagg.kv.wire.frames import Header
+from disagg.kv.frames import Header
 from disagg.servers.admission import Admission
 from disagg.servers.answer import GrowingAnswer, begin_answer, warm_up_tokenizer
 from disagg.servers.caller import STATE_S

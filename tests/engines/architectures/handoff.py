@@ -9,9 +9,10 @@ from disagg.engines.base import EmittingEngine
 from disagg.engines.mlx.engine import MLXDecodeEngine
 from disagg.kv.arena import Arenas
 from disagg.kv.blocks import Block
-from disagg.kv.receive.assemble import Assembly
+from disagg.kv.frames import TransferTotals, decode_frame, encode_frame, new_digest
+from disagg.kv.outbox import frames_of
+from disagg.kv.receive.part import Assembly
 from disagg.kv.received import ByteRanges, ReceivedKV
-from disagg.kv.wire.frames import TransferTotals, decode_frame, encode_frame, frames_of, new_digest
 
 
 def hand_over(

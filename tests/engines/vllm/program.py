@@ -23,11 +23,11 @@ from disagg.engines.exit import exit_without_cleanup
 from disagg.engines.vllm.engine import VLLMEngine
 from disagg.errors import DisaggError
 from disagg.kv.fingerprint import token_hash
+from disagg.kv.frames import Header
 from disagg.kv.receive import KVServer
-from disagg.kv.receive.expected import Expected
+from disagg.kv.receive.incoming import Expected
 from disagg.kv.receive.tickets import Tickets
 from disagg.kv.received import ReceivedKV
-from disagg.kv.wire.frames import Header
 from tests import tiny_models
 
 CONTEXT = 2048

@@ -26,8 +26,8 @@ from disagg.engines.vllm.rows import StepShare
 from disagg.engines.vllm.runs import AnswerRun, PromptRun
 from disagg.engines.vllm.scheduler import StepTimes
 from disagg.errors import Cancelled, DisaggError, ModelError, RequestError
+from disagg.kv.frames import Header
 from disagg.kv.layout import LayerLayout
-from disagg.kv.wire.frames import Header
 from tests.kv.kv_parts import FINGERPRINT, PATIENCE_S, mixed_layout
 
 

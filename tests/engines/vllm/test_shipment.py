@@ -23,7 +23,7 @@ from disagg.errors import Cancelled, DisaggError, HandoffError, ModelError, Peer
 from disagg.kv.parts import WHOLE, Part
 from disagg.kv.receive.tickets import IssuedTicket
 from disagg.kv.received import ReceivedKV
-from disagg.kv.send import Transfer
+from disagg.kv.transfer import Transfer
 from tests.kv.kv_parts import PATIENCE_S, Cache, Receiver, header_for, mixed_layout, start_receiver, until
 from tests.values import of_type
 

@@ -7,11 +7,10 @@ from dataclasses import dataclass, field
 import pytest
 
 from disagg.errors import DisaggError, TicketRefused
-from disagg.kv.limits import ReceiveLimits
+from disagg.kv import frames
+from disagg.kv.preamble import NONCE_BYTES, Nonces, encode_preamble, encode_proof, proof, ticket_digest
 from disagg.kv.receive.newcomers import Newcomers, ProvenConnection
-from disagg.kv.wire import frames
-from disagg.kv.wire.preamble import NONCE_BYTES, encode_preamble, encode_proof, ticket_digest
-from disagg.kv.wire.proof import Nonces, proof
+from disagg.kv.receive.pace import ReceiveLimits
 from tests.kv.kv_parts import PATIENCE_S, read_replies, read_reply
 
 TICKETS = {ticket_digest(ticket): ticket for ticket in (f"ticket-{i}" for i in range(64))}

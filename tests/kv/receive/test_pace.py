@@ -6,8 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from disagg.kv.limits import ReceiveLimits
-from disagg.kv.receive.pace import Arrived, Pace
+from disagg.kv.receive.pace import Arrived, Pace, ReceiveLimits
 
 LIMITS = ReceiveLimits()
 EXPECTED = 8 << 20

@@ -28,15 +28,24 @@ from disagg.errors import (
     ProtocolError,
     TicketRefused,
 )
+from disagg.kv import frames
+from disagg.kv.frames import Kind
 from disagg.kv.layout import LayerLayout, Layout
+from disagg.kv.preamble import (
+    MAGIC,
+    NONCE_BYTES,
+    OPENING,
+    PREAMBLE,
+    PROOF,
+    PROOF_BYTES,
+    VERSION,
+    encode_preamble,
+    encode_proof,
+)
 from disagg.kv.receive import KVServer, ReceiveLimits
 from disagg.kv.receive.tickets import IssuedTicket, Tickets
 from disagg.kv.received import ReceivedKV
-from disagg.kv.send import SendLimits, Transfer
-from disagg.kv.wire import frames
-from disagg.kv.wire.frames import Kind
-from disagg.kv.wire.preamble import MAGIC, NONCE_BYTES, OPENING, PREAMBLE, PROOF, VERSION, encode_preamble, encode_proof
-from disagg.kv.wire.proof import PROOF_BYTES
+from disagg.kv.transfer import SendLimits, Transfer
 from tests.deadlines import ends_by_itself
 from tests.kv.kv_parts import (
     FINGERPRINT,
@@ -112,7 +121,7 @@ def test_a_malformed_header_fails_its_request_with_a_short_line_in_the_log(
 def test_without_a_valid_ticket_the_header_is_neither_awaited_nor_parsed(
     receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("disagg.kv.wire.frames.decode_header", lambda *_: pytest.fail("the header was parsed"))
+    monkeypatch.setattr("disagg.kv.frames.decode_header", lambda *_: pytest.fail("the header was parsed"))
     (refused,) = receiver.exchange(opened(b"x" * 99), "nobody issued this")
     assert refused["error"]["code"] == "TicketRefused"
 
@@ -569,7 +578,7 @@ def test_a_defect_in_the_receiver_reaches_the_owner_and_frees_the_bytes(
     monkeypatch.setattr(threading, "excepthook", broken.append)
     slot = receiver.issue(CACHE)
     with monkeypatch.context() as patch:
-        patch.setattr("disagg.kv.receive.assemble.Assembly.place", defective)
+        patch.setattr("disagg.kv.receive.part.Assembly.place", defective)
         receiver.exchange(stream(header_for(slot), parts_of(CACHE)), slot.ticket)
     error = receiver.result(slot)
     assert isinstance(error, DisaggError) and "internal error of the KV receiver in request r1" in error.message

@@ -16,10 +16,10 @@ from disagg.errors import (
     TicketRefused,
 )
 from disagg.kv.arena import Reservation
-from disagg.kv.limits import ReceiveLimits
+from disagg.kv.preamble import ticket_digest
+from disagg.kv.receive.pace import ReceiveLimits
 from disagg.kv.receive.tickets import IssuedTicket, KVOutcome, Tickets
 from disagg.kv.received import ReceivedKV
-from disagg.kv.wire.preamble import ticket_digest
 from tests.kv.kv_parts import FINGERPRINT, PATIENCE_S, Cache, expected, header_for, mixed_layout
 
 EXPECTED = expected(Cache.random(mixed_layout(), 5))

@@ -9,7 +9,7 @@ import pytest
 from disagg.api.names import AS_IS, INT8
 from disagg.engines.base import PrefillTiming
 from disagg.kv.layout import LayerLayout, Layout
-from disagg.kv.send import ComputeStep, SentKV, Span, TransferResult
+from disagg.kv.sent import ComputeStep, SentKV, Span, TransferResult
 from disagg.servers.prefill.kv_wire import FRESH_S, MARGIN, RATED_TOKENS, MeasuredRates, Rates, choose_form
 
 CODER = Layout((LayerLayout("full", 4, 128, 128),) * 48, "bfloat16")  # 98304 bytes a token

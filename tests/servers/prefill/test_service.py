@@ -25,10 +25,11 @@ from disagg.engines.base import PrefillEngine, PrefillRun, PrefillTiming
 from disagg.errors import DeadlineExceeded, Overloaded, RequestError
 from disagg.kv.fingerprint import token_hash
 from disagg.kv.receive import KVServer
-from disagg.kv.receive.expected import Expected
+from disagg.kv.receive.incoming import Expected
 from disagg.kv.receive.tickets import KVOutcome, Tickets
 from disagg.kv.received import ReceivedKV
-from disagg.kv.send import ComputeStep, LinkWait, SendLimits, SentKV
+from disagg.kv.sent import ComputeStep, LinkWait, SentKV
+from disagg.kv.transfer import SendLimits
 from disagg.servers import caller as callers
 from disagg.servers.caller import Caller
 from disagg.servers.prefill import service as services
@@ -178,7 +179,7 @@ async def test_a_generated_answer_goes_on_after_the_tokens_of_another_host(tmp_p
 async def test_a_frozen_decode_host_holds_up_no_prompt_for_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("disagg.kv.send.transfer.SendLimits", partial(SendLimits, answer_s=PATIENCE_S))
+    monkeypatch.setattr("disagg.kv.transfer.SendLimits", partial(SendLimits, answer_s=PATIENCE_S))
     async with serving(tmp_path) as service:
         with frozen(service, "m-other") as to, receiving(service) as receiver:
             stuck = [

@@ -16,10 +16,10 @@ from pathlib import Path
 
 import pytest
 
+from disagg.kv import transfer
 from disagg.kv.receive import KVServer
 from disagg.kv.receive.tickets import Tickets
 from disagg.kv.received import ReceivedKV
-from disagg.kv.send import transfer
 from disagg.servers.prefill.service import PrefillService
 from tests.servers.prefill.test_service import PATIENCE_S, Receiver, address, serving, shipped
 from tests.simulated import ROW_BYTES

@@ -21,7 +21,7 @@ from disagg.engines.vllm import load
 from disagg.engines.vllm.nodes.setup import Endpoint, head
 from disagg.engines.vllm.rows import Sharding
 from disagg.errors import ModelError
-from disagg.kv.wire.frames import Header
+from disagg.kv.frames import Header
 
 CONNECT_S: Final = 10.0
 _KEEPALIVE: Final = {"TCP_KEEPIDLE": 5, "TCP_KEEPALIVE": 5, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 3}

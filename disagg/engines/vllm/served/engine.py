@@ -37,7 +37,7 @@ from disagg.engines.vllm.served.prompt import ServedPrompt
 from disagg.engines.vllm.served.pulse import HEALTH, Pulse
 from disagg.engines.vllm.served.request import BEGIN_S, SLOWEST_TOKENS_S, Request
 from disagg.errors import DisaggError, ModelError
-from disagg.kv.wire.frames import Header
+from disagg.kv.frames import Header
 
 POLL_S: Final = 0.02  # that a new prompt waits for a step without messages
 MAX_MESSAGES: Final = 4096

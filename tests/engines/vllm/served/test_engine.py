@@ -23,7 +23,7 @@ from disagg.engines.model import checkpoint
 from disagg.engines.vllm.runs import AnswerRun
 from disagg.engines.vllm.served.engine import ServedEngine, _end_answer
 from disagg.errors import Cancelled, ModelError, PeerLost
-from disagg.kv.wire.frames import Header
+from disagg.kv.frames import Header
 from tests import tiny_models
 from tests.engines.vllm.served.fake_serve import INFO, FakeServe, completed, serving
 from tests.kv.kv_parts import PATIENCE_S, until

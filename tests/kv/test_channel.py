@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from disagg.errors import PeerLost
-from disagg.kv.wire.channel import IOV_MAX, PIECE_BYTES, Channel, give_up_unacknowledged
+from disagg.kv.channel import IOV_MAX, PIECE_BYTES, Channel, give_up_unacknowledged
 from tests.deadlines import ends_by_itself
 from tests.kv.kv_parts import PATIENCE_S
 

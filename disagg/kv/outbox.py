@@ -1,14 +1,20 @@
-"""The blocks of one transfer that are not sent yet: the compute thread puts them, the sender thread takes them."""
+"""The blocks of one transfer that are not sent yet, as frames: the compute thread puts them, the sender thread takes
+them."""
 
 from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from disagg.errors import DisaggError, PeerLost
-from disagg.kv.wire.frames import Frame
+from disagg.api.names import AS_IS, WireForm
+from disagg.errors import DisaggError, PeerLost, ProtocolError
+from disagg.kv.blocks import Block, StateBlock
+from disagg.kv.forms import plane_bytes
+from disagg.kv.frames import MAX_TOKENS, Frame, Kind
+from disagg.kv.layout import Layout
+from disagg.kv.parts import WHOLE, Part
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,3 +104,40 @@ class Outbox:
     def _raise_failure(self) -> None:
         if self._failure is not None:
             raise self._failure
+
+
+def frames_of(
+    block: Block, layout: Layout, wire: WireForm = AS_IS, part: Part = WHOLE
+) -> list[tuple[Frame, list[memoryview]]]:
+    """The frames that carry a block, each with its payload. ProtocolError if the block does not fit the layout and the
+    part."""
+    if not 0 <= block.layer < len(layout.layers):
+        raise ProtocolError(f"a block for layer {block.layer} of a model with {len(layout.layers)} layers")
+    layer = layout.layers[block.layer]
+    if isinstance(block, StateBlock):
+        sizes = [state.nbytes for state in layer.states] if part.has_states(layout, block.layer) else []
+        views = _fitting(block.tensors, sizes, f"the state of layer {block.layer}")
+        return [(Frame(Kind.STATE, block.layer, i, 0, 0, len(v)), [v]) for i, v in enumerate(views)]
+    if not 0 <= block.start < block.end <= MAX_TOKENS:
+        raise ProtocolError(f"a block of layer {block.layer} with rows [{block.start}, {block.end})")
+    heads = len(part.heads_of(layout, block.layer))
+    if not heads:
+        raise ProtocolError(f"a block of layer {block.layer}, of which this transfer carries no KV head")
+    frames: list[tuple[Frame, list[memoryview]]] = []
+    for kind, given, dim in ((Kind.KEYS, block.keys, layer.key_dim), (Kind.VALUES, block.values, layer.value_dim)):
+        if dim == 0:  # a latent cache has keys only
+            continue
+        sizes = [(block.end - block.start) * size for size in plane_bytes(dim, layout.itemsize, wire)]
+        expected = [size for size in sizes for _ in range(heads)]
+        views = _fitting(given, expected, f"the {kind.name.lower()} of layer {block.layer}")
+        for plane, size in enumerate(sizes):
+            frame = Frame(kind, block.layer, plane, block.start, block.end, size * heads)
+            frames.append((frame, views[plane * heads : (plane + 1) * heads]))
+    return frames
+
+
+def _fitting(views: Sequence[memoryview], sizes: Sequence[int], what: str) -> list[memoryview]:
+    given = [view.nbytes for view in views]
+    if given != list(sizes):
+        raise ProtocolError(f"a block carries {given} bytes for {what}, the layout has {list(sizes)}")
+    return [view if view.format == "B" and view.ndim == 1 else view.cast("B") for view in views]

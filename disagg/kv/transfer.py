@@ -8,23 +8,36 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
 from disagg.errors import Cancelled, DisaggError, HandoffError, PeerLost, ProtocolError, TicketRefused
+from disagg.kv import frames
 from disagg.kv.blocks import Block
-from disagg.kv.limits import SendLimits
-from disagg.kv.send.outbox import FramedBlock, Outbox
-from disagg.kv.send.result import Span, TransferResult
-from disagg.kv.wire import frames
-from disagg.kv.wire.channel import Channel, OnPiece, give_up_unacknowledged
-from disagg.kv.wire.preamble import NONCE_BYTES, encode_preamble, encode_proof
-from disagg.kv.wire.proof import Nonces, proof, proves
+from disagg.kv.channel import Channel, OnPiece, give_up_unacknowledged
+from disagg.kv.outbox import FramedBlock, Outbox, frames_of
+from disagg.kv.preamble import NONCE_BYTES, Nonces, encode_preamble, encode_proof, proof, proves
+from disagg.kv.sent import Span, TransferResult
 
 SEND_BUFFER_BYTES = 4 << 20
 POLL_S = 0.1  # interval between checks for a reply or the deadline while there is nothing to send
 STOP_S = 5.0  # how long abort() waits for the sender thread
 WAITED_S = 1e-4  # shorter pauses do not count: the socket's buffers keep the link busy for longer
+
+
+@dataclass(frozen=True, slots=True)
+class SendLimits:
+    """How long the sending end waits for what, in seconds. The deadline bounds the whole. connect_s: for the
+    connection. answer_s: for the receiver's reply to the preamble, and to the header. stall_s: while bytes wait to be
+    sent and the receiver takes none, or until it acknowledges the last one. idle_s: between two idle frames while there
+    is no KV to send. max_queued_bytes: the most that may wait to be sent."""
+
+    connect_s: float = 3.0
+    answer_s: float = 5.0
+    stall_s: float = 5.0
+    idle_s: float = 0.25
+    max_queued_bytes: int = 16 << 30
 
 
 class Transfer:
@@ -97,7 +110,7 @@ class Transfer:
     def send(self, block: Block) -> None:
         """Queue a block; returns at once."""
         header = self._header
-        framed = frames.frames_of(block, header.layout, header.wire, header.part)
+        framed = frames_of(block, header.layout, header.wire, header.part)
         self._outbox.put(FramedBlock(block.wait, framed))
 
     def finish(self) -> TransferResult:

@@ -5,22 +5,27 @@ import pytest
 
 from disagg.api.names import AS_IS, INT8, WireForm
 from disagg.errors import DisaggError, LayoutMismatch, Overloaded, ProtocolError
+from disagg.kv import frames
 from disagg.kv.blocks import KVBlock, StateBlock
+from disagg.kv.outbox import frames_of
 from disagg.kv.parts import Part
-from disagg.kv.wire import frames
-from disagg.kv.wire.preamble import (
+from disagg.kv.preamble import (
     MAGIC,
     MAX_HEADER_BYTES,
     OPENING,
     PREAMBLE,
+    PROOF_BYTES,
+    End,
+    Nonces,
     check_opening,
     decode_preamble,
     decode_proof,
     encode_preamble,
     encode_proof,
+    proof,
+    proves,
     ticket_digest,
 )
-from disagg.kv.wire.proof import PROOF_BYTES, End, Nonces, proof, proves
 from tests.kv.kv_parts import FINGERPRINT, Cache, groups_layout, mixed_layout
 
 HEADER = frames.Header(
@@ -207,7 +212,7 @@ def test_unknown_kinds_and_odd_end_frames_are_protocol_errors(fields: tuple[int,
 def test_a_block_becomes_one_frame_for_keys_and_one_for_values() -> None:
     cache = Cache.random(mixed_layout(), 3)
     block = next(cache.blocks(2))
-    (keys, key_views), (values, value_views) = frames.frames_of(block, cache.layout)
+    (keys, key_views), (values, value_views) = frames_of(block, cache.layout)
     assert keys == (frames.Kind.KEYS, 0, 0, 0, 2, 3 * 2 * 8 * 2)
     assert values == (frames.Kind.VALUES, 0, 0, 0, 2, 3 * 2 * 4 * 2)
     assert (len(key_views), len(value_views)) == (3, 3)
@@ -216,7 +221,7 @@ def test_a_block_becomes_one_frame_for_keys_and_one_for_values() -> None:
 def test_a_quantised_tensor_becomes_one_frame_per_plane() -> None:
     layout = groups_layout()
     block = next(Cache.random(layout, 3, wire=INT8).blocks(2))
-    sent = [(frame, [len(view) for view in views]) for frame, views in frames.frames_of(block, layout, INT8)]
+    sent = [(frame, [len(view) for view in views]) for frame, views in frames_of(block, layout, INT8)]
     assert sent == [
         ((frames.Kind.KEYS, 0, 0, 0, 2, 2 * 2 * 64), [128, 128]),
         ((frames.Kind.KEYS, 0, 1, 0, 2, 2 * 2 * 2), [4, 4]),
@@ -230,12 +235,12 @@ def test_a_block_of_the_other_form_is_refused(made: WireForm, sent: WireForm) ->
     layout = groups_layout()
     block = next(Cache.random(layout, 3, wire=made).blocks(2))
     with pytest.raises(ProtocolError, match="the keys of layer 0"):
-        frames.frames_of(block, layout, sent)
+        frames_of(block, layout, sent)
 
 
 def test_views_of_any_item_type_are_sent_as_bytes() -> None:
     view = memoryview(bytearray(2 * 6 * 2)).cast("H")
-    ((_, views),) = frames.frames_of(KVBlock(3, 0, 2, [view], []), mixed_layout())
+    ((_, views),) = frames_of(KVBlock(3, 0, 2, [view], []), mixed_layout())
     assert [len(v) for v in views] == [24]
 
 
@@ -253,4 +258,4 @@ def test_views_of_any_item_type_are_sent_as_bytes() -> None:
 )
 def test_a_block_that_does_not_fit_the_layout_is_refused(block: KVBlock | StateBlock) -> None:
     with pytest.raises(ProtocolError):
-        frames.frames_of(block, mixed_layout())
+        frames_of(block, mixed_layout())

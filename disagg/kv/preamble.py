@@ -1,10 +1,17 @@
-"""The fixed-size first bytes from a sender: version and ticket, then its proof. Each is checked before more is read."""
+"""How a KV connection begins: the sender names its ticket, and each end proves that it has it, before it is sent
+anything that another may not have.
+
+Everything here has a fixed size and is checked before more is read. The ticket itself never crosses the connection: its
+SHA-256 names it, and both proofs are HMACs under it of two fresh nonces. A program that has taken the receiver's port
+learns a digest and a nonce.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import hmac
 import struct
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from disagg.errors import ProtocolError
 
@@ -16,17 +23,21 @@ OPENING = struct.Struct("<6sH")  # magic, version: the same in every version
 PREAMBLE = struct.Struct("<6sH32s16s")  # magic, version, ticket digest, the sender's nonce
 PROOF = struct.Struct("<32sI")  # the sender's proof, header length
 NONCE_BYTES = 16
+PROOF_BYTES = 32
+
+End = Literal["sender", "receiver"]
 
 
 class Preamble(NamedTuple):
-    """ticket_digest: see `ticket_digest`. nonce: the sender's."""
+    """What a sender sends first. ticket_digest: names its ticket. nonce: the sender's own, drawn for this
+    connection."""
 
     ticket_digest: bytes
     nonce: bytes
 
 
 class SenderProof(NamedTuple):
-    """proof: see `proof.proof`. header_bytes: how many follow."""
+    """What a sender sends once the receiver has proven itself. header_bytes: how many bytes of header follow."""
 
     proof: bytes
     header_bytes: int
@@ -72,3 +83,21 @@ def decode_proof(raw: bytes) -> SenderProof:
     if length > MAX_HEADER_BYTES:
         raise ProtocolError(f"the transfer header announces {length} bytes, at most {MAX_HEADER_BYTES} are allowed")
     return SenderProof(proof, int(length))
+
+
+class Nonces(NamedTuple):
+    """What each end of one connection has drawn at random."""
+
+    sender: bytes
+    receiver: bytes
+
+
+def proof(ticket: str, end: End, nonces: Nonces) -> bytes:
+    """HMAC-SHA256 under the ticket, PROOF_BYTES: this end of the connection with these nonces has it."""
+    text = f"disagg kv {VERSION} {end}".encode() + ticket_digest(ticket) + nonces.sender + nonces.receiver
+    return hmac.digest(ticket.encode("utf-8", "surrogatepass"), text, "sha256")
+
+
+def proves(given: bytes, ticket: str, end: End, nonces: Nonces) -> bool:
+    """Whether this is that end's proof, compared in constant time."""
+    return hmac.compare_digest(given, proof(ticket, end, nonces))
