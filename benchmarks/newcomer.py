@@ -61,7 +61,7 @@ threads = 1
 COMMANDS: tuple[tuple[tuple[str, ...], tuple[int, ...]], ...] = (
     (("trust", "--yes"), (0,)),
     (("doctor",), (0, 1)),  # 1: nothing is deployed
-    (("plan",), (0,)),
+    (("deploy", "--dry-run"), (0,)),
     (("deploy", "--yes"), (0,)),
     (("start",), (0,)),
     (("status",), (0,)),

@@ -94,7 +94,7 @@ def first_boot(bed: Bed, fleet: Operator) -> None:
     os.kill(server(bed), signal.SIGKILL)
     step("systemd has restarted the server that was killed", lambda: serving(fleet) not in (None, pid))
     timed("restart", lambda: fleet.run("restart"))
-    note = fleet.run("plan").stdout
+    note = fleet.run("deploy", "--dry-run").stdout
     assert "reboot" not in note, note
 
 

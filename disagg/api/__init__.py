@@ -10,7 +10,7 @@ status    the answers of GET /health and GET /status
 calls     every path of the servers with these types; openapi: the document that is made from it
 delivery  KV that an engine sends by itself: its order and its report
 verify    what `python -m disagg.verify` prints
-watch     what `disagg watch` posts
+watch     what `disagg status --notify` posts
 handoff   the hand-off benchmark: the task of its two ends, and its figures
 live      GET /api/live of a gateway: requests, hosts and models now
 history   GET /api/history of a gateway: requests that have ended

@@ -1,4 +1,4 @@
-"""What `disagg watch` posts to a URL."""
+"""What `disagg status --notify` posts to a URL."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The `disagg` command. Frameworks, SSH and HTTP are imported by the commands that need them, when they run."""
+"""The `disagg` program: runs one command line, and makes of what goes wrong one message and an exit code."""
 
 from __future__ import annotations
 
@@ -13,18 +13,12 @@ from typing import Annotated, Any
 
 import typer
 
-from disagg.cli import bench, demo, generate, init, plan_capacity, verify
-from disagg.cli.chat import command as chat
 from disagg.cli.common.completion import VARIABLE, names_with_colons
 from disagg.cli.common.context import CommandOutput, note_interrupt, print_error, print_json
-from disagg.cli.common.hosts import HostCommand
-from disagg.cli.common.options import Command, CommandGroup
 from disagg.cli.common.signals import INTERRUPTED, terminating
 from disagg.cli.common.streams import open_closed_streams, replace_what_has_no_code
 from disagg.cli.common.usage import usage_message
-from disagg.cli.fleet import deploy, doctor, lifecycle, logs, models, remote, rollout, status, token, trust, watch
-from disagg.cli.fleet.machines import bootstrap, prune
-from disagg.cli.gateway import endpoints, history, keys, serve, top
+from disagg.cli.program import Program
 from disagg.errors import Cancelled, DisaggError, UsageError, clipped
 from disagg.extras import explained
 from disagg.version import VERSION
@@ -38,11 +32,10 @@ _CommandLineError: type[Exception] = typer.BadParameter.__mro__[1]
 
 app = typer.Typer(
     name="disagg",
-    cls=CommandGroup,
-    help="Run LLMs on machines of different makes as one server: NVIDIA hosts do prefill, Apple hosts decode.",
+    cls=Program,
+    help="Run LLMs as one server on NVIDIA machines, which do prefill, and Apple machines.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    rich_markup_mode="markdown",  # fills the paragraphs of help texts; otherwise they break where the source does
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
@@ -60,41 +53,6 @@ def options(
     ] = False,
 ) -> None:
     """The options of `disagg` itself."""
-
-
-# In the order of a first use.
-_USE, _SET_UP, _OPERATE = "Use a fleet", "Set up a fleet", "Operate a fleet"
-app.command(cls=Command, rich_help_panel=_USE)(demo.demo)
-app.command(cls=Command, rich_help_panel=_USE, context_settings={"allow_extra_args": True})(generate.generate)
-app.command(cls=Command, rich_help_panel=_USE)(chat.chat)
-app.command(cls=Command, rich_help_panel=_USE)(serve.serve)
-app.add_typer(keys.keys, rich_help_panel=_USE)
-app.command(cls=Command, rich_help_panel=_USE)(history.history)
-app.command(cls=Command, rich_help_panel=_USE)(top.top)
-app.add_typer(endpoints.gateway, rich_help_panel=_USE)
-app.command(cls=Command, rich_help_panel=_USE)(verify.verify)
-app.add_typer(bench.app, rich_help_panel=_USE)
-app.command("plan-capacity", cls=Command, rich_help_panel=_USE)(plan_capacity.plan_capacity)
-app.command(cls=Command, rich_help_panel=_SET_UP)(init.init)
-app.command(cls=HostCommand, rich_help_panel=_SET_UP)(trust.trust)
-app.command(cls=Command, rich_help_panel=_SET_UP)(bootstrap.bootstrap)
-app.command(cls=HostCommand, rich_help_panel=_SET_UP)(deploy.plan)
-app.command(cls=HostCommand, rich_help_panel=_SET_UP)(deploy.deploy)
-app.add_typer(models.models, rich_help_panel=_SET_UP)
-app.command(cls=HostCommand, rich_help_panel=_SET_UP)(deploy.rollback)
-app.add_typer(token.token, rich_help_panel=_SET_UP)
-app.command(cls=HostCommand, rich_help_panel=_SET_UP)(deploy.uninstall)
-app.command(cls=HostCommand, rich_help_panel=_SET_UP)(prune.prune)
-app.command(cls=HostCommand, rich_help_panel=_OPERATE)(lifecycle.start)
-app.command(cls=HostCommand, rich_help_panel=_OPERATE)(status.status)
-app.command(cls=HostCommand, rich_help_panel=_OPERATE)(watch.watch)
-app.command(cls=HostCommand, rich_help_panel=_OPERATE)(doctor.doctor)
-app.command(cls=HostCommand, rich_help_panel=_OPERATE)(logs.logs)
-app.command(cls=HostCommand, rich_help_panel=_OPERATE)(lifecycle.restart)
-app.command(cls=HostCommand, rich_help_panel=_OPERATE)(rollout.rollout)
-app.command(cls=HostCommand, rich_help_panel=_OPERATE)(lifecycle.stop)
-app.command(cls=Command, rich_help_panel=_OPERATE)(remote.ssh)
-app.command("exec", cls=HostCommand, rich_help_panel=_OPERATE)(remote.exec_)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -163,7 +121,7 @@ def invoke(arguments: Sequence[str]) -> int:
 
 @cache
 def _parser() -> Any:
-    """All commands with their options. Building them takes 0.2 s, which callers of many commands pay once."""
+    """The group of all commands, each built when it is first called."""
     return typer.main.get_command(app)
 
 

@@ -18,6 +18,7 @@ import typer
 
 import disagg
 from disagg.cli import app
+from disagg.cli.program import OTHER_WORDS, SOURCES
 from disagg.errors import ConfigError, Overloaded, ServerUnavailable
 from tests.cli.commandline import ROOT, run, write_fleet
 
@@ -197,6 +198,7 @@ ENDING = """
 import atexit, logging, logging.handlers, os, threading, typer
 import disagg.cli
 from disagg.cli import app
+from disagg.cli.program import OTHER_WORDS, SOURCES
 
 log = logging.handlers.MemoryHandler(10, target=logging.StreamHandler())
 
@@ -242,10 +244,42 @@ def test_help_texts_are_filled_and_name_arguments_as_the_usage_does(capsys: pyte
 
 def test_the_commands_are_listed_in_the_order_of_a_first_use(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("--help") == 0
-    listed = re.findall(r"^│ ([a-z][a-z-]*) ", capsys.readouterr().out, re.MULTILINE)
-    journey = ["demo", "init", "trust", "plan", "deploy", "start", "status"]
+    shown = capsys.readouterr().out
+    listed = re.findall(r"^  ([a-z]+) ", shown, re.MULTILINE)
+    journey = ["demo", "init", "deploy", "start", "status"]
     assert [name for name in listed if name in journey] == journey
-    assert len(listed) == len(set(listed)) == 31
+    further = [
+        name for names in re.findall(r"^  [A-Z]\w+ \w+  +(.*)", shown, re.MULTILINE) for name in names.split(", ")
+    ]
+    assert sorted(name.strip() for name in [*listed, *further]) == sorted(SOURCES)
+    assert len(shown.splitlines()) < 24 and max(map(len, shown.splitlines())) <= 80
+
+
+@pytest.mark.parametrize(("words", "stand_for"), OTHER_WORDS.items())
+def test_other_words_for_a_command_are_understood_and_not_listed(
+    words: str, stand_for: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(words, "--help") == 0
+    (command, *_) = stand_for
+    assert f"Usage: disagg {command}" in capsys.readouterr().out
+    assert words not in typer.main.get_command(app.app).commands  # type: ignore[attr-defined]  # of a group
+
+
+def test_a_mistyped_command_is_told_what_it_may_have_been(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("statsu") == 2
+    assert "no such command 'statsu'. Did you mean 'status'" in capsys.readouterr().err
+
+
+def test_options_of_notifying_need_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write_fleet(tmp_path)
+    for words, said in (
+        (("status", "--run", "true"), "--run needs --notify"),
+        (("status", "--watch", "--notify"), "--watch and --notify cannot be combined"),
+        (("uninstall", "--all"), "--all needs --unused"),
+        (("serve", "--port", 0, "endpoints"), "--port is an option of the gateway, not of `disagg serve endpoints`"),
+    ):
+        assert run("--config", path, *words) == 2
+        assert said in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("words", [["--config", "nope.toml", "status"], ["status", "--config", "nope.toml"]])
@@ -302,7 +336,7 @@ def test_help_states_the_ranges_and_defaults_that_the_servers_apply(capsys: pyte
 
 
 def test_the_options_in_help_texts_name_no_types_of_python(capsys: pytest.CaptureFixture[str]) -> None:
-    for command in ("", "demo", "generate", "bench", "bench handoff", "plan-capacity", "verify", "status"):
+    for command in ("", "demo", "generate", "bench", "bench handoff", "bench predict", "verify", "status"):
         assert run(*command.split(), "--help") == 0
         assert not re.findall(r"<(?:bool|int|float|list)\b.*", capsys.readouterr().out), command
 

@@ -241,7 +241,7 @@ def test_a_host_whose_link_is_cut_hides_no_other(fleet: Operator) -> None:
 def test_a_watch_tells_a_command_when_a_host_goes_down_and_when_it_is_back(fleet: Operator) -> None:
     changes = fleet.folder / "changes"
     run = f'echo "$DISAGG_HOST $DISAGG_CHANGE" >>{changes}'
-    argv = fleet.argv("watch", "--every", "0.5", "--host", OTHER_PREFILL, "--json", "--run", run)
+    argv = fleet.argv("status", "--notify", "--every", "0.5", "--host", OTHER_PREFILL, "--json", "--run", run)
     lines: list[str] = []
 
     def last(change: str) -> bool:
@@ -278,7 +278,7 @@ def test_a_changed_hosts_toml_is_reported_and_a_restart_picks_the_new_release_up
     names = ("before_deploy", "after_deploy", "before_restart", "after_restart")
     hooks = "\n".join(["[hooks]", *(f"{name} = '{note}'" for name in names)])
     with edited(fleet, ("[fleet]", f"{hooks}\n\n[fleet]")):
-        plan = fleet.run("plan", "--host", DECODE).stdout
+        plan = fleet.run("deploy", "--dry-run", "--host", DECODE).stdout
         assert "+max_batch = 8" in plan and "to send" in plan
         assert "hook after_deploy echo" in plan and "before_restart" not in plan, "a deployment restarts nothing"
         fleet.run("deploy", "--yes", "--host", DECODE)

@@ -1,4 +1,4 @@
-"""What plan-capacity finds in a hosts.toml."""
+"""What bench predict finds in a hosts.toml."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from disagg.cli.plan_capacity import setups
+from disagg.cli.bench.predict import setups
 from disagg.config import load
 from disagg.errors import UsageError
 from disagg.planning.capacity import Traffic, assess, hypothetical

@@ -4,6 +4,7 @@ load       `disagg bench` without a subcommand: requests, disaggregated and on e
 simulate   the fleet that `disagg bench --simulate` loads
 link       `disagg bench link`: the path between hosts in the KV direction
 handoff    `disagg bench handoff`: KV from torch tensors to ready MLX caches, beside other ways
+predict    `disagg bench predict`: its result, from the machines' arithmetic and memory speed
 arguments  what they read from their command lines
 options    the options of `disagg bench`
 """
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 import typer
 
-from disagg.cli.bench import arguments, handoff, link, load
+from disagg.cli.bench import arguments, handoff, link, load, predict
 from disagg.cli.common.hosts import FanOutCommand
 from disagg.cli.common.options import Command
 
@@ -20,3 +21,4 @@ app = typer.Typer(name="bench", cls=arguments.Group, invoke_without_command=True
 app.callback(invoke_without_command=True)(load.load)
 app.command("handoff", cls=Command)(handoff.handoff)
 app.command("link", cls=FanOutCommand)(link.link)
+app.command("predict", cls=Command)(predict.predict)

@@ -37,22 +37,6 @@ def spread_pairs(args: Sequence[str]) -> list[str]:
     return spread
 
 
-def refuse_options(context: typer.Context) -> None:
-    """Raise UsageError if options of the benchmark precede a subcommand, which would ignore them."""
-    given = [parameter.opts[-1] for parameter in context.command.params if _given(context, parameter.name or "")]
-    if given:
-        raise UsageError(
-            f"{given[0]} is an option of the benchmark, not of `disagg bench {context.invoked_subcommand}`",
-            f"its own options follow it: disagg bench {context.invoked_subcommand} --help",
-        )
-
-
-def _given(context: typer.Context, name: str) -> bool:
-    """Whether this option was on the command line."""
-    source = context.get_parameter_source(name)
-    return source is not None and source.name == "COMMANDLINE"
-
-
 def refuse_subcommand(context: typer.Context, option: str, path: Path | None) -> None:
     """Raise UsageError if an option took a subcommand or another option as its FILE: `bench --output link`."""
     if str(path).startswith("-"):

@@ -14,7 +14,6 @@ from disagg.api.requests import DEFAULT_DEADLINE_S
 from disagg.cli.bench.arguments import (
     numbers,
     pairs,
-    refuse_options,
     refuse_subcommand,
     require_two_files,
     require_writable,
@@ -44,7 +43,7 @@ from disagg.cli.bench.options import (
     WorkloadKind,
 )
 from disagg.cli.common.context import print_json, settings, stderr, stdout
-from disagg.cli.common.options import AsJson
+from disagg.cli.common.options import AsJson, refuse_options
 from disagg.cli.words import choose_models
 from disagg.errors import UsageError
 
@@ -88,7 +87,7 @@ def load(
     The modes alternate in one run. Ctrl-C stops it and reports what was measured (exit code 130).
     """
     if context.invoked_subcommand is not None:
-        refuse_options(context)
+        refuse_options(context, "bench", "the benchmark")
         return
     from disagg.bench.benchmark import BenchSpec
     from disagg.bench.stats import LIMITS

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -14,7 +13,7 @@ import typer
 from rich.console import Console
 
 from disagg.config.search import find_hosts_file
-from disagg.errors import DisaggError, UsageError
+from disagg.errors import DisaggError
 
 if TYPE_CHECKING:
     from disagg.config import Fleet
@@ -133,13 +132,6 @@ def note_interrupt(text: str) -> None:
     if not CommandOutput.noted_interrupt:
         CommandOutput.noted_interrupt = True
         error_console().print(text, style="bold")
-
-
-def require_answer(command: str, verb: str, *, yes: bool, as_json: bool) -> None:
-    """UsageError unless --yes answers the question of a command or a person at a terminal can."""
-    if not yes and (as_json or not sys.stdin.isatty()):
-        reason = "--json prints no question" if as_json else "stdin is not a terminal"
-        raise UsageError(f"{command} asks before it {verb} anything, and {reason}", f"disagg {command} --yes")
 
 
 def confirm(question: str, console: Console) -> bool:

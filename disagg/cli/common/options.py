@@ -16,6 +16,7 @@ from disagg.api.base import Bounds, bounds
 from disagg.api.requests import MAX_DEADLINE_S
 from disagg.api.sampling import Sampling
 from disagg.cli.common.context import CommandOutput, settings
+from disagg.errors import UsageError
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
 BreakLock = Annotated[bool, typer.Option("--break-lock", help="Take over a host's lock that another command holds.")]
@@ -64,6 +65,28 @@ class CommandGroup(_PlainFlags, TyperGroup):
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
         self.params += shared_options()
+
+
+def command_group(name: str, help: str) -> typer.Typer:
+    """A command that has subcommands only."""
+    context = {"help_option_names": ["-h", "--help"]}
+    return typer.Typer(name=name, cls=CommandGroup, help=help, no_args_is_help=True, context_settings=context)
+
+
+def refuse_options(context: typer.Context, command: str, owner: str) -> None:
+    """Raise UsageError if options of this command precede its subcommand, which would ignore them. owner: what they
+    are of."""
+    given = [one.opts[-1] for one in context.command.params if was_given(context, one.name or "")]
+    if given:
+        below = f"disagg {command} {context.invoked_subcommand}"
+        message = f"{given[0]} is an option of {owner}, not of `{below}`"
+        raise UsageError(message, f"its own options follow it: {below} --help")
+
+
+def was_given(context: typer.Context, name: str) -> bool:
+    """Whether the option of this parameter was on the command line."""
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
 
 
 def _use_config(context: typer.Context, value: Path | None) -> None:

@@ -1,27 +1,17 @@
-"""`disagg plan`, `deploy`, `rollback`, `uninstall`: what is on the hosts that are reached by SSH."""
+"""`disagg deploy` and `rollback`: the release on each host that is reached by SSH."""
 
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn
 
 import typer
 
-from disagg.cli.common.context import (
-    confirm,
-    error_console,
-    note_if_interrupted,
-    note_if_interrupted_after,
-    print_json,
-    require_answer,
-    settings,
-    stderr,
-    stdout,
-)
+from disagg.cli.common.change import Change, finish
+from disagg.cli.common.context import note_if_interrupted_after, settings, stderr
 from disagg.cli.common.hooks import hook_runner
 from disagg.cli.common.options import AsJson, BreakLock, Yes
 from disagg.cli.fleet.token import deployed, read_tokens
@@ -33,34 +23,18 @@ if TYPE_CHECKING:
     from disagg.fleet.changes.hooks import HookRunner
     from disagg.fleet.deploy.deployment import Comparer, DeployResult, Planner
     from disagg.fleet.deploy.release import Installation
-    from disagg.fleet.deploy.steps import Plan
-    from disagg.fleet.facts.host import HostFacts
 
 _INTERRUPTED: Final = {
     "deploy": "each host has the release it had, or the whole new one; `disagg deploy` goes on from here",
-    "rollback": "some hosts may have gone back, others not; `disagg plan` shows what would bring each one forward",
+    "rollback": "some hosts may have gone back, others not; `disagg deploy --dry-run` shows how each comes forward",
     "uninstall": "what is not removed yet is still there; `disagg uninstall` goes on from here",
 }
-_MODELS_STAY: Final = "models stay below ~/.disagg/models: disagg uninstall --models removes them too"
-
-
-def plan(
-    context: typer.Context,
-    *,
-    as_json: AsJson = False,
-) -> None:
-    """Show what `disagg deploy` would do, step by step, and what differs from now. Changes nothing."""
-    from disagg.fleet.deploy.deployment import comparer, planner
-
-    fleet = settings(context).fleet()
-    hosts, here = _choose(context, fleet), _installation(fleet, dry=True)
-    _show_plan(fleet, _plan_only(hosts, planner(here), comparer(here)), as_json)
 
 
 def deploy(
     context: typer.Context,
     *,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan only, as `disagg plan` does.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show each step and what differs from now only.")] = False,
     yes: Yes = False,
     keep_going: Annotated[
         bool,
@@ -86,31 +60,30 @@ def deploy(
     from disagg.fleet.deploy.deployment import comparer, planner
 
     fleet = settings(context).fleet()
-    hosts = _choose(context, fleet)
-    if not dry_run:
-        require_answer("deploy", "changes", yes=yes, as_json=as_json)
+    hosts = chosen(context, fleet)
+    change = Change("deploy", yes=yes, as_json=as_json, asks=not dry_run)
     adopted = _adoptable(fleet, hosts, refused=dry_run or replace_token) if adopt_token else ()
     here = _installation(fleet, adopted=adopted, dry=dry_run)
     decide = planner(here, replace_token)
     if dry_run:
-        _show_plan(fleet, _plan_only(hosts, decide, comparer(here)), as_json)
+        show_plan(fleet, plan_only(hosts, decide, comparer(here)), as_json, hook_runner(fleet, "deploy"))
 
     def agreed(changing: bool) -> Planner:
         return _with_token(fleet, decide, adopted=adopted, needed=changing, replace_token=replace_token)
 
-    question = None if yes else "Deploy"
-    reports = _run(
+    reports = run(
+        change,
         hosts,
         decide,
         "deploy",
-        question=question,
+        question="Deploy",
         keep_going=keep_going,
         break_lock=break_lock,
         agreed=agreed,
         hooks=hook_runner(fleet, "deploy"),
         compare=None if yes else comparer(here),
     )
-    _finish(fleet, reports, as_json)
+    show(fleet, reports, as_json)
 
 
 def rollback(
@@ -137,41 +110,18 @@ def rollback(
     if wrong:
         raise UsageError(f"--to {wrong[0]!r}: not a release", "4 to 16 hexadecimal digits: disagg rollback --list")
     fleet = settings(context).fleet()
-    hosts = _choose(context, fleet)
+    hosts = chosen(context, fleet)
     if list_:
-        reports = _plan_only(hosts, undo.list_releases)
+        reports = plan_only(hosts, undo.list_releases)
     else:
         decide: Planner = undo.rollback_to(to) if to else undo.rollback
-        reports = _run(hosts, decide, "rollback", break_lock=break_lock)
-    _finish(fleet, reports, as_json, note=_notes(reports))
+        change = Change("rollback", yes=True, as_json=as_json)
+        reports = run(change, hosts, decide, "rollback", break_lock=break_lock)
+    show(fleet, reports, as_json, note=notes(reports))
 
 
-def uninstall(
-    context: typer.Context,
-    *,
-    models: Annotated[bool, typer.Option("--models", help="Remove ~/.disagg/models too.")] = False,
-    yes: Yes = False,
-    break_lock: BreakLock = False,
-    as_json: AsJson = False,
-) -> None:
-    """Stop the servers and remove all of disagg from the hosts, but models."""
-    from disagg.fleet.deploy.undo import uninstall as planned
-
-    require_answer("uninstall", "removes", yes=yes, as_json=as_json)
-    fleet = settings(context).fleet()
-    hosts = _choose(context, fleet)
-    question = None if yes else "Uninstall"
-
-    def decide(one: Host, facts: HostFacts) -> Plan:
-        return planned(one, facts, models)
-
-    reports = _run(hosts, decide, "uninstall", question=question, break_lock=break_lock, if_full=True)
-    removed = any(report.result == "changed" for report in reports)
-    note = _notes(reports) if models else _MODELS_STAY if removed else ""
-    _finish(fleet, reports, as_json, {"changed": "removed", "unchanged": "nothing there"}, note)
-
-
-def _choose(context: typer.Context, fleet: Fleet) -> list[Host]:
+def chosen(context: typer.Context, fleet: Fleet) -> list[Host]:
+    """The selected hosts that are deployed to."""
     from disagg.fleet.deploy.deployment import choose
 
     return choose(fleet, **settings(context).selection)
@@ -220,19 +170,21 @@ def _with_token(
     return decide
 
 
-def _plan_only(hosts: Sequence[Host], decide: Planner, compare: Comparer | None = None) -> list[DeployResult]:
+def plan_only(hosts: Sequence[Host], decide: Planner, compare: Comparer | None = None) -> list[DeployResult]:
+    """What would be done on each host."""
     from disagg.fleet.deploy.deployment import Deployment
 
     with stderr().status("reading facts …"), Deployment(hosts, decide, "plan", compare=compare) as deployment:
         return deployment.plan()
 
 
-def _run(
+def run(
+    change: Change,
     hosts: Sequence[Host],
     decide: Planner,
     why: str,
     *,
-    question: str | None = None,
+    question: str = "",
     keep_going: bool = True,
     break_lock: bool = False,
     if_full: bool = False,
@@ -240,9 +192,9 @@ def _run(
     hooks: HookRunner | None = None,
     compare: Comparer | None = None,
 ) -> list[DeployResult]:
-    """Plan and carry out, with progress on stderr. question: the verb to ask with on a terminal; None asks nothing.
-    if_full, compare: see Deployment. agreed: called after the question with whether any host changes; the planner to
-    carry out with. hooks: those of the command, if it has any."""
+    """Plan, ask and carry out, with progress on stderr. question: its verb. if_full, compare: see Deployment. agreed:
+    called after the question with whether any host changes; the planner to carry out with. hooks: those of the command,
+    if it has any."""
     from disagg.cli.views.fleet.deploy import DeployProgress, plan_view
     from disagg.cli.views.fleet.deploy import question as question_text
     from disagg.cli.views.fleet.hooks import hooks_view
@@ -251,74 +203,66 @@ def _run(
 
     progress = DeployProgress(stderr())
     with Deployment(hosts, decide, why, progress.report, if_full=if_full, compare=compare) as deployment:
-        with note_if_interrupted("nothing was changed"):
-            with stderr().status("reading facts …"):
-                planned = deployment.plan()
-            changing = [report for report in planned if report.result == "planned"]
-            if not keep_going and any(not report.ok for report in planned):
-                return planned
-            if changing and question is not None and sys.stdin.isatty():
-                console = error_console()  # a question is shown with --quiet too
-                console.print(plan_view(planned), *hooks_view(hooks.planned("deploy") if hooks else {}))
-                if not confirm(question_text(question, changing, len(hosts)), console):
-                    console.print("nothing was changed")
-                    raise typer.Exit(1)
-            if not changing:
-                if agreed is not None:
-                    agreed(False)
-                return planned
+        with change.looking():
+            planned = deployment.plan()
+        changing = [report for report in planned if report.result == "planned"]
+        if not keep_going and any(not report.ok for report in planned):
+            return planned
+        if not changing:
+            if agreed is not None:
+                agreed(False)
+            return planned
+        hooked = hooks_view(hooks.planned("deploy") if hooks else {})
+        change.ask(question_text(question, changing, len(hosts)), plan_view(planned), *hooked)
         with ExitStack() as locks:
-            with note_if_interrupted("nothing was changed"):
+            with change.acting("nothing was changed"):
                 locks.enter_context(deployment.locked(planned, break_lock))
             if agreed is not None:
                 deployment.planner = agreed(True)
             releases = {report.host: report.plan.release for report in changing if report.plan is not None}
-            hooked = around(hooks, "deploy", list(releases), releases)
-            with note_if_interrupted_after(hooked, _INTERRUPTED[why]) as change, progress:
+            around_it = around(hooks, "deploy", list(releases), releases)
+            with note_if_interrupted_after(around_it, _INTERRUPTED[why]) as ending, progress:
                 done = deployment.carry_out(planned)
-                change.end({one.host: one.error for one in done if one.error is not None})
+                ending.end({one.host: one.error for one in done if one.error is not None})
         return deployment.settled(done)
 
 
-def _notes(reports: Sequence[DeployResult]) -> str:
+def notes(reports: Sequence[DeployResult]) -> str:
     """The notes of the plans that were carried out."""
     plans = [report.plan for report in reports if report.ok and report.plan is not None]
     return "\n".join(f"{plan.host}: {note}" for plan in plans for note in plan.notes)
 
 
-def _show_plan(fleet: Fleet, reports: list[DeployResult], as_json: bool) -> None:
+def show_plan(fleet: Fleet, reports: list[DeployResult], as_json: bool, hooks: HookRunner | None = None) -> NoReturn:
+    """Print what would be done on each host, and exit."""
     from disagg.cli.views.fleet.deploy import plan_view
     from disagg.cli.views.fleet.hooks import hooks_view
     from disagg.fleet.deploy.deployment import exit_code
 
     changing = any(report.result == "planned" for report in reports)
-    hooks = hook_runner(fleet, "deploy").planned("deploy") if changing else {}
-    if as_json:
-        _print_json(fleet, reports, hooks=hooks)
-    else:
-        stdout().print(plan_view(reports, tuple(fleet.hosts)), *hooks_view(hooks), *_rotation(fleet, reports))
-    raise typer.Exit(exit_code(reports))
+    hooked = hooks.planned("deploy") if changing and hooks is not None else {}
+    views = (plan_view(reports, tuple(fleet.hosts)), *hooks_view(hooked), *_rotation(fleet, reports))
+    finish(as_json, {**_body(fleet, reports), "hooks": hooked}, *views, code=exit_code(reports))
 
 
-def _finish(
+def show(
     fleet: Fleet,
     reports: list[DeployResult],
     as_json: bool,
     words: Mapping[str, str] = MappingProxyType({}),
     note: str = "",
-) -> None:
+) -> NoReturn:
+    """Print how it ended on each host, and exit. words: other words for results."""
+    from rich.text import Text
+
     from disagg.cli.views.fleet.deploy import reports_view
     from disagg.fleet.deploy.deployment import exit_code
     from disagg.fleet.deploy.models import carried
 
-    if as_json:
-        _print_json(fleet, reports)
-    else:
-        pulling = [host.name for host in fleet.engine_hosts if not carried(fleet, host)]
-        stdout().print(reports_view(reports, tuple(fleet.hosts), pulling, words), *_rotation(fleet, reports))
-        if note:
-            stdout().print(note, style="dim")
-    raise typer.Exit(exit_code(reports))
+    pulling = [host.name for host in fleet.engine_hosts if not carried(fleet, host)]
+    views = [reports_view(reports, tuple(fleet.hosts), pulling, words), *_rotation(fleet, reports)]
+    views += [Text(note, "dim")] if note else []
+    finish(as_json, _body(fleet, reports), *views, code=exit_code(reports))
 
 
 def _rotation(fleet: Fleet, reports: Sequence[DeployResult]) -> list[RenderableType]:
@@ -334,12 +278,10 @@ def _rotating(fleet: Fleet, reports: Sequence[DeployResult]) -> bool:
     return State.of(fleet).rotating or any(report.plan is not None and report.plan.rotating for report in reports)
 
 
-def _print_json(fleet: Fleet, reports: list[DeployResult], **more: object) -> None:
-    body = {
+def _body(fleet: Fleet, reports: list[DeployResult]) -> dict[str, Any]:
+    return {
         "fleet": fleet.name,
         "ok": all(report.ok for report in reports),
         "hosts": [report.to_json() for report in reports],
         "rotating": _rotating(fleet, reports),
-        **more,
     }
-    print_json(body)

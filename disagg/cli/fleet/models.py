@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from disagg.cli.common.change import Change, finish
 from disagg.cli.common.completion import complete_model
-from disagg.cli.common.context import confirm, error_console, print_json, require_answer, settings, stderr, stdout
+from disagg.cli.common.context import settings, stderr
 from disagg.cli.common.hosts import HostCommand
-from disagg.cli.common.options import AsJson, CommandGroup, Yes
+from disagg.cli.common.options import AsJson, Yes, command_group
 
 if TYPE_CHECKING:
     from disagg.config import Fleet, Host
@@ -18,13 +19,7 @@ if TYPE_CHECKING:
     from disagg.fleet.models.plan import ModelInventory
     from disagg.fleet.models.pull import Models
 
-models = typer.Typer(
-    name="models",
-    cls=CommandGroup,
-    help="Copy models to the hosts, list them, remove them.",
-    no_args_is_help=True,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+models = command_group("models", "Copy models to the hosts, list them, remove them.")
 Named = Annotated[
     list[str] | None,
     typer.Argument(metavar="MODEL", help="Models of hosts.toml.", autocompletion=complete_model),
@@ -52,12 +47,9 @@ def pull(context: typer.Context, model: Named = None, *, as_json: AsJson = False
                 inventories, wanted, lambda where, what, how: progress.report(StepProgress(where.name, 1, 1, what, how))
             )
     lost = {name: error for name, error in errors.items() if any(one.name == name for one in wanted)}
-    if as_json:
-        body = {"fleet": fleet.name, "hosts": [one.to_json() for one in done], "errors": _json_errors(lost)}
-        print_json(body)
-    else:
-        stdout().print(pulled_view(done, lost))
-    _finish([*lost.values(), *(one.error for one in done if one.error is not None)])
+    body = {"fleet": fleet.name, "hosts": [one.to_json() for one in done], "errors": _json_errors(lost)}
+    failed = [*lost.values(), *(one.error for one in done if one.error is not None)]
+    finish(as_json, body, pulled_view(done, lost), code=_exit_code(failed))
 
 
 @models.command("list", cls=HostCommand)
@@ -69,12 +61,9 @@ def list_models(context: typer.Context, model: Named = None, *, as_json: AsJson 
     fleet = settings(context).fleet()
     with Models(fleet) as these:
         inventories, errors = _survey(these, _chosen(context, fleet, model))
-    if as_json:
-        rows = [{"host": one.host.name, "model": one.host.model, **one.model.to_json()} for one in inventories]
-        print_json({"fleet": fleet.name, "hosts": rows, "errors": _json_errors(errors)})
-    else:
-        stdout().print(inventories_view(inventories, errors))
-    _finish(list(errors.values()))
+    rows = [{"host": one.host.name, "model": one.host.model, **one.model.to_json()} for one in inventories]
+    body = {"fleet": fleet.name, "hosts": rows, "errors": _json_errors(errors)}
+    finish(as_json, body, inventories_view(inventories, errors), code=_exit_code(errors.values()))
 
 
 @models.command(cls=HostCommand)
@@ -96,7 +85,7 @@ def rm(
 
     if not model and not settings(context).selection:
         raise UsageError("which model? this would remove all of them", "name a MODEL, or a --host")
-    require_answer("models rm", "removes", yes=yes, as_json=as_json)
+    change = Change("models rm", "removes", yes=yes, as_json=as_json)
     fleet = settings(context).fleet()
     wanted = _chosen(context, fleet, model)
     with Models(fleet) as these:
@@ -104,22 +93,15 @@ def rm(
         errors = {one.name: failures[one.name] for one in wanted if one.name in failures}
         there = (one for one in inventories if one.host in wanted)
         by_name = {one.host.name: one for one in there if removable(one) or one.model.state != "absent"}
-        if by_name and not yes:
-            console = error_console()  # a question is shown with --quiet too
-            console.print(inventories_view([*by_name.values()], {}))
-            if not confirm(f"Remove from {counted(len(by_name), 'host')}?", console):
-                console.print("nothing was removed")
-                raise typer.Exit(1)
+        if by_name:
+            change.ask(f"Remove from {counted(len(by_name), 'host')}?", inventories_view([*by_name.values()], {}))
         going = [one.host for one in by_name.values()]
         outcomes = each(going, lambda where: remove(these.machines[where], by_name[where.name]))
     carried = [one.host.name for one in by_name.values() if one.required.carried]
-    if as_json:
-        failed = errors | {one.host.name: one.error for one in outcomes if one.error is not None}
-        removed = [one.host.name for one in outcomes if one.ok]
-        print_json({"fleet": fleet.name, "removed": removed, "errors": _json_errors(failed)})
-    else:
-        stdout().print(removed_view(outcomes, errors, carried))
-    _finish([*errors.values(), *(one.error for one in outcomes if one.error is not None)])
+    failed = errors | {one.host.name: one.error for one in outcomes if one.error is not None}
+    removed = [one.host.name for one in outcomes if one.ok]
+    body = {"fleet": fleet.name, "removed": removed, "errors": _json_errors(failed)}
+    change.finish(body, removed_view(outcomes, errors, carried), code=_exit_code(failed.values()))
 
 
 def _chosen(context: typer.Context, fleet: Fleet, names: Sequence[str] | None) -> list[Host]:
@@ -149,9 +131,8 @@ def _json_errors(errors: dict[str, DisaggError]) -> dict[str, object]:
     return {name: error.to_json() for name, error in errors.items()}
 
 
-def _finish(errors: Sequence[DisaggError]) -> None:
-    """Exit: 4 if a host cannot be reached, 1 if anything else failed."""
+def _exit_code(errors: Iterable[DisaggError]) -> int:
+    """4 if a host cannot be reached, 1 if anything else failed."""
     from disagg.errors import exit_code_of_all
 
-    if errors:
-        raise typer.Exit(exit_code_of_all(error.exit_code for error in errors))
+    return exit_code_of_all(error.exit_code for error in errors)

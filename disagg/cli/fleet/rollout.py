@@ -9,17 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from disagg.cli.common.context import (
-    confirm,
-    error_console,
-    note_if_interrupted,
-    note_interrupt,
-    print_json,
-    require_answer,
-    settings,
-    stderr,
-    stdout,
-)
+from disagg.cli.common.change import Change
+from disagg.cli.common.context import note_interrupt, settings, stderr
 from disagg.cli.common.hooks import hook_runner
 from disagg.cli.common.options import AsJson, BreakLock, Yes, seconds_option
 
@@ -28,7 +19,6 @@ if TYPE_CHECKING:
     from disagg.fleet.deploy.deployment import DeployResult
     from disagg.fleet.lifecycle.state import State
     from disagg.fleet.rollout.gate import Ask, RecordedAnswer
-    from disagg.fleet.rollout.report import RolloutReport
     from disagg.fleet.rollout.rollout import Rollout
 
 _ASK_S = 120.0
@@ -58,13 +48,14 @@ def rollout(
     """
     from disagg.cli.views.fleet.deploy import DeployProgress
     from disagg.cli.views.fleet.progress import HostProgress
+    from disagg.cli.views.fleet.rollout import rollout_view
     from disagg.fleet.deploy.deployment import choose, planner
     from disagg.fleet.deploy.release import Installation
     from disagg.fleet.lifecycle.state import State
     from disagg.fleet.rollout.policy import RolloutSettings
     from disagg.fleet.rollout.rollout import Rollout
 
-    require_answer("rollout --undo" if undo else "rollout", "changes", yes=yes, as_json=as_json)
+    change = Change("rollout --undo" if undo else "rollout", yes=yes, as_json=as_json)
     fleet = settings(context).fleet()
     hosts, state = choose(fleet, **settings(context).selection), State.of(fleet)
     progress = DeployProgress(stderr())
@@ -82,16 +73,16 @@ def rollout(
         on_step=progress.report,
         hooks=hook_runner(fleet, "rollout"),
     )
-    planned = [] if undo else _planned(fleet, work, as_json)
-    if not yes:
-        _ask(work, planned, undo=undo)
+    planned = [] if undo else _planned(change, fleet, work)
+    _ask(change, work, planned, undo=undo)
     try:
         report = work.undo() if undo else work.run()
     except KeyboardInterrupt:
         begun = "no host is left half-way: `disagg rollout` goes on, `disagg rollout --undo` goes back"
         note_interrupt(f"interrupted: {begun if work.interrupted else 'no rollout is unfinished'}")
         raise
-    _finish(fleet, report, as_json)
+    body = {"fleet": fleet.name, "ok": report.exit_code == 0, **report.to_json()}
+    change.finish(body, rollout_view(report, tuple(fleet.hosts)), code=report.exit_code)
 
 
 def asking(fleet: Fleet, state: State) -> Ask:
@@ -120,43 +111,26 @@ def asking(fleet: Fleet, state: State) -> Ask:
     return ask
 
 
-def _planned(fleet: Fleet, work: Rollout, as_json: bool) -> list[DeployResult]:
+def _planned(change: Change, fleet: Fleet, work: Rollout) -> list[DeployResult]:
     """Each host's plan. Shows them and exits if a host cannot be deployed."""
     from disagg.cli.views.fleet.deploy import plan_view
     from disagg.fleet.deploy.deployment import exit_code
 
-    with note_if_interrupted("nothing was changed"), stderr().status("reading facts …"):
+    with change.looking():
         planned = work.plan()
-    if all(one.ok for one in planned):
-        return planned
-    if as_json:
-        print_json({"fleet": fleet.name, "ok": False, "plans": [one.to_json() for one in planned]})
-    else:
-        stdout().print(plan_view(planned, tuple(fleet.hosts)))
-    raise typer.Exit(exit_code(planned))
+    if not all(one.ok for one in planned):
+        body = {"fleet": fleet.name, "ok": False, "plans": [one.to_json() for one in planned]}
+        change.finish(body, plan_view(planned, tuple(fleet.hosts)), code=exit_code(planned))
+    return planned
 
 
-def _ask(work: Rollout, planned: Sequence[DeployResult], *, undo: bool) -> None:
-    """Ask a person at a terminal, after the plan."""
+def _ask(change: Change, work: Rollout, planned: Sequence[DeployResult], *, undo: bool) -> None:
     from disagg.cli.views.fleet.deploy import plan_view
     from disagg.cli.views.fleet.hooks import hooks_view
     from disagg.units import counted
 
-    console = error_console()
-    if planned:
-        console.print(plan_view(planned), *hooks_view(hook_runner(work.fleet, "rollout").planned("deploy", "restart")))
+    hooked = hooks_view(hook_runner(work.fleet, "rollout").planned("deploy", "restart"))
     going_on = work.interrupted is not None and not undo
     verb = "Go back on" if undo else "Go on with the rollout on" if going_on else "Roll out on"
-    if not confirm(f"{verb} {counted(len(work.hosts), 'host')}?", console):
-        console.print("nothing was changed")
-        raise typer.Exit(1)
-
-
-def _finish(fleet: Fleet, report: RolloutReport, as_json: bool) -> None:
-    from disagg.cli.views.fleet.rollout import rollout_view
-
-    if as_json:
-        print_json({"fleet": fleet.name, "ok": report.exit_code == 0, **report.to_json()})
-    else:
-        stdout().print(rollout_view(report, tuple(fleet.hosts)))
-    raise typer.Exit(report.exit_code)
+    question = f"{verb} {counted(len(work.hosts), 'host')}?"
+    change.ask(question, *([plan_view(planned), *hooked] if planned else []))

@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from disagg.cli.common.context import confirm, error_console, print_json, require_answer, settings, stderr, stdout
+from disagg.cli.common.change import Change
+from disagg.cli.common.context import print_json, settings, stderr, stdout
 from disagg.cli.common.hosts import FanOutCommand, HostCommand
-from disagg.cli.common.options import AsJson, BreakLock, Command, CommandGroup, Yes
+from disagg.cli.common.options import AsJson, BreakLock, Command, Yes, command_group
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -17,13 +18,7 @@ if TYPE_CHECKING:
     from disagg.fleet.changes.tokens import HeldTokens
     from disagg.fleet.lifecycle.state import State
 
-token = typer.Typer(
-    name="token",
-    cls=CommandGroup,
-    help="Show and replace the secret that the fleet's servers need.",
-    no_args_is_help=True,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+token = command_group("token", "Show and replace the secret that the fleet's servers need.")
 
 
 @token.command(cls=HostCommand)
@@ -87,15 +82,11 @@ def rotate(context: typer.Context, *, yes: Yes = False, break_lock: BreakLock = 
     rotation = Rotation(
         fleet, state, lambda host, done: stderr().print(f"{host}: {done}", highlight=False), break_lock=break_lock
     )
-    require_answer("token rotate", "changes", yes=yes, as_json=as_json)
-    if not yes and not confirm(_question(fleet, state), error_console()):
-        stderr().print("nothing was changed")
-        raise typer.Exit(1)
+    change = Change("token rotate", yes=yes, as_json=as_json)
+    change.ask(_question(fleet, state))
     before, after = map(token_digest, rotation.run())
-    if as_json:
-        print_json({"fleet": fleet.name, "before": before, "token": after})
-    else:
-        stdout().print(f"the token is {after[:8]} now, and {before[:8]} is no longer accepted", highlight=False)
+    text = f"the token is {after[:8]} now, and {before[:8]} is no longer accepted"
+    change.finish({"fleet": fleet.name, "before": before, "token": after}, text, code=0)
 
 
 @token.command(cls=Command)

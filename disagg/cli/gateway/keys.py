@@ -16,7 +16,7 @@ from disagg.api.requests import MAX_ANSWERS, MAX_WEIGHT
 from disagg.cli.common.completion import complete_model
 from disagg.cli.common.context import print_json, settings, stderr, stdout
 from disagg.cli.common.hosts import FanOutCommand
-from disagg.cli.common.options import AsJson, CommandGroup, one_of
+from disagg.cli.common.options import AsJson, command_group, one_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -25,13 +25,7 @@ if TYPE_CHECKING:
     from disagg.errors import DisaggError
     from disagg.gateway.clients.keys import Grants, Key, KeyFile
 
-keys = typer.Typer(
-    name="keys",
-    cls=CommandGroup,
-    help="Add, edit, list and revoke the keys of the clients of `disagg serve`.",
-    no_args_is_help=True,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+keys = command_group("keys", "Add, edit, list and revoke the keys of the clients of `disagg serve`.")
 Name = Annotated[str, typer.Argument(metavar="NAME", help="Who uses the key.", show_default=False)]
 Models = Annotated[
     list[str] | None,

@@ -1,14 +1,18 @@
-"""`disagg serve`: the gateway, for clients that speak the OpenAI API."""
+"""`disagg serve`: the gateway, for clients that speak the OpenAI API; `serve endpoints`: the configuration of what
+stands in front of gateways."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from enum import StrEnum
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from disagg.cli.common.context import CommandOutput, settings, stderr
+from disagg.cli.common.context import CommandOutput, print_json, settings, stderr
+from disagg.cli.common.options import AsJson, Command, CommandGroup, refuse_options
 from disagg.errors import PortInUse
 from disagg.extras import require
 
@@ -17,6 +21,10 @@ if TYPE_CHECKING:
     from disagg.gateway.serve import Listening
 
 
+app = typer.Typer(name="serve", cls=CommandGroup, invoke_without_command=True)
+
+
+@app.callback(invoke_without_command=True)
 def serve(
     context: typer.Context,
     *,
@@ -31,6 +39,9 @@ def serve(
     Point them at the address that it prints; docs/gateway.md says what they can use. Until `disagg keys add` has made a
     key, programs of this machine need none, and other machines cannot use it.
     """
+    if context.invoked_subcommand is not None:
+        refuse_options(context, "serve", "the gateway")
+        return
     require("gateway")
     from disagg.gateway.serve import serve as run
 
@@ -47,6 +58,42 @@ def serve(
         from disagg.fleet.machine.process import port_holder
 
         raise PortInUse(f"{error.message} by {port_holder(port)}", error.hint) from error
+
+
+class FormName(StrEnum):
+    """disagg.gateway.endpoints.Form as a choice on the command line."""
+
+    smg = "smg"
+    llm_d = "llm-d"
+    litellm = "litellm"
+    prometheus = "prometheus"
+
+
+@app.command(cls=Command)
+def endpoints(
+    context: typer.Context,
+    files: Annotated[
+        list[Path] | None, typer.Argument(metavar="[HOSTS_TOML]...", help="The fleets; --config without one.")
+    ] = None,
+    *,
+    form: Annotated[FormName, typer.Option("--format", help="Whose configuration.")],
+    as_json: AsJson = False,
+) -> None:
+    """Print the configuration of a router or monitor for the gateways of one fleet or several.
+
+    docs/scale.md shows the set-ups. The other side sends a key of `disagg keys add`, which it finds in the environment
+    as DISAGG_API_KEY; Prometheus reads it from the file disagg-api-key.
+    """
+    from disagg.config import load
+    from disagg.gateway.endpoints import endpoints as of
+    from disagg.gateway.endpoints import render
+
+    fleets = [load(path) for path in files] if files else [settings(context).fleet()]
+    text = render(form.value, of(fleets))
+    if as_json:
+        print_json({"format": form.value, "configuration": text})
+    else:
+        typer.echo(text, nl=False)
 
 
 def _announced(fleet: Fleet, at: Listening) -> Iterator[str]:

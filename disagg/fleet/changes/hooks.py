@@ -30,7 +30,7 @@ _AUDIT_S: Final = 15.0
 _RUN: Final = """\
 # $1: a line for sh. $DISAGG_FOLDER: that of hosts.toml.
 cd "$DISAGG_FOLDER" || exit 1
-unset DISAGG_FOLDER DISAGG_WATCH_URL # a secret of `disagg watch`
+unset DISAGG_FOLDER DISAGG_WATCH_URL # a secret of `disagg status --notify`
 exec /bin/sh -c "$1" </dev/null
 """
 

@@ -44,7 +44,7 @@ def memory(readings: HostReadings, model: Model | None) -> Iterator[Finding]:
 
 
 def _fit(readings: HostReadings, model: Model | None) -> Fit | None:
-    """None if the model is not there: what is known before that, `disagg plan` compares."""
+    """None if the model is not there: what is known before that, `disagg deploy --dry-run` compares."""
     held = readings.model
     if model is None or held is None or not held.complete:
         return None

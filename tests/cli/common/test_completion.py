@@ -133,7 +133,7 @@ def test_words_are_joined_at_colons(words: list[str], position: int, joined: lis
 def test_verify_devices_and_shapes_are_completed(complete: Complete) -> None:
     there = {"DISAGG_CONFIG": str(HOSTS_TOML)}
     assert complete("disagg verify gpt", **there) == ["gpt-oss", "gpt-oss:120b"]
-    assert "dgx-spark" in complete("disagg plan-capacity --prefill-device dgx", **there)
+    assert "dgx-spark" in complete("disagg bench predict --prefill-device dgx", **there)
     assert "dgx-spark" in complete("disagg bench --prefill-device dgx", **there)
     assert "qwen3-8b" in complete("disagg bench handoff --shape qwen3-8", **there)
 

@@ -16,7 +16,6 @@ from tests.cli.commandline import ROOT, run, write_fleet
 def test_a_closed_stdin_is_an_empty_prompt_and_answers_no_question(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = write_fleet(tmp_path)
     for command, reason in (
         (("generate", "tiny"), "the prompt from stdin is empty"),
         (("chat",), "the prompt from stdin is empty"),
@@ -24,6 +23,7 @@ def test_a_closed_stdin_is_an_empty_prompt_and_answers_no_question(
     ):
         with monkeypatch.context() as patch:
             patch.setattr(sys, "stdin", None)
+            path = write_fleet(tmp_path, connector="ssh" if command == ("uninstall",) else "local")
             assert run("--config", path, *command) == 2
             sys.stdin.close()
         assert reason in capsys.readouterr().err

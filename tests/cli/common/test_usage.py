@@ -19,7 +19,7 @@ from disagg.errors import UsageError
         ("logs -n 0", "-n / --lines: at least 1 (got 0)"),
         ("generate --xyz", "no such option: --xyz"),
         (
-            "gateway endpoints",
+            "serve endpoints",
             "missing option '--format'. Choose from: smg, llm-d, litellm, prometheus",
         ),
     ],

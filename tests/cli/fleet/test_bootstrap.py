@@ -44,7 +44,7 @@ def test_each_step_is_shown_with_its_command_before_the_question(
         return answer
 
     monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
-    monkeypatch.setattr("disagg.cli.fleet.machines.bootstrap.confirm", confirm)
+    monkeypatch.setattr("disagg.cli.common.change.confirm", confirm)
     assert run("--config", config, "bootstrap", "prefill-1") == code
     captured = capsys.readouterr()
     assert asked == ["Run 1 step on prefill-1?"]

@@ -31,12 +31,12 @@ def test_a_release_to_go_back_to_is_the_beginning_of_a_hash(
     assert "disagg rollback --list" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", [("plan",), ("deploy", "--yes"), ("rollback",), ("uninstall", "--yes")])
+@pytest.mark.parametrize("command", ["deploy --dry-run", "deploy --yes", "rollback", "uninstall --yes"])
 def test_a_fleet_of_local_hosts_has_nothing_to_deploy(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], command: tuple[str, ...]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str
 ) -> None:
     path = write_fleet(tmp_path)
-    assert run("--config", path, *command) == 2
+    assert run("--config", path, *command.split()) == 2
     said = capsys.readouterr().err
     assert 'prefill-1, decode-1: connector is "local"' in said
     assert "disagg start" in said
@@ -121,7 +121,7 @@ def test_the_token_is_adopted_after_the_question(
 ) -> None:
     give_ours(tmp_path)
     monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
-    monkeypatch.setattr("disagg.cli.fleet.deploy.confirm", lambda *_: answer == "y")
+    monkeypatch.setattr("disagg.cli.common.change.confirm", lambda *_: answer == "y")
     assert run("--config", held, "deploy", "--adopt-token") == int(answer == "n")
     assert tokens(tmp_path)["token"] == left
 
@@ -164,7 +164,7 @@ def test_a_dry_run_makes_no_token_here(
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.setenv("HOME", str(tmp_path))
     path = write_fleet(tmp_path, connector="ssh")
-    assert run("--config", path, "plan", "--host", "prefill-1") == 4
+    assert run("--config", path, "deploy", "--dry-run", "--host", "prefill-1") == 4
     assert "cannot be deployed" in capsys.readouterr().out
     assert not (tmp_path / "state").exists()
 

@@ -82,7 +82,7 @@ def test_a_host_that_disagg_does_not_manage(
         ("stop", 0, "not managed"),
         ("restart", 0, "not managed"),
         ("generate tiny hi", 0, "Hello"),
-        ("plan", 2, NONE_MANAGED),
+        ("deploy --dry-run", 2, NONE_MANAGED),
         ("deploy --yes", 2, NONE_MANAGED),
         ("uninstall --yes", 2, NONE_MANAGED),
         ("exec -- true", 2, NONE_MANAGED),

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from disagg.cli.fleet.watch import URL_VARIABLE
+from disagg.cli.fleet.notify import URL_VARIABLE
 from disagg.config import Fleet, Hooks
 from disagg.errors import Cancelled, CommandFailed, DisaggError, FleetError, HostUnreachable
 from disagg.fleet.changes.hooks import Change, HookRunner, around, variables

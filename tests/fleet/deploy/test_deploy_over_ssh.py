@@ -94,7 +94,7 @@ def wait_for(condition: Callable[[], bool], seconds: float = LONG_S) -> None:
 
 
 def test_four_bare_hosts_are_deployed_and_a_second_run_touches_nothing(fleet: Fleet) -> None:
-    code, out, _ = fleet.disagg("plan")
+    code, out, _ = fleet.disagg("deploy", "--dry-run")
     assert code == 0 and "4 planned" in out and "switch to the new release" in out
     assert not any((host.home / ".disagg").exists() for host in fleet.bed.hosts.values())
     code, out, err = fleet.disagg("deploy", "--yes")

@@ -1,4 +1,4 @@
-"""What `disagg plan` refuses because the host's memory cannot hold it, before anything is downloaded."""
+"""What `disagg deploy --dry-run` refuses because the host's memory cannot hold it, before anything is downloaded."""
 
 from __future__ import annotations
 

@@ -118,11 +118,11 @@ def test_uninstall_leaves_models_which_go_with_a_second_uninstall(fleet: Operato
 
 def test_a_host_that_was_renamed_is_pruned_from_its_machine_and_no_other_machine_is_touched(fleet: Operator) -> None:
     with edited(fleet, ("[hosts.dgx-spark-2", "[hosts.renamed")):
-        shown = fleet.run("prune", "--dry-run", "--json").stdout
+        shown = fleet.run("uninstall", "--unused", "--dry-run", "--json").stdout
         found = {one["host"]: one for one in json.loads(shown)["machines"]}
         assert [one["kind"] for one in found.pop("renamed")["orphans"]] == ["host", "environment", "model"]
         assert [one["orphans"] for one in found.values()] == [[], [], []]
-        fleet.run("prune", "--yes")
+        fleet.run("uninstall", "--unused", "--yes")
     gone, *others = (fleet.bed.hosts[name] for name in ("dgx-spark-2", "dgx-spark-1", "mac-studio-1", "mac-studio-2"))
     assert remains(gone) == [] and all(
         (host.home / ".disagg/hosts" / host.name / "current/run").is_file() for host in others

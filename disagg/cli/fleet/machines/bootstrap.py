@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from disagg.cli.common.change import Change
 from disagg.cli.common.completion import complete_host
-from disagg.cli.common.context import (
-    confirm,
-    error_console,
-    note_if_interrupted,
-    print_json,
-    require_answer,
-    settings,
-    stderr,
-    stdout,
-)
+from disagg.cli.common.context import settings, stderr
 from disagg.cli.common.options import AsJson, Yes
 
 if TYPE_CHECKING:
@@ -61,27 +52,22 @@ def bootstrap(
         raise UsageError("--login is not the name of an account", USER_RULE)
     fleet = settings(context).fleet()
     one = _chosen(fleet, host)
-    if not dry_run:
-        require_answer(f"bootstrap {host}", "changes", yes=yes, as_json=as_json)
+    change = Change(f"bootstrap {host}", yes=yes, as_json=as_json, asks=not dry_run)
     machine = machine_for(one if login is None else replace(one, user=login))
     try:
         work = Bootstrap(one, fleet.deploy, machine, hook_output(stderr()))
-        with note_if_interrupted("nothing was changed"), stderr().status("checking …"):
-            found = _look(work, login)
-        missing = [step for step in found if step.state == "missing"]
-        if dry_run or not missing:
-            _finish(one, found, as_json, dry_run=dry_run)
-        if not yes:
-            console = error_console()  # a question is shown with --quiet too
-            console.print(steps_view(found))
-            if not confirm(question(one.name, missing), console):
-                console.print("nothing was changed")
-                raise typer.Exit(1)
-        with note_if_interrupted(_INTERRUPTED):
-            done = work.carry_out(found)
+        with change.looking("checking …"):
+            results = _look(work, login)
+        missing = [step for step in results if step.state == "missing"]
+        if missing and not dry_run:
+            change.ask(question(one.name, missing), steps_view(results))
+            with change.acting(_INTERRUPTED):
+                results = work.carry_out(results)
     finally:
         machine.close()
-    _finish(one, done, as_json)
+    ok = all(one.state in ("in place", "done") for one in results)
+    body = {"host": one.name, "ok": ok, "steps": [step.to_json() for step in results]}
+    change.finish(body, steps_view(results), code=0 if ok or dry_run else 1)
 
 
 def _chosen(fleet: Fleet, name: str) -> Host:
@@ -109,15 +95,3 @@ def _look(work: Bootstrap, login: str | None) -> list[StepResult]:
         if login is None and work.host.user is not None:
             error.hint += f"; or let another account make it: disagg bootstrap {work.host.name} --login USER"
         raise
-
-
-def _finish(host: Host, results: Sequence[StepResult], as_json: bool, *, dry_run: bool = False) -> NoReturn:
-    """Print the results and exit: 1 if something is still missing, unless that is all that was asked."""
-    from disagg.cli.views.fleet.machines.bootstrap import steps_view
-
-    ok = all(one.state in ("in place", "done") for one in results)
-    if as_json:
-        print_json({"host": host.name, "ok": ok, "steps": [one.to_json() for one in results]})
-    else:
-        stdout().print(steps_view(results))
-    raise typer.Exit(0 if ok or dry_run else 1)

@@ -100,7 +100,9 @@ def _is_orphan(found: FoundHost, scope: Scope, notes: list[str]) -> bool:
         return False
     if found.token_digests and scope.token_digests.isdisjoint(found.token_digests):
         held = found.token_digests[0][:8]
-        notes.append(f"{found.name} stays: its token {held} is not this machine's; disagg prune --all removes it")
+        notes.append(
+            f"{found.name} stays: its token {held} is not this machine's; disagg uninstall --unused --all removes it"
+        )
         return False
     return True
 
@@ -130,7 +132,9 @@ def _files(scope: Scope, there: MachineContents, stay: list[FoundHost], notes: l
     cached = [name for name in there.cached if _FOLDER_NAME.fullmatch(name) and name not in needed]
     if cached and not scope.cached:
         count = counted(len(cached), "model")
-        notes.append(f"{count} of the hub's cache that no host here names: disagg prune --models offers them")
+        notes.append(
+            f"{count} of the hub's cache that no host here names: disagg uninstall --unused --models offers them"
+        )
     if locked := [one.name for one in stay if one.locked and one.name not in scope.locked]:
         notes.append(f"environments and models stay: a command changes {', '.join(locked)} and may need them")
         return

@@ -202,7 +202,9 @@ def _steps(orphan: Orphan, found: dict[str, FoundHost], home: str, held: Sequenc
         yield Step("remove", what, orphan.path, "absent", RunScript(TIDY, (orphan.path,), _REMOVE_S))
         return
     action = RunScript(_REMOVE_SHARED, (orphan.path, paths.hosts, *held), _REMOVE_S)
-    yield Step("remove", what, orphan.path, "absent", action, "run disagg prune again when that command has ended")
+    yield Step(
+        "remove", what, orphan.path, "absent", action, "run disagg uninstall --unused again when that command has ended"
+    )
 
 
 def _service_steps(found: FoundHost, path: str, home: str) -> Iterator[Step]:

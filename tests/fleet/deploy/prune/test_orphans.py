@@ -84,7 +84,7 @@ def test_models_of_the_hubs_cache_are_offered_on_demand_except_those_that_a_host
     contents = there(reads, environments=(A,), carried=(), cached=cached)
     without = leftovers(SCOPE, contents)
     assert without.orphans == () and without.notes == (
-        "1 model of the hub's cache that no host here names: disagg prune --models offers them",
+        "1 model of the hub's cache that no host here names: disagg uninstall --unused --models offers them",
     )
     (model,) = leftovers(replace(SCOPE, cached=True), contents).orphans
     assert (model.name, model.path) == ("owner/old", "/home/nvidia/.cache/huggingface/hub/models--owner--old")

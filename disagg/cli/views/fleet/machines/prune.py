@@ -1,4 +1,4 @@
-"""What `disagg prune` found, and what it removed."""
+"""What `disagg uninstall --unused` found, and what it removed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`disagg plan-capacity`: the speed of a fleet, predicted from its machines' arithmetic and memory speed."""
+"""`disagg bench predict`: the speed of a fleet, predicted from its machines' arithmetic and memory speed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from disagg.planning.plan import Setup
 
 
-def plan_capacity(
+def predict(
     context: typer.Context,
     *,
     model: Annotated[

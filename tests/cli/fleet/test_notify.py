@@ -1,4 +1,4 @@
-"""`disagg watch` from the command line, over readings that the tests give."""
+"""`disagg status --notify` from the command line, over readings that the tests give."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from disagg.api.watch import HostChange
-from disagg.cli.fleet.watch import _checked
+from disagg.cli.fleet.notify import _checked
 from disagg.errors import ConfigError
 from disagg.fleet.lifecycle.status import diagnose, health
 from disagg.fleet.lifecycle.status.host_status import HealthState, HostStatus
@@ -54,7 +54,7 @@ def give(monkeypatch: pytest.MonkeyPatch) -> Give:
 
 def test_each_change_is_a_line_and_ctrl_c_ends_it(config: Path, give: Give, capsys: pytest.CaptureFixture[str]) -> None:
     give("healthy", "healthy", "not running", "not running", "not running", "healthy")
-    assert run("--config", config, "watch", "--every", "0.1") == 130
+    assert run("--config", config, "status", "--notify", "--every", "0.1") == 130
     captured = capsys.readouterr()
     down, up = captured.out.splitlines()
     assert down.endswith(" prefill-1: down: not running: nothing listens [there] -> disagg start")
@@ -66,7 +66,7 @@ def test_json_is_one_object_per_line_and_nothing_else(
     config: Path, give: Give, capsys: pytest.CaptureFixture[str]
 ) -> None:
     give("failed", "failed", "healthy")
-    assert run("--config", config, "watch", "--every", "0.1", "--json") == 130
+    assert run("--config", config, "status", "--notify", "--every", "0.1", "--json") == 130
     changes = [HostChange.from_json(json.loads(line)) for line in capsys.readouterr().out.splitlines()]
     assert [(one.change, one.state, one.fleet, one.host) for one in changes] == [
         ("down", "failed", "test", "prefill-1"),
@@ -82,14 +82,14 @@ def test_it_ends_when_nobody_reads_its_lines_any_more(
     os.close(reading)
     with os.fdopen(writing, "w") as pipe:
         monkeypatch.setattr(sys, "stdout", pipe)
-        assert run("--config", config, "watch", "--every", "0.1") == 141
+        assert run("--config", config, "status", "--notify", "--every", "0.1") == 141
 
 
 def test_an_error_of_this_machine_is_reported_once_and_the_watch_goes_on(
     config: Path, give: Give, capsys: pytest.CaptureFixture[str]
 ) -> None:
     give("healthy", ConfigError("no token"), ConfigError("no token"), "failed", "failed")
-    assert run("--config", config, "watch", "--every", "0.1") == 130
+    assert run("--config", config, "status", "--notify", "--every", "0.1") == 130
     captured = capsys.readouterr()
     assert captured.err.count("no token") == 1 and "prefill-1: down: failed" in captured.out
 
@@ -100,7 +100,7 @@ def test_a_command_is_run_for_each_change(
     sent = []
     monkeypatch.setattr("disagg.fleet.lifecycle.watch.Notifier.send", lambda self, change: sent.append(change))
     give("failed", "failed")
-    assert run("--config", config, "watch", "--every", "0.1", "--run", "true") == 130
+    assert run("--config", config, "status", "--notify", "--every", "0.1", "--run", "true") == 130
     assert [change.change for change in sent] == ["down"]
 
 
@@ -119,9 +119,9 @@ def test_a_command_is_run_for_each_change(
 def test_a_url_that_is_none_is_a_usage_error_that_does_not_show_it(
     config: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, url: str
 ) -> None:
-    assert run("--config", config, "watch", "--url", url) == 2
+    assert run("--config", config, "status", "--notify", "--url", url) == 2
     monkeypatch.setenv("DISAGG_WATCH_URL", url)
-    assert run("--config", config, "watch") == 2
+    assert run("--config", config, "status", "--notify") == 2
     err = capsys.readouterr().err
     assert err.count("is not a URL") == 2 and "secret" not in err
 
@@ -139,14 +139,14 @@ def test_a_proxy_or_certificates_that_cannot_be_used_are_an_error_of_the_environ
     config: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, variable: str, value: str
 ) -> None:
     monkeypatch.setenv(variable, value)
-    assert run("--config", config, "watch", "--url", "https://alerts.example") == 2
+    assert run("--config", config, "status", "--notify", "--url", "https://alerts.example") == 2
     err = capsys.readouterr().err
     assert "nothing can be posted with the proxy or the certificates" in err and variable in err
     assert "password" not in err
 
 
 def test_a_host_that_is_not_in_the_file_is_a_usage_error(config: Path) -> None:
-    assert run("--config", config, "watch", "--host", "nobody") == 2
+    assert run("--config", config, "status", "--notify", "--host", "nobody") == 2
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""`disagg prune` from the command line; what is left over is tested in tests/fleet/deploy/prune."""
+"""`disagg uninstall --unused` from the command line; what is left over is tested in tests/fleet/deploy/prune."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_without_a_terminal_or_with_json_it_needs_yes(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for arguments in ((), ("--json",)):
-        assert run("--config", config, "prune", *arguments) == 2
+        assert run("--config", config, "uninstall", "--unused", *arguments) == 2
         captured = capsys.readouterr()
-        assert "disagg prune --yes" in captured.err + captured.out
+        assert "disagg uninstall --unused --yes" in captured.err + captured.out
 
 
 def test_a_dry_run_shows_what_is_left_over_and_removes_nothing(
     config: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Pruning, "carry_out", lambda *_: pytest.fail("a dry run changes nothing"))
-    assert run("--config", config, "prune", "--dry-run") == 0
+    assert run("--config", config, "uninstall", "--unused", "--dry-run") == 0
     out = capsys.readouterr().out
     assert "host old" in out and "5.0 MiB" in out and "prefill-1: x stays" in out and "1 thing left over" in out
 
@@ -55,15 +55,15 @@ def test_it_asks_on_a_terminal_after_the_list(
         return answer
 
     monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
-    monkeypatch.setattr("disagg.cli.fleet.machines.prune.confirm", confirm)
-    assert run("--config", config, "prune") == code
+    monkeypatch.setattr("disagg.cli.common.change.confirm", confirm)
+    assert run("--config", config, "uninstall", "--unused") == code
     captured = capsys.readouterr()
     assert asked == ["Remove 1 thing (5.0 MiB) from 1 machine?"] and "host old" in captured.err
     assert ("removed host old" in captured.out) == answer
 
 
 def test_json_has_every_machine_and_what_was_removed_there(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("--config", config, "prune", "--yes", "--json") == 0
+    assert run("--config", config, "uninstall", "--unused", "--yes", "--json") == 0
     body = json.loads(capsys.readouterr().out)
     (machine,) = body["machines"]
     assert body["ok"] and machine["removed"] and machine["hosts"] == ["prefill-1"]
@@ -82,19 +82,19 @@ def test_a_machine_that_fails_is_reported_and_has_its_exit_code(
 ) -> None:
     host = load(config).hosts["prefill-1"]
     monkeypatch.setattr(Pruning, "find", lambda self: [Pruned(host, ("prefill-1",), error=error)])
-    assert run("--config", config, "prune", "--yes") == code
+    assert run("--config", config, "uninstall", "--unused", "--yes") == code
     out = capsys.readouterr().out
     assert error.message in out and "nothing is left over" not in out
 
 
 def test_a_fleet_of_local_hosts_has_nothing_to_prune(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("--config", write_fleet(tmp_path), "prune", "--yes") == 2
+    assert run("--config", write_fleet(tmp_path), "uninstall", "--unused", "--yes") == 2
     assert 'connector is "local"' in capsys.readouterr().err
 
 
 def test_a_local_fleet_has_nothing_to_remove_and_is_not_asked_for_yes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run("--config", write_fleet(tmp_path), "prune") == 2
+    assert run("--config", write_fleet(tmp_path), "uninstall", "--unused") == 2
     err = capsys.readouterr().err
     assert "to remove" in err and "--yes" not in err

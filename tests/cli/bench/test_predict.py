@@ -1,4 +1,4 @@
-"""`disagg plan-capacity`: every line says that it is predicted."""
+"""`disagg bench predict`: every line says that it is predicted."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import pytest
 
 from tests.cli.commandline import run, write_fleet
 
-SHIPPED = Path(__file__).parents[2] / "hosts.toml"
+SHIPPED = Path(__file__).parents[3] / "hosts.toml"
 RULE = "─"
 
 
 def test_every_line_says_predicted(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("--config", SHIPPED, "plan-capacity", "--link-gbps", 1) == 0
+    assert run("--config", SHIPPED, "bench", "predict", "--link-gbps", 1) == 0
     shown = capsys.readouterr().out
     tables = ("disaggregated", "dgx-spark alone", "m4-max alone", "m3-ultra alone", RULE, "predicted")
     lines = [line for line in shown.splitlines() if line.strip()]
@@ -24,13 +24,13 @@ def test_every_line_says_predicted(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_the_default_prompt_fits_each_models_context(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("--config", SHIPPED, "plan-capacity", "--json") == 0
+    assert run("--config", SHIPPED, "bench", "predict", "--json") == 0
     results = json.loads(capsys.readouterr().out)["results"]
     assert [(one["context"], one["prompt_tokens"], one["output_tokens"]) for one in results] == [
         (32768, 8192, 256),
         (8192, 7936, 256),
     ]
-    assert run("--config", SHIPPED, "plan-capacity", "--prompt-tokens", 8192) == 0
+    assert run("--config", SHIPPED, "bench", "predict", "--prompt-tokens", 8192) == 0
     assert capsys.readouterr().out.count("exceed the context of 8,192") == 1
 
 
@@ -39,7 +39,7 @@ def test_a_size_needs_no_hosts_toml(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     sizes = ("-m", "shape:llama-3.1-8b", "--prefill-device", "dgx-spark", "--decode-device", "m3-ultra")
-    assert run("plan-capacity", *sizes, "--output-tokens", 32, "--json") == 0
+    assert run("bench", "predict", *sizes, "--output-tokens", 32, "--json") == 0
     body = json.loads(capsys.readouterr().out)
     assert body["predicted"] is True
     assert body["results"][0]["disaggregated"]["total_s"] == pytest.approx(2.32, rel=0.1)
@@ -52,7 +52,7 @@ def test_a_pair_is_faster_with_a_hybrid_of_80b_as_the_docs_state(
     monkeypatch.chdir(tmp_path)
     machines = ("--prefill-device", "dgx-spark", "--decode-device", "m3-ultra", "--link-gbps", 10)
     sizes = ("--prompt-tokens", tokens, "--output-tokens", 256)
-    assert run("plan-capacity", "-m", "shape:qwen3-next-80b", *machines, *sizes, "--json") == 0
+    assert run("bench", "predict", "-m", "shape:qwen3-next-80b", *machines, *sizes, "--json") == 0
     (result,) = json.loads(capsys.readouterr().out)["results"]
     assert result["speedup_over_decode_alone"] == pytest.approx(faster, abs=0.01)
     assert result["disaggregated"]["exposed_s"] == pytest.approx(0.066, abs=0.001)
@@ -61,7 +61,7 @@ def test_a_pair_is_faster_with_a_hybrid_of_80b_as_the_docs_state(
 
 def test_aliases_and_other_machines_work(capsys: pytest.CaptureFixture[str]) -> None:
     options = ("-m", "qwen", "--prefill-device", "h100-sxm", "--decode-device", "m2-ultra", "--json")
-    assert run("--config", SHIPPED, "plan-capacity", *options) == 0
+    assert run("--config", SHIPPED, "bench", "predict", *options) == 0
     (result,) = json.loads(capsys.readouterr().out)["results"]
     assert (result["model"], result["prefill_device"]["name"]) == ("qwen3-coder:30b", "h100-sxm")
 
@@ -79,10 +79,10 @@ def test_aliases_and_other_machines_work(capsys: pytest.CaptureFixture[str]) -> 
 def test_what_cannot_be_planned_is_one_error(
     capsys: pytest.CaptureFixture[str], options: tuple[str, ...], message: str
 ) -> None:
-    assert run("--config", SHIPPED, "plan-capacity", *options) != 0
+    assert run("--config", SHIPPED, "bench", "predict", *options) != 0
     assert message in " ".join(capsys.readouterr().err.split())
 
 
 def test_a_fleet_that_says_too_little_is_asked(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    assert run("--config", write_fleet(tmp_path), "plan-capacity") == 2
+    assert run("--config", write_fleet(tmp_path), "bench", "predict") == 2
     assert "the hardware of prefill-1 is not stated" in capsys.readouterr().err

@@ -1,15 +1,14 @@
-"""`disagg watch`: report to a command or a URL when a host goes down and when it comes back."""
+"""`disagg status --notify`: report to a command or a URL when a host goes down and when it comes back."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, NoReturn
 
 import typer
 
 from disagg.cli.common.context import CommandOutput, print_error, settings, stderr, stdout
-from disagg.cli.common.options import seconds_option
 from disagg.errors import DisaggError, UsageError
 
 if TYPE_CHECKING:
@@ -20,24 +19,11 @@ if TYPE_CHECKING:
 URL_VARIABLE = "DISAGG_WATCH_URL"
 
 
-def watch(
-    context: typer.Context,
-    *,
-    run: Annotated[str, typer.Option("--run", metavar="CMD", help="A line for sh to run for each change.")] = "",
-    url: Annotated[
-        str, typer.Option("--url", metavar="URL", envvar=URL_VARIABLE, help="Where to POST each change as JSON.")
-    ] = "",
-    misses: Annotated[
-        int, typer.Option(min=1, metavar="N", help="Readings in a row without a healthy answer until a host is down.")
-    ] = 2,
-    every: Annotated[float, seconds_option(0.1, "Seconds between two readings.")] = 5.0,
-    timeout: Annotated[float, seconds_option(0.2, "Seconds for one reading.")] = 3.0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print each change as one line of JSON.")] = False,
-) -> None:
-    """Print a line when a host goes down or comes back, until interrupted.
-
-    A host is down after two readings in which it is not healthy, and up again after one in which it is.
-    """
+def notify_changes(
+    context: typer.Context, *, run: str, url: str, misses: int, every: float, timeout: float, as_json: bool
+) -> NoReturn:
+    """Print a line when a host goes down or comes back, until interrupted. run: for sh. misses: readings in a row
+    without a healthy answer until a host is down."""
     from disagg.cli.common.closed_pipe import require_reader
     from disagg.fleet.lifecycle.state import State
     from disagg.fleet.lifecycle.status.diagnose import diagnose
@@ -67,6 +53,7 @@ def watch(
             for change in changes:
                 _show(change, as_json)
                 notifier.send(change)
+    raise AssertionError("readings have no end")
 
 
 def _readings(look: Callable[[], list[HostChange]], every: float) -> Iterator[list[HostChange]]:

@@ -1,0 +1,101 @@
+"""`disagg uninstall`: remove the hosts of hosts.toml from their machines, or with --unused what none of them needs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, NoReturn
+
+import typer
+
+from disagg.cli.common.change import Change
+from disagg.cli.common.context import settings, stderr
+from disagg.cli.common.options import AsJson, BreakLock, Yes
+from disagg.cli.fleet.deploy import chosen, notes, plan_only, run, show, show_plan
+from disagg.errors import UsageError, exit_code_of_all
+
+if TYPE_CHECKING:
+    from disagg.config import Fleet, Host
+    from disagg.fleet.deploy.prune.pruning import Pruned
+    from disagg.fleet.deploy.steps import Plan
+    from disagg.fleet.facts.host import HostFacts
+
+_INTERRUPTED = "what is not removed yet is still there; `disagg uninstall --unused` goes on from here"
+_MODELS_STAY = "models stay below ~/.disagg/models: disagg uninstall --models removes them too"
+
+
+def uninstall(
+    context: typer.Context,
+    *,
+    models: Annotated[
+        bool,
+        typer.Option(
+            "--models",
+            help="Remove ~/.disagg/models too; with --unused, models of the hub's cache that no host of the machine "
+            "names.",
+        ),
+    ] = False,
+    unused: Annotated[
+        bool, typer.Option("--unused", help="Remove only what no host of hosts.toml needs any more.")
+    ] = False,
+    others: Annotated[
+        bool, typer.Option("--all", help="With --unused: also hosts of other fleets, and those with another token.")
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be removed only.")] = False,
+    yes: Yes = False,
+    break_lock: BreakLock = False,
+    as_json: AsJson = False,
+) -> None:
+    """Stop the servers and remove all of disagg from the hosts, but models.
+
+    With --unused the hosts of hosts.toml stay, and what is left over on their machines goes: hosts that the file no
+    longer names, with their servers, releases and tokens; then environments and models that no host of the machine
+    needs. What it finds is shown first.
+    """
+    if others and not unused:
+        raise UsageError("--all needs --unused", "disagg uninstall --unused --all")
+    fleet = settings(context).fleet()
+    hosts = chosen(context, fleet)
+    command = "uninstall --unused" if unused else "uninstall"
+    change = Change(command, "removes", yes=yes, as_json=as_json, asks=not dry_run)
+    if unused:
+        _remove_unused(change, fleet, hosts, others=others, models=models, dry_run=dry_run, break_lock=break_lock)
+    from disagg.fleet.deploy.undo import uninstall as planned
+
+    def decide(one: Host, facts: HostFacts) -> Plan:
+        return planned(one, facts, models)
+
+    if dry_run:
+        show_plan(fleet, plan_only(hosts, decide), as_json)
+    reports = run(change, hosts, decide, "uninstall", question="Uninstall", break_lock=break_lock, if_full=True)
+    removed = any(report.result == "changed" for report in reports)
+    note = notes(reports) if models else _MODELS_STAY if removed else ""
+    show(fleet, reports, as_json, {"changed": "removed", "unchanged": "nothing there"}, note)
+
+
+def _remove_unused(
+    change: Change, fleet: Fleet, hosts: Sequence[Host], *, others: bool, models: bool, dry_run: bool, break_lock: bool
+) -> NoReturn:
+    """Exits with 4 if a machine cannot be reached, with 1 if anything else failed."""
+    from disagg.cli.views.fleet.deploy import DeployProgress
+    from disagg.cli.views.fleet.machines.prune import found_view, question
+    from disagg.fleet.deploy.prune.pruning import Pruning
+    from disagg.fleet.lifecycle.state import State
+    from disagg.token import token_digest
+
+    def finish(results: Sequence[Pruned]) -> NoReturn:
+        code = exit_code_of_all(one.error.exit_code for one in results if one.error is not None)
+        body = {"fleet": fleet.name, "ok": code == 0, "machines": [one.to_json() for one in results]}
+        change.finish(body, found_view(results, tuple(fleet.hosts)), code=code)
+
+    state = State.of(fleet)
+    tokens = frozenset(map(token_digest, state.tokens())) if state.has_token() else frozenset[str]()
+    progress = DeployProgress(stderr())
+    with Pruning(fleet, hosts, tokens, others, models, break_lock, progress.report) as work:
+        with change.looking("reading what is there …"):
+            found = work.find()
+        if dry_run or not any(one.orphans for one in found):
+            finish(found)
+        change.ask(question(found), found_view(found, tuple(fleet.hosts)))
+        with change.acting(_INTERRUPTED), progress:
+            done = work.carry_out(found)
+    finish(done)
