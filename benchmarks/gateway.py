@@ -43,7 +43,6 @@ from benchmarks.medians import estimate
 from disagg import AsyncClient
 from disagg.config import Fleet, load
 from disagg.fleet.lifecycle.fleet_servers import FleetServers
-from disagg.fleet.lifecycle.local import recorded_pid
 from disagg.fleet.lifecycle.state import State
 
 START_S = 120.0
@@ -130,7 +129,7 @@ def measure(count: int, *, demo: bool) -> dict[str, Any]:
 async def compare(fleet: Fleet, state: State, count: int, *, cpu: bool) -> dict[str, Any]:
     """So many pairs, after those that warm up."""
     model, methods, pairs, load = next(iter(fleet.models)), Counter[str](), list[Pair](), [os.getloadavg()[0]]
-    async with AsyncClient(fleet, token=state.token()) as client:
+    async with AsyncClient(fleet, token=state.tokens.current) as client:
         await client.connect()
         caller = await Caller.connected(fleet.hosts["gateway"].url)
         for number in range(WARM_UP + count):
@@ -173,7 +172,7 @@ def prompt(number: int) -> list[int]:
 
 async def cpu_times(client: AsyncClient, caller: Caller, model: str, state: State) -> dict[str, float]:
     """Microseconds of an answer: of each token, and of the request without its tokens."""
-    gateway = recorded_pid(state, "gateway")
+    gateway = state.running_pid("gateway")
     assert gateway is not None
     ours = await cost(lambda tokens: tokens_of_client(client, model, prompt(0), tokens), time.process_time)
     theirs = await cost(lambda tokens: tokens_of_gateway(caller, model, prompt(1), tokens), lambda: cpu_s(gateway))

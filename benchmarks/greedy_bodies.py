@@ -112,7 +112,7 @@ async def measure(fleet: Fleet, state: State, args: argparse.Namespace) -> int:
     missed = False
     for target, proven, connections in product(PATHS, (False, True), CONNECTIONS):
         wanted = Attack(target, proven, connections)
-        with attackers(fleet, wanted, key if target == "gateway" else state.token(), args):
+        with attackers(fleet, wanted, key if target == "gateway" else state.tokens.current, args):
             await asyncio.sleep(SETTLE_S)
             seen = await answers(fleet, state, target, key, args.seconds)
         missed |= statistics.median(seen.ttft) - median > GOAL_MS

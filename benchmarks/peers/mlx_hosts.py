@@ -119,7 +119,7 @@ def fleet_server(model: Path, folder: Path, prefill: str = TRANSFORMERS) -> Iter
         for result in lifecycle.start(timeout_s=START_S):
             if result.error is not None:
                 raise result.error
-        yield FleetServer(fleet, state.token())
+        yield FleetServer(fleet, state.tokens.current)
     finally:
         lifecycle.stop()
 

@@ -153,7 +153,7 @@ def _on_hosts(chosen: Settings, name: str, tokens: tuple[int, int], timeout: flo
     statuses = _healthy(fleet, model, state, sorted({host.name for pair in pairs for host in pair}))
     with (
         stderr().status(f"verifying {escape(model.name)} …") as status,
-        FleetClients(fleet, model, state.token(), timeout) as clients,
+        FleetClients(fleet, model, state.tokens.current, timeout) as clients,
     ):
         clients.report = lambda way: status.update(f"verifying {escape(model.name)}: {way} …")
         prompts = clients.prompts(Way((pairs[0][1].name,), "decode"), tokens[0])
@@ -175,7 +175,7 @@ def _healthy(fleet: Fleet, model: Model, state: State, names: list[str]) -> Mapp
     from disagg.fleet.lifecycle.status.health import poll
 
     here = f"disagg verify {model.name} --here loads both engines on this machine instead"
-    statuses = poll(fleet, state.token() if state.has_token() else None, state, names, STATUS_S)
+    statuses = poll(fleet, state.tokens.known, state, names, STATUS_S)
     for one in statuses:
         if not one.ok:
             message = f"{model.name} is not verified: {one.host} is {one.state}: {one.why}"

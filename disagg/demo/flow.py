@@ -87,7 +87,7 @@ async def compare(
     fleet, state = running
     request = {"prompt": prompt, "max_tokens": max_tokens, "stop": STOP}
     together, by_itself = _answers(fleet), _answers(fleet)
-    async with inference.AsyncClient(fleet, token=state.token()) as client:
+    async with inference.AsyncClient(fleet, token=state.tokens.current) as client:
         # The first request of a connection and of a server costs more than the others: one token that is not shown.
         await ask(client.stream, first := _answers(fleet), {**request, "max_tokens": 1, "cache_salt": "warm-up"})
         _raise_first(first)
@@ -112,7 +112,7 @@ async def compare(
         same_text=all([answer.text for answer in alone] == texts for alone in rounds),
         rounds=ROUNDS,
     )
-    return DemoResult(prompt, together, by_itself, comparison, poll(fleet, state.token(), state))
+    return DemoResult(prompt, together, by_itself, comparison, poll(fleet, state.tokens.current, state))
 
 
 def _answers(fleet: Fleet) -> list[ModelAnswer]:

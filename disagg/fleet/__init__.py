@@ -9,7 +9,8 @@ rollout/    a new release host by host, back at the first host that fails
 deploy/     brings disagg to a host: facts -> plan (pure) -> apply; removes what is left over
 lifecycle/  starts, stops and watches servers: health, logs, state
 services/   the service managers that keep a server running: systemd, launchd, a plain process
-changes/    who may change a host, whose token it has, which release waits for a restart; hooks around changes
+token/      the fleet's secret here and on the hosts, and its rotation
+changes/    who may change a host, which release waits for a restart; hooks around changes
 facts/      what a host is and has: probes and their parsers
 machine/    runs commands and moves files on a host, over SSH or on this machine
 """

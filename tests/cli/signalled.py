@@ -45,7 +45,7 @@ class Signalled(FakeClient):
 
 
 def argv(fleet: Any, host: Any) -> tuple[list[str], dict[str, str]]:
-    return [sys.executable, str(FAKE), host.name, host.model, host.address, str(host.port), "serve"], {}
+    return [sys.executable, "-P", str(FAKE), host.name, host.model, host.address, str(host.port), "serve"], {}
 
 
 def spawn(*arguments: Any, **options: Any) -> int:

@@ -42,7 +42,7 @@ class Stage:
     def argv(self, fleet: Any, host: Any) -> tuple[list[str], dict[str, str]]:
         self.fleets.append(fleet)
         how = self.behaviour.get(host.name, "serve")
-        return [sys.executable, str(FAKE), host.name, host.model, host.address, str(host.port), how], {}
+        return [sys.executable, "-P", str(FAKE), host.name, host.model, host.address, str(host.port), how], {}
 
 
 @pytest.fixture

@@ -6,7 +6,9 @@ import pytest
 from disagg.fleet.machine import process as local
 from disagg.fleet.machine.ssh.machine import SSHMachine
 from disagg.fleet.machine.ssh.settings import SSHTimeouts
-from tests.fleet.farm import Farm
+from disagg.fleet.services import supervise
+from tests.fleet.farm import PLAIN_PATH, Farm
+from tests.fleet.lifecycle.yard import Yard
 from tests.values import present
 
 
@@ -17,6 +19,16 @@ def farm(tmp_path: Path) -> Iterator[Farm]:
     for host in farm.state.recorded_hosts():
         record = farm.state.recorded(host)
         local.end(present(record).pid, present(record).identity, grace_s=0.2)
+
+
+@pytest.fixture
+def yard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Yard]:
+    yard = Yard(tmp_path, ("a", "b"))
+    monkeypatch.setenv("HOME", str(yard.home))
+    monkeypatch.setenv("PATH", PLAIN_PATH)
+    yield yard
+    for folder in (yard.home / ".disagg/hosts").glob("*"):
+        supervise.stop(folder)
 
 
 @pytest.fixture

@@ -50,4 +50,4 @@ class Farm:
 
     def argv(self, fleet: Fleet, host: Host) -> tuple[list[str], dict[str, str]]:
         behaviour = self.behaviour.get(host.name, "serve")
-        return [sys.executable, str(FAKE), host.name, host.model, host.address, str(host.port), behaviour], {}
+        return [sys.executable, "-P", str(FAKE), host.name, host.model, host.address, str(host.port), behaviour], {}

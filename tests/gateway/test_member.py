@@ -56,7 +56,7 @@ def test_it_starts_with_its_fleet_and_serves_until_the_last_host_is_gone(fleet: 
         assert http.get("/health").status_code == httpx.codes.OK
 
         def front() -> tuple[str, str]:
-            status = poll(fleet, servers.state.token(), servers.state, ["front"])[0]
+            status = poll(fleet, servers.state.tokens.current, servers.state, ["front"])[0]
             return status.state, status.hint
 
         assert front()[0] == "healthy"

@@ -36,4 +36,4 @@ def simulated(fleet: Fleet, model: str, prefill: str | None, decode: str | None)
         report=lambda host, doing: shown.report(f"simulated {host}", doing),
         ending=uninterrupted,
     ) as (copy, state):
-        yield copy, state.token()
+        yield copy, state.tokens.current

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from disagg.fleet.changes.hooks import HookRunner
     from disagg.fleet.deploy.deployment import Comparer, DeployResult, Planner
     from disagg.fleet.deploy.release import Installation
+    from disagg.fleet.token.there import KnownTokens
 
 _INTERRUPTED: Final = {
     "deploy": "each host has the release it had, or the whole new one; `disagg deploy` goes on from here",
@@ -130,14 +131,12 @@ def chosen(context: typer.Context, fleet: Fleet) -> list[Host]:
 def _adoptable(fleet: Fleet, hosts: Sequence[Host], refused: bool) -> tuple[str, ...]:
     """The hosts' tokens, if they can be made this machine's. refused: another option forbids it."""
     from disagg.errors import UsageError
-    from disagg.fleet.changes.tokens import adoptable
     from disagg.fleet.lifecycle.state import State
+    from disagg.fleet.token.there import adoptable
 
     if refused:
         raise UsageError("--adopt-token cannot be combined with --replace-token or --dry-run", "leave one of them out")
-    state = State.of(fleet)
-    state.require_own_file()
-    return adoptable(hosts, read_tokens(deployed(fleet)), state.tokens() if state.has_token() else ())
+    return adoptable(State.of(fleet).tokens, hosts, read_tokens(deployed(fleet)))
 
 
 def _installation(fleet: Fleet, *, adopted: tuple[str, ...] = (), dry: bool = False) -> Installation:
@@ -145,9 +144,7 @@ def _installation(fleet: Fleet, *, adopted: tuple[str, ...] = (), dry: bool = Fa
     from disagg.fleet.deploy.release import Installation
     from disagg.fleet.lifecycle.state import State
 
-    state = State.of(fleet)
-    none = not state.has_token() and (dry or (state.makes_token and not state.has_earlier_token))
-    return Installation.current(fleet, adopted or (() if none else state.ensure_tokens()))
+    return Installation.current(fleet, adopted or State.of(fleet).tokens.for_plan(dry))
 
 
 def _with_token(
@@ -155,19 +152,15 @@ def _with_token(
 ) -> Planner:
     """After the question: keep the adopted tokens, or make one if it is needed. The planner with it. UsageError if this
     machine has none and the fleet has."""
-    from disagg.fleet.changes.tokens import require_none
     from disagg.fleet.deploy.deployment import planner
     from disagg.fleet.lifecycle.state import State
+    from disagg.fleet.token.there import settle
 
-    state = State.of(fleet)
-    if adopted:
-        state.adopt_tokens(adopted)
-    elif needed and not state.has_token():
-        if not replace_token:
-            require_none(read_tokens(deployed(fleet)))
-        state.ensure_tokens()
-        return planner(_installation(fleet), replace_token)
-    return decide
+    def read() -> KnownTokens:
+        return read_tokens(deployed(fleet))
+
+    made = (adopted or needed) and settle(State.of(fleet).tokens, adopted, replace_token, read)
+    return planner(_installation(fleet), replace_token) if made else decide
 
 
 def plan_only(hosts: Sequence[Host], decide: Planner, compare: Comparer | None = None) -> list[DeployResult]:
@@ -275,7 +268,9 @@ def _rotation(fleet: Fleet, reports: Sequence[DeployResult]) -> list[RenderableT
 def _rotating(fleet: Fleet, reports: Sequence[DeployResult]) -> bool:
     from disagg.fleet.lifecycle.state import State
 
-    return State.of(fleet).rotating or any(report.plan is not None and report.plan.rotating for report in reports)
+    return State.of(fleet).tokens.rotating or any(
+        report.plan is not None and report.plan.rotating for report in reports
+    )
 
 
 def _body(fleet: Fleet, reports: list[DeployResult]) -> dict[str, Any]:

@@ -36,7 +36,7 @@ def notify_changes(
     fleet_watch = FleetWatch(fleet.name, misses)
 
     def look() -> list[HostChange]:
-        token = state.token() if state.has_token() else None
+        token = state.tokens.known
         statuses = {one.host: one for one in poll(fleet, token, state, names, timeout)}
         changes = fleet_watch.update(list(statuses.values()), time.time())
         down = [statuses[change.host] for change in changes if change.change == "down"]

@@ -63,7 +63,7 @@ def rollout(
         fleet,
         state,
         hosts,
-        planner(Installation.current(fleet, state.tokens(), returns=True)),
+        planner(Installation.current(fleet, state.tokens.all, returns=True)),
         asking(fleet, state),
         RolloutSettings(max_unavailable),
         timeout,
@@ -93,7 +93,7 @@ def asking(fleet: Fleet, state: State) -> Ask:
         from disagg.inference.client import Client
 
         alone = replace(fleet, hosts={host.name: host})
-        with Client(alone, token=state.token()) as client:
+        with Client(alone, token=state.tokens.current) as client:
             answer = client.generate(
                 host.model,
                 PROMPT,

@@ -88,7 +88,7 @@ def _show(context: typer.Context, every: float, timeout: float, *, watch: bool, 
     state, names = State.of(fleet), settings(context).names(fleet)
 
     def look() -> list[HostStatus]:
-        token = state.token() if state.has_token() else None
+        token = state.tokens.known
         began = time.monotonic()
         statuses = poll(fleet, token, state, names, timeout / 2)
         left = timeout - (time.monotonic() - began)

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from disagg.config import Fleet, Host
-    from disagg.fleet.changes.tokens import HeldTokens
     from disagg.fleet.lifecycle.state import State
+    from disagg.fleet.token.there import KnownTokens
 
 token = command_group("token", "Show and replace the secret that the fleet's servers need.")
 
@@ -34,8 +34,8 @@ def show(
 
     Exit code 1: a host has none of this machine's; 4: a host cannot be reached.
     """
-    from disagg.fleet.changes.tokens import another, shown
     from disagg.fleet.lifecycle.state import State
+    from disagg.fleet.token.there import another, shown
     from disagg.token import token_digest
 
     fleet = settings(context).fleet()
@@ -44,25 +44,25 @@ def show(
         _reveal(state, as_json)
         return
     hosts = deployed(fleet, settings(context).names(fleet, managed=True))
-    ours, held = state.tokens(), read_tokens(hosts)
-    theirs = {name: [token_digest(one) for one in tokens] for name, tokens in held.by_host.items()}
+    ours, known = state.tokens.all, read_tokens(hosts)
+    theirs = {name: [token_digest(one) for one in tokens] for name, tokens in known.by_host.items()}
     foreign = [name for name, digests in theirs.items() if another(ours, digests, name)]
     if as_json:
-        print_json(_body(fleet, [token_digest(one) for one in ours], theirs, held))
+        print_json(_body(fleet, [token_digest(one) for one in ours], theirs, known))
     else:
         print_line = stdout().print
-        print_line(f"this machine: {shown(ours)}  {state.token_file}", soft_wrap=True, highlight=False)
+        print_line(f"this machine: {shown(ours)}  {state.tokens.path}", soft_wrap=True, highlight=False)
         for name in (host.name for host in hosts):
-            tokens = held.by_host.get(name, ())
-            what = held.missing[name].message if name in held.missing else shown(tokens) or "none"
+            tokens = known.by_host.get(name, ())
+            what = known.missing[name].message if name in known.missing else shown(tokens) or "none"
             note = "  not this machine's" if name in foreign else ""
             print_line(f"{name}: {what}{note}", soft_wrap=True, highlight=False)
-        if state.next_token() is not None:
+        if state.tokens.next is not None:
             stderr().print("a rotation has begun: disagg token rotate")
         elif len(ours) > 1:
             stderr().print(f"disagg token rotate removes {shown(ours[1:])}")
-    if held.missing or foreign:
-        raise typer.Exit(4 if held.missing else 1)
+    if known.missing or foreign:
+        raise typer.Exit(4 if known.missing else 1)
 
 
 @token.command(cls=FanOutCommand)
@@ -73,14 +73,20 @@ def rotate(context: typer.Context, *, yes: Yes = False, break_lock: BreakLock = 
     need the new one: `disagg deploy --adopt-token` there. A file that hosts.toml or $DISAGG_TOKEN_FILE names is
     rewritten: other fleets that name it need the new token too.
     """
-    from disagg.fleet.lifecycle.rotation import Rotation
     from disagg.fleet.lifecycle.state import State
+    from disagg.fleet.lifecycle.status.health import poll_host, refusal
+    from disagg.fleet.token.rotation import Rotation
     from disagg.token import token_digest
 
     fleet = settings(context).fleet()
     state = State.of(fleet)
     rotation = Rotation(
-        fleet, state, lambda host, done: stderr().print(f"{host}: {done}", highlight=False), break_lock=break_lock
+        fleet,
+        state.tokens,
+        state.locked,
+        lambda host, token: refusal(host, poll_host(host, token, state), state),
+        lambda host, done: stderr().print(f"{host}: {done}", highlight=False),
+        break_lock=break_lock,
     )
     change = Change("token rotate", yes=yes, as_json=as_json)
     change.ask(_question(fleet, state))
@@ -106,21 +112,21 @@ def certificate(context: typer.Context, *, as_json: AsJson = False) -> None:
 
 
 def _question(fleet: Fleet, state: State) -> str:
-    from disagg.fleet.changes.tokens import shown
+    from disagg.fleet.token.there import shown
 
-    current, *others = state.tokens()
-    if state.next_token() is not None:
+    current, *others = state.tokens.all
+    if state.tokens.next is not None:
         return "Go on with the rotation?"
     if others:
         return f"Remove the token {shown(others)} of {fleet.name}, so that only {shown([current])} is accepted?"
-    return f"Replace the token {shown([current])} of {fleet.name} in {state.token_file}?"
+    return f"Replace the token {shown([current])} of {fleet.name} in {state.tokens.path}?"
 
 
 def _reveal(state: State, as_json: bool) -> None:
     if as_json:
-        print_json({"token": state.token()})
+        print_json({"token": state.tokens.current})
     else:
-        typer.echo(state.token())
+        typer.echo(state.tokens.current)
 
 
 def deployed(fleet: Fleet, names: Sequence[str] = ()) -> list[Host]:
@@ -128,15 +134,15 @@ def deployed(fleet: Fleet, names: Sequence[str] = ()) -> list[Host]:
     return [host for host in fleet.deployed_hosts if not names or host.name in names]
 
 
-def read_tokens(hosts: Sequence[Host]) -> HeldTokens:
+def read_tokens(hosts: Sequence[Host]) -> KnownTokens:
     """The tokens of these hosts."""
-    from disagg.fleet.changes.tokens import held_tokens
     from disagg.fleet.machine import connect
+    from disagg.fleet.token.there import known_tokens
 
     with stderr().status("reading tokens …"):
-        return held_tokens(hosts, connect.machine_for)
+        return known_tokens(hosts, connect.machine_for)
 
 
-def _body(fleet: Fleet, ours: list[str], theirs: dict[str, list[str]], held: HeldTokens) -> dict[str, Any]:
-    errors = {name: error.to_json() for name, error in held.missing.items()}
+def _body(fleet: Fleet, ours: list[str], theirs: dict[str, list[str]], known: KnownTokens) -> dict[str, Any]:
+    errors = {name: error.to_json() for name, error in known.missing.items()}
     return {"fleet": fleet.name, "here": ours, "hosts": theirs, "errors": errors}

@@ -88,7 +88,7 @@ def _remove_unused(
         change.finish(body, found_view(results, tuple(fleet.hosts)), code=code)
 
     state = State.of(fleet)
-    tokens = frozenset(map(token_digest, state.tokens())) if state.has_token() else frozenset[str]()
+    tokens = frozenset(map(token_digest, state.tokens.all)) if state.tokens.exists() else frozenset[str]()
     progress = DeployProgress(stderr())
     with Pruning(fleet, hosts, tokens, others, models, break_lock, progress.report) as work:
         with change.looking("reading what is there …"):

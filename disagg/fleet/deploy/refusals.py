@@ -8,11 +8,11 @@ from typing import Final
 
 from disagg.config import Host
 from disagg.extras import DISK_BYTES
-from disagg.fleet.changes.tokens import another
 from disagg.fleet.deploy.release import TargetState
 from disagg.fleet.deploy.steps import Refusal
 from disagg.fleet.facts.host import HostFacts
 from disagg.fleet.services.base import is_plain
+from disagg.fleet.token.there import another
 from disagg.units import size
 
 _RELEASE_BYTES: Final = 64 << 20

@@ -113,7 +113,7 @@ def examine(
         readings = {outcome.host.name: outcome.value for outcome in outcomes if outcome.value is not None}
         links = _links(pairs, readings, machines, bounds, on_step)
         server_statuses = statuses.result(timeout=60)
-    token = state.token() if state.has_token() else None
+    token = state.tokens.known
     examined = {outcome.host.name: _host(fleet, outcome, server_statuses, token) for outcome in outcomes}
     examined |= {host.name: _whole(host, server_statuses[host.name]) for host in everyone if host.whole}
     hosts = tuple(examined[host.name] for host in chosen)
@@ -121,7 +121,7 @@ def examine(
     everywhere = (
         *about_pair.versions(read, server_statuses),
         *about_pair.settings(fleet, read, server_statuses),
-        *about_pair.tokens(read, token is not None and state.rotating),
+        *about_pair.tokens(read, token is not None and state.tokens.rotating),
         *about_pair.clocks(read),
     )
     return Diagnosis(hosts, tuple(_pair(fleet, link, readings, server_statuses) for link in links), everywhere)
@@ -133,7 +133,7 @@ def _peers(fleet: Fleet, host: Host) -> list[Host]:
 
 
 def _statuses(fleet: Fleet, state: State, hosts: Sequence[Host]) -> dict[str, HostStatus]:
-    token = state.token() if state.has_token() else None
+    token = state.tokens.known
     return {status.host: status for status in poll(fleet, token, state, [host.name for host in hosts])}
 
 

@@ -3,9 +3,8 @@
 fleet_servers  starts, stops and restarts the servers of many hosts; turns: the order of a restart
 other_servers  stops servers that no host of this fleet stands for
 base           the Server interface; local: a process of this machine; deployed: a server under a service manager
-rotation       replaces the fleet's token
 logs           all hosts' logs in one stream; loglines: what a log line contains
-state          the state folders of this user's fleets: token, process records, logs, lock
+state          the state folders of this user's fleets: process records, logs, lock
 watch          reports when a host goes down and when it comes back
 temporary      a fleet on this machine for as long as a block runs
 status/        the state of every server, and why a host is down

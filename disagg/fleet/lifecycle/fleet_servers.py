@@ -21,7 +21,6 @@ from disagg.extras import require
 from disagg.fleet.changes.audit import audited_here
 from disagg.fleet.changes.fleet_locks import FleetLocks, LockedPlace, kept, places
 from disagg.fleet.changes.hooks import Change
-from disagg.fleet.changes.tokens import require_own
 from disagg.fleet.lifecycle.base import ProcessState, Server, ServerOutcome, ServerResult
 from disagg.fleet.lifecycle.deployed import DeployedServer
 from disagg.fleet.lifecycle.local import Argv, LocalServer, server_argv
@@ -34,6 +33,7 @@ from disagg.fleet.machine import interruption
 from disagg.fleet.machine.connect import Connect, Machines, machine_for
 from disagg.fleet.machine.fan_out import each
 from disagg.fleet.services import needs
+from disagg.fleet.token.there import require_own
 
 GRACE_S = 30.0
 """From SIGTERM to SIGKILL: longer than the 20 s in which a server finishes its requests."""
@@ -181,9 +181,9 @@ class FleetServers:
         if spawned := [host for host in hosts if host.placement.spawned]:
             require(*(extra for host in spawned if host.python is None for extra in needs(host)))
             self.state.prepare(self.fleet)
-        elif hosts and not self.state.has_token():
+        elif hosts and not self.state.tokens.exists():
             raise ConfigError(
-                f"there is no fleet token in {self.state.token_file}",
+                f"there is no fleet token in {self.state.tokens.path}",
                 "disagg deploy makes one; if the hosts have one already: disagg deploy --adopt-token",
             )
 
@@ -228,7 +228,7 @@ class FleetServers:
     def _inspected(self, server: Server) -> ProcessState:
         """The server's process. FleetError before anything is stopped or started if its token is not this machine's."""
         process = server.inspect()
-        require_own(self.state.tokens(), process.token_digests, server.host.name)
+        require_own(self.state.tokens.all, process.token_digests, server.host.name)
         return process
 
     def _start(self, server: Server, timeout_s: float) -> ServerResult:
@@ -298,7 +298,7 @@ class FleetServers:
 
     def _await_health(self, server: Server, deadline: float) -> HostStatus:
         """Poll until the server is healthy or has failed; at the deadline, its last status."""
-        token, pause, host = self.state.token(), 0.05, server.host
+        token, pause, host = self.state.tokens.current, 0.05, server.host
         while True:
             status = poll_host(host, token, self.state)
             if (error := server.ended()) is not None:

@@ -45,7 +45,7 @@ class LocalServer:
     def inspect(self) -> ProcessState:
         """See Server."""
         record = self.state.recorded(self.host.name)
-        if record is None or local.identity(record.pid) != record.identity:
+        if record is None or not record.runs:
             return ProcessState()
         changed = record.config != config_digest(self.fleet, self.host)
         return ProcessState(record.pid, f"runs with an earlier {self.fleet.path.name}" if changed else "")
@@ -67,7 +67,7 @@ class LocalServer:
             if local.port_taken(host.address, port):
                 raise self._in_use(port)
         argv, environment = self.argv(self.fleet, host)
-        token_file = str(self.state.token_file.resolve())
+        token_file = str(self.state.tokens.path.resolve())
         log = self.state.log_file(host.name)
         environment = {**environment, TOKEN_FILE_VARIABLE: token_file, LOG_FILE_VARIABLE: str(log.resolve())}
         pid = local.spawn(argv, log, environment, own_session=self.own_session)
@@ -99,12 +99,6 @@ class LocalServer:
     def last_lines(self) -> list[str]:
         """See Server."""
         return self.state.log_tail(self.host.name, LAST_LINES)
-
-
-def recorded_pid(state: State, name: str) -> int | None:
-    """The process that was last started for a host, None if it has ended."""
-    record = state.recorded(name)
-    return record.pid if record is not None and local.identity(record.pid) == record.identity else None
 
 
 def end_recorded(state: State, name: str, grace_s: float) -> bool:

@@ -17,7 +17,7 @@ from disagg.fleet.changes.fleet_locks import LockedPlace
 from disagg.fleet.facts.server import read_server_facts
 from disagg.fleet.lifecycle.base import ServerOutcome, ServerResult
 from disagg.fleet.lifecycle.deployed import hosts_there, stop_there
-from disagg.fleet.lifecycle.local import end_recorded, recorded_pid
+from disagg.fleet.lifecycle.local import end_recorded
 from disagg.fleet.lifecycle.state import State
 from disagg.fleet.machine.base import Machine
 from disagg.fleet.machine.connect import Machines
@@ -28,7 +28,7 @@ def stop_recorded(state: State, name: str, shown: str, grace_s: float) -> Server
     """Stop a local server by its record alone. shown: its name in the result. A DisaggError becomes a failed result."""
     began = time.monotonic()
     try:
-        running = recorded_pid(state, name) is not None
+        running = state.running_pid(name) is not None
         with audited_here(state.audit_file(name), "stop"):
             killed = end_recorded(state, name, grace_s)
     except DisaggError as error:

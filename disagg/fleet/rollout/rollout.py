@@ -255,7 +255,7 @@ class Rollout:
         ]
 
     def _healthy(self, host: Host) -> bool:
-        return poll_host(host, self.state.token(), self.state).ok
+        return poll_host(host, self.state.tokens.current, self.state).ok
 
     def _carry_out(self, action: Action, hosts: Sequence[Host]) -> None:
         if action == "test":

@@ -33,7 +33,7 @@ def behaviour(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
 
     def argv(fleet: Any, host: Any) -> tuple[list[str], dict[str, str]]:
         how = chosen.get(host.name, "serve")
-        return [sys.executable, str(FAKE), host.name, host.model, host.address, str(host.port), how], {}
+        return [sys.executable, "-P", str(FAKE), host.name, host.model, host.address, str(host.port), how], {}
 
     monkeypatch.setattr(fleet_servers, "FleetServers", functools.partial(FleetServers, argv=argv))
     return chosen
@@ -180,7 +180,7 @@ def test_servers_whose_token_file_was_removed_are_reached_again_with_start(
     config: Path, behaviour: dict[str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run("--config", config, "start") == 0
-    token = State.of(load(config)).token_file
+    token = State.of(load(config)).tokens.path
     token.unlink()
     capsys.readouterr()
     assert run("--config", config, "status") == 3
@@ -196,7 +196,7 @@ def test_servers_whose_token_file_was_removed_are_reached_again_with_start(
 
 def test_servers_whose_token_file_was_removed_can_be_stopped(config: Path, behaviour: dict[str, str]) -> None:
     assert run("--config", config, "start") == 0
-    State.of(load(config)).token_file.unlink()
+    State.of(load(config)).tokens.path.unlink()
     assert run("--config", config, "stop") == 0
     assert State.of(load(config)).recorded_hosts() == []
 

@@ -27,7 +27,7 @@ Ends = Callable[[RolloutReport | BaseException], None]
 def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A fleet with a token, whose hosts can be deployed to."""
     path = write_fleet(tmp_path, connector="ssh")
-    State.of(load(path)).ensure_tokens()
+    State.of(load(path)).tokens.ensure()
     plans = [DeployResult(name, "planned", Plan(name, NEW)) for name in ("prefill-1", "decode-1")]
     monkeypatch.setattr(Rollout, "plan", lambda self: plans)
     return path

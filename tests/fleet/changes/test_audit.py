@@ -21,6 +21,7 @@ from disagg.fleet.facts.paths import HostPaths
 from disagg.fleet.lifecycle.logs import read_audits
 from disagg.fleet.lifecycle.state import State
 from disagg.fleet.machine.local import LocalMachine
+from disagg.fleet.token.here import OwnTokens
 from tests.cli.commandline import run, write_fleet
 
 HOST = Host("spark", "127.0.0.1", ("prefill",), "tiny", EngineOptions("transformers"), 8000)
@@ -98,7 +99,7 @@ def test_the_audits_of_all_hosts_are_read_in_order_and_a_host_without_one_has_no
     with locked(machine, paths, "deploy"):
         pass
     other = Host("mac", "127.0.0.1", ("decode",), "tiny", EngineOptions("mlx"), 8001)
-    state = State(Path(paths.folder) / "state", Path(paths.token))
+    state = State(Path(paths.folder) / "state", OwnTokens(Path(paths.token)))
     found, errors = read_audits([HOST, other], state, 100, connect=lambda host: LocalMachine(host.name))
     assert [(one.host, (one.fields or {})["event"]) for one in found] == [("spark", "deploy"), ("spark", "deploy")]
     assert not errors

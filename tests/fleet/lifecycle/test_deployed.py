@@ -76,7 +76,7 @@ def test_a_host_that_nothing_was_deployed_to_says_deploy_and_hides_no_other(yard
 
 def test_without_a_token_nothing_is_started(yard: Yard) -> None:
     yard.deploy("a")
-    yard.state.token_file.unlink()
+    yard.state.tokens.path.unlink()
     with pytest.raises(ConfigError, match="disagg deploy makes one"):
         yard.lifecycle().start()
     assert yard.pid("a") is None
@@ -213,7 +213,7 @@ def test_a_host_that_another_command_holds_is_neither_started_nor_stopped_nor_re
 def test_a_second_restart_from_another_machine_leaves_the_first_to_bring_the_server_back(yard: Yard) -> None:
     yard.deploy("a")
     yard.lifecycle().start(["a"])
-    elsewhere = State(yard.home.parent / "elsewhere", yard.state.token_file)
+    elsewhere = State(yard.home.parent / "elsewhere", yard.state.tokens)
     second = FleetServers(yard.fleet, elsewhere, connect=lambda host: LocalMachine(host.name))
     refused: list[str] = []
 

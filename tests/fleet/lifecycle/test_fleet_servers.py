@@ -56,10 +56,10 @@ def test_servers_run_in_a_session_of_their_own_without_stdin(farm: Farm) -> None
 
 def test_the_token_is_in_no_argument_and_no_environment_value(farm: Farm) -> None:
     farm.lifecycle.start(["a"])
-    pid, token = present(farm.state.recorded("a")).pid, farm.state.token()
+    pid, token = present(farm.state.recorded("a")).pid, farm.state.tokens.current
     visible = Path(f"/proc/{pid}/cmdline").read_text() + Path(f"/proc/{pid}/environ").read_text()
     assert token not in visible
-    assert f"DISAGG_TOKEN_FILE={farm.state.token_file}" in visible
+    assert f"DISAGG_TOKEN_FILE={farm.state.tokens.path}" in visible
 
 
 def test_stop_ends_the_servers_and_leaves_no_record(farm: Farm) -> None:

@@ -31,10 +31,10 @@ def fleet(tmp_path: Path) -> Fleet:
 def test_the_folder_is_private_and_the_token_is_made_once(fleet: Fleet, tmp_path: Path) -> None:
     state = State.of(fleet, tmp_path / "state")
     state.prepare(fleet)
-    token = state.token()
+    token = state.tokens.current
     state.prepare(fleet)
-    assert len(token) == 64 and state.token() == token
-    assert (mode(state.folder), mode(state.token_file)) == (0o700, 0o600)
+    assert len(token) == 64 and state.tokens.current == token
+    assert (mode(state.folder), mode(state.tokens.path)) == (0o700, 0o600)
     assert [path.name for path in state.folder.iterdir()] == ["path"]
 
 
@@ -45,22 +45,22 @@ def test_of_two_first_commands_at_once_both_have_the_token_that_was_made_first(
 
     def make_while_another_does(size: int) -> str:
         monkeypatch.undo()
-        assert state.ensure_tokens()[0] == state.token()
+        assert state.tokens.ensure()[0] == state.tokens.current
         return "f" * 2 * size
 
     monkeypatch.setattr(secrets, "token_hex", make_while_another_does)
-    assert state.ensure_tokens()[0] == state.token() != "f" * 64
-    assert [path.name for path in state.token_file.parent.iterdir()] == ["token"]
+    assert state.tokens.ensure()[0] == state.tokens.current != "f" * 64
+    assert [path.name for path in state.tokens.path.parent.iterdir()] == ["token"]
 
 
 def test_the_token_follows_the_fleets_name_and_not_the_path_of_its_file(fleet: Fleet, tmp_path: Path) -> None:
     state = State.of(fleet, tmp_path / "state")
     clone = State.of(replace(fleet, path=tmp_path / "clone/hosts.toml"), tmp_path / "state")
-    assert clone.ensure_tokens()[0] == state.ensure_tokens()[0] and clone.folder != state.folder
-    clone.adopt_tokens(("the-token-of-the-hosts",))
-    assert state.token() == "the-token-of-the-hosts" and mode(state.token_file) == 0o600
+    assert clone.tokens.ensure()[0] == state.tokens.ensure()[0] and clone.folder != state.folder
+    clone.tokens.adopt(("the-token-of-the-hosts",))
+    assert state.tokens.current == "the-token-of-the-hosts" and mode(state.tokens.path) == 0o600
     other = State.of(replace(fleet, name="other"), tmp_path / "state")
-    assert other.ensure_tokens()[0] != state.token()
+    assert other.tokens.ensure()[0] != state.tokens.current
 
 
 def test_a_token_that_an_earlier_version_made_is_used_on(fleet: Fleet, tmp_path: Path) -> None:
@@ -68,7 +68,7 @@ def test_a_token_that_an_earlier_version_made_is_used_on(fleet: Fleet, tmp_path:
     earlier.parent.mkdir(parents=True)
     earlier.write_text("made-by-an-earlier-version\n")
     earlier.chmod(0o600)
-    assert State.of(fleet, tmp_path / "state").ensure_tokens()[0] == "made-by-an-earlier-version"
+    assert State.of(fleet, tmp_path / "state").tokens.ensure()[0] == "made-by-an-earlier-version"
 
 
 def test_a_second_clone_takes_the_token_that_an_earlier_version_made_unless_there_are_several(
@@ -80,10 +80,12 @@ def test_a_second_clone_takes_the_token_that_an_earlier_version_made_unless_ther
         folder.mkdir(parents=True)
         (folder / "token").write_text(f"made-by-an-earlier-version-in-{folder.name}\n")
         (folder / "token").chmod(0o600)
-    assert clone.ensure_tokens()[0] == f"made-by-an-earlier-version-in-{first.name}" and mode(clone.token_file) == 0o600
-    clone.token_file.unlink()
+    assert (
+        clone.tokens.ensure()[0] == f"made-by-an-earlier-version-in-{first.name}" and mode(clone.tokens.path) == 0o600
+    )
+    clone.tokens.path.unlink()
     first.with_name(f"{fleet.name}-2-{'b' * 8}").rename(first.with_name(f"{fleet.name}-{'b' * 8}"))
-    assert "earlier" not in clone.ensure_tokens()[0]
+    assert "earlier" not in clone.tokens.ensure()[0]
 
 
 @pytest.mark.parametrize("by", ["setting", "variable"])
@@ -96,7 +98,7 @@ def test_a_named_token_file_beside_the_made_ones_is_not_made_either(
         monkeypatch.setenv(TOKEN_FILE_VARIABLE, str(named))
     state = State.of(fleet if by == "variable" else replace(fleet, token_file=named))
     with pytest.raises(ConfigError, match="cannot read the fleet token"):
-        state.ensure_tokens()[0]
+        state.tokens.ensure()[0]
     assert not named.exists()
 
 
@@ -117,7 +119,7 @@ def test_a_named_token_file_is_used_and_never_made(fleet: Fleet, tmp_path: Path)
     (tmp_path / "secret").write_text("s3cret-s3cret-s3cret-s3cret\n")
     (tmp_path / "secret").chmod(0o600)
     state.prepare(named)
-    assert state.token() == "s3cret-s3cret-s3cret-s3cret"
+    assert state.tokens.current == "s3cret-s3cret-s3cret-s3cret"
 
 
 def test_a_token_that_others_can_read_or_that_is_too_short_is_refused(fleet: Fleet, tmp_path: Path) -> None:
@@ -136,9 +138,9 @@ def test_a_token_that_others_can_read_or_that_is_too_short_is_refused(fleet: Fle
 def test_a_machine_without_a_token_has_begun_no_rotation(fleet: Fleet, tmp_path: Path) -> None:
     """Callers may have a token of their own, as benchmarks do: `status` works with it all the same."""
     state = State.of(fleet, tmp_path / "state")
-    assert not state.rotating
+    assert not state.tokens.rotating
     state.prepare(fleet)
-    assert not state.rotating and state.ensure_next_token() and state.rotating
+    assert not state.tokens.rotating and state.tokens.ensure_next() and state.tokens.rotating
 
 
 def test_records_survive_and_a_damaged_one_says_what_to_do(fleet: Fleet, tmp_path: Path) -> None:

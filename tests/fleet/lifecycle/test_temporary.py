@@ -63,7 +63,7 @@ def all_ports(fleet: Fleet) -> set[int]:
 def test_it_keeps_free_ports_and_is_stopped_and_removed(farm: Farm) -> None:
     with temporary_fleet(farm.fleet) as (fleet, state):
         assert fleet is farm.fleet
-        assert [status.state for status in poll(fleet, state.token(), state)] == ["healthy", "healthy"]
+        assert [status.state for status in poll(fleet, state.tokens.current, state)] == ["healthy", "healthy"]
         records = [state.recorded(name) for name in fleet.hosts]
     assert all(record and local.identity(record.pid) is None for record in records)
     assert not state.folder.exists()
@@ -130,7 +130,7 @@ def test_a_port_lost_to_another_program_moves_the_fleet_twice(
     with thief.held:
         try:
             with temporary_fleet(farm.fleet, note=notes.append) as (fleet, state):
-                assert all(status.ok for status in poll(fleet, state.token(), state))
+                assert all(status.ok for status in poll(fleet, state.tokens.current, state))
         except PortInUse as lost:
             error = lost
     assert (error is None) is starts
@@ -200,7 +200,7 @@ def test_a_host_of_unknown_hardware_is_asked_about(tmp_path: Path) -> None:
 def test_it_runs_answers_and_is_gone(tmp_path: Path) -> None:
     fleet = load(write_simulated(tmp_path))
     with running_simulated(fleet) as (copy, state):
-        with Client(copy, token=state.token()) as client:
+        with Client(copy, token=state.tokens.current) as client:
             metrics = client.generate("m", "hello", max_tokens=3).metrics
         assert (metrics.method, metrics.completion_tokens, metrics.simulated) == ("disaggregated", 3, True)
         records = [state.recorded(name) for name in copy.hosts]

@@ -28,7 +28,7 @@ class Yard:
         self.home.mkdir()
         self.fleet = make_fleet(folder, names, connector="ssh")
         self.state = State.of(self.fleet, folder / "state")
-        self.state.ensure_tokens()[0]
+        self.state.tokens.ensure()[0]
         self.progress: list[tuple[str, str]] = []
 
     def note(self, host: str, doing: str) -> None:
@@ -48,9 +48,9 @@ class Yard:
         folder = own / "releases" / release
         folder.mkdir(parents=True)
         (own / "logs").mkdir(exist_ok=True)
-        (own / "token").write_text(self.state.token() + "\n")
+        (own / "token").write_text(self.state.tokens.current + "\n")
         script = run_script(paths, host, sys.executable)
-        fake = [sys.executable, str(FAKE), name, host.model, host.address, str(host.port), behaviour]
+        fake = [sys.executable, "-P", str(FAKE), name, host.model, host.address, str(host.port), behaviour]
         fake += ["--config", f"{folder}/hosts.toml", "--host", name]  # as a real server's command line ends
         (folder / "run").write_text(script[: script.rindex("exec ")] + f"unset PYTHONPATH\nexec {shlex.join(fake)}\n")
         start = f'exec {shlex.join([sys.executable, "-P", "-S", supervise.__file__])} "$1" {shlex.quote(str(own))}\n'
@@ -63,4 +63,4 @@ class Yard:
         return read_server_facts(LocalMachine(name), name, None).pid
 
     def states(self) -> dict[str, str]:
-        return {status.host: status.state for status in poll(self.fleet, self.state.token(), self.state)}
+        return {status.host: status.state for status in poll(self.fleet, self.state.tokens.current, self.state)}

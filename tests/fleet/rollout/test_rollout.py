@@ -67,7 +67,7 @@ class Site(Yard):
         for path, text in files.items():
             (folder / path).write_text(text)
         (own / "logs").mkdir(exist_ok=True)
-        (own / "token").write_text(self.state.token() + "\n")
+        (own / "token").write_text(self.state.tokens.current + "\n")
         (own / "token").chmod(0o600)
         return hash
 
@@ -155,7 +155,7 @@ def load(site: Site) -> Iterator[Load]:
             except DisaggError as error:
                 load.errors.append(error)
 
-    with Client(site.fleet, token=site.state.token()) as client:
+    with Client(site.fleet, token=site.state.tokens.current) as client:
         callers = [threading.Thread(target=call, args=(client,)) for _ in range(2)]
         site.begin()
         for caller in callers:
@@ -341,7 +341,7 @@ def test_two_rollouts_at_once_are_one_and_a_refusal(
     first, target = site.begin(), {name: site.release(name, mark="2") for name in NAMES}
     refused: list[str] = []
     only = [site.fleet.hosts["b"]]
-    elsewhere = State(tmp_path / "elsewhere", site.state.token_file)
+    elsewhere = State(tmp_path / "elsewhere", site.state.tokens)
 
     def second(host: str, doing: str) -> None:
         if doing == "stopping":

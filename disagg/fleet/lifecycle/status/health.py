@@ -41,12 +41,30 @@ def poll(
 
     token: None if this machine has none; servers then report only that they are up."""
     statuses = flag_differing(fleet, _poll_all(fleet.select(names), token, state, timeout_s))
-    return flag_refuted(with_remarks(fleet, statuses, kept(state.folder), token is not None and state.rotating))
+    return flag_refuted(with_remarks(fleet, statuses, kept(state.folder), token is not None and state.tokens.rotating))
 
 
 def poll_host(host: Host, token: str, state: State, timeout_s: float = TIMEOUT_S) -> HostStatus:
     """The state of one host."""
     return _poll_all([host], token, state, timeout_s)[0]
+
+
+def refusal(host: Host, status: HostStatus, state: State) -> FleetError | None:
+    """Why a host's server does not show that it accepts the token with which it was polled; None if it does, or if it
+    is a server that this machine starts and that does not run."""
+    if status.version is not None or (host.placement.spawned and state.running_pid(host.name) is None):
+        return None  # strangers see no version
+    if status.state != "unauthorised":
+        return FleetError(
+            f"{host.name}: its server runs, and this machine cannot see whether it accepts the new token: {status.why}",
+            status.hint,
+        )
+    deploy = "" if host.placement.spawned else f"disagg deploy --host {host.name} && "
+    return FleetError(
+        f"{host.name}: its server does not accept a token that was added to its file: it runs an earlier disagg, which "
+        "reads the file only when it starts",
+        f"{deploy}disagg restart --host {host.name}",
+    )
 
 
 def exit_code(statuses: Sequence[HostStatus]) -> int:
@@ -134,9 +152,9 @@ def _unauthorised(
     """The state of a server that reports only that it lives, because it was shown no token or another one."""
     liveness = f"reports only that it is {answer['status']}" if answer and "status" in answer else "reports nothing"
     if token is None:
-        why = f"it {liveness}: there is no fleet token in {state.token_file}"
-        return replace(blank, state="unauthorised", why=why, hint=state.missing_token_hint(host))
-    why = f"{host.url} does not accept the token in {state.token_file}, and {liveness}"
+        why = f"it {liveness}: there is no fleet token in {state.tokens.path}"
+        return replace(blank, state="unauthorised", why=why, hint=state.tokens.missing_hint(host))
+    why = f"{host.url} does not accept the token in {state.tokens.path}, and {liveness}"
     return replace(blank, state="unauthorised", why=why, hint=_OTHER_TOKEN)
 
 
@@ -251,7 +269,7 @@ def _without_answer(blank: HostStatus, host: Host, state: State, error: OSError,
 def _unproven(blank: HostStatus, host: Host, state: State, error: ssl.SSLError) -> HostStatus:
     """The state of what is at the server's address and is not known to be it."""
     if isinstance(error, ssl.SSLCertVerificationError):
-        why = f"{host.url} does not prove that it has the token in {state.token_file}{_holder(host)}"
+        why = f"{host.url} does not prove that it has the token in {state.tokens.path}{_holder(host)}"
         return replace(blank, state="unauthorised", why=why, hint=_stop_other(host, state) or _OTHER_TOKEN)
     why = f"port {host.port} answers without the fleet's TLS: another program, or an older disagg{_holder(host)}"
     hint = _stop_other(host, state) or f"stop that process; disagg {_upgrade(host)}"
@@ -263,7 +281,7 @@ def _recorded(blank: HostStatus, host: Host, state: State, error: OSError, timeo
     record = state.recorded(host.name)
     if record is None:
         return None
-    if local.identity(record.pid) == record.identity:
+    if record.runs:
         return _running(replace(blank, pid=record.pid), error, timeout_s)
     reason, log = state.end_of_run(host.name), _log(host, state)
     why = f"its process has ended: {reason}; see {log}" if reason else f"its process was killed: no reason in {log}"

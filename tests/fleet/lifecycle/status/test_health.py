@@ -27,7 +27,7 @@ from tests.values import present
 
 
 def states(farm: Farm, **options: Any) -> Any:
-    return {status.host: status for status in poll(farm.fleet, farm.state.token(), farm.state, **options)}
+    return {status.host: status for status in poll(farm.fleet, farm.state.tokens.current, farm.state, **options)}
 
 
 @pytest.fixture
@@ -153,7 +153,7 @@ def test_another_program_on_the_port_is_named(prepared: Farm) -> None:
 def test_a_server_of_another_host_on_the_port_is_foreign(farm: Farm) -> None:
     farm.lifecycle.start(["a"])
     swapped = {"b": replace(farm.fleet.hosts["b"], port=farm.fleet.hosts["a"].port)}
-    b = poll(replace(farm.fleet, hosts=swapped), farm.state.token(), farm.state)[0]
+    b = poll(replace(farm.fleet, hosts=swapped), farm.state.tokens.current, farm.state)[0]
     assert b.state == "foreign" and "is a serving tiny, not b serving tiny" in b.why
 
 
@@ -194,7 +194,7 @@ def test_a_fake_server_answers_with_the_keys_of_a_real_one(
     farm: Farm, tiny_fleet: RunningFleet, path: str, role: str
 ) -> None:
     farm.lifecycle.start(["a"])
-    headers = {"Authorization": f"Bearer {farm.state.token()}"}
+    headers = {"Authorization": f"Bearer {farm.state.tokens.current}"}
     with tiny_fleet.http(f"tiny-{role}") as real, farm_http(farm) as fake:
         assert keys(fake.get(path, headers=headers).json()) == keys(real.get(path).json())
         assert fake.get("/health").json() == {"status": "ok"}
@@ -286,6 +286,6 @@ def test_a_damaged_record_is_the_trouble_of_its_own_host(farm: Farm) -> None:
 def test_a_program_that_has_the_port_of_a_host_that_was_not_started_and_says_nothing_is_named(prepared: Farm) -> None:
     port = prepared.fleet.hosts["a"].port
     with socket.create_server(("127.0.0.1", port)):
-        a = poll(prepared.fleet, prepared.state.token(), prepared.state, ["a"], timeout_s=0.3)[0]
+        a = poll(prepared.fleet, prepared.state.tokens.current, prepared.state, ["a"], timeout_s=0.3)[0]
     assert a.state == "foreign" and f"(pid {os.getpid()})" in a.why
     assert a.hint == "stop that process, or give a another port in hosts.toml"

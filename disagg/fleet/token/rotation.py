@@ -14,24 +14,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from functools import partial
 from typing import Final, NamedTuple
 
 from disagg.config import Fleet, Host
 from disagg.errors import DisaggError, FleetError
 from disagg.fleet.changes.fleet_locks import FleetLocks, kept, places
-from disagg.fleet.changes.tokens import read_there, require_own, shown
 from disagg.fleet.facts.paths import HostPaths
 from disagg.fleet.facts.server import read_server_facts
-from disagg.fleet.lifecycle.state import State
-from disagg.fleet.lifecycle.status.health import poll_host
-from disagg.fleet.lifecycle.status.host_status import HostStatus
 from disagg.fleet.machine import interruption
-from disagg.fleet.machine import process as local
 from disagg.fleet.machine.base import Machine
 from disagg.fleet.machine.connect import Connect, Machines, machine_for
 from disagg.fleet.machine.fan_out import each
+from disagg.fleet.token.here import OwnTokens
+from disagg.fleet.token.there import read_there, require_own, shown
 from disagg.token import token_digest, tokens_text
 
 WHY: Final = "token rotate"
@@ -54,13 +51,16 @@ class Rotated(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Rotation:
-    """One rotation of a fleet's token, which may have been begun by an earlier command."""
+    """One rotation of a fleet's token, which may have been begun by an earlier command. own: those of this machine.
+    lock: holds the fleet's lock here for a command. refuses: why a host's server does not accept a token; None if it
+    does, or does not run as far as this machine knows."""
 
     fleet: Fleet
-    state: State
+    own: OwnTokens
+    lock: Callable[[str], AbstractContextManager[None]]
+    refuses: Callable[[Host, str], FleetError | None]
     report: OnHost = lambda host, done: None
     connect: Connect = machine_for
-    poll: Callable[[Host, str, State], HostStatus] = poll_host
     break_lock: bool = False
     accept_s: float = _ACCEPT_S
     grace_s: float = GRACE_S
@@ -69,8 +69,8 @@ class Rotation:
         """Carry it out, or go on with it. HostLocked, with nothing changed, if another command changes a host.
         FleetError if a host could not be changed: the fleet serves as before, and the next `run` goes on."""
         with (
-            self.state.locked(WHY),
-            self.state.tokens_locked(WHY),
+            self.lock(WHY),
+            self.own.locked(WHY),
             Machines(self.connect) as machines,
         ):
             locks = FleetLocks(machines, WHY, self.break_lock)
@@ -83,24 +83,24 @@ class Rotation:
             return rotated
 
     def _run(self, locks: FleetLocks) -> Rotated:
-        if not self.state.rotating:
+        if not self.own.rotating:
             self._require_own(locks)
-        if (new := self.state.ensure_next_token()) is not None:
-            old = next(token for token in self.state.tokens() if token != new)
+        if (new := self.own.ensure_next()) is not None:
+            old = next(token for token in self.own.all if token != new)
             self._everywhere(locks, (old, new), check=True)
             self._here(old, new)
             self._everywhere(locks, (new, old))
-            self.state.write_tokens((new, old))
-            self.state.drop_next_token()
+            self.own.write((new, old))
+            self.own.drop_next()
         interruption.sleep(self.grace_s)
-        current, *others = self.state.tokens()
+        current, *others = self.own.all
         self._everywhere(locks, (current,))
-        self.state.write_tokens((current,))
+        self.own.write((current,))
         return Rotated(others[-1] if others else current, current)
 
     def _require_own(self, locks: FleetLocks) -> None:
         """FleetError, before anything has begun, if a host has the tokens of another operator only."""
-        tokens = self.state.tokens()
+        tokens = self.own.all
 
         def check(host: Host) -> None:
             if there := read_there(locks.machine(host), host):
@@ -112,13 +112,13 @@ class Rotation:
 
     def _here(self, old: str, new: str) -> None:
         """Add the new token to this machine's file, which servers of local hosts read."""
-        self.state.write_tokens((old, new))
+        self.own.write((old, new))
         try:
             for host in self.fleet.hosts.values():
                 if host.placement.spawned:
-                    self._accepts(host, new, partial(self._runs_here, host))
+                    self._accepts(host, new)
         except FleetError:
-            self.state.write_tokens((old,))
+            self.own.write((old,))
             raise
 
     def _everywhere(self, locks: FleetLocks, tokens: tuple[str, ...], check: bool = False) -> None:
@@ -150,18 +150,13 @@ class Rotation:
             machine.write(path, tokens_text(before).encode(), mode=0o600)
             raise
 
-    def _runs_here(self, host: Host) -> bool:
-        """Whether the server runs that this machine started for the host."""
-        record = self.state.recorded(host.name)
-        return record is not None and local.identity(record.pid) == record.identity
-
-    def _accepts(self, host: Host, token: str, runs: Callable[[], bool]) -> None:
+    def _accepts(self, host: Host, token: str, runs: Callable[[], bool] = lambda: True) -> None:
         """FleetError unless the host's server shows that it accepts this token, or does not run: then it reads the file
         when it starts."""
         deadline = time.monotonic() + self.accept_s
-        while (status := self.poll(host, token, self.state)).version is None and runs():  # strangers see no version
+        while (error := self.refuses(host, token)) is not None and runs():
             if time.monotonic() > deadline:
-                raise _not_accepted(host, status)
+                raise error
             interruption.sleep(0.2)
 
 
@@ -170,17 +165,3 @@ def _again(error: DisaggError) -> DisaggError:
     again = "the fleet serves as before; go on with: disagg token rotate"
     error.hint = f"{error.hint}; {again}" if error.hint else again
     return error
-
-
-def _not_accepted(host: Host, status: HostStatus) -> FleetError:
-    if status.state != "unauthorised":
-        return FleetError(
-            f"{host.name}: its server runs, and this machine cannot see whether it accepts the new token: {status.why}",
-            status.hint,
-        )
-    deploy = "" if host.placement.spawned else f"disagg deploy --host {host.name} && "
-    return FleetError(
-        f"{host.name}: its server does not accept a token that was added to its file: it runs an earlier disagg, which "
-        "reads the file only when it starts",
-        f"{deploy}disagg restart --host {host.name}",
-    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 
@@ -12,13 +12,14 @@ from disagg.fleet.facts.paths import HostPaths
 from disagg.fleet.machine.base import Machine
 from disagg.fleet.machine.connect import Connect, machine_for
 from disagg.fleet.machine.fan_out import each
+from disagg.fleet.token.here import OwnTokens
 from disagg.token import is_usable, parse_tokens, token_digest
 
 
 @dataclass(frozen=True, slots=True)
-class HeldTokens:
-    """The tokens that hosts have. by_host: of each host that has any, the current one first. missing: the hosts that
-    did not answer, and why."""
+class KnownTokens:
+    """What is known of the tokens of hosts. by_host: of each host that has any, the current one first. missing: the
+    hosts that did not answer, and why."""
 
     by_host: Mapping[str, tuple[str, ...]] = field(repr=False)
     missing: Mapping[str, DisaggError]
@@ -60,7 +61,7 @@ def shown(tokens: Sequence[str]) -> str:
     return ", ".join(token_digest(token)[:8] for token in tokens)
 
 
-def held_tokens(hosts: Sequence[Host], connect: Connect = machine_for) -> HeldTokens:
+def known_tokens(hosts: Sequence[Host], connect: Connect = machine_for) -> KnownTokens:
     """The tokens that these hosts have."""
 
     def read(host: Host) -> tuple[str, ...]:
@@ -68,7 +69,7 @@ def held_tokens(hosts: Sequence[Host], connect: Connect = machine_for) -> HeldTo
             return read_there(machine, host)
 
     outcomes = each(hosts, read)
-    return HeldTokens(
+    return KnownTokens(
         {outcome.host.name: outcome.value for outcome in outcomes if outcome.value},
         {outcome.host.name: outcome.error for outcome in outcomes if outcome.error is not None},
     )
@@ -80,14 +81,20 @@ def read_there(machine: Machine, host: Host) -> tuple[str, ...]:
     return parse_tokens(raw.decode("ascii", "replace"))
 
 
-def adoptable(chosen: Sequence[Host], fleet: HeldTokens, ours: Sequence[str]) -> tuple[str, ...]:
-    """The tokens of the chosen hosts, which are to be this machine's too. fleet: what all deployed hosts have. ours:
-    this machine's. UsageError if other hosts share none but those with this machine: they would be locked out."""
-    names = {host.name for host in chosen}
-    some = {name: tokens for name, tokens in fleet.by_host.items() if name in names}
-    tokens = HeldTokens(some, {name: error for name, error in fleet.missing.items() if name in names}).common()
+def adoptable(own: OwnTokens, chosen: Sequence[Host], there: KnownTokens) -> tuple[str, ...]:
+    """The tokens of the chosen hosts, which are to be this machine's too. there: those of all deployed hosts.
+
+    UsageError if other hosts share none but those with this machine: they would be locked out. ConfigError if this
+    machine's must not be overwritten.
+    """
+    own.require_made()
+    ours, names = own.all if own.exists() else (), {host.name for host in chosen}
+    some = {name: tokens for name, tokens in there.by_host.items() if name in names}
+    tokens = KnownTokens(some, {name: error for name, error in there.missing.items() if name in names}).common()
     users = [
-        name for name, held in fleet.by_host.items() if not set(held).isdisjoint(ours) and set(held).isdisjoint(tokens)
+        name
+        for name, known in there.by_host.items()
+        if not set(known).isdisjoint(ours) and set(known).isdisjoint(tokens)
     ]
     if users:
         raise UsageError(
@@ -116,11 +123,19 @@ def require_own(tokens: Sequence[str], there: Sequence[str], host: str) -> None:
         raise FleetError(f"{host}: {found[0]}", found[1])
 
 
-def require_none(fleet: HeldTokens) -> None:
-    """UsageError if a host has a token, before this machine makes one of its own."""
-    if fleet.by_host:
+def settle(own: OwnTokens, adopted: Sequence[str], replace: bool, read: Callable[[], KnownTokens]) -> bool:
+    """Before a deployment: keep the adopted tokens here, or make one if there is none. Whether one was made. read:
+    those of all deployed hosts. UsageError if they have one and this machine has none; replace: make one anyway."""
+    if adopted:
+        own.adopt(adopted)
+        return False
+    if own.exists():
+        return False
+    if not replace and (there := read()).by_host:
         raise UsageError(
-            f"this machine has no token, and the fleet has one: {fleet.groups}",
+            f"this machine has no token, and the fleet has one: {there.groups}",
             "disagg deploy --adopt-token uses it here from now on; --replace-token makes a new one, and locks out "
             "whoever has the other",
         )
+    own.ensure()
+    return True

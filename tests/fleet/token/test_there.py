@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from disagg.config import Host
-from disagg.errors import HostUnreachable, UsageError
-from disagg.fleet.changes.tokens import HeldTokens, adoptable, another, held_tokens, require_none
+from disagg.errors import ConfigError, HostUnreachable, UsageError
 from disagg.fleet.machine.base import Machine
 from disagg.fleet.machine.local import LocalMachine
+from disagg.fleet.token.here import OwnTokens
+from disagg.fleet.token.there import KnownTokens, adoptable, another, known_tokens, settle
 from disagg.token import token_digest
 from tests.fleet.facts.fixture_facts import spark
 
@@ -38,52 +39,52 @@ def connect(host: Host) -> Machine:
 
 def test_the_token_is_that_of_the_hosts_that_answer_and_have_one(home: Path) -> None:
     give(home, "b", "the-token-of-this-fleet")
-    assert held_tokens(HOSTS, connect).common() == ("the-token-of-this-fleet",)
+    assert known_tokens(HOSTS, connect).common() == ("the-token-of-this-fleet",)
 
 
 def test_of_different_tokens_none_is_chosen(home: Path) -> None:
     give(home, "a", "one-token-of-this-fleet")
     give(home, "b", "two-token-of-this-fleet")
     with pytest.raises(UsageError) as refused:
-        held_tokens(HOSTS, connect).common()
+        known_tokens(HOSTS, connect).common()
     assert f"{token_digest('one-token-of-this-fleet')[:8]} on a" in refused.value.message
     assert "one-token" not in refused.value.message and "(c did not answer)" in refused.value.message
 
 
 def test_no_token_is_an_error(home: Path) -> None:
     with pytest.raises(UsageError, match="no host has a token"):
-        held_tokens(HOSTS[:2], connect).common()
+        known_tokens(HOSTS[:2], connect).common()
 
 
 def test_if_no_host_with_a_token_answers_the_error_is_that_of_the_one_that_does_not(home: Path) -> None:
     with pytest.raises(HostUnreachable, match="c: no route"):
-        held_tokens(HOSTS, connect).common()
+        known_tokens(HOSTS, connect).common()
 
 
 def test_a_file_that_holds_no_token_is_not_adopted(home: Path) -> None:
     give(home, "a", "short")
     with pytest.raises(UsageError, match="the token of a is no token of disagg"):
-        held_tokens(HOSTS, connect).common()
+        known_tokens(HOSTS, connect).common()
 
 
 OURS, THEIRS = "the-token-of-this-machine", "the-token-of-another-machine"
 
 
-def held(**tokens: str) -> HeldTokens:
+def known(**tokens: str) -> KnownTokens:
     """Hosts and the tokens in their files."""
-    return HeldTokens({name: tuple(text.split()) for name, text in tokens.items()}, {})
+    return KnownTokens({name: tuple(text.split()) for name, text in tokens.items()}, {})
 
 
 @pytest.mark.parametrize(
     ("hosts", "common"),
     [
-        (held(a=OURS, b=OURS), (OURS,)),
-        (held(a=f"{OURS} {THEIRS}", b=OURS), (OURS,)),
-        (held(a=f"{OURS} {THEIRS}", b=f"{THEIRS} {OURS}"), (OURS, THEIRS)),
+        (known(a=OURS, b=OURS), (OURS,)),
+        (known(a=f"{OURS} {THEIRS}", b=OURS), (OURS,)),
+        (known(a=f"{OURS} {THEIRS}", b=f"{THEIRS} {OURS}"), (OURS, THEIRS)),
     ],
 )
 def test_while_tokens_are_rotated_the_ones_that_all_hosts_have_are_adopted(
-    hosts: HeldTokens, common: tuple[str, ...]
+    hosts: KnownTokens, common: tuple[str, ...]
 ) -> None:
     assert hosts.common() == common
 
@@ -106,20 +107,29 @@ def test_a_host_is_another_operators_if_it_has_none_of_this_machines_tokens(
     assert (another(ours, [token_digest(token) for token in there], "a") is not None) is foreign
 
 
-def test_a_token_that_other_hosts_have_from_this_machine_is_not_replaced() -> None:
+def test_a_token_that_other_hosts_have_from_this_machine_is_not_replaced(tmp_path: Path) -> None:
+    own = OwnTokens(tmp_path / "token", made=True)
+    own.write((OURS,))
     with pytest.raises(UsageError) as refused:
-        adoptable(HOSTS[:1], held(a=THEIRS, b=OURS), (OURS,))
+        adoptable(own, HOSTS[:1], known(a=THEIRS, b=OURS))
     assert refused.value.message.startswith("b has this machine's token") and OURS not in refused.value.message
     assert refused.value.hint.startswith("disagg deploy --replace-token --host a ")
-    assert adoptable(HOSTS[:1], held(a=THEIRS, b=THEIRS), (OURS,)) == (THEIRS,)
-    assert adoptable(HOSTS[:1], held(a=THEIRS, b="a-third-token-of-others"), (OURS,)) == (THEIRS,)
-    assert adoptable(HOSTS[:2], held(a=OURS, b=OURS), (OURS,)) == (OURS,)
+    assert adoptable(own, HOSTS[:1], known(a=THEIRS, b=THEIRS)) == (THEIRS,)
+    assert adoptable(own, HOSTS[:1], known(a=THEIRS, b="a-third-token-of-others")) == (THEIRS,)
+    assert adoptable(own, HOSTS[:2], known(a=OURS, b=OURS)) == (OURS,)
 
 
-def test_a_machine_without_a_token_makes_none_while_a_host_has_one() -> None:
-    require_none(held())
+def test_a_machine_without_a_token_makes_none_while_a_host_has_one(tmp_path: Path) -> None:
+    own = OwnTokens(tmp_path / "token", made=True)
     with pytest.raises(UsageError, match=r"this machine has no token, and the fleet has one: \w+ on a, b"):
-        require_none(held(a=THEIRS, b=THEIRS))
+        settle(own, (), replace=False, read=lambda: known(a=THEIRS, b=THEIRS))
+    assert not own.exists()
+    assert settle(own, (), replace=False, read=known) and own.exists()
+
+
+def test_a_file_that_a_setting_names_is_not_overwritten_by_adopted_tokens(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="was named for the fleet's token"):
+        adoptable(OwnTokens(tmp_path / "token"), HOSTS[:1], known(a=THEIRS))
 
 
 def test_a_tokens_digest_is_that_of_its_file() -> None:
