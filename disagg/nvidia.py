@@ -10,6 +10,8 @@ ARGUMENTS: Final = (
     "ecc.errors.uncorrected.volatile.total,temperature.gpu,utilization.gpu",
     "--format=csv,noheader,nounits",
 )
+OLDEST_DRIVER: Final = 580
+"""PyTorch's packages on PyPI are built for CUDA 13, whose first driver this is."""
 
 
 @dataclass(frozen=True, slots=True)

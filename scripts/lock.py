@@ -26,8 +26,8 @@ import httpx
 from packaging.tags import Tag
 from packaging.utils import canonicalize_name, parse_wheel_filename
 
-from disagg.fleet.deploy.packages.locks import FOLDER, PLATFORMS, PYTHONS, Locked, locked_packages, pin_lines, render
-from disagg.fleet.deploy.packages.wheels import host_tags
+from disagg.fleet.deploy.pins import FOLDER, PLATFORMS, PYTHONS, Pin, locked_packages, pin_lines, render
+from disagg.fleet.deploy.requirements import host_tags
 from disagg.fleet.facts.host import HostFacts, Python
 
 ROOT: Final = Path(__file__).parents[1]
@@ -92,7 +92,7 @@ def main(names: Sequence[str]) -> None:
             print(f"{target.name}: {len(packages)} packages, {total / 1e9:.2f} GB, {hashes} hashes")
 
 
-def _resolved(kind: Kind, platform: str, known: Mapping[str, Locked]) -> dict[str, Resolved]:
+def _resolved(kind: Kind, platform: str, known: Mapping[str, Pin]) -> dict[str, Resolved]:
     """The packages of every Python, at the versions that the oldest one can have."""
     found: dict[str, Resolved] = {}
     tags = _tags(platform)
@@ -146,7 +146,7 @@ def _hashes(wheels: Sequence[Mapping[str, Any]], tags: frozenset[Tag]) -> Iterat
             yield name, wheel["hashes"]["sha256"]
 
 
-def _sized(resolved: Mapping[str, Resolved], known: Mapping[str, Locked], kind: Kind) -> Iterator[tuple[str, Locked]]:
+def _sized(resolved: Mapping[str, Resolved], known: Mapping[str, Pin], kind: Kind) -> Iterator[tuple[str, Pin]]:
     """The packages with the size of their wheels; only those that the lock did not have are asked for."""
     with httpx.Client(timeout=_HEAD_S, follow_redirects=True) as client, ThreadPoolExecutor(8) as pool:
 
@@ -158,7 +158,7 @@ def _sized(resolved: Mapping[str, Resolved], known: Mapping[str, Locked], kind: 
         for name, nbytes in zip(sorted(resolved), pool.map(size, sorted(resolved)), strict=True):
             one = resolved[name]
             pythons = () if len(one.pythons) == len(kind.pythons) else tuple(one.pythons)
-            yield name, Locked(one.version, nbytes, tuple(sorted(one.hashes.values())), pythons)
+            yield name, Pin(one.version, nbytes, tuple(sorted(one.hashes.values())), pythons)
 
 
 if __name__ == "__main__":

@@ -55,7 +55,7 @@ SLOW_PATHS = {
     "faults/test_matrix.py",
     "fleet/deploy/prune/test_pruning.py",
     "fleet/deploy/test_apply.py",
-    "fleet/doctor/bootstrap/test_bootstrap.py",
+    "fleet/bootstrap/test_bootstrap.py",
     "fleet/lifecycle",
     "fleet/rollout/test_rollout.py",
     "fleet/services/test_supervise.py",

@@ -15,9 +15,9 @@ from disagg.config import Fleet, load
 from disagg.engines.simulated.decode import SimulatedDecodeEngine
 from disagg.errors import ConfigError
 from disagg.fleet.deploy.fit import fit, refusals
-from disagg.fleet.deploy.packages.requirements import extras
 from disagg.fleet.deploy.refusals import refusals as host_refusals
-from disagg.fleet.facts.hardware import HardwareFacts
+from disagg.fleet.deploy.requirements import extras
+from disagg.fleet.facts.host import HardwareFacts
 from disagg.fleet.services import needs
 from disagg.nvidia import GPU
 from disagg.servers.run import make_service

@@ -37,8 +37,8 @@ from packaging.utils import (
     parse_wheel_filename,
 )
 
-from disagg.fleet.deploy.packages.locks import committed_locks, locked_packages
-from disagg.fleet.deploy.packages.requirements import CONSTRAINTS
+from disagg.fleet.deploy.pins import committed_locks, locked_packages
+from disagg.fleet.deploy.requirements import CONSTRAINTS
 from tests.offline import outside
 from tests.testbed.bed import Bed
 

@@ -250,7 +250,7 @@ def show(
 
     from disagg.cli.views.fleet.deploy import reports_view
     from disagg.fleet.deploy.deployment import exit_code
-    from disagg.fleet.deploy.models import carried
+    from disagg.fleet.deploy.release import carried
 
     pulling = [host.name for host in fleet.engine_hosts if not carried(fleet, host)]
     views = [reports_view(reports, tuple(fleet.hosts), pulling, words), *_rotation(fleet, reports)]

@@ -16,7 +16,7 @@ from disagg.cli.common.options import AsJson, Yes, command_group
 if TYPE_CHECKING:
     from disagg.config import Fleet, Host
     from disagg.errors import DisaggError
-    from disagg.fleet.models.plan import ModelInventory
+    from disagg.fleet.models.inventory import ModelInventory
     from disagg.fleet.models.pull import Models
 
 models = command_group("models", "Copy models to the hosts, list them, remove them.")
@@ -34,7 +34,7 @@ def pull(context: typer.Context, model: Named = None, *, as_json: AsJson = False
     """
     from disagg.cli.views.fleet.deploy import DeployProgress
     from disagg.cli.views.fleet.models import pulled_view
-    from disagg.fleet.deploy.apply import StepProgress
+    from disagg.fleet.deploy.steps import StepProgress
     from disagg.fleet.models.pull import Models
 
     fleet = settings(context).fleet()
@@ -78,9 +78,8 @@ def rm(
     from disagg.cli.views.fleet.models import inventories_view, removed_view
     from disagg.errors import UsageError
     from disagg.fleet.machine.fan_out import each
+    from disagg.fleet.models.inventory import neighbours, removable, remove
     from disagg.fleet.models.pull import Models
-    from disagg.fleet.models.remove import removable, remove
-    from disagg.fleet.models.sources import neighbours
     from disagg.units import counted
 
     if not model and not settings(context).selection:
@@ -106,7 +105,7 @@ def rm(
 
 def _chosen(context: typer.Context, fleet: Fleet, names: Sequence[str] | None) -> list[Host]:
     from disagg.errors import UsageError
-    from disagg.fleet.models.sources import chosen
+    from disagg.fleet.models.inventory import chosen
 
     selection = settings(context).selection
     selected = chosen(fleet, names or (), fleet.select(**selection, managed=True))

@@ -32,7 +32,7 @@ def ssh(
     One argument after -- is a line for the remote shell; several are a command and its arguments.
     """
     from disagg.errors import FleetError
-    from disagg.fleet.machine.ssh.command import ssh_command
+    from disagg.fleet.machine.ssh.settings import ssh_command
 
     one = settings(context).fleet().select([host], managed=True)[0]
     argv = ssh_command(one, command or (), terminal=sys.stdin.isatty())

@@ -18,7 +18,7 @@ from disagg.errors import DisaggError, UsageError, exit_code_of_all
 if TYPE_CHECKING:
     from disagg.config import Host
     from disagg.fleet.machine.fan_out import HostOutcome
-    from disagg.fleet.machine.ssh.trust import HostKeyOffer
+    from disagg.fleet.machine.ssh.connection import HostKeyOffer
 
 Decide = Callable[["HostKeyOffer"], bool]
 
@@ -88,7 +88,7 @@ def trust(
 def _first_offers(hosts: list[Host]) -> list[HostOutcome[Iterable[HostKeyOffer]]]:
     """The offers of each host, of which the first has been read."""
     from disagg.fleet.machine.fan_out import each
-    from disagg.fleet.machine.ssh.trust import offers
+    from disagg.fleet.machine.ssh.connection import offers
 
     def first(host: Host) -> Iterable[HostKeyOffer]:
         if not host.placement.ssh:

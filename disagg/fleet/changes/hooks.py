@@ -18,7 +18,7 @@ from disagg.fleet.changes.audit import APPEND_LINES, AuditEntry, append_here, au
 from disagg.fleet.machine.connect import Connect, machine_for
 from disagg.fleet.machine.fan_out import each
 from disagg.fleet.machine.local import LocalMachine
-from disagg.fleet.machine.output import last_lines
+from disagg.fleet.machine.shell import last_lines
 from disagg.token import state_folder
 
 ChangeKind = Literal["deploy", "restart"]

@@ -14,7 +14,7 @@ from disagg.errors import FleetError
 from disagg.fleet.facts.host import HostFacts
 from disagg.fleet.facts.paths import HostPaths
 from disagg.fleet.machine.base import Machine
-from disagg.fleet.machine.output import last_lines
+from disagg.fleet.machine.shell import last_lines
 
 Link = Literal["current", "running", "previous"]
 Move = tuple[Link, str]

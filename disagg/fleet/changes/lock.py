@@ -24,8 +24,7 @@ from disagg.fleet.facts.paths import HostPaths
 from disagg.fleet.machine import process as local
 from disagg.fleet.machine.base import Machine
 from disagg.fleet.machine.interruption import interrupted_by
-from disagg.fleet.machine.output import last_lines
-from disagg.fleet.machine.shell import Fence
+from disagg.fleet.machine.shell import Fence, last_lines
 
 _HELD: Final = 75
 _FULL: Final = 28

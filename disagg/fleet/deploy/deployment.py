@@ -12,12 +12,10 @@ from disagg.errors import DeployRefused, DisaggError, UsageError, exit_code_of_a
 from disagg.fleet.changes.fleet_locks import FleetLocks, LockedPlace, kept
 from disagg.fleet.deploy import fit
 from disagg.fleet.deploy import plan as planning
-from disagg.fleet.deploy.apply import OnStep, apply, ignore
-from disagg.fleet.deploy.difference.content import read_content
-from disagg.fleet.deploy.difference.difference import Difference, difference
+from disagg.fleet.deploy.compare import Difference, difference, read_content
 from disagg.fleet.deploy.refusals import another_token, cuda_for_cpu, refusals
 from disagg.fleet.deploy.release import Installation, target_state
-from disagg.fleet.deploy.steps import Plan, Refusal
+from disagg.fleet.deploy.steps import OnStep, Plan, Refusal, apply, ignore
 from disagg.fleet.facts.host import HostFacts, read_host_facts
 from disagg.fleet.machine.base import Machine
 from disagg.fleet.machine.connect import Connect, Machines, machine_for

@@ -10,7 +10,7 @@ from disagg.api.engines import engines_for
 from disagg.config import Fleet, Host, Model
 from disagg.errors import ConfigError, ModelError
 from disagg.fleet.deploy.steps import Refusal
-from disagg.fleet.facts.hardware import HardwareFacts
+from disagg.fleet.facts.host import HardwareFacts
 from disagg.planning.devices import DEVICES
 from disagg.planning.memory import Checkpoint, Loading, Need, Packing, checkpoint, need
 from disagg.planning.published import stored

@@ -6,21 +6,20 @@ their content, and the `current` link is switched to them in one step near the e
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator, Sequence
 from typing import Final
 
 from disagg.config import Host
-from disagg.config.home import expanded
 from disagg.extras import IMPORTED
-from disagg.fleet.changes.links import described, move_argv, service_moves, service_release, switch_moves
-from disagg.fleet.deploy.packages.environment import Environment
+from disagg.fleet.changes.links import MOVE_LINKS, described, move_argv, service_moves, service_release, switch_moves
+from disagg.fleet.deploy.environment import Environment
 from disagg.fleet.deploy.refusals import no_room
 from disagg.fleet.deploy.release import TargetState
-from disagg.fleet.deploy.scripts import ADOPT, CHECK, ENVIRONMENT, INSTALL_DAEMONS, MOVE_LINKS, PREPARE, TIDY
 from disagg.fleet.deploy.steps import Plan, PutTree, Refusal, RunScript, ServiceAction, Step, WriteFile
 from disagg.fleet.facts.host import HostFacts
 from disagg.fleet.facts.paths import HASH
+from disagg.fleet.machine.shell import script
+from disagg.fleet.machine.ssh.settings import ssh_line
 from disagg.fleet.machine.upload import split
 from disagg.fleet.services import launchd, program, systemd
 from disagg.token import token_digest, tokens_text
@@ -109,7 +108,7 @@ def _prepare(facts: HostFacts, leftovers: tuple[str, ...]) -> Step:
     paths = facts.paths
     what = "remove what an interrupted deployment left" if leftovers else "make folders"
     argv = (paths.root, paths.folder, *leftovers)
-    return Step("prepare", what, paths.folder, "folders, no leftovers", RunScript(PREPARE, argv))
+    return Step("prepare", what, paths.folder, "folders, no leftovers", RunScript(script("prepare.sh"), argv))
 
 
 def _service_link(facts: HostFacts) -> Iterator[Step]:
@@ -163,7 +162,7 @@ def _build(environment: Environment, facts: HostFacts) -> Iterator[Step]:
         f"build the Python {environment.version} environment {environment.hash} with {tool}{_download(environment)}",
         target,
         "environments[hash]",
-        RunScript(ENVIRONMENT, argv, _BUILD_S, platform),
+        RunScript(script("environment.sh"), argv, _BUILD_S, platform),
         _LOCKED_BUILD_HINT if environment.all_hashed else _BUILD_HINT,
     )
 
@@ -183,7 +182,13 @@ def _content(desired: TargetState, facts: HostFacts) -> Iterator[Step]:
         place, target = f"{paths.incoming}/model", paths.carried(name)
         files = desired.source.files
         yield Step("model", f"send the model {name}", place, "carried", PutTree(place, files, paths.uploads))
-        yield Step("adopt", f"move the model {name} into place", target, "carried", RunScript(ADOPT, (place, target)))
+        yield Step(
+            "adopt",
+            f"move the model {name} into place",
+            target,
+            "carried",
+            RunScript(script("adopt.sh"), (place, target)),
+        )
     ours, there = set(map(token_digest, desired.tokens)), facts.token_digests
     if not ours.issubset(there) or facts.token_mode != "-rw-------":  # it may have more while tokens are rotated
         write = WriteFile(paths.token, tokens_text(desired.tokens).encode(), 0o600)
@@ -202,7 +207,9 @@ def _check(desired: TargetState, facts: HostFacts) -> Step:
     release = facts.paths.release(desired.hash)
     python = f"{facts.paths.environment(desired.environment.hash)}/bin/python"
     modules = dict.fromkeys(module for extra in desired.environment.extras for module in IMPORTED.get(extra, ()))
-    action = RunScript(CHECK, (python, release, desired.host.name, program(desired.host), *modules))
+    action = RunScript(
+        script("check_release.sh"), (python, release, desired.host.name, program(desired.host), *modules)
+    )
     hint = f"install what is missing into its environment: {python} -m pip install ..."
     what = "check that the release loads in its environment"
     return Step("check", what, release, "current", action, hint if desired.environment.site_packages else "")
@@ -218,10 +225,10 @@ def _service_steps(desired: TargetState, facts: HostFacts) -> Iterator[Step]:
     if not missing:
         return
     if desired.host.service == "launchd":
-        script = f"{facts.paths.release(desired.hash)}/service/install"
+        installer = f"{facts.paths.release(desired.hash)}/service/install"
         path = ", ".join(path for _, path in missing)
-        hint = f"run this, then deploy again: {ssh_line(desired.host)} \"sudo sh '{script}'\""
-        install = RunScript(INSTALL_DAEMONS, (script,))
+        hint = f"run this, then deploy again: {ssh_line(desired.host)} \"sudo sh '{installer}'\""
+        install = RunScript(script("install_daemons.sh"), (installer,))
         yield Step("service", "install the launchd daemon", path, "installed", install, hint)
         return
     for definition in desired.definitions:
@@ -230,14 +237,6 @@ def _service_steps(desired: TargetState, facts: HostFacts) -> Iterator[Step]:
     enable = RunScript(systemd.ENABLE, (systemd.unit_name(desired.host.name),))
     hint = f"look there: systemctl --user status; does {facts.user} linger? loginctl show-user {facts.user}"
     yield Step("service", "enable the systemd unit", desired.definitions[0].path, "enabled", enable, hint)
-
-
-def ssh_line(host: Host) -> str:
-    """The ssh command to the host with a terminal, for a hint: with what hosts.toml states about it."""
-    port = ["-p", str(host.ssh_port)] if host.ssh_port is not None else []
-    key = ["-i", str(expanded(host.key))] if host.key is not None else []
-    place = f"{host.user}@{host.address}" if host.user is not None else host.address
-    return " ".join(["ssh", "-t", *map(shlex.quote, (*port, *key, place))])
 
 
 def _missing_definitions(desired: TargetState, facts: HostFacts) -> list[tuple[str, str]]:
@@ -260,7 +259,7 @@ def switch(facts: HostFacts, release: str, what: str) -> Step:
 def _tidy(facts: HostFacts, surplus: list[str]) -> Step:
     what = f"remove {len(surplus)} old releases and environments" if surplus else "remove temporary files"
     argv = (facts.paths.incoming, facts.paths.uploads, *surplus)
-    return Step("tidy", what, facts.paths.root, "releases", RunScript(TIDY, argv, 600.0))
+    return Step("tidy", what, facts.paths.root, "releases", RunScript(script("tidy.sh"), argv, 600.0))
 
 
 def _surplus(desired: TargetState, facts: HostFacts) -> Iterator[str]:

@@ -1,9 +1,9 @@
-"""The target state of a host: its release folder and environment, its model's source, its token."""
+"""The target state of a host: its release folder and environment, where it reads its model, its token."""
 
 from __future__ import annotations
 
 import hashlib
-import shlex
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,50 +11,20 @@ from typing import Final
 
 from disagg.api.names import LOG_BYTES, LOG_FILE_VARIABLE
 from disagg.config import Fleet, Host, served_digest
+from disagg.config.addresses import PACKAGE
 from disagg.config.render import render
-from disagg.fleet.deploy.models import ModelSource, source
-from disagg.fleet.deploy.packages.environment import Environment, environment
-from disagg.fleet.deploy.packages.requirements import PackageRequirements, installed_requirements
+from disagg.fleet.deploy.environment import Environment, environment
+from disagg.fleet.deploy.requirements import PackageRequirements, installed_requirements
 from disagg.fleet.deploy.steps import Refusal
 from disagg.fleet.facts.host import HostFacts
 from disagg.fleet.facts.paths import HostPaths
+from disagg.fleet.machine.shell import script_with
 from disagg.fleet.services import definitions, launchd, program
 from disagg.fleet.services.base import Definition
 from disagg.token import keys_path
 from disagg.version import DIGESTS, ROOT, hash_of_code, source_files
 
-_RUN: Final = """\
-#!/bin/sh
-# Serves one host until SIGTERM. Written by `disagg deploy`; each release has its own.
-release=$(cd "$(dirname "$0")" && pwd -P) || exit 1
-hash=${{release##*/}}
-folder={folder}
-log=$folder/logs/server.log
-umask 077
-cd "$folder" || exit 1
-if test -f "$log" && [ "$(wc -c <"$log")" -gt {log_limit} ]; then mv -f "$log" "$log.1"; fi
-exec >>"$log" 2>&1
-printf '{{"time": "%s", "level": "info", "event": "starting", "release": "%s", "pid": %s}}\\n' \\
-    "$(date -u +%Y-%m-%dT%H:%M:%S.000Z)" "$hash" "$$"
-if printf '%s %s\\n' "$$" "$hash" >.serving.$$; then mv -f .serving.$$ serving
-else # a full disk: the present file has its block already
-    rm -f .serving.$$
-    printf '%s %s\\n' "$$" "$hash" 1<>serving
-fi
-DISAGG_TOKEN_FILE=$folder/token
-DISAGG_GATEWAY_FOLDER=$folder
-DISAGG_RELEASE=$hash
-{log_variable}=$log
-PYTHONPATH=$release
-export DISAGG_TOKEN_FILE DISAGG_GATEWAY_FOLDER DISAGG_RELEASE {log_variable} PYTHONPATH
-exec {python} -P -u -m {program} --config "$release/hosts.toml" --host {host}
-"""
-_SUPERVISE: Final = """\
-#!/bin/sh
-# start | stop | restart | status of this host's supervisor.
-release=$(cd "$(dirname "$0")" && pwd -P) || exit 1
-exec {python} -P -S "$release/disagg/fleet/services/supervise.py" "$1" {folder}
-"""
+LARGEST_CARRIED: Final = 256 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +109,7 @@ def _own_files(
         "hosts.toml": fleet_file(fleet, host, source),
         "run": run_script(paths, host, python),
         # For every service manager: a supervisor from before hosts.toml named another one must still be stopped.
-        "supervise": _SUPERVISE.format(python=shlex.quote(python), folder=shlex.quote(paths.folder)),
+        "supervise": script_with("supervise.sh", python=python, folder=paths.folder),
         "environment": f"{environment.hash}\n",
     }
     if host.service == "launchd":
@@ -149,14 +119,8 @@ def _own_files(
 
 def run_script(paths: HostPaths, host: Host, python: str) -> str:
     """The script that serves a host. It runs the release it is part of, whichever link it is called by."""
-    return _RUN.format(
-        folder=shlex.quote(paths.folder),
-        python=shlex.quote(python),
-        program=program(host),
-        host=shlex.quote(host.name),
-        log_limit=LOG_BYTES,
-        log_variable=LOG_FILE_VARIABLE,
-    )
+    log = {"log_limit": LOG_BYTES, "log_variable": LOG_FILE_VARIABLE}
+    return script_with("run.sh", folder=paths.folder, python=python, program=program(host), host=host.name, **log)
 
 
 def fleet_file(fleet: Fleet, host: Host, source: ModelSource) -> str:
@@ -182,6 +146,60 @@ def package_files(root: Path = ROOT) -> dict[str, bytes]:
 
 def release_hash(files: Mapping[str, bytes]) -> str:
     """The name of a release of these files: the first 16 digits of the SHA-256 over the sorted lines that `sha256sum`
-    prints for them. So the host probe can verify a release with sha256sum alone (facts/host.sh)."""
+    prints for them. So the host probe can verify a release with sha256sum alone (scripts/host.sh)."""
     lines = sorted(f"{hashlib.sha256(content).hexdigest()}  ./{name}\n" for name, content in files.items())
     return hashlib.sha256("".join(lines).encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSource:
+    """A model source as the host's own hosts.toml has it. folder: the local folder to copy to the host, as `name`."""
+
+    text: str
+    name: str = ""
+    folder: Path | None = None
+
+    @property
+    def files(self) -> dict[str, bytes | Path]:
+        return {path.relative_to(self.folder).as_posix(): path for path in _files(self.folder)} if self.folder else {}
+
+
+def source(fleet: Fleet, host: Host, paths: HostPaths) -> ModelSource | Refusal:
+    """Where the host reads its model from; a Refusal if the folder to copy is missing or too large. A gateway reads
+    none."""
+    if host.gateway:
+        return ModelSource("")
+    model, engine = fleet.models[host.model], host.engine.name
+    written = model.written.get(engine, model.sources[engine])
+    if written.startswith("~/"):
+        return ModelSource(paths.home.rstrip("/") + written[1:])
+    if not carried(fleet, host):
+        return ModelSource(written)
+    folder = Path(model.sources[engine])
+    files = _files(folder)
+    where = f'give the path that the folder has there, beginning with "/" or "~", or a hub id: [models] {model.name}'
+    if not files:
+        return Refusal(f"there is no model folder {folder} to copy to the host", where)
+    if (size := sum(path.stat().st_size for path in files)) > LARGEST_CARRIED:
+        return Refusal(f"the model folder {folder} has {size >> 20} MiB, more than deploying copies", where)
+    name = f"{re.sub('[^A-Za-z0-9._-]', '-', folder.name)}-{_digest(folder, files)}"
+    return ModelSource(paths.carried(name), name, folder)
+
+
+def carried(fleet: Fleet, host: Host) -> bool:
+    """Whether deploying copies the host's model there. Other models are on the hub or at a path of the host."""
+    model, engine = fleet.models[host.model], host.engine.name
+    return model.written.get(engine, model.sources[engine]).startswith((".", PACKAGE))
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.is_file()) if folder.is_dir() else []
+
+
+def _digest(folder: Path, files: list[Path]) -> str:
+    total = hashlib.sha256()
+    for path in files:
+        with path.open("rb") as file:
+            content = hashlib.file_digest(file, "sha256").hexdigest()
+        total.update(f"{path.relative_to(folder).as_posix()}\0{content}\n".encode())
+    return total.hexdigest()[:12]

@@ -1,11 +1,29 @@
-"""The types of a deployment plan: three kinds of actions on a machine, in steps with a description."""
+"""The steps of a plan, and how they are carried out on a machine: in order, up to the first that fails.
+
+Every step may be repeated.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
+
+from disagg.errors import CommandFailed, DisaggError
+from disagg.fleet.machine import interruption
+from disagg.fleet.machine.base import Machine
+from disagg.fleet.machine.shell import last_lines
+from disagg.units import estimate
+
+_LAST_LINES = 12
+EVERY_S = 1.0
+"""Between two lines."""
+OVER_S = 15.0
+"""The rate is that of the last so many seconds."""
+
 
 ServiceAction = Literal["", "start", "restart"]
 
@@ -102,3 +120,89 @@ class Plan:
             "at_once": self.at_once,
             "rotating": self.rotating,
         }
+
+
+@dataclass(frozen=True, slots=True)
+class StepProgress:
+    """Step `number` (from 1) of `total` has begun on a host, or has printed `line`."""
+
+    host: str
+    number: int
+    total: int
+    what: str
+    line: str = ""
+
+
+OnStep = Callable[[StepProgress], None]
+"""Called with each StepProgress, from several threads."""
+
+
+def ignore(progress: StepProgress) -> None:
+    """An OnStep that does nothing."""
+
+
+def apply(machine: Machine, plan: Plan, report: OnStep = ignore) -> int:
+    """Carry out the steps in order; returns the bytes sent. The error of a failed step names it and has its last
+    lines of output."""
+    sent = 0
+    for number, step in enumerate(plan.steps, 1):
+        interruption.check()
+        report(StepProgress(plan.host, number, len(plan.steps), step.what))
+
+        def on_line(line: str, number: int = number, step: Step = step) -> None:
+            report(StepProgress(plan.host, number, len(plan.steps), step.what, line))
+
+        try:
+            sent += _perform(machine, step, on_line)
+        except DisaggError as error:
+            error.message = f"{error.message}\nin step {number} of {len(plan.steps)}: {step.what}"
+            error.hint = error.hint or step.hint
+            raise
+    return sent
+
+
+def _perform(machine: Machine, step: Step, on_line: Callable[[str], None]) -> int:
+    """Carry out one step; returns the bytes sent."""
+    match step.action:
+        case PutTree(target, files, parts):
+            return machine.put_tree(files, target, parts=parts, on_moved=UploadPace(on_line).moved)
+        case WriteFile(path, content, mode):
+            machine.write(path, content, mode=mode)
+            return len(content)
+        case RunScript(script, argv, timeout, environment):
+            result = machine.run(argv, script=script, environment=environment, timeout=timeout, on_line=on_line)
+    if result.ok:
+        return 0
+    output = last_lines(result.stderr.strip() or result.stdout, _LAST_LINES) or "no output"
+    raise CommandFailed(
+        f"{machine.name}: exit code {result.code}:\n{output}", step.hint, exit_status=result.code, stdout=result.stdout
+    )
+
+
+class UploadPace:
+    """Makes lines of the progress of one upload. clock: in seconds."""
+
+    def __init__(self, on_line: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
+        self._on_line, self._clock = on_line, clock
+        self._seen: deque[tuple[float, int]] = deque()
+
+    def moved(self, moved: int, total: int, sent: int) -> None:
+        """So many of all bytes are there. See OnMoved."""
+        now = self._clock()
+        if not self._seen:
+            self._seen.append((now, sent))
+        if now - self._seen[-1][0] < EVERY_S:
+            return
+        while len(self._seen) > 1 and now - self._seen[0][0] > OVER_S:
+            self._seen.popleft()
+        began, before = self._seen[0]
+        self._seen.append((now, sent))
+        self._on_line(line(moved, total, (sent - before) / (now - began)))
+
+
+def line(moved: int, total: int, rate: float) -> str:
+    """`12 of 242 MB, 1.1 MB/s, 3 min left`. rate: bytes per second."""
+    done = f"{moved / 1e6:.0f} of {total / 1e6:.0f} MB"
+    if rate <= 0:
+        return done
+    return f"{done}, {rate / 1e6:.1f} MB/s, {estimate((total - moved) / rate)} left"

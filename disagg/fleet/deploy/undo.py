@@ -8,9 +8,9 @@ from typing import get_args
 
 from disagg.config import Host, ServiceManager
 from disagg.fleet.deploy.plan import needed_after, refused, restarts_at_once, switch
-from disagg.fleet.deploy.scripts import UNINSTALL
 from disagg.fleet.deploy.steps import Plan, Refusal, RunScript, Step
 from disagg.fleet.facts.host import HostFacts
+from disagg.fleet.machine.shell import script
 from disagg.fleet.services import command
 from disagg.fleet.services.base import END_GROUP
 
@@ -117,7 +117,9 @@ def uninstall(host: Host, facts: HostFacts, models: bool) -> Plan:
         gone = [facts.paths.environment(name) for name in free]
         argv = (facts.paths.root, host.name, "1" if models else "0", *gone)
         what = f"remove {facts.paths.folder} and its environments" + (", and the models" if models else "")
-        steps.append(Step("remove", what, facts.paths.folder, "no folder", RunScript(UNINSTALL, argv, 600.0)))
+        steps.append(
+            Step("remove", what, facts.paths.folder, "no folder", RunScript(script("uninstall.sh"), argv, 600.0))
+        )
     return Plan(host.name, "", tuple(steps), notes=notes)
 
 

@@ -10,12 +10,10 @@ from typing import Final
 
 from disagg.config import Fleet, Host
 from disagg.errors import DisaggError, FleetError, HostUnreachable
-from disagg.fleet.facts.hardware import Clock, read_clock
-from disagg.fleet.facts.host import HostFacts, read_host_facts
+from disagg.fleet.facts.host import Clock, HostFacts, read_clock, read_host_facts
 from disagg.fleet.facts.python import last_json, python_on, run_program
 from disagg.fleet.machine.base import Machine
-from disagg.fleet.models.inventory import StoredModel, stored_models
-from disagg.fleet.models.sources import RequiredModel, required_model
+from disagg.fleet.models.inventory import RequiredModel, StoredModel, required_model, stored_models
 
 REACH: Final = Path(__file__).with_name("reach_program.py")
 

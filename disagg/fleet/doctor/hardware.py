@@ -11,11 +11,9 @@ from disagg.fleet.deploy.fit import Fit, fit, notes, refusals, too_few_cards
 from disagg.fleet.deploy.steps import Refusal
 from disagg.fleet.doctor.gather import HostReadings
 from disagg.fleet.facts.findings import Finding, fault, note, ok, warning
-from disagg.nvidia import GPU
+from disagg.nvidia import GPU, OLDEST_DRIVER
 from disagg.units import size
 
-OLDEST_DRIVER: Final = 580
-"""PyTorch's packages on PyPI are built for CUDA 13, whose first driver this is."""
 _LITTLE_DISK: Final = 10 << 30
 _MAC_SHARE: Final = 0.75
 """The approximate share of its memory that a Mac wires for the GPU if iogpu.wired_limit_mb is 0."""

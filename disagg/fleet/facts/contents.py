@@ -48,7 +48,7 @@ class MachineContents:
 
 def read_contents(machine: Machine) -> MachineContents:
     """What is on this machine. Raises HostUnreachable, or FleetError if the probe fails."""
-    return parse(run_probe(machine, "contents.sh", [], timeout=_TIMEOUT_S))
+    return parse(run_probe(machine, "machine_content.sh", [], timeout=_TIMEOUT_S))
 
 
 def parse(probe: ProbeOutput) -> MachineContents:

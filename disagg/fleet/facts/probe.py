@@ -4,18 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from disagg.errors import FleetError
 from disagg.fleet.machine.base import Machine
-from disagg.fleet.machine.output import last_lines
-
-_FOLDER = Path(__file__).parent
-
-
-def script(name: str) -> str:
-    """The text of a probe, with the functions that all probes share. name: of a file here, or its path."""
-    return "".join((_FOLDER / file).read_text(encoding="utf-8") for file in ("probe.sh", name))
+from disagg.fleet.machine.shell import last_lines, script
 
 
 def run_probe(
@@ -26,11 +18,12 @@ def run_probe(
     timeout: float,
     environment: Mapping[str, str] | None = None,
 ) -> ProbeOutput:
-    """Run a probe on a machine. Raises HostUnreachable, or FleetError if the script fails or does not reach its end."""
-    result = machine.run(argv, script=script(name), environment=environment, timeout=timeout)
+    """Run a probe, a file of scripts/, on a machine. Raises HostUnreachable, or FleetError if it does not reach its
+    end."""
+    result = machine.run(argv, script=script("probe.sh", name), environment=environment, timeout=timeout)
     if not result.ok:
         reason = last_lines(result.stderr or result.stdout, 3) or f"exit code {result.code}"
-        raise FleetError(f"{machine.name}: {Path(name).name} failed there: {reason}", f"disagg ssh {machine.name}")
+        raise FleetError(f"{machine.name}: {name} failed there: {reason}", f"disagg ssh {machine.name}")
     return ProbeOutput.parse(machine.name, result.stdout)
 
 

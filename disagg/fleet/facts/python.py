@@ -19,16 +19,11 @@ from disagg.config import Host
 from disagg.errors import CommandFailed, FleetError
 from disagg.fleet.facts.host import HostFacts
 from disagg.fleet.machine.base import CommandResult, Machine
-from disagg.fleet.machine.output import last_lines
+from disagg.fleet.machine.shell import last_lines, script
 
 T = TypeVar("T")
 
 OLDEST: Final = (3, 8)
-_RUN: Final = """\
-python=$1
-shift
-exec "$python" -I -c 'import os; exec(os.environ.pop("DISAGG_PROGRAM"))' "$@"
-"""
 
 
 def python_on(host: Host, facts: HostFacts) -> str | None:
@@ -62,7 +57,9 @@ def run_program(
 ) -> CommandResult:
     """Run a program to its end. environment: for secrets too. Raises CommandFailed if it fails."""
     variables = {**(environment or {}), "DISAGG_PROGRAM": program.read_text(encoding="utf-8")}
-    result = machine.run([python, *argv], script=_RUN, environment=variables, timeout=timeout, on_line=on_line)
+    result = machine.run(
+        [python, *argv], script=script("python.sh"), environment=variables, timeout=timeout, on_line=on_line
+    )
     if not result.ok:
         reason = last_lines(result.stderr.strip() or result.stdout, 1) or f"exit code {result.code}"
         raise CommandFailed(f"{machine.name}: {reason}", exit_status=result.code, stdout=result.stdout)

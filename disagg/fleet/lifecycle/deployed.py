@@ -18,7 +18,7 @@ from disagg.fleet.lifecycle.base import LAST_LINES, UNDECIDED, ProcessState, sta
 from disagg.fleet.lifecycle.status.host_status import HealthState
 from disagg.fleet.machine import interruption
 from disagg.fleet.machine.base import Machine
-from disagg.fleet.machine.output import last_lines
+from disagg.fleet.machine.shell import last_lines
 from disagg.fleet.services.base import END_GROUP
 
 _VERB_S: Final = 90.0

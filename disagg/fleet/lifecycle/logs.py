@@ -25,7 +25,7 @@ from disagg.fleet.lifecycle.state import State
 from disagg.fleet.machine import interruption
 from disagg.fleet.machine.connect import Connect, machine_for
 from disagg.fleet.machine.fan_out import each, in_background
-from disagg.fleet.machine.output import last_lines
+from disagg.fleet.machine.shell import last_lines
 
 _READ: Final = """\
 # $1: the log. $2: how many lines.

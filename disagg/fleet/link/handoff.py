@@ -23,8 +23,8 @@ from disagg.fleet.machine.base import CommandResult, Machine
 from disagg.fleet.machine.connect import machine_for
 from disagg.fleet.machine.listening import OnLine, listening
 from disagg.fleet.machine.local import LocalMachine
-from disagg.fleet.machine.output import last_lines
 from disagg.fleet.machine.process import python_command
+from disagg.fleet.machine.shell import last_lines
 
 MODULE: Final = "disagg.bench.handoff"
 LOOPBACK: Final = "127.0.0.1"

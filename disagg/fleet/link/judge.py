@@ -8,8 +8,8 @@ from typing import Final
 from disagg.config import Host
 from disagg.config.addresses import same_machine
 from disagg.fleet.facts.findings import Finding, Level, fault, note, ok, warning
-from disagg.fleet.facts.route import Interface, NetworkPath
 from disagg.fleet.link.measure import MeasuredLink
+from disagg.fleet.link.route import Interface, NetworkPath
 
 FAR_BELOW: Final = 0.6
 """A link below this share of its interface's rate gets a warning."""

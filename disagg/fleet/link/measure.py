@@ -13,7 +13,7 @@ from disagg.config import Host
 from disagg.config.addresses import same_machine
 from disagg.errors import CommandFailed, DisaggError, FleetError, PeerLost
 from disagg.fleet.facts.python import json_or_none, last_json, run_program
-from disagg.fleet.facts.route import NetworkPath, read_path
+from disagg.fleet.link.route import NetworkPath, read_path
 from disagg.fleet.machine.base import Machine
 from disagg.fleet.machine.fan_out import each
 from disagg.fleet.machine.listening import OnLine, listening

@@ -16,8 +16,7 @@ from disagg.fleet.link.measure import LinkEnd, MeasuredLink, MeasurementBounds, 
 from disagg.fleet.machine.base import Machine
 from disagg.fleet.machine.connect import Connect, Machines, machine_for
 from disagg.fleet.machine.fan_out import each
-from disagg.fleet.models.inventory import stored_models
-from disagg.fleet.models.sources import required_model
+from disagg.fleet.models.inventory import required_model, stored_models
 from disagg.planning.kv import kv_bytes_per_token
 from disagg.planning.sizing import read_size, size_source
 

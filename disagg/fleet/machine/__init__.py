@@ -6,7 +6,7 @@ fan_out       one action on many hosts at the same time
 listening     a program that runs on a machine while the caller connects to its port
 interruption  interrupts the waits of other threads
 local         this machine; ssh/: a machine over SSH
-upload        files to a machine, and how far they have come
-posix         what both have in common; shell: quoting and scripts; output: bounded output; tree: files as one archive
+upload        files to a machine, as one archive or by parts, and how far they have come
+posix         what both have in common; shell: the programs that a machine's shell reads, and their output
 process       processes and ports of this machine
 """

@@ -13,18 +13,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Protocol
 
 from disagg.fleet.machine.shell import Fence
 from disagg.fleet.machine.upload import OnMoved
 
-MAX_OUTPUT: Final = 1 << 18
-"""Bytes kept of the start and of the end of a command's output, per stream."""
-
 
 @dataclass(frozen=True, slots=True)
 class CommandResult:
-    """A finished command. stdout, stderr: UTF-8 with replacement, at most `MAX_OUTPUT` bytes of start and of end."""
+    """A finished command. stdout, stderr: UTF-8 with replacement, at most MAX_OUTPUT bytes of start and of end."""
 
     argv: tuple[str, ...]
     code: int

@@ -14,8 +14,8 @@ from typing import IO
 from disagg.config.home import home
 from disagg.errors import FleetError
 from disagg.fleet.machine import interruption, shell
-from disagg.fleet.machine.output import OutputStream
 from disagg.fleet.machine.posix import Invocation, ShellMachine
+from disagg.fleet.machine.shell import OutputStream
 
 _DRAIN_S = 1.0
 """How long to wait for output after the command ended: a process that it left behind may keep the pipe open."""
@@ -33,7 +33,6 @@ class LocalMachine(ShellMachine):
         return self._name
 
     def execute(self, invocation: Invocation) -> tuple[int, float]:
-        """See ShellMachine."""
         began = time.monotonic()
         try:
             process = subprocess.Popen(
@@ -63,7 +62,6 @@ class LocalMachine(ShellMachine):
         return (128 - code if code < 0 else code), time.monotonic() - began
 
     def close(self) -> None:
-        """See Machine."""
         process = self._running
         if process is not None:
             _kill(process)

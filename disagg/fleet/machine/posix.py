@@ -10,10 +10,9 @@ from pathlib import Path
 
 from disagg.errors import CommandFailed, FleetError, HostUnreachable
 from disagg.fleet.machine import shell
-from disagg.fleet.machine.base import MAX_OUTPUT, CommandResult
-from disagg.fleet.machine.output import OutputStream, last_lines
-from disagg.fleet.machine.tree import packed
-from disagg.fleet.machine.upload import LargeFile, MovedBytes, OnMoved, Payload, held, split
+from disagg.fleet.machine.base import CommandResult
+from disagg.fleet.machine.shell import MAX_OUTPUT, OutputStream, last_lines
+from disagg.fleet.machine.upload import LargeFile, MovedBytes, OnMoved, Payload, held, packed, split
 
 _SMALL_S = 30.0
 """For reading and writing one file."""
@@ -59,7 +58,7 @@ class ShellMachine(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """See Machine."""
+        """Close the connection; a running command is killed."""
 
     def run(
         self,
@@ -70,7 +69,6 @@ class ShellMachine(ABC):
         timeout: float = 60.0,
         on_line: Callable[[str], None] | None = None,
     ) -> CommandResult:
-        """See Machine."""
         if script is None and not argv:
             raise FleetError("there is no command to run")
         program = shell.program(argv, script, environment, fences=self.fences)
@@ -85,22 +83,21 @@ class ShellMachine(ABC):
         timeout: float = 600.0,
         on_moved: OnMoved = lambda moved, total, sent: None,
     ) -> int:
-        """See Machine."""
         small, large = split(files) if parts else (dict(files), [])
         with packed(small) as archive:
             moved = MovedBytes(archive.size + sum(file.size for file in large), on_moved)
             sent = self._send_parts(parts, large, moved) if large else 0
             words = [word for file in large for word in (file.part, file.digest(), file.mode, file.name)]
             argv = (target, parts, *words) if large else (target,)
-            program = shell.program(argv, shell.PUT_TREE, takes_input=True, fences=self.fences)
-            payload = Payload(archive.stream, moved.add)
-            invocation = Invocation(program, OutputStream(), OutputStream(), timeout, payload)
-            self._require(self._run(("put_tree", target), invocation), f"cannot put {len(files)} files into {target}")
+            scripts, payload = ("path.sh", "beside.sh", "put_tree.sh"), Payload(archive.stream, moved.add)
+            what = f"cannot put {len(files)} files into {target}"
+            self._send(("put_tree", target), argv, scripts, payload, timeout=timeout, what=what)
             return archive.size + sent
 
     def _send_parts(self, parts: str, large: Sequence[LargeFile], moved: MovedBytes) -> int:
         """Send what the machine does not have of these files; returns the bytes sent."""
-        found = self.run([parts, *(file.part for file in large)], script=shell.PARTS, timeout=_SMALL_S)
+        argv, look = [parts, *(file.part for file in large)], shell.script("path.sh", "parts.sh")
+        found = self.run(argv, script=look, timeout=_SMALL_S)
         self._require(found, f"cannot use {parts}")
         there, sent = held(found.stdout, large), 0
         for file in large:
@@ -109,29 +106,42 @@ class ShellMachine(ABC):
             if offset == file.size:
                 continue
             with file.after(offset) as rest:
-                argv = (f"{parts}/{file.part}", str(offset))
-                program = shell.program(argv, shell.APPEND, takes_input=True, fences=self.fences)
-                invocation = Invocation(program, OutputStream(), OutputStream(), _STALLED_S, Payload(rest, moved.add))
-                self._require(self._run(("put_tree", file.name), invocation), f"cannot send {file.name}")
+                argv, payload = [f"{parts}/{file.part}", str(offset)], Payload(rest, moved.add)
+                what = f"cannot send {file.name}"
+                self._send(
+                    ("put_tree", file.name), argv, ("path.sh", "append.sh"), payload, timeout=_STALLED_S, what=what
+                )
             sent += file.size - offset
         return sent
 
     def write(self, path: str, content: bytes, *, mode: int = 0o644) -> None:
-        """See Machine."""
-        argv = (path, f"{mode:o}", str(len(content)))
-        program = shell.program(argv, shell.WRITE, takes_input=True, fences=self.fences)
-        invocation = Invocation(program, OutputStream(), OutputStream(), _SMALL_S, Payload(io.BytesIO(content)))
-        self._require(self._run(("write", path), invocation), f"cannot write {path}")
+        argv, scripts = (path, f"{mode:o}", str(len(content))), ("path.sh", "beside.sh", "write.sh")
+        self._send(
+            ("write", path), argv, scripts, Payload(io.BytesIO(content)), timeout=_SMALL_S, what=f"cannot write {path}"
+        )
 
     def read(self, path: str, *, limit: int = 1 << 20) -> bytes | None:
-        """See Machine."""
-        program = shell.program((path, str(limit)), shell.READ, fences=self.fences)
+        program = shell.program((path, str(limit)), shell.script("path.sh", "read.sh"), fences=self.fences)
         invocation = Invocation(program, OutputStream(keep=max(limit, MAX_OUTPUT)), OutputStream(), _SMALL_S)
         result = self._run(("read", path), invocation)
         if not result.ok and result.stderr.rstrip().endswith(("No such file", "No such file or directory")):
             return None
         self._require(result, f"cannot read {path}")
         return invocation.stdout.content
+
+    def _send(
+        self,
+        shown: tuple[str, ...],
+        argv: Sequence[str],
+        scripts: Sequence[str],
+        payload: Payload,
+        *,
+        timeout: float,
+        what: str,
+    ) -> None:
+        """Run a script that takes input. what: the beginning of its error."""
+        program = shell.program(argv, shell.script(*scripts), takes_input=True, fences=self.fences)
+        self._require(self._run(shown, Invocation(program, OutputStream(), OutputStream(), timeout, payload)), what)
 
     def _run(self, argv: tuple[str, ...], invocation: Invocation) -> CommandResult:
         try:

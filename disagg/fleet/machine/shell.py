@@ -1,8 +1,8 @@
-"""POSIX sh programs for machines, made from values. Pure: nothing here runs anything.
+"""What a machine's shell reads and prints: programs made from scripts and values, and their bounded output.
 
 A machine runs one constant command, `BOOTSTRAP`, which reads from its standard input the length of a program in bytes,
 then the program, then the program's own input; or "all", then a program without input. So the user's login shell (which
-may be fish or csh) parses no value, and a process list shows nothing but paths.
+may be fish or csh) parses no value, and a process list shows nothing but paths. Nothing here runs anything.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import Final
 
 from disagg.errors import DisaggError, FleetError
@@ -27,144 +29,10 @@ BOOTSTRAP = (
 dd takes no byte of the input behind the program, and two system calls per byte: a tenth of a probe's CPU time, so a
 program without input is read by cat."""
 
-GUARD = r"""
-live=; timer=
-finish() { for p in $live; do kill -s "$1" -- "-$p"; done; }
-end() { if [ -n "$live" ]; then finish TERM; sleep 1; finish KILL; fi; }
-hang_up() {
-  case $(ps -o comm= -p "$PPID") in *sshd*) kill "$PPID" ;; esac
-  kill "$$"
-}
-exec 3>&1 >/dev/null 2>&1
-restart() {
-  [ -z "$timer" ] || kill "$timer"
-  # $! is known as soon as there is a sleep, a variable a command later. KILL: its copy of this shell may hold TERM back
-  (
-    before=$!
-    trap '[ "$!" = "$before" ] || kill -s KILL "$!"; exit' TERM
-    sleep "$1" &
-    wait "$!" && { end; hang_up; }
-  ) 3>&- & timer=$!
-}
-restart "$1"
-while read -r word rest; do
-  case $word in
-    watch) live=$rest; echo @watching >&3 ;;
-    live) live=$rest ;;
-    end) (live=$rest; end) 3>&- & ;;
-  esac
-  restart "$1"
-done
-kill "$timer"
-end
-"""
-"""Kills process groups whose client is gone: at the end of its input, or $1 seconds after its last input line. Then it
-ends the sshd of this connection, too, and itself.
-
-sshd does not notice a dead link, and a command without a terminal survives its connection. Input lines: `live PGID...`
-sets the groups to watch and restarts the timer; `watch PGID...` does the same and prints WATCHING; `end PGID` kills one
-group now. The client repeats `live` to show that it still runs, also while no group does.
-"""
-
-WATCHING = b"@watching\n"
-
-_PLACE = r"""
-LC_ALL=C; export LC_ALL
-p=$1
-case $p in "~/"*) p=$HOME/${p#"~/"} ;; esac
-case $p in /*) ;; *) p=./$p ;; esac
-fail() { echo "$*" >&2; exit 1; }
-"""
-
-_PARENT = r"""
-d=${p%/*}
-b=${p##*/}
-[ -d "${d:-/}" ] || mkdir -p "$d" || exit 1
-t=$d/.$b.part.$$
-"""
-
-READ = _PLACE + 'exec tail -c "$2" <"$p"\n'
-"""$1: the file. $2: how many bytes of its end, at most."""
-
-WRITE = (
-    _PLACE
-    + _PARENT
-    + r"""
-[ -d "$p" ] && fail "$p: Is a directory"
-trap 'rm -f "$t"' 0
-trap 'exit 1' 1 2 13 15
-rm -f "$t"
-umask 077
-exec 3>"$t" || exit 1
-chmod "$2" "$t" || exit 1
-cat >&3 || exit 1
-exec 3>&-
-[ "$(wc -c <"$t")" -eq "$3" ] || fail "only a part arrived"
-mv -f "$t" "$p"
-"""
-)
-"""$1: the file. $2: its mode in octal, set before the content is written. $3: its size. Standard input: the content."""
-
-PUT_TREE = (
-    _PLACE
-    + _PARENT
-    + r"""
-o=$d/.$b.old.$$
-back() { if [ ! -e "$p" ] && [ -e "$o" ]; then mv "$o" "$p"; fi; } # if killed between the two mv below
-trap 'back; rm -rf "$t"' 0
-trap 'exit 1' 1 2 13 15
-umask 022
-rm -rf "$t" "$o"
-mkdir "$t" || exit 1
-(cd "$t" && exec tar -xzof -) || {  # not tar -C, which reads backslashes
-  free=$(df -Pk "$t" | awk 'END { print $4 }')  # GNU tar prints "Wrote only 1536 of 10240 bytes"
-  [ "${free:-64}" -ge 64 ] || echo "No space left on device" >&2
-  fail "the files could not be unpacked"
-}
-q=$2
-[ $# -lt 2 ] || shift 2
-case $q in "~/"*) q=$HOME/${q#"~/"} ;; /* | "") ;; *) q=./$q ;; esac
-while [ $# -gt 3 ]; do
-  if command -v sha256sum >/dev/null 2>&1; then s=$(sha256sum <"$q/$1"); else s=$(shasum -a 256 <"$q/$1"); fi
-  [ "${s%% *}" = "$2" ] || { rm -f "$q/$1"; fail "$4: what arrived is not what was sent"; }
-  case $4 in */*) mkdir -p "$t/${4%/*}" || exit 1 ;; esac
-  ln "$q/$1" "$t/$4" 2>/dev/null || cp "$q/$1" "$t/$4" || exit 1
-  chmod "$3" "$t/$4" || exit 1
-  shift 4
-done
-if [ -e "$p" ] || [ -L "$p" ]; then
-  mv -f "$p" "$o" || exit 1
-  mv "$t" "$p" || exit 1
-  rm -rf "$o"
-else
-  mv "$t" "$p" || exit 1
-fi
-"""
-)
-"""$1: the folder. Standard input: a tar.gz; tar and gzip fail if it is cut short. $2: a folder of parts, then four
-parameters for each file that is there: its part, SHA-256, mode and path below the folder."""
-
-PARTS = (
-    _PLACE
-    + r"""
-umask 077
-mkdir -p "$p" && cd "$p" || exit 1
-shift
-for part; do if [ -f "$part" ]; then echo "$part $(($(wc -c <"$part")))"; fi; done
-"""
-)
-"""$1: the folder of parts. $2...: parts. Prints `PART BYTES` for each that is there."""
-
-APPEND = (
-    _PLACE
-    + r"""
-if [ "$2" = 0 ]; then : >"$p" || exit 1; fi
-[ "$(wc -c <"$p")" -eq "$2" ] || fail "another upload has changed it"
-exec cat >>"$p"
-"""
-)
-"""$1: the part. $2: how many bytes of it are there. Standard input: the rest."""
-
+MAX_OUTPUT: Final = 1 << 18
+"""Bytes kept of the start and of the end of a command's output, per stream."""
+SCRIPTS: Final = Path(__file__).parents[1] / "scripts"
+"""The shell that hosts run: POSIX sh, as of dash and macOS. Values come as parameters, never in the text."""
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 FENCED: Final = 76
 """The exit code of a program that a fence has ended."""
@@ -172,34 +40,21 @@ _FENCE_MARK: Final = "@fence "
 _COMPARE: Final = r"""
 _fence() { _line=; { IFS= read -r _line <"$1"; } 2>/dev/null; [ "$_line" = "$2" ]; }
 """
+_MAX_LINE = 1 << 16
+_MAX_GREETING = 1 << 20
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
-@dataclass(frozen=True, slots=True)
-class Fence:
-    """A file that a program compares before anything else, in the same shell: it runs only while the first line is
-    this one. lost: the error otherwise, from the line that is there; "" without any. unless_gone: a folder without
-    which there is nothing to compare."""
-
-    path: str
-    line: str
-    lost: Callable[[str], DisaggError]
-    unless_gone: str = ""
-
-    def check(self, number: int) -> str:
-        """The shell commands. A file that is not there may be on its way back: they look again."""
-        compare = f"_fence {shlex.quote(self.path)} {shlex.quote(self.line)}"
-        gone = f"[ ! -e {shlex.quote(self.unless_gone)} ] || " if self.unless_gone else ""
-        again = f'{{ [ -z "$_line" ] && sleep 1 && {compare}; }}'
-        ended = f"{{ printf '%s\\n' '{_FENCE_MARK}{number}' \"$_line\" >&2; exit {FENCED}; }}"
-        return f"{gone}{compare} || {again} || {ended}"
+@cache
+def script(*names: str) -> str:
+    """These scripts, one after the other, without the comment at the beginning of each."""
+    return "".join(re.sub(r"\A(#.*\n)+", "", (SCRIPTS / name).read_text(encoding="utf-8")) for name in names)
 
 
-def fenced(fences: Sequence[Fence], code: int, stderr: str) -> DisaggError | None:
-    """The error if one of these fences has ended a program with this exit code and this output."""
-    mark, _, found = stderr.partition("\n")
-    if code != FENCED or not mark.startswith(_FENCE_MARK):
-        return None
-    return fences[int(mark.removeprefix(_FENCE_MARK))].lost(found.strip())
+def script_with(name: str, **values: object) -> str:
+    """A script as a program of its own, in which these variables have these values."""
+    lines = [f"{key}={shlex.quote(str(value))}\n" for key, value in values.items()]
+    return "".join(["#!/bin/sh\n", *lines, (SCRIPTS / name).read_text(encoding="utf-8")])
 
 
 def program(
@@ -235,3 +90,112 @@ def _name(key: str) -> str:
     if not _VARIABLE.fullmatch(key):
         raise FleetError(f"{key!r} is not a valid name of an environment variable", "use letters, digits and _ only")
     return key
+
+
+@dataclass(frozen=True, slots=True)
+class Fence:
+    """A file that a program compares before anything else, in the same shell: it runs only while the first line is
+    this one. lost: the error otherwise, from the line that is there; "" without any. unless_gone: a folder without
+    which there is nothing to compare."""
+
+    path: str
+    line: str
+    lost: Callable[[str], DisaggError]
+    unless_gone: str = ""
+
+    def check(self, number: int) -> str:
+        """The shell commands. A file that is not there may be on its way back: they look again."""
+        compare = f"_fence {shlex.quote(self.path)} {shlex.quote(self.line)}"
+        gone = f"[ ! -e {shlex.quote(self.unless_gone)} ] || " if self.unless_gone else ""
+        again = f'{{ [ -z "$_line" ] && sleep 1 && {compare}; }}'
+        ended = f"{{ printf '%s\\n' '{_FENCE_MARK}{number}' \"$_line\" >&2; exit {FENCED}; }}"
+        return f"{gone}{compare} || {again} || {ended}"
+
+
+def fenced(fences: Sequence[Fence], code: int, stderr: str) -> DisaggError | None:
+    """The error if one of these fences has ended a program with this exit code and this output."""
+    mark, _, found = stderr.partition("\n")
+    if code != FENCED or not mark.startswith(_FENCE_MARK):
+        return None
+    return fences[int(mark.removeprefix(_FENCE_MARK))].lost(found.strip())
+
+
+def last_lines(text: str, count: int) -> str:
+    """The last non-blank lines, for a message. Control characters, which a terminal would execute, are replaced."""
+    lines = [_CONTROL.sub("\N{REPLACEMENT CHARACTER}", line) for line in text.splitlines() if line.strip()]
+    return "\n".join(lines[-count:])
+
+
+class OutputStream:
+    """One output stream of a command: drops what a login shell prints before MARK, keeps start and end of the rest.
+
+    pid: the number after MARK, None until it arrives. on_line: called with each line, without its line end; carriage
+    returns end a line too, since progress bars use them.
+    """
+
+    def __init__(self, on_line: Callable[[str], None] | None = None, keep: int = MAX_OUTPUT) -> None:
+        self.pid: int | None = None
+        self._on_line = on_line
+        self._keep = keep
+        self._waiting = b""
+        self._head = bytearray()
+        self._tail = bytearray()
+        self._dropped = 0
+        self._line = b""
+
+    def feed(self, data: bytes) -> None:
+        """Add received bytes."""
+        if self.pid is None:
+            self._waiting = (self._waiting + data)[-_MAX_GREETING:]
+            mark = re.search(rb"(?:^|\n)" + re.escape(MARK) + rb"([0-9]+)\n", self._waiting)
+            if mark is None:
+                return
+            self.pid, data = int(mark[1]), self._waiting[mark.end() :]
+            self._waiting = b""
+        self._store(data)
+        if self._on_line is not None:
+            self._emit_lines(data)
+
+    def end(self) -> None:
+        """The stream has ended: pass on the last line, which may lack a line end."""
+        if self._line and self._on_line is not None:
+            self._on_line(self._line.removesuffix(b"\r").decode("utf-8", "replace"))
+        self._line = b""
+
+    @property
+    def greeting(self) -> str:
+        """What was printed, if MARK has not arrived."""
+        return self._waiting.decode("utf-8", "replace").strip()
+
+    @property
+    def content(self) -> bytes:
+        """Everything, or start and end with a line between them that states how many bytes are left out."""
+        self._cut()
+        if not self._dropped:
+            return bytes(self._head + self._tail)
+        return b"%s\n[... %d bytes left out ...]\n%s" % (self._head, self._dropped, self._tail)
+
+    @property
+    def text(self) -> str:
+        return self.content.decode("utf-8", "replace")
+
+    def _store(self, data: bytes) -> None:
+        room = self._keep - len(self._head)
+        self._head += data[:room]
+        self._tail += data[room:]
+        if len(self._tail) > 2 * self._keep:  # seldom: each cut moves what remains
+            self._cut()
+
+    def _cut(self) -> None:
+        extra = max(0, len(self._tail) - self._keep)
+        del self._tail[:extra]
+        self._dropped += extra
+
+    def _emit_lines(self, data: bytes) -> None:
+        *lines, self._line = re.split(rb"\r\n|\n|\r(?!$)", self._line + data)
+        if len(self._line) > _MAX_LINE:
+            lines.append(self._line)
+            self._line = b""
+        for line in lines:
+            assert self._on_line is not None
+            self._on_line(line.decode("utf-8", "replace"))

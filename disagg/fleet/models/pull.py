@@ -1,4 +1,7 @@
-"""Pull models to the hosts that require them: one download from the hub, then copies from host to host."""
+"""Pull models to the hosts that require them: what has to come from where, and carrying that out.
+
+One download of each from the hub, then copies from host to host.
+"""
 
 from __future__ import annotations
 
@@ -17,17 +20,24 @@ from disagg.fleet.facts.python import json_or_none, python_on, run_program, serv
 from disagg.fleet.machine.connect import Connect, Machines, machine_for
 from disagg.fleet.machine.fan_out import each
 from disagg.fleet.models.copy import CopyEnd, copy
-from disagg.fleet.models.inventory import ProgramFailure, cache_of, stored_models
-from disagg.fleet.models.plan import ModelInventory, PullTask, plan
-from disagg.fleet.models.sources import required_model
+from disagg.fleet.models.inventory import (
+    ModelInventory,
+    ProgramFailure,
+    StoredModel,
+    cache_of,
+    required_model,
+    stored_models,
+)
 
 HUB: Final = Path(__file__).with_name("hub_program.py")
 PASSED_ON: Final = ("HF_TOKEN", "HF_ENDPOINT")
 """Variables passed on from this machine's environment if set: the key of a gated model, a mirror of the hub."""
 _LONGEST_S: Final = 24 * 3600.0
 
+
 OnProgress = Callable[[Host, str, str], None]
 """Called with a host, what it does, and how far it is."""
+
 
 PullOutcome = Literal["there", "downloaded", "copied", "failed"]
 
@@ -198,3 +208,55 @@ def _hub_error(error: CommandFailed, host: Host, source: str) -> FleetError:
         exit_status=error.exit_status,
         stdout=error.stdout,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class PullTask:
+    """Pull a source to a host, from the hub or from `source_host`. error: why that is impossible."""
+
+    host: Host
+    source: str
+    source_host: Host | None = None
+    error: FleetError | None = field(default=None, compare=False)
+
+
+def plan(inventories: Sequence[ModelInventory], wanted: Sequence[Host]) -> list[PullTask]:
+    """What to pull where: nothing to hosts that have it, at most one download of each source."""
+    tasks: list[PullTask] = []
+    coming: dict[str, Host] = {}  # source -> the host that has it or downloads it
+    busy: set[tuple[str, str]] = set()  # machine and source: two hosts of one machine share its files
+    for inventory in inventories:
+        if inventory.model.complete:
+            coming.setdefault(inventory.required.source, inventory.host)
+    for inventory in sorted(inventories, key=lambda one: -one.model.bytes):  # the largest part first
+        host, source = inventory.host, inventory.required.source
+        place = (same_machine(host.address), source)
+        if host not in wanted or inventory.model.complete or inventory.required.carried or place in busy:
+            continue
+        busy.add(place)
+        source_host = next(
+            (one.host for one in inventories if one.stored.get(source, StoredModel(source, "absent")).complete), None
+        )
+        source_host = source_host or coming.get(source)
+        tasks.append(_task(inventory, source_host))
+        if source_host is None and tasks[-1].error is None:
+            coming[source] = host
+    return tasks
+
+
+def _task(inventory: ModelInventory, source_host: Host | None) -> PullTask:
+    host, source = inventory.host, inventory.required.source
+    if not inventory.python:
+        return PullTask(
+            host, source, error=FleetError(f"{host.name}: it has no usable Python", f"disagg doctor --host {host.name}")
+        )
+    if source_host is not None:
+        return PullTask(host, source, source_host)
+    if not inventory.required.on_hub:
+        put = f"rsync -a FOLDER/ {host.address}:{source}/; then, for the other hosts: disagg models pull"
+        return PullTask(host, source, error=FleetError(f"{host.name}: no host of the fleet has {source}", put))
+    if not inventory.hub_python:
+        deploy = f"disagg deploy --host {host.name}"
+        missing = f"{host.name}: downloading needs a deployed environment, and there is none"
+        return PullTask(host, source, error=FleetError(missing, deploy))
+    return PullTask(host, source)

@@ -12,10 +12,9 @@ from disagg.config import Fleet, Host
 from disagg.errors import DisaggError, LockLost, UsageError
 from disagg.fleet.changes.fleet_locks import FleetLocks, kept, places
 from disagg.fleet.changes.hooks import HookRunner, around
-from disagg.fleet.deploy.apply import OnStep, ignore
 from disagg.fleet.deploy.deployment import Deployment, DeployResult, Planner
 from disagg.fleet.deploy.plan import refused
-from disagg.fleet.deploy.steps import Plan, Refusal
+from disagg.fleet.deploy.steps import OnStep, Plan, Refusal, ignore
 from disagg.fleet.deploy.undo import rollback
 from disagg.fleet.facts.host import HostFacts
 from disagg.fleet.lifecycle.base import ServerResult

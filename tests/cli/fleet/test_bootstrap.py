@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from disagg.fleet.doctor.bootstrap.bootstrap import Bootstrap
-from disagg.fleet.doctor.bootstrap.steps import SetUpStep, StepResult
+from disagg.fleet.bootstrap import Bootstrap, SetUpStep, StepResult
 from tests.cli.commandline import run, write_fleet
 from tests.fleet.deploy.guests import install_uv
 from tests.testbed.bed import HOSTS_TOML, Bed

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from disagg.cli.views.fleet.remote import Prefixed
 from disagg.errors import UsageError
-from disagg.fleet.machine.ssh.command import ssh_command
+from disagg.fleet.machine.ssh.settings import ssh_command
 from tests.cli.commandline import ROOT, run
 from tests.deadlines import LONG_S
 from tests.fleet.farm import wait_until

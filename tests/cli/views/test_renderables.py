@@ -31,9 +31,7 @@ from disagg.fleet.lifecycle.base import ServerResult
 from disagg.fleet.lifecycle.logs import LogLine
 from disagg.fleet.lifecycle.status.host_status import HostStatus
 from disagg.fleet.machine.fan_out import HostOutcome
-from disagg.fleet.models.inventory import StoredModel
-from disagg.fleet.models.plan import ModelInventory
-from disagg.fleet.models.sources import RequiredModel
+from disagg.fleet.models.inventory import ModelInventory, RequiredModel, StoredModel
 from disagg.inference.metrics import TTFTParts
 from disagg.inference.several import ModelAnswer
 from tests.cli.answers import completion, metrics

@@ -10,17 +10,18 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from disagg.config import Fleet, Host, load
-from disagg.fleet.deploy import scripts
+from disagg.fleet.changes.links import MOVE_LINKS
 from disagg.fleet.deploy.deployment import Deployment, DeployResult, planner
-from disagg.fleet.deploy.packages.requirements import PackageRequirements
 from disagg.fleet.deploy.release import Installation
+from disagg.fleet.deploy.requirements import PackageRequirements
 from disagg.fleet.facts.host import HostFacts, read_host_facts
 from disagg.fleet.machine.base import CommandResult, Machine
 from disagg.fleet.machine.local import LocalMachine
-from disagg.fleet.machine.shell import Fence
+from disagg.fleet.machine.shell import Fence, script
 
 T = TypeVar("T")
-STEP_SCRIPTS = {value for value in vars(scripts).values() if isinstance(value, str)}
+STEPS = ("prepare", "environment", "adopt", "check_release", "install_daemons", "tidy", "uninstall")
+STEP_SCRIPTS = {MOVE_LINKS, *(script(f"{name}.sh") for name in STEPS)}
 TOKEN = "a-token-for-tests-only"
 FLEET = """\
 [fleet]

@@ -18,8 +18,8 @@ import pytest
 
 from disagg.errors import Cancelled, CommandFailed, DeployRefused, FleetError, HostLocked, HostUnreachable
 from disagg.fleet.changes.lock import LockHolder, locked
+from disagg.fleet.deploy.compare import read_content
 from disagg.fleet.deploy.deployment import Deployment, DeployResult, Planner, comparer, exit_code
-from disagg.fleet.deploy.difference.content import read_content
 from disagg.fleet.deploy.steps import Plan, RunScript, Step
 from disagg.fleet.deploy.undo import releases_there, rollback, rollback_to, uninstall
 from disagg.fleet.facts.paths import HostPaths

@@ -12,7 +12,7 @@ import pytest
 from disagg.config import EngineOptions, Fleet, Host, Model
 from disagg.fleet.deploy.deployment import planner
 from disagg.fleet.deploy.fit import Fit, fit, notes, refusals, too_few_cards, without_all_nodes
-from disagg.fleet.facts.hardware import HardwareFacts
+from disagg.fleet.facts.host import HardwareFacts
 from disagg.nvidia import GPU
 from tests.fleet.facts.fixture_facts import facts, fleet, here, spark, studio
 

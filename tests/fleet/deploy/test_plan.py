@@ -12,10 +12,9 @@ from disagg.config import Deploy, EngineOptions, Fleet, Host
 from disagg.fleet.deploy import plan as planning
 from disagg.fleet.deploy import undo
 from disagg.fleet.deploy.deployment import planner
-from disagg.fleet.deploy.models import ModelSource
-from disagg.fleet.deploy.packages.requirements import installed_requirements
 from disagg.fleet.deploy.refusals import cuda_for_cpu, refusals
-from disagg.fleet.deploy.release import Installation, TargetState, target_state
+from disagg.fleet.deploy.release import Installation, ModelSource, TargetState, target_state
+from disagg.fleet.deploy.requirements import installed_requirements
 from disagg.fleet.deploy.steps import Plan, PutTree, Refusal, RunScript, WriteFile
 from disagg.fleet.facts.host import HostFacts, InstalledService, Python, Release, ServingProcess
 from disagg.fleet.machine.upload import LargeFile

@@ -11,14 +11,15 @@ from pathlib import Path
 import pytest
 
 from disagg.config import Fleet, Host, Model, load
-from disagg.fleet.deploy.models import ModelSource, source
 from disagg.fleet.deploy.release import (
     Installation,
+    ModelSource,
     TargetState,
     fleet_file,
     package_files,
     release_hash,
     run_script,
+    source,
     target_state,
 )
 from disagg.fleet.deploy.steps import Refusal
@@ -37,7 +38,7 @@ def made(local: Installation, host: Host) -> TargetState:
 
 def test_the_package_goes_without_caches_and_weights() -> None:
     files = package_files()
-    assert {"disagg/__init__.py", "disagg/fleet/constraints.txt", "disagg/fleet/facts/host.sh"} <= files.keys()
+    assert {"disagg/__init__.py", "disagg/fleet/constraints.txt", "disagg/fleet/scripts/host.sh"} <= files.keys()
     assert not [name for name in files if "__pycache__" in name or "demo/models" in name]
     assert sum(map(len, files.values())) < 4 << 20
 
@@ -89,7 +90,8 @@ def test_a_gateway_knows_the_whole_fleet_and_is_served_by_a_program_of_its_own(t
     loaded = load(tmp_path / "hosts.toml")
     assert list(loaded.hosts) == ["dgx-spark-1", "mac-studio-1", "front"]
     assert list(loaded.models) == ["qwen"]
-    assert b"-m disagg.gateway --config" in target.files["run"]
+    assert b"\nprogram=disagg.gateway\n" in target.files["run"]
+    assert b'-m "$program" --config' in target.files["run"]
     assert target.source == ModelSource("")
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from disagg.fleet.deploy.scripts import ENVIRONMENT
+from disagg.fleet.machine.shell import script
 from tests.deadlines import LONG_S
 from tests.fleets import wait_until
 from tests.programs import needs
@@ -27,7 +27,18 @@ def test_an_environment_that_another_host_finished_meanwhile_is_left_alone(tmp_p
     uv.write_text(QUICKER_UV)
     uv.chmod(0o755)
     (tmp_path / "spec").mkdir()
-    argv = ["sh", "-c", ENVIRONMENT, "sh", str(build), str(final), str(tmp_path / "spec"), "3.12", str(uv), "0"]
+    argv = [
+        "sh",
+        "-c",
+        script("environment.sh"),
+        "sh",
+        str(build),
+        str(final),
+        str(tmp_path / "spec"),
+        "3.12",
+        str(uv),
+        "0",
+    ]
     done = subprocess.run(
         argv,
         env={"PATH": "/usr/bin:/bin", "FINAL": str(final)},
@@ -61,7 +72,7 @@ def building(folder: Path, host: str) -> subprocess.Popen[str]:
     spec.mkdir(parents=True)
     words = (folder / host / "build", folder / "envs/0123456789abcdef", spec, "3.12", folder / "uv", "0")
     return subprocess.Popen(
-        ["sh", "-c", ENVIRONMENT, "sh", *map(str, words)],
+        ["sh", "-c", script("environment.sh"), "sh", *map(str, words)],
         env={"PATH": "/usr/bin:/bin", "HERE": str(folder)},
         stdout=subprocess.PIPE,
         text=True,

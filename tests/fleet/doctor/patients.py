@@ -7,11 +7,18 @@ from typing import Any
 
 from disagg.config import load
 from disagg.fleet.doctor.gather import HostReadings
-from disagg.fleet.facts.hardware import Clock, HardwareFacts
-from disagg.fleet.facts.host import HostFacts, InstalledService, Python, Release, ServingProcess, Systemd
+from disagg.fleet.facts.host import (
+    Clock,
+    HardwareFacts,
+    HostFacts,
+    InstalledService,
+    Python,
+    Release,
+    ServingProcess,
+    Systemd,
+)
 from disagg.fleet.lifecycle.status.host_status import HostStatus
-from disagg.fleet.models.inventory import StoredModel
-from disagg.fleet.models.sources import RequiredModel
+from disagg.fleet.models.inventory import RequiredModel, StoredModel
 from disagg.nvidia import GPU
 from disagg.token import token_digest
 from tests.planning.published_configs import QWEN, QWEN_FP8

@@ -8,11 +8,9 @@ import pytest
 from disagg.config import EngineOptions
 from disagg.errors import FleetError
 from disagg.fleet.doctor.host import findings
-from disagg.fleet.facts.hardware import HardwareFacts, parse_hardware
-from disagg.fleet.facts.host import Python, ServingProcess, Systemd
+from disagg.fleet.facts.host import HardwareFacts, Python, ServingProcess, Systemd, parse_hardware
 from disagg.fleet.facts.probe import ProbeOutput
-from disagg.fleet.models.inventory import StoredModel
-from disagg.fleet.models.sources import RequiredModel
+from disagg.fleet.models.inventory import RequiredModel, StoredModel
 from disagg.nvidia import GPU
 from tests.fleet.doctor.patients import CONFIG, FLEET, RELEASE, TOKEN, mac, spark, status
 from tests.planning.published_configs import QWEN_FP8

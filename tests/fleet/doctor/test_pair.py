@@ -9,7 +9,7 @@ from msgspec import structs
 from disagg.api.status import ModelFingerprint
 from disagg.config import served_digest
 from disagg.fleet.doctor.pair import clocks, hides, same_model, settings, tokens, versions
-from disagg.fleet.facts.hardware import Clock
+from disagg.fleet.facts.host import Clock
 from disagg.fleet.link import MeasuredLink, NetworkPath
 from disagg.planning.kv import kv_bytes_per_token
 from tests.fleet.doctor.patients import CONFIG, FLEET, mac, spark, status

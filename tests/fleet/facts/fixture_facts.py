@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from disagg.config import Deploy, EngineOptions, Fleet, Host, Model
-from disagg.fleet.deploy.packages.requirements import PackageRequirements
 from disagg.fleet.deploy.release import Installation, TargetState, target_state
+from disagg.fleet.deploy.requirements import PackageRequirements
 from disagg.fleet.deploy.steps import Plan
 from disagg.fleet.facts.host import HostFacts, parse
 from disagg.fleet.facts.probe import ProbeOutput

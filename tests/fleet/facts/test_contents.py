@@ -11,6 +11,7 @@ import pytest
 from disagg.fleet.facts import probe
 from disagg.fleet.facts.contents import FoundHost, MachineContents, read_contents
 from disagg.fleet.facts.paths import HostPaths
+from disagg.fleet.machine import shell
 from disagg.fleet.machine.local import LocalMachine
 from disagg.fleet.services import launchd
 
@@ -91,9 +92,9 @@ def test_environments_and_models_are_found(home: Path) -> None:
 
 
 def test_of_launchds_daemons_only_those_of_this_account_are_found(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    daemons, text = home / "daemons", probe.script
+    daemons, text = home / "daemons", shell.script
     daemons.mkdir()
-    monkeypatch.setattr(probe, "script", lambda name: text(name).replace(launchd.FOLDER, str(daemons)))
+    monkeypatch.setattr(probe, "script", lambda *names: text(*names).replace(launchd.FOLDER, str(daemons)))
     for name, account in (("ours", str(home)), ("theirs", "/Users/other"), ("both", "/Users/other")):
         plist = launchd.server_plist(name, HostPaths(account, name), "somebody")
         (daemons / f"disagg.{name}.plist").write_bytes(plist)

@@ -21,8 +21,9 @@ from disagg.fleet.facts.host import (
     parse,
     read_host_facts,
 )
-from disagg.fleet.facts.probe import ProbeOutput, script
+from disagg.fleet.facts.probe import ProbeOutput
 from disagg.fleet.machine.local import LocalMachine
+from disagg.fleet.machine.shell import script
 from disagg.nvidia import GPU
 from tests.fleet.facts.fixture_facts import facts, spark
 
@@ -35,7 +36,7 @@ def probed(home: Path, *argv: str, shell: str = "sh", path: str = "/usr/bin:/bin
     environment = {"HOME": str(home), "PATH": path}
     done = subprocess.run(
         [shell, "-s", "--", *(argv or ("h", ""))],
-        input=script("host.sh"),
+        input=script("probe.sh", "host.sh"),
         capture_output=True,
         text=True,
         env=environment,

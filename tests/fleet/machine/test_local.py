@@ -19,8 +19,8 @@ from disagg.fleet.machine import shell
 from disagg.fleet.machine.connect import machine_for
 from disagg.fleet.machine.fan_out import each
 from disagg.fleet.machine.local import LocalMachine
-from disagg.fleet.machine.output import OutputStream
 from disagg.fleet.machine.posix import Invocation
+from disagg.fleet.machine.shell import OutputStream
 from disagg.fleet.machine.upload import Payload
 from tests.deadlines import LONG_S, ends_by_itself
 from tests.fleet.farm import wait_until
@@ -85,14 +85,16 @@ def test_a_file_is_private_from_the_moment_it_exists(
     assert (tmp_path / "public").stat().st_mode & 0o777 == 0o644
 
 
-@pytest.mark.parametrize("script", [shell.WRITE, shell.PUT_TREE])
+@pytest.mark.parametrize("script", ["write.sh", "put_tree.sh"])
 def test_content_that_ends_early_changes_nothing(here: LocalMachine, tmp_path: Path, script: str) -> None:
     whole = io.BytesIO()
     with tarfile.open(fileobj=whole, mode="w:gz") as tar:
         tar.addfile(tarfile.TarInfo("file"))
     content = whole.getvalue()
     for length in (*range(0, len(content), 20), len(content) - 1):
-        program = shell.program(("target", "644", str(len(content))), script, takes_input=True)
+        program = shell.program(
+            ("target", "644", str(len(content))), shell.script("path.sh", "beside.sh", script), takes_input=True
+        )
         payload = Payload(io.BytesIO(content[:length]))
         code, _ = here.execute(Invocation(program, OutputStream(), OutputStream(), LONG_S, payload))
         assert code != 0 and list(tmp_path.iterdir()) == [], f"{length} of {len(content)} bytes"

@@ -7,7 +7,7 @@ import subprocess
 import pytest
 
 from disagg.fleet.machine import shell
-from disagg.fleet.machine.output import OutputStream, last_lines
+from disagg.fleet.machine.shell import OutputStream, last_lines
 
 SAID = b"Welcome\nback\n@disagg 4711\none\ntwo\r\nthree\rfour\n\nlast"
 

@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from disagg.fleet.machine import shell
-from disagg.fleet.machine.tree import packed
+from disagg.fleet.machine.upload import packed
 from tests.fleets import wait_until
 
 SLEEP_S = 4321.5
@@ -21,7 +21,13 @@ def test_a_folder_that_was_to_be_replaced_is_there_again_where_that_is_broken_of
     (tmp_path / "tree").mkdir()
     (tmp_path / "tree/old").touch()
     with packed({"new": b"1"}) as archive:
-        argv = ["sh", "-c", ENDED_AFTER_FIRST_MV + shell.PUT_TREE, "sh", str(tmp_path / "tree")]
+        argv = [
+            "sh",
+            "-c",
+            ENDED_AFTER_FIRST_MV + shell.script("path.sh", "beside.sh", "put_tree.sh"),
+            "sh",
+            str(tmp_path / "tree"),
+        ]
         done = subprocess.run(argv, input=archive.stream.read(), capture_output=True, timeout=20, check=False)
     assert done.returncode == 1, done.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["tree"]
@@ -31,7 +37,7 @@ def test_a_folder_that_was_to_be_replaced_is_there_again_where_that_is_broken_of
 @pytest.mark.parametrize("sh", ["sh", "bash"])
 def test_a_guard_leaves_no_sleep_behind_however_soon_its_client_goes(sh: str) -> None:
     """Each message replaces the sleep that the one before has begun, and the end comes while the last one begins."""
-    program = shell.program([f"{SLEEP_S}"], shell.GUARD, takes_input=True)
+    program = shell.program([f"{SLEEP_S}"], shell.script("guard.sh"), takes_input=True)
     argv = [sh, "-c", shell.BOOTSTRAP.replace("/bin/sh", sh)]
     pipe, null = subprocess.PIPE, subprocess.DEVNULL
     for number in range(25):

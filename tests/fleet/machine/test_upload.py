@@ -11,12 +11,12 @@ from threading import Event
 import pytest
 
 from disagg.errors import Cancelled, CommandFailed, FleetError
-from disagg.fleet.deploy.pace import UploadPace, line
+from disagg.fleet.deploy.steps import UploadPace, line
 from disagg.fleet.machine import posix, upload
 from disagg.fleet.machine.interruption import interrupted_by
 from disagg.fleet.machine.local import LocalMachine
-from disagg.fleet.machine.output import OutputStream
 from disagg.fleet.machine.posix import Invocation
+from disagg.fleet.machine.shell import OutputStream
 from disagg.fleet.machine.upload import LargeFile, MovedBytes, Payload, held
 
 

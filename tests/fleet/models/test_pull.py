@@ -12,11 +12,8 @@ import pytest
 from disagg.config import Fleet, Host, load
 from disagg.errors import FleetError
 from disagg.fleet.machine.local import LocalMachine
-from disagg.fleet.models.inventory import StoredModel
-from disagg.fleet.models.plan import ModelInventory, plan
-from disagg.fleet.models.pull import Models
-from disagg.fleet.models.remove import remove
-from disagg.fleet.models.sources import RequiredModel, neighbours
+from disagg.fleet.models.inventory import ModelInventory, RequiredModel, StoredModel, neighbours, remove
+from disagg.fleet.models.pull import Models, plan
 from tests.fleet.models.hub_models import REVISION, SOURCE, files, own, write_folder, write_hub
 from tests.testbed.bed import HOSTS_TOML, Bed
 from tests.values import of_type, present

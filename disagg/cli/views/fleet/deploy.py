@@ -20,8 +20,8 @@ from disagg.cli.views.fleet.difference import difference_lines
 from disagg.cli.views.fleet.together import host_names, host_options, together
 from disagg.cli.views.items import Hanging
 from disagg.errors import printable
-from disagg.fleet.deploy.apply import StepProgress
 from disagg.fleet.deploy.deployment import DeployResult
+from disagg.fleet.deploy.steps import StepProgress
 from disagg.fleet.lifecycle.status.comparison import UNFINISHED
 from disagg.units import counted, seconds, size
 

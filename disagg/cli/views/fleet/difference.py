@@ -11,7 +11,7 @@ from rich.text import Text
 
 from disagg.cli.views.items import Hanging
 from disagg.errors import printable
-from disagg.fleet.deploy.difference.difference import Difference, PackageChange
+from disagg.fleet.deploy.compare import Difference, PackageChange
 from disagg.units import size
 
 MAX_NAMES: Final = 6

@@ -12,7 +12,7 @@ from rich.text import Text
 from disagg.cli.views.errors import error_view
 from disagg.errors import DisaggError
 from disagg.fleet.machine.fan_out import HostOutcome
-from disagg.fleet.models.plan import ModelInventory
+from disagg.fleet.models.inventory import ModelInventory
 from disagg.fleet.models.pull import PullResult
 from disagg.units import seconds, size
 

@@ -9,10 +9,8 @@ from typing import Any, Final
 from disagg.config import Fleet, Host
 from disagg.errors import DisaggError
 from disagg.fleet.changes.fleet_locks import FleetLocks, LockedPlace, kept
-from disagg.fleet.deploy.apply import OnStep, apply, ignore
 from disagg.fleet.deploy.prune.orphans import Leftovers, Orphan, leftovers, scope_of
-from disagg.fleet.deploy.scripts import TIDY
-from disagg.fleet.deploy.steps import Plan, RunScript, Step
+from disagg.fleet.deploy.steps import OnStep, Plan, RunScript, Step, apply, ignore
 from disagg.fleet.facts.contents import FoundHost, MachineContents, read_contents
 from disagg.fleet.facts.host import HostFacts
 from disagg.fleet.facts.paths import HostPaths
@@ -20,6 +18,7 @@ from disagg.fleet.facts.probe import kib
 from disagg.fleet.machine.base import Machine
 from disagg.fleet.machine.connect import Connect, Machines, machine_for
 from disagg.fleet.machine.fan_out import each
+from disagg.fleet.machine.shell import script
 from disagg.fleet.services import command
 from disagg.fleet.services.base import END_GROUP
 
@@ -199,7 +198,7 @@ def _steps(orphan: Orphan, found: dict[str, FoundHost], home: str, held: Sequenc
         yield from _service_steps(found[orphan.name], orphan.path, home)
     paths, what = HostPaths(home, ""), f"remove {orphan.path}"
     if orphan.kind == "host" or not orphan.path.startswith(f"{paths.root}/"):
-        yield Step("remove", what, orphan.path, "absent", RunScript(TIDY, (orphan.path,), _REMOVE_S))
+        yield Step("remove", what, orphan.path, "absent", RunScript(script("tidy.sh"), (orphan.path,), _REMOVE_S))
         return
     action = RunScript(_REMOVE_SHARED, (orphan.path, paths.hosts, *held), _REMOVE_S)
     yield Step(

@@ -1,28 +1,43 @@
-"""Open an SSH connection to one host, with its host key checked.
+"""Open an SSH connection to one host: its host key checked, the right private keys offered.
 
 fabric opens the connection and its gateways. By default it would accept any host key and try every private key; here
-`_KeyCheck` decides about host keys and `keys.Keys` about private keys. `errors` converts the exceptions.
+`_KeyCheck` decides about host keys and `Keys` about private keys. `errors` converts the exceptions.
 """
 
 from __future__ import annotations
 
-import logging
+import base64
+import os
 import socket
 import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import fabric
 import paramiko
+from paramiko.auth_strategy import AuthSource, AuthStrategy, InMemoryPrivateKey
 
+from disagg.config import Host
+from disagg.errors import FleetError
 from disagg.fleet.machine import interruption
+from disagg.fleet.machine.ssh import known_hosts
 from disagg.fleet.machine.ssh.errors import explain, refused_key
-from disagg.fleet.machine.ssh.keys import Keys
-from disagg.fleet.machine.ssh.known_hosts import HostKey, KnownHosts
-from disagg.fleet.machine.ssh.settings import DEFAULT_TIMEOUTS, SHORTEST_S, HopSettings, SSHTimeouts
+from disagg.fleet.machine.ssh.known_hosts import HostKey, KeyStatus, KnownHosts
+from disagg.fleet.machine.ssh.settings import DEFAULT_TIMEOUTS, SHORTEST_S, HopSettings, SSHTimeouts, settings_for
 
-# paramiko logs tracebacks of its threads; the relevant ones are raised as exceptions too.
-logging.getLogger("paramiko").addHandler(logging.NullHandler())
-logging.getLogger("paramiko").setLevel(logging.CRITICAL + 1)
+"""Open an SSH connection to one host: its host key checked, the right private keys offered.
+
+fabric opens the connection and its gateways. By default it would accept any host key and try every private key; here
+`_KeyCheck` decides about host keys and `Keys` about private keys. `errors` converts the exceptions.
+"""
+
+"""Open an SSH connection to one host: its host key checked, the right private keys offered.
+
+fabric opens the connection and its gateways. By default it would accept any host key and try every private key; here
+`_KeyCheck` decides about host keys and `Keys` about private keys. `errors` converts the exceptions.
+"""
 
 
 _UNSENT_BYTES = 1 << 17
@@ -59,6 +74,37 @@ def close_connection(connection: fabric.Connection) -> None:
         hop = hop.gateway
 
 
+@dataclass(frozen=True, slots=True)
+class HostKeyOffer:
+    """A host key that a machine, or a gateway on the way to it, offers. known_as: its name in known_hosts."""
+
+    host: str
+    known_as: str
+    key: HostKey
+    verdict: KeyStatus
+    path: Path
+
+    def accept(self) -> None:
+        """Add the key to known_hosts. Raises FleetError if that cannot be written."""
+        known_hosts.add(self.path, self.known_as, self.key)
+
+
+def offers(host: Host) -> Iterator[HostKeyOffer]:
+    """The key of every hop to a host, gateways first; a gateway must be accepted before the next hop is reachable.
+
+    Raises HostKeyRefused for a key that changed or is revoked, HostUnreachable, LoginRefused (of a gateway).
+    """
+    for hop in _hops(settings_for(host)):
+        if not hop.known_hosts:
+            raise FleetError(f"{host.name}: ssh_config names no known_hosts file", "remove UserKnownHostsFile none")
+        key = offered_key(host.name, hop)
+        known = KnownHosts.read(hop.known_hosts)
+        verdict = known.check(hop.known_as, key)
+        if verdict in ("changed", "revoked"):
+            raise refused_key(host.name, hop, verdict, key, known)
+        yield HostKeyOffer(host.name, hop.known_as, key, verdict, hop.known_hosts[0])
+
+
 def offered_key(name: str, settings: HopSettings, timeouts: SSHTimeouts = DEFAULT_TIMEOUTS) -> HostKey:
     """The host key that a host offers, unchecked and without a login. Keys of its gateways, if any, are checked.
 
@@ -90,6 +136,10 @@ def offered_key(name: str, settings: HopSettings, timeouts: SSHTimeouts = DEFAUL
     finally:
         if gateway is not None:
             close_connection(gateway)
+
+
+def _hops(settings: HopSettings) -> list[HopSettings]:
+    return [*(_hops(settings.jump) if settings.jump else []), settings]
 
 
 def _connection(name: str, settings: HopSettings, timeouts: SSHTimeouts) -> fabric.Connection:
@@ -143,6 +193,61 @@ class _KeyCheck(paramiko.MissingHostKeyPolicy):
         if verdict != "known":
             client.close()
             raise refused_key(self.name, self.settings, verdict, offered, self.known)
+
+
+class Keys(AuthStrategy):
+    """The private keys to offer, in ssh's order: configured keys that the agent holds, key files, other agent keys.
+
+    Never asks for a password. unusable: why identity files could not be used.
+    """
+
+    def __init__(self, settings: HopSettings) -> None:
+        super().__init__(ssh_config=None)
+        self.settings = settings
+        self.unusable: list[str] = []
+
+    def get_sources(self) -> Iterator[AuthSource]:
+        user = self.settings.user
+        agent = paramiko.Agent()
+        try:
+            held = {key.asbytes(): key for key in agent.get_keys()}
+            asked = {path: blob for path in self.settings.identities if (blob := _public_half(path))}
+            for blob in asked.values():
+                if blob in held:
+                    yield InMemoryPrivateKey(user, held[blob])
+            for path in self.settings.identities:
+                if asked.get(path) not in held and (key := self._load(path)) and key.asbytes() not in held:
+                    yield InMemoryPrivateKey(user, key)
+            if not self.settings.identities_only:
+                for blob, key in held.items():
+                    if blob not in asked.values():
+                        yield InMemoryPrivateKey(user, key)
+        finally:
+            agent.close()
+
+    def _load(self, path: Path) -> paramiko.PKey | None:
+        try:
+            found = path.stat()
+            if found.st_uid == os.getuid() and found.st_mode & 0o077:  # as ssh itself does
+                self.unusable.append(f"others can read {path}: chmod 600 {path}")
+                return None
+            return paramiko.PKey.from_path(path)
+        except FileNotFoundError:
+            if path == self.settings.explicit:
+                self.unusable.append(f"{path} does not exist")
+        except (paramiko.PasswordRequiredException, TypeError):  # cryptography raises it for a missing passphrase
+            self.unusable.append(f"{path} has a passphrase: ssh-add {path}")
+        except (OSError, ValueError, paramiko.SSHException, paramiko.pkey.UnknownKeyType) as error:
+            self.unusable.append(f"cannot read {path}: {error}")
+        return None
+
+
+def _public_half(path: Path) -> bytes | None:
+    """The public key file of a private key: to look it up in the agent without the passphrase."""
+    try:
+        return base64.b64decode(path.with_name(path.name + ".pub").read_text(encoding="ascii").split()[1])
+    except (OSError, ValueError, IndexError):
+        return None
 
 
 def _tune(sock: socket.socket, dead_link_s: float) -> None:

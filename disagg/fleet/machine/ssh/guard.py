@@ -1,4 +1,4 @@
-"""The guard of a connection: a shell on the host that kills process groups whose client is gone (`shell.GUARD`)."""
+"""The guard of a connection: a shell on the host that kills process groups whose client is gone (guard.sh)."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     import paramiko
 
 _MAX_REPLY = 1 << 12
+_WATCHING = b"@watching\n"
 
 
 class Guard:
@@ -26,7 +27,7 @@ class Guard:
         self._channel = channel
         self._reply = b""
         self._lock = Lock()  # a line must not be sent behind one that knows more groups
-        channel.sendall(shell.program([f"{timeout:g}"], shell.GUARD, takes_input=True))
+        channel.sendall(shell.program([f"{timeout:g}"], shell.script("guard.sh"), takes_input=True))
 
     @property
     def closed(self) -> bool:
@@ -46,7 +47,7 @@ class Guard:
     def wait_until_watching(self, timeout: float) -> bool:
         """Wait for the reply to `add`; False if none arrives in time. Raises EOFError if the guard has ended."""
         deadline = time.monotonic() + timeout
-        while not self._reply.endswith(shell.WATCHING):
+        while not self._reply.endswith(_WATCHING):
             interruption.check()
             if time.monotonic() > deadline:
                 return False

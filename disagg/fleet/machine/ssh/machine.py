@@ -2,7 +2,7 @@
 
 sshd gives every command a session and process group of its own, on Linux and macOS, whose id is the process id that
 BOOTSTRAP prints. A command without a terminal survives its connection, and sshd notices a cut cable hours later. So
-each group is registered with the guard (`shell.GUARD`) before its program is sent, and the guard kills the groups of a
+each group is registered with the guard (guard.sh) before its program is sent, and the guard kills the groups of a
 client that is gone, and ends the sshd of its connection. A jump host has no guard: there, sshd ends when it notices.
 """
 
@@ -65,7 +65,6 @@ class SSHMachine(ShellMachine):
         return self._settings
 
     def execute(self, invocation: Invocation) -> tuple[int, float]:
-        """See ShellMachine."""
         import paramiko
 
         began = time.monotonic()

@@ -7,25 +7,28 @@ from __future__ import annotations
 
 import getpass
 import io
+import os
+import pwd
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from disagg.config import Host
 from disagg.config.home import expanded, home
-from disagg.errors import FleetError
+from disagg.errors import FleetError, UsageError
 from disagg.fleet.machine.ssh.known_hosts import host_name
 
 if TYPE_CHECKING:
     import paramiko
 
+
 SYSTEM_CONFIG: Final = Path("/etc/ssh/ssh_config")
 _MAX_DEPTH = 16
 _MAX_JUMPS = 8
-
 SHORTEST_S: Final = 0.2
 """No step of connecting gets less time."""
 
@@ -86,6 +89,28 @@ def settings_for(host: Host) -> HopSettings:
         raise FleetError(
             f"{host.name}: ~/.ssh/config cannot be read: {error}", "ssh -G HOST prints how ssh reads it"
         ) from error
+
+
+def ssh_command(host: Host, command: Sequence[str] = (), *, terminal: bool = False) -> list[str]:
+    """argv of the system's ssh. A single word of `command` is a line for the remote shell; several are quoted for it.
+
+    ssh reads its own configuration too, so gateways work as usual; hosts.toml takes precedence. terminal: allocate a
+    terminal for the command, so that sudo can ask for a password. Raises UsageError for a local host.
+    """
+    if host.placement.spawned:
+        raise UsageError(f'{host.name} is this machine: its connector is "local"', "run the command in this terminal")
+    settings = settings_for(host)
+    argv = ["ssh", "-l", settings.user, "-p", str(settings.port)]
+    if settings.identities_only:
+        argv += ["-o", "IdentitiesOnly=yes"]
+    for path in settings.identities:
+        if path == settings.explicit or path.is_file():
+            argv += ["-i", str(path)]
+    argv += ["-o", "UserKnownHostsFile=" + " ".join(f'"{path}"' for path in settings.known_hosts)]
+    argv += ["-t"] if terminal and command else []
+    argv += _configuration()
+    line = command[0] if len(command) == 1 else shlex.join(command)
+    return [*argv, "--", host.address, *([line] if command else [])]
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,3 +224,23 @@ def _lines(path: Path, block: str, depth: int) -> Iterator[str]:
 def _glob(pattern: str, base: Path) -> list[Path]:
     path = base / expanded(pattern)
     return sorted(Path("/").glob(str(path.relative_to("/"))))
+
+
+def ssh_line(host: Host) -> str:
+    """The ssh command to the host with a terminal, for a hint: with what hosts.toml states about it."""
+    port = ["-p", str(host.ssh_port)] if host.ssh_port is not None else []
+    key = ["-i", str(expanded(host.key))] if host.key is not None else []
+    place = f"{host.user}@{host.address}" if host.user is not None else host.address
+    return " ".join(["ssh", "-t", *map(shlex.quote, (*port, *key, place))])
+
+
+def _configuration() -> list[str]:
+    """ssh takes the account's home folder, not $HOME: name the file if they differ."""
+    own = home() / ".ssh" / "config"
+    return ["-F", str(own)] if own.is_file() and str(home()) != _home_of_account() else []
+
+
+def _home_of_account() -> str:
+    with suppress(KeyError):  # ssh itself refuses a user without an account
+        return pwd.getpwuid(os.getuid()).pw_dir
+    return ""

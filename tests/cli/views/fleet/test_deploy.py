@@ -8,9 +8,8 @@ from rich.console import Console
 
 from disagg.cli.views.fleet.deploy import DeployProgress, plan_view, question, reports_view, rotation_view
 from disagg.errors import CommandFailed, DeployRefused
-from disagg.fleet.deploy.apply import StepProgress
 from disagg.fleet.deploy.deployment import DeployResult
-from disagg.fleet.deploy.steps import Plan, RunScript, Step
+from disagg.fleet.deploy.steps import Plan, RunScript, Step, StepProgress
 from tests.values import printed
 
 HASH = "0123456789abcdef"

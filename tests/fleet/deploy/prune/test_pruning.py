@@ -16,8 +16,8 @@ import pytest
 
 from disagg.errors import CommandFailed, HostLocked
 from disagg.fleet.changes.lock import locked
-from disagg.fleet.deploy.apply import StepProgress
 from disagg.fleet.deploy.prune.pruning import _REMOVE_SHARED, Pruned, Pruning
+from disagg.fleet.deploy.steps import StepProgress
 from disagg.fleet.facts.paths import HostPaths
 from disagg.fleet.machine.local import LocalMachine
 from tests.deadlines import LONG_S

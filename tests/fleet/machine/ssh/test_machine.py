@@ -22,12 +22,12 @@ import pytest
 
 from disagg.config import Host
 from disagg.errors import Cancelled, CommandFailed, FleetError, HostKeyRefused, HostUnreachable, LoginRefused
-from disagg.fleet.machine.base import MAX_OUTPUT, Machine
+from disagg.fleet.machine.base import Machine
 from disagg.fleet.machine.connect import machine_for
 from disagg.fleet.machine.fan_out import FanOutLimits, each, limited
 from disagg.fleet.machine.interruption import interrupted_by
-from disagg.fleet.machine.output import OutputStream
 from disagg.fleet.machine.posix import Invocation
+from disagg.fleet.machine.shell import MAX_OUTPUT, OutputStream
 from disagg.fleet.machine.ssh.connection import _tune
 from disagg.fleet.machine.ssh.guard import Guard
 from disagg.fleet.machine.ssh.machine import SSHMachine, _Execution, _stays

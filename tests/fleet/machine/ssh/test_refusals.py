@@ -8,8 +8,8 @@ import paramiko
 import pytest
 
 from disagg.errors import HostUnreachable
+from disagg.fleet.machine.ssh.connection import Keys
 from disagg.fleet.machine.ssh.errors import explain
-from disagg.fleet.machine.ssh.keys import Keys
 from disagg.fleet.machine.ssh.settings import HopSettings
 
 

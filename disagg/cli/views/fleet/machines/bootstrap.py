@@ -12,7 +12,7 @@ from rich.text import Text
 
 from disagg.cli.views.items import Hanging
 from disagg.errors import printable
-from disagg.fleet.doctor.bootstrap.steps import StepResult, StepState
+from disagg.fleet.bootstrap import StepResult, StepState
 from disagg.units import counted
 
 _STYLE: Final[Mapping[StepState, str]] = {

@@ -1,0 +1,219 @@
+"""What a host's Python environment has to hold: its engine's requirements there, and the wheels that meet them."""
+
+from __future__ import annotations
+
+import email.parser
+import importlib.metadata
+import threading
+import zipfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Final
+
+from packaging.requirements import Requirement
+from packaging.tags import Tag, compatible_tags, cpython_tags, mac_platforms
+from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
+from packaging.version import Version
+
+from disagg.config import Host
+from disagg.errors import FleetError
+from disagg.fleet.deploy.pins import committed_locks, lock_name, locked_packages
+from disagg.fleet.facts.host import HostFacts, Python
+
+CONSTRAINTS: Final = Path(__file__).parents[1] / "constraints.txt"
+_PARSING: Final = threading.Lock()
+_OLDEST_GLIBC = 5  # 2.5, of manylinux1
+
+
+@dataclass(frozen=True, slots=True)
+class PackageRequirements:
+    """Requirements of disagg. declared: lines with their markers. locked: versions, one `name==version` a line. locks:
+    by name, of the environments that have locked versions of their own."""
+
+    declared: tuple[str, ...]
+    locked: str
+    locks: Mapping[str, str] = field(default_factory=dict)
+
+    def lock(self, extras: Sequence[str], facts: HostFacts) -> tuple[str, str]:
+        """Path below disagg/fleet and text of the lock for these extras on a host."""
+        name = lock_name(extras, facts)
+        return (f"locks/{name}.txt", self.locks[name]) if name in self.locks else (CONSTRAINTS.name, self.locked)
+
+
+def installed_requirements() -> PackageRequirements:
+    """Requirements of this installation."""
+    return PackageRequirements(declared(), locked(), committed_locks())
+
+
+def extras(host: Host) -> tuple[str, ...]:
+    """The extras of disagg that are installed for the host's engine."""
+    extras = host.engine.kind.extras_for(host.roles)
+    return (*extras, "quantize") if host.engine.quantization is not None else extras
+
+
+def declared() -> tuple[str, ...]:
+    """The requirements that the installed disagg declares, with their markers."""
+    try:
+        return tuple(importlib.metadata.requires("disagg") or ())
+    except importlib.metadata.PackageNotFoundError as error:
+        reason = "disagg is not installed here, so its requirements are unknown"
+        raise FleetError(reason, "pip install -e . in a clone of it") from error
+
+
+def locked() -> str:
+    """The locked versions, one `name==version` a line."""
+    return CONSTRAINTS.read_text(encoding="utf-8")
+
+
+def parse_requirement(line: str) -> Requirement:
+    """A requirement line. Threads parse one at a time: markers are read with `ast`, in which two threads of Python
+    before 3.11.8 and 3.12.2 fail with "AST constructor recursion depth mismatch" (CPython issue 106905)."""
+    with _PARSING:
+        return Requirement(line)
+
+
+def requirements(wanted: Sequence[str], lines: Iterable[str], target: dict[str, str]) -> tuple[str, ...]:
+    """The lines that apply to `target` (a marker environment) with these extras, without their markers, sorted."""
+    return tuple(sorted(set(_chosen(wanted, lines, target))))
+
+
+def _chosen(wanted: Sequence[str], lines: Iterable[str], target: dict[str, str]) -> Iterator[str]:
+    for line in lines:
+        requirement = parse_requirement(line)
+        marker, requirement.marker = requirement.marker, None
+        if marker is None or any(marker.evaluate({**target, "extra": extra}) for extra in ("", *wanted)):
+            yield str(requirement)
+
+
+def marker_environment(facts: HostFacts, python: Python | None) -> dict[str, str]:
+    """The values of requirement markers on the host."""
+    version = python.version if python is not None else (3, 12, 0)
+    return {
+        "sys_platform": facts.sys_platform,
+        "platform_system": facts.os,
+        "platform_machine": facts.arch,
+        "os_name": "posix",
+        "python_version": f"{version[0]}.{version[1]}",
+        "python_full_version": ".".join(map(str, version)),
+        "implementation_name": "cpython",
+        "platform_python_implementation": "CPython",
+        "platform_release": "",
+        "platform_version": "",
+        "implementation_version": ".".join(map(str, version)),
+    }
+
+
+def pins(constraints: str) -> dict[str, str]:
+    """Canonical name -> version, from the lines that pin one."""
+    return {name: one.version for name, one in locked_packages(constraints).items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Wheel:
+    """A wheel file, and the parts of its name."""
+
+    path: Path
+    name: str
+    version: Version
+    tags: frozenset[Tag]
+
+
+def choose_wheels(
+    folder: Path,
+    requirements: Sequence[str],
+    pins: Mapping[str, str],
+    target: dict[str, str],
+    tags: Sequence[Tag],
+) -> tuple[list[Wheel], list[str]]:
+    """The wheels that meet the requirements and their dependencies, and the requirements that have no wheel.
+
+    target: the host's marker environment. tags: what the host accepts, best first.
+    """
+    usable = _usable(folder, tags)
+    chosen: dict[str, Wheel] = {}
+    missing: list[str] = []
+    seen: set[tuple[str, frozenset[str]]] = set()
+    waiting = [parse_requirement(line) for line in requirements]
+    while waiting:
+        requirement = waiting.pop()
+        name = canonicalize_name(requirement.name)
+        if (name, frozenset(requirement.extras)) in seen:
+            continue
+        seen.add((name, frozenset(requirement.extras)))
+        wheel = _best(usable.get(name, []), requirement, pins.get(name))
+        if wheel is None:
+            missing.append(f"{name}=={pins[name]}" if name in pins else str(requirement))
+            continue
+        chosen[name] = wheel
+        waiting += _requires(wheel.path, frozenset(requirement.extras), target)
+    return sorted(chosen.values(), key=lambda wheel: wheel.name), sorted(missing)
+
+
+def host_tags(facts: HostFacts, python: Python) -> list[Tag]:
+    """The wheel tags that the host's python accepts, best first."""
+    version = python.version[:2]
+    platforms = list(_platforms(facts))
+    interpreter = f"cp{version[0]}{version[1]}"
+    return [*cpython_tags(version, platforms=platforms), *compatible_tags(version, interpreter, platforms)]
+
+
+def _platforms(facts: HostFacts) -> Iterator[str]:
+    numbers = [int(part) for part in facts.os_version.split(".")[:2] if part.isdigit()]
+    if facts.os == "Darwin":
+        major, minor = (*numbers, 0, 0)[:2]
+        yield from mac_platforms((major or 14, minor), facts.arch)
+        return
+    for minor in range(numbers[1] if len(numbers) == 2 else 17, _OLDEST_GLIBC - 1, -1):
+        yield f"manylinux_2_{minor}_{facts.arch}"
+        if legacy := {17: "manylinux2014", 12: "manylinux2010", 5: "manylinux1"}.get(minor):
+            yield f"{legacy}_{facts.arch}"
+    yield f"linux_{facts.arch}"
+
+
+def _usable(folder: Path, tags: Sequence[Tag]) -> dict[str, list[Wheel]]:
+    """Wheels in the folder by canonical name, of those that the host can use; best tag first."""
+    if not folder.is_dir():
+        raise FleetError(f"there is no folder of wheels {folder}", "correct `wheels` in [deploy] of hosts.toml")
+    rank = {tag: place for place, tag in enumerate(tags)}
+    by_name: dict[str, list[Wheel]] = {}
+    for path in sorted(folder.glob("*.whl")):
+        try:
+            name, version, _, wheel_tags = parse_wheel_filename(path.name)
+        except InvalidWheelFilename as error:
+            raise FleetError(f"{path}: {error}", "remove that file, or restore its name") from error
+        if any(tag in rank for tag in wheel_tags):
+            by_name.setdefault(name, []).append(Wheel(path, name, version, wheel_tags))
+    for wheels in by_name.values():
+        wheels.sort(key=lambda wheel: min(rank[tag] for tag in wheel.tags if tag in rank))
+    return by_name
+
+
+def _best(wheels: Sequence[Wheel], requirement: Requirement, pinned: str | None) -> Wheel | None:
+    """The newest wheel that fits requirement and pin; among equal versions the one with the best tag."""
+    fitting = [wheel for wheel in wheels if requirement.specifier.contains(wheel.version, prereleases=True)]
+    if pinned is not None:
+        fitting = [wheel for wheel in fitting if wheel.version.public == pinned or str(wheel.version) == pinned]
+    return max(fitting, key=lambda wheel: wheel.version, default=None)
+
+
+def _requires(path: Path, extras: frozenset[str], target: dict[str, str]) -> Iterator[Requirement]:
+    stamp = path.stat()
+    for line in _metadata(path, stamp.st_size, stamp.st_mtime_ns):
+        requirement = parse_requirement(line)
+        marker = requirement.marker
+        if marker is None or any(marker.evaluate({**target, "extra": extra}) for extra in ("", *extras)):
+            yield requirement
+
+
+@lru_cache(maxsize=1024)
+def _metadata(path: Path, size: int, mtime_ns: int) -> tuple[str, ...]:
+    """The Requires-Dist lines of a wheel file."""
+    try:
+        with zipfile.ZipFile(path) as wheel:
+            name = next(name for name in wheel.namelist() if name.endswith(".dist-info/METADATA"))
+            message = email.parser.BytesParser().parsebytes(wheel.read(name), headersonly=True)
+    except (zipfile.BadZipFile, StopIteration) as error:
+        raise FleetError(f"{path} is not a wheel", "download it again") from error
+    return tuple(message.get_all("Requires-Dist") or ())

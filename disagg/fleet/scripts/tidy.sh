@@ -1,0 +1,2 @@
+# $@: paths to remove.
+exec rm -rf "$@"
