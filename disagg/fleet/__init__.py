@@ -3,6 +3,7 @@
 Rooms, from the top down; each imports only those below it:
 
 doctor/     why a fleet does not work: findings, each with the command to run; prepares a bare machine
+bootstrap  what a bare machine lacks before it is deployed to
 link/       measures the network that KV takes between two hosts
 models/     model files on the hosts: download, copy, list, remove
 rollout/    a new release host by host, back at the first host that fails
