@@ -35,13 +35,13 @@ import torch
 import transformers
 
 import disagg.demo
+from disagg.api.layout import LayerLayout, Layout
 from disagg.config import EngineOptions
 from disagg.engines.transformers.engine import TransformersPrefillEngine
 from disagg.kv.arena import Arenas
 from disagg.kv.blocks import KVBlock
 from disagg.kv.fingerprint import Fingerprint, token_hash
 from disagg.kv.frames import Header
-from disagg.kv.layout import LayerLayout, Layout
 from disagg.kv.receive import KVServer
 from disagg.kv.receive.incoming import Expected
 from disagg.kv.receive.tickets import KVOutcome, Tickets

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from disagg.api.layout import Layout
 from disagg.engines.mlx.cache import allocate
 from disagg.kv.arena import Arenas
-from disagg.kv.layout import Layout
 from disagg.kv.received import ByteRanges, ReceivedKV
 
 

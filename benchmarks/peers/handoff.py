@@ -18,11 +18,11 @@ import numpy as np
 from benchmarks.peers import memory
 from benchmarks.peers.memory import Tensor
 from benchmarks.peers.pair import TIMEOUT_S, Transport
+from disagg.api.layout import LayerLayout, Layout
 from disagg.kv.arena import Arenas
 from disagg.kv.blocks import KVBlock
 from disagg.kv.fingerprint import Fingerprint, token_hash
 from disagg.kv.frames import Header
-from disagg.kv.layout import LayerLayout, Layout
 from disagg.kv.receive import KVServer
 from disagg.kv.receive.incoming import Expected
 from disagg.kv.receive.tickets import KVOutcome, Tickets

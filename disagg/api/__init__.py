@@ -2,6 +2,7 @@
 
 names     literals that several of these types share
 engines   one value per engine
+layout    what the KV of a model is, layer by layer
 base      the base class: `to_json`, `from_json`, and the bounds of a field
 sampling  how tokens are chosen
 requests  the bodies of POST /generate, /decode and /prefill

@@ -11,7 +11,7 @@ Role = Literal["prefill", "decode", "whole", "gateway"]
 """What a host does. whole: it answers whole requests, and its server is another program than disagg's. A gateway runs
 no model: it answers clients by requests to the other hosts."""
 WireForm = Literal["as-is", "int8-g64"]
-"""The form in which keys and values are sent: unchanged, or quantised to eight bits; see disagg.kv.forms. hosts.toml
+"""The form in which keys and values are sent: unchanged, or quantised to eight bits; see disagg.api.layout. hosts.toml
 and the command line say "int8"."""
 AS_IS: Final = "as-is"
 INT8: Final = "int8-g64"

@@ -1,7 +1,6 @@
 """The hand-off: a KV cache described, framed, sent, received and checked. Bytes only; no framework is imported.
 
-layout, fingerprint  the shape of a model's KV, and what else both hosts must have in common
-forms                the forms in which KV crosses the network: as-is or quantised
+fingerprint          what both hosts must have in common beside the layout of the KV (api/layout.py)
 parts                the layers and heads that one of several connections carries
 preamble, frames     the bytes on a connection: how it begins, and what follows
 channel              a connected socket whose every read and write ends in time

@@ -21,10 +21,10 @@ from typing import Any, NamedTuple
 
 import xxhash
 
+from disagg.api.layout import Layout
 from disagg.api.names import AS_IS, WIRE_FORMS, WireForm
 from disagg.errors import MAX_ERROR_CHARS, DisaggError, ProtocolError, clipped
 from disagg.kv.fingerprint import Fingerprint
-from disagg.kv.layout import Layout
 from disagg.kv.parts import MAX_PARTS, WHOLE, Part
 from disagg.kv.preamble import MAX_HEADER_BYTES, NONCE_BYTES
 

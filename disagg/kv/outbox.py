@@ -8,12 +8,11 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from disagg.api.layout import Layout, plane_bytes
 from disagg.api.names import AS_IS, WireForm
 from disagg.errors import DisaggError, PeerLost, ProtocolError
 from disagg.kv.blocks import Block, StateBlock
-from disagg.kv.forms import plane_bytes
 from disagg.kv.frames import MAX_TOKENS, Frame, Kind
-from disagg.kv.layout import Layout
 from disagg.kv.parts import WHOLE, Part
 
 

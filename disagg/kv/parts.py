@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from disagg.api.layout import MAX_LAYERS, Layout
 from disagg.errors import ProtocolError, clipped
-from disagg.kv.layout import MAX_LAYERS, Layout
 
 MAX_PARTS = 64
 MAX_HEADS = 1 << 16

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from disagg.api.layout import Layout, plane_bytes
 from disagg.api.names import AS_IS, WireForm
 from disagg.kv.arena import Arena, Buffer
-from disagg.kv.forms import plane_bytes
-from disagg.kv.layout import Layout
 
 ALIGNMENT = 256  # of each tensor, in bytes: more than the vector loads of CPUs and GPUs need
 

@@ -7,6 +7,7 @@ from math import inf
 
 import pytest
 
+from disagg.api.layout import LayerLayout, Layout, StateTensor
 from disagg.engines.base.audit import (
     BOUNDS,
     FIRST,
@@ -20,7 +21,6 @@ from disagg.engines.base.audit import (
     plan,
     refutation,
 )
-from disagg.kv.layout import LayerLayout, Layout, StateTensor
 
 FULL = LayerLayout("full", 2, 16, 16)
 SLIDING = LayerLayout("sliding", 2, 16, 16, window=64)

@@ -16,8 +16,9 @@ from pathlib import Path
 from types import FunctionType
 from typing import Final, cast
 
+from disagg.api import layout
 from disagg.errors import DisaggError, PeerLost
-from disagg.kv import frames, layout, parts, preamble
+from disagg.kv import frames, parts, preamble
 from disagg.kv.arena import Reservation
 from disagg.kv.channel import Channel, OnPiece
 from disagg.kv.receive import part

@@ -23,6 +23,7 @@ from typing import Any, Final
 import torch
 from safetensors.torch import load_file, save_file
 
+from disagg.api.layout import Layout
 from disagg.api.names import AS_IS, WireForm
 from disagg.config import EngineOptions
 from disagg.engines.base import PrefillRun, PrefillTiming
@@ -30,7 +31,6 @@ from disagg.engines.staging.emit import head_views, plane_views
 from disagg.engines.staging.quantize import filled_planes
 from disagg.engines.transformers.engine import TransformersPrefillEngine
 from disagg.kv.blocks import Block, KVBlock, StateBlock
-from disagg.kv.layout import Layout
 
 IDLES: Final = "idles"
 """Instead of a lie: the engine makes no progress, while its server sends idle frames, until the file is gone."""

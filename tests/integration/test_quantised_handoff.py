@@ -17,6 +17,7 @@ import numpy
 import pytest
 from mlx_lm.models.cache import KVCache, RotatingKVCache
 
+from disagg.api.layout import BITS, GROUP
 from disagg.api.names import AS_IS, INT8, WIRE_FORMS, WireForm
 from disagg.config import EngineOptions
 from disagg.engines.mlx import cache as mlx_cache
@@ -26,7 +27,6 @@ from disagg.errors import DisaggError
 from disagg.inference.metrics import Metrics
 from disagg.kv.arena import Arenas
 from disagg.kv.fingerprint import token_hash
-from disagg.kv.forms import BITS, GROUP
 from disagg.kv.frames import Header
 from disagg.kv.receive import KVServer
 from disagg.kv.receive.incoming import Expected

@@ -13,14 +13,13 @@ from typing import Any
 
 import numpy
 
+from disagg.api.layout import LayerLayout, Layout, StateTensor, plane_bytes
 from disagg.api.names import AS_IS, WireForm
 from disagg.errors import DisaggError
 from disagg.kv import frames
 from disagg.kv.arena import Arenas, Reservation
 from disagg.kv.blocks import Block, KVBlock, StateBlock
 from disagg.kv.fingerprint import Fingerprint, token_hash
-from disagg.kv.forms import plane_bytes
-from disagg.kv.layout import LayerLayout, Layout, StateTensor
 from disagg.kv.outbox import frames_of
 from disagg.kv.parts import WHOLE, Part
 from disagg.kv.preamble import NONCE_BYTES, PROOF_BYTES, Nonces, encode_preamble, encode_proof, proof

@@ -8,10 +8,10 @@ from contextlib import ExitStack
 
 import pytest
 
+from disagg.api.layout import LayerLayout, Layout, StateTensor
 from disagg.api.names import INT8
 from disagg.errors import DisaggError, ProtocolError, TicketRefused
 from disagg.kv.blocks import KVBlock, StateBlock
-from disagg.kv.layout import LayerLayout, Layout, StateTensor
 from disagg.kv.outbox import frames_of
 from disagg.kv.parts import WHOLE, Coverage, Part
 from disagg.kv.receive.tickets import IssuedTicket

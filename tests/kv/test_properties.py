@@ -9,11 +9,11 @@ from typing import Any
 import hypothesis
 import pytest
 
+from disagg.api.layout import LayerLayout, Layout, StateTensor
 from disagg.api.names import AS_IS, INT8, WireForm
 from disagg.errors import DisaggError, ProtocolError
 from disagg.kv import frames
 from disagg.kv.frames import Header
-from disagg.kv.layout import LayerLayout, Layout, StateTensor
 from disagg.kv.parts import MAX_HEADS, WHOLE, Part
 from disagg.kv.preamble import OPENING, PREAMBLE, PROOF, check_opening, decode_preamble, decode_proof
 from disagg.kv.received import ReceivedKV

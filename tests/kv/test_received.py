@@ -2,8 +2,8 @@ from itertools import pairwise
 
 import pytest
 
+from disagg.api.layout import Layout
 from disagg.api.names import WIRE_FORMS, WireForm
-from disagg.kv.layout import Layout
 from disagg.kv.received import ALIGNMENT, ByteRanges
 from tests.kv.kv_parts import Cache, groups_layout, mixed_layout
 

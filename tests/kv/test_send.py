@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from disagg.api.layout import LayerLayout, Layout
 from disagg.errors import (
     Cancelled,
     DisaggError,
@@ -23,7 +24,6 @@ from disagg.errors import (
 from disagg.kv import frames
 from disagg.kv import transfer as transfer_module
 from disagg.kv.blocks import KVBlock
-from disagg.kv.layout import LayerLayout, Layout
 from disagg.kv.preamble import NONCE_BYTES, PREAMBLE, PROOF, Nonces, decode_preamble, decode_proof, proof, ticket_digest
 from disagg.kv.receive.tickets import IssuedTicket
 from disagg.kv.received import ReceivedKV

@@ -9,10 +9,10 @@ from multiprocessing.connection import Connection
 
 import pytest
 
+from disagg.api.layout import LayerLayout, Layout
 from disagg.api.names import INT8
 from disagg.errors import Cancelled, PeerLost, TicketRefused
 from disagg.kv.frames import Header
-from disagg.kv.layout import LayerLayout, Layout
 from disagg.kv.received import ReceivedKV
 from disagg.kv.transfer import Transfer
 from tests.kv.kv_parts import PATIENCE_S, WINDOW, Cache, Receiver, groups_layout, header_for, mixed_layout, until

@@ -12,10 +12,10 @@ from pathlib import Path
 import numpy
 import pytest
 
+from disagg.api.layout import LayerLayout, Layout
 from disagg.kv import frames
 from disagg.kv.blocks import KVBlock
 from disagg.kv.fingerprint import Fingerprint, token_hash
-from disagg.kv.layout import LayerLayout, Layout
 from disagg.kv.outbox import frames_of
 from disagg.kv.parts import MAX_PARTS
 from disagg.kv.preamble import MAX_HEADER_BYTES, PROOF_BYTES, VERSION, Nonces, encode_preamble, encode_proof, proof

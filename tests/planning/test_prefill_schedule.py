@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from disagg.kv.layout import LayerLayout
+from disagg.api.layout import LayerLayout
 from disagg.planning.devices import DEVICES
 from disagg.planning.prefill import attended, prefill
 from disagg.planning.shapes import SHAPES, ModelShape

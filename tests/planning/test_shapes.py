@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from disagg.api.layout import LayerLayout, Layout, StateTensor
 from disagg.errors import UsageError
-from disagg.kv.layout import LayerLayout, Layout, StateTensor
 from disagg.planning.shapes import SHAPES, matching, shape
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from disagg.api.base import Contract
-from disagg.kv.layout import Layout
+from disagg.api.layout import Layout
 
 STEP_TIMEOUT_S = 60.0  # for a single step of the other end
 LOAD_TIMEOUT_S = 120.0  # for loading its frameworks from a cold disk

@@ -25,9 +25,9 @@ from math import inf
 from types import MappingProxyType
 from typing import Final, Literal
 
+from disagg.api.layout import LayerLayout, Layout
 from disagg.api.names import AS_IS, INT8, WireForm
 from disagg.errors import KVRefuted
-from disagg.kv.layout import LayerLayout, Layout
 
 LAST: Final = 8
 FIRST: Final = 32

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from disagg.api.events import FinishReason
+from disagg.api.layout import Layout
 from disagg.api.status import Evidence, PreflightFinding
 from disagg.engines.model.profile import ModelProfile
 from disagg.kv.fingerprint import Fingerprint
-from disagg.kv.layout import Layout
 
 
 @dataclass(frozen=True, slots=True)

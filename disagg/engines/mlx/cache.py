@@ -15,11 +15,10 @@ from typing import Any, Final
 import mlx.core as mx
 from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, RotatingKVCache, make_prompt_cache
 
+from disagg.api.layout import BITS, GROUP, LayerLayout
 from disagg.engines.mlx.held import CachedPrefix
 from disagg.engines.model.held import Layer, last_rows, segments
 from disagg.errors import LayoutMismatch
-from disagg.kv.forms import BITS, GROUP
-from disagg.kv.layout import LayerLayout
 from disagg.kv.received import ALIGNMENT, ReceivedKV
 
 # mlx starts an operating system thread for every stream and never ends it: 100 allocations on 100 streams left 100

@@ -17,9 +17,9 @@ import numpy as np
 from mlx import nn
 from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, RotatingKVCache, make_prompt_cache
 
+from disagg.api.layout import LayerLayout, Layout, StateTensor
 from disagg.engines.model.profile import LayerProfile, Rope
 from disagg.errors import ModelError
-from disagg.kv.layout import LayerLayout, Layout, StateTensor
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from disagg.api.layout import LayerLayout, Layout
 from disagg.engines.model.architectures import architecture_of, vllm
 from disagg.engines.model.architectures.base import MODEL_DTYPE
 from disagg.engines.model.checkpoint_files import check_weights
@@ -19,7 +20,6 @@ from disagg.engines.model.profile import LayerProfile, ModelProfile, Rope
 from disagg.engines.model.text import HFTokenizer
 from disagg.errors import ModelError, first_line
 from disagg.kv.fingerprint import Fingerprint, short_hash
-from disagg.kv.layout import LayerLayout, Layout
 
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 _FILES = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"]

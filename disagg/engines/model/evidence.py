@@ -11,10 +11,10 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
+from disagg.api.layout import Layout
 from disagg.api.status import Evidence
 from disagg.engines.model.text import PromptTokenizer
 from disagg.kv.fingerprint import token_hash
-from disagg.kv.layout import Layout
 
 PLACES: Final = 16
 LEAST_TOKENS: Final = 256

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from disagg.api.layout import LayerLayout
 from disagg.api.status import PreflightFinding
 from disagg.engines.model.profile import LayerProfile, ModelProfile, Rope
 from disagg.errors import PreflightRefused
-from disagg.kv.layout import LayerLayout
 
 # Relative. Over thirteen architectures, a rope measured in float32 was within 1e-6 of the formula if both agreed. The
 # difference to detect, gpt-oss without `truncate: false`, is 27 to 43 %.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from disagg.kv.layout import LayerLayout
+from disagg.api.layout import LayerLayout
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from disagg.api.layout import Layout
 from disagg.engines.model.held import PrefixCache
-from disagg.kv.layout import Layout
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy
 
+from disagg.api.layout import LayerLayout, Layout
 from disagg.api.requests import Messages
 from disagg.api.sampling import MAX_TOKENS, Sampling
 from disagg.config import EngineOptions
@@ -30,7 +31,6 @@ from disagg.engines.model.stream import StopStrings
 from disagg.engines.model.text import NOTHING, TextStream, check_ids, check_message
 from disagg.errors import ModelError, RequestError
 from disagg.kv.fingerprint import Fingerprint, short_hash
-from disagg.kv.layout import LayerLayout, Layout
 from disagg.planning.devices import Device, device
 from disagg.planning.prefill import Prefill, piece, prefill
 from disagg.planning.shapes import ModelShape

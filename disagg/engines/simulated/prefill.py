@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy
 import numpy.typing
 
+from disagg.api.layout import Layout, plane_bytes
 from disagg.api.names import AS_IS, WireForm
 from disagg.api.sampling import Sampling
 from disagg.config import EngineOptions
@@ -19,8 +20,6 @@ from disagg.engines.simulated import model as simulated_model
 from disagg.engines.simulated.held import CountedKV
 from disagg.engines.simulated.model import SimulatedModel, sleep_until
 from disagg.kv.blocks import Block, KVBlock
-from disagg.kv.forms import plane_bytes
-from disagg.kv.layout import Layout
 from disagg.kv.sent import ComputeStep
 from disagg.planning.decode import step
 from disagg.planning.prefill import Emission

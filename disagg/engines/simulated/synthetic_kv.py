@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy
 
+from disagg.api.layout import Layout
 from disagg.kv.blocks import Block
-from disagg.kv.layout import Layout
 from disagg.kv.received import ReceivedKV
 
 if TYPE_CHECKING:

@@ -17,11 +17,10 @@ from typing import Protocol
 
 import torch
 
+from disagg.api.layout import Layout, is_quantised
 from disagg.api.names import AS_IS, WireForm
 from disagg.engines.staging.quantize import Planes, empty_planes, fill_planes, filled_planes
 from disagg.kv.blocks import Block, KVBlock, StateBlock
-from disagg.kv.forms import is_quantised
-from disagg.kv.layout import Layout
 
 Wait = Callable[[], None]
 # Writes rows into the memory that was given for them. Called once, on the computing thread or the sender's.

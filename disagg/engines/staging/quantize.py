@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import torch
 
+from disagg.api.layout import GROUP, is_quantised
 from disagg.api.names import WireForm
-from disagg.kv.forms import GROUP, is_quantised
 
 LEVELS = 255
 SMALLEST_SCALE = 1e-7

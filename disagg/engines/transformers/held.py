@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from disagg.api.layout import Layout
 from disagg.engines.model.held import Layer, LayerArrays, LayerSnapshot, Prefix, PrefixCache
-from disagg.kv.layout import Layout
 
 CachedPrefix = Prefix["Rows", LayerSnapshot]
 

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from transformers.cache_utils import CacheLayerMixin, LinearAttentionLayer
 
+from disagg.api.layout import LayerLayout
 from disagg.engines.model.held import Layer
 from disagg.engines.transformers.held import SPARE_ROWS, copies
 from disagg.errors import ModelError
-from disagg.kv.layout import LayerLayout
 
 
 class _Layer(CacheLayerMixin):

@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from transformers.cache_utils import DynamicCache, DynamicLayer, LinearAttentionCacheLayerMixin
 
+from disagg.api.layout import LayerLayout, StateTensor
 from disagg.engines.model.architectures import Architecture, architecture_of
 from disagg.engines.model.architectures.base import cached_layers
 from disagg.engines.model.profile import LayerProfile, ModelProfile, Rope
 from disagg.errors import ModelError
-from disagg.kv.layout import LayerLayout, StateTensor
 
 _PROBE_POSITION = 3  # turns the fastest pair by several degrees in any rope, and is exact in every dtype
 

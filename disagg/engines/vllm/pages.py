@@ -17,9 +17,9 @@ from typing import NamedTuple
 
 import torch
 
+from disagg.api.layout import LayerLayout
 from disagg.engines.vllm.rows import blocks_of
 from disagg.errors import ModelError
-from disagg.kv.layout import LayerLayout
 
 # Pages [blocks, heads, rows, key_dim + value_dim], contiguous, and key_dim -> views of keys and values, [blocks, heads,
 # rows, dim].

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+from disagg.api.layout import LayerKind, LayerLayout
 from disagg.engines.model.profile import LayerProfile, ModelProfile, Rope
 from disagg.errors import ModelError
-from disagg.kv.layout import LayerKind, LayerLayout
 
 
 def measure(engine: Any, reference: ModelProfile) -> ModelProfile:

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from disagg.api.layout import LayerLayout, Layout
 from disagg.errors import ModelError
-from disagg.kv.layout import LayerLayout, Layout
 from disagg.kv.parts import Part
 
 NULL_BLOCK = 0

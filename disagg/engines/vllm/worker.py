@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from disagg.api.delivery import KVProgress
+from disagg.api.layout import Layout
 from disagg.engines.model import checkpoint
 from disagg.engines.staging.emit import RowEmitter
 from disagg.engines.vllm import pages as page_forms
@@ -19,7 +20,6 @@ from disagg.engines.vllm.served.describe import RankInfo, rank_info
 from disagg.engines.vllm.shipment import Shipment, report_failure
 from disagg.errors import DisaggError, HandoffError, ModelError
 from disagg.kv.frames import Header
-from disagg.kv.layout import Layout
 from disagg.kv.parts import Part
 
 

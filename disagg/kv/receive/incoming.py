@@ -6,12 +6,12 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from disagg.api.layout import Layout
 from disagg.api.names import AS_IS, WireForm
 from disagg.errors import Cancelled, FingerprintMismatch, LayoutMismatch, ProtocolError, TicketRefused
 from disagg.kv.arena import Arenas, Reservation
 from disagg.kv.fingerprint import Fingerprint
 from disagg.kv.frames import Header
-from disagg.kv.layout import Layout
 from disagg.kv.parts import Coverage
 from disagg.kv.received import ByteRanges, ReceivedKV, ReceiveTiming
 

@@ -7,6 +7,7 @@ import logging
 import time
 from dataclasses import dataclass, field
 
+from disagg.api.layout import plane_bytes
 from disagg.errors import (
     Cancelled,
     DisaggError,
@@ -19,7 +20,6 @@ from disagg.errors import (
 from disagg.kv import frames
 from disagg.kv.arena import Buffer
 from disagg.kv.channel import Channel
-from disagg.kv.forms import plane_bytes
 from disagg.kv.frames import Frame, Kind, TransferTotals
 from disagg.kv.parts import WHOLE, Part
 from disagg.kv.receive.pace import Arrived, ReceiveLimits

@@ -12,9 +12,9 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Literal
 
+from disagg.api.layout import Layout
 from disagg.api.names import AS_IS, INT8, WireForm
 from disagg.engines.base import PrefillTiming
-from disagg.kv.layout import Layout
 from disagg.kv.sent import SentKV
 
 MARGIN = 1.25  # how much longer the transfer must be than the compute: rates are known to about a tenth

@@ -8,13 +8,13 @@ import numpy
 import pytest
 import torch
 
+from disagg.api.layout import LayerLayout, Layout, StateTensor
 from disagg.api.names import INT8
 from disagg.engines.model.architectures import architecture_of
 from disagg.engines.model.architectures.base import cached_layers
 from disagg.engines.model.architectures.latent import pairs_together
 from disagg.engines.staging.emit import RowEmitter
 from disagg.kv.blocks import Block
-from disagg.kv.layout import LayerLayout, Layout, StateTensor
 from tests.engines.architectures.configs import config
 from tests.engines.architectures.pairs import Pair, running
 from tests.engines.mlx.mlx_parts import prompt, start

@@ -13,10 +13,10 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, DynamicCache
 
+from disagg.api.layout import Layout
 from disagg.api.sampling import Sampling
 from disagg.engines.base import DecodeRequest, DecodeTiming, Token
 from disagg.engines.mlx.engine import MLXDecodeEngine
-from disagg.kv.layout import Layout
 from disagg.kv.received import ReceivedKV
 from tests.received import received
 from tests.tiny_models import VOCAB

@@ -13,11 +13,11 @@ import psutil
 import pytest
 from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, RotatingKVCache
 
+from disagg.api.layout import LayerLayout, Layout, StateTensor
 from disagg.api.names import INT8
 from disagg.engines.mlx import cache as mlx_cache
 from disagg.errors import LayoutMismatch
 from disagg.kv.arena import Arenas
-from disagg.kv.layout import LayerLayout, Layout, StateTensor
 from disagg.kv.received import ByteRanges, ReceivedKV
 from tests.faults.fleet import POOLS
 from tests.received import received

@@ -11,13 +11,13 @@ import mlx.core as mx
 import pytest
 from mlx_lm.generate import BatchGenerator
 
+from disagg.api.layout import LayerLayout, Layout
 from disagg.api.sampling import Sampling
 from disagg.config import EngineOptions
 from disagg.engines.base import DecodeRequest, DecodeTiming, HeldKV, Token
 from disagg.engines.mlx import held as mlx_held
 from disagg.engines.mlx.engine import MLXDecodeEngine
 from disagg.errors import DisaggError, LayoutMismatch, ModelError, RequestError
-from disagg.kv.layout import LayerLayout, Layout
 from disagg.kv.received import ReceivedKV
 from tests.engines.mlx.mlx_parts import Collector, Reference, References, prompt, start, until
 from tests.tiny_models import WINDOW, TinyModel

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, QuantizedKVCache, RotatingKVCache
 
+from disagg.api.layout import LayerLayout, Layout, StateTensor
 from disagg.api.names import INT8
 from disagg.engines.mlx import cache as mlx_cache
 from disagg.engines.mlx.held import CachedPrefix, covers, make_store, rows, snapshot
 from disagg.errors import LayoutMismatch
 from disagg.kv.arena import Arenas
-from disagg.kv.layout import LayerLayout, Layout, StateTensor
 from disagg.kv.received import ByteRanges, ReceivedKV
 from tests.received import received
 from tests.values import present

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from disagg.api.layout import LayerLayout, Layout
 from disagg.api.status import Evidence
 from disagg.engines.model.evidence import LEAST_TOKENS, PLACES, gather, prompt_length
 from disagg.engines.model.text import HFTokenizer
 from disagg.kv.fingerprint import token_hash
-from disagg.kv.layout import LayerLayout, Layout
 from tests import tiny_models
 
 FULL = LayerLayout("full", 2, 16, 16)

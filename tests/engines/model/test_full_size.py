@@ -16,12 +16,12 @@ from mlx_lm.models.cache import RotatingKVCache, make_prompt_cache
 from mlx_lm.utils import _get_classes
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 
+from disagg.api.layout import LayerLayout
 from disagg.engines.mlx.patches import PATCHES
 from disagg.engines.mlx.profile import probe, rope_modules
 from disagg.engines.model import checkpoint
 from disagg.engines.model.preflight import rope_differences
 from disagg.engines.model.profile import LayerProfile, ModelProfile, Rope
-from disagg.kv.layout import LayerLayout
 from disagg.planning.checkpoint import from_config
 from disagg.planning.shapes import ModelShape
 from tests import tiny_models

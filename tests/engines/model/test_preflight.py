@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from disagg.api.layout import LayerLayout
 from disagg.api.status import PreflightFinding
 from disagg.engines.model.preflight import FREQUENCY_TOLERANCE, compare, require
 from disagg.engines.model.profile import LayerProfile, ModelProfile, Rope
 from disagg.errors import PreflightRefused
-from disagg.kv.layout import LayerLayout
 
 ROPE = Rope((1.0, 0.1, 0.01))
 FULL = LayerProfile(LayerLayout("full", 2, 16, 16), ROPE)

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from disagg.api.layout import Layout
 from disagg.api.sampling import Sampling
 from disagg.config import EngineOptions
 from disagg.engines.base import DecodeRequest, DecodeTiming, Token
 from disagg.engines.simulated.decode import SimulatedDecodeEngine
 from disagg.engines.simulated.prefill import SimulatedPrefillEngine
 from disagg.errors import Cancelled, LayoutMismatch, ModelError, RequestError
-from disagg.kv.layout import Layout
 from disagg.kv.received import ReceivedKV
 from disagg.planning.decode import ingest, step
 from tests.fleets import wait_until

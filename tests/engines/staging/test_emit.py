@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
+from disagg.api.layout import LayerLayout, Layout
 from disagg.api.names import INT8, WireForm
 from disagg.engines.staging.emit import RowEmitter, head_views, plane_views
 from disagg.engines.staging.quantize import filled_planes
-from disagg.kv.layout import LayerLayout, Layout
 
 CPU = torch.device("cpu")
 

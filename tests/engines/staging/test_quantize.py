@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
+from disagg.api.layout import BITS, GROUP
 from disagg.api.names import AS_IS, INT8, WireForm
 from disagg.engines.staging.quantize import PIECE, filled_planes
-from disagg.kv.forms import BITS, GROUP
 
 DTYPES = ("float32", "bfloat16", "float16")
 Array = np.ndarray

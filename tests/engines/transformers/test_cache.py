@@ -6,9 +6,9 @@ import pytest
 import torch
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
+from disagg.api.layout import LayerLayout, Layout
 from disagg.engines.transformers.cache import CachePlan, PreallocatedCache
 from disagg.errors import ModelError
-from disagg.kv.layout import LayerLayout, Layout
 from tests.values import present
 
 FULL = LayerLayout("full", kv_heads=2, key_dim=4, value_dim=3)

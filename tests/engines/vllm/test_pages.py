@@ -7,10 +7,10 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from disagg.api.layout import LayerLayout
 from disagg.engines.vllm import pages as page_forms
 from disagg.engines.vllm.pages import FORMS, PageRows, PageTables, detect, read, require_shape
 from disagg.errors import ModelError
-from disagg.kv.layout import LayerLayout
 
 BLOCKS, HEADS, SIZE, DIM = 5, 2, 8, 4
 LAYER = LayerLayout("full", HEADS, DIM, DIM)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from disagg.api.layout import LayerLayout
 from disagg.config import EngineOptions
 from disagg.engines.model.profile import LayerProfile, ModelProfile
 from disagg.engines.vllm.load import arguments, require_device, version_fits
@@ -23,7 +24,6 @@ from disagg.engines.vllm.profile import (
     stated_epsilon,
 )
 from disagg.errors import ModelError
-from disagg.kv.layout import LayerLayout
 
 
 def test_an_epsilon_that_config_json_does_not_have_is_refused() -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from disagg.api.layout import LayerLayout, Layout, StateTensor
 from disagg.engines.vllm.rows import PromptRows, Sharding, blocks_of
 from disagg.errors import ModelError
-from disagg.kv.layout import LayerLayout, Layout, StateTensor
 from disagg.kv.parts import Coverage, Part
 
 Steps = list[tuple[int, int]]  # (tokens computed before, tokens scheduled)

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from disagg.api.layout import LayerLayout
 from disagg.api.sampling import Sampling
 from disagg.config import EngineOptions
 from disagg.engines.base import Token
@@ -27,7 +28,6 @@ from disagg.engines.vllm.runs import AnswerRun, PromptRun
 from disagg.engines.vllm.scheduler import StepTimes
 from disagg.errors import Cancelled, DisaggError, ModelError, RequestError
 from disagg.kv.frames import Header
-from disagg.kv.layout import LayerLayout
 from tests.kv.kv_parts import FINGERPRINT, PATIENCE_S, mixed_layout
 
 

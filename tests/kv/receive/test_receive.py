@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from disagg.api.layout import LayerLayout, Layout
 from disagg.api.names import AS_IS, INT8, WireForm
 from disagg.errors import (
     MAX_ERROR_CHARS,
@@ -30,7 +31,6 @@ from disagg.errors import (
 )
 from disagg.kv import frames
 from disagg.kv.frames import Kind
-from disagg.kv.layout import LayerLayout, Layout
 from disagg.kv.preamble import (
     MAGIC,
     NONCE_BYTES,

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
+from disagg.api.layout import LayerLayout, Layout
 from disagg.config import EngineOptions, KVAudit
 from disagg.engines.base import EngineInfo
 from disagg.engines.base.audit import BOUNDS, AuditBounds, AuditFinding, Deviation
 from disagg.engines.model.profile import ModelProfile
 from disagg.kv.fingerprint import Fingerprint
-from disagg.kv.layout import LayerLayout, Layout
 from disagg.kv.received import ReceivedKV
 from disagg.servers.decode.audits import COST, ENOUGH, MAX_SENDERS, MOST, NEW, TIGHTEST, UNMEASURED, Audits, every
 

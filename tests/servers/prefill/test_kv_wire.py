@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from disagg.api.layout import LayerLayout, Layout
 from disagg.api.names import AS_IS, INT8
 from disagg.engines.base import PrefillTiming
-from disagg.kv.layout import LayerLayout, Layout
 from disagg.kv.sent import ComputeStep, SentKV, Span, TransferResult
 from disagg.servers.prefill.kv_wire import FRESH_S, MARGIN, RATED_TOKENS, MeasuredRates, Rates, choose_form
 

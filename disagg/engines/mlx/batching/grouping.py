@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from disagg.kv.layout import Layout
+from disagg.api.layout import Layout
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from disagg.api.layout import LayerLayout
 from disagg.engines.model.profile import LayerProfile, Rope
 from disagg.engines.model.rope import reference_rope
 from disagg.errors import ModelError
-from disagg.kv.layout import LayerLayout
 
 Config = Any  # transformers' configuration of the text model, or of one of its layers
 Tensor = Any  # of torch, with the batch in front: [1, ...]

@@ -6,10 +6,10 @@ keeps each pair together.
 
 from __future__ import annotations
 
+from disagg.api.layout import LayerLayout
 from disagg.engines.model.architectures.base import Config, Tensor
 from disagg.engines.model.profile import Rope
 from disagg.engines.model.rope import reference_rope
-from disagg.kv.layout import LayerLayout
 
 
 def latent(config: Config) -> LayerLayout:

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from disagg.api.layout import LayerLayout, StateTensor
 from disagg.engines.model.architectures.base import MODEL_DTYPE, Config, Tensor, full
-from disagg.kv.layout import LayerLayout, StateTensor
 
 
 def convolution(config: Config) -> LayerLayout:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Final
 
 from disagg.api.delivery import DESCRIBE, ConnectorInfo
+from disagg.api.layout import Layout
 from disagg.engines.model import preflight
 from disagg.engines.vllm.served.calls import VLLMServer
 from disagg.engines.vllm.served.forms import COMPLETIONS, MODELS, START_COMMAND, model_names, order_answer, prompt_body
 from disagg.errors import DisaggError, FingerprintMismatch, LayoutMismatch, ModelError
 from disagg.extras import install
 from disagg.kv.fingerprint import Fingerprint
-from disagg.kv.layout import Layout
 from disagg.version import VERSION
 
 PATIENCE_S: Final = 60.0

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from disagg.api.layout import LayerLayout, Layout, StateTensor
 from disagg.engines.mlx.batching.grouping import Row, choose_group, kv_growth
-from disagg.kv.layout import LayerLayout, Layout, StateTensor
 
 FULL = LayerLayout("full", kv_heads=8, key_dim=64, value_dim=64)
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from mlx_lm.generate import BatchGenerator
 
+from disagg.api.layout import Layout
 from disagg.api.sampling import Sampling
 from disagg.config import EngineOptions
 from disagg.engines.base import DecodeRequest
@@ -17,7 +18,6 @@ from disagg.engines.mlx.batching import chunk
 from disagg.engines.mlx.batching import groups as mlx_groups
 from disagg.engines.mlx.engine import MLXDecodeEngine
 from disagg.errors import ModelError
-from disagg.kv.layout import Layout
 from disagg.kv.received import ReceivedKV
 from tests.engines.mlx.mlx_parts import Collector, References, counting, held_up, prompt, start, until
 from tests.tiny_models import TinyModel

@@ -8,11 +8,11 @@ import msgspec
 import pytest
 
 from disagg.api.delivery import DESCRIBE, ORDER_FIELD, ConnectorInfo, OrderAnswer
+from disagg.api.layout import Layout
 from disagg.api.status import PreflightFinding
 from disagg.engines.vllm.served.calls import VLLMServer
 from disagg.engines.vllm.served.check import describe, require
 from disagg.errors import DisaggError, ModelError, PreflightRefused
-from disagg.kv.layout import Layout
 from tests.engines.vllm.served.fake_serve import INFO, completed, serving
 from tests.kv.kv_parts import FINGERPRINT, mixed_layout
 from tests.ports import free_ports

@@ -2,9 +2,9 @@ import json
 
 import pytest
 
+from disagg.api.layout import LayerLayout, Layout
 from disagg.api.names import INT8
 from disagg.errors import LayoutMismatch, ProtocolError
-from disagg.kv.layout import LayerLayout, Layout
 from tests.kv.kv_parts import WINDOW, groups_layout, mixed_layout
 
 

@@ -1,4 +1,4 @@
-"""The shape of a model's KV cache, which must be the same on both hosts.
+"""What the KV of a model is, layer by layer, which must be the same on both hosts; and how many bytes it has.
 
 A layer is one of
 - ``full``: keys [kv_heads, n, key_dim] and values [kv_heads, n, value_dim] for all n tokens;
@@ -6,20 +6,28 @@ A layer is one of
 - ``state``: fixed-size tensors that do not grow with n (linear attention, convolutions).
 
 Batch is always 1 and never appears. Keys are post-RoPE.
+
+Keys and values cross the network ``as-is``, or in the wire form ``int8-g64``: each group of 64 elements of a row
+becomes 64 bytes, a scale and a bias, as in mlx's affine quantisation with 8 bits and group size 64. A tensor is then
+sent as three *planes*: packed, scales, biases. Tensors whose rows do not divide into groups, and those of ``state``
+layers, are always sent as-is.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
-from typing import Any, Literal
+from functools import cached_property, lru_cache
+from typing import Any, Final, Literal
 
-from disagg.api.names import AS_IS, DTYPE_BYTES, WireForm
+from disagg.api.names import AS_IS, DTYPE_BYTES, INT8, WireForm
 from disagg.errors import LayoutMismatch, ProtocolError, clipped
-from disagg.kv.forms import plane_bytes
 
-MAX_LAYERS = 1024
+MAX_LAYERS: Final = 1024
+GROUP: Final = 64
+BITS: Final = 8
 
 LayerKind = Literal["full", "sliding", "state"]
 
@@ -54,8 +62,16 @@ class LayerLayout:
         first = max(0, tokens - self.window) if self.window else 0
         return range(max(first, start), tokens)
 
+    def row_bytes(self, itemsize: int, wire: WireForm = AS_IS) -> int:
+        """Bytes of one token's keys and values."""
+        return self.kv_heads * sum(sum(plane_bytes(dim, itemsize, wire)) for dim in (self.key_dim, self.value_dim))
 
-@dataclass(frozen=True, slots=True)
+    @property
+    def state_bytes(self) -> int:
+        return sum(state.nbytes for state in self.states)
+
+
+@dataclass(frozen=True)
 class Layout:
     """All layers of one model and the dtype of their keys and values."""
 
@@ -71,10 +87,14 @@ class Layout:
         if tokens <= start:
             return 0
         return sum(
-            layer.kv_heads * self._row_bytes(layer, wire) * len(layer.rows(tokens, start))
-            + sum(state.nbytes for state in layer.states)
-            for layer in self.layers
+            count * (layer.row_bytes(self.itemsize, wire) * len(layer.rows(tokens, start)) + layer.state_bytes)
+            for layer, count in self._alike
         )
+
+    @cached_property
+    def _alike(self) -> Sequence[tuple[LayerLayout, int]]:
+        """The different layers, and how often each is there: most models have one or two."""
+        return tuple(Counter(self.layers).items())
 
     def require_same(self, other: Layout, *, mine: str, theirs: str) -> None:
         """Raise LayoutMismatch naming the first field that differs; `mine`/`theirs` name the two hosts' roles."""
@@ -83,9 +103,6 @@ class Layout:
                 f"KV layouts differ in {field}: {mine} has {clipped(here)}, {theirs} has {clipped(there)}",
                 "serve the same model and the same KV dtype on both hosts",
             )
-
-    def _row_bytes(self, layer: LayerLayout, wire: WireForm) -> int:
-        return sum(sum(plane_bytes(dim, self.itemsize, wire)) for dim in (layer.key_dim, layer.value_dim))
 
     def to_json(self) -> dict[str, Any]:
         return {"dtype": self.dtype, "layers": [asdict(layer) for layer in self.layers]}
@@ -101,6 +118,34 @@ class Layout:
         if layout.dtype not in DTYPE_BYTES or not 1 <= len(layout.layers) <= MAX_LAYERS:
             raise ProtocolError(f"unusable layout: dtype {clipped(repr(layout.dtype))}, {len(layout.layers)} layers")
         return layout
+
+
+@lru_cache(maxsize=64)
+def grouped(
+    windows: tuple[int | None, ...], kv_heads: int, head_dim: int, dtype: str, states: tuple[StateTensor, ...] = ()
+) -> Layout:
+    """The layout of a model with grouped-query attention. windows: per layer, tokens that attention sees; None for all,
+    0 for a layer with `states` instead of attention."""
+    kinds = {
+        window: LayerLayout("state", states=states)
+        if window == 0
+        else LayerLayout("sliding" if window else "full", kv_heads, head_dim, head_dim, window)
+        for window in set(windows)
+    }
+    return Layout(tuple(kinds[window] for window in windows), dtype)
+
+
+def is_quantised(dim: int, wire: WireForm) -> bool:
+    """Whether keys or values with rows of `dim` elements are quantised in this form."""
+    return wire == INT8 and dim > 0 and dim % GROUP == 0
+
+
+def plane_bytes(dim: int, itemsize: int, wire: WireForm) -> tuple[int, ...]:
+    """Bytes per row of one head, for each plane of a tensor with rows of `dim` elements of `itemsize` bytes."""
+    if is_quantised(dim, wire):
+        per_group = dim // GROUP * itemsize
+        return dim * BITS // 8, per_group, per_group
+    return (dim * itemsize,)
 
 
 def _layer_from_json(body: dict[str, Any]) -> LayerLayout:
