@@ -89,7 +89,7 @@ class AnswerResponse(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         stream = self._running.head.request.stream
-        exchange = Exchange(send, self._dialect.media_type, self._dialect.keep_alive if stream else b"")
+        exchange = Exchange(scope, send, self._dialect.media_type, self._dialect.keep_alive if stream else b"")
         work = self._stream(exchange) if stream else self._whole(exchange)
         refusal = json_response(self._dialect.error(STOPPED), STOPPED.status, STOPPED.headers)
         await exchange.perform(work, receive, lambda: self._writer.error(STOPPED), refusal, self._end)

@@ -44,8 +44,7 @@ from disagg.gateway.views import Views
 from disagg.gateway.watch.gateway import GatewayWatch
 from disagg.gateway.watch.observers import Observers
 from disagg.http import requests
-from disagg.http.requests import disconnected
-from disagg.http.stream import running
+from disagg.http.stream import unless_disconnected
 from disagg.inference.client import AsyncClient
 
 Handler = Callable[[Request], Awaitable[Response]]
@@ -191,12 +190,10 @@ class Gateway:
         """The tokens of a prompt. It takes the place of an answer, and ends when its caller disconnects."""
         give_back = self._places.take(key, asked.choices)
         try:
-            counting = prompt_tokens(self._client, asked)
-            async with running(counting, disconnected(receive)) as (counted, left):
-                await asyncio.wait((counted, left), return_when=asyncio.FIRST_COMPLETED)
-                if not counted.done():
-                    return Response(status_code=Cancelled.http_status)  # nobody reads it
-                return json_response({"input_tokens": counted.result()})
+            counted = await unless_disconnected(prompt_tokens(self._client, asked), receive, "the count")
+            return json_response({"input_tokens": counted})
+        except Cancelled:
+            return Response(status_code=Cancelled.http_status)  # nobody reads it
         finally:
             give_back()
 

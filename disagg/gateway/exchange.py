@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import Any
 
 from starlette.responses import Response
-from starlette.types import Receive, Send
+from starlette.types import Receive, Scope, Send
 
 from disagg.errors import Cancelled
 from disagg.gateway.dialects.problems import Problem
@@ -27,8 +27,8 @@ class Exchange(BodyParts):
     send: for a response that is not sent in parts.
     """
 
-    def __init__(self, send: Send, media_type: str, keep_alive: bytes = b"") -> None:
-        super().__init__(send, media_type, STALL_S)
+    def __init__(self, scope: Scope, send: Send, media_type: str, keep_alive: bytes = b"") -> None:
+        super().__init__(scope, send, media_type, STALL_S)
         self._comment = keep_alive
 
     async def perform(

@@ -113,7 +113,7 @@ class ParallelResponse(Response):
         self._open = {part.item.index: part.work for part in parts if isinstance(part.work, Running)}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        exchange = Exchange(send, EVENT_STREAM, openai.KEEP_ALIVE if self._is_stream else b"")
+        exchange = Exchange(scope, send, EVENT_STREAM, openai.KEEP_ALIVE if self._is_stream else b"")
         work = self._stream(exchange) if self._is_stream else self._whole(exchange)
         body = openai.error_body(STOPPED)
         refusal = json_response(body, STOPPED.status, STOPPED.headers)

@@ -23,6 +23,16 @@ class BoundedCycle(RequestResponseCycle):
         self._more = more
         self._ends_with_connection = options["scope"]["http_version"] == "1.0"
 
+    @property
+    def writable(self) -> bool:
+        """See PartWriter."""
+        return bool(self.chunked_encoding) and not self.flow.write_paused
+
+    def write_part(self, part: bytes) -> None:
+        """See PartWriter."""
+        if not self.disconnected:
+            self.transport.write(b"%x\r\n%b\r\n" % (len(part), part))
+
     async def receive(self) -> ASGIReceiveEvent:
         """Raises RequestError if the body is not one that is read."""
         if not self.more_body:

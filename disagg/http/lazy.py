@@ -21,6 +21,7 @@ from disagg.errors import RequestError
 from disagg.http.arrival import Arrival, ArrivingBody, end_of_lines
 from disagg.http.cycle import BoundedCycle
 from disagg.http.heads import MAX_FIELDS, MAX_HEAD_BYTES, Refused, checked
+from disagg.http.stream import PART_WRITER
 
 READ_BYTES: Final = 16 << 10
 DROP_S = 2.0
@@ -170,6 +171,7 @@ class LazyProtocol(HttpToolsProtocol, asyncio.BufferedProtocol):
             keep_alive=version == "1.1" and self.parser.should_keep_alive(),
             on_response=self.on_response_complete,
         )
+        scope["state"][PART_WRITER] = self.cycle
         if self._body.complete:
             self.cycle.more_body = False
             self.cycle.message_event.set()

@@ -5,13 +5,30 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
-from typing import Any, Final
+from typing import Any, Final, Protocol, TypeVar
 
-from starlette.types import Send
+from starlette.types import Receive, Scope, Send
 
 from disagg.errors import Cancelled
+from disagg.http.requests import disconnected
 
+T = TypeVar("T")
 EVENT_STREAM: Final = "text/event-stream"
+PART_WRITER: Final = "part_writer"
+"""The PartWriter of a response, in the state of an ASGI scope; absent without our server, as in tests."""
+
+
+class PartWriter(Protocol):
+    """Writes parts of a response without a task to wait in: a token then wakes no task of its own. After the head."""
+
+    @property
+    def writable(self) -> bool:
+        """Whether its caller takes more now."""
+        ...
+
+    def write_part(self, part: bytes) -> None:
+        """Write a part of a body in chunks, at once."""
+        ...
 
 
 def event_bytes(data: bytes, name: str = "") -> bytes:
@@ -26,16 +43,38 @@ class BodyParts:
     started: its head has been sent. stall_s: a caller that takes nothing for this long counts as disconnected.
     """
 
-    def __init__(self, send: Send, media_type: str, stall_s: float) -> None:
+    def __init__(self, scope: Scope, send: Send, media_type: str, stall_s: float) -> None:
         self.started = False
         self.send, self._media_type, self._stall_s = send, media_type, stall_s
+        self._writer: PartWriter | None = scope.get("state", {}).get(PART_WRITER)
         self._over = False
         self._quiet = True  # nothing was sent since `keep_alive` looked last
         self._sending = asyncio.Lock()
 
+    @property
+    def ready(self) -> bool:
+        """Whether `write` can send a part now."""
+        return (
+            self.started
+            and not self._over
+            and not self._sending.locked()
+            and self._writer is not None
+            and self._writer.writable
+        )
+
+    def write(self, part: bytes) -> None:
+        """Send a part at once; only if it is `ready`."""
+        assert self._writer is not None, "not ready"
+        self._quiet = False
+        self._writer.write_part(part)
+
     async def part(self, part: bytes) -> None:
         """Send a part. Raises Cancelled if the caller stalls."""
-        if part:
+        if not part:
+            return
+        if self.ready:
+            self.write(part)
+        else:
             self._quiet = False
             await self._body(part, more=True)
 
@@ -81,3 +120,13 @@ async def running(*work: Coroutine[Any, Any, Any]) -> AsyncIterator[tuple[asynci
         for task in tasks:
             if not task.cancelled():
                 task.exception()  # looked at, or asyncio logs it; whoever needs it asks the task
+
+
+async def unless_disconnected(work: Coroutine[Any, Any, T], receive: Receive, what: str) -> T:
+    """What `work` returns. If the caller of `what` disconnects first, the work is cancelled, and Cancelled raised."""
+    async with running(work, disconnected(receive)) as (working, left):
+        await asyncio.wait((working, left), return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise Cancelled(f"the caller of {what} disconnected")
+        result: T = working.result()
+        return result

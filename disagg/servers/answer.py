@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
@@ -16,7 +16,8 @@ from disagg.engines.base import DecodeEngine, DecodeTiming, PrefillEngine, Token
 from disagg.engines.model.constraint import Constraint
 from disagg.engines.model.text import PromptTokenizer
 from disagg.errors import ModelError
-from disagg.servers.feed import StepTokens
+from disagg.servers.caller import EventWriter
+from disagg.servers.feed import StepTokens, TokenFeed
 from disagg.servers.output.choose import output_of, thinking
 from disagg.servers.output.grammar import grammar_of
 from disagg.servers.output.part import Output, OutputPart
@@ -139,6 +140,32 @@ class _Piece:
     def event(self) -> TokensEvent:
         reasoning, text = ("".join(self.texts[kind]) for kind in ("reasoning", "text"))
         return TokensEvent(text, tuple(self.tokens), reasoning, tuple(self.calls))
+
+
+async def rest_of(
+    answer: GrowingAnswer,
+    feed: TokenFeed,
+    events: Callable[[Sequence[StepTokens]], Sequence[TokensEvent]],
+    writer: EventWriter | None,
+) -> AsyncGenerator[TokensEvent, None]:
+    """The events of an answer from its second step on, which `writer` sends as the steps arrive. What it cannot send
+    then, because its caller is slow, is yielded. events: those of some steps."""
+
+    def take(steps: Sequence[StepTokens]) -> bool:
+        if answer.finish_reason is None:
+            if writer is None or not writer.ready:
+                return False
+            for event in events(steps):
+                writer.write_event(event)
+        if answer.finish_reason is not None:
+            feed.wake()
+        return True
+
+    feed.take = take
+    while answer.finish_reason is None:
+        if steps := await feed.steps():
+            for event in events(steps):
+                yield event
 
 
 def warm_up_tokenizer(tokenizer: PromptTokenizer) -> None:

@@ -1,20 +1,30 @@
-"""State that a request and the stream of its answer share, beside the events."""
+"""The caller of a request, as the service sees it beside the events that it yields."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from contextvars import ContextVar
-from typing import Final
+from typing import Final, Protocol
 
+from disagg.api.events import Event
 from disagg.errors import DisaggError
 from disagg.servers.request import ActiveRequest
 
 STATE_S: Final = 0.05
 
-current: ContextVar[Caller | None] = ContextVar("caller", default=None)
-"""The caller whose request this task works on. The stream sets it, the service reads it."""
+
+class EventWriter(Protocol):
+    """Sends events without a task to wait in."""
+
+    @property
+    def ready(self) -> bool:
+        """Whether the caller takes an event now, and all before it have been sent."""
+        ...
+
+    def write_event(self, event: Event) -> None:
+        """Send an event at once; only if it is ready."""
+        ...
 
 
 class Caller:
@@ -24,9 +34,16 @@ class Caller:
     once, even if the request's own task is stuck, and cancels that task.
     """
 
-    def __init__(self, progress: Callable[[], Awaitable[None]] | None = None) -> None:
-        """progress: sends a progress event."""
+    def __init__(
+        self,
+        request_id: str,
+        progress: Callable[[], Awaitable[None]] | None = None,
+        writer: EventWriter | None = None,
+    ) -> None:
+        """progress: sends a progress event. writer: None if the caller gets what the service yields and no more."""
+        self.request_id = request_id
         self.request: ActiveRequest | None = None
+        self.writer = writer
         self.stated = ""  # the phase in the last progress event
         self._progress = progress
         self.ended: asyncio.Future[DisaggError] = asyncio.get_running_loop().create_future()

@@ -31,7 +31,6 @@ from disagg.errors import (
     ServerUnavailable,
     UnknownModel,
 )
-from disagg.servers import caller as callers
 from disagg.servers.admission import Admission
 from disagg.servers.caller import Caller
 from disagg.servers.health.engine import TEST_LIMIT_S
@@ -53,11 +52,11 @@ Body = TypeVar("Body", bound=PromptBody)
 
 @dataclass(frozen=True, slots=True)
 class ServiceCall(Generic[Body]):
-    """POST `path` with a body of type `body`; `events(body, request_id)` is the answer, and raises every refusal."""
+    """POST `path` with a body of type `body`; `events(body, caller)` is the answer, and raises every refusal."""
 
     path: str
     body: type[Body]
-    events: Callable[[Body, str], AsyncGenerator[Event, None]]
+    events: Callable[[Body, Caller], AsyncGenerator[Event, None]]
 
 
 class Service(ReportingHost[Engine]):
@@ -102,7 +101,7 @@ class Service(ReportingHost[Engine]):
         """The endpoints of this role."""
 
     @asynccontextmanager
-    async def admitted(self, body: PromptBody, request_id: str, sampling: Sampling) -> AsyncIterator[ActiveRequest]:
+    async def admitted(self, body: PromptBody, caller: Caller, sampling: Sampling) -> AsyncIterator[ActiveRequest]:
         """Admit a request; at the end of the block release what it holds, and count and log how it ended.
 
         Everything that can be refused before work begins is refused here: readiness, a place in the queue, the prompt,
@@ -110,10 +109,9 @@ class Service(ReportingHost[Engine]):
         """
         self._require_ready(body.model)
         arrived, record = time.monotonic(), self.running.admit(body)
-        request = ActiveRequest(request_id, sampling, arrived, arrived + body.deadline_s, body.share)
+        request = ActiveRequest(caller.request_id, sampling, arrived, arrived + body.deadline_s, body.share)
         request.entered, request.computed = record.entered, record.computed
         request.cleanup.callback(record.ended)
-        caller = callers.current.get() or Caller()
         self._enter(request, caller, body.lease_s)
         error: BaseException | None = None
         try:

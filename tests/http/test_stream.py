@@ -30,7 +30,7 @@ class Sent:
 
 
 def parts(sent: Sent, stall_s: float = 30.0) -> BodyParts:
-    return BodyParts(sent, "text/plain", stall_s)
+    return BodyParts({"type": "http"}, sent, "text/plain", stall_s)
 
 
 def test_an_event_has_its_name_before_its_data() -> None:

@@ -16,7 +16,7 @@ async def test_a_caller_that_was_told_that_its_request_waits_is_told_when_it_beg
     async def progress() -> None:
         sent.append("progress")
 
-    caller = Caller(progress)
+    caller = Caller("r", progress)
     caller.stated = stated
     await caller.state_begin()
     assert len(sent) == told
@@ -26,7 +26,7 @@ async def test_a_caller_that_reads_nothing_delays_its_request_for_a_moment_only(
     async def stuck() -> None:
         await asyncio.Event().wait()
 
-    caller = Caller(stuck)
+    caller = Caller("r", stuck)
     caller.stated = "queued"
     async with asyncio.timeout(100 * STATE_S):
         await caller.state_begin()

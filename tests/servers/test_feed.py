@@ -14,7 +14,7 @@ from disagg.engines.base import DecodeTiming, Token
 from disagg.engines.simulated.model import ByteTokenizer
 from disagg.errors import DeadlineExceeded, ModelError
 from disagg.servers.answer import GrowingAnswer
-from disagg.servers.feed import Handover, StepTokens, TokenFeed
+from disagg.servers.feed import StepTokens, TokenBridge, TokenFeed
 from disagg.servers.output.part import Plain
 
 TIMING = DecodeTiming()
@@ -41,8 +41,8 @@ async def all_steps(feed: TokenFeed) -> list[Sequence[StepTokens]]:
     return received
 
 
-def new_feed(handover: Handover, seconds: float = PATIENCE_S) -> TokenFeed:
-    return TokenFeed(handover, time.monotonic() + seconds)
+def new_feed(bridge: TokenBridge, seconds: float = PATIENCE_S) -> TokenFeed:
+    return TokenFeed(bridge, time.monotonic() + seconds)
 
 
 def text(steps: Sequence[StepTokens]) -> str:
@@ -59,14 +59,14 @@ async def wakes(monkeypatch: pytest.MonkeyPatch) -> list[None]:
 
 
 async def test_a_step_wakes_the_event_loop_once_for_all_its_requests(wakes: list[None]) -> None:
-    handover = Handover()
-    feeds = [new_feed(handover) for _ in range(16)]
+    bridge = TokenBridge()
+    feeds = [new_feed(bridge) for _ in range(16)]
 
     def steps() -> None:
         for feed in feeds:
             feed.on_tokens(token("a", "length"), TIMING)
         assert not wakes
-        handover.flush()
+        bridge.flush()
 
     on_a_thread(steps)
     assert [text(steps) for feed in feeds for steps in await all_steps(feed)] == ["a"] * 16
@@ -74,13 +74,13 @@ async def test_a_step_wakes_the_event_loop_once_for_all_its_requests(wakes: list
 
 
 async def test_steps_that_arrive_while_the_loop_is_busy_become_one_event(wakes: list[None]) -> None:
-    handover = Handover()
-    feed, answer = new_feed(handover), GrowingAnswer(Plain(ByteTokenizer(256).stream()))
+    bridge = TokenBridge()
+    feed, answer = new_feed(bridge), GrowingAnswer(Plain(ByteTokenizer(256).stream()))
 
     def steps() -> None:
         for letter in "abcd":
             feed.on_tokens(token(letter, "length" if letter == "d" else None), TIMING)
-            handover.flush()
+            bridge.flush()
 
     before = time.monotonic()
     on_a_thread(steps)
@@ -92,7 +92,7 @@ async def test_steps_that_arrive_while_the_loop_is_busy_become_one_event(wakes: 
 
 
 async def test_tokens_before_an_error_are_received_before_it(wakes: list[None]) -> None:
-    feed = new_feed(Handover())
+    feed = new_feed(TokenBridge())
 
     def steps() -> None:
         feed.on_tokens(token("a"), TIMING)
@@ -107,7 +107,7 @@ async def test_tokens_before_an_error_are_received_before_it(wakes: list[None]) 
 
 
 async def test_an_answer_that_is_late_ends_with_the_deadline() -> None:
-    feed = new_feed(Handover(), 0.3)
+    feed = new_feed(TokenBridge(), 0.3)
 
     def steps() -> None:
         feed.on_tokens(token("a"), TIMING)
@@ -120,14 +120,14 @@ async def test_an_answer_that_is_late_ends_with_the_deadline() -> None:
 
 
 async def test_nothing_is_lost_or_reordered_between_a_fast_engine_and_the_event_loop() -> None:
-    handover = Handover()
-    feeds, count = [new_feed(handover) for _ in range(4)], 3000
+    bridge = TokenBridge()
+    feeds, count = [new_feed(bridge) for _ in range(4)], 3000
 
     def steps() -> None:
         for index in range(count):
             for feed in feeds:
                 feed.on_tokens((Token(index, 0.0, finish="length" if index + 1 == count else None),), TIMING)
-            handover.flush()
+            bridge.flush()
 
     engine = threading.Thread(target=steps)
     engine.start()

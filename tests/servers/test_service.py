@@ -19,7 +19,6 @@ from disagg.config import load
 from disagg.engines.simulated.model import ByteTokenizer
 from disagg.engines.simulated.prefill import _AnswerRun
 from disagg.errors import Cancelled, ContextLengthExceeded, ModelError, Overloaded, UnknownModel
-from disagg.servers import caller as callers
 from disagg.servers.caller import Caller
 from disagg.servers.run import make_service
 from disagg.servers.service import AnyService
@@ -55,9 +54,11 @@ async def decode(tmp_path: Path) -> AsyncIterator[AnyService]:
         yield service
 
 
-def answer(service: AnyService, path: str, body: PromptBody) -> AsyncGenerator[Event, None]:
+def answer(
+    service: AnyService, path: str, body: PromptBody, caller: Caller | None = None
+) -> AsyncGenerator[Event, None]:
     (endpoint,) = (one for one in service.endpoints() if one.path == path)
-    return endpoint.events(body, "the-request")
+    return endpoint.events(body, caller or Caller("the-request"))
 
 
 def idle(service: AnyService) -> bool:
@@ -149,11 +150,9 @@ async def test_a_draining_server_refuses_work(decode: AnyService) -> None:
 
 
 async def test_a_request_whose_lease_is_not_extended_ends_as_cancelled(decode: AnyService) -> None:
-    caller = Caller()
-    reset = callers.current.set(caller)
-    events = answer(decode, "/decode", DecodeBody(model="m", prompt="hello", lease_s=5.0))
+    caller = Caller("the-request")
+    events = answer(decode, "/decode", DecodeBody(model="m", prompt="hello", lease_s=5.0), caller)
     await anext(events)
-    callers.current.reset(reset)
     assert decode.extend_leases(["the-request", "another"]).unknown == ("another",)
     decode.leases.expire(time.monotonic() + 4.0)
     assert caller.error is None

@@ -83,11 +83,10 @@ class Feed:
         return self._board if own is None else self._board.own(own)
 
     async def send(
-        self, visible: Visible, key: str | None, allowed: Callable[[], bool], send: Send, *, own: bool = False
+        self, visible: Visible, key: str | None, allowed: Callable[[], bool], parts: BodyParts, *, own: bool = False
     ) -> None:
         """Events until `stop`, or as long as it is allowed: `past` once, then `state` again and again."""
         seen = key if own else None
-        parts = BodyParts(send, EVENT_STREAM, STALL_S)
         self._watchers[key] += 1
         try:
             await parts.part(event_bytes(Past(self._seen(seen).past(visible)).to_bytes(), "past"))
@@ -116,6 +115,7 @@ class _Stream(Response):
         self._feed, self._visible, self._key, self._allowed, self._own = feed, visible, key, allowed, own
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        sending = self._feed.send(self._visible, self._key, self._allowed, send, own=self._own)
+        parts = BodyParts(scope, send, EVENT_STREAM, STALL_S)
+        sending = self._feed.send(self._visible, self._key, self._allowed, parts, own=self._own)
         async with running(sending, disconnected(receive)) as tasks:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

@@ -13,11 +13,12 @@ import secrets
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
+from functools import partial
 from math import isnan
 from typing import Any, NamedTuple
 
 from disagg import logs
-from disagg.api.events import DoneEvent, Event, LocalEvent, RefutedEvent
+from disagg.api.events import DoneEvent, Event, LocalEvent, RefutedEvent, TokensEvent
 from disagg.api.requests import DecodeBody, GenerateBody, KVAddress, PrefillOffer
 from disagg.api.sampling import Sampling
 from disagg.api.status import SenderAudits
@@ -28,13 +29,14 @@ from disagg.kv.arena import Arenas
 from disagg.kv.receive import KVServer
 from disagg.kv.receive.tickets import Tickets
 from disagg.servers.admission import Admission
-from disagg.servers.answer import GrowingAnswer, begin_answer, constraint_of, warm_up_tokenizer
+from disagg.servers.answer import GrowingAnswer, begin_answer, constraint_of, rest_of, warm_up_tokenizer
+from disagg.servers.caller import Caller
 from disagg.servers.decode.audits import AuditOrder, Audits
 from disagg.servers.decode.local_prefill import MEASURED_TOKENS, PrefillPlace, Speed, choose_place, sooner
 from disagg.servers.decode.memory import KVMemory
 from disagg.servers.decode.slots import OpenSlot, Slots
 from disagg.servers.decode.source import PromptKV
-from disagg.servers.feed import Handover, StepTokens, TokenFeed
+from disagg.servers.feed import StepTokens, TokenBridge, TokenFeed
 from disagg.servers.health.engine import TEST_LIMIT_S
 from disagg.servers.request import ActiveRequest
 from disagg.servers.service import Service, ServiceCall
@@ -62,7 +64,7 @@ class DecodeService(Service[DecodeEngine]):
         assert host.kv_port is not None, "config requires kv_port on decode hosts"
         self._kv_address = KVAddress(host.kv_address, host.kv_port)
         self._make_engine = make_engine
-        self._handover: Handover  # set with the engine
+        self._bridge: TokenBridge  # set with the engine
         places = options.max_batch + host.queue_size
         arenas = Arenas(self._allocate, keep_bytes=options.max_kv_bytes // KEEP_SHARE, left=lambda: self._memory.left)
         self._memory = KVMemory(options.max_kv_bytes, lambda: self.kv_held_bytes, self._give_up_held, arenas.trim)
@@ -111,7 +113,7 @@ class DecodeService(Service[DecodeEngine]):
 
     async def probe_engine(self) -> None:
         request = DecodeRequest(f"self-test-{secrets.token_hex(4)}", [0, 0], Sampling(max_tokens=1))
-        feed = TokenFeed(self._handover, time.monotonic() + TEST_LIMIT_S)
+        feed = TokenFeed(self._bridge, time.monotonic() + TEST_LIMIT_S)
         try:
             self.engine.submit(request, feed)
             await feed.steps()
@@ -123,8 +125,8 @@ class DecodeService(Service[DecodeEngine]):
         # The KV port is bound before the model loads, so that a port in use is reported at once.
         self._kv_server = KVServer(self._kv_address.host, self._kv_address.port, self._tickets)
         engine = await on_daemon_thread(self._prepare, "load")
-        self._handover = Handover()
-        engine.after_step(self._handover.flush)
+        self._bridge = TokenBridge()
+        engine.after_step(self._bridge.flush)
         engine.on_beat = self.progress.beat
         self._engine = engine
         self._audits = Audits(self.host.engine, engine.info)
@@ -155,10 +157,10 @@ class DecodeService(Service[DecodeEngine]):
         """Memory of the engine, which is loaded before the first ticket is issued."""
         return self.engine.allocate(nbytes)
 
-    async def _decode(self, body: DecodeBody, request_id: str) -> AsyncGenerator[Event, None]:
+    async def _decode(self, body: DecodeBody, caller: Caller) -> AsyncGenerator[Event, None]:
         """POST /decode: a slot, then the answer from the KV that arrives there. No slot if the caller offers a prefill
         host that would take longer than this one."""
-        async with self.admitted(body, request_id, body.sampling) as request:
+        async with self.admitted(body, caller, body.sampling) as request:
             answer = await begin_answer(request, self.engine, body, self.work)
             kv = PromptKV()
             if answer.finish_reason is None:
@@ -177,9 +179,9 @@ class DecodeService(Service[DecodeEngine]):
                 async for event in events:
                     yield event
 
-    async def _generate(self, body: GenerateBody, request_id: str) -> AsyncGenerator[Event, None]:
+    async def _generate(self, body: GenerateBody, caller: Caller) -> AsyncGenerator[Event, None]:
         """POST /generate: what is not held of the prompt is computed here."""
-        async with self.admitted(body, request_id, body.sampling) as request:
+        async with self.admitted(body, caller, body.sampling) as request:
             answer = await begin_answer(request, self.engine, body, self.work)
             kv = PromptKV()
             if answer.finish_reason is None:
@@ -250,16 +252,17 @@ class DecodeService(Service[DecodeEngine]):
                 request.constraint = await constraint_of(request, self.engine.tokenizer, body, self.work)
                 feed, first = await self._first_steps(request, kv, salt)
             self._release_inputs(kv)
-            for event in self._events(answer, kv, first):
+            events = partial(self._events, answer, kv)
+            for event in events(first):
                 yield event
-            while answer.finish_reason is None:
-                for event in self._events(answer, kv, await feed.steps()):
+            async with aclosing(rest_of(answer, feed, events, self.active[request.key].writer)) as rest:
+                async for event in rest:
                     yield event
         done = self._done(request, answer, kv, turn_s)
         logs.info("decoded", **done.figures)
         yield done
 
-    def _events(self, answer: GrowingAnswer, kv: PromptKV, steps: Sequence[StepTokens]) -> Sequence[Event]:
+    def _events(self, answer: GrowingAnswer, kv: PromptKV, steps: Sequence[StepTokens]) -> Sequence[TokensEvent]:
         """The events of these steps. A NaN is the fault of received KV that no audit has accepted, else this host's."""
         try:
             return answer.add(steps)
@@ -326,7 +329,7 @@ class DecodeService(Service[DecodeEngine]):
 
     def _submit(self, request: ActiveRequest, kv: PromptKV, salt: str, order: AuditOrder | None) -> TokenFeed:
         """Give the request to the engine."""
-        feed = TokenFeed(self._handover, request.deadline)
+        feed = TokenFeed(self._bridge, request.deadline)
         request.cleanup.callback(feed.close)
         assert kv.memory is not None, "reserved before the request's turn"
         request.cleanup.callback(self.engine.cancel, request.key, kv.memory.use())

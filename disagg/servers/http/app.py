@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -27,6 +26,7 @@ from disagg.api.status import Liveness
 from disagg.errors import Cancelled, DisaggError, Overloaded, RequestError, Unauthorized
 from disagg.http import requests
 from disagg.http.protocol import connection_of
+from disagg.http.stream import unless_disconnected
 from disagg.servers.health import gpu
 from disagg.servers.http.sse import INTERNAL_ERROR, EventStream
 from disagg.servers.service import AnyService, ServiceCall
@@ -133,8 +133,7 @@ def _post(endpoint: ServiceCall[PromptBody], service: AnyService) -> Handler:
 
     async def post(request: Request) -> Response:
         body = parse(endpoint.body, await _prompt(service, request))
-        events = endpoint.events(body, request.scope[requests.REQUEST_ID_KEY])
-        answer_error = partial(_answer_error, service)
+        events, answer_error = partial(endpoint.events, body), partial(_answer_error, service)
         return EventStream(events, answer_error, lambda: service.progress.beats, lambda: service.retry_after_s)
 
     return post
@@ -143,16 +142,7 @@ def _post(endpoint: ServiceCall[PromptBody], service: AnyService) -> Handler:
 def _count(service: AnyService) -> Handler:
     async def count(request: Request) -> Response:
         body = parse(PromptBody, await _prompt(service, request))
-        counting = asyncio.ensure_future(service.count_tokens(body))
-        leaving = asyncio.ensure_future(requests.disconnected(request.receive))
-        try:
-            await asyncio.wait((counting, leaving), return_when=asyncio.FIRST_COMPLETED)
-            if counting.done():
-                return _json(counting.result())
-            raise Cancelled("the caller of POST /count disconnected")
-        finally:
-            counting.cancel()
-            leaving.cancel()
+        return _json(await unless_disconnected(service.count_tokens(body), request.receive, "POST /count"))
 
     return count
 

@@ -15,9 +15,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from disagg import logs
 from disagg.api.events import EVENTS, ErrorEvent, Event, ProgressEvent
 from disagg.errors import Cancelled, DisaggError
-from disagg.http.requests import disconnected
+from disagg.http.requests import REQUEST_ID_KEY, disconnected
 from disagg.http.stream import EVENT_STREAM, BodyParts, running
-from disagg.servers import caller as callers
 from disagg.servers.caller import Caller
 
 PROGRESS_S = 1.0  # without another event, a progress event is sent
@@ -35,6 +34,13 @@ def encode(event: Event | ErrorEvent) -> bytes:
     return _FIRST_LINE[type(event)] + _to_json(event) + b"\n\n"
 
 
+class _EventParts(BodyParts):
+    """A response of events. An EventWriter."""
+
+    def write_event(self, event: Event) -> None:
+        self.write(encode(event))
+
+
 class EventStream(Response):
     """Streams events; a progress event if PROGRESS_S pass without one.
 
@@ -42,11 +48,12 @@ class EventStream(Response):
     status; a later one is the last event. If the caller disconnects or stops reading, the generator is cancelled, and
     its `finally` blocks run at once. If the service ends the request, the caller gets its error without waiting for
     them: the engine that they wait for may be stuck. beats: for progress events. retry_after_s: for Overloaded.
+    events: the events for a caller, which is also sent events at once, between those.
     """
 
     def __init__(
         self,
-        events: AsyncGenerator[Event, None],
+        events: Callable[[Caller], AsyncGenerator[Event, None]],
         on_error: Callable[[DisaggError], ASGIApp],
         beats: Callable[[], int] = lambda: 0,
         retry_after_s: Callable[[], int] = lambda: 1,
@@ -58,9 +65,8 @@ class EventStream(Response):
         self._retry_after_s = retry_after_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        parts = BodyParts(send, EVENT_STREAM, STALL_S)
-        self._caller = Caller(lambda: parts.part(self._progress()))
-        callers.current.set(self._caller)  # the tasks below inherit it
+        parts = _EventParts(scope, send, EVENT_STREAM, STALL_S)
+        self._caller = Caller(scope.get(REQUEST_ID_KEY, ""), lambda: parts.part(self._progress()), parts)
         writing = asyncio.ensure_future(self._write(parts, scope, receive, send))
         try:
             async with running(
@@ -77,18 +83,18 @@ class EventStream(Response):
                 writing.result()
 
     async def _write(self, parts: BodyParts, scope: Scope, receive: Receive, send: Send) -> None:
-        async with aclosing(self._events):
-            while (event := await self._next()) is not None:
+        async with aclosing(self._events(self._caller)) as events:
+            while (event := await self._next(events)) is not None:
                 if isinstance(event, DisaggError) and not parts.started:
                     await self._on_error(event)(scope, receive, send)
                     return
                 await parts.part(encode(self._error(event) if isinstance(event, DisaggError) else event))
         await parts.end()
 
-    async def _next(self) -> Event | DisaggError | None:
+    async def _next(self, events: AsyncGenerator[Event, None]) -> Event | DisaggError | None:
         """The next event, the error that ended the generator, or None at its end."""
         try:
-            return await anext(self._events, None)
+            return await anext(events, None)
         except DisaggError as error:
             return error
         except Exception as error:  # noqa: BLE001 - a bug: the caller gets an error, the log the traceback

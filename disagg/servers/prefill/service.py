@@ -25,9 +25,9 @@ from disagg.errors import RequestError
 from disagg.kv.fingerprint import token_hash
 from disagg.kv.frames import Header
 from disagg.servers.admission import Admission
-from disagg.servers.answer import GrowingAnswer, begin_answer, warm_up_tokenizer
-from disagg.servers.caller import STATE_S
-from disagg.servers.feed import Handover, TokenFeed
+from disagg.servers.answer import GrowingAnswer, begin_answer, rest_of, warm_up_tokenizer
+from disagg.servers.caller import STATE_S, Caller
+from disagg.servers.feed import TokenBridge, TokenFeed
 from disagg.servers.prefill.delivery import delivery_by
 from disagg.servers.prefill.kv_wire import MeasuredRates, choose_form
 from disagg.servers.prefill.order import ON_CPU, Policy
@@ -132,10 +132,10 @@ class PrefillService(Service[PrefillEngine]):
             ServiceCall("/generate", GenerateBody, self._generate),
         ]
 
-    async def _prefill(self, body: PrefillBody, request_id: str) -> AsyncGenerator[Event, None]:
+    async def _prefill(self, body: PrefillBody, caller: Caller) -> AsyncGenerator[Event, None]:
         """POST /prefill: one closing event, with what the prefill and its transfer took."""
         self._require_decode_host(body.deliver)
-        async with self.admitted(body, request_id, ONE_TOKEN) as request:
+        async with self.admitted(body, caller, ONE_TOKEN) as request:
             shipped = await self._ship(request, body)
             logs.info("prefilled", **shipped.to_json())
             yield shipped
@@ -248,9 +248,9 @@ class PrefillService(Service[PrefillEngine]):
                 "give both hosts the same hosts.toml",
             )
 
-    async def _generate(self, body: GenerateBody, request_id: str) -> AsyncGenerator[Event, None]:
+    async def _generate(self, body: GenerateBody, caller: Caller) -> AsyncGenerator[Event, None]:
         """POST /generate: prompt and answer on this host. The engine does not wait for whoever reads the answer."""
-        async with self.admitted(body, request_id, body.sampling) as request:
+        async with self.admitted(body, caller, body.sampling) as request:
             answer = await begin_answer(request, self.engine, body, self.work)
             if answer.finish_reason is None:
                 async with aclosing(self._answer(request, body, answer)) as events:
@@ -262,14 +262,16 @@ class PrefillService(Service[PrefillEngine]):
         self, request: ActiveRequest, body: GenerateBody, answer: GrowingAnswer
     ) -> AsyncGenerator[Event, None]:
         """The events of the answer until it is finished."""
-        feed = TokenFeed(Handover(), request.deadline)
+        feed = TokenFeed(TokenBridge(), request.deadline)
         request.cleanup.callback(feed.close)
         computing = asyncio.ensure_future(self._generate_tokens(request, body, feed))
         try:
-            while answer.finish_reason is None:
-                steps = await feed.steps()
-                request.computed()
-                for event in answer.add(steps):
+            first = await feed.steps()
+            request.computed()
+            for event in answer.add(first):
+                yield event
+            async with aclosing(rest_of(answer, feed, answer.add, self.active[request.key].writer)) as rest:
+                async for event in rest:
                     yield event
         finally:
             computing.cancel()

@@ -21,6 +21,7 @@ from disagg.engines.base import DecodeRequest, DecodeTiming, Listener, Token
 from disagg.engines.base.audit import AuditBounds, AuditFinding, Deviation
 from disagg.errors import DeadlineExceeded, KVMemoryExceeded, KVRefuted, ModelError, PeerLost
 from disagg.kv.received import ReceivedKV
+from disagg.servers.caller import Caller
 from disagg.servers.decode import slots
 from disagg.servers.decode.audits import NEW, Audits
 from disagg.servers.decode.service import DecodeService
@@ -65,7 +66,7 @@ class Held:
 def ask(service: DecodeService, body: PromptBody) -> AsyncGenerator[Event, None]:
     path = "/decode" if isinstance(body, DecodeBody) else "/generate"
     (endpoint,) = (one for one in service.endpoints() if one.path == path)
-    return endpoint.events(body, "the-request")
+    return endpoint.events(body, Caller("the-request"))
 
 
 async def answered(service: DecodeService, body: PromptBody) -> list[Event]:

@@ -13,7 +13,6 @@ import pytest
 from disagg.api.requests import DecodeBody, GenerateBody
 from disagg.api.sampling import Sampling
 from disagg.errors import ModelError, ServerUnavailable
-from disagg.servers import caller as callers
 from disagg.servers.caller import Caller
 from disagg.servers.health.engine import IDLE_TEST_S, TEST_LIMIT_S
 from disagg.servers.health.monitor import Monitor, Problems
@@ -103,11 +102,9 @@ async def test_a_host_whose_engine_fails_every_request_reports_an_error_until_a_
 async def test_requests_of_a_stalled_engine_end_with_an_error_and_new_ones_are_refused(
     decode: AnyService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monitor, caller = Monitor(decode), Caller()
-    reset = callers.current.set(caller)
-    events = answer(decode, "/decode", DecodeBody(model="m", prompt="hello"))
+    monitor, caller = Monitor(decode), Caller("the-request")
+    events = answer(decode, "/decode", DecodeBody(model="m", prompt="hello"), caller)
     await anext(events)
-    callers.current.reset(reset)
     monkeypatch.setattr(type(decode), "busy", True)
     now = time.monotonic()
     most = int(StallPolicy().computing_s) + 2
@@ -139,12 +136,10 @@ async def test_a_stopped_process_that_goes_on_is_not_stalled(
 async def test_requests_of_a_dead_engine_end_and_the_watchdog_is_told(
     decode: AnyService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monitor, caller = Monitor(decode), Caller()
+    monitor, caller = Monitor(decode), Caller("the-request")
     problems = Problems(decode, monitor)
-    reset = callers.current.set(caller)
-    events = answer(decode, "/decode", DecodeBody(model="m", prompt="hello"))
+    events = answer(decode, "/decode", DecodeBody(model="m", prompt="hello"), caller)
     await anext(events)
-    callers.current.reset(reset)
     monkeypatch.setattr(type(decode), "engine_alive", False)
     monitor.tick(time.monotonic())
     assert isinstance(caller.error, ServerUnavailable) and decode.health().status == "error"

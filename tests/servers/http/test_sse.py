@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
+from functools import partial
 from typing import Any
 
 import pytest
 
 from disagg.api.events import ErrorEvent, Event, ProgressEvent, TokenLogprob, TokensEvent
 from disagg.errors import DisaggError, Overloaded, ServerUnavailable
-from disagg.servers import caller as callers
+from disagg.servers.caller import Caller
 from disagg.servers.http import sse
 from disagg.servers.http.app import error_response
 from disagg.servers.http.sse import EventStream, encode
-from tests.values import present
 
 EVENT = TokensEvent("a\nb", (TokenLogprob(7, -0.25),))
 
@@ -37,7 +37,7 @@ class Connection:
         await self.disconnect.wait()
         return {"type": "http.disconnect"}
 
-    async def run(self, events: AsyncGenerator[Event, None]) -> None:
+    async def run(self, events: Callable[[Caller], AsyncGenerator[Event, None]]) -> None:
         await EventStream(events, error_response)({"type": "http"}, self.receive, self.send)
 
     @property
@@ -61,7 +61,7 @@ async def test_events_are_sent_in_order_and_the_response_ends() -> None:
         yield EVENT
 
     connection = Connection()
-    await connection.run(events())
+    await connection.run(lambda _: events())
     assert connection.status == 200 and connection.body == encode(EVENT) * 2
     assert connection.sent[-1]["more_body"] is False
 
@@ -72,7 +72,7 @@ async def test_an_error_before_the_first_event_is_answered_with_its_http_status(
         yield EVENT
 
     connection = Connection()
-    await connection.run(events())
+    await connection.run(lambda _: events())
     assert connection.status == 503 and json.loads(connection.body)["error"]["code"] == "Overloaded"
 
 
@@ -86,7 +86,7 @@ async def test_an_error_after_the_first_event_is_the_last_event(error: Exception
         raise error
 
     connection = Connection()
-    await connection.run(events())
+    await connection.run(lambda _: events())
     last = connection.body.removeprefix(encode(EVENT)).split(b"\n")
     assert connection.status == 200 and last[0] == b"event: error"
     assert ErrorEvent.from_bytes(last[1].removeprefix(b"data: ")).message == message
@@ -98,7 +98,7 @@ async def test_an_overloaded_error_after_the_first_event_carries_its_retry_after
         raise Overloaded("full", "wait")
 
     connection = Connection()
-    stream = EventStream(events(), error_response, retry_after_s=lambda: 7)
+    stream = EventStream(lambda _: events(), error_response, retry_after_s=lambda: 7)
     await stream({"type": "http"}, connection.receive, connection.send)
     event = ErrorEvent.from_bytes(connection.body.partition(b"event: error\ndata: ")[2])
     error = DisaggError.from_json(event.to_json())
@@ -115,7 +115,7 @@ async def endless(ended: list[str]) -> AsyncGenerator[Event, None]:
 
 async def test_a_caller_that_disconnects_ends_the_generator() -> None:
     connection, ended = Connection(), list[str]()
-    running = asyncio.ensure_future(connection.run(endless(ended)))
+    running = asyncio.ensure_future(connection.run(lambda _: endless(ended)))
     while not connection.sent:
         await asyncio.sleep(0)
     connection.disconnect.set()
@@ -127,14 +127,14 @@ async def test_a_caller_that_reads_nothing_ends_the_generator(monkeypatch: pytes
     monkeypatch.setattr(sse, "STALL_S", 0.01)
     connection, ended = Connection(), list[str]()
     connection.stalled = True
-    await connection.run(endless(ended))
+    await connection.run(lambda _: endless(ended))
     assert ended == ["ended"]
 
 
 async def test_a_progress_event_is_sent_while_there_is_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sse, "PROGRESS_S", 0.001)
     connection, ended = Connection(), list[str]()
-    stream = EventStream(endless(ended), error_response, lambda: 42)
+    stream = EventStream(lambda _: endless(ended), error_response, lambda: 42)
     running = asyncio.ensure_future(stream({"type": "http"}, connection.receive, connection.send))
     while b"event: progress\ndata: " not in connection.body:
         await asyncio.sleep(0.001)
@@ -144,9 +144,8 @@ async def test_a_progress_event_is_sent_while_there_is_no_other(monkeypatch: pyt
     assert ProgressEvent.from_bytes(data) == ProgressEvent(phase="arriving", beats=42)
 
 
-async def stuck(release: asyncio.Event, started: bool) -> AsyncGenerator[Event, None]:
+async def stuck(release: asyncio.Event, started: bool, caller: Caller) -> AsyncGenerator[Event, None]:
     """A request whose release waits for a stuck engine."""
-    caller = present(callers.current.get())
     try:
         if started:
             yield EVENT
@@ -162,7 +161,7 @@ async def test_a_request_that_the_service_ends_is_answered_though_its_engine_is_
 ) -> None:
     monkeypatch.setattr(sse, "CLEANUP_S", 0.05)
     connection, release = Connection(), asyncio.Event()
-    await connection.run(stuck(release, started))
+    await connection.run(partial(stuck, release, started))
     assert connection.status == (200 if started else 502)
     assert b"the engine is stuck" in connection.body and not connection.sent[-1].get("more_body")
     release.set()

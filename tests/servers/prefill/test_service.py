@@ -30,7 +30,6 @@ from disagg.kv.receive.tickets import KVOutcome, Tickets
 from disagg.kv.received import ReceivedKV
 from disagg.kv.sent import ComputeStep, LinkWait, SentKV
 from disagg.kv.transfer import SendLimits
-from disagg.servers import caller as callers
 from disagg.servers.caller import Caller
 from disagg.servers.prefill import service as services
 from disagg.servers.prefill.service import PrefillService
@@ -114,7 +113,7 @@ def address(service: PrefillService, name: str) -> KVAddress:
 
 
 def prefill(service: PrefillService, body: PrefillBody) -> AsyncGenerator[Event, None]:
-    return service._prefill(body, "r")
+    return service._prefill(body, Caller("r"))
 
 
 async def shipped(service: PrefillService, body: PrefillBody) -> ShippedEvent:
@@ -166,7 +165,7 @@ async def test_a_generated_answer_goes_on_after_the_tokens_of_another_host(tmp_p
 
         async def ids(*given: int) -> list[int]:
             body = GenerateBody(model="m", tokens=tuple(PROMPT), answer_tokens=given, sampling=Sampling(max_tokens=10))
-            *tokens, done = [event async for event in service._generate(body, "r")]
+            *tokens, done = [event async for event in service._generate(body, Caller("r"))]
             finished = of_type(done, DoneEvent)
             assert (finished.completion_tokens, finished.prompt_tokens) == (10, len(PROMPT))
             return [token.id for event in tokens for token in of_type(event, TokensEvent).tokens]
@@ -219,7 +218,7 @@ async def test_a_request_ends_at_its_deadline_even_if_the_engine_is_stuck(
         body = GenerateBody(model="m", prompt="x", deadline_s=0.2)
         with pytest.raises(DeadlineExceeded):
             async with asyncio.timeout(PATIENCE_S):
-                await anext(service._generate(body, "r"))
+                await anext(service._generate(body, Caller("r")))
         assert service.busy
         go_on.set()
         await until_idle(service)
@@ -227,15 +226,13 @@ async def test_a_request_ends_at_its_deadline_even_if_the_engine_is_stuck(
 
 async def test_a_draining_host_refuses_what_has_not_begun_and_finishes_the_rest(tmp_path: Path) -> None:
     async with serving(tmp_path, "m4-max") as service:
-        running, queued = Caller(), Caller()
-        callers.current.set(running)
+        running, queued = Caller("r"), Caller("q")
         long = GenerateBody(model="m", tokens=tuple([9] * 2000), sampling=Sampling(max_tokens=5))
-        answer = asyncio.ensure_future(collect(service, long))
-        callers.current.set(queued)
+        answer = asyncio.ensure_future(collect(service, long, running))
         async with asyncio.timeout(PATIENCE_S):
             while not service.busy:
                 await asyncio.sleep(0.001)
-            waiting = asyncio.ensure_future(collect(service, long))
+            waiting = asyncio.ensure_future(collect(service, long, queued))
             while len(service.active) < 2 or running.phase == "queued":
                 await asyncio.sleep(0.001)
             service.drain()
@@ -247,8 +244,8 @@ async def test_a_draining_host_refuses_what_has_not_begun_and_finishes_the_rest(
         await until_idle(service)
 
 
-async def collect(service: PrefillService, body: GenerateBody) -> list[Event]:
-    return [event async for event in service._generate(body, "r")]
+async def collect(service: PrefillService, body: GenerateBody, caller: Caller | None = None) -> list[Event]:
+    return [event async for event in service._generate(body, caller or Caller("r"))]
 
 
 @pytest.mark.parametrize(
