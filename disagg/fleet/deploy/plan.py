@@ -108,14 +108,14 @@ def _prepare(facts: HostFacts, leftovers: tuple[str, ...]) -> Step:
     paths = facts.paths
     what = "remove what an interrupted deployment left" if leftovers else "make folders"
     argv = (paths.root, paths.folder, *leftovers)
-    return Step("prepare", what, paths.folder, "folders, no leftovers", RunScript(script("prepare.sh"), argv))
+    return Step("prepare", what, RunScript(script("prepare.sh"), argv))
 
 
 def _service_link(facts: HostFacts) -> Iterator[Step]:
     """Before anything else changes: a deployment that breaks off must not change what a crash starts."""
     if moves := service_moves(facts):
         what = f"point the host's service at release {moves[0][1]}"
-        yield Step("link", what, facts.paths.running, "running", RunScript(MOVE_LINKS, move_argv(facts.paths, moves)))
+        yield Step("link", what, RunScript(MOVE_LINKS, move_argv(facts.paths, moves)))
 
 
 def _preparation(desired: TargetState, facts: HostFacts) -> Iterator[Step]:
@@ -123,8 +123,6 @@ def _preparation(desired: TargetState, facts: HostFacts) -> Iterator[Step]:
         yield Step(
             "linger",
             f"let the services of {facts.user} run without a login",
-            f"/var/lib/systemd/linger/{facts.user}",
-            "systemd.linger",
             RunScript(systemd.LINGER, (facts.user,)),
             f"run there: sudo loginctl enable-linger {facts.user}",
         )
@@ -139,8 +137,6 @@ def _build(environment: Environment, facts: HostFacts) -> Iterator[Step]:
     yield Step(
         "requirements",
         f"send requirements{wheels}",
-        spec,
-        "environment",
         PutTree(spec, environment.files, paths.uploads),
     )
     python = environment.python.path if environment.python is not None else environment.version
@@ -160,8 +156,6 @@ def _build(environment: Environment, facts: HostFacts) -> Iterator[Step]:
     yield Step(
         "environment",
         f"build the Python {environment.version} environment {environment.hash} with {tool}{_download(environment)}",
-        target,
-        "environments[hash]",
         RunScript(script("environment.sh"), argv, _BUILD_S, platform),
         _LOCKED_BUILD_HINT if environment.all_hashed else _BUILD_HINT,
     )
@@ -181,26 +175,24 @@ def _content(desired: TargetState, facts: HostFacts) -> Iterator[Step]:
     if name and name not in facts.carried:
         place, target = f"{paths.incoming}/model", paths.carried(name)
         files = desired.source.files
-        yield Step("model", f"send the model {name}", place, "carried", PutTree(place, files, paths.uploads))
+        yield Step("model", f"send the model {name}", PutTree(place, files, paths.uploads))
         yield Step(
             "adopt",
             f"move the model {name} into place",
-            target,
-            "carried",
             RunScript(script("adopt.sh"), (place, target)),
         )
     ours, there = set(map(token_digest, desired.tokens)), facts.token_digests
     if not ours.issubset(there) or facts.token_mode != "-rw-------":  # it may have more while tokens are rotated
         write = WriteFile(paths.token, tokens_text(desired.tokens).encode(), 0o600)
         what = "write the fleet's token" if _shared(desired, facts) else f"replace the token {there[0][:8]}"
-        yield Step("token", what, paths.token, "token_digests", write)
+        yield Step("token", what, write)
     if desired.keys and not facts.keys_digest:  # from then on they change there: `disagg keys`
         keys = WriteFile(paths.keys, desired.keys, 0o600)
-        yield Step("keys", "write the keys of the gateway's clients", paths.keys, "keys_digest", keys)
+        yield Step("keys", "write the keys of the gateway's clients", keys)
     if desired.hash not in facts.intact_releases:
         target = paths.release(desired.hash)
         put = PutTree(target, desired.files)
-        yield Step("release", f"send release {desired.hash}", target, "releases", put)
+        yield Step("release", f"send release {desired.hash}", put)
 
 
 def _check(desired: TargetState, facts: HostFacts) -> Step:
@@ -212,31 +204,29 @@ def _check(desired: TargetState, facts: HostFacts) -> Step:
     )
     hint = f"install what is missing into its environment: {python} -m pip install ..."
     what = "check that the release loads in its environment"
-    return Step("check", what, release, "current", action, hint if desired.environment.site_packages else "")
+    return Step("check", what, action, hint if desired.environment.site_packages else "")
 
 
 def _service_steps(desired: TargetState, facts: HostFacts) -> Iterator[Step]:
     unit = facts.installed.get("systemd")
     if desired.host.service != "systemd" and unit is not None and unit.enabled:
         disable = RunScript(systemd.DISABLE, (systemd.unit_name(desired.host.name),))
-        path = facts.paths.systemd_unit
-        yield Step("retire", "disable its start at boot by systemd", path, "not enabled", disable)
+        yield Step("retire", "disable its start at boot by systemd", disable)
     missing = _missing_definitions(desired, facts)
     if not missing:
         return
     if desired.host.service == "launchd":
         installer = f"{facts.paths.release(desired.hash)}/service/install"
-        path = ", ".join(path for _, path in missing)
         hint = f"run this, then deploy again: {ssh_line(desired.host)} \"sudo sh '{installer}'\""
         install = RunScript(script("install_daemons.sh"), (installer,))
-        yield Step("service", "install the launchd daemon", path, "installed", install, hint)
+        yield Step("service", "install the launchd daemon", install, hint)
         return
     for definition in desired.definitions:
         write = WriteFile(definition.path, definition.content)
-        yield Step("unit", f"write {definition.path}", definition.path, "installed", write)
+        yield Step("unit", f"write {definition.path}", write)
     enable = RunScript(systemd.ENABLE, (systemd.unit_name(desired.host.name),))
     hint = f"look there: systemctl --user status; does {facts.user} linger? loginctl show-user {facts.user}"
-    yield Step("service", "enable the systemd unit", desired.definitions[0].path, "enabled", enable, hint)
+    yield Step("service", "enable the systemd unit", enable, hint)
 
 
 def _missing_definitions(desired: TargetState, facts: HostFacts) -> list[tuple[str, str]]:
@@ -253,13 +243,13 @@ def _missing_definitions(desired: TargetState, facts: HostFacts) -> list[tuple[s
 def switch(facts: HostFacts, release: str, what: str) -> Step:
     """The step that makes a release current."""
     action = RunScript(MOVE_LINKS, move_argv(facts.paths, switch_moves(facts, release)))
-    return Step("switch", what, facts.paths.current, "current", action)
+    return Step("switch", what, action)
 
 
 def _tidy(facts: HostFacts, surplus: list[str]) -> Step:
     what = f"remove {len(surplus)} old releases and environments" if surplus else "remove temporary files"
     argv = (facts.paths.incoming, facts.paths.uploads, *surplus)
-    return Step("tidy", what, facts.paths.root, "releases", RunScript(script("tidy.sh"), argv, 600.0))
+    return Step("tidy", what, RunScript(script("tidy.sh"), argv, 600.0))
 
 
 def _surplus(desired: TargetState, facts: HostFacts) -> Iterator[str]:

@@ -61,18 +61,15 @@ Action = PutTree | WriteFile | RunScript
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One step. what: its description. changes: the path it changes. done: the fact that shows it was done.
-    hint: what to do if it fails."""
+    """One step. what: its description. hint: what to do if it fails."""
 
     name: str
     what: str
-    changes: str
-    done: str
     action: Action
     hint: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        return {"name": self.name, "what": self.what, "changes": self.changes, "done": self.done}
+        return {"name": self.name, "what": self.what}
 
 
 @dataclass(frozen=True, slots=True)

@@ -106,20 +106,18 @@ def uninstall(host: Host, facts: HostFacts, models: bool) -> Plan:
         hint = "a daemon belongs to root: give the account sudo without a password for as long as this takes"
         action = RunScript(remove.script, remove.argv, 90.0)
         hint = hint if manager == "launchd" else ""
-        steps.append(Step("service", what, facts.paths.folder, "not installed", action, hint))
+        steps.append(Step("service", what, action, hint))
     if facts.serving is not None and facts.serving.alive:
         action = RunScript(END_GROUP, (str(facts.serving.pid),), 90.0)
         what = "end the server " + ("if it still runs" if steps else "that no service manager has")
-        steps.append(Step("end", what, facts.paths.folder, "serving", action))
+        steps.append(Step("end", what, action))
     if facts.folder or (models and facts.carried):
         kept = {release.environment for release in facts.releases if release.host != host.name}
         free = [] if facts.others_deploy else [name for name in facts.environments if name not in kept]
         gone = [facts.paths.environment(name) for name in free]
         argv = (facts.paths.root, host.name, "1" if models else "0", *gone)
         what = f"remove {facts.paths.folder} and its environments" + (", and the models" if models else "")
-        steps.append(
-            Step("remove", what, facts.paths.folder, "no folder", RunScript(script("uninstall.sh"), argv, 600.0))
-        )
+        steps.append(Step("remove", what, RunScript(script("uninstall.sh"), argv, 600.0)))
     return Plan(host.name, "", tuple(steps), notes=notes)
 
 

@@ -81,7 +81,7 @@ def held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     token = tmp_path / ".disagg/hosts/prefill-1/token"
     token.parent.mkdir(parents=True)
     token.write_text(f"{THEIRS}\n")
-    step = Step("x", "do x", "/x", "done", RunScript("", ()))
+    step = Step("x", "do x", RunScript("", ()))
     monkeypatch.setattr(
         Deployment, "plan", lambda self: [DeployResult("prefill-1", "planned", Plan("prefill-1", "", (step,)))]
     )
@@ -183,7 +183,7 @@ def test_an_interruption_tells_what_that_command_leaves(
     def interrupted(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    step = Step("x", "do x", "/x", "done", RunScript("", ()))
+    step = Step("x", "do x", RunScript("", ()))
     monkeypatch.setattr(
         Deployment, "plan", lambda self: [DeployResult("prefill-1", "planned", Plan("prefill-1", "", (step,)))]
     )

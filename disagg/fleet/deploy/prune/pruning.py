@@ -198,12 +198,10 @@ def _steps(orphan: Orphan, found: dict[str, FoundHost], home: str, held: Sequenc
         yield from _service_steps(found[orphan.name], orphan.path, home)
     paths, what = HostPaths(home, ""), f"remove {orphan.path}"
     if orphan.kind == "host" or not orphan.path.startswith(f"{paths.root}/"):
-        yield Step("remove", what, orphan.path, "absent", RunScript(script("tidy.sh"), (orphan.path,), _REMOVE_S))
+        yield Step("remove", what, RunScript(script("tidy.sh"), (orphan.path,), _REMOVE_S))
         return
     action = RunScript(_REMOVE_SHARED, (orphan.path, paths.hosts, *held), _REMOVE_S)
-    yield Step(
-        "remove", what, orphan.path, "absent", action, "run disagg uninstall --unused again when that command has ended"
-    )
+    yield Step("remove", what, action, "run disagg uninstall --unused again when that command has ended")
 
 
 def _service_steps(found: FoundHost, path: str, home: str) -> Iterator[Step]:
@@ -213,7 +211,7 @@ def _service_steps(found: FoundHost, path: str, home: str) -> Iterator[Step]:
         what = f"stop the server of {found.name}" + (f", remove it from {manager}" if manager != "process" else "")
         hint = "a daemon belongs to root: give the account sudo without a password for as long as this takes"
         action = RunScript(remove.script, remove.argv, 90.0)
-        yield Step("service", what, path, "not installed", action, hint if manager == "launchd" else "")
+        yield Step("service", what, action, hint if manager == "launchd" else "")
     if found.pid is not None:
         action = RunScript(END_GROUP, (str(found.pid),), 90.0)
-        yield Step("end", f"end the server of {found.name} if it still runs", path, "not serving", action)
+        yield Step("end", f"end the server of {found.name} if it still runs", action)

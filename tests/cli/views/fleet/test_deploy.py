@@ -16,7 +16,7 @@ HASH = "0123456789abcdef"
 
 
 def steps(*names: str) -> tuple[Step, ...]:
-    return tuple(Step(name, f"do {name}", "/x", "done", RunScript("", ())) for name in names)
+    return tuple(Step(name, f"do {name}", RunScript("", ())) for name in names)
 
 
 REPORTS = [
@@ -99,7 +99,7 @@ def test_a_plan_shows_each_hosts_steps_and_notes() -> None:
 
 
 def test_a_step_that_needs_two_lines_stays_under_itself() -> None:
-    long = Step("release", f"send {'one word ' * 12}", "/x", "done", RunScript("", ()))
+    long = Step("release", f"send {'one word ' * 12}", RunScript("", ()))
     plan = Plan("h", HASH, (long,), notes=("note " * 20,))
     lines = shown(plan_view([DeployResult("h", "planned", plan)])).splitlines()
     assert lines[1].startswith("   1 send one") and lines[2].startswith("     word")
