@@ -33,6 +33,8 @@ lint: $(VENV)/.ready
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/shellcheck --shell sh disagg/fleet/scripts/*.sh
+	$(BIN)/shellcheck scripts/*.sh tests/testbed/*.sh
 
 format: $(VENV)/.ready
 	$(BIN)/ruff check --fix .

@@ -36,6 +36,7 @@ done
 mapfile -t pip < <(env | grep '^PIP_' || true)
 
 # pivot_root, because who is in a chroot may make no user namespace, as some tests do.
+# shellcheck disable=SC2016  # the inner bash expands them
 exec unshare --mount --pid --fork --kill-child bash -euc '
     root=$1 count=$2; shift 2
     mount --make-rprivate / && mount --bind "$root" "$root"

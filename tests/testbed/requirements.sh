@@ -14,6 +14,7 @@ if [ "$(uname)" = Linux ] && ! /sbin/ldconfig -p 2>/dev/null | grep -q 'libnuma\
 if [ "$(id -u)" -eq 0 ] && command -v apt-get >/dev/null; then
     apt-get update -qq
     # Only the programs are wanted: no sshd of the system's own is to start.
+    # shellcheck disable=SC2086  # a list of words
     DEBIAN_FRONTEND=noninteractive RUNLEVEL=1 apt-get install -qq -y --no-install-recommends $missing >/dev/null
 else
     echo "some tests are skipped, for want of:$missing (sudo apt-get install$missing)" >&2

@@ -1,5 +1,6 @@
 # What a machine is and has. $1: the host's name. $2: the python that hosts.toml names, or nothing. $3...: ports to check.
 # $NVIDIA_SMI_ARGUMENTS: for nvidia-smi. Changes nothing.
+# shellcheck disable=SC2086,SC2088,SC2154
 
 host=$1
 configured=$2

@@ -1,4 +1,5 @@
 # Everything of disagg on a machine, whichever host and fleet it belongs to. Changes nothing.
+# shellcheck disable=SC2012,SC2154
 
 hosts=$HOME/.disagg/hosts
 

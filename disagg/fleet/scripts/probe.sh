@@ -1,5 +1,6 @@
 # What all probes share: put before each of them. POSIX sh, as of dash and macOS. Probes run often, on machines that may
 # be busy: they start few programs. No here-documents: bash needs room on a disk for each.
+# shellcheck disable=SC2034,SC2046
 
 LC_ALL=C
 PATH=$PATH:/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin:/opt/homebrew/bin
@@ -34,7 +35,7 @@ modified() { # a path: when it was changed, in seconds since 1970
 
 find_processes() { # host: the pid of its supervisor, and $pid, $release and $alive of its server. Records may be lost
     own=$HOME/.disagg/hosts/$1
-    pid= release=
+    pid='' release=''
     if test -f "$own/serving"; then read -r pid release <"$own/serving"; fi
     running=$pid
     if [ -n "$pid" ] && ! kill -0 "$pid" 2>/dev/null; then running=; fi

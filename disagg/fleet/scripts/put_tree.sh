@@ -1,10 +1,10 @@
 # $1: the folder. Standard input: a tar.gz; tar and gzip fail if it is cut short. $2: a folder of parts, then four
 # parameters for each file that is there: its part, SHA-256, mode and path below the folder. After path.sh and beside.sh.
-# shellcheck disable=SC2154
+# shellcheck disable=SC2088,SC2154
 o=$d/.$b.old.$$
 back() { if [ ! -e "$p" ] && [ -e "$o" ]; then mv "$o" "$p"; fi; } # if killed between the two mv below
-trap 'back; rm -rf "$t"' 0
-trap 'exit 1' 1 2 13 15
+trap 'back; rm -rf "$t"' EXIT
+trap 'exit 1' HUP INT PIPE TERM
 umask 022
 rm -rf "$t" "$o"
 mkdir "$t" || exit 1

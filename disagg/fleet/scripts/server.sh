@@ -65,7 +65,7 @@ elif command -v lsof >/dev/null 2>&1; then
         if [ -n "$line" ]; then
             emit port "$port" "$(printf '%s\n' "$line" | sed -n 's/^p//p' | head -n 1)" \
                 "$(printf '%s\n' "$line" | sed -n 's/^c//p' | head -n 1)"
-        elif netstat -an -p tcp 2>/dev/null | grep LISTEN | grep -q "[.:]$port[[:space:]]"; then
+        elif netstat -an -p tcp 2>/dev/null | grep LISTEN | grep -q "[.:]${port}[[:space:]]"; then
             emit port "$port" "" ""
         fi
     done

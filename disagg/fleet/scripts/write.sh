@@ -2,8 +2,8 @@
 # After path.sh and beside.sh.
 # shellcheck disable=SC2154
 [ -d "$p" ] && fail "$p: Is a directory"
-trap 'rm -f "$t"' 0
-trap 'exit 1' 1 2 13 15
+trap 'rm -f "$t"' EXIT
+trap 'exit 1' HUP INT PIPE TERM
 rm -f "$t"
 umask 077
 exec 3>"$t" || exit 1
