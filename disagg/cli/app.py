@@ -5,19 +5,18 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import re
 import signal
 import sys
 from collections.abc import Sequence
 from functools import cache
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 
 from disagg.cli.common.completion import VARIABLE, names_with_colons
 from disagg.cli.common.context import CommandOutput, note_interrupt, print_error, print_json
-from disagg.cli.common.signals import INTERRUPTED, terminating
-from disagg.cli.common.streams import open_closed_streams, replace_what_has_no_code
-from disagg.cli.common.usage import usage_message
+from disagg.cli.common.process import INTERRUPTED, open_closed_streams, replace_what_has_no_code, terminating
 from disagg.cli.program import Program
 from disagg.errors import Cancelled, DisaggError, UsageError, clipped
 from disagg.extras import explained
@@ -154,3 +153,35 @@ def wants_json(arguments: Sequence[str]) -> bool:
 def _discard_stdout() -> None:
     """Write nothing more to stdout, including what the interpreter would flush at its end."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+_OURS: Final = (
+    (r"Input should be a valid integer.*", "a whole number"),
+    (r"Input should be a valid number.*", "a number"),
+    (r"Input should be less than or equal to (.*)", r"at most \1"),
+    (r"Input should be greater than or equal to (.*)", r"at least \1"),
+    (r"Input should be less than (.*)", r"under \1"),
+    (r"Input should be greater than (.*)", r"over \1"),
+    (r"Value error, '.*?' is not one of (.*?)\.?", r"one of \1"),
+    (r"Input should be (.*)", r"\1"),
+    (r"Value error, (.*)", r"\1"),
+)
+
+
+def usage_message(error: Any) -> str:
+    """The message of click's UsageError: `--port: at most 65535 (got 99999)`, `no such option: --nope`."""
+    match = re.fullmatch(r"Invalid value for (.*?): (.*)", error.format_message(), re.DOTALL)
+    if match is None:
+        message = " ".join(str(error.format_message()).split())
+        return message[:1].lower() + message[1:].rstrip(".")
+    option, reason = match[1].replace("'", ""), match[2]
+    for theirs, ours in _OURS:
+        if found := re.fullmatch(theirs, reason, re.DOTALL):
+            return f"{option}: {found.expand(ours).replace(chr(39), '')}{_given(error)}"
+    return f"{option}: {reason.rstrip('.')}"
+
+
+def _given(error: Any) -> str:
+    """The value that was refused, if typer kept pydantic's error."""
+    faults: list[Any] = getattr(error.__cause__, "errors", list)()
+    return f" (got {faults[0]['input']})" if faults else ""

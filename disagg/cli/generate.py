@@ -8,13 +8,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
 
 from disagg.cli.common.completion import complete_model
 from disagg.cli.common.context import error_console, note_interrupt, print_error, print_json, settings, stderr, stdout
 from disagg.cli.common.options import AsJson, one_of
+from disagg.cli.common.process import while_stdout_is_read
 from disagg.cli.common.sampling import Logprobs, for_command_line, with_request_options
 from disagg.cli.words import parse_words, read_prompt
 from disagg.errors import Cancelled, UsageError
+from disagg.units import seconds
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,6 +28,7 @@ if TYPE_CHECKING:
     from disagg.cli.views.stream import AnswersView
     from disagg.config import Fleet
     from disagg.inference.client import AsyncClient
+    from disagg.inference.hosts.route import Choice, Ranking
     from disagg.inference.several import ModelAnswer
 
 
@@ -139,7 +146,6 @@ def _run(fleet: Fleet, answers: Sequence[ModelAnswer], request: dict[str, Any], 
     """Ask the models and show the answers. Ctrl-C shows what has arrived."""
     import asyncio
 
-    from disagg.cli.common.closed_pipe import while_stdout_is_read
     from disagg.inference.client import AsyncClient
     from disagg.inference.several import ask
 
@@ -176,8 +182,6 @@ def _answers(models: Sequence[str]) -> list[ModelAnswer]:
 
 def _explain(client: AsyncClient, answers: Sequence[ModelAnswer], request: dict[str, Any], as_json: bool) -> None:
     """Note the ranking of each answer's hosts, and show it unless it is printed as JSON."""
-    from disagg.cli.views.ranking import ranking_view
-
     for answer in answers:
         answer.ranking = client.explain(answer.model, **request)
         if not as_json:
@@ -221,3 +225,31 @@ def _raise_errors(answers: Sequence[ModelAnswer]) -> None:
         print_error(error)
     if failed:
         raise typer.Exit(failed[0][1].exit_code)
+
+
+NOTE = "expected: seconds that the request should spend on the host. Hosts are tried from top to bottom."
+_SHOWN_S = 0.00005  # 0.1 ms when rounded
+LOCAL = "If little of the prompt is left to compute, the decode host may compute it, without a prefill host."
+
+
+def ranking_view(ranking: Ranking) -> RenderableType:
+    """The hosts of each role, best first, then those that get no request now."""
+    table = Table(
+        title=f"hosts for {ranking.candidates.model}", title_justify="left", box=box.SIMPLE_HEAD, show_edge=False
+    )
+    for name in ("role", "host", "expected", "why"):
+        table.add_column(name, overflow="fold", justify="right" if name == "expected" else "left")
+    for role, choices in (("decode", ranking.decode), ("prefill", ranking.prefill), ("whole", ranking.whole)):
+        for choice in choices:
+            table.add_row(role, choice.host.name, seconds(choice.cost_s), _why(choice))
+    for host, obstacle in ranking.left_out.items():
+        table.add_row("", Text(host, "dim"), "–", Text(f"gets no request: {obstacle}", "yellow"))
+    notes = [NOTE, LOCAL] if ranking.offer else [NOTE]
+    return Group(table, Text("\n".join(notes), "dim"))
+
+
+def _why(choice: Choice) -> str:
+    """As `Choice.reason`, its times in the units of the table."""
+    parts = [f"{name} {seconds(cost)}" for name, cost in choice.costs.items() if cost >= _SHOWN_S]
+    held = [f"holds {choice.held_tokens} tokens of the prompt"] if choice.held_tokens else []
+    return ", ".join(held + parts) or "idle"

@@ -43,7 +43,7 @@ SOURCES: Final[Mapping[str, Source]] = {
     "bench": Source("bench:app"),
     "doctor": Source("fleet.doctor:doctor", HostCommand),
     "trust": Source("fleet.trust:trust", HostCommand),
-    "bootstrap": Source("fleet.machines.bootstrap:bootstrap"),
+    "bootstrap": Source("fleet.bootstrap:bootstrap"),
     "models": Source("fleet.models:models"),
     "token": Source("fleet.token:token"),
     "stop": Source("fleet.lifecycle:stop", HostCommand),

@@ -11,14 +11,13 @@ from rich.markup import escape
 
 from disagg.api.engines import engines_for
 from disagg.cli.common.completion import complete_model
-from disagg.cli.common.context import print_json, settings, stderr, stdout
+from disagg.cli.common.context import Settings, print_json, settings, stderr, stdout
 from disagg.cli.common.options import AsJson, DTypeName, one_of, seconds_option
-from disagg.errors import DisaggError
+from disagg.errors import CapabilityMissing, DisaggError, ServerUnavailable, UsageError
 from disagg.extras import require
 
 if TYPE_CHECKING:
     from disagg.api.verify import HostsReport
-    from disagg.cli.common.context import Settings
     from disagg.config import Fleet, Model
     from disagg.fleet.lifecycle.state import State
     from disagg.fleet.lifecycle.status.host_status import HostStatus
@@ -131,8 +130,6 @@ def _here(model: str, arguments: list[str], timeout: float, fleet: Fleet | None,
 
 def _require_here_for(model: str, given: Mapping[str, object]) -> None:
     """UsageError if an option was given that only engines on this machine take."""
-    from disagg.errors import UsageError
-
     for name, value in given.items():
         if value is not None:
             raise UsageError(
@@ -171,7 +168,6 @@ def _on_hosts(chosen: Settings, name: str, tokens: tuple[int, int], timeout: flo
 def _healthy(fleet: Fleet, model: Model, state: State, names: list[str]) -> Mapping[str, HostStatus]:
     """The status of each of these hosts. Raises ServerUnavailable if one does not serve, CapabilityMissing if one only
     simulates."""
-    from disagg.errors import CapabilityMissing, ServerUnavailable
     from disagg.fleet.lifecycle.status.health import poll
 
     here = f"disagg verify {model.name} --here loads both engines on this machine instead"
@@ -200,8 +196,6 @@ def _keep(fleet: Fleet, report: HostsReport, statuses: Mapping[str, HostStatus])
 
 def _folders(model: str, decode: Path | None, engine: str | None) -> list[str]:
     """The arguments that name the two models if MODEL is a folder; none if it is the name of one."""
-    from disagg.errors import UsageError
-
     is_path = "/" in model or model.startswith((".", "~"))
     for path in [*([model] if is_path else []), *([str(decode)] if decode else [])]:
         if not Path(path).is_dir():
@@ -222,8 +216,6 @@ def _has_model(path: str) -> bool:
 
 def _named(chosen: Settings, model: str, decode: Path | None, engine: str | None) -> list[str]:
     """The arguments for a model of hosts.toml: its sources, its context, and how its prefill host runs it."""
-    from disagg.errors import UsageError
-
     if decode:
         raise UsageError(f"{model} has a source for MLX in hosts.toml", "leave --decode-model out")
     fleet = chosen.fleet()

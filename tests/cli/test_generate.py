@@ -16,7 +16,7 @@ from rich.console import Console
 
 from disagg.api.events import TokenLogprob
 from disagg.api.requests import PrefillOffer
-from disagg.cli.views.ranking import ranking_view
+from disagg.cli.generate import ranking_view
 from disagg.cli.words import read_prompt
 from disagg.config import load
 from disagg.errors import Overloaded, Partial, RequestError, ServerUnavailable, UsageError

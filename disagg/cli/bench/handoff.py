@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
 
+from disagg.api.handoff import HandoffFigures, HandoffSpec, TransportFigures
 from disagg.cli.common.completion import complete_host, complete_shape
 from disagg.cli.common.context import print_json, settings, stderr, stdout
 from disagg.cli.common.options import AsJson, DTypeName, one_of, seconds_option
 from disagg.errors import UsageError
 from disagg.extras import require
+from disagg.units import size
 
 if TYPE_CHECKING:
-    from disagg.api.handoff import HandoffFigures, HandoffSpec
     from disagg.config import Fleet, Host
     from disagg.fleet.link.handoff import EndPlace
     from disagg.planning.shapes import ModelShape
@@ -63,9 +71,6 @@ def handoff(
     Between two hosts with --from and --to, else between two processes of this machine. Neither models nor running
     servers are needed. The same processes also move the same bytes over a bare socket and as base64 in JSON.
     """
-    from disagg.api.handoff import HandoffSpec
-    from disagg.cli.views.bench.handoff import HandoffReport, handoff_view
-
     if (sender is None) != (receiver is None):
         raise UsageError("--from and --to go together", "give both hosts, or neither to stay on this machine")
     fleet = settings(context).fleet() if sender is not None else None
@@ -116,8 +121,6 @@ def _host(fleet: Fleet, name: str | None) -> Host:
 
 def _shape(name: str | None, fleet: Fleet | None, sender: str | None) -> ModelShape:
     """The one that was asked for, else that of the sender's model, else Qwen3-Coder-30B's."""
-    from pathlib import Path
-
     from disagg.planning.sizing import SHAPE, is_size, read_size, size_source
 
     if name is not None:
@@ -126,3 +129,61 @@ def _shape(name: str | None, fleet: Fleet | None, sender: str | None) -> ModelSh
         model = fleet.models[_host(fleet, sender).model]
         return read_size(size_source(model.name, model.sources.values()))
     return read_size(f"{SHAPE}qwen3-coder-30b")
+
+
+TRANSPORTS: Final = {
+    "handoff": "hand-off, to ready MLX caches",
+    "raw_socket": "bare socket, to plain memory",
+    "base64_json": "base64 in JSON over HTTP",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class HandoffReport:
+    """What was measured, and where. sender, receiver: names of hosts. address: the receiver's. shape: the model."""
+
+    sender: str
+    receiver: str
+    address: str
+    shape: str
+    tokens: int
+    dtype: str
+    figures: HandoffFigures
+
+    def to_json(self) -> dict[str, Any]:
+        """The object that --json prints."""
+        return {
+            "from": self.sender,
+            "to": self.receiver,
+            "address": self.address,
+            "shape": self.shape,
+            "tokens": self.tokens,
+            "dtype": self.dtype,
+            **self.figures.to_json(),
+        }
+
+
+def handoff_view(report: HandoffReport) -> RenderableType:
+    """The table, and the ratios below it."""
+    figures = report.figures
+    what = f"{report.tokens} tokens of {report.shape}, {report.dtype}: {size(figures.bytes)}"
+    where = f"{report.sender} ({figures.device}) → {report.receiver}, {report.address}"
+    ratios = (
+        f"hand-off / bare socket {figures.ratio_to_raw:.2f}, "
+        f"/ base64 in JSON {figures.ratio_to_base64_json:.0f}. "
+        f"Medians of {figures.rounds}, alternating.\n"
+        "No model ran: the KV is random."
+    )
+    return Group(Text(what, "bold"), Text(where), Text(), _table(figures.transports), Text(), Text(ratios, "dim"))
+
+
+def _table(transports: Mapping[str, TransportFigures]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    table.add_column("transport")
+    for name in ("GB/s", "best", "CPU s/GB\nprefill", "CPU s/GB\ndecode"):
+        table.add_column(name, justify="right")
+    for name, title in TRANSPORTS.items():
+        one = transports[name]
+        cells = (one.gb_s, one.best_gb_s, one.sender_cpu_s_per_gb, one.receiver_cpu_s_per_gb)
+        table.add_row(title, *(f"{cell:.3g}" for cell in cells))
+    return table

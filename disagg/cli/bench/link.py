@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
 
 from disagg.cli.common.completion import complete_host
 from disagg.cli.common.context import print_json, settings, stderr, stdout
+from disagg.cli.views.findings import MARKS, finding_lines
+from disagg.fleet.link.judge import worst
+from disagg.units import seconds, size
 
 if TYPE_CHECKING:
     from disagg.config import Fleet, Host
+    from disagg.fleet.link import LinkSurvey
 
 
 def link(
@@ -43,11 +52,66 @@ def link(
         links = [one.to_json() for one in surveyed]
         print_json({"fleet": fleet.name, "ok": code == 0, "links": links})
     else:
-        from disagg.cli.views.bench.link import links_view
-
         stdout().print(links_view(surveyed))
     raise typer.Exit(code)
 
 
 def _host(fleet: Fleet, name: str | None) -> Host | None:
     return None if name is None else fleet.select([name], managed=True)[0]
+
+
+def links_view(surveyed: Sequence[LinkSurvey]) -> RenderableType:
+    """The table; below it the findings of links that are not well."""
+    parts: list[RenderableType] = [_table(surveyed), Text()]
+    for one in surveyed:
+        if any(finding.level != "ok" for finding in one.findings):
+            title = f"{one.sender.name} → {one.receiver.name}"
+            parts += [Text(title, "bold"), *finding_lines([f for f in one.findings if f.level != "ok"]), Text()]
+    return Group(*parts, Text("\n".join(_notes(surveyed)), "dim"))
+
+
+def _table(surveyed: Sequence[LinkSurvey]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=0)
+    for name in ("from", "to", "interface"):
+        table.add_column(name, overflow="fold", style="" if name == "interface" else "bold")
+    for name in ("nominal\nGb/s", "measured\nGb/s", "round\ntrip", "hides\ntok/s"):
+        table.add_column(name, justify="right")
+    table.add_column("verdict")
+    for one in surveyed:
+        level = worst(one.findings)
+        if level == "note":  # worth knowing, nothing to do
+            level = "ok"
+        mark, style = MARKS[level]
+        verdict = Text(f"{mark} {level}", style)
+        table.add_row(one.sender.name, one.receiver.name, *_figures(one), verdict)
+    return table
+
+
+def _figures(one: LinkSurvey) -> Iterator[str]:
+    """Interface, nominal rate, measured rate, round trip, what it hides."""
+    link, hidden = one.link, one.hidden_tokens_per_s
+    taken = link.path.outgoing if link else None
+    yield taken.name if taken else "–"
+    yield _gigabits(taken.speed if taken else None)
+    yield _gigabits(link.bits_per_s if link else None)
+    yield seconds(link.latency) if link and link.latency else "–"
+    yield f"{hidden:,.0f}" if hidden else "–"
+
+
+def _gigabits(bits_per_s: float | None) -> str:
+    """In one unit, to be compared: 9.41, 0.0385."""
+    if bits_per_s is None:
+        return "–"
+    value = bits_per_s / 1e9
+    return f"{value:.0f}" if value >= 99.95 else f"{value:.3g}"
+
+
+def _notes(surveyed: Sequence[LinkSurvey]) -> Iterator[str]:
+    yield "nominal: as the interface negotiated it. measured: what arrived, one TCP stream."
+    yield "round trip: until a connection stood."
+    if any(one.kv_bytes_per_token for one in surveyed):
+        yield "hides: prefill up to this speed waits for no link = measured / KV per token."
+    sizes = {one.sender.model: one.kv_bytes_per_token for one in surveyed if one.carries_kv and one.link}
+    for model, count in sizes.items():
+        unknown = "unknown: neither its name nor its files state it"
+        yield f"KV per token of {model}: {size(count) if count else unknown}."

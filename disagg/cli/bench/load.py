@@ -5,19 +5,13 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import typer
 
 from disagg.api.requests import DEFAULT_DEADLINE_S
-from disagg.cli.bench.arguments import (
-    numbers,
-    pairs,
-    refuse_subcommand,
-    require_two_files,
-    require_writable,
-)
 from disagg.cli.bench.options import (
     Burstiness,
     Concurrency,
@@ -41,9 +35,17 @@ from disagg.cli.bench.options import (
     Watts,
     WorkloadFile,
     WorkloadKind,
+    numbers,
+    pairs,
+    refuse_subcommand,
+    require_two_files,
+    require_writable,
 )
+from disagg.cli.bench.result import live, result_view
 from disagg.cli.common.context import print_json, settings, stderr, stdout
 from disagg.cli.common.options import AsJson, refuse_options
+from disagg.cli.common.process import uninterrupted
+from disagg.cli.views.progress import HostProgress
 from disagg.cli.words import choose_models
 from disagg.errors import UsageError
 
@@ -51,6 +53,7 @@ if TYPE_CHECKING:
     from disagg.bench.benchmark import BenchSpec
     from disagg.bench.result import BenchResult
     from disagg.config import Fleet
+
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -152,7 +155,6 @@ def _served(
             raise UsageError("--prefill-device and --decode-device need --simulate", "add --simulate")
         yield fleet, None
         return
-    from disagg.cli.bench.simulate import simulated
 
     with simulated(fleet, model, *devices) as (copy, token):
         yield copy, token
@@ -164,7 +166,6 @@ def _run(fleet: Fleet, spec: BenchSpec, token: str | None) -> tuple[BenchResult,
 
     from disagg.bench.benchmark import benchmark
     from disagg.bench.load import RunMonitor
-    from disagg.cli.views.bench.load import live
 
     monitor, signals = RunMonitor(), list[int]()
     before = {number: signal.getsignal(number) for number in _SIGNALS}
@@ -197,8 +198,6 @@ def _handle(handlers: Mapping[signal.Signals, Any]) -> None:
 def _show(result: BenchResult, as_json: bool, files: Files) -> None:
     """Print the result, as tables or as JSON, and write the files."""
     import json
-
-    from disagg.cli.views.bench.load import result_view
 
     body = result.to_json()
     if as_json:
@@ -234,3 +233,26 @@ def _write(texts: Mapping[Path, str]) -> None:
             faults.append(f"{path}: {error.strerror}")
     if faults:
         raise UsageError(f"cannot write {' and '.join(faults)}")
+
+
+@contextmanager
+def simulated(fleet: Fleet, model: str, prefill: str | None, decode: str | None) -> Iterator[tuple[Fleet, str]]:
+    """The simulated fleet with running servers, and its token. prefill, decode: machines in place of hosts.toml's.
+
+    The servers are stopped at the end of the block. Raises UsageError if a host's hardware or the model's size is
+    unknown.
+    """
+    from disagg.fleet.lifecycle.temporary import Devices, running_simulated
+
+    hosts = {name: host for name, host in fleet.hosts.items() if host.model == model}
+    if not hosts:
+        raise UsageError(f"no host of {fleet.path.name} serves {model}", "there is nothing to simulate")
+    only = replace(fleet, hosts=hosts, models={model: fleet.models[model]})
+    shown = HostProgress(stderr())
+    with running_simulated(
+        only,
+        Devices(prefill, decode),
+        report=lambda host, doing: shown.report(f"simulated {host}", doing),
+        ending=uninterrupted,
+    ) as (copy, state):
+        yield copy, state.tokens.current

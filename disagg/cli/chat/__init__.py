@@ -5,5 +5,6 @@ session       the loop: a line is a command or a message; a turn streams its ans
 conversation  what was said, as a frozen value
 commands      /help and the others, as a table
 editor        reads lines: several at once, history, completion
-recall        the history of lines, in a private file
+answer        one answer while it arrives, as Markdown
+view          all that is shown
 """

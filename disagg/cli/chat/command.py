@@ -65,7 +65,7 @@ def _run(fleet: Fleet, model: str, system: str, options: dict[str, Any], message
 
     from disagg.cli.chat.conversation import Conversation
     from disagg.cli.chat.session import Session
-    from disagg.cli.views.chat import ChatView
+    from disagg.cli.chat.view import ChatView
     from disagg.inference.client import AsyncClient
 
     async def run() -> None:
@@ -91,8 +91,7 @@ def _require_valid(client: AsyncClient, model: str, options: dict[str, Any]) -> 
 
 
 async def _talk(session: Session, fleet: Fleet) -> None:
-    from disagg.cli.chat.editor import Editor
-    from disagg.cli.chat.recall import Recall
+    from disagg.cli.chat.editor import Editor, Recall
     from disagg.token import state_folder
 
     models = [name for one in fleet.models.values() for name in (one.name, *one.aliases)]

@@ -20,7 +20,7 @@ from disagg.errors import ContextLengthExceeded, DisaggError, UsageError
 from disagg.files import replace_file
 
 if TYPE_CHECKING:
-    from disagg.cli.views.chat import ChatView
+    from disagg.cli.chat.view import ChatView
     from disagg.inference.client import AsyncClient
     from disagg.inference.types import Completion
 

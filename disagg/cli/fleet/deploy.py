@@ -12,7 +12,7 @@ import typer
 
 from disagg.cli.common.change import Change, finish
 from disagg.cli.common.context import note_if_interrupted_after, settings, stderr
-from disagg.cli.common.hooks import hook_runner
+from disagg.cli.common.hooks import hook_runner, hooks_view
 from disagg.cli.common.options import AsJson, BreakLock, Yes
 from disagg.cli.fleet.token import deployed, read_tokens
 
@@ -188,9 +188,9 @@ def run(
     """Plan, ask and carry out, with progress on stderr. question: its verb. if_full, compare: see Deployment. agreed:
     called after the question with whether any host changes; the planner to carry out with. hooks: those of the command,
     if it has any."""
-    from disagg.cli.views.fleet.deploy import DeployProgress, plan_view
-    from disagg.cli.views.fleet.deploy import question as question_text
-    from disagg.cli.views.fleet.hooks import hooks_view
+    from disagg.cli.views.plans import plan_view
+    from disagg.cli.views.plans import question as question_text
+    from disagg.cli.views.progress import DeployProgress
     from disagg.fleet.changes.hooks import around
     from disagg.fleet.deploy.deployment import Deployment
 
@@ -228,8 +228,7 @@ def notes(reports: Sequence[DeployResult]) -> str:
 
 def show_plan(fleet: Fleet, reports: list[DeployResult], as_json: bool, hooks: HookRunner | None = None) -> NoReturn:
     """Print what would be done on each host, and exit."""
-    from disagg.cli.views.fleet.deploy import plan_view
-    from disagg.cli.views.fleet.hooks import hooks_view
+    from disagg.cli.views.plans import plan_view
     from disagg.fleet.deploy.deployment import exit_code
 
     changing = any(report.result == "planned" for report in reports)
@@ -248,7 +247,7 @@ def show(
     """Print how it ended on each host, and exit. words: other words for results."""
     from rich.text import Text
 
-    from disagg.cli.views.fleet.deploy import reports_view
+    from disagg.cli.views.plans import reports_view
     from disagg.fleet.deploy.deployment import exit_code
     from disagg.fleet.deploy.release import carried
 
@@ -260,7 +259,7 @@ def show(
 
 def _rotation(fleet: Fleet, reports: Sequence[DeployResult]) -> list[RenderableType]:
     """A line if a rotation of the token is not finished, as this machine or a host shows."""
-    from disagg.cli.views.fleet.deploy import rotation_view
+    from disagg.cli.views.plans import rotation_view
 
     return [rotation_view()] if _rotating(fleet, reports) else []
 

@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
 import typer
+from rich.console import Group, RenderableType
+from rich.rule import Rule
+from rich.text import Text
 
 from disagg.cli.common.context import print_json, settings, stderr, stdout
 from disagg.cli.common.options import AsJson
+from disagg.cli.views.findings import finding_lines, marked
+from disagg.units import counted
+
+if TYPE_CHECKING:
+    from disagg.fleet.doctor.examine import Diagnosis, HostFindings, PairFindings
 
 
 def doctor(
@@ -31,7 +42,49 @@ def doctor(
     if as_json:
         print_json({"fleet": fleet.name, **diagnosis.to_json()})
     else:
-        from disagg.cli.views.fleet.doctor import doctor_view
-
         stdout().print(doctor_view(diagnosis))
     raise typer.Exit(diagnosis.exit_code)
+
+
+def doctor_view(diagnosis: Diagnosis) -> RenderableType:
+    """Hosts, then the links between them, then findings about the whole fleet, then the counts."""
+    parts: list[RenderableType] = []
+    for host in diagnosis.hosts:
+        parts += [*_host(host), Text()]
+    if diagnosis.pairs:
+        parts.append(_header("KV links", "prefill → decode"))
+        for pair in diagnosis.pairs:
+            parts += _pair(pair)
+        parts.append(Text())
+    if diagnosis.fleet:
+        parts += [_header("Fleet", ""), *finding_lines(diagnosis.fleet), Text()]
+    return Group(*parts, _verdict(diagnosis))
+
+
+def _host(report: HostFindings) -> Iterator[RenderableType]:
+    host = report.host
+    yield _header(host.name, f"{host.address}  {', '.join(host.roles)}  {host.model}")
+    yield from finding_lines(report.findings)
+
+
+def _header(title: str, rest: str) -> RenderableType:
+    return Rule(Text.assemble((title, "bold"), (f"  {rest}" if rest else "", "dim")), align="left", style="dim")
+
+
+def _pair(report: PairFindings) -> Iterator[RenderableType]:
+    yield Text.assemble((f"{report.prefill.name} → {report.decode.name}", "bold"), (f"  {report.prefill.model}", "dim"))
+    if report.link is None and not report.findings:
+        yield marked("note", Text("not measured: one of them could not be examined"))
+    yield from finding_lines(report.findings)
+
+
+def _verdict(diagnosis: Diagnosis) -> Text:
+    faults, warnings = diagnosis.count("fault"), diagnosis.count("warning")
+    if not faults and not warnings:
+        return Text(f"✔ no problems on {counted(len(diagnosis.hosts), 'host')}", "bold green")
+    parts = [
+        Text(counted(number, what), style)
+        for number, what, style in ((faults, "fault", "bold red"), (warnings, "warning", "bold yellow"))
+        if number
+    ]
+    return Text.assemble(Text(", ").join(parts), f" on {counted(len(diagnosis.hosts), 'host')}")

@@ -80,7 +80,7 @@ def restart(
 
 
 def _lifecycle(chosen: Settings, break_lock: bool) -> FleetServers:
-    from disagg.cli.views.fleet.progress import HostProgress
+    from disagg.cli.views.progress import HostProgress
     from disagg.fleet.lifecycle.fleet_servers import FleetServers
     from disagg.fleet.lifecycle.state import State
 
@@ -89,7 +89,7 @@ def _lifecycle(chosen: Settings, break_lock: bool) -> FleetServers:
 
 
 def _finish(lifecycle: FleetServers, results: list[ServerResult], as_json: bool) -> None:
-    from disagg.cli.views.fleet.progress import failures_view, results_table
+    from disagg.cli.views.progress import failures_view, results_table
     from disagg.fleet.lifecycle.base import exit_code
 
     if as_json:

@@ -88,7 +88,7 @@ def _print_json(fleet: Fleet, entries: Sequence[LogLine], errors: Sequence[Disag
 
 
 def _print(hosts: Sequence[Host], entries: Sequence[LogLine], errors: Sequence[DisaggError], *, dated: bool) -> None:
-    from disagg.cli.views.fleet.logs import LogView
+    from disagg.cli.views.logs import LogView
 
     view, out = LogView([host.name for host in hosts], dated=dated), stdout()
     for line in entries:
@@ -98,7 +98,7 @@ def _print(hosts: Sequence[Host], entries: Sequence[LogLine], errors: Sequence[D
 
 
 def _follow(hosts: Sequence[Host], state: State, count: int, begin: float | None) -> None:
-    from disagg.cli.views.fleet.logs import LogView
+    from disagg.cli.views.logs import LogView
     from disagg.fleet.lifecycle.logs import follow
 
     view, out = LogView([host.name for host in hosts]), stdout()

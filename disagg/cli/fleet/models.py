@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
 
 from disagg.cli.common.change import Change, finish
 from disagg.cli.common.completion import complete_model
 from disagg.cli.common.context import settings, stderr
 from disagg.cli.common.hosts import HostCommand
 from disagg.cli.common.options import AsJson, Yes, command_group
+from disagg.cli.views.errors import error_view
+from disagg.cli.views.progress import DeployProgress
+from disagg.errors import DisaggError, UsageError, exit_code_of_all
+from disagg.units import counted, seconds, size
 
 if TYPE_CHECKING:
     from disagg.config import Fleet, Host
-    from disagg.errors import DisaggError
+    from disagg.fleet.machine.fan_out import HostOutcome
     from disagg.fleet.models.inventory import ModelInventory
-    from disagg.fleet.models.pull import Models
+    from disagg.fleet.models.pull import Models, PullResult
+
 
 models = command_group("models", "Copy models to the hosts, list them, remove them.")
 Named = Annotated[
@@ -32,8 +41,6 @@ def pull(context: typer.Context, model: Named = None, *, as_json: AsJson = False
 
     A complete model is not copied again. An interrupted copy continues where it stopped.
     """
-    from disagg.cli.views.fleet.deploy import DeployProgress
-    from disagg.cli.views.fleet.models import pulled_view
     from disagg.fleet.deploy.steps import StepProgress
     from disagg.fleet.models.pull import Models
 
@@ -55,7 +62,6 @@ def pull(context: typer.Context, model: Named = None, *, as_json: AsJson = False
 @models.command("list", cls=HostCommand)
 def list_models(context: typer.Context, model: Named = None, *, as_json: AsJson = False) -> None:
     """Show each host's model: its size, its revision, whether it is complete."""
-    from disagg.cli.views.fleet.models import inventories_view
     from disagg.fleet.models.pull import Models
 
     fleet = settings(context).fleet()
@@ -75,12 +81,9 @@ def rm(
     as_json: AsJson = False,
 ) -> None:
     """Remove models that were pulled or deployed to the hosts. Folders that hosts.toml names by their path stay."""
-    from disagg.cli.views.fleet.models import inventories_view, removed_view
-    from disagg.errors import UsageError
     from disagg.fleet.machine.fan_out import each
     from disagg.fleet.models.inventory import neighbours, removable, remove
     from disagg.fleet.models.pull import Models
-    from disagg.units import counted
 
     if not model and not settings(context).selection:
         raise UsageError("which model? this would remove all of them", "name a MODEL, or a --host")
@@ -104,7 +107,6 @@ def rm(
 
 
 def _chosen(context: typer.Context, fleet: Fleet, names: Sequence[str] | None) -> list[Host]:
-    from disagg.errors import UsageError
     from disagg.fleet.models.inventory import chosen
 
     selection = settings(context).selection
@@ -118,8 +120,6 @@ def _chosen(context: typer.Context, fleet: Fleet, names: Sequence[str] | None) -
 
 def _survey(these: Models, hosts: Sequence[Host]) -> tuple[list[ModelInventory], dict[str, DisaggError]]:
     """The inventories of the hosts, and the errors of those that could not be read."""
-    from disagg.errors import DisaggError
-
     with stderr().status("reading the hosts' models …"):
         read = these.survey(hosts)
     errors = {host.name: one for host, one in zip(hosts, read, strict=True) if isinstance(one, DisaggError)}
@@ -132,6 +132,84 @@ def _json_errors(errors: dict[str, DisaggError]) -> dict[str, object]:
 
 def _exit_code(errors: Iterable[DisaggError]) -> int:
     """4 if a host cannot be reached, 1 if anything else failed."""
-    from disagg.errors import exit_code_of_all
-
     return exit_code_of_all(error.exit_code for error in errors)
+
+
+_STATES = {"complete": "green", "partial": "yellow", "absent": "dim"}
+_RESULTS = {"there": "dim", "downloaded": "green", "copied": "green", "failed": "bold red"}
+
+
+def inventories_view(inventories: Sequence[ModelInventory], errors: Mapping[str, DisaggError]) -> RenderableType:
+    """One row per host, two lines each: its model above, the source of it below."""
+    table = _table("host", "model\nsource", "state", "size", "revision")
+    for inventory in inventories:
+        held = inventory.model
+        state = Text(held.state, _STATES[held.state])
+        if held.state == "partial" and held.missing:
+            state.append(f"\n{held.missing}", "dim")
+        name = Text.assemble(inventory.host.model, "\n", (_shown(inventory), "dim"))
+        table.add_row(
+            inventory.host.name, name, state, size(held.bytes) if held.bytes else "–", held.revision[:8] or "–"
+        )
+    return Group(*([table] if inventories else []), *_errors(errors))
+
+
+def _shown(inventory: ModelInventory) -> str:
+    """The name of a carried model's folder is a hash, so its hosts.toml name is shown."""
+    return "carried by disagg deploy" if inventory.required.carried else inventory.required.source
+
+
+def pulled_view(done: Sequence[PullResult], errors: Mapping[str, DisaggError]) -> RenderableType:
+    """One row per host, then each failure with its hint."""
+    table = _table("host", "model", "result", "size", "took")
+    for one in done:
+        result = Text(one.result, _RESULTS[one.result])
+        if one.source_host:
+            result.append(f" from {one.source_host}", "not bold dim")
+        took = seconds(one.seconds) if one.result != "there" else "–"
+        table.add_row(one.host.name, one.host.model, result, size(one.bytes) if one.bytes else "–", took)
+    failures = {one.host.name: one.error for one in done if one.error is not None}
+    return Group(*([table] if done else []), *_errors({**errors, **failures}))
+
+
+def removed_view(
+    outcomes: Sequence[HostOutcome[int]], errors: Mapping[str, DisaggError], carried: Collection[str] = ()
+) -> RenderableType:
+    """One line per host: the bytes freed; then the command that restores it.
+
+    `carried`: hosts whose models are deployed, not pulled.
+    """
+    lines = [
+        Text.assemble((f"{one.host.name}: ", "bold"), f"{size(one.value)} freed")
+        for one in outcomes
+        if one.value is not None
+    ]
+    if not outcomes and not errors:
+        lines = [Text("nothing to remove")]
+    gone = {one.host.name for one in outcomes if one.value is not None}
+    back = [
+        *(["disagg deploy"] if gone & set(carried) else []),
+        *(["disagg models pull"] if gone - set(carried) else []),
+    ]
+    if gone:
+        words = "A running server keeps its loaded model, but cannot start again without the files: "
+        lines.append(Text.assemble((words, "dim"), (", ".join(back), "bold cyan"), (" copies them again", "dim")))
+    failures = {one.host.name: one.error for one in outcomes if one.error is not None}
+    return Group(*lines, *_errors({**errors, **failures}))
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+    for number, name in enumerate(columns):
+        right = name in ("size", "took")
+        table.add_column(
+            name, overflow="fold", style="bold" if number == 0 else "", justify="right" if right else "left",
+            no_wrap=right or name in ("host", "revision"),
+        )  # fmt: skip
+    return table
+
+
+def _errors(errors: Mapping[str, DisaggError]) -> Iterator[RenderableType]:
+    for error in errors.values():
+        yield Text()
+        yield error_view(error)

@@ -24,7 +24,7 @@ def notify_changes(
 ) -> NoReturn:
     """Print a line when a host goes down or comes back, until interrupted. run: for sh. misses: readings in a row
     without a healthy answer until a host is down."""
-    from disagg.cli.common.closed_pipe import require_reader
+    from disagg.cli.common.process import require_reader
     from disagg.fleet.lifecycle.state import State
     from disagg.fleet.lifecycle.status.diagnose import diagnose
     from disagg.fleet.lifecycle.status.health import poll
@@ -103,6 +103,6 @@ def _show(change: HostChange, as_json: bool) -> None:
     if as_json:
         typer.echo(change.to_bytes().decode())
         return
-    from disagg.cli.views.fleet.health import change_line
+    from disagg.cli.views.health import change_line
 
     stdout().print(change_line(change), soft_wrap=True)

@@ -5,13 +5,17 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from threading import Lock
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.console import Console
+from rich.text import Text
 
 from disagg.cli.common.completion import complete_host
 from disagg.cli.common.context import print_error, print_json, settings, stderr, stdout
 from disagg.cli.common.options import AsJson, seconds_option
+from disagg.errors import FleetError, exit_code_of_all, printable
 
 if TYPE_CHECKING:
     from disagg.config import Host
@@ -31,7 +35,6 @@ def ssh(
 
     One argument after -- is a line for the remote shell; several are a command and its arguments.
     """
-    from disagg.errors import FleetError
     from disagg.fleet.machine.ssh.settings import ssh_command
 
     one = settings(context).fleet().select([host], managed=True)[0]
@@ -55,7 +58,6 @@ def exec_(
     One argument after -- is a line for sh; several are a command and its arguments, without a shell. Exit code 1: it
     failed on a host; 4: a host cannot be reached.
     """
-    from disagg.cli.views.fleet.remote import Prefixed
     from disagg.fleet.machine.connect import machine_for
     from disagg.fleet.machine.fan_out import each
 
@@ -80,8 +82,6 @@ def exec_(
 
 def _finish(outcomes: Sequence[HostOutcome[CommandResult]], as_json: bool) -> None:
     """Print the failures on stderr, with --json all results on stdout, and exit with their code."""
-    from disagg.errors import exit_code_of_all
-
     if as_json:
         print_json({"hosts": [_json_row(one) for one in outcomes]})
     codes = set()
@@ -100,3 +100,23 @@ def _json_row(one: HostOutcome[CommandResult]) -> dict[str, object]:
     result, error = one.value, one.error.to_json() if one.error is not None else None
     output = {"code": result.code, "stdout": result.stdout, "stderr": result.stderr} if result is not None else {}
     return {"host": one.host.name, "seconds": round(one.seconds, 3), **output, "error": error}
+
+
+_COLOURS = ("cyan", "magenta", "green", "yellow", "blue", "bright_red", "bright_cyan", "bright_magenta")
+
+
+class Prefixed:
+    """Prints whole lines only; `line` may be called from several threads."""
+
+    def __init__(self, console: Console, hosts: Sequence[str]) -> None:
+        self._console = console
+        self._lock = Lock()
+        width = max(map(len, hosts), default=0)
+        self._names = {
+            host: Text(f"{host:<{width}} │ ", _COLOURS[number % len(_COLOURS)]) for number, host in enumerate(hosts)
+        }
+
+    def line(self, host: str, text: str) -> None:
+        """One line of a host's output, without control characters: what a file has is shown on a terminal later."""
+        with self._lock:
+            self._console.print(Text.assemble(self._names[host], printable(text)), soft_wrap=True)

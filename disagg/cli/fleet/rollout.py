@@ -3,23 +3,33 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
 
 from disagg.cli.common.change import Change
 from disagg.cli.common.context import note_interrupt, settings, stderr
-from disagg.cli.common.hooks import hook_runner
+from disagg.cli.common.hooks import hook_runner, hooks_view
 from disagg.cli.common.options import AsJson, BreakLock, Yes, seconds_option
+from disagg.cli.views.errors import error_views
+from disagg.cli.views.plans import plan_view
+from disagg.cli.views.progress import DeployProgress, HostProgress
+from disagg.units import counted
 
 if TYPE_CHECKING:
     from disagg.config import Fleet, Host
     from disagg.fleet.deploy.deployment import DeployResult
     from disagg.fleet.lifecycle.state import State
     from disagg.fleet.rollout.gate import Ask, RecordedAnswer
+    from disagg.fleet.rollout.report import RolloutReport
     from disagg.fleet.rollout.rollout import Rollout
+
 
 _ASK_S = 120.0
 
@@ -46,9 +56,6 @@ def rollout(
     After its restart each host must answer a fixed prompt as before. An interrupted rollout goes on with the next call.
     Exit code 0: all hosts run the new release; 1: it was rolled back or stopped; 4: a host cannot be reached.
     """
-    from disagg.cli.views.fleet.deploy import DeployProgress
-    from disagg.cli.views.fleet.progress import HostProgress
-    from disagg.cli.views.fleet.rollout import rollout_view
     from disagg.fleet.deploy.deployment import choose, planner
     from disagg.fleet.deploy.release import Installation
     from disagg.fleet.lifecycle.state import State
@@ -113,7 +120,6 @@ def asking(fleet: Fleet, state: State) -> Ask:
 
 def _planned(change: Change, fleet: Fleet, work: Rollout) -> list[DeployResult]:
     """Each host's plan. Shows them and exits if a host cannot be deployed."""
-    from disagg.cli.views.fleet.deploy import plan_view
     from disagg.fleet.deploy.deployment import exit_code
 
     with change.looking():
@@ -125,12 +131,32 @@ def _planned(change: Change, fleet: Fleet, work: Rollout) -> list[DeployResult]:
 
 
 def _ask(change: Change, work: Rollout, planned: Sequence[DeployResult], *, undo: bool) -> None:
-    from disagg.cli.views.fleet.deploy import plan_view
-    from disagg.cli.views.fleet.hooks import hooks_view
-    from disagg.units import counted
-
     hooked = hooks_view(hook_runner(work.fleet, "rollout").planned("deploy", "restart"))
     going_on = work.interrupted is not None and not undo
     verb = "Go back on" if undo else "Go on with the rollout on" if going_on else "Roll out on"
     question = f"{verb} {counted(len(work.hosts), 'host')}?"
     change.ask(question, *([plan_view(planned), *hooked] if planned else []))
+
+
+_STYLE = {"rolled out": "green", "unchanged": "dim", "rolled back": "yellow", "left": "dim", "failed": "bold red"}
+_ENDINGS = {
+    "done": Text("all hosts run the new release", "green"),
+    "unchanged": Text("all hosts ran it already", "dim"),
+    "rolled back": Text("rolled back", "bold yellow"),
+    "stopped": Text("stopped", "bold red"),
+}
+
+
+def rollout_view(report: RolloutReport, all_hosts: Collection[str] = ()) -> RenderableType:
+    """A table, the failures with their hints, and the ending. `all_hosts`: the names of all hosts of the fleet."""
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    table.add_column("host", style="bold", overflow="fold")
+    table.add_column("outcome")
+    table.add_column("runs", style="dim")
+    for one in report.hosts:
+        table.add_row(one.host, Text(one.outcome, _STYLE[one.outcome]), one.release[:8] or "–")
+    errors = error_views([(one.host, one.error) for one in report.hosts if one.error is not None], all_hosts)
+    reason = [Text(f": {report.reason}")] if report.reason else []
+    end = Text.assemble(_ENDINGS[report.ending], *reason)
+    next_step = [Text("disagg rollout goes on, disagg rollout --undo goes back")] if report.ending == "stopped" else []
+    return Group(table, *errors, Text(), end, *next_step)

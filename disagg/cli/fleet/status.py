@@ -96,7 +96,7 @@ def _show(context: typer.Context, every: float, timeout: float, *, watch: bool, 
 
     if watch:
         _watch(look, every, tuple(fleet.hosts))
-    from disagg.cli.views.fleet.health import health_view
+    from disagg.cli.views.health import health_view
 
     statuses = look()
     code = exit_code(statuses)
@@ -108,7 +108,7 @@ def _watch(look: Poll, every: float, all_hosts: Sequence[str]) -> None:
     """Show the fleet until interrupted: a live table, or one line per change if stdout is no terminal."""
     from rich.live import Live
 
-    from disagg.cli.views.fleet.health import status_line, watch_view
+    from disagg.cli.views.health import status_line, watch_view
 
     console = stdout()
     if console.is_terminal:

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator, Sequence
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
+from rich import box
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
 
-from disagg.api.history import MAX_ENTRIES
+from disagg.api.history import ENDED_HOSTS, MAX_ENTRIES, HistoryEntry
 from disagg.cli.common.completion import complete_model
 from disagg.cli.common.context import print_json, settings, stderr, stdout
 from disagg.cli.common.options import AsJson
-
-if TYPE_CHECKING:
-    from disagg.api.history import HistoryEntry
+from disagg.cli.views.items import Items
+from disagg.units import seconds
 
 
 class EntryStateName(StrEnum):
@@ -50,7 +55,6 @@ def history(
     if not found:
         stderr().print("There are no such requests.")
         return
-    from disagg.cli.views.gateway.history import history_view
 
     stdout().print(history_view(found))
 
@@ -68,3 +72,103 @@ def _read(
         limit=limit,
     )
     return read(history_path(fleet), wanted)
+
+
+_SPEEDS = "prefill, decode: tokens per second"
+_WIDE = 76  # columns, below which the table would be cut
+_ONE_LINE = 110  # columns, below which the hosts stand under the model: names of 12 characters would wrap
+_LEFT = ("time", "model", "model\nhosts", "hosts")
+
+
+def history_view(entries: Sequence[HistoryEntry]) -> RenderableType:
+    """One row per answer, on a narrow terminal a few lines. What went wrong, or differently than usual, stands after
+    its hosts; below the table, why requests failed."""
+    return _History(entries)
+
+
+class _History:
+    def __init__(self, entries: Sequence[HistoryEntry]) -> None:
+        self._entries = entries
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        if options.max_width >= _WIDE:
+            yield _table(self._entries, beside=options.max_width >= _ONE_LINE)
+            for entry in self._entries:
+                if entry.state == "failed" and entry.error:
+                    yield Text(f"{moment(entry.time)} {entry.model}: {_reason(entry)}", style="red")
+        else:
+            for entry in self._entries:
+                yield from _stacked(entry)
+
+
+def _stacked(entry: HistoryEntry) -> Iterator[RenderableType]:
+    style = "dim" if entry.state == "cancelled" else ""
+    yield Text.assemble(f"{moment(entry.time)} ", (entry.model, "bold"), style=style)
+    ttft = "–" if entry.ttft is None else seconds(entry.ttft)
+    tokens = f"{entry.prompt_tokens:,}+{entry.completion_tokens:,} tokens"
+    yield Items(Text("  ", style), (tokens, f"TTFT {ttft}", f"total {seconds(entry.total_time)}"))
+    if last := Text.assemble(hosts(entry.prefill_server, entry.decode_server), remark(entry), style=style):
+        yield Padding(last, (0, 0, 0, 2))
+
+
+def _table(entries: Sequence[HistoryEntry], *, beside: bool) -> Table:
+    """beside: the hosts have a column of their own."""
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+    table.caption, table.caption_justify = _SPEEDS, "left"
+    figures = ("tokens", "TTFT", "prefill", "decode", "total")
+    headings = ("time", "model", *figures, "hosts") if beside else ("time", "model\nhosts", *figures)
+    for heading in headings:
+        table.add_column(heading, justify="left" if heading in _LEFT else "right", no_wrap="hosts" not in heading)
+    for entry in entries:
+        where = Text.assemble((hosts(entry.prefill_server, entry.decode_server), "dim"), _state(entry))
+        table.add_row(
+            moment(entry.time),
+            Text(entry.model) if beside else Text.assemble(entry.model, "\n", where),
+            f"{entry.prompt_tokens:,}+{entry.completion_tokens:,}",
+            "–" if entry.ttft is None else seconds(entry.ttft),
+            _rate(entry.prefill_speed),
+            _rate(entry.decode_speed),
+            seconds(entry.total_time),
+            *([where] if beside else []),
+            style="dim" if entry.state == "cancelled" else None,
+        )
+    return table
+
+
+def moment(at: float) -> str:
+    """A time of today by its time, another by its date, too."""
+    local, today = time.localtime(at), time.localtime()
+    return time.strftime("%H:%M:%S" if local[:3] == today[:3] else "%m-%d %H:%M", local)
+
+
+def hosts(prefill: str | None, decode: str | None) -> str:
+    """The hosts of a request."""
+    return " → ".join(filter(None, (prefill, decode)))
+
+
+def remark(entry: HistoryEntry) -> Text:
+    """What went wrong, or differently than usual; empty if nothing did."""
+    if entry.state == "failed":
+        return Text(f" {_reason(entry)}", style="red")
+    if entry.state == "cancelled":
+        return Text(" cancelled")
+    if entry.method == "fallback":
+        return Text(" fallback", style="yellow")
+    return Text(f" {entry.held_tokens:,} held" if entry.held_tokens else "", style="dim")
+
+
+def _state(entry: HistoryEntry) -> Text:
+    """The remark of a row whose reason stands below the table."""
+    return Text(" failed", style="red") if entry.state == "failed" else remark(entry)
+
+
+def _reason(entry: HistoryEntry) -> str:
+    """Why a request failed; whose it was, if it ended hosts."""
+    reason = entry.error or "failed"
+    if entry.error_code != ENDED_HOSTS:
+        return reason
+    return f"{reason}: request {entry.request_id}" + (f" of key {entry.key}" if entry.key else "")
+
+
+def _rate(value: float | None) -> str:
+    return "–" if not value else f"{value:,.1f}" if value < 99.95 else f"{value:,.0f}"

@@ -6,24 +6,29 @@ machines of their own, so each change begins with the keys of all gateways.
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
+from rich import box
+from rich.console import RenderableType
+from rich.table import Table
 
 from disagg.api.requests import MAX_ANSWERS, MAX_WEIGHT
 from disagg.cli.common.completion import complete_model
 from disagg.cli.common.context import print_json, settings, stderr, stdout
 from disagg.cli.common.hosts import FanOutCommand
 from disagg.cli.common.options import AsJson, command_group, one_of
+from disagg.errors import ConfigError, DisaggError, FleetError, HostUnreachable, UsageError
+from disagg.units import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
     from disagg.config import Fleet, Host
-    from disagg.errors import DisaggError
     from disagg.gateway.clients.keys import Grants, Key, KeyFile
+
 
 keys = command_group("keys", "Add, edit, list and revoke the keys of the clients of `disagg serve`.")
 Name = Annotated[str, typer.Argument(metavar="NAME", help="Who uses the key.", show_default=False)]
@@ -106,8 +111,6 @@ def edit(
 
     A running gateway applies the change from the next request on.
     """
-    from disagg.errors import UsageError
-
     fleet = settings(context).fleet()
     grants = _grants(fleet, model, requests=requests, tokens=tokens, parallel=parallel, weight=weight, monitor=monitor)
     for limit in remove or ():
@@ -164,7 +167,6 @@ def _shown(key: Key) -> dict[str, Any]:
 @keys.command("list", cls=FanOutCommand)
 def list_keys(context: typer.Context, *, as_json: AsJson = False) -> None:
     """Show the keys: whose they are, their models and limits, and which are revoked."""
-    from disagg.cli.views.gateway.keys import keys_view
     from disagg.gateway.clients.keys import joined
 
     others = _GatewayKeys.fetched(settings(context).fleet())
@@ -201,8 +203,6 @@ def sync(context: typer.Context, *, as_json: AsJson = False) -> None:
 
     `disagg keys add`, `edit` and `revoke` do so too: this is for a gateway that could not be reached then.
     """
-    from disagg.units import counted
-
     others = _GatewayKeys.fetched(settings(context).fleet())
     file = _file(context)
     count = len(file.join(others.keys))
@@ -224,7 +224,6 @@ class _GatewayKeys:
 
     @classmethod
     def fetched(cls, fleet: Fleet) -> _GatewayKeys:
-        from disagg.errors import ConfigError
         from disagg.fleet.deploy.client_keys import fetch_keys, gateways
         from disagg.gateway.clients.keys import parsed
 
@@ -251,7 +250,6 @@ class _GatewayKeys:
     def deliver(self, file: KeyFile) -> None:
         """Bring the keys to the gateways, which keep what was added there meanwhile; a damaged file is replaced. Raises
         the first failure, after all have been tried."""
-        from disagg.errors import FleetError, HostUnreachable
         from disagg.fleet.deploy.client_keys import deliver_keys
 
         bring = self.hosts and file.path.exists()
@@ -270,7 +268,6 @@ class _GatewayKeys:
 
 def _merging(ours: Sequence[Key]) -> Callable[[str, bytes], bytes]:
     """Adds these keys to the content of a gateway's file."""
-    from disagg.errors import ConfigError
     from disagg.gateway.clients.keys import joined, parsed, written
 
     def merged(name: str, there: bytes) -> bytes:
@@ -286,3 +283,40 @@ def _file(context: typer.Context) -> KeyFile:
     from disagg.gateway.clients.keys import KeyFile
 
     return KeyFile.of(settings(context).fleet())
+
+
+def keys_view(keys: Sequence[Key]) -> RenderableType:
+    """One row per key, revoked ones dimmed. On a narrow terminal names take several lines, and nothing is cut."""
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+    for heading in ("name", "id", "models", "limits", "added", "revoked"):
+        folds = heading == "name"
+        table.add_column(heading, overflow="fold", no_wrap=not folds)
+    for key in keys:
+        table.add_row(
+            key.name,
+            key.id,
+            "\n".join(key.models) if key.models else "all",
+            "\n".join(_limits(key)) or "–",
+            _date(key.created),
+            _date(key.revoked) if key.revoked else "",
+            style="dim" if key.revoked else None,
+        )
+    return table
+
+
+def _limits(key: Key) -> Iterator[str]:
+    """What the key may have, a line each."""
+    if key.requests_per_minute is not None:
+        yield f"{key.requests_per_minute:,} requests/min"
+    if key.tokens_per_minute is not None:
+        yield f"{key.tokens_per_minute:,} tokens/min"
+    if key.parallel is not None:
+        yield f"{counted(key.parallel, 'answer')} at once"
+    if key.weight != 1:
+        yield f"weight {key.weight}"
+    if key.monitor:
+        yield "monitor"
+
+
+def _date(seconds: float) -> str:
+    return time.strftime("%Y-%m-%d", time.localtime(seconds))

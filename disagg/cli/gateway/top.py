@@ -1,21 +1,26 @@
-"""`disagg top`: what the fleet is doing now, in the terminal."""
+"""`disagg top`: what the fleet is doing now, in the terminal; keys change what is shown."""
 
 from __future__ import annotations
 
+import asyncio
 import os
-from contextlib import nullcontext
+import sys
+import termios
+import tty
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import aclosing, contextmanager, nullcontext
 from functools import partial
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
+from rich.console import Console, RenderableType
+from rich.live import Live
 
+from disagg.api.live import LiveState
 from disagg.cli.common.context import print_json, settings, stdout
 from disagg.cli.common.options import AsJson
-from disagg.errors import UsageError
-
-if TYPE_CHECKING:
-    from disagg.api.live import LiveState
-    from disagg.cli.gateway.screen import Source
+from disagg.cli.gateway.picture import ScreenChoice, keys_of, press, top_view
+from disagg.errors import ConfigError, ServerUnavailable, UsageError
 
 GATEWAY = "http://127.0.0.1:8080"
 
@@ -37,11 +42,6 @@ def top(
     m shows one model after the other, d one part, space stops the picture, q ends. Without a terminal, and with --json,
     it shows the present state once.
     """
-    import asyncio
-
-    from disagg.cli.gateway.screen import run
-    from disagg.cli.views.gateway.top import ScreenChoice, top_view
-
     if hosts and url is not None:
         raise UsageError("--hosts and --url: which one is to be read?", "give one of them")
     console, gateway = stdout(), full_url(url or GATEWAY)
@@ -54,7 +54,7 @@ def top(
     elif not console.is_terminal:
         console.print(top_view(state, ScreenChoice(), caption, keys=False))
     else:
-        asyncio.run(run(source, state, console, caption))
+        asyncio.run(follow_states(source, state, console, caption))
 
 
 def full_url(url: str) -> str:
@@ -68,7 +68,6 @@ def full_url(url: str) -> str:
 async def _source(context: typer.Context, url: str, *, hosts: bool, only: bool) -> tuple[Source, LiveState, str]:
     """Where states come from, the first one, and why they are not the gateway's if one was to be asked. only: no other
     gateway and no host is read instead."""
-    from disagg.errors import ConfigError, ServerUnavailable
     from disagg.gateway.endpoints import KEY_VARIABLE
     from disagg.gateway.follow import gateway_states, host_states
 
@@ -96,3 +95,90 @@ async def _first(source: Source) -> LiveState:
         return await anext(states)
     finally:
         await states.aclose()
+
+
+RETRY_S = 1.0
+
+Source = Callable[[], AsyncGenerator[LiveState, None]]
+
+
+async def follow_states(source: Source, first: LiveState, console: Console, caption: str = "") -> None:
+    """Show states until `q`. source: begins anew whenever it ends because the gateway does not answer. caption: stated
+    below them."""
+    screen = _Screen(first, caption)
+    with Live(screen.picture(), console=console, screen=True, auto_refresh=False) as live:
+
+        def draw() -> None:
+            live.update(screen.picture(), refresh=True)
+
+        def key(text: str) -> None:
+            screen.press(text)
+            draw()
+
+        with _pressed_keys(key):
+            following = asyncio.ensure_future(_follow(source, screen, draw))
+            ended = asyncio.ensure_future(screen.ended.wait())
+            try:
+                await asyncio.wait((following, ended), return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                following.cancel()
+                ended.cancel()
+                await asyncio.wait((following, ended))
+        if not following.cancelled():
+            following.result()
+
+
+class _Screen:
+    """What is on the screen."""
+
+    def __init__(self, state: LiveState, caption: str = "") -> None:
+        self.ended = asyncio.Event()
+        self._state, self._shown, self._note, self._caption = state, ScreenChoice(), "", caption
+
+    def take(self, state: LiveState) -> None:
+        if not self._shown.paused:
+            self._state, self._note = state, ""
+
+    def warn(self, note: str) -> None:
+        self._note = note
+
+    def press(self, text: str) -> None:
+        for key in keys_of(text):
+            shown = press(self._shown, key, self._state)
+            if shown is None:
+                self.ended.set()
+                return
+            self._shown = shown
+
+    def picture(self) -> RenderableType:
+        return top_view(self._state, self._shown, self._note or self._caption)
+
+
+async def _follow(source: Source, screen: _Screen, draw: Callable[[], None]) -> None:
+    while True:
+        try:
+            async with aclosing(source()) as states:
+                async for state in states:
+                    screen.take(state)
+                    draw()
+        except ServerUnavailable as error:
+            screen.warn(error.message)
+            draw()
+            await asyncio.sleep(RETRY_S)
+
+
+@contextmanager
+def _pressed_keys(pressed: Callable[[str], None]) -> Iterator[None]:
+    """Call `pressed` with the keys that are pressed within the block, each at once. Nothing without a terminal."""
+    if not sys.stdin.isatty():
+        yield
+        return
+    descriptor, loop = sys.stdin.fileno(), asyncio.get_running_loop()
+    before = termios.tcgetattr(descriptor)
+    tty.setcbreak(descriptor)
+    loop.add_reader(descriptor, lambda: pressed(os.read(descriptor, 64).decode(errors="ignore")))
+    try:
+        yield
+    finally:
+        loop.remove_reader(descriptor)
+        termios.tcsetattr(descriptor, termios.TCSADRAIN, before)

@@ -10,9 +10,8 @@ from prompt_toolkit.history import InMemoryHistory
 from prompt_toolkit.input import create_pipe_input
 from prompt_toolkit.output import DummyOutput
 
-from disagg.cli.chat import recall
-from disagg.cli.chat.editor import Editor
-from disagg.cli.chat.recall import Recall
+from disagg.cli.chat import editor
+from disagg.cli.chat.editor import Editor, Recall
 
 
 async def typed(keys: str, history: InMemoryHistory | None = None) -> str:
@@ -63,12 +62,12 @@ def test_lines_are_kept_in_a_private_file_the_newest_first(tmp_path: Path) -> No
 
 
 def test_the_file_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recall, "KEPT", 3)
+    monkeypatch.setattr(editor, "KEPT", 3)
     path = tmp_path / "history"
     kept = Recall(path)
     for number in range(7):
         kept.store_string(str(number))
-    kept.store_string("x" * (recall.MAX_LINE + 1))
+    kept.store_string("x" * (editor.MAX_LINE + 1))
     assert lines(path) == ["6", "5", "4"]
     assert len(path.read_text().splitlines()) == 3
 

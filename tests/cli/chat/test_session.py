@@ -16,7 +16,7 @@ from rich.console import Console
 
 from disagg.cli.chat.conversation import Conversation, Turn
 from disagg.cli.chat.session import Session
-from disagg.cli.views.chat import ChatView
+from disagg.cli.chat.view import ChatView
 from disagg.config import Fleet, Model
 from disagg.errors import ContextLengthExceeded, ServerUnavailable
 from disagg.inference.client import AsyncClient

@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-from disagg.cli.common import closed_pipe
-from disagg.cli.common.closed_pipe import has_no_reader, while_stdout_is_read
+from disagg.cli.common import process
+from disagg.cli.common.process import has_no_reader, while_stdout_is_read
 
 
 def test_a_pipe_has_a_reader_until_its_other_end_is_closed() -> None:
@@ -22,7 +22,7 @@ def test_a_pipe_has_a_reader_until_its_other_end_is_closed() -> None:
 
 
 async def test_work_for_a_pipe_without_a_reader_is_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(closed_pipe, "LOOK_S", 0.01)
+    monkeypatch.setattr(process, "LOOK_S", 0.01)
     reading, writing = os.pipe()
     cancelled = asyncio.Event()
 

@@ -39,7 +39,7 @@ def test_a_closed_stdout_discards_what_is_written(monkeypatch: pytest.MonkeyPatc
 
 def test_no_file_that_a_command_opens_has_the_number_of_a_closed_stream() -> None:
     script = (
-        "import os, sys\nfrom disagg.cli.common.streams import open_closed_streams\nopen_closed_streams()\n"
+        "import os, sys\nfrom disagg.cli.common.process import open_closed_streams\nopen_closed_streams()\n"
         "sys.stderr.write(' '.join(os.readlink(f'/proc/self/fd/{number}') for number in (0, 1)))"
     )
     line = f'cd {shlex.quote(ROOT)} && exec {shlex.quote(sys.executable)} -c "$0" <&- >&-'

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from disagg.cli.views.fleet.remote import Prefixed
+from disagg.cli.fleet.remote import Prefixed
 from disagg.errors import UsageError
 from disagg.fleet.machine.ssh.settings import ssh_command
 from tests.cli.commandline import ROOT, run

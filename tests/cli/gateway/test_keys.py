@@ -14,7 +14,7 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from disagg.cli.views.gateway.keys import keys_view
+from disagg.cli.gateway.keys import keys_view
 from disagg.config import Host, load
 from disagg.errors import DisaggError, HostUnreachable
 from disagg.fleet.deploy import client_keys

@@ -15,13 +15,13 @@ from rich.console import Console, Group
 
 from disagg.api.status import DeviceUse, LastError, Memory, SenderAudits
 from disagg.cli.common.context import error_console, stderr, stdout
-from disagg.cli.views.demo import comparison_panel, next_steps
+from disagg.cli.demo import comparison_panel, next_steps
+from disagg.cli.fleet.models import inventories_view, removed_view
 from disagg.cli.views.errors import error_view
-from disagg.cli.views.fleet.health import health_panel, health_view, status_line, watch_view
-from disagg.cli.views.fleet.logs import LogView
-from disagg.cli.views.fleet.models import inventories_view, removed_view
-from disagg.cli.views.fleet.progress import HostProgress, failures_view, results_table
+from disagg.cli.views.health import health_panel, health_view, status_line, watch_view
+from disagg.cli.views.logs import LogView
 from disagg.cli.views.metrics import footnote, metrics_view, model_panel, ttft_view
+from disagg.cli.views.progress import HostProgress, failures_view, results_table
 from disagg.cli.views.stream import LiveView, final_view
 from disagg.config import EngineOptions, Host
 from disagg.demo.comparison import Comparison

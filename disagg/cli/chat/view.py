@@ -4,22 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from disagg.cli.chat.answer import ShownAnswer, ShownMarkdown
 from disagg.cli.chat.commands import COMMANDS
-from disagg.cli.chat.conversation import Conversation
-from disagg.cli.views.answer import ShownAnswer, ShownMarkdown
 from disagg.cli.views.metrics import footnote, model_panel
 from disagg.cli.views.stream import without_echo
-from disagg.config import Model
 from disagg.errors import DisaggError, printable
-from disagg.inference.metrics import Metrics
-from disagg.inference.types import Completion
 from disagg.units import counted, seconds, speed
+
+if TYPE_CHECKING:
+    from disagg.cli.chat.conversation import Conversation
+    from disagg.config import Model
+    from disagg.inference.metrics import Metrics
+    from disagg.inference.types import Completion
+
 
 _NEARLY_FULL: Final = 0.8  # of the context
 

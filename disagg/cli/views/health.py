@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Collection, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from rich import box
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
@@ -14,10 +15,13 @@ from rich.text import Text
 
 from disagg.api.status import SenderAudits
 from disagg.api.watch import HostChange
-from disagg.cli.views.fleet.together import SharedProblem, host_names, together
+from disagg.cli.views.errors import SharedProblem, host_names, together
 from disagg.errors import printable
-from disagg.fleet.lifecycle.status.host_status import HostStatus
 from disagg.units import size, uptime
+
+if TYPE_CHECKING:
+    from disagg.fleet.lifecycle.status.host_status import HostStatus
+
 
 STYLE = {
     "healthy": "green",

@@ -16,10 +16,9 @@ from rich.console import Console
 from disagg.api.history import HistoryEntry
 from disagg.api.live import LiveHost, LiveModel, LiveRequest, LiveState, Totals
 from disagg.cli.app import invoke
-from disagg.cli.gateway import screen as live_screen
 from disagg.cli.gateway import top as command
-from disagg.cli.gateway.screen import _Screen
-from disagg.cli.views.gateway.top import KEYS, ScreenChoice, keys_of, press, top_view
+from disagg.cli.gateway.picture import KEYS, ScreenChoice, keys_of, press, top_view
+from disagg.cli.gateway.top import _Screen
 from disagg.config import Fleet
 from disagg.errors import ServerUnavailable, UsageError
 from disagg.gateway import follow
@@ -217,7 +216,7 @@ def test_before_the_first_picture_the_terminal_shows_who_is_asked(
 
     monkeypatch.setattr(command, "stdout", lambda: console)
     monkeypatch.setattr(command, "_source", source)
-    monkeypatch.setattr(live_screen, "run", shown)
+    monkeypatch.setattr(command, "follow_states", shown)
     invoke(["top", option])
 
 

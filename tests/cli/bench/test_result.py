@@ -14,7 +14,7 @@ from disagg.bench.energy import Power
 from disagg.bench.load import RunMonitor
 from disagg.bench.records import TurnResult
 from disagg.bench.result import BenchResult, gather, judge
-from disagg.cli.views.bench.load import live, result_view
+from disagg.cli.bench.result import live, result_view
 from disagg.inference.metrics import TTFTParts
 from tests.bench.bench_parts import CPUS, GPUS, failed, plan, point, record, result
 from tests.values import printed

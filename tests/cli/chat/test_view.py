@@ -10,10 +10,9 @@ import threading
 import pytest
 from rich.console import Console
 
+from disagg.cli.chat.answer import AnswerMarkdown, ShownMarkdown, end_of_block, pause_after, whole_blocks
 from disagg.cli.chat.conversation import Conversation, Turn
-from disagg.cli.views.answer import ShownMarkdown, pause_after
-from disagg.cli.views.chat import ChatView, context_note, figures_line
-from disagg.cli.views.markdown import AnswerMarkdown, end_of_block, whole_blocks
+from disagg.cli.chat.view import ChatView, context_note, figures_line
 from disagg.errors import RequestError
 from disagg.inference.types import Chunk
 from tests.cli.answers import completion, metrics
@@ -85,7 +84,7 @@ def test_the_event_loop_neither_parses_nor_draws(monkeypatch: pytest.MonkeyPatch
             parsed.add(threading.get_ident())
             super().__init__(text)
 
-    monkeypatch.setattr("disagg.cli.views.answer.AnswerMarkdown", Noted)
+    monkeypatch.setattr("disagg.cli.chat.answer.AnswerMarkdown", Noted)
     answer = ShownMarkdown(Console(file=(terminal := _Written()), force_terminal=True))
     terminal.threads.clear()
     for piece in ("one\n\n", "two\n", "- three\n"):
@@ -103,7 +102,7 @@ def test_pieces_are_taken_while_a_frame_is_being_drawn(monkeypatch: pytest.Monke
         assert go_on.wait(60)
         return text
 
-    monkeypatch.setattr("disagg.cli.views.answer.end_of_block", stuck)
+    monkeypatch.setattr("disagg.cli.chat.answer.end_of_block", stuck)
     answer = ShownMarkdown(Console(file=(file := io.StringIO()), width=80))
     answer.add(Chunk("first ", ()))
     assert draws.wait(60)

@@ -6,7 +6,8 @@ import io
 
 from rich.console import Console
 
-from disagg.cli.views.fleet.deploy import DeployProgress, plan_view, question, reports_view, rotation_view
+from disagg.cli.views.plans import plan_view, question, reports_view, rotation_view
+from disagg.cli.views.progress import DeployProgress
 from disagg.errors import CommandFailed, DeployRefused
 from disagg.fleet.deploy.deployment import DeployResult
 from disagg.fleet.deploy.steps import Plan, RunScript, Step, StepProgress

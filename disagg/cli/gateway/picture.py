@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from disagg.api.live import LiveHost, LiveModel, LiveRequest, LiveState
-from disagg.cli.views.gateway.history import history_view, hosts
+from disagg.cli.gateway.history import history_view, hosts
 from disagg.units import seconds, size, speed
 
 T = TypeVar("T")

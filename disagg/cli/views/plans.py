@@ -1,33 +1,29 @@
-"""Deployments: the plan, live progress, and one table of how it ended."""
+"""Plans of deployments: their steps, what they change, and one table of how they ended."""
 
 from __future__ import annotations
 
-import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from threading import Lock
-from types import MappingProxyType, TracebackType
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final
 
 from rich import box
-from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
-from rich.live import Live
-from rich.spinner import Spinner
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from disagg.cli.views.errors import error_views
-from disagg.cli.views.fleet.difference import difference_lines
-from disagg.cli.views.fleet.together import host_names, host_options, together
+from disagg.cli.views.errors import error_views, host_names, host_options, together
 from disagg.cli.views.items import Hanging
 from disagg.errors import printable
-from disagg.fleet.deploy.deployment import DeployResult
-from disagg.fleet.deploy.steps import StepProgress
 from disagg.fleet.lifecycle.status.comparison import UNFINISHED
 from disagg.units import counted, seconds, size
 
+if TYPE_CHECKING:
+    from disagg.fleet.deploy.compare import Difference, PackageChange
+    from disagg.fleet.deploy.deployment import DeployResult
+
+
 _START = "disagg start --host "
-LINE_EVERY_S = 10.0
-"""Without a terminal, the least time between two lines of what one host's steps print."""
 _STYLE = {"changed": "green", "unchanged": "dim", "planned": "cyan", "failed": "bold red"}
 
 
@@ -136,59 +132,53 @@ def rotation_view() -> RenderableType:
     return Text.assemble(("token: ", "bold yellow"), UNFINISHED.why, "\n  → ", (UNFINISHED.hint, "bold cyan"))
 
 
-class DeployProgress:
-    """Steps as they are carried out: a live table, or one line per step if stderr is no terminal.
+MAX_NAMES: Final = 6
+"""Of files and of packages of one host; `--json` has all."""
+MAX_LINES: Final = 60
+"""Of one host's settings."""
+_STYLES: Final = {"+": "green", "-": "red", "@": "cyan"}
 
-    `report` may be called from several threads.
-    """
 
-    def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
-        self._console = console
-        self._clock = clock
-        self._lock = Lock()
-        self._events: dict[str, StepProgress] = {}
-        self._printed: dict[str, float] = {}
-        self._spinner = Spinner("dots", style="cyan")
-        self._live = Live(self, console=console, transient=True, refresh_per_second=10) if console.is_terminal else None
+def difference_lines(found: Difference) -> Iterator[RenderableType]:
+    """Below a host's steps. Nothing for what does not change."""
+    shown = found.settings[:MAX_LINES]
+    if shown:
+        yield Hanging(Text("   ~ ", "cyan"), Text("settings"))
+    for line in shown:
+        yield Hanging(Text("     "), Text(printable(line), _STYLES.get(line[:1], "")))
+    if len(found.settings) > MAX_LINES:
+        yield Text(f"     and {len(found.settings) - MAX_LINES} more lines: --json", "dim")
+    if found.files:
+        counts = Counter(found.files.values())
+        what = ", ".join(f"{count} {change}" for change, count in sorted(counts.items()))
+        yield _changed_line("files", f"{what}: {_some([*found.files])}")
+    if found.packages:
+        yield _changed_line("packages", _packages(found.packages))
+    yield _changed_line("bytes", _bytes(found))
 
-    def __enter__(self) -> DeployProgress:
-        if self._live is not None:
-            self._live.start()
-        return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if self._live is not None:
-            self._live.stop()
+def _changed_line(name: str, text: str) -> RenderableType:
+    return Hanging(Text("   ~ ", "cyan"), Text(printable(f"{name}  {text}")))
 
-    def report(self, event: StepProgress) -> None:
-        """Show the event of a host; thread-safe."""
-        with self._lock:
-            self._events[event.host] = event
-            if self._live is None and self._is_due(event):
-                self._printed[event.host] = self._clock()
-                where, what = f"[{event.number}/{event.total}]", printable(event.line.strip()) or event.what
-                line = Text.assemble((f"{event.host}: ", "bold"), (f"{where} ", "dim"), what)
-                self._console.print(line, soft_wrap=True)
 
-    def _is_due(self, event: StepProgress) -> bool:
-        """Without a terminal: every step, and of what it prints a line now and then."""
-        return not event.line or self._clock() - self._printed.get(event.host, 0.0) >= LINE_EVERY_S
+def _packages(changes: Sequence[PackageChange]) -> str:
+    """`1 added, 2 changed: torch 2.12.0 -> 2.13.0, ...`."""
+    counts = Counter("changed" if one.before and one.after else "added" if one.after else "removed" for one in changes)
+    what = ", ".join(f"{count} {change}" for change, count in sorted(counts.items()))
+    return f"{what}: {_some([_package(one) for one in changes])}"
 
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        # A terminal writes "^C" where the cursor is; a full line would then be two, and one be left on the screen.
-        grid = Table.grid(padding=(0, 1), expand=True)
-        grid.width = max(1, options.max_width - 3)
-        grid.add_column(width=1)
-        grid.add_column(style="bold", no_wrap=True)
-        grid.add_column(style="dim", justify="right", no_wrap=True)
-        grid.add_column(no_wrap=True, overflow="ellipsis", ratio=1)
-        with self._lock:
-            events = list(self._events.values())
-        for event in events:
-            line = Text(event.what)
-            if event.line:
-                line.append(f"  {printable(event.line.strip())}", "dim")
-            grid.add_row(self._spinner, event.host, f"{event.number}/{event.total}", line)
-        yield grid
+
+def _package(change: PackageChange) -> str:
+    if not change.before:
+        return f"+{change.name} {change.after}"
+    return f"{change.name} {change.before} -> {change.after}" if change.after else f"-{change.name} {change.before}"
+
+
+def _some(names: Sequence[str]) -> str:
+    more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
+    return ", ".join(names[:MAX_NAMES]) + more
+
+
+def _bytes(found: Difference) -> str:
+    download = f", {size(found.to_download)} to download at most" if found.to_download else ""
+    return f"{size(found.to_send)} to send, before compression{download}"

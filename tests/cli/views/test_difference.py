@@ -6,8 +6,7 @@ import io
 
 from rich.console import Console, Group
 
-from disagg.cli.views.fleet.deploy import plan_view
-from disagg.cli.views.fleet.difference import MAX_LINES, difference_lines
+from disagg.cli.views.plans import MAX_LINES, difference_lines, plan_view
 from disagg.fleet.deploy.compare import Difference, FileChange, PackageChange
 from disagg.fleet.deploy.deployment import DeployResult
 from disagg.fleet.deploy.steps import Plan

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from rich import box
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
@@ -14,13 +15,16 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from rich.table import Column, Table
 from rich.text import Text
 
-from disagg.bench.load import RunMonitor
-from disagg.bench.plan import BenchPlan
 from disagg.bench.result import SIMULATED, BenchResult, Cell
 from disagg.bench.stats import PART_NAMES, Figures
 from disagg.bench.units import ms
-from disagg.bench.verdict import Series, SpeedupAtLength
 from disagg.units import counted, estimate, size
+
+if TYPE_CHECKING:
+    from disagg.bench.load import RunMonitor
+    from disagg.bench.plan import BenchPlan
+    from disagg.bench.verdict import Series, SpeedupAtLength
+
 
 MODE_STYLE = {"disaggregated": "bold green", "decode-alone": "blue", "prefill-alone": "magenta", "whole": "cyan"}
 _DECISION_STYLE = {"wins": "green", "loses": "red", "undecided": "yellow"}
