@@ -6,7 +6,7 @@ layout    what the KV of a model is, layer by layer
 base      the base class: `to_json`, `from_json`, and the bounds of a field
 sampling  how tokens are chosen
 requests  the bodies of POST /generate, /decode and /prefill
-events    the server-sent events of their answers
+events    the server-sent events of their answers; event_stream: the one reader of such streams
 status    the answers of GET /health and GET /status
 calls     every path of the servers with these types; openapi: the document that is made from it
 delivery  KV that an engine sends by itself: its order and its report

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Collection
+from collections.abc import AsyncGenerator, Collection
 from typing import Final
 
 import httpx
 from msgspec.structs import replace
 
 from disagg.api.base import InvalidValue
+from disagg.api.event_stream import EventReader
 from disagg.api.live import LiveState, Totals
 from disagg.config import Fleet
 from disagg.errors import DisaggError, ProtocolError, ServerUnavailable, Unauthorized
@@ -26,7 +27,7 @@ SILENCE_S: Final = 5.0  # the gateway sends an event at least once a second
 EVERY_S: Final = 1.0
 FIRST_S: Final = 6.0  # a host whose port is closed is known to be down before
 LOOK_S: Final = 0.1
-MAX_LINE: Final = 8 << 20
+MAX_EVENT_BYTES: Final = 8 << 20
 
 
 async def gateway_states(url: str, key: str | None) -> AsyncGenerator[LiveState, None]:
@@ -40,12 +41,13 @@ async def gateway_states(url: str, key: str | None) -> AsyncGenerator[LiveState,
             http.stream("GET", url.rstrip("/") + "/api/live") as answer,
         ):
             _require_ok(answer.status_code, url, key)
-            name = ""
-            async for line in _lines(answer):
-                if line.startswith("event: "):
-                    name = line.removeprefix("event: ")
-                elif line.startswith("data: ") and name == "state":
-                    yield LiveState.from_bytes(line.removeprefix("data: ").encode())
+            events = EventReader()
+            async for piece in answer.aiter_bytes():
+                for name, data in events.feed(piece):
+                    if name == "state":
+                        yield LiveState.from_bytes(data)
+                if events.unread > MAX_EVENT_BYTES:
+                    raise ProtocolError(f"an event of the gateway is over {MAX_EVENT_BYTES} bytes")
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise ServerUnavailable(
             f"no gateway answers at {url}", "start it with `disagg serve`, or name its --url"
@@ -96,14 +98,3 @@ def _require_ok(status: int, url: str, key: str | None) -> None:
         raise ServerUnavailable(f"the gateway at {url} has no place for another watcher", "close a dashboard, or wait")
     if status != httpx.codes.OK:
         raise DisaggError(f"{url} answered HTTP {status}, not as a gateway of disagg does", "name its --url")
-
-
-async def _lines(answer: httpx.Response) -> AsyncIterator[str]:
-    """The lines of a stream. Raises ProtocolError for one without an end."""
-    rest = ""
-    async for text in answer.aiter_text():
-        *lines, rest = (rest + text).split("\n")
-        for line in lines:
-            yield line
-        if len(rest) > MAX_LINE:
-            raise ProtocolError(f"an event of the gateway is over {MAX_LINE} bytes")

@@ -1,12 +1,16 @@
-"""How long requests wait, and how often they are tried: two frozen values, and the two
-constants that bound the waits for one host of several."""
+"""How long requests wait and how often they are tried: the values, and the judge of a host by its progress."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from math import inf
 from typing import Final, Literal
 
 from disagg import strikes
+from disagg.api.events import ProgressEvent
+from disagg.config import Host
+from disagg.errors import DisaggError, Overloaded, ServerSilent
 
 OnKVFailure = Literal["fallback", "fail"]
 """If no prefill host delivers the KV: the decode host computes the prompt, or the request fails."""
@@ -15,6 +19,10 @@ SHARE: Final = 1 / 3
 another host of its role is up: the next attempt has the rest."""
 LEAST_S: Final = 2.0
 """The least that such a wait is shortened to."""
+COMPUTING: Final = ("computing the prompt", "generating")
+"""The phases in which a request's host must make progress."""
+QUEUED: Final = ("arriving", "tokenising", "queued")
+"""The phases before a host has begun with a request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,3 +100,65 @@ DEFAULT_POLICY = RetryPolicy()
 def patience_s(left_s: float) -> float:
     """The longest wait for one host if another could take over, for a request with `left_s` seconds left."""
     return max(LEAST_S, SHARE * left_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """When a request leaves a host's queue: after `seconds` in it, if another host would begin with it at once.
+
+    claim: takes a free place at another host of this one's role, which then is the request's; False if there is none.
+    """
+
+    seconds: float = inf
+    claim: Callable[[], bool] = lambda: False
+
+
+UNLIMITED: Final = Patience()
+
+
+@dataclass(slots=True)
+class ProgressJudge:
+    """Judges a host by the progress events of one request. No I/O, no clock; may claim a place elsewhere.
+
+    queued_since: the host has not gone on with the request since then; None while it has. has_begun: it has gone on
+    with it before. beats: as the last event stated them. stalled_since: they have not changed since then, while the
+    request was computed.
+    """
+
+    host: Host
+    timeouts: Timeouts
+    queued_since: float | None
+    patience: Patience = UNLIMITED
+    has_begun: bool = False
+    beats: int = -1
+    stalled_since: float = 0.0
+
+    def problem(self, event: ProgressEvent, now: float) -> DisaggError | None:
+        """Why the host is given up; None if it gets on."""
+        if event.beats != self.beats or event.phase not in COMPUTING:
+            self.beats, self.stalled_since = event.beats, now
+        if event.phase not in QUEUED:
+            self.begun()
+        elif self.queued_since is None:
+            self.queued_since = now
+        host, stalled_s = self.host, now - self.stalled_since
+        queued_s = 0.0 if self.queued_since is None else now - self.queued_since
+        if stalled_s >= self.timeouts.stall:
+            return ServerSilent(
+                f"{host.name} ({host.url}) is stuck: {event.phase}, and its engine has made no progress for "
+                f"{stalled_s:.0f} s",
+                f"run `disagg restart --host {host.name}`",
+            )
+        if queued_s >= self.timeouts.queue or self._begins_sooner_elsewhere(queued_s):
+            return Overloaded(f"{host.name} has not begun with the request in {queued_s:.0f} s", "see `disagg status`")
+        return None
+
+    def begun(self) -> None:
+        """The host has gone on with the request."""
+        self.queued_since, self.has_begun = None, True
+
+    def _begins_sooner_elsewhere(self, queued_s: float) -> bool:
+        """Whether another host begins sooner. A place in a queue is given up only for a host that has room: at the end
+        of another queue the request would wait again. A request that its host has gone on with stays: it may have KV
+        there, and waits for its place in the batch."""
+        return not self.has_begun and queued_s >= self.patience.seconds and self.patience.claim()

@@ -89,8 +89,7 @@ async def test_the_phases_of_progress_events_are_passed_on() -> None:
         call = calls.EventCall(host, "/generate", ProgressEvent(phase="", beats=0), "r", reported=reported.append)
         with pytest.raises(ModelError):
             async with calls.events(http, call) as stream:
-                async for _ in stream:
-                    pass
+                await stream.next()
     assert reported == ["queued", "generating"]
 
 

@@ -7,7 +7,6 @@ suspects      requests that may have ended a host go on one at a time
 waiting       waits for hosts that are busy or not up
 view_updates  updates the view of the fleet with what an attempt shows about its hosts
 perform       one attempt: a hand-off, or the whole request on one host
-whole         one attempt on a server that is not disagg's
 count         how many tokens a prompt has
 answer        an answer from its first to its last token, from one host or several
 """

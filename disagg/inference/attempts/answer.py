@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -95,13 +95,6 @@ class ArrivingAnswer:
         """The request as the next host gets it: with the tokens that have arrived, and the time that is left."""
         ids = tuple(token.id for token in self.tokens)
         return msgspec.structs.replace(body, answer_tokens=ids, deadline_s=deadline_s, lease_s=lease_s)
-
-    async def read(self, events: AsyncIterator[Event]) -> DoneEvent:
-        """Take events to the end of the answer."""
-        async for event in events:
-            if (done := self.take(event)) is not None:
-                return done
-        raise AssertionError("events() raises if a stream ends without its closing event")
 
     def take(self, event: Event) -> DoneEvent | None:
         """Note one event's tokens and deliver them; returns the event if it is the last one. Raises InvalidAnswer if it

@@ -20,9 +20,8 @@ from disagg.api.requests import DecodeBody, GenerateBody
 from disagg.config import Host
 from disagg.errors import DeadlineExceeded, DisaggError
 from disagg.inference.attempt import Attempt
-from disagg.inference.attempts import whole
 from disagg.inference.attempts.answer import FALLBACK_WARNING, ArrivingAnswer, AttemptOutcome, Deliver
-from disagg.inference.attempts.perform import HostCaller, PrefillFailed, perform
+from disagg.inference.attempts.perform import HostCaller, PrefillFailed, perform, perform_whole
 from disagg.inference.attempts.plausible import AnswerBounds
 from disagg.inference.attempts.retry import Failure, Pause, Route, after, forget_frames, remaining, route_of
 from disagg.inference.attempts.suspects import Suspects, Turn, has_ended, may_have_ended
@@ -32,8 +31,8 @@ from disagg.inference.hosts.affinity import RoutedPrompt, chain, content_of, pro
 from disagg.inference.hosts.background import Heartbeat, Refresher
 from disagg.inference.hosts.route import Candidates, Ranking, RouteRequest, rank
 from disagg.inference.hosts.view import FleetView
+from disagg.inference.http.calls import WholeCall
 from disagg.inference.http.connections import Connections
-from disagg.inference.http.whole import WholeCall
 from disagg.inference.policy import DEFAULT_POLICY, RetryPolicy, patience_s
 from disagg.inference.types import Completion, Stage, Watch, unwatched
 from disagg.strikes import Marks, marks
@@ -277,7 +276,7 @@ class _Run:
             host, body = attempt.answering, self.request.body
             asked = openai_request(body, host.engine.model or body.model, self.request.candidates.context)
             call = WholeCall(host, asked, caller.waits(host), self.request.via)
-            return await whole.perform(self.driver.http, call, self.answer)
+            return await perform_whole(self.driver.http, call, self.answer)
         for taking in (attempt.decode, attempt.prefill):
             if taking is not None and (full := updates.take_place(taking)) is not None:
                 raise PrefillFailed(full) if taking is not attempt.answering else full

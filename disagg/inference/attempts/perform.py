@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
@@ -23,8 +23,8 @@ from disagg.inference.attempts.view_updates import ViewUpdates
 from disagg.inference.hosts.background import Heartbeat
 from disagg.inference.http import calls
 from disagg.inference.http.connections import Connections
-from disagg.inference.http.events import Patience
-from disagg.inference.policy import SHARE, OnKVFailure, Timeouts, patience_s
+from disagg.inference.policy import SHARE, OnKVFailure, Patience, Timeouts, patience_s
+from disagg.whole.stream import WholeAnswer
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +129,29 @@ async def perform(
         )
         async with calls.events(caller.http, call) as events:
             answer.trace.requested = call.written
-            return AttemptOutcome(await answer.read(events))
+            return AttemptOutcome(await events.to_end(answer.take))
+
+
+async def perform_whole(http: Connections, call: calls.WholeCall, answer: ArrivingAnswer) -> AttemptOutcome:
+    """The whole answer of a whole-request host. Raises the host's error."""
+    arriving = WholeAnswer(call.host.name)
+    begun = False
+
+    def opened() -> None:
+        answer.trace.requested = call.written
+        answer.enter("prefill")
+
+    def take(piece: bytes) -> bool:
+        nonlocal begun
+        if (event := arriving.take(piece)) is not None:
+            begun = True
+            answer.take(event)
+        return begun
+
+    await calls.whole_answer(http, call, opened, take)
+    done = arriving.done()
+    answer.take(done)
+    return AttemptOutcome(done, warnings=tuple(arriving.warnings))
 
 
 async def _hand_off(
@@ -141,12 +163,12 @@ async def _hand_off(
     first_kv = FirstKV(answer.reported, partial(caller.updates.shipped, prefill.name))
     call = caller.call(decode, "/decode", body, leases, request_id=_new_id(answer), reported=first_kv.decode)
     async with calls.events(caller.http, call) as events:
-        slot = await anext(events)
+        slot = await events.next()
         answer.trace.requested, answer.trace.slot = call.written, time.monotonic()
         done = answer.take(slot)
         if isinstance(slot, LocalEvent):
             caller.updates.not_asked(prefill.name)
-            return AttemptOutcome(await answer.read(events))
+            return AttemptOutcome(await events.to_end(answer.take))
         if done is not None:  # the answer was complete when its host failed
             return AttemptOutcome(done)
         if not isinstance(slot, SlotEvent):
@@ -167,7 +189,7 @@ async def _hand_off(
             if isinstance(first, RefutedEvent):
                 _refuted(first, caller, decode)
                 answer.note(f"{FALLBACK_WARNING}: {first.message}")
-                first = await anext(events)
+                first = await events.next()
             done = answer.take(first)
             answer.trace.ordered = order.written
             done = done or await _rest(answer, events)
@@ -190,10 +212,10 @@ def _refuted(event: RefutedEvent, caller: HostCaller, decode: Host) -> None:
         raise PrefillFailed(error)
 
 
-async def _rest(answer: ArrivingAnswer, events: AsyncIterator[Event]) -> DoneEvent:
+async def _rest(answer: ArrivingAnswer, events: calls.EventStream) -> DoneEvent:
     """The rest of an answer. PrefillFailed if the decode host finds only now that the KV was wrong."""
     try:
-        return await answer.read(events)
+        return await events.to_end(answer.take)
     except KVRefuted as error:
         raise PrefillFailed(error) from error
 
@@ -219,13 +241,13 @@ def _prefill_body(body: GenerateBody, slot: SlotEvent) -> PrefillBody:
 
 
 async def _first_tokens(
-    events: AsyncIterator[Event], shipping: asyncio.Future[ShippedEvent], call: calls.EventCall, order: calls.EventCall
+    events: calls.EventStream, shipping: asyncio.Future[ShippedEvent], call: calls.EventCall, order: calls.EventCall
 ) -> Event:
     """The decode host's first event after its slot; PrefillFailed as soon as the KV cannot come any more.
 
     call, order: the requests to the decode and the prefill host.
     """
-    upcoming = asyncio.ensure_future(anext(events))
+    upcoming = asyncio.ensure_future(events.next())
     try:
         await asyncio.wait((upcoming, shipping), return_when=asyncio.FIRST_COMPLETED)
         if not upcoming.done() and (error := _exception(shipping)) is not None:

@@ -16,7 +16,7 @@ from disagg.api.status import LeaseAnswer, Load
 from disagg.config import Host
 from disagg.errors import ConfigError, DisaggError, RequestError, ServerNotRunning, ServerRefused
 from disagg.inference.hosts.view import FleetView
-from disagg.inference.http import calls, whole
+from disagg.inference.http import calls
 from disagg.inference.http.connections import Connections
 from disagg.whole.request import MODELS
 
@@ -127,7 +127,7 @@ class Refresher:
         """The host's load; None if it answers without: a whole-request host, or one of another version."""
         if host.whole:  # whatever it answers, and if its key cannot be read: a request finds out why it is refused
             with suppress(ConfigError, ServerRefused):
-                await whole.get(self._http, host, MODELS, PATIENCE_S)
+                await calls.get_whole(self._http, host, MODELS, PATIENCE_S)
             return None
         try:
             body = await calls.get(self._http, host, "/load", timeout=PATIENCE_S)

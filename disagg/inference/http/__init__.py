@@ -1,9 +1,7 @@
 """The servers' HTTP API from the caller's side. Every failure is a DisaggError that names the host.
 
-calls        requests: JSON answers and event streams
-events       the events of a response, and what its progress events say about its host
-whole        the same of servers that are not disagg's
+calls        requests: JSON answers, event streams, answers of servers that are not disagg's
 connections  the open connections of a client
 opening      how one is opened: its host's name, TCP, TLS
-connection   one of them: HTTP/1.1 by h11 on asyncio
+connection   one of them: HTTP/1.1 by httptools
 """

@@ -1,29 +1,47 @@
-"""Requests to the servers: JSON answers and event streams. Every failure is a DisaggError that names the host."""
+"""Requests to hosts: JSON answers, event streams, answers of OpenAI's API. A failure is a DisaggError with the host."""
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
-from contextlib import aclosing, asynccontextmanager, contextmanager
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, Final, TypeVar
 
-import h11
 import msgspec
+from httptools import HttpParserError
 
 from disagg.api.base import Contract, InvalidValue
-from disagg.api.events import DoneEvent, ErrorAnswer, Event, ShippedEvent
+from disagg.api.event_stream import EventReader
+from disagg.api.events import ERROR, EVENTS, DoneEvent, ErrorAnswer, ErrorEvent, Event, ProgressEvent, ShippedEvent
 from disagg.config import Host
-from disagg.errors import MAX_RETRY_AFTER_S, DisaggError, Overloaded, ServerSilent, ServerUnavailable
+from disagg.config.key import key_of
+from disagg.errors import (
+    MAX_RETRY_AFTER_S,
+    DisaggError,
+    Overloaded,
+    ProtocolError,
+    ServerSilent,
+    ServerUnavailable,
+)
+from disagg.inference.http.connection import ResponseHead
 from disagg.inference.http.connections import Connections, HostRequest, SentRequest
-from disagg.inference.http.events import MAX_EVENT_BYTES, UNLIMITED, Patience, ProgressJudge, parse
-from disagg.inference.policy import DEFAULT_POLICY, Timeouts
+from disagg.inference.policy import DEFAULT_POLICY, UNLIMITED, Patience, ProgressJudge, Timeouts
+from disagg.whole.answers import MAX_REPLY_BYTES, models
+from disagg.whole.refusals import Reply, error_of, not_openai, unknown_model
+from disagg.whole.request import MODELS, OpenAIRequest
 
+MAX_EVENT_BYTES: Final = 4 << 20
 LAST_EVENTS: Final = (DoneEvent, ShippedEvent)
+END: Final = b"[DONE]"
 
 T = TypeVar("T", bound=Event)
+R = TypeVar("R")
+_DECODERS: Final = {name: msgspec.json.Decoder(kind) for name, kind in EVENTS.items()}
+_ERRORS: Final = msgspec.json.Decoder(ErrorEvent)
 
 
 @dataclass(slots=True)
@@ -43,6 +61,18 @@ class EventCall:
     phase: str = ""
     reported: Callable[[str], None] | None = None
     patience: Patience = UNLIMITED
+
+
+@dataclass(slots=True)
+class WholeCall:
+    """A request to one whole-request host. via: its Via header, empty if it has none. written: time.monotonic() when it
+    was about to be written to an open connection, 0 until then."""
+
+    host: Host
+    request: OpenAIRequest
+    timeouts: Timeouts
+    via: str = ""
+    written: float = 0.0
 
 
 async def get(http: Connections, host: Host, path: str, *, timeout: float) -> dict[str, Any]:
@@ -68,14 +98,11 @@ async def post(
 async def closing_event(http: Connections, call: EventCall, kind: type[T]) -> T:
     """POST and wait for the event of this type, which ends the answer."""
     async with events(http, call) as stream:
-        async for event in stream:
-            if isinstance(event, kind):
-                return event
-    raise AssertionError("a stream ends with its closing event or raises")
+        return await stream.to_end(lambda event: event if isinstance(event, kind) else None)
 
 
 @asynccontextmanager
-async def events(http: Connections, call: EventCall) -> AsyncIterator[AsyncGenerator[Event, None]]:
+async def events(http: Connections, call: EventCall) -> AsyncIterator[EventStream]:
     """POST and read the answer as server-sent events. Leaving the block ends the request on the server."""
     host, timeouts = call.host, call.timeouts
     request = HostRequest(host, "POST", call.path, msgspec.json.encode(call.body), call.request_id)
@@ -85,33 +112,176 @@ async def events(http: Connections, call: EventCall) -> AsyncIterator[AsyncGener
         call.written = exchange.written
         with _failures(host):
             head = await http.head(exchange, timeouts.silence, timeouts.connect, again=False)
-            if head.status_code != HTTPStatus.OK:
+            if head.status != HTTPStatus.OK:
                 _raise_for(head, await exchange.content(MAX_EVENT_BYTES, timeouts.silence), host)
-        async with aclosing(_events(exchange, call)) as stream:
-            yield stream
+        yield EventStream(exchange, call)
     finally:
         http.release(exchange)
 
 
-async def _events(exchange: SentRequest, call: EventCall) -> AsyncGenerator[Event, None]:
-    """The events, with what they raise as a DisaggError; notes the last one."""
+class EventStream:
+    """The events of one answer but `progress`, which its ProgressJudge gets. Those of unknown names are skipped.
 
-    async def read() -> bytes:
-        part = await exchange.connection.read(call.timeouts.silence)
-        call.last_sign = time.monotonic()
-        return part
+    Both ways to read raise what an `error` event states, TimeoutError's error if nothing else comes within the time
+    that a host may be silent, and ServerUnavailable if the answer is cut off.
+    """
 
-    def reported(phase: str) -> None:
-        call.phase = phase
-        if call.reported is not None:
-            call.reported(phase)
+    def __init__(self, exchange: SentRequest, call: EventCall) -> None:
+        self._exchange, self._call = exchange, call
+        self._reader = EventReader()
+        self._judge = ProgressJudge(call.host, call.timeouts, call.written, call.patience)
+        self._arrived: deque[Event] = deque()
+        self._error: Exception | None = None  # that came with them, and follows them
 
-    progress = ProgressJudge(call.host, call.timeouts, call.written, call.patience)
-    with _failures(call.host):
-        async with aclosing(parse(read, progress, reported)) as stream:
-            async for event in stream:
-                exchange.answered = isinstance(event, LAST_EVENTS)
-                yield event
+    async def next(self) -> Event:
+        """The next event."""
+        if not self._arrived:
+            await self._follow(self._await_one)
+        return self._arrived.popleft()
+
+    async def to_end(self, take: Callable[[Event], R | None]) -> R:
+        """Pass on each event as soon as it has been read from the socket, until `take` returns something, which is
+        returned. What it raises ends the answer."""
+        result: R | None = None
+
+        def pass_on() -> bool:
+            nonlocal result
+            while self._arrived and result is None:
+                result = take(self._arrived.popleft())
+            return result is not None
+
+        if not pass_on():
+            await self._follow(pass_on)
+        assert result is not None, "`_follow` raises if a stream ends without its closing event"
+        return result
+
+    def _await_one(self) -> bool:
+        return bool(self._arrived)
+
+    async def _follow(self, looked: Callable[[], bool]) -> None:
+        """Read until `looked`, which is called when something has arrived, has found what it wants."""
+        call, found = self._call, False
+
+        def take(piece: bytes) -> bool:
+            nonlocal found
+            try:
+                self._read(piece)
+            except Exception as error:  # noqa: BLE001 - raised once the events before it have been read
+                self._error = error
+            found = looked()
+            return found or self._error is not None
+
+        with _failures(call.host):
+            latest = time.monotonic() + call.timeouts.silence
+            if self._error is None and not await self._exchange.connection.follow(take, latest):
+                what = f"{call.host.name} closed the stream before the answer was complete"
+                raise ServerUnavailable(what, "see its log")
+            if self._error is not None and not found:
+                raise self._error
+
+    def _read(self, piece: bytes) -> None:
+        """Note the events that this piece completes."""
+        call, now = self._call, time.monotonic()
+        call.last_sign = now
+        for name, data in self._reader.feed(piece):
+            if name == ERROR:
+                raise DisaggError.from_json(_ERRORS.decode(data).to_json())
+            if name not in _DECODERS:
+                continue
+            event = _DECODERS[name].decode(data)
+            self._exchange.connection.extend(now + call.timeouts.silence)
+            if isinstance(event, ProgressEvent):
+                self._progress(event, now)
+            else:
+                self._judge.begun()
+                self._exchange.answered = isinstance(event, LAST_EVENTS)
+                self._arrived.append(event)
+        if self._reader.unread > MAX_EVENT_BYTES:
+            raise ProtocolError(f"{call.host.name} sent an event of over {MAX_EVENT_BYTES} bytes")
+
+    def _progress(self, event: ProgressEvent, now: float) -> None:
+        self._call.phase = event.phase
+        if self._call.reported is not None:
+            self._call.reported(event.phase)
+        if problem := self._judge.problem(event, now):
+            raise problem
+
+
+async def get_whole(http: Connections, host: Host, path: str, timeout_s: float) -> Reply:
+    """A whole-request host's answer to a GET. path: below its URL. `timeout_s` bounds connecting, and every wait."""
+    with _failures(host):
+        request = HostRequest(host, "GET", _target(host, path), key=key_of(host.engine, host.name))
+        exchange = await http.send(request, timeout_s)
+        try:
+            head = await http.head(exchange, timeout_s, timeout_s)
+            return await _reply(head, exchange, timeout_s)
+        finally:
+            http.release(exchange)
+
+
+async def whole_answer(
+    http: Connections, call: WholeCall, opened: Callable[[], None], take: Callable[[bytes], bool]
+) -> None:
+    """Ask a whole-request host. opened: is called when its answer begins, at its head. take: gets the data of each
+    event, without the closing [DONE]; returns whether the answer has begun with it: servers may send an empty piece
+    first.
+
+    Raises the error of an answer that is not 200; a model that the host does not have is named with those it has.
+    """
+    host, timeouts = call.host, call.timeouts
+    path, content = _target(host, call.request.path), call.request.to_bytes()
+    request = HostRequest(host, "POST", path, content, key=key_of(host.engine, host.name), via=call.via)
+    reader = EventReader()
+    with _failures(host):
+        exchange = await http.send(request, timeouts.whole_connect)
+
+    def read(piece: bytes) -> bool:
+        for _, data in reader.feed(piece):
+            if data == END:
+                exchange.answered = True
+                return True
+            if take(data):
+                exchange.connection.extend(time.monotonic() + timeouts.whole_silence)
+        if reader.unread > MAX_REPLY_BYTES:
+            raise ProtocolError(f"{host.name} sent a piece of over {MAX_REPLY_BYTES} bytes")
+        return False
+
+    try:
+        call.written = exchange.written
+        with _failures(host):
+            head = await http.head(exchange, timeouts.whole_first, timeouts.whole_connect)
+            if head.status != HTTPStatus.OK:
+                await _raise_whole(http, host, await _reply(head, exchange, timeouts.whole_silence), timeouts)
+            if not (kind := head.headers.get("content-type", "")).startswith("text/event-stream"):
+                raise not_openai(host, f"{kind[:64] or 'no content type'} instead of a stream")
+            opened()
+            await exchange.connection.follow(read, call.written + timeouts.whole_first)
+    finally:
+        http.release(exchange)
+
+
+async def _raise_whole(http: Connections, host: Host, reply: Reply, timeouts: Timeouts) -> None:
+    if reply.status == HTTPStatus.NOT_FOUND:
+        listed = await get_whole(http, host, MODELS, timeouts.whole_connect)
+        if listed.status == HTTPStatus.OK:
+            try:
+                names = models(listed.content)
+            except InvalidValue as error:
+                raise not_openai(host, str(error)) from None
+            if unknown := unknown_model(host, names):
+                raise unknown
+    raise error_of(reply, host)
+
+
+async def _reply(head: ResponseHead, exchange: SentRequest, silence_s: float) -> Reply:
+    return Reply(head.status, head.headers, await exchange.content(MAX_REPLY_BYTES, silence_s))
+
+
+def _target(host: Host, path: str) -> str:
+    """The path of a request: that of the host's URL, and the path below it."""
+    _, _, after = host.url.partition("://")
+    base = after.partition("/")[2]
+    return f"/{base}{path}" if base else path
 
 
 async def _object(
@@ -134,19 +304,19 @@ async def _object(
         return body
 
 
-def _raise_for(head: h11.Response, content: bytes, host: Host) -> None:
-    if head.status_code == HTTPStatus.OK:
+def _raise_for(head: ResponseHead, content: bytes, host: Host) -> None:
+    if head.status == HTTPStatus.OK:
         return
     try:
         described = ErrorAnswer.from_bytes(content).error
     except InvalidValue:
         raise ServerUnavailable(
-            f"{host.name} ({host.url}) answered HTTP {head.status_code}, not as a disagg server does",
+            f"{host.name} ({host.url}) answered HTTP {head.status}, not as a disagg server does",
             "check the port in hosts.toml",
         ) from None
     error = DisaggError.from_json(described.to_json())
-    after = dict(head.headers).get(b"retry-after", b"").decode("ascii", "replace")
-    if isinstance(error, Overloaded) and after.isdecimal():
+    after = head.headers.get("retry-after", "")
+    if isinstance(error, Overloaded) and after.isascii() and after.isdecimal():
         error.retry_after_s = min(max(int(after[:9]), 1), MAX_RETRY_AFTER_S)
     raise error
 
@@ -158,9 +328,12 @@ def _failures(host: Host) -> Iterator[None]:
         yield
     except TimeoutError as error:
         raise silent(host) from error
-    except (OSError, h11.RemoteProtocolError) as error:
+    except (OSError, HttpParserError) as error:
+        if host.whole and isinstance(error, HttpParserError):
+            raise not_openai(host, str(error)) from error
+        who = f"{host.name} ({host.url})" if host.whole else host.name
         reason = f": {error}" if str(error) else ""
-        raise ServerUnavailable(f"lost the connection to {host.name}{reason}", "run `disagg status`") from error
+        raise ServerUnavailable(f"lost the connection to {who}{reason}", _hint(host)) from error
     except msgspec.ValidationError as error:
         message = f"{host.name} ({host.url}) sent an event that this version of disagg cannot read: {error}"
         raise ServerUnavailable(message, "deploy the same version of disagg everywhere") from error
@@ -170,7 +343,11 @@ def _failures(host: Host) -> Iterator[None]:
 
 def silent(host: Host) -> ServerSilent:
     """The error of a host that has a request and sends nothing."""
-    return ServerSilent(f"{host.name} ({host.url}) did not answer in time", "run `disagg status`")
+    return ServerSilent(f"{host.name} ({host.url}) did not answer in time", _hint(host))
+
+
+def _hint(host: Host) -> str:
+    return "see its log" if host.whole else "run `disagg status`"
 
 
 def _unreadable(host: Host) -> ServerUnavailable:

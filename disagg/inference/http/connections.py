@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from typing import Literal, Self
 from urllib.parse import urlsplit
 
-import h11
+from httptools import HttpParserError
 
 from disagg.config import Host
 from disagg.errors import ProtocolError, RequestError
-from disagg.inference.http.connection import HostConnection
+from disagg.inference.http.connection import HostConnection, ResponseHead
 from disagg.inference.http.opening import Address, Opener
 from disagg.token import Tokens
 
@@ -53,10 +53,16 @@ class SentRequest:
     async def content(self, limit: int, silence_s: float) -> bytes:
         """The whole body of the response. Raises ProtocolError if it is over `limit` bytes, and TimeoutError."""
         content = bytearray()
-        while part := await self.connection.read(silence_s):
-            content += part
+
+        def take(piece: bytes) -> bool:
+            nonlocal content
+            content += piece
             if len(content) > limit:
                 raise ProtocolError(f"{self.request.host.name} sent an answer of over {limit} bytes")
+            self.connection.extend(time.monotonic() + silence_s)
+            return False
+
+        await self.connection.follow(take, time.monotonic() + silence_s)
         return bytes(content)
 
 
@@ -97,14 +103,14 @@ class Connections:
 
     async def head(
         self, exchange: SentRequest, silence_s: float, connect_s: float, *, again: bool = True
-    ) -> h11.Response:
+    ) -> ResponseHead:
         """Status and headers of the response. A kept connection that the host has closed meanwhile is replaced. again:
         False for a request that may have ended the host: it is not sent once more."""
         try:
             return await exchange.connection.head(silence_s)
         except TimeoutError:
             raise
-        except (OSError, h11.RemoteProtocolError):
+        except (OSError, HttpParserError):
             if not (exchange.reused and again) or self.closed.is_set():
                 raise
         self._drop(exchange.connection)

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 from disagg.config import Host
 from disagg.errors import ServerNotRunning, ServerRefused, ServerSilent, ServerUnavailable
-from disagg.inference.http.connection import HostConnection
+from disagg.inference.http.connection import READ_BYTES, HostConnection
 from disagg.tls.client import unproven
 
 Address = tuple[str, int]
@@ -26,10 +26,11 @@ class Opener:
 
     def __init__(self) -> None:
         self._lookups: dict[Address, asyncio.Future[list[Address]]] = {}
+        self._buffer = memoryview(bytearray(READ_BYTES))
 
     async def ours(self, host: Host, seconds: float, token: str) -> HostConnection:
         """A connection to a server that has proven that it has the fleet's token, which nothing is sent to before."""
-        connection = await self._open(host, seconds, lambda: HostConnection(token), {})
+        connection = await self._open(host, seconds, lambda: HostConnection(self._buffer, token), {})
         try:
             await connection.secured(seconds)
         except ssl.SSLError as error:
@@ -46,7 +47,7 @@ class Opener:
 
     async def whole(self, host: Host, seconds: float) -> HostConnection:
         tls = {"ssl": _tls_context(), "server_hostname": host.address} if urlsplit(host.url).scheme == "https" else {}
-        return await self._open(host, seconds, HostConnection, tls)
+        return await self._open(host, seconds, lambda: HostConnection(self._buffer), tls)
 
     async def _open(
         self, host: Host, seconds: float, make: Callable[[], HostConnection], tls: Mapping[str, Any]
@@ -69,13 +70,13 @@ class Opener:
 
     async def _addresses(self, host: Host) -> list[Address]:
         """The addresses of a host: one, unless hosts.toml has a name for it."""
-        place = host.address, host.port
+        address = host.address, host.port
         with suppress(ValueError):
             ip_address(host.address)
-            return [place]
-        if (lookup := self._lookups.get(place)) is None:
-            self._lookups[place] = lookup = _looked_up(place)
-            lookup.add_done_callback(lambda _: self._lookups.pop(place))
+            return [address]
+        if (lookup := self._lookups.get(address)) is None:
+            self._lookups[address] = lookup = _looked_up(address)
+            lookup.add_done_callback(lambda _: self._lookups.pop(address))
         return await asyncio.shield(lookup)
 
 
@@ -102,7 +103,7 @@ def _tls_context() -> ssl.SSLContext:
     return ssl.create_default_context()
 
 
-def _looked_up(place: Address) -> asyncio.Future[list[Address]]:
+def _looked_up(address: Address) -> asyncio.Future[list[Address]]:
     """The addresses of a name. Not by the event loop, which would not end before the lookup does."""
     loop = asyncio.get_running_loop()
     result: asyncio.Future[list[Address]] = loop.create_future()
@@ -117,12 +118,12 @@ def _looked_up(place: Address) -> asyncio.Future[list[Address]]:
     def look_up() -> None:
         found: list[Address] | Exception
         try:
-            infos = socket.getaddrinfo(*place, type=socket.SOCK_STREAM)
-            found = list(dict.fromkeys((str(address[0]), int(address[1])) for *_, address in infos))
+            infos = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)
+            found = list(dict.fromkeys((str(one[0]), int(one[1])) for *_, one in infos))
         except Exception as error:  # noqa: BLE001 - raised where it is awaited
             found = error
         with suppress(RuntimeError):  # the event loop has been closed
             loop.call_soon_threadsafe(settle, found)
 
-    threading.Thread(target=look_up, name=f"look up {place[0]}", daemon=True).start()
+    threading.Thread(target=look_up, name=f"look up {address[0]}", daemon=True).start()
     return result

@@ -17,8 +17,7 @@ from disagg.inference.hosts.background import Heartbeat, Refresher
 from disagg.inference.hosts.view import FleetView
 from disagg.inference.http import calls
 from disagg.inference.http.connections import Connections
-from disagg.inference.http.events import ProgressJudge
-from disagg.inference.policy import Timeouts
+from disagg.inference.policy import ProgressJudge, Timeouts
 from disagg.token import Tokens
 from tests.inference.scripted import answering
 
@@ -72,7 +71,9 @@ async def events_of(*chunks: bytes, timeouts: Timeouts = Timeouts()) -> list[str
     async with answering(*chunks) as (http, host, _):
         call = calls.EventCall(host, "/generate", ProgressEvent(phase="", beats=0), "r", timeouts)
         async with calls.events(http, call) as events:
-            return [event.event async for event in events]
+            names = list[str]()
+            await events.to_end(lambda event: names.append(event.event))
+            return names
 
 
 NESTED = b"[" * 100_000

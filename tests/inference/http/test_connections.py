@@ -12,7 +12,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NoReturn
 
-import h11
 import pytest
 
 from disagg.api.events import DoneEvent, ProgressEvent
@@ -140,7 +139,7 @@ async def test_a_handshake_has_a_limit_even_if_the_host_keeps_sending() -> None:
 async def test_a_connection_on_which_a_request_cannot_be_sent_is_dropped() -> None:
     host = KeepingHost()
     async with host.listening() as port, Connections(Tokens("t")) as http:
-        with pytest.raises(h11.LocalProtocolError):
+        with pytest.raises(RequestError, match="X-Request-Id"):
             await http.send(HostRequest(described_host("d", port), "GET", "/load", id="a\nb"), 20)
         assert not http._busy
 
