@@ -13,8 +13,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from disagg.errors import Cancelled, DisaggError
-from disagg.gateway.dialects.base import Dialect, Head
-from disagg.gateway.dialects.events import AnswerEvent, AnswerPiece, Finished, uncounted
+from disagg.gateway.dialects.base import AnswerEvent, Dialect, Finished, Head, uncounted, written
 from disagg.gateway.dialects.problems import INTERNAL, Problem, problem_of
 from disagg.gateway.exchange import STOPPED, Exchange
 from disagg.inference.types import Completion, Stage
@@ -89,10 +88,10 @@ class AnswerResponse(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         stream = self._running.head.request.stream
-        exchange = Exchange(scope, send, self._dialect.media_type, self._dialect.keep_alive if stream else b"")
+        exchange = Exchange(scope, send, self._dialect.framing, stream=stream)
         work = self._stream(exchange) if stream else self._whole(exchange)
         refusal = json_response(self._dialect.error(STOPPED), STOPPED.status, STOPPED.headers)
-        await exchange.perform(work, receive, lambda: self._writer.error(STOPPED), refusal, self._end)
+        await exchange.perform(work, receive, self._writer.error(STOPPED), refusal, self._end)
 
     def _end(self, cancelled: bool) -> None:
         self._outcome.cancelled = cancelled
@@ -103,9 +102,8 @@ class AnswerResponse(Response):
             try:
                 async for event in events:
                     self._outcome.note(event)
-                    part = self._writer.piece(event) if isinstance(event, AnswerPiece) else self._writer.finished(event)
-                    await exchange.part(part)
-                last = self._writer.end(self._outcome.in_order)
+                    await exchange.objects(written(self._writer, event))
+                last = [*self._writer.end(self._outcome.in_order)]
             except Cancelled:
                 raise
             except Exception as error:  # noqa: BLE001 - whatever failed, the caller gets its message
@@ -113,8 +111,9 @@ class AnswerResponse(Response):
                 if not exchange.started:
                     await self._send_problem(problem, exchange)
                     return
-                last = self._writer.error(problem)
-        await exchange.end(last)
+                await exchange.cut(self._writer.error(problem))
+                return
+        await exchange.complete(last)
 
     async def _whole(self, exchange: Exchange) -> None:
         async with aclosing(self._running.events) as events:

@@ -26,16 +26,14 @@ from disagg.gateway.answer import AnswerResponse, Outcome, Running, json_respons
 from disagg.gateway.clients.access import Access, require_model
 from disagg.gateway.clients.keys import Key
 from disagg.gateway.clients.limits import AnswerPlaces, KeyLimits, share_of
-from disagg.gateway.dialects.anthropic import dialect as anthropic
-from disagg.gateway.dialects.base import Dialect, Head, read_fields
-from disagg.gateway.dialects.ollama import dialect as ollama
-from disagg.gateway.dialects.ollama.writer import error_body as ollama_error
-from disagg.gateway.dialects.openai.chat import ChatCompletions
-from disagg.gateway.dialects.openai.common import error_body
-from disagg.gateway.dialects.openai.completions import Completions
+from disagg.gateway.dialects import anthropic, ollama
+from disagg.gateway.dialects.base import Dialect, GatewayRequest, Head, read_fields
+from disagg.gateway.dialects.chat import ChatCompletions
+from disagg.gateway.dialects.completions import Completions
+from disagg.gateway.dialects.ollama import error_body as ollama_error
+from disagg.gateway.dialects.openai import error_body
 from disagg.gateway.dialects.problems import INTERNAL, Problem, not_found, problem_of
-from disagg.gateway.dialects.request import GatewayRequest
-from disagg.gateway.dialects.responses.dialect import Responses
+from disagg.gateway.dialects.responses import Responses
 from disagg.gateway.health import GatewayHealth
 from disagg.gateway.middleware import RequestMiddleware, respond
 from disagg.gateway.parallel import ItemRun, ParallelResponse
@@ -229,7 +227,7 @@ def _unasked(dialect: Dialect, head: Head) -> Response:
     """The answer to a request that asks for none, as Ollama's do that load a model."""
     writer = dialect.writer(head)
     if head.request.stream:
-        return Response(writer.end(()), media_type=dialect.media_type)
+        return Response(dialect.framing.join(writer.end(())), media_type=dialect.framing.media_type)
     return json_response(writer.whole(()))
 
 

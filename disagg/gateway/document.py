@@ -15,11 +15,10 @@ from disagg.api.history import HistoryAnswer
 from disagg.api.openapi import AnswerSpec, Operation
 from disagg.api.parallel import ParallelAnswer, ParallelBody, ParallelChunk, ParallelEnd, ParallelResult
 from disagg.api.status import Liveness
-from disagg.gateway.dialects.anthropic import dialect as anthropic
-from disagg.gateway.dialects.ollama import dialect as ollama
-from disagg.gateway.dialects.openai.chat import ChatBody
-from disagg.gateway.dialects.openai.completions import CompletionBody
-from disagg.gateway.dialects.responses.dialect import ResponsesBody
+from disagg.gateway.dialects import anthropic, ollama
+from disagg.gateway.dialects.chat import ChatBody
+from disagg.gateway.dialects.completions import CompletionBody
+from disagg.gateway.dialects.responses import ResponsesBody
 from disagg.version import VERSION
 
 _KEY: Final = "a key of `disagg keys add`; none is needed on this machine until there is one"

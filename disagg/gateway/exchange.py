@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from contextlib import suppress
 from typing import Any
 
@@ -11,6 +11,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from disagg.errors import Cancelled
+from disagg.gateway.dialects.base import Framing, Written
 from disagg.gateway.dialects.problems import Problem
 from disagg.http.requests import disconnected
 from disagg.http.stream import BodyParts, running
@@ -22,27 +23,37 @@ STOPPED = Problem(503, "server_error", "gateway_stopped", "the gateway is stoppi
 
 
 class Exchange(BodyParts):
-    """Sends one response. keep_alive: sent while there is nothing else to send; empty if nothing is.
+    """Sends one response: objects, framed as a stream of this kind. stream: False if it is sent whole, by `send`."""
 
-    send: for a response that is not sent in parts.
-    """
+    def __init__(self, scope: Scope, send: Send, framing: Framing, *, stream: bool) -> None:
+        super().__init__(scope, send, framing.media_type, STALL_S)
+        self._framing = framing
+        self._comment = framing.keep_alive if stream else b""
 
-    def __init__(self, scope: Scope, send: Send, media_type: str, keep_alive: bytes = b"") -> None:
-        super().__init__(scope, send, media_type, STALL_S)
-        self._comment = keep_alive
+    async def objects(self, objects: Iterable[Written]) -> None:
+        """Send these objects. Raises Cancelled if the caller stalls."""
+        await self.part(self._framing.join(objects))
+
+    async def complete(self, objects: Iterable[Written]) -> None:
+        """Send the last objects of a complete stream."""
+        await self.end(self._framing.join(objects) + self._framing.done)
+
+    async def cut(self, objects: Iterable[Written]) -> None:
+        """Send the last objects of a stream that is not complete."""
+        await self.end(self._framing.join(objects))
 
     async def perform(
         self,
         work: Coroutine[Any, Any, None],
         receive: Receive,
-        cut: Callable[[], bytes],
+        cut: Iterable[Written],
         refusal: Response,
         ended: Callable[[bool], None],
     ) -> None:
         """Run `work`, which sends the response, until it ends or the caller disconnects.
 
-        If the gateway's stop cuts it, cut() is the last part of a stream that has begun, and `refusal` is sent instead
-        of a response that has not. ended: is called once; whether it was cancelled.
+        If the gateway's stop cuts it, `cut` are the last objects of a stream that has begun, and `refusal` is sent
+        instead of a response that has not. ended: is called once; whether it was cancelled.
         """
         others = [disconnected(receive)]
         if self._comment:
@@ -56,7 +67,7 @@ class Exchange(BodyParts):
                 except asyncio.CancelledError:  # the gateway stops and does not wait any longer
                     writing.cancel()
                     with suppress(Exception):
-                        await (self.end(cut()) if self.started else refusal({"type": "http"}, receive, self.send))
+                        await (self.cut(cut) if self.started else refusal({"type": "http"}, receive, self.send))
         finally:
             # A stop that is pressed leaves no time for the task to end.
             cancelled = not writing.done() or writing.cancelled() or isinstance(writing.exception(), Cancelled)

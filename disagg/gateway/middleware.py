@@ -10,7 +10,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from disagg import logs
 from disagg.gateway.answer import json_response
-from disagg.gateway.dialects.openai.common import error_body
+from disagg.gateway.dialects.openai import error_body
 from disagg.gateway.dialects.problems import Problem
 from disagg.http import requests
 from disagg.http.protocol import connection_of

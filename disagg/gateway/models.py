@@ -8,7 +8,7 @@ from typing import Any, Final
 from disagg.config import Fleet, Model
 from disagg.gateway.clients.access import may_use, require_model
 from disagg.gateway.clients.keys import Key
-from disagg.gateway.dialects.ollama.writer import timestamp
+from disagg.gateway.dialects.ollama import timestamp
 
 
 def listed(fleet: Fleet, key: Key | None, created: float) -> dict[str, Any]:

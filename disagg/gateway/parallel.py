@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from http import HTTPStatus
@@ -15,25 +15,33 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from disagg.api.base import InvalidValue
-from disagg.api.parallel import MAX_NAME, ParallelAnswer, ParallelBody, ParallelEnd, ParallelFigures, ParallelResult
+from disagg.api.parallel import (
+    MAX_NAME,
+    ParallelAnswer,
+    ParallelBody,
+    ParallelChunk,
+    ParallelEnd,
+    ParallelFigures,
+    ParallelResult,
+)
 from disagg.errors import Cancelled, DisaggError, RequestError
 from disagg.gateway.answer import Running, json_response, problem_of_any, send_response
-from disagg.gateway.dialects.base import Dialect, Writer
-from disagg.gateway.dialects.events import AnswerEvent, AnswerPiece
-from disagg.gateway.dialects.openai import common as openai
-from disagg.gateway.dialects.openai.chat import ChatCompletions
-from disagg.gateway.dialects.openai.completions import Completions
+from disagg.gateway.dialects import openai
+from disagg.gateway.dialects.base import (
+    DATA_EVENTS,
+    Dialect,
+    GatewayRequest,
+    Written,
+    written,
+)
+from disagg.gateway.dialects.chat import ChatCompletions
+from disagg.gateway.dialects.completions import Completions
 from disagg.gateway.dialects.problems import Problem
-from disagg.gateway.dialects.request import GatewayRequest
 from disagg.gateway.exchange import STOPPED, Exchange
-from disagg.http.stream import EVENT_STREAM
 
 CHAT: Final = ChatCompletions()
 COMPLETION: Final = Completions()
 _MAX_ID: Final = 64  # characters of a request's id
-_DATA: Final = b"data: "
-_END: Final = b"\n\n"
-_NOT_OF_ITEMS: Final = (b"", b"[DONE]")
 
 
 def read(body: Mapping[str, Any]) -> RequestedItems:
@@ -113,11 +121,11 @@ class ParallelResponse(Response):
         self._open = {part.item.index: part.work for part in parts if isinstance(part.work, Running)}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        exchange = Exchange(scope, send, EVENT_STREAM, openai.KEEP_ALIVE if self._is_stream else b"")
+        exchange = Exchange(scope, send, DATA_EVENTS, stream=self._is_stream)
         work = self._stream(exchange) if self._is_stream else self._whole(exchange)
         body = openai.error_body(STOPPED)
         refusal = json_response(body, STOPPED.status, STOPPED.headers)
-        await exchange.perform(work, receive, lambda: openai.event(body), refusal, self._ended)
+        await exchange.perform(work, receive, (body,), refusal, self._ended)
 
     def _ended(self, _: bool) -> None:
         """Report the end of the requests that were cancelled before they began to run."""
@@ -134,11 +142,11 @@ class ParallelResponse(Response):
     async def _stream(self, exchange: Exchange) -> None:
         async def one(part: ItemRun) -> ParallelResult:
             result = await self._perform(part, exchange)
-            await exchange.part(openai.event(result.to_json()))
+            await exchange.objects((result.to_json(),))
             return result
 
         results = await _all(one(part) for part in self._parts)
-        await exchange.end(openai.event(ParallelEnd(_figures(results)).to_json()) + openai.DONE)
+        await exchange.complete((ParallelEnd(_figures(results)).to_json(),))
 
     async def _whole(self, exchange: Exchange) -> None:
         results = await _all(self._perform(part, None) for part in self._parts)
@@ -164,11 +172,11 @@ class ParallelResponse(Response):
                 async for event in events:
                     work.outcome.note(event)
                     if exchange is not None:
-                        await exchange.part(chunks(item, _written(writer, event)))
+                        await exchange.objects(chunks(item, written(writer, event)))
                 completions = work.outcome.in_order
                 if exchange is None:
                     return None, writer.whole(completions)
-                await exchange.part(chunks(item, writer.end(completions)))
+                await exchange.objects(chunks(item, writer.end(completions)))
                 return None, None
             except Cancelled:  # the caller reads nothing
                 raise
@@ -179,19 +187,9 @@ class ParallelResponse(Response):
                 self._close(item.index)
 
 
-def chunks(item: RequestedItem, written: bytes) -> bytes:
-    """The server-sent events of one request's stream as events of a stream of several: each names its request."""
-    name = msgspec.json.encode(item.id)
-    bodies = (event.removeprefix(_DATA) for event in written.split(_END))
-    return b"".join(
-        b'data: {"index":%d,"id":%b,"body":%b}\n\n' % (item.index, name, body)
-        for body in bodies
-        if body not in _NOT_OF_ITEMS
-    )
-
-
-def _written(writer: Writer, event: AnswerEvent) -> bytes:
-    return writer.piece(event) if isinstance(event, AnswerPiece) else writer.finished(event)
+def chunks(item: RequestedItem, objects: Iterable[Written]) -> Iterator[Written]:
+    """The objects of one request's stream as those of a stream of several: each names its request."""
+    return (ParallelChunk(item.index, item.id, body).to_json() for body in objects)
 
 
 def _figures(results: Sequence[ParallelResult]) -> ParallelFigures:

@@ -8,9 +8,7 @@ from contextlib import AsyncExitStack, aclosing, contextmanager
 from functools import partial
 
 from disagg.errors import DisaggError, ServerUnavailable, Unauthorized
-from disagg.gateway.dialects.base import Head
-from disagg.gateway.dialects.events import AnswerEvent, AnswerPiece, Finished, uncounted
-from disagg.gateway.dialects.request import GatewayRequest
+from disagg.gateway.dialects.base import AnswerEvent, AnswerPiece, Finished, GatewayRequest, Head, uncounted
 from disagg.gateway.watch.observers import ObservedRequest
 from disagg.inference.client import AsyncClient
 from disagg.inference.stream import AsyncStream

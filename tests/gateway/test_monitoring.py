@@ -12,9 +12,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from disagg.errors import RequestEndedHosts, ServerUnavailable
-from disagg.gateway.dialects.base import Head
+from disagg.gateway.dialects.base import GatewayRequest, Head
 from disagg.gateway.dialects.problems import problem_of
-from disagg.gateway.dialects.request import GatewayRequest
 from disagg.gateway.watch.gateway import GatewayWatch
 from disagg.gateway.watch.observers import Observers
 from disagg.inference.types import Stage

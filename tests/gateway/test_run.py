@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from disagg.api.requests import ToolCall
-from disagg.gateway.dialects.events import AnswerPiece
+from disagg.gateway.dialects.base import AnswerPiece
 from disagg.gateway.run import pieces
 from disagg.inference.types import Chunk
 from tests.gateway.fake_client import tokens_of

@@ -1,9 +1,9 @@
 """The APIs that the gateway serves, each a pure translation.
 
-base      what every API is made of: a Dialect reads bodies, a Writer writes answers
-request   a request in the gateway's own form
-events    what happens to a request while it is answered
+base      a request in the gateway's own form, what happens to it, and what translates both: a Dialect and its Writer
 problems  errors as clients expect them
 form      the forms that an answer can be held to: JSON by a schema, calls of tools
-openai/, responses/, anthropic/, ollama/  one API each
+openai    what OpenAI's APIs share: chat, completions, and responses with responses_tools and responses_writer
+anthropic, anthropic_writer  Anthropic's messages
+ollama    Ollama's chat and generate
 """

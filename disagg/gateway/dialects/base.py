@@ -1,17 +1,101 @@
-"""What a dialect is: how it reads a body and how it writes an answer."""
+"""What every API is made of: a dialect reads bodies as requests in the gateway's own form, and a writer writes what
+happens to such a request."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol, TypeVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Final, Literal, NamedTuple, Protocol, TypedDict, TypeVar
+
+import msgspec
 
 from disagg.api.base import Contract, InvalidValue
+from disagg.api.events import TokenLogprob
+from disagg.api.requests import DEFAULT_DEADLINE_S, MAX_DEADLINE_S, Messages, ToolCall
 from disagg.errors import RequestError
-from disagg.gateway.dialects.events import AnswerPiece, Finished
 from disagg.gateway.dialects.problems import Problem
-from disagg.gateway.dialects.request import GatewayRequest
+from disagg.http.stream import EVENT_STREAM, event_bytes
 from disagg.inference.types import Completion
+
+MAX_CHOICES: Final = 16
+"""Answers to one request: prompts times `n`."""
+SEEDS: Final = 1 << 63
+"""A seed is below."""
+DEFAULT_MAX_TOKENS: Final = 4096
+"""The longest answer to a request that names no bound, if the context leaves as much: a decode host reserves room for
+the KV of prompt and answer."""
+SLOWEST_TOKENS_S: Final = 5.0
+"""Tokens per second of the slowest answer that is complete at its deadline."""
+
+Written = Mapping[str, Any]
+"""A JSON object as a caller gets it."""
+Body = TypeVar("Body", bound=Contract)
+
+
+class Dialect(Protocol):
+    """One API. framing: of its streams."""
+
+    name: ClassVar[str]
+    framing: ClassVar[Framing]
+
+    def read(self, body: Mapping[str, Any]) -> GatewayRequest:
+        """The request that this body makes. Raises RequestError, which begins with the name of a wrong field."""
+        ...
+
+    def writer(self, head: Head) -> Writer: ...
+
+    def error(self, problem: Problem) -> Written:
+        """The body of an answer that is an error."""
+        ...
+
+
+class Writer(Protocol):
+    """Writes one answer. `piece`, `finished` and `end` give the objects of a stream; `whole` is everything at once."""
+
+    def piece(self, piece: AnswerPiece) -> Iterable[Written]: ...
+
+    def finished(self, finished: Finished) -> Iterable[Written]: ...
+
+    def end(self, completions: Sequence[Completion]) -> Iterable[Written]: ...
+
+    def error(self, problem: Problem) -> Iterable[Written]:
+        """The last objects of a stream that is cut."""
+        ...
+
+    def whole(self, completions: Sequence[Completion]) -> Written: ...
+
+
+def written(writer: Writer, event: AnswerEvent) -> Iterable[Written]:
+    """The objects of a stream for this event."""
+    return writer.piece(event) if isinstance(event, AnswerPiece) else writer.finished(event)
+
+
+class Framing(NamedTuple):
+    """How the objects of a stream are sent. keep_alive: sent while there is nothing else to send; may be empty. done:
+    sent after the last object of a stream that is complete."""
+
+    media_type: str
+    frame: Callable[[Written], bytes]
+    keep_alive: bytes = b""
+    done: bytes = b""
+
+    def join(self, objects: Iterable[Written]) -> bytes:
+        """The bytes of these objects."""
+        return b"".join(map(self.frame, objects))
+
+
+def named_event(body: Written) -> bytes:
+    """A server-sent event that has the name of the object's type."""
+    return event_bytes(msgspec.json.encode(body), body["type"])
+
+
+COMMENT: Final = b": keep-alive\n\n"
+DATA_EVENTS: Final = Framing(
+    EVENT_STREAM, lambda body: event_bytes(msgspec.json.encode(body)), COMMENT, b"data: [DONE]\n\n"
+)
+"""Server-sent events without names."""
+JSON_LINES: Final = Framing("application/x-ndjson", lambda body: msgspec.json.encode(body) + b"\n")
+"""Without a sign of life: a line that is no JSON would break Ollama's clients."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,41 +113,82 @@ class Head:
         return self.request.model
 
 
-class Writer(Protocol):
-    """Writes one answer. `piece`, `finished` and `end` are the parts of a stream; `whole` is everything at once."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatewayRequest:
+    """What a caller asks for.
 
-    def piece(self, piece: AnswerPiece) -> bytes: ...
+    prompts: each is answered `n` times; the answers are numbered prompt by prompt. options: those of
+    AsyncClient.stream that the caller has set. stream: send the answer while it is generated. include_usage: end a
+    stream with the numbers of tokens. reasoning: the caller wants the model's reasoning, if its dialect makes a choice.
+    seal_reasoning: it is also sent in a form that agents send back as it is. called_as: the caller's names of functions
+    that have another name in the prompt, by that name. left_out: a line for each part of the request that is not in the
+    prompt, or not enforced; the answer's warnings begin with them. echoed: fields of the body that the answer repeats.
+    """
 
-    def finished(self, finished: Finished) -> bytes: ...
+    model: str
+    prompts: tuple[Prompt, ...]
+    n: int = 1
+    options: Mapping[str, Any] = field(default_factory=dict)
+    stream: bool = False
+    include_usage: bool = False
+    reasoning: bool = True
+    seal_reasoning: bool = False
+    called_as: Mapping[str, CalledAs] = field(default_factory=dict)
+    left_out: tuple[str, ...] = ()
+    echoed: Mapping[str, Any] = field(default_factory=dict)
 
-    def end(self, completions: Sequence[Completion]) -> bytes: ...
+    @property
+    def choices(self) -> int:
+        return len(self.prompts) * self.n
 
-    def error(self, problem: Problem) -> bytes:
-        """The last part of a stream that is cut."""
-        ...
+    def arguments(self, choice: int) -> dict[str, Any]:
+        """The arguments of AsyncClient.stream for one answer.
 
-    def whole(self, completions: Sequence[Completion]) -> Mapping[str, Any]: ...
-
-
-class Dialect(Protocol):
-    """One API. media_type: of its streams. keep_alive: sent while there is nothing else to send; may be empty."""
-
-    name: ClassVar[str]
-    media_type: ClassVar[str]
-    keep_alive: ClassVar[bytes]
-
-    def read(self, body: Mapping[str, Any]) -> GatewayRequest:
-        """The request that this body makes. Raises RequestError, which begins with the name of a wrong field."""
-        ...
-
-    def writer(self, head: Head) -> Writer: ...
-
-    def error(self, problem: Problem) -> Mapping[str, Any]:
-        """The body of an answer that is an error."""
-        ...
+        The first answer to a prompt leaves its KV to the others. Answers to the same prompt differ if the caller has
+        set a seed: each has its own, counted up from that one.
+        """
+        prompt, repetition = divmod(choice, self.n)
+        options = dict(self.options)
+        if self.n > 1 and not repetition:
+            options["hold_prompt"] = True
+        if options.get("seed") is not None:
+            seed = options["seed"] + repetition
+            options["seed"] = seed - SEEDS if options["seed"] < SEEDS <= seed else seed
+        timeout = deadline_s(options.get("max_tokens", DEFAULT_MAX_TOKENS))
+        return {"model": self.model, **self.prompts[prompt], **options, "timeout": timeout}
 
 
-Body = TypeVar("Body", bound=Contract)
+class Prompt(TypedDict, total=False):
+    """One prompt in one of the forms that AsyncClient takes."""
+
+    prompt: str
+    messages: Messages
+    tokens: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class CalledAs:
+    """The caller's name of a function. namespace: of its tool, None if it has none."""
+
+    kind: Literal["function", "custom"]
+    name: str
+    namespace: str | None = None
+
+
+def answer_length(given: int | None) -> dict[str, Any]:
+    """The options of AsyncClient.stream that bound the answer; given: what the caller has set, in tokens."""
+    return {"max_tokens": DEFAULT_MAX_TOKENS, "fit_context": True} if given is None else {"max_tokens": given}
+
+
+def deadline_s(max_tokens: int) -> float:
+    """Seconds for a request with an answer of at most so many tokens: those of any request, and more for an answer
+    that takes longer even if nothing goes wrong. A host that is stuck is noticed in seconds, whatever the deadline."""
+    return min(MAX_DEADLINE_S, DEFAULT_DEADLINE_S + max(0, max_tokens) / SLOWEST_TOKENS_S)
+
+
+def thinking(on: bool) -> dict[str, Any]:
+    """The variables of chat templates that turn a model's reasoning on or off, under both names that templates use."""
+    return {"enable_thinking": on, "thinking": on}
 
 
 def read_fields(kind: type[Body], body: Mapping[str, Any], unsupported: Mapping[str, tuple[Any, ...]]) -> Body:
@@ -79,3 +204,70 @@ def read_fields(kind: type[Body], body: Mapping[str, Any], unsupported: Mapping[
         return kind.from_json(body)
     except InvalidValue as error:
         raise RequestError(str(error)) from None
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerPiece:
+    """More of answer number `choice`: the tokens of a decode step or several. They have completed reasoning, then text,
+    then tool calls."""
+
+    choice: int
+    text: str
+    tokens: tuple[TokenLogprob, ...]
+    reasoning: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
+
+    def joined(self, later: AnswerPiece) -> AnswerPiece | None:
+        """Both in one; None if that would change the order of what they hold, or which tokens belong to the text."""
+        if self.tool_calls or (self.reasoning and later.text) or (self.text and later.reasoning):
+            return None
+        return AnswerPiece(
+            self.choice,
+            self.text + later.text,
+            self.tokens + later.tokens,
+            self.reasoning + later.reasoning,
+            later.tool_calls,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """Answer number `choice` is complete."""
+
+    choice: int
+    completion: Completion
+
+
+AnswerEvent = AnswerPiece | Finished
+
+
+def uncounted(completion: Completion, tokens: int) -> int:
+    """How many tokens of the answer were counted at its end only, as by a whole-request host. tokens: those that
+    arrived one by one."""
+    return max(0, completion.metrics.completion_tokens - tokens) if completion.metrics.method == "whole" else 0
+
+
+def arguments_text(call: ToolCall) -> str:
+    """The arguments of a call as JSON."""
+    return msgspec.json.encode(call.arguments).decode()
+
+
+class Usage(NamedTuple):
+    """Tokens of all answers to one request. A prompt that is answered several times counts once. cached_tokens: of the
+    prompts, whose KV the decode hosts had from earlier requests. reasoning_tokens: of the answers."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+    reasoning_tokens: int
+
+    @classmethod
+    def of(cls, completions: Sequence[Completion], n: int) -> Usage:
+        """completions: by number of the answer, `n` for each prompt."""
+        figures = [completion.metrics for completion in completions]
+        return cls(
+            sum(one.prompt_tokens for one in figures[::n]),
+            sum(one.completion_tokens for one in figures),
+            sum(one.held_tokens for one in figures[::n]),
+            sum(one.reasoning_tokens for one in completions),
+        )

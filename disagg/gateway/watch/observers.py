@@ -9,9 +9,8 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, Protocol
 
-from disagg.gateway.dialects.base import Head
+from disagg.gateway.dialects.base import Head, Prompt
 from disagg.gateway.dialects.problems import Problem
-from disagg.gateway.dialects.request import Prompt
 from disagg.gateway.watch.events import (
     Accepted,
     Completed,

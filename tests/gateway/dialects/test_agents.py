@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from disagg.gateway.dialects.anthropic.dialect import Messages
-from disagg.gateway.dialects.responses.dialect import Responses
+from disagg.gateway.dialects.anthropic import Messages
+from disagg.gateway.dialects.responses import Responses
 
 
 def function(name: str, **fields: Any) -> dict[str, Any]:

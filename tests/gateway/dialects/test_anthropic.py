@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,9 @@ import pytest
 from disagg.api.requests import ToolCall
 from disagg.errors import ContextLengthExceeded, Overloaded, RequestError, ServerUnavailable, Unauthorized
 from disagg.gateway.clients.keys import KeyFile
-from disagg.gateway.dialects.anthropic.dialect import UNSUPPORTED, Messages
-from disagg.gateway.dialects.anthropic.writer import SIGNATURE
-from disagg.gateway.dialects.base import Head
-from disagg.gateway.dialects.events import AnswerPiece, Finished
-from disagg.gateway.dialects.request import GatewayRequest
+from disagg.gateway.dialects.anthropic import UNSUPPORTED, Messages
+from disagg.gateway.dialects.anthropic_writer import SIGNATURE
+from disagg.gateway.dialects.base import AnswerPiece, Finished, GatewayRequest, Head
 from tests.gateway import fake_client
 from tests.gateway.fake_client import FakeClient, completion, tokens_of
 
@@ -188,7 +187,7 @@ def streamed(request: GatewayRequest) -> list[Any]:
     writer = DIALECT.writer(Head(request, "id", 5.5))
     parts = [*map(writer.piece, PIECES), writer.finished(Finished(0, DONE)), writer.end([DONE])]
     found = []
-    for event in b"".join(parts).decode().split("\n\n")[:-1]:
+    for event in DIALECT.framing.join(chain(*parts)).decode().split("\n\n")[:-1]:
         name, data = event.split("\n")
         found.append(json.loads(data.removeprefix("data: ")))
         assert name == f"event: {found[-1]['type']}"
@@ -236,7 +235,7 @@ def test_reasoning_is_sent_only_to_callers_that_want_it(config: Any) -> None:
 
 def test_an_answer_without_a_token_is_a_message_without_blocks() -> None:
     done = completion("", finish_reason="length")
-    events = DIALECT.writer(Head(read(), "id", 0.0)).finished(Finished(0, done))
+    events = DIALECT.framing.join(DIALECT.writer(Head(read(), "id", 0.0)).finished(Finished(0, done)))
     assert [line for line in events.decode().split("\n") if line.startswith("event")] == [
         "event: message_start",
         "event: message_delta",
@@ -258,7 +257,7 @@ def test_a_whole_answer_has_its_blocks_its_reason_and_its_usage(reason: str, wri
 def test_a_stop_sequence_is_named_as_the_reason() -> None:
     done = completion("So .", stop="\n\n")
     whole = DIALECT.writer(Head(read(), "id", 0.0)).whole([done])
-    last = DIALECT.writer(Head(read(), "id", 0.0)).finished(Finished(0, done)).decode()
+    last = DIALECT.framing.join(DIALECT.writer(Head(read(), "id", 0.0)).finished(Finished(0, done))).decode()
     assert (whole["stop_reason"], whole["stop_sequence"]) == ("stop_sequence", "\n\n")
     assert '"delta":{"stop_reason":"stop_sequence","stop_sequence":"\\n\\n"}' in last
 

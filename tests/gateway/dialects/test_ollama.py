@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
+from itertools import chain
 from typing import Any
 
 import pytest
 
 from disagg.api.requests import ToolCall
 from disagg.errors import RequestError, ServerUnavailable
-from disagg.gateway.dialects.base import Head
-from disagg.gateway.dialects.events import AnswerPiece, Finished
-from disagg.gateway.dialects.ollama.dialect import Chat, Generate
+from disagg.gateway.dialects.base import AnswerPiece, Finished, Head
+from disagg.gateway.dialects.ollama import Chat, Generate
 from disagg.inference.hosts.view import UNKNOWN
 from disagg.version import VERSION
 from tests.gateway import fake_client
@@ -171,7 +171,7 @@ def test_reasoning_is_apart_from_the_text_unless_it_is_turned_off(think: bool | 
     request = Chat().read({"model": "m", "messages": MESSAGES, "think": think})
     writer = Chat().writer(Head(request, "id", 0.0))
     parts = [*map(writer.piece, PIECES), writer.finished(Finished(0, DONE)), writer.end([DONE])]
-    messages = [json.loads(line)["message"] for line in b"".join(parts).splitlines()]
+    messages = [json.loads(line)["message"] for line in Chat.framing.join(chain(*parts)).splitlines()]
     reasoning = [] if think is False else [{"role": "assistant", "content": "", "thinking": "hm"}]
     assert messages == [
         *reasoning,
@@ -186,7 +186,8 @@ def test_reasoning_is_apart_from_the_text_unless_it_is_turned_off(think: bool | 
 
 def test_log_probabilities_come_with_their_text() -> None:
     request = Chat().read({"model": "m", "messages": MESSAGES, "logprobs": True})
-    (line,) = Chat().writer(Head(request, "id", 0.0)).piece(AnswerPiece(0, "one", tokens_of("one"))).splitlines()
+    objects = Chat().writer(Head(request, "id", 0.0)).piece(AnswerPiece(0, "one", tokens_of("one")))
+    (line,) = Chat.framing.join(objects).splitlines()
     assert [one["logprob"] for one in json.loads(line)["logprobs"]] == [-0.5]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import chain
 from typing import Any
 
 import pytest
@@ -10,13 +11,11 @@ import pytest
 from disagg.api.events import TokenLogprob
 from disagg.api.requests import ToolCall
 from disagg.errors import RequestError
-from disagg.gateway.dialects.base import Dialect, Head
-from disagg.gateway.dialects.events import AnswerPiece, Finished
-from disagg.gateway.dialects.openai.chat import ChatCompletions
-from disagg.gateway.dialects.openai.common import UNSUPPORTED
-from disagg.gateway.dialects.openai.completions import Completions
+from disagg.gateway.dialects.base import AnswerPiece, Dialect, Finished, GatewayRequest, Head
+from disagg.gateway.dialects.chat import ChatCompletions
+from disagg.gateway.dialects.completions import Completions
+from disagg.gateway.dialects.openai import UNSUPPORTED
 from disagg.gateway.dialects.problems import Problem
-from disagg.gateway.dialects.request import GatewayRequest
 from tests.gateway.fake_client import completion, tokens_of
 
 CHAT, TEXT = ChatCompletions(), Completions()
@@ -209,7 +208,8 @@ def streamed(dialect: Dialect, request: GatewayRequest) -> list[Any]:
         writer.finished(Finished(0, whole)),
         writer.end([whole]),
     ]
-    data = [line.removeprefix("data: ") for line in b"".join(parts).decode().split("\n\n") if line]
+    written = dialect.framing.join(chain(*parts)) + dialect.framing.done
+    data = [line.removeprefix("data: ") for line in written.decode().split("\n\n") if line]
     return [line if line == "[DONE]" else json.loads(line) for line in data]
 
 
@@ -308,7 +308,7 @@ def test_streamed_reasoning_and_calls_are_deltas_of_their_own_in_order() -> None
         writer.piece(AnswerPiece(0, "", (), tool_calls=CALLS[1:])),
         writer.finished(Finished(0, completion("So.", finish_reason="tool_calls"))),
     ]
-    lines = [line.removeprefix(b"data: ") for line in b"".join(parts).split(b"\n\n") if line]
+    lines = [line.removeprefix(b"data: ") for line in CHAT.framing.join(chain(*parts)).split(b"\n\n") if line]
     choices = [json.loads(line)["choices"][0] for line in lines]
     assert [choice["delta"] for choice in choices] == [
         {"role": "assistant", "content": ""},
@@ -336,7 +336,7 @@ def test_a_whole_answer_that_only_calls_tools_has_no_content() -> None:
 
 def test_log_probabilities_name_tokens_by_their_text_and_bytes() -> None:
     token = TokenLogprob(1, -0.5, ((1, -0.5), (2, -2.0)), b" a", (b" a", b"\xc3"))
-    written = CHAT.writer(Head(chat(logprobs=True), "id", 0.0)).piece(AnswerPiece(0, " a", (token,)))
+    written = CHAT.framing.join(CHAT.writer(Head(chat(logprobs=True), "id", 0.0)).piece(AnswerPiece(0, " a", (token,))))
     (found,) = json.loads(written.split(b"data: ")[2])["choices"][0]["logprobs"]["content"]
     assert (found["token"], found["bytes"]) == (" a", [32, 97])
     assert [(one["token"], one["bytes"]) for one in found["top_logprobs"]] == [(" a", [32, 97]), ("\ufffd", [195])]

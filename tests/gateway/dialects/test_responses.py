@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
+from itertools import chain
 from typing import Any
 
 import pytest
@@ -10,11 +12,9 @@ import pytest
 from disagg.api.events import TokenLogprob
 from disagg.api.requests import ToolCall
 from disagg.errors import RequestError, ServerUnavailable
-from disagg.gateway.dialects.base import Head
-from disagg.gateway.dialects.events import AnswerPiece, Finished
-from disagg.gateway.dialects.request import GatewayRequest
-from disagg.gateway.dialects.responses.dialect import UNSUPPORTED, Responses
-from disagg.gateway.dialects.responses.items import SEALED
+from disagg.gateway.dialects.base import AnswerPiece, Finished, GatewayRequest, Head, Written
+from disagg.gateway.dialects.responses import UNSUPPORTED, Responses
+from disagg.gateway.dialects.responses_writer import SEALED
 from tests.gateway import fake_client
 from tests.gateway.fake_client import FakeClient, completion, tokens_of
 
@@ -291,7 +291,11 @@ PIECES = (
 DONE = completion("So .", held_tokens=3, reasoning="hm", tool_calls=(CALL,), finish_reason="tool_calls")
 
 
-def events(data: bytes) -> list[Any]:
+def events(*objects: Iterable[Written]) -> list[Any]:
+    return read_events(DIALECT.framing.join(chain(*objects)))
+
+
+def read_events(data: bytes) -> list[Any]:
     """The data of all events, each of which has the name that its data states."""
     found = []
     for event in data.decode().split("\n\n")[:-1]:
@@ -304,7 +308,7 @@ def events(data: bytes) -> list[Any]:
 
 def streamed(request: GatewayRequest) -> list[Any]:
     writer = DIALECT.writer(Head(request, "id", 5.5))
-    return events(b"".join([*map(writer.piece, PIECES), writer.finished(Finished(0, DONE)), writer.end([DONE])]))
+    return events(*map(writer.piece, PIECES), writer.finished(Finished(0, DONE)), writer.end([DONE]))
 
 
 def test_a_stream_is_items_that_begin_and_end_in_turn() -> None:
@@ -345,7 +349,7 @@ def test_a_whole_response_has_the_items_of_the_stream() -> None:
 def test_an_answer_that_is_cut_by_its_bound_is_incomplete() -> None:
     done = completion("So .", finish_reason="length")
     writer = DIALECT.writer(Head(read(stream=True, max_output_tokens=2), "id", 0.0))
-    *_, item, last = events(writer.piece(AnswerPiece(0, "So .", ())) + writer.finished(Finished(0, done)))
+    *_, item, last = events(writer.piece(AnswerPiece(0, "So .", ())), writer.finished(Finished(0, done)))
     assert item["item"]["status"] == last["response"]["status"] == "incomplete"
     assert last["type"] == "response.incomplete"
     assert last["response"]["incomplete_details"] == {"reason": "max_output_tokens"}
@@ -377,7 +381,7 @@ async def test_a_cut_stream_ends_with_a_failed_response_and_an_error() -> None:
     failing = FakeClient("one ", ServerUnavailable("Decode server unavailable"))
     async with fake_client.http(fake_client.app(failing)) as http:
         response = await http.post("/v1/responses", json={"model": "m", "input": "x", "stream": True})
-    *_, failed, error = events(response.content)
+    *_, failed, error = read_events(response.content)
     assert failed["type"] == "response.failed" and failed["response"]["error"]["code"] == "no_host_available"
     assert "Decode server unavailable" in error["error"]["message"]
     assert b"response.completed" not in response.content

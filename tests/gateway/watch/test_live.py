@@ -16,9 +16,8 @@ from disagg.api.status import Load, SenderAudits
 from disagg.config import EngineOptions, Fleet, Host, Model
 from disagg.errors import DisaggError, Overloaded, RequestError, ServerUnavailable
 from disagg.gateway.clients.keys import KeyFile
-from disagg.gateway.dialects.base import Head
+from disagg.gateway.dialects.base import GatewayRequest, Head
 from disagg.gateway.dialects.problems import problem_of
-from disagg.gateway.dialects.request import GatewayRequest
 from disagg.gateway.watch import feed
 from disagg.gateway.watch.board import Board, Rate, RecentMedian
 from disagg.gateway.watch.hosts import live_hosts

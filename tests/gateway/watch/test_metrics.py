@@ -17,9 +17,8 @@ from disagg.api.live import LiveHost
 from disagg.api.status import SenderAudits
 from disagg.errors import DeadlineExceeded, DisaggError, Overloaded, RequestEndedHosts, RequestLoop, ServerUnavailable
 from disagg.gateway.clients.keys import KeyFile
-from disagg.gateway.dialects.base import Head
+from disagg.gateway.dialects.base import GatewayRequest, Head
 from disagg.gateway.dialects.problems import FAILURES, problem_of
-from disagg.gateway.dialects.request import GatewayRequest
 from disagg.gateway.watch import metrics as requests
 from disagg.gateway.watch.host_metrics import LiveCollector
 from disagg.gateway.watch.metrics import FALLBACKS, KV_LOST, HarmfulRequests, RequestMetrics

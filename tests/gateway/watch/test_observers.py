@@ -7,9 +7,8 @@ import asyncio
 import pytest
 
 from disagg.errors import ServerUnavailable
-from disagg.gateway.dialects.base import Head
+from disagg.gateway.dialects.base import GatewayRequest, Head
 from disagg.gateway.dialects.problems import problem_of
-from disagg.gateway.dialects.request import GatewayRequest
 from disagg.gateway.watch.events import Accepted, Completed, Ended, Generated, RequestEvent, StageEntered
 from disagg.gateway.watch.observers import SETTLE_S, Observers
 from disagg.inference.types import Stage

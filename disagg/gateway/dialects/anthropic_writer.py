@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, Literal
 
-import msgspec
-
 from disagg.api.requests import ToolCall
-from disagg.gateway.dialects.base import Head
-from disagg.gateway.dialects.events import AnswerPiece, Finished, Usage
-from disagg.gateway.dialects.openai.common import disagg_body
+from disagg.gateway.dialects.base import AnswerPiece, Finished, Head, Usage, Written, arguments_text
+from disagg.gateway.dialects.openai import disagg_body
 from disagg.gateway.dialects.problems import Problem
-from disagg.http.stream import event_bytes
 from disagg.inference.types import Completion
 
 SIGNATURE: Final = "unsigned"
@@ -50,30 +46,32 @@ class AnthropicWriter:
         self._blocks = 0  # begun
         self._open: Kind | None = None  # the kind of the last block, unless it has ended
 
-    def piece(self, piece: AnswerPiece) -> bytes:
-        parts = [self._start()]
+    def piece(self, piece: AnswerPiece) -> Iterator[Written]:
+        yield from self._start()
         if piece.reasoning and self._head.request.reasoning:
-            parts.append(self._more("thinking", piece.reasoning))
+            yield from self._more("thinking", piece.reasoning)
         if piece.text:
-            parts.append(self._more("text", piece.text))
-        return b"".join([*parts, *(self._call(call) for call in piece.tool_calls)])
+            yield from self._more("text", piece.text)
+        for call in piece.tool_calls:
+            yield from self._close()
+            yield self._begin({**_tool_use(call), "input": {}})
+            yield self._delta({"type": "input_json_delta", "partial_json": arguments_text(call)})
+            yield self._of_block("content_block_stop")
 
-    def finished(self, finished: Finished) -> bytes:
+    def finished(self, finished: Finished) -> Iterator[Written]:
         done = finished.completion
-        last = {
-            "delta": _ending(done),
-            "usage": _usage(done),
-            "disagg": disagg_body(done),
-        }
-        return self._start() + self._close() + _event("message_delta", last) + _event("message_stop", {})
+        yield from self._start()
+        yield from self._close()
+        yield {"type": "message_delta", "delta": _ending(done), "usage": _usage(done), "disagg": disagg_body(done)}
+        yield {"type": "message_stop"}
 
-    def end(self, completions: Sequence[Completion]) -> bytes:
-        return b""
+    def end(self, completions: Sequence[Completion]) -> Iterator[Written]:
+        return iter(())
 
-    def error(self, problem: Problem) -> bytes:
-        return _event("error", error_body(problem))
+    def error(self, problem: Problem) -> Iterator[Written]:
+        yield error_body(problem)
 
-    def whole(self, completions: Sequence[Completion]) -> Mapping[str, Any]:
+    def whole(self, completions: Sequence[Completion]) -> Written:
         (done,) = completions
         message = self._message(self._content(done), _usage(done))
         return {**message, **_ending(done), "disagg": disagg_body(done)}
@@ -86,12 +84,10 @@ class AnthropicWriter:
             content.append({"type": "text", "text": done.text})
         return [*content, *({**_tool_use(call), "input": call.arguments} for call in done.tool_calls)]
 
-    def _start(self) -> bytes:
-        if self._started:
-            return b""
-        self._started = True
-        nothing = {"input_tokens": 0, "output_tokens": 0}
-        return _event("message_start", {"message": self._message([], nothing)})
+    def _start(self) -> Iterator[Written]:
+        if not self._started:
+            self._started = True
+            yield {"type": "message_start", "message": self._message([], {"input_tokens": 0, "output_tokens": 0})}
 
     def _message(self, content: Sequence[Mapping[str, Any]], usage: Mapping[str, Any]) -> dict[str, Any]:
         return {
@@ -105,40 +101,33 @@ class AnthropicWriter:
             "usage": usage,
         }
 
-    def _more(self, kind: Kind, text: str) -> bytes:
+    def _more(self, kind: Kind, text: str) -> Iterator[Written]:
         """More of the block of this kind, after its beginning if another one is open."""
-        begun = b""
         if self._open != kind:
+            yield from self._close()
             fields = {"thinking": "", "signature": ""} if kind == "thinking" else {"text": ""}
-            begun = self._close() + self._begin({"type": kind, **fields})
+            yield self._begin({"type": kind, **fields})
             self._open = kind
-        return begun + self._delta({"type": f"{kind}_delta", kind: text})
+        yield self._delta({"type": f"{kind}_delta", kind: text})
 
-    def _call(self, call: ToolCall) -> bytes:
-        arguments = msgspec.json.encode(call.arguments).decode()
-        begun = self._close() + self._begin({**_tool_use(call), "input": {}})
-        return begun + self._delta({"type": "input_json_delta", "partial_json": arguments}) + self._stop()
-
-    def _begin(self, block: Mapping[str, Any]) -> bytes:
+    def _begin(self, block: Written) -> Written:
         self._blocks += 1
         return self._of_block("content_block_start", content_block=block)
 
-    def _close(self) -> bytes:
+    def _close(self) -> Iterator[Written]:
         """The end of the open block, if there is one."""
         if self._open is None:
-            return b""
-        signed = self._delta({"type": "signature_delta", "signature": SIGNATURE}) if self._open == "thinking" else b""
+            return
+        if self._open == "thinking":
+            yield self._delta({"type": "signature_delta", "signature": SIGNATURE})
         self._open = None
-        return signed + self._stop()
+        yield self._of_block("content_block_stop")
 
-    def _delta(self, delta: Mapping[str, Any]) -> bytes:
+    def _delta(self, delta: Written) -> Written:
         return self._of_block("content_block_delta", delta=delta)
 
-    def _stop(self) -> bytes:
-        return self._of_block("content_block_stop")
-
-    def _of_block(self, name: str, **fields: Any) -> bytes:
-        return _event(name, {"index": self._blocks - 1, **fields})
+    def _of_block(self, name: str, **fields: Any) -> Written:
+        return {"type": name, "index": self._blocks - 1, **fields}
 
 
 def _tool_use(call: ToolCall) -> dict[str, Any]:
@@ -161,7 +150,3 @@ def _usage(done: Completion) -> dict[str, Any]:
         "cache_read_input_tokens": usage.cached_tokens,
         "output_tokens": usage.completion_tokens,
     }
-
-
-def _event(name: str, body: Mapping[str, Any]) -> bytes:
-    return event_bytes(msgspec.json.encode({"type": name, **body}), name)

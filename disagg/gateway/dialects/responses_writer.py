@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, Literal
-
-import msgspec
 
 from disagg.api.events import TokenLogprob
 from disagg.api.requests import ToolCall
-from disagg.gateway.dialects.base import Head
-from disagg.gateway.dialects.events import AnswerPiece, Finished, Usage
-from disagg.gateway.dialects.openai import common as openai
+from disagg.gateway.dialects import openai
+from disagg.gateway.dialects.base import AnswerPiece, CalledAs, Finished, Head, Usage, Written, arguments_text
 from disagg.gateway.dialects.problems import Problem
-from disagg.gateway.dialects.request import CalledAs
-from disagg.gateway.dialects.responses.items import SEALED
-from disagg.gateway.dialects.responses.tools import input_of
-from disagg.http.stream import event_bytes
+from disagg.gateway.dialects.responses_tools import input_of
 from disagg.inference.types import Completion
 
+SEALED: Final = "disagg:"
+"""Reasoning begins like this where OpenAI's would be encrypted. Agents send it back as it is."""
 Status = Literal["in_progress", "completed", "incomplete", "failed"]
 Kind = Literal["reasoning", "message"]
 _DELTAS: Final[Mapping[Kind, str]] = {"reasoning": "response.reasoning_text", "message": "response.output_text"}
@@ -35,85 +31,79 @@ class ResponseWriter:
         self._text: list[str] = []  # of the open item
         self._logprobs: list[dict[str, Any]] = []
 
-    def piece(self, piece: AnswerPiece) -> bytes:
-        parts = [self._start()]
+    def piece(self, piece: AnswerPiece) -> Iterator[Written]:
+        yield from self._start()
         if piece.reasoning:
-            parts.append(self._more("reasoning", piece.reasoning, ()))
+            yield from self._more("reasoning", piece.reasoning)
         if piece.text:
-            parts.append(self._more("message", piece.text, piece.tokens))
-        return b"".join([*parts, *(self._call(call) for call in piece.tool_calls)])
+            yield from self._more("message", piece.text, piece.tokens)
+        for call in piece.tool_calls:
+            yield from self._call(call)
 
-    def finished(self, finished: Finished) -> bytes:
+    def finished(self, finished: Finished) -> Iterator[Written]:
         done = finished.completion
         status: Status = "incomplete" if done.finish_reason == "length" else "completed"
-        before = self._start() + self._close(status)
-        return before + self._event(f"response.{status}", response=self._response(status, done))
+        yield from self._start()
+        yield from self._close(status)
+        yield self._event(f"response.{status}", response=self._response(status, done))
 
-    def end(self, completions: Sequence[Completion]) -> bytes:
-        return b""
+    def end(self, completions: Sequence[Completion]) -> Iterator[Written]:
+        return iter(())
 
-    def error(self, problem: Problem) -> bytes:
+    def error(self, problem: Problem) -> Iterator[Written]:
         """Agents read response.failed, the official client the error after it."""
-        error = openai.error_body(problem)["error"]
         failed = {
             **self._response("failed"),
             "error": {"code": problem.code or problem.kind, "message": problem.message},
         }
-        return self._start() + self._event("response.failed", response=failed) + self._event("error", error=error)
+        yield from self._start()
+        yield self._event("response.failed", response=failed)
+        yield self._event("error", **openai.error_body(problem))
 
-    def whole(self, completions: Sequence[Completion]) -> Mapping[str, Any]:
+    def whole(self, completions: Sequence[Completion]) -> Written:
         (done,) = completions
         # Tokens of a decode host begin with those of the reasoning; a whole-request host states those of the text only.
         tokens = done.tokens if done.metrics.method == "whole" else done.tokens[done.reasoning_tokens :]
-        self.piece(AnswerPiece(0, done.text, tokens, done.reasoning, done.tool_calls))
-        self.finished(Finished(0, done))
-        return self._response("incomplete" if done.finish_reason == "length" else "completed", done)
+        list(self.piece(AnswerPiece(0, done.text, tokens, done.reasoning, done.tool_calls)))
+        (*_, last) = self.finished(Finished(0, done))
+        response: Written = last["response"]
+        return response
 
-    def _start(self) -> bytes:
-        if self._numbers:
-            return b""
-        response = self._response("in_progress")
-        created = self._event("response.created", response=response)
-        return created + self._event("response.in_progress", response=response)
+    def _start(self) -> Iterator[Written]:
+        if not self._numbers:
+            response = self._response("in_progress")
+            yield self._event("response.created", response=response)
+            yield self._event("response.in_progress", response=response)
 
-    def _more(self, kind: Kind, text: str, tokens: Sequence[TokenLogprob]) -> bytes:
+    def _more(self, kind: Kind, text: str, tokens: Sequence[TokenLogprob] = ()) -> Iterator[Written]:
         """More of the item of this kind, after its beginning if another one is open."""
-        begun = b""
         if self._open != kind:
-            begun = self._close("completed") + self._begin(kind)
+            yield from self._close("completed")
+            self._open, self._text, self._logprobs = kind, [], []
+            yield self._added(self._item(kind, "in_progress", []))
+            yield self._of_item("response.content_part.added", content_index=0, part=self._part(kind))
         self._text.append(text)
-        if kind == "reasoning":
-            return begun + self._of_item(f"{_DELTAS[kind]}.delta", content_index=0, delta=text)
-        logprobs = self._of_tokens(tokens)
-        self._logprobs += logprobs
-        return begun + self._of_item(f"{_DELTAS[kind]}.delta", content_index=0, delta=text, logprobs=logprobs)
+        fields: dict[str, Any] = {"content_index": 0, "delta": text}
+        if kind == "message":
+            fields["logprobs"] = self._of_tokens(tokens)
+            self._logprobs += fields["logprobs"]
+        yield self._of_item(f"{_DELTAS[kind]}.delta", **fields)
 
-    def _begin(self, kind: Kind) -> bytes:
-        self._open, self._text, self._logprobs = kind, [], []
-        self._items.append(self._item(kind, "in_progress", []))
-        added = self._event("response.output_item.added", output_index=len(self._items) - 1, item=self._items[-1])
-        return added + self._of_item("response.content_part.added", content_index=0, part=self._part(kind))
-
-    def _close(self, status: Status) -> bytes:
+    def _close(self, status: Status) -> Iterator[Written]:
         """The end of the open item, if there is one."""
         if (kind := self._open) is None:
-            return b""
+            return
         self._open, part = None, self._part(kind)
-        text = {"text": part["text"]} | ({"logprobs": self._logprobs} if kind == "message" else {})
-        ended = self._of_item(f"{_DELTAS[kind]}.done", content_index=0, **text)
-        ended += self._of_item("response.content_part.done", content_index=0, part=part)
-        self._items[-1] = self._item(kind, status, [part], self._items[-1]["id"])
-        return ended + self._done()
+        text = {"text": part["text"]} | ({"logprobs": part["logprobs"]} if kind == "message" else {})
+        yield self._of_item(f"{_DELTAS[kind]}.done", content_index=0, **text)
+        yield self._of_item("response.content_part.done", content_index=0, part=part)
+        yield self._done(self._item(kind, status, [part], self._items[-1]["id"]))
 
-    def _call(self, call: ToolCall) -> bytes:
+    def _call(self, call: ToolCall) -> Iterator[Written]:
         called = self._head.request.called_as.get(call.name, CalledAs("function", call.name))
         custom = called.kind == "custom"
-        field, text = (
-            ("input", input_of(call.arguments))
-            if custom
-            else ("arguments", msgspec.json.encode(call.arguments).decode())
-        )
-        before = self._close("completed")
+        field, text = ("input", input_of(call.arguments)) if custom else ("arguments", arguments_text(call))
+        yield from self._close("completed")
         item = {
             "id": self._id("ctc" if custom else "fc"),
             "type": "custom_tool_call" if custom else "function_call",
@@ -123,16 +113,21 @@ class ResponseWriter:
             field: "",
             "status": "in_progress",
         }
-        self._items.append(item)
-        before += self._event("response.output_item.added", output_index=len(self._items) - 1, item=item)
+        yield self._added(item)
         name = "response.custom_tool_call_input" if custom else "response.function_call_arguments"
-        before += self._of_item(f"{name}.delta", delta=text) + self._of_item(f"{name}.done", **{field: text})
-        self._items[-1] = {**item, field: text, "status": "completed"}
-        return before + self._done()
+        yield self._of_item(f"{name}.delta", delta=text)
+        yield self._of_item(f"{name}.done", **{field: text})
+        yield self._done({**item, field: text, "status": "completed"})
 
-    def _done(self) -> bytes:
-        """The end of the last item."""
-        return self._event("response.output_item.done", output_index=len(self._items) - 1, item=self._items[-1])
+    def _added(self, item: dict[str, Any]) -> Written:
+        """The beginning of an item."""
+        self._items.append(item)
+        return self._event("response.output_item.added", output_index=len(self._items) - 1, item=item)
+
+    def _done(self, item: dict[str, Any]) -> Written:
+        """The end of the last item, as which it is this one."""
+        self._items[-1] = item
+        return self._event("response.output_item.done", output_index=len(self._items) - 1, item=item)
 
     def _item(self, kind: Kind, status: Status, content: Sequence[Any], id: str = "") -> dict[str, Any]:
         if kind == "message":
@@ -146,7 +141,7 @@ class ResponseWriter:
         text = "".join(self._text)
         if kind == "reasoning":
             return {"type": "reasoning_text", "text": text}
-        return {"type": "output_text", "text": text, "annotations": [], "logprobs": self._logprobs}
+        return {"type": "output_text", "text": text, "annotations": [], "logprobs": list(self._logprobs)}
 
     def _id(self, prefix: str) -> str:
         return f"{prefix}_{self._head.request_id}_{len(self._items)}"
@@ -154,14 +149,13 @@ class ResponseWriter:
     def _of_tokens(self, tokens: Sequence[TokenLogprob]) -> list[dict[str, Any]]:
         return [openai.logprob_body(token) for token in tokens] if "logprobs" in self._head.request.options else []
 
-    def _of_item(self, name: str, **fields: Any) -> bytes:
+    def _of_item(self, name: str, **fields: Any) -> Written:
         index = len(self._items) - 1
         return self._event(name, item_id=self._items[index]["id"], output_index=index, **fields)
 
-    def _event(self, name: str, **fields: Any) -> bytes:
-        body = {"type": name, "sequence_number": self._numbers, **fields}
+    def _event(self, name: str, **fields: Any) -> Written:
         self._numbers += 1
-        return event_bytes(msgspec.json.encode(body), name)
+        return {"type": name, "sequence_number": self._numbers - 1, **fields}
 
     def _response(self, status: Status, done: Completion | None = None) -> dict[str, Any]:
         head, options = self._head, self._head.request.options

@@ -2,39 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, ClassVar
 
 from msgspec import Meta
 
 from disagg.api.events import TokenLogprob
 from disagg.errors import RequestError
-from disagg.gateway.dialects.base import Head
-from disagg.gateway.dialects.events import AnswerPiece, Finished
-from disagg.gateway.dialects.openai import common as openai
-from disagg.gateway.dialects.problems import Problem
-from disagg.gateway.dialects.request import MAX_CHOICES, GatewayRequest, Prompt
-from disagg.http.stream import EVENT_STREAM
+from disagg.gateway.dialects import openai
+from disagg.gateway.dialects.base import MAX_CHOICES, AnswerPiece, Finished, GatewayRequest, Head, Prompt, Written
 from disagg.inference.types import Completion
 
 Ids = tuple[int, ...]
 
 
-class CompletionBody(openai.SamplingFields, frozen=True, kw_only=True):
-    """The fields of the body that the gateway honours. prompt: a text, several, the ids of tokens, or several of
-    those."""
-
-    prompt: str | tuple[str | int | Ids, ...]
-    logprobs: Annotated[int, Meta(ge=0)] | None = None
-    best_of: int | None = None
-
-
-class Completions:
+class Completions(openai.OpenAIDialect):
     """The dialect of /v1/completions."""
 
     name: ClassVar = "completions"
-    media_type: ClassVar = EVENT_STREAM
-    keep_alive: ClassVar = openai.KEEP_ALIVE
 
     def read(self, body: Mapping[str, Any]) -> GatewayRequest:
         fields = openai.read(CompletionBody, body)
@@ -59,8 +44,14 @@ class Completions:
     def writer(self, head: Head) -> CompletionWriter:
         return CompletionWriter(head)
 
-    def error(self, problem: Problem) -> Mapping[str, Any]:
-        return openai.error_body(problem)
+
+class CompletionBody(openai.SamplingFields, frozen=True, kw_only=True):
+    """The fields of the body that the gateway honours. prompt: a text, several, the ids of tokens, or several of
+    those."""
+
+    prompt: str | tuple[str | int | Ids, ...]
+    logprobs: Annotated[int, Meta(ge=0)] | None = None
+    best_of: int | None = None
 
 
 def _prompts(given: str | tuple[str | int | Ids, ...]) -> tuple[Prompt, ...]:
@@ -79,48 +70,34 @@ def _prompts(given: str | tuple[str | int | Ids, ...]) -> tuple[Prompt, ...]:
     return tuple(prompts)
 
 
-class CompletionWriter:
+class CompletionWriter(openai.ObjectWriter):
     """Writes one answer as text_completion objects: several of a stream, or one."""
 
+    prefix = "cmpl"
+
     def __init__(self, head: Head) -> None:
-        self._head = head
-        self._logprobs = head.request.options.get("logprobs") is not None
+        super().__init__(head)
         self._offsets: dict[int, int] = {}
 
-    def piece(self, piece: AnswerPiece) -> bytes:
-        if not piece.text and not self._logprobs:
-            return b""
-        offset = self._offsets.get(piece.choice, 0)
-        self._offsets[piece.choice] = offset + len(piece.text)
-        return self._event(_choice(piece.choice, piece.text, self._logprobs_body(piece.tokens, offset)))
+    def piece(self, piece: AnswerPiece) -> Iterator[Written]:
+        if piece.text or self._logprobs:
+            offset = self._offsets.get(piece.choice, 0)
+            self._offsets[piece.choice] = offset + len(piece.text)
+            yield self._chunk(_choice(piece.choice, piece.text, self._logprobs_body(piece.tokens, offset)))
 
-    def finished(self, finished: Finished) -> bytes:
-        return self._event(_choice(finished.choice, "", None, finished.completion))
+    def finished(self, finished: Finished) -> Iterator[Written]:
+        yield self._chunk(_choice(finished.choice, "", None, finished.completion))
 
-    def end(self, completions: Sequence[Completion]) -> bytes:
-        if not self._head.request.include_usage:
-            return openai.DONE
-        usage = openai.usage_body(completions, self._head.request.n)
-        return openai.event(self._body([], usage=usage)) + openai.DONE
-
-    def error(self, problem: Problem) -> bytes:
-        return openai.event(openai.error_body(problem))
-
-    def whole(self, completions: Sequence[Completion]) -> Mapping[str, Any]:
+    def whole(self, completions: Sequence[Completion]) -> Written:
         choices = [
             _choice(index, one.text, self._logprobs_body(one.tokens, 0), one) for index, one in enumerate(completions)
         ]
-        return self._body(choices, usage=openai.usage_body(completions, self._head.request.n))
+        return self._object("text_completion", choices, completions)
 
-    def _event(self, choice: Mapping[str, Any]) -> bytes:
-        return openai.event(self._body([choice]))
+    def _chunk(self, *choices: Written) -> Written:
+        return self._object("text_completion", choices)
 
-    def _body(self, choices: Sequence[Mapping[str, Any]], **fields: Any) -> dict[str, Any]:
-        head = self._head
-        names = {"id": f"cmpl-{head.request_id}", "object": "text_completion", "created": int(head.created)}
-        return {**names, "model": head.model, "choices": choices, **fields}
-
-    def _logprobs_body(self, tokens: Sequence[TokenLogprob], offset: int) -> dict[str, Any] | None:
+    def _logprobs_body(self, tokens: Sequence[TokenLogprob], offset: int) -> Written | None:
         if not self._logprobs or not tokens:
             return None
         return {
@@ -131,9 +108,7 @@ class CompletionWriter:
         }
 
 
-def _choice(
-    index: int, text: str, logprobs: Mapping[str, Any] | None, completion: Completion | None = None
-) -> dict[str, Any]:
+def _choice(index: int, text: str, logprobs: Written | None, completion: Completion | None = None) -> Written:
     """completion: of the answer, if it is complete with this text."""
     choice = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": None}
     if completion is not None:

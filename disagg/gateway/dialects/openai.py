@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict
-from typing import Annotated, Any, Final, NamedTuple
+from typing import Annotated, Any, ClassVar, Final, NamedTuple
 
-import msgspec
 from msgspec import Meta
 
 from disagg.api.base import Contract
 from disagg.api.events import TokenLogprob
 from disagg.errors import RequestError
-from disagg.gateway.dialects.base import Body, read_fields
-from disagg.gateway.dialects.events import Usage
+from disagg.gateway.dialects.base import (
+    DATA_EVENTS,
+    MAX_CHOICES,
+    Body,
+    Head,
+    Usage,
+    Written,
+    answer_length,
+    read_fields,
+)
 from disagg.gateway.dialects.problems import Problem
-from disagg.gateway.dialects.request import MAX_CHOICES, answer_length
-from disagg.http.stream import event_bytes
 from disagg.inference.types import Completion
-
-KEEP_ALIVE: Final = b": keep-alive\n\n"
-DONE: Final = b"data: [DONE]\n\n"
 
 UNSUPPORTED: Final[Mapping[str, tuple[Any, ...]]] = {
     # tools
@@ -142,15 +144,52 @@ def read(kind: type[Body], body: Mapping[str, Any], honoured: Collection[str] = 
     return read_fields(kind, body, {name: neutral for name, neutral in UNSUPPORTED.items() if name not in honoured})
 
 
+class OpenAIDialect:
+    """What the dialects of OpenAI's API have in common."""
+
+    framing: ClassVar = DATA_EVENTS
+
+    def error(self, problem: Problem) -> Written:
+        return error_body(problem)
+
+
+class ObjectWriter:
+    """Writes objects that have choices. prefix: of their ids. chunk: the kind of those of a stream."""
+
+    prefix: ClassVar[str]
+    chunk: ClassVar[str] = "text_completion"
+
+    def __init__(self, head: Head) -> None:
+        self._request = head.request
+        self._logprobs = head.request.options.get("logprobs") is not None
+        self._id = f"{self.prefix}-{head.request_id}"
+        self._created, self._model = int(head.created), head.model
+
+    def end(self, completions: Sequence[Completion]) -> Iterator[Written]:
+        if self._request.include_usage:
+            yield self._object(self.chunk, (), completions)
+
+    def error(self, problem: Problem) -> Iterator[Written]:
+        yield error_body(problem)
+
+    def _object(
+        self, kind: str, choices: Sequence[Written], completions: Sequence[Completion] | None = None
+    ) -> Written:
+        """completions: of the request, if the object has their numbers of tokens."""
+        body = {
+            "id": self._id,
+            "object": kind,
+            "created": self._created,
+            "model": self._model,
+            "choices": choices,
+        }
+        return body if completions is None else {**body, "usage": usage_body(completions, self._request.n)}
+
+
 def error_body(problem: Problem) -> dict[str, Any]:
     """`{"error": {"message", "type", "param", "code"}}`"""
     fields = {"message": problem.message, "type": problem.kind, "param": problem.param, "code": problem.code}
     return {"error": fields}
-
-
-def event(body: Mapping[str, Any]) -> bytes:
-    """One server-sent event."""
-    return event_bytes(msgspec.json.encode(body))
 
 
 def usage_body(completions: Sequence[Completion], n: int) -> dict[str, Any]:

@@ -13,8 +13,8 @@ from msgspec import Meta
 from disagg.api.base import Contract
 from disagg.api.requests import MAX_TOOLS
 from disagg.errors import RequestError
+from disagg.gateway.dialects.base import CalledAs
 from disagg.gateway.dialects.form import FunctionBody
-from disagg.gateway.dialects.request import CalledAs
 
 LEFT_OUT: Final = frozenset(
     {

@@ -1,0 +1,282 @@
+"""Anthropic's POST /v1/messages, and POST /v1/messages/count_tokens, whose body is the same without max_tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Final
+
+from msgspec import Meta
+
+from disagg.api.base import Contract
+from disagg.api.requests import MAX_MESSAGES, MAX_TOOLS
+from disagg.errors import RequestError
+from disagg.gateway.dialects.anthropic_writer import AnthropicWriter, error_body
+from disagg.gateway.dialects.base import (
+    Framing,
+    GatewayRequest,
+    Head,
+    answer_length,
+    named_event,
+    read_fields,
+    thinking,
+)
+from disagg.gateway.dialects.form import FunctionBody, form_of
+from disagg.gateway.dialects.problems import Problem
+from disagg.http.stream import EVENT_STREAM
+
+UNSUPPORTED: Final[Mapping[str, tuple[Any, ...]]] = {
+    "container": (),
+    "mcp_servers": ([],),
+}
+"""Fields that would change the answer and cannot be honoured, with the values besides null that change nothing."""
+UNSUPPORTED_IN_TOOLS: Final[Mapping[str, tuple[Any, ...]]] = {"type": ("custom",)}
+_EFFORTS: Final = {"xhigh": "high", "max": "high"}
+"""Efforts that chat templates do not have."""
+BILLING: Final = "x-anthropic-billing-header:"
+"""Claude Code's first system block. It holds a number that changes with every request, so that no prompt would begin
+like the last one and no KV could be reused; it says nothing to a model."""
+
+
+class Messages:
+    """The dialect of /v1/messages."""
+
+    name: ClassVar = "messages"
+    framing: ClassVar = Framing(EVENT_STREAM, named_event, named_event({"type": "ping"}))
+
+    def read(self, body: Mapping[str, Any]) -> GatewayRequest:
+        fields = read_fields(MessagesBody, body, UNSUPPORTED)
+        given = {"temperature": fields.temperature, "top_p": fields.top_p, "top_k": fields.top_k}
+        options = {
+            "temperature": 1.0,
+            **{name: value for name, value in given.items() if value is not None},
+            **answer_length(fields.max_tokens),
+            "fit_context": True,
+            **fields.options(),
+        }
+        if fields.stop_sequences:
+            options["stop"] = fields.stop_sequences
+        return fields.request(options=options, stream=bool(fields.stream))
+
+    def writer(self, head: Head) -> AnthropicWriter:
+        return AnthropicWriter(head)
+
+    def error(self, problem: Problem) -> Mapping[str, Any]:
+        return error_body(problem)
+
+
+class CountTokens(Messages):
+    """What /v1/messages/count_tokens counts: the prompt that these messages make."""
+
+    name: ClassVar = "count_tokens"
+
+    def read(self, body: Mapping[str, Any]) -> GatewayRequest:
+        fields = read_fields(CountBody, body, UNSUPPORTED)
+        return fields.request(options=fields.options())
+
+
+class CountBody(Contract, frozen=True, kw_only=True):
+    """The fields of /v1/messages/count_tokens that the gateway honours."""
+
+    model: str
+    messages: Annotated[tuple[Message, ...], Meta(min_length=1, max_length=MAX_MESSAGES)]
+    system: str | tuple[Block, ...] | None = None
+    tools: Annotated[tuple[dict[str, Any], ...], Meta(max_length=MAX_TOOLS)] | None = None
+    tool_choice: ToolChoice | None = None
+    thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
+    output_format: OutputFormat | None = None
+
+    @property
+    def shows_thinking(self) -> bool:
+        """Whether the caller wants the model's reasoning. It must ask for it: many callers read the first block as the
+        answer."""
+        given = self.thinking
+        return given is not None and given.type != "disabled" and given.display != "omitted"
+
+    def options(self) -> dict[str, Any]:
+        """The options of AsyncClient.stream that the prompt and the form of the answer depend on."""
+        template = thinking(self.thinking is not None and self.thinking.type != "disabled")
+        config = self.output_config or OutputConfig()
+        if config.effort is not None:
+            template["reasoning_effort"] = _EFFORTS.get(config.effort, config.effort)
+        field, form = "output_config.format", config.format
+        if form is None and self.output_format is not None:
+            field, form = "output_format", self.output_format
+        choice = _choice(self.tool_choice)
+        tools = [] if choice == "none" else [_function(tool, place) for place, tool in enumerate(self.tools or ())]
+        return {"chat_template_kwargs": template, **form_of(tools, choice, _schema(form, field), field)}
+
+    def request(self, **fields: Any) -> GatewayRequest:
+        """The request for the answer to these messages."""
+        return GatewayRequest(
+            model=self.model,
+            prompts=({"messages": [*system(self.system), *messages(self.messages)]},),
+            reasoning=self.shows_thinking,
+            **fields,
+        )
+
+
+class MessagesBody(CountBody, frozen=True, kw_only=True):
+    """The fields of /v1/messages that the gateway honours. max_tokens: a bound, which a smaller context lowers."""
+
+    max_tokens: int
+    stream: bool | None = None
+    stop_sequences: tuple[str, ...] | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+
+
+class ToolBody(Contract, frozen=True):
+    """A tool. Those with a type of their own run at Anthropic and are refused."""
+
+    name: str
+    description: str | None = None
+    input_schema: Mapping[str, Any] | None = None
+
+
+class ToolChoice(Contract, frozen=True):
+    """type: auto, any, tool or none. name: of the tool."""
+
+    type: str
+    name: str | None = None
+
+
+class Thinking(Contract, frozen=True):
+    """Whether the model reasons. display "omitted": its reasoning is not sent. A budget is not honoured."""
+
+    type: str
+    display: str | None = None
+
+
+class OutputFormat(Contract, frozen=True):
+    """The JSON schema that the answer fits."""
+
+    type: str
+    schema: Mapping[str, Any] | None = None
+
+
+class OutputConfig(Contract, frozen=True):
+    """effort: low to max. format: of the answer."""
+
+    effort: str | None = None
+    format: OutputFormat | None = None
+
+
+def _choice(given: ToolChoice | None) -> Any:
+    """As OpenAI's chats write it."""
+    if given is None or given.type in ("auto", "none"):
+        return given and given.type
+    if given.type == "any":
+        return "required"
+    if given.type == "tool":
+        return {"type": "function", "function": {"name": given.name}}
+    raise RequestError(f"tool_choice.type: not auto, any, tool or none (got {given.type!r})")
+
+
+def _function(tool: Mapping[str, Any], place: int) -> FunctionBody:
+    try:
+        fields = read_fields(ToolBody, tool, UNSUPPORTED_IN_TOOLS)
+    except RequestError as error:
+        raise RequestError(f"tools[{place}].{error.message}", error.hint) from None
+    return FunctionBody(fields.name, fields.description, fields.input_schema)
+
+
+def _schema(form: OutputFormat | None, field: str) -> Mapping[str, Any] | None:
+    if form is None:
+        return None
+    if form.type != "json_schema" or not form.schema:
+        raise RequestError(f"{field}: not a json_schema with a schema")
+    return form.schema
+
+
+class Message(Contract, frozen=True):
+    """One message. The results of tools are blocks of the user's messages."""
+
+    role: Annotated[str, Meta(min_length=1, max_length=32)]
+    content: str | tuple[Block, ...]
+
+
+class Block(Contract, frozen=True):
+    """A block of a message's content. id, name, input: of a tool_use. tool_use_id, content: of a tool_result."""
+
+    type: str
+    text: str = ""
+    thinking: str = ""
+    id: str = ""
+    name: str = ""
+    input: Mapping[str, Any] = {}
+    tool_use_id: str = ""
+    content: str | tuple[Block, ...] | None = None
+
+
+def system(given: str | Sequence[Block] | None) -> list[dict[str, Any]]:
+    """The system message, if there is one."""
+    blocks = [given] if isinstance(given, str) else _texts(given or (), "system")
+    text = "\n".join(block for block in blocks if not block.startswith(BILLING))
+    return [{"role": "system", "content": text}] if text else []
+
+
+def messages(given: Sequence[Message]) -> list[dict[str, Any]]:
+    """The messages as disagg's hosts take them. Raises RequestError for content that is not supported."""
+    if given[-1].role == "assistant":
+        raise RequestError("messages: the last is the assistant's, and no answer can begin with it", "leave it out")
+    names: dict[str, str] = {}
+    written: list[dict[str, Any]] = []
+    for index, message in enumerate(given):
+        place = f"messages[{index}].content"
+        blocks = (Block("text", text=message.content),) if isinstance(message.content, str) else message.content
+        if message.role == "assistant":
+            names |= {block.id: block.name for block in blocks if block.type == "tool_use"}
+            written.append(_answer(blocks, place))
+        else:
+            written += _asked(message.role, blocks, place, names)
+    return written
+
+
+def _asked(role: str, blocks: Sequence[Block], place: str, names: Mapping[str, str]) -> Iterator[dict[str, Any]]:
+    """A message for every tool_result, and one for all text that follows the last. names: of tools, by their calls."""
+    texts: list[str] = []
+    for index, block in enumerate(blocks):
+        if block.type != "tool_result":
+            texts += _texts((block,), place, index)
+            continue
+        if texts:
+            yield {"role": role, "content": "\n".join(texts)}
+            texts = []
+        yield _result(block, f"{place}[{index}].content", names)
+    if texts or not blocks:
+        yield {"role": role, "content": "\n".join(texts)}
+
+
+def _result(block: Block, place: str, names: Mapping[str, str]) -> dict[str, Any]:
+    content = [block.content] if isinstance(block.content, str) else _texts(block.content or (), place)
+    written = {"role": "tool", "content": "\n".join(content), "tool_call_id": block.tool_use_id}
+    return written | ({"name": name} if (name := names.get(block.tool_use_id)) else {})
+
+
+def _answer(blocks: Sequence[Block], place: str) -> dict[str, Any]:
+    """An earlier answer. Reasoning that only Anthropic can read is left out."""
+    of_kind: dict[str, list[Block]] = {"text": [], "thinking": [], "tool_use": [], "redacted_thinking": []}
+    for index, block in enumerate(blocks):
+        if block.type not in of_kind:
+            raise _unsupported(block, f"{place}[{index}]")
+        of_kind[block.type].append(block)
+    written: dict[str, Any] = {"role": "assistant", "content": "\n".join(block.text for block in of_kind["text"])}
+    if of_kind["thinking"]:
+        written["reasoning"] = "\n".join(block.thinking for block in of_kind["thinking"])
+    if calls := of_kind["tool_use"]:
+        written["tool_calls"] = [{"name": one.name, "arguments": dict(one.input), "id": one.id} for one in calls]
+    return written
+
+
+def _texts(blocks: Sequence[Block], place: str, first: int = 0) -> list[str]:
+    """The text of each block. first: number of the first one, for errors."""
+    for index, block in enumerate(blocks, first):
+        if block.type != "text":
+            raise _unsupported(block, f"{place}[{index}]")
+    return [block.text for block in blocks]
+
+
+def _unsupported(block: Block, place: str) -> RequestError:
+    return RequestError(f"{place}.type: {block.type!r} is not supported by this gateway", "send text only")

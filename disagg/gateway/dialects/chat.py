@@ -1,0 +1,233 @@
+"""POST /v1/chat/completions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Any, ClassVar
+
+import msgspec
+from msgspec import Meta
+
+from disagg.api.base import Contract
+from disagg.api.events import TokenLogprob
+from disagg.api.requests import MAX_MESSAGES, MAX_TOOLS, ToolCall
+from disagg.errors import RequestError
+from disagg.gateway.dialects import openai
+from disagg.gateway.dialects.base import AnswerPiece, Finished, GatewayRequest, Head, Written, arguments_text
+from disagg.gateway.dialects.form import ResponseFormat, ToolBody, form_of, functions, schema_of
+from disagg.inference.types import Completion
+
+
+class ChatCompletions(openai.OpenAIDialect):
+    """The dialect of /v1/chat/completions."""
+
+    name: ClassVar = "chat"
+
+    def read(self, body: Mapping[str, Any]) -> GatewayRequest:
+        fields = openai.read(ChatBody, _without_single_call(body), openai.OF_CHATS)
+        longest = fields.max_tokens if fields.max_completion_tokens is None else fields.max_completion_tokens
+        options = fields.options(longest)
+        if fields.logprobs:
+            options["logprobs"] = fields.top_logprobs or 0
+        elif fields.top_logprobs:
+            raise RequestError("top_logprobs: needs logprobs", "set logprobs to true")
+        template = dict(fields.chat_template_kwargs or {})
+        if fields.reasoning_effort is not None:
+            template["reasoning_effort"] = fields.reasoning_effort
+        if template:
+            options["chat_template_kwargs"] = template
+        tools = () if fields.tool_choice == "none" else functions(fields.tools or ())
+        options |= form_of(tools, fields.tool_choice, schema_of(fields.response_format))
+        return GatewayRequest(
+            model=fields.model,
+            prompts=({"messages": messages(fields.messages)},),
+            n=fields.n or 1,
+            options=options,
+            stream=bool(fields.stream),
+            include_usage=fields.include_usage,
+        )
+
+    def writer(self, head: Head) -> ChatWriter:
+        return ChatWriter(head)
+
+
+class ChatBody(openai.SamplingFields, frozen=True, kw_only=True):
+    """The fields of the body that the gateway honours."""
+
+    messages: Annotated[tuple[Message, ...], Meta(min_length=1, max_length=MAX_MESSAGES)]
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    tools: Annotated[tuple[ToolBody, ...], Meta(max_length=MAX_TOOLS)] | None = None
+    tool_choice: Any = None
+    response_format: ResponseFormat | None = None
+    reasoning_effort: str | None = None
+    chat_template_kwargs: Mapping[str, Any] | None = None
+
+
+class ChatWriter(openai.ObjectWriter):
+    """Writes one answer as chat.completion chunks, or as one chat.completion."""
+
+    prefix = "chatcmpl"
+    chunk = "chat.completion.chunk"
+
+    def __init__(self, head: Head) -> None:
+        super().__init__(head)
+        self._calls: dict[int, int] = {}  # written so far, by choice; the choices that have begun
+
+    def piece(self, piece: AnswerPiece) -> Iterator[Written]:
+        choice, logprobs = piece.choice, self._logprobs_body(piece.tokens)
+        if choice not in self._calls:
+            yield self._start(choice)
+        if piece.reasoning:
+            yield self._chunk(choice, _reasoning(piece.reasoning))
+        if piece.text or logprobs:
+            yield self._chunk(choice, {"content": piece.text}, logprobs=logprobs)
+        if piece.tool_calls:
+            first = self._calls[choice]
+            self._calls[choice] += len(piece.tool_calls)
+            calls = [{"index": number, **call_body(call)} for number, call in enumerate(piece.tool_calls, first)]
+            yield self._chunk(choice, {"tool_calls": calls})
+
+    def finished(self, finished: Finished) -> Iterator[Written]:
+        if finished.choice not in self._calls:
+            yield self._start(finished.choice)
+        completion = finished.completion
+        yield self._chunk(
+            finished.choice, {}, finish_reason=completion.finish_reason, disagg=openai.disagg_body(completion)
+        )
+
+    def whole(self, completions: Sequence[Completion]) -> Written:
+        choices = [
+            {
+                "index": index,
+                "message": _answer(one),
+                "logprobs": self._logprobs_body(one.tokens),
+                "finish_reason": one.finish_reason,
+                "disagg": openai.disagg_body(one),
+            }
+            for index, one in enumerate(completions)
+        ]
+        return self._object("chat.completion", choices, completions)
+
+    def _start(self, choice: int) -> Written:
+        self._calls[choice] = 0
+        return self._chunk(choice, {"role": "assistant", "content": ""})
+
+    def _chunk(self, choice: int, delta: Written, **fields: Any) -> Written:
+        one = {"index": choice, "delta": delta, "logprobs": None, "finish_reason": None, **fields}
+        return self._object(self.chunk, (one,))
+
+    def _logprobs_body(self, tokens: Sequence[TokenLogprob]) -> Written | None:
+        if not self._logprobs or not tokens:
+            return None
+        return {"content": [openai.logprob_body(token) for token in tokens]}
+
+
+def _answer(completion: Completion) -> dict[str, Any]:
+    """The whole answer. A message that only calls tools has no content."""
+    message: dict[str, Any] = {"role": "assistant", "content": completion.text}
+    if completion.reasoning:
+        message |= _reasoning(completion.reasoning)
+    if completion.tool_calls:
+        message["content"] = completion.text or None
+        message["tool_calls"] = [call_body(call) for call in completion.tool_calls]
+    return message
+
+
+def _reasoning(text: str) -> dict[str, str]:
+    """Under both names that clients read."""
+    return {"reasoning": text, "reasoning_content": text}
+
+
+def _without_single_call(body: Mapping[str, Any]) -> Mapping[str, Any]:
+    """parallel_tool_calls = false is honoured if a call is forced: a forced answer is one call. LangChain sends both
+    for structured output."""
+    forced = body.get("tool_choice") == "required" or isinstance(body.get("tool_choice"), dict)
+    if forced and body.get("parallel_tool_calls") is False:
+        return {name: value for name, value in body.items() if name != "parallel_tool_calls"}
+    return body
+
+
+def messages(given: Sequence[Message]) -> list[dict[str, Any]]:
+    """The messages as disagg's hosts take them. Raises RequestError for content that is not text."""
+    names = {call.id: call.function.name for message in given for call in message.tool_calls or ()}
+    return [_message(message, f"messages[{index}]", names) for index, message in enumerate(given)]
+
+
+class Message(Contract, frozen=True):
+    """One message of the chat. reasoning, reasoning_content: the same under two names."""
+
+    role: Annotated[str, Meta(min_length=1, max_length=32)]
+    content: str | tuple[ContentPart, ...] | None = None
+    tool_calls: tuple[CallBody, ...] | None = None
+    tool_call_id: str | None = None
+    name: str | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+
+
+class ContentPart(Contract, frozen=True):
+    """A part of a message's content. Only text is understood."""
+
+    type: str
+    text: str = ""
+
+
+class FunctionCall(Contract, frozen=True):
+    """arguments: JSON."""
+
+    name: str
+    arguments: str = "{}"
+
+
+class CallBody(Contract, frozen=True):
+    """A tool call of an earlier answer."""
+
+    function: FunctionCall
+    id: str = ""
+
+
+def call_body(call: ToolCall) -> dict[str, Any]:
+    """A tool call as it is written to clients."""
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": arguments_text(call)}}
+
+
+def _message(message: Message, place: str, names: dict[str, str]) -> dict[str, Any]:
+    """names: of the tools that were called before, by the id of the call."""
+    if message.role == "function":
+        raise RequestError(f"{place}.role: 'function' is not supported by this gateway", "use the role tool")
+    role = "system" if message.role == "developer" else message.role
+    written: dict[str, Any] = {"role": role, "content": _text(message.content or "", place)}
+    if reasoning := message.reasoning or message.reasoning_content:
+        written["reasoning"] = reasoning
+    if message.tool_calls:
+        written["tool_calls"] = [
+            call_of(call, f"{place}.tool_calls[{index}]", "function.arguments")
+            for index, call in enumerate(message.tool_calls)
+        ]
+    if role == "tool" and message.tool_call_id:
+        written["tool_call_id"] = message.tool_call_id
+        if name := message.name or names.get(message.tool_call_id):
+            written["name"] = name
+    return written
+
+
+def _text(content: str | Sequence[ContentPart], place: str) -> str:
+    if isinstance(content, str):
+        return content
+    for index, part in enumerate(content):
+        if part.type != "text":
+            raise RequestError(f"{place}.content[{index}].type: {part.type!r} is not supported", "send text only")
+    return "".join(part.text for part in content)
+
+
+def call_of(call: CallBody, place: str, field: str) -> dict[str, Any]:
+    """The call as disagg's hosts take it: templates want the arguments as an object. field: where they were given."""
+    try:
+        arguments = msgspec.json.decode(call.function.arguments or "{}")
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        arguments = None
+    if not isinstance(arguments, dict):
+        raise RequestError(f"{place}.{field}: not a JSON object")
+    return {"name": call.function.name, "arguments": arguments, "id": call.id}

@@ -1,1 +1,0 @@
-"""The Ollama API: POST /api/chat and /api/generate."""

@@ -1,0 +1,246 @@
+"""OpenAI's POST /v1/responses, as far as it needs no memory of earlier requests."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Final
+
+from msgspec import Meta
+
+from disagg.api.base import Contract
+from disagg.api.requests import MAX_MESSAGES, MAX_TOOLS
+from disagg.errors import RequestError
+from disagg.gateway.dialects import openai
+from disagg.gateway.dialects.base import COMMENT, Framing, GatewayRequest, Head, named_event, read_fields
+from disagg.gateway.dialects.chat import CallBody, FunctionCall, call_of
+from disagg.gateway.dialects.form import ANY_OBJECT, form_of
+from disagg.gateway.dialects.responses_tools import INPUT, Offer, Tool, function_name, offered
+from disagg.gateway.dialects.responses_writer import SEALED, ResponseWriter
+from disagg.http.stream import EVENT_STREAM
+
+_ELSEWHERE: Final = ("tools", "tool_choice", "parallel_tool_calls")
+UNSUPPORTED: Final[Mapping[str, tuple[Any, ...]]] = {
+    **{name: values for name, values in openai.UNSUPPORTED.items() if name not in _ELSEWHERE},
+    # memory of earlier requests
+    "previous_response_id": (),
+    "conversation": (),
+    "store": (False,),
+    "background": (False,),
+    "prompt": (),
+    # names of other APIs
+    "n": (1,),
+    "max_tokens": (),
+    "max_completion_tokens": (),
+    "truncation": ("disabled",),
+}
+"""Fields that would change the answer and cannot be honoured, with the values besides null that change nothing."""
+UNSUPPORTED_IN_TEXT: Final[Mapping[str, tuple[Any, ...]]] = {"verbosity": ("medium",)}
+_REASONING: Final = "reasoning.encrypted_content"
+_LOGPROBS: Final = "message.output_text.logprobs"
+_CALLS: Final = ("function_call", "custom_tool_call")
+_TEXTS: Final = ("input_text", "output_text", "text", "reasoning_text")
+
+
+class Responses(openai.OpenAIDialect):
+    """The dialect of /v1/responses."""
+
+    name: ClassVar = "responses"
+    framing: ClassVar = Framing(EVENT_STREAM, named_event, COMMENT)
+
+    def read(self, body: Mapping[str, Any]) -> GatewayRequest:
+        fields = read_fields(ResponsesBody, body, UNSUPPORTED)
+        include = fields.include or ()
+        options = fields.options(fields.max_output_tokens)
+        if _LOGPROBS in include:
+            options["logprobs"] = fields.top_logprobs or 0
+        elif fields.top_logprobs:
+            raise RequestError(f"top_logprobs: needs {_LOGPROBS} in include")
+        template = dict(fields.chat_template_kwargs or {})
+        if fields.reasoning is not None and fields.reasoning.effort is not None:
+            template["reasoning_effort"] = fields.reasoning.effort
+        if template:
+            options["chat_template_kwargs"] = template
+        choice = fields.tool_choice
+        offer = offered(() if choice == "none" else fields.tools or ())
+        return GatewayRequest(
+            model=fields.model,
+            prompts=({"messages": messages(fields.instructions, fields.input)},),
+            options=options | _form(fields, offer),
+            stream=bool(fields.stream),
+            seal_reasoning=_REASONING in include,
+            called_as=offer.names,
+            left_out=tuple(offer.left_out),
+            echoed={"tools": body.get("tools") or [], "tool_choice": "auto" if choice is None else choice},
+        )
+
+    def writer(self, head: Head) -> ResponseWriter:
+        return ResponseWriter(head)
+
+
+class ResponsesBody(openai.SamplingFields, frozen=True, kw_only=True):
+    """The fields of the body that the gateway honours."""
+
+    input: str | Items
+    instructions: str | None = None
+    max_output_tokens: int | None = None
+    tools: Annotated[tuple[Tool, ...], Meta(max_length=MAX_TOOLS)] | None = None
+    tool_choice: Any = None
+    text: dict[str, Any] | None = None
+    reasoning: Reasoning | None = None
+    include: tuple[str, ...] | None = None
+    top_logprobs: int | None = None
+    chat_template_kwargs: Mapping[str, Any] | None = None
+
+
+class TextConfig(Contract, frozen=True):
+    """The form of the answer's text."""
+
+    format: TextFormat | None = None
+
+
+class TextFormat(Contract, frozen=True):
+    """type: text, json_object or json_schema."""
+
+    type: str
+    schema: Mapping[str, Any] | None = None
+
+
+class Reasoning(Contract, frozen=True):
+    """effort: a variable of the chat template."""
+
+    effort: str | None = None
+
+
+def _form(fields: ResponsesBody, offer: Offer) -> dict[str, Any]:
+    choice = fields.tool_choice
+    if isinstance(choice, Mapping):
+        choice = _named(choice, offer)
+    try:
+        text = read_fields(TextConfig, fields.text or {}, UNSUPPORTED_IN_TEXT)
+    except RequestError as error:
+        raise RequestError(f"text.{error.message}", error.hint) from None
+    return form_of(offer.functions, choice, _schema(text.format), "text.format")
+
+
+def _named(choice: Mapping[str, Any], offer: Offer) -> Mapping[str, Any]:
+    """The choice of one tool as chats write it. Raises RequestError for a custom tool whose input has a grammar: the
+    input of a forced one would be any text."""
+    namespace = choice.get("namespace")
+    name = function_name(str(choice.get("name")), namespace if isinstance(namespace, str) else None)
+    called = offer.names.get(name)
+    if name in offer.with_grammar:
+        message = f"tool_choice: {name!r} cannot be forced, because the model is not held to the grammar of its input"
+        raise RequestError(message, 'choose "auto"')
+    kind = "function" if called is not None and called.kind == choice.get("type") else choice.get("type")
+    return {"type": kind, "function": {"name": name}}
+
+
+def _schema(form: TextFormat | None) -> Mapping[str, Any] | None:
+    if form is None or form.type == "text":
+        return None
+    if form.type == "json_object":
+        return ANY_OBJECT
+    if form.type != "json_schema" or not form.schema:
+        raise RequestError("text.format: not text, json_object or a json_schema with a schema")
+    return form.schema
+
+
+def messages(instructions: str | None, given: str | Sequence[Item]) -> list[dict[str, Any]]:
+    """The messages as disagg's hosts take them. Raises RequestError for an item that is not supported.
+
+    instructions and the system messages that follow are one message: some chat templates read only the first.
+    """
+    written: list[dict[str, Any]] = [{"role": "system", "content": instructions}] if instructions else []
+    if isinstance(given, str):
+        return [*written, {"role": "user", "content": given}]
+    names = {item.call_id: _name(item) for item in given if item.type in _CALLS}
+    for index, item in enumerate(given):
+        place = f"input[{index}]"
+        match item.type:
+            case "message":
+                _add_message(written, item, place)
+            case "reasoning":
+                if reasoning := _reasoning(item, place):
+                    _answer(written, ("reasoning", "content", "tool_calls"))["reasoning"] = reasoning
+            case "function_call":
+                call = call_of(CallBody(FunctionCall(_name(item), item.arguments), item.call_id), place, "arguments")
+                _answer(written, ()).setdefault("tool_calls", []).append(call)
+            case "custom_tool_call":
+                called = {"name": _name(item), "arguments": {INPUT: item.input}, "id": item.call_id}
+                _answer(written, ()).setdefault("tool_calls", []).append(called)
+            case "function_call_output" | "custom_tool_call_output":
+                text = _text(item.output, f"{place}.output")
+                result = {"role": "tool", "content": text, "tool_call_id": item.call_id}
+                name = names.get(item.call_id)
+                written.append(result | ({"name": name} if name else {}))
+            case _:
+                raise RequestError(f"{place}.type: {item.type!r} is not supported by this gateway")
+    return written
+
+
+class Part(Contract, frozen=True):
+    """A part of an item's content. Only text is understood."""
+
+    type: str
+    text: str = ""
+
+
+Content = str | tuple[Part, ...]
+
+
+class Item(Contract, frozen=True):
+    """An item: a message, a reasoning, the call of a function or a custom tool, or its output. Without a type it is a
+    message. namespace, input: of calls."""
+
+    type: str = "message"
+    role: Annotated[str, Meta(min_length=1, max_length=32)] = "user"
+    content: Content | None = None
+    encrypted_content: str | None = None
+    call_id: str = ""
+    name: str = ""
+    namespace: str | None = None
+    arguments: str = "{}"
+    input: str = ""
+    output: Content | None = None
+
+
+Items = Annotated[tuple[Item, ...], Meta(min_length=1, max_length=MAX_MESSAGES)]
+
+
+def _name(item: Item) -> str:
+    return function_name(item.name, item.namespace)
+
+
+def _add_message(written: list[dict[str, Any]], item: Item, place: str) -> None:
+    text = _text(item.content, f"{place}.content")
+    role = "system" if item.role == "developer" else item.role
+    if role == "assistant":
+        _answer(written, ("content", "tool_calls"))["content"] = text
+    elif role == "system" and len(written) == 1 and written[0]["role"] == "system":
+        written[0] = {"role": "system", "content": f"{written[0]['content']}\n\n{text}"}
+    else:
+        written.append({"role": role, "content": text})
+
+
+def _answer(written: list[dict[str, Any]], taken: Sequence[str]) -> dict[str, Any]:
+    """The answer that an item belongs to: the last message, unless it is none or has one of the fields `taken`."""
+    if not written or written[-1]["role"] != "assistant" or any(written[-1].get(name) for name in taken):
+        written.append({"role": "assistant", "content": ""})
+    return written[-1]
+
+
+def _reasoning(item: Item, place: str) -> str:
+    """The text of a reasoning; empty if only another server can read it."""
+    if item.content:
+        return _text(item.content, f"{place}.content")
+    sealed = item.encrypted_content or ""
+    return sealed.removeprefix(SEALED) if sealed.startswith(SEALED) else ""
+
+
+def _text(content: Content | None, place: str) -> str:
+    if content is None or isinstance(content, str):
+        return content or ""
+    for index, part in enumerate(content):
+        if part.type not in _TEXTS:
+            raise RequestError(f"{place}[{index}].type: {part.type!r} is not supported", "send text only")
+    return "".join(part.text for part in content)

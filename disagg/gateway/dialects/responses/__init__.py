@@ -1,1 +1,0 @@
-"""The OpenAI API: POST /v1/responses."""
