@@ -66,3 +66,13 @@ def uptime(value: float | None) -> str:
     if hours == 0:
         return f"{minutes}m"
     return f"{hours}h {minutes_left}m" if hours < 24 else f"{hours // 24}d {hours % 24}h"
+
+
+def ms(value: float | None) -> str:
+    """A latency in its unit; "–" if it was not measured."""
+    return "–" if value is None else seconds(value / 1e3)
+
+
+def tick(value: float) -> str:
+    """Milliseconds for the ticks of an axis: 500 ms, 2 s."""
+    return f"{value / 1e3:,g} s" if value >= 1000 else f"{value:g} ms" if value else "0"

@@ -10,7 +10,7 @@ from multiprocessing.connection import Connection
 from benchmarks.peers import memory
 from benchmarks.peers.memory import Tensor
 from benchmarks.peers.pair import TIMEOUT_S, Transport
-from disagg.bench.handoff.bare_socket import fill
+from disagg.bench.handoff.transports import fill
 
 
 class SocketSender:

@@ -1,8 +1,7 @@
 """The performance of a running fleet under load, disaggregated and on each machine alone.
 
 benchmark  from the options of a benchmark to its result
-workloads  the requests: random token ids of exact counts, or the items of a file
-datasets   the files: prompts, ShareGPT JSON, Mooncake traces
+workloads  the requests: random token ids of exact counts, or the items of a file, such as a Mooncake trace
 plan       the sweep as a list of turns: which mode runs which requests, when each is sent, how long it will take. Pure
 load       sends the requests of the turns to the fleet
 records    the record of one request, and of one turn
@@ -11,8 +10,8 @@ handoff/   a hand-off of random KV, compared with other ways to move the same by
 stats      from records to figures. Pure
 verdict    from figures to sentences: where disaggregation wins and where it loses. Pure
 result     all of it as one value, and as JSON
-units      milliseconds as text
-report     the result as one self-contained HTML page; charts draws its plots as SVG
+report     the result as one self-contained HTML page
+charts     plots as SVG, of any data
 """
 
 from typing import Final

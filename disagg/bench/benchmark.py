@@ -13,7 +13,7 @@ from typing import Literal
 
 from disagg.api.requests import DEFAULT_DEADLINE_S
 from disagg.api.status import Health
-from disagg.bench import MAX_REQUESTS, datasets, energy, load
+from disagg.bench import MAX_REQUESTS, energy, load, workloads
 from disagg.bench.plan import ArrivalPattern, BenchPlan, Point
 from disagg.bench.records import MODES, ROLES, Mode, TurnResult
 from disagg.bench.result import BenchHost, BenchResult, gather, judge
@@ -197,12 +197,12 @@ def _workload(spec: BenchSpec, vocab_size: int, context: int) -> tuple[Workload,
         return RandomTokens(vocab_size, spec.seed), 0
     label = f"{spec.kind}, {spec.file.name}"
     if spec.kind == "mooncake":
-        rows = datasets.read_mooncake(spec.file, limit)
+        rows = workloads.read_mooncake(spec.file, limit)
         fitting = [row for row in rows if row.input_length + row.output_length <= context]
         if not fitting:
             raise UsageError(f"no request of {spec.file} fits the context of {context:,} tokens", "raise the context")
         return LengthTrace(fitting, vocab_size, label, spec.seed), len(rows) - len(fitting)
-    read = datasets.read_prompts if spec.kind == "prompts" else datasets.read_sharegpt
+    read = workloads.read_prompts if spec.kind == "prompts" else workloads.read_sharegpt
     return Texts(read(spec.file, limit), label), 0
 
 

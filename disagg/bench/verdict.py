@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from disagg.bench.stats import Interval, ratio_of_medians
-from disagg.bench.units import ms
+from disagg.units import ms
 
 MIN_SAMPLES = 5  # of each side; a bootstrap interval of fewer means nothing
 EXPOSED_SHARE = 0.1  # of a TTFT; a smaller share of waiting for the transfer is not worth a sentence

@@ -26,13 +26,12 @@ from disagg.cli.views.metrics import footnote, model_panel
 from disagg.cli.views.progress import HostProgress
 from disagg.cli.views.stream import Panels, arranged, final_view
 from disagg.cli.words import read_prompt
-from disagg.demo.flow import HOSTS_FILE, DemoResult, compare, demo_fleet
-from disagg.demo.prompt import MAX_TOKENS, METHOD_TOKENS, PROMPT, PROMPT_FILE
+from disagg.demo.flow import HOSTS_FILE, MAX_TOKENS, METHOD_TOKENS, PROMPT, PROMPT_FILE, DemoResult, compare, demo_fleet
 from disagg.errors import UsageError
 from disagg.units import seconds, size, speed
 
 if TYPE_CHECKING:
-    from disagg.demo.comparison import Comparison
+    from disagg.demo.flow import Comparison
     from disagg.inference.several import ModelAnswer
 
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from disagg.bench import datasets
-from disagg.bench.datasets import TextItem, TraceRow, read_mooncake, read_prompts, read_sharegpt
+from disagg.bench import workloads
+from disagg.bench.workloads import TextItem, TraceRow, read_mooncake, read_prompts, read_sharegpt
 from disagg.errors import ConfigError, DisaggError, UsageError
 
 TURNS = [{"from": "human", "value": "hi"}, {"from": "gpt", "value": "hello"}]
@@ -108,7 +108,7 @@ def test_files_that_cannot_be_read_are_one_clear_error(tmp_path: Path, monkeypat
     for name, message in (("none", "No such file"), (".", "Is a directory"), ("latin", "is not UTF-8")):
         with pytest.raises(UsageError, match=message):
             read_prompts(tmp_path / name)
-    monkeypatch.setattr(datasets, "MAX_FILE_BYTES", 99)
+    monkeypatch.setattr(workloads, "MAX_FILE_BYTES", 99)
     with pytest.raises(DisaggError, match="use a part of it"):
         read_prompts(tmp_path / "big")
     with pytest.raises(DisaggError, match="use a part of it"):

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
+from disagg.bench.charts import Bar, ChartLine, Dot, Mark, axis, bar_chart, line_chart
 from disagg.bench.energy import Power
 from disagg.bench.records import TurnResult
-from disagg.bench.report.charts import Bar, ChartLine, Dot, Mark, axis, bar_chart, line_chart
-from disagg.bench.report.page import page
+from disagg.bench.report import page
 from disagg.bench.result import BenchResult, gather, judge
-from disagg.bench.units import ms
 from disagg.inference.metrics import TTFTParts
+from disagg.units import ms
 from tests.bench.bench_parts import CPUS, GPUS, failed, plan, point, record, result
 from tests.values import present
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from disagg.bench.datasets import TextItem, TraceRow
-from disagg.bench.workloads import LengthTrace, RandomTokens, Texts, WorkloadItem
+from disagg.bench.workloads import LengthTrace, RandomTokens, TextItem, Texts, TraceRow, WorkloadItem
 from tests.bench.bench_parts import point
 
 ROWS = [TraceRow(0, 700, 10, (1, 2)), TraceRow(500, 1100, 20, (1, 2, 3)), TraceRow(900, 512, 5, (9,))]

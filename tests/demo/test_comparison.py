@@ -1,6 +1,6 @@
 import pytest
 
-from disagg.demo.comparison import Comparison
+from disagg.demo.flow import Comparison
 
 BOTH = Comparison(parallel_wall=0.5, own={"a": 0.4, "b": 0.25}, completion_tokens=100, same_text=True)
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from disagg.demo.prompt import MAX_TOKENS, METHOD_TOKENS, PROMPT, STOP
+from disagg.demo.flow import MAX_TOKENS, METHOD_TOKENS, PROMPT, STOP
 
 MODELS = Path(__file__).parents[2] / "disagg" / "demo" / "models"
 

@@ -20,7 +20,7 @@ from disagg.errors import DisaggError, UsageError
 
 if TYPE_CHECKING:
     from disagg.bench.handoff.channel import MessageChannel
-    from disagg.bench.handoff.transport import RandomKV
+    from disagg.bench.handoff.transports import RandomKV
 
 T = TypeVar("T")
 
@@ -52,8 +52,7 @@ def _task(text: str) -> EndTask:
 
 def _receive(task: EndTask) -> None:
     from disagg.bench.handoff import run
-    from disagg.bench.handoff.channel import MessageChannel
-    from disagg.bench.handoff.connect import address_family
+    from disagg.bench.handoff.channel import MessageChannel, address_family
 
     with socket.create_server((task.host, 0), family=address_family(task.host)) as listener:
         _print(Listening(listener.getsockname()[1]).to_json())
@@ -82,7 +81,7 @@ def _reporting(channel: MessageChannel, run: Callable[[], T]) -> T:
 
 
 def _shape(spec: HandoffSpec) -> RandomKV:
-    from disagg.bench.handoff.transport import RandomKV
+    from disagg.bench.handoff.transports import RandomKV
     from disagg.engines.simulated.model import layout_of
 
     return RandomKV(layout_of(spec.windows, spec.kv_heads, spec.head_dim, spec.dtype), spec.tokens)

@@ -1,18 +1,19 @@
-"""Typed messages between the two ends, as JSON lines over one TCP connection that begins with the token.
+"""Typed messages between the two ends, as JSON lines over one TCP connection that begins with a secret key: a client
+without it can neither take part nor block for long.
 
 Each round: Offer ->, <- Connected, Ready ->, (the transfer), Received ->, Digest ->, <- Next.  (->: to the sender)
 """
 
 from __future__ import annotations
 
+import hmac
 import json
 import socket
+import time
 from types import TracebackType
 from typing import Self, TypeVar
 
 from disagg.api.base import Contract
-from disagg.bench.handoff.connect import accept_with_key, connect_with_key
-from disagg.bench.handoff.transport import LOAD_TIMEOUT_S, ROUND_TIMEOUT_S
 from disagg.errors import PeerLost
 
 MAX_LINE_BYTES = 1 << 16
@@ -103,3 +104,55 @@ class MessageChannel:
             self._socket.sendall(json.dumps(body).encode() + b"\n")
         except OSError as error:
             raise PeerLost(f"the other end of the benchmark disconnected: {error}") from error
+
+
+STEP_TIMEOUT_S = 60.0  # for a single step of the other end
+LOAD_TIMEOUT_S = 120.0  # for loading its frameworks from a cold disk
+ROUND_TIMEOUT_S = 600.0  # for one round of the slowest transport over a slow link
+_KEY_TIMEOUT_S = 5.0  # for a new connection to send the key
+
+
+def connect_with_key(host: str, port: int, key: str) -> socket.socket:
+    """Connect and send the key. PeerLost if nothing listens there."""
+    try:
+        connection = socket.create_connection((host, port), timeout=STEP_TIMEOUT_S)
+        connection.sendall(key.encode())
+    except OSError as error:
+        raise PeerLost(f"cannot connect to {host}:{port}: {error}", "is there a firewall on the way?") from error
+    return connection
+
+
+def accept_with_key(listener: socket.socket, key: str, timeout_s: float) -> socket.socket:
+    """The first connection that sends the key; others are closed. PeerLost if there is none within `timeout_s`."""
+    deadline = time.monotonic() + timeout_s
+    while (remaining := deadline - time.monotonic()) > 0:
+        listener.settimeout(remaining)
+        try:
+            connection, _ = listener.accept()
+        except TimeoutError:
+            break
+        received = _read_key(connection, len(key), min(deadline, time.monotonic() + _KEY_TIMEOUT_S))
+        if hmac.compare_digest(received, key.encode()):
+            return connection
+        connection.close()
+    raise PeerLost(f"no sender with this benchmark's key connected within {timeout_s:g} s")
+
+
+def address_family(host: str) -> socket.AddressFamily:
+    """IPv6 if `host` is an IPv6 address, else IPv4."""
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
+
+
+def _read_key(connection: socket.socket, count: int, deadline: float) -> bytes:
+    """The first `count` bytes, or fewer if they do not arrive by the deadline."""
+    received = b""
+    try:
+        while len(received) < count and (remaining := deadline - time.monotonic()) > 0:
+            connection.settimeout(remaining)
+            piece = connection.recv(count - len(received))
+            if not piece:
+                break
+            received += piece
+    except OSError:  # a timeout or a reset: the key is incomplete
+        pass
+    return received

@@ -14,11 +14,19 @@ from typing import Any, Final, NamedTuple
 import xxhash
 
 from disagg.api.handoff import HandoffFigures, TransportFigures
-from disagg.bench.handoff.bare_socket import BareReceiver, BareSender
 from disagg.bench.handoff.channel import Connected, Digest, MessageChannel, Next, Ready, Received
-from disagg.bench.handoff.handoff import HandoffReceiver, HandoffSender
-from disagg.bench.handoff.http_json import JSONReceiver, JSONSender
-from disagg.bench.handoff.transport import RandomKV, Receiver, ReceiverOffer, Sender
+from disagg.bench.handoff.transports import (
+    BareReceiver,
+    BareSender,
+    HandoffReceiver,
+    HandoffSender,
+    JSONReceiver,
+    JSONSender,
+    RandomKV,
+    Receiver,
+    ReceiverOffer,
+    Sender,
+)
 from disagg.engines.simulated.synthetic_kv import SyntheticKV
 from disagg.errors import IntegrityError
 

@@ -208,7 +208,7 @@ def _show(result: BenchResult, as_json: bool, files: Files) -> None:
     if files.output is not None:
         texts[files.output] = json.dumps(body, indent=2) + "\n"
     if files.report is not None:
-        from disagg.bench.report.page import page
+        from disagg.bench.report import page
 
         texts[files.report] = page(result)
     _write(texts)

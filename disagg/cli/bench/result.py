@@ -17,8 +17,7 @@ from rich.text import Text
 
 from disagg.bench.result import SIMULATED, BenchResult, Cell
 from disagg.bench.stats import PART_NAMES, Figures
-from disagg.bench.units import ms
-from disagg.units import counted, estimate, size
+from disagg.units import counted, estimate, ms, size
 
 if TYPE_CHECKING:
     from disagg.bench.load import RunMonitor

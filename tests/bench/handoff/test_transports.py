@@ -14,10 +14,14 @@ import pytest
 from msgspec import structs
 
 from disagg.bench.handoff import run
-from disagg.bench.handoff.channel import MessageChannel
-from disagg.bench.handoff.handoff import HandoffReceiver
-from disagg.bench.handoff.http_json import JSONReceiver, JSONSender
-from disagg.bench.handoff.transport import ROUND_TIMEOUT_S, RandomKV, ReceiverOffer
+from disagg.bench.handoff.channel import ROUND_TIMEOUT_S, MessageChannel
+from disagg.bench.handoff.transports import (
+    HandoffReceiver,
+    JSONReceiver,
+    JSONSender,
+    RandomKV,
+    ReceiverOffer,
+)
 from disagg.engines.simulated.model import layout_of
 from disagg.engines.simulated.synthetic_kv import SyntheticKV
 from disagg.errors import IntegrityError, PeerLost

@@ -24,8 +24,7 @@ from disagg.cli.views.metrics import footnote, metrics_view, model_panel, ttft_v
 from disagg.cli.views.progress import HostProgress, failures_view, results_table
 from disagg.cli.views.stream import LiveView, final_view
 from disagg.config import EngineOptions, Host
-from disagg.demo.comparison import Comparison
-from disagg.demo.flow import HOSTS_FILE
+from disagg.demo.flow import HOSTS_FILE, Comparison
 from disagg.errors import DisaggError, PortInUse, StartFailed, printable
 from disagg.fleet.lifecycle.base import ServerResult
 from disagg.fleet.lifecycle.logs import LogLine

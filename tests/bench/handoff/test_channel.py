@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from disagg.bench.handoff import connect
+from disagg.bench.handoff import channel
 from disagg.errors import PeerLost
 
 KEY = "0123456789abcdef"
@@ -24,13 +24,13 @@ def port(listener: socket.socket) -> int:
 
 
 def connected(listener: socket.socket, key: str) -> socket.socket:
-    return connect.connect_with_key("127.0.0.1", port(listener), key)
+    return channel.connect_with_key("127.0.0.1", port(listener), key)
 
 
 def test_a_client_with_the_key_is_accepted_and_nothing_is_read_beyond_the_key(listener: socket.socket) -> None:
     with connected(listener, KEY) as here:
         here.sendall(b"and on")
-        with connect.accept_with_key(listener, KEY, 5.0) as there:
+        with channel.accept_with_key(listener, KEY, 5.0) as there:
             assert there.recv(100) == b"and on"
 
 
@@ -40,14 +40,14 @@ def test_a_client_without_the_key_is_closed_and_the_next_with_the_key_accepted(
 ) -> None:
     with connected(listener, sent) as other:
         other.shutdown(socket.SHUT_WR)
-        with connected(listener, KEY) as here, connect.accept_with_key(listener, KEY, 5.0) as there:
+        with connected(listener, KEY) as here, channel.accept_with_key(listener, KEY, 5.0) as there:
             assert there.getpeername() == here.getsockname()
 
 
 def test_a_silent_or_slow_client_without_the_key_blocks_for_a_bounded_time(
     listener: socket.socket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connect, "_KEY_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(channel, "_KEY_TIMEOUT_S", 0.3)
     stop = threading.Event()
 
     def drip(client: socket.socket) -> None:
@@ -60,7 +60,7 @@ def test_a_silent_or_slow_client_without_the_key_blocks_for_a_bounded_time(
     with connected(listener, "") as silent, connected(listener, "") as dripping, connected(listener, KEY) as here:
         dripper = threading.Thread(target=drip, args=(dripping,))
         dripper.start()
-        with connect.accept_with_key(listener, KEY, 5.0) as there:
+        with channel.accept_with_key(listener, KEY, 5.0) as there:
             assert there.getpeername() == here.getsockname()
         stop.set()
         dripper.join()
@@ -69,11 +69,11 @@ def test_a_silent_or_slow_client_without_the_key_blocks_for_a_bounded_time(
 
 def test_without_a_client_with_the_key_it_ends(listener: socket.socket) -> None:
     with connected(listener, "wrong"), pytest.raises(PeerLost, match=r"key connected within 0\.2 s"):
-        connect.accept_with_key(listener, KEY, 0.2)
+        channel.accept_with_key(listener, KEY, 0.2)
 
 
 def test_a_port_without_a_listener_is_a_lost_peer() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         closed = port(listener)
     with pytest.raises(PeerLost, match="cannot connect"):
-        connect.connect_with_key("127.0.0.1", closed, KEY)
+        channel.connect_with_key("127.0.0.1", closed, KEY)
