@@ -38,11 +38,11 @@ from disagg.config import load
 from disagg.fleet.lifecycle.state import State
 from disagg.fleet.lifecycle.status.health import poll
 from disagg.inference.metrics import Metrics
-from disagg.planning import plan
+from disagg.planning import capacity
+from disagg.planning.capacity import Setup
 from disagg.planning.devices import device
-from disagg.planning.link import Link
-from disagg.planning.plan import Setup
 from disagg.planning.shapes import shape
+from disagg.planning.times import Link
 from disagg.token import TOKEN_FILE_VARIABLE
 
 START_S = 60.0
@@ -117,13 +117,13 @@ def main() -> None:
 
 def shared_link(setup: Setup, args: argparse.Namespace) -> float:
     """The Gb/s on which the transfer takes `--share` of the prefill."""
-    whole = plan.disaggregated(setup, args.prompt_tokens, args.output_tokens)
+    whole = capacity.disaggregated(setup, args.prompt_tokens, args.output_tokens)
     one = Link(1.0).bytes_per_s
     return float(whole.kv_bytes / (args.share * whole.prefill_s) / one)
 
 
 def report(rounds: Sequence[dict[str, Any]], setup: Setup, args: argparse.Namespace, gbit: float | None) -> None:
-    forecast = plan.disaggregated(setup, args.prompt_tokens, args.output_tokens)
+    forecast = capacity.disaggregated(setup, args.prompt_tokens, args.output_tokens)
     ideal = forecast.prefill_s + forecast.decode_s
     rate = Link(gbit).bytes_per_s if gbit else None
     rows = [

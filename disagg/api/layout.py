@@ -121,15 +121,22 @@ class Layout:
 
 
 @lru_cache(maxsize=64)
-def grouped(
-    windows: tuple[int | None, ...], kv_heads: int, head_dim: int, dtype: str, states: tuple[StateTensor, ...] = ()
+def uniform(
+    windows: tuple[int | None, ...],
+    kv_heads: int,
+    head_dim: int,
+    dtype: str,
+    *,
+    states: tuple[StateTensor, ...] = (),
+    value_dim: int | None = None,
 ) -> Layout:
-    """The layout of a model with grouped-query attention. windows: per layer, tokens that attention sees; None for all,
-    0 for a layer with `states` instead of attention."""
+    """The layout of a model whose layers differ only in what they see. windows: per layer, tokens that attention sees;
+    None for all, 0 for a layer with `states` instead of attention. value_dim: head_dim, unless it is another."""
+    values = head_dim if value_dim is None else value_dim
     kinds = {
         window: LayerLayout("state", states=states)
         if window == 0
-        else LayerLayout("sliding" if window else "full", kv_heads, head_dim, head_dim, window)
+        else LayerLayout("sliding" if window else "full", kv_heads, head_dim, values, window)
         for window in set(windows)
     }
     return Layout(tuple(kinds[window] for window in windows), dtype)

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Final, Literal, get_args
+from typing import Final, Literal
 
 from disagg.api.engines import Engine
 from disagg.api.names import DTYPE_BYTES
-from disagg.planning.checkpoint import from_config
+from disagg.planning.checkpoint import Packing, StoredWeights
 from disagg.planning.shapes import ModelShape
 
-Packing = Literal["none", "fp8", "mxfp4", "mlx", "other"]
 Weights = Literal["as stored", "dequantised", "int8", "int4"]
 
 _TITLES: Final[Mapping[Packing, str]] = {"fp8": "FP8", "mxfp4": "MXFP4", "mlx": "quantized for MLX", "other": "packed"}
@@ -22,17 +21,6 @@ _ONLY_LINEAR: Final[Mapping[str, float]] = {"int8": 8.0, "int4": 4.25}
 """torchao's bits per parameter of linear layers; int4 has a scale and a zero point for 128 weights."""
 _LIVE_ACTIVATIONS: Final = 8
 """Tensors of [chunk, widest] that live at the same time within a layer: assumed."""
-
-
-@dataclass(frozen=True, slots=True)
-class Checkpoint:
-    """A model as it is stored. shape: with the stored bits per parameter. sinks: its attention has sinks, which
-    transformers computes with eager attention. nbytes: of the weight files, None if they are not at hand."""
-
-    shape: ModelShape
-    packing: Packing
-    sinks: bool = False
-    nbytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,27 +65,14 @@ class Need:
         return self.weights + self.one_request + self.workspace
 
 
-def checkpoint(config: Mapping[str, Any], name: str, nbytes: int | None = None) -> Checkpoint:
-    """What a config.json describes. Raises as `from_config`."""
-    return Checkpoint(from_config(config, name), packing(config), config.get("model_type") == "gpt_oss", nbytes)
-
-
-def packing(config: Mapping[str, Any]) -> Packing:
-    """How a checkpoint packs its weights, by its config.json."""
-    if config.get("quantization"):
-        return "mlx"
-    method = (config.get("quantization_config") or {}).get("quant_method", "none")
-    return next((known for known in get_args(Packing) if known == method), "other")
-
-
-def need(stored: Checkpoint, serving: Loading) -> Need:
-    """The memory that one host takes to serve a checkpoint."""
+def need(stored: StoredWeights, serving: Loading) -> Need:
+    """The memory that one host takes to serve a model."""
     how = weights(stored.packing, serving)
     shape = in_memory(stored.shape, how, serving.dtype)
-    one_request = stored.shape.kv.nbytes(serving.context, serving.dtype)
+    one_request = stored.shape.layout(serving.dtype).nbytes(serving.context)
     scale = stored.nbytes / stored.shape.weight_bytes if stored.nbytes else 1.0
     ranks = serving.tensor_parallel
-    sharing = min(ranks, stored.shape.kv.kv_heads)  # with more ranks than heads, each has a whole head
+    sharing = min(ranks, stored.shape.kv_heads)  # with more ranks than heads, each has a whole head
     one_request //= sharing * serving.stages
     return Need(
         int(shape.weight_bytes * scale / (ranks * serving.stages)),
@@ -139,7 +114,7 @@ def in_memory(shape: ModelShape, how: Weights, dtype: str) -> ModelShape:
     return shape
 
 
-def workspace(stored: Checkpoint, serving: Loading) -> int:
+def workspace(stored: StoredWeights, serving: Loading) -> int:
     """Estimated bytes for activations of one chunk and for the framework, on one device."""
     shape = stored.shape
     item = DTYPE_BYTES[serving.dtype]

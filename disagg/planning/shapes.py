@@ -1,6 +1,6 @@
 """What a model costs: parameters that a token is multiplied with, bytes of weights and KV.
 
-The known shapes are taken from the models' config.json files; `checkpoint.read` reads one from such a file.
+The known shapes are taken from the models' config.json files; `checkpoint.file_size` reads one from such a file.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from disagg.api.layout import Layout, StateTensor, uniform
 from disagg.errors import UsageError
-from disagg.planning.kv import KVShape
 
 GATED = 3  # matrices of one gated feed-forward block: gate, up, down
 
@@ -21,8 +21,8 @@ class ModelShape:
     """A decoder with grouped-query attention and gated feed-forward blocks, dense or a mixture of experts.
 
     windows: per layer, tokens that attention sees; None for all, 0 for a layer with a state instead of attention.
-    state_bytes, state_params: of such a layer's state, and of its projections. gated: whether queries come with a gate
-    of their size. feed_forward: width of the dense block or of the shared expert, 0 if there is none. experts,
+    states, state_params: such a layer's state, and the parameters of its projections. gated: whether queries come with
+    a gate of their size. feed_forward: width of the dense block or of the shared expert, 0 if there is none. experts,
     experts_per_token, expert_width: of the mixture in every layer. weight_bits, expert_bits: bits per parameter as
     served, scales included. head_bits: of embeddings and output head; None for weight_bits.
     context: tokens the model was trained for.
@@ -35,7 +35,7 @@ class ModelShape:
     head_dim: int
     vocab: int
     windows: tuple[int | None, ...]
-    state_bytes: int = 0
+    states: tuple[StateTensor, ...] = ()
     state_params: int = 0
     gated: bool = False
     feed_forward: int = 0
@@ -102,10 +102,9 @@ class ModelShape:
         """Bits per parameter of embeddings and output head."""
         return self.weight_bits if self.head_bits is None else self.head_bits
 
-    @property
-    def kv(self) -> KVShape:
-        """The shape of the KV cache."""
-        return KVShape(self.kv_heads, self.head_dim, self.windows, self.state_bytes)
+    def layout(self, dtype: str) -> Layout:
+        """The layout of its KV."""
+        return uniform(self.windows, self.kv_heads, self.head_dim, dtype, states=self.states)
 
     def distinct_experts(self, tokens: float) -> float:
         """Expected number of experts of a layer that these tokens use, if each chooses at random."""
@@ -169,7 +168,7 @@ SHAPES: Final[Mapping[str, ModelShape]] = {
             "qwen3-next-80b",
             *(2048, 16, 2, 256, 151936, _every_fourth(48)),
             # 32 matrices of 128 x 128 in float32, and three inputs of a convolution over 8,192 channels
-            state_bytes=32 * 128 * 128 * 4 + 3 * 8192 * 2,
+            states=(StateTensor((32, 128, 128)), StateTensor((3, 8192), "bfloat16")),
             state_params=2048 * (2 * 2048 + 2 * 4096 + 64) + 4096 * 2048,
             gated=True,
             feed_forward=512,

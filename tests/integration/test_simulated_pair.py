@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from disagg.errors import ContextLengthExceeded, DeadlineExceeded
+from disagg.planning.shapes import SHAPES
 from tests.fleets import RunningFleet, running, wait_until
 from tests.simulated import ROW_BYTES, write_simulated
 
@@ -79,3 +80,12 @@ def test_a_request_cancelled_while_it_is_read_leaves_nothing_behind(fleet: Runni
 def test_the_context_is_that_of_hosts_toml(fleet: RunningFleet) -> None:
     with fleet.client() as client, pytest.raises(ContextLengthExceeded):
         client.generate("m", tokens=[1] * 16380, max_tokens=16)
+
+
+def test_a_model_with_states_ships_rows_and_states(tmp_path: Path) -> None:
+    path = write_simulated(tmp_path, decode="m3-ultra", prefill="m3-ultra")
+    path.write_text(path.read_text().replace(str(tmp_path / "config.json"), "shape:qwen3-next-80b"))
+    layout = SHAPES["qwen3-next-80b"].layout("bfloat16")
+    with running(path) as fleet, fleet.client() as client:
+        answer = client.generate("m", tokens=list(range(101)), max_tokens=2, local_prefill=False)
+    assert (answer.metrics.method, answer.metrics.kv_bytes) == ("disaggregated", layout.nbytes(100))

@@ -10,8 +10,8 @@ from disagg.cli.bench.predict import setups
 from disagg.config import load
 from disagg.errors import UsageError
 from disagg.planning.capacity import Traffic, assess, hypothetical
-from disagg.planning.link import Link
 from disagg.planning.sizing import is_size
+from disagg.planning.times import Link
 
 SHIPPED = Path(__file__).parents[2] / "hosts.toml"
 LINK = Link(10.0)

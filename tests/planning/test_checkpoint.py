@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from disagg.errors import ModelError
-from disagg.planning.checkpoint import from_config, read
+from disagg.planning.checkpoint import config_size, file_size
 from disagg.planning.shapes import SHAPES
 from tests import tiny_models
 
@@ -68,45 +68,45 @@ def test_a_published_config_gives_the_catalogued_shape(config: dict[str, Any], n
     known = replace(SHAPES[name], hub_ids=())
     if name == "gpt-oss-20b":
         known = replace(known, weight_bits=16.0)  # the checkpoint's own; the catalogue has the MXFP4-Q8 conversion
-    assert from_config(config, name) == known
+    assert config_size(config, name) == known
 
 
 def test_a_windowed_mistral_has_a_window_on_every_layer() -> None:
     config = {**LLAMA, "model_type": "mistral", "sliding_window": 4096}
-    assert set(from_config(config, "m").windows) == {4096}
-    assert set(from_config({**config, "sliding_window": None}, "m").windows) == {None}
+    assert set(config_size(config, "m").windows) == {4096}
+    assert set(config_size({**config, "sliding_window": None}, "m").windows) == {None}
 
 
 def test_a_checkpoint_folder_is_read(tmp_path: Path) -> None:
     model = tiny_models.make("qwen3_moe", tmp_path / "model")
     config = json.loads((model / "config.json").read_text())
-    shape = read(model)
+    shape = file_size(model)
     assert (shape.name, shape.layers, shape.kv_heads) == (
         "model",
         config["num_hidden_layers"],
         config["num_key_value_heads"],
     )
-    assert read(model / "config.json") == shape
+    assert file_size(model / "config.json") == shape
 
 
 @pytest.mark.parametrize("kind", ["deepseek_v3", "qwen3_next", "nemotron_h"])
 def test_an_architecture_that_would_be_priced_wrongly_is_refused(kind: str) -> None:
     with pytest.raises(ModelError, match=f"does not support the architecture '{kind}'"):
-        from_config({**LLAMA, "model_type": kind}, "x")
+        config_size({**LLAMA, "model_type": kind}, "x")
 
 
 def test_a_mixture_with_dense_layers_in_between_is_refused() -> None:
     with pytest.raises(ModelError, match="does not support"):
-        from_config({**QWEN_MOE, "mlp_only_layers": [0]}, "x")
+        config_size({**QWEN_MOE, "mlp_only_layers": [0]}, "x")
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"model_type": "llama"}', '{"model_type": "llama", "hidden_size": "x"}'])
 def test_a_broken_config_is_one_error(tmp_path: Path, text: str) -> None:
     (tmp_path / "config.json").write_text(text)
     with pytest.raises(ModelError, match=r"config\.json"):
-        read(tmp_path)
+        file_size(tmp_path)
 
 
 def test_a_missing_config_is_one_error(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="cannot be read"):
-        read(tmp_path / "nothing")
+        file_size(tmp_path / "nothing")

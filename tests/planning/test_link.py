@@ -8,9 +8,8 @@ import pytest
 
 from disagg.api.names import INT8, WIRE_FORMS
 from disagg.planning.devices import DEVICES
-from disagg.planning.link import Link, carry, ship
-from disagg.planning.prefill import prefill
 from disagg.planning.shapes import SHAPES
+from disagg.planning.times import Link, carry, prefill, ship
 
 LINK = Link(gbit_s=8 * 1538 / 1448, latency_s=0.0)  # 1e9 payload bytes a second
 QWEN = SHAPES["qwen3-coder-30b"]
@@ -48,7 +47,7 @@ def test_a_faster_link_never_exposes_more() -> None:
 
 
 def test_layer_by_layer_hides_what_sending_at_the_end_would_not() -> None:
-    link = Link(QWEN.kv.nbytes(8191, "bfloat16") * 8 / 1e9 / (0.6 * PLAN.seconds) * 1538 / 1448, 0.0)
+    link = Link(QWEN.layout("bfloat16").nbytes(8191) * 8 / 1e9 / (0.6 * PLAN.seconds) * 1538 / 1448, 0.0)
     shipment = ship(PLAN, QWEN, "bfloat16", link)
     assert shipment.busy_s == pytest.approx(0.6 * PLAN.seconds)
     assert shipment.exposed_s / shipment.busy_s <= 0.06
@@ -58,4 +57,6 @@ def test_int8_takes_17_32nds_of_sixteen_bits() -> None:
     plain, packed = (ship(PLAN, QWEN, "bfloat16", Link(10), wire) for wire in WIRE_FORMS)
     assert packed.nbytes / plain.nbytes == pytest.approx(17 / 32)
     assert packed.nbytes == pytest.approx(8191 * 52224)
-    assert ship(PLAN, QWEN, "float32", Link(10), INT8).nbytes == pytest.approx(packed.nbytes)
+    of_float32 = ship(PLAN, QWEN, "float32", Link(10), INT8).nbytes
+    assert of_float32 == pytest.approx(packed.nbytes * 18 / 17), "scale and bias have the dtype of the KV"
+    assert of_float32 == QWEN.layout("float32").nbytes(8191, wire=INT8)

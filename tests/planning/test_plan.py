@@ -8,12 +8,11 @@ import pytest
 
 from disagg.api.names import WIRE_FORMS
 from disagg.errors import UsageError
-from disagg.planning import plan
-from disagg.planning.decode import generation, step
+from disagg.planning import capacity
+from disagg.planning.capacity import Setup
 from disagg.planning.devices import DEVICES, device
-from disagg.planning.link import Link
-from disagg.planning.plan import Setup
 from disagg.planning.shapes import SHAPES
+from disagg.planning.times import Link, generation, step
 
 SPARK, MAC = DEVICES["dgx-spark"], DEVICES["m3-ultra"]
 QWEN = SHAPES["qwen3-coder-30b"]
@@ -21,7 +20,7 @@ SETUP = Setup(QWEN, SPARK, MAC, Link(10.0))
 
 
 def test_a_forecasts_parts_add_up() -> None:
-    whole = plan.disaggregated(replace(SETUP, link=Link(1.0)), 4096, 64)
+    whole = capacity.disaggregated(replace(SETUP, link=Link(1.0)), 4096, 64)
     shared = whole.overhead_s + whole.prefill_s + whole.exposed_s + whole.ingest_s
     assert whole.total_s == pytest.approx(shared + whole.decode_s)
     assert whole.ttft_s == pytest.approx(shared + whole.first_step_s)
@@ -37,7 +36,7 @@ def test_decode_sums_its_steps() -> None:
 
 def test_a_decode_step_reads_active_weights_and_kv() -> None:
     llama, exact = SHAPES["llama-3.1-8b"], replace(MAC, layer_overhead_s=0.0)
-    read = llama.active_params * 2 + llama.kv.nbytes(8192, "float16")
+    read = llama.active_params * 2 + llama.layout("float16").nbytes(8192)
     assert step(exact, llama, 8192, "float16") == pytest.approx(read / MAC.bytes_per_s)
 
 
@@ -47,40 +46,40 @@ def test_a_batch_costs_less_than_its_requests_one_by_one() -> None:
 
 
 def test_the_handoff_wins_from_the_crossover_on_and_not_before() -> None:
-    found = plan.crossover(SETUP, 128, 32768)
+    found = capacity.crossover(SETUP, 128, 32768)
     assert found is not None
 
     def margin(prompt: int) -> float:
-        alone = [plan.alone(SETUP, machine, prompt, 128).total_s for machine in (SPARK, MAC)]
-        return min(alone) - plan.disaggregated(SETUP, prompt, 128).total_s
+        alone = [capacity.alone(SETUP, machine, prompt, 128).total_s for machine in (SPARK, MAC)]
+        return min(alone) - capacity.disaggregated(SETUP, prompt, 128).total_s
 
     assert margin(found) > 0
     assert margin(round(found * 0.95)) < 0
 
 
 def test_two_machines_of_one_kind_have_no_crossover() -> None:
-    assert plan.crossover(replace(SETUP, prefill_device=MAC), 128, 8192) is None
+    assert capacity.crossover(replace(SETUP, prefill_device=MAC), 128, 8192) is None
 
 
 def test_a_link_too_slow_has_no_crossover() -> None:
-    assert plan.crossover(replace(SETUP, link=Link(0.1)), 128, 8192) is None
+    assert capacity.crossover(replace(SETUP, link=Link(0.1)), 128, 8192) is None
 
 
 def test_the_link_that_hides_does_and_a_slower_one_does_not() -> None:
-    wanted = plan.hiding_gbit_s(SETUP, 8192)
+    wanted = capacity.hiding_gbit_s(SETUP, 8192)
     assert wanted is not None
-    assert plan.disaggregated(replace(SETUP, link=Link(wanted)), 8192, 1).hidden
-    assert not plan.disaggregated(replace(SETUP, link=Link(0.9 * wanted)), 8192, 1).hidden
+    assert capacity.disaggregated(replace(SETUP, link=Link(wanted)), 8192, 1).hidden
+    assert not capacity.disaggregated(replace(SETUP, link=Link(0.9 * wanted)), 8192, 1).hidden
 
 
 def test_no_link_hides_behind_a_long_latency() -> None:
-    assert plan.hiding_gbit_s(replace(SETUP, link=Link(10, latency_s=1.0)), 512) is None
+    assert capacity.hiding_gbit_s(replace(SETUP, link=Link(10, latency_s=1.0)), 512) is None
 
 
 def test_int8_saves_time_only_on_a_link_that_exposes() -> None:
     for gbit, saves in ((1.0, True), (100.0, False)):
         setup = replace(SETUP, link=Link(gbit))
-        as_is, packed = (plan.disaggregated(replace(setup, wire=wire), 8192, 8).total_s for wire in WIRE_FORMS)
+        as_is, packed = (capacity.disaggregated(replace(setup, wire=wire), 8192, 8).total_s for wire in WIRE_FORMS)
         assert (as_is - packed > 0.001) == saves
 
 
@@ -88,13 +87,13 @@ def test_int8_saves_time_only_on_a_link_that_exposes() -> None:
     ("link", "output", "bound"), [(10.0, 16, "prefill"), (0.5, 16, "link"), (10.0, 4096, "decode")]
 )
 def test_throughput_is_held_by_the_slowest_stage(link: float, output: int, bound: str) -> None:
-    served = plan.throughput(replace(SETUP, link=Link(link)), 8192, output, 4)
+    served = capacity.throughput(replace(SETUP, link=Link(link)), 8192, output, 4)
     assert served.bound == bound
     assert served.requests_per_s * output <= served.decode_tokens_per_s
 
 
 def test_memory_is_weights_and_kv() -> None:
-    assert plan.memory_gb(SETUP, 8192, 10) == pytest.approx((QWEN.weight_bytes + 10 * 805_306_368) / 1e9)
+    assert capacity.memory_gb(SETUP, 8192, 10) == pytest.approx((QWEN.weight_bytes + 10 * 805_306_368) / 1e9)
 
 
 @pytest.mark.parametrize("name", DEVICES)

@@ -8,8 +8,8 @@ import pytest
 
 from disagg.api.layout import LayerLayout
 from disagg.planning.devices import DEVICES
-from disagg.planning.prefill import attended, prefill
 from disagg.planning.shapes import SHAPES, ModelShape
+from disagg.planning.times import attended, prefill
 
 SPARK = DEVICES["dgx-spark"]
 LLAMA = SHAPES["llama-3.1-8b"]

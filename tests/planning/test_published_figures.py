@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from disagg.planning import plan
-from disagg.planning.decode import step
+from disagg.planning import capacity
+from disagg.planning.capacity import Setup
 from disagg.planning.devices import DEVICES
-from disagg.planning.link import Link
-from disagg.planning.plan import Setup
-from disagg.planning.prefill import prefill
 from disagg.planning.shapes import SHAPES
+from disagg.planning.times import Link, prefill, step
 
 # exo, October 2025: Llama-3.1-8B FP16, 8192-token prompt, 10 GbE, in seconds. How many tokens were generated is not
 # stated. Both machines read about 16.1 GB a step (weights and KV); 2.87 s at 55 to 80 % of 273 GB/s is 27 to 39 steps,
@@ -20,19 +18,19 @@ EXO = Setup(SHAPES["llama-3.1-8b"], DEVICES["dgx-spark"], DEVICES["m3-ultra"], L
 
 
 def test_exo_dgx_spark_alone() -> None:
-    spark = plan.alone(EXO, EXO.prefill_device, PROMPT, OUTPUT)
+    spark = capacity.alone(EXO, EXO.prefill_device, PROMPT, OUTPUT)
     assert spark.prefill_s == pytest.approx(1.47, rel=0.10)
     assert spark.decode_s == pytest.approx(2.87, rel=0.10)
 
 
 def test_exo_m3_ultra_alone() -> None:
-    mac = plan.alone(EXO, EXO.decode_device, PROMPT, OUTPUT)
+    mac = capacity.alone(EXO, EXO.decode_device, PROMPT, OUTPUT)
     assert mac.prefill_s == pytest.approx(5.57, rel=0.10)
     assert mac.decode_s == pytest.approx(0.85, rel=0.10)
 
 
 def test_exo_both_with_the_transfer_hidden() -> None:
-    both = plan.disaggregated(EXO, PROMPT, OUTPUT)
+    both = capacity.disaggregated(EXO, PROMPT, OUTPUT)
     assert both.prefill_s == pytest.approx(1.47, rel=0.10)
     assert both.decode_s == pytest.approx(0.85, rel=0.10)
     assert both.total_s == pytest.approx(2.32, rel=0.10)
@@ -40,9 +38,9 @@ def test_exo_both_with_the_transfer_hidden() -> None:
 
 
 def test_exo_speedups() -> None:
-    both = plan.disaggregated(EXO, PROMPT, OUTPUT).total_s
-    assert plan.alone(EXO, EXO.decode_device, PROMPT, OUTPUT).total_s / both == pytest.approx(2.8, rel=0.10)
-    assert plan.alone(EXO, EXO.prefill_device, PROMPT, OUTPUT).total_s / both == pytest.approx(1.9, rel=0.10)
+    both = capacity.disaggregated(EXO, PROMPT, OUTPUT).total_s
+    assert capacity.alone(EXO, EXO.decode_device, PROMPT, OUTPUT).total_s / both == pytest.approx(2.8, rel=0.10)
+    assert capacity.alone(EXO, EXO.prefill_device, PROMPT, OUTPUT).total_s / both == pytest.approx(1.9, rel=0.10)
 
 
 @pytest.mark.parametrize(

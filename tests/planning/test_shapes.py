@@ -34,17 +34,17 @@ def test_parameters_are_those_of_the_model_cards(name: str, total: float, active
 def test_kv_bytes_are_those_of_the_layout_on_the_wire(name: str, tokens: int) -> None:
     sizes = SHAPES[name]
     kinds = [
-        LayerLayout("state", states=(StateTensor((sizes.state_bytes // 4,)),))
+        LayerLayout("state", states=(StateTensor((sum(state.nbytes for state in sizes.states) // 4,)),))
         if w == 0
         else LayerLayout("sliding" if w else "full", sizes.kv_heads, sizes.head_dim, sizes.head_dim, w)
         for w in sizes.windows
     ]
-    assert sizes.kv.nbytes(tokens, "bfloat16") == Layout(tuple(kinds), "bfloat16").nbytes(tokens)
+    assert sizes.layout("bfloat16").nbytes(tokens) == Layout(tuple(kinds), "bfloat16").nbytes(tokens)
 
 
 def test_qwen3_coder_takes_96_kib_a_token() -> None:
-    assert SHAPES["qwen3-coder-30b"].kv.nbytes(1, "bfloat16") == 98304
-    assert SHAPES["qwen3-coder-30b"].kv.nbytes(8192, "bfloat16") == 805_306_368
+    assert SHAPES["qwen3-coder-30b"].layout("bfloat16").nbytes(1) == 98304
+    assert SHAPES["qwen3-coder-30b"].layout("bfloat16").nbytes(8192) == 805_306_368
 
 
 @pytest.mark.parametrize(
@@ -57,8 +57,8 @@ def test_qwen3_coder_takes_96_kib_a_token() -> None:
 )
 def test_a_hybrid_ships_a_tenth_of_a_model_of_its_size(name: str, short: float, long: float) -> None:
     """The table of docs/architectures.md: 8,192 and 32,768 tokens in bfloat16."""
-    assert SHAPES[name].kv.nbytes(8192, "bfloat16") == pytest.approx(short, rel=0.01)
-    assert SHAPES[name].kv.nbytes(32768, "bfloat16") == pytest.approx(long, rel=0.01)
+    assert SHAPES[name].layout("bfloat16").nbytes(8192) == pytest.approx(short, rel=0.01)
+    assert SHAPES[name].layout("bfloat16").nbytes(32768) == pytest.approx(long, rel=0.01)
 
 
 def test_packed_weights_are_counted_with_their_scales() -> None:

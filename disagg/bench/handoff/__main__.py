@@ -15,6 +15,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from disagg.api.handoff import ENVIRONMENT_VARIABLE, EndTask, HandoffSpec, Listening
+from disagg.api.layout import uniform
 from disagg.engines.exit import exit_without_cleanup
 from disagg.errors import DisaggError, UsageError
 
@@ -82,9 +83,9 @@ def _reporting(channel: MessageChannel, run: Callable[[], T]) -> T:
 
 def _shape(spec: HandoffSpec) -> RandomKV:
     from disagg.bench.handoff.transports import RandomKV
-    from disagg.engines.simulated.model import layout_of
 
-    return RandomKV(layout_of(spec.windows, spec.kv_heads, spec.head_dim, spec.dtype), spec.tokens)
+    rows = tuple(window for window in spec.windows if window != 0)  # a state instead of rows is small
+    return RandomKV(uniform(rows, spec.kv_heads, spec.head_dim, spec.dtype), spec.tokens)
 
 
 def _print(body: dict[str, Any]) -> None:

@@ -20,9 +20,8 @@ from disagg.units import seconds
 
 if TYPE_CHECKING:
     from disagg.config import Fleet, Host
-    from disagg.planning.capacity import Capacity, Traffic
-    from disagg.planning.link import Link
-    from disagg.planning.plan import Forecast, Setup
+    from disagg.planning.capacity import Capacity, Forecast, Setup, Traffic
+    from disagg.planning.times import Link
 
 
 def predict(
@@ -62,7 +61,7 @@ def predict(
 ) -> None:
     """Predict the hand-off against each machine alone, for the fleet of hosts.toml or for other machines."""
     from disagg.planning.capacity import traffic_within
-    from disagg.planning.link import Link
+    from disagg.planning.times import Link
 
     traffic = partial(traffic_within, prompt_tokens=prompt_tokens, output_tokens=output_tokens, batch=batch)
     link = Link(link_gbps, link_latency_ms / 1e3)
@@ -101,8 +100,8 @@ def setups(
 
     prefill, decode: devices in place of those of hosts.toml. Raises UsageError if a host has neither.
     """
+    from disagg.planning.capacity import Setup
     from disagg.planning.devices import device
-    from disagg.planning.plan import Setup
     from disagg.planning.sizing import hardware_of, read_size, size_source
 
     for name in models:

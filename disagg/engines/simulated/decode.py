@@ -22,7 +22,7 @@ from disagg.engines.simulated.model import sleep_until
 from disagg.errors import Cancelled, DisaggError, LayoutMismatch
 from disagg.kv.arena import allocate_numpy
 from disagg.kv.received import ReceivedKV
-from disagg.planning.decode import ingest, step
+from disagg.planning.times import ingest, step
 
 PIECE_S = 0.5  # the longest piece of work without a beat
 

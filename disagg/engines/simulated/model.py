@@ -19,7 +19,6 @@ from typing import Any
 
 import numpy
 
-from disagg.api.layout import LayerLayout, Layout
 from disagg.api.requests import Messages
 from disagg.api.sampling import MAX_TOKENS, Sampling
 from disagg.config import EngineOptions
@@ -32,9 +31,9 @@ from disagg.engines.model.text import NOTHING, TextStream, check_ids, check_mess
 from disagg.errors import ModelError, RequestError
 from disagg.kv.fingerprint import Fingerprint, short_hash
 from disagg.planning.devices import Device, device
-from disagg.planning.prefill import Prefill, piece, prefill
 from disagg.planning.shapes import ModelShape
 from disagg.planning.sizing import read_size
+from disagg.planning.times import Prefill, piece, prefill
 from disagg.version import VERSION
 
 LETTERS = b"etaoin shrdlu"
@@ -92,14 +91,6 @@ def load(source: str | Path, context: int, options: EngineOptions, hardware: str
         )
     tokenizer = ByteTokenizer(sizes.vocab)
     return SimulatedModel(machine, sizes, options, _info(sizes, machine, context, options, tokenizer), tokenizer)
-
-
-def layout_of(windows: Sequence[int | None], kv_heads: int, head_dim: int, dtype: str) -> Layout:
-    """The KV layout of a model with these layers. windows: per layer, None for full attention."""
-    layers = tuple(
-        LayerLayout("full" if window is None else "sliding", kv_heads, head_dim, head_dim, window) for window in windows
-    )
-    return Layout(layers, dtype)
 
 
 def no_logits() -> ModelError:
@@ -200,7 +191,7 @@ def _lines(messages: Sequence[Any]) -> str:
 def _info(
     sizes: ModelShape, machine: Device, context: int, options: EngineOptions, tokenizer: ByteTokenizer
 ) -> EngineInfo:
-    layout = layout_of(sizes.windows, sizes.kv_heads, sizes.head_dim, options.dtype)
+    layout = sizes.layout(options.dtype)
     architecture, none = f"simulated/{sizes.name}", short_hash(b"")
     return EngineInfo(
         backend=f"simulated/{machine.name}",

@@ -19,10 +19,9 @@ from disagg.engines.model.constraint import Constraint
 from disagg.engines.simulated import model as simulated_model
 from disagg.engines.simulated.held import CountedKV
 from disagg.engines.simulated.model import SimulatedModel, sleep_until
-from disagg.kv.blocks import Block, KVBlock
+from disagg.kv.blocks import Block, KVBlock, StateBlock
 from disagg.kv.sent import ComputeStep
-from disagg.planning.decode import step
-from disagg.planning.prefill import Emission
+from disagg.planning.times import Emission, step
 
 NOISE_BYTES = 64 << 20  # larger than a CPU's caches: sending must read memory, as with real KV
 
@@ -59,9 +58,16 @@ class SimulatedPrefillEngine(EmittingEngine):
         for index, layer in enumerate(self.info.layout.layers):
             if rows := layer.rows(len(tokens))[: max(0, held - layer.rows(len(tokens)).start)]:
                 send(Emission(index, rows.start, rows.stop, 0.0))
-        return _PromptRun(
-            self._model, len(tokens), send, held, chunk_tokens, computed=lambda: self._held.hold(tokens, (), salt)
-        )
+
+        def computed() -> None:
+            for index, layer in enumerate(self.info.layout.layers):
+                if layer.states:
+                    emit(self._noise.states(index))
+            self._held.hold(tokens, (), salt)
+
+        if held == len(tokens) > 0:
+            computed()
+        return _PromptRun(self._model, len(tokens), send, held, chunk_tokens, computed=computed)
 
     def start_answer(
         self,
@@ -186,7 +192,8 @@ class _Noise:
     def __init__(self, layout: Layout, chunk_tokens: int) -> None:
         self._layout = layout
         largest = max(layer.kv_heads * (layer.key_dim + layer.value_dim) for layer in layout.layers)
-        size = max(NOISE_BYTES, chunk_tokens * largest * layout.itemsize)
+        states = (state.nbytes for layer in layout.layers for state in layer.states)
+        size = max(NOISE_BYTES, chunk_tokens * largest * layout.itemsize, *states)
         self._buffer = memoryview(numpy.random.default_rng(0).bytes(size))
         self._next = 0
 
@@ -194,6 +201,9 @@ class _Noise:
         layer = self._layout.layers[emission.layer]
         keys, values = (self._views(emission, layer.kv_heads, dim, wire) for dim in (layer.key_dim, layer.value_dim))
         return KVBlock(emission.layer, emission.start, emission.end, keys, values)
+
+    def states(self, layer: int) -> StateBlock:
+        return StateBlock(layer, [self._heads(1, state.nbytes)[0] for state in self._layout.layers[layer].states])
 
     def _views(self, emission: Emission, heads: int, dim: int, wire: WireForm) -> list[memoryview]:
         rows = emission.end - emission.start

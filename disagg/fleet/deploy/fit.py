@@ -11,9 +11,10 @@ from disagg.config import Fleet, Host, Model
 from disagg.errors import ConfigError, ModelError
 from disagg.fleet.deploy.steps import Refusal
 from disagg.fleet.facts.host import HardwareFacts
+from disagg.planning.checkpoint import Packing, StoredWeights, stored_weights
 from disagg.planning.devices import DEVICES
-from disagg.planning.memory import Checkpoint, Loading, Need, Packing, checkpoint, need
-from disagg.planning.published import stored
+from disagg.planning.memory import Loading, Need, need
+from disagg.planning.sizing import stored
 from disagg.units import counted, size
 
 _SYSTEM_BYTES: Final = 4 << 30
@@ -67,10 +68,10 @@ def fit(
     return Fit(host, need(known, serving), *room, packing=known.packing)
 
 
-def _checkpoint(config: Mapping[str, Any], name: str, nbytes: int | None) -> Checkpoint | None:
+def _checkpoint(config: Mapping[str, Any], name: str, nbytes: int | None) -> StoredWeights | None:
     """None for an architecture whose size cannot be computed: then the size of the files has to do."""
     try:
-        return checkpoint(config, name, nbytes)
+        return stored_weights(config, name, nbytes)
     except (KeyError, TypeError, ValueError, AttributeError, ModelError):
         return None
 

@@ -11,7 +11,7 @@ from disagg.fleet.facts.findings import Finding, fault, note, ok, warning
 from disagg.fleet.lifecycle.status.comparison import ROTATE, grouped
 from disagg.fleet.lifecycle.status.host_status import HostStatus
 from disagg.fleet.link import MeasuredLink, hidden_tokens_per_s
-from disagg.planning.kv import kv_bytes_per_token
+from disagg.planning.checkpoint import kv_bytes_per_token
 from disagg.units import counted, size
 
 FAST_CLOCK_S: Final = 1.0

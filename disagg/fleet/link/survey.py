@@ -17,7 +17,7 @@ from disagg.fleet.machine.base import Machine
 from disagg.fleet.machine.connect import Connect, Machines, machine_for
 from disagg.fleet.machine.fan_out import each
 from disagg.fleet.models.inventory import required_model, stored_models
-from disagg.planning.kv import kv_bytes_per_token
+from disagg.planning.checkpoint import kv_bytes_per_token
 from disagg.planning.sizing import read_size, size_source
 
 Pair = tuple[Host, Host]
@@ -148,7 +148,7 @@ def _by_name(fleet: Fleet, host: Host) -> float | None:
     model = fleet.models[host.model]
     try:
         size = read_size(size_source(model.name, model.sources.values()))
-        return size.kv.nbytes(model.context, host.engine.dtype) / model.context
+        return size.layout(host.engine.dtype).nbytes(model.context) / model.context
     except DisaggError:  # the size is unknown; the rate is useful without it
         return None
 

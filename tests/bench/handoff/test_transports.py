@@ -13,6 +13,7 @@ import numpy
 import pytest
 from msgspec import structs
 
+from disagg.api.layout import uniform
 from disagg.bench.handoff import run
 from disagg.bench.handoff.channel import ROUND_TIMEOUT_S, MessageChannel
 from disagg.bench.handoff.transports import (
@@ -22,12 +23,11 @@ from disagg.bench.handoff.transports import (
     RandomKV,
     ReceiverOffer,
 )
-from disagg.engines.simulated.model import layout_of
 from disagg.engines.simulated.synthetic_kv import SyntheticKV
 from disagg.errors import IntegrityError, PeerLost
 from disagg.kv.receive.tickets import IssuedTicket
 
-SHAPE = RandomKV(layout_of([None], 1, 8, "float32"), 4)
+SHAPE = RandomKV(uniform((None,), 1, 8, "float32"), 4)
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from disagg.engines.mlx.profile import probe, rope_modules
 from disagg.engines.model import checkpoint
 from disagg.engines.model.preflight import rope_differences
 from disagg.engines.model.profile import LayerProfile, ModelProfile, Rope
-from disagg.planning.checkpoint import from_config
+from disagg.planning.checkpoint import config_size
 from disagg.planning.shapes import ModelShape
 from tests import tiny_models
 from tests.planning.published_configs import GPT_OSS, GPT_OSS_MLX, QWEN, QWEN_FP8, QWEN_MLX
@@ -44,7 +44,7 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 @pytest.fixture(scope="module")
 def sized(folder: Path) -> ModelShape:
-    return from_config(json.loads((folder / "config.json").read_text()), "m")
+    return config_size(json.loads((folder / "config.json").read_text()), "m")
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +88,7 @@ def test_layers_windows_and_kv_bytes_are_the_same_in_both_and_in_the_device_mode
     assert tuple(layer.layout for layer in mlx_layers(in_mlx)) == layouts
     for tokens in (1, 127, 129, CONTEXT):
         nbytes = checkpoint.layout(reference, "bfloat16").nbytes(tokens)
-        assert sized.kv.nbytes(tokens, "bfloat16") == nbytes
+        assert sized.layout("bfloat16").nbytes(tokens) == nbytes
 
 
 def test_rotary_frequencies_are_those_that_the_fingerprint_is_made_of(

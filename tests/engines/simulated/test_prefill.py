@@ -11,7 +11,7 @@ from disagg.api.sampling import Sampling
 from disagg.config import EngineOptions
 from disagg.engines.simulated.prefill import SimulatedPrefillEngine
 from disagg.errors import Cancelled, ModelError, RequestError, UsageError
-from disagg.kv.blocks import Block, KVBlock
+from disagg.kv.blocks import Block, KVBlock, StateBlock
 from tests.simulated import write_config
 
 OPTIONS = EngineOptions("simulated", chunk_tokens=64)
@@ -35,6 +35,19 @@ def test_every_row_that_the_layout_keeps_is_emitted_once(tmp_path: Path, tokens:
     sizes = [len(view) for b in blocks if isinstance(b, KVBlock) for view in (*b.keys, *b.values)]
     assert sum(sizes) == layout.nbytes(tokens)
     assert timing.tokens == tokens
+
+
+def test_states_are_emitted_once_after_the_rows_also_of_a_prompt_that_is_held(tmp_path: Path) -> None:
+    prefill = SimulatedPrefillEngine("shape:qwen3-next-80b", 4096, OPTIONS, "m3-ultra")
+    layout = prefill.info.layout
+    for _ in range(2):
+        blocks: list[Block] = []
+        prefill.prefill(range(8), blocks.append)
+        states = [block for block in blocks if isinstance(block, StateBlock)]
+        assert [block.layer for block in states] == [i for i, one in enumerate(layout.layers) if one.kind == "state"]
+        assert blocks[-len(states) :] == states
+        rows = [view for b in blocks if isinstance(b, KVBlock) for view in (*b.keys, *b.values)]
+        assert sum(map(len, [*rows, *(view for b in states for view in b.tensors)])) == layout.nbytes(8)
 
 
 def test_the_chunk_size_may_be_given_per_call(tmp_path: Path) -> None:

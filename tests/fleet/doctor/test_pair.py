@@ -11,7 +11,7 @@ from disagg.config import served_digest
 from disagg.fleet.doctor.pair import clocks, hides, same_model, settings, tokens, versions
 from disagg.fleet.facts.host import Clock
 from disagg.fleet.link import MeasuredLink, NetworkPath
-from disagg.planning.kv import kv_bytes_per_token
+from disagg.planning.checkpoint import kv_bytes_per_token
 from tests.fleet.doctor.patients import CONFIG, FLEET, mac, spark, status
 
 MARK = ModelFingerprint("qwen3_moe", 151936, "r1", "t1", "c1", "s1")
