@@ -27,7 +27,7 @@ Name = Annotated[str, Meta(max_length=256)]
 Reason = Annotated[str, Meta(max_length=1024)]
 
 
-class TokenLogprob(Contract, frozen=True, omit_defaults=True):
+class TokenLogprob(Contract, frozen=True, omit_defaults=True, gc=False):
     """One generated token, its log-probability, and the likeliest alternatives as (id, log-probability). bytes,
     top_bytes: the bytes of the text that the token and each alternative stand for, if alternatives were requested."""
 
@@ -82,7 +82,7 @@ class ProgressEvent(Contract, frozen=True, kw_only=True):
     beats: Count
 
 
-class TokensEvent(Contract, frozen=True, omit_defaults=True):
+class TokensEvent(Contract, frozen=True, omit_defaults=True, gc=False):
     """The tokens of one or more decode steps, and what became certain with them: reasoning, then text, then tool calls.
     Only answers to chats are divided so; all of any other answer is text."""
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import weakref
+from collections import deque
 from collections.abc import Callable, Coroutine
 from queue import SimpleQueue
 from typing import Any, Self
@@ -88,20 +89,16 @@ class AsyncStream(_Stream):
     def __init__(self, perform: Perform) -> None:
         super().__init__()
         loop = asyncio.get_running_loop()
-        self._queue: asyncio.Queue[Item] = asyncio.Queue()
-        self._taken: list[Item] = []  # the end of the answer, if `waiting` met it
-        self._task = loop.create_task(self._reader.read(perform, self._queue.put_nowait))
+        self._arrived = _Arrived()
+        self._task = loop.create_task(self._reader.read(perform, self._arrived.put))
         weakref.finalize(self, _cancel, loop, self._task).atexit = False
 
     def waiting(self) -> list[Chunk]:
         """Take the chunks that have arrived since the last one was read. Waits for none, and raises nothing."""
-        chunks: list[Chunk] = []
-        while not (self._taken or self._queue.empty()):
-            item = self._queue.get_nowait()
-            if isinstance(item, Chunk):
-                chunks.append(item)
-            else:
-                self._taken.append(item)
+        items, chunks = self._arrived.items, list[Chunk]()
+        while items and isinstance(chunk := items[0], Chunk):
+            chunks.append(chunk)
+            items.popleft()
         return chunks
 
     async def aclose(self) -> None:
@@ -116,18 +113,41 @@ class AsyncStream(_Stream):
     async def __anext__(self) -> Chunk:
         if self._ended:
             raise StopAsyncIteration
-        try:
-            item = self._taken.pop() if self._taken else await self._queue.get()
-        except asyncio.CancelledError:
-            self._task.cancel()  # at once: the traceback keeps the stream alive
-            raise
-        return self._chunk(item, StopAsyncIteration)
+        items = self._arrived.items
+        while not items:
+            try:
+                await self._arrived.more()
+            except asyncio.CancelledError:
+                self._task.cancel()  # at once: the traceback keeps the stream alive
+                raise
+        return self._chunk(items.popleft(), StopAsyncIteration)
 
     async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *_: object) -> None:
         await self.aclose()
+
+
+class _Arrived:
+    """What has arrived and was not read. A deque and one future: asyncio.Queue takes 3 us more for each item."""
+
+    def __init__(self) -> None:
+        self.items: deque[Item] = deque()
+        self._waiter: asyncio.Future[None] | None = None
+
+    def put(self, item: Item) -> None:
+        self.items.append(item)
+        if self._waiter is not None:
+            if not self._waiter.done():
+                self._waiter.set_result(None)
+            self._waiter = None
+
+    async def more(self) -> None:
+        """Wait for the next item. A second reader waits for the same one."""
+        if self._waiter is None or self._waiter.done():
+            self._waiter = asyncio.get_running_loop().create_future()
+        await self._waiter
 
 
 class Stream(_Stream):

@@ -13,7 +13,7 @@ from typing import Any
 
 from disagg.tls.client import ClientTLS
 
-READ_BYTES = 1 << 16
+READ_BYTES = 1 << 14  # a record, which is what OpenSSL gives at a time
 WRITE_BYTES = 1 << 18  # encrypted at a time, so that a long body is in memory once
 MAX_HANDSHAKE_BYTES = 1 << 14
 """The most that the other end may send before its handshake is complete; OpenSSL alone would buffer 128 KiB."""
@@ -133,9 +133,10 @@ class SecureTransport(asyncio.Transport):
 
     def _answer(self) -> None:
         """Send what TLS itself answers: its part of the handshake, or a new key that the other end has asked for."""
-        if self._sent.pending and self._below.get_write_buffer_size() > MAX_UNREAD_BYTES:
-            self._below.abort()
-        self._flush()
+        if self._sent.pending:
+            if self._below.get_write_buffer_size() > MAX_UNREAD_BYTES:
+                self._below.abort()
+            self._flush()
 
     def _flush(self) -> None:
         if (data := self._sent.read()) and not self._below.is_closing():

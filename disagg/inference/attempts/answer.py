@@ -63,11 +63,12 @@ class ArrivingAnswer:
     notes: list[str] = field(default_factory=list)
     held_notes: list[str] = field(default_factory=list)  # of `note_with_answer`
     on_first_token: Callable[[], None] | None = None
+    brought: bool = False  # some of the answer, by the attempt that runs
     bounds: AnswerBounds | None = None  # of the attempt that runs; None for whole-request hosts, which count otherwise
 
     def begin(self, attempt: Attempt, began: float, on_first_token: Callable[[], None] | None = None) -> None:
         """The next attempt goes on after what has arrived."""
-        self.on_first_token, self.bounds = on_first_token, None
+        self.on_first_token, self.bounds, self.brought = on_first_token, None, False
         before = self.trace if self.tokens else None
         self.trace = Trace(attempt, self.model, self.called, began)
         if before is not None:
@@ -99,40 +100,38 @@ class ArrivingAnswer:
     def take(self, event: Event) -> DoneEvent | None:
         """Note one event's tokens and deliver them; returns the event if it is the last one. Raises InvalidAnswer if it
         does not fit the request."""
-        self._require_fits(event)
+        if self.bounds is not None:
+            self.bounds.require_fits(event)
         while self.held_notes:
             self.note(self.held_notes.pop(0))
-        if isinstance(event, LocalEvent | SlotEvent):
+        if isinstance(event, TokensEvent):
+            self._deliver(event, time.monotonic())
+        elif isinstance(event, LocalEvent | SlotEvent):
             self.enter("prefill", event.prompt_tokens, event.held_tokens)
-        elif isinstance(event, TokensEvent):
-            now = time.monotonic()
-            self.enter("decode")
-            if self.on_first_token is not None:
-                self.on_first_token()
-                self.on_first_token = None
-            self.trace.first_token = self.trace.first_token or now
-            self.trace.last_token = now
-            self.texts.append(event.text)
-            self.tokens.extend(event.tokens)
-            self.reasoning.append(event.reasoning)
-            self.tool_calls.extend(event.tool_calls)
-            self.deliver(Chunk(event.text, event.tokens, now, reasoning=event.reasoning, tool_calls=event.tool_calls))
-        if not isinstance(event, DoneEvent):
-            return None
-        self.trace.ended(time.monotonic())
-        return event
-
-    def _require_fits(self, event: Event) -> None:
-        if self.bounds is None:
-            return
-        if isinstance(event, SlotEvent | LocalEvent):
-            self.bounds.slot(event.prompt_tokens, event.held_tokens)
-        elif isinstance(event, TokensEvent):
-            self.bounds.take(event)
         elif isinstance(event, DoneEvent):
-            self.bounds.end(event)
-        else:
-            raise self.bounds.out_of_place(event)
+            self.trace.ended(time.monotonic())
+            return event
+        return None
+
+    def _deliver(self, event: TokensEvent, now: float) -> None:
+        if not self.brought:
+            self._first_of_attempt(now)
+        self.trace.last_token = now
+        self.texts.append(event.text)
+        self.tokens.extend(event.tokens)
+        if event.reasoning:
+            self.reasoning.append(event.reasoning)
+        if event.tool_calls:
+            self.tool_calls.extend(event.tool_calls)
+        self.deliver(Chunk(event.text, event.tokens, now, "", event.reasoning, event.tool_calls))
+
+    def _first_of_attempt(self, now: float) -> None:
+        self.brought = True
+        self.enter("decode")
+        if self.on_first_token is not None:
+            self.on_first_token()
+            self.on_first_token = None
+        self.trace.first_token = self.trace.first_token or now
 
     def note_with_answer(self, text: str) -> None:
         """As `note`, once something of the answer arrives; nothing if nothing does."""

@@ -10,7 +10,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Final
 
-from disagg.api.events import DoneEvent, Event, ShippedEvent, TokensEvent
+from disagg.api.events import DoneEvent, Event, LocalEvent, ShippedEvent, SlotEvent, TokensEvent
 from disagg.errors import InvalidAnswer
 
 TOKEN_CHARS: Final = 1024
@@ -39,6 +39,17 @@ class AnswerBounds:
     chars: int = 0
     called: bool = False
     begun: bool = False
+
+    def require_fits(self, event: Event) -> None:
+        """Raises InvalidAnswer if this event does not fit those before it."""
+        if isinstance(event, TokensEvent):
+            self.take(event)
+        elif isinstance(event, SlotEvent | LocalEvent):
+            self.slot(event.prompt_tokens, event.held_tokens)
+        elif isinstance(event, DoneEvent):
+            self.end(event)
+        else:
+            raise self._invalid(f"it sent an event {event.event!r} in the answer")
 
     def slot(self, prompt_tokens: int, held_tokens: int) -> None:
         """The first event of a hand-off. Raises InvalidAnswer, also if there was one before."""
@@ -92,10 +103,6 @@ class AnswerBounds:
             raise self._invalid("it ended with a tool call, and sent none")
         if done.stop and done.stop not in self.stops:
             raise self._invalid("it ended at a stop string that was not asked for")
-
-    def out_of_place(self, event: Event) -> InvalidAnswer:
-        """The error of an event that no answer has there."""
-        return self._invalid(f"it sent an event {event.event!r} in the answer")
 
     def shipped(self, figures: ShippedEvent) -> str:
         """Why the figures of the prefill host cannot be; empty if they can. Its KV has been accepted, so that they are

@@ -136,7 +136,7 @@ class EventStream:
     async def next(self) -> Event:
         """The next event."""
         if not self._arrived:
-            await self._follow(self._await_one)
+            await self._follow(self._arrived.append)
         return self._arrived.popleft()
 
     async def to_end(self, take: Callable[[Event], R | None]) -> R:
@@ -144,60 +144,58 @@ class EventStream:
         returned. What it raises ends the answer."""
         result: R | None = None
 
-        def pass_on() -> bool:
+        def receive(event: Event) -> bool:
             nonlocal result
-            while self._arrived and result is None:
-                result = take(self._arrived.popleft())
+            result = take(event)
             return result is not None
 
-        if not pass_on():
-            await self._follow(pass_on)
+        while self._arrived:
+            if receive(self._arrived.popleft()):
+                break
+        else:
+            await self._follow(receive)
         assert result is not None, "`_follow` raises if a stream ends without its closing event"
         return result
 
-    def _await_one(self) -> bool:
-        return bool(self._arrived)
-
-    async def _follow(self, looked: Callable[[], bool]) -> None:
-        """Read until `looked`, which is called when something has arrived, has found what it wants."""
-        call, found = self._call, False
+    async def _follow(self, receive: Callable[[Event], bool | None]) -> None:
+        """Give `receive` what is read until it returns True, or some of it is in `_arrived`."""
 
         def take(piece: bytes) -> bool:
-            nonlocal found
             try:
-                self._read(piece)
-            except Exception as error:  # noqa: BLE001 - raised once the events before it have been read
+                return self._read(piece, receive)
+            except Exception as error:
+                if not self._arrived:
+                    raise
                 self._error = error
-            found = looked()
-            return found or self._error is not None
+                return True
 
-        with _failures(call.host):
-            latest = time.monotonic() + call.timeouts.silence
-            if self._error is None and not await self._exchange.connection.follow(take, latest):
-                what = f"{call.host.name} closed the stream before the answer was complete"
-                raise ServerUnavailable(what, "see its log")
-            if self._error is not None and not found:
+        host = self._call.host
+        with _failures(host):
+            if self._error is not None:
                 raise self._error
+            if not await self._exchange.connection.follow(take, time.monotonic() + self._call.timeouts.silence):
+                raise ServerUnavailable(f"{host.name} closed the stream before the answer was complete", "see its log")
 
-    def _read(self, piece: bytes) -> None:
-        """Note the events that this piece completes."""
+    def _read(self, piece: bytes, receive: Callable[[Event], bool | None]) -> bool:
         call, now = self._call, time.monotonic()
         call.last_sign = now
         for name, data in self._reader.feed(piece):
             if name == ERROR:
                 raise DisaggError.from_json(_ERRORS.decode(data).to_json())
-            if name not in _DECODERS:
+            if (decoder := _DECODERS.get(name)) is None:
                 continue
-            event = _DECODERS[name].decode(data)
+            event = decoder.decode(data)
             self._exchange.connection.extend(now + call.timeouts.silence)
             if isinstance(event, ProgressEvent):
                 self._progress(event, now)
-            else:
-                self._judge.begun()
-                self._exchange.answered = isinstance(event, LAST_EVENTS)
-                self._arrived.append(event)
+                continue
+            self._judge.begun()
+            self._exchange.answered = isinstance(event, LAST_EVENTS)
+            if receive(event):
+                return True
         if self._reader.unread > MAX_EVENT_BYTES:
             raise ProtocolError(f"{call.host.name} sent an event of over {MAX_EVENT_BYTES} bytes")
+        return bool(self._arrived)
 
     def _progress(self, event: ProgressEvent, now: float) -> None:
         self._call.phase = event.phase
