@@ -213,7 +213,7 @@ def run(
             if agreed is not None:
                 deployment.planner = agreed(True)
             releases = {report.host: report.plan.release for report in changing if report.plan is not None}
-            around_it = around(hooks, "deploy", list(releases), releases)
+            around_it = around(hooks, "deploy", list(releases), releases, deployment.locks)
             with note_if_interrupted_after(around_it, _INTERRUPTED[why]) as ending, progress:
                 done = deployment.carry_out(planned)
                 ending.end({one.host: one.error for one in done if one.error is not None})

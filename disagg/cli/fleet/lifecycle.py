@@ -72,10 +72,15 @@ def restart(
     lifecycle = _lifecycle(settings(context), break_lock)
     names = settings(context).names(lifecycle.fleet)
     changed = [host.name for host in lifecycle.fleet.select(names) if not host.whole]
-    hooks = hook_runner(lifecycle.fleet, "restart").around("restart", changed)
+    hooks = hook_runner(lifecycle.fleet, "restart")
     left = "servers that were started keep running; `disagg status` shows which do not run"
     with note_if_interrupted("nothing was changed"):
-        results = lifecycle.restart(names, timeout, all_at_once, note_if_interrupted_after(hooks, left))
+        results = lifecycle.restart(
+            names,
+            timeout,
+            all_at_once,
+            lambda locks: note_if_interrupted_after(hooks.around("restart", changed, locks=locks), left),
+        )
     _finish(lifecycle, results, as_json)
 
 

@@ -28,30 +28,10 @@ from disagg.version import ROOT, VERSION, code_hash
 AUDIT_BYTES: Final = 1 << 20
 """A longer file is cut to its newest AUDIT_LINES lines."""
 AUDIT_LINES: Final = 1000
+AUDIT_BOUNDS: Final = {"AUDIT_BYTES": str(AUDIT_BYTES), "AUDIT_LINES": str(AUDIT_LINES)}
+"""The environment of scripts that append to an audit."""
 _GIT_S: Final = 5.0
 _MESSAGE_CHARS: Final = 200
-
-APPEND_AUDIT: Final = f"""\
-audit() {{ # $1: the file, in a folder that exists. $2: the line. A full disk stops no command.
-    printf '%s\\n' "$2" >>"$1" 2>/dev/null || return 0
-    if [ "$(($(wc -c <"$1")))" -gt {AUDIT_BYTES} ]; then
-        tail -n {AUDIT_LINES} "$1" >"$1.new" 2>/dev/null && mv "$1.new" "$1"
-    fi
-    return 0
-}}
-"""
-
-
-APPEND_LINES: Final = (
-    APPEND_AUDIT
-    + """\
-# $1: a host. $2...: lines for its audit, if anything is deployed there.
-file=$HOME/.disagg/hosts/$1/logs/audit.log
-shift
-test -d "${file%/*}" || exit 0
-for line in "$@"; do audit "$file" "$line"; done
-"""
-)
 
 
 @dataclass(slots=True)

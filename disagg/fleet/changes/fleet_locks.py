@@ -46,7 +46,7 @@ class FleetLocks:
     left_out: dict[str, DisaggError] = field(default_factory=dict)
     _hosts: dict[str, Host] = field(default_factory=dict)
     _homes: dict[str, str] = field(default_factory=dict)
-    _held: dict[tuple[str, str], HostLock] = field(default_factory=dict)
+    _kept: dict[tuple[str, str], HostLock] = field(default_factory=dict)
     _failed: dict[str, BaseException] = field(default_factory=dict)
 
     def take(self, places: Sequence[LockedPlace]) -> None:
@@ -93,7 +93,7 @@ class FleetLocks:
         if outcome.error is not None:
             self.left_out[place.machine.name] = outcome.error
         elif outcome.value is not None:
-            self._held[place.machine.name, place.name] = outcome.value
+            self._kept[place.machine.name, place.name] = outcome.value
 
     def machine(self, host: Host) -> Machine:
         """The host's machine, on which everything compares the lock first. Raises why it was left out."""
@@ -106,9 +106,14 @@ class FleetLocks:
         return HostPaths(self._homes[host.name], host.name)
 
     def entry(self, host: Host) -> AuditEntry | None:
-        """What the host's audit gets at the end; None if its lock is not held."""
-        lock = self._held.get((host.name, host.name))
+        """What the host's audit gets at the end; None if it is not locked."""
+        lock = self._kept.get((host.name, host.name))
         return lock.entry if lock is not None else None
+
+    def note(self, host: Host, lines: Sequence[str]) -> None:
+        """Write these lines to the host's audit when its lock is given back; nowhere if it is not locked."""
+        if (lock := self._kept.get((host.name, host.name))) is not None:
+            lock.lines += lines
 
     def failed(self, name: str, error: BaseException) -> None:
         """Note for the audit that the command has failed on a host."""
@@ -117,9 +122,9 @@ class FleetLocks:
     def release(self, error: BaseException | None = None) -> dict[str, DisaggError]:
         """Give all of them back, also if this thread is interrupted. error: what has ended the command, if anything.
         Returns the machines on which that failed, and why."""
-        held, self._held = self._held, {}
+        kept, self._kept = self._kept, {}
         by_machine: dict[str, list[HostLock]] = {}
-        for (machine, _), lock in held.items():
+        for (machine, _), lock in kept.items():
             by_machine.setdefault(machine, []).append(lock)
 
         def give_back(host: Host) -> None:

@@ -8,17 +8,16 @@ on_failure                       after these, if it failed or was interrupted
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-from disagg.config import Fleet, HookName, Host
+from disagg.config import Fleet, HookName
 from disagg.errors import Cancelled, CommandFailed, DisaggError, FleetError
-from disagg.fleet.changes.audit import APPEND_LINES, AuditEntry, append_here, audit_file
-from disagg.fleet.machine.connect import Connect, machine_for
-from disagg.fleet.machine.fan_out import each
+from disagg.fleet.changes.audit import AuditEntry, append_here, audit_file
+from disagg.fleet.changes.fleet_locks import FleetLocks
 from disagg.fleet.machine.local import LocalMachine
-from disagg.fleet.machine.shell import last_lines
+from disagg.fleet.machine.shell import last_lines, script
 from disagg.token import state_folder
 
 ChangeKind = Literal["deploy", "restart"]
@@ -26,13 +25,6 @@ ChangeResult = Literal["planned", "done", "failed", "interrupted"]
 _BEFORE: Final[Mapping[ChangeKind, HookName]] = {"deploy": "before_deploy", "restart": "before_restart"}
 _AFTER: Final[Mapping[ChangeKind, HookName]] = {"deploy": "after_deploy", "restart": "after_restart"}
 _FAILURE: Final[HookName] = "on_failure"
-_AUDIT_S: Final = 15.0
-_RUN: Final = """\
-# $1: a line for sh. $DISAGG_FOLDER: that of hosts.toml.
-cd "$DISAGG_FOLDER" || exit 1
-unset DISAGG_FOLDER DISAGG_WATCH_URL # a secret of `disagg status --notify`
-exec /bin/sh -c "$1" </dev/null
-"""
 
 
 @dataclass(slots=True)
@@ -81,7 +73,6 @@ class HookRunner:
     fleet: Fleet
     command: str
     report: Callable[[str, str], None] = lambda hook, line: None
-    connect: Connect = machine_for
     _audited: list[str] = field(default_factory=list)
 
     def planned(self, *kinds: ChangeKind) -> dict[str, str]:
@@ -92,9 +83,14 @@ class HookRunner:
 
     @contextmanager
     def around(
-        self, kind: ChangeKind, hosts: Sequence[str], releases: Mapping[str, str] | None = None
+        self,
+        kind: ChangeKind,
+        hosts: Sequence[str],
+        releases: Mapping[str, str] | None = None,
+        locks: FleetLocks | None = None,
     ) -> Iterator[Change]:
-        """Run hooks before and after the block, which calls `Change.end`. CommandFailed if the one before fails."""
+        """Run hooks before and after the block, which calls `Change.end`. CommandFailed if the one before fails. locks:
+        of the hosts; what has run is written to their audits when they are given back."""
         change = Change(kind, hosts, releases or {})
         try:
             if (refusal := self._run(_BEFORE[kind], change)) is not None:
@@ -107,7 +103,7 @@ class HookRunner:
                 raise
             self._after(change)
         finally:
-            self._audit(change)
+            self._audit(change, locks)
 
     def _after(self, change: Change) -> None:
         """Their failures are reported only: the change is over."""
@@ -144,21 +140,14 @@ class HookRunner:
             self._audited.append(entry.ended(audited))
         return _failed(failure.message, name) if failure else None
 
-    def _audit(self, change: Change) -> None:
-        """Write to the audit of each host of a change which hooks ran. What cannot be written is left out."""
+    def _audit(self, change: Change, locks: FleetLocks | None) -> None:
+        """Write to the audit of each host of a change which hooks ran."""
         lines, self._audited = self._audited, []
-        if not lines:
-            return
-        hosts = [self.fleet.hosts[name] for name in change.hosts]
-
-        def append(host: Host) -> None:
-            with closing(self.connect(host)) as machine:
-                machine.run([host.name, *lines], script=APPEND_LINES, timeout=_AUDIT_S)
-
-        for host in hosts:
+        for host in (self.fleet.hosts[name] for name in change.hosts):
             if host.placement.spawned:
                 append_here(audit_file(state_folder(self.fleet), host.name), *lines)
-        each([host for host in hosts if host.placement.deployed], append, timeout=_AUDIT_S)
+            elif locks is not None:
+                locks.note(host, lines)
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +172,7 @@ def run_line(
     machine = LocalMachine(name)
     own = {**environment, "DISAGG_FOLDER": str(fleet.path.parent)}
     try:
-        result = machine.run([line], script=_RUN, environment=own, timeout=timeout_s, on_line=on_line)
+        result = machine.run([line], script=script("hook.sh"), environment=own, timeout=timeout_s, on_line=on_line)
     except FleetError as error:
         return LineFailure("no exit code", error.message.removeprefix(f"{name}: "))
     if result.ok:
@@ -193,10 +182,14 @@ def run_line(
 
 
 def around(
-    hooks: HookRunner | None, kind: ChangeKind, hosts: Sequence[str], releases: Mapping[str, str]
+    hooks: HookRunner | None,
+    kind: ChangeKind,
+    hosts: Sequence[str],
+    releases: Mapping[str, str],
+    locks: FleetLocks | None,
 ) -> AbstractContextManager[Change]:
     """`HookRunner.around`; without hooks nothing runs."""
-    return nullcontext(Change(kind, hosts)) if hooks is None else hooks.around(kind, hosts, releases)
+    return nullcontext(Change(kind, hosts)) if hooks is None else hooks.around(kind, hosts, releases, locks)
 
 
 def _failed(why: str, name: HookName) -> CommandFailed:

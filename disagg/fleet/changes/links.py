@@ -8,47 +8,27 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Final, Literal
+from typing import Literal
 
 from disagg.errors import FleetError
 from disagg.fleet.facts.host import HostFacts
 from disagg.fleet.facts.paths import HostPaths
 from disagg.fleet.machine.base import Machine
-from disagg.fleet.machine.shell import last_lines
+from disagg.fleet.machine.shell import last_lines, script
 
 Link = Literal["current", "running", "previous"]
 Move = tuple[Link, str]
 """A link, and the hash of the release that it is to point at."""
 
-MOVE_LINKS: Final = """\
-# $1: a host's folder. Then pairs: a link, and the release that it points at from now on. They are moved in this order.
-cd "$1" || exit 1
-shift
-while [ $# -gt 1 ]; do
-    if [ "$(readlink "$1")" != "releases/$2" ]; then
-        if ! test -f "releases/$2/run"; then
-            echo "release $2 is incomplete" >&2
-            exit 1
-        fi
-        rm -f ".$1.new"
-        ln -s "releases/$2" ".$1.new" || exit 1
-        # -T (GNU, which has --version) and -h (BSD, macOS): do not move it into the folder that the old link points to
-        if mv --version >/dev/null 2>&1; then flags=-fT; else flags=-fh; fi
-        mv "$flags" ".$1.new" "$1" || exit 1
-    fi
-    shift 2
-done
-"""
-
 
 def move_argv(paths: HostPaths, moves: Sequence[Move]) -> tuple[str, ...]:
-    """The parameters of MOVE_LINKS."""
+    """The parameters of move_links.sh."""
     return (paths.folder, *(word for move in moves for word in move))
 
 
 def move_links(machine: Machine, paths: HostPaths, moves: Sequence[Move]) -> None:
     """Move links on a machine. FleetError names the first that cannot be moved."""
-    result = machine.run(move_argv(paths, moves), script=MOVE_LINKS)
+    result = machine.run(move_argv(paths, moves), script=script("move_links.sh"))
     if not result.ok:
         words = last_lines(result.stderr, 3) or f"exit code {result.code}"
         raise FleetError(f"{paths.host}: cannot point its service at a release: {words}", f"disagg ssh {paths.host}")

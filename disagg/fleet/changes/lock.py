@@ -13,76 +13,22 @@ import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from threading import Event
 from typing import Final
 
 from disagg.errors import Cancelled, CommandFailed, DisaggError, FleetError, HostLocked, HostUnreachable, LockLost
-from disagg.fleet.changes.audit import APPEND_AUDIT, AuditEntry, user_name
+from disagg.fleet.changes.audit import AUDIT_BOUNDS, AuditEntry, user_name
 from disagg.fleet.facts.paths import HostPaths
 from disagg.fleet.machine import process as local
 from disagg.fleet.machine.base import Machine
 from disagg.fleet.machine.interruption import interrupted_by
-from disagg.fleet.machine.shell import Fence, last_lines
+from disagg.fleet.machine.shell import Fence, last_lines, script
 
 _HELD: Final = 75
 _FULL: Final = 28
 _WAIT: Final = "nothing was changed; wait until that command has ended, or if it no longer runs: --break-lock"
-_LOOK: Final = f"""\
-# $1: a host. Prints the home folder, whether disagg has a folder of that host there, and the lock's holder, if any.
-folder={HostPaths("$HOME", "$1").folder}
-printf '%s\\n' "$HOME"
-if test -d "$folder"; then echo yes; else echo no; fi
-if test -d "$folder/lock"; then echo locked; cat "$folder/lock/holder" 2>/dev/null; fi
-exit 0
-"""
-_ACQUIRE: Final = (
-    APPEND_AUDIT
-    + """\
-# $1: the lock. $2: this holder, as JSON. $3: the holder whose lock may be taken over, or "*" for any. $4: the audit's
-# file. $5: the line for it.
-trap '' HUP INT TERM # whoever calls may be killed: no lock must be left without its holder
-umask 077
-LC_ALL=C # the words of an error are compared below
-export LC_ALL
-aside=${1%/*}/.lock.$$
-mkdir -p "${1%/*}" || exit 1
-holder() { cat "$1/holder" 2>/dev/null; }
-if [ -n "$3" ] && test -d "$1" && { [ "$3" = '*' ] || [ "$(holder "$1")" = "$3" ]; }; then
-    mv "$1" "$aside" 2>/dev/null
-    if [ "$3" != '*' ] && [ "$(holder "$aside")" != "$3" ]; then mv "$aside" "$1"; fi
-    rm -rf "$aside"
-fi
-if said=$(mkdir "$1" 2>&1); then
-    if printf '%s\\n' "$2" >"$1/holder"; then
-        mkdir -p "${4%/*}" 2>/dev/null
-        audit "$4" "$5"
-        exit 0
-    fi
-    rm -rf "$1"
-    exit 28
-fi
-if ! test -d "$1"; then
-    printf '%s\\n' "$said" >&2
-    case $said in *'No space left'* | *[Qq]uota*) exit 28 ;; esac
-    exit 1
-fi
-holder "$1"
-exit 75
-"""
-)
-_RELEASE: Final = (
-    APPEND_AUDIT
-    + """\
-# $1: the lock. $2: the holder, as JSON. $3: the audit's file, which an uninstall has removed. $4: the line for it.
-trap '' HUP INT TERM # a part of a lock would be in everybody's way
-if test -d "${3%/*}"; then audit "$3" "$4"; fi
-if [ "$(cat "$1/holder" 2>/dev/null)" = "$2" ]; then
-    mv "$1" "${1%/*}/.lock.$$" && rm -rf "${1%/*}/.lock.$$"
-fi
-"""
-)
 _SMALL_S: Final = 20.0
 
 
@@ -155,21 +101,25 @@ class LockFound:
 
 @dataclass(slots=True)
 class HostLock:
-    """A lock that this process holds on a machine. entry: for the host's audit."""
+    """A lock that this process holds on a machine. entry: for the host's audit. lines: for it, too, when the lock is
+    given back."""
 
     machine: Machine
     paths: HostPaths
     holder: LockHolder
     entry: AuditEntry
     fence: Fence
+    lines: list[str] = field(default_factory=list)
 
     def release(self, error: BaseException | None = None) -> None:
         """Give it back, also if this thread is interrupted. error: why the command failed on this host. Does nothing to
         a lock that another command has taken."""
         self.machine.fences = tuple(one for one in self.machine.fences if one is not self.fence)
-        argv = [self.paths.lock, self.holder.to_json(), self.paths.audit, self.entry.ended(error)]
+        argv = [self.paths.lock, self.holder.to_json(), self.paths.audit, *self.lines, self.entry.ended(error)]
         with interrupted_by(Event()):
-            result = self.machine.run(argv, script=_RELEASE, timeout=_SMALL_S)
+            result = self.machine.run(
+                argv, script=script("audit.sh", "lock_release.sh"), environment=AUDIT_BOUNDS, timeout=_SMALL_S
+            )
         if not result.ok:
             words = last_lines(result.stderr, 3)
             raise HostUnreachable(f"{self.machine.name}: the lock could not be released: {words}")
@@ -177,7 +127,7 @@ class HostLock:
 
 def look(machine: Machine, name: str) -> LockFound:
     """The lock of a host on this machine. Changes nothing."""
-    result = machine.run([name], script=_LOOK, timeout=_SMALL_S)
+    result = machine.run([name], script=script("lock_look.sh"), timeout=_SMALL_S)
     if not result.ok:
         words = last_lines(result.stderr, 3)
         raise FleetError(f"{name}: its home folder cannot be read: {words}", f"disagg ssh {machine.name}")
@@ -246,10 +196,11 @@ def _lost(host: str, found: str) -> LockLost:
 
 
 def _take(lock: HostLock, take_over: str, if_full: bool) -> bool:
-    """False if there is no room for a lock and `if_full` allows to go on without one. take_over: see _ACQUIRE."""
+    """False if there is no room for a lock and `if_full` allows to go on without one. take_over: the holder whose lock
+    may be taken, or "*" for any."""
     machine, paths = lock.machine, lock.paths
     argv = [paths.lock, lock.holder.to_json(), take_over, paths.audit, lock.entry.began()]
-    result = machine.run(argv, script=_ACQUIRE, timeout=_SMALL_S)
+    result = machine.run(argv, script=script("audit.sh", "lock_acquire.sh"), environment=AUDIT_BOUNDS, timeout=_SMALL_S)
     if result.ok:
         return True
     if result.code == _FULL and if_full:

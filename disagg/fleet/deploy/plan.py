@@ -11,7 +11,7 @@ from typing import Final
 
 from disagg.config import Host
 from disagg.extras import IMPORTED
-from disagg.fleet.changes.links import MOVE_LINKS, described, move_argv, service_moves, service_release, switch_moves
+from disagg.fleet.changes.links import described, move_argv, service_moves, service_release, switch_moves
 from disagg.fleet.deploy.environment import Environment
 from disagg.fleet.deploy.refusals import no_room
 from disagg.fleet.deploy.release import TargetState
@@ -115,7 +115,7 @@ def _service_link(facts: HostFacts) -> Iterator[Step]:
     """Before anything else changes: a deployment that breaks off must not change what a crash starts."""
     if moves := service_moves(facts):
         what = f"point the host's service at release {moves[0][1]}"
-        yield Step("link", what, RunScript(MOVE_LINKS, move_argv(facts.paths, moves)))
+        yield Step("link", what, RunScript(script("move_links.sh"), move_argv(facts.paths, moves)))
 
 
 def _preparation(desired: TargetState, facts: HostFacts) -> Iterator[Step]:
@@ -123,7 +123,7 @@ def _preparation(desired: TargetState, facts: HostFacts) -> Iterator[Step]:
         yield Step(
             "linger",
             f"let the services of {facts.user} run without a login",
-            RunScript(systemd.LINGER, (facts.user,)),
+            RunScript(script("linger.sh"), (facts.user,)),
             f"run there: sudo loginctl enable-linger {facts.user}",
         )
     if not facts.environments.get(desired.environment.hash):
@@ -210,7 +210,7 @@ def _check(desired: TargetState, facts: HostFacts) -> Step:
 def _service_steps(desired: TargetState, facts: HostFacts) -> Iterator[Step]:
     unit = facts.installed.get("systemd")
     if desired.host.service != "systemd" and unit is not None and unit.enabled:
-        disable = RunScript(systemd.DISABLE, (systemd.unit_name(desired.host.name),))
+        disable = _systemd("disable", desired)
         yield Step("retire", "disable its start at boot by systemd", disable)
     missing = _missing_definitions(desired, facts)
     if not missing:
@@ -224,9 +224,14 @@ def _service_steps(desired: TargetState, facts: HostFacts) -> Iterator[Step]:
     for definition in desired.definitions:
         write = WriteFile(definition.path, definition.content)
         yield Step("unit", f"write {definition.path}", write)
-    enable = RunScript(systemd.ENABLE, (systemd.unit_name(desired.host.name),))
+    enable = _systemd("enable", desired)
     hint = f"look there: systemctl --user status; does {facts.user} linger? loginctl show-user {facts.user}"
     yield Step("service", "enable the systemd unit", enable, hint)
+
+
+def _systemd(verb: str, desired: TargetState) -> RunScript:
+    made = systemd.control(verb, systemd.unit_name(desired.host.name))
+    return RunScript(made.script, made.argv)
 
 
 def _missing_definitions(desired: TargetState, facts: HostFacts) -> list[tuple[str, str]]:
@@ -242,7 +247,7 @@ def _missing_definitions(desired: TargetState, facts: HostFacts) -> list[tuple[s
 
 def switch(facts: HostFacts, release: str, what: str) -> Step:
     """The step that makes a release current."""
-    action = RunScript(MOVE_LINKS, move_argv(facts.paths, switch_moves(facts, release)))
+    action = RunScript(script("move_links.sh"), move_argv(facts.paths, switch_moves(facts, release)))
     return Step("switch", what, action)
 
 

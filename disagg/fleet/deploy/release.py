@@ -19,7 +19,7 @@ from disagg.fleet.deploy.steps import Refusal
 from disagg.fleet.facts.host import HostFacts
 from disagg.fleet.facts.paths import HostPaths
 from disagg.fleet.machine.shell import script_with
-from disagg.fleet.services import definitions, launchd, program
+from disagg.fleet.services import definitions, program
 from disagg.fleet.services.base import Definition
 from disagg.token import keys_path
 from disagg.version import DIGESTS, ROOT, hash_of_code, source_files
@@ -113,7 +113,7 @@ def _own_files(
         "environment": f"{environment.hash}\n",
     }
     if host.service == "launchd":
-        texts["service/install"] = launchd.INSTALL
+        texts["service/install"] = script_with("install_plists.sh")
     return {name: text.encode() for name, text in texts.items()}
 
 

@@ -12,7 +12,6 @@ from disagg.fleet.deploy.steps import Plan, Refusal, RunScript, Step
 from disagg.fleet.facts.host import HostFacts
 from disagg.fleet.machine.shell import script
 from disagg.fleet.services import command
-from disagg.fleet.services.base import END_GROUP
 
 
 def rollback(host: Host, facts: HostFacts, to: str = "") -> Plan:
@@ -108,7 +107,7 @@ def uninstall(host: Host, facts: HostFacts, models: bool) -> Plan:
         hint = hint if manager == "launchd" else ""
         steps.append(Step("service", what, action, hint))
     if facts.serving is not None and facts.serving.alive:
-        action = RunScript(END_GROUP, (str(facts.serving.pid),), 90.0)
+        action = RunScript(script("end_group.sh"), (str(facts.serving.pid),), 90.0)
         what = "end the server " + ("if it still runs" if steps else "that no service manager has")
         steps.append(Step("end", what, action))
     if facts.folder or (models and facts.carried):

@@ -18,8 +18,7 @@ from disagg.fleet.lifecycle.base import LAST_LINES, UNDECIDED, ProcessState, sta
 from disagg.fleet.lifecycle.status.host_status import HealthState
 from disagg.fleet.machine import interruption
 from disagg.fleet.machine.base import Machine
-from disagg.fleet.machine.shell import last_lines
-from disagg.fleet.services.base import END_GROUP
+from disagg.fleet.machine.shell import last_lines, script
 
 _VERB_S: Final = 90.0
 """Limit of one service manager command; stopping waits for requests in progress."""
@@ -29,11 +28,6 @@ _BRIEF_S: Final = 1.5
 """A process that has written to its log and is not visible for this long has ended."""
 _INSPECT_EVERY_S: Final = 1.0
 _NEEDS_ROOT: Final = 77
-
-_HOSTS: Final = f"""\
-cd "{HostPaths("$HOME", "").hosts}" 2>/dev/null || exit 0
-for one in *; do if test -d "$one"; then echo "$one"; fi; done
-"""
 
 
 @dataclass(slots=True)
@@ -154,7 +148,7 @@ def stop_there(machine: Machine, host: Host | str, before: ServerFacts) -> Serve
     after = read_server_facts(machine, name, known)
     if after.pid is None:
         return after
-    result = machine.run([str(after.pid)], script=END_GROUP, timeout=_VERB_S)
+    result = machine.run([str(after.pid)], script=script("end_group.sh"), timeout=_VERB_S)
     if not result.ok:
         raise FleetError(f"{name}: {last_lines(result.stderr, 3)}", f"disagg ssh {name}")
     return None
@@ -162,7 +156,7 @@ def stop_there(machine: Machine, host: Host | str, before: ServerFacts) -> Serve
 
 def hosts_there(machine: Machine) -> list[str]:
     """The host names for which something is deployed on this machine."""
-    result = machine.run([], script=_HOSTS)
+    result = machine.run([], script=script("list_hosts.sh"))
     return result.stdout.splitlines() if result.ok else []
 
 

@@ -42,6 +42,10 @@ OnProgress = Callable[[str, str], None]
 """Called with (host, what it does now), from several threads."""
 
 
+def _no_hooks(locks: FleetLocks | None) -> AbstractContextManager[Change]:
+    return nullcontext(Change("restart", ()))
+
+
 @dataclass(slots=True)
 class FleetServers:
     """Starts and stops a fleet's servers. argv: builds a local server's command line. connect: reaches other hosts.
@@ -111,17 +115,17 @@ class FleetServers:
         names: Sequence[str] = (),
         timeout_s: float = 300.0,
         at_once: bool = False,
-        within: AbstractContextManager[Change] | None = None,
+        within: Callable[[FleetLocks | None], AbstractContextManager[Change]] = _no_hooks,
     ) -> list[ServerResult]:
         """Stop and start every named host, one after the other within a model (at_once: all at the same time). Each has
-        `timeout_s` to become healthy. Hosts that do not run are started. HostLocked as of `start`. within: entered
-        under the locks, and told how it ended.
+        `timeout_s` to become healthy. Hosts that do not run are started. HostLocked as of `start`. within: made
+        with the locks and entered under them, and told how it ended.
 
         An interruption starts what this call has stopped, without waiting for it to be healthy.
         """
         hosts, others = self._selected(names)
         leaders = {row[0][0].name: row for row in rows(hosts, at_once)}
-        with self._changing(hosts, "restart") as unreleased, within or nullcontext(Change("restart", ())) as change:
+        with self._changing(hosts, "restart") as unreleased, within(self.locks) as change:
             self._prepare(hosts)
             self._down.clear()
             try:

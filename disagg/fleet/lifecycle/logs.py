@@ -25,27 +25,8 @@ from disagg.fleet.lifecycle.state import State
 from disagg.fleet.machine import interruption
 from disagg.fleet.machine.connect import Connect, machine_for
 from disagg.fleet.machine.fan_out import each, in_background
-from disagg.fleet.machine.shell import last_lines
+from disagg.fleet.machine.shell import last_lines, script
 
-_READ: Final = """\
-# $1: the log. $2: how many lines.
-p=$1
-case $p in "~/"*) p=$HOME/${p#"~/"} ;; esac
-test -f "$p" || exit 66
-if test -f "$p.1" && [ "$(tail -n "$2" "$p" | wc -l)" -lt "$2" ]; then
-    cat "$p.1" "$p" | tail -n "$2"
-    exit
-fi
-exec tail -n "$2" "$p"
-"""
-_FOLLOW: Final = """\
-# $1: the log. $2: how many lines to start with. $3: "wait" for a log that does not exist yet, else exit 66.
-# -F: also a log that is created later or rotated.
-p=$1
-case $p in "~/"*) p=$HOME/${p#"~/"} ;; esac
-test -f "$p" || test "$3" = wait || exit 66
-exec tail -n "$2" -F "$p" 2>/dev/null
-"""
 _NONE: Final = 66
 _READ_S: Final = 60.0
 _QUEUED: Final = 10_000
@@ -123,7 +104,8 @@ def _read(
 
         machine = connect(host)
         try:
-            result = machine.run([path(host), str(lines)], script=_READ, timeout=_READ_S, on_line=take)
+            text = script("path.sh", "log_read.sh")
+            result = machine.run([path(host), str(lines)], script=text, timeout=_READ_S, on_line=take)
         finally:
             machine.close()
         if result.code == _NONE and required:
@@ -206,9 +188,9 @@ class _Follower:
 
         def follow(wait: str) -> int:
             argv = [_path(self.host, self.state), str(self.lines), wait]
-            endless = float("inf")
+            text = script("path.sh", "log_follow.sh")
             return machine.run(
-                argv, script=_FOLLOW, timeout=endless, on_line=lambda text: self._take(clock.line(text))
+                argv, script=text, timeout=float("inf"), on_line=lambda line: self._take(clock.line(line))
             ).code
 
         try:

@@ -201,7 +201,7 @@ class Rollout:
 
     def _deploy(self, planned: Sequence[DeployResult]) -> bool:
         """Bring the new release to every host; nothing is restarted. False if it failed anywhere."""
-        hooks = around(self.hooks, "deploy", self._changing, self._of_changing(self._record.target))
+        hooks = around(self.hooks, "deploy", self._changing, self._of_changing(self._record.target), self._locks)
         with hooks as change, self._deployment(self.planner) as deployment:
             self._file.write(self._record)  # until here nothing was changed
             done = deployment.carry_out(planned, sure=True)
@@ -216,7 +216,7 @@ class Rollout:
 
     def _in_turns(self, undo: bool) -> RolloutReport:
         releases = self._record.before if undo else self._record.target
-        with around(self.hooks, "restart", self._changing, self._of_changing(releases)) as change:
+        with around(self.hooks, "restart", self._changing, self._of_changing(releases), self._locks) as change:
             report = self._end(self._turns(undo))
             change.end(self._errors, report.exit_code == 0)
         return report

@@ -13,10 +13,11 @@ from __future__ import annotations
 
 from disagg.config import Host, ServiceManager
 from disagg.fleet.facts.host import HostFacts
+from disagg.fleet.machine.shell import script
 from disagg.fleet.services import launchd, systemd
-from disagg.fleet.services.base import END_GROUP, SUPERVISE, Definition, ScriptCommand, Verb
+from disagg.fleet.services.base import Definition, ScriptCommand, Verb
 
-__all__ = ["END_GROUP", "Definition", "ScriptCommand", "Verb", "command", "definitions", "needs", "program"]
+__all__ = ["Definition", "ScriptCommand", "Verb", "command", "definitions", "needs", "program"]
 
 
 def program(host: Host) -> str:
@@ -44,4 +45,4 @@ def command(service: ServiceManager, facts: HostFacts, verb: Verb) -> ScriptComm
         return systemd.command(facts, verb)
     if service == "launchd":
         return launchd.command(facts, verb)
-    return ScriptCommand(SUPERVISE, (facts.paths.folder, "stop" if verb == "remove" else verb))
+    return ScriptCommand(script("supervisor.sh"), (facts.paths.folder, "stop" if verb == "remove" else verb))

@@ -9,53 +9,10 @@ from typing import Any, Final
 from disagg.config import Host
 from disagg.fleet.facts.host import HostFacts
 from disagg.fleet.facts.paths import HostPaths
+from disagg.fleet.machine.shell import script
 from disagg.fleet.services.base import Definition, ScriptCommand, Verb
 
 FOLDER: Final = "/Library/LaunchDaemons"
-INSTALL: Final = """\
-# Installs this release's daemons; run by root. They start with `disagg start`, or at the next boot.
-folder=$(cd "$(dirname "$0")" && pwd -P) || exit 1
-for plist in "$folder"/*.plist; do
-    install -o root -g wheel -m 644 "$plist" /Library/LaunchDaemons/ || exit 1
-    case $plist in
-        *.wired-limit.plist) # reload it: a loaded daemon keeps its old limit
-            label=${plist##*/}
-            /bin/launchctl bootout "system/${label%.plist}" 2>/dev/null
-            /bin/launchctl bootstrap system "/Library/LaunchDaemons/$label" || true ;;
-    esac
-done
-"""
-_ROOT: Final = """\
-if ! sudo -n true 2>/dev/null; then
-    echo 'launchd daemons belong to root, and sudo asks for a password here' >&2
-    exit 77
-fi
-"""
-_GONE: Final = """\
-gone() { # bootout may return before the daemon has ended: 36, Operation now in progress; 3: not loaded
-    output=$(sudo -n launchctl bootout "system/$1" 2>&1) || case $? in
-        3 | 36) ;;
-        *) printf '%s\\n' "$output" >&2; return 1 ;;
-    esac
-    n=0
-    while sudo -n launchctl print "system/$1" >/dev/null 2>&1; do
-        n=$((n + 1))
-        if [ $n -gt 120 ]; then echo "launchd did not stop $1: $output" >&2; return 1; fi
-        sleep 0.5
-    done
-}
-"""
-_COMMANDS: Final[dict[Verb, str]] = {
-    "start": 'sudo -n launchctl print "system/$1" >/dev/null 2>&1 && exec sudo -n launchctl kickstart "system/$1"\n'
-    'exec sudo -n launchctl bootstrap system "$2"\n',
-    "stop": 'sudo -n launchctl print "system/$1" >/dev/null 2>&1 || exit 0\ngone "$1"\n',
-    "restart": 'sudo -n launchctl print "system/$1" >/dev/null 2>&1 || exec sudo -n launchctl bootstrap system "$2"\n'
-    'exec sudo -n launchctl kickstart -k "system/$1"\n',
-    "remove": 'for label in "$1" "$1.wired-limit"; do\n'
-    '    if sudo -n launchctl print "system/$label" >/dev/null 2>&1; then gone "$label" || exit 1; fi\n'
-    f'    sudo -n rm -f "{FOLDER}/$label.plist" || exit 1\n'
-    "done\n",
-}
 
 
 def definitions(host: Host, facts: HostFacts) -> tuple[Definition, ...]:
@@ -116,4 +73,4 @@ def _plist(values: dict[str, Any]) -> bytes:
 
 def command(facts: HostFacts, verb: Verb) -> ScriptCommand:
     """Every verb needs sudo without a password; exit code 77 if sudo asks for one."""
-    return ScriptCommand(_ROOT + _GONE + _COMMANDS[verb], (label(facts.host), plist_path(facts.host)))
+    return ScriptCommand(script("launchd.sh"), (verb, label(facts.host), plist_path(facts.host)))

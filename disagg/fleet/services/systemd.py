@@ -6,32 +6,10 @@ from typing import Final
 
 from disagg.config import Host
 from disagg.fleet.facts.host import HostFacts
+from disagg.fleet.machine.shell import script
 from disagg.fleet.services.base import Definition, ScriptCommand, Verb
 
 _BACK_OFF_SINCE: Final = 254  # the version that introduced RestartSteps
-_CTL: Final = "XDG_RUNTIME_DIR=/run/user/$(id -u)\nexport XDG_RUNTIME_DIR\n"
-_COMMANDS: Final[dict[Verb, str]] = {
-    "start": 'systemctl --user reset-failed "$1" 2>/dev/null\nexec systemctl --user start "$1"\n',
-    "stop": 'exec systemctl --user stop "$1"\n',
-    "restart": 'systemctl --user reset-failed "$1" 2>/dev/null\nexec systemctl --user restart "$1"\n',
-    "remove": 'systemctl --user disable --now "$1" 2>/dev/null\nrm -f "$2"\nexec systemctl --user daemon-reload\n',
-}
-
-ENABLE: Final = (
-    _CTL
-    + """\
-n=0 # a manager that linger has just started may not respond yet
-until systemctl --user show-environment >/dev/null 2>&1; do
-    n=$((n + 1))
-    if [ $n -gt 50 ]; then break; fi
-    sleep 0.2
-done
-systemctl --user daemon-reload && exec systemctl --user enable "$1"
-"""
-)
-DISABLE: Final = _CTL + 'exec systemctl --user disable "$1"\n'
-"""A running server goes on; it does not start at the next boot."""
-LINGER: Final = 'loginctl enable-linger "$1" || exec sudo -n loginctl enable-linger "$1"\n'
 
 
 def definitions(host: Host, facts: HostFacts) -> tuple[Definition, ...]:
@@ -79,4 +57,9 @@ def quoted(text: str) -> str:
 
 def command(facts: HostFacts, verb: Verb) -> ScriptCommand:
     argv = (unit_name(facts.host), facts.paths.systemd_unit) if verb == "remove" else (unit_name(facts.host),)
-    return ScriptCommand(_CTL + _COMMANDS[verb], argv)
+    return control(verb, *argv)
+
+
+def control(verb: str, *argv: str) -> ScriptCommand:
+    """What systemd.sh does by this verb. After `disable` a server that runs goes on, until the next boot."""
+    return ScriptCommand(script("systemd.sh"), (verb, *argv))

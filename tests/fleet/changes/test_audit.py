@@ -15,12 +15,13 @@ import pytest
 
 from disagg.config import EngineOptions, Host
 from disagg.errors import CommandFailed, HostLocked
-from disagg.fleet.changes.audit import APPEND_AUDIT, AUDIT_BYTES, AUDIT_LINES, origin
+from disagg.fleet.changes.audit import AUDIT_BOUNDS, AUDIT_BYTES, AUDIT_LINES, origin
 from disagg.fleet.changes.lock import locked
 from disagg.fleet.facts.paths import HostPaths
 from disagg.fleet.lifecycle.logs import read_audits
 from disagg.fleet.lifecycle.state import State
 from disagg.fleet.machine.local import LocalMachine
+from disagg.fleet.machine.shell import script
 from disagg.fleet.token.here import OwnTokens
 from tests.cli.commandline import run, write_fleet
 
@@ -79,8 +80,9 @@ def test_the_audit_is_bounded_and_keeps_the_newest_lines(tmp_path: Path) -> None
     file = tmp_path / "audit.log"
     file.write_text("".join(f"{number:0600d}\n" for number in range(AUDIT_BYTES // 601)))
     assert file.stat().st_size < AUDIT_BYTES
-    script = f'{APPEND_AUDIT}audit "$1" "$2"; audit "$1" "$3"'
-    subprocess.run(["sh", "-c", script, "sh", str(file), "x" * 600, "the newest"], check=True)
+    append = script("audit.sh") + 'audit "$1" "$2"; audit "$1" "$3"'
+    argv = ["sh", "-c", append, "sh", str(file), "x" * 600, "the newest"]
+    subprocess.run(argv, env={**os.environ, **AUDIT_BOUNDS}, check=True)
     kept = file.read_text().splitlines()
     assert kept[-1] == "the newest" and len(kept) <= AUDIT_LINES + 1
     assert [path.name for path in tmp_path.iterdir()] == ["audit.log"]

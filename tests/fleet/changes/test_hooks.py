@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,9 @@ import pytest
 from disagg.cli.fleet.notify import URL_VARIABLE
 from disagg.config import Fleet, Hooks
 from disagg.errors import Cancelled, CommandFailed, DisaggError, FleetError, HostUnreachable
+from disagg.fleet.changes.fleet_locks import FleetLocks, kept, places
 from disagg.fleet.changes.hooks import Change, HookRunner, around, variables
+from disagg.fleet.machine.connect import Machines
 from disagg.fleet.machine.local import LocalMachine
 from tests.fleet.facts.fixture_facts import fleet
 
@@ -40,9 +43,18 @@ class Site:
 
     @property
     def runner(self) -> HookRunner:
-        return HookRunner(
-            self.fleet, "deploy", lambda *said: self.said.append(said), lambda host: LocalMachine(host.name)
-        )
+        return HookRunner(self.fleet, "deploy", lambda *said: self.said.append(said))
+
+    @contextmanager
+    def deploying(self, hosts: Sequence[str]) -> Iterator[Change]:
+        """Within the locks of these hosts and between the hooks of a deployment."""
+        with Machines(lambda host: LocalMachine(host.name)) as machines:
+            locks = FleetLocks(machines, "deploy")
+            with (
+                kept(locks, places([self.fleet.hosts[name] for name in hosts])),
+                self.runner.around("deploy", hosts, locks=locks) as change,
+            ):
+                yield change
 
     @property
     def ran(self) -> list[str]:
@@ -50,8 +62,9 @@ class Site:
         return file.read_text().splitlines() if file.exists() else []
 
     def audit(self, host: str) -> list[Mapping[str, Any]]:
+        """The hooks in the audit of a host."""
         text = (self.folder / f".disagg/hosts/{host}/logs/audit.log").read_text()
-        return [json.loads(line) for line in text.splitlines()]
+        return [entry for entry in map(json.loads, text.splitlines()) if entry["event"].startswith("hook ")]
 
 
 @pytest.fixture
@@ -154,7 +167,7 @@ def test_hooks_run_in_the_folder_of_hosts_toml_without_input_and_their_output_is
 
 def test_the_audits_of_the_changed_hosts_have_their_hooks(site: Site) -> None:
     site.commands = {"before_deploy": "true", "after_deploy": "exit 2"}
-    with site.runner.around("deploy", HOSTS[:1]) as change:
+    with site.deploying(HOSTS[:1]) as change:
         change.end({})
     before, after = site.audit(HOSTS[0])
     assert (before["event"], before["ended"]) == ("hook before_deploy", "done")
@@ -164,9 +177,10 @@ def test_the_audits_of_the_changed_hosts_have_their_hooks(site: Site) -> None:
 
 def test_a_host_on_which_nothing_is_deployed_gets_no_audit(site: Site) -> None:
     (site.folder / f".disagg/hosts/{HOSTS[0]}/logs").rmdir()
-    with site.runner.around("deploy", HOSTS[:1]) as change:
+    (site.folder / f".disagg/hosts/{HOSTS[0]}").rmdir()
+    with site.deploying(HOSTS[:1]) as change:
         change.end({})
-    assert list((site.folder / f".disagg/hosts/{HOSTS[0]}").iterdir()) == []
+    assert not (site.folder / f".disagg/hosts/{HOSTS[0]}").exists()
 
 
 def test_a_plan_names_the_hooks_of_its_changes_in_their_order(site: Site) -> None:
@@ -177,7 +191,7 @@ def test_a_plan_names_the_hooks_of_its_changes_in_their_order(site: Site) -> Non
 
 
 def test_a_command_without_hooks_runs_none() -> None:
-    with around(None, "deploy", HOSTS, {}) as change:
+    with around(None, "deploy", HOSTS, {}, None) as change:
         change.end({})
     assert change.result == "done"
 
@@ -187,7 +201,7 @@ def test_a_command_without_hooks_runs_none() -> None:
 )
 def test_what_a_hook_prints_does_not_reach_the_hosts(site: Site, line: str, ended: str) -> None:
     site.commands, site.timeout_s = {"after_deploy": line}, 0.5 if "sleep" in line else 60
-    with site.runner.around("deploy", HOSTS[:1]) as change:
+    with site.deploying(HOSTS[:1]) as change:
         change.end({})
     (entry,) = site.audit(HOSTS[0])
     assert entry["message"] == f"the hook after_deploy failed: {ended}"
@@ -213,7 +227,7 @@ def test_a_hook_that_was_interrupted_is_in_the_audit(
         return run(machine, argv, **more)
 
     monkeypatch.setattr(LocalMachine, "run", interrupted)
-    with pytest.raises((KeyboardInterrupt, Cancelled)), site.runner.around("deploy", HOSTS[:1]):
+    with pytest.raises((KeyboardInterrupt, Cancelled)), site.deploying(HOSTS[:1]):
         pytest.fail("the change began")
     (entry,) = site.audit(HOSTS[0])
     assert (entry["event"], entry["ended"]) == ("hook before_deploy", "failed")

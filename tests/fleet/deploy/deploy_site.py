@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from disagg.config import Fleet, Host, load
-from disagg.fleet.changes.links import MOVE_LINKS
 from disagg.fleet.deploy.deployment import Deployment, DeployResult, planner
 from disagg.fleet.deploy.release import Installation
 from disagg.fleet.deploy.requirements import PackageRequirements
@@ -21,7 +20,7 @@ from disagg.fleet.machine.shell import Fence, script
 
 T = TypeVar("T")
 STEPS = ("prepare", "environment", "adopt", "check_release", "install_daemons", "tidy", "uninstall")
-STEP_SCRIPTS = {MOVE_LINKS, *(script(f"{name}.sh") for name in STEPS)}
+STEP_SCRIPTS = {script("move_links.sh"), *(script(f"{name}.sh") for name in STEPS)}
 TOKEN = "a-token-for-tests-only"
 FLEET = """\
 [fleet]

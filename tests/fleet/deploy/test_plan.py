@@ -426,9 +426,9 @@ def test_uninstall_takes_every_manager_away_that_ever_kept_the_server() -> None:
     found = facts("spark_deployed", installed={"systemd": unit, "process": InstalledService("", True)})
     plan = undo.uninstall(spark(service="process"), found, models=False)
     assert names(plan) == ["service", "service", "end", "remove"]
-    assert [of_type(step.action, RunScript).argv[0] for step in plan.steps[:2]] == [
-        "disagg-dgx-spark-1.service",
-        "/home/nvidia/.disagg/hosts/dgx-spark-1",
+    assert [of_type(step.action, RunScript).argv[:2] for step in plan.steps[:2]] == [
+        ("remove", "disagg-dgx-spark-1.service"),
+        ("/home/nvidia/.disagg/hosts/dgx-spark-1", "stop"),
     ]
 
 

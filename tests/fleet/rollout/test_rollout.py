@@ -187,7 +187,7 @@ def test_a_release_that_does_not_start_is_rolled_back_to_what_was_there_and_hook
     first, theirs = site.begin(), site.pend()
     note = f'echo "$DISAGG_HOOK $DISAGG_RESULT $DISAGG_FAILED" >>{tmp_path / "noted"}'
     names: tuple[HookName, ...] = get_args(HookName)
-    hooks = HookRunner(replace(site.fleet, hooks=Hooks(dict.fromkeys(names, note))), "rollout", connect=connect)
+    hooks = HookRunner(replace(site.fleet, hooks=Hooks(dict.fromkeys(names, note))), "rollout")
     report = site.run({name: site.release(name, "crash") for name in NAMES}, hooks=hooks)
     assert (tmp_path / "noted").read_text().splitlines() == [
         "before_deploy planned ",
@@ -265,7 +265,7 @@ def test_going_back_that_was_interrupted_has_the_hooks_of_a_restart_and_passes_t
 
 def test_a_hook_that_forbids_the_deployment_leaves_no_rollout_behind(site: Site) -> None:
     site.begin()
-    hooks = HookRunner(replace(site.fleet, hooks=Hooks({"before_deploy": "exit 1"})), "rollout", connect=connect)
+    hooks = HookRunner(replace(site.fleet, hooks=Hooks({"before_deploy": "exit 1"})), "rollout")
     with pytest.raises(DisaggError, match="before_deploy failed"):
         site.run({name: site.release(name, mark="2") for name in NAMES}, hooks=hooks)
     corrected = site.rollout({name: site.release(name, mark="3") for name in NAMES})
@@ -302,7 +302,7 @@ def note_releases(site: Site, file: Path) -> HookRunner:
     """Hooks that write down which releases they get."""
     note = f'echo "$DISAGG_HOOK $DISAGG_RELEASES" >>{file}'
     names: tuple[HookName, ...] = get_args(HookName)
-    return HookRunner(replace(site.fleet, hooks=Hooks(dict.fromkeys(names, note))), "rollout", connect=connect)
+    return HookRunner(replace(site.fleet, hooks=Hooks(dict.fromkeys(names, note))), "rollout")
 
 
 def releases_noted(file: Path, hook: str) -> list[str]:

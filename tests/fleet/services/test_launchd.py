@@ -13,8 +13,9 @@ import pytest
 from disagg.config import EngineOptions, Host
 from disagg.fleet.facts.host import HostFacts
 from disagg.fleet.facts.paths import HostPaths
+from disagg.fleet.machine.shell import script
 from disagg.fleet.services import Verb, command, definitions
-from disagg.fleet.services.launchd import INSTALL, server_plist
+from disagg.fleet.services.launchd import server_plist
 
 HOST = Host(
     "mac-1", "10.0.0.1", ("decode",), "m", EngineOptions("mlx"), 8001, kv_port=9001, service="launchd",
@@ -55,9 +56,9 @@ def test_the_same_facts_make_the_same_bytes() -> None:
 def test_every_verb_asks_for_root_without_a_password_and_names_what_is_missing() -> None:
     for verb in ("start", "stop", "restart", "remove"):
         made = command("launchd", FACTS, verb)
-        assert made.argv == ("disagg.mac-1", "/Library/LaunchDaemons/disagg.mac-1.plist")
+        assert made.argv == (verb, "disagg.mac-1", "/Library/LaunchDaemons/disagg.mac-1.plist")
         assert "exit 77" in made.script
-    assert "-o root -g wheel -m 644" in INSTALL
+    assert "-o root -g wheel -m 644" in script("install_plists.sh")
 
 
 FAKE_LAUNCHCTL = """\
@@ -98,11 +99,11 @@ def test_a_daemon_has_ended_when_stopping_it_has(tmp_path: Path, verb: Verb, cod
 
 
 def test_a_wired_limit_that_changed_is_loaded_anew() -> None:
-    assert INSTALL.index("bootout") < INSTALL.index("bootstrap")
+    assert script("install_plists.sh").index("bootout") < script("install_plists.sh").index("bootstrap")
 
 
 def test_scripts_are_posix_sh() -> None:
     scripts = [command(service, FACTS, verb).script for service in ("systemd", "launchd", "process")
                for verb in ("start", "stop", "restart", "remove")]  # fmt: skip
-    for script in (*scripts, INSTALL):
-        subprocess.run(["sh", "-n"], input=script, text=True, check=True)
+    for text in (*scripts, script("install_plists.sh")):
+        subprocess.run(["sh", "-n"], input=text, text=True, check=True)

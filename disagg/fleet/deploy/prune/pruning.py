@@ -20,49 +20,10 @@ from disagg.fleet.machine.connect import Connect, Machines, machine_for
 from disagg.fleet.machine.fan_out import each
 from disagg.fleet.machine.shell import script
 from disagg.fleet.services import command
-from disagg.fleet.services.base import END_GROUP
 
 WHY: Final = "prune"
 _SIZES_S: Final = 300.0
 _REMOVE_S: Final = 600.0
-_SIZES: Final = """\
-# $@: paths. Prints the KiB of each, in this order; an empty line if that cannot be measured.
-for path in "$@"; do
-    du -sk "$path" 2>/dev/null | awk 'NR == 1 { kib = $1 } END { print kib }'
-done
-"""
-_REMOVE_SHARED: Final = """\
-# Removes $1, an environment or a model that hosts share, unless a command that may need it has begun. It is moved away
-# before the look: a command that begins later finds it missing. $2: the folder of all hosts. $3...: hosts whose locks
-# this command holds.
-path=$1 away=$1.removed hosts=$2
-shift 2
-case $path in *.removed) exec rm -rf "$path" ;; esac
-reason() { # why it stays, nothing if it goes
-    for lock in "$hosts"/*/lock; do
-        host=${lock%/lock} && host=${host##*/}
-        case " $* " in *" $host "*) continue ;; esac
-        if test -d "$lock"; then echo "a command changes $host and may need it"; return; fi
-    done
-    name=${path##*/} model=/models/carried/${path##*/}
-    if grep -qxF "$name" "$hosts"/*/releases/*/environment 2>/dev/null ||
-        grep -qF -e "$model'" -e "$model\\"" "$hosts"/*/releases/*/hosts.toml 2>/dev/null; then
-        echo "a release needs it"
-    fi
-}
-test -e "$path" || exit 0
-rm -rf "$away" || exit 1
-trap '' HUP INT TERM # the look is short, and it must not stay away if a release needs it
-mv "$path" "$away" || exit 1
-why=$(reason "$@")
-if [ -z "$why" ]; then
-    trap - HUP INT TERM
-    exec rm -rf "$away"
-fi
-if test -e "$path"; then rm -rf "$away"; else mv "$away" "$path"; fi
-printf '%s\\n' "$path stays: $why" >&2
-exit 1
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +146,7 @@ def _sized(machine: Machine, orphans: Sequence[Orphan]) -> Iterator[Orphan]:
     """The orphans with their sizes."""
     if not orphans:
         return
-    result = machine.run([one.path for one in orphans], script=_SIZES, timeout=_SIZES_S)
+    result = machine.run([one.path for one in orphans], script=script("sizes.sh"), timeout=_SIZES_S)
     sizes = [kib(line) for line in result.stdout.splitlines()]
     for index, one in enumerate(orphans):
         yield replace(one, nbytes=sizes[index] if index < len(sizes) else None)
@@ -200,7 +161,7 @@ def _steps(orphan: Orphan, found: dict[str, FoundHost], home: str, held: Sequenc
     if orphan.kind == "host" or not orphan.path.startswith(f"{paths.root}/"):
         yield Step("remove", what, RunScript(script("tidy.sh"), (orphan.path,), _REMOVE_S))
         return
-    action = RunScript(_REMOVE_SHARED, (orphan.path, paths.hosts, *held), _REMOVE_S)
+    action = RunScript(script("remove_shared.sh"), (orphan.path, paths.hosts, *held), _REMOVE_S)
     yield Step("remove", what, action, "run disagg uninstall --unused again when that command has ended")
 
 
@@ -213,5 +174,5 @@ def _service_steps(found: FoundHost, path: str, home: str) -> Iterator[Step]:
         action = RunScript(remove.script, remove.argv, 90.0)
         yield Step("service", what, action, hint if manager == "launchd" else "")
     if found.pid is not None:
-        action = RunScript(END_GROUP, (str(found.pid),), 90.0)
+        action = RunScript(script("end_group.sh"), (str(found.pid),), 90.0)
         yield Step("end", f"end the server of {found.name} if it still runs", action)

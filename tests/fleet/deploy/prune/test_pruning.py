@@ -16,10 +16,11 @@ import pytest
 
 from disagg.errors import CommandFailed, HostLocked
 from disagg.fleet.changes.lock import locked
-from disagg.fleet.deploy.prune.pruning import _REMOVE_SHARED, Pruned, Pruning
+from disagg.fleet.deploy.prune.pruning import Pruned, Pruning
 from disagg.fleet.deploy.steps import StepProgress
 from disagg.fleet.facts.paths import HostPaths
 from disagg.fleet.machine.local import LocalMachine
+from disagg.fleet.machine.shell import script
 from tests.deadlines import LONG_S
 from tests.fleet.deploy.deploy_site import Site
 from tests.programs import needs
@@ -186,7 +187,7 @@ def test_an_interruption_while_it_looks_leaves_no_environment_aside_that_a_relea
     grep.chmod(0o755)
     argv = ["/bin/sh", "-s", "--", str(environment), str(tmp_path / "hosts")]
     path = {"PATH": f"{tmp_path}/bin:/usr/bin:/bin"}
-    subprocess.run(argv, input=_REMOVE_SHARED, text=True, env=path, start_new_session=True, check=False)
+    subprocess.run(argv, input=script("remove_shared.sh"), text=True, env=path, start_new_session=True, check=False)
     assert environment.exists() == needed and not (tmp_path / "envs/1.removed").exists()
 
 
