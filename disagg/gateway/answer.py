@@ -1,10 +1,11 @@
-"""Events -> HTTP: an answer that is streamed, or sent whole. Either way it ends when its caller disconnects."""
+"""The response to a request: what happens to it is written to a caller that may disconnect, or read nothing."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,141 +14,148 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from disagg.errors import Cancelled, DisaggError
-from disagg.gateway.dialects.base import AnswerEvent, Dialect, Finished, Head, uncounted, written
+from disagg.gateway.dialects.base import AnswerEvent, Dialect, Framing, Writer, Written, written
 from disagg.gateway.dialects.problems import INTERNAL, Problem, problem_of
-from disagg.gateway.exchange import STOPPED, Exchange
-from disagg.inference.types import Completion, Stage
+from disagg.gateway.watch.request import ObservedRequest
+from disagg.http.requests import disconnected
+from disagg.http.stream import BodyParts, running
+
+FIRST_S = 2.0  # without an event, the response starts with a comment; until then an error has its HTTP status
+KEEP_ALIVE_S = 10.0  # between two comments
+STALL_S = 60.0  # a caller that reads nothing for this long counts as disconnected
+STOPPED = Problem(503, "server_error", "gateway_stopped", "the gateway is stopping; the answer is not complete")
 
 log = logging.getLogger("disagg.gateway")
 
 
-class Outcome:
-    """What became of one request, filled in while it is answered. n: answers per prompt. charge: is called with the
-    tokens of prompts and answers as they come; a request that fails or is cancelled is charged what it has used.
-    tokens: of the answers."""
-
-    def __init__(self, n: int = 1, charge: Callable[[int], None] = lambda _: None) -> None:
-        self._n, self._charge = n, charge
-        self._prompts: dict[int, int] = {}
-        self.completions: dict[int, Completion] = {}
-        self.tokens = 0
-        self.error: Problem | None = None
-        self.cancelled = False
-
-    def note(self, event: AnswerEvent) -> None:
-        if isinstance(event, Finished):
-            self.completions[event.choice] = event.completion
-            self._prompt(event.choice, event.completion.metrics.prompt_tokens)
-            self._add(uncounted(event.completion, len(event.completion.tokens)))
-        else:
-            self._add(len(event.tokens))
-
-    def _add(self, tokens: int) -> None:
-        self.tokens += tokens
-        self._charge(tokens)
-
-    def staged(self, choice: int, stage: Stage) -> None:
-        """An answer has come to this stage."""
-        self._prompt(choice, stage.prompt_tokens)
-
-    @property
-    def prompt_tokens(self) -> int:
-        """Of all prompts that a host has counted. A prompt that is answered several times counts once."""
-        return sum(self._prompts.values())
-
-    def _prompt(self, choice: int, tokens: int) -> None:
-        if tokens and choice // self._n not in self._prompts:
-            self._prompts[choice // self._n] = tokens
-            self._charge(tokens)
-
-    @property
-    def in_order(self) -> Sequence[Completion]:
-        """The answers by number, once all are complete."""
-        return [self.completions[choice] for choice in sorted(self.completions)]
-
-
 @dataclass(frozen=True, slots=True)
-class Running:
-    """A request that has been accepted. ended: is called once, with what became of it."""
+class AcceptedRequest:
+    """A request that has a place, which it gives back when it ends. writer: of its answer."""
 
     dialect: Dialect
-    head: Head
+    observed: ObservedRequest
     events: AsyncGenerator[AnswerEvent, None]
-    outcome: Outcome
-    ended: Callable[[Outcome], None]
+    give_back: Callable[[], None]
+    writer: Writer
+
+    async def perform(self, send: Callable[[Iterable[Written]], Awaitable[None]] | None) -> Problem | Sequence[Written]:
+        """Run it to its end: what is left to send then, or why it failed. send: sends objects of its stream; None: it
+        is answered by one object. Raises Cancelled if the caller reads nothing."""
+        async with aclosing(self.events) as events:
+            try:
+                async for event in events:
+                    if send is not None:
+                        await send(written(self.writer, event))
+                completions = self.observed.completions
+                return [*self.writer.end(completions)] if send is not None else [self.writer.whole(completions)]
+            except DisaggError as error:
+                if isinstance(error, Cancelled) and send is not None:
+                    raise
+                return problem_of(error)
+            except Exception as error:
+                log.error("internal_error", exc_info=error)
+                return INTERNAL
+
+    def ended(self, problem: Problem | None = None) -> None:
+        """It is over, and failed if there is a problem. A second call does nothing."""
+        if self.observed.state is None:
+            self.give_back()
+            self.observed.ended(problem)
 
 
 class AnswerResponse(Response):
     """The response to one request."""
 
-    def __init__(self, running: Running) -> None:
+    def __init__(self, request: AcceptedRequest) -> None:
         super().__init__()
-        self._running = running
-        self._dialect, self._outcome = running.dialect, running.outcome
-        self._writer = running.dialect.writer(running.head)
+        self._request = request
+        self._problem: Problem | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        stream = self._running.head.request.stream
-        exchange = Exchange(scope, send, self._dialect.framing, stream=stream)
-        work = self._stream(exchange) if stream else self._whole(exchange)
-        refusal = json_response(self._dialect.error(STOPPED), STOPPED.status, STOPPED.headers)
-        await exchange.perform(work, receive, self._writer.error(STOPPED), refusal, self._end)
+        dialect, writer = self._request.dialect, self._request.writer
+        exchange = Exchange(scope, send, dialect.framing, stream=self._request.observed.head.request.stream)
+        refusal = problem_response(dialect, STOPPED)
+        await exchange.perform(
+            self._perform(exchange), receive, writer.error(STOPPED), refusal, lambda: self._request.ended(self._problem)
+        )
 
-    def _end(self, cancelled: bool) -> None:
-        self._outcome.cancelled = cancelled
-        self._running.ended(self._outcome)
+    async def _perform(self, exchange: Exchange) -> None:
+        dialect, writer = self._request.dialect, self._request.writer
+        ending = await self._request.perform(exchange.objects if exchange.stream else None)
+        if not isinstance(ending, Problem):
+            await (exchange.complete(ending) if exchange.stream else exchange.respond(json_response(ending[0])))
+            return
+        self._problem = ending
+        if exchange.started:
+            await exchange.cut(writer.error(ending))
+        else:
+            await exchange.respond(problem_response(dialect, ending))
 
-    async def _stream(self, exchange: Exchange) -> None:
-        async with aclosing(self._running.events) as events:
-            try:
-                async for event in events:
-                    self._outcome.note(event)
-                    await exchange.objects(written(self._writer, event))
-                last = [*self._writer.end(self._outcome.in_order)]
-            except Cancelled:
-                raise
-            except Exception as error:  # noqa: BLE001 - whatever failed, the caller gets its message
-                self._outcome.error = problem = problem_of_any(error)
-                if not exchange.started:
-                    await self._send_problem(problem, exchange)
-                    return
-                await exchange.cut(self._writer.error(problem))
-                return
-        await exchange.complete(last)
 
-    async def _whole(self, exchange: Exchange) -> None:
-        async with aclosing(self._running.events) as events:
-            try:
-                async for event in events:
-                    self._outcome.note(event)
-                body = self._writer.whole(self._outcome.in_order)
-            except Exception as error:  # noqa: BLE001 - whatever failed, the caller gets its message
-                self._outcome.error = problem = problem_of_any(error)
-                await self._send_problem(problem, exchange)
-                return
-        await send_response(json_response(body), exchange.send)
+class Exchange(BodyParts):
+    """Sends one response: objects, framed as a stream of this kind, or a response that is not sent in parts."""
 
-    async def _send_problem(self, problem: Problem, exchange: Exchange) -> None:
-        response = json_response(self._dialect.error(problem), problem.status, problem.headers)
-        await send_response(response, exchange.send)
+    def __init__(self, scope: Scope, send: Send, framing: Framing, *, stream: bool) -> None:
+        super().__init__(scope, send, framing.media_type, STALL_S)
+        self.stream = stream
+        self._framing = framing
+
+    async def objects(self, objects: Iterable[Written]) -> None:
+        """Send these objects. Raises Cancelled if the caller stalls."""
+        await self.part(self._framing.join(objects))
+
+    async def complete(self, objects: Iterable[Written]) -> None:
+        """Send the last objects of a complete stream."""
+        await self.end(self._framing.join(objects) + self._framing.done)
+
+    async def cut(self, objects: Iterable[Written]) -> None:
+        """Send the last objects of a stream that is not complete."""
+        await self.end(self._framing.join(objects))
+
+    async def respond(self, response: Response) -> None:
+        """Send a response that is not sent in parts. Its request has been read."""
+        await response({"type": "http"}, _never, self.send)
+
+    async def perform(
+        self,
+        work: Coroutine[Any, Any, None],
+        receive: Receive,
+        cut: Iterable[Written],
+        refusal: Response,
+        ended: Callable[[], None],
+    ) -> None:
+        """Run `work`, which sends the response, until it ends or the caller disconnects.
+
+        If the gateway's stop cuts it, `cut` are the last objects of a stream that has begun, and `refusal` is sent
+        instead of a response that has not. ended: is called once.
+        """
+        others = [disconnected(receive)]
+        if self.stream and (comment := self._framing.keep_alive):
+            others.append(self.keep_alive(lambda: comment, FIRST_S, KEEP_ALIVE_S))
+        try:
+            async with running(work, *others) as tasks:
+                writing = tasks[0]
+                try:
+                    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+                except asyncio.CancelledError:  # the gateway stops and does not wait any longer
+                    writing.cancel()
+                    with suppress(Exception):
+                        await (self.cut(cut) if self.started else self.respond(refusal))
+        finally:
+            ended()
+        # A stop that is pressed leaves no time for the task to end.
+        if writing.done() and not writing.cancelled() and not isinstance(writing.exception(), Cancelled):
+            writing.result()
+
+
+def problem_response(dialect: Dialect, problem: Problem) -> Response:
+    """A problem as clients of this dialect read it."""
+    return json_response(dialect.error(problem), problem.status, problem.headers)
 
 
 def json_response(body: Mapping[str, Any], status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
     """A body as JSON."""
     return Response(msgspec.json.encode(body), status, dict(headers or {}), "application/json")
-
-
-async def send_response(response: Response, send: Send) -> None:
-    """Send a response whose request has been read."""
-    await response({"type": "http"}, _never, send)
-
-
-def problem_of_any(error: Exception) -> Problem:
-    """The error as it is sent to a caller. A bug is logged."""
-    if isinstance(error, DisaggError):
-        return problem_of(error)
-    log.error("internal_error", exc_info=error)
-    return INTERNAL
 
 
 async def _never() -> Any:

@@ -17,12 +17,11 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive
 
-from disagg.api.base import without_value
 from disagg.api.requests import MAX_ANSWERS
 from disagg.errors import Cancelled, DisaggError, RequestError
 from disagg.gateway import hops, models
 from disagg.gateway import parallel as body
-from disagg.gateway.answer import AnswerResponse, Outcome, Running, json_response
+from disagg.gateway.answer import AcceptedRequest, AnswerResponse, json_response
 from disagg.gateway.clients.access import Access, require_model
 from disagg.gateway.clients.keys import Key
 from disagg.gateway.clients.limits import AnswerPlaces, KeyLimits, share_of
@@ -40,7 +39,7 @@ from disagg.gateway.parallel import ItemRun, ParallelResponse
 from disagg.gateway.run import prompt_tokens, run, unless
 from disagg.gateway.views import Views
 from disagg.gateway.watch.gateway import GatewayWatch
-from disagg.gateway.watch.observers import Observers
+from disagg.gateway.watch.request import Observers
 from disagg.http import requests
 from disagg.http.stream import unless_disconnected
 from disagg.inference.client import AsyncClient
@@ -125,7 +124,7 @@ class Gateway:
 
     def _item(
         self, key: Key | None, item: body.RequestedItem, request_id: str, arrived: float, via: str
-    ) -> Running | Problem:
+    ) -> AcceptedRequest | Problem:
         """The request of an item, which begins now; or why it does not."""
         try:
             if isinstance(item.request, DisaggError):
@@ -133,30 +132,24 @@ class Gateway:
             head = Head(self._admitted(key, item.request), body.item_id(request_id, item.index), arrived, via)
         except DisaggError as error:
             problem = problem_of(error)
-            self._observers.refuse("", problem)
+            self._observers.refuse(problem)
             return problem
         return self._begin(key, item.dialect, head)
 
-    def _begin(self, key: Key | None, dialect: Dialect, head: Head) -> Running:
+    def _begin(self, key: Key | None, dialect: Dialect, head: Head) -> AcceptedRequest:
         """Accept a request that has been admitted."""
         model = self._client.fleet.model(head.model).name
         name, key_id = (key.name, key.id) if key else (None, None)
-        observed = self._observers.accept(head, dialect.name, model, name, key_id)
-        given_up: asyncio.Future[DisaggError] = asyncio.get_running_loop().create_future()
-        give_back = self._places.take(key, head.request.choices, lambda: observed.waiting, given_up.set_result)
 
         def charge(tokens: int) -> None:
             if key is not None:
                 self._limits.spend(key, tokens, time.monotonic())
 
-        def ended(outcome: Outcome) -> None:
-            give_back()
-            observed.ended(outcome.error, cancelled=outcome.cancelled)
-            _log(dialect, head, key, outcome)
-
-        outcome = Outcome(head.request.n, charge)
-        events = unless(given_up, run(self._client, head, observed, outcome.staged))
-        return Running(dialect, head, events, outcome, ended)
+        observed = self._observers.accept(head, dialect.name, model, name, key_id, charge=charge)
+        given_up: asyncio.Future[DisaggError] = asyncio.get_running_loop().create_future()
+        give_back = self._places.take(key, head.request.choices, lambda: observed.waiting, given_up.set_result)
+        events = unless(given_up, run(self._client, observed))
+        return AcceptedRequest(dialect, observed, events, give_back, dialect.writer(head))
 
     def count(self, dialect: Dialect) -> Handler:
         """The endpoint that counts the tokens of a prompt, which the dialect reads."""
@@ -198,7 +191,7 @@ class Gateway:
     def _refused(self, error: DisaggError, written: Callable[[Problem], Mapping[str, Any]]) -> Response:
         """The answer to a request that does not begin. The observers are notified."""
         problem = problem_of(error)
-        self._observers.refuse("", problem)
+        self._observers.refuse(problem)
         return json_response(written(problem), problem.status, problem.headers)
 
     def _admitted(self, key: Key | None, asked: GatewayRequest) -> GatewayRequest:
@@ -229,24 +222,6 @@ def _unasked(dialect: Dialect, head: Head) -> Response:
     if head.request.stream:
         return Response(dialect.framing.join(writer.end(())), media_type=dialect.framing.media_type)
     return json_response(writer.whole(()))
-
-
-def _log(dialect: Dialect, head: Head, key: Key | None, outcome: Outcome) -> None:
-    """One line about a request that has ended, with none of its text."""
-    problem = outcome.error
-    fields = {
-        "request_id": head.request_id,
-        "key": key.name if key else None,
-        "api": dialect.name,
-        "model": head.model,
-        "state": "cancelled" if outcome.cancelled else "failed" if problem else "ok",
-        "prompt_tokens": outcome.prompt_tokens,
-        "tokens": outcome.tokens,
-        "seconds": round(time.time() - head.created, 3),
-        "error_code": (problem.code or str(problem.status)) if problem else None,
-        "error": without_value(problem.message) if problem else None,
-    }
-    log.info("request_ended", extra={"fields": {name: value for name, value in fields.items() if value is not None}})
 
 
 async def _on_error(_: Request, error: Exception) -> Response:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from http import HTTPStatus
 from typing import Any, Final
 
-import msgspec
+from msgspec import UNSET
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -24,20 +23,17 @@ from disagg.api.parallel import (
     ParallelFigures,
     ParallelResult,
 )
-from disagg.errors import Cancelled, DisaggError, RequestError
-from disagg.gateway.answer import Running, json_response, problem_of_any, send_response
-from disagg.gateway.dialects import openai
+from disagg.errors import DisaggError, RequestError
+from disagg.gateway.answer import STOPPED, AcceptedRequest, Exchange, json_response, problem_response
 from disagg.gateway.dialects.base import (
     DATA_EVENTS,
     Dialect,
     GatewayRequest,
     Written,
-    written,
 )
 from disagg.gateway.dialects.chat import ChatCompletions
 from disagg.gateway.dialects.completions import Completions
 from disagg.gateway.dialects.problems import Problem
-from disagg.gateway.exchange import STOPPED, Exchange
 
 CHAT: Final = ChatCompletions()
 COMPLETION: Final = Completions()
@@ -106,94 +102,72 @@ class ItemRun:
     """One item: the request that runs, or why none does."""
 
     item: RequestedItem
-    work: Running | Problem
+    work: AcceptedRequest | Problem
 
 
 class ParallelResponse(Response):
-    """The response to one body. began: time.monotonic() when its items were sent."""
+    """The response to one body."""
 
     def __init__(self, parts: Sequence[ItemRun], request_id: str, created: float, *, stream: bool) -> None:
         super().__init__()
         self._parts = parts
         self._id, self._created = f"parallel-{request_id}", int(created)
-        self._is_stream = stream
-        self._began = time.monotonic()
-        self._open = {part.item.index: part.work for part in parts if isinstance(part.work, Running)}
+        self._stream = stream
+        self._began = time.monotonic()  # all items were sent
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        exchange = Exchange(scope, send, DATA_EVENTS, stream=self._is_stream)
-        work = self._stream(exchange) if self._is_stream else self._whole(exchange)
-        body = openai.error_body(STOPPED)
-        refusal = json_response(body, STOPPED.status, STOPPED.headers)
-        await exchange.perform(work, receive, (body,), refusal, self._ended)
+        exchange = Exchange(scope, send, DATA_EVENTS, stream=self._stream)
+        refusal = problem_response(CHAT, STOPPED)
+        await exchange.perform(self._perform(exchange), receive, (CHAT.error(STOPPED),), refusal, self._ended)
 
-    def _ended(self, _: bool) -> None:
+    def _ended(self) -> None:
         """Report the end of the requests that were cancelled before they began to run."""
-        for index in tuple(self._open):
-            self._close(index)
+        for part in self._parts:
+            if isinstance(part.work, AcceptedRequest):
+                part.work.ended()
 
-    def _close(self, index: int) -> None:
-        """Report the end of one request; without its answers or an error it was cancelled."""
-        if (work := self._open.pop(index, None)) is not None:
-            outcome = work.outcome
-            outcome.cancelled = outcome.error is None and len(outcome.completions) < work.head.request.choices
-            work.ended(outcome)
-
-    async def _stream(self, exchange: Exchange) -> None:
+    async def _perform(self, exchange: Exchange) -> None:
         async def one(part: ItemRun) -> ParallelResult:
-            result = await self._perform(part, exchange)
-            await exchange.objects((result.to_json(),))
+            result = await self._item(part, exchange)
+            if exchange.stream:
+                await exchange.objects((result.to_json(),))
             return result
 
         results = await _all(one(part) for part in self._parts)
-        await exchange.complete((ParallelEnd(_figures(results)).to_json(),))
+        figures = ParallelFigures.of([one.seconds for one in results if one.status == HTTPStatus.OK])
+        if exchange.stream:
+            await exchange.complete((ParallelEnd(figures).to_json(),))
+        else:
+            answer = ParallelAnswer(self._id, "parallel", self._created, tuple(results), figures)
+            await exchange.respond(json_response(answer.to_json()))
 
-    async def _whole(self, exchange: Exchange) -> None:
-        results = await _all(self._perform(part, None) for part in self._parts)
-        answer = ParallelAnswer(self._id, "parallel", self._created, tuple(results), _figures(results))
-        await send_response(json_response(answer.to_json()), exchange.send)
-
-    async def _perform(self, part: ItemRun, exchange: Exchange | None) -> ParallelResult:
-        """Run one item to its end. exchange: to which its chunks are sent; None: its result has the answer."""
-        item, work = part.item, part.work
-        problem, body = (work, None) if isinstance(work, Problem) else await self._run(item, work, exchange)
+    async def _item(self, part: ItemRun, exchange: Exchange) -> ParallelResult:
+        """Run one item to its end. The chunks of its stream are sent; if it has none, its result has the answer."""
+        item, ending = part.item, await self._ending(part, exchange)
         seconds = time.monotonic() - self._began
-        if problem is not None:
-            return ParallelResult(item.index, item.id, problem.status, seconds, item.dialect.error(problem))
-        return ParallelResult(item.index, item.id, HTTPStatus.OK, seconds, msgspec.UNSET if body is None else body)
+        if isinstance(ending, Problem):
+            return ParallelResult(item.index, item.id, ending.status, seconds, item.dialect.error(ending))
+        body = UNSET if exchange.stream else ending[0]
+        return ParallelResult(item.index, item.id, HTTPStatus.OK, seconds, body)
 
-    async def _run(
-        self, item: RequestedItem, work: Running, exchange: Exchange | None
-    ) -> tuple[Problem | None, Mapping[str, Any] | None]:
-        """The error that ended the request, if one did; and the answer, unless it has been sent."""
-        writer = work.dialect.writer(work.head)
-        async with aclosing(work.events) as events:
-            try:
-                async for event in events:
-                    work.outcome.note(event)
-                    if exchange is not None:
-                        await exchange.objects(chunks(item, written(writer, event)))
-                completions = work.outcome.in_order
-                if exchange is None:
-                    return None, writer.whole(completions)
-                await exchange.objects(chunks(item, writer.end(completions)))
-                return None, None
-            except Cancelled:  # the caller reads nothing
-                raise
-            except Exception as error:  # noqa: BLE001 - whatever failed, the caller gets its message, and the other items go on
-                work.outcome.error = problem = problem_of_any(error)
-                return problem, None
-            finally:
-                self._close(item.index)
+    async def _ending(self, part: ItemRun, exchange: Exchange) -> Problem | Sequence[Written]:
+        if isinstance(work := part.work, Problem):
+            return work
 
+        async def chunks(objects: Iterable[Written]) -> None:
+            named = (ParallelChunk(part.item.index, part.item.id, body).to_json() for body in objects)
+            await exchange.objects(named)
 
-def chunks(item: RequestedItem, objects: Iterable[Written]) -> Iterator[Written]:
-    """The objects of one request's stream as those of a stream of several: each names its request."""
-    return (ParallelChunk(item.index, item.id, body).to_json() for body in objects)
-
-
-def _figures(results: Sequence[ParallelResult]) -> ParallelFigures:
-    return ParallelFigures.of([result.seconds for result in results if result.status == HTTPStatus.OK])
+        problem: Problem | None = None
+        try:
+            ending = await work.perform(chunks if exchange.stream else None)
+            if isinstance(ending, Problem):
+                problem = ending
+            elif exchange.stream:
+                await chunks(ending)
+            return ending
+        finally:
+            work.ended(problem)
 
 
 async def _all(works: Iterable[Coroutine[Any, Any, ParallelResult]]) -> Sequence[ParallelResult]:

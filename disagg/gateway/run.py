@@ -8,13 +8,11 @@ from contextlib import AsyncExitStack, aclosing, contextmanager
 from functools import partial
 
 from disagg.errors import DisaggError, ServerUnavailable, Unauthorized
-from disagg.gateway.dialects.base import AnswerEvent, AnswerPiece, Finished, GatewayRequest, Head, uncounted
-from disagg.gateway.watch.observers import ObservedRequest
+from disagg.gateway.dialects.base import AnswerEvent, AnswerPiece, Finished, GatewayRequest
+from disagg.gateway.watch.request import ObservedRequest
 from disagg.inference.client import AsyncClient
 from disagg.inference.stream import AsyncStream
-from disagg.inference.types import Chunk, Stage
-
-Staged = Callable[[int, Stage], None]
+from disagg.inference.types import Chunk
 
 MAX_ID = 47  # of the 64 characters of an id on a host: an attempt's own id follows
 COUNT_S = 30.0
@@ -22,27 +20,21 @@ COUNT_S = 30.0
 WAITING_EVENTS = 64  # of several answers together; the streams hold what does not fit
 
 
-async def run(
-    client: AsyncClient, head: Head, observed: ObservedRequest, staged: Staged
-) -> AsyncGenerator[AnswerEvent, None]:
+async def run(client: AsyncClient, observed: ObservedRequest) -> AsyncGenerator[AnswerEvent, None]:
     """The events of all answers. Raises a DisaggError if one fails; closing the generator cancels all.
 
-    observed: gets the events, and has recorded each answer before its end is yielded. staged: is called with the
-    number of an answer whenever that enters another stage.
+    observed: gets the events, and has recorded each answer before its end is yielded.
     """
-    request, request_id = head.request, head.request_id[:MAX_ID]
-
-    def watch(choice: int, stage: Stage) -> None:
-        observed.entered(choice, stage)
-        staged(choice, stage)
+    head, request = observed.head, observed.head.request
+    request_id = head.request_id[:MAX_ID]
 
     with _own_token():
         async with AsyncExitStack() as stack:
 
             async def opened(choice: int) -> AsyncStream:
                 arguments = request.arguments(choice)
-                watched = partial(watch, choice)
-                stream = client.stream(**arguments, watch=watched, request_id=request_id, via=head.via)
+                watch = partial(observed.entered, choice)
+                stream = client.stream(**arguments, watch=watch, request_id=request_id, via=head.via)
                 return await stack.enter_async_context(stream)
 
             answers: list[AsyncGenerator[AnswerEvent, None]] = []
@@ -91,13 +83,10 @@ def _own_token() -> Iterator[None]:
 
 
 async def _answer(choice: int, stream: AsyncStream, observed: ObservedRequest) -> AsyncGenerator[AnswerEvent, None]:
-    tokens = 0
     async for chunk in stream:
         for piece in pieces(choice, [chunk, *stream.waiting()]):
-            tokens += len(piece.tokens)
             observed.generated(choice, len(piece.tokens))
             yield piece
-    observed.generated(choice, uncounted(stream.completion, tokens))
     observed.completed(choice, stream.completion)
     await observed.settle()
     yield Finished(choice, stream.completion)

@@ -22,7 +22,7 @@ from disagg.errors import (
     ServerUnavailable,
     Unauthorized,
 )
-from disagg.gateway import app, exchange
+from disagg.gateway import answer, app
 from disagg.gateway.clients.keys import KeyFile
 from disagg.gateway.document import calls
 from disagg.gateway.watch.gateway import GatewayWatch
@@ -83,8 +83,8 @@ async def test_an_error_before_the_first_token_has_its_status_streamed_or_not(
 
 
 async def test_a_quiet_stream_is_kept_alive_by_comments(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exchange, "FIRST_S", 0.01)
-    monkeypatch.setattr(exchange, "KEEP_ALIVE_S", 0.01)
+    monkeypatch.setattr(answer, "FIRST_S", 0.01)
+    monkeypatch.setattr(answer, "KEEP_ALIVE_S", 0.01)
     async with fake_client.http(fake_client.app(FakeClient(0.2, "late "))) as http:
         response = await http.post("/v1/chat/completions", json=STREAMED)
     assert response.text.startswith(": keep-alive\n\n: keep-alive\n\n")
@@ -92,7 +92,7 @@ async def test_a_quiet_stream_is_kept_alive_by_comments(monkeypatch: pytest.Monk
 
 
 async def test_an_error_after_a_comment_is_an_event(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exchange, "FIRST_S", 0.01)
+    monkeypatch.setattr(answer, "FIRST_S", 0.01)
     async with fake_client.http(fake_client.app(FakeClient(0.1, Overloaded("busy")))) as http:
         response = await http.post("/v1/chat/completions", json=STREAMED)
     assert [event["error"]["code"] for event in events(response.text)] == ["rate_limit_exceeded"]
@@ -376,8 +376,8 @@ async def test_a_malformed_host_is_refused_and_not_a_bug() -> None:
 
 async def test_nothing_is_sent_after_the_end_of_a_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     """A comment that becomes due while the end is being sent."""
-    monkeypatch.setattr(exchange, "FIRST_S", 0.0)
-    monkeypatch.setattr(exchange, "KEEP_ALIVE_S", 0.0)
+    monkeypatch.setattr(answer, "FIRST_S", 0.0)
+    monkeypatch.setattr(answer, "KEEP_ALIVE_S", 0.0)
     sent: list[Message] = []
 
     async def send(message: Message) -> None:

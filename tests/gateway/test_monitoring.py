@@ -15,7 +15,7 @@ from disagg.errors import RequestEndedHosts, ServerUnavailable
 from disagg.gateway.dialects.base import GatewayRequest, Head
 from disagg.gateway.dialects.problems import problem_of
 from disagg.gateway.watch.gateway import GatewayWatch
-from disagg.gateway.watch.observers import Observers
+from disagg.gateway.watch.request import Observers
 from disagg.inference.types import Stage
 from tests.gateway.fake_client import FakeClient, completion
 
@@ -39,8 +39,8 @@ def samples() -> dict[str, set[str]]:
             done = completion("one two")
             object.__setattr__(done.metrics, "method", "fallback")
             observed.completed(0, done)
-        observed.ended(problem_of(fails) if fails else None, cancelled=False)
-    observers.accept(Head(request, "r", 0.0), "chat", "m", None).ended(None, cancelled=True)
+        observed.ended(problem_of(fails) if fails else None)
+    observers.accept(Head(request, "r", 0.0), "chat", "m", None).ended()
     found: dict[str, set[str]] = {}
     for family in text_string_to_metric_families(watch.metrics(of_keys=True).decode()):
         for sample in family.samples:

@@ -241,12 +241,6 @@ class Finished:
 AnswerEvent = AnswerPiece | Finished
 
 
-def uncounted(completion: Completion, tokens: int) -> int:
-    """How many tokens of the answer were counted at its end only, as by a whole-request host. tokens: those that
-    arrived one by one."""
-    return max(0, completion.metrics.completion_tokens - tokens) if completion.metrics.method == "whole" else 0
-
-
 def arguments_text(call: ToolCall) -> str:
     """The arguments of a call as JSON."""
     return msgspec.json.encode(call.arguments).decode()

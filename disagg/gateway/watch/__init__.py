@@ -1,8 +1,7 @@
 """What happens to requests and hosts, for those who watch: metrics, history and the live view.
 
 gateway       everything that watches one gateway
-events        the events of a request, as frozen values
-observers     passes each event on to every observer
+request       one request: counts what happens to it, once, and tells its observers
 metrics       /metrics: requests by model, and their tokens as they arrive
 host_metrics  /metrics: gauges of hosts and models, computed when they are read
 board         /api/live: requests now, last answers, totals, plots

@@ -21,9 +21,8 @@ from disagg.api.live import (
     Sample,
     Totals,
 )
-from disagg.gateway.watch.entry import entry_of_completion, entry_of_end, without_texts
-from disagg.gateway.watch.events import Accepted, Completed, Ended, Generated, Refused, RequestEvent, StageEntered
-from disagg.inference.types import Stage
+from disagg.gateway.watch.entry import entry_of_completion, entry_of_end, of_stage, without_texts
+from disagg.gateway.watch.request import ObservedRequest, Observer
 from disagg.version import VERSION
 
 SAMPLES: Final = 300
@@ -35,13 +34,12 @@ MAX_VALUES: Final = 1000
 _ORDER: Final[Sequence[LivePhase]] = ("queue", "prefill", "transfer", "decode")
 
 
-class Board:
+class Board(Observer):
     """What the fleet's gateway is doing. models: of the fleet, by canonical name. `own` has it for one key, without the
     plots."""
 
     def __init__(self, fleet: str, models: Iterable[str]) -> None:
         self._fleet = fleet
-        self._keyed = True  # not the board of one key
         self._apis: tuple[str, ...] = ()
         self._started = time.time()
         self._models = {model: _Model() for model in models}
@@ -57,31 +55,51 @@ class Board:
                 idle = next((key for key, board in self._own.items() if not board.busy), next(iter(self._own)))
                 del self._own[idle]
             self._own[key_id] = board = Board(self._fleet, self._models)
-            board._started, board._apis, board._keyed = self._started, self._apis, False
+            board._started, board._apis = self._started, self._apis
         return self._own[key_id]
 
     def serves(self, paths: Iterable[str]) -> None:
         """Set the paths of the APIs that are served."""
         self._apis = tuple(paths)
 
-    def notify(self, event: RequestEvent) -> None:
-        if not isinstance(event, Refused):
-            key_id = event.key_id if isinstance(event, Accepted) else event.request.key_id
-            if key_id is not None and self._keyed:
-                self.own(key_id).notify(event)
-        if isinstance(event, Generated):
-            self._generated(event)
-        elif isinstance(event, Accepted):
-            self._running[event.number] = _Running(event)
-        elif isinstance(event, StageEntered):
-            self._entered(event)
-        elif isinstance(event, Completed):
-            self._completed(event)
-        elif isinstance(event, Ended):
-            self._running.pop(event.request.number, None)
-            self._models[event.request.model].failed += event.state == "failed" and not event.refused
-            if (entry := entry_of_end(event)) is not None:
-                self._remember(entry)
+    def accepted(self, request: ObservedRequest) -> None:
+        for board in self._boards(request):
+            board._running[request.number] = _Running(request)
+
+    def entered(self, request: ObservedRequest, choice: int) -> None:
+        for board in self._boards(request):
+            board._move(request)
+
+    def generated(self, request: ObservedRequest, choice: int, tokens: int) -> None:
+        answer = request.answers[choice]
+        now = answer.arrived or 0.0
+        for board in self._boards(request):
+            model = board._models[request.model]
+            model.completion_tokens += tokens
+            model.answers.add(tokens, now)
+            if answer.gap is None:
+                model.prompts.add(answer.stage.prompt_tokens if answer.stage else 0, now)
+
+    def completed(self, request: ObservedRequest, choice: int) -> None:
+        for board in self._boards(request):
+            board._move(request)
+            board._models[request.model].fallbacks += request.answers[choice].fell_back
+            board._remember(entry_of_completion(request, choice))
+
+    def ended(self, request: ObservedRequest) -> None:
+        for board in self._boards(request):
+            board._running.pop(request.number, None)
+            board._models[request.model].failed += request.state == "failed" and not request.refused
+            if (entry := entry_of_end(request)) is not None:
+                board._remember(entry)
+
+    def _boards(self, request: ObservedRequest) -> Sequence[Board]:
+        """This board, and that of the request's key."""
+        return (self,) if request.key_id is None else (self, self.own(request.key_id))
+
+    def _move(self, request: ObservedRequest) -> None:
+        if (running := self._running.get(request.number)) is not None:
+            running.move(time.monotonic())
 
     @property
     def busy(self) -> bool:
@@ -125,28 +143,6 @@ class Board:
         names = [name for name in self._models if visible is None or name in visible]
         return tuple(sample for points in self._samples if (sample := _sample(points, names)) is not None)
 
-    def _generated(self, event: Generated) -> None:
-        if (running := self._running.get(event.request.number)) is not None:
-            running.tokens += event.tokens
-        model = self._models[event.request.model]
-        model.completion_tokens += event.tokens
-        model.answers.add(event.tokens, event.at)
-        if event.first:
-            stage = running.stages.get(event.choice) if running else None
-            model.prompts.add(stage.prompt_tokens if stage else 0, event.at)
-
-    def _entered(self, event: StageEntered) -> None:
-        if (running := self._running.get(event.request.number)) is not None:
-            running.stages[event.choice] = event.stage
-            running.move(time.monotonic())
-
-    def _completed(self, event: Completed) -> None:
-        if (running := self._running.get(event.request.number)) is not None:
-            running.done.add(event.choice)
-            running.move(time.monotonic())
-        self._models[event.request.model].fallbacks += event.fell_back
-        self._remember(entry_of_completion(event))
-
     def _remember(self, entry: HistoryEntry) -> None:
         entry = without_texts(entry)  # a key that monitors sees the requests of all
         self._last.append(entry)
@@ -186,42 +182,33 @@ class Board:
 
 @dataclass(slots=True)
 class _Running:
-    """One request. stages: by answer; those that have none are in the queue. since: when its phase began."""
+    """One request. phase: that of its answer that is furthest behind; since: when it began."""
 
-    request: Accepted
-    stages: dict[int, Stage] = field(default_factory=dict)
-    done: set[int] = field(default_factory=set)
+    request: ObservedRequest
     phase: LivePhase = "queue"
     since: float = 0.0
-    tokens: int = 0
 
     def move(self, now: float) -> None:
-        """Find the phase anew: that of the answer which is furthest behind."""
-        open_choices = [choice for choice in range(self.request.choices) if choice not in self.done]
-        phases = [self.stages[choice].phase if choice in self.stages else "queue" for choice in open_choices]
+        """Find the phase anew. Answers that have no stage are in the queue."""
+        phases = [one.stage.phase if one.stage else "queue" for one in self.request.open]
         phase = min(phases, key=_ORDER.index, default=self.phase)
         if phase != self.phase:
             self.phase, self.since = phase, now
 
     def live(self, now: float) -> LiveRequest:
-        stage = next(iter(self.stages.values()), None)
         request = self.request
         return LiveRequest(
             number=request.number,
-            request_id=request.request_id,
+            request_id=request.head.request_id,
             api=request.api,
             model=request.model,
             key=request.key,
             phase=self.phase,
             seconds=now - request.began,
             phase_seconds=now - (self.since or request.began),
-            method=stage.method if stage else None,
-            prefill_server=stage.prefill_server if stage else None,
-            decode_server=stage.decode_server if stage else None,
-            prompt_tokens=stage.prompt_tokens if stage else 0,
-            held_tokens=stage.held_tokens if stage else 0,
-            tokens=self.tokens,
-            choices=request.choices,
+            tokens=request.tokens,
+            choices=len(request.answers),
+            **of_stage(next((one.stage for one in request.answers if one.stage), None)),
         )
 
 

@@ -1,102 +1,80 @@
-"""The record of one answer, made from the events of its request. Pure."""
+"""The record of one answer, made from its request. Pure."""
 
 from __future__ import annotations
 
-from dataclasses import asdict
-from typing import TypedDict
+from dataclasses import asdict, fields
+from typing import Any, Final
 
-import msgspec
+from msgspec.structs import replace
 
 from disagg.api.base import without_value
 from disagg.api.history import HistoryEntry
-from disagg.gateway.watch.events import Accepted, Completed, Ended
+from disagg.gateway.watch.request import ObservedRequest
+from disagg.inference.metrics import Metrics
+from disagg.inference.types import Stage
 
-MAX_TEXT = 64 << 10  # characters of a prompt or an answer, if texts are kept
-
-
-class _Head(TypedDict):
-    time: float
-    request_id: str
-    api: str
-    model: str
-    key: str | None
-    key_id: str | None
+MAX_TEXT: Final = 64 << 10  # characters of a prompt or an answer, if texts are kept
+_OF_METRICS: Final = {one.name for one in fields(Metrics)} & set(HistoryEntry.__struct_fields__) - {
+    "model",
+    "ttft_parts",
+}
+_OF_STAGE: Final = ("method", "prefill_server", "decode_server", "prompt_tokens", "held_tokens")
 
 
-def entry_of_completion(event: Completed) -> HistoryEntry:
+def entry_of_completion(request: ObservedRequest, choice: int) -> HistoryEntry:
     """The entry of a complete answer."""
-    metrics, completion, request = event.completion.metrics, event.completion, event.request
+    answer = request.answers[choice]
+    metrics = answer.done.metrics
     return HistoryEntry(
-        **_head(request),
+        **_head(request, choice),
+        **{name: getattr(metrics, name) for name in _OF_METRICS},
         state="ok",
-        choice=event.choice,
-        method=metrics.method,
-        prefill_server=metrics.prefill_server,
-        decode_server=metrics.decode_server,
-        reason=event.stage.reason if event.stage else "",
-        warnings=completion.warnings,
-        finish_reason=completion.finish_reason,
-        prompt_tokens=metrics.prompt_tokens,
-        held_tokens=metrics.held_tokens,
-        completion_tokens=metrics.completion_tokens,
-        ttft=metrics.ttft,
+        choice=choice,
+        reason=answer.stage.reason if answer.stage else "",
+        warnings=answer.done.warnings,
+        finish_reason=answer.done.finish_reason,
         ttft_parts=asdict(metrics.ttft_parts),
-        prefill_time=metrics.prefill_time,
-        decode_time=metrics.decode_time,
-        total_time=metrics.total_time,
-        prefill_speed=metrics.prefill_speed,
-        decode_speed=metrics.decode_speed,
-        kv_bytes=metrics.kv_bytes,
-        hidden_transfer=metrics.hidden_transfer,
-        exposed_transfer=metrics.exposed_transfer,
-        simulated=metrics.simulated,
-        prompt=_prompt(request, event.choice),
-        answer=None if request.prompts is None else completion.text[:MAX_TEXT],
+        answer=None if request.prompts is None else answer.done.text[:MAX_TEXT],
+    )
+
+
+def entry_of_end(request: ObservedRequest) -> HistoryEntry | None:
+    """The entry of a request that failed or was cancelled; None if its answers are complete. One that was wrong
+    names no hosts: they have not failed."""
+    if (state := request.state) is None or state == "ok":
+        return None
+    stage = None if request.refused else next((one.stage for one in request.open if one.stage), None)
+    began = [one.began for one in request.open if one.began is not None]
+    return HistoryEntry(
+        **_head(request, 0),
+        **of_stage(stage),
+        state=state,
+        reason=stage.reason if stage else "",
+        completion_tokens=sum(one.tokens for one in request.open),
+        ttft=min(began) - request.began if began else None,
+        total_time=request.seconds,
+        error_code=(problem.code or str(problem.status)) if (problem := request.problem) else None,
+        error=without_value(problem.message) if problem else None,
     )
 
 
 def without_texts(entry: HistoryEntry) -> HistoryEntry:
     """The entry with neither prompt nor answer."""
-    return msgspec.structs.replace(entry, prompt=None, answer=None)
+    return replace(entry, prompt=None, answer=None)
 
 
-def entry_of_end(event: Ended) -> HistoryEntry | None:
-    """The entry of a request that failed or was cancelled; None if its answers are complete. One that was wrong
-    names no hosts: they have not failed."""
-    if event.state == "ok":
-        return None
-    stage, problem = None if event.refused else event.stage, event.problem
-    return HistoryEntry(
-        **_head(event.request),
-        state=event.state,
-        method=stage.method if stage else None,
-        prefill_server=stage.prefill_server if stage else None,
-        decode_server=stage.decode_server if stage else None,
-        reason=stage.reason if stage else "",
-        prompt_tokens=stage.prompt_tokens if stage else 0,
-        held_tokens=stage.held_tokens if stage else 0,
-        completion_tokens=event.tokens,
-        ttft=event.ttft,
-        total_time=event.seconds,
-        error_code=(problem.code or str(problem.status)) if problem else None,
-        error=without_value(problem.message) if problem else None,
-        prompt=_prompt(event.request, 0),
-    )
+def of_stage(stage: Stage | None) -> dict[str, Any]:
+    """The fields of an entry or a request that a stage knows."""
+    return {name: getattr(stage, name) for name in _OF_STAGE} if stage else {}
 
 
-def _head(request: Accepted) -> _Head:
+def _head(request: ObservedRequest, choice: int) -> dict[str, Any]:
     return {
-        "time": request.at,
-        "request_id": request.request_id,
+        "time": request.head.created,
+        "request_id": request.head.request_id,
         "api": request.api,
         "model": request.model,
         "key": request.key,
         "key_id": request.key_id,
+        "prompt": request.prompts[choice // request.head.request.n][:MAX_TEXT] if request.prompts else None,
     }
-
-
-def _prompt(request: Accepted, choice: int) -> str | None:
-    """The prompt of an answer, cut at MAX_TEXT. Answers are numbered prompt by prompt, the same number for each."""
-    if not request.prompts:
-        return None
-    return request.prompts[choice * len(request.prompts) // request.choices][:MAX_TEXT]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -10,15 +11,18 @@ from typing import Final
 
 from prometheus_client import CollectorRegistry, generate_latest
 
+from disagg.api.base import without_value
 from disagg.api.live import LiveHost
 from disagg.gateway.watch.board import Board
 from disagg.gateway.watch.feed import Feed
 from disagg.gateway.watch.host_metrics import LiveCollector
 from disagg.gateway.watch.hosts import live_hosts
 from disagg.gateway.watch.metrics import HarmfulRequests, RequestMetrics
-from disagg.gateway.watch.observers import Observer, Observers
 from disagg.gateway.watch.recorder import Recorder
+from disagg.gateway.watch.request import ObservedRequest, Observer, Observers
 from disagg.inference.client import AsyncClient
+
+log = logging.getLogger("disagg.gateway")
 
 METRICS_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -46,7 +50,7 @@ class GatewayWatch:
         harmful = HarmfulRequests()
         self._of_keys = CollectorRegistry()
         self._of_keys.register(harmful)
-        watching: list[Observer] = [RequestMetrics(self._registry, models, harmful), self.board]
+        watching: list[Observer] = [RequestMetrics(self._registry, models, harmful), self.board, RequestLog()]
         self.observers = Observers(
             [*watching, recorder] if recorder else watching,
             recorder.settle if recorder else None,
@@ -74,3 +78,25 @@ class GatewayWatch:
             await sampling
             if self.recorder is not None:
                 await asyncio.to_thread(self.recorder.close)
+
+
+class RequestLog(Observer):
+    """One line of log about each request that has ended, with none of its text."""
+
+    def ended(self, request: ObservedRequest) -> None:
+        head, problem = request.head, request.problem
+        fields = {
+            "request_id": head.request_id,
+            "key": request.key,
+            "api": request.api,
+            "model": head.model,
+            "state": request.state,
+            "prompt_tokens": request.prompt_tokens,
+            "tokens": request.tokens,
+            "seconds": round(time.time() - head.created, 3),
+            "error_code": (problem.code or str(problem.status)) if problem else None,
+            "error": without_value(problem.message) if problem else None,
+        }
+        log.info(
+            "request_ended", extra={"fields": {name: value for name, value in fields.items() if value is not None}}
+        )

@@ -16,7 +16,7 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from disagg.api.events import FinishReason
 from disagg.api.history import ENDED_HOSTS
 from disagg.gateway.dialects.problems import FAILURES, Problem
-from disagg.gateway.watch.events import Accepted, Completed, Ended, Generated, Refused, RequestEvent
+from disagg.gateway.watch.request import ObservedRequest, Observer
 from disagg.inference.attempt import Method
 from disagg.inference.metrics import Metrics, TTFTParts
 from disagg.strikes import POLICY
@@ -41,8 +41,8 @@ FALLBACKS: Final = (KV_LOST, "prefill failed", "no prefill host is up", "decode 
 BOUNDS = [*(str(bound) for bound in TPOT_S), "+Inf"]
 
 
-class RequestMetrics:
-    """The figures of one gateway's requests since it started. An observer.
+class RequestMetrics(Observer):
+    """The figures of one gateway's requests since it started.
 
     harmful: gets what names keys and requests, which not every key may see; `registry` the rest. Figures of `models`
     are 0 from the start: Prometheus' rate() does not see the step of a figure that begins with 1.
@@ -79,16 +79,6 @@ class RequestMetrics:
         for model in models:
             self._begin(model)
 
-    def notify(self, event: RequestEvent) -> None:
-        if isinstance(event, Generated):
-            self._tokens.arrived(event)
-        elif isinstance(event, Completed):
-            self._answer(event)
-        elif isinstance(event, Ended):
-            self._ended(event)
-        elif isinstance(event, Refused):
-            self._problem(event.model, event.problem)
-
     def _begin(self, model: str) -> None:
         """Every figure of this model at 0, but disagg_routes_total, whose labels are pairs of hosts."""
         of_model = (self._cancelled, self._prompt, self._queried, self._held, self._resumed, self._bytes)
@@ -106,25 +96,28 @@ class RequestMetrics:
             for label in labels:
                 counter.labels(model, label)
 
-    def _answer(self, event: Completed) -> None:
-        model, metrics = event.request.model, event.completion.metrics
-        self._tokens.ended(event.request.number, event.choice)
-        self._success.labels(model, event.completion.finish_reason).inc()
-        if event.fell_back:
-            reason = event.stage.reason if event.stage else "first choice"
-            self._fallbacks.labels(model, KV_LOST if reason == "first choice" else reason).inc()
-        self._count(model, metrics)
-        self._observe(model, metrics)
+    def generated(self, request: ObservedRequest, choice: int, tokens: int) -> None:
+        self._tokens.arrived(request.model, tokens, request.answers[choice].gap)
 
-    def _ended(self, event: Ended) -> None:
-        for choice in range(event.request.choices):
-            self._tokens.ended(event.request.number, choice)
-        if event.problem is not None:
-            self._problem(event.request.model, event.problem)
-            if event.problem.code == ENDED_HOSTS:
-                self._harmful.add(event.request)
-        elif event.state == "cancelled":
-            self._cancelled.labels(event.request.model).inc()
+    def completed(self, request: ObservedRequest, choice: int) -> None:
+        model, answer = request.model, request.answers[choice]
+        self._success.labels(model, answer.done.finish_reason).inc()
+        if answer.fell_back:
+            reason = answer.stage.reason if answer.stage else "first choice"
+            self._fallbacks.labels(model, KV_LOST if reason == "first choice" else reason).inc()
+        self._count(model, answer.done.metrics)
+        self._observe(model, answer.done.metrics)
+
+    def ended(self, request: ObservedRequest) -> None:
+        if request.problem is not None:
+            self._problem(request.model, request.problem)
+            if request.problem.code == ENDED_HOSTS:
+                self._harmful.add(request)
+        elif request.state == "cancelled":
+            self._cancelled.labels(request.model).inc()
+
+    def refused(self, problem: Problem) -> None:
+        self._problem("", problem)
 
     def _problem(self, model: str, problem: Problem) -> None:
         self._errors.labels(model, problem.code or str(problem.status)).inc()
@@ -172,24 +165,16 @@ class TokenMetrics:
 
     def __init__(self, models: Sequence[str]) -> None:
         self._models = {model: _OfModel() for model in models}
-        self._arrived: dict[tuple[int, int], float] = {}  # by request and answer: when its last tokens arrived
 
-    def arrived(self, event: Generated) -> None:
+    def arrived(self, model: str, tokens: int, gap: float | None) -> None:
         """Tokens that arrive together share the time since those before them."""
-        key = (event.request.number, event.choice)
-        before = self._arrived.get(key)
-        self._arrived[key] = event.at
-        model = self._models.get(event.request.model)
-        if model is None:
-            model = self._models[event.request.model] = _OfModel()
-        model.tokens += event.tokens
-        if before is not None:
-            model.gaps[bisect_left(TPOT_S, (event.at - before) / event.tokens)] += event.tokens
-            model.seconds += event.at - before
-
-    def ended(self, number: int, choice: int) -> None:
-        """No more tokens of this answer follow."""
-        self._arrived.pop((number, choice), None)
+        counts = self._models.get(model)
+        if counts is None:
+            counts = self._models[model] = _OfModel()
+        counts.tokens += tokens
+        if gap is not None:
+            counts.gaps[bisect_left(TPOT_S, gap / tokens)] += tokens
+            counts.seconds += gap
 
     def collect(self) -> Iterator[Metric]:
         label = ["model_name"]
@@ -211,9 +196,9 @@ class HarmfulRequests:
     def __init__(self) -> None:
         self._recent: dict[tuple[str, str, str], float] = {}  # when, by its labels: two requests may have one id
 
-    def add(self, request: Accepted) -> None:
+    def add(self, request: ObservedRequest) -> None:
         """This request was refused because hosts have ended with it."""
-        labels = (request.model, request.key or "", request.request_id)
+        labels = (request.model, request.key or "", request.head.request_id)
         self._recent.pop(labels, None)
         self._recent[labels] = time.monotonic()
         for oldest in list(self._recent)[:-MAX_HARMFUL]:

@@ -14,8 +14,8 @@ from typing import Final
 
 from disagg.api.history import HistoryEntry
 from disagg.gateway.watch.entry import entry_of_completion, entry_of_end
-from disagg.gateway.watch.events import Completed, Ended, RequestEvent
 from disagg.gateway.watch.history import HistoryBounds, Store
+from disagg.gateway.watch.request import ObservedRequest, Observer
 
 QUEUED: Final = 4096  # entries that wait for the disk; more are dropped and counted
 TOGETHER: Final = 256  # entries of one transaction
@@ -32,7 +32,7 @@ class _Mark:
         self.done = done
 
 
-class Recorder:
+class Recorder(Observer):
     """An observer that writes finished requests to a file. A disk that is full, or a file that is damaged, stops it
     with one line of log; requests go on.
 
@@ -49,10 +49,11 @@ class Recorder:
         self._thread = threading.Thread(target=self._write, name="history", daemon=True)
         self._thread.start()
 
-    def notify(self, event: RequestEvent) -> None:
-        if isinstance(event, Completed):
-            self._put(entry_of_completion(event))
-        elif isinstance(event, Ended) and (entry := entry_of_end(event)) is not None:
+    def completed(self, request: ObservedRequest, choice: int) -> None:
+        self._put(entry_of_completion(request, choice))
+
+    def ended(self, request: ObservedRequest) -> None:
+        if (entry := entry_of_end(request)) is not None:
             self._put(entry)
 
     async def settle(self) -> None:

@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -19,22 +18,41 @@ from disagg.api.history import HistoryEntry
 from disagg.errors import DisaggError, ServerUnavailable
 from disagg.gateway import views
 from disagg.gateway.clients.keys import KeyFile
+from disagg.gateway.dialects.base import GatewayRequest, Head, Prompt
 from disagg.gateway.dialects.problems import problem_of
 from disagg.gateway.watch import recorder as recording
 from disagg.gateway.watch.entry import entry_of_completion, entry_of_end
-from disagg.gateway.watch.events import Accepted, Completed, Ended
 from disagg.gateway.watch.gateway import GatewayWatch
 from disagg.gateway.watch.history import CACHE_KIB, Filter, HistoryBounds, Store, read
 from disagg.gateway.watch.recorder import Recorder
+from disagg.gateway.watch.request import ObservedRequest, Observers
 from disagg.inference.client import AsyncClient
 from disagg.inference.types import Stage
 from tests.fleets import wait_until
 from tests.gateway import fake_client
 from tests.gateway.fake_client import FakeClient, completion
 
-REQUEST = Accepted(1, "r1", "openai-chat", "m", "editor", 1, time.time(), 0.0)
 STAGE = Stage("decode", "fallback", None, "d", 100, 60, "prefill failed")
 ALL = Filter()
+
+
+def observed(
+    text: str = "", *texts: str, n: int = 1, key: str | None = "editor", key_id: str | None = None
+) -> ObservedRequest:
+    """A request in STAGE; with these prompts, if there are any to be kept."""
+    prompts = tuple(Prompt(prompt=one) for one in (text, *texts))
+    head = Head(GatewayRequest(model="m", prompts=prompts, n=n), "r1", time.time())
+    request = Observers([], keep_text=bool(text)).accept(head, "openai-chat", "m", key, key_id)
+    for answer in request.answers:
+        answer.stage = STAGE
+    return request
+
+
+def completed(recorder: Recorder, text: str, request: ObservedRequest | None = None) -> None:
+    """A request is answered with this text."""
+    request = request or observed()
+    request.answers[0].completion = completion(text)
+    recorder.completed(request, 0)
 
 
 def entry(number: int, **fields: object) -> HistoryEntry:
@@ -56,30 +74,41 @@ def test_the_pages_of_the_file_take_no_more_memory_than_their_bound(tmp_path: Pa
 
 
 def test_an_entry_has_the_figures_and_the_route_and_no_text() -> None:
-    found = entry_of_completion(Completed(REQUEST, 0, completion("one two", held_tokens=4), STAGE))
+    request = observed()
+    request.answers[0].completion = completion("one two", held_tokens=4)
+    found = entry_of_completion(request, 0)
     assert (found.model, found.key, found.state, found.reason) == ("m", "editor", "ok", "prefill failed")
     assert (found.ttft, found.decode_speed, found.held_tokens, found.ttft_parts["prefill"]) == (0.4, 20.0, 4, 0.2)
     assert found.prompt is None and found.answer is None
 
 
 def test_a_request_that_failed_has_an_entry_with_its_error_and_its_last_route() -> None:
-    found = entry_of_end(Ended(REQUEST, "failed", problem_of(ServerUnavailable("gone")), 2.0, 7, STAGE, 0.5))
+    request = observed()
+    request.answers[0].tokens, request.answers[0].began = 7, request.began + 0.5
+    request.state, request.problem, request.seconds = "failed", problem_of(ServerUnavailable("gone")), 2.0
+    found = entry_of_end(request)
     assert found is not None
     assert (found.state, found.error_code, found.error) == ("failed", "no_host_available", "gone")
-    assert (found.decode_server, found.completion_tokens, found.total_time, found.ttft) == ("d", 7, 2.0, 0.5)
-    assert entry_of_end(Ended(REQUEST, "ok", None, 2.0, 0, STAGE)) is None
+    assert (found.decode_server, found.completion_tokens, found.total_time) == ("d", 7, 2.0)
+    assert found.ttft == pytest.approx(0.5)
+    request.state = "ok"
+    assert entry_of_end(request) is None
 
 
 def test_a_kept_text_is_the_prompt_of_that_answer_and_bounded() -> None:
-    request = Accepted(1, "r", "a", "m", None, 4, 5.0, 0.0, ("first", "second" * 100_000))
-    prompts = [entry_of_completion(Completed(request, choice, completion("x"), None)).prompt for choice in range(4)]
+    request = observed("first", "second" * 100_000, n=2)
+    for answer in request.answers:
+        answer.completion = completion("x")
+    prompts = [entry_of_completion(request, choice).prompt for choice in range(4)]
     assert prompts[:2] == ["first", "first"]
     assert prompts[2] is not None and prompts[2].startswith("second") and len(prompts[2]) == 64 << 10
 
 
 async def test_what_has_settled_can_be_read_while_the_gateway_runs(recorder: Recorder) -> None:
-    recorder.notify(Completed(REQUEST, 0, completion("one two"), STAGE))
-    recorder.notify(Ended(REQUEST, "cancelled", None, 1.0, 3, None))
+    completed(recorder, "one two")
+    cancelled = observed()
+    cancelled.state = "cancelled"
+    recorder.ended(cancelled)
     await recorder.settle()
     assert [one.state for one in read(recorder.path, ALL)] == ["cancelled", "ok"]
     assert recorder.path.stat().st_mode & 0o777 == 0o600
@@ -125,7 +154,7 @@ async def test_a_damaged_file_stops_the_history_with_one_line_and_no_request(
     path.write_bytes(content)
     recorder = Recorder(path)
     for _ in range(3):
-        recorder.notify(Completed(REQUEST, 0, completion("one two"), STAGE))
+        completed(recorder, "one two")
         await recorder.settle()
     recorder.close()
     assert caplog.text.count("nothing is recorded any more") == 1 and "not a database" in str(recorder.stopped)
@@ -146,7 +175,7 @@ async def test_a_full_disk_stops_the_history_and_no_request(tmp_path: Path, capl
         patch.setattr(recording, "Store", Full)
         recorder = Recorder(tmp_path / "history.db")
         for _ in range(2):
-            recorder.notify(Completed(REQUEST, 0, completion("one two"), STAGE))
+            completed(recorder, "one two")
             await recorder.settle()
         recorder.close()
     assert caplog.text.count("disk is full") == 1
@@ -162,7 +191,7 @@ def test_a_disk_that_is_too_slow_loses_entries_and_delays_nothing(
     lock.execute("BEGIN EXCLUSIVE")
     recorder = Recorder(path)
     for _ in range(200):
-        recorder.notify(Completed(REQUEST, 0, completion("one"), STAGE))
+        completed(recorder, "one")
     assert recorder.dropped >= 190 and caplog.text.count("the disk is too slow") == 1
     lock.execute("ROLLBACK")
     lock.close()
@@ -237,8 +266,7 @@ async def test_a_key_sees_its_own_requests_only_and_one_that_monitors_all_withou
     ids = [(one.name, one.id) for one in file.read()][:3] or [("editor", "1"), ("editor", "2"), ("chat", "3")]
     for key, key_id in [(None, None), *ids]:
         text = f"of {key or 'nobody'}"
-        request = replace(REQUEST, key=key, key_id=key_id, prompts=(text,))
-        recorder.notify(Completed(request, 0, completion(text), STAGE))
+        completed(recorder, text, observed(text, key=key, key_id=key_id))
     await recorder.settle()
     found = await listed(recorder, tmp_path, secrets.get(name))
     assert [one["prompt"] for one in found] == [one["answer"] for one in found] == texts
@@ -249,7 +277,7 @@ async def test_an_answer_ends_before_the_limit_if_its_texts_are_long(
 ) -> None:
     monkeypatch.setattr(views, "MAX_ANSWER", 5_000)
     for _ in range(5):
-        recorder.notify(Completed(replace(REQUEST, key=None, prompts=("x" * 2_000,)), 0, completion("a"), STAGE))
+        completed(recorder, "a", observed("x" * 2_000, key=None))
     await recorder.settle()
     first = await listed(recorder, tmp_path, None)
     then = await listed(recorder, tmp_path, None, f"?before={first[-1]['id']}")
@@ -280,7 +308,7 @@ async def test_an_error_while_the_last_entries_are_written_ends_the_thread(
     monkeypatch.setattr(recording, "Store", Full)
     monkeypatch.setattr(Recorder, "_next", together)
     recorder = Recorder(tmp_path / "history.db")
-    recorder.notify(Completed(REQUEST, 0, completion("one"), STAGE))
+    completed(recorder, "one")
     recorder._queue.put(None)
     taken.set()
     recorder._thread.join(60)

@@ -21,7 +21,7 @@ from disagg.gateway.dialects.problems import problem_of
 from disagg.gateway.watch import feed
 from disagg.gateway.watch.board import Board, Rate, RecentMedian
 from disagg.gateway.watch.hosts import live_hosts
-from disagg.gateway.watch.observers import Observers
+from disagg.gateway.watch.request import Observers
 from disagg.inference.attempt import Reason
 from disagg.inference.hosts.view import FleetView
 from disagg.inference.types import Phase, Stage
@@ -160,7 +160,7 @@ def test_a_running_request_shows_its_hosts_and_tokens_and_is_gone_when_it_ends()
     )
     assert (one.key, one.model, seen.state.totals.running, seen.state.totals.waiting) == ("editor", "m", 1, 0)
     seen.observed.completed(0, completion("one two"))
-    seen.observed.ended(None, cancelled=False)
+    seen.observed.ended()
     state = seen.state
     assert state.requests == () and not seen.board.busy
     assert (state.totals.ok, state.last[0].completion_tokens, state.models[0].last) == (1, 2, state.last[0])
@@ -168,22 +168,22 @@ def test_a_running_request_shows_its_hosts_and_tokens_and_is_gone_when_it_ends()
 
 def test_failed_and_cancelled_requests_are_counted_and_shown_last() -> None:
     seen = Seen()
-    seen.observed.ended(problem_of(ServerUnavailable("gone")), cancelled=False)
+    seen.observed.ended(problem_of(ServerUnavailable("gone")))
     assert (seen.state.totals.failed, seen.state.last[0].error) == (1, "gone")
     seen = Seen()
-    seen.observed.ended(None, cancelled=True)
+    seen.observed.ended()
     assert (seen.state.totals.cancelled, seen.state.last[0].state) == (1, "cancelled")
 
 
 def test_a_request_that_is_wrong_itself_is_no_failure_and_names_no_hosts() -> None:
     seen = Seen()
     seen.observed.entered(0, Stage("queue", "disaggregated", "p", "d"))
-    seen.observed.ended(problem_of(RequestError("the prompt is empty")), cancelled=False)
+    seen.observed.ended(problem_of(RequestError("the prompt is empty")))
     (last,) = seen.state.last
     assert (seen.state.totals.failed, last.state, last.error) == (0, "failed", "the prompt is empty")
     assert (last.prefill_server, last.decode_server) == (None, None)
     seen = Seen()
-    seen.observed.ended(problem_of(Overloaded("busy until the deadline")), cancelled=False)
+    seen.observed.ended(problem_of(Overloaded("busy until the deadline")))
     assert seen.state.totals.failed == 1
 
 
@@ -317,7 +317,7 @@ def test_the_last_answers_and_the_totals_of_a_key_are_its_own() -> None:
         observed = Observers([board]).accept(Head(request, f"of {key}", 0.0), "openai-chat", "m", key, key)
         observed.generated(0, 2)
         observed.completed(0, completion("one two"))
-        observed.ended(None, cancelled=False)
+        observed.ended()
     board.sample((), time.monotonic())
     own, every = (seen.state((), time.monotonic()) for seen in (board.own("1"), board))
     assert [one.request_id for one in own.last] == ["of 1"] and len(every.last) == 3

@@ -22,7 +22,7 @@ from disagg.gateway.dialects.problems import FAILURES, problem_of
 from disagg.gateway.watch import metrics as requests
 from disagg.gateway.watch.host_metrics import LiveCollector
 from disagg.gateway.watch.metrics import FALLBACKS, KV_LOST, HarmfulRequests, RequestMetrics
-from disagg.gateway.watch.observers import Observers
+from disagg.gateway.watch.request import Observers
 from disagg.inference.attempt import Reason
 from disagg.inference.types import Stage
 from disagg.strikes import POLICY
@@ -166,7 +166,7 @@ def test_a_cancelled_request_with_one_complete_answer_counts_both() -> None:
     request = GatewayRequest(model="m", prompts=({"prompt": "x"},), n=2)
     observed = observers.accept(Head(request, "r", 0.0), "openai-chat", "m", None)
     observed.completed(0, completion("one", held_tokens=4))
-    observed.ended(None, cancelled=True)
+    observed.ended()
     found = samples(generate_latest(registry).decode())
     assert found["disagg_requests_cancelled_total"] == found["vllm:request_success_total{finished_reason=stop}"] == 1
     assert (found["vllm:prefix_cache_hits_total"], found["vllm:prefix_cache_queries_total"]) == (4, 5)
