@@ -23,7 +23,7 @@ from disagg.gateway.watch.recorder import Recorder
 from disagg.http.accept import ListenHints, listen
 from disagg.http.connections import ConnectionBounds
 from disagg.http.protocol import Encryption
-from disagg.http.server import BoundedServer
+from disagg.http.server import BoundedServer, run
 from disagg.inference.client import AsyncClient
 from disagg.tls.server import ServerTLS
 from disagg.token import Tokens
@@ -80,7 +80,7 @@ def serve(
     listener = listen(address, port, HINTS)
     try:
         access = Access(ring, public=not is_loopback(address))
-        asyncio.run(_serve(fleet, access, member, listener, ready, keep_text=keep_text))
+        run(_serve(fleet, access, member, listener, ready, keep_text=keep_text))
     finally:
         listener.close()
 

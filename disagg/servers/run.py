@@ -20,7 +20,7 @@ from disagg.errors import ConfigError, Overloaded
 from disagg.http.accept import ListenHints, listen
 from disagg.http.connections import ConnectionBounds
 from disagg.http.protocol import Encryption
-from disagg.http.server import BoundedServer
+from disagg.http.server import BoundedServer, run
 from disagg.servers.health.monitor import Monitor, Problems
 from disagg.servers.health.watchdog import Watchdog, notify_ready
 from disagg.servers.http.app import build
@@ -45,7 +45,7 @@ def serve(fleet: Fleet, host: Host) -> int:
     service = make_service(fleet, host)
     service.running = RunningRequests(host.name, record_path(fleet, host), tokens)
     try:
-        asyncio.run(_serve(service, tokens, listener))
+        run(_serve(service, tokens, listener))
     finally:
         listener.close()
     return 0
