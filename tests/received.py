@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from disagg.api.layout import Layout
-from disagg.engines.mlx.cache import allocate
+from disagg.engines.mlx.memory import allocate
 from disagg.kv.arena import Arenas
 from disagg.kv.received import ByteRanges, ReceivedKV
 

@@ -61,10 +61,10 @@ class HandoffReceiver:
 
     def __init__(self, tokens: int, pipe: Connection) -> None:
         self._tokens = tokens
-        from disagg.engines.mlx import cache as mlx_cache
+        from disagg.engines.mlx import memory as mlx_memory
 
         # Room for twice the bytes of one transfer, so that the memory of the warm-up is kept for the timed one.
-        self._tickets = Tickets(Arenas(mlx_cache.allocate, keep_bytes=2 * memory.nbytes_of(tokens)))
+        self._tickets = Tickets(Arenas(mlx_memory.allocate, keep_bytes=2 * memory.nbytes_of(tokens)))
         self._server = KVServer("127.0.0.1", 0, self._tickets)
         self._outcomes: queue.Queue[KVOutcome] = queue.Queue()
 

@@ -20,7 +20,7 @@ _CUDA_BYTES: Final = 1 << 30
 _VLLM_BYTES: Final = 4 << 30
 """vLLM's CUDA graphs, compiled kernels and its buffers for sampling: assumed."""
 _MLX_BYTES: Final = 1 << 30
-"""What mlx keeps of freed memory (`engines/mlx/batching`)."""
+"""What mlx keeps of freed memory (`engines/mlx`)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -120,7 +120,8 @@ class Peers:
     def finding(self, tokens: Sequence[int], kv: ReceivedKV, held: HeldKV | None = None) -> AuditFinding:
         """What an audit finds, without bounds. held: what the decode engine has of the tokens before the received."""
 
-        def run(model: Any) -> AuditFinding:
+        def run(backend: Any) -> AuditFinding:
+            model = backend.model
             before = held.read() if held is not None else None  # type: ignore[attr-defined]  # of MLX
             caches = mlx_cache.build(model, kv, before)
             known = [_bytes_of(caches), bytes(kv.arena.data)]  # type: ignore[union-attr]  # it is not released
@@ -128,7 +129,7 @@ class Peers:
             assert known == [_bytes_of(caches), bytes(kv.arena.data)], "an audit changes nothing"  # type: ignore[union-attr]
             return found
 
-        return self.decode._loop.call(run)
+        return self.decode.call(run)
 
 
 def _bytes_of(caches: Sequence[Any]) -> list[bytes | int]:

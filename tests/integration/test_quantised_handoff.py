@@ -21,6 +21,7 @@ from disagg.api.layout import BITS, GROUP
 from disagg.api.names import AS_IS, INT8, WIRE_FORMS, WireForm
 from disagg.config import EngineOptions
 from disagg.engines.mlx import cache as mlx_cache
+from disagg.engines.mlx import memory as mlx_memory
 from disagg.engines.mlx.engine import MLXDecodeEngine
 from disagg.engines.transformers.engine import TransformersPrefillEngine
 from disagg.errors import DisaggError
@@ -56,7 +57,7 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 def hand_over(engine: TransformersPrefillEngine, tokens: list[int], wire: WireForm) -> ReceivedKV:
     """The KV of all but the last token, through a real transfer."""
     arrived: queue.Queue[ReceivedKV | DisaggError] = queue.Queue()
-    tickets = Tickets(Arenas(mlx_cache.allocate))
+    tickets = Tickets(Arenas(mlx_memory.allocate))
     info, n, deadline = engine.info, len(tokens) - 1, time.monotonic() + PATIENCE_S
     identity = ("r", info.fingerprint, info.layout, token_hash(tokens), n)
     with KVServer("127.0.0.1", 0, tickets) as server:

@@ -27,7 +27,7 @@ from disagg.bench.handoff.transports import (
     ReceiverOffer,
     Sender,
 )
-from disagg.engines.simulated.synthetic_kv import SyntheticKV
+from disagg.engines.synthetic import SyntheticKV
 from disagg.errors import IntegrityError
 
 RECEIVERS: Final[Mapping[str, Callable[[RandomKV, str], Receiver]]] = {

@@ -31,8 +31,8 @@ from disagg.bench.handoff.channel import (
     address_family,
     connect_with_key,
 )
-from disagg.engines.simulated import synthetic_kv
-from disagg.engines.simulated.synthetic_kv import SyntheticKV
+from disagg.engines import synthetic
+from disagg.engines.synthetic import SyntheticKV
 from disagg.errors import PeerLost
 from disagg.kv.arena import Arenas
 from disagg.kv.fingerprint import Fingerprint, token_hash
@@ -124,11 +124,11 @@ class HandoffReceiver:
     """See transport.Receiver."""
 
     def __init__(self, shape: RandomKV, host: str) -> None:
-        from disagg.engines.mlx import cache as mlx_cache  # the sending host need not have mlx
+        from disagg.engines.mlx import memory  # the sending host need not have mlx
 
         self._shape = shape
         # The memory of one transfer is kept for the next, as on a decode host.
-        self._tickets = Tickets(Arenas(mlx_cache.allocate, keep_bytes=2 * shape.nbytes))
+        self._tickets = Tickets(Arenas(memory.allocate, keep_bytes=2 * shape.nbytes))
         self._server = KVServer(host, 0, self._tickets)
         self._outcomes: queue.Queue[KVOutcome] = queue.Queue()
 
@@ -144,7 +144,7 @@ class HandoffReceiver:
         outcome = self._outcomes.get(timeout=ROUND_TIMEOUT_S + STEP_TIMEOUT_S)  # the ticket's deadline is earlier
         if not isinstance(outcome, ReceivedKV):
             raise outcome
-        tensors = synthetic_kv.ingest(outcome)
+        tensors = synthetic.ingest(outcome)
         outcome.release(reuse=True)  # the bytes are read before the next transfer begins
         return tensors
 
@@ -294,7 +294,7 @@ class JSONReceiver:
             return JSONResponse({"error": "the benchmark's key is missing or wrong"}, 401)
         layer = await request.json()
         tensors = [numpy.frombuffer(base64.b64decode(layer[kind]), numpy.uint8) for kind in ("keys", "values")]
-        synthetic_kv.copy_to_mlx(tensors)
+        synthetic.copy_to_mlx(tensors)
         self._tensors += tensors
         if len(self._tensors) == self._count:
             self._complete.set()

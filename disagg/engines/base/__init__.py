@@ -9,7 +9,7 @@ priority  the priority of a thread that computes on a CPU
 """
 
 from disagg.engines.base.answer import PromptAndAnswer
-from disagg.engines.base.decode import DecodeEngine, DecodeRequest, DecodeTiming, HeldKV, Listener, require_room
+from disagg.engines.base.decode import DecodeEngine, DecodeRequest, DecodeTiming, HeldKV, Listener
 from disagg.engines.base.prefill import (
     ONE_TOKEN,
     EmittingEngine,
@@ -37,5 +37,4 @@ __all__ = [
     "SendingEngine",
     "SendingRun",
     "Token",
-    "require_room",
 ]

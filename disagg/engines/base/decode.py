@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Protocol
 
 import numpy
 import numpy.typing
@@ -14,11 +14,7 @@ from disagg.engines.base.audit import AuditBounds, AuditFinding
 from disagg.engines.base.values import EngineInfo, Token
 from disagg.engines.model.constraint import Constraint
 from disagg.engines.model.text import PromptTokenizer
-from disagg.errors import Overloaded, RequestError
 from disagg.kv.received import ReceivedKV
-
-MAX_REQUESTS: Final = 1024
-"""Requests in an engine at once, decoding or waiting for a place in the batch: a bound, not a target."""
 
 
 @dataclass(slots=True)
@@ -175,11 +171,3 @@ class DecodeEngine(Protocol):
     def close(self) -> None:
         """Stop the engine's thread; running requests get Cancelled."""
         ...
-
-
-def require_room(running: Collection[str], request_id: str) -> None:
-    """RequestError if a request with this id is running, Overloaded if MAX_REQUESTS are."""
-    if request_id in running:
-        raise RequestError(f"request {request_id} is already running", "give every request an id of its own")
-    if len(running) >= MAX_REQUESTS:
-        raise Overloaded(f"{MAX_REQUESTS} requests are already in the decode engine", "try again later")

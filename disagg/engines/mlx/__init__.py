@@ -1,9 +1,11 @@
 """Decode with MLX and mlx-lm.
 
-engine    the DecodeEngine; loop: its thread, which owns the model and every array; commands: calls from other threads
-batching  the running batch; held: KV of finished requests; sampling: samplers and log-probabilities
-adjust    what changes logits before a token is chosen
+engine    the DecodeEngine: the thread of `decoding` with this model
+groups    the running batch: groups of requests with similar lengths; batch: one of them; passes: who decodes with whom
+held      KV of finished requests
+sampling  samplers and log-probabilities; adjust: what changes logits before a token is chosen
 cache     received bytes -> mlx-lm caches; audit: computes some of received KV again and compares
+memory    what KV is received into, and what is kept of freed arrays
 load      checkpoint -> model; prepare: load, patch and check it; patches: corrections of what mlx-lm computes
 profile   measures what the loaded model computes
 """

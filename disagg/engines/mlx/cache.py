@@ -1,4 +1,4 @@
-"""mlx arrays as memory to receive KV into, and mlx-lm caches over received and held KV.
+"""mlx-lm caches over received and held KV.
 
 Received KV is not copied: an mlx array exposes its bytes to Python, KV is received straight into them, and a cache is a
 view of them. Only KV that was quantised on the wire is dequantised, and rows that follow held ones are joined to them,
@@ -9,8 +9,7 @@ free.
 from __future__ import annotations
 
 import math
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Final
+from typing import Any
 
 import mlx.core as mx
 from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, RotatingKVCache, make_prompt_cache
@@ -21,39 +20,14 @@ from disagg.engines.model.held import Layer, last_rows, segments
 from disagg.errors import LayoutMismatch
 from disagg.kv.received import ALIGNMENT, ReceivedKV
 
-# mlx starts an operating system thread for every stream and never ends it: 100 allocations on 100 streams left 100
-# threads behind. These threads keep their streams. Several, because fresh memory takes a page fault per page: 0.3 s for
-# 800 MB.
-_ALLOCATORS: Final = ThreadPoolExecutor(4, thread_name_prefix="kv-memory")
-
-
-def allocate(nbytes: int) -> Any:
-    """An mlx array of at least `nbytes` bytes to receive KV into. Callable from any thread; MemoryError if there is not
-    enough memory.
-
-    Its rows have ALIGNMENT bytes, since no dimension of an mlx array may exceed 2**31.
-    """
-    return _ALLOCATORS.submit(_allocate_here, nbytes).result()
-
-
-def _allocate_here(nbytes: int) -> Any:
-    """Uses the CPU's stream even if the model runs on a GPU: memory is shared, and no kernel is needed."""
-    with mx.stream(mx.cpu):
-        try:
-            memory = mx.empty((-(-nbytes // ALIGNMENT), ALIGNMENT), dtype=mx.uint8)
-            mx.eval(memory)
-        except (RuntimeError, OverflowError) as error:  # malloc failed, or larger than an array can be
-            raise MemoryError(str(error)) from error
-    return memory
-
 
 def build(model: Any, kv: ReceivedKV | None, held: CachedPrefix | None = None) -> list[Any]:
     """One evaluated mlx-lm cache per layer, as if the model had computed the tokens of `held` and `kv` itself.
 
-    kv begins where `held` ends. The caches are views of the arena, which must come from `allocate` and stay unchanged
-    while they are in use, and of the held arrays. KV that was quantised on the wire is dequantised to the layout's
-    dtype. Without tokens, the model's empty caches are returned. LayoutMismatch if a layer does not fit the model.
-    """
+    kv begins where `held` ends. The caches are views of the arena, which must come from `memory.allocate` and stay
+    unchanged while they are in use, and of the held arrays. KV that was quantised on the wire is dequantised to the
+    layout's dtype. Without tokens, the model's empty caches are returned. LayoutMismatch if a layer does not fit the
+    model."""
     caches: list[Any] = make_prompt_cache(model)
     if kv is not None and len(caches) != len(kv.layout.layers):
         raise LayoutMismatch(f"the KV has {len(kv.layout.layers)} layers, the model {len(caches)}")

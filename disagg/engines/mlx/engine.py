@@ -1,15 +1,11 @@
-"""DecodeEngine on mlx-lm: continuous batching over received or locally computed KV.
-
-One thread (`loop`) owns the model, the generators, their stream and every array. Other threads queue commands for it,
-which it runs between two steps.
-"""
+"""DecodeEngine on mlx-lm: continuous batching over received or locally computed KV."""
 
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,17 +16,21 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from disagg.api.sampling import Sampling
 from disagg.config import EngineOptions
-from disagg.engines.base import DecodeEngine, DecodeRequest, DecodeTiming, EngineInfo, HeldKV, Listener, Token
+from disagg.engines.base import DecodeEngine, DecodeRequest, DecodeTiming, EngineInfo, Token
 from disagg.engines.base.audit import UNBOUNDED
+from disagg.engines.base.priority import lower_priority_of_thread
+from disagg.engines.decoding import BatchingEngine, Job
 from disagg.engines.mlx import cache as mlx_cache
-from disagg.engines.mlx import sampling as mlx_sampling
-from disagg.engines.mlx.batching.job import Job
-from disagg.engines.mlx.loop import Loop
+from disagg.engines.mlx import memory
+from disagg.engines.mlx.groups import GroupedBatch
+from disagg.engines.mlx.held import Rows, hold, make_store
+from disagg.engines.mlx.load import select_device
 from disagg.engines.mlx.patches import PATCHES, Patch
+from disagg.engines.mlx.prepare import Prepared, prepare
 from disagg.engines.model.evidence import gather
-from disagg.engines.model.held import PinnedPrefix
+from disagg.engines.model.held import LayerSnapshot, PrefixCache
 from disagg.engines.model.text import PromptTokenizer
-from disagg.errors import LayoutMismatch, ModelError, RequestError
+from disagg.errors import ModelError, RequestError
 from disagg.kv.arena import Arenas
 from disagg.kv.received import ByteRanges, ReceivedKV
 
@@ -39,12 +39,15 @@ _WARM_UP_TOKENS = 4
 _WARM_UP_S = 600.0  # a large model's first step on a cold disk
 
 
-class MLXDecodeEngine:
-    """See base.DecodeEngine. source: a checkpoint folder or hub id. context: in tokens. patches: those to try.
+class MLXDecodeEngine(BatchingEngine):
+    """A DecodeEngine. source: a checkpoint folder or hub id. context: in tokens. patches: those to try.
 
     The constructor loads the model. It raises ModelError if that fails, and PreflightRefused if mlx-lm computes the
     model differently from its checkpoint's reference and no patch corrects it.
     """
+
+    _backend: MLXBackend
+    _batch: GroupedBatch
 
     def __init__(
         self, source: str | Path, context: int, options: EngineOptions, *, patches: Sequence[Patch] = PATCHES
@@ -55,95 +58,10 @@ class MLXDecodeEngine:
                 "remove threads from this host's engine options",
             )
         self._chunk_tokens = options.chunk_tokens
-        self._loop = Loop(options)
-        prepared = self._loop.start(source, context=context, patches=patches)
-        self._info, self._tokenizer = prepared.info, prepared.tokenizer
-
-    @property
-    def info(self) -> EngineInfo:
-        return self._info
-
-    @property
-    def tokenizer(self) -> PromptTokenizer:
-        return self._tokenizer
-
-    @property
-    def kv_bytes(self) -> int:
-        """Bytes of the batch's caches, with their padding; 0 if nothing runs."""
-        return self._loop.kv_bytes
-
-    @property
-    def alive(self) -> bool:
-        return self._loop.alive
-
-    @property
-    def running(self) -> int:
-        return self._loop.running
+        super().__init__(lambda: _opened(source, context, options, patches), name="mlx-decode")
 
     def allocate(self, nbytes: int) -> Any:
-        """Callable from any thread."""
-        return mlx_cache.allocate(nbytes)
-
-    def submit(self, request: DecodeRequest, listener: Listener) -> None:
-        """Queue a request. RequestError for invalid sampling values or an id in use, LayoutMismatch if the KV is not
-        this model's or not of the tokens that it must cover, Overloaded if the engine is full, Cancelled after close,
-        ModelError if the engine's thread has ended."""
-        if not request.tokens:
-            raise RequestError("the prompt is empty", "give at least one token")
-        mlx_sampling.validate(request.sampling)
-        if request.answered and request.answered >= min(len(request.tokens), request.sampling.max_tokens):
-            raise RequestError(
-                f"{request.answered} tokens of the answer are given: it has at most {request.sampling.max_tokens}",
-                "end the request, its answer is complete",
-            )
-        held = request.held
-        if held is not None and (not isinstance(held, PinnedPrefix) or not 0 < held.tokens < len(request.tokens)):
-            raise LayoutMismatch("the held KV is not of this prompt", "take it from find_held of the same engine")
-        if request.kv is not None:
-            self._require_fitting(request.kv, len(request.tokens) - 1, held.tokens if held is not None else 0)
-        job = Job(
-            request.id,
-            list(request.tokens),
-            request.sampling,
-            request.kv,
-            listener,
-            held=held,
-            answered=request.answered,
-            salt=request.salt,
-            constraint=request.constraint,
-            hold_prompt=request.hold_prompt,
-            audit=request.audit,
-        )
-        job.timing.submitted = time.monotonic()
-        self._loop.submit(job)
-
-    def after_step(self, call: Callable[[], None]) -> None:
-        """If `call` raises, the requests of the batch fail, since their tokens are not delivered."""
-        self._loop.after_step = call
-
-    @property
-    def on_beat(self) -> Callable[[], None]:
-        return self._loop.on_beat
-
-    @on_beat.setter
-    def on_beat(self, call: Callable[[], None]) -> None:
-        self._loop.on_beat = call
-
-    def cancel(self, request_id: str, dropped: Callable[[], None] = lambda: None) -> None:
-        self._loop.cancel(request_id, dropped)
-
-    def find_held(self, tokens: Sequence[int], salt: str) -> HeldKV | None:
-        return self._loop.held.find(tokens[:-1], salt)
-
-    @property
-    def held_bytes(self) -> int:
-        return self._loop.held.nbytes
-
-    def give_up_held(self, nbytes: int) -> None:
-        self._loop.give_up_held(nbytes)
-
-    def forget_held(self, tokens: Sequence[int], salt: str) -> None:
-        self._loop.forget_held(tokens, salt)
+        return memory.allocate(nbytes)
 
     def logits(
         self, tokens: Sequence[int], last: int, kv: ReceivedKV | None = None, *, chunk_tokens: int | None = None
@@ -154,7 +72,7 @@ class MLXDecodeEngine:
         if kv is not None:
             self._require_fitting(kv, len(tokens) - last)
         chunk = chunk_tokens or self._chunk_tokens
-        return self._loop.call(lambda model: _logits(model, list(tokens), last, kv, chunk))
+        return self.call(lambda backend: _logits(backend.model, list(tokens), last, kv, chunk))
 
     def warm_up(self) -> None:
         """One request with KV and one without, so that all kernels are compiled."""
@@ -163,20 +81,58 @@ class MLXDecodeEngine:
         evidence = gather(self.tokenizer, self._info.layout, self._info.profile.context, self._likeliest)
         self._info = replace(self._info, evidence=evidence, audits=audits)
 
-    def close(self) -> None:
-        """Stop the thread; running requests get Cancelled. Safe to call twice."""
-        self._loop.close()
-
     def _likeliest(self, tokens: Sequence[int], last: int) -> Sequence[int]:
         return [int(token) for token in self.logits(tokens, last).argmax(-1)]
 
-    def _require_fitting(self, kv: ReceivedKV, tokens: int, start: int = 0) -> None:
-        kv.layout.require_same(self._info.layout, mine="the transfer", theirs="the decode engine")
-        if (kv.start, kv.tokens) != (start, tokens):
-            raise LayoutMismatch(
-                f"the KV covers tokens [{kv.start}, {kv.tokens}), but [{start}, {tokens}) are needed",
-                "send the KV of all prompt tokens that are not held, but the last ones",
-            )
+
+@dataclass(slots=True)
+class MLXBackend:
+    """A Backend."""
+
+    prepared: Prepared
+    held: PrefixCache[Rows, LayerSnapshot]
+    options: EngineOptions
+    stream: Any
+
+    @property
+    def info(self) -> EngineInfo:
+        return self.prepared.info
+
+    @property
+    def tokenizer(self) -> PromptTokenizer:
+        return self.prepared.tokenizer
+
+    @property
+    def model(self) -> Any:
+        return self.prepared.model
+
+    def new_batch(self) -> GroupedBatch:
+        options = self.options
+        return GroupedBatch(
+            self.prepared, stream=self.stream, max_batch=options.max_batch, chunk_tokens=options.chunk_tokens
+        )
+
+    def hold(self, job: Job, tokens: list[int], caches: Any) -> None:
+        hold(self.held, tokens, caches, job.request.salt, job.snapshots)
+
+    def release_memory(self) -> None:
+        memory.release_memory()
+
+    def trim_memory(self) -> None:
+        memory.trim_memory()
+
+
+@contextmanager
+def _opened(source: str | Path, context: int, options: EngineOptions, patches: Sequence[Patch]) -> Iterator[MLXBackend]:
+    """The model, loaded on this thread, with whose stream everything on it runs."""
+    device = select_device(options.device)
+    if device == mx.cpu:
+        lower_priority_of_thread()  # before MLX starts the threads that compute
+    stream = mx.new_thread_local_stream(device)
+    with mx.stream(stream):
+        memory.bound_memory()
+        prepared = prepare(source, options, context=context, device=device, patches=patches)
+        yield MLXBackend(prepared, make_store(prepared.model, options.max_kv_bytes), options, stream)
 
 
 def _logits(

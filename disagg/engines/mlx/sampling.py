@@ -14,21 +14,10 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from disagg.api.base import InvalidValue
 from disagg.api.sampling import Sampling
 from disagg.engines.model import draw
-from disagg.errors import RequestError
 
 Sampler = Callable[[Any], Any]  # log-probabilities [n, vocab], float32 -> token ids [n]
-
-
-def validate(sampling: Sampling) -> None:
-    """Raise RequestError, naming the first value out of the bounds that `Sampling` states. msgspec checks bounds of
-    JSON only, not of values that are constructed in Python."""
-    try:
-        Sampling.from_json(sampling.to_json())
-    except InvalidValue as error:
-        raise RequestError(str(error), "docs/http-api.md lists the bounds of every sampling parameter") from error
 
 
 def greedy(logprobs: Any) -> Any:

@@ -1,25 +1,27 @@
 """A decode engine without a model: it accepts received KV and produces tokens at the predicted times.
 
-One thread simulates the machine: it ingests new requests, computes one chunk of every prompt without KV, then takes one
-step of the batch, each in its predicted time. Times are absolute, so that a delay does not accumulate.
+The batch simulates the machine: it ingests new requests, computes one chunk of every prompt without KV, then takes one
+step of all answers, each in its predicted time. Times are absolute, so that a delay does not accumulate.
 """
 
 from __future__ import annotations
 
-import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from disagg.config import EngineOptions
-from disagg.engines.base import DecodeRequest, DecodeTiming, EngineInfo, HeldKV, Listener, Token, require_room
-from disagg.engines.model.text import PromptTokenizer
+from disagg.engines.base import EngineInfo, Token
+from disagg.engines.decoding import BatchingEngine, Caches, Job
+from disagg.engines.model.held import PrefixCache
 from disagg.engines.simulated import model as simulated_model
-from disagg.engines.simulated.held import CountedKV
-from disagg.engines.simulated.model import sleep_until
-from disagg.errors import Cancelled, DisaggError, LayoutMismatch
+from disagg.engines.simulated.model import END, ByteTokenizer, CountedKV, SimulatedModel, sleep_until
+from disagg.errors import DisaggError
 from disagg.kv.arena import allocate_numpy
 from disagg.kv.received import ReceivedKV
 from disagg.planning.times import ingest, step
@@ -27,72 +29,23 @@ from disagg.planning.times import ingest, step
 PIECE_S = 0.5  # the longest piece of work without a beat
 
 
-@dataclass(slots=True, eq=False)
-class _Job:
-    """One request. chunks: seconds for each chunk of the prompt that is still to be computed, None until the request is
-    ingested. written: tokens so far. held: of its prompt's first tokens, those that were held. lock: held during calls
-    to the listener. open: the listener may be called."""
+class SimulatedDecodeEngine(BatchingEngine):
+    """A DecodeEngine. hardware: the simulated machine. source: see simulated_model.load. KV is not audited."""
 
-    request: DecodeRequest
-    listener: Listener
-    answer: Iterator[Token]
-    timing: DecodeTiming
-    kv: ReceivedKV | None
-    chunks: list[float] | None = None
-    written: list[int] = field(default_factory=list)
-    held: int = 0
-    lock: threading.RLock = field(default_factory=threading.RLock)
-    open: bool = True
-
-    @property
-    def context(self) -> int:
-        return len(self.request.tokens) + len(self.written)
-
-    def fail(self, error: Exception) -> None:
-        with self.lock:
-            if self.open:
-                self.open = False
-                self.listener.on_error(error)
-
-
-class SimulatedDecodeEngine:
-    """See base.DecodeEngine. hardware: the simulated machine. source: see simulated_model.load. KV is not audited."""
+    _batch: SimulatedBatch
 
     def __init__(self, source: str | Path, context: int, options: EngineOptions, hardware: str) -> None:
-        self.on_beat: Callable[[], None] = lambda: None
-        self._model = simulated_model.load(source, context, options, hardware)
-        self._held = CountedKV(self._model.info.layout, options.max_kv_bytes)
-        self._holding = threading.Lock()
-        self._wake = threading.Condition()
-        self._jobs: dict[str, _Job] = {}
-        self._closed = False
-        self._after_step: Callable[[], None] = lambda: None
-        self._thread = threading.Thread(target=self._run, name="simulated-decode", daemon=True)
-        self._thread.start()
-
-    @property
-    def info(self) -> EngineInfo:
-        return self._model.info
-
-    @property
-    def tokenizer(self) -> PromptTokenizer:
-        return self._model.tokenizer
+        self._model = model = simulated_model.load(source, context, options, hardware)
+        held = CountedKV(model.info.layout, options.max_kv_bytes)
+        backend = SimulatedBackend(model, held, self._beat)
+        super().__init__(lambda: nullcontext(backend), name="simulated-decode")
 
     @property
     def kv_bytes(self) -> int:
         """Bytes of received KV, and of the KV that the running requests would have on the machine."""
-        with self._wake:
+        with self._lock:
             jobs = list(self._jobs.values())
-        return sum(kv.nbytes if (kv := job.kv) else self.info.layout.nbytes(job.context) for job in jobs)
-
-    @property
-    def running(self) -> int:
-        with self._wake:
-            return len(self._jobs)
-
-    @property
-    def alive(self) -> bool:
-        return self._thread.is_alive()
+        return sum(kv.nbytes if (kv := job.kv) else self.info.layout.nbytes(_context(job)) for job in jobs)
 
     def warm_up(self) -> None:
         """Nothing to do: the first request is as fast as any other."""
@@ -100,162 +53,141 @@ class SimulatedDecodeEngine:
     def allocate(self, nbytes: int) -> Any:
         return allocate_numpy(nbytes)
 
-    def submit(self, request: DecodeRequest, listener: Listener) -> None:
-        """Queue a request. RequestError if its id is in use, LayoutMismatch if the KV is not this model's or not of
-        the tokens that it must cover, Overloaded if there are MAX_REQUESTS, Cancelled after close."""
-        held = request.held.tokens if request.held is not None else 0
-        if (kv := request.kv) is not None:
-            kv.layout.require_same(self.info.layout, mine="the transfer", theirs="the decode engine")
-            if (kv.start, kv.tokens) != (held, len(request.tokens) - 1):
-                raise LayoutMismatch(
-                    f"the KV covers tokens [{kv.start}, {kv.tokens}), "
-                    f"but [{held}, {len(request.tokens) - 1}) are needed"
-                )
-        timing = DecodeTiming(submitted=time.monotonic())
-        prompt = request.tokens[: len(request.tokens) - request.answered]
-        answer = self._model.answer(prompt, request.sampling, request.answered, request.constraint)
-        job = _Job(request, listener, answer, timing, kv, held=held)
-        with self._wake:
-            if self._closed:
-                raise Cancelled("the simulated decode engine is closed", "start the server again")
-            require_room(self._jobs, request.id)
-            self._jobs[request.id] = job
-            self._wake.notify()
-
-    def after_step(self, call: Callable[[], None]) -> None:
-        self._after_step = call
-
-    def cancel(self, request_id: str, dropped: Callable[[], None] = lambda: None) -> None:
-        with self._wake:
-            job = self._jobs.pop(request_id, None)
-        if job is not None:
-            with job.lock:  # waits for a call to the listener that has already begun
-                job.open = False
-            self._hold(job)
-        dropped()
-
-    def find_held(self, tokens: Sequence[int], salt: str) -> HeldKV | None:
-        return self._held.store.find(tokens[:-1], salt)
-
-    @property
-    def held_bytes(self) -> int:
-        return self._held.store.nbytes
-
-    def give_up_held(self, nbytes: int) -> None:
-        self._held.store.give_up(nbytes)
-
-    def forget_held(self, tokens: Sequence[int], salt: str) -> None:
-        self._held.store.forget(tokens, salt)
-
     def logits(
         self, tokens: Sequence[int], last: int, kv: ReceivedKV | None = None, *, chunk_tokens: int | None = None
     ) -> Any:
         """Raises ModelError: there are none."""
         raise simulated_model.no_logits()
 
+    def _beat(self) -> None:
+        self.on_beat()  # which may have been set since
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedBackend:
+    """A Backend. on_beat: called after each piece of work."""
+
+    model: SimulatedModel
+    counted: CountedKV
+    on_beat: Callable[[], None]
+
+    @property
+    def info(self) -> EngineInfo:
+        return self.model.info
+
+    @property
+    def tokenizer(self) -> ByteTokenizer:
+        return self.model.tokenizer
+
+    @property
+    def held(self) -> PrefixCache[Any, Any]:
+        return self.counted.store
+
+    def new_batch(self) -> SimulatedBatch:
+        return SimulatedBatch(self.model, self.on_beat)
+
+    def hold(self, job: Job, tokens: list[int], caches: Any) -> None:
+        prompt = job.request.tokens
+        self.counted.hold(prompt, tokens[len(prompt) :], job.request.salt)
+
+    def release_memory(self) -> None:
+        """Nothing is kept."""
+
+    def trim_memory(self) -> None:
+        """Nothing is kept."""
+
+
+@dataclass(slots=True)
+class _Row:
+    """One request in the batch. chunks: seconds for each chunk of the prompt that is still to be computed. written: the
+    tokens so far."""
+
+    answer: Iterator[Token]
+    chunks: deque[float]
+    written: list[int] = field(default_factory=list)
+
+
+class SimulatedBatch:
+    """A Batch whose work is to sleep. The first `max_batch` of its requests run, the others wait."""
+
+    def __init__(self, model: SimulatedModel, on_beat: Callable[[], None]) -> None:
+        self._model = model
+        self._on_beat = on_beat
+        self._rows: dict[Job, _Row] = {}
+        self._busy_until = 0.0  # when the simulated machine has finished all its work so far
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(self._model.info.layout.nbytes(_context(job)) for job in self._rows)
+
+    def build(self, job: Job) -> None:
+        """Ingest the received KV."""
+        if not self._rows:
+            self._busy_until = max(self._busy_until, job.timing.submitted)
+        if job.kv is not None:
+            self._work(ingest(job.kv.nbytes))
+
+    def insert(self, job: Job, caches: Caches) -> None:
+        request, held = job.request, job.held.tokens if job.held is not None else 0
+        prompt = request.tokens[: len(request.tokens) - request.answered]
+        answer = self._model.answer(prompt, request.sampling, request.answered, request.constraint)
+        chunks = self.chunks(held, len(request.tokens) - 1) if job.kv is None else ()
+        job.timing.computed_prompt_tokens = len(request.tokens) - held if job.kv is None else 1
+        self._rows[job] = _Row(answer, deque(chunks))
+
+    def remove(self, job: Job) -> None:
+        if (row := self._rows.pop(job, None)) is not None and row.written:
+            job.ended = [*job.request.tokens, *row.written], None
+
+    def step(self) -> list[tuple[Job, Token]]:
+        running = list(islice(self._rows.items(), self._model.options.max_batch))
+        for _, row in running:
+            if row.chunks:
+                self._work(row.chunks.popleft())
+                self._on_beat()
+        decoding = [(job, row) for job, row in running if not row.chunks]
+        if not decoding:
+            return []
+        context = sum(_context(job) for job, _ in decoding) // len(decoding)
+        options = self._model.options
+        self._work(step(self._model.device, self._model.shape, context, options.dtype, len(decoding)))
+        return [(job, _next(job, row)) for job, row in decoding]
+
+    def drop_finished(self, jobs: Sequence[Job]) -> None:
+        for job in jobs:
+            self.remove(job)
+
     def close(self) -> None:
-        """Stop the thread; running requests get Cancelled. Safe to call twice."""
-        with self._wake:
-            self._closed = True
-            self._wake.notify()
-        self._thread.join()
+        self._rows.clear()
 
-    # Everything below runs on the thread. `busy_until`: when the simulated machine has finished all its work so far.
-
-    def _run(self) -> None:
-        try:
-            self._serve()
-        finally:  # also after an exception of a listener
-            with self._wake:
-                self._closed = True
-            self._fail_all()
-
-    def _serve(self) -> None:
-        busy_until = 0.0
-        while jobs := self._next_batch():
-            busy_until = max(busy_until, jobs[0].timing.submitted)
-            for job in jobs:
-                busy_until = self._prepare(job, busy_until)
-                self.on_beat()
-            if decoding := [job for job in jobs if not job.chunks]:
-                busy_until += self._step_s(decoding)
-                self._work_until(busy_until)
-                for job in decoding:
-                    self._deliver(job)
-                self._after_step()
-                self.on_beat()
-
-    def _next_batch(self) -> list[_Job]:
-        """The requests of the batch; none once the engine is closed. Waits until there are some."""
-        with self._wake:
-            while not self._jobs and not self._closed:
-                self._wake.wait()
-            return [] if self._closed else list(self._jobs.values())[: self._model.options.max_batch]
-
-    def _prepare(self, job: _Job, busy_until: float) -> float:
-        """Ingest a new request and compute one chunk of its prompt if any is left; returns the new `busy_until`."""
-        if job.chunks is None:
-            job.timing.started = time.monotonic()
-            busy_until += ingest(job.kv.nbytes) if job.kv else 0.0
-            self._work_until(busy_until)
-            job.timing.ingested = time.monotonic()
-            job.timing.computed_prompt_tokens = 1 if job.kv else len(job.request.tokens) - job.held
-            job.chunks = [] if job.kv else self._chunks(job.held, len(job.request.tokens) - 1)
-            job.kv = None
-        if job.chunks:
-            busy_until += job.chunks.pop(0)
-            self._work_until(busy_until)
-        return busy_until
-
-    def _work_until(self, moment: float) -> None:
-        """Sleep until then, with a beat as often as the pieces of a real engine's work end."""
-        while moment - time.monotonic() > PIECE_S:
-            time.sleep(PIECE_S)
-            self.on_beat()
-        sleep_until(moment)
-
-    def _chunks(self, held: int, tokens: int) -> list[float]:
+    def chunks(self, held: int, tokens: int) -> list[float]:
         """Seconds of each chunk of a prompt of which the first tokens are held."""
         before, ends = self._model.prefill(held).seconds, self._model.prefill(tokens).chunk_ends
         spans = (end - max(begin, before) for begin, end in zip((0.0, *ends), ends, strict=False))
         return [span for span in spans if span > 0]
 
-    def _hold(self, job: _Job) -> None:
-        """Keep the KV of a request that was ended in its answer, for one that begins with the same tokens."""
-        if job.written:
-            with self._holding:
-                self._held.hold(job.request.tokens, job.written, job.request.salt)
+    def _work(self, seconds: float) -> None:
+        """Sleep until this work is done, with a beat as often as the pieces of a real engine's work end."""
+        self._busy_until += seconds
+        while self._busy_until - time.monotonic() > PIECE_S:
+            time.sleep(PIECE_S)
+            self._on_beat()
+        sleep_until(self._busy_until)
 
-    def _step_s(self, jobs: Sequence[_Job]) -> float:
-        context = sum(job.context for job in jobs) // len(jobs)
-        return step(self._model.device, self._model.shape, context, self._model.options.dtype, len(jobs))
 
-    def _deliver(self, job: _Job) -> None:
-        """Pass the request's next token to its listener. Before the last one the request leaves the engine."""
-        try:
-            token, now = next(job.answer), time.monotonic()
-        except DisaggError as error:  # the answer cannot keep its form
-            self._leave(job)
-            job.fail(error)
-            return
-        job.written.append(token.id)
-        job.timing.first_token = job.timing.first_token or now
-        if token.finish:
-            self._hold(job)
-            self._leave(job)
-        with job.lock:
-            if job.open:
-                job.listener.on_tokens((token,), job.timing)
+def _next(job: Job, row: _Row) -> Token:
+    try:
+        token = next(row.answer)
+    except DisaggError as error:  # the answer cannot keep its form
+        job.error = error
+        return Token(END, 0.0)
+    job.written += 1
+    row.written.append(token.id)
+    return token
 
-    def _leave(self, job: _Job) -> None:
-        with self._wake:
-            if self._jobs.get(job.request.id) is job:
-                del self._jobs[job.request.id]
 
-    def _fail_all(self) -> None:
-        with self._wake:
-            jobs = list(self._jobs.values())
-            self._jobs.clear()
-        self._held.store.clear()
-        for job in jobs:
-            job.fail(Cancelled("the simulated decode engine was closed", "send the request again"))
+def _context(job: Job) -> int:
+    return len(job.request.tokens) + job.written

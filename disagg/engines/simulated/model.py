@@ -13,18 +13,20 @@ import json
 import struct
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy
 
+from disagg.api.layout import Layout
 from disagg.api.requests import Messages
 from disagg.api.sampling import MAX_TOKENS, Sampling
 from disagg.config import EngineOptions
 from disagg.engines.base import EngineInfo, Token
 from disagg.engines.model.constraint import Constraint, Constraints
 from disagg.engines.model.format import AnswerFormat
+from disagg.engines.model.held import PrefixCache
 from disagg.engines.model.profile import LayerProfile, ModelProfile
 from disagg.engines.model.stream import StopStrings
 from disagg.engines.model.text import NOTHING, TextStream, check_ids, check_message
@@ -103,6 +105,49 @@ def sleep_until(moment: float) -> None:
     left = moment - time.monotonic()
     if left > 0:
         time.sleep(left)
+
+
+class CountedKV:
+    """Held KV that is counted, not stored: a PrefixCache for KV of `layout`. hold: by one thread at a time."""
+
+    def __init__(self, layout: Layout, limit: int) -> None:
+        self._others = replace(layout, layers=tuple(at for at in layout.layers if at.kind != "full"))
+        self._token_bytes = layout.nbytes(1) - self._others.nbytes(1)
+        self._rewindable = min((layer.window or 0 for layer in self._others.layers), default=None)
+        self.store: PrefixCache[CountedRows, CountedSnapshot] = PrefixCache(limit, self._rewindable)
+
+    def hold(self, prompt: Sequence[int], answer: Sequence[int], salt: str) -> None:
+        """Hold the KV of a request that has ended."""
+        tokens = [*prompt, *answer]
+        snapshots = {at: self._snapshot(at) for at in (len(prompt) - 1, len(tokens))}
+        self.store.add(tokens, salt, lambda start, end: CountedRows(end - start, self._token_bytes), snapshots)
+
+    def _snapshot(self, tokens: int) -> CountedSnapshot:
+        complete = tokens <= (self._rewindable or 0)
+        return CountedSnapshot(self._others.nbytes(tokens), 0 if complete else tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class CountedRows:
+    """Rows of this many tokens. token_bytes: of one, in the layers that keep every row."""
+
+    tokens: int
+    token_bytes: int
+
+    @property
+    def nbytes(self) -> int:
+        return self.tokens * self.token_bytes
+
+    def split(self, at: int) -> tuple[CountedRows, CountedRows]:
+        return replace(self, tokens=at), replace(self, tokens=self.tokens - at)
+
+
+@dataclass(frozen=True, slots=True)
+class CountedSnapshot:
+    """A snapshot of the layers that do not keep every row."""
+
+    nbytes: int
+    usable_from: int
 
 
 class ByteTokenizer:

@@ -17,8 +17,7 @@ from disagg.config import EngineOptions
 from disagg.engines.base import EmittingEngine, PrefillTiming, PromptAndAnswer, Token
 from disagg.engines.model.constraint import Constraint
 from disagg.engines.simulated import model as simulated_model
-from disagg.engines.simulated.held import CountedKV
-from disagg.engines.simulated.model import SimulatedModel, sleep_until
+from disagg.engines.simulated.model import CountedKV, SimulatedModel, sleep_until
 from disagg.kv.blocks import Block, KVBlock, StateBlock
 from disagg.kv.sent import ComputeStep
 from disagg.planning.times import Emission, step

@@ -5,7 +5,7 @@ layout keeps are copied to other memory. CUDA: rows are copied to pinned memory 
 layer is computed, and the block's `wait` waits for that copy. MPS: rows are copied at once. States are always copied,
 and never quantised.
 
-Quantisation for the wire (see `kv.forms`) runs before the copy on CUDA (on the same stream) and MPS. On a CPU it runs
+Quantisation for the wire (see `api.layout`) runs before the copy on CUDA (on the same stream) and MPS. On a CPU it runs
 in the block's `wait`, on the sender's thread: a prefill of 2048 tokens and 134 MB took 1.12 s, as without quantisation,
 and 1.21 s with quantisation on the computing thread. So does `fill`, which puts rows in order.
 """

@@ -23,7 +23,7 @@ from disagg.bench.handoff.transports import (
     RandomKV,
     ReceiverOffer,
 )
-from disagg.engines.simulated.synthetic_kv import SyntheticKV
+from disagg.engines.synthetic import SyntheticKV
 from disagg.errors import IntegrityError, PeerLost
 from disagg.kv.receive.tickets import IssuedTicket
 

@@ -90,7 +90,7 @@ def held_up(engine: MLXDecodeEngine) -> Iterator[None]:
         reached.set()
         go_on.wait(60)
 
-    occupant = threading.Thread(target=engine._loop.call, args=(wait,))
+    occupant = threading.Thread(target=engine.call, args=(wait,))
     occupant.start()
     assert reached.wait(60)
     try:

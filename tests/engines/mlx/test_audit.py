@@ -16,8 +16,8 @@ from disagg.api.sampling import Sampling
 from disagg.engines.base import DecodeRequest
 from disagg.engines.base.audit import FIRST, LAST, AuditBounds, bounds, plan
 from disagg.engines.mlx import cache as mlx_cache
+from disagg.engines.mlx import groups
 from disagg.engines.mlx.audit import audit
-from disagg.engines.mlx.batching import groups
 from disagg.engines.mlx.engine import MLXDecodeEngine
 from disagg.errors import KVRefuted
 from disagg.kv.received import ReceivedKV
@@ -62,13 +62,14 @@ def test_an_audit_leaves_the_caches_of_a_request_as_they_are(
     engine, tokens = mlx_engine(model), prompt(length)
     kv = reference(model).kv(tokens[:-1], engine.info.layout)
 
-    def audited(loaded: Any) -> tuple[Any, Any, int]:
+    def audited(backend: Any) -> tuple[Any, Any, int]:
+        loaded = backend.model
         caches = mlx_cache.build(loaded, kv)
         before = state_of(caches)
         found = audit(loaded, caches, tokens[:-1], plan(kv.layout, 0, kv.tokens))
         return before, state_of(caches), found.tokens
 
-    before, after, count = engine._loop.call(audited)
+    before, after, count = engine.call(audited)
     assert before == after
     beyond = any(layer.window for layer in engine.info.layout.layers)
     full = min(LAST, length - 1)

@@ -16,6 +16,7 @@ from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, RotatingKVCache
 from disagg.api.layout import LayerLayout, Layout, StateTensor
 from disagg.api.names import INT8
 from disagg.engines.mlx import cache as mlx_cache
+from disagg.engines.mlx import memory as mlx_memory
 from disagg.errors import LayoutMismatch
 from disagg.kv.arena import Arenas
 from disagg.kv.received import ByteRanges, ReceivedKV
@@ -75,7 +76,7 @@ def test_every_bit_arrives_in_every_dtype(dtype: str, bits: Any) -> None:
 def test_quantised_kv_becomes_what_mlx_makes_of_the_exact_kv(dtype: str) -> None:
     layers = (LayerLayout("full", HEADS, 64, 40), LayerLayout("sliding", HEADS, 128, 64, window=WINDOW))
     layout, tokens = Layout(layers, dtype), 2 * WINDOW
-    arena = Arenas(mlx_cache.allocate).acquire(ByteRanges.of(layout, tokens, wire=INT8).nbytes)
+    arena = Arenas(mlx_memory.allocate).acquire(ByteRanges.of(layout, tokens, wire=INT8).nbytes)
     kv = ReceivedKV(layout, tokens, arena, wire=INT8)
     exact = []
     for layer, keys, values in zip(layers, kv.keys, kv.values, strict=True):
@@ -123,7 +124,7 @@ def test_a_token_on_top_of_the_caches_leaves_the_received_bytes_as_they_were() -
 
 
 def test_memory_may_be_larger_than_the_longest_dimension_of_an_array() -> None:
-    memory = mlx_cache.allocate((1 << 31) + 1)
+    memory = mlx_memory.allocate((1 << 31) + 1)
 
     assert memory.nbytes > 1 << 31
     assert not memoryview(memory).readonly
@@ -138,7 +139,7 @@ def test_released_kv_makes_no_caches() -> None:
 
 def test_memory_that_mlx_does_not_have_is_a_memory_error() -> None:
     with pytest.raises(MemoryError):
-        mlx_cache.allocate(1 << 60)
+        mlx_memory.allocate(1 << 60)
 
 
 def test_memory_for_many_transfers_leaves_no_thread_behind_for_each() -> None:
@@ -147,7 +148,7 @@ def test_memory_for_many_transfers_leaves_no_thread_behind_for_each() -> None:
 
     def transfers(count: int) -> None:  # each on a thread of its own, as KV connections are
         for _ in range(count):
-            thread = threading.Thread(target=mlx_cache.allocate, args=(1000,))
+            thread = threading.Thread(target=mlx_memory.allocate, args=(1000,))
             thread.start()
             thread.join()
 
@@ -183,4 +184,4 @@ def test_kv_that_does_not_fit_the_model_is_refused_by_layer() -> None:
 
 
 def test_the_pool_that_allocates_memory_is_as_large_as_the_fault_harness_allows_threads() -> None:
-    assert 2 * mlx_cache._ALLOCATORS._max_workers == POOLS["kv-memory"]
+    assert 2 * mlx_memory._ALLOCATORS._max_workers == POOLS["kv-memory"]

@@ -22,10 +22,11 @@ from disagg.api.sampling import Sampling
 from disagg.config import EngineOptions
 from disagg.engines.base import DecodeRequest
 from disagg.engines.base.priority import COMPUTE_NICE
-from disagg.engines.mlx import loop as mlx_loop
-from disagg.engines.mlx.batching import chunk as mlx_chunk
-from disagg.engines.mlx.batching.memory import MAX_CACHE_BYTES
+from disagg.engines.decoding import engine as decoding_engine
+from disagg.engines.mlx import memory as mlx_memory
+from disagg.engines.mlx import passes as mlx_chunk
 from disagg.engines.mlx.engine import MLXDecodeEngine
+from disagg.engines.mlx.memory import MAX_CACHE_BYTES
 from disagg.errors import Cancelled, ModelError, Overloaded, RequestError
 from tests.engines.mlx.mlx_parts import Collector, Engines, References, counting, held_up, prompt, start, until
 from tests.tiny_models import VOCAB, TinyModel
@@ -118,9 +119,9 @@ def eos_engine(tiny: TinyModel, engine: MLXDecodeEngine) -> Iterator[tuple[MLXDe
     greedy = start(engine, prompt(20), max_tokens=8).result()
     assert greedy[4] not in greedy[:4]
     ending = MLXDecodeEngine(tiny("llama"), 8192, OPTIONS)
-    info = replace(ending._loop._prepared.info, eos_ids=frozenset({greedy[4]}))
-    ending._loop._prepared = replace(ending._loop._prepared, info=info)
-    ending._loop.call(lambda model: setattr(ending._loop, "_batch", ending._loop._new_batch()))
+    info = replace(ending._backend.prepared.info, eos_ids=frozenset({greedy[4]}))
+    ending._backend.prepared = replace(ending._backend.prepared, info=info)
+    ending.call(lambda model: setattr(ending, "_batch", ending._backend.new_batch()))
     yield ending, greedy
     ending.close()
 
@@ -168,7 +169,7 @@ def test_the_model_itself_sees_one_prompt_token_after_a_hand_off_and_all_of_them
 ) -> None:
     """The engine's counter against the shapes that really go into the model. Generation runs one step ahead: an
     answer of n tokens takes the last prompt token and n generated ones."""
-    model = engine._loop._prepared.model
+    model = engine._backend.prepared.model
     fed: list[int] = []
     original = type(model).__call__
     monkeypatch.setattr(type(model), "__call__", counting(original, fed))
@@ -277,7 +278,7 @@ def test_cancelling_at_random_moments_leaves_nothing_behind(engine: MLXDecodeEng
 def test_a_token_computed_while_its_request_was_cancelled_is_not_handed_out(
     engine: MLXDecodeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    collector, step = Collector(), engine._loop._batch.step
+    collector, step = Collector(), engine._batch.step
 
     def step_then_cancel() -> Any:
         handed_out = step()
@@ -285,7 +286,7 @@ def test_a_token_computed_while_its_request_was_cancelled_is_not_handed_out(
             engine.cancel("late")
         return handed_out
 
-    monkeypatch.setattr(engine._loop._batch, "step", step_then_cancel)
+    monkeypatch.setattr(engine._batch, "step", step_then_cancel)
     engine.submit(DecodeRequest("late", prompt(5), Sampling(max_tokens=50, ignore_eos=True)), collector)
     until(lambda: len(collector.tokens) == 2)
     until(lambda: idle(engine))
@@ -299,7 +300,7 @@ def test_a_cancelled_request_counts_as_dropped_only_when_its_row_has_left_the_ba
     assert running.first.wait(60)
     with held_up(engine):
         engine.cancel("leaving", dropped.set)
-        assert len(engine._loop._batch) == 1 and not dropped.is_set()
+        assert len(engine._batch) == 1 and not dropped.is_set()
     assert dropped.wait(60)
     until(lambda: idle(engine))
 
@@ -371,7 +372,7 @@ def test_a_listener_that_fails_loses_its_own_request_only(
 def test_a_failing_step_fails_the_batch_with_a_clear_error_and_the_engine_goes_on(
     engine: MLXDecodeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = engine._loop._prepared.model
+    model = engine._backend.prepared.model
     original, failing = type(model).__call__, threading.Event()
 
     def call(self: object, x: Any, **kw: Any) -> Any:
@@ -404,7 +405,7 @@ def test_requests_that_cannot_be_run_are_refused_at_once(
     engine.submit(DecodeRequest("twice", prompt(5), Sampling(max_tokens=400, ignore_eos=True)), running)
     with pytest.raises(RequestError, match="twice is already running"):
         engine.submit(DecodeRequest("twice", prompt(5), Sampling()), Collector())
-    monkeypatch.setattr("disagg.engines.base.decode.MAX_REQUESTS", 1)
+    monkeypatch.setattr("disagg.engines.decoding.engine.MAX_REQUESTS", 1)
     with pytest.raises(Overloaded):
         start(engine, prompt(5))
     engine.cancel("twice")
@@ -459,10 +460,10 @@ def test_a_thread_that_dies_fails_all_requests_and_commands_then_and_later(
     running = start(mortal, prompt(20), max_tokens=5000)
     assert running.first.wait(60) and mortal.alive
     with held_up(mortal):  # commands that lie behind the one that ends the thread
-        monkeypatch.setattr(mortal._loop._batch, "build", break_down)
+        monkeypatch.setattr(mortal._batch, "build", break_down)
         waiting = [start(mortal, prompt(20)) for _ in range(2)]
         asking = ThreadPoolExecutor(1).submit(mortal.logits, [9], 1)
-        until(lambda: len(mortal._loop._commands) == 3)
+        until(lambda: len(mortal._commands) == 3)
 
     for collector in (running, *waiting):
         with pytest.raises(ModelError, match="the decode engine's thread ended: SystemExit: the end"):
@@ -477,15 +478,15 @@ def test_a_thread_that_dies_fails_all_requests_and_commands_then_and_later(
 
 
 def test_a_failing_command_fails_by_itself(engine: MLXDecodeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
-    build = engine._loop._batch.build
+    build = engine._batch.build
 
     def fail(job: Any) -> Any:
-        if job.id == "unlucky":
+        if job.request.id == "unlucky":
             raise RuntimeError("no memory")
         return build(job)
 
     expected = start(engine, prompt(30), max_tokens=40).result()
-    monkeypatch.setattr(engine._loop._batch, "build", fail)
+    monkeypatch.setattr(engine._batch, "build", fail)
     unlucky = Collector()
     with held_up(engine):
         engine.submit(DecodeRequest("unlucky", prompt(5), Sampling(max_tokens=5)), unlucky)
@@ -520,7 +521,7 @@ def test_a_batch_from_which_nothing_can_be_removed_fails_its_requests_and_the_en
 def test_a_batch_that_cannot_be_measured_fails_its_requests_finished_ones_too(
     engine: MLXDecodeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mlx_loop, "_COUNT_STEPS", 1 << 30)  # measured when the short answer ends, not before
+    monkeypatch.setattr(decoding_engine, "_COUNT_STEPS", 1 << 30)  # measured when the short answer ends, not before
 
     class Breaking(Collector):
         def on_tokens(self, tokens: Any, timing: Any) -> None:
@@ -540,7 +541,7 @@ def test_a_batch_that_cannot_be_measured_fails_its_requests_finished_ones_too(
 def test_prompts_side_by_side_share_one_chunk_per_step(
     engine: MLXDecodeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = engine._loop._prepared.model
+    model = engine._backend.prepared.model
     fed: list[int] = []
     original = type(model).__call__
     monkeypatch.setattr(mlx_chunk, "LEAST_TOKENS", 4)
@@ -568,8 +569,8 @@ def test_memory_is_trimmed_when_no_request_is_left_and_again_after_the_next_one(
     tiny: TinyModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     idle = threading.Semaphore(0)
-    monkeypatch.setattr(mlx_loop, "_TRIM_AFTER_S", 0.01)
-    monkeypatch.setattr(mlx_loop, "trim_memory", idle.release)
+    monkeypatch.setattr(decoding_engine, "_TRIM_AFTER_S", 0.01)
+    monkeypatch.setattr(mlx_memory, "trim_memory", idle.release)
     engine = MLXDecodeEngine(tiny("llama"), 8192, OPTIONS)
     try:
         assert idle.acquire(timeout=60)

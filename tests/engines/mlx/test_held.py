@@ -246,7 +246,7 @@ def test_bytes_are_those_of_the_layout_and_are_free_once_given_up(chat: Chat) ->
     chat.send(prompt(20), 1)[0].result()  # what the first request leaves behind
     chat.engine.give_up_held(chat.engine.held_bytes)
     until(lambda: not chat.engine.kv_bytes)
-    chat.engine._loop.call(lambda model: None)
+    chat.engine.call(lambda model: None)
     before = mx.get_active_memory()
 
     chat.send(prompt(400), 8)[0].result()
@@ -255,7 +255,7 @@ def test_bytes_are_those_of_the_layout_and_are_free_once_given_up(chat: Chat) ->
     chat.engine.give_up_held(1)
     chat.engine.give_up_held(10**9)
 
-    chat.engine._loop.call(lambda model: None)  # the arrays are dropped on the engine's thread
+    chat.engine.call(lambda model: None)  # the arrays are dropped on the engine's thread
     assert chat.engine.held_bytes == 0
     until(lambda: mx.get_active_memory() <= before)
 
@@ -341,7 +341,7 @@ def test_kv_that_gave_a_nan_is_not_held(chat: Chat) -> None:
     chat.engine.submit(again, cancelled)
     assert cancelled.first.wait(60)
     chat.engine.cancel("cancelled")
-    chat.engine._loop.call(lambda model: None)  # after the removal
+    chat.engine.call(lambda model: None)  # after the removal
     assert (chat.engine.held_bytes, chat.engine.find_held(tokens, "")) == (0, None)
 
 

@@ -14,6 +14,7 @@ from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, QuantizedKVCach
 from disagg.api.layout import LayerLayout, Layout, StateTensor
 from disagg.api.names import INT8
 from disagg.engines.mlx import cache as mlx_cache
+from disagg.engines.mlx import memory as mlx_memory
 from disagg.engines.mlx.held import CachedPrefix, covers, make_store, rows, snapshot
 from disagg.errors import LayoutMismatch
 from disagg.kv.arena import Arenas
@@ -92,7 +93,7 @@ def test_held_rows_alone_make_the_caches_of_one_prefill(tokens: int) -> None:
 
 def test_rows_that_were_quantised_on_the_wire_follow_held_ones() -> None:
     kv = ReceivedKV(
-        LAYOUT, 60, Arenas(mlx_cache.allocate).acquire(ByteRanges.of(LAYOUT, 60, 50, INT8).nbytes), 50, INT8
+        LAYOUT, 60, Arenas(mlx_memory.allocate).acquire(ByteRanges.of(LAYOUT, 60, 50, INT8).nbytes), 50, INT8
     )
     for planes, values, (all_keys, all_values) in zip(kv.keys, kv.values, EVERY_ROW, strict=True):
         made = mx.quantize(mx.array(all_keys[:, 50:60]), group_size=64, bits=8)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import mlx.core as mx
 
-from disagg.engines.mlx.batching.memory import release_memory, trim_memory
+from disagg.engines.mlx.memory import release_memory, trim_memory
 
 def resident():
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from transformers import MinPLogitsWarper, RepetitionPenaltyLogitsProcessor, TopKLogitsWarper, TopPLogitsWarper
 
 from disagg.api.sampling import Sampling
+from disagg.engines.decoding.engine import validate
 from disagg.engines.mlx import sampling as mlx_sampling
 from disagg.engines.mlx.adjust import adjustment
 from disagg.errors import RequestError
@@ -123,4 +124,4 @@ def test_rows_are_read_as_they_are() -> None:
 )
 def test_values_out_of_range_are_refused_by_name(field: str, value: Any) -> None:
     with pytest.raises(RequestError, match=f"^{field}: "):
-        mlx_sampling.validate(replace(Sampling(), **{field: value}))
+        validate(replace(Sampling(), **{field: value}))

@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 from math import nan
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -19,6 +20,7 @@ from disagg.api.sampling import Sampling
 from disagg.config import EngineOptions, load
 from disagg.engines.base import DecodeRequest, DecodeTiming, Listener, Token
 from disagg.engines.base.audit import AuditBounds, AuditFinding, Deviation
+from disagg.engines.model.held import PinnedPrefix
 from disagg.errors import DeadlineExceeded, KVMemoryExceeded, KVRefuted, ModelError, PeerLost
 from disagg.kv.received import ReceivedKV
 from disagg.servers.caller import Caller
@@ -52,11 +54,11 @@ async def service(tmp_path: Path) -> AsyncIterator[DecodeService]:
     await made.close()
 
 
-class Held:
+class Held(PinnedPrefix[Any, Any]):
     """Held KV of the simulated engine, which has none of its own."""
 
     def __init__(self, tokens: int) -> None:
-        self.tokens = tokens
+        self._tokens = tokens
         self.released = False
 
     def release(self) -> None:

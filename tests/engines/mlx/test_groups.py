@@ -14,8 +14,8 @@ from disagg.api.layout import Layout
 from disagg.api.sampling import Sampling
 from disagg.config import EngineOptions
 from disagg.engines.base import DecodeRequest
-from disagg.engines.mlx.batching import chunk
-from disagg.engines.mlx.batching import groups as mlx_groups
+from disagg.engines.mlx import groups as mlx_groups
+from disagg.engines.mlx import passes
 from disagg.engines.mlx.engine import MLXDecodeEngine
 from disagg.errors import ModelError
 from disagg.kv.received import ReceivedKV
@@ -32,7 +32,7 @@ def engine(tiny: TinyModel, monkeypatch: pytest.MonkeyPatch) -> Iterator[MLXDeco
     monkeypatch.setattr(mlx_groups, "_LAYER_BYTES", 0)
     engine = MLXDecodeEngine(tiny("llama"), 8192, OPTIONS)
     yield engine
-    until(lambda: (engine.running, engine.kv_bytes, engine._loop._batch._groups) == (0, 0, []))
+    until(lambda: (engine.running, engine.kv_bytes, engine._batch._groups) == (0, 0, []))
     engine.close()
 
 
@@ -60,10 +60,8 @@ def submit(engine: MLXDecodeEngine, kv_of: Callable[[int, Layout], ReceivedKV]) 
 
 def groups(engine: Any) -> list[list[int]]:
     """Prompt lengths by group, as the engine's own thread sees them."""
-    batch = engine._loop._batch
-    lengths: list[list[int]] = engine._loop.call(
-        lambda _: [[row.context for row in group.rows] for group in batch._groups]
-    )
+    batch = engine._batch
+    lengths: list[list[int]] = engine.call(lambda _: [[row.context for row in group.rows] for group in batch._groups])
     return lengths
 
 
@@ -103,9 +101,9 @@ def test_every_group_takes_one_step_per_turn(engine: MLXDecodeEngine, submit: Ca
     with held_up(engine):
         long, short = submit(2600, max_tokens=150), submit(5, max_tokens=150)
     assert long.first.wait(60) and short.first.wait(60)
-    ahead = engine._loop.call(lambda _: len(long.tokens) - len(short.tokens))
+    ahead = engine.call(lambda _: len(long.tokens) - len(short.tokens))
     for _ in range(20):
-        assert engine._loop.call(lambda _: len(long.tokens) - len(short.tokens)) == ahead
+        assert engine.call(lambda _: len(long.tokens) - len(short.tokens)) == ahead
     assert len(long.result()) == len(short.result()) == 150
 
 
@@ -117,8 +115,8 @@ def test_one_bound_holds_over_all_groups_and_waiting_requests_are_counted(
     for collector in running:
         assert collector.first.wait(60)
     waiting, cancelled = submit(1250, max_tokens=5), submit(7, id="waiting", max_tokens=5)
-    batch = engine._loop._batch
-    outside = engine._loop.call(lambda _: batch.nbytes - sum(group.nbytes for group in batch._groups))
+    batch = engine._batch
+    outside = engine.call(lambda _: batch.nbytes - sum(group.nbytes for group in batch._groups))
     assert outside == engine.info.layout.nbytes(1249) + engine.info.layout.nbytes(6)
     assert sum(sizes(engine)) == OPTIONS.max_batch and engine.running == OPTIONS.max_batch + 2
     assert not waiting.first.is_set()
@@ -168,11 +166,11 @@ def test_a_failing_step_of_one_group_fails_all_requests_and_the_engine_goes_on(
 def test_prompts_in_several_groups_share_one_chunk_per_step(
     engine: MLXDecodeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = engine._loop._prepared.model
+    model = engine._backend.prepared.model
     fed: list[int] = []
     original = type(model).__call__
     monkeypatch.setattr(type(model), "__call__", counting(original, fed))
-    monkeypatch.setattr(chunk, "CHUNK_S", 1e9)  # chunks stay as long as they are, however slow a step is
+    monkeypatch.setattr(passes, "CHUNK_S", 1e9)  # chunks stay as long as they are, however slow a step is
     with held_up(engine):
         collectors = [start(engine, prompt(length, seed=length), max_tokens=2) for length in (2600, 800)]
     for collector in collectors:
@@ -195,7 +193,7 @@ def test_memory_stays_wired_until_the_last_group_and_the_batch_are_gone(
     monkeypatch.setattr(sys.modules["mlx_lm.generate"], "maybe_set_recommended_wired_limit", recommended)
     monkeypatch.setattr(mlx_groups, "maybe_set_recommended_wired_limit", recommended)
     monkeypatch.setattr("mlx.core.set_wired_limit", lambda value: limit.__setitem__(0, value))
-    engine._loop.call(lambda _: setattr(engine._loop, "_batch", engine._loop._new_batch()))
+    engine.call(lambda _: setattr(engine, "_batch", engine._backend.new_batch()))
     for tokens in (5, 2600):
         start(engine, prompt(tokens), max_tokens=tokens // 100 + 1)
     until(lambda: engine.running == 0)

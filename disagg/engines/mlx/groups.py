@@ -1,7 +1,7 @@
 """The running batch: groups of requests with similar lengths. Used by the engine's thread only.
 
 A BatchGenerator pads every sequence to its longest one. Here several run side by side, one per group, and every group
-takes one step per turn; `grouping` chooses the group of a new request, which stays in it to its end.
+takes one step per turn; `passes` chooses the group of a new request, which stays in it to its end.
 """
 
 from __future__ import annotations
@@ -17,13 +17,12 @@ from mlx_lm.utils import maybe_set_recommended_wired_limit
 
 from disagg.engines.base import Token
 from disagg.engines.base.audit import AuditBounds, plan, refutation
+from disagg.engines.decoding import Caches, Job
 from disagg.engines.mlx import cache as mlx_cache
 from disagg.engines.mlx.audit import audit
-from disagg.engines.mlx.batching import grouping
-from disagg.engines.mlx.batching.batch import Batch
-from disagg.engines.mlx.batching.chunk import ChunkLength
-from disagg.engines.mlx.batching.job import Job
+from disagg.engines.mlx.batch import Group, row_of
 from disagg.engines.mlx.held import CachedPrefix, snapshot
+from disagg.engines.mlx.passes import ChunkLength, choose_group, kv_growth
 from disagg.engines.mlx.prepare import Prepared
 from disagg.kv.received import ReceivedKV
 
@@ -33,11 +32,9 @@ _log = logging.getLogger(__name__)
 # layer overhead) at the 620 GB/s that an M3 Ultra reaches.
 _LAYER_BYTES = 12_000_000
 
-Caches = list[Any] | None
-
 
 class GroupedBatch:
-    """Running requests, at most `max_batch` in all groups together, and a queue of those that wait.
+    """A Batch. Running requests, at most `max_batch` in all groups together, and a queue of those that wait.
 
     chunk_tokens: the most prompt tokens per step, shared by the prompts that are computed together.
     """
@@ -47,10 +44,10 @@ class GroupedBatch:
         self._eos_ids = prepared.info.eos_ids
         self._max_batch, self._chunk = max_batch, ChunkLength(chunk_tokens)
         layout = prepared.info.layout
-        self._kv_bytes: Callable[[int], int] = grouping.kv_growth(layout)
+        self._kv_bytes: Callable[[int], int] = kv_growth(layout)
         self._pass_bytes = prepared.active_bytes + _LAYER_BYTES * len(layout.layers)
-        self._groups: list[Batch] = []
-        self._group_of: dict[Job, Batch] = {}
+        self._groups: list[Group] = []
+        self._group_of: dict[Job, Group] = {}
         self._waiting: deque[tuple[Job, Caches]] = deque()  # bounded by the engine's requests
         # Set here because every generator sets this limit and restores the previous one when it is closed: the first to
         # close would reset it for the others.
@@ -61,23 +58,22 @@ class GroupedBatch:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of KV, with padding and room for growth."""
         waiting = sum(int(cache.nbytes) for _, caches in self._waiting for cache in caches or ())
         return waiting + sum(group.nbytes for group in self._groups)
 
     def build(self, job: Job) -> Caches:
-        """The job's received and held KV as caches, None if it has none. Drops its references to both. KVRefuted if an
-        audit finds that the received KV is wrong."""
-        if job.kv is None and job.held is None:
-            return None
-        held = job.held.read() if job.held is not None else None
-        caches = mlx_cache.build(self._model, job.kv, held)
-        if job.audit is not None and job.kv is not None and job.kv.tokens > job.kv.start:
-            self._audit(job, job.kv, job.audit, caches, held)
-        job.covered = len(job.tokens) - 1 if job.kv is not None else job.held.tokens if job.held is not None else 0
-        if 0 < job.covered == len(job.tokens) - 1 and (taken := snapshot(caches, job.covered)) is not None:
-            job.snapshots[job.covered] = taken
+        """Drops the job's references to its KV."""
+        kv, held, tokens = job.kv, job.held, job.request.tokens
         job.kv = job.held = None
+        if kv is None and held is None:
+            return None
+        prefix = held.read() if held is not None else None
+        caches = mlx_cache.build(self._model, kv, prefix)
+        if job.request.audit is not None and kv is not None and kv.tokens > kv.start:
+            self._audit(job, kv, job.request.audit, caches, prefix)
+        job.covered = len(tokens) - 1 if kv is not None else held.tokens if held is not None else 0
+        if 0 < job.covered == len(tokens) - 1 and (taken := snapshot(caches, job.covered)) is not None:
+            job.snapshots[job.covered] = taken
         return caches
 
     def _audit(
@@ -85,26 +81,23 @@ class GroupedBatch:
     ) -> None:
         """Compare received KV with what this model computes. Raises KVRefuted if it differs by more than rounding."""
         began = time.monotonic()
-        planned = plan(kv.layout, kv.start, kv.tokens, seed=job.id)
+        planned = plan(kv.layout, kv.start, kv.tokens, seed=job.request.id)
         try:
-            found = audit(self._model, caches, job.tokens[: kv.tokens], planned, held)
+            found = audit(self._model, caches, job.request.tokens[: kv.tokens], planned, held)
         except Exception:  # noqa: BLE001 - out of memory, for one: the KV may be right
-            _log.exception("the KV of request %s could not be audited", job.id)
+            _log.exception("the KV of request %s could not be audited", job.request.id)
             return
         job.timing.audit, job.timing.audit_s = found, time.monotonic() - began
         if (wrong := found.over(limits)) is not None:
             raise refutation(wrong, limits, found.tokens)
 
     def insert(self, job: Job, caches: Caches) -> None:
-        """Add the job at the next step, or queue it if `max_batch` are running. Its tokens that `caches` do not cover
-        are computed on top of them."""
         if len(self) < self._max_batch:
             self._place(job, caches)
         else:
             self._waiting.append((job, caches))
 
     def remove(self, job: Job) -> None:
-        """Drop the job at any stage; no effect if it is not here."""
         if (group := self._group_of.pop(job, None)) is not None:
             group.remove(job)
             self._drop_empty()
@@ -112,7 +105,6 @@ class GroupedBatch:
             self._waiting = deque(entry for entry in self._waiting if entry[0] is not job)
 
     def step(self) -> list[tuple[Job, Token]]:
-        """One token for every decoding job, and one chunk for every job whose prompt is being computed."""
         while self._waiting and len(self._group_of) < self._max_batch:
             self._place(*self._waiting.popleft())
         side_by_side = sum(group.reading for group in self._groups)
@@ -124,14 +116,13 @@ class GroupedBatch:
         return generated
 
     def drop_finished(self, jobs: Sequence[Job]) -> None:
-        """Drop jobs whose last token was returned."""
         for job in jobs:
             self._group_of.pop(job).drop_finished(job)
         if jobs:
             self._drop_empty()
 
     def close(self) -> None:
-        """Drop every job and cache and restore the wired limit; not usable afterwards. Safe to call twice."""
+        """Restores the wired limit."""
         self._waiting.clear()
         self._group_of.clear()
         for group in self._groups:
@@ -144,13 +135,13 @@ class GroupedBatch:
 
     def _place(self, job: Job, caches: Caches) -> None:
         # A constraint waits for each token of its group's steps: such requests do not slow down the others.
-        groups = [group for group in self._groups if group.constrained == (job.constraint is not None)]
-        index = grouping.choose_group([group.rows for group in groups], job.row, self._kv_bytes, self._pass_bytes)
+        groups = [group for group in self._groups if group.constrained == (job.request.constraint is not None)]
+        index = choose_group([group.rows for group in groups], row_of(job), self._kv_bytes, self._pass_bytes)
         if index is not None:
             group = groups[index]
             group.insert(job, caches)
         else:
-            group = Batch(self._model, stream=self._stream, eos_ids=self._eos_ids, max_batch=self._max_batch)
+            group = Group(self._model, stream=self._stream, eos_ids=self._eos_ids, max_batch=self._max_batch)
             group.insert(job, caches)
             self._groups.append(group)
         self._group_of[job] = group

@@ -1,4 +1,4 @@
-"""One group of requests that decode in one pass, on mlx-lm's BatchGenerator. Used by the engine's thread only.
+"""A group of requests that decode in one pass, on mlx-lm's BatchGenerator. Used by the engine's thread only.
 
 BatchGenerator runs one step ahead: a step first starts computing the next token and then returns the previous one, so
 every request computes one token that is never returned, and samplers are called one step before their token is.
@@ -15,11 +15,11 @@ from mlx_lm.generate import BatchGenerator, StopSequences
 
 from disagg.api.events import FinishReason
 from disagg.engines.base import Token
+from disagg.engines.decoding import Caches, Job
 from disagg.engines.mlx import sampling as mlx_sampling
-from disagg.engines.mlx.adjust import adjustment, constrained
-from disagg.engines.mlx.batching.grouping import Row
-from disagg.engines.mlx.batching.job import Job
+from disagg.engines.mlx.adjust import Adjustment, adjustment, constrained
 from disagg.engines.mlx.held import covers, snapshot
+from disagg.engines.mlx.passes import Row
 
 # Prompts that may be computed together, right-padded, while other requests decode.
 _PREFILL_BATCH = 8
@@ -43,11 +43,12 @@ class Float32Logits:
         return getattr(self._model, name)
 
 
-class Batch:
+class Group:
     """At most `max_batch` requests that decode together."""
 
     def __init__(self, model: Any, *, stream: Any, eos_ids: frozenset[int], max_batch: int) -> None:
-        self._jobs: dict[int, Job] = {}
+        self._jobs: dict[int, Job] = {}  # by their numbers in the generator
+        self._adjustments: dict[int, Adjustment] = {}  # the same numbers
         self._reading: set[int] = set()  # jobs whose prompt is being computed here
         self._stop_at_eos = StopSequences([(token,) for token in sorted(eos_ids)])
         self._never_stop = StopSequences()
@@ -70,44 +71,47 @@ class Batch:
     @property
     def constrained(self) -> bool:
         """Whether its answers must have a form."""
-        return any(job.constraint is not None for job in self._jobs.values())
+        return any(job.request.constraint is not None for job in self._jobs.values())
 
     @property
     def rows(self) -> list[Row]:
-        return [job.row for job in self._jobs.values()]
+        return [row_of(job) for job in self._jobs.values()]
 
     @property
     def nbytes(self) -> int:
         """Bytes of KV, with padding and room for growth."""
         return int(self._generator.prompt_cache_nbytes) if self._jobs else 0
 
-    def insert(self, job: Job, caches: list[Any] | None) -> None:
+    def insert(self, job: Job, caches: Caches) -> None:
         """Add the job at the next step: the tokens that `caches` do not cover on top of them."""
-        job.adjustment = adjustment(job.sampling, job.answered, job.constraint)
-        sampler = mlx_sampling.sampler(job.sampling, job.answered)
-        if job.constraint is not None:
-            sampler = constrained(sampler, job.constraint)
-        (job.uid,) = self._generator.insert(
-            [job.tokens[job.covered :]],
-            max_tokens=[job.sampling.max_tokens - job.answered],
+        request = job.request
+        adjusts = adjustment(request.sampling, request.answered, request.constraint)
+        sampler = mlx_sampling.sampler(request.sampling, request.answered)
+        if request.constraint is not None:
+            sampler = constrained(sampler, request.constraint)
+        (uid,) = self._generator.insert(
+            [list(request.tokens[job.covered :])],
+            max_tokens=[request.sampling.max_tokens - request.answered],
             caches=[caches],
-            all_tokens=[job.tokens[: job.covered]],  # a copy, to which the generator appends
+            all_tokens=[list(request.tokens[: job.covered])],  # to which the generator appends
             samplers=[sampler],
-            logits_processors=[[job.adjustment] if job.adjustment else []],
-            stop_sequences=[self._never_stop if job.sampling.ignore_eos else self._stop_at_eos],
+            logits_processors=[[adjusts] if adjusts else []],
+            stop_sequences=[self._never_stop if request.sampling.ignore_eos else self._stop_at_eos],
         )
-        self._jobs[job.uid] = job
-        if job.covered + 1 < len(job.tokens):
-            self._reading.add(job.uid)
+        self._jobs[uid] = job
+        if adjusts:
+            self._adjustments[uid] = adjusts
+        if job.covered + 1 < len(request.tokens):
+            self._reading.add(uid)
 
     def remove(self, job: Job) -> None:
-        """Drop the job at any stage; no effect if it is not in this batch. Sets `job.ended` if it was decoding."""
-        if job.uid is not None and self._jobs.pop(job.uid, None) is not None:
-            self._reading.discard(job.uid)
-            taken = self._generator.remove([job.uid], return_prompt_caches=job.written > 0 and job.finite)
-            if job.uid in taken:
-                caches, tokens = taken[job.uid]
-                job.ended = list(tokens), caches
+        """Drop the job at any stage. Sets `job.ended` if it was in its answer."""
+        uid = self._drop(job)
+        self._reading.discard(uid)
+        taken = self._generator.remove([uid], return_prompt_caches=job.written > 0 and job.finite)
+        if uid in taken:
+            caches, tokens = taken[uid]
+            job.ended = list(tokens), caches
 
     def step(self, chunk_tokens: int) -> list[tuple[Job, Token]]:
         """One token for every decoding job, and a chunk of each prompt that is being computed. chunk_tokens: of such a
@@ -120,8 +124,7 @@ class Batch:
 
     def drop_finished(self, job: Job) -> None:
         """Drop a job whose last token was returned; the generator has dropped it already."""
-        if job.uid is not None:
-            self._jobs.pop(job.uid, None)
+        self._drop(job)
 
     def close(self) -> None:
         """Drop every job and cache; the batch cannot be used afterwards. Safe to call twice."""
@@ -129,6 +132,12 @@ class Batch:
         if self._generator is not None:
             self._generator.close()
             self._generator = None
+
+    def _drop(self, job: Job) -> int:
+        uid = next(uid for uid, one in self._jobs.items() if one is job)
+        del self._jobs[uid]
+        self._adjustments.pop(uid, None)
+        return uid
 
     def _count(self, progress: Any) -> None:
         """Count prompt tokens as the generator reports them: chunk by chunk, then the last one by itself."""
@@ -139,11 +148,11 @@ class Batch:
             return
         job.timing.computed_prompt_tokens = progress.progress[0]
         if progress.end_of_segment:
-            self._take_snapshot(job)
+            self._take_snapshot(job, progress.uid)
 
-    def _take_snapshot(self, job: Job) -> None:
+    def _take_snapshot(self, job: Job, uid: int) -> None:
         """Before the job's last prompt token: only then are its caches by themselves."""
-        caches, tokens = self._generator.extract_cache([job.uid])[job.uid]
+        caches, tokens = self._generator.extract_cache([uid])[uid]
         if covers(caches, len(tokens)) and (taken := snapshot(caches, len(tokens))) is not None:
             job.snapshots[len(tokens)] = taken
 
@@ -151,13 +160,21 @@ class Batch:
         job = self._jobs[response.uid]
         job.written += 1
         row = mlx_sampling.read_row(response.logprobs)
-        if job.adjustment is not None:
-            row = mlx_sampling.log_softmax(mlx_sampling.read_row(job.adjustment.raw.popleft()))
-        chosen = int(response.token)
-        top = mlx_sampling.top_logprobs(row, job.sampling.logprobs) if job.sampling.logprobs else ()
+        if (adjusts := self._adjustments.get(response.uid)) is not None:
+            row = mlx_sampling.log_softmax(mlx_sampling.read_row(adjusts.raw.popleft()))
+        if job.request.constraint is not None:
+            job.error = job.request.constraint.error
+        chosen, wanted = int(response.token), job.request.sampling.logprobs
+        top = mlx_sampling.top_logprobs(row, wanted) if wanted else ()
         finish: FinishReason | None = response.finish_reason
         logprob = float(row[chosen])
         job.finite = job.finite and not math.isnan(logprob)
         if finish and job.finite:
             job.ended = list(response.all_tokens), response.prompt_cache
         return Token(chosen, logprob, top, finish)
+
+
+def row_of(job: Job) -> Row:
+    """The job as `passes` counts it: with its whole prompt, and the longest answer that it may have."""
+    request = job.request
+    return Row(len(request.tokens) + job.written, request.sampling.max_tokens - request.answered - job.written)
