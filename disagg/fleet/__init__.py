@@ -7,7 +7,8 @@ bootstrap  what a bare machine lacks before it is deployed to
 link/       measures the network that KV takes between two hosts
 models/     model files on the hosts: download, copy, list, remove
 rollout/    a new release host by host, back at the first host that fails
-deploy/     brings disagg to a host: facts -> plan (pure) -> apply; removes what is left over
+removal/    removes hosts, and what no host needs any more
+deploy/     brings disagg to a host: facts -> plan (pure) -> apply
 lifecycle/  starts, stops and watches servers: health, logs, state
 services/   the service managers that keep a server running: systemd, launchd, a plain process
 token/      the fleet's secret here and on the hosts, and its rotation

@@ -23,9 +23,9 @@ from disagg.units import counted, size
 
 if TYPE_CHECKING:
     from disagg.config import Fleet, Host
-    from disagg.fleet.deploy.prune.pruning import Pruned
     from disagg.fleet.deploy.steps import Plan
     from disagg.fleet.facts.host import HostFacts
+    from disagg.fleet.removal.removal import Pruned
 
 
 _INTERRUPTED = "what is not removed yet is still there; `disagg uninstall --unused` goes on from here"
@@ -68,7 +68,7 @@ def uninstall(
     change = Change(command, "removes", yes=yes, as_json=as_json, asks=not dry_run)
     if unused:
         _remove_unused(change, fleet, hosts, others=others, models=models, dry_run=dry_run, break_lock=break_lock)
-    from disagg.fleet.deploy.undo import uninstall as planned
+    from disagg.fleet.removal.removal import uninstall as planned
 
     def decide(one: Host, facts: HostFacts) -> Plan:
         return planned(one, facts, models)
@@ -85,8 +85,8 @@ def _remove_unused(
     change: Change, fleet: Fleet, hosts: Sequence[Host], *, others: bool, models: bool, dry_run: bool, break_lock: bool
 ) -> NoReturn:
     """Exits with 4 if a machine cannot be reached, with 1 if anything else failed."""
-    from disagg.fleet.deploy.prune.pruning import Pruning
     from disagg.fleet.lifecycle.state import State
+    from disagg.fleet.removal.removal import Pruning
     from disagg.token import token_digest
 
     def finish(results: Sequence[Pruned]) -> NoReturn:

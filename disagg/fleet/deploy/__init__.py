@@ -1,14 +1,13 @@
 """Deploying to hosts: facts -> plan (pure) -> apply. Deploying twice changes nothing the second time.
 
 environment   the Python environment that a host should have; requirements: what it has to hold; pins: at which versions
-prune/        what belongs to no host of hosts.toml any more
 release       the target state of a host: its files and the hash that names them, its model
 refusals      why a host cannot have a release
 fit           whether a model fits a host's memory
 steps         the steps of a plan, and how they are carried out on a machine; scripts: what they run
 plan          facts and target state -> steps
 compare       what a plan changes on a host, for whoever reads it
-undo          facts -> the steps of a rollback or an uninstallation
+undo          facts -> the steps of a rollback
 deployment    all hosts of a fleet at the same time
 client_keys   the files of keys on the gateways that are deployed elsewhere
 """

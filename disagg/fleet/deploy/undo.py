@@ -1,17 +1,14 @@
-"""Back to an earlier release, or off the machine altogether: facts -> steps. Pure: no I/O."""
+"""Back to an earlier release: facts -> steps. Pure: no I/O."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import get_args
 
-from disagg.config import Host, ServiceManager
+from disagg.config import Host
 from disagg.fleet.deploy.plan import needed_after, refused, restarts_at_once, switch
-from disagg.fleet.deploy.steps import Plan, Refusal, RunScript, Step
+from disagg.fleet.deploy.steps import Plan, Refusal
 from disagg.fleet.facts.host import HostFacts
-from disagg.fleet.machine.shell import script
-from disagg.fleet.services import command
 
 
 def rollback(host: Host, facts: HostFacts, to: str = "") -> Plan:
@@ -89,39 +86,3 @@ def _what_runs(facts: HostFacts, target: str) -> str:
     if serving.release == target:
         return f"{target[:8]} runs already: {facts.current[:8]} was deployed and never started"
     return f"{serving.release[:8]} runs until: disagg restart --host {facts.host}"
-
-
-def uninstall(host: Host, facts: HostFacts, models: bool) -> Plan:
-    """Remove everything of this host from its machine; models only if `models`, and if no command changes another host
-    of the machine, which may need them."""
-    steps: list[Step] = []
-    notes: tuple[str, ...] = ()
-    if models and facts.others_deploy:
-        cause = f"models stay: a command changes another host of {facts.host}'s machine and may need them"
-        models, notes = False, (f"{cause}; afterwards: disagg uninstall --models --host {facts.host}",)
-    for manager in _managers(facts):
-        remove = command(manager, facts, "remove")
-        what = "stop the server" + (f" and remove it from {manager}" if manager != "process" else "")
-        hint = "a daemon belongs to root: give the account sudo without a password for as long as this takes"
-        action = RunScript(remove.script, remove.argv, 90.0)
-        hint = hint if manager == "launchd" else ""
-        steps.append(Step("service", what, action, hint))
-    if facts.serving is not None and facts.serving.alive:
-        action = RunScript(script("end_group.sh"), (str(facts.serving.pid),), 90.0)
-        what = "end the server " + ("if it still runs" if steps else "that no service manager has")
-        steps.append(Step("end", what, action))
-    if facts.folder or (models and facts.carried):
-        kept = {release.environment for release in facts.releases if release.host != host.name}
-        free = [] if facts.others_deploy else [name for name in facts.environments if name not in kept]
-        gone = [facts.paths.environment(name) for name in free]
-        argv = (facts.paths.root, host.name, "1" if models else "0", *gone)
-        what = f"remove {facts.paths.folder} and its environments" + (", and the models" if models else "")
-        steps.append(Step("remove", what, RunScript(script("uninstall.sh"), argv, 600.0)))
-    return Plan(host.name, "", tuple(steps), notes=notes)
-
-
-def _managers(facts: HostFacts) -> list[ServiceManager]:
-    """Service managers that have a server of this host, also from before hosts.toml named another one."""
-    known: tuple[ServiceManager, ...] = get_args(ServiceManager)
-    installed = {name.partition(":")[0] for name in facts.installed}
-    return [manager for manager in known if manager in installed]

@@ -9,8 +9,8 @@ import pytest
 
 from disagg.config import load
 from disagg.errors import HostLocked, HostUnreachable
-from disagg.fleet.deploy.prune.orphans import Orphan
-from disagg.fleet.deploy.prune.pruning import Pruned, Pruning
+from disagg.fleet.removal.leftovers import Orphan
+from disagg.fleet.removal.removal import Pruned, Pruning
 from tests.cli.commandline import run, write_fleet
 
 OLD = Orphan("host", "old", "/home/me/.disagg/hosts/old", "2 releases", 5 << 20)

@@ -21,9 +21,10 @@ from disagg.fleet.changes.lock import LockHolder, locked
 from disagg.fleet.deploy.compare import read_content
 from disagg.fleet.deploy.deployment import Deployment, DeployResult, Planner, comparer, exit_code
 from disagg.fleet.deploy.steps import Plan, RunScript, Step
-from disagg.fleet.deploy.undo import releases_there, rollback, rollback_to, uninstall
+from disagg.fleet.deploy.undo import releases_there, rollback, rollback_to
 from disagg.fleet.facts.paths import HostPaths
 from disagg.fleet.machine.local import LocalMachine
+from disagg.fleet.removal.removal import uninstall
 from disagg.token import token_digest
 from tests.deadlines import LONG_S
 from tests.fleet.deploy.deploy_site import PACKAGE, Saboteur, Site

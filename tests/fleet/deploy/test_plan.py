@@ -18,6 +18,7 @@ from disagg.fleet.deploy.requirements import installed_requirements
 from disagg.fleet.deploy.steps import Plan, PutTree, Refusal, RunScript, WriteFile
 from disagg.fleet.facts.host import HostFacts, InstalledService, Python, Release, ServingProcess
 from disagg.fleet.machine.upload import LargeFile
+from disagg.fleet.removal.removal import uninstall
 from disagg.token import token_digest
 from tests.fleet.facts.fixture_facts import facts, fleet, front, here, names, spark, studio, wanted
 from tests.values import of_type, present
@@ -398,7 +399,7 @@ def test_rollback_goes_to_the_release_that_is_named_by_the_beginning_of_its_name
 
 
 def test_uninstall_leaves_other_hosts_and_models_alone() -> None:
-    plan = undo.uninstall(spark(), facts("spark_deployed"), models=False)
+    plan = uninstall(spark(), facts("spark_deployed"), models=False)
     assert names(plan) == ["service", "end", "remove"]
     action = plan.steps[2].action
     assert isinstance(action, RunScript)
@@ -407,15 +408,15 @@ def test_uninstall_leaves_other_hosts_and_models_alone() -> None:
 
 
 def test_uninstall_leaves_environments_while_another_host_of_the_machine_is_deployed() -> None:
-    plan = undo.uninstall(spark(), facts("spark_deployed", others_deploy=True), models=False)
+    plan = uninstall(spark(), facts("spark_deployed", others_deploy=True), models=False)
     action = plan.steps[-1].action
     assert isinstance(action, RunScript) and not any("/envs/" in path for path in action.argv)
 
 
 def test_uninstall_leaves_models_while_another_host_of_the_machine_is_changed_and_states_it() -> None:
     alone = facts("spark_deployed")
-    assert of_type(undo.uninstall(spark(), alone, models=True).steps[-1].action, RunScript).argv[2] == "1"
-    plan = undo.uninstall(spark(), replace(alone, others_deploy=True), models=True)
+    assert of_type(uninstall(spark(), alone, models=True).steps[-1].action, RunScript).argv[2] == "1"
+    plan = uninstall(spark(), replace(alone, others_deploy=True), models=True)
     assert of_type(plan.steps[-1].action, RunScript).argv[2] == "0" and "models" not in plan.steps[-1].what
     (note,) = plan.notes
     assert "models stay" in note and note.endswith("disagg uninstall --models --host dgx-spark-1")
@@ -424,7 +425,7 @@ def test_uninstall_leaves_models_while_another_host_of_the_machine_is_changed_an
 def test_uninstall_takes_every_manager_away_that_ever_kept_the_server() -> None:
     unit = facts("spark_deployed").installed["systemd"]
     found = facts("spark_deployed", installed={"systemd": unit, "process": InstalledService("", True)})
-    plan = undo.uninstall(spark(service="process"), found, models=False)
+    plan = uninstall(spark(service="process"), found, models=False)
     assert names(plan) == ["service", "service", "end", "remove"]
     assert [of_type(step.action, RunScript).argv[:2] for step in plan.steps[:2]] == [
         ("remove", "disagg-dgx-spark-1.service"),
@@ -448,20 +449,21 @@ def test_another_service_manager_takes_the_start_at_boot_from_the_one_before() -
 def test_uninstall_ends_a_server_that_no_service_manager_has() -> None:
     found = facts("spark_deployed", installed={})
     assert found.serving is not None and found.serving.alive
-    plan = undo.uninstall(spark(), found, models=False)
+    plan = uninstall(spark(), found, models=False)
     assert names(plan) == ["end", "remove"] and of_type(plan.steps[0].action, RunScript).argv == ("4242",)
 
 
 def test_uninstall_ends_what_still_runs_after_the_managers_have_stopped_theirs() -> None:
-    plan = undo.uninstall(spark(), facts("spark_deployed"), models=False)
-    assert names(plan) == ["service", "end", "remove"] and plan.steps[1].what == "end the server if it still runs"
+    plan = uninstall(spark(), facts("spark_deployed"), models=False)
+    assert names(plan) == ["service", "end", "remove"]
+    assert plan.steps[1].what == "end the server of dgx-spark-1 if it still runs"
     assert of_type(plan.steps[1].action, RunScript).argv == ("4242",)
     stopped = facts("spark_deployed", serving=None)
-    assert names(undo.uninstall(spark(), stopped, models=False)) == ["service", "remove"]
+    assert names(uninstall(spark(), stopped, models=False)) == ["service", "remove"]
 
 
 def test_uninstall_where_nothing_is_has_no_steps() -> None:
-    assert undo.uninstall(spark(), facts("spark_bare"), models=True).steps == ()
+    assert uninstall(spark(), facts("spark_bare"), models=True).steps == ()
 
 
 def test_no_value_of_hosts_toml_is_part_of_a_script(tmp_path: Path) -> None:

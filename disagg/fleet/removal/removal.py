@@ -1,15 +1,17 @@
-"""Find what is left over on the machines of some hosts, and remove it: all machines at the same time."""
+"""Remove hosts from their machines: those that are named, or what no host of hosts.toml needs any more.
+
+A host's server ends before its files go. All machines are handled at the same time.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Any, Final, get_args
 
-from disagg.config import Fleet, Host
+from disagg.config import Fleet, Host, ServiceManager
 from disagg.errors import DisaggError
 from disagg.fleet.changes.fleet_locks import FleetLocks, LockedPlace, kept
-from disagg.fleet.deploy.prune.orphans import Leftovers, Orphan, leftovers, scope_of
 from disagg.fleet.deploy.steps import OnStep, Plan, RunScript, Step, apply, ignore
 from disagg.fleet.facts.contents import FoundHost, MachineContents, read_contents
 from disagg.fleet.facts.host import HostFacts
@@ -19,11 +21,13 @@ from disagg.fleet.machine.base import Machine
 from disagg.fleet.machine.connect import Connect, Machines, machine_for
 from disagg.fleet.machine.fan_out import each
 from disagg.fleet.machine.shell import script
+from disagg.fleet.removal.leftovers import Leftovers, Orphan, leftovers, scope_of
 from disagg.fleet.services import command
 
 WHY: Final = "prune"
 _SIZES_S: Final = 300.0
 _REMOVE_S: Final = 600.0
+_END_S: Final = 90.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,10 +117,10 @@ class Pruning:
         left = self._leftovers(host, there)
         return Pruned(host, self._together(host), tuple(_sized(self._machines[host], left.orphans)), left.notes)
 
-    def _leftovers(self, host: Host, there: MachineContents, held: frozenset[str] = frozenset()) -> Leftovers:
+    def _leftovers(self, host: Host, there: MachineContents, locked: frozenset[str] = frozenset()) -> Leftovers:
         elsewhere = frozenset(name for name, place in self._places.items() if place != self._places[host.name])
         scope = scope_of(self.fleet, elsewhere, self.token_digests, self.others, self.cached)
-        return leftovers(replace(scope, locked=held), there)
+        return leftovers(replace(scope, locked=locked), there)
 
     def _together(self, host: Host) -> tuple[str, ...]:
         """The hosts on the machine of this one."""
@@ -152,27 +156,46 @@ def _sized(machine: Machine, orphans: Sequence[Orphan]) -> Iterator[Orphan]:
         yield replace(one, nbytes=sizes[index] if index < len(sizes) else None)
 
 
-def _steps(orphan: Orphan, found: dict[str, FoundHost], home: str, held: Sequence[str]) -> Iterator[Step]:
-    """The steps that remove an orphan. A host's server ends before its files go. held: hosts that stay, and whose locks
-    this command holds."""
+def _steps(orphan: Orphan, found: dict[str, FoundHost], home: str, kept: Sequence[str]) -> Iterator[Step]:
+    """The steps that remove an orphan. kept: hosts that stay, and whose locks this command holds."""
     if orphan.kind == "host":
-        yield from _service_steps(found[orphan.name], orphan.path, home)
+        one = found[orphan.name]
+        yield from _end(HostFacts(one.name, home=home), one.managers, one.pid)
     paths, what = HostPaths(home, ""), f"remove {orphan.path}"
     if orphan.kind == "host" or not orphan.path.startswith(f"{paths.root}/"):
         yield Step("remove", what, RunScript(script("tidy.sh"), (orphan.path,), _REMOVE_S))
         return
-    action = RunScript(script("remove_shared.sh"), (orphan.path, paths.hosts, *held), _REMOVE_S)
+    action = RunScript(script("remove_shared.sh"), (orphan.path, paths.hosts, *kept), _REMOVE_S)
     yield Step("remove", what, action, "run disagg uninstall --unused again when that command has ended")
 
 
-def _service_steps(found: FoundHost, path: str, home: str) -> Iterator[Step]:
-    facts = HostFacts(found.name, home=home)
-    for manager in found.managers:
+def uninstall(host: Host, facts: HostFacts, models: bool) -> Plan:
+    """Remove everything of this host from its machine; models only if `models`, and if no command changes another host
+    of the machine, which may need them."""
+    notes: tuple[str, ...] = ()
+    if models and facts.others_deploy:
+        cause = f"models stay: a command changes another host of {facts.host}'s machine and may need them"
+        models, notes = False, (f"{cause}; afterwards: disagg uninstall --models --host {facts.host}",)
+    installed = {name.partition(":")[0] for name in facts.installed}  # also by a manager of an earlier hosts.toml
+    pid = facts.serving.pid if facts.serving is not None and facts.serving.alive else None
+    steps = [*_end(facts, [one for one in get_args(ServiceManager) if one in installed], pid)]
+    if facts.folder or (models and facts.carried):
+        kept = {release.environment for release in facts.releases if release.host != host.name}
+        free = [] if facts.others_deploy else [name for name in facts.environments if name not in kept]
+        argv = (facts.paths.root, host.name, "1" if models else "0", *map(facts.paths.environment, free))
+        what = f"remove {facts.paths.folder} and its environments" + (", and the models" if models else "")
+        steps.append(Step("remove", what, RunScript(script("uninstall.sh"), argv, _REMOVE_S)))
+    return Plan(host.name, "", tuple(steps), notes=notes)
+
+
+def _end(facts: HostFacts, managers: Sequence[ServiceManager], pid: int | None) -> Iterator[Step]:
+    """End the server of a host, and take it from its service managers. pid: of its process, if it runs."""
+    for manager in managers:
         remove = command(manager, facts, "remove")
-        what = f"stop the server of {found.name}" + (f", remove it from {manager}" if manager != "process" else "")
+        what = f"stop the server of {facts.host}" + (f", remove it from {manager}" if manager != "process" else "")
         hint = "a daemon belongs to root: give the account sudo without a password for as long as this takes"
-        action = RunScript(remove.script, remove.argv, 90.0)
+        action = RunScript(remove.script, remove.argv, _END_S)
         yield Step("service", what, action, hint if manager == "launchd" else "")
-    if found.pid is not None:
-        action = RunScript(script("end_group.sh"), (str(found.pid),), 90.0)
-        yield Step("end", f"end the server of {found.name} if it still runs", action)
+    if pid is not None:
+        action = RunScript(script("end_group.sh"), (str(pid),), _END_S)
+        yield Step("end", f"end the server of {facts.host} if it still runs", action)

@@ -17,7 +17,7 @@ from disagg.units import counted
 OrphanKind = Literal["host", "environment", "model"]
 _FOLDER_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _ENVIRONMENT: Final = re.compile(HASH.pattern + r"(\.removed)?")
-"""The second is what an interrupted removal left: see `pruning`."""
+"""The second is what an interrupted removal left: see remove_shared.sh."""
 _CACHE: Final = ".cache/huggingface/hub"
 
 
@@ -99,9 +99,9 @@ def _is_orphan(found: FoundHost, scope: Scope, notes: list[str]) -> bool:
         notes.append(f"{found.name} stays: it is of the fleet {', '.join(sorted(found.fleets))}")
         return False
     if found.token_digests and scope.token_digests.isdisjoint(found.token_digests):
-        held = found.token_digests[0][:8]
+        known = found.token_digests[0][:8]
         notes.append(
-            f"{found.name} stays: its token {held} is not this machine's; disagg uninstall --unused --all removes it"
+            f"{found.name} stays: its token {known} is not this machine's; disagg uninstall --unused --all removes it"
         )
         return False
     return True

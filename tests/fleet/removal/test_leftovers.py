@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from disagg.fleet.deploy.prune.orphans import Scope, leftovers, scope_of
 from disagg.fleet.facts.contents import FoundHost, MachineContents
+from disagg.fleet.removal.leftovers import Scope, leftovers, scope_of
 from tests.fleet.facts.fixture_facts import fleet, front, spark, studio
 
 A, B, C = "a" * 16, "b" * 16, "c" * 16

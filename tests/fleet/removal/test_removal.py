@@ -16,11 +16,11 @@ import pytest
 
 from disagg.errors import CommandFailed, HostLocked
 from disagg.fleet.changes.lock import locked
-from disagg.fleet.deploy.prune.pruning import Pruned, Pruning
 from disagg.fleet.deploy.steps import StepProgress
 from disagg.fleet.facts.paths import HostPaths
 from disagg.fleet.machine.local import LocalMachine
 from disagg.fleet.machine.shell import script
+from disagg.fleet.removal.removal import Pruned, Pruning
 from tests.deadlines import LONG_S
 from tests.fleet.deploy.deploy_site import Site
 from tests.programs import needs
