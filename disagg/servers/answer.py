@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncGenerator, Callable, Collection, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
@@ -20,7 +20,7 @@ from disagg.servers.caller import EventWriter
 from disagg.servers.feed import StepTokens, TokenFeed
 from disagg.servers.output.choose import output_of, thinking
 from disagg.servers.output.grammar import grammar_of
-from disagg.servers.output.part import Output, OutputPart
+from disagg.servers.output.part import Kind, Output, OutputPart
 from disagg.servers.request import ActiveRequest
 from disagg.servers.work import RequestWork
 
@@ -81,7 +81,7 @@ class GrowingAnswer:
             self.first_at = self.first_at or step.at
             for token in step.tokens:
                 found = self._parts(token)
-                if not pieces[-1].takes(found):
+                if found and not pieces[-1].takes(found):
                     pieces.append(_Piece())
                 pieces[-1].add(_logprob(token, self.name), found)
                 self.completion_tokens += 1
@@ -93,14 +93,15 @@ class GrowingAnswer:
 
     def _parts(self, token: Token) -> Sequence[OutputPart]:
         """What became certain with this token."""
-        found = list(self._note(self.output.push(token.id)))
+        found = self._note(self.output.push(token.id))
         if self.output.stopped or token.finish:
-            found += self._finish(token.finish or "stop")
+            found = [*found, *self._finish(token.finish or "stop")]
         return found
 
     def _note(self, found: Sequence[OutputPart]) -> Sequence[OutputPart]:
         self.reasoning_tokens += self.output.reasoning
-        self.called = self.called or any(part.call for part in found)
+        if found and not self.called:
+            self.called = any(part.call for part in found)
         return found
 
     def _finish(self, reason: FinishReason) -> Sequence[OutputPart]:
@@ -113,33 +114,36 @@ class GrowingAnswer:
         return found
 
 
-_ORDER: Final = ("reasoning", "text", "call")
+_RANK: Final[Mapping[Kind, int]] = {"reasoning": 0, "text": 1, "call": 2}
+"""The order of a TokensEvent's fields."""
 
 
 @dataclass(slots=True)
 class _Piece:
-    """A TokensEvent to be. rank: of the last part that it has, in the order of the event's fields."""
+    """A TokensEvent to be. rank: of the last part that it has."""
 
     tokens: list[TokenLogprob] = field(default_factory=list)
-    texts: dict[str, list[str]] = field(default_factory=lambda: {"reasoning": [], "text": []})
+    reasoning: str = ""
+    text: str = ""
     calls: list[ToolCall] = field(default_factory=list)
     rank: int = 0
 
     def takes(self, found: Sequence[OutputPart]) -> bool:
-        return all(_ORDER.index(part.kind) >= self.rank for part in found)
+        return all(_RANK[part.kind] >= self.rank for part in found)
 
     def add(self, token: TokenLogprob, found: Sequence[OutputPart]) -> None:
         self.tokens.append(token)
-        for part in found:
-            self.rank = max(self.rank, _ORDER.index(part.kind))
-            if part.call is not None:
-                self.calls.append(part.call)
+        for kind, text, call in found:
+            self.rank = max(self.rank, _RANK[kind])
+            if call is not None:
+                self.calls.append(call)
+            elif kind == "text":
+                self.text += text
             else:
-                self.texts[part.kind].append(part.text)
+                self.reasoning += text
 
     def event(self) -> TokensEvent:
-        reasoning, text = ("".join(self.texts[kind]) for kind in ("reasoning", "text"))
-        return TokensEvent(text, tuple(self.tokens), reasoning, tuple(self.calls))
+        return TokensEvent(self.text, tuple(self.tokens), self.reasoning, tuple(self.calls))
 
 
 async def rest_of(
@@ -210,7 +214,7 @@ async def constraint_of(
 
 
 def _logprob(token: Token, name: Callable[[int], bytes] | None) -> TokenLogprob:
-    top = tuple((id, _finite(logprob)) for id, logprob in token.top)
+    top = tuple((id, _finite(logprob)) for id, logprob in token.top) if token.top else ()
     if name is None:
         return TokenLogprob(token.id, _finite(token.logprob), top)
     return TokenLogprob(token.id, _finite(token.logprob), top, name(token.id), tuple(name(id) for id, _ in top))

@@ -76,8 +76,19 @@ def test_an_engine_that_does_not_even_compute_counts_as_stalled_earlier(
     assert judged == (pytest.approx(stands_s) if stalled else 0)
 
 
+def test_the_processor_time_is_not_read_while_the_engine_works() -> None:
+    read = list[None]()
+    progress = EngineProgress(POLICY, lambda: read.append(None) or 0.0)  # type: ignore[func-returns-value]  # None, then 0
+    for _ in range(5):
+        progress.beat()
+        assert progress.stalled_s(time.monotonic() + POLICY.looked_s / 2, busy=True) == 0
+    assert not read
+    progress.stalled_s(time.monotonic() + 2 * POLICY.looked_s, busy=True)
+    assert len(read) == 1
+
+
 def test_the_policy_is_this_table() -> None:
-    assert StallPolicy() == StallPolicy(quiet_s=3.5, computing_s=10.0, idle_s=60.0, computing=0.05)
+    assert StallPolicy() == StallPolicy(looked_s=1.0, quiet_s=3.5, computing_s=10.0, idle_s=60.0, computing=0.05)
 
 
 def test_the_processor_time_is_that_of_this_process_and_its_children_without_the_calling_thread() -> None:
