@@ -1,7 +1,6 @@
 """One HTTP server in front of a fleet, for clients of OpenAI's, Anthropic's or Ollama's API. `disagg serve` runs it.
 
 serve       the process: listen, serve, drain
-middleware  what every request passes through first: its id, and a place
 app         routes, and what every POST passes through: key, size of the body, bounds
 views       every GET
 document    what /openapi.json describes
@@ -12,7 +11,7 @@ dialects/   the APIs, each a pure translation: body -> request, events -> answer
 models      the lists of models
 hops        a request that comes back from another gateway is refused
 run         a request's events, from AsyncClient
-answer      events -> HTTP, streamed or whole; exchange: one response on its way to a caller that may disconnect
+answer      events -> HTTP, streamed or whole, to a caller that may disconnect
 parallel    several requests in one body
 watch/      what observes the requests: metrics, live view, history
 endpoints   the configuration of routers and monitors in front of gateways

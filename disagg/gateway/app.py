@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 import msgspec
-from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
@@ -34,17 +33,16 @@ from disagg.gateway.dialects.openai import error_body
 from disagg.gateway.dialects.problems import INTERNAL, Problem, not_found, problem_of
 from disagg.gateway.dialects.responses import Responses
 from disagg.gateway.health import GatewayHealth
-from disagg.gateway.middleware import RequestMiddleware, respond
 from disagg.gateway.parallel import ItemRun, ParallelResponse
 from disagg.gateway.run import prompt_tokens, run, unless
 from disagg.gateway.views import Views
 from disagg.gateway.watch.gateway import GatewayWatch
 from disagg.gateway.watch.request import Observers
 from disagg.http import requests
+from disagg.http.application import Handler, application
+from disagg.http.protocol import connection_of
 from disagg.http.stream import unless_disconnected
 from disagg.inference.client import AsyncClient
-
-Handler = Callable[[Request], Awaitable[Response]]
 
 log = logging.getLogger("disagg.gateway")
 
@@ -72,9 +70,7 @@ def build(client: AsyncClient, access: Access, serving: GatewayHealth, watch: Ga
         ]
     watch.board.serves(route.path for route in routes)
     handlers = {DisaggError: _on_error, HTTPException: _on_http_error, Exception: _on_bug}
-    application = Starlette(routes=routes, exception_handlers=handlers)
-    application.router.redirect_slashes = False  # it would redirect to whatever Host the caller names
-    return RequestMiddleware(application)
+    return application(routes, handlers, _refusal, echo=True)
 
 
 class Gateway:
@@ -222,6 +218,27 @@ def _unasked(dialect: Dialect, head: Head) -> Response:
     if head.request.stream:
         return Response(dialect.framing.join(writer.end(())), media_type=dialect.framing.media_type)
     return json_response(writer.whole(()))
+
+
+_NO_PLACE: Final = Problem(
+    503,
+    "server_error",
+    "too_many_connections",
+    "the gateway has no place for more connections: try again in a moment",
+    headers={"Retry-After": "1", "Connection": "close"},
+)
+
+
+def _refusal(request: Request) -> Response | None:
+    """What is answered on a connection for which there was no place, unless it is /health."""
+    connection = connection_of(request.scope)
+    full = connection is not None and connection.surplus and request.scope["path"] != "/health"
+    return respond(_NO_PLACE) if full else None
+
+
+def respond(problem: Problem) -> Response:
+    """A problem as OpenAI's clients read it."""
+    return json_response(error_body(problem), problem.status, problem.headers)
 
 
 async def _on_error(_: Request, error: Exception) -> Response:

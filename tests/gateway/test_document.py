@@ -5,10 +5,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from starlette.applications import Starlette
-
 from disagg.gateway.document import calls
-from disagg.gateway.middleware import RequestMiddleware
+from disagg.http.application import RequestMiddleware
 from tests.gateway import fake_client
 from tests.gateway.fake_client import FakeClient
 
@@ -19,8 +17,7 @@ OF_PAGE = re.compile(r"/|/[a-z]+\.(js|css|svg)")
 def routes(application: Any) -> set[tuple[str, str]]:
     """Method and path of every route for programs."""
     assert isinstance(application, RequestMiddleware)
-    inner = application._app
-    assert isinstance(inner, Starlette)
+    inner = application.app
     return {
         (method, path.replace(":path", ""))
         for route in inner.routes

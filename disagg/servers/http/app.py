@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from functools import partial
 from typing import TypeVar
 
 from msgspec import structs
-from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp
 
 from disagg import logs
 from disagg.api import openapi
@@ -25,6 +23,7 @@ from disagg.api.requests import MAX_LEASES, LeaseBody, PromptBody
 from disagg.api.status import Liveness
 from disagg.errors import Cancelled, DisaggError, Overloaded, RequestError, Unauthorized
 from disagg.http import requests
+from disagg.http.application import Handler, application
 from disagg.http.protocol import connection_of
 from disagg.http.stream import unless_disconnected
 from disagg.servers.health import gpu
@@ -33,7 +32,6 @@ from disagg.servers.service import AnyService, ServiceCall
 from disagg.token import Tokens
 
 Received = TypeVar("Received", bound=Contract)
-Handler = Callable[[Request], Awaitable[Response]]
 
 
 def build(service: AnyService, tokens: Tokens) -> ASGIApp:
@@ -48,50 +46,22 @@ def build(service: AnyService, tokens: Tokens) -> ASGIApp:
         *(Route(one.path, _post(one, service), methods=["POST"]) for one in service.endpoints()),
     ]
     handlers = {DisaggError: _on_error(service), HTTPException: _on_http_error, Exception: _on_bug}
-    application = Starlette(routes=routes, exception_handlers=handlers)
-    application.router.redirect_slashes = False  # it would redirect to whatever Host the caller names
-    return TokenMiddleware(application, tokens, lambda: service.retry_after_s)
+    return application(routes, handlers, lambda request: _refusal(request, service, tokens))
 
 
-class TokenMiddleware:
-    """Outermost ASGI layer: sets the request id, and refuses everything but /health without the fleet's token.
-
-    On a connection for which there was no place it refuses everything but health and load.
-    """
-
-    def __init__(self, app: ASGIApp, tokens: Tokens, retry_after_s: Callable[[], int]) -> None:
-        self._app = app
-        self._tokens = tokens
-        self._retry_after_s = retry_after_s
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        request = Request(scope, receive)
-        scope[requests.REQUEST_ID_KEY] = requests.request_id(request)
-        reset = logs.request_id.set(scope[requests.REQUEST_ID_KEY])
-        try:
-            if (refusal := self._refusal(request)) is not None:
-                await refusal(scope, receive, send)
-                return
-            with suppress(Exception):  # Starlette raises it again after _on_bug, which has logged and answered it
-                await self._app(scope, receive, send)
-        finally:
-            logs.request_id.reset(reset)
-
-    def _refusal(self, request: Request) -> Response | None:
-        connection = connection_of(request.scope)
-        proven = authorized(request, self._tokens)
-        if connection is not None:
-            if proven:
-                connection.owner.prove()
-            if connection.surplus and request.scope["path"] not in ("/health", "/load"):
-                return _no_place(self._retry_after_s())
-        if request.scope["path"] == "/health" or proven:
-            return None
-        hint = "send it as 'Authorization: Bearer TOKEN'; see token_file"
-        return error_response(Unauthorized("the fleet token is missing or wrong", hint))
+def _refusal(request: Request, service: AnyService, tokens: Tokens) -> Response | None:
+    """What a request without the fleet's token is answered, unless it is for /health; and one on a connection for which
+    there was no place, unless it is for health or load."""
+    connection, proven = connection_of(request.scope), authorized(request, tokens)
+    if connection is not None:
+        if proven:
+            connection.owner.prove()
+        if connection.surplus and request.scope["path"] not in ("/health", "/load"):
+            return _no_place(service.retry_after_s)
+    if request.scope["path"] == "/health" or proven:
+        return None
+    hint = "send it as 'Authorization: Bearer TOKEN'; see token_file"
+    return error_response(Unauthorized("the fleet token is missing or wrong", hint))
 
 
 def _no_place(retry_after_s: int) -> Response:
