@@ -20,9 +20,8 @@ from typing import Any
 
 from transformers import CONFIG_MAPPING
 
-from disagg.engines.model import checkpoint
 from disagg.engines.model.architectures import architecture_of
-from disagg.engines.model.profile import LayerProfile
+from disagg.engines.model.profile import LayerProfile, layout_of
 from disagg.errors import DisaggError
 from disagg.inference.client import AsyncClient
 from disagg.inference.types import Completion
@@ -113,7 +112,7 @@ def sizes(name: str, entry: Mapping[str, Any]) -> tuple[str, str, str]:
         return "", "", ""
     if len(layers) < LEAST_LAYERS or {one.layout.kind for one in layers} != {one.layout.kind for one in tiny}:
         return "", "", ""
-    layout = checkpoint.layout_of(layers, "bfloat16")
+    layout = layout_of(layers, "bfloat16")
     states = sum(state.nbytes for layer in layout.layers for state in layer.states)
     per_token = (layout.nbytes(32768) - states) // 32768
     return _kinds(layers), f"{per_token:,}", f"{states:,}" if states else ""

@@ -29,7 +29,7 @@ from disagg.api.requests import KVAddress
 from disagg.api.verify import PrefillCall, PrefillReady, PrefillReply
 from disagg.config import EngineOptions
 from disagg.engines.mlx.engine import MLXDecodeEngine
-from disagg.engines.model import checkpoint
+from disagg.engines.model.profile import layout_of
 from disagg.engines.vllm.rows import Sharding
 from disagg.errors import DisaggError, ModelError
 from disagg.kv.arena import Arenas
@@ -90,7 +90,7 @@ def verdict(answers: Mapping[int, Answers]) -> str:
 
 def row(entry: Mapping[str, Any]) -> str:
     """The cells of a row after the name."""
-    layout = checkpoint.layout_of(layers_of(entry["model_type"], entry), "float32")
+    layout = layout_of(layers_of(entry["model_type"], entry), "float32")
     try:
         Sharding.of(layout, ranks=1)
     except ModelError as error:

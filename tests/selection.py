@@ -33,7 +33,7 @@ SLOW_PATHS = {
     "demo",
     "engines/architectures",
     "engines/mlx",
-    "engines/model/test_checkpoint_files.py",
+    "engines/model/test_weight_files.py",
     "engines/model/test_draw.py",
     "engines/model/test_evidence.py",
     "engines/model/test_format.py",

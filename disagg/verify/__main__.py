@@ -25,8 +25,7 @@ from disagg.config import DType, EngineOptions
 from disagg.engines.base import audit
 from disagg.engines.base.audit import UNBOUNDED
 from disagg.engines.exit import exit_without_cleanup
-from disagg.engines.model import checkpoint
-from disagg.engines.model.checkpoint_files import weights_form
+from disagg.engines.model.reference import Reference
 from disagg.errors import ContextLengthExceeded, DisaggError
 from disagg.kv.received import ReceivedKV
 from disagg.verify.compare import Comparisons, EngineRun, Runs, bounds, bounds_alone, summary
@@ -174,22 +173,20 @@ def main(argv: list[str] | None = None) -> int:
 def report(arguments: argparse.Namespace) -> VerifyReport:
     """Load both engines as the arguments state, and compare. Raises what `EnginePair.load` and `verify` raise."""
     # Without --context, the model's longest: the preflight must not pass because the prompt is short.
-    paths = [checkpoint.resolve(source) for source in (arguments.prefill_source, arguments.decode_source)]
     needed = arguments.prompt_tokens + arguments.max_tokens
+    prefill = Reference.open(arguments.prefill_source, arguments.context, needed)
+    decode = Reference.open(arguments.decode_source, prefill.profile.context)
     spec = PrefillSpec(
         engine=arguments.prefill_engine,
-        source=str(paths[0]),
-        context=arguments.context or checkpoint.longest_context(paths[0]) or needed,
+        source=str(prefill.path),
+        context=prefill.profile.context,
         dtype=arguments.dtype,
         device=arguments.device,
         quantization=arguments.quantization,
         python=arguments.prefill_python,
     )
-    weights = (
-        weights_form(paths[0], arguments.dtype, arguments.quantization),
-        weights_form(paths[1], arguments.dtype),
-    )
-    with EnginePair.load(spec, str(paths[1]), EngineOptions(DECODE_ENGINE, dtype=arguments.dtype)) as pair:
+    weights = prefill.weights(arguments.dtype, arguments.quantization), decode.weights(arguments.dtype)
+    with EnginePair.load(spec, prefill, str(decode.path), EngineOptions(DECODE_ENGINE, dtype=arguments.dtype)) as pair:
         return verify(
             pair,
             VerifyPlan(arguments.dtype, weights, arguments.prompt_tokens, arguments.max_tokens, arguments.chunk),

@@ -19,7 +19,7 @@ from disagg.api.verify import PrefillReady
 from disagg.config import EngineOptions
 from disagg.engines.base import DecodeEngine, DecodeRequest, DecodeTiming, Token
 from disagg.engines.base.audit import AuditBounds
-from disagg.engines.model import checkpoint
+from disagg.engines.model.reference import Reference
 from disagg.engines.opening import open_decode
 from disagg.errors import DisaggError
 from disagg.kv.arena import Arenas
@@ -60,15 +60,15 @@ class EnginePair:
     _ends: ExitStack = field(default_factory=ExitStack)
 
     @classmethod
-    def load(cls, spec: PrefillSpec, decode_source: str, options: EngineOptions) -> Self:
-        """Load the model in both engines, at the same time. options: of the decode engine. ModelError or
+    def load(cls, spec: PrefillSpec, reference: Reference, decode_source: str, options: EngineOptions) -> Self:
+        """Load the model in both engines, at the same time. reference: of the prefill engine's source. options: of the
+        decode engine. ModelError or
         PreflightRefused if it cannot be served, FingerprintMismatch if the two are not forms of one model."""
         with ExitStack() as stack:
             prefill = stack.enter_context(PrefillProcess(spec))
             decode = open_decode(options, decode_source, spec.context)
             stack.callback(decode.close)
-            reference = checkpoint.reference_profile(checkpoint.resolve(spec.source), spec.context)
-            checkpoint.fingerprint(reference).require_same(decode.info.fingerprint, mine="prefill", theirs="decode")
+            reference.fingerprint.require_same(decode.info.fingerprint, mine="prefill", theirs="decode")
             ready = prefill.ready()
             tickets = Tickets(Arenas(decode.allocate))
             server = KVServer("127.0.0.1", 0, tickets)

@@ -24,7 +24,7 @@ from disagg.api.verify import PrefillCall, PrefillReady, PrefillReply
 from disagg.config import DType, EngineOptions
 from disagg.engines.base import PrefillEngine
 from disagg.engines.exit import exit_without_cleanup
-from disagg.engines.model import checkpoint
+from disagg.engines.model.reference import Reference
 from disagg.engines.opening import open_prefill
 from disagg.errors import DisaggError, ProtocolError
 from disagg.kv.fingerprint import token_hash
@@ -110,8 +110,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     logs.configure()
     logs.log.setLevel(logging.WARNING)
     try:
-        path = checkpoint.resolve(arguments.source)
-        layout = checkpoint.layout(checkpoint.reference_profile(path, arguments.context), arguments.dtype)
+        layout = Reference.open(arguments.source, arguments.context).layout(arguments.dtype)
         options = options_of(arguments, layout.nbytes(arguments.context))
         engine = open_prefill(options, arguments.source, arguments.context)
     except DisaggError as error:

@@ -24,7 +24,7 @@ from typing import Any, Final
 import httpx
 
 from disagg.api.events import ProgressEvent
-from disagg.engines.model import checkpoint
+from disagg.engines.model.reference import Reference
 from disagg.inference.client import Client
 from disagg.kv import frames
 from disagg.kv.fingerprint import token_hash
@@ -71,8 +71,8 @@ def lying_prefill(fleet: RunningFleet, name: str, way: Way) -> Iterator[int]:
     given as tokens, of which nothing is held."""
     real = fleet.fleet.hosts[name]
     source = Path(fleet.fleet.models[real.model].sources[real.engine.name])
-    reference = checkpoint.reference_profile(source, fleet.fleet.models[real.model].context)
-    layout, fingerprint = checkpoint.layout(reference, real.engine.dtype), checkpoint.fingerprint(reference)
+    reference = Reference.open(source, fleet.fleet.models[real.model].context)
+    layout, fingerprint = reference.layout(real.engine.dtype), reference.fingerprint
     row_bytes = layout.layers[0].kv_heads * layout.layers[0].key_dim * layout.itemsize
 
     def send(body: dict[str, Any], request_id: str) -> None:

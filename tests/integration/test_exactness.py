@@ -11,14 +11,13 @@ import random
 import threading
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy
 import pytest
 
 from disagg.config import load
-from disagg.engines.model import checkpoint
+from disagg.engines.model.reference import Reference
 from disagg.inference.attempt import Alone
 from disagg.inference.client import AsyncClient
 from disagg.inference.types import Completion
@@ -140,11 +139,9 @@ def test_wrong_kv_is_refuted_and_the_answer_is_right(fleet: RunningFleet, togeth
 
 
 def send_noise(fleet: RunningFleet, slot: dict[str, object], tokens: list[int]) -> None:
-    profile = checkpoint.reference_profile(Path(fleet.fleet.models["m"].sources["mlx"]), 8192)
-    layout, n = checkpoint.layout(profile, "float32"), len(tokens) - 1
-    header = Header(
-        str(slot["ticket"]), str(slot["request_id"]), checkpoint.fingerprint(profile), layout, token_hash(tokens), n
-    )
+    reference = Reference.open(fleet.fleet.models["m"].sources["mlx"], 8192)
+    layout, n = reference.layout("float32"), len(tokens) - 1
+    header = Header(str(slot["ticket"]), str(slot["request_id"]), reference.fingerprint, layout, token_hash(tokens), n)
     port = load(fleet.fleet.path).hosts["m-decode"].kv_port
     assert port is not None
     noise = numpy.random.default_rng(5)

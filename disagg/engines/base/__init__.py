@@ -4,7 +4,7 @@ prefill   EmittingEngine: tokens -> stream of layer KV; SendingEngine: the same,
 answer    a run of a whole request on an EmittingEngine: the prompt, then token by token
 decode    DecodeEngine: KV and the last token -> stream of tokens
 audit     which tokens of received KV are computed again, and by how much it may differ
-values    what both state about themselves and their tokens
+values    a token
 priority  the priority of a thread that computes on a CPU
 """
 
@@ -19,7 +19,8 @@ from disagg.engines.base.prefill import (
     SendingEngine,
     SendingRun,
 )
-from disagg.engines.base.values import EngineInfo, Token
+from disagg.engines.base.values import Token
+from disagg.engines.model.reference import EngineInfo
 
 __all__ = [
     "ONE_TOKEN",

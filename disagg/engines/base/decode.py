@@ -11,8 +11,9 @@ import numpy.typing
 
 from disagg.api.sampling import Sampling
 from disagg.engines.base.audit import AuditBounds, AuditFinding
-from disagg.engines.base.values import EngineInfo, Token
+from disagg.engines.base.values import Token
 from disagg.engines.model.constraint import Constraint
+from disagg.engines.model.reference import EngineInfo
 from disagg.engines.model.text import PromptTokenizer
 from disagg.kv.received import ReceivedKV
 

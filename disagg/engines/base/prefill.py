@@ -14,9 +14,10 @@ import numpy.typing
 from disagg.api.names import AS_IS, WireForm
 from disagg.api.sampling import Sampling
 from disagg.api.status import Evidence
-from disagg.engines.base.values import EngineInfo, Token
+from disagg.engines.base.values import Token
 from disagg.engines.model.constraint import Constraint
 from disagg.engines.model.evidence import gather
+from disagg.engines.model.reference import EngineInfo
 from disagg.engines.model.text import PromptTokenizer
 from disagg.errors import Cancelled, DisaggError
 from disagg.kv.blocks import Block

@@ -18,8 +18,7 @@ from mlx_lm.models.ssm import ssm_update
 
 from disagg.api.status import PreflightFinding
 from disagg.engines.mlx.profile import rope_modules
-from disagg.engines.model.preflight import rope_differences
-from disagg.engines.model.profile import LayerProfile, ModelProfile
+from disagg.engines.model.profile import LayerProfile, ModelProfile, rope_differences
 
 # (model, config, reference, measured layers) -> one finding per correction made
 Patch = Callable[[Any, Mapping[str, Any], ModelProfile, Sequence[LayerProfile]], list[PreflightFinding]]

@@ -1,12 +1,11 @@
 """A model as its checkpoint describes it. Of the frameworks, only transformers' configs and tokenizers are imported.
 
 architectures/    what each architecture keeps between tokens
-checkpoint        a model folder -> reference profile; checkpoint_files: reading and checking its files
-profile           layers, windows and rotary frequencies: what an engine computes
+reference         a checkpoint: found, checked, and what it describes, with which loaded models are compared
+profile           layers, windows and rotary frequencies: what an engine computes, and whether two compute the same
 rope              reference rotary frequencies, from the configuration
 evidence          what a loaded engine finds likeliest after a fixed text
 held              KV of finished requests, found by the tokens of a new one
-preflight         compares the reference profile with the profile that a loaded engine measured
 text              prompts -> token ids; stream: token ids -> text, with stop strings
 token_bytes       the bytes that a single token stands for
 format            how a model marks reasoning, calls of tools and channels

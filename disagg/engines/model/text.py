@@ -15,13 +15,13 @@ from typing import Any, Final, Protocol
 from disagg.api.requests import Messages
 from disagg.api.sampling import MAX_TOKENS
 from disagg.engines.model import format
-from disagg.engines.model.checkpoint_files import read_json
 from disagg.engines.model.constraint import Constraint, Constraints
 from disagg.engines.model.format import AnswerFormat
 from disagg.engines.model.stream import DetokenizedStream
 from disagg.engines.model.token_bytes import token_bytes
 from disagg.errors import ContextLengthExceeded, ModelError, RequestError, first_line
 from disagg.kv.fingerprint import short_hash
+from disagg.planning.checkpoint import read_object
 
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 _OPTIONS: Final = frozenset(
@@ -136,10 +136,10 @@ class HFTokenizer:
             raise ModelError(
                 f"{path}: {type(tokenizer).__name__} has no tokenizer.json form", "convert it with transformers first"
             )
-        config = read_json(path / "config.json")
+        config = read_object(path / "config.json")
         eos_ids = {*_ids(tokenizer.eos_token_id), *_ids(config.get("eos_token_id"))}
         if (path / "generation_config.json").is_file():
-            eos_ids.update(_ids(read_json(path / "generation_config.json").get("eos_token_id")))
+            eos_ids.update(_ids(read_object(path / "generation_config.json").get("eos_token_id")))
         return HFTokenizer(tokenizer, frozenset(eos_ids), int(config.get("vocab_size") or len(tokenizer)))
 
     @property

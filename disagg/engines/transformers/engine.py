@@ -15,13 +15,11 @@ import transformers
 from disagg.api.names import AS_IS, WireForm
 from disagg.api.sampling import Sampling
 from disagg.config import EngineOptions
-from disagg.engines.base import EmittingEngine, EngineInfo, Token
-from disagg.engines.model import checkpoint, preflight
+from disagg.engines.base import EmittingEngine, Token
 from disagg.engines.model.architectures import architecture_of
 from disagg.engines.model.architectures.base import cached_layers
-from disagg.engines.model.checkpoint_files import weights_form
 from disagg.engines.model.constraint import Constraint
-from disagg.engines.model.text import HFTokenizer
+from disagg.engines.model.reference import Reference
 from disagg.engines.staging.emit import RowEmitter
 from disagg.engines.transformers.cache import CachePlan, PreallocatedCache
 from disagg.engines.transformers.forward import Forward, is_out_of_memory
@@ -41,30 +39,26 @@ class TransformersPrefillEngine(EmittingEngine):
     def __init__(self, source: str | Path, context: int, options: EngineOptions) -> None:
         """Load the model in folder (or hub id) `source` to serve `context` tokens. ModelError if that fails,
         PreflightRefused if transformers does not compute what the checkpoint describes."""
-        path = checkpoint.resolve(source)
         if options.threads is not None:
             torch.set_num_threads(options.threads)
-        self.tokenizer = HFTokenizer.load(path)
-        reference = checkpoint.reference_profile(path, context, self.tokenizer)
+        reference = Reference.open(source, context)
+        self.tokenizer = reference.tokenizer
         self._device = choose_device(options.device)
-        self._model = load_model(path, options, self._device)
+        self._model = load_model(reference.path, options, self._device)
         self._chunk_tokens = options.chunk_tokens
-        self._layout = checkpoint.layout(reference, options.dtype)
+        self._layout = reference.layout(options.dtype)
         self._held = make_store(self._layout, options.max_held_bytes)
-        actual = measure(self._model, reference)
-        findings = preflight.compare(reference, actual)
-        preflight.require(findings)
+        actual = measure(self._model, reference.profile)
+        findings = reference.verdict(actual)
         self._forward = Forward(self._model, self._kept(), self._device, self._held.clear)
-        self.info = EngineInfo(
+        self.info = reference.info(
+            actual,
+            findings,
+            options.dtype,
             backend=f"transformers/{self._device.type}",
             versions={"transformers": transformers.__version__, "torch": str(torch.__version__)},
-            profile=actual,
-            layout=self._layout,
-            fingerprint=checkpoint.fingerprint(reference),
-            preflight=findings,
             memory_bytes=weight_bytes(self._model),
-            eos_ids=reference.eos_ids,
-            weights=weights_form(path, options.dtype, options.quantization),
+            weights=reference.weights(options.dtype, options.quantization),
         )
 
     def warm_up(self) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from transformers.utils.logging import disable_progress_bar
 from disagg.config import EngineOptions
 from disagg.errors import ModelError, first_line
 from disagg.extras import install
+from disagg.planning.checkpoint import packed, read_object
 
 # Names of weights: those of the text part in a multimodal checkpoint -> those of the text model.
 _TEXT_WEIGHTS = {
@@ -117,9 +117,9 @@ def quantization(name: str | None) -> dict[str, Any]:
 
 def require_mxfp4_weights(path: Path) -> None:
     """Raise ModelError unless the checkpoint states that its weights are MXFP4: the option converts none."""
-    config = json.loads((path / "config.json").read_text(encoding="utf-8"))
-    method = (config.get("quantization_config") or {}).get("quant_method", "none")
-    if method != "mxfp4":
+    packing, table = packed(read_object(path / "config.json"))
+    if packing != "mxfp4":
+        method = table.get("quant_method", "none")
         raise ModelError(
             f"{path}: quantization 'mxfp4' keeps MXFP4 weights as they are, and quant_method here is {method}",
             "leave quantization out, or use a checkpoint in MXFP4",

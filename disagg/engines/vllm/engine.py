@@ -19,11 +19,9 @@ import numpy.typing
 from disagg.api.delivery import ORDER_FIELD
 from disagg.api.sampling import Sampling
 from disagg.config import EngineOptions
-from disagg.engines.base import EngineInfo, PrefillRun, SendingEngine, SendingRun, Token
-from disagg.engines.model import checkpoint, preflight
-from disagg.engines.model.checkpoint_files import weights_form
+from disagg.engines.base import PrefillRun, SendingEngine, SendingRun, Token
 from disagg.engines.model.constraint import Constraint
-from disagg.engines.model.text import HFTokenizer
+from disagg.engines.model.reference import Reference
 from disagg.engines.vllm import load
 from disagg.engines.vllm.nodes.setup import head
 from disagg.engines.vllm.reports import Reports
@@ -44,15 +42,13 @@ class VLLMEngine(SendingEngine):
         """Load the model in folder (or hub id) `source` to serve `context` tokens. ModelError if that fails,
         PreflightRefused if vLLM does not compute what the checkpoint describes."""
         load.prepare_environment(options)
-        path = checkpoint.resolve(source)
-        self.tokenizer = HFTokenizer.load(path)
-        reference = checkpoint.reference_profile(path, context, self.tokenizer)
-        layout = checkpoint.layout(reference, options.dtype)
+        reference = Reference.open(source, context)
+        self.tokenizer = reference.tokenizer
         # Before the minutes that loading takes: this may refuse the model.
-        sharding = Sharding.of(layout, options.tensor_parallel, options.pipeline_parallel)
+        sharding = Sharding.of(reference.layout(options.dtype), options.tensor_parallel, options.pipeline_parallel)
         version = load.require_version()
-        self._vllm = load.make(path, context, options)
-        checkpoint.require_for_vllm(path, self._vllm.vllm_config.device_config.device_type)
+        self._vllm = load.make(reference.path, context, options)
+        reference.require_for_vllm(self._vllm.vllm_config.device_config.device_type)
         self._running: dict[str, Run] = {}  # by the id that vLLM was given; it makes another one of it, `run.id`
         self._reports = Reports(head(options).address) if options.nnodes > 1 else Reports()
         self._times = StepTimes()
@@ -62,22 +58,19 @@ class VLLMEngine(SendingEngine):
         self._vllm.engine_core.engine_core.model_executor.register_failure_callback(self._worker_ended)
         from disagg.engines.vllm.profile import measure, weight_bytes
 
-        actual = measure(self._vllm, reference)
-        findings = preflight.compare(reference, actual)
-        preflight.require(findings)
+        actual = measure(self._vllm, reference.profile)
+        findings = reference.verdict(actual)
         import torch
 
-        self.info = EngineInfo(
+        self.info = reference.info(
+            actual,
+            findings,
+            options.dtype,
             backend=f"vllm/{self._vllm.vllm_config.device_config.device_type}",
             versions={"vllm": version, "torch": str(torch.__version__)},
-            profile=actual,
-            layout=layout,
-            fingerprint=checkpoint.fingerprint(reference),
-            preflight=findings,
             memory_bytes=weight_bytes(self._vllm),
-            eos_ids=reference.eos_ids,
             kv_bytes=sharding.kv_bytes(options.kv_cache_memory_bytes),
-            weights=weights_form(path, options.dtype),
+            weights=reference.weights(options.dtype),
         )
 
     def warm_up(self) -> None:

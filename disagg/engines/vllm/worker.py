@@ -11,7 +11,7 @@ import torch
 
 from disagg.api.delivery import KVProgress
 from disagg.api.layout import Layout
-from disagg.engines.model import checkpoint
+from disagg.engines.model.reference import Reference
 from disagg.engines.staging.emit import RowEmitter
 from disagg.engines.vllm import pages as page_forms
 from disagg.engines.vllm.rows import Sharding
@@ -37,11 +37,11 @@ class WorkerSide:
     def __init__(self, config: Any, groups: Any, rank: int) -> None:
         """config: a VllmConfig. groups: of layers that share a table of blocks."""
         _require_no_context_parallelism(config.parallel_config)
-        path = checkpoint.resolve(config.model_config.model)
-        self._reference = reference = checkpoint.reference_profile(path, config.model_config.max_model_len)
+        reference = Reference.open(config.model_config.model, config.model_config.max_model_len)
+        self._profile = reference.profile
         dtype = str(config.model_config.dtype).removeprefix("torch.")
-        self._layout: Layout = checkpoint.layout(reference, dtype)
-        self._fingerprint = checkpoint.fingerprint(reference)
+        self._layout: Layout = reference.layout(dtype)
+        self._fingerprint = reference.fingerprint
         parallel = config.parallel_config
         self._sharding = Sharding.of(
             self._layout, parallel.tensor_parallel_size, getattr(parallel, "pipeline_parallel_size", 1)
@@ -75,7 +75,7 @@ class WorkerSide:
     def describe(self) -> RankInfo:
         """What this rank's model computes. For `vllm serve`, where nobody else can ask the workers."""
         modules = self._config.compilation_config.static_forward_context
-        own = replace(self._reference, layers=tuple(self._reference.layers[index] for index in self._layers))
+        own = replace(self._profile, layers=tuple(self._profile.layers[index] for index in self._layers))
         return rank_info(self._config, own, [modules[name] for name in self._forms])
 
     def begin(self, orders: StepOrders) -> None:

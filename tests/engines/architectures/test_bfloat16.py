@@ -8,7 +8,7 @@ from typing import Any
 import numpy
 import pytest
 
-from disagg.engines.model import checkpoint
+from disagg.engines.model.reference import Reference
 from disagg.verify.compare import NOISE, EngineRun, compare, within
 from tests import fleets
 from tests.engines.architectures.configs import config
@@ -64,6 +64,6 @@ def test_real_servers_count_float32_states_among_the_bytes_of_a_transfer(
     with fleets.running(path) as fleet, fleet.client() as client:
         for name, model in models.items():
             answer = client.generate(name, tokens=tokens, max_tokens=16, ignore_eos=True, local_prefill=False)
-            layout = checkpoint.layout(checkpoint.reference_profile(model, CONTEXT), "bfloat16")
+            layout = Reference.open(model, CONTEXT).layout("bfloat16")
             assert answer.metrics.method == "disaggregated"
             assert answer.metrics.kv_bytes == layout.nbytes(len(tokens) - 1)

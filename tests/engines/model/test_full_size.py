@@ -19,9 +19,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 from disagg.api.layout import LayerLayout
 from disagg.engines.mlx.patches import PATCHES
 from disagg.engines.mlx.profile import probe, rope_modules
-from disagg.engines.model import checkpoint
-from disagg.engines.model.preflight import rope_differences
-from disagg.engines.model.profile import LayerProfile, ModelProfile, Rope
+from disagg.engines.model.profile import LayerProfile, ModelProfile, Rope, rope_differences
+from disagg.engines.model.reference import Reference
 from disagg.planning.checkpoint import config_size
 from disagg.planning.shapes import ModelShape
 from tests import tiny_models
@@ -48,8 +47,13 @@ def sized(folder: Path) -> ModelShape:
 
 
 @pytest.fixture(scope="module")
-def reference(folder: Path) -> ModelProfile:
-    return checkpoint.reference_profile(folder, CONTEXT)
+def opened(folder: Path) -> Reference:
+    return Reference.open(folder, CONTEXT)
+
+
+@pytest.fixture(scope="module")
+def reference(opened: Reference) -> ModelProfile:
+    return opened.profile
 
 
 @pytest.fixture(scope="module")
@@ -81,13 +85,13 @@ def test_weights_are_as_many_in_both_frameworks_and_in_the_device_model(
 
 
 def test_layers_windows_and_kv_bytes_are_the_same_in_both_and_in_the_device_model(
-    in_torch: Any, in_mlx: Any, reference: ModelProfile, sized: ModelShape
+    in_torch: Any, in_mlx: Any, opened: Reference, sized: ModelShape
 ) -> None:
-    layouts = tuple(layer.layout for layer in reference.layers)
+    layouts = tuple(layer.layout for layer in opened.profile.layers)
     assert tuple(layer.layout for layer in torch_layers(in_torch)) == layouts
     assert tuple(layer.layout for layer in mlx_layers(in_mlx)) == layouts
     for tokens in (1, 127, 129, CONTEXT):
-        nbytes = checkpoint.layout(reference, "bfloat16").nbytes(tokens)
+        nbytes = opened.layout("bfloat16").nbytes(tokens)
         assert sized.layout("bfloat16").nbytes(tokens) == nbytes
 
 
@@ -100,15 +104,14 @@ def test_rotary_frequencies_are_those_that_the_fingerprint_is_made_of(
             assert [*rope_differences(wanted.rope, layer.rope, "checkpoint", name)] == []
 
 
-def test_other_forms_of_the_weights_have_the_same_fingerprint(folder: Path, reference: ModelProfile) -> None:
+def test_other_forms_of_the_weights_have_the_same_fingerprint(folder: Path, opened: Reference) -> None:
     plain = (folder / "config.json").read_text()
-    of_mlx = GPT_OSS_MLX if reference.architecture == "gpt_oss" else QWEN_MLX
-    of_vllm = GPT_OSS if reference.architecture == "gpt_oss" else QWEN_FP8
+    of_mlx = GPT_OSS_MLX if opened.profile.architecture == "gpt_oss" else QWEN_MLX
+    of_vllm = GPT_OSS if opened.profile.architecture == "gpt_oss" else QWEN_FP8
     try:
         for config in (of_mlx, of_vllm):
             (folder / "config.json").write_text(json.dumps(config))
-            other = checkpoint.reference_profile(folder, CONTEXT)
-            assert checkpoint.fingerprint(other) == checkpoint.fingerprint(reference)
+            assert Reference.open(folder, CONTEXT).fingerprint == opened.fingerprint
     finally:
         (folder / "config.json").write_text(plain)
 

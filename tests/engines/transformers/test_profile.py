@@ -9,19 +9,19 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from disagg.engines.model import checkpoint, preflight
-from disagg.engines.model.profile import ModelProfile
+from disagg.engines.model.profile import ModelProfile, compare
+from disagg.engines.model.reference import Reference
 from disagg.engines.transformers.profile import measure
 from tests import tiny_models
 from tests.tiny_models import TinyModel
 
 
 def loaded(path: Path, dtype: torch.dtype = torch.float32) -> tuple[Any, ModelProfile]:
-    return AutoModelForCausalLM.from_pretrained(path, dtype=dtype), checkpoint.reference_profile(path, 1024)
+    return AutoModelForCausalLM.from_pretrained(path, dtype=dtype), Reference.open(path, 1024).profile
 
 
 def refused(reference: ModelProfile, actual: ModelProfile) -> list[str]:
-    return [finding.component for finding in preflight.compare(reference, actual) if finding.status == "refused"]
+    return [finding.component for finding in compare(reference, actual) if finding.status == "refused"]
 
 
 @pytest.mark.parametrize("architecture", tiny_models.ARCHITECTURES)

@@ -9,7 +9,7 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -17,8 +17,8 @@ from disagg.api.layout import LayerLayout
 from disagg.api.sampling import Sampling
 from disagg.config import EngineOptions
 from disagg.engines.base import Token
-from disagg.engines.model import checkpoint
 from disagg.engines.model.profile import LayerProfile, ModelProfile
+from disagg.engines.model.reference import Reference
 from disagg.engines.model.text import HFTokenizer
 from disagg.engines.vllm import load, profile
 from disagg.engines.vllm.engine import VLLMEngine
@@ -176,16 +176,14 @@ def test_an_engine_states_its_kv_memory_without_the_copies_that_ranks_hold(
     """Of four ranks of a model with two heads, two have the same."""
     (tmp_path / "config.json").write_text("{}")
     layer = LayerProfile(LayerLayout("full", 2, 4, 4), None)
-    reference = ModelProfile("checkpoint", "llama", 9, 512, (layer,), "", "", "", frozenset())
+    described = ModelProfile("checkpoint", "llama", 9, 512, (layer,), "", "", "", frozenset())
+    reference = Reference(tmp_path, cast(HFTokenizer, None), described, SimpleNamespace(model_type="llama"))
     executor = SimpleNamespace(register_failure_callback=lambda ended: None)
     vllm = SimpleNamespace(
         vllm_config=SimpleNamespace(device_config=SimpleNamespace(device_type="cpu")),
         engine_core=SimpleNamespace(engine_core=SimpleNamespace(model_executor=executor)),
     )
-    monkeypatch.setattr(HFTokenizer, "load", lambda path: None)
-    monkeypatch.setattr(checkpoint, "resolve", Path)
-    monkeypatch.setattr(checkpoint, "reference_profile", lambda path, context, tokenizer: reference)
-    monkeypatch.setattr(checkpoint, "require_for_vllm", lambda path, device: None)
+    monkeypatch.setattr(Reference, "open", lambda source, context: reference)
     monkeypatch.setattr(load, "prepare_environment", lambda options: None)
     monkeypatch.setattr(load, "require_version", lambda: "0.32.0")
     monkeypatch.setattr(load, "make", lambda path, context, options: vllm)

@@ -30,8 +30,6 @@ Refusal = Callable[[Config], str]
 # keys or values, [1, heads, rows, dim] -> the same in the order of the wire
 ToRows = Callable[[Tensor], Tensor]
 
-MODEL_DTYPE = "model"
-"""The dtype of a state tensor that has the dtype of the model's keys and values."""
 
 # Layers that keep nothing: those without attention, in transformers' names.
 _WITHOUT_KV = ("mlp", "moe")

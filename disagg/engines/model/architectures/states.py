@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from disagg.api.layout import LayerLayout, StateTensor
-from disagg.engines.model.architectures.base import MODEL_DTYPE, Config, Tensor, full
+from disagg.engines.model.architectures.base import Config, Tensor, full
+from disagg.engines.model.profile import MODEL_DTYPE
 
 
 def convolution(config: Config) -> LayerLayout:

@@ -13,10 +13,9 @@ import numpy.typing
 
 from disagg.api.sampling import Sampling
 from disagg.config import EngineOptions
-from disagg.engines.base import EngineInfo, PrefillRun, PrefillTiming, SendingEngine, SendingRun, Token
-from disagg.engines.model import checkpoint
+from disagg.engines.base import PrefillRun, PrefillTiming, SendingEngine, SendingRun, Token
 from disagg.engines.model.constraint import Constraint
-from disagg.engines.model.text import HFTokenizer
+from disagg.engines.model.reference import Reference
 from disagg.engines.vllm import load
 from disagg.engines.vllm.nodes.setup import Endpoint, head
 from disagg.engines.vllm.rows import Sharding
@@ -38,25 +37,22 @@ class VLLMFollower(SendingEngine):
     def __init__(self, source: str | Path, context: int, options: EngineOptions) -> None:
         """Load this node's part of the model, once the head does so too. ModelError if that fails."""
         load.prepare_environment(options)
-        path = checkpoint.resolve(source)
-        self.tokenizer = HFTokenizer.load(path)
-        reference = checkpoint.reference_profile(path, context, self.tokenizer)
-        layout = checkpoint.layout(reference, options.dtype)
-        Sharding.of(layout, options.tensor_parallel, options.pipeline_parallel)
+        reference = Reference.open(source, context)
+        self.tokenizer = reference.tokenizer
+        Sharding.of(reference.layout(options.dtype), options.tensor_parallel, options.pipeline_parallel)
         version = load.require_version()
-        self._executor, config = load.make_workers(path, context, options)
+        self._executor, config = load.make_workers(reference.path, context, options)
         self._executor.register_failure_callback(lambda: self._end("a worker process of vLLM has ended"))
         self._head = _connected(head(options))
         threading.Thread(target=self._watch_head, name="vllm-head", daemon=True).start()
         import torch
 
-        self.info = EngineInfo(
+        self.info = reference.info(
+            reference.profile,
+            (),
+            options.dtype,
             backend=f"vllm/{config.device_config.device_type}",
             versions={"vllm": version, "torch": str(torch.__version__)},
-            profile=reference,
-            layout=layout,
-            fingerprint=checkpoint.fingerprint(reference),
-            eos_ids=reference.eos_ids,
         )
 
     def warm_up(self) -> None:

@@ -6,7 +6,7 @@ from typing import Final
 
 from disagg.api.delivery import DESCRIBE, ConnectorInfo
 from disagg.api.layout import Layout
-from disagg.engines.model import preflight
+from disagg.engines.model import profile
 from disagg.engines.vllm.served.calls import VLLMServer
 from disagg.engines.vllm.served.forms import COMPLETIONS, MODELS, START_COMMAND, model_names, order_answer, prompt_body
 from disagg.errors import DisaggError, FingerprintMismatch, LayoutMismatch, ModelError
@@ -69,7 +69,7 @@ def require(found: ConnectorInfo, url: str, layout: Layout, fingerprint: Fingerp
             f"the vllm serve at {url} serves {found.context} tokens, the model's context in hosts.toml is {context}",
             f"start it with --max-model-len {context}",
         )
-    preflight.require(found.preflight)
+    profile.require(found.preflight)
 
 
 _DTYPE: Final = "start it with the --dtype of hosts.toml, or state its dtype in the engine's table"

@@ -14,8 +14,8 @@ from typing import Any
 
 from disagg.api.delivery import ConnectorInfo
 from disagg.api.status import PreflightFinding
-from disagg.engines.model import checkpoint, preflight
-from disagg.engines.model.profile import ModelProfile
+from disagg.engines.model.profile import ModelProfile, compare
+from disagg.engines.model.reference import Reference
 from disagg.engines.vllm.rows import Sharding
 from disagg.errors import DisaggError, ModelError
 from disagg.version import VERSION
@@ -41,7 +41,7 @@ def rank_info(config: Any, reference: ModelProfile, attention: Sequence[Any]) ->
         profile.require_norms(profile.norm_epsilons(worker), profile.stated_epsilon(config.model_config))
         latent = profile.latent_epsilon(config.model_config)
         profile.require_latent_norms(profile.latent_norm_epsilons(worker), latent)
-        return RankInfo(preflight.compare(reference, actual), profile.rank_weight_bytes(worker))
+        return RankInfo(compare(reference, actual), profile.rank_weight_bytes(worker))
     except DisaggError as error:
         return RankInfo((PreflightFinding("model", "refused", str(error)),), 0)
     except Exception as error:  # noqa: BLE001 - see above
@@ -72,12 +72,11 @@ def connector_info(config: Any, kv_cache_config: Any, ranks: Sequence[RankInfo])
     import vllm
 
     model = config.model_config
-    path = checkpoint.resolve(model.model)
-    reference = checkpoint.reference_profile(path, model.max_model_len)
+    reference = Reference.open(model.model, model.max_model_len)
     refused = [one for rank in ranks for one in rank.preflight if one.status == "refused"]
     paged = sum(one.size for one in kv_cache_config.kv_cache_tensors)
     parallel, dtype = config.parallel_config, str(model.dtype).removeprefix("torch.")
-    layout = checkpoint.layout(reference, dtype)
+    layout = reference.layout(dtype)
     sharding = Sharding.of(layout, parallel.tensor_parallel_size, parallel.pipeline_parallel_size)
     return ConnectorInfo(
         version=VERSION,
@@ -87,8 +86,8 @@ def connector_info(config: Any, kv_cache_config: Any, ranks: Sequence[RankInfo])
         context=model.max_model_len,
         ranks=parallel.tensor_parallel_size * parallel.pipeline_parallel_size,
         layout=layout.to_json(),
-        fingerprint=checkpoint.fingerprint(reference).to_json(),
+        fingerprint=reference.fingerprint.to_json(),
         kv_bytes=sharding.kv_bytes(paged),
         memory_bytes=sum(rank.memory_bytes for rank in ranks),
-        preflight=tuple(refused) or preflight.compare(reference, replace(reference, source="vllm")),
+        preflight=tuple(refused) or compare(reference.profile, replace(reference.profile, source="vllm")),
     )

@@ -22,10 +22,9 @@ from disagg.api.delivery import KVProgress
 from disagg.api.sampling import Sampling
 from disagg.config import EngineOptions
 from disagg.config.key import key_of
-from disagg.engines.base import EngineInfo, PrefillRun, SendingEngine, SendingRun, Token
-from disagg.engines.model import checkpoint
+from disagg.engines.base import PrefillRun, SendingEngine, SendingRun, Token
 from disagg.engines.model.constraint import Constraint
-from disagg.engines.model.text import HFTokenizer
+from disagg.engines.model.reference import Reference
 from disagg.engines.vllm.reports import Reports
 from disagg.engines.vllm.rows import StepShare
 from disagg.engines.vllm.runs import AnswerRun, NothingToCompute, Run
@@ -62,29 +61,25 @@ class ServedEngine(SendingEngine):
         """Check the server at options.url, which has the model of `source` loaded to serve `context` tokens. ModelError
         if it cannot be ordered anything, PreflightRefused if it does not compute what the checkpoint describes."""
         assert options.url is not None
-        path = checkpoint.resolve(source)
-        self.tokenizer = HFTokenizer.load(path)
-        reference = checkpoint.reference_profile(path, context, self.tokenizer)
-        layout, fingerprint = checkpoint.layout(reference, options.dtype), checkpoint.fingerprint(reference)
+        reference = Reference.open(source, context)
+        self.tokenizer = reference.tokenizer
         self._server = VLLMServer(options.url, partial(key_of, options, f"the vllm serve at {options.url}"))
         self._model, self._found = check.describe(self._server, options.model)
         found = self._found
-        check.require(found, options.url, layout, fingerprint, context)
-        checkpoint.require_for_vllm(path, found.device)
+        check.require(found, options.url, reference.layout(options.dtype), reference.fingerprint, context)
+        reference.require_for_vllm(found.device)
         self._messages: queue.Queue[_Message] = queue.Queue(MAX_MESSAGES)
         self._requests: dict[str, Request] = {}
         self._latest = -math.inf  # when the newest step or token of any request came
         self._reports = Reports(self._reporting_address())
         self._pulse = Pulse(partial(self._server.lives, HEALTH), self._hangs)
-        self.info = EngineInfo(
+        self.info = reference.info(
+            reference.profile,
+            found.preflight,
+            options.dtype,
             backend=f"vllm-server/{found.device}",
             versions={"vllm": found.vllm, "torch": found.torch},
-            profile=reference,
-            layout=layout,
-            fingerprint=fingerprint,
-            preflight=found.preflight,
             memory_bytes=found.memory_bytes,
-            eos_ids=reference.eos_ids,
             kv_bytes=found.kv_bytes,
         )
 

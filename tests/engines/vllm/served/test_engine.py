@@ -19,7 +19,7 @@ from disagg.api.delivery import DESCRIBE, ORDER_FIELD, KVOrder, KVProgress, KVRe
 from disagg.api.sampling import Sampling
 from disagg.config import EngineOptions
 from disagg.engines.base import SendingRun
-from disagg.engines.model import checkpoint
+from disagg.engines.model.reference import Reference
 from disagg.engines.vllm.runs import AnswerRun
 from disagg.engines.vllm.served.engine import ServedEngine, _end_answer
 from disagg.errors import Cancelled, ModelError, PeerLost
@@ -36,8 +36,8 @@ class Bench:
     """An engine on a FakeServe that describes the tiny model, and answers orders as `taken` says."""
 
     def __init__(self, model: Path) -> None:
-        reference = checkpoint.reference_profile(model, 64)
-        layout, fingerprint = checkpoint.layout(reference, "float32").to_json(), checkpoint.fingerprint(reference)
+        reference = Reference.open(model, 64)
+        layout, fingerprint = reference.layout("float32").to_json(), reference.fingerprint
         self.info = msgspec.structs.replace(INFO, layout=layout, fingerprint=fingerprint.to_json())
         self.path = model
         self.go_on = threading.Event()

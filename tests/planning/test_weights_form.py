@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from disagg.engines.model.checkpoint_files import form_of_weights
+from disagg.planning.checkpoint import weights_form
 from tests.planning.published_configs import GPT_OSS, GPT_OSS_MLX, QWEN, QWEN_FP8, QWEN_MLX
 
 
@@ -25,4 +25,4 @@ from tests.planning.published_configs import GPT_OSS, GPT_OSS_MLX, QWEN, QWEN_FP
 def test_the_form_of_the_weights_is_read_from_config_json(
     config: dict[str, Any], quantization: str | None, expected: str
 ) -> None:
-    assert form_of_weights(config, "bfloat16", quantization) == expected
+    assert weights_form(config, "bfloat16", quantization) == expected

@@ -9,8 +9,14 @@ import pytest
 
 from disagg.api.layout import LayerLayout
 from disagg.api.status import PreflightFinding
-from disagg.engines.model.preflight import FREQUENCY_TOLERANCE, compare, require
-from disagg.engines.model.profile import LayerProfile, ModelProfile, Rope
+from disagg.engines.model.profile import (
+    FREQUENCY_TOLERANCE,
+    LayerProfile,
+    ModelProfile,
+    Rope,
+    compare,
+    require,
+)
 from disagg.errors import PreflightRefused
 
 ROPE = Rope((1.0, 0.1, 0.01))

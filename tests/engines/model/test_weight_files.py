@@ -1,4 +1,4 @@
-"""disagg/engines/model/checkpoint_files.py: damaged weights are found by looking at headers and sizes."""
+"""disagg/engines/model/reference.py: damaged weights are found by looking at headers and sizes."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from disagg.engines.model.checkpoint_files import INDEX, check_weights, read_json
+from disagg.engines.model.reference import INDEX, check_weights
 from disagg.errors import ModelError
+from disagg.planning.checkpoint import read_object
 
 
 @pytest.fixture
@@ -80,4 +81,4 @@ def test_a_folder_without_weights_is_refused(tmp_path: Path) -> None:
 def test_a_file_that_is_no_json_object_is_refused(tmp_path: Path, content: str) -> None:
     (tmp_path / "config.json").write_text(content)
     with pytest.raises(ModelError, match=r"config\.json"):
-        read_json(tmp_path / "config.json")
+        read_object(tmp_path / "config.json")

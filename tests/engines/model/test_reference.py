@@ -1,4 +1,4 @@
-"""disagg/engines/model/checkpoint.py: folders found and refused, and the reference profile of every architecture."""
+"""disagg/engines/model/reference.py: folders found and refused, and the reference profile of every architecture."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from disagg.engines.model import checkpoint
 from disagg.engines.model.profile import ModelProfile
+from disagg.engines.model.reference import Reference, find
 from disagg.errors import ModelError
 from tests import tiny_models
 from tests.tiny_models import TinyModel
@@ -44,47 +44,47 @@ def windows(profile: ModelProfile) -> list[int | None]:
     ],
 )
 def test_windows_are_those_of_each_layer(tiny: TinyModel, architecture: str, expected: list[int | None]) -> None:
-    assert windows(checkpoint.reference_profile(tiny(architecture), 1024)) == expected
+    assert windows(Reference.open(tiny(architecture), 1024).profile) == expected
 
 
 def test_qwen2_slides_from_max_window_layers_on_if_its_config_states_it(tiny: TinyModel, tmp_path: Path) -> None:
     path = with_config(tiny("qwen2"), tmp_path / "m", use_sliding_window=True, sliding_window=W, max_window_layers=2)
-    assert windows(checkpoint.reference_profile(path, 1024)) == [None, None, W]
+    assert windows(Reference.open(path, 1024).profile) == [None, None, W]
 
 
 def test_layers_without_rope_have_none(tiny: TinyModel) -> None:
     rotated = {
-        name: [layer.rope is not None for layer in checkpoint.reference_profile(tiny(name), 1024).layers]
+        name: [layer.rope is not None for layer in Reference.open(tiny(name), 1024).profile.layers]
         for name in ("smollm3", "cohere2", "llama")
     }
     assert rotated == {"smollm3": [True] * 3 + [False], "cohere2": [True] * 3 + [False], "llama": [True] * 3}
 
 
 def test_gemma3_has_a_rope_for_each_kind_of_layer(tiny: TinyModel) -> None:
-    ropes = [layer.rope for layer in checkpoint.reference_profile(tiny("gemma3_text"), 1024).layers]
+    ropes = [layer.rope for layer in Reference.open(tiny("gemma3_text"), 1024).profile.layers]
     assert ropes[0] == ropes[1] == ropes[3] != ropes[2]
     assert ropes[0] is not None and ropes[0].inv_freq[1] == pytest.approx(10_000 ** (-2 / 32))
     assert ropes[2] is not None and ropes[2].inv_freq[1] == pytest.approx(1_000_000 ** (-2 / 32))
 
 
 def test_partial_rotary_turns_half_of_each_head(tiny: TinyModel) -> None:
-    layer = checkpoint.reference_profile(tiny("glm4_moe"), 1024).layers[0]
+    layer = Reference.open(tiny("glm4_moe"), 1024).profile.layers[0]
     assert layer.rope is not None
     assert (layer.layout.key_dim, len(layer.rope.inv_freq)) == (32, 8)
 
 
 def test_head_dim_defaults_to_hidden_size_over_heads(tiny: TinyModel) -> None:
-    assert checkpoint.reference_profile(tiny("phi3"), 1024).layers[0].layout.key_dim == 64 // 4
+    assert Reference.open(tiny("phi3"), 1024).profile.layers[0].layout.key_dim == 64 // 4
 
 
 def test_end_of_sequence_ids_come_from_every_file_that_names_some(tiny: TinyModel) -> None:
-    profile = checkpoint.reference_profile(tiny("llama"), 1024)
+    profile = Reference.open(tiny("llama"), 1024).profile
     assert profile.eos_ids == {tiny_models.EOS_ID, tiny_models.END_OF_TURN_ID}
 
 
 def test_fingerprints_differ_by_what_differs(tiny: TinyModel, tmp_path: Path) -> None:
     def fingerprint(path: Path) -> dict[str, object]:
-        return checkpoint.fingerprint(checkpoint.reference_profile(path, 1024)).to_json()
+        return Reference.open(path, 1024).fingerprint.to_json()
 
     base = fingerprint(tiny("llama"))
     other_theta = fingerprint(with_config(tiny("llama"), tmp_path / "theta", rope_theta=10001.0))
@@ -96,30 +96,29 @@ def test_fingerprints_differ_by_what_differs(tiny: TinyModel, tmp_path: Path) ->
 
 
 def test_layout_counts_the_bytes_of_the_rows_that_are_kept(tiny: TinyModel) -> None:
-    layout = checkpoint.layout(checkpoint.reference_profile(tiny("gpt_oss"), 1024), "bfloat16")
+    layout = Reference.open(tiny("gpt_oss"), 1024).layout("bfloat16")
     assert layout.nbytes(200) == 2 * (W + 200) * 2 * (32 + 32) * 2  # layers, rows, heads, dims, bytes
 
 
 def test_profiles_need_neither_torch_nor_mlx(tiny: TinyModel) -> None:
     code = (
         "import sys; sys.modules['torch'] = sys.modules['mlx'] = None\n"
-        "from pathlib import Path; from disagg.engines.model import checkpoint\n"
-        "path = checkpoint.resolve(sys.argv[1])\n"
-        "print(checkpoint.fingerprint(checkpoint.reference_profile(path, 1024)))"
+        "from disagg.engines.model.reference import Reference\n"
+        "print(Reference.open(sys.argv[1], 1024).fingerprint)"
     )
     path = tiny("gpt_oss_yarn")
     done = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == str(checkpoint.fingerprint(checkpoint.reference_profile(path, 1024)))
+    assert done.stdout.strip() == str(Reference.open(path, 1024).fingerprint)
 
 
 def test_a_context_beyond_the_model_is_refused_with_both_numbers(tiny: TinyModel) -> None:
     with pytest.raises(ModelError, match="reads 8192 tokens, not 8193"):
-        checkpoint.reference_profile(tiny("llama"), 8193)
+        Reference.open(tiny("llama"), 8193)
 
 
 def test_yarn_may_take_a_model_beyond_its_trained_positions(tiny: TinyModel, tmp_path: Path) -> None:
     path = with_config(tiny("gpt_oss_yarn"), tmp_path / "m", max_position_embeddings=4096)
-    assert checkpoint.reference_profile(path, 32 * 4096).context == 32 * 4096
+    assert Reference.open(path, 32 * 4096).profile.context == 32 * 4096
 
 
 @pytest.mark.parametrize(
@@ -135,13 +134,13 @@ def test_models_whose_kv_cannot_be_handed_over_are_refused_with_the_reason(
 ) -> None:
     path = with_config(tiny("qwen3"), tmp_path / "m", **changes)
     with pytest.raises(ModelError, match=reason):
-        checkpoint.reference_profile(path, 1024)
+        Reference.open(path, 1024)
 
 
 def test_latent_attention_of_an_unknown_form_is_refused(tiny: TinyModel, tmp_path: Path) -> None:
     path = with_config(tiny("llama"), tmp_path / "m", kv_lora_rank=16)
     with pytest.raises(ModelError, match="MLA"):
-        checkpoint.reference_profile(path, 1024)
+        Reference.open(path, 1024)
 
 
 @pytest.mark.parametrize(
@@ -171,7 +170,7 @@ def test_models_that_the_frameworks_compute_otherwise_are_refused(
 ) -> None:
     path = with_config(tiny("llama"), tmp_path / "m", **changes)
     with pytest.raises(ModelError, match=reason):
-        checkpoint.reference_profile(path, 1024)
+        Reference.open(path, 1024)
 
 
 @pytest.mark.parametrize(
@@ -190,32 +189,32 @@ def test_models_that_vllm_alone_computes_otherwise_are_refused_for_vllm(
     tiny: TinyModel, tmp_path: Path, changes: dict[str, object], device: str, reason: str
 ) -> None:
     path = with_config(tiny("llama"), tmp_path / "m", **changes)
-    checkpoint.reference_profile(path, 1024)
+    Reference.open(path, 1024)
     if reason:
         with pytest.raises(ModelError, match=reason):
-            checkpoint.require_for_vllm(path, device)
+            Reference.open(path, 1024).require_for_vllm(device)
     else:
-        checkpoint.require_for_vllm(path, device)
+        Reference.open(path, 1024).require_for_vllm(device)
 
 
 def test_a_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="no such model folder"):
-        checkpoint.resolve(tmp_path / "nothing")
+        find(tmp_path / "nothing")
 
 
 def test_a_folder_without_config_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"no config\.json"):
-        checkpoint.resolve(tmp_path)
+        find(tmp_path)
 
 
 def test_a_hub_id_that_is_neither_cached_nor_reachable_is_a_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(ModelError, match="nobody/nothing: not in the local cache and not downloaded"):
-        checkpoint.resolve("nobody/nothing")
+        find("nobody/nothing")
 
 
 def test_a_sound_folder_is_its_own_answer(tiny: TinyModel) -> None:
-    assert checkpoint.resolve(str(tiny("llama"))) == tiny("llama")
+    assert find(str(tiny("llama"))) == tiny("llama")
 
 
 def test_a_damaged_weight_file_is_refused(tiny: TinyModel, tmp_path: Path) -> None:
@@ -223,4 +222,4 @@ def test_a_damaged_weight_file_is_refused(tiny: TinyModel, tmp_path: Path) -> No
     weights = path / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1])
     with pytest.raises(ModelError, match=r"model\.safetensors"):
-        checkpoint.resolve(path)
+        find(path)

@@ -1,0 +1,280 @@
+"""A checkpoint, opened: found, its files checked, and read as the reference that loaded models are compared with.
+
+Only transformers' configs and tokenizers and the formulas in `rope.py` are used, no torch and no mlx: so every host
+gets the same reference from the same files. Of weight files only headers and sizes are read, so opening is quick for a
+model of any size.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, Self
+
+from disagg.api.layout import Layout
+from disagg.api.status import Evidence, PreflightFinding
+from disagg.engines.model.architectures import architecture_of, vllm
+from disagg.engines.model.profile import LayerProfile, ModelProfile, Rope, compare, layout_of, require
+from disagg.engines.model.text import HFTokenizer
+from disagg.errors import ModelError, first_line
+from disagg.kv.fingerprint import Fingerprint, short_hash
+from disagg.planning.checkpoint import read_object, weights_form
+
+INDEX: Final = "model.safetensors.index.json"
+MAX_HEADER_BYTES: Final = 100_000_000  # the bound of the safetensors format
+_HUB_ID: Final = re.compile(r"[\w.-]+/[\w.-]+")
+_FILES: Final = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"]
+_HINT: Final = "download the model again"
+
+
+@dataclass(frozen=True, slots=True)
+class EngineInfo:
+    """A loaded engine: backend, package versions, the model's profile, layout and fingerprint, and its preflight.
+    evidence: its likeliest tokens after a fixed text, from its warm-up. weights: their form, in words; empty if it is
+    not known. mixture: it has experts, of which a token uses some. audits: it can audit received KV."""
+
+    backend: str  # e.g. "transformers/cuda", "mlx/cpu"
+    versions: dict[str, str]  # package -> version
+    profile: ModelProfile
+    layout: Layout
+    fingerprint: Fingerprint
+    preflight: tuple[PreflightFinding, ...] = ()
+    memory_bytes: int = 0  # weights, as loaded
+    eos_ids: frozenset[int] = field(default_factory=frozenset)
+    evidence: Evidence | None = None
+    kv_bytes: int | None = None  # KV of prompts that it has memory for, if it knows
+    weights: str = ""
+    mixture: bool = False
+    audits: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """What the files of a checkpoint describe. path: of its folder. profile: of the model. text_config: transformers'
+    configuration of the text model, of a multimodal checkpoint the part that reads text."""
+
+    path: Path
+    tokenizer: HFTokenizer
+    profile: ModelProfile
+    text_config: Any
+
+    @classmethod
+    def open(cls, source: str | Path, context: int | None, default: int = 1) -> Self:
+        """The checkpoint in folder (or hub id) `source`, served with `context` tokens: if None, with as many as it
+        reads, or `default` if it does not state how many.
+
+        ModelError, with the reason, if it is missing or damaged, or if its KV cannot be handed over."""
+        path = find(source)
+        config = _text_config(path)
+        _refuse_unsupported(path, config)
+        longest = _longest_context(config)
+        if longest is not None and context is not None and context > longest:
+            reason = f"{path}: the model reads {longest} tokens, not {context}"
+            raise ModelError(reason, f"set context to {longest} or less")
+        layers = _layers(path, config)
+        tokenizer = HFTokenizer.load(path)
+        profile = ModelProfile(
+            source="checkpoint",
+            architecture=str(config.model_type),
+            vocab_size=int(config.vocab_size),
+            context=context or longest or default,
+            layers=layers,
+            tokenizer=tokenizer.digest,
+            chat_template=tokenizer.chat_template_digest,
+            special_tokens=tokenizer.special_tokens_digest,
+            eos_ids=tokenizer.eos_ids,
+        )
+        return cls(path, tokenizer, profile, config)
+
+    def layout(self, dtype: str) -> Layout:
+        """The layout of its KV with keys and values in `dtype`."""
+        return layout_of(self.profile.layers, dtype)
+
+    @property
+    def fingerprint(self) -> Fingerprint:
+        """Rotary frequencies are compared to six significant digits."""
+        profile = self.profile
+        return Fingerprint(
+            architecture=profile.architecture,
+            vocab_size=profile.vocab_size,
+            rope=short_hash("\n".join(_rope_text(layer.rope) for layer in profile.layers).encode()),
+            tokenizer=profile.tokenizer,
+            chat_template=profile.chat_template,
+            special_tokens=profile.special_tokens,
+        )
+
+    def weights(self, dtype: str, quantization: str | None = None) -> str:
+        """The form of its weights in an engine, in words."""
+        return weights_form(read_object(self.path / "config.json"), dtype, quantization)
+
+    def verdict(self, actual: ModelProfile, patched: Sequence[PreflightFinding] = ()) -> tuple[PreflightFinding, ...]:
+        """The findings about a loaded model. Raises PreflightRefused, with every reason, if it computes anything but
+        what the checkpoint describes. patched: differences that were corrected, instead of the "ok" of what agrees
+        only because of that."""
+        components = {finding.component for finding in patched}
+        found = compare(self.profile, actual)
+        findings = (*(one for one in found if not (one.status == "ok" and one.component in components)), *patched)
+        require(findings)
+        return findings
+
+    def info(
+        self,
+        actual: ModelProfile,
+        preflight: tuple[PreflightFinding, ...],
+        dtype: str,
+        *,
+        backend: str,
+        versions: dict[str, str],
+        memory_bytes: int = 0,
+        kv_bytes: int | None = None,
+        weights: str = "",
+        mixture: bool = False,
+    ) -> EngineInfo:
+        """What an engine with this model states about itself. The layout has the reference's layers, not the measured
+        ones: if the context fits a window, "full" and "sliding" keep the same rows, and both hosts must use the same
+        name."""
+        return EngineInfo(
+            backend=backend,
+            versions=versions,
+            profile=actual,
+            layout=self.layout(dtype),
+            fingerprint=self.fingerprint,
+            preflight=preflight,
+            memory_bytes=memory_bytes,
+            eos_ids=self.profile.eos_ids,
+            kv_bytes=kv_bytes,
+            weights=weights,
+            mixture=mixture,
+        )
+
+    def require_for_vllm(self, device: str) -> None:
+        """ModelError if vLLM, on this device, computes the model otherwise than the other frameworks."""
+        if why := vllm.refusal(self.text_config, device):
+            raise ModelError(f"vLLM cannot prefill it: {why}", "use the engine transformers for this model")
+
+
+def find(source: str | Path) -> Path:
+    """The folder of a checkpoint: `source` itself, or a hub id's snapshot (downloaded if it is not cached).
+    ModelError if it is missing or damaged."""
+    path = Path(source).expanduser()
+    if not path.is_dir():
+        if path.exists() or not _HUB_ID.fullmatch(str(source)):
+            raise ModelError(
+                f"{source}: no such model folder",
+                "give a folder with config.json, or a hub id owner/name; on a host of a fleet, run disagg models pull "
+                "(disagg deploy copies models that are folders)",
+            )
+        path = _download(str(source))
+    if not (path / "config.json").is_file():
+        raise ModelError(f"{path}: no config.json", "a model folder has config.json, weights and tokenizer files")
+    check_weights(path)
+    return path
+
+
+def _rope_text(rope: Rope | None) -> str:
+    return "none" if rope is None else " ".join(f"{x:.6g}" for x in (rope.scale, *rope.inv_freq))
+
+
+def _download(hub_id: str) -> Path:
+    from huggingface_hub import snapshot_download
+
+    try:  # the hub's errors are OSErrors; a bad id is a ValueError
+        return Path(snapshot_download(hub_id, allow_patterns=_FILES, ignore_patterns=["*/*"]))
+    except (OSError, ValueError) as error:
+        raise ModelError(
+            f"{hub_id}: not in the local cache and not downloaded: {first_line(error)}",
+            "check the id and the network, or give a folder; on hosts of a fleet: disagg models pull",
+        ) from error
+
+
+def _text_config(path: Path) -> Any:
+    from transformers import AutoConfig
+
+    try:
+        return AutoConfig.from_pretrained(path).get_text_config(decoder=True)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ModelError(
+            f"{path / 'config.json'}: transformers cannot read it: {first_line(error)}",
+            "compare it with the model's original, or update transformers for a newer architecture",
+        ) from error
+
+
+def _refuse_unsupported(path: Path, config: Any) -> None:
+    reasons = {
+        "it is not a decoder alone": getattr(config, "is_encoder_decoder", False),
+        "it has no attention layers of a known form": not hasattr(config, "num_attention_heads"),
+        "its attention is bidirectional": getattr(config, "use_bidirectional_attention", None) in (True, "all"),
+        (refusal := architecture_of(config).refusal(config)): refusal,
+    }
+    for reason, applies in reasons.items():
+        if applies:
+            raise _cannot_be_served(path, config, reason)
+
+
+def _layers(path: Path, config: Any) -> tuple[LayerProfile, ...]:
+    try:
+        layers = architecture_of(config).layers(config)
+    except (AttributeError, TypeError, ValueError, KeyError, IndexError) as error:
+        raise _cannot_be_served(path, config, f"its configuration is of an unknown form: {error}") from error
+    if not any(layer.layout.kv_heads for layer in layers):
+        raise _cannot_be_served(path, config, "no layer of it has attention, and its KV no tokens")
+    return layers
+
+
+def _cannot_be_served(path: Path, config: Any, reason: str) -> ModelError:
+    return ModelError(f"{path}: model type {config.model_type!r} cannot be served: {reason}", "use another model")
+
+
+def _longest_context(config: Any) -> int | None:
+    """max_position_embeddings, or more with a YaRN factor; None if no limit is stated."""
+    limit = int(getattr(config, "max_position_embeddings", None) or 0)
+    rope = getattr(config, "rope_parameters", None) or {}
+    if rope.get("rope_type") == "yarn":
+        limit = max(limit, int((rope.get("factor") or 1) * rope.get("original_max_position_embeddings", 0)))
+    return limit or None
+
+
+def check_weights(folder: Path) -> None:
+    """Raise ModelError, naming the file, if a shard is missing, truncated or malformed, or lacks an indexed tensor."""
+    if (folder / INDEX).is_file():
+        _check_index(folder)
+        return
+    shards = sorted(folder.glob("*.safetensors"))
+    if not shards:
+        raise ModelError(f"{folder}: no *.safetensors weights", "other weight formats are not read; convert the model")
+    for shard in shards:
+        _tensors(shard)
+
+
+def _check_index(folder: Path) -> None:
+    weight_map = read_object(folder / INDEX).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise ModelError(f"{folder / INDEX}: no weight_map", _HINT)
+    for shard in sorted(set(weight_map.values())):
+        present = _tensors(folder / shard)
+        missing = sorted(name for name, file in weight_map.items() if file == shard and name not in present)
+        if missing:
+            raise ModelError(f"{folder / shard}: {missing[0]} is missing, which {INDEX} places in it", _HINT)
+
+
+def _tensors(shard: Path) -> set[str]:
+    """Names of the tensors in a shard. ModelError if its header is malformed or its size differs from the header's."""
+    try:
+        size = shard.stat().st_size
+        with shard.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            if not 2 <= length <= min(MAX_HEADER_BYTES, size - 8):
+                raise ModelError(f"{shard}: not a safetensors file, or truncated ({size} bytes)", _HINT)
+            header: dict[str, Any] = json.loads(file.read(length))
+        header.pop("__metadata__", None)
+        end = max((int(entry["data_offsets"][1]) for entry in header.values()), default=0)
+    except OSError as error:
+        raise ModelError(f"{shard}: cannot be read: {error.strerror or error}", _HINT) from error
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+        raise ModelError(f"{shard}: malformed safetensors header: {error!r}", _HINT) from error
+    if size != 8 + length + end:
+        raise ModelError(f"{shard}: {size} bytes, but its header describes {8 + length + end}", _HINT)
+    return set(header)
