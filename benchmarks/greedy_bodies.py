@@ -38,7 +38,7 @@ from benchmarks.gateway_ways import Caller
 from disagg.config import Fleet
 from disagg.fleet.lifecycle.state import State
 from disagg.gateway.clients.keys import KeyFile
-from disagg.tls.client import unchecked_context
+from disagg.tls.certificate import unchecked_context
 from disagg.token import GATEWAY_FOLDER_VARIABLE
 
 GOAL_MS: Final = 50.0

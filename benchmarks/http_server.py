@@ -25,12 +25,9 @@ import psutil
 from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
-from disagg.http.accept import ListenHints, listen
-from disagg.http.connections import ConnectionBounds
-from disagg.http.protocol import Encryption
-from disagg.http.server import BoundedServer
-from disagg.tls.client import unchecked_context
-from disagg.tls.server import ServerTLS
+from disagg.http.protocol import ConnectionBounds, Encryption
+from disagg.http.server import BoundedServer, ListenHints, listen
+from disagg.tls.certificate import ServerTLS, unchecked_context
 
 REQUESTS: Final = 3000
 EVENTS: Final = 500

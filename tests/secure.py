@@ -10,8 +10,7 @@ from contextlib import suppress
 from functools import cache
 from typing import Any
 
-from disagg.tls.client import client_tls
-from disagg.tls.server import ServerTLS
+from disagg.tls.certificate import ServerTLS, client_tls
 
 READ_BYTES = 1 << 16
 TOKENS = ("t", "token", "a-token", "test-token-of-sixteen-or-more")

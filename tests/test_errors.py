@@ -20,7 +20,7 @@ SIGNALS = {  # caught by the module's only caller; none of them reaches a user
     "fleet/lifecycle/status/http_get.py": "ReplyTimeout",
     "fleet/models/fetch_program.py": "Failed",
     "fleet/models/serve_program.py": "Failed",
-    "http/heads.py": "Refused",
+    "http/arrival.py": "Refused",
     "inference/attempts/perform.py": "PrefillFailed",
 }
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from disagg.tls.client import ClientTLS
+from disagg.tls.certificate import ClientTLS
 
 TIMEOUT_S = 120.0
 LINE_BYTES = 1 << 20

@@ -22,7 +22,7 @@ from disagg.config import Fleet, load
 from disagg.fleet.lifecycle.fleet_servers import FleetServers
 from disagg.fleet.lifecycle.state import State
 from disagg.fleet.lifecycle.temporary import free_ports
-from disagg.tls.client import client_tls
+from disagg.tls.certificate import client_tls
 
 START_S = 600.0
 # The variables that disagg's own servers set for `threads = 1` before they import a framework.

@@ -39,8 +39,8 @@ from disagg.gateway.views import Views
 from disagg.gateway.watch.gateway import GatewayWatch
 from disagg.gateway.watch.request import Observers
 from disagg.http import requests
-from disagg.http.application import Handler, application
 from disagg.http.protocol import connection_of
+from disagg.http.server import Handler, application
 from disagg.http.stream import unless_disconnected
 from disagg.inference.client import AsyncClient
 

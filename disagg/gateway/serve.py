@@ -20,12 +20,10 @@ from disagg.gateway.health import GatewayHealth, Member, live_models
 from disagg.gateway.watch.gateway import GatewayWatch
 from disagg.gateway.watch.history import history_path
 from disagg.gateway.watch.recorder import Recorder
-from disagg.http.accept import ListenHints, listen
-from disagg.http.connections import ConnectionBounds
-from disagg.http.protocol import Encryption
-from disagg.http.server import BoundedServer, run
+from disagg.http.protocol import ConnectionBounds, Encryption
+from disagg.http.server import BoundedServer, ListenHints, listen, run
 from disagg.inference.client import AsyncClient
-from disagg.tls.server import ServerTLS
+from disagg.tls.certificate import ServerTLS
 from disagg.token import Tokens
 
 BOUNDS = ConnectionBounds(connections=1024, unproven=768, unproven_per_address=256)

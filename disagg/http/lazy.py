@@ -1,26 +1,26 @@
 """HTTP/1.1 that is parsed no further than it is needed.
 
-uvicorn parses whatever arrives. Here a connection reads at most READ_BYTES per turn of the event loop, the body of a
-request is parsed as the application asks for it, the next request once this one has been answered, and nothing of what
-follows a refusal.
+uvicorn parses whatever arrives: bodies in chunks of one byte kept it busy for seconds. Here a connection reads at most
+READ_BYTES per turn of the event loop, the body of a request is parsed as the application asks for it, the next request
+once this one has been answered, and nothing of what follows a refusal.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Final
 from urllib.parse import unquote
 
 import httptools
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn._types import ASGIReceiveEvent, ASGISendEvent
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from disagg import logs
 from disagg.errors import RequestError
-from disagg.http.arrival import Arrival, ArrivingBody, end_of_lines
-from disagg.http.cycle import BoundedCycle
-from disagg.http.heads import MAX_FIELDS, MAX_HEAD_BYTES, Refused, checked
+from disagg.http.arrival import MAX_FIELDS, MAX_HEAD_BYTES, Arrival, ArrivingBody, Refused, checked, end_of_lines
 from disagg.http.stream import PART_WRITER
 
 READ_BYTES: Final = 16 << 10
@@ -31,7 +31,8 @@ that is closed with unread data is reset, and its caller would never see the ans
 
 
 class LazyProtocol(HttpToolsProtocol, asyncio.BufferedProtocol):
-    """uvicorn's httptools protocol. read_buffer: of READ_BYTES, for all connections of one event loop."""
+    """uvicorn's httptools protocol, which by itself parses all that arrives. read_buffer: of READ_BYTES, for all
+    connections of one event loop."""
 
     cycle: BoundedCycle | None  # type: ignore[assignment]  # as uvicorn uses it
 
@@ -237,3 +238,48 @@ class LazyProtocol(HttpToolsProtocol, asyncio.BufferedProtocol):
         with suppress(OSError):  # the caller has gone
             self.transport.write_eof()
         self.flow.resume_reading()
+
+
+class BoundedCycle(RequestResponseCycle):
+    """One request and its response; a PartWriter. uvicorn's cycle goes on reading a body whose answer is sent, and
+    writes from a task only. more: parses what has arrived of the body. reading: the application waits for more of
+    it. failure: why no more of it is read."""
+
+    def __init__(self, more: Callable[[], None], **options: Any) -> None:
+        super().__init__(**options)
+        self.reading = False
+        self.failure: RequestError | None = None
+        self._more = more
+        self._ends_with_connection = options["scope"]["http_version"] == "1.0"
+
+    @property
+    def writable(self) -> bool:
+        return bool(self.chunked_encoding) and not self.flow.write_paused
+
+    def write_part(self, part: bytes) -> None:
+        if not self.disconnected:
+            self.transport.write(b"%x\r\n%b\r\n" % (len(part), part))
+
+    async def receive(self) -> ASGIReceiveEvent:
+        """Raises RequestError if the body is not one that is read."""
+        if not self.more_body:
+            return await super().receive()
+        self.reading = True
+        try:
+            self._more()
+            if self.failure is not None:
+                raise self.failure
+            return await super().receive()
+        finally:
+            self.reading = False
+
+    async def send(self, message: ASGISendEvent) -> None:
+        if not self.response_started:
+            self.keep_alive = self.keep_alive and not self.more_body
+        elif self.more_body and not message.get("more_body", False):
+            self.keep_alive = True  # uvicorn does not close the connection; `on_response` does when it may
+        if self._ends_with_connection:  # uvicorn would send chunks, which HTTP/1.0 does not have
+            self.chunked_encoding = False
+            if message["type"] == "http.response.body":
+                self.expected_content_length = len(message.get("body", b""))
+        await super().send(message)

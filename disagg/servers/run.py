@@ -17,17 +17,15 @@ from disagg import logs
 from disagg.config import Fleet, Host
 from disagg.engines.opening import open_decode, open_prefill
 from disagg.errors import ConfigError, Overloaded
-from disagg.http.accept import ListenHints, listen
-from disagg.http.connections import ConnectionBounds
-from disagg.http.protocol import Encryption
-from disagg.http.server import BoundedServer, run
+from disagg.http.protocol import ConnectionBounds, Encryption
+from disagg.http.server import BoundedServer, ListenHints, listen, run
 from disagg.servers.health.monitor import Monitor, Problems
 from disagg.servers.health.watchdog import Watchdog, notify_ready
 from disagg.servers.http.app import build
 from disagg.servers.http.sse import unfinished
 from disagg.servers.running import RunningRequests, record_path
 from disagg.servers.service import AnyService
-from disagg.tls.server import ServerTLS
+from disagg.tls.certificate import ServerTLS
 from disagg.token import Tokens
 
 DRAIN_S = 20  # for running requests to finish

@@ -4,8 +4,6 @@ Every holder of the token derives the same key and the same certificate. A serve
 other, so that a server proves that it has the token before it is sent anything. No certificate is made, copied or
 renewed.
 
-certificate  key and certificate of a token
-client       the caller's end
-server       the other end
+certificate  key and certificate of a token, and what each end makes of them
 transport    TLS between an asyncio transport and a protocol
 """

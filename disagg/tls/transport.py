@@ -11,7 +11,7 @@ import ssl
 from contextlib import suppress
 from typing import Any
 
-from disagg.tls.client import ClientTLS
+from disagg.tls.certificate import ClientTLS
 
 READ_BYTES = 1 << 14  # a record, which is what OpenSSL gives at a time
 WRITE_BYTES = 1 << 18  # encrypted at a time, so that a long body is in memory once

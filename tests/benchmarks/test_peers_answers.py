@@ -12,8 +12,7 @@ import pytest
 from benchmarks.peers import mlx_server, same_model
 from benchmarks.peers.answers import Answer, Events, Figures, figures, post_all, read_disagg, read_openai
 from benchmarks.peers.mlx_server import BARE, CLIENT, OURS, PEER
-from disagg.tls.client import client_tls
-from disagg.tls.server import ServerTLS
+from disagg.tls.certificate import ServerTLS, client_tls
 
 TOKEN = "a token of thirty-two characters"
 DONE = {"prompt_tokens": 9, "completion_tokens": 3, "computed_prompt_tokens": 1}

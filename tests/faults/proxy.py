@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Self, cast
 
-from disagg.tls.client import client_tls
+from disagg.tls.certificate import client_tls
 from tests import secure
 from tests.faults.flow import Direction, Fault, Flow, Needle
 from tests.secure import SecureSocket

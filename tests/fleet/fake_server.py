@@ -21,7 +21,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from disagg.tls.server import ServerTLS
+from disagg.tls.certificate import ServerTLS
 
 host, model, address, port, behaviour = sys.argv[1:6]
 began = time.monotonic()

@@ -22,12 +22,12 @@ from disagg.gateway.app import build
 from disagg.gateway.clients.access import Access
 from disagg.gateway.clients.keys import KeyFile, KeyRing
 from disagg.gateway.health import GatewayHealth
-from disagg.http.accept import listen
 from disagg.http.protocol import Encryption
+from disagg.http.server import listen
 from disagg.inference.client import AsyncClient
 from disagg.servers.http.app import build as build_server
 from disagg.servers.run import listener_of, make_service
-from disagg.tls.server import ServerTLS
+from disagg.tls.certificate import ServerTLS
 from disagg.token import Tokens
 from tests.fleets import TOKEN
 from tests.gateway.fake_client import NO_KEYS

@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 from disagg.gateway.document import calls
-from disagg.http.application import RequestMiddleware
+from disagg.http.server import RequestMiddleware
 from tests.gateway import fake_client
 from tests.gateway.fake_client import FakeClient
 

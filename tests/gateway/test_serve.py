@@ -18,10 +18,9 @@ from disagg.gateway import serve
 from disagg.gateway.watch.gateway import GatewayWatch
 from disagg.gateway.watch.history import Filter, read
 from disagg.gateway.watch.recorder import Recorder
-from disagg.http import connections, protocol
-from disagg.http.accept import listen
-from disagg.http.connections import ConnectionBounds
-from disagg.http.server import BoundedServer
+from disagg.http import protocol
+from disagg.http.protocol import ConnectionBounds
+from disagg.http.server import BoundedServer, listen
 from disagg.inference.client import AsyncClient
 from tests.gateway import fake_client
 from tests.gateway.fake_client import FakeClient, FakeStream
@@ -72,7 +71,7 @@ async def test_a_connection_that_sends_no_request_is_closed(monkeypatch: pytest.
 
 
 async def test_idle_connections_make_room_for_new_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections, "NEW_S", 0.0)
+    monkeypatch.setattr(protocol, "NEW_S", 0.0)
     crowd = ConnectionBounds(connections=6, unproven=4, unproven_per_address=4)
     async with running(FakeClient("one "), crowd) as gateway, new_http() as http:
         idle = [await asyncio.open_connection("127.0.0.1", gateway.port) for _ in range(12)]

@@ -13,12 +13,10 @@ import pytest
 
 from disagg.gateway.clients.keys import KeyFile
 from disagg.http import lazy
-from disagg.http.arrival import Arrival, ArrivingBody
-from disagg.http.heads import Refused
+from disagg.http.arrival import Arrival, ArrivingBody, Refused
 from disagg.http.protocol import Encryption
 from disagg.servers.http.app import build
-from disagg.tls.client import unchecked_context
-from disagg.tls.server import ServerTLS
+from disagg.tls.certificate import ServerTLS, unchecked_context
 from disagg.token import Tokens
 from tests.gateway import fake_client
 from tests.gateway.fake_client import FakeClient

@@ -9,8 +9,7 @@ from urllib.parse import unquote
 
 import h11
 
-from disagg.http.connections import ConnectionBounds
-from disagg.http.protocol import Encryption
+from disagg.http.protocol import ConnectionBounds, Encryption
 from tests.hostile import heads
 from tests.hostile.heads import HIDDEN, HOSTILE, PATIENCE_S, VALID, Recorder
 from tests.http.served import served

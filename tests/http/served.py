@@ -8,10 +8,8 @@ from contextlib import asynccontextmanager
 
 from starlette.types import ASGIApp
 
-from disagg.http.accept import ListenHints, listen
-from disagg.http.connections import ConnectionBounds
-from disagg.http.protocol import Encryption
-from disagg.http.server import BoundedServer
+from disagg.http.protocol import ConnectionBounds, Encryption
+from disagg.http.server import BoundedServer, ListenHints, listen
 
 PATIENCE_S = 60.0
 

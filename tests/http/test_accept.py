@@ -1,4 +1,4 @@
-"""disagg/http/accept.py: accepting connections, and the options of their sockets."""
+"""disagg/http/server.py: accepting connections, and the options of their sockets."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from disagg.errors import FleetError
-from disagg.http import accept as accept_module
-from disagg.http.accept import UNACKNOWLEDGED_S, accept, set_options
+from disagg.http import server
+from disagg.http.server import UNACKNOWLEDGED_S, accept, set_options
 
 PATIENCE_S = 60.0
 
@@ -46,7 +46,7 @@ class Closing(asyncio.Protocol):
 async def test_without_descriptors_a_server_waits_and_does_not_fill_its_log(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(accept_module, "RETRY_S", 0.02)
+    monkeypatch.setattr(server, "RETRY_S", 0.02)
     freed = iter([True, False, False])
     with Listener() as listener:
         listener.failures = 3
@@ -93,8 +93,8 @@ def test_a_port_for_which_root_is_needed_is_not_blamed_on_the_address(monkeypatc
         def bind(self, address: Any) -> None:
             raise PermissionError(errno.EACCES, "Permission denied")
 
-    monkeypatch.setattr("disagg.http.accept.socket.socket", Refused)
-    hints = accept_module.ListenHints("choose another with --port", "check --host")
+    monkeypatch.setattr("disagg.http.server.socket.socket", Refused)
+    hints = server.ListenHints("choose another with --port", "check --host")
     with pytest.raises(FleetError, match=r"cannot listen on 127\.0\.0\.1:80: Permission denied") as raised:
-        accept_module.listen("127.0.0.1", 80, hints)
+        server.listen("127.0.0.1", 80, hints)
     assert raised.value.hint == "choose another with --port; one over 1023 needs no root"

@@ -1,10 +1,10 @@
-"""disagg/http/connections.py: which connection makes room for a new one."""
+"""disagg/http/protocol.py: which connection makes room for a new one."""
 
 from __future__ import annotations
 
 import pytest
 
-from disagg.http.connections import NEW_S, ConnectionBounds, ServedConnection, has_place, least_useful, make_room
+from disagg.http.protocol import NEW_S, ConnectionBounds, ServedConnection, has_place, least_useful, make_room
 
 BOUNDS = ConnectionBounds()
 

@@ -24,7 +24,7 @@ from disagg.servers.http import sse
 from disagg.servers.http.app import build
 from disagg.servers.run import _Server, listener_of
 from disagg.servers.service import AnyService
-from disagg.tls.server import ServerTLS
+from disagg.tls.certificate import ServerTLS
 from disagg.token import TOKEN_FILE_VARIABLE, Tokens
 from tests.servers.test_service import idle, serving
 from tests.simulated import write_simulated

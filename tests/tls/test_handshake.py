@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from disagg.tls.client import client_tls, unproven
-from disagg.tls.server import ServerTLS
+from disagg.tls.certificate import ServerTLS, client_tls, unproven
 from disagg.tls.transport import HANDSHAKE, SecureTransport
 
 SECRET = b"POST /decode HTTP/1.1\r\nAuthorization: Bearer token\r\n\r\na prompt"

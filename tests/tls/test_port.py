@@ -12,8 +12,7 @@ from starlette.types import Receive, Scope, Send
 
 from disagg.http import protocol
 from disagg.http.protocol import Encryption
-from disagg.tls.client import client_tls
-from disagg.tls.server import ServerTLS
+from disagg.tls.certificate import ServerTLS, client_tls
 from disagg.tls.transport import HANDSHAKE
 from tests.http.served import served
 

@@ -11,7 +11,7 @@ from starlette.requests import Request
 from disagg.config import Fleet, Model
 from disagg.errors import ConfigError, DisaggError, ModelNotAllowed, Unauthorized, UnknownModel, UsageError
 from disagg.gateway.clients.keys import Key, KeyRing
-from disagg.http.heads import host_name
+from disagg.http.arrival import host_name
 from disagg.http.protocol import connection_of
 from disagg.http.requests import bearer
 

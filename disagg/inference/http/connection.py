@@ -18,7 +18,7 @@ from typing import Final, cast
 from httptools import HttpParserError, HttpResponseParser
 
 from disagg.errors import RequestError
-from disagg.tls.client import client_tls
+from disagg.tls.certificate import client_tls
 from disagg.tls.transport import SecureTransport
 
 READ_BYTES: Final = 1 << 16

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 from disagg.config import Host
 from disagg.errors import ServerNotRunning, ServerRefused, ServerSilent, ServerUnavailable
 from disagg.inference.http.connection import READ_BYTES, HostConnection
-from disagg.tls.client import unproven
+from disagg.tls.certificate import unproven
 
 Address = tuple[str, int]
 

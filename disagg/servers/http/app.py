@@ -23,8 +23,8 @@ from disagg.api.requests import MAX_LEASES, LeaseBody, PromptBody
 from disagg.api.status import Liveness
 from disagg.errors import Cancelled, DisaggError, Overloaded, RequestError, Unauthorized
 from disagg.http import requests
-from disagg.http.application import Handler, application
 from disagg.http.protocol import connection_of
+from disagg.http.server import Handler, application
 from disagg.http.stream import unless_disconnected
 from disagg.servers.health import gpu
 from disagg.servers.http.sse import INTERNAL_ERROR, EventStream

@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from disagg.tls.server import ServerTLS
+from disagg.tls.certificate import ServerTLS
 
 host, model, address, port, behaviour = sys.argv[1:6]
 tokens = Path(os.environ["DISAGG_TOKEN_FILE"]).read_text().split()

@@ -14,13 +14,12 @@ import pytest
 
 from disagg.api.events import ErrorAnswer
 from disagg.api.status import Load
-from disagg.http import connections, protocol
-from disagg.http.connections import ConnectionBounds
-from disagg.http.protocol import Encryption
+from disagg.http import protocol
+from disagg.http.protocol import ConnectionBounds, Encryption
 from disagg.servers.http.app import build
 from disagg.servers.run import _Server, listener_of
 from disagg.servers.service import AnyService
-from disagg.tls.server import ServerTLS
+from disagg.tls.certificate import ServerTLS
 from disagg.token import Tokens
 from tests.servers.test_service import serving
 
@@ -81,7 +80,7 @@ async def test_connections_that_only_polled_bare_health_make_room(service: AnySe
 async def test_connections_that_were_just_opened_stay_and_a_caller_with_the_token_has_a_place(
     service: AnyService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connections, "NEW_S", math.inf)
+    monkeypatch.setattr(protocol, "NEW_S", math.inf)
     monkeypatch.setattr(protocol, "HEAD_S", 1e6)
     opened = [await asyncio.open_connection(service.host.address, service.host.port) for _ in range(2)]
     async with client(service, **WITH_TOKEN) as caller:

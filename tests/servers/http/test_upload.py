@@ -9,12 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from disagg.http.connections import ConnectionBounds
-from disagg.http.protocol import Encryption
+from disagg.http.protocol import ConnectionBounds, Encryption
 from disagg.servers.http.app import build
 from disagg.servers.run import _Server, listener_of
 from disagg.servers.service import AnyService
-from disagg.tls.server import ServerTLS
+from disagg.tls.certificate import ServerTLS
 from disagg.token import Tokens
 from tests.servers.test_service import serving
 

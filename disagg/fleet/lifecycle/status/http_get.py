@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from disagg.tls.client import client_tls, unchecked_context
+from disagg.tls.certificate import client_tls, unchecked_context
 
 MAX_BODY = 1 << 20
 """Bytes, of a server of disagg."""
