@@ -14,8 +14,8 @@ from disagg.api.engines import ENGINES, Engine, Memory
 from disagg.config import Fleet, load
 from disagg.engines.simulated.decode import SimulatedDecodeEngine
 from disagg.errors import ConfigError
-from disagg.fleet.deploy.fit import fit, refusals
-from disagg.fleet.deploy.refusals import refusals as host_refusals
+from disagg.fleet.conditions.machine import engine as meets
+from disagg.fleet.conditions.memory import fit, unmet
 from disagg.fleet.deploy.requirements import extras
 from disagg.fleet.facts.host import HardwareFacts
 from disagg.fleet.services import needs
@@ -78,8 +78,8 @@ def test_hosts_toml_accepts_it_with_its_own_options(toy: Path) -> None:
 def test_it_is_planned_with_its_extras_and_on_its_systems(toy: Path) -> None:
     host = replace(toy_fleet(toy).hosts["m-decode"], service="systemd")
     assert (extras(host), needs(host)) == (("decode",), ("server",))
-    assert [one.cause for one in host_refusals(host, facts("spark_bare"))] == []
-    assert "Toy runs on Linux" in [one.cause for one in host_refusals(host, facts("studio_bare"))]
+    assert [*meets(host, facts("spark_bare"))] == []
+    assert "Toy runs on Linux" in [one.text for one in meets(host, facts("studio_bare"))]
 
 
 def test_its_memory_is_fitted(toy: Path) -> None:
@@ -88,7 +88,7 @@ def test_its_memory_is_fitted(toy: Path) -> None:
     found = present(fit(fleet.hosts["m-decode"], fleet.models["m"], hardware, "Linux", config=CONFIG))
     assert found.need.kv == 8 << 30
     assert found.need.workspace > 3 << 30
-    assert [one.cause for one in refusals(found)] == [f"{found.needed}; the machine of 8.0 GiB has room for 4.0 GiB"]
+    assert [one.text for one in unmet(found)] == [f"{found.needed}; the machine of 8.0 GiB has room for 4.0 GiB"]
 
 
 async def test_it_runs(toy: Path) -> None:

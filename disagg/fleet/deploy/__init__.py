@@ -2,9 +2,7 @@
 
 environment   the Python environment that a host should have; requirements: what it has to hold; pins: at which versions
 release       the target state of a host: its files and the hash that names them, its model
-refusals      why a host cannot have a release
-fit           whether a model fits a host's memory
-steps         the steps of a plan, and how they are carried out on a machine; scripts: what they run
+steps         the steps of a plan, and how they are carried out on a machine
 plan          facts and target state -> steps
 compare       what a plan changes on a host, for whoever reads it
 undo          facts -> the steps of a rollback

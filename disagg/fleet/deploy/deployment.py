@@ -10,16 +10,18 @@ from typing import Any, Literal
 from disagg.config import Fleet, Host
 from disagg.errors import DeployRefused, DisaggError, UsageError, exit_code_of_all
 from disagg.fleet.changes.fleet_locks import FleetLocks, LockedPlace, kept
-from disagg.fleet.deploy import fit
+from disagg.fleet.conditions import table as conditions
+from disagg.fleet.conditions.table import Subject
 from disagg.fleet.deploy import plan as planning
 from disagg.fleet.deploy.compare import Difference, difference, read_content
-from disagg.fleet.deploy.refusals import another_token, cuda_for_cpu, refusals
+from disagg.fleet.deploy.environment import cuda_for_cpu
 from disagg.fleet.deploy.release import Installation, target_state
 from disagg.fleet.deploy.steps import OnStep, Plan, Refusal, apply, ignore
 from disagg.fleet.facts.host import HostFacts, read_host_facts
 from disagg.fleet.machine.base import Machine
 from disagg.fleet.machine.connect import Connect, Machines, machine_for
 from disagg.fleet.machine.fan_out import HostOutcome, each
+from disagg.fleet.token.there import another
 
 Planner = Callable[[Host, HostFacts], Plan]
 """Makes a host's plan from its facts."""
@@ -78,20 +80,20 @@ def planner(installation: Installation, replace_token: bool = False) -> Planner:
     have another token, which are refused otherwise."""
 
     def make_plan(host: Host, facts: HostFacts) -> Plan:
-        found = _fit(installation.fleet, host, facts)
-        cards = fit.too_few_cards(host, facts.hardware, facts.os)
-        foreign = () if replace_token else tuple(another_token(installation.tokens, facts))
-        nodes = fit.without_all_nodes(installation.fleet, host)
-        reasons = (*refusals(host, facts), *nodes, *cards, *(fit.refusals(found) if found else ()), *foreign)
+        subject = Subject(installation.fleet, host, facts)
+        reasons = [Refusal.of(one) for one in conditions.refusals(subject)]
+        if not replace_token and (found := another(installation.tokens, facts.token_digests, facts.host)) is not None:
+            reasons.append(Refusal(*found))
         wanted = target_state(installation, host, facts)
         if isinstance(wanted, Refusal):
-            return planning.refused(host, *reasons, wanted)
+            return planning.refused(host, *dict.fromkeys([*reasons, wanted]))
         if not installation.fleet.deploy.cuda_on_cpu:
-            reasons = (*reasons, *cuda_for_cpu(wanted, facts))
+            reasons += cuda_for_cpu(wanted.environment, host, facts)
         if reasons:
             return planning.refused(host, *reasons)
         made = planning.plan(wanted, facts)
-        return replace(made, notes=(*made.notes, *(fit.notes(found) if found else ())))
+        unmet = (f"{one.text}: {one.hint}" for one in conditions.notes(subject))
+        return replace(made, notes=(*made.notes, *unmet))
 
     return make_plan
 
@@ -106,10 +108,6 @@ def comparer(installation: Installation) -> Comparer:
         return difference(wanted, plan, facts, read_content(machine, facts))
 
     return compare
-
-
-def _fit(fleet: Fleet, host: Host, facts: HostFacts) -> fit.Fit | None:
-    return None if host.gateway else fit.fit(host, fleet.models[host.model], facts.hardware, facts.os)
 
 
 def exit_code(reports: Sequence[DeployResult]) -> int:

@@ -5,25 +5,27 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
 from disagg.config import Deploy, Host
+from disagg.fleet.conditions.python import PREFERRED, pythons
 from disagg.fleet.deploy import requirements
 from disagg.fleet.deploy.pins import PYTHONS, Pin, hash_lines, locked_packages, pin_lines
 from disagg.fleet.deploy.requirements import PackageRequirements, Wheel, choose_wheels, host_tags
 from disagg.fleet.deploy.steps import Refusal
+from disagg.fleet.facts.findings import Finding
 from disagg.fleet.facts.host import HostFacts, Python
 
-OLDEST: Final = (3, 11)
-_PREFERRED: Final = ((3, 12), (3, 13), (3, 11), (3, 14))
 _UV_VERSION: Final = "3.12"  # what uv downloads if the host has no new enough Python
 OTHER_BUILDS: Final = re.compile(r"torch.*|triton|vllm|tilelang|(flashinfer|nccl|nvidia|cuda).+")
 """Packages of which sources other than PyPI have builds of their own, such as torch 2.13.0+cpu, or that only some such
 builds need."""
+LARGE_BYTES: Final = 1_000_000_000
+"""Of packages for a host that computes on its CPU: MLX's are 0.1 GB, torch's with CUDA 2.9 GB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,12 +109,25 @@ class Environment:
 
 def environment(host: Host, deploy: Deploy, facts: HostFacts, needed: PackageRequirements) -> Environment | Refusal:
     """The environment for a host. If several Pythons are possible, one whose environment already exists."""
-    pythons = _pythons(host, deploy, facts)
-    if isinstance(pythons, Refusal):
-        return pythons
-    made = [_environment(host, deploy, facts, python, needed) for python in pythons]
+    found = pythons(host, deploy, facts)
+    if isinstance(found, Finding):
+        return Refusal.of(found)
+    made = [_environment(host, deploy, facts, python, needed) for python in found]
     there = (one for one in made if isinstance(one, Environment) and facts.environments.get(one.hash))
     return next(there, made[0])
+
+
+def cuda_for_cpu(wanted: Environment, host: Host, facts: HostFacts) -> Iterator[Refusal]:
+    """A Refusal if CUDA's packages were downloaded for a host that computes on its CPU. Not if hosts.toml names a
+    source that may have smaller ones."""
+    total = sum(one.nbytes for one in wanted.packages.values())
+    chosen = wanted.site_packages or wanted.other_sources
+    there = facts.environments.get(wanted.hash)
+    if host.engine.device == "cpu" and total >= LARGE_BYTES and not chosen and not there:
+        yield Refusal(
+            f'{total / 1e9:.2g} GB to download, most of it for CUDA, and engine.device is "cpu"',
+            "in [deploy] of hosts.toml: extra_index_urls with an index of torch for CPUs, or cuda_on_cpu = true",
+        )
 
 
 def _environment(
@@ -158,7 +173,7 @@ def _wheels(
     source: tuple[str, tuple[str, ...]],
 ) -> tuple[Wheel, ...] | Refusal:
     """The wheels that the host needs. source: the lock's path below disagg/fleet, and the extras, for the hint."""
-    assumed = python or Python("", (*_PREFERRED[0], 0))
+    assumed = python or Python("", (*PREFERRED[0], 0))
     target = requirements.marker_environment(facts, assumed)
     found, missing = choose_wheels(folder, lines, requirements.pins(locked), target, host_tags(facts, assumed))
     if not missing:
@@ -171,51 +186,3 @@ def _wheels(
         wanted = f"--no-deps --require-hashes -r disagg/fleet/{path}"
     hint = f"on a machine of that kind, in a checkout of this disagg: pip download -d wheels {wanted}; copy them to"
     return Refusal(f"{folder} has no wheel of {shown} for {what}", f"{hint} {folder}")
-
-
-def _pythons(host: Host, deploy: Deploy, facts: HostFacts) -> list[Python | None] | Refusal:
-    """Usable interpreters, best first; None stands for one that uv downloads."""
-    if deploy.installer == "uv" and not facts.uv:
-        return Refusal("there is no uv", 'install uv there, or set installer = "auto" in [deploy]')
-    if host.python is not None:
-        return _configured(host, facts)
-    new = [python for python in facts.pythons if python.version[:2] >= OLDEST and not python.configured]
-    by_uv = facts.uv and deploy.installer != "pip"
-    usable = [python for python in new if python.makes_venvs or by_uv]
-    usable.sort(key=lambda python: _PREFERRED.index(v) if (v := python.version[:2]) in _PREFERRED else len(_PREFERRED))
-    if usable:
-        return [*usable]
-    if by_uv:
-        return [None]
-    return _no_python(facts, new)
-
-
-def _configured(host: Host, facts: HostFacts) -> list[Python | None] | Refusal:
-    own = next((python for python in facts.pythons if python.configured), None)
-    if own is None:
-        return Refusal(f"{facts.no_python or host.python} does not run there", "correct `python` in hosts.toml")
-    if own.version[:2] < OLDEST:
-        return Refusal(
-            f"{own.path} is Python {_dotted(own.version)}, and disagg needs {_dotted(OLDEST)}",
-            "name a newer one as `python` in hosts.toml",
-        )
-    if not own.makes_venvs:
-        return Refusal(f"{own.path} has no venv module", f"sudo apt install python{_dotted(own.version[:2])}-venv")
-    return [own]
-
-
-def _no_python(facts: HostFacts, new: Sequence[Python]) -> Refusal:
-    install = "brew install python@3.12" if facts.os == "Darwin" else "sudo apt install python3 python3-venv"
-    if new:
-        return Refusal(
-            f"{new[0].path} has no venv module", f"sudo apt install python{_dotted(new[0].version[:2])}-venv"
-        )
-    install += "; or uv, which downloads one: https://docs.astral.sh/uv"
-    found = ", ".join(f"{python.path} is {_dotted(python.version)}" for python in facts.pythons)
-    if found:
-        return Refusal(f"every Python there is older than {_dotted(OLDEST)}: {found}", install)
-    return Refusal(f"there is no Python {_dotted(OLDEST)} or newer", install)
-
-
-def _dotted(version: Sequence[int]) -> str:
-    return ".".join(map(str, version))

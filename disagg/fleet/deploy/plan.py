@@ -7,13 +7,14 @@ their content, and the `current` link is switched to them in one step near the e
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Final
 
 from disagg.config import Host
 from disagg.extras import IMPORTED
 from disagg.fleet.changes.links import described, move_argv, service_moves, service_release, switch_moves
+from disagg.fleet.conditions.machine import RELEASE_BYTES, disk, environment_bytes
 from disagg.fleet.deploy.environment import Environment
-from disagg.fleet.deploy.refusals import no_room
 from disagg.fleet.deploy.release import TargetState
 from disagg.fleet.deploy.steps import Plan, PutTree, Refusal, RunScript, ServiceAction, Step, WriteFile
 from disagg.fleet.facts.host import HostFacts
@@ -37,7 +38,7 @@ that neither the current release nor the previous one nor the one that runs need
 
 def plan(desired: TargetState, facts: HostFacts) -> Plan:
     """The steps from the facts to the target state; none if the host is in it."""
-    refused = tuple(no_room(desired, facts))
+    refused = tuple(map(Refusal.of, disk(desired.host, facts, _bytes_needed(desired, facts))))
     steps = () if refused else tuple(_steps(desired, facts))
     return Plan(
         desired.host.name,
@@ -64,8 +65,6 @@ def _notes(desired: TargetState, facts: HostFacts) -> Iterator[str]:
         yield f"{described(facts.current, facts.runs, facts.switched)}: disagg restart --host {facts.host}"
     if desired.host.service == "process" and desired.hash != facts.current:
         yield 'its server does not start by itself after a reboot: service = "systemd" or "launchd" does'
-    if desired.host.engine.device.startswith("cuda") and not facts.hardware.gpus:
-        yield "nvidia-smi finds no GPU there: disagg doctor"
     if desired.host.service == "launchd" and not facts.sudo and _missing_definitions(desired, facts):
         yield "its launchd daemon needs root, and sudo asks for a password there: you will have to run one command"
     if desired.host.placement.deployed:
@@ -74,6 +73,19 @@ def _notes(desired: TargetState, facts: HostFacts) -> Iterator[str]:
     wanted = {definition.key for definition in desired.definitions}
     for name in sorted(key.partition(":")[2] for key in facts.installed.keys() - wanted if key.startswith("launchd:")):
         yield f"launchd still has a daemon that hosts.toml no longer asks for: sudo rm {launchd.plist_path(name)}"
+
+
+def _bytes_needed(desired: TargetState, facts: HostFacts) -> int:
+    """What has to be free on the disk."""
+    if facts.current == desired.hash:
+        return 0
+    files = desired.source.files.values() if desired.source.name not in facts.carried else ()
+    need = RELEASE_BYTES + sum(path.stat().st_size for path in files if isinstance(path, Path))
+    wanted = desired.environment
+    if not facts.environments.get(wanted.hash):
+        need += environment_bytes(wanted.extras, wanted.site_packages)
+        need += sum(wheel.path.stat().st_size for wheel in wanted.wheels)
+    return need - sum(facts.uploads.values())  # parts that go on, and others, which are removed first
 
 
 # Steps

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from disagg.errors import CommandFailed, DisaggError
+from disagg.fleet.facts.findings import Finding
 from disagg.fleet.machine import interruption
 from disagg.fleet.machine.base import Machine
 from disagg.fleet.machine.shell import last_lines
@@ -78,6 +79,10 @@ class Refusal:
 
     cause: str
     hint: str
+
+    @staticmethod
+    def of(found: Finding) -> Refusal:
+        return Refusal(found.text, found.hint)
 
 
 @dataclass(frozen=True, slots=True)

@@ -170,8 +170,7 @@ def _host(
         kinds = ((HostKeyRefused, "host key"), (LoginRefused, "login"), (HostUnreachable, "ssh"))
         check = next((name for kind, name in kinds if isinstance(error, kind)), "facts")
         return HostFindings(host, (fault(check, error.message.removeprefix(f"{host.name}: "), error.hint),), error)
-    model = fleet.models.get(host.model)
-    return HostFindings(host, tuple(about_host.findings(outcome.value, model, statuses.get(host.name), token)))
+    return HostFindings(host, tuple(about_host.findings(fleet, outcome.value, statuses.get(host.name), token)))
 
 
 def _whole(host: Host, status: HostStatus) -> HostFindings:

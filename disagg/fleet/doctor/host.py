@@ -1,43 +1,51 @@
-"""Findings about one host, from its readings. Pure."""
+"""Findings about one host, from its readings: conditions that it does not meet, and what is as it should be. Pure."""
 
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final
 
-from disagg.config import Model
+from disagg.config import Fleet, Model
+from disagg.fleet.conditions import table
+from disagg.fleet.conditions.machine import RELEASE_BYTES, environment_bytes, uses_cuda
+from disagg.fleet.conditions.python import dotted
+from disagg.fleet.conditions.table import Subject
 from disagg.fleet.doctor.gather import HostReadings
-from disagg.fleet.doctor.hardware import disk, gpu, memory, wired_limit
 from disagg.fleet.facts.findings import Finding, fault, note, ok, warning
 from disagg.fleet.facts.python import deployed_python
 from disagg.fleet.lifecycle.status.host_status import HostStatus
 from disagg.token import token_digest
 from disagg.units import size
 
-OLDEST_PYTHON: Final = (3, 11)
+_LITTLE_DISK: Final = 10 << 30
+_MAC_SHARE: Final = 0.75
+"""The approximate share of its memory that a Mac wires for the GPU if iogpu.wired_limit_mb is 0."""
 _LINUX_NO_ROUTE: Final = errno.EHOSTUNREACH
 _MAC_NO_ROUTE: Final = 65
 
 
-def findings(
-    readings: HostReadings, model: Model | None, status: HostStatus | None, token: str | None
-) -> list[Finding]:
-    """The findings about a host that answers.
-
-    model: None for a gateway. status: of its server over HTTP, None if not polled.
-    """
-    placement = readings.host.placement
+def findings(fleet: Fleet, readings: HostReadings, status: HostStatus | None, token: str | None) -> list[Finding]:
+    """The findings about a host that answers. status: of its server over HTTP, None if not polled."""
+    host, placement = readings.host, readings.host.placement
+    model = None if host.gateway else fleet.models[host.model]
+    subject = _subject(fleet, readings)
+    unmet = [_then_deploy(readings, one) for one in table.unmet(subject)]
     account = f"{readings.latency * 1e3:.0f} ms as {readings.facts.user}"
+
+    def about(*checks: str) -> list[Finding]:
+        return [one for one in unmet if one.check in checks]
+
     return [
         ok("ssh", account if placement.ssh else "this machine"),
-        *(_python(readings) if placement.deployed else ()),
-        *disk(readings),
-        *memory(readings, model),
-        *gpu(readings, model),
-        *wired_limit(readings, model),
-        *(_model(readings, model) if model is not None and not readings.host.simulated else ()),
-        *(_service(readings) if placement.deployed else ()),
+        *about("system", "engine", "nodes"),
+        *((about("python") or [_python(readings)]) if placement.deployed else ()),
+        *(about("disk") or _disk(readings)),
+        *(about("memory") or [_memory(readings)]),
+        *_gpu(readings, about("gpu")),
+        *_wired_limit(subject),
+        *(_model(readings, model) if model is not None and not host.simulated else ()),
+        *((about("service") or [_service(readings)]) if placement.deployed else ()),
         *(_token(readings, token) if placement.deployed else ()),
         *_server(readings, status),
         *_local_network(readings),
@@ -46,31 +54,88 @@ def findings(
     ]
 
 
-def _python(readings: HostReadings) -> Iterator[Finding]:
-    facts, host = readings.facts, readings.host
+def _subject(fleet: Fleet, readings: HostReadings) -> Subject:
+    """A model that is complete there is judged by its files. The first deployment needs room for an environment."""
+    host, facts, held = readings.host, readings.facts, readings.model
+    extras = host.engine.kind.extras_for(host.roles)
+    first = host.placement.deployed and not facts.current and not any(facts.environments.values())
+    disk = RELEASE_BYTES + environment_bytes(extras, host.site_packages) if first else 0
+    if held is None or not held.complete:
+        return Subject(fleet, host, facts, disk=disk)
+    return Subject(fleet, host, facts, held.config, held.bytes, disk)
+
+
+def _then_deploy(readings: HostReadings, found: Finding) -> Finding:
+    again = f"; then: disagg deploy --host {readings.host.name}" if readings.host.placement.deployed else ""
+    return Finding(found.check, found.level, found.text, found.hint + again)
+
+
+def _python(readings: HostReadings) -> Finding:
+    facts = readings.facts
     if deployed := deployed_python(facts):
-        yield ok("python", f"env {deployed.split('/')[-3][:8]}")
-        return
-    install = "brew install python@3.12" if facts.os == "Darwin" else "sudo apt install python3 python3-venv"
-    there = f'disagg ssh {host.name} -- "{install}"'
-    if facts.no_python:
-        yield fault("python", f"{facts.no_python} of hosts.toml does not run", f"correct python in [hosts.{host.name}]")
-        return
-    new = [python for python in facts.pythons if python.version[:2] >= OLDEST_PYTHON]
+        return ok("python", f"env {deployed.split('/')[-3][:8]}")
     if facts.uv:
-        yield ok("python", "by uv")
-    elif not facts.pythons:
-        yield fault("python", "there is no Python", there)
-    elif not new:
-        best = max(facts.pythons, key=lambda python: python.version)
-        wanted = ".".join(map(str, OLDEST_PYTHON))
-        yield fault("python", f"{best.path} is {_dotted(best.version)}, older than {wanted}", there)
-    elif not any(python.makes_venvs for python in new):
-        version = _dotted(new[0].version[:2])
-        venv = f'disagg ssh {host.name} -- "sudo apt install python{version}-venv"'
-        yield fault("python", f"{new[0].path} has no venv module", venv)
-    else:
-        yield ok("python", _dotted(next(python for python in new if python.makes_venvs).version))
+        return ok("python", "by uv")
+    return ok("python", dotted(next(python for python in facts.pythons if python.makes_venvs).version))
+
+
+def _disk(readings: HostReadings) -> Iterator[Finding]:
+    facts = readings.facts
+    if facts.disk_free is not None:
+        text = f"{size(facts.disk_free)} free"
+        du = f"disagg exec --host {readings.host.name} -- 'du -sh ~/.disagg/* ~/.cache/huggingface'"
+        yield warning("disk", f"{text} in {facts.home}", du) if facts.disk_free < _LITTLE_DISK else ok("disk", text)
+
+
+def _memory(readings: HostReadings) -> Finding:
+    total = readings.facts.hardware.memory
+    return note("memory", "the amount of memory is unknown") if total is None else ok("memory", size(total))
+
+
+def _gpu(readings: HostReadings, unmet: Sequence[Finding]) -> Iterator[Finding]:
+    hardware, host = readings.facts.hardware, readings.host
+    broken = [card for card in hardware.gpus if card.ecc_errors]
+    yield from unmet
+    if not uses_cuda(host, readings.facts):
+        return
+    for card in broken:
+        text = f"{card.name}: {card.ecc_errors} uncorrected memory errors since it started"
+        look = f"disagg ssh {host.name} -- nvidia-smi -q -d ECC,ROW_REMAPPER; restart, replace it if they return"
+        yield fault("gpu", text, look)
+    if not unmet and not broken:
+        if not hardware.gpus:
+            yield note("gpu", "no NVIDIA card: prefill runs on the CPU")
+            return
+        shared = "" if hardware.gpus[0].memory is not None else ", shared memory"
+        yield ok("gpu", f"{hardware.gpus[0].name}, driver {hardware.gpus[0].driver}{shared}")
+
+
+def _wired_limit(subject: Subject) -> Iterator[Finding]:
+    """The part of a Mac's memory that its GPU may wire, compared with model and KV."""
+    limit, host, facts = subject.facts.hardware.wired_limit, subject.host, subject.facts
+    if facts.os != "Darwin" or host.engine.device == "cpu" or limit is None:
+        return
+    own = host.wired_limit_mb
+    if own is not None and own != limit:
+        again = f"disagg ssh {host.name} -- sudo launchctl kickstart -k system/disagg.{host.name}.wired-limit"
+        yield warning("wired limit", f"iogpu.wired_limit_mb is {limit}, not the {own} of hosts.toml", again)
+        return
+    total = facts.hardware.memory or 0
+    room = limit << 20 if limit else int(total * _MAC_SHARE)
+    text = f"{size(room)}" + ("" if limit else " (macOS' own)")
+    found = table.fit(subject) if subject.config else None
+    needed = 0 if found is None else found.need.total
+    fitting = (needed + (4 << 30)) >> 20
+    # A limit that makes it fit may not exist: `memory` reports that.
+    if needed <= room or not room or fitting << 20 > total * 0.95:
+        yield ok("wired limit", text)
+        return
+    yield warning(
+        "wired limit",
+        f"the GPU may wire {text}, and {host.model} with max_kv_bytes takes {size(needed)}",
+        f"wired_limit_mb = {fitting} in [hosts.{host.name}], then: disagg deploy --host {host.name}; until the next "
+        f"restart: disagg ssh {host.name} -- sudo sysctl iogpu.wired_limit_mb={fitting}",
+    )
 
 
 def _model(readings: HostReadings, model: Model) -> Iterator[Finding]:
@@ -89,30 +154,19 @@ def _model(readings: HostReadings, model: Model) -> Iterator[Finding]:
         yield fault("model", f"{wanted.source} is not there", pull)
 
 
-def _service(readings: HostReadings) -> Iterator[Finding]:
+def _service(readings: HostReadings) -> Finding:
     facts, host = readings.facts, readings.host
-    otherwise = f'service = "process" in [hosts.{host.name}]'
     if host.service == "systemd":
-        if facts.systemd is None:
-            yield fault("service", "systemd does not run there", otherwise)
-        elif not facts.systemd.linger:
-            linger = f"disagg ssh {host.name} -- sudo loginctl enable-linger {facts.user}"
-            yield warning("service", f"{facts.user} does not linger: its services end when nobody is logged in", linger)
-        elif not facts.systemd.usable:
-            start = f"disagg ssh {host.name} -- sudo systemctl start user@{facts.uid}.service"
-            yield fault("service", f"the systemd of {facts.user} does not answer", start)
-        else:
-            yield ok("service", "systemd, lingers")
-    elif host.service == "launchd":
-        if not facts.launchd:
-            yield fault("service", "there is no launchd", otherwise)
-        elif not facts.sudo:
-            sudo = f"disagg ssh {host.name}; there: sudo visudo -f /etc/sudoers.d/disagg"
-            yield warning("service", "a launchd daemon belongs to root, and sudo asks for a password", sudo)
-        else:
-            yield ok("service", "launchd")
-    else:
-        yield ok("service", "a plain process, gone after a reboot")
+        if facts.systemd is None or facts.systemd.linger:
+            return ok("service", "systemd, lingers")
+        linger = f"disagg ssh {host.name} -- sudo loginctl enable-linger {facts.user}"
+        return warning("service", f"{facts.user} does not linger: its services end when nobody is logged in", linger)
+    if host.service == "launchd":
+        if facts.sudo:
+            return ok("service", "launchd")
+        sudo = f"disagg ssh {host.name}; there: sudo visudo -f /etc/sudoers.d/disagg"
+        return warning("service", "a launchd daemon belongs to root, and sudo asks for a password", sudo)
+    return ok("service", "a plain process, gone after a reboot")
 
 
 def _token(readings: HostReadings, token: str | None) -> Iterator[Finding]:
@@ -207,7 +261,3 @@ def _thunderbolt(readings: HostReadings) -> Iterator[Finding]:
     if readings.facts.os != "Darwin" or not readings.facts.hardware.rdma:
         return
     yield ok("thunderbolt", f"RDMA {readings.facts.hardware.rdma}")
-
-
-def _dotted(version: tuple[int, ...]) -> str:
-    return ".".join(map(str, version))

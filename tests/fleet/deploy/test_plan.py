@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from disagg.config import Deploy, EngineOptions, Fleet, Host
+from disagg.fleet.conditions.table import Subject, refusals
 from disagg.fleet.deploy import plan as planning
 from disagg.fleet.deploy import undo
 from disagg.fleet.deploy.deployment import planner
-from disagg.fleet.deploy.refusals import cuda_for_cpu, refusals
+from disagg.fleet.deploy.environment import cuda_for_cpu
 from disagg.fleet.deploy.release import Installation, ModelSource, TargetState, target_state
 from disagg.fleet.deploy.requirements import installed_requirements
 from disagg.fleet.deploy.steps import Plan, PutTree, Refusal, RunScript, WriteFile
@@ -201,7 +202,7 @@ def test_gigabytes_for_cuda_are_refused_on_a_host_that_computes_on_its_cpu() -> 
     on_cpu = replace(spark(), engine=replace(spark().engine, device="cpu"))
 
     def refused(host: Host, deploy: Deploy | None = None, found: HostFacts = found) -> list[Refusal]:
-        return [*cuda_for_cpu(made(with_locks(host, deploy), host, found), found)]
+        return [*cuda_for_cpu(made(with_locks(host, deploy), host, found).environment, host, found)]
 
     (refusal,) = refused(on_cpu)
     assert "GB to download, most of it for CUDA" in refusal.cause and "cuda_on_cpu = true" in refusal.hint
@@ -331,7 +332,7 @@ def test_a_host_that_cannot_serve_is_refused_with_its_mend(
     host: Host, name: str, changes: dict[str, object], cause: str, hint: str
 ) -> None:
     found = facts(name, host.name, **changes)
-    matching = [refusal for refusal in refusals(host, found) if cause in refusal.cause]
+    matching = [refusal for refusal in refusals(Subject(fleet(host), host, found)) if cause in refusal.text]
     assert len(matching) == 1
     assert hint in matching[0].hint
 
@@ -339,7 +340,7 @@ def test_a_host_that_cannot_serve_is_refused_with_its_mend(
 def test_a_lingering_user_whose_systemd_is_silent_is_refused() -> None:
     found = facts("spark_bare")
     silent = replace(found, systemd=replace(present(found.systemd), usable=False))
-    assert "sudo systemctl start user@1000.service" in refusals(spark(), silent)[0].hint
+    assert "sudo systemctl start user@1000.service" in refusals(Subject(fleet(), spark(), silent))[0].hint
 
 
 def test_too_little_disk_is_refused_before_anything_is_sent() -> None:

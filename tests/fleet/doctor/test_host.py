@@ -20,7 +20,7 @@ GIB = 1 << 30
 
 def found(seen: Any, health: Any = "healthy", **changes: Any) -> Any:
     reply = status(seen, health, **changes) if health else None
-    return findings(seen, FLEET.models[seen.host.model], reply, TOKEN)
+    return findings(FLEET, seen, reply, TOKEN)
 
 
 def ill(seen: Any, health: Any = "healthy", **changes: Any) -> Any:
@@ -63,8 +63,9 @@ def test_every_trouble_names_a_command() -> None:
 
 
 @pytest.mark.parametrize(("pythons", "text", "hint"), [
-    ((), "there is no Python", "apt install python3 python3-venv"),
-    ((Python("/usr/bin/python3", (3, 10, 12)),), "/usr/bin/python3 is 3.10.12, older than 3.11", "apt install"),
+    ((), "there is no Python 3.11 or newer", "apt install python3 python3-venv"),
+    ((Python("/usr/bin/python3", (3, 10, 12)),), "every Python there is older than 3.11: /usr/bin/python3 is 3.10.12",
+     "apt install"),
     ((Python("/usr/bin/python3", (3, 12, 3), False),), "/usr/bin/python3 has no venv module", "python3.12-venv"),
 ])  # fmt: skip
 def test_a_python_that_cannot_serve_is_a_fault(pythons: tuple[Any, ...], text: str, hint: str) -> None:
@@ -78,8 +79,8 @@ def test_uv_makes_up_for_a_missing_python() -> None:
 
 
 def test_a_python_of_hosts_toml_that_does_not_run_is_named() -> None:
-    seen = spark(facts={"no_python": "/opt/python", "environments": {}})
-    assert only(seen)[2] == "/opt/python of hosts.toml does not run"
+    seen = spark(host={"python": "/opt/python"}, facts={"no_python": "/opt/python", "environments": {}})
+    assert only(seen)[2] == "/opt/python does not run there" and "hosts.toml" in only(seen)[3]
 
 
 # disk and memory

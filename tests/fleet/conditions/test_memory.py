@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 
 from disagg.config import EngineOptions, Fleet, Host, Model
+from disagg.fleet.conditions.machine import cards as enough_cards
+from disagg.fleet.conditions.machine import nodes
+from disagg.fleet.conditions.memory import Fit, fit, unmet
 from disagg.fleet.deploy.deployment import planner
-from disagg.fleet.deploy.fit import Fit, fit, notes, refusals, too_few_cards, without_all_nodes
 from disagg.fleet.facts.host import HardwareFacts
 from disagg.nvidia import GPU
 from tests.fleet.facts.fixture_facts import facts, fleet, here, spark, studio
@@ -51,12 +53,12 @@ def fitted(
 )
 def test_what_fits_a_dgx_spark_is_not_refused(sources: dict[str, str], options: dict[str, Any], context: int) -> None:
     found = fitted(sources, SPARK, context, **options)
-    assert [*refusals(found), *notes(found)] == []
+    assert [*unmet(found)] == []
 
 
 def test_gpt_oss_that_transformers_would_dequantise_is_refused_with_both_ways_out() -> None:
-    (refusal,) = refusals(fitted(GPT_OSS, SPARK, name="transformers", chunk_tokens=1024))
-    assert refusal.cause == (
+    (refusal,) = unmet(fitted(GPT_OSS, SPARK, name="transformers", chunk_tokens=1024))
+    assert refusal.text == (
         "m needs 224 GiB: weights 218 GiB (MXFP4 dequantised to bfloat16), KV 2.0 GiB, workspace 4.2 GiB; "
         "the machine of 119 GiB has room for 115 GiB"
     )
@@ -67,15 +69,15 @@ def test_gpt_oss_that_transformers_would_dequantise_is_refused_with_both_ways_ou
 
 
 def test_a_kv_cache_beyond_the_memory_is_refused_with_the_value_that_fits() -> None:
-    (refusal,) = refusals(fitted(GPT_OSS, SPARK, name="vllm", kv_cache_memory_bytes=64 * GIB))
-    assert "KV 64.0 GiB, KV to send 64.0 GiB, workspace" in refusal.cause
+    (refusal,) = unmet(fitted(GPT_OSS, SPARK, name="vllm", kv_cache_memory_bytes=64 * GIB))
+    assert "KV 64.0 GiB, KV to send 64.0 GiB, workspace" in refusal.text
     assert refusal.hint == f"kv_cache_memory_bytes = {24 * GIB} in [hosts.dgx-spark-1.engine]"
-    assert [*refusals(fitted(GPT_OSS, SPARK, name="vllm", kv_cache_memory_bytes=24 * GIB))] == []
+    assert [*unmet(fitted(GPT_OSS, SPARK, name="vllm", kv_cache_memory_bytes=24 * GIB))] == []
 
 
 def test_a_kv_cache_that_holds_no_whole_request_is_refused_as_vllm_would() -> None:
-    (refusal,) = refusals(fitted(QWEN, SPARK, 32768, name="vllm", kv_cache_memory_bytes=GIB))
-    assert "one request of the whole context takes 3.0 GiB" in refusal.cause
+    (refusal,) = unmet(fitted(QWEN, SPARK, 32768, name="vllm", kv_cache_memory_bytes=GIB))
+    assert "one request of the whole context takes 3.0 GiB" in refusal.text
     assert refusal.hint.startswith(f"kv_cache_memory_bytes = {3 * GIB} in [hosts.dgx-spark-1.engine]")
 
 
@@ -83,13 +85,13 @@ def test_a_card_with_memory_of_its_own_is_what_counts_and_not_the_machines() -> 
     card = replace(SPARK, gpus=(GPU("RTX 5090", "580.1", 32 * GIB),))
     found = fitted(QWEN, card, 32768, name="vllm")
     assert found.own
-    (refusal,) = refusals(found)
-    assert "RTX 5090 has room for 32.0 GiB" in refusal.cause and "fewer bits per weight" in refusal.hint
+    (refusal,) = unmet(found)
+    assert "RTX 5090 has room for 32.0 GiB" in refusal.text and "fewer bits per weight" in refusal.hint
 
 
 def test_two_cards_hold_what_one_cannot() -> None:
     cards = replace(SPARK, gpus=(GPU("RTX 5090", "580.1", 32 * GIB),) * 2)
-    assert [*refusals(fitted(QWEN, cards, 32768, name="vllm", tensor_parallel=2))] == []
+    assert [*unmet(fitted(QWEN, cards, 32768, name="vllm", tensor_parallel=2))] == []
     shared = fitted(QWEN, SPARK, 32768, name="vllm", tensor_parallel=2)
     assert shared.need.kv == 16 * GIB, "each rank takes its 8 GiB from the same memory"
     assert shared.need.to_send == 16 * GIB, "and so does what waits to be sent"
@@ -105,16 +107,18 @@ def test_a_pipeline_over_two_machines_has_half_of_the_layers_on_each() -> None:
     half = fitted(QWEN, SPARK, 32768, name="vllm", pipeline_parallel=2, nnodes=2).need
     assert (half.weights, half.one_request) == (alone.weights // 2, alone.one_request // 2)
     engine = EngineOptions("vllm", device="cuda", tensor_parallel=2, pipeline_parallel=2, nnodes=2)
-    (refusal,) = too_few_cards(spark(engine=engine), SPARK, "Linux")
-    assert refusal.cause.startswith("tensor_parallel * pipeline_parallel of dgx-spark-1 is 4 on 2 nodes")
+    (refusal,) = enough_cards(spark(engine=engine), replace(facts("spark_bare"), hardware=SPARK))
+    assert refusal.text.startswith("tensor_parallel * pipeline_parallel of dgx-spark-1 is 4 on 2 nodes")
 
 
 def test_each_of_two_nodes_needs_cards_for_its_own_ranks() -> None:
     engine = EngineOptions("vllm", device="cuda", tensor_parallel=4, nnodes=2, head_address="10.0.0.1:29500")
-    (refusal,) = too_few_cards(spark(engine=engine), SPARK, "Linux")
-    assert refusal.cause == "tensor_parallel of dgx-spark-1 is 4 on 2 nodes, and the machine has 1 GPU"
+    (refusal,) = enough_cards(spark(engine=engine), replace(facts("spark_bare"), hardware=SPARK))
+    assert refusal.text == "tensor_parallel of dgx-spark-1 is 4 on 2 nodes, and the machine has 1 GPU"
     assert refusal.hint.startswith("tensor_parallel = 2 in")
-    assert [*too_few_cards(spark(engine=replace(engine, tensor_parallel=2)), SPARK, "Linux")] == []
+    assert [
+        *enough_cards(spark(engine=replace(engine, tensor_parallel=2)), replace(facts("spark_bare"), hardware=SPARK))
+    ] == []
 
 
 def test_a_node_that_would_wait_for_one_which_no_host_is_is_refused() -> None:
@@ -122,12 +126,12 @@ def test_a_node_that_would_wait_for_one_which_no_host_is_is_refused() -> None:
     head, other = spark(engine=engine), replace(spark(engine=replace(engine, node_rank=2)), name="dgx-spark-3")
     alone = EngineOptions("vllm", tensor_parallel=3)
     fleet = Fleet("test", Path("hosts.toml"), {}, {host.name: host for host in (head, other)})
-    (refusal,) = without_all_nodes(fleet, head)
-    assert refusal.cause == "dgx-spark-1 is one of 3 nodes, and no host is the one of node_rank 1"
+    (refusal,) = nodes(fleet, head)
+    assert refusal.text == "dgx-spark-1 is one of 3 nodes, and no host is the one of node_rank 1"
     assert refusal.hint == 'add a host whose engine has head_address = "10.0.0.1:29500" and node_rank = 1'
     third = replace(spark(engine=replace(engine, node_rank=1)), name="dgx-spark-2")
     whole = replace(fleet, hosts={**fleet.hosts, third.name: third})
-    assert [*without_all_nodes(whole, head), *without_all_nodes(whole, spark(engine=alone))] == []
+    assert [*nodes(whole, head), *nodes(whole, spark(engine=alone))] == []
 
 
 @pytest.mark.parametrize(
@@ -143,7 +147,7 @@ def test_a_node_that_would_wait_for_one_which_no_host_is_is_refused() -> None:
 def test_more_ranks_than_cards_are_refused(cards: int, ranks: int, device: str, causes: list[str]) -> None:
     host = spark(engine=EngineOptions("vllm", device=device, tensor_parallel=ranks))
     hardware = replace(SPARK, gpus=SPARK.gpus * cards)
-    assert [refusal.cause for refusal in too_few_cards(host, hardware, "Linux")] == causes
+    assert [refusal.text for refusal in enough_cards(host, replace(facts("spark_bare"), hardware=hardware))] == causes
 
 
 def test_disagg_plan_refuses_more_ranks_than_cards_for_a_model_of_unknown_size_too() -> None:
@@ -154,8 +158,8 @@ def test_disagg_plan_refuses_more_ranks_than_cards_for_a_model_of_unknown_size_t
 
 
 def test_mxfp4_of_a_checkpoint_that_has_none_is_refused() -> None:
-    (refusal,) = refusals(fitted(QWEN, SPARK, 32768, name="transformers", quantization="mxfp4"))
-    assert refusal.cause == 'quantization = "mxfp4" keeps MXFP4 weights as they are, and those of m are not MXFP4'
+    (refusal,) = unmet(fitted(QWEN, SPARK, 32768, name="transformers", quantization="mxfp4"))
+    assert refusal.text == 'quantization = "mxfp4" keeps MXFP4 weights as they are, and those of m are not MXFP4'
 
 
 def test_a_machine_that_was_not_read_has_the_memory_of_its_kind() -> None:
@@ -168,9 +172,9 @@ def test_a_machine_that_was_not_read_has_the_memory_of_its_kind() -> None:
 def test_a_mac_that_holds_less_kv_than_hosts_toml_allows_is_noted() -> None:
     mac = HardwareFacts(memory=64 * GIB)
     found = fitted(QWEN, mac, 32768, "Darwin", name="mlx", device="gpu", max_kv_bytes=32 * GIB)
-    assert [*refusals(found)] == []
-    (note,) = notes(found)
-    assert "KV 32.0 GiB" in note and note.endswith(f"max_kv_bytes = {28 * GIB} in [hosts.mac-studio-1.engine]")
+    (note,) = unmet(found)
+    assert note.level == "warning" and "KV 32.0 GiB" in note.text
+    assert note.hint == f"max_kv_bytes = {28 * GIB} in [hosts.mac-studio-1.engine]"
 
 
 def test_a_model_of_unknown_size_and_a_simulated_one_are_not_judged() -> None:
@@ -190,8 +194,8 @@ def test_disagg_plan_refuses_a_host_whose_memory_is_too_small() -> None:
 
 @pytest.mark.parametrize("file", ["hosts.toml", "docs/operations.md"])
 def test_the_files_that_state_the_size_of_gpt_oss_dequantised_have_the_computed_figure(file: str) -> None:
-    (refusal,) = refusals(fitted(GPT_OSS, SPARK, name="transformers", chunk_tokens=1024))
-    found = re.search(r"weights (\d+ GiB)", refusal.cause)
+    (refusal,) = unmet(fitted(GPT_OSS, SPARK, name="transformers", chunk_tokens=1024))
+    found = re.search(r"weights (\d+ GiB)", refusal.text)
     stated = re.search(
         r"dequantise[^\n]*gpt-oss[^\n]*?(\d+ GiB)", (Path(__file__).parents[3] / file).read_text(encoding="utf-8")
     )

@@ -1,4 +1,4 @@
-"""Whether a model fits a host's memory: weights as its engine holds them, KV, workspace."""
+"""Whether a model fits a host's memory: weights as its engine holds them, KV, workspace. Pure."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from disagg.api.engines import engines_for
-from disagg.config import Fleet, Host, Model
-from disagg.errors import ConfigError, ModelError
-from disagg.fleet.deploy.steps import Refusal
+from disagg.config import Host, Model
+from disagg.errors import ModelError
+from disagg.fleet.facts.findings import Finding, fault, warning
 from disagg.fleet.facts.host import HardwareFacts
 from disagg.planning.checkpoint import Packing, StoredWeights, stored_weights
 from disagg.planning.devices import DEVICES
 from disagg.planning.memory import Loading, Need, need
 from disagg.planning.sizing import stored
-from disagg.units import counted, size
+from disagg.units import size
 
 _SYSTEM_BYTES: Final = 4 << 30
 """Memory that the system and the server itself take, where the GPU shares it: assumed."""
@@ -76,55 +76,30 @@ def _checkpoint(config: Mapping[str, Any], name: str, nbytes: int | None) -> Sto
         return None
 
 
-def refusals(found: Fit) -> Iterator[Refusal]:
-    """Why the model cannot be served there, and what to change."""
-    host, needed = found.host, found.need
-    table = f"[hosts.{host.name}.engine]"
+def unmet(found: Fit) -> Iterator[Finding]:
+    """Why the model cannot be served there, and what to change; a warning if it can as long as its KV stays below the
+    limit of hosts.toml."""
+    host, needed, memory = found.host, found.need, found.host.engine.kind.memory
+    check, table = "gpu" if found.own else "memory", f"[hosts.{host.name}.engine]"
     if host.engine.quantization == "mxfp4" and found.packing not in ("mxfp4", None):
-        yield Refusal(
+        yield fault(
+            check,
             f'quantization = "mxfp4" keeps MXFP4 weights as they are, and those of {host.model} are not MXFP4',
             f"take it out of {table}, or name an MXFP4 checkpoint as the source",
         )
-    memory = host.engine.kind.memory
     if memory.paged and (kv := getattr(host.engine, memory.kv)) < needed.one_request:
-        yield Refusal(
+        yield fault(
+            check,
             f"{memory.kv} of {host.name} is {size(kv)}, and one request of "
             f"the whole context takes {size(needed.one_request)}",
             f"{memory.kv} = {_up(needed.one_request)} in {table}, or a smaller context of the model",
         )
     must = needed.total if memory.paged else needed.least
+    room = f"{found.needed}; {found.machine} has room for {size(found.room)}"
     if must > found.room:
-        yield Refusal(f"{found.needed}; {found.machine} has room for {size(found.room)}", _hint(found, table))
-
-
-def too_few_cards(host: Host, hardware: HardwareFacts, os: str) -> Iterator[Refusal]:
-    """A Refusal if there are fewer cards than ranks, which vLLM finds out after the deploy."""
-    ranks, cards = host.engine.ranks_here, len(hardware.gpus)
-    if 0 < cards < ranks and _device(host, hardware, os) == "cuda":
-        of = f" on {host.engine.nnodes} nodes" if host.engine.nnodes > 1 else ""
-        options = "tensor_parallel" if host.engine.pipeline_parallel == 1 else "tensor_parallel * pipeline_parallel"
-        yield Refusal(
-            f"{options} of {host.name} is {host.engine.ranks}{of}, and the machine has {counted(cards, 'GPU')}",
-            f"{options} = {cards * host.engine.nnodes} in [hosts.{host.name}.engine]: each rank takes a GPU of its own",
-        )
-
-
-def without_all_nodes(fleet: Fleet, host: Host) -> Iterator[Refusal]:
-    """A Refusal if the host would wait for a node that no host of hosts.toml is."""
-    try:
-        fleet.require_all_nodes(host)
-    except ConfigError as error:
-        yield Refusal(error.message, error.hint)
-
-
-def notes(found: Fit) -> Iterator[str]:
-    """What fits only as long as the KV stays below the limit of hosts.toml."""
-    memory = found.host.engine.kind.memory
-    if not memory.paged and found.need.least <= found.room < found.need.total:
-        yield (
-            f"{found.needed}; {found.machine} has room for {size(found.room)}: {memory.kv} = {_kv_that_fits(found)} in "
-            f"[hosts.{found.host.name}.engine]"
-        )
+        yield fault(check, room, _hint(found, table))
+    elif found.room < needed.total:
+        yield warning(check, room, f"{memory.kv} = {_kv_that_fits(found)} in {table}")
 
 
 def _serving(host: Host, model: Model, device: str, own: bool) -> Loading:
