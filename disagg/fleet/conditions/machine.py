@@ -11,7 +11,6 @@ from disagg.errors import ConfigError
 from disagg.extras import DISK_BYTES
 from disagg.fleet.facts.findings import Finding, fault
 from disagg.fleet.facts.host import HostFacts
-from disagg.fleet.services.base import is_plain
 from disagg.nvidia import GPU, OLDEST_DRIVER
 from disagg.units import counted, size
 
@@ -23,7 +22,7 @@ _BESIDE_SITE_PACKAGES: Final = 1 << 30
 def system(facts: HostFacts) -> Iterator[Finding]:
     if facts.os not in ("Linux", "Darwin"):
         yield fault("system", f"{facts.os or 'its system'} is neither Linux nor macOS", "disagg serves on those two")
-    elif not is_plain(facts.home) or ":" in facts.home or not facts.home.startswith("/"):
+    elif not facts.home.startswith("/") or re.search(r"[\x00-\x1f\x7f:]", facts.home):
         text = f"the home folder {facts.home!r} contains characters that PATH cannot hold"
         yield fault("system", text, "use another account")
 

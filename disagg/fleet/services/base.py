@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import re
 from dataclasses import dataclass
 from typing import Literal
 
@@ -31,8 +30,3 @@ class ScriptCommand:
 
     script: str
     argv: tuple[str, ...] = ()
-
-
-def is_plain(text: str) -> bool:
-    """Whether a service definition may contain this text: no control characters, which cannot be quoted safely."""
-    return re.search(r"[\x00-\x1f\x7f]", text) is None
