@@ -15,7 +15,7 @@ from typing import Any
 
 from disagg.api.sampling import Sampling
 from disagg.config import EngineOptions
-from disagg.engines.exit import exit_without_cleanup
+from disagg.engines.process import exit_without_cleanup
 from disagg.engines.vllm import load
 from disagg.engines.vllm.sampling import parameters
 

@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from disagg.engines.exit import exit_without_cleanup
+from disagg.engines.process import exit_without_cleanup
 from scripts.tables import known, short, write_rows
 
 LIMIT_S = 240.0

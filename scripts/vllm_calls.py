@@ -12,7 +12,7 @@ from pathlib import Path
 
 from disagg.api.verify import PrefillReady
 from disagg.config import EngineOptions
-from disagg.engines.exit import exit_without_cleanup
+from disagg.engines.process import exit_without_cleanup
 from disagg.engines.vllm.engine import VLLMEngine
 from disagg.errors import DisaggError
 from disagg.verify.prefill import serve

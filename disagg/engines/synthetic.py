@@ -49,7 +49,7 @@ class SyntheticKV:
 
     def emit(self, send: Callable[[Block], None]) -> None:
         """Emit all of it as a prefill does: chunk by chunk, layer by layer, through the same RowEmitter."""
-        from disagg.engines.staging.emit import RowEmitter
+        from disagg.engines.staging import RowEmitter
 
         emitter = RowEmitter(self._layout, self._tokens, self._device, send)
         for start in range(0, self._tokens, CHUNK_TOKENS):

@@ -7,7 +7,7 @@ import os
 from typing import Final
 
 from disagg.config import Fleet, Host
-from disagg.engines.exit import exit_without_cleanup
+from disagg.engines.process import exit_without_cleanup
 from disagg.http.program import run_host
 
 MAX_ARENAS: Final = 2

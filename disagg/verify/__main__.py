@@ -24,8 +24,8 @@ from disagg.api.verify import BackendFinding, VerifyReport
 from disagg.config import DType, EngineOptions
 from disagg.engines.base import audit
 from disagg.engines.base.audit import UNBOUNDED
-from disagg.engines.exit import exit_without_cleanup
 from disagg.engines.model.reference import Reference
+from disagg.engines.process import exit_without_cleanup
 from disagg.errors import ContextLengthExceeded, DisaggError
 from disagg.kv.received import ReceivedKV
 from disagg.verify.compare import Comparisons, EngineRun, Runs, bounds, bounds_alone, summary

@@ -23,9 +23,9 @@ from disagg.api.sampling import Sampling
 from disagg.api.verify import PrefillCall, PrefillReady, PrefillReply
 from disagg.config import DType, EngineOptions
 from disagg.engines.base import PrefillEngine
-from disagg.engines.exit import exit_without_cleanup
 from disagg.engines.model.reference import Reference
 from disagg.engines.opening import open_prefill
+from disagg.engines.process import exit_without_cleanup
 from disagg.errors import DisaggError, ProtocolError
 from disagg.kv.fingerprint import token_hash
 from disagg.kv.frames import Header

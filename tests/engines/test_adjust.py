@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from disagg.api.sampling import Sampling
-from disagg.engines.mlx import adjust as on_mlx
+from disagg.engines.mlx import sampling as on_mlx
 from disagg.engines.model.constraint import Constraint
-from disagg.engines.transformers import adjust as on_torch
+from disagg.engines.transformers import sampling as on_torch
 
 VOCAB = 50
 STEPS = np.random.default_rng(0).normal(0, 3, (6, VOCAB)).astype(np.float32)

@@ -5,7 +5,7 @@ import sys
 
 PROGRAM = """
 import threading, time
-from disagg.engines.exit import exit_without_cleanup
+from disagg.engines.process import exit_without_cleanup
 threading.Thread(target=time.sleep, args=(3600,)).start()
 print("said")
 exit_without_cleanup(7)

@@ -32,10 +32,10 @@ from disagg.api.sampling import Sampling
 from disagg.config import DType, EngineOptions
 from disagg.engines.base import DecodeRequest, EngineInfo, HeldKV
 from disagg.engines.base.audit import MEASURES, AuditBounds, AuditFinding, Measure, bounds, plan
-from disagg.engines.exit import exit_without_cleanup
 from disagg.engines.mlx import cache as mlx_cache
 from disagg.engines.mlx.audit import audit
 from disagg.engines.mlx.engine import MLXDecodeEngine
+from disagg.engines.process import exit_without_cleanup
 from disagg.inference.client import Client
 from disagg.inference.hosts.breaker import FAILURES_IF_IT_ANSWERS
 from disagg.inference.types import Completion

@@ -27,8 +27,7 @@ from disagg.api.layout import Layout
 from disagg.api.names import AS_IS, WireForm
 from disagg.config import EngineOptions
 from disagg.engines.base import PrefillRun, PrefillTiming
-from disagg.engines.staging.emit import head_views, plane_views
-from disagg.engines.staging.quantize import filled_planes
+from disagg.engines.staging import filled_planes, head_views, plane_views
 from disagg.engines.transformers.engine import TransformersPrefillEngine
 from disagg.kv.blocks import Block, KVBlock, StateBlock
 
@@ -373,6 +372,6 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    from disagg.engines.exit import exit_without_cleanup
+    from disagg.engines.process import exit_without_cleanup
 
     exit_without_cleanup(main())

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from disagg.api.handoff import ENVIRONMENT_VARIABLE, EndTask, HandoffSpec, Listening
 from disagg.api.layout import uniform
-from disagg.engines.exit import exit_without_cleanup
+from disagg.engines.process import exit_without_cleanup
 from disagg.errors import DisaggError, UsageError
 
 if TYPE_CHECKING:

@@ -1,14 +1,11 @@
 """The interfaces of engines, and the values that cross them. Nothing here imports a framework.
 
 prefill   EmittingEngine: tokens -> stream of layer KV; SendingEngine: the same, and it sends the KV itself
-answer    a run of a whole request on an EmittingEngine: the prompt, then token by token
 decode    DecodeEngine: KV and the last token -> stream of tokens
 audit     which tokens of received KV are computed again, and by how much it may differ
 values    a token
-priority  the priority of a thread that computes on a CPU
 """
 
-from disagg.engines.base.answer import PromptAndAnswer
 from disagg.engines.base.decode import DecodeEngine, DecodeRequest, DecodeTiming, HeldKV, Listener
 from disagg.engines.base.prefill import (
     ONE_TOKEN,
@@ -16,6 +13,7 @@ from disagg.engines.base.prefill import (
     PrefillEngine,
     PrefillRun,
     PrefillTiming,
+    PromptAndAnswer,
     SendingEngine,
     SendingRun,
 )

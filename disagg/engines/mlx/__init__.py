@@ -3,7 +3,7 @@
 engine    the DecodeEngine: the thread of `decoding` with this model
 groups    the running batch: groups of requests with similar lengths; batch: one of them; passes: who decodes with whom
 held      KV of finished requests
-sampling  samplers and log-probabilities; adjust: what changes logits before a token is chosen
+sampling  the next token from logits, and log-probabilities
 cache     received bytes -> mlx-lm caches; audit: computes some of received KV again and compares
 memory    what KV is received into, and what is kept of freed arrays
 load      checkpoint -> model; prepare: load, patch and check it; patches: corrections of what mlx-lm computes

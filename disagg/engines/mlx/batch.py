@@ -17,9 +17,9 @@ from disagg.api.events import FinishReason
 from disagg.engines.base import Token
 from disagg.engines.decoding import Caches, Job
 from disagg.engines.mlx import sampling as mlx_sampling
-from disagg.engines.mlx.adjust import Adjustment, adjustment, constrained
 from disagg.engines.mlx.held import covers, snapshot
 from disagg.engines.mlx.passes import Row
+from disagg.engines.mlx.sampling import Adjustment, adjustment, constrained
 
 # Prompts that may be computed together, right-padded, while other requests decode.
 _PREFILL_BATCH = 8
@@ -159,15 +159,18 @@ class Group:
     def _token(self, response: Any) -> Token:
         job = self._jobs[response.uid]
         job.written += 1
-        row = mlx_sampling.read_row(response.logprobs)
-        if (adjusts := self._adjustments.get(response.uid)) is not None:
-            row = mlx_sampling.log_softmax(mlx_sampling.read_row(adjusts.raw.popleft()))
-        if job.request.constraint is not None:
-            job.error = job.request.constraint.error
         chosen, wanted = int(response.token), job.request.sampling.logprobs
+        adjusts = self._adjustments.get(response.uid)
+        row = mlx_sampling.read_row(response.logprobs if adjusts is None else adjusts.raw.popleft())
+        if adjusts is None:
+            logprob = float(row[chosen])
+        else:
+            logprob = mlx_sampling.log_probability(row, chosen)
+            row = mlx_sampling.log_softmax(row) if wanted else row
         top = mlx_sampling.top_logprobs(row, wanted) if wanted else ()
         finish: FinishReason | None = response.finish_reason
-        logprob = float(row[chosen])
+        if job.request.constraint is not None:
+            job.error = job.request.constraint.error
         job.finite = job.finite and not math.isnan(logprob)
         if finish and job.finite:
             job.ended = list(response.all_tokens), response.prompt_cache

@@ -18,7 +18,6 @@ from disagg.api.sampling import Sampling
 from disagg.config import EngineOptions
 from disagg.engines.base import DecodeEngine, DecodeRequest, DecodeTiming, EngineInfo, Token
 from disagg.engines.base.audit import UNBOUNDED
-from disagg.engines.base.priority import lower_priority_of_thread
 from disagg.engines.decoding import BatchingEngine, Job
 from disagg.engines.mlx import cache as mlx_cache
 from disagg.engines.mlx import memory
@@ -30,6 +29,7 @@ from disagg.engines.mlx.prepare import Prepared, prepare
 from disagg.engines.model.evidence import gather
 from disagg.engines.model.held import LayerSnapshot, PrefixCache
 from disagg.engines.model.text import PromptTokenizer
+from disagg.engines.process import lower_priority_of_thread
 from disagg.errors import ModelError, RequestError
 from disagg.kv.arena import Arenas
 from disagg.kv.received import ByteRanges, ReceivedKV

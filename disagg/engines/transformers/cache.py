@@ -17,8 +17,7 @@ from transformers.cache_utils import Cache, DummyLayer
 from disagg.api.layout import Layout
 from disagg.engines.model.architectures import Architecture
 from disagg.engines.model.held import LayerSnapshot, last_rows, segments
-from disagg.engines.transformers.held import CachedPrefix, Rows
-from disagg.engines.transformers.layers import FullLayer, SlidingLayer, StateLayer, make_layer
+from disagg.engines.transformers.layers import CachedPrefix, FullLayer, Rows, SlidingLayer, StateLayer, make_layer
 
 # (layer, index of the first new token, new keys, new values), [1, kv_heads, new, dim], in the order of the wire. Keys
 # are views of the cache, and so are values unless the wire has another order.

@@ -20,13 +20,12 @@ from disagg.engines.model.architectures import architecture_of
 from disagg.engines.model.architectures.base import cached_layers
 from disagg.engines.model.constraint import Constraint
 from disagg.engines.model.reference import Reference
-from disagg.engines.staging.emit import RowEmitter
+from disagg.engines.staging import RowEmitter
 from disagg.engines.transformers.cache import CachePlan, PreallocatedCache
-from disagg.engines.transformers.forward import Forward, is_out_of_memory
-from disagg.engines.transformers.held import make_store
+from disagg.engines.transformers.layers import make_store
 from disagg.engines.transformers.load import choose_device, load_model, weight_bytes
 from disagg.engines.transformers.profile import measure
-from disagg.engines.transformers.runs import AnswerRun, PromptRun
+from disagg.engines.transformers.runs import AnswerRun, Forward, PromptRun, is_out_of_memory
 from disagg.engines.transformers.sampling import Sampler
 from disagg.kv.blocks import Block
 

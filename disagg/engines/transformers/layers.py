@@ -1,16 +1,17 @@
-"""The layers of a PreallocatedCache: all rows, the last rows, or a state of a fixed size."""
+"""The layers of a PreallocatedCache: all rows, the last rows, or a state of a fixed size; and what is held of them
+after a prompt. Used on the engine's thread."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from transformers.cache_utils import CacheLayerMixin, LinearAttentionLayer
 
-from disagg.api.layout import LayerLayout
-from disagg.engines.model.held import Layer
-from disagg.engines.transformers.held import SPARE_ROWS, copies
+from disagg.api.layout import LayerLayout, Layout
+from disagg.engines.model.held import Layer, LayerArrays, LayerSnapshot, Prefix, PrefixCache
 from disagg.errors import ModelError
 
 
@@ -197,3 +198,35 @@ def make_layer(layout: LayerLayout, total: int, chunk: int, dtype: torch.dtype, 
     if layout.kind == "sliding":
         return SlidingLayer(layout, total, chunk, dtype, device)
     return (HybridLayer if layout.states else FullLayer)(layout, total, chunk, dtype, device)
+
+
+CachedPrefix = Prefix["Rows", LayerSnapshot]
+
+SPARE_ROWS = 64
+"""Rows of a sliding layer that are held beyond its window: a later prompt may differ in its last tokens."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rows(LayerArrays):
+    """Rows of consecutive tokens. layers: None for those that do not keep every row."""
+
+    def split(self, at: int) -> tuple[Rows, Rows]:
+        halves = [(copies(layer, 0, at), copies(layer, at, None)) if layer else (None, None) for layer in self.layers]
+        return Rows(tuple(upper for upper, _ in halves)), Rows(tuple(lower for _, lower in halves))
+
+
+def make_store(layout: Layout, limit: int) -> PrefixCache[Rows, LayerSnapshot]:
+    """A store for KV of this layout, of at most `limit` bytes. It holds nothing if a layer has both rows and a
+    state."""
+    if any(layer.states and layer.kv_heads for layer in layout.layers):
+        return PrefixCache(0, None)
+    if any(layer.states for layer in layout.layers):
+        return PrefixCache(limit, 0)  # a state cannot be taken back to an earlier token
+    windows = [layer.window for layer in layout.layers if layer.window is not None]
+    return PrefixCache(limit, min(windows) + SPARE_ROWS if windows else None)
+
+
+def copies(layer: Layer, start: int, end: int | None) -> Layer:
+    """Rows [start, end) in memory of their own."""
+    keys, values = (tensor[:, :, start:end].clone() for tensor in layer)
+    return keys, values

@@ -12,7 +12,7 @@ import torch
 from disagg.api.delivery import KVProgress
 from disagg.api.layout import Layout
 from disagg.engines.model.reference import Reference
-from disagg.engines.staging.emit import RowEmitter
+from disagg.engines.staging import RowEmitter
 from disagg.engines.vllm import pages as page_forms
 from disagg.engines.vllm.rows import Sharding
 from disagg.engines.vllm.scheduler import Begun, PromptPiece, StepOrders

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from disagg import logs
 from disagg.api.requests import Share
 from disagg.engines.base import PrefillRun
-from disagg.engines.base.priority import lower_priority_of_thread
+from disagg.engines.process import lower_priority_of_thread
 from disagg.errors import Cancelled, DisaggError, ModelError, Overloaded
 from disagg.kv.sent import LinkWait
 from disagg.servers.prefill.order import Candidate, Policy, State, chunk, is_alone, order

@@ -13,7 +13,7 @@ from disagg.api.names import INT8
 from disagg.engines.model.architectures import architecture_of
 from disagg.engines.model.architectures.base import cached_layers
 from disagg.engines.model.architectures.latent import pairs_together
-from disagg.engines.staging.emit import RowEmitter
+from disagg.engines.staging import RowEmitter
 from disagg.kv.blocks import Block
 from tests.engines.architectures.configs import config
 from tests.engines.architectures.pairs import Pair, running

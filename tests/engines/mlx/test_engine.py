@@ -21,12 +21,12 @@ from mlx_lm.generate import BatchGenerator
 from disagg.api.sampling import Sampling
 from disagg.config import EngineOptions
 from disagg.engines.base import DecodeRequest
-from disagg.engines.base.priority import COMPUTE_NICE
 from disagg.engines.decoding import engine as decoding_engine
 from disagg.engines.mlx import memory as mlx_memory
 from disagg.engines.mlx import passes as mlx_chunk
 from disagg.engines.mlx.engine import MLXDecodeEngine
 from disagg.engines.mlx.memory import MAX_CACHE_BYTES
+from disagg.engines.process import COMPUTE_NICE
 from disagg.errors import Cancelled, ModelError, Overloaded, RequestError
 from tests.engines.mlx.mlx_parts import Collector, Engines, References, counting, held_up, prompt, start, until
 from tests.tiny_models import VOCAB, TinyModel

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import mlx.core as mx
@@ -14,7 +15,7 @@ from transformers import MinPLogitsWarper, RepetitionPenaltyLogitsProcessor, Top
 from disagg.api.sampling import Sampling
 from disagg.engines.decoding.engine import validate
 from disagg.engines.mlx import sampling as mlx_sampling
-from disagg.engines.mlx.adjust import adjustment
+from disagg.engines.mlx.sampling import adjustment
 from disagg.errors import RequestError
 
 LOGITS = np.random.default_rng(0).normal(0, 3, (1, 200)).astype(np.float32)
@@ -106,6 +107,18 @@ def test_rows_are_read_as_they_are() -> None:
     assert np.array_equal(row, np.array(array))
     top = mlx_sampling.top_logprobs(row, 5)
     assert [value for _, value in top] == sorted(np.array(array).tolist())[:-6:-1]
+
+
+def test_the_log_probability_of_one_token_is_that_of_the_whole_vocabulary_to_the_last_bit() -> None:
+    for row in LOGITS:
+        all_of_them = mlx_sampling.log_softmax(row)
+        assert [mlx_sampling.log_probability(row, token) for token in range(len(row))] == all_of_them.tolist()
+
+
+def test_the_log_probability_of_a_token_is_no_number_if_any_logit_is_none() -> None:
+    row = LOGITS[0].copy()
+    row[7] = math.nan
+    assert math.isnan(mlx_sampling.log_probability(row, 3)) and math.isnan(mlx_sampling.log_probability(row, 7))
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""disagg/engines/staging/emit.py: blocks hold the right rows as bytes, for as long as anyone looks at them."""
+"""disagg/engines/staging.py: blocks hold the right rows as bytes, for as long as anyone looks at them."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ import torch
 
 from disagg.api.layout import LayerLayout, Layout
 from disagg.api.names import INT8, WireForm
-from disagg.engines.staging.emit import RowEmitter, head_views, plane_views
-from disagg.engines.staging.quantize import filled_planes
+from disagg.engines.staging import RowEmitter, filled_planes, head_views, plane_views
 
 CPU = torch.device("cpu")
 

@@ -1,4 +1,4 @@
-"""disagg/engines/staging/quantize.py: bit for bit what mx.quantize gives."""
+"""disagg/engines/staging.py: bit for bit what mx.quantize gives."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 from disagg.api.layout import BITS, GROUP
 from disagg.api.names import AS_IS, INT8, WireForm
-from disagg.engines.staging.quantize import PIECE, filled_planes
+from disagg.engines.staging import PIECE, filled_planes
 
 DTYPES = ("float32", "bfloat16", "float16")
 Array = np.ndarray

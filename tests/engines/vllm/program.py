@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from disagg.api.names import AS_IS, INT8, WireForm
 from disagg.config import EngineOptions
 from disagg.engines.base import SendingRun
-from disagg.engines.exit import exit_without_cleanup
+from disagg.engines.process import exit_without_cleanup
 from disagg.engines.vllm.engine import VLLMEngine
 from disagg.errors import DisaggError
 from disagg.kv.fingerprint import token_hash

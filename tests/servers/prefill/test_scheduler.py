@@ -14,7 +14,7 @@ import pytest
 
 from disagg.api.requests import Share
 from disagg.engines.base import PrefillTiming
-from disagg.engines.base.priority import COMPUTE_NICE
+from disagg.engines.process import COMPUTE_NICE
 from disagg.errors import Cancelled, DisaggError, ModelError, Overloaded, PeerLost
 from disagg.servers.prefill.order import ON_CPU, Candidate, Policy, chunk, is_alone, order
 from disagg.servers.prefill.scheduler import PromptJob, Scheduler
