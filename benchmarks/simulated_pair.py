@@ -36,7 +36,7 @@ from typing import Any
 from disagg import Client
 from disagg.config import load
 from disagg.fleet.lifecycle.state import State
-from disagg.fleet.lifecycle.status.health import poll
+from disagg.fleet.lifecycle.status.ask import poll
 from disagg.inference.metrics import Metrics
 from disagg.planning import capacity
 from disagg.planning.capacity import Setup

@@ -168,7 +168,7 @@ def _on_hosts(chosen: Settings, name: str, tokens: tuple[int, int], timeout: flo
 def _healthy(fleet: Fleet, model: Model, state: State, names: list[str]) -> Mapping[str, HostStatus]:
     """The status of each of these hosts. Raises ServerUnavailable if one does not serve, CapabilityMissing if one only
     simulates."""
-    from disagg.fleet.lifecycle.status.health import poll
+    from disagg.fleet.lifecycle.status.ask import poll
 
     here = f"disagg verify {model.name} --here loads both engines on this machine instead"
     statuses = poll(fleet, state.tokens.known, state, names, STATUS_S)

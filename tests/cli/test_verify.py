@@ -14,7 +14,7 @@ from disagg.api.verify import HostsReport, PairReport, RunComparison
 from disagg.cli.common.options import DTypeName
 from disagg.cli.views.verify import hosts_view
 from disagg.config import DType, load
-from disagg.fleet.lifecycle.status.verdicts import Verdict, VerifiedEngine, kept
+from disagg.fleet.lifecycle.status.verdicts import Verdict, VerifiedEngine, known_verdicts
 from disagg.fleet.machine import process as local
 from disagg.token import TOKEN_FILE_VARIABLE, state_folder
 from disagg.verify.compare import NOISE
@@ -110,16 +110,18 @@ def test_what_was_found_exact_is_kept_for_the_fleets_status(verifier: Callable[.
     assert run("--config", path, "verify", "tiny", "--here") == 0
     folder = state_folder(load(path))
     prefill, decode = ({"transformers": "5.23.0"}, {"mlx-lm": "0.32.2"})
-    assert kept(folder) == (Verdict("gpt_oss", VerifiedEngine("float32", prefill), VerifiedEngine("float32", decode)),)
+    assert known_verdicts(folder) == (
+        Verdict("gpt_oss", VerifiedEngine("float32", prefill), VerifiedEngine("float32", decode)),
+    )
     (folder / "verified.json").write_text("cut off")
-    assert kept(folder) == ()
+    assert known_verdicts(folder) == ()
 
 
 def test_a_difference_is_not_kept(verifier: Callable[..., Path], tmp_path: Path) -> None:
     verifier({**RESULT, "ok": False})
     path = write_fleet(tmp_path)
     assert run("--config", path, "verify", "tiny", "--here") == 1
-    assert kept(state_folder(load(path))) == ()
+    assert known_verdicts(state_folder(load(path))) == ()
 
 
 def test_a_prefill_hosts_engine_and_its_quantization_are_those_that_are_verified(
@@ -288,7 +290,7 @@ def test_a_model_is_verified_on_the_fleets_hosts_and_its_verdict_kept(
     completed = {name: tiny_fleet.status(name)["counters"]["completed"] - before[name] for name in before}
     assert completed == {"tiny-prefill": 2 * PROMPTS, "tiny-decode": 2 * PROMPTS}
     assert not seen.exists(), "no engine was started here"
-    verdict = kept(state_folder(tiny_fleet.fleet))[-1]
+    verdict = known_verdicts(state_folder(tiny_fleet.fleet))[-1]
     assert (verdict.architecture, verdict.prefill.dtype, verdict.decode.dtype) == ("qwen3", "float32", "float32")
     assert "torch" in verdict.prefill.versions and "mlx-lm" in verdict.decode.versions
 
@@ -302,7 +304,7 @@ def test_a_model_of_a_stopped_fleet_is_not_verified(
     out, err = capsys.readouterr()
     assert "tiny is not verified: prefill-1 is not running" in err.replace("\n", " ")
     assert "disagg start" in err and "disagg verify tiny --here" in err.replace("\n", " ")
-    assert not seen.exists() and kept(state_folder(load(path))) == ()
+    assert not seen.exists() and known_verdicts(state_folder(load(path))) == ()
     assert not as_json or json.loads(out)["ok"] is False
 
 

@@ -11,7 +11,7 @@ import pytest
 from disagg.config import Fleet, load
 from disagg.fleet.lifecycle.fleet_servers import FleetServers
 from disagg.fleet.lifecycle.state import State
-from disagg.fleet.lifecycle.status.health import poll
+from disagg.fleet.lifecycle.status.ask import poll
 from tests.fleets import wait_until
 from tests.ports import free_ports
 from tests.simulated import write_simulated

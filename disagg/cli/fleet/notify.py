@@ -26,8 +26,7 @@ def notify_changes(
     without a healthy answer until a host is down."""
     from disagg.cli.common.process import require_reader
     from disagg.fleet.lifecycle.state import State
-    from disagg.fleet.lifecycle.status.diagnose import diagnose
-    from disagg.fleet.lifecycle.status.health import poll
+    from disagg.fleet.lifecycle.status.ask import diagnose, poll
     from disagg.fleet.lifecycle.watch import FleetWatch, explained
     from disagg.units import counted
 

@@ -79,8 +79,8 @@ def status(
 def _show(context: typer.Context, every: float, timeout: float, *, watch: bool, as_json: bool) -> NoReturn:
     from disagg.errors import UsageError
     from disagg.fleet.lifecycle.state import State
-    from disagg.fleet.lifecycle.status.diagnose import diagnose
-    from disagg.fleet.lifecycle.status.health import exit_code, poll
+    from disagg.fleet.lifecycle.status.ask import diagnose, poll
+    from disagg.fleet.lifecycle.status.host_status import exit_code
 
     if watch and as_json:
         raise UsageError("--watch and --json cannot be combined", "call `disagg status --json` in a loop")

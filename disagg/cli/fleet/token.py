@@ -74,7 +74,7 @@ def rotate(context: typer.Context, *, yes: Yes = False, break_lock: BreakLock = 
     rewritten: other fleets that name it need the new token too.
     """
     from disagg.fleet.lifecycle.state import State
-    from disagg.fleet.lifecycle.status.health import poll_host, refusal
+    from disagg.fleet.lifecycle.status.ask import poll_host, refusal
     from disagg.fleet.token.rotation import Rotation
     from disagg.token import token_digest
 

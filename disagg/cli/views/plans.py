@@ -15,7 +15,7 @@ from rich.text import Text
 from disagg.cli.views.errors import error_views, host_names, host_options, together
 from disagg.cli.views.items import Hanging
 from disagg.errors import printable
-from disagg.fleet.lifecycle.status.comparison import UNFINISHED
+from disagg.fleet.lifecycle.status.compare import UNFINISHED
 from disagg.units import counted, seconds, size
 
 if TYPE_CHECKING:

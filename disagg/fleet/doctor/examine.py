@@ -15,7 +15,7 @@ from disagg.fleet.doctor import pair as about_pair
 from disagg.fleet.doctor.gather import HostReadings, examine_host
 from disagg.fleet.facts.findings import Finding, fault, ok
 from disagg.fleet.lifecycle.state import State
-from disagg.fleet.lifecycle.status.health import poll
+from disagg.fleet.lifecycle.status.ask import poll
 from disagg.fleet.lifecycle.status.host_status import HostStatus
 from disagg.fleet.link import LinkEnd, MeasuredLink, MeasurementBounds, judge, kv_pairs, measure_all
 from disagg.fleet.machine.connect import Connect, Machines, machine_for

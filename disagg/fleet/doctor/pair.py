@@ -8,7 +8,7 @@ from typing import Any, Final
 from disagg.config import Fleet, Model, served_digest
 from disagg.fleet.doctor.gather import HostReadings
 from disagg.fleet.facts.findings import Finding, fault, note, ok, warning
-from disagg.fleet.lifecycle.status.comparison import ROTATE, grouped
+from disagg.fleet.lifecycle.status.compare import ROTATE, grouped
 from disagg.fleet.lifecycle.status.host_status import HostStatus
 from disagg.fleet.link import MeasuredLink, hidden_tokens_per_s
 from disagg.planning.checkpoint import kv_bytes_per_token

@@ -26,7 +26,7 @@ from disagg.fleet.lifecycle.deployed import DeployedServer
 from disagg.fleet.lifecycle.local import Argv, LocalServer, server_argv
 from disagg.fleet.lifecycle.other_servers import other_places, stop_other_fleet, stop_other_host, stop_recorded
 from disagg.fleet.lifecycle.state import State
-from disagg.fleet.lifecycle.status.health import poll_host
+from disagg.fleet.lifecycle.status.ask import poll_host
 from disagg.fleet.lifecycle.status.host_status import HostStatus
 from disagg.fleet.lifecycle.turns import Row, rows
 from disagg.fleet.machine import interruption

@@ -20,7 +20,7 @@ from disagg.fleet.facts.host import HostFacts
 from disagg.fleet.lifecycle.base import ServerResult
 from disagg.fleet.lifecycle.fleet_servers import FleetServers, OnProgress
 from disagg.fleet.lifecycle.state import State
-from disagg.fleet.lifecycle.status.health import poll_host
+from disagg.fleet.lifecycle.status.ask import poll_host
 from disagg.fleet.machine import interruption
 from disagg.fleet.machine.connect import Connect, Machines, machine_for
 from disagg.fleet.machine.fan_out import each

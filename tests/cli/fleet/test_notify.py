@@ -14,7 +14,7 @@ import pytest
 from disagg.api.watch import HostChange
 from disagg.cli.fleet.notify import _checked
 from disagg.errors import ConfigError
-from disagg.fleet.lifecycle.status import diagnose, health
+from disagg.fleet.lifecycle.status import ask
 from disagg.fleet.lifecycle.status.host_status import HealthState, HostStatus
 from tests.cli.commandline import run, write_fleet
 
@@ -46,8 +46,8 @@ def give(monkeypatch: pytest.MonkeyPatch) -> Give:
                 raise found
             return [status(found)]
 
-        monkeypatch.setattr(health, "poll", poll)
-        monkeypatch.setattr(diagnose, "diagnose", lambda fleet, statuses, *_: statuses)
+        monkeypatch.setattr(ask, "poll", poll)
+        monkeypatch.setattr(ask, "diagnose", lambda fleet, statuses, *_: statuses)
 
     return prepare
 

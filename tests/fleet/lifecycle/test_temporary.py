@@ -15,7 +15,7 @@ from disagg.config import Fleet, load
 from disagg.errors import DisaggError, FleetError, PortInUse, UsageError
 from disagg.fleet.lifecycle import fleet_servers, temporary
 from disagg.fleet.lifecycle.fleet_servers import FleetServers
-from disagg.fleet.lifecycle.status.health import poll
+from disagg.fleet.lifecycle.status.ask import poll
 from disagg.fleet.lifecycle.temporary import (
     Devices,
     running_simulated,

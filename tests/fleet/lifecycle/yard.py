@@ -12,7 +12,7 @@ from disagg.fleet.facts.paths import HostPaths
 from disagg.fleet.facts.server import read_server_facts
 from disagg.fleet.lifecycle.fleet_servers import FleetServers
 from disagg.fleet.lifecycle.state import State
-from disagg.fleet.lifecycle.status.health import poll
+from disagg.fleet.lifecycle.status.ask import poll
 from disagg.fleet.machine.local import LocalMachine
 from disagg.fleet.services import supervise
 from tests.fleet.farm import FAKE, make_fleet

@@ -11,7 +11,7 @@ import pytest
 
 from disagg.config import Host
 from disagg.errors import FleetError, HostLocked, HostUnreachable
-from disagg.fleet.lifecycle.status.health import poll_host, refusal
+from disagg.fleet.lifecycle.status.ask import poll_host, refusal
 from disagg.fleet.lifecycle.status.host_status import HostStatus
 from disagg.fleet.machine import interruption
 from disagg.fleet.machine.base import Machine

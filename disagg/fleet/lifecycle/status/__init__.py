@@ -1,9 +1,8 @@
 """The state of every server, and why one is down.
 
-health       the state of every server by GET /health; http_get: one GET
+ask          asks servers by GET /health and /status, and machines over SSH; http_get: one GET
+judge        what came of it -> the state of a server. Pure
 host_status  what is known of one server
-whole        the state of a whole-request host, from its list of models
-comparison   of healthy servers, with each other and with the code and settings here
+compare      healthy servers with each other, and with the code and settings here. Pure
 verdicts     what `disagg verify` found exact
-diagnose     why a host does not serve, read from its machine over SSH
 """

@@ -16,7 +16,7 @@ Every state but healthy has a reason and a hint; a healthy host may have a remar
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -103,3 +103,10 @@ class HostStatus:
     def to_json(self) -> dict[str, Any]:
         body: dict[str, Any] = msgspec.to_builtins(self)
         return body
+
+
+def exit_code(statuses: Sequence[HostStatus]) -> int:
+    """0 if all are healthy and none differs, 1 if all are healthy, 4 if a machine does not answer, else 3."""
+    if all(status.ok for status in statuses):
+        return int(any(status.differs for status in statuses))
+    return 4 if any(status.state == "unreachable" for status in statuses) else 3

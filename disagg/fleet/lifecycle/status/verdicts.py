@@ -52,7 +52,7 @@ class _Verdicts(Contract, frozen=True):
     verdicts: tuple[Verdict, ...] = ()
 
 
-def kept(folder: Path) -> Sequence[Verdict]:
+def known_verdicts(folder: Path) -> Sequence[Verdict]:
     """The verdicts in a fleet's state folder; none if there is no file, or none that this version can read."""
     try:
         return _Verdicts.from_bytes((folder / _FILE).read_bytes()).verdicts
@@ -63,7 +63,7 @@ def kept(folder: Path) -> Sequence[Verdict]:
 def keep(fleet: Fleet, verdict: Verdict) -> None:
     """Add a verdict to the fleet's state folder. FleetError if that cannot be written."""
     folder = state_folder(fleet)
-    others = [one for one in kept(folder) if one != verdict]
+    others = [one for one in known_verdicts(folder) if one != verdict]
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         replace_file(folder / _FILE, _Verdicts((*others, verdict)[-_MAX_VERDICTS:]).to_bytes())

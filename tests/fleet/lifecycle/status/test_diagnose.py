@@ -14,8 +14,9 @@ import pytest
 from disagg.config import EngineOptions, Fleet, Host
 from disagg.errors import Cancelled, HostUnreachable
 from disagg.fleet.facts.server import PortHolder, ServerFacts
-from disagg.fleet.lifecycle.status.diagnose import diagnose, explained
+from disagg.fleet.lifecycle.status.ask import diagnose
 from disagg.fleet.lifecycle.status.host_status import HostStatus
+from disagg.fleet.lifecycle.status.judge import explained
 from disagg.fleet.machine import interruption
 from disagg.fleet.machine.base import Machine
 

@@ -11,9 +11,9 @@ import pytest
 from disagg.api.status import Evidence, ModelFingerprint
 from disagg.config import load
 from disagg.errors import FleetError
-from disagg.fleet.lifecycle.status.comparison import with_remarks
+from disagg.fleet.lifecycle.status.compare import with_remarks
 from disagg.fleet.lifecycle.status.host_status import HostStatus
-from disagg.fleet.lifecycle.status.verdicts import Verdict, VerifiedEngine, keep, kept
+from disagg.fleet.lifecycle.status.verdicts import Verdict, VerifiedEngine, keep, known_verdicts
 from disagg.token import state_folder
 from tests.cli.commandline import write_fleet
 
@@ -134,7 +134,7 @@ def test_verdicts_are_kept_once_and_the_oldest_are_left_out(tmp_path: Path, monk
     fleet = load(write_fleet(tmp_path))
     for number in (*range(70), 69):
         keep(fleet, numbered(number))
-    found = kept(state_folder(fleet))
+    found = known_verdicts(state_folder(fleet))
     assert len(found) == 64
     assert found[-1] == numbered(69)
 

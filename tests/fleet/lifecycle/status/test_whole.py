@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from disagg.fleet.lifecycle.status.host_status import HostStatus
-from disagg.fleet.lifecycle.status.whole import poll_whole
+from disagg.fleet.lifecycle.status.ask import poll_whole
 from tests.whole.fake_openai import MODEL_THERE, Script, openai_server, whole_host
 
 
@@ -14,5 +13,5 @@ def test_a_list_of_models_is_as_long_as_requests_accept(mib: int, state: str, wh
     described = [f"{number} {'x' * 1000}" for number in range(mib * 1024)]
     with openai_server(Script(models=[MODEL_THERE, *described])) as port:
         host = whole_host("m", port)
-        status = poll_whole(host, HostStatus(host.name, host.roles, host.model, host.url, "unreachable"), 5.0)
+        status = poll_whole(host, 5.0)
     assert status.state == state and why in status.why

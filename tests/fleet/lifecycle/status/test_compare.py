@@ -10,9 +10,8 @@ import pytest
 
 from disagg.api.status import PendingRelease, SenderAudits
 from disagg.config import Fleet, load, served_digest
-from disagg.fleet.lifecycle.status.comparison import flag_differing, flag_refuted, with_remarks
-from disagg.fleet.lifecycle.status.health import exit_code
-from disagg.fleet.lifecycle.status.host_status import HostStatus
+from disagg.fleet.lifecycle.status.compare import flag_differing, flag_refuted, with_remarks
+from disagg.fleet.lifecycle.status.host_status import HostStatus, exit_code
 from disagg.version import code_hash
 from tests.cli.commandline import write_fleet
 

@@ -17,8 +17,9 @@ import pytest
 from disagg.config import served_digest
 from disagg.errors import UsageError
 from disagg.fleet.lifecycle.local import LocalServer
-from disagg.fleet.lifecycle.status import health
-from disagg.fleet.lifecycle.status.health import exit_code, poll
+from disagg.fleet.lifecycle.status import ask
+from disagg.fleet.lifecycle.status.ask import poll
+from disagg.fleet.lifecycle.status.host_status import exit_code
 from disagg.fleet.machine import process as local
 from disagg.version import code_hash
 from tests.fleet.farm import Farm, wait_until
@@ -213,14 +214,14 @@ def test_an_answer_of_another_version_is_read_as_far_as_it_fits_the_types(
     prepared: Farm, monkeypatch: pytest.MonkeyPatch, changed: dict[str, Any], state: str, why: str
 ) -> None:
     report = {"status": "ok", "host": "a", "model": "tiny", "role": "prefill", **changed}
-    monkeypatch.setattr(health, "get", lambda *_: (200, report))
+    monkeypatch.setattr(ask, "get", lambda *_: (200, report))
     a = states(prepared, names=["a"])["a"]
     assert a.state == state and why in a.why
 
 
 def test_an_older_server_without_the_newer_fields_is_healthy(prepared: Farm, monkeypatch: pytest.MonkeyPatch) -> None:
     report = {"status": "ok", "host": "a", "model": "tiny", "role": "prefill", "version": "0.0.1"}
-    monkeypatch.setattr(health, "get", lambda *_: (200, report))
+    monkeypatch.setattr(ask, "get", lambda *_: (200, report))
     assert states(prepared, names=["a"])["a"].state == "healthy"
 
 
@@ -241,7 +242,7 @@ def test_errno_65_of_macos_names_its_local_network_setting(prepared: Farm, monke
     def blocked(*_: object) -> None:
         raise OSError(errno.EHOSTUNREACH, "No route to host")
 
-    monkeypatch.setattr(health, "get", blocked)
+    monkeypatch.setattr(ask, "get", blocked)
     monkeypatch.setattr(os, "uname", lambda: SimpleNamespace(sysname="Darwin"))
     a = states(prepared)["a"]
     assert a.state == "unreachable" and "No route to host" in a.why and "Local Network" in a.hint
@@ -251,7 +252,7 @@ def test_a_server_with_other_code_or_settings_is_healthy_with_a_remark(
     farm: Farm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     farm.lifecycle.start(["a"])
-    real: Callable[..., Any] = vars(health)["get"]
+    real: Callable[..., Any] = vars(ask)["get"]
     host = farm.fleet.hosts["a"]
     stated: dict[str, Any] = {"code": code_hash(), "config": served_digest(farm.fleet, host)}
 
@@ -259,7 +260,7 @@ def test_a_server_with_other_code_or_settings_is_healthy_with_a_remark(
         code, answer = real(*arguments)
         return code, {**answer, **stated}
 
-    monkeypatch.setattr(health, "get", stating)
+    monkeypatch.setattr(ask, "get", stating)
     assert states(farm)["a"].why == ""
     stated["code"] = "another"
     a = states(farm)["a"]
