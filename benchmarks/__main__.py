@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -29,7 +30,16 @@ from disagg.api.handoff import HandoffFigures
 from disagg.extras import install
 
 SIMULATED = Path(__file__).with_name("simulated_pair.py")
-_STYLES: Final = {"met": "green", "not met": "red", "undecided": "yellow", "skipped": "dim", "failed": "red"}
+_STYLES: Final = {
+    "met": "green",
+    "not met": "red",
+    "undecided": "yellow",
+    "skipped": "dim",
+    "failed": "red",
+    "stated": "",
+}
+_TABLE: Final = re.compile(r"^\d+ cores, load .*\n\n(?:\|.*\n)+", re.M)
+"""What `markdown` writes."""
 _MARKED: Final = {"not met": "**not met**", "failed": "**failed**"}
 
 
@@ -40,7 +50,7 @@ class Row:
     figure: str
     target: str
     measured: str
-    verdict: Verdict | Literal["skipped", "failed"]
+    verdict: Verdict | Literal["stated", "skipped", "failed"]
 
 
 class ProgramFailed(Exception):
@@ -51,7 +61,7 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--rounds", type=int, default=5)
     options.add_argument("--quick", action="store_true", help="a quarter of the bytes; not for figures to quote")
-    options.add_argument("--markdown", type=Path, help="also write the table there")
+    options.add_argument("--markdown", type=Path, help="also write the table there, in the place of one that is there")
     args = options.parse_args()
     rows: list[Row] = []
     console, load = Console(), os.getloadavg()[0]
@@ -65,7 +75,8 @@ def main() -> None:
     heading = f"{os.cpu_count()} cores, load {load:.1f} at the beginning and {os.getloadavg()[0]:.1f} at the end"
     console.print(table(rows, heading))
     if args.markdown:
-        args.markdown.write_text(markdown(rows, heading))
+        before = args.markdown.read_text() if args.markdown.exists() else ""
+        args.markdown.write_text(in_place(before, markdown(rows, heading)))
     if any(row.verdict == "failed" for row in rows):
         sys.exit(1)
 
@@ -133,7 +144,22 @@ def decode(rounds: int, quick: bool) -> Iterator[Row]:
     for together, ratio in got["steady_ratio"].items():
         rate = got["concurrency"][together]["disagg"]["steady_tok_s"]
         yield at_least(f"decode tokens/s / mlx_lm.server, concurrency {together}", ratio, 1.0, f"{rate:.0f} tokens/s")
-    yield at_most("ms per output token added by server and client", got["added_ms"], 1.0)
+
+
+def per_token(rounds: int, quick: bool) -> Iterator[Row]:
+    """CPU time of a token of a streamed answer, beside the model's step."""
+    argv = [sys.executable, "-m", "benchmarks.per_token", "--json", "--models", "simulated", "--rounds", str(rounds)]
+    got = run([*argv, *(["--streams", "1", "32"] if quick else [])])
+    for row in got["us_per_token"]:
+        client, loop, engine = (row[part]["median"] for part in ("client", "loop", "engine"))
+        parts = f"client {client:.0f}, server's loop {loop:.0f}, engine's thread {engine:.0f}"
+        figure, streams = "simulated: us of CPU per token, {} at a time: client", row["streams"]
+        if streams == 1:
+            yield at_most(f"{figure.format(1)} + loop + engine", client + loop + engine, 300, parts)
+        elif streams == 32:
+            yield at_most(f"{figure.format(32)} + loop", client + loop, 80, parts)
+        else:
+            yield Row(f"{figure.format(streams)} + loop", "", formatted(client + loop, parts), "stated")
 
 
 def ttft(rounds: int, quick: bool) -> Iterator[Row]:
@@ -179,7 +205,17 @@ def shaped(rounds: int, quick: bool) -> Iterator[Row]:
     )
 
 
-PARTS: Sequence[Callable[[int, bool], Iterator[Row]]] = (handoff, shaped, prefill, vllm, ttft, decode, gateway, peers)
+PARTS: Sequence[Callable[[int, bool], Iterator[Row]]] = (
+    handoff,
+    shaped,
+    prefill,
+    vllm,
+    ttft,
+    decode,
+    per_token,
+    gateway,
+    peers,
+)
 
 
 def at_least(figure: str, value: float, target: float, detail: str = "") -> Row:
@@ -225,6 +261,12 @@ def markdown(rows: Sequence[Row], heading: str) -> str:
         f"| {row.figure} | {row.target} | {row.measured} | {_MARKED.get(row.verdict, row.verdict)} |" for row in rows
     ]
     return "\n".join(lines) + "\n"
+
+
+def in_place(text: str, written: str) -> str:
+    """The text with this table instead of the one that it has; the table alone if it has none."""
+    old = _TABLE.search(text)
+    return written if old is None else f"{text[: old.start()]}{written}{text[old.end() :]}"
 
 
 if __name__ == "__main__":

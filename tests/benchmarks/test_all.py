@@ -35,6 +35,20 @@ def test_a_part_that_fails_is_a_row_and_the_other_rows_are_kept(
     assert rows[1] == "| figure | at least 1 | 2 | met |"
 
 
+def test_the_table_takes_the_place_of_the_one_before_in_a_document(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    document = tmp_path / "performance.md"
+    old = benchmarks.markdown([Row("old", "at least 1", "2", "met")], "2 cores, load 0.1 at the beginning")
+    document.write_text(f"# Performance\n\n{old}\nWhat follows.\n\n| another | table |\n")
+    monkeypatch.setattr(benchmarks, "PARTS", (works,))
+    monkeypatch.setattr(sys, "argv", ["benchmarks", "--markdown", str(document)])
+    benchmarks.main()
+    text = document.read_text()
+    assert "| figure | at least 1 | 2 | met |" in text and "| old |" not in text
+    assert text.startswith("# Performance\n\n") and text.endswith("\n\nWhat follows.\n\n| another | table |\n")
+
+
 def test_square_brackets_are_text_and_no_markup(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
