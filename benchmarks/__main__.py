@@ -30,14 +30,7 @@ from disagg.api.handoff import HandoffFigures
 from disagg.extras import install
 
 SIMULATED = Path(__file__).with_name("simulated_pair.py")
-_STYLES: Final = {
-    "met": "green",
-    "not met": "red",
-    "undecided": "yellow",
-    "skipped": "dim",
-    "failed": "red",
-    "stated": "",
-}
+_STYLES: Final = {"met": "green", "not met": "red", "undecided": "yellow", "skipped": "dim", "failed": "red"}
 _TABLE: Final = re.compile(r"^\d+ cores, load .*\n\n(?:\|.*\n)+", re.M)
 """What `markdown` writes."""
 _MARKED: Final = {"not met": "**not met**", "failed": "**failed**"}
@@ -250,7 +243,7 @@ def table(rows: Sequence[Row], heading: str) -> Table:
     for name in ("figure", "target", "measured"):
         shown.add_column(name, overflow="fold")
     for row in rows:
-        style = _STYLES[row.verdict]
+        style = _STYLES.get(row.verdict, "")
         shown.add_row(Text(row.figure), Text(row.target), Text(row.measured, style))
     return shown
 

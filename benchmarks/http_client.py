@@ -27,7 +27,7 @@ from benchmarks.http_server import EVENTS, STREAMS, server
 from disagg.api.event_stream import EventReader
 from disagg.config import EngineOptions, Host
 from disagg.inference.http.connections import Connections, HostRequest
-from disagg.tls.client import unchecked_context
+from disagg.tls.certificate import unchecked_context
 from disagg.token import Tokens
 
 TOKEN: Final = "a-token-of-this-benchmark"

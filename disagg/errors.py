@@ -163,6 +163,9 @@ class RequestEndedHosts(RequestError):
 
     may_repeat = False
 
+    def __init__(self, message: str, hint: str = "change it; `disagg logs` of the hosts shows how they ended") -> None:
+        super().__init__(message, hint)
+
 
 class BodyTooLarge(RequestError):
     """The HTTP body is over the server's bound."""

@@ -155,7 +155,6 @@ def require_innocent(of: Marks, stated: Sequence[Verdicts], policy: StrikePolicy
 
     if of.strikes(lambda mark: 0 if mark in acquitted else count(mark)) >= policy.strikes:
         raise RequestEndedHosts(
-            f"{hosts} ended while computing this request: it is refused for {policy.refused_s:.0f} s",
-            "change it; `disagg logs` of the hosts shows how they ended",
+            f"{hosts} ended while computing this request: it is refused for {policy.refused_s:.0f} s"
         )
     return any(map(count, of.all))

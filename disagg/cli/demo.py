@@ -68,7 +68,7 @@ def demo(
 
 
 def _run(config: Path | None, prompt: str, max_tokens: int, timeout: float, *, live: bool, explain: bool) -> DemoResult:
-    import asyncio
+    import uvloop
 
     def note(text: str) -> None:
         stderr().print(text, style="dim")
@@ -88,7 +88,7 @@ def _run(config: Path | None, prompt: str, max_tokens: int, timeout: float, *, l
     progress = HostProgress(stderr(), brief=not explain)
     with demo_fleet(config, timeout_s=timeout, report=progress.report, note=note, ending=uninterrupted) as running:
         try:
-            return asyncio.run(compare(running, prompt, max_tokens, shown, note))
+            return uvloop.run(compare(running, prompt, max_tokens, shown, note))
         except KeyboardInterrupt:
             note_interrupt("interrupted; stopping the servers")
             raise

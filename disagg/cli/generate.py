@@ -144,7 +144,7 @@ class AnswerForm(NamedTuple):
 
 def _run(fleet: Fleet, answers: Sequence[ModelAnswer], request: dict[str, Any], shown: AnswerForm) -> None:
     """Ask the models and show the answers. Ctrl-C shows what has arrived."""
-    import asyncio
+    import uvloop
 
     from disagg.inference.client import AsyncClient
     from disagg.inference.several import ask
@@ -162,7 +162,7 @@ def _run(fleet: Fleet, answers: Sequence[ModelAnswer], request: dict[str, Any], 
                 await while_stdout_is_read(ask(client.stream, answers, request, view))
 
     try:
-        asyncio.run(run())
+        uvloop.run(run())
     except KeyboardInterrupt:
         for answer in answers:
             if answer.completion is None and answer.error is None:

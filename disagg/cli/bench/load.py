@@ -164,6 +164,8 @@ def _run(fleet: Fleet, spec: BenchSpec, token: str | None) -> tuple[BenchResult,
     """See `_measure`. A second Ctrl-C ends the program at once."""
     import asyncio
 
+    import uvloop
+
     from disagg.bench.benchmark import benchmark
     from disagg.bench.load import RunMonitor
 
@@ -184,7 +186,7 @@ def _run(fleet: Fleet, spec: BenchSpec, token: str | None) -> tuple[BenchResult,
 
     try:
         with live(monitor, stderr(), any(one.simulated for one in fleet.hosts.values() if one.model == spec.model)):
-            result = asyncio.run(run())
+            result = uvloop.run(run())
     finally:
         _handle(before)
     return result, signals[0] if signals else 0

@@ -61,7 +61,7 @@ def chat(
 
 def _run(fleet: Fleet, model: str, system: str, options: dict[str, Any], message: str | None, *, plain: bool) -> None:
     """Talk until the end of the input. message: that of a pipe, which is the only one; None: they are typed."""
-    import asyncio
+    import uvloop
 
     from disagg.cli.chat.conversation import Conversation
     from disagg.cli.chat.session import Session
@@ -79,7 +79,7 @@ def _run(fleet: Fleet, model: str, system: str, options: dict[str, Any], message
             else:
                 await session.answer(message)
 
-    asyncio.run(run())
+    uvloop.run(run())
 
 
 def _require_valid(client: AsyncClient, model: str, options: dict[str, Any]) -> None:

@@ -67,8 +67,7 @@ class Suspects:
         while len(self._refused) > MAX_REFUSED:
             self._refused.popitem(last=False)
         return RequestEndedHosts(
-            f"{' and '.join(dict.fromkeys(hosts))} ended while computing this request: it is tried on no other host",
-            "change it; `disagg logs` of the hosts shows how they ended",
+            f"{' and '.join(dict.fromkeys(hosts))} ended while computing this request: it is tried on no other host"
         )
 
     def require_innocent(self, of: Callable[[], Marks], view: FleetView) -> bool:
@@ -80,8 +79,7 @@ class Suspects:
         verdicts = view.verdicts
         if self._refused and not self._refused.keys().isdisjoint((of().request, of().prompt)):
             raise RequestEndedHosts(
-                f"hosts have ended while computing this request: it is refused for {policy.refused_s:.0f} s",
-                "change it; `disagg logs` of the hosts shows how they ended",
+                f"hosts have ended while computing this request: it is refused for {policy.refused_s:.0f} s"
             )
         return bool(verdicts) and require_innocent(of(), verdicts, policy, "hosts")
 
