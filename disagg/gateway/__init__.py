@@ -1,7 +1,8 @@
 """One HTTP server in front of a fleet, for clients of OpenAI's, Anthropic's or Ollama's API. `disagg serve` runs it.
 
 serve       the process: listen, serve, drain
-app         routes, and what every POST passes through: key, size of the body, bounds
+app         routes, and what every POST passes through: model, limits, a place
+posted      a POST as it arrives: key, the gateways that have passed it on, body
 views       every GET
 document    what /openapi.json describes
 dashboard   the page at /, whose files are in page/
@@ -9,7 +10,6 @@ health      whether it can answer a request
 clients/    their keys, their models, their limits
 dialects/   the APIs, each a pure translation: body -> request, events -> answer
 models      the lists of models
-hops        a request that comes back from another gateway is refused
 run         a request's events, from AsyncClient
 answer      events -> HTTP, streamed or whole, to a caller that may disconnect
 parallel    several requests in one body

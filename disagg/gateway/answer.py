@@ -20,12 +20,19 @@ from disagg.gateway.watch.request import ObservedRequest
 from disagg.http.requests import disconnected
 from disagg.http.stream import BodyParts, running
 
-FIRST_S = 2.0  # without an event, the response starts with a comment; until then an error has its HTTP status
-KEEP_ALIVE_S = 10.0  # between two comments
-STALL_S = 60.0  # a caller that reads nothing for this long counts as disconnected
 STOPPED = Problem(503, "server_error", "gateway_stopped", "the gateway is stopping; the answer is not complete")
 
 log = logging.getLogger("disagg.gateway")
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseTimes:
+    """Seconds. first: without an event, a stream starts with a comment; until then an error has its HTTP status.
+    keep_alive: between two comments. stall: a caller that reads nothing for this long counts as disconnected."""
+
+    first: float = 2.0
+    keep_alive: float = 10.0
+    stall: float = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,14 +73,15 @@ class AcceptedRequest:
 class AnswerResponse(Response):
     """The response to one request."""
 
-    def __init__(self, request: AcceptedRequest) -> None:
+    def __init__(self, request: AcceptedRequest, times: ResponseTimes) -> None:
         super().__init__()
-        self._request = request
+        self._request, self._times = request, times
         self._problem: Problem | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         dialect, writer = self._request.dialect, self._request.writer
-        exchange = Exchange(scope, send, dialect.framing, stream=self._request.observed.head.request.stream)
+        stream = self._request.observed.head.request.stream
+        exchange = Exchange(scope, send, dialect.framing, self._times, stream=stream)
         refusal = problem_response(dialect, STOPPED)
         await exchange.perform(
             self._perform(exchange), receive, writer.error(STOPPED), refusal, lambda: self._request.ended(self._problem)
@@ -95,10 +103,10 @@ class AnswerResponse(Response):
 class Exchange(BodyParts):
     """Sends one response: objects, framed as a stream of this kind, or a response that is not sent in parts."""
 
-    def __init__(self, scope: Scope, send: Send, framing: Framing, *, stream: bool) -> None:
-        super().__init__(scope, send, framing.media_type, STALL_S)
+    def __init__(self, scope: Scope, send: Send, framing: Framing, times: ResponseTimes, *, stream: bool) -> None:
+        super().__init__(scope, send, framing.media_type, times.stall)
         self.stream = stream
-        self._framing = framing
+        self._framing, self._times = framing, times
 
     async def objects(self, objects: Iterable[Written]) -> None:
         """Send these objects. Raises Cancelled if the caller stalls."""
@@ -131,7 +139,7 @@ class Exchange(BodyParts):
         """
         others = [disconnected(receive)]
         if self.stream and (comment := self._framing.keep_alive):
-            others.append(self.keep_alive(lambda: comment, FIRST_S, KEEP_ALIVE_S))
+            others.append(self.keep_alive(lambda: comment, self._times.first, self._times.keep_alive))
         try:
             async with running(work, *others) as tasks:
                 writing = tasks[0]

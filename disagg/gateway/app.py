@@ -1,26 +1,25 @@
-"""The gateway's routes, and what every request passes through: request id, bounded body, one line of log."""
+"""The gateway's routes, and what every POST passes through: key, body, model, limits, a place."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from typing import Any, Final
+from typing import Final
 
-import msgspec
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import ASGIApp, Receive
+from starlette.types import ASGIApp
 
 from disagg.api.requests import MAX_ANSWERS
-from disagg.errors import Cancelled, DisaggError, RequestError
-from disagg.gateway import hops, models
-from disagg.gateway import parallel as body
-from disagg.gateway.answer import AcceptedRequest, AnswerResponse, json_response
+from disagg.errors import Cancelled, DisaggError
+from disagg.gateway import models
+from disagg.gateway import parallel as several
+from disagg.gateway.answer import AcceptedRequest, AnswerResponse, ResponseTimes, json_response, problem_response
 from disagg.gateway.clients.access import Access, require_model
 from disagg.gateway.clients.keys import Key
 from disagg.gateway.clients.limits import AnswerPlaces, KeyLimits, share_of
@@ -28,17 +27,16 @@ from disagg.gateway.dialects import anthropic, ollama
 from disagg.gateway.dialects.base import Dialect, GatewayRequest, Head, read_fields
 from disagg.gateway.dialects.chat import ChatCompletions
 from disagg.gateway.dialects.completions import Completions
-from disagg.gateway.dialects.ollama import error_body as ollama_error
 from disagg.gateway.dialects.openai import error_body
 from disagg.gateway.dialects.problems import INTERNAL, Problem, not_found, problem_of
 from disagg.gateway.dialects.responses import Responses
 from disagg.gateway.health import GatewayHealth
 from disagg.gateway.parallel import ItemRun, ParallelResponse
+from disagg.gateway.posted import Posted, PostReader
 from disagg.gateway.run import prompt_tokens, run, unless
 from disagg.gateway.views import Views
 from disagg.gateway.watch.gateway import GatewayWatch
 from disagg.gateway.watch.request import Observers
-from disagg.http import requests
 from disagg.http.protocol import connection_of
 from disagg.http.server import Handler, application
 from disagg.http.stream import unless_disconnected
@@ -47,11 +45,19 @@ from disagg.inference.client import AsyncClient
 log = logging.getLogger("disagg.gateway")
 
 
-def build(client: AsyncClient, access: Access, serving: GatewayHealth, watch: GatewayWatch | None = None) -> ASGIApp:
+def build(
+    client: AsyncClient,
+    access: Access,
+    serving: GatewayHealth,
+    watch: GatewayWatch | None = None,
+    *,
+    answers: int = MAX_ANSWERS,
+    times: ResponseTimes = ResponseTimes(),  # noqa: B008 - frozen
+) -> ASGIApp:
     """The ASGI application of the gateway. The caller closes the client. watch: its observers; without, there is no
-    history."""
+    history. answers: that it computes at a time, and counts."""
     watch = watch or GatewayWatch(client)
-    gateway = Gateway(client, access, watch.observers)
+    gateway = Gateway(client, access, watch.observers, AnswerPlaces(answers), times)
     started = time.time()
     routes = [
         Route("/api/chat", gateway.post(ollama.Chat()), methods=["POST"]),
@@ -74,63 +80,99 @@ def build(client: AsyncClient, access: Access, serving: GatewayHealth, watch: Ga
 
 
 class Gateway:
-    """Answers requests in every dialect with one client."""
+    """Answers requests in every dialect with one client. places: of answers, and of counts."""
 
-    def __init__(self, client: AsyncClient, access: Access, observers: Observers) -> None:
-        self._client = client
-        self._access = access
-        self._observers = observers
+    def __init__(
+        self, client: AsyncClient, access: Access, observers: Observers, places: AnswerPlaces, times: ResponseTimes
+    ) -> None:
+        self._client, self._observers, self._places, self._times = client, observers, places, times
         self._limits = KeyLimits()
-        self._name = hops.new_name()
-        self._places = AnswerPlaces(MAX_ANSWERS)  # of answers, and of counts
-        self._body_bounds = requests.body_bounds(max(model.context for model in client.fleet.models.values()))
+        self._reader = PostReader(access, max(model.context for model in client.fleet.models.values()))
 
     def post(self, dialect: Dialect) -> Handler:
         """The endpoint of one dialect."""
 
-        async def post(request: Request) -> Response:
-            arrived = time.time()
-            try:
-                key = self._access.key(request)
-                via = hops.passed_on(request.headers.getlist("via"), self._name)
-                asked = self._admitted(key, dialect.read(await self._body(request)))
-            except DisaggError as error:
-                return self._refused(error, dialect.error)
-            head = Head(asked, request.scope[requests.REQUEST_ID_KEY], arrived, via)
-            return AnswerResponse(self._begin(key, dialect, head)) if asked.prompts else _unasked(dialect, head)
+        async def post(posted: Posted) -> Response:
+            asked = self._admitted(posted.key, dialect.read(posted.body))
+            head = Head(asked, posted.request_id, posted.created, posted.via)
+            if not asked.prompts:
+                return _unasked(dialect, head)
+            return AnswerResponse(self._begin(posted.key, dialect, head), self._times)
 
-        return post
+        return self._handler(post, dialect)
 
     def parallel(self) -> Handler:
         """POST /v1/parallel: each item as if it had been sent alone."""
 
-        async def parallel(request: Request) -> Response:
-            arrived = time.time()
+        async def parallel(posted: Posted) -> Response:
+            asked = several.read(posted.body)
+            parts = [ItemRun(item, self._item(posted, item)) for item in asked.items]
+            return ParallelResponse(parts, posted.request_id, posted.created, self._times, stream=asked.stream)
+
+        return self._handler(parallel, several.CHAT)
+
+    def count(self, dialect: Dialect) -> Handler:
+        """The endpoint that counts the tokens of a prompt, which the dialect reads. The count takes the place of an
+        answer, and ends when its caller disconnects."""
+
+        async def count(posted: Posted) -> Response:
+            asked = self._admitted(posted.key, dialect.read(posted.body))
+            give_back = self._places.take(posted.key, asked.choices)
             try:
-                key = self._access.key(request)
-                via = hops.passed_on(request.headers.getlist("via"), self._name)
-                asked = body.read(await self._body(request))
+                counted = await unless_disconnected(prompt_tokens(self._client, asked), posted.receive, "the count")
+                return json_response({"input_tokens": counted})
+            except Cancelled:
+                return Response(status_code=Cancelled.http_status)  # nobody reads it
+            finally:
+                give_back()
+
+        return self._handler(count, dialect)
+
+    def about(self, created: float) -> Handler:
+        """Ollama's POST /api/show. created: when the gateway started, in seconds since 1970."""
+
+        async def about(posted: Posted) -> Response:
+            asked = read_fields(ollama.ShowBody, posted.body, {})
+            return json_response(models.shown(self._client.fleet, posted.key, asked.named, created))
+
+        return self._handler(about, ollama.Chat())
+
+    def _handler(self, answer: Callable[[Posted], Awaitable[Response]], dialect: Dialect) -> Handler:
+        """dialect: in which a request that does not begin is refused. The observers are told."""
+
+        async def handle(request: Request) -> Response:
+            try:
+                return await answer(await self._reader.read(request))
             except DisaggError as error:
-                return self._refused(error, error_body)
-            request_id = request.scope[requests.REQUEST_ID_KEY]
-            parts = [ItemRun(item, self._item(key, item, request_id, arrived, via)) for item in asked.items]
-            return ParallelResponse(parts, request_id, arrived, stream=asked.stream)
+                return problem_response(dialect, self._refused(error))
 
-        return parallel
+        return handle
 
-    def _item(
-        self, key: Key | None, item: body.RequestedItem, request_id: str, arrived: float, via: str
-    ) -> AcceptedRequest | Problem:
+    def _item(self, posted: Posted, item: several.RequestedItem) -> AcceptedRequest | Problem:
         """The request of an item, which begins now; or why it does not."""
         try:
             if isinstance(item.request, DisaggError):
                 raise item.request
-            head = Head(self._admitted(key, item.request), body.item_id(request_id, item.index), arrived, via)
+            asked = self._admitted(posted.key, item.request)
         except DisaggError as error:
-            problem = problem_of(error)
-            self._observers.refuse(problem)
-            return problem
-        return self._begin(key, item.dialect, head)
+            return self._refused(error)
+        head = Head(asked, several.item_id(posted.request_id, item.index), posted.created, posted.via)
+        return self._begin(posted.key, item.dialect, head)
+
+    def _refused(self, error: DisaggError) -> Problem:
+        problem = problem_of(error)
+        self._observers.refuse(problem)
+        return problem
+
+    def _admitted(self, key: Key | None, asked: GatewayRequest) -> GatewayRequest:
+        """The request, if this key may make it now. Clients with different keys share no held KV: whether a prompt is
+        answered early would tell one what the other has asked."""
+        require_model(self._client.fleet, key, asked.model)
+        self._places.require(key, asked.choices)
+        if key is None:
+            return asked
+        self._limits.admit(key, asked.choices, time.monotonic())
+        return replace(asked, options={**asked.options, "cache_salt": key.id, "share": share_of(key).to_json()})
 
     def _begin(self, key: Key | None, dialect: Dialect, head: Head) -> AcceptedRequest:
         """Accept a request that has been admitted."""
@@ -146,70 +188,6 @@ class Gateway:
         give_back = self._places.take(key, head.request.choices, lambda: observed.waiting, given_up.set_result)
         events = unless(given_up, run(self._client, observed))
         return AcceptedRequest(dialect, observed, events, give_back, dialect.writer(head))
-
-    def count(self, dialect: Dialect) -> Handler:
-        """The endpoint that counts the tokens of a prompt, which the dialect reads."""
-
-        async def count(request: Request) -> Response:
-            try:
-                key = self._access.key(request)
-                asked = self._admitted(key, dialect.read(await self._body(request)))
-                return await self._counted(key, asked, request.receive)
-            except DisaggError as error:
-                return self._refused(error, dialect.error)
-
-        return count
-
-    def about(self, created: float) -> Handler:
-        """Ollama's POST /api/show. created: when the gateway started, in seconds since 1970."""
-
-        async def about(request: Request) -> Response:
-            try:
-                key = self._access.key(request)
-                asked = read_fields(ollama.ShowBody, await self._body(request), {})
-                return json_response(models.shown(self._client.fleet, key, asked.named, created))
-            except DisaggError as error:
-                return self._refused(error, ollama_error)
-
-        return about
-
-    async def _counted(self, key: Key | None, asked: GatewayRequest, receive: Receive) -> Response:
-        """The tokens of a prompt. It takes the place of an answer, and ends when its caller disconnects."""
-        give_back = self._places.take(key, asked.choices)
-        try:
-            counted = await unless_disconnected(prompt_tokens(self._client, asked), receive, "the count")
-            return json_response({"input_tokens": counted})
-        except Cancelled:
-            return Response(status_code=Cancelled.http_status)  # nobody reads it
-        finally:
-            give_back()
-
-    def _refused(self, error: DisaggError, written: Callable[[Problem], Mapping[str, Any]]) -> Response:
-        """The answer to a request that does not begin. The observers are notified."""
-        problem = problem_of(error)
-        self._observers.refuse(problem)
-        return json_response(written(problem), problem.status, problem.headers)
-
-    def _admitted(self, key: Key | None, asked: GatewayRequest) -> GatewayRequest:
-        """The request, if this key may make it now. Clients with different keys share no held KV: whether a prompt is
-        answered early would tell one what the other has asked."""
-        require_model(self._client.fleet, key, asked.model)
-        self._places.require(key, asked.choices)
-        if key is None:
-            return asked
-        self._limits.admit(key, asked.choices, time.monotonic())
-        return replace(asked, options={**asked.options, "cache_salt": key.id, "share": share_of(key).to_json()})
-
-    async def _body(self, request: Request) -> Mapping[str, Any]:
-        """The body, which must be a JSON object. Raises RequestError and BodyTooLarge."""
-        data = await requests.body(request, self._body_bounds, "shorten the prompt")
-        try:
-            body = msgspec.json.decode(data)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise RequestError(f"the request body is not JSON: {_not_json(data, error)}") from None
-        if not isinstance(body, dict):
-            raise RequestError("the request body is not a JSON object")
-        return body
 
 
 def _unasked(dialect: Dialect, head: Head) -> Response:
@@ -258,13 +236,3 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
 async def _on_bug(_: Request, error: Exception) -> Response:
     log.error("internal_error", exc_info=error)
     return respond(INTERNAL)
-
-
-def _not_json(data: bytes, error: Exception) -> str:
-    """What is wrong with a body, where msgspec's own text would mislead."""
-    try:
-        data.decode()
-    except UnicodeDecodeError as wrong:
-        return f"byte {wrong.start} is not UTF-8"
-    cut = "truncated" in str(error) and data.rstrip().endswith(b"}")
-    return "a \\u escape in it is no character" if cut else str(error)

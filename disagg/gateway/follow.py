@@ -57,13 +57,16 @@ async def gateway_states(url: str, key: str | None) -> AsyncGenerator[LiveState,
     raise ServerUnavailable(f"the gateway at {url} has stopped", "start it with `disagg serve`")
 
 
-async def host_states(fleet: Fleet) -> AsyncGenerator[LiveState, None]:
-    """States with the hosts' own figures. Requests are not known: each belongs to the program that has sent it."""
+async def host_states(fleet: Fleet, first_s: float = FIRST_S) -> AsyncGenerator[LiveState, None]:
+    """States with the hosts' own figures. Requests are not known: each belongs to the program that has sent it.
+
+    first_s: until the first one at most, if a host has neither answered nor is known to be down.
+    """
     board = Board(fleet.name, fleet.models)
     async with AsyncClient(fleet) as client:
         await client.connect()
         with client.watching():
-            until = time.monotonic() + FIRST_S
+            until = time.monotonic() + first_s
             while "unknown" in _states(fleet, client) and time.monotonic() < until:
                 await asyncio.sleep(LOOK_S)
             while True:

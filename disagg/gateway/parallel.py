@@ -24,7 +24,7 @@ from disagg.api.parallel import (
     ParallelResult,
 )
 from disagg.errors import DisaggError, RequestError
-from disagg.gateway.answer import STOPPED, AcceptedRequest, Exchange, json_response, problem_response
+from disagg.gateway.answer import STOPPED, AcceptedRequest, Exchange, ResponseTimes, json_response, problem_response
 from disagg.gateway.dialects.base import (
     DATA_EVENTS,
     Dialect,
@@ -108,15 +108,17 @@ class ItemRun:
 class ParallelResponse(Response):
     """The response to one body."""
 
-    def __init__(self, parts: Sequence[ItemRun], request_id: str, created: float, *, stream: bool) -> None:
+    def __init__(
+        self, parts: Sequence[ItemRun], request_id: str, created: float, times: ResponseTimes, *, stream: bool
+    ) -> None:
         super().__init__()
-        self._parts = parts
+        self._parts, self._times = parts, times
         self._id, self._created = f"parallel-{request_id}", int(created)
         self._stream = stream
         self._began = time.monotonic()  # all items were sent
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        exchange = Exchange(scope, send, DATA_EVENTS, stream=self._stream)
+        exchange = Exchange(scope, send, DATA_EVENTS, self._times, stream=self._stream)
         refusal = problem_response(CHAT, STOPPED)
         await exchange.perform(self._perform(exchange), receive, (CHAT.error(STOPPED),), refusal, self._ended)
 

@@ -29,8 +29,7 @@ from disagg.token import Tokens
 BOUNDS = ConnectionBounds(connections=1024, unproven=768, unproven_per_address=256)
 """A proxy or router in front of the gateway has many connections from one address."""
 HINTS = ListenHints("choose another with --port", "check --host")
-DRAIN_S = 20  # for running requests; what is still running then is cut, with an error that says so
-
+DRAIN_S = 20
 END_S = 2.0  # for requests that are cut to send their callers the error, and to be recorded
 
 log = logging.getLogger(__name__)
@@ -102,7 +101,7 @@ async def _serve(
             encryption = Encryption(ServerTLS(lambda: member.tokens.all)) if member is not None else Encryption()
             spare_collector()
             ready(Listening(url_host, port, tuple(live_models(fleet, client.view, time.monotonic()))))
-            await server(application, encryption, stopping=watch.feed.stop).serve(sockets=[listener])
+            await GatewayServer(application, encryption, stopping=watch.feed.stop).serve(sockets=[listener])
 
 
 def spare_collector() -> None:
@@ -113,28 +112,27 @@ def spare_collector() -> None:
     gc.freeze()
 
 
-def server(
-    app: ASGIApp,
-    encryption: Encryption = Encryption(),  # noqa: B008 - frozen
-    bounds: ConnectionBounds = BOUNDS,
-    stopping: Callable[[], None] = lambda: None,
-) -> BoundedServer:
-    """The HTTP server around the application. stopping: called when it stops, before it waits for requests."""
-    return _Server(app, encryption, bounds, stopping)
+class GatewayServer(BoundedServer):
+    """The HTTP server around the application. stopping: is called when it stops, before it waits for requests. drain_s:
+    for running requests; what is still running then is cut, with an error that says so."""
 
-
-class _Server(BoundedServer):
     def __init__(
-        self, app: ASGIApp, encryption: Encryption, bounds: ConnectionBounds, stopping: Callable[[], None]
+        self,
+        app: ASGIApp,
+        encryption: Encryption = Encryption(),  # noqa: B008 - frozen
+        *,
+        bounds: ConnectionBounds = BOUNDS,
+        stopping: Callable[[], None] = lambda: None,
+        drain_s: int = DRAIN_S,
     ) -> None:
-        super().__init__(app, bounds, DRAIN_S, encryption)
-        self._stopping = stopping
+        super().__init__(app, bounds, drain_s, encryption)
+        self._stopping, self._drain_s = stopping, drain_s
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._stopping()
         if running := len(self.server_state.tasks):
             requests = f"{running} request{'s run' if running > 1 else ' runs'}"
-            log.warning("stopping: %s; waiting for %d s at most, Ctrl-C again ends it at once", requests, DRAIN_S)
+            log.warning("stopping: %s; waiting for %d s at most, Ctrl-C again ends it at once", requests, self._drain_s)
         await super().shutdown(sockets)
         if tasks := set(self.server_state.tasks):
             if self.force_exit:  # else uvicorn has cancelled them

@@ -131,10 +131,10 @@ class FakeClient:
 NO_KEYS = Path("/nonexistent/keys.json")
 
 
-def app(client: FakeClient, keys: Path = NO_KEYS, watch: GatewayWatch | None = None) -> ASGIApp:
-    """The gateway in front of this client, for programs of this machine."""
+def app(client: FakeClient, keys: Path = NO_KEYS, watch: GatewayWatch | None = None, **bounds: Any) -> ASGIApp:
+    """The gateway in front of this client, for programs of this machine. bounds: see `build`."""
     fake = cast(AsyncClient, client)
-    return build(fake, Access(KeyRing(KeyFile(keys)), public=False), GatewayHealth(fake), watch)
+    return build(fake, Access(KeyRing(KeyFile(keys)), public=False), GatewayHealth(fake), watch, **bounds)
 
 
 def http(application: ASGIApp, **headers: str) -> httpx.AsyncClient:

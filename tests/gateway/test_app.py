@@ -22,7 +22,7 @@ from disagg.errors import (
     ServerUnavailable,
     Unauthorized,
 )
-from disagg.gateway import answer, app
+from disagg.gateway.answer import ResponseTimes
 from disagg.gateway.clients.keys import KeyFile
 from disagg.gateway.document import calls
 from disagg.gateway.watch.gateway import GatewayWatch
@@ -82,18 +82,17 @@ async def test_an_error_before_the_first_token_has_its_status_streamed_or_not(
     assert headers.items() <= dict(response.headers).items()
 
 
-async def test_a_quiet_stream_is_kept_alive_by_comments(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(answer, "FIRST_S", 0.01)
-    monkeypatch.setattr(answer, "KEEP_ALIVE_S", 0.01)
-    async with fake_client.http(fake_client.app(FakeClient(0.2, "late "))) as http:
+async def test_a_quiet_stream_is_kept_alive_by_comments() -> None:
+    times = ResponseTimes(first=0.01, keep_alive=0.01)
+    async with fake_client.http(fake_client.app(FakeClient(0.2, "late "), times=times)) as http:
         response = await http.post("/v1/chat/completions", json=STREAMED)
     assert response.text.startswith(": keep-alive\n\n: keep-alive\n\n")
     assert events(response.text)[-1] == "[DONE]"
 
 
-async def test_an_error_after_a_comment_is_an_event(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(answer, "FIRST_S", 0.01)
-    async with fake_client.http(fake_client.app(FakeClient(0.1, Overloaded("busy")))) as http:
+async def test_an_error_after_a_comment_is_an_event() -> None:
+    application = fake_client.app(FakeClient(0.1, Overloaded("busy")), times=ResponseTimes(first=0.01))
+    async with fake_client.http(application) as http:
         response = await http.post("/v1/chat/completions", json=STREAMED)
     assert [event["error"]["code"] for event in events(response.text)] == ["rate_limit_exceeded"]
 
@@ -152,10 +151,9 @@ async def test_several_answers_to_a_prompt_are_asked_for_once_the_first_has_begu
     assert [choice["message"]["content"] for choice in body["choices"]] == ["text"] * 3
 
 
-async def test_requests_over_the_bound_are_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(app, "MAX_ANSWERS", 1)
+async def test_requests_over_the_bound_are_refused_at_once() -> None:
     client = FakeClient("text ", 0.2)
-    async with fake_client.http(fake_client.app(client)) as http:
+    async with fake_client.http(fake_client.app(client, answers=1)) as http:
         first = asyncio.ensure_future(http.post("/v1/chat/completions", json=CHAT))
         while not client.asked:
             await asyncio.sleep(0.01)
@@ -165,25 +163,21 @@ async def test_requests_over_the_bound_are_refused_at_once(monkeypatch: pytest.M
     assert refused.status_code == 429 and refused.headers["retry-after"] == "1"
 
 
-async def test_each_answer_of_a_request_counts_for_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(app, "MAX_ANSWERS", 3)
+async def test_each_answer_of_a_request_counts_for_the_bound() -> None:
     client = FakeClient("text ")
-    async with fake_client.http(fake_client.app(client)) as http:
+    async with fake_client.http(fake_client.app(client, answers=3)) as http:
         several = [(await http.post("/v1/chat/completions", json={**CHAT, "n": n})).status_code for n in (4, 3, 3, 2)]
     assert several == [429, 200, 200, 200], "their places are given back"
     together = {"requests": [{**CHAT, "n": 2}, {**CHAT, "n": 2}, CHAT]}
-    async with fake_client.http(fake_client.app(client)) as http:
+    async with fake_client.http(fake_client.app(client, answers=3)) as http:
         results = (await http.post("/v1/parallel", json=together)).json()["results"]
     assert [one["status"] for one in results] == [200, 429, 200]
 
 
-async def test_a_count_of_tokens_takes_a_place_until_it_ends_or_its_caller_leaves(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(app, "MAX_ANSWERS", 1)
+async def test_a_count_of_tokens_takes_a_place_until_it_ends_or_its_caller_leaves() -> None:
     client = FakeClient(600.0)
     watch = GatewayWatch(cast(AsyncClient, client))
-    application = fake_client.app(client, watch=watch)
+    application = fake_client.app(client, watch=watch, answers=1)
     counting, leave = "/v1/messages/count_tokens", asyncio.Event()
     leaving = asyncio.ensure_future(call(application, CHAT, path=counting, leave=leave))
     async with fake_client.http(application) as http, asyncio.timeout(60):
@@ -199,14 +193,14 @@ async def test_a_count_of_tokens_takes_a_place_until_it_ends_or_its_caller_leave
 
 
 async def test_the_youngest_waiting_answer_of_the_largest_key_yields_its_place_to_another_key(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    tmp_path: Path,
 ) -> None:
-    monkeypatch.setattr(app, "MAX_ANSWERS", 4)
     file = KeyFile(tmp_path / "keys.json")
     greedy, modest = (f"Bearer {file.add(name)}" for name in ("greedy", "modest"))
     client = FakeClient("begun ", barrier := asyncio.Barrier(5))
     client.stages = [Stage("queue", "disaggregated", "m-prefill", "m-decode")]
-    async with fake_client.http(fake_client.app(client, file.path)) as http, asyncio.timeout(60):
+    application = fake_client.app(client, file.path, answers=4)
+    async with fake_client.http(application) as http, asyncio.timeout(60):
         begun = asyncio.ensure_future(http.post("/v1/chat/completions", json=CHAT, headers={"authorization": greedy}))
         while barrier.n_waiting < 1:
             await asyncio.sleep(0)
@@ -374,10 +368,8 @@ async def test_a_malformed_host_is_refused_and_not_a_bug() -> None:
     assert (refused.status_code, unknown.status_code) == (401, 404)
 
 
-async def test_nothing_is_sent_after_the_end_of_a_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_nothing_is_sent_after_the_end_of_a_stream() -> None:
     """A comment that becomes due while the end is being sent."""
-    monkeypatch.setattr(answer, "FIRST_S", 0.0)
-    monkeypatch.setattr(answer, "KEEP_ALIVE_S", 0.0)
     sent: list[Message] = []
 
     async def send(message: Message) -> None:
@@ -386,7 +378,8 @@ async def test_nothing_is_sent_after_the_end_of_a_stream(monkeypatch: pytest.Mon
             for _ in range(20):
                 await asyncio.sleep(0)
 
-    await call(fake_client.app(FakeClient("text ")), STREAMED, send_to=send)
+    times = ResponseTimes(first=0.0, keep_alive=0.0)
+    await call(fake_client.app(FakeClient("text "), times=times), STREAMED, send_to=send)
     assert [message.get("more_body", True) for message in sent].index(False) == len(sent) - 1
 
 

@@ -65,7 +65,7 @@ def scripted(_: SimulatedModel, tokens: Sequence[int], sampling: Sampling, *rest
 
 @asynccontextmanager
 async def serving(app: ASGIApp, listener: Any, encryption: Encryption) -> AsyncIterator[None]:
-    server = serve.server(app, encryption)
+    server = serve.GatewayServer(app, encryption)
     task = asyncio.ensure_future(server.serve(sockets=[listener]))
     try:
         yield

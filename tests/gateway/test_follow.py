@@ -10,10 +10,9 @@ import pytest
 
 from disagg.config import EngineOptions, Fleet, Host, Model
 from disagg.errors import ServerUnavailable, Unauthorized
-from disagg.gateway import follow
 from disagg.gateway.clients.keys import KeyFile
 from disagg.gateway.follow import gateway_states, host_states
-from disagg.gateway.watch import feed
+from disagg.gateway.watch.feed import FeedBounds
 from disagg.token import TOKEN_FILE_VARIABLE
 from tests.fleets import TOKEN, RunningFleet
 from tests.gateway.fake_client import FakeClient
@@ -65,9 +64,8 @@ async def test_without_a_gateway_the_hosts_show_their_own_load(
     assert state.hosts[1].kv_limit > 0 and state.requests == ()
 
 
-async def test_a_full_gateway_is_asked_again_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(feed, "MAX_WATCHERS", 0)
-    async with running(FakeClient()) as gateway:
+async def test_a_full_gateway_is_asked_again_later() -> None:
+    async with running(FakeClient(), feed=FeedBounds(watchers=0)) as gateway:
         with pytest.raises(ServerUnavailable, match="no place for another watcher"):
             await anext(gateway_states(gateway.url, None))
 
@@ -75,7 +73,6 @@ async def test_a_full_gateway_is_asked_again_later(monkeypatch: pytest.MonkeyPat
 async def test_of_a_fleet_that_is_not_started_the_first_state_has_every_host_down(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(follow, "FIRST_S", 60.0)
     (token := tmp_path / "token").write_text(f"{TOKEN}\n")
     token.chmod(0o600)
     monkeypatch.setenv(TOKEN_FILE_VARIABLE, str(token))
@@ -85,7 +82,7 @@ async def test_of_a_fleet_that_is_not_started_the_first_state_has_every_host_dow
         "prefill": Host("prefill", "127.0.0.1", ("prefill",), "m", EngineOptions("transformers"), prefill),
     }
     fleet = Fleet("f", tmp_path / "hosts.toml", {"m": Model("m", {}, 4096)}, hosts)
-    async with asyncio.timeout(90), aclosing(host_states(fleet)) as states:
+    async with asyncio.timeout(90), aclosing(host_states(fleet, first_s=60.0)) as states:
         state = await anext(states)
     assert [(host.state, host.hint) for host in state.hosts] == [
         ("down", f"disagg start --host {name}") for name in ("decode", "prefill")

@@ -12,7 +12,6 @@ from starlette.types import Message
 
 from disagg.api.parallel import MAX_ITEMS, ParallelAnswer, ParallelFigures, ParallelResult
 from disagg.errors import ServerUnavailable
-from disagg.gateway import app
 from disagg.gateway.clients.keys import KeyFile
 from disagg.gateway.parallel import item_id
 from disagg.gateway.watch.gateway import GatewayWatch
@@ -149,12 +148,11 @@ async def test_every_request_counts_for_its_key_and_needs_its_model(tmp_path: Pa
     assert without.status_code == 401
 
 
-async def test_every_request_counts_for_the_bound_of_requests_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(app, "MAX_ANSWERS", 2)
-    client = FakeClient("x ")
-    assert [one["status"] for one in (await post(client, CHAT, CHAT, CHAT))["results"]] == [200, 200, 429]
-    application = fake_client.app(client)
+async def test_every_request_counts_for_the_bound_of_requests_at_a_time() -> None:
+    application = fake_client.app(FakeClient("x "), answers=2)
     async with fake_client.http(application) as http:
+        answer = await http.post(PATH, json={"requests": [CHAT, CHAT, CHAT]})
+        assert [one["status"] for one in answer.json()["results"]] == [200, 200, 429]
         for _ in range(3):
             answer = await http.post(PATH, json={"requests": [CHAT, CHAT]})
             assert [one["status"] for one in answer.json()["results"]] == [200, 200], "their places are given back"

@@ -15,6 +15,7 @@ import pytest
 
 from disagg.errors import PortInUse, ServerUnavailable
 from disagg.gateway import serve
+from disagg.gateway.watch.feed import FeedBounds
 from disagg.gateway.watch.gateway import GatewayWatch
 from disagg.gateway.watch.history import Filter, read
 from disagg.gateway.watch.recorder import Recorder
@@ -41,10 +42,13 @@ async def running(
     client: FakeClient,
     bounds: ConnectionBounds = serve.BOUNDS,
     keys: Path = fake_client.NO_KEYS,
+    feed: FeedBounds = FeedBounds(),  # noqa: B008 - frozen
+    drain_s: int = serve.DRAIN_S,
 ) -> AsyncIterator[Running]:
     listener = listen("127.0.0.1", 0, serve.HINTS)
-    watch = GatewayWatch(cast(AsyncClient, client))
-    server = serve.server(fake_client.app(client, keys, watch), bounds=bounds, stopping=watch.feed.stop)
+    watch = GatewayWatch(cast(AsyncClient, client), feed=feed)
+    application = fake_client.app(client, keys, watch)
+    server = serve.GatewayServer(application, bounds=bounds, stopping=watch.feed.stop, drain_s=drain_s)
     task = asyncio.ensure_future(server.serve(sockets=[listener]))
     try:
         yield Running(server, listener.getsockname()[1], task)
@@ -126,12 +130,9 @@ async def test_a_gateway_that_stops_lets_running_answers_finish() -> None:
     assert rest[-1] == "data: [DONE]"
 
 
-async def test_a_gateway_that_cannot_wait_any_longer_ends_answers_with_an_error(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(serve, "DRAIN_S", 0)
+async def test_a_gateway_that_cannot_wait_any_longer_ends_answers_with_an_error() -> None:
     client = FakeClient("one ", 60.0)
-    async with running(client) as gateway, new_http() as http:
+    async with running(client, drain_s=0) as gateway, new_http() as http:
         async with http.stream("POST", f"{gateway.url}/v1/chat/completions", json=CHAT) as answer:
             lines = answer.aiter_lines()
             await anext(lines)
@@ -145,12 +146,11 @@ async def test_a_gateway_that_cannot_wait_any_longer_ends_answers_with_an_error(
 async def test_the_history_has_the_answers_that_the_gateways_stop_cut(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(serve, "DRAIN_S", 0)
     monkeypatch.setattr(FakeStream, "close_s", 0.05)  # as a real one, which waits for its hosts' connections to close
     client, path = FakeClient("one ", 60.0), tmp_path / "history.db"
     watch = GatewayWatch(cast(AsyncClient, client), Recorder(path))
     listener = listen("127.0.0.1", 0, serve.HINTS)
-    server = serve.server(fake_client.app(client, watch=watch), stopping=watch.feed.stop)
+    server = serve.GatewayServer(fake_client.app(client, watch=watch), stopping=watch.feed.stop, drain_s=0)
 
     async def ask() -> None:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}/v1/chat/completions"

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from starlette.responses import Response
@@ -18,21 +19,32 @@ from disagg.gateway.watch.board import SAMPLE_S, Board
 from disagg.http.requests import disconnected
 from disagg.http.stream import EVENT_STREAM, BodyParts, event_bytes, running
 
-BUSY_S: Final = 0.5  # between two events while requests run
-IDLE_S: Final = 1.0
 STALL_S: Final = 20.0  # a watcher that reads nothing for this long is disconnected
-MAX_WATCHERS: Final = 64
-MAX_WATCHERS_OF_KEY: Final = 16
 
 Visible = frozenset[str] | None
 """The models that a watcher may see; None: all."""
 
 
+@dataclass(frozen=True, slots=True)
+class FeedBounds:
+    """busy_s, idle_s: between two events while requests run, and else. watchers: of all keys together."""
+
+    busy_s: float = 0.5
+    idle_s: float = 1.0
+    watchers: int = 64
+    watchers_of_key: int = 16
+
+
 class Feed:
     """What all watchers of one gateway get. hosts: as they are now."""
 
-    def __init__(self, board: Board, hosts: Callable[[], Sequence[LiveHost]]) -> None:
-        self._board, self._hosts = board, hosts
+    def __init__(
+        self,
+        board: Board,
+        hosts: Callable[[], Sequence[LiveHost]],
+        bounds: FeedBounds = FeedBounds(),
+    ) -> None:
+        self._board, self._hosts, self._bounds = board, hosts, bounds
         self._stopping = asyncio.Event()
         self._watchers: Counter[str | None] = Counter()  # by key
         self._cached: dict[tuple[Visible, str | None], tuple[float, bytes]] = {}
@@ -62,10 +74,11 @@ class Feed:
     ) -> Response:
         """The answer to GET /api/live. key: of the watcher; own: it sees the requests of this key only. It ends once it
         is not `allowed`. Raises Overloaded if too many watch."""
-        if self.watchers >= MAX_WATCHERS:
-            raise Overloaded(f"{MAX_WATCHERS} programs already watch this gateway", "close one of them")
-        if key is not None and self._watchers[key] >= MAX_WATCHERS_OF_KEY:
-            raise Overloaded(f"{MAX_WATCHERS_OF_KEY} programs already watch with this key", "close one of them")
+        bounds = self._bounds
+        if self.watchers >= bounds.watchers:
+            raise Overloaded(f"{bounds.watchers} programs already watch this gateway", "close one of them")
+        if key is not None and self._watchers[key] >= bounds.watchers_of_key:
+            raise Overloaded(f"{bounds.watchers_of_key} programs already watch with this key", "close one of them")
         return _Stream(self, visible, key, allowed, own=own)
 
     def state(self, visible: Visible, own: str | None = None) -> bytes:
@@ -73,9 +86,9 @@ class Feed:
         None: it has those of all."""
         now = time.monotonic()
         made, event = self._cached.get((visible, own), (0.0, b""))
-        if now - made >= BUSY_S / 2:
+        if now - made >= self._bounds.busy_s / 2:
             event = event_bytes(self._seen(own).state(self._hosts(), now, visible).to_bytes(), "state")
-            self._cached = {key: value for key, value in self._cached.items() if now - value[0] < IDLE_S}
+            self._cached = {key: value for key, value in self._cached.items() if now - value[0] < self._bounds.idle_s}
             self._cached[visible, own] = (now, event)
         return event
 
@@ -92,7 +105,7 @@ class Feed:
             await parts.part(event_bytes(Past(self._seen(seen).past(visible)).to_bytes(), "past"))
             while allowed():
                 await parts.part(self.state(visible, seen))
-                if await self._stopped_within(BUSY_S if self._seen(seen).busy else IDLE_S):
+                if await self._stopped_within(self._bounds.busy_s if self._seen(seen).busy else self._bounds.idle_s):
                     break
             await parts.end()
         finally:

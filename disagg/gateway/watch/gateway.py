@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from disagg.api.base import without_value
 from disagg.api.live import LiveHost
 from disagg.gateway.watch.board import Board
-from disagg.gateway.watch.feed import Feed
+from disagg.gateway.watch.feed import Feed, FeedBounds
 from disagg.gateway.watch.host_metrics import LiveCollector
 from disagg.gateway.watch.hosts import live_hosts
 from disagg.gateway.watch.metrics import HarmfulRequests, RequestMetrics
@@ -39,13 +39,14 @@ class GatewayWatch:
         recorder: Recorder | None = None,
         *,
         keep_text: bool = False,
+        feed: FeedBounds = FeedBounds(),  # noqa: B008 - frozen
     ) -> None:
         self._client = client
         self.recorder = recorder
         self._registry = CollectorRegistry()
         models = tuple(client.fleet.models)
         self.board = Board(client.fleet.name, models)
-        self.feed = Feed(self.board, self.hosts)
+        self.feed = Feed(self.board, self.hosts, feed)
         self._registry.register(LiveCollector(models, self.hosts, self.board.running))
         harmful = HarmfulRequests()
         self._of_keys = CollectorRegistry()

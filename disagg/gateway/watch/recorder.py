@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import closing, suppress
+from functools import partial
 from pathlib import Path
 from queue import Empty, Full, Queue
 from typing import Final
@@ -36,16 +37,23 @@ class Recorder(Observer):
     """An observer that writes finished requests to a file. A disk that is full, or a file that is damaged, stops it
     with one line of log; requests go on.
 
-    stopped: why it has stopped; None while it records. dropped: entries for which the queue had no room.
+    opened: opens the file, on the thread that writes. queued: entries that may wait for the disk. stopped: why it has
+    stopped; None while it records. dropped: entries for which the queue had no room.
     """
 
-    def __init__(self, path: Path, bounds: HistoryBounds = HistoryBounds()) -> None:  # noqa: B008 - frozen
+    def __init__(
+        self,
+        path: Path,
+        bounds: HistoryBounds = HistoryBounds(),  # noqa: B008 - frozen
+        opened: Callable[[Path, HistoryBounds], Store] = Store,
+        queued: int = QUEUED,
+    ) -> None:
         self.path = path
         self.stopped: str | None = None
         self.dropped = 0
-        self._bounds = bounds
+        self._open = partial(opened, path, bounds)
         self._over = False  # the thread has taken the closing None
-        self._queue: Queue[HistoryEntry | _Mark | None] = Queue(QUEUED)
+        self._queue: Queue[HistoryEntry | _Mark | None] = Queue(queued)
         self._thread = threading.Thread(target=self._write, name="history", daemon=True)
         self._thread.start()
 
@@ -93,7 +101,7 @@ class Recorder(Observer):
     def _write(self) -> None:
         """The thread: until `close`, or an error; then only marks are answered."""
         try:
-            with closing(Store(self.path, self._bounds)) as store:
+            with closing(self._open()) as store:
                 self._record(store)
             return
         except Exception as error:  # noqa: BLE001 - whatever fails here, requests go on

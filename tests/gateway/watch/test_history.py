@@ -20,7 +20,6 @@ from disagg.gateway import views
 from disagg.gateway.clients.keys import KeyFile
 from disagg.gateway.dialects.base import GatewayRequest, Head, Prompt
 from disagg.gateway.dialects.problems import problem_of
-from disagg.gateway.watch import recorder as recording
 from disagg.gateway.watch.entry import entry_of_completion, entry_of_end
 from disagg.gateway.watch.gateway import GatewayWatch
 from disagg.gateway.watch.history import CACHE_KIB, Filter, HistoryBounds, Store, read
@@ -171,25 +170,22 @@ async def test_a_full_disk_stops_the_history_and_no_request(tmp_path: Path, capl
             raise sqlite3.OperationalError("database or disk is full")
 
     recorder.close()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(recording, "Store", Full)
-        recorder = Recorder(tmp_path / "history.db")
-        for _ in range(2):
-            completed(recorder, "one two")
-            await recorder.settle()
-        recorder.close()
+    recorder = Recorder(tmp_path / "history.db", opened=Full)
+    for _ in range(2):
+        completed(recorder, "one two")
+        await recorder.settle()
+    recorder.close()
     assert caplog.text.count("disk is full") == 1
 
 
 def test_a_disk_that_is_too_slow_loses_entries_and_delays_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(recording, "QUEUED", 2)
     path = tmp_path / "history.db"
     Store(path, HistoryBounds()).close()
     lock = sqlite3.connect(path, isolation_level=None)
     lock.execute("BEGIN EXCLUSIVE")
-    recorder = Recorder(path)
+    recorder = Recorder(path, queued=2)
     for _ in range(200):
         completed(recorder, "one")
     assert recorder.dropped >= 190 and caplog.text.count("the disk is too slow") == 1
@@ -305,9 +301,8 @@ async def test_an_error_while_the_last_entries_are_written_ends_the_thread(
         assert taken.wait(60)
         return following(recorder)
 
-    monkeypatch.setattr(recording, "Store", Full)
     monkeypatch.setattr(Recorder, "_next", together)
-    recorder = Recorder(tmp_path / "history.db")
+    recorder = Recorder(tmp_path / "history.db", opened=Full)
     completed(recorder, "one")
     recorder._queue.put(None)
     taken.set()

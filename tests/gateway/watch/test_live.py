@@ -6,7 +6,7 @@ import asyncio
 import json
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import pytest
@@ -20,9 +20,11 @@ from disagg.gateway.dialects.base import GatewayRequest, Head
 from disagg.gateway.dialects.problems import problem_of
 from disagg.gateway.watch import feed
 from disagg.gateway.watch.board import Board, Rate, RecentMedian
+from disagg.gateway.watch.gateway import GatewayWatch
 from disagg.gateway.watch.hosts import live_hosts
 from disagg.gateway.watch.request import Observers
 from disagg.inference.attempt import Reason
+from disagg.inference.client import AsyncClient
 from disagg.inference.hosts.view import FleetView
 from disagg.inference.types import Phase, Stage
 from tests.gateway import fake_client
@@ -252,9 +254,8 @@ async def test_a_watcher_gets_the_past_once_and_then_the_state_with_the_apis_tha
     assert [model.name for model in state.models] == ["m", "other"] and "/v1/chat/completions" in state.apis
 
 
-async def test_only_so_many_may_watch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(feed, "MAX_WATCHERS", 1)
-    async with running(FakeClient()) as gateway, new_http() as http:
+async def test_only_so_many_may_watch() -> None:
+    async with running(FakeClient(), feed=feed.FeedBounds(watchers=1)) as gateway, new_http() as http:
         async with http.stream("GET", f"{gateway.url}/api/live") as answer:
             await read_events(answer, 1)
             assert (await http.get(f"{gateway.url}/api/live")).status_code == 429
@@ -342,7 +343,6 @@ async def watched(live: feed.Feed, key: str | None, allowed: Any = lambda: True)
 
 
 async def test_a_key_that_is_revoked_ends_its_streams(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(feed, "IDLE_S", 0.001)
     file = KeyFile(tmp_path / "keys.json")
     headers = {"Authorization": f"Bearer {file.add('editor', monitor=True)}"}
     client = FakeClient()
@@ -354,16 +354,14 @@ async def test_a_key_that_is_revoked_ends_its_streams(tmp_path: Path, monkeypatc
             return super().state(*given, **named)
 
     monkeypatch.setattr("disagg.gateway.watch.gateway.Board", Revoking)
-    async with fake_client.http(fake_client.app(client, file.path), **headers) as http, asyncio.timeout(30):
+    watch = GatewayWatch(cast(AsyncClient, client), feed=feed.FeedBounds(idle_s=0.001))
+    async with fake_client.http(fake_client.app(client, file.path, watch), **headers) as http, asyncio.timeout(30):
         answer = await http.get("/api/live")  # returns when the stream has ended
     assert answer.text.count("event: state") == 1
 
 
-async def test_a_key_has_only_so_many_watchers_and_the_others_still_have_places(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(feed, "MAX_WATCHERS_OF_KEY", 1)
-    live = feed.Feed(Board("test", ("m",)), tuple)
+async def test_a_key_has_only_so_many_watchers_and_the_others_still_have_places() -> None:
+    live = feed.Feed(Board("test", ("m",)), tuple, feed.FeedBounds(watchers_of_key=1))
     one = asyncio.ensure_future(watched(live, "editor"))
     while not live.watchers:
         await asyncio.sleep(0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from disagg.errors import RequestLoop
-from disagg.gateway.hops import MAX_HOPS, new_name, passed_on
+from disagg.gateway.posted import MAX_HOPS, new_name, passed_on
 
 
 def test_a_gateway_adds_its_name_to_those_before_it_and_drops_what_others_wrote() -> None:
