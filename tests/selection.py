@@ -45,7 +45,7 @@ SLOW_PATHS = {
     "engines/vllm/test_pages.py",
     "engines/vllm/test_rope.py",
     "engines/vllm/test_worker.py",
-    "engines/vllm/served/test_describe.py",
+    "engines/vllm/served/test_description.py",
     "engines/vllm/served/test_engine.py",
     "engines/test_constraint.py",
     "engines/test_harmony_grammar.py",

@@ -4,6 +4,7 @@ interfaces.
 model/         one model, without a framework: checkpoint, tokenizer, profile, preflight
 transformers/  EmittingEngine on PyTorch and transformers
 vllm/          SendingEngine on vLLM
+sending/       what an engine needs whose workers send the KV themselves
 staging        rows of a cache as blocks to send, for engines on PyTorch
 decoding/      a decode engine's thread and its requests, without a framework
 mlx/           DecodeEngine on MLX and mlx-lm

@@ -7,12 +7,9 @@ scheduler  its side beside the scheduler: which rows each step adds to which pro
 worker     its side in every worker: rows out of the pages, into shipments
 rows       which rows a step of the scheduler adds, and in which blocks they lie; pure
 pages      rows in vLLM's page tensors, and the self-test of how they are read
-shipment   one prompt's KV on its way from one worker to the decode host
-runs       the prompts and answers that are computed, as runs of the server's scheduler
-reports    what the workers report, in the process of the engine
 sampling   the sampling parameters of a request as vLLM's
 profile    what the loaded model computes, measured
-nodes/     ranks on several machines
+nodes      ranks on several machines; follower: one that is not the head
 served/    the same with a `vllm serve` that runs beside this server
 """
 
@@ -25,7 +22,7 @@ from disagg.engines.base import PrefillEngine
 def prefill_engine(source: str, context: int, options: EngineOptions, hardware: str) -> PrefillEngine:
     """For engines/opening.py. On a node that is not the head only its workers."""
     if options.node_rank > 0:
-        from disagg.engines.vllm.nodes.follower import VLLMFollower
+        from disagg.engines.vllm.follower import VLLMFollower
 
         return VLLMFollower(source, context, options)
     from disagg.engines.vllm.engine import VLLMEngine

@@ -28,9 +28,9 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
 
 from disagg.api.delivery import ORDER_FIELD
-from disagg.engines.vllm.nodes.parent import end_with_parent
+from disagg.engines.vllm.nodes import end_with_parent
 from disagg.engines.vllm.scheduler import SchedulerSide, StepOrders
-from disagg.engines.vllm.served.describe import RankInfo, connector_info
+from disagg.engines.vllm.served.description import RankInfo, connector_info
 from disagg.engines.vllm.worker import WorkerSide
 
 

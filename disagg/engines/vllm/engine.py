@@ -22,11 +22,11 @@ from disagg.config import EngineOptions
 from disagg.engines.base import PrefillRun, SendingEngine, SendingRun, Token
 from disagg.engines.model.constraint import Constraint
 from disagg.engines.model.reference import Reference
+from disagg.engines.sending.reports import Reports
+from disagg.engines.sending.runs import AnswerRun, LogitsRun, NothingToCompute, PromptRun, Run
 from disagg.engines.vllm import load
-from disagg.engines.vllm.nodes.setup import head
-from disagg.engines.vllm.reports import Reports
+from disagg.engines.vllm.nodes import head
 from disagg.engines.vllm.rows import Sharding
-from disagg.engines.vllm.runs import AnswerRun, LogitsRun, NothingToCompute, PromptRun, Run
 from disagg.engines.vllm.sampling import parameters
 from disagg.engines.vllm.scheduler import StepTimes
 from disagg.errors import DisaggError, ModelError, first_line

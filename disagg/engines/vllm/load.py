@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from disagg.config import EngineOptions
-from disagg.engines.vllm.nodes import setup
+from disagg.engines.vllm import nodes
 from disagg.errors import ModelError, first_line
 from disagg.extras import install
 
@@ -38,7 +38,7 @@ def prepare_environment(options: EngineOptions) -> None:
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # its scheduler has to run in this process
-    setup.prepare_environment(options)
+    nodes.prepare_environment(options)
     if options.device == "cpu":
         os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
     for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
@@ -92,7 +92,7 @@ def arguments(path: Path, context: int, options: EngineOptions) -> dict[str, Any
         "skip_tokenizer_init": True,
         "max_logprobs": -1,
         "trust_remote_code": False,
-        **setup.arguments(options),
+        **nodes.arguments(options),
     }
 
 

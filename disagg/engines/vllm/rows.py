@@ -37,15 +37,6 @@ class PromptRows:
         return self.sent >= self.tokens
 
 
-@dataclass(frozen=True, slots=True)
-class StepShare:
-    """One request in the newest step: tokens computed before and after it. share: of the step's tokens, its own."""
-
-    before: int
-    after: int
-    share: float
-
-
 def blocks_of(rows: range, table: Sequence[int], block_size: int) -> Sequence[int]:
     """The blocks that hold `rows`, in their order. ModelError if the request does not have one of them."""
     first, last = rows.start // block_size, (rows.stop - 1) // block_size

@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 from disagg.api.base import InvalidValue
-from disagg.api.delivery import DESCRIBE, ORDER_FIELD, ConnectorInfo, KVOrder, OrderAnswer
-from disagg.engines.vllm.rows import PromptRows, StepShare
+from disagg.api.delivery import DESCRIBE, ORDER_FIELD, ConnectorInfo, KVOrder, KVProgress, OrderAnswer
+from disagg.engines.vllm.rows import PromptRows
 from disagg.errors import HandoffError
 from disagg.kv.fingerprint import token_hash
 
-Shares = Mapping[str, StepShare]
+Shares = Mapping[str, KVProgress]
 MAX_PLANNED: Final = 256  # steps; a `vllm serve` takes none of them
 
 
@@ -36,7 +36,7 @@ class PromptPiece:
     rows: range
     tables: tuple[list[int], ...]  # per group of layers
     last: bool
-    share: StepShare
+    share: KVProgress
     begun: Begun | None = None
 
 
@@ -99,12 +99,12 @@ class SchedulerSide:
         cached = output.scheduled_cached_reqs
         computed.update(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
         total = max(1, output.total_num_scheduled_tokens)
-        shares: dict[str, StepShare] = {}
+        shares: dict[str, KVProgress] = {}
         self.planned.append(shares)
         orders = StepOrders(dropped=self._dropped)
         self._dropped = []
         for id, scheduled in output.num_scheduled_tokens.items():
-            share = shares[id] = StepShare(computed[id], computed[id] + scheduled, scheduled / total)
+            share = shares[id] = KVProgress(computed[id], computed[id] + scheduled, scheduled / total)
             prompt = self._prompts.get(id)
             if prompt is not None and not prompt.rows.complete:
                 try:
@@ -113,7 +113,7 @@ class SchedulerSide:
                     orders.dropped += self._give_up(id, prompt, error)
         return orders
 
-    def _piece(self, id: str, prompt: _Prompt, share: StepShare, output: Any) -> PromptPiece:
+    def _piece(self, id: str, prompt: _Prompt, share: KVProgress, output: Any) -> PromptPiece:
         rows = prompt.rows.step(share.before, share.after - share.before)
         tables = output.kv_connector_block_state.get_block_ids(id)
         return PromptPiece(id, rows, tables, prompt.rows.complete, share, prompt.begin())

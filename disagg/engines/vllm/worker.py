@@ -9,15 +9,14 @@ from typing import Any
 
 import torch
 
-from disagg.api.delivery import KVProgress
 from disagg.api.layout import Layout
 from disagg.engines.model.reference import Reference
+from disagg.engines.sending.shipment import Shipment, report_failure
 from disagg.engines.staging import RowEmitter
 from disagg.engines.vllm import pages as page_forms
 from disagg.engines.vllm.rows import Sharding
 from disagg.engines.vllm.scheduler import Begun, PromptPiece, StepOrders
-from disagg.engines.vllm.served.describe import RankInfo, rank_info
-from disagg.engines.vllm.shipment import Shipment, report_failure
+from disagg.engines.vllm.served.description import RankInfo, rank_info
 from disagg.errors import DisaggError, HandoffError, ModelError
 from disagg.kv.frames import Header
 from disagg.kv.parts import Part
@@ -91,7 +90,7 @@ class WorkerSide:
             if piece.begun is not None and (opened := self._open(piece.begun)) is not None:
                 self._sending[piece.id] = opened
             if (sending := self._sending.get(piece.id)) is not None:
-                sending.shipment.step(KVProgress(piece.share.before, piece.share.after, piece.share.share))
+                sending.shipment.step(piece.share)
 
     def save(self, name: str) -> None:
         """A layer has run: send what this step has added to it. What fails here ends one prompt; raised into vLLM it

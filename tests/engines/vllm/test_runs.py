@@ -1,4 +1,4 @@
-"""disagg/engines/vllm/runs.py and engine.py: one request's failure is its own, whoever's turn the step was."""
+"""disagg/engines/sending/runs.py and engine.py: one request's failure is its own, whoever's turn the step was."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import Any, cast
 
 import pytest
 
+from disagg.api.delivery import KVProgress
 from disagg.api.layout import LayerLayout
 from disagg.api.sampling import Sampling
 from disagg.config import EngineOptions
@@ -20,11 +21,10 @@ from disagg.engines.base import Token
 from disagg.engines.model.profile import LayerProfile, ModelProfile
 from disagg.engines.model.reference import Reference
 from disagg.engines.model.text import HFTokenizer
+from disagg.engines.sending.reports import Reports
+from disagg.engines.sending.runs import AnswerRun, PromptRun
 from disagg.engines.vllm import load, profile
 from disagg.engines.vllm.engine import VLLMEngine
-from disagg.engines.vllm.reports import Reports
-from disagg.engines.vllm.rows import StepShare
-from disagg.engines.vllm.runs import AnswerRun, PromptRun
 from disagg.engines.vllm.scheduler import StepTimes
 from disagg.errors import Cancelled, DisaggError, ModelError, RequestError
 from disagg.kv.frames import Header
@@ -43,7 +43,7 @@ class FakeVLLM:
     def __init__(self) -> None:
         self.outputs: list[Any] = []
         self.aborted: list[str] = []
-        self.planned = deque[dict[str, StepShare]]()
+        self.planned = deque[dict[str, KVProgress]]()
         self.under_way: list[None] = []  # in a pipeline
         connector = SimpleNamespace(scheduler=SimpleNamespace(planned=self.planned))
         core = SimpleNamespace(scheduler=SimpleNamespace(connector=connector), batch_queue=self.under_way)
@@ -117,11 +117,11 @@ def test_a_step_of_a_pipeline_counts_when_it_has_ended_and_not_when_it_is_planne
     engine = engine_on(vllm, reports)
     run = PromptRun(engine, 10, reports.expect("an id of sixteen"), reports, deadline=float("inf"))
     engine._add(run, list(range(10)), None, "")
-    vllm.planned.append({run.id: StepShare(0, 6, 1.0)})
+    vllm.planned.append({run.id: KVProgress(0, 6, 1.0)})
     vllm.under_way.append(None)
     run.step()
     assert run.remaining == 10
-    vllm.planned.append({run.id: StepShare(6, 10, 1.0)})
+    vllm.planned.append({run.id: KVProgress(6, 10, 1.0)})
     run.step()
     assert run.remaining == 4
     vllm.under_way.clear()

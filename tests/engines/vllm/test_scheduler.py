@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from disagg.api.delivery import DESCRIBE, ORDER_FIELD, KVOrder, OrderAnswer
+from disagg.api.delivery import DESCRIBE, ORDER_FIELD, KVOrder, KVProgress, OrderAnswer
 from disagg.api.requests import KVAddress
-from disagg.engines.vllm.rows import StepShare
 from disagg.engines.vllm.scheduler import MAX_PLANNED, PromptPiece, SchedulerSide, StepTimes
 from disagg.kv.fingerprint import token_hash
 from tests.engines.vllm.served.fake_serve import INFO
@@ -63,9 +62,9 @@ def test_the_steps_of_a_prompt_are_pieces_until_its_rows_are_complete() -> None:
     (first,) = side.step(planned({"a": 0, "of another caller": 0}, {}, {"a": 6, "of another caller": 2})).pieces
     assert first.begun is not None and first.begun.token_hash == token_hash([*range(10), 9])
     assert (first.rows, first.last, first.tables) == (range(6), False, ([1, 2],))
-    assert side.planned.pop()["a"] == StepShare(0, 6, 0.75)
+    assert side.planned.pop()["a"] == KVProgress(0, 6, 0.75)
     (rest,) = side.step(planned({}, {"a": 6}, {"a": 4})).pieces
-    assert rest == PromptPiece("a", range(6, 10), ([1, 2],), last=True, share=StepShare(6, 10, 1.0))
+    assert rest == PromptPiece("a", range(6, 10), ([1, 2],), last=True, share=KVProgress(6, 10, 1.0))
     assert side.step(planned({}, {"a": 10}, {"a": 1})).pieces == []
     side.finished("a")
     assert (side.prompts, side.step(planned({}, {}, {})).dropped) == (0, [])
@@ -180,7 +179,7 @@ def test_steps_that_nobody_takes_are_kept_within_a_bound() -> None:
     assert len(side.planned) == MAX_PLANNED
 
 
-ONE, TWO, THREE = ({id: StepShare(0, 1, 1.0)} for id in "123")
+ONE, TWO, THREE = ({id: KVProgress(0, 1, 1.0)} for id in "123")
 
 
 def test_a_step_without_a_pipeline_lasts_as_long_as_the_call_that_plans_it() -> None:

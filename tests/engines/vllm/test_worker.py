@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from disagg.api.delivery import KVOrder, KVProgress
-from disagg.engines.vllm.rows import StepShare
 from disagg.engines.vllm.scheduler import Begun, PromptPiece, StepOrders
 from disagg.engines.vllm.worker import WorkerSide
 from disagg.errors import DisaggError, HandoffError, ModelError
@@ -98,7 +97,7 @@ def bench(tiny: tiny_models.TinyModel, monkeypatch: pytest.MonkeyPatch) -> Bench
 
 
 def piece(id: str, rows: range, *, first: bool = False, last: bool = False) -> PromptPiece:
-    share = StepShare(rows.start, rows.stop, 1.0)
+    share = KVProgress(rows.start, rows.stop, 1.0)
     return PromptPiece(id, rows, ([2, 5, 3],), last, share, Begun(ORDER, 10, "hash") if first else None)
 
 

@@ -25,21 +25,28 @@ from disagg.config.key import key_of
 from disagg.engines.base import PrefillRun, SendingEngine, SendingRun, Token
 from disagg.engines.model.constraint import Constraint
 from disagg.engines.model.reference import Reference
-from disagg.engines.vllm.reports import Reports
-from disagg.engines.vllm.rows import StepShare
-from disagg.engines.vllm.runs import AnswerRun, NothingToCompute, Run
+from disagg.engines.sending.reports import Awaited, Reports
+from disagg.engines.sending.runs import AnswerRun, Engine, NothingToCompute, PromptRun, Run, refusal
 from disagg.engines.vllm.sampling import fields
-from disagg.engines.vllm.served import check
+from disagg.engines.vllm.served import description
 from disagg.engines.vllm.served.calls import Call, VLLMServer
-from disagg.engines.vllm.served.forms import COMPLETIONS, answer_body, output, prompt_body
-from disagg.engines.vllm.served.prompt import ServedPrompt
-from disagg.engines.vllm.served.pulse import HEALTH, Pulse
-from disagg.engines.vllm.served.request import BEGIN_S, SLOWEST_TOKENS_S, Request
+from disagg.engines.vllm.served.forms import (
+    COMPLETIONS,
+    START_COMMAND,
+    answer_body,
+    finish_reason,
+    order_answer,
+    output,
+    prompt_body,
+)
+from disagg.engines.vllm.served.watch import BEGIN_S, HEALTH, SLOWEST_TOKENS_S, Pulse, Request
 from disagg.errors import DisaggError, ModelError
 from disagg.kv.frames import Header
 
 POLL_S: Final = 0.02  # that a new prompt waits for a step without messages
 MAX_MESSAGES: Final = 4096
+ANSWER_S: Final = 24 * 3600.0
+"""For an answer, whose own deadline is its request's."""
 
 
 class _Message(NamedTuple):
@@ -55,7 +62,7 @@ class ServedEngine(SendingEngine):
     checks then what is there."""
 
     together = True
-    test_limit_s = check.PATIENCE_S
+    test_limit_s = description.PATIENCE_S
 
     def __init__(self, source: str | Path, context: int, options: EngineOptions) -> None:
         """Check the server at options.url, which has the model of `source` loaded to serve `context` tokens. ModelError
@@ -64,9 +71,9 @@ class ServedEngine(SendingEngine):
         reference = Reference.open(source, context)
         self.tokenizer = reference.tokenizer
         self._server = VLLMServer(options.url, partial(key_of, options, f"the vllm serve at {options.url}"))
-        self._model, self._found = check.describe(self._server, options.model)
+        self._model, self._found = description.describe(self._server, options.model)
         found = self._found
-        check.require(found, options.url, reference.layout(options.dtype), reference.fingerprint, context)
+        description.require(found, options.url, reference.layout(options.dtype), reference.fingerprint, context)
         reference.require_for_vllm(found.device)
         self._messages: queue.Queue[_Message] = queue.Queue(MAX_MESSAGES)
         self._requests: dict[str, Request] = {}
@@ -188,7 +195,7 @@ class ServedEngine(SendingEngine):
 
     def _require_same(self) -> None:
         """Raise ModelError, and end this engine, if the server is not what it was at the start."""
-        if check.describe(self._server, self._model)[1] != self._found:
+        if description.describe(self._server, self._model)[1] != self._found:
             message = f"the vllm serve at {self._server.url} has been replaced by a different one"
             self._failure = ModelError(message, "the server restarts itself, and checks it")
             raise self._failure
@@ -202,8 +209,46 @@ class ServedEngine(SendingEngine):
             raise ModelError(f"no vllm serve answers at {self._server.url}: {error}", "start it") from error
 
 
-ANSWER_S: Final = 24 * 3600.0
-"""For an answer, whose own deadline is its request's."""
+class ServedPrompt(PromptRun):
+    """A PromptRun whose steps are known from the workers' reports. A step lasts until the next one of the same prompt
+    begins, or until the answer comes: the GPU may still compute when the worker has launched all of a step."""
+
+    def __init__(self, engine: Engine, tokens: int, awaited: Awaited, reports: Reports, deadline: float) -> None:
+        super().__init__(engine, tokens, awaited, reports, deadline)
+        self._running: tuple[KVProgress, float] | None = None  # the newest step, and when it began
+
+    def begin_step(self, progress: KVProgress, now: float) -> None:
+        """A worker has begun a step. Those of several ranks are one."""
+        if self.finished:
+            return
+        if self._running is None or progress.before >= self._running[0].after:
+            self._end_step(now)
+            self._running = progress, now
+
+    def take_end(self, ended: bytes | DisaggError, now: float) -> None:
+        """vLLM has answered: the prompt is computed, or will not be."""
+        try:
+            if isinstance(ended, DisaggError):
+                raise ended
+            if (answer := order_answer(ended)) is None:
+                raise ModelError("this vllm serve has no connector of disagg", f"start it as in {START_COMMAND}")
+            if answer.error is not None:
+                raise DisaggError.from_json(answer.error)
+            if (error := refusal(finish_reason(ended))) is not None:
+                raise error
+        except DisaggError as failure:
+            self.fail(failure)
+            return
+        if self._running is None:  # no report has come before the answer
+            self._running = KVProgress(0, self._tokens, 1.0), self._started
+        self._end_step(now)
+        self._computed = self._tokens
+        self.finished = True
+
+    def _end_step(self, now: float) -> None:
+        if self._running is not None:
+            step, began = self._running
+            self.note(began, now, step)
 
 
 def _take_line(run: AnswerRun, tokens: int, text: bytes, began: float, now: float) -> None:
@@ -215,7 +260,7 @@ def _take_line(run: AnswerRun, tokens: int, text: bytes, began: float, now: floa
         run.fail(error)
         return
     if run.remaining:
-        run.note(began, now, StepShare(0, tokens, 1.0))
+        run.note(began, now, KVProgress(0, tokens, 1.0))
     run.take(new, now, now)
 
 

@@ -1,4 +1,4 @@
-"""disagg/engines/vllm/served/check.py: each reason to give a `vllm serve` no orders, in words that say what to do."""
+"""disagg/engines/vllm/served/description.py: each reason to give a `vllm serve` no orders, in words that help."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from disagg.api.delivery import DESCRIBE, ORDER_FIELD, ConnectorInfo, OrderAnswe
 from disagg.api.layout import Layout
 from disagg.api.status import PreflightFinding
 from disagg.engines.vllm.served.calls import VLLMServer
-from disagg.engines.vllm.served.check import describe, require
+from disagg.engines.vllm.served.description import describe, require
 from disagg.errors import DisaggError, ModelError, PreflightRefused
 from tests.engines.vllm.served.fake_serve import INFO, completed, serving
 from tests.kv.kv_parts import FINGERPRINT, mixed_layout

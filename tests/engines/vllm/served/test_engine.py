@@ -20,7 +20,7 @@ from disagg.api.sampling import Sampling
 from disagg.config import EngineOptions
 from disagg.engines.base import SendingRun
 from disagg.engines.model.reference import Reference
-from disagg.engines.vllm.runs import AnswerRun
+from disagg.engines.sending.runs import AnswerRun
 from disagg.engines.vllm.served.engine import ServedEngine, _end_answer
 from disagg.errors import Cancelled, ModelError, PeerLost
 from disagg.kv.frames import Header

@@ -1,4 +1,4 @@
-"""disagg/engines/vllm/served/prompt.py: a prompt's steps and its end, from reports and from the answer."""
+"""disagg/engines/vllm/served/engine.py: a prompt's steps and its end, from reports and from the answer."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from contextlib import closing
 import pytest
 
 from disagg.api.delivery import KVProgress, KVReport, OrderAnswer
-from disagg.engines.vllm.reports import Reports
-from disagg.engines.vllm.runs import Run
-from disagg.engines.vllm.served.prompt import ServedPrompt
+from disagg.engines.sending.reports import Reports
+from disagg.engines.sending.runs import Run
+from disagg.engines.vllm.served.engine import ServedPrompt
 from disagg.errors import DisaggError, ModelError, PeerLost
 from tests.engines.vllm.served.fake_serve import completed
 

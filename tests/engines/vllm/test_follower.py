@@ -1,4 +1,4 @@
-"""disagg/engines/vllm/nodes/follower.py: the connection that shows that the head is there."""
+"""disagg/engines/vllm/follower.py: the connection that shows that the head is there."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import socket
 
 import pytest
 
-from disagg.engines.vllm.nodes.follower import _connected
-from disagg.engines.vllm.nodes.setup import Endpoint
+from disagg.engines.vllm.follower import _connected
+from disagg.engines.vllm.nodes import Endpoint
 from disagg.errors import ModelError
 
 

@@ -1,4 +1,4 @@
-"""disagg/engines/vllm/reports.py: no connection and no other thread ends the thread that reads reports."""
+"""disagg/engines/sending/reports.py: no connection and no other thread ends the thread that reads reports."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from contextlib import closing
 import pytest
 
 from disagg.api.delivery import KVReport, ReportHello
-from disagg.engines.vllm.reports import Awaited, Reports
+from disagg.engines.sending.reports import Awaited, Reports
 from disagg.errors import Cancelled, PeerLost
 from tests.kv.kv_parts import PATIENCE_S, until
 

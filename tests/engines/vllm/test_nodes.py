@@ -1,4 +1,4 @@
-"""disagg/engines/vllm/nodes/setup.py: what each node of several states to vLLM."""
+"""disagg/engines/vllm/nodes.py: what each node of several states to vLLM."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from disagg.config import EngineOptions
-from disagg.engines.vllm.nodes.setup import Endpoint, arguments, head, interface_of, own_address, prepare_environment
+from disagg.engines.vllm.nodes import Endpoint, arguments, head, interface_of, own_address, prepare_environment
 from disagg.errors import ModelError
 
 SECOND = EngineOptions("vllm", tensor_parallel=2, nnodes=2, node_rank=1, head_address="127.0.0.1:29500")

@@ -13,12 +13,11 @@ import numpy
 import numpy.typing
 
 from disagg import logs
-from disagg.api.delivery import KVReport
+from disagg.api.delivery import KVProgress, KVReport
 from disagg.api.events import FinishReason
 from disagg.api.sampling import Sampling
 from disagg.engines.base import PrefillTiming, Token
-from disagg.engines.vllm.reports import Awaited, Reports
-from disagg.engines.vllm.rows import StepShare
+from disagg.engines.sending.reports import Awaited, Reports
 from disagg.errors import Cancelled, DisaggError, PeerLost
 from disagg.kv.frames import Header
 from disagg.kv.sent import ComputeStep, SentKV
@@ -74,7 +73,7 @@ class Run:
     def close(self) -> None:
         self._engine.drop(self)
 
-    def note(self, began: float, ended: float, share: StepShare) -> None:
+    def note(self, began: float, ended: float, share: KVProgress) -> None:
         """A step that had this prompt has ended."""
         if self._held is None:
             self._held, self._started = min(share.before, self._tokens), began

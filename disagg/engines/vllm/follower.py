@@ -17,7 +17,7 @@ from disagg.engines.base import PrefillRun, PrefillTiming, SendingEngine, Sendin
 from disagg.engines.model.constraint import Constraint
 from disagg.engines.model.reference import Reference
 from disagg.engines.vllm import load
-from disagg.engines.vllm.nodes.setup import Endpoint, head
+from disagg.engines.vllm.nodes import Endpoint, head
 from disagg.engines.vllm.rows import Sharding
 from disagg.errors import ModelError
 from disagg.kv.frames import Header

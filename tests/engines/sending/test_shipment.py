@@ -1,4 +1,4 @@
-"""disagg/engines/vllm/shipment.py and reports.py: a worker sends one prompt's KV, the engine learns how it ended."""
+"""disagg/engines/sending/shipment.py and reports.py: a worker sends one prompt's KV, the engine learns how it ended."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ import pytest
 
 from disagg.api.delivery import KVOrder, KVProgress, KVReport, ReportHello
 from disagg.api.requests import KVAddress
-from disagg.engines.vllm.reports import Awaited, Reports
-from disagg.engines.vllm.runs import combined
-from disagg.engines.vllm.shipment import Shipment, report_failure
+from disagg.engines.sending.reports import Awaited, Reports
+from disagg.engines.sending.runs import combined
+from disagg.engines.sending.shipment import Shipment, report_failure
 from disagg.errors import Cancelled, DisaggError, HandoffError, ModelError, PeerLost, TicketRefused
 from disagg.kv.parts import WHOLE, Part
 from disagg.kv.receive.tickets import IssuedTicket
@@ -211,9 +211,9 @@ def test_a_shipment_that_cannot_be_made_leaves_nothing_and_is_reported(
         return opened[0]
 
     with monkeypatch.context() as patched:
-        patched.setattr("disagg.engines.vllm.shipment.Transfer", transfer)
+        patched.setattr("disagg.engines.sending.shipment.Transfer", transfer)
         # The shipment's own threads only: the receiver, which is in this process, needs one for the transfer.
-        patched.setattr("disagg.engines.vllm.shipment.threading", SimpleNamespace(Thread=no_thread))
+        patched.setattr("disagg.engines.sending.shipment.threading", SimpleNamespace(Thread=no_thread))
         with pytest.raises(RuntimeError, match="new thread"):
             Shipment(wanted, header_for(slot))
     assert isinstance(opened[0].failed, Cancelled)
@@ -232,7 +232,7 @@ def test_an_engine_that_cannot_be_reached_is_logged_with_its_address(
         nobody = KVAddress(*server.getsockname())
     logged: list[tuple[str, str]] = []
     log = SimpleNamespace(error=lambda event, extra: logged.append((event, extra["fields"]["message"])))
-    monkeypatch.setattr("disagg.engines.vllm.shipment.logs", SimpleNamespace(log=log))
+    monkeypatch.setattr("disagg.engines.sending.shipment.logs", SimpleNamespace(log=log))
     Shipment(msgspec.structs.replace(order(receiver, reports, slot, awaited), report=nobody), header_for(slot))
     until(lambda: bool(logged))
     ((event, message),) = logged
@@ -248,7 +248,7 @@ def test_descriptors_above_1023_are_waited_for(
     cache = Cache.random(mixed_layout(), 9)
     slot, awaited = receiver.issue(cache), reports.expect("an id of sixteen")
     shipped = SimpleNamespace(select=refused, poll=select.poll, POLLIN=select.POLLIN)
-    monkeypatch.setattr("disagg.engines.vllm.shipment.select", shipped)
+    monkeypatch.setattr("disagg.engines.sending.shipment.select", shipped)
     send(Shipment(order(receiver, reports, slot, awaited), header_for(slot)), cache)
     awaited.done.result(PATIENCE_S)
     of_type(receiver.result(slot), ReceivedKV).release()

@@ -1,11 +1,11 @@
-"""disagg/engines/vllm/served/describe.py: the model around the attention layers that vLLM shows a connector."""
+"""disagg/engines/vllm/served/description.py: the model around the attention layers that vLLM shows a connector."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from disagg.engines.vllm.served.describe import model_around
+from disagg.engines.vllm.served.description import model_around
 from disagg.errors import ModelError
 
 

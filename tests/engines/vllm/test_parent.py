@@ -1,4 +1,4 @@
-"""disagg/engines/vllm/nodes/parent.py: a worker does not outlive the process that started it."""
+"""disagg/engines/vllm/nodes.py: a worker does not outlive the process that started it."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from disagg.engines.vllm.nodes.parent import _parent as parent_of_this_process
+from disagg.engines.vllm.nodes import _parent as parent_of_this_process
 from tests.fleets import wait_until
 
 WORKER = """
 import sys, time
-from disagg.engines.vllm.nodes.parent import end_with_parent
+from disagg.engines.vllm.nodes import end_with_parent
 end_with_parent(0.01)
 print("ready", flush=True)
 time.sleep(600)

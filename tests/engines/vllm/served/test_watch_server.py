@@ -1,11 +1,11 @@
-"""disagg/engines/vllm/served/pulse.py: a server is left if it does not answer, and not if it is late now and then."""
+"""disagg/engines/vllm/served/watch.py: a server is left if it does not answer, and not if it is late now and then."""
 
 from __future__ import annotations
 
 import queue
 import threading
 
-from disagg.engines.vllm.served.pulse import FAILURES, Pulse
+from disagg.engines.vllm.served.watch import FAILURES, Pulse
 from disagg.errors import DisaggError, ModelError
 from tests.kv.kv_parts import PATIENCE_S
 

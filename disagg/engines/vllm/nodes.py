@@ -1,9 +1,21 @@
-"""What each node states to vLLM: where the ranks find each other, and by which address and interface it is reached."""
+"""Ranks of one vLLM on several machines: what each node states to vLLM, and the end of a worker whose parent has ended.
+
+The head's vLLM schedules for all ranks; the other nodes have workers only (`follower`), which send the KV of their own
+heads, as on one machine. All nodes are started at the same time and wait for each other. vLLM's messages between them
+are neither encrypted nor authenticated: `head_address` belongs to a network of their own.
+
+vLLM makes a worker's connector when the model is loaded. A worker whose parent is killed before, while it waits for
+another node, is not watched: it ends when its process group times out, or with the cgroup of its service.
+"""
 
 from __future__ import annotations
 
+import multiprocessing
 import os
+import signal
 import socket
+import threading
+import time
 from typing import Any, Final, NamedTuple
 
 import psutil
@@ -70,3 +82,24 @@ def interface_of(address: str) -> str | None:
     """The name of the interface with this address; None if there is none."""
     interfaces = psutil.net_if_addrs().items()
     return next((name for name, found in interfaces if any(one.address == address for one in found)), None)
+
+
+POLL_S = 1.0
+
+
+def end_with_parent(poll_s: float = POLL_S) -> None:
+    """Kill this process within `poll_s` seconds after its parent has ended. vLLM's own workers end then, too, but one
+    that waits for a message of another node goes on to wait, and keeps its GPU (0.32)."""
+    threading.Thread(target=_watch, args=(_parent(), poll_s), name="parent", daemon=True).start()
+
+
+def _parent() -> int:
+    """The process that started this one, also if it has ended since."""
+    started_by = multiprocessing.parent_process()
+    return started_by.pid if started_by is not None and started_by.pid is not None else os.getppid()
+
+
+def _watch(parent: int, poll_s: float) -> None:
+    while os.getppid() == parent:
+        time.sleep(poll_s)
+    os.kill(os.getpid(), signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""disagg/engines/vllm/served/request.py: a request about which nothing comes fails, also one that has not begun."""
+"""disagg/engines/vllm/served/watch.py: a request about which nothing comes fails, also one that has not begun."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import cast
 import pytest
 
 from disagg.api.sampling import Sampling
-from disagg.engines.vllm.runs import AnswerRun
+from disagg.engines.sending.runs import AnswerRun
 from disagg.engines.vllm.served.calls import Call
-from disagg.engines.vllm.served.request import BEGIN_S, PREEMPTED_S, SILENCE_S, Request
+from disagg.engines.vllm.served.watch import BEGIN_S, PREEMPTED_S, SILENCE_S, Request
 from disagg.errors import ModelError
 from tests.engines.vllm.served.test_prompt import NoEngine
 
