@@ -18,7 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from disagg.config import Fleet
-from disagg.config.home import home
+from disagg.config.addresses import home
 from disagg.errors import ConfigError
 
 TOKEN_FILE_VARIABLE = "DISAGG_TOKEN_FILE"
@@ -129,7 +129,7 @@ def _present_token_path(fleet: Fleet) -> Path:
     """The token's file, unless it was never made: then ConfigError."""
     path = token_path(fleet)
     if not (path.exists() or named_token_path(fleet)):
-        local = any(host.placement.spawned for host in fleet.hosts.values())
+        local = any(host.server_kind.spawned for host in fleet.hosts.values())
         raise ConfigError(
             f"there is no fleet token in {path}",
             f"run `disagg {'start' if local else 'deploy'}`; on a second machine copy the file, or set token_file",

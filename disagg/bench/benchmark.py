@@ -255,7 +255,7 @@ def _local_roles(fleet: Fleet, model: str) -> list[str]:
     return [
         role
         for role, serving in hosts.items()
-        if len(serving) == 1 and serving[0].placement.spawned and not serving[0].simulated
+        if len(serving) == 1 and serving[0].server_kind.spawned and not serving[0].simulated
     ]
 
 

@@ -17,7 +17,7 @@ from disagg.api.sampling import MAX_TOKENS
 from disagg.bench import MAX_REQUESTS
 from disagg.bench.plan import Point
 from disagg.bench.records import Mode
-from disagg.config.toml.messages import fault
+from disagg.config.document import fault
 from disagg.errors import ConfigError, UsageError
 
 

@@ -13,9 +13,9 @@ import typer
 from disagg.cli.common.context import confirm, print_json, settings, stdout
 from disagg.cli.common.options import AsJson
 from disagg.config.convert import from_json
-from disagg.config.search import CONFIG_VARIABLE, comes_with_disagg, default_hosts_file
+from disagg.config.document import read
+from disagg.config.hosts_file import CONFIG_VARIABLE, comes_with_disagg, default_hosts_file
 from disagg.config.starter import refuse_to_overwrite, starter, write
-from disagg.config.toml.reader import read
 from disagg.errors import UsageError
 
 NEXT: Final = "Then run: disagg trust, disagg doctor, disagg deploy, disagg models pull, disagg start"

@@ -1,24 +1,23 @@
 """hosts.toml as frozen, validated values.
 
-schema     the values: Fleet, Host, Model, EngineOptions, Deploy
-placement  what follows from a host's connector
-validate   load: path -> Fleet; the [fleet] table
-tables/    the rules of [hosts.*], [models.*], [deploy] and [hooks]
-toml/      TOML read key by key, with errors that point at line and column
-search     which hosts.toml is meant if none is named
-key        the key of a server that somebody else runs
-home       the home folders of users
-addresses  which names, addresses and model sources are valid
-render     Fleet -> the text of a hosts.toml for another machine, and its hash
-starter    the file that `disagg init` writes
-convert    a JSON list of servers -> the text of a hosts.toml
+schema      the values: Fleet, Host, Model, EngineOptions, Deploy; what follows from a host's connector
+hosts_file  which hosts.toml is meant; load: path -> Fleet; the [fleet] table
+tables/     the rules of [hosts.*], [models.*], [deploy] and [hooks]
+document    a TOML text, parsed, and error messages about it; locate: line and column of each key and value
+table       one TOML table, read key by key, with errors that point at it
+key         the key of a server that somebody else runs
+addresses   which names, addresses and model sources are valid; home folders
+render      Fleet -> the text of a hosts.toml for another machine, and its hash
+starter     the file that `disagg init` writes
+convert     a JSON list of servers -> the text of a hosts.toml
 """
 
-from disagg.config.placement import Connector
+from disagg.config.hosts_file import load
 from disagg.config.render import served_digest
 from disagg.config.schema import (
     MAX_TOLERANCE,
     MIN_TOLERANCE,
+    Connector,
     Deploy,
     DType,
     EngineOptions,
@@ -31,7 +30,6 @@ from disagg.config.schema import (
     Model,
     ServiceManager,
 )
-from disagg.config.validate import load
 
 __all__ = [
     "MAX_TOLERANCE",

@@ -1,4 +1,4 @@
-"""Which names, addresses and model sources are valid.
+"""Which names, addresses, paths and model sources are valid.
 
 Host and fleet names become file, service and table names; addresses become arguments of ssh and parts of URLs.
 """
@@ -10,6 +10,8 @@ import os
 import re
 from pathlib import Path
 from urllib.parse import urlsplit
+
+from disagg.errors import ConfigError
 
 NAME_RULE = 'letters, digits, ".", "_" and "-", beginning with a letter or digit, at most 64'
 USER_RULE = 'letters, digits, ".", "_" and "-", beginning with a letter, digit or "_", at most 64'
@@ -111,3 +113,19 @@ def resolve(source: str, folder: Path) -> str:
     package = Path(__file__).parents[1]
     path = package / source.removeprefix(PACKAGE) if source.startswith(PACKAGE) else Path(source).expanduser()
     return os.path.normpath(folder.absolute() / path)
+
+
+def home() -> Path:
+    """That of this program's user. ConfigError if there is none, as in some containers."""
+    try:
+        return Path.home()
+    except RuntimeError as error:
+        raise ConfigError("this user has no home folder", "set HOME to a folder that this user may write") from error
+
+
+def expanded(path: str) -> Path:
+    """A path that may begin with `~` or `~user`. ConfigError if that user has no home folder."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as error:
+        raise ConfigError(f"{path}: this user has no home folder here", "write the path out") from error

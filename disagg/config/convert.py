@@ -15,7 +15,7 @@ from typing import Any, Final, Literal, TypeVar
 import tomli_w
 
 from disagg.config.addresses import address_fault, is_hub_id, is_label, is_loopback, same_machine
-from disagg.config.toml.messages import fault, nearest, on_one_line
+from disagg.config.document import fault, nearest, on_one_line
 from disagg.errors import ConfigError
 
 T = TypeVar("T")

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Final
 
-from disagg.config.home import expanded
+from disagg.config.addresses import expanded
 from disagg.config.schema import EngineOptions
 from disagg.errors import ConfigError
 

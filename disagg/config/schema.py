@@ -11,8 +11,7 @@ from typing import Final, Literal, get_args
 from disagg.api import engines
 from disagg.api.engines import Engine
 from disagg.api.names import AS_IS, Role, WireForm
-from disagg.config.placement import NOT_MANAGED, PLACEMENTS, Connector, ServerPlacement
-from disagg.config.toml.messages import nearest, on_one_line, one_of
+from disagg.config.document import nearest, on_one_line, one_of
 from disagg.errors import ConfigError, UnknownModel, UsageError
 
 ServiceManager = Literal["systemd", "launchd", "process"]
@@ -151,9 +150,9 @@ class Host:
         return self.engine.node_rank > 0
 
     @property
-    def placement(self) -> ServerPlacement:
+    def server_kind(self) -> ServerKind:
         """Where its server runs, and what follows from it."""
-        return NOT_MANAGED if self.whole else PLACEMENTS[self.connector]
+        return NOT_MANAGED if self.whole else SERVER_KINDS[self.connector]
 
     @property
     def simulated(self) -> bool:
@@ -214,7 +213,7 @@ class Fleet:
     @property
     def deployed_hosts(self) -> list[Host]:
         """The hosts that disagg is deployed to: no whole-request hosts, and none that is served from here."""
-        return [host for host in self.hosts.values() if host.placement.deployed]
+        return [host for host in self.hosts.values() if host.server_kind.deployed]
 
     def require_all_nodes(self, host: Host) -> None:
         """ConfigError if the host is a node of a vLLM on several machines, and another node is no host here. On a
@@ -309,3 +308,29 @@ def matching(fleet: Fleet, names: Sequence[str]) -> set[str]:
             f"{fleet.path} has no host {', '.join(map(on_one_line, unknown))}", f"it has: {', '.join(fleet.hosts)}"
         )
     return {host for name in names for host in fitting.get(name, [name])}
+
+
+Connector = Literal["ssh", "local"]
+
+
+@dataclass(frozen=True, slots=True)
+class ServerKind:
+    """How disagg reaches a host, installs it and runs its server.
+
+    ssh: reached over SSH, so it has an account, a host key and a clock of its own. deployed: `disagg deploy` installs a
+    release, an environment, the token and models there; otherwise its server uses this installation and its files.
+    spawned: `disagg start` spawns its server as a process of this machine, with a record and a log in the fleet's state
+    folder.
+    """
+
+    ssh: bool
+    deployed: bool
+    spawned: bool
+
+
+SERVER_KINDS: Final[dict[Connector, ServerKind]] = {
+    "local": ServerKind(ssh=False, deployed=False, spawned=True),
+    "ssh": ServerKind(ssh=True, deployed=True, spawned=False),
+}
+NOT_MANAGED: Final = ServerKind(ssh=False, deployed=False, spawned=False)
+"""Of a whole-request host: disagg sends it requests and does nothing else with it."""

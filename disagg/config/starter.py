@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Final
 
 from disagg.config.addresses import USER_RULE, address_fault, is_loopback, is_user
-from disagg.config.toml.reader import parse
-from disagg.config.validate import build
+from disagg.config.document import parse
+from disagg.config.hosts_file import build
 from disagg.errors import UsageError, clipped
 from disagg.files import replace_file
 

@@ -24,7 +24,7 @@ from typing import Any, Self, TypeVar, Unpack
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from disagg.config import Fleet, load
-from disagg.config.search import find_hosts_file
+from disagg.config.hosts_file import find_hosts_file
 from disagg.errors import RequestError
 from disagg.inference.attempts import count, execute
 from disagg.inference.hosts.affinity import prompt_of

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from disagg.config.search import CONFIG_VARIABLE, find_hosts_file
+from disagg.config.hosts_file import CONFIG_VARIABLE, find_hosts_file
 from disagg.errors import ConfigError
 
 

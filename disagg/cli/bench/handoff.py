@@ -110,7 +110,7 @@ def _place(fleet: Fleet | None, name: str | None, end: str) -> EndPlace:
     from disagg.fleet.link.handoff import on_host, on_this_machine
 
     host = _host(fleet, name) if fleet is not None else None
-    if host is None or host.placement.spawned:
+    if host is None or host.server_kind.spawned:
         require(end)
     return on_this_machine(f"this machine ({end})") if host is None else on_host(host)
 

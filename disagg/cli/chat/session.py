@@ -15,7 +15,7 @@ import msgspec
 from disagg.api.base import InvalidValue
 from disagg.cli.chat.commands import ChatCommand, message_of, parse
 from disagg.cli.chat.conversation import Conversation
-from disagg.config.home import expanded
+from disagg.config.addresses import expanded
 from disagg.errors import ContextLengthExceeded, DisaggError, UsageError
 from disagg.files import replace_file
 

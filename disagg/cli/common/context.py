@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import typer
 from rich.console import Console
 
-from disagg.config.search import find_hosts_file
+from disagg.config.hosts_file import find_hosts_file
 from disagg.errors import DisaggError
 
 if TYPE_CHECKING:

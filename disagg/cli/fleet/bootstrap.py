@@ -83,7 +83,7 @@ def _chosen(fleet: Fleet, name: str) -> Host:
         raise UsageError(
             f"bootstrap prepares one host at a time, and {name} fits {len(others) + 1}", "name one of them"
         )
-    if not one.placement.deployed:
+    if not one.server_kind.deployed:
         message = f'{one.name}: connector is "local", and bootstrap prepares machines that are reached by SSH'
         raise UsageError(message, "disagg doctor examines this one")
     return one

@@ -91,7 +91,7 @@ def _first_offers(hosts: list[Host]) -> list[HostOutcome[Iterable[HostKeyOffer]]
     from disagg.fleet.machine.ssh.connection import offers
 
     def first(host: Host) -> Iterable[HostKeyOffer]:
-        if not host.placement.ssh:
+        if not host.server_kind.ssh:
             return ()
         further: Iterator[HostKeyOffer] = offers(host)
         return chain([next(further)], further)
@@ -104,7 +104,7 @@ def _handled(outcome: HostOutcome[Iterable[HostKeyOffer]], decide: Decide, *, si
     """Show the keys, and add those that `decide` confirms. A gateway's key comes before the next hop is asked."""
     name, keys = outcome.host.name, list[OfferedKey]()
     show = _silent if silent else _print
-    if not outcome.host.placement.ssh:
+    if not outcome.host.server_kind.ssh:
         show(f"{name}: this machine, no key needed")
     try:
         if outcome.error is not None:

@@ -1,4 +1,4 @@
-"""The rules of the [deploy] table."""
+"""The rules of the [deploy] and [hooks] tables: how hosts are prepared, and what runs around a change."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Final, get_args
 
 from disagg.config.addresses import is_path, url_fault
-from disagg.config.schema import Deploy, Installer
+from disagg.config.schema import Deploy, HookName, Hooks, Installer
+from disagg.config.table import Table
 from disagg.config.tables.models import resolved
-from disagg.config.toml.table import Table
 
 _INDEX_EXAMPLE: Final = 'index_url = "https://mirror.example/simple"'
 _PASSWORD: Final = "put it into ~/.netrc on the hosts: pip and uv read it there"
@@ -53,3 +53,23 @@ def _wheels(table: Table, folder: Path) -> Path:
     if not text or not text.isprintable():
         raise table.fault_at_value("wheels", "wheels is not a path", 'as in wheels = "./wheels"')
     return Path(resolved(table, "wheels", text if is_path(text) else f"./{text}", folder))
+
+
+LONGEST_S: Final = 3600
+
+
+def read_hooks(table: Table) -> Hooks:
+    """The table as Hooks."""
+    names: tuple[HookName, ...] = get_args(HookName)
+    table.only((*names, "timeout_s"))
+    commands = {name: _command(table, name) for name in names if name in table}
+    if "timeout_s" in table:
+        return Hooks(commands, table.integer("timeout_s", 1, LONGEST_S))
+    return Hooks(commands)
+
+
+def _command(table: Table, name: HookName) -> str:
+    text = table.value(name, str, f'{name} = "./hooks/{name}.sh"')
+    if not text.strip() or not text.isprintable():
+        raise table.fault_at_value(name, f"{name} is not a command", f'as in {name} = "./hooks/{name}.sh"')
+    return text

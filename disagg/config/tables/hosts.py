@@ -9,18 +9,17 @@ from urllib.parse import urlsplit
 
 from disagg.api.names import Role
 from disagg.config.addresses import NAME_RULE, USER_RULE, address_fault, is_name, is_user, same_machine
-from disagg.config.placement import Connector
+from disagg.config.document import nearest, on_one_line, toml_key
 from disagg.config.schema import (
+    Connector,
     EngineOptions,
     Host,
     Model,
     ServiceManager,
 )
-from disagg.config.tables.engine import Reader, one_of, read_engine, within
-from disagg.config.tables.nodes import require_nodes_agree
-from disagg.config.tables.whole import is_whole
-from disagg.config.toml.messages import nearest, on_one_line, toml_key
-from disagg.config.toml.table import Table
+from disagg.config.table import Table
+from disagg.config.tables.agree import require_nodes_agree
+from disagg.config.tables.engine import Reader, is_whole, one_of, read_engine, within
 from disagg.planning.devices import DEVICES as HARDWARE
 
 
@@ -42,11 +41,11 @@ def read_hosts(tables: Table, models: Mapping[str, Model]) -> dict[str, Host]:
 def _keys_reach_gateways(tables: Table, hosts: Mapping[str, Host]) -> None:
     """A service manager starts what is deployed, a gateway or a server beside a `vllm serve`, without the variables of
     anyone's shell."""
-    gateway = next((host.name for host in hosts.values() if host.gateway and host.placement.deployed), None)
+    gateway = next((host.name for host in hosts.values() if host.gateway and host.server_kind.deployed), None)
     for name, table in tables.tables("[hosts.dgx-spark-1]"):
         host = hosts[name]
         asks = f"the gateway {gateway}" if host.whole and gateway else f"the server {name}"
-        deployed = gateway is not None if host.whole else host.placement.deployed
+        deployed = gateway is not None if host.whole else host.server_kind.deployed
         if deployed and host.engine.key_variable:
             raise table.table("engine", 'engine = {name = "openai"}').fault_at_key(
                 "key_variable", f"{asks} has no such variable", "name a file on its machine: key_file"

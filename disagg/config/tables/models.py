@@ -8,9 +8,9 @@ from typing import Final
 
 from disagg.api.engines import ENGINES
 from disagg.config.addresses import is_hub_id, is_label, is_path, resolve
+from disagg.config.document import nearest, on_one_line, toml_key
 from disagg.config.schema import Model
-from disagg.config.toml.messages import nearest, on_one_line, toml_key
-from disagg.config.toml.table import Table
+from disagg.config.table import Table
 from disagg.planning.shapes import SHAPES
 from disagg.planning.sizing import SHAPE
 

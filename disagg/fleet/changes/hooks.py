@@ -144,7 +144,7 @@ class HookRunner:
         """Write to the audit of each host of a change which hooks ran."""
         lines, self._audited = self._audited, []
         for host in (self.fleet.hosts[name] for name in change.hosts):
-            if host.placement.spawned:
+            if host.server_kind.spawned:
                 append_here(audit_file(state_folder(self.fleet), host.name), *lines)
             elif locks is not None:
                 locks.note(host, lines)

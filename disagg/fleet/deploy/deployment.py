@@ -66,13 +66,13 @@ def choose(fleet: Fleet, names: Sequence[str] = (), **selection: Any) -> list[Ho
     selection: further arguments of Fleet.select. Raises UsageError if such a host is named, or no host is left.
     """
     hosts = fleet.select(names, **selection, managed=True)
-    here = [host.name for host in hosts if not host.placement.deployed]
+    here = [host.name for host in hosts if not host.server_kind.deployed]
     if not set(here).isdisjoint(names) or (here and len(here) == len(hosts)):
         raise UsageError(
             f'{", ".join(here)}: connector is "local": served from this installation of disagg',
             "there is nothing to deploy or to remove: disagg start and disagg stop",
         )
-    return [host for host in hosts if host.placement.deployed]
+    return [host for host in hosts if host.server_kind.deployed]
 
 
 def planner(installation: Installation, replace_token: bool = False) -> Planner:

@@ -67,7 +67,7 @@ def _notes(desired: TargetState, facts: HostFacts) -> Iterator[str]:
         yield 'its server does not start by itself after a reboot: service = "systemd" or "launchd" does'
     if desired.host.service == "launchd" and not facts.sudo and _missing_definitions(desired, facts):
         yield "its launchd daemon needs root, and sudo asks for a password there: you will have to run one command"
-    if desired.host.placement.deployed:
+    if desired.host.server_kind.deployed:
         for name, path in desired.key_files.items():
             yield f"the key of {name} is not deployed: write it there into {path}, and run: chmod 600 {path}"
     wanted = {definition.key for definition in desired.definitions}

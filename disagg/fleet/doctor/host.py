@@ -27,7 +27,7 @@ _MAC_NO_ROUTE: Final = 65
 
 def findings(fleet: Fleet, readings: HostReadings, status: HostStatus | None, token: str | None) -> list[Finding]:
     """The findings about a host that answers. status: of its server over HTTP, None if not polled."""
-    host, placement = readings.host, readings.host.placement
+    host, placement = readings.host, readings.host.server_kind
     model = None if host.gateway else fleet.models[host.model]
     subject = _subject(fleet, readings)
     unmet = [_then_deploy(readings, one) for one in table.unmet(subject)]
@@ -58,7 +58,7 @@ def _subject(fleet: Fleet, readings: HostReadings) -> Subject:
     """A model that is complete there is judged by its files. The first deployment needs room for an environment."""
     host, facts, held = readings.host, readings.facts, readings.model
     extras = host.engine.kind.extras_for(host.roles)
-    first = host.placement.deployed and not facts.current and not any(facts.environments.values())
+    first = host.server_kind.deployed and not facts.current and not any(facts.environments.values())
     disk = RELEASE_BYTES + environment_bytes(extras, host.site_packages) if first else 0
     if held is None or not held.complete:
         return Subject(fleet, host, facts, disk=disk)
@@ -66,7 +66,7 @@ def _subject(fleet: Fleet, readings: HostReadings) -> Subject:
 
 
 def _then_deploy(readings: HostReadings, found: Finding) -> Finding:
-    again = f"; then: disagg deploy --host {readings.host.name}" if readings.host.placement.deployed else ""
+    again = f"; then: disagg deploy --host {readings.host.name}" if readings.host.server_kind.deployed else ""
     return Finding(found.check, found.level, found.text, found.hint + again)
 
 
@@ -194,7 +194,7 @@ def _token(readings: HostReadings, token: str | None) -> Iterator[Finding]:
 
 def _server(readings: HostReadings, status: HostStatus | None) -> Iterator[Finding]:
     facts, host = readings.facts, readings.host
-    if host.placement.deployed and not facts.current:
+    if host.server_kind.deployed and not facts.current:
         yield warning("disagg", "nothing is deployed", f"disagg deploy --host {host.name}")
         return
     serving = facts.serving

@@ -133,7 +133,7 @@ def tokens(hosts: Sequence[HostReadings], rotating: bool) -> Iterator[Finding]:
 
 def clocks(hosts: Sequence[HostReadings]) -> Iterator[Finding]:
     """Whether the hosts' clocks agree. If all differ from this machine's equally, this machine's is wrong."""
-    readings = {one.host.name: one for one in hosts if one.clock is not None and one.host.placement.ssh}
+    readings = {one.host.name: one for one in hosts if one.clock is not None and one.host.server_kind.ssh}
     if not readings:
         return
     ahead = {name: one.clock.ahead for name, one in readings.items() if one.clock is not None}

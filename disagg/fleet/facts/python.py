@@ -36,7 +36,7 @@ def python_on(host: Host, facts: HostFacts) -> str | None:
 
 def server_python(host: Host, facts: HostFacts) -> str | None:
     """The python that runs the host's server, with disagg's packages; None if nothing complete is deployed."""
-    return deployed_python(facts) if host.placement.deployed else sys.executable
+    return deployed_python(facts) if host.server_kind.deployed else sys.executable
 
 
 def deployed_python(facts: HostFacts) -> str | None:

@@ -91,12 +91,12 @@ class FleetServers:
         `NAME on HOST`.
         """
         hosts, others = self._selected(names)
-        other_fleets = self.state.others() if everything and any(host.placement.spawned for host in hosts) else []
+        other_fleets = self.state.others() if everything and any(host.server_kind.spawned for host in hosts) else []
         own = self._stop_own(hosts, names, everything) if hosts or not names else []
         return [*own, *others] + [result for state in other_fleets for result in stop_other_fleet(state, self.grace_s)]
 
     def _stop_own(self, hosts: Sequence[Host], names: Sequence[str], everything: bool) -> list[ServerResult]:
-        if all(host.placement.spawned for host in hosts) and not self.state.exists():
+        if all(host.server_kind.spawned for host in hosts) and not self.state.exists():
             return self._all(hosts, "stop", self._stop)  # there is nothing to lock
         with ExitStack() as stack:
             machines = stack.enter_context(Machines(self.connect))
@@ -162,7 +162,7 @@ class FleetServers:
             machines = machines or stack.enter_context(Machines(self.connect))
             self.locks = FleetLocks(machines, why, self.break_lock, if_full)
             stack.callback(setattr, self, "locks", None)
-            wanted = [*places([host for host in hosts if host.placement.deployed]), *more]
+            wanted = [*places([host for host in hosts if host.server_kind.deployed]), *more]
             yield stack.enter_context(kept(self.locks, wanted))
 
     def _selected(self, names: Sequence[str]) -> tuple[list[Host], list[ServerResult]]:
@@ -182,7 +182,7 @@ class FleetServers:
         node."""
         for host in hosts:
             self.fleet.require_all_nodes(host)
-        if spawned := [host for host in hosts if host.placement.spawned]:
+        if spawned := [host for host in hosts if host.server_kind.spawned]:
             require(*(extra for host in spawned if host.python is None for extra in needs(host)))
             self.state.prepare(self.fleet)
         elif hosts and not self.state.tokens.exists():
@@ -203,7 +203,7 @@ class FleetServers:
         """The action's result on one host. A DisaggError becomes a failed result. why: the command."""
         began = time.monotonic()
         try:
-            with audited_here(self.state.audit_file(host.name), why) if host.placement.spawned else nullcontext():
+            with audited_here(self.state.audit_file(host.name), why) if host.server_kind.spawned else nullcontext():
                 result = action(self._server(host))
         except DisaggError as error:
             result = ServerResult(host.name, "failed", time.monotonic() - began, error)
@@ -222,7 +222,7 @@ class FleetServers:
         return results
 
     def _server(self, host: Host) -> Server:
-        if host.placement.spawned:
+        if host.server_kind.spawned:
             return LocalServer(self.fleet, host, self.state, self.argv, self.grace_s, self.own_session)
         assert self.locks is not None, "a deployed host is changed under its lock"
         return DeployedServer(host, self.locks.machine(host))

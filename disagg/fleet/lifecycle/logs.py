@@ -71,7 +71,7 @@ def read_audits(
     """The same as `read` of the hosts' audits. A host that no command has changed yet has no lines."""
 
     def path(host: Host) -> str:
-        return str(state.audit_file(host.name)) if host.placement.spawned else HostPaths("~", host.name).audit
+        return str(state.audit_file(host.name)) if host.server_kind.spawned else HostPaths("~", host.name).audit
 
     return _read(hosts, path, lines, since, connect, required=False)
 
@@ -228,7 +228,7 @@ class _Follower:
 
 
 def _path(host: Host, state: State) -> str:
-    if host.placement.spawned:
+    if host.server_kind.spawned:
         return str(state.log_file(host.name))
     return HostPaths("~", host.name).server_log
 

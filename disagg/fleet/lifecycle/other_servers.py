@@ -51,7 +51,7 @@ def stop_other_fleet(state: State, grace_s: float) -> list[ServerResult]:
 def other_places(fleet: Fleet, hosts: Sequence[Host], machines: Machines) -> list[LockedPlace]:
     """What is deployed on these hosts' machines under names that the fleet does not have. A machine that does not
     answer has a failed result of its own."""
-    found = each([host for host in hosts if host.placement.deployed], lambda host: hosts_there(machines[host]))
+    found = each([host for host in hosts if host.server_kind.deployed], lambda host: hosts_there(machines[host]))
     places = {
         (same_machine(one.host.address), name): LockedPlace(one.host, name)
         for one in found

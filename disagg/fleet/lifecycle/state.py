@@ -174,7 +174,7 @@ class StartedElsewhere(NamedTuple):
 def started_elsewhere(state: State, host: Host, port: int | None = None) -> StartedElsewhere | None:
     """What listens on a local host's port if another fleet of this user has started it. state: of the host's fleet.
     port: another port of the host."""
-    if not host.placement.spawned:
+    if not host.server_kind.spawned:
         return None
     with suppress(FleetError):  # of a folder that cannot be read
         for other in state.others():

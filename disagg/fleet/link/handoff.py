@@ -49,7 +49,7 @@ def on_this_machine(name: str) -> EndPlace:
 
 def on_host(host: Host) -> EndPlace:
     """A host of the fleet. HostUnreachable if it cannot be reached, FleetError if nothing is deployed there."""
-    if not host.placement.deployed:
+    if not host.server_kind.deployed:
         argv, environment = python_command(host.python)
         return EndPlace(LocalMachine(host.name), tuple(argv), environment, host.kv_address)
     reached = machine_for(host)

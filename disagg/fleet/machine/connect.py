@@ -18,7 +18,7 @@ def machine_for(host: Host, timeout: float | None = None) -> Machine:
 
     timeout: seconds for each step of connecting (TCP, key exchange, login), instead of the defaults.
     """
-    if host.placement.spawned:
+    if host.server_kind.spawned:
         from disagg.fleet.machine.local import LocalMachine
 
         return LocalMachine(host.name)

@@ -11,7 +11,7 @@ from contextlib import suppress
 from threading import Thread
 from typing import IO
 
-from disagg.config.home import home
+from disagg.config.addresses import home
 from disagg.errors import FleetError
 from disagg.fleet.machine import interruption, shell
 from disagg.fleet.machine.posix import Invocation, ShellMachine

@@ -44,7 +44,7 @@ def required_model(fleet: Fleet, host: Host, facts: HostFacts) -> RequiredModel:
     model, engine = fleet.models[host.model], host.engine.name
     if (written := model.written.get(engine, "")).startswith("~/"):
         return RequiredModel(host, written)
-    if not host.placement.deployed:
+    if not host.server_kind.deployed:
         return RequiredModel(host, model.sources[engine])
     found = source(fleet, host, facts.paths)
     if isinstance(found, Refusal):
@@ -128,7 +128,7 @@ class ModelInventory:
 
 def cache_of(host: Host) -> str:
     """The hub's cache on a host; "" for the default of this environment."""
-    return SERVICES_CACHE if host.placement.deployed else ""
+    return SERVICES_CACHE if host.server_kind.deployed else ""
 
 
 def stored_models(machine: Machine, python: str, host: Host, sources: Sequence[str]) -> dict[str, StoredModel]:

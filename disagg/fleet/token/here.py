@@ -153,6 +153,6 @@ class OwnTokens:
 
     def missing_hint(self, host: Host) -> str:
         """How this machine gets the token that a host has. A server that runs takes over what is put into its file."""
-        if host.placement.spawned:
+        if host.server_kind.spawned:
             return "disagg start" if self.made else f"put the fleet's token into {self.path}"
         return "disagg deploy --adopt-token" if self.made else f"copy the host's token to {self.path}"

@@ -115,7 +115,7 @@ class Rotation:
         self.own.write((old, new))
         try:
             for host in self.fleet.hosts.values():
-                if host.placement.spawned:
+                if host.server_kind.spawned:
                     self._accepts(host, new)
         except FleetError:
             self.own.write((old,))

@@ -105,7 +105,7 @@ class _Here:
 
     @property
     def holder(self) -> str:
-        return f": {local.port_holder(self.host.port)}" if self.host.placement.spawned else ""
+        return f": {local.port_holder(self.host.port)}" if self.host.server_kind.spawned else ""
 
     @property
     def stop_other(self) -> str:
@@ -115,7 +115,7 @@ class _Here:
     @property
     def log(self) -> str:
         name = self.host.name
-        return str(self.state.log_with_reason(name)) if self.host.placement.spawned else f"disagg logs --host {name}"
+        return str(self.state.log_with_reason(name)) if self.host.server_kind.spawned else f"disagg logs --host {name}"
 
     @property
     def process(self) -> tuple[int, bool, str] | None:
@@ -165,7 +165,7 @@ def diagnose(
 
     hosts = [fleet.hosts[status.host] for status in statuses if status.state in _NOT_SERVING]
     answers: dict[str, ServerFacts | DisaggError] = {}
-    for outcome in each([host for host in hosts if host.placement.ssh], read, timeout=seconds):
+    for outcome in each([host for host in hosts if host.server_kind.ssh], read, timeout=seconds):
         late = HostUnreachable(f"SSH did not answer within {seconds:.1f} s either")
         error = late if outcome.timed_out else outcome.error
         answers[outcome.host.name] = error or outcome.value or late
@@ -178,14 +178,14 @@ def diagnose(
 def refusal(host: Host, status: HostStatus, state: State) -> FleetError | None:
     """Why a host's server does not show that it accepts the token with which it was polled; None if it does, or if it
     is a server that this machine starts and that does not run."""
-    if status.version is not None or (host.placement.spawned and state.running_pid(host.name) is None):
+    if status.version is not None or (host.server_kind.spawned and state.running_pid(host.name) is None):
         return None  # strangers see no version
     if status.state != "unauthorised":
         return FleetError(
             f"{host.name}: its server runs, and this machine cannot see whether it accepts the new token: {status.why}",
             status.hint,
         )
-    deploy = "" if host.placement.spawned else f"disagg deploy --host {host.name} && "
+    deploy = "" if host.server_kind.spawned else f"disagg deploy --host {host.name} && "
     return FleetError(
         f"{host.name}: its server does not accept a token that was added to its file: it runs an earlier disagg, which "
         "reads the file only when it starts",

@@ -70,7 +70,7 @@ def _different_code(fleet: Fleet, serving: Sequence[HostStatus]) -> Iterator[tup
     """If hosts run different code, or will with their next restart."""
     runs = {one.host: one.code for one in serving if one.code}
     then = {one.host: code for one in serving if (code := one.pending.code if one.pending else one.code)}
-    deploy = "disagg deploy && " if any(fleet.hosts[name].placement.deployed for name in runs) else ""
+    deploy = "disagg deploy && " if any(fleet.hosts[name].server_kind.deployed for name in runs) else ""
     if len(set(then.values())) > 1:
         differing, what = (runs, "run") if len(set(runs.values())) > 1 else (then, "will run, when they are restarted,")
         yield "code", _Remark(f"hosts {what} different code: {grouped(differing)}", f"{deploy}disagg restart")
@@ -90,7 +90,7 @@ def _different_settings(fleet: Fleet, status: HostStatus) -> Iterator[tuple[Diff
     host, pending = fleet.hosts[status.host], status.pending
     here, restart = served_digest(fleet, host), f"disagg restart --host {host.name}"
     then = pending.config if pending is not None else status.config
-    deploy = f"disagg deploy --host {host.name} && " if host.placement.deployed else ""
+    deploy = f"disagg deploy --host {host.name} && " if host.server_kind.deployed else ""
     if then and then != here:
         what = f"its pending release {pending.release[:8]} has" if pending is not None else "it runs"
         yield "settings", _Remark(f"{what} other settings than {fleet.path.name} here", f"{deploy}{restart}")
@@ -156,7 +156,7 @@ def _with_release(
         return status
     if not status.code or status.code == code_hash():
         return _with_doubt(fleet, status, statuses, verdicts)
-    deploy = f"disagg deploy --host {host.name} && " if host.placement.deployed else ""
+    deploy = f"disagg deploy --host {host.name} && " if host.server_kind.deployed else ""
     return replace(status, why="running other code than here", hint=f"{deploy}{restart}")
 
 

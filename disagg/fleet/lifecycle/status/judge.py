@@ -94,7 +94,7 @@ class Here(Protocol):
 def blank(host: Host) -> HostStatus:
     """The status of a host of which nothing is known yet."""
     supervised: Literal["", "crash", "crash, reboot"] = ""
-    if host.placement.deployed:
+    if host.server_kind.deployed:
         supervised = "crash" if host.service == "process" else "crash, reboot"
     return HostStatus(host.name, host.roles, host.model, host.url, "failed", supervised=supervised)
 
@@ -192,7 +192,7 @@ class _Case:
         if isinstance(error, ssl.SSLError):
             return self._unproven(error)
         try:
-            process = self.here.process if self.host.placement.spawned else None
+            process = self.here.process if self.host.server_kind.spawned else None
         except FleetError as damaged:  # one host's damaged record must not hide the other hosts
             return self._is("failed", damaged.message, damaged.hint)
         if process is None:
@@ -215,7 +215,7 @@ class _Case:
         if isinstance(error, ssl.SSLCertVerificationError):
             why = f"{host.url} does not prove that it has the token in {self.here.token_file}{holder}"
             return self._is("unauthorised", why, self.here.stop_other or _OTHER_TOKEN)
-        deployed = host.placement.deployed
+        deployed = host.server_kind.deployed
         upgrade = f"deploy --host {host.name} && disagg restart" if deployed else f"restart --host {host.name}"
         why = f"port {host.port} answers without the fleet's TLS: another program, or an older disagg{holder}"
         return self._is("foreign", why, self.here.stop_other or f"stop that process; disagg {upgrade}")
@@ -231,7 +231,7 @@ class _Case:
             return self._is("not running" if refused else "unreachable", why, hint)
         if isinstance(error, (ReplyTimeout, ConnectionResetError, BrokenPipeError)):
             why = f"{at} accepts connections, but {in_time}{self.here.holder}"
-            if host.placement.spawned:  # it has no record: another program has the port
+            if host.server_kind.spawned:  # it has no record: another program has the port
                 return self._is("foreign", why, self._free_port())
             return self._is("silent", why, self._command("restart"))
         if isinstance(error, ConnectionRefusedError):

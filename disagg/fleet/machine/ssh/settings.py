@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from disagg.config import Host
-from disagg.config.home import expanded, home
+from disagg.config.addresses import expanded, home
 from disagg.errors import FleetError, UsageError
 from disagg.fleet.machine.ssh.known_hosts import host_name
 
@@ -97,7 +97,7 @@ def ssh_command(host: Host, command: Sequence[str] = (), *, terminal: bool = Fal
     ssh reads its own configuration too, so gateways work as usual; hosts.toml takes precedence. terminal: allocate a
     terminal for the command, so that sudo can ask for a password. Raises UsageError for a local host.
     """
-    if host.placement.spawned:
+    if host.server_kind.spawned:
         raise UsageError(f'{host.name} is this machine: its connector is "local"', "run the command in this terminal")
     settings = settings_for(host)
     argv = ["ssh", "-l", settings.user, "-p", str(settings.port)]

@@ -6,9 +6,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import date, datetime, time
 from typing import Any, TypeVar
 
-from disagg.config.toml.locate import KeyPath
-from disagg.config.toml.messages import nearest, on_one_line, one_of, toml_key
-from disagg.config.toml.reader import Document
+from disagg.config.document import Document, nearest, on_one_line, one_of, toml_key
+from disagg.config.locate import KeyPath
 from disagg.errors import ConfigError
 
 T = TypeVar("T")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import tomli
 
-from disagg.config.toml.locate import KeyPath, locate
+from disagg.config.locate import KeyPath, locate
 
 EVERYTHING = (
     r'''# a comment with "quotes' [and] = signs

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from disagg.config.toml.messages import MAX_COLUMNS, fault
+from disagg.config.document import MAX_COLUMNS, fault
 
 
 def shown(text: str, start: int, end: int) -> list[str]:

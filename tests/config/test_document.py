@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from disagg.config import load
-from disagg.config.toml.reader import MAX_BYTES, parse
+from disagg.config.document import MAX_BYTES, parse
 from disagg.errors import ConfigError
 
 Expect = Callable[[dict[str, str], str, str], ConfigError]

@@ -1,23 +1,23 @@
-"""`load`: from a path to a Fleet, and the rules of the [fleet] table."""
+"""Which hosts.toml is meant, from its path to a Fleet, and the rules of the [fleet] and [groups] tables."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Final
 
 from disagg.config.addresses import NAME_RULE, is_name, is_path
+from disagg.config.document import Document, nearest, on_one_line, parse, read
 from disagg.config.schema import Deploy, Fleet, Hooks
-from disagg.config.tables.deploy import read_deploy
-from disagg.config.tables.dtypes import require_one_kv_dtype
-from disagg.config.tables.hooks import read_hooks
+from disagg.config.table import Table
+from disagg.config.tables.agree import require_one_kv_dtype
+from disagg.config.tables.deploy import read_deploy, read_hooks
+from disagg.config.tables.engine import unmanaged_models
 from disagg.config.tables.hosts import read_hosts
 from disagg.config.tables.models import read_models, require_sources, resolved
-from disagg.config.tables.whole import unmanaged_models
-from disagg.config.toml.messages import nearest, on_one_line
-from disagg.config.toml.reader import Document, parse, read
-from disagg.config.toml.table import Table
+from disagg.errors import ConfigError
 
 _GROUP: Final = 'rack-1 = ["dgx-spark-1", "mac-*"]'
 
@@ -73,3 +73,33 @@ def _name(table: Table, key: str) -> str:
     if not is_name(name):
         raise table.fault_at_value(key, "this name is not usable", NAME_RULE)
     return name
+
+
+CONFIG_VARIABLE = "DISAGG_CONFIG"
+_DEMO: Final = Path("disagg", "demo", "hosts.toml")
+
+
+def find_hosts_file(named: Path | None = None) -> Path:
+    """`named`, else $DISAGG_CONFIG, else ./hosts.toml. ConfigError if that file does not exist."""
+    from_environment = os.environ.get(CONFIG_VARIABLE)
+    path = named or default_hosts_file()
+    if not path.exists():
+        chosen = named or from_environment
+        if not named and from_environment and not path.is_absolute():
+            raise ConfigError(f"there is no {path} here, which $DISAGG_CONFIG names", "write its whole path there")
+        hint = "correct --config or $DISAGG_CONFIG" if chosen else "disagg init writes one"
+        raise ConfigError(f"there is no {path}", hint + "; `disagg demo` needs none")
+    return path
+
+
+def default_hosts_file() -> Path:
+    """The file that is read if none is named, whether or not it exists."""
+    return Path(os.environ.get(CONFIG_VARIABLE) or "hosts.toml")
+
+
+def comes_with_disagg(path: Path) -> bool:
+    """Whether this file is part of disagg: the demo fleet, or in a clone, whether or not it is the one that runs, the
+    fleet that disagg is made for."""
+    whole = path.resolve()
+    in_a_clone = whole.name == "hosts.toml" and (whole.parent / _DEMO).is_file()
+    return whole.exists() and (in_a_clone or whole.parts[-len(_DEMO.parts) :] == _DEMO.parts)
