@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from html import escape
 from importlib.resources import files
 
 from disagg.bench.charts import Axis, Bar, ChartLine, Dot, Mark, axis, bar_chart, line_chart
 from disagg.bench.result import SIMULATED, BenchResult, Cell
-from disagg.bench.stats import PART_NAMES, Figures
+from disagg.bench.stats import LATENCIES, PART_NAMES, Figures
 from disagg.bench.verdict import Series, about
 from disagg.units import ms, tick
 
@@ -263,22 +263,12 @@ def _word(part: str) -> str:
     return _PART_WORDS.get(part, part)
 
 
-_LATENCIES: Mapping[str, Callable[[Figures], float | None]] = {
-    "TTFT p50": lambda figures: figures.ttft.median,
-    "TTFT p99": lambda figures: figures.ttft.p99,
-    "TPOT p50": lambda figures: figures.tpot.median,
-    "ITL p99": lambda figures: figures.itl.p99,
-    "E2E p50": lambda figures: figures.e2el.median,
-    "E2E p99": lambda figures: figures.e2el.p99,
-}
-
-
 def table(where: str, cells: Sequence[Cell], result: BenchResult) -> str:
     """All figures, a row per point and mode, without columns that would be empty."""
     series = {one.against: one for one in result.verdict.series if one.where == where and one.metric == "e2el"}
     columns = {
         "done": [f"{cell.figures.completed}/{cell.figures.completed + cell.figures.failed}" for cell in cells],
-        **{head: [ms(latency(cell.figures)) for cell in cells] for head, latency in _LATENCIES.items()},
+        **{head: [ms(latency(cell.figures)) for cell in cells] for head, latency in LATENCIES.items()},
         "out tok/s": [f"{cell.figures.output_throughput:,.1f}" for cell in cells],
         "req/s": [f"{cell.figures.request_throughput:,.2f}" for cell in cells],
         "goodput": [f"{cell.figures.request_goodput:,.2f}" if result.limits else "" for cell in cells],

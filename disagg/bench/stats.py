@@ -14,7 +14,7 @@ import math
 import random
 import statistics
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
@@ -95,6 +95,17 @@ class Figures:
             value = getattr(self, field.name)
             body |= value.to_json(field.name) if isinstance(value, Spread) else {field.name: value}
         return body
+
+
+LATENCIES: Mapping[str, Callable[[Figures], float | None]] = {
+    "TTFT p50": lambda figures: figures.ttft.median,
+    "TTFT p99": lambda figures: figures.ttft.p99,
+    "TPOT p50": lambda figures: figures.tpot.median,
+    "ITL p99": lambda figures: figures.itl.p99,
+    "E2E p50": lambda figures: figures.e2el.median,
+    "E2E p99": lambda figures: figures.e2el.p99,
+}
+"""Those of a table, in milliseconds."""
 
 
 def summary(records: Sequence[Record], duration: float, limits: Mapping[str, float] | None = None) -> Figures:

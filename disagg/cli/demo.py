@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich import box
 from rich.console import Console, Group, RenderableType
 from rich.panel import Panel
 from rich.table import Table
@@ -22,6 +21,7 @@ from disagg.cli.common.context import note_interrupt, print_json, settings, stde
 from disagg.cli.common.options import AsJson, sampling_option, seconds_option
 from disagg.cli.common.process import uninterrupted
 from disagg.cli.views.health import health_panel
+from disagg.cli.views.items import plain_table
 from disagg.cli.views.metrics import footnote, model_panel
 from disagg.cli.views.progress import HostProgress
 from disagg.cli.views.stream import Panels, arranged, final_view
@@ -131,9 +131,8 @@ def demo_view(result: DemoResult, width: int, answers: bool, explain: bool) -> R
 
 
 def _brief(result: DemoResult, width: int, answers: bool) -> RenderableType:
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
-    for name in ("model", "hosts", "prefill\ntok/s", "decode\ntok/s", "first\ntoken", "KV\nsent"):
-        table.add_column(name, justify="left" if name in ("model", "hosts") else "right", no_wrap=True)
+    figures = ("prefill\ntok/s", "decode\ntok/s", "first\ntoken", "KV\nsent")
+    table = plain_table("model", "hosts", *figures, right=figures, whole=("model", "hosts", *figures))
     for answer in result.together:
         if answer.completion is not None:
             it = answer.completion.metrics

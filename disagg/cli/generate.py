@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich import box
@@ -15,9 +15,9 @@ from rich.text import Text
 
 from disagg.cli.common.completion import complete_model
 from disagg.cli.common.context import error_console, note_interrupt, print_error, print_json, settings, stderr, stdout
-from disagg.cli.common.options import AsJson, one_of
+from disagg.cli.common.options import AsJson, model_option, one_of, with_options
 from disagg.cli.common.process import while_stdout_is_read
-from disagg.cli.common.sampling import Logprobs, for_command_line, with_request_options
+from disagg.cli.common.sampling import Logprobs, for_command_line, request_options
 from disagg.cli.words import parse_words, read_prompt
 from disagg.errors import Cancelled, UsageError
 from disagg.units import seconds
@@ -62,14 +62,7 @@ PromptWord = Annotated[
 ]
 Models = Annotated[
     list[str] | None,
-    typer.Option(
-        "-m",
-        "--model",
-        metavar="NAME",
-        help="A model of hosts.toml; repeat it to run several at once.",
-        show_default=False,
-        autocompletion=complete_model,
-    ),
+    model_option("A model of hosts.toml; repeat it to run several at once."),
 ]
 PromptFile = Annotated[Path | None, typer.Option("-f", "--file", metavar="FILE", help="Read the prompt from it.")]
 OnKVFailure = Annotated[
@@ -81,7 +74,7 @@ OnKVFailure = Annotated[
 ]
 
 
-@with_request_options()
+@with_options(request_options)
 def generate(
     context: typer.Context,
     *,
@@ -108,9 +101,9 @@ def generate(
     fleet = settings(context).fleet()
     _import_client_meanwhile()
     words = [word for word in (first, second, *context.args) if word is not None]
-    call = parse_words(fleet, words, model or (), has_file=file is not None)
-    _require_hosts(fleet, call.models, alone)
-    text = read_prompt(call.prompt, file, max(fleet.model(name).context for name in call.models))
+    models, prompt = parse_words(fleet, words, model or (), has_file=file is not None)
+    _require_hosts(fleet, models, alone)
+    text = read_prompt(prompt, file, max(fleet.model(name).context for name in models))
     request: dict[str, Any] = {
         **({"messages": [{"role": "user", "content": text}]} if chat else {"prompt": text}),
         **options,
@@ -118,7 +111,7 @@ def generate(
         "alone": alone.value if alone else None,
         "on_kv_failure": on_kv_failure.value,
     }
-    _run(fleet, _answers(call.models), request, AnswerForm(as_json, explain))
+    _run(fleet, _answers(models), request, as_json=as_json, explain=explain)
 
 
 def _require_hosts(fleet: Fleet, models: Sequence[str], alone: Side | None) -> None:
@@ -135,28 +128,22 @@ def _import_client_meanwhile() -> None:
     threading.Thread(target=importlib.import_module, args=("disagg.inference.client",), daemon=True).start()
 
 
-class AnswerForm(NamedTuple):
-    """How answers are shown. ranking: also which hosts they may come from."""
-
-    as_json: bool
-    ranking: bool
-
-
-def _run(fleet: Fleet, answers: Sequence[ModelAnswer], request: dict[str, Any], shown: AnswerForm) -> None:
+def _run(
+    fleet: Fleet, answers: Sequence[ModelAnswer], request: dict[str, Any], *, as_json: bool, explain: bool
+) -> None:
     """Ask the models and show the answers. Ctrl-C shows what has arrived."""
     import uvloop
 
     from disagg.inference.client import AsyncClient
     from disagg.inference.several import ask
 
-    as_json = shown.as_json
     prompt = request.get("prompt") or ""
     view = _view(answers, prompt, as_json)
 
     async def run() -> None:
         async with AsyncClient(fleet) as client:
             await client.connect(*(answer.model for answer in answers))  # so that no request's time includes it
-            if shown.ranking:
+            if explain:
                 _explain(client, answers, request, as_json)
             with view:
                 await while_stdout_is_read(ask(client.stream, answers, request, view))
@@ -167,10 +154,10 @@ def _run(fleet: Fleet, answers: Sequence[ModelAnswer], request: dict[str, Any], 
         for answer in answers:
             if answer.completion is None and answer.error is None:
                 answer.error = Cancelled("interrupted before the answer was complete")
-        _finish(view, answers, shown)
+        _finish(view, answers, as_json=as_json, explain=explain)
         note_interrupt("interrupted")
         raise
-    _finish(view, answers, shown)
+    _finish(view, answers, as_json=as_json, explain=explain)
     _raise_errors(answers)
 
 
@@ -198,7 +185,7 @@ def _view(answers: Sequence[ModelAnswer], prompt: str, as_json: bool) -> Answers
     return Panels(answers, prompt, stdout()) if stdout().is_terminal else HeadedTexts(answers)
 
 
-def _finish(view: AnswersView, answers: Sequence[ModelAnswer], form: AnswerForm) -> None:
+def _finish(view: AnswersView, answers: Sequence[ModelAnswer], *, as_json: bool, explain: bool) -> None:
     """Show the rest of the answers, and the metrics of those that are complete. With --explain also their formulas."""
     from disagg.cli.views.metrics import metrics_view, together_view
     from disagg.inference.several import figures
@@ -206,13 +193,13 @@ def _finish(view: AnswersView, answers: Sequence[ModelAnswer], form: AnswerForm)
     view.finish()
     complete = sum(answer.completion is not None for answer in answers)
     together = figures(answers) if complete > 1 else None
-    if form.as_json:
+    if as_json:
         more = {"together": together.to_json()} if together else {}
         print_json({"results": [answer.to_json() for answer in answers], **more})
     elif completions := [answer.completion for answer in answers if answer.completion is not None]:
-        stderr().print(metrics_view(completions, view.noted_texts, formulas=form.ranking))
+        stderr().print(metrics_view(completions, view.noted_texts, formulas=explain))
         if together:
-            stderr().print(together_view(together, formulas=form.ranking))
+            stderr().print(together_view(together, formulas=explain))
 
 
 def _raise_errors(answers: Sequence[ModelAnswer]) -> None:

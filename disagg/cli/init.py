@@ -105,4 +105,8 @@ def _offer(context: typer.Context, path: Path) -> None:
             return
         command = root.command.get_command(root, name)  # type: ignore[attr-defined]  # of a group
         with command.make_context(name, [], parent=root) as own:
-            command.invoke(own)
+            try:
+                command.invoke(own)
+            except typer.Exit as end:
+                if end.exit_code:
+                    raise

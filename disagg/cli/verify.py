@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 from rich.markup import escape
@@ -12,7 +12,7 @@ from rich.markup import escape
 from disagg.api.engines import engines_for
 from disagg.cli.common.completion import complete_model
 from disagg.cli.common.context import Settings, print_json, settings, stderr, stdout
-from disagg.cli.common.options import AsJson, DTypeName, one_of, seconds_option
+from disagg.cli.common.options import AsJson, DTypeName, one_of, seconds_option, with_options
 from disagg.errors import CapabilityMissing, DisaggError, ServerUnavailable, UsageError
 from disagg.extras import require
 
@@ -34,6 +34,39 @@ def _known_engine(name: str | None) -> str | None:
     return name
 
 
+def _options_of_here(
+    *,
+    chunk: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="With --here: prompt tokens per prefill chunk.")
+    ] = None,
+    dtype: Annotated[
+        DTypeName | None,
+        typer.Option(metavar="DTYPE", help=f"With --here: of weights, KV and compute: {one_of(DTypeName)}."),
+    ] = None,
+    prefill_python: Annotated[
+        str | None,
+        typer.Option(metavar="PATH", help="With --here: the Python of that engine's environment, if it has its own."),
+    ] = None,
+    engine: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            callback=_known_engine,
+            autocompletion=lambda: PREFILL_ENGINES,
+            help=f"With --here: of the prefill end: {one_of(PREFILL_ENGINES)}. Default: that of the model's prefill "
+            f"host, or {PREFILL_ENGINES[0]}.",
+        ),
+    ] = None,
+    decode_model: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Weights of another form for MLX, if MODEL is a folder."),
+    ] = None,
+) -> dict[str, Any]:
+    """Those that were given, by the names of their options."""
+    return {f"--{name.replace('_', '-')}": value for name, value in locals().items() if value is not None}
+
+
+@with_options(_options_of_here)
 def verify(
     context: typer.Context,
     *,
@@ -50,32 +83,8 @@ def verify(
     ] = False,
     prompt_tokens: Annotated[int | None, typer.Option(min=1, metavar="N", help="Length of a prompt.")] = None,
     max_tokens: Annotated[int | None, typer.Option(min=1, metavar="N", help="Length of an answer.")] = None,
-    chunk: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="With --here: prompt tokens per prefill chunk.")
-    ] = None,
-    dtype: Annotated[
-        DTypeName | None,
-        typer.Option(metavar="DTYPE", help=f"With --here: of weights, KV and compute: {one_of(DTypeName)}."),
-    ] = None,
+    options: dict[str, Any],
     timeout: Annotated[float, seconds_option(1, "Seconds for the whole command.")] = 1800.0,
-    engine: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            callback=_known_engine,
-            autocompletion=lambda: PREFILL_ENGINES,
-            help=f"With --here: of the prefill end: {one_of(PREFILL_ENGINES)}. Default: that of the model's prefill "
-            f"host, or {PREFILL_ENGINES[0]}.",
-        ),
-    ] = None,
-    prefill_python: Annotated[
-        str | None,
-        typer.Option(metavar="PATH", help="With --here: the Python of that engine's environment, if it has its own."),
-    ] = None,
-    decode_model: Annotated[
-        Path | None,
-        typer.Option(metavar="FOLDER", help="Weights of another form for MLX, if MODEL is a folder."),
-    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Answer the same prompts with a hand-off and by each host alone, through the fleet's servers, and compare.
@@ -83,19 +92,15 @@ def verify(
     With --here, or the folder of a model, each engine runs on this machine instead. Exit code 1: the answers differ by
     more than rounding, or than the forms of the weights, explains.
     """
-    only_here: dict[str, object] = {"--chunk": chunk, "--dtype": dtype, "--prefill-python": prefill_python}
+    lengths = {"--prompt-tokens": prompt_tokens, "--max-tokens": max_tokens}
     try:
-        folders = _folders(model, decode_model, engine)
-        if not folders and not here:
-            _require_here_for(model, {**only_here, "--engine": engine, "--decode-model": decode_model})
+        folders = _folders(model, options)
+        if folders or here:
+            ok = _here(settings(context), model, folders, {**lengths, **options}, timeout, as_json=as_json)
+        else:
+            _require_here_for(model, options)
             tokens = prompt_tokens or PROMPT_TOKENS, max_tokens or MAX_TOKENS
             ok = _on_hosts(settings(context), model, tokens, timeout, as_json=as_json)
-        else:
-            given = {"--prompt-tokens": prompt_tokens, "--max-tokens": max_tokens, **only_here}
-            options = [text for name, value in given.items() if value is not None for text in (name, str(value))]
-            subject = folders or _named(settings(context), model, decode_model, engine)
-            fleet = None if folders else settings(context).fleet()
-            ok = _here(model, [*subject, *options], timeout, fleet, as_json=as_json)
     except DisaggError as error:
         if as_json:
             print_json({"error": error.to_json(), "ok": False})
@@ -104,12 +109,21 @@ def verify(
         raise typer.Exit(1)
 
 
-def _here(model: str, arguments: list[str], timeout: float, fleet: Fleet | None, *, as_json: bool) -> bool:
-    """Run both engines on this machine. fleet: whose model it is; a verdict is kept there."""
+def _here(
+    chosen: Settings, model: str, folders: Sequence[str], options: Mapping[str, Any], timeout: float, *, as_json: bool
+) -> bool:
+    """Run both engines on this machine. folders: of the two models; without any, a verdict is kept for the fleet whose
+    model it is."""
     from disagg.api.verify import VerifyReport
+    from disagg.cli.views.verify import verify_view
+    from disagg.fleet.lifecycle.status.verdicts import Verdict, VerifiedEngine, keep
     from disagg.fleet.machine.process import python_command, run_json
 
-    require("decode", *(() if "--prefill-python" in arguments else ("prefill",)))
+    arguments = [*(folders or _named(chosen, model, options))]
+    for name, value in options.items():
+        if value is not None and name not in ("--engine", "--decode-model"):
+            arguments += [name, str(value)]
+    require("decode", *(() if "--prefill-python" in options else ("prefill",)))
     python, environment = python_command(None)
     with stderr().status(f"verifying {escape(model)}: hand-off, prefill alone, decode alone …"):
         found = run_json([*python, "disagg.verify", *arguments], environment, timeout)
@@ -117,25 +131,20 @@ def _here(model: str, arguments: list[str], timeout: float, fleet: Fleet | None,
     if as_json:
         print_json(report.to_json())
     else:
-        from disagg.cli.views.verify import verify_view
-
         stdout().print(verify_view(report))
-    if report.ok and fleet is not None:
-        from disagg.fleet.lifecycle.status.verdicts import Verdict, VerifiedEngine, keep
-
+    if report.ok and not folders:
         prefill, decode = (VerifiedEngine(report.dtype, one) for one in (report.prefill_versions, report.versions))
-        keep(fleet, Verdict(report.architecture, prefill, decode))
+        keep(chosen.fleet(), Verdict(report.architecture, prefill, decode))
     return report.ok
 
 
-def _require_here_for(model: str, given: Mapping[str, object]) -> None:
+def _require_here_for(model: str, options: Mapping[str, Any]) -> None:
     """UsageError if an option was given that only engines on this machine take."""
-    for name, value in given.items():
-        if value is not None:
-            raise UsageError(
-                f"{name}: the fleet's hosts run {model} as hosts.toml says",
-                f"disagg verify {model} --here {name} {value}, which loads it on this machine",
-            )
+    for name, value in options.items():
+        raise UsageError(
+            f"{name}: the fleet's hosts run {model} as hosts.toml says",
+            f"disagg verify {model} --here {name} {value}, which loads it on this machine",
+        )
 
 
 def _on_hosts(chosen: Settings, name: str, tokens: tuple[int, int], timeout: float, *, as_json: bool) -> bool:
@@ -194,8 +203,9 @@ def _keep(fleet: Fleet, report: HostsReport, statuses: Mapping[str, HostStatus])
             keep(fleet, Verdict(fingerprint.architecture, verified(pair.prefill), verified(pair.decode)))
 
 
-def _folders(model: str, decode: Path | None, engine: str | None) -> list[str]:
+def _folders(model: str, options: Mapping[str, Any]) -> list[str]:
     """The arguments that name the two models if MODEL is a folder; none if it is the name of one."""
+    decode, engine = options.get("--decode-model"), options.get("--engine")
     is_path = "/" in model or model.startswith((".", "~"))
     for path in [*([model] if is_path else []), *([str(decode)] if decode else [])]:
         if not Path(path).is_dir():
@@ -214,9 +224,10 @@ def _has_model(path: str) -> bool:
     return (Path(path) / "config.json").is_file()
 
 
-def _named(chosen: Settings, model: str, decode: Path | None, engine: str | None) -> list[str]:
+def _named(chosen: Settings, model: str, options: Mapping[str, Any]) -> list[str]:
     """The arguments for a model of hosts.toml: its sources, its context, and how its prefill host runs it."""
-    if decode:
+    engine = options.get("--engine")
+    if "--decode-model" in options:
         raise UsageError(f"{model} has a source for MLX in hosts.toml", "leave --decode-model out")
     fleet = chosen.fleet()
     known = fleet.model(model)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, Final, NamedTuple
+from typing import TYPE_CHECKING, BinaryIO, Final
 
 from disagg.api.requests import body_limit
 from disagg.errors import UnknownModel, UsageError
@@ -19,15 +19,11 @@ _CHUNK: Final = 1 << 18  # bytes
 _EXAMPLE = 'disagg generate -m NAME "text to continue"'
 
 
-class ParsedWords(NamedTuple):
-    """What the arguments mean. `prompt`: None if it is read from a file, "-" if from stdin."""
-
-    models: list[str]
-    prompt: str | None
-
-
-def parse_words(fleet: Fleet, words: Sequence[str], named: Sequence[str], *, has_file: bool) -> ParsedWords:
-    """The models and the prompt of `disagg generate [-m NAME]... [MODEL] [PROMPT]`.
+def parse_words(
+    fleet: Fleet, words: Sequence[str], named: Sequence[str], *, has_file: bool
+) -> tuple[list[str], str | None]:
+    """The models and the prompt of `disagg generate [-m NAME]... [MODEL] [PROMPT]`: None if it is read from a file, "-"
+    if from stdin.
 
     Without -m, the first argument is the model if a prompt follows, by argument, --file or a pipe. Raises UsageError
     with the command to type, and UnknownModel.
@@ -52,7 +48,7 @@ def parse_words(fleet: Fleet, words: Sequence[str], named: Sequence[str], *, has
     if not rest and not has_file and not piped:
         raise UsageError("there is no prompt", f"{_EXAMPLE}, or pipe it in, or -f FILE")
     prompt = rest[0] if rest else None if has_file else "-"
-    return ParsedWords(choose_models(fleet, named), prompt)
+    return choose_models(fleet, named), prompt
 
 
 def _same_model(fleet: Fleet, named: Sequence[str]) -> str:

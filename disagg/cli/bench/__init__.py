@@ -4,7 +4,7 @@ load       `disagg bench` without a subcommand: requests, disaggregated and on e
 link       `disagg bench link`: the path between hosts in the KV direction
 handoff    `disagg bench handoff`: KV from torch tensors to ready MLX caches, beside other ways
 predict    `disagg bench predict`: its result, from the machines' arithmetic and memory speed
-options    the options of `disagg bench`, and their checks
+checks     checks of its options, before anything is measured
 result     its progress, and its tables
 """
 
@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import typer
 
-from disagg.cli.bench import handoff, link, load, options, predict
+from disagg.cli.bench import checks, handoff, link, load, predict
 from disagg.cli.common.hosts import FanOutCommand
 from disagg.cli.common.options import Command
 
-app = typer.Typer(name="bench", cls=options.Group, invoke_without_command=True)
+app = typer.Typer(name="bench", cls=checks.Group, invoke_without_command=True)
 app.callback(invoke_without_command=True)(load.load)
 app.command("handoff", cls=Command)(handoff.handoff)
 app.command("link", cls=FanOutCommand)(link.link)

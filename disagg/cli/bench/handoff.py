@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
-from rich import box
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from disagg.api.handoff import HandoffFigures, HandoffSpec, TransportFigures
-from disagg.cli.common.completion import complete_host, complete_shape
-from disagg.cli.common.context import print_json, settings, stderr, stdout
+from disagg.cli.bench.link import Receiver, Sender
+from disagg.cli.common.change import finish
+from disagg.cli.common.completion import complete_shape
+from disagg.cli.common.context import settings, stderr
 from disagg.cli.common.options import AsJson, DTypeName, one_of, seconds_option
+from disagg.cli.views.items import plain_table
 from disagg.errors import UsageError
 from disagg.extras import require
 from disagg.units import size
@@ -27,42 +28,27 @@ if TYPE_CHECKING:
     from disagg.planning.shapes import ModelShape
 
 
-Sender = Annotated[
-    str | None,
-    typer.Option("--from", metavar="HOST", help="The prefill host that KV leaves.", autocompletion=complete_host),
-]
-Receiver = Annotated[
-    str | None,
-    typer.Option("--to", metavar="HOST", help="The decode host that KV reaches.", autocompletion=complete_host),
-]
-Shape = Annotated[
-    str | None,
-    typer.Option(
-        metavar="NAME",
-        help="Whose KV: a known model, or the path of a config.json.",
-        autocompletion=complete_shape,
-    ),
-]
-Tokens = Annotated[int, typer.Option(min=1, max=1 << 20, metavar="N", help="Prompt tokens of one hand-off.")]
-Rounds = Annotated[
-    int, typer.Option(min=1, max=100, metavar="N", help="Of each transport, alternating, after one that warms up.")
-]
-
-
 def handoff(
     context: typer.Context,
     *,
     sender: Sender = None,
     receiver: Receiver = None,
-    shape: Shape = None,
-    tokens: Tokens = 8192,
+    shape: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", help="Whose KV: a known model, or the path of a config.json.", autocompletion=complete_shape
+        ),
+    ] = None,
+    tokens: Annotated[int, typer.Option(min=1, max=1 << 20, metavar="N", help="Prompt tokens of one hand-off.")] = 8192,
     dtype: Annotated[
         DTypeName, typer.Option(metavar="DTYPE", help=f"Of the KV: {one_of(DTypeName)}.")
     ] = DTypeName.BFLOAT16,
     device: Annotated[
         str, typer.Option(metavar="NAME", help="Where the prefill host holds it: auto, cpu, cuda, mps.")
     ] = "auto",
-    rounds: Rounds = 5,
+    rounds: Annotated[
+        int, typer.Option(min=1, max=100, metavar="N", help="Of each transport, alternating, after one that warms up.")
+    ] = 5,
     timeout: Annotated[float, seconds_option(1, "Seconds for the whole command.")] = 900.0,
     as_json: AsJson = False,
 ) -> None:
@@ -88,12 +74,9 @@ def handoff(
         places = _place(fleet, sender, "prefill"), _place(fleet, receiver, "decode")
         status.update(f"handing over {tokens} tokens of {size.name}, {rounds} rounds of three transports …")
         figures = _measure(places, spec, timeout)
-    here = "this machine"
-    report = HandoffReport(sender or here, receiver or here, places[1].address, size.name, tokens, dtype.value, figures)
-    if as_json:
-        print_json(report.to_json())
-    else:
-        stdout().print(handoff_view(report))
+    ends = {"from": sender or "this machine", "to": receiver or "this machine", "address": places[1].address}
+    body = {**ends, "shape": size.name, "tokens": tokens, "dtype": dtype.value, **figures.to_json()}
+    finish(as_json, body, handoff_view(body, figures))
 
 
 def _measure(places: tuple[EndPlace, EndPlace], spec: HandoffSpec, timeout: float) -> HandoffFigures:
@@ -138,36 +121,10 @@ TRANSPORTS: Final = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class HandoffReport:
-    """What was measured, and where. sender, receiver: names of hosts. address: the receiver's. shape: the model."""
-
-    sender: str
-    receiver: str
-    address: str
-    shape: str
-    tokens: int
-    dtype: str
-    figures: HandoffFigures
-
-    def to_json(self) -> dict[str, Any]:
-        """The object that --json prints."""
-        return {
-            "from": self.sender,
-            "to": self.receiver,
-            "address": self.address,
-            "shape": self.shape,
-            "tokens": self.tokens,
-            "dtype": self.dtype,
-            **self.figures.to_json(),
-        }
-
-
-def handoff_view(report: HandoffReport) -> RenderableType:
-    """The table, and the ratios below it."""
-    figures = report.figures
-    what = f"{report.tokens} tokens of {report.shape}, {report.dtype}: {size(figures.bytes)}"
-    where = f"{report.sender} ({figures.device}) → {report.receiver}, {report.address}"
+def handoff_view(body: Mapping[str, Any], figures: HandoffFigures) -> RenderableType:
+    """The table, and the ratios below it. body: the object that --json prints."""
+    what = f"{body['tokens']} tokens of {body['shape']}, {body['dtype']}: {size(figures.bytes)}"
+    where = f"{body['from']} ({figures.device}) → {body['to']}, {body['address']}"
     ratios = (
         f"hand-off / bare socket {figures.ratio_to_raw:.2f}, "
         f"/ base64 in JSON {figures.ratio_to_base64_json:.0f}. "
@@ -178,10 +135,8 @@ def handoff_view(report: HandoffReport) -> RenderableType:
 
 
 def _table(transports: Mapping[str, TransportFigures]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    table.add_column("transport")
-    for name in ("GB/s", "best", "CPU s/GB\nprefill", "CPU s/GB\ndecode"):
-        table.add_column(name, justify="right")
+    figures = ("GB/s", "best", "CPU s/GB\nprefill", "CPU s/GB\ndecode")
+    table = plain_table("transport", *figures, right=figures, gap=0)
     for name, title in TRANSPORTS.items():
         one = transports[name]
         cells = (one.gb_s, one.best_gb_s, one.sender_cpu_s_per_gb, one.receiver_cpu_s_per_gb)

@@ -6,14 +6,16 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich import box
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from disagg.cli.common.change import finish
 from disagg.cli.common.completion import complete_host
-from disagg.cli.common.context import print_json, settings, stderr, stdout
+from disagg.cli.common.context import settings, stderr
+from disagg.cli.common.options import AsJson
 from disagg.cli.views.findings import MARKS, finding_lines
+from disagg.cli.views.items import plain_table
 from disagg.fleet.link.judge import worst
 from disagg.units import seconds, size
 
@@ -22,18 +24,22 @@ if TYPE_CHECKING:
     from disagg.fleet.link import LinkSurvey
 
 
+Sender = Annotated[
+    str | None,
+    typer.Option("--from", metavar="HOST", help="The prefill host that KV leaves.", autocompletion=complete_host),
+]
+Receiver = Annotated[
+    str | None,
+    typer.Option("--to", metavar="HOST", help="The decode host that KV reaches.", autocompletion=complete_host),
+]
+
+
 def link(
     context: typer.Context,
     *,
-    sender: Annotated[
-        str | None,
-        typer.Option("--from", metavar="HOST", help="The host that KV leaves.", autocompletion=complete_host),
-    ] = None,
-    receiver: Annotated[
-        str | None,
-        typer.Option("--to", metavar="HOST", help="The host that KV reaches.", autocompletion=complete_host),
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
+    sender: Sender = None,
+    receiver: Receiver = None,
+    as_json: AsJson = False,
 ) -> None:
     """Measure the links between hosts the way KV goes: by default every prefill host to each decode host of its model.
 
@@ -48,12 +54,8 @@ def link(
     with stderr().status("measuring …") as status:
         surveyed = survey(fleet, pairs, on_step=lambda what: status.update(f"measuring {what} …"))
     code = exit_code(surveyed)
-    if as_json:
-        links = [one.to_json() for one in surveyed]
-        print_json({"fleet": fleet.name, "ok": code == 0, "links": links})
-    else:
-        stdout().print(links_view(surveyed))
-    raise typer.Exit(code)
+    body = {"fleet": fleet.name, "ok": code == 0, "links": [one.to_json() for one in surveyed]}
+    finish(as_json, body, links_view(surveyed), code=code)
 
 
 def _host(fleet: Fleet, name: str | None) -> Host | None:
@@ -71,12 +73,9 @@ def links_view(surveyed: Sequence[LinkSurvey]) -> RenderableType:
 
 
 def _table(surveyed: Sequence[LinkSurvey]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=0)
-    for name in ("from", "to", "interface"):
-        table.add_column(name, overflow="fold", style="" if name == "interface" else "bold")
-    for name in ("nominal\nGb/s", "measured\nGb/s", "round\ntrip", "hides\ntok/s"):
-        table.add_column(name, justify="right")
-    table.add_column("verdict")
+    ends, figures = ("from", "to"), ("nominal\nGb/s", "measured\nGb/s", "round\ntrip", "hides\ntok/s")
+    table = plain_table(*ends, "interface", *figures, "verdict", bold=ends, fold=(*ends, "interface"), right=figures)
+    table.padding = 0
     for one in surveyed:
         level = worst(one.findings)
         if level == "note":  # worth knowing, nothing to do

@@ -6,44 +6,19 @@ import signal
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from disagg.api.requests import DEFAULT_DEADLINE_S
-from disagg.cli.bench.options import (
-    Burstiness,
-    Concurrency,
-    Device,
-    Goodput,
-    KindName,
-    MaxDuration,
-    ModelName,
-    Modes,
-    OutputFile,
-    OutputTokens,
-    PromptTokens,
-    Rate,
-    ReportFile,
-    Requests,
-    Rounds,
-    Seed,
-    Simulate,
-    Timeout,
-    Warmup,
-    Watts,
-    WorkloadFile,
-    WorkloadKind,
-    numbers,
-    pairs,
-    refuse_subcommand,
-    require_two_files,
-    require_writable,
-)
+from disagg.bench import MAX_REQUESTS
+from disagg.cli.bench.checks import numbers, pairs, refuse_subcommand, require_two_files, require_writable
 from disagg.cli.bench.result import live, result_view
+from disagg.cli.common.completion import complete_device
 from disagg.cli.common.context import print_json, settings, stderr, stdout
-from disagg.cli.common.options import AsJson, refuse_options
+from disagg.cli.common.options import AsJson, model_option, one_of, refuse_options, seconds_option
 from disagg.cli.common.process import uninterrupted
 from disagg.cli.views.progress import HostProgress
 from disagg.cli.words import choose_models
@@ -58,30 +33,108 @@ if TYPE_CHECKING:
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
+class ModeName(StrEnum):
+    """The values of --mode."""
+
+    disaggregated = "disaggregated"
+    decode_alone = "decode-alone"
+    prefill_alone = "prefill-alone"
+    whole = "whole"
+
+
+class KindName(StrEnum):
+    """The values of --workload."""
+
+    random = "random"
+    prompts = "prompts"
+    sharegpt = "sharegpt"
+    mooncake = "mooncake"
+
+
+Device = Annotated[
+    str | None,
+    typer.Option(
+        metavar="DEVICE",
+        help="With --simulate: in place of the hardware in hosts.toml.",
+        autocompletion=complete_device,
+    ),
+]
+
+
 def load(
     context: typer.Context,
     *,
-    model: ModelName = None,
-    mode: Modes = None,
-    workload: WorkloadKind = KindName.random,
-    file: WorkloadFile = None,
-    prompt_tokens: PromptTokens = None,
-    output_tokens: OutputTokens = None,
-    concurrency: Concurrency = None,
-    rate: Rate = None,
-    burstiness: Burstiness = 1.0,
-    requests: Requests = None,
-    rounds: Rounds = 4,
-    warmup: Warmup = 1,
-    seed: Seed = 0,
-    max_duration: MaxDuration = None,
-    timeout: Timeout = DEFAULT_DEADLINE_S,
-    goodput: Goodput = None,
-    watts: Watts = None,
+    model: Annotated[
+        str | None,
+        model_option("Required if the fleet has several models."),
+    ] = None,
+    mode: Annotated[
+        list[ModeName] | None,
+        typer.Option(
+            metavar="MODE",
+            help=f"{one_of(ModeName)}; repeatable. [default: all that the fleet can run]",
+            show_default=False,
+        ),
+    ] = None,
+    workload: Annotated[
+        KindName, typer.Option(metavar="NAME", help=f"The requests to send: {one_of(KindName)}.")
+    ] = KindName.random,
+    file: Annotated[
+        Path | None,
+        typer.Option("-f", "--file", metavar="FILE", help="Prompts or a trace; all workloads but random need one."),
+    ] = None,
+    prompt_tokens: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N,N",
+            help="Prompt lengths to sweep, of --workload random. [default: 128,512,2048,8192 as far as they fit]",
+        ),
+    ] = None,
+    output_tokens: Annotated[
+        str | None, typer.Option(metavar="N,N", help="Output lengths to sweep. [default: 64]")
+    ] = None,
+    concurrency: Annotated[
+        str | None, typer.Option(metavar="N,N", help="Concurrent requests to sweep. [default: 1]")
+    ] = None,
+    rate: Annotated[
+        str | None, typer.Option(metavar="R,R", help="Requests per second to sweep, in place of --concurrency.")
+    ] = None,
+    burstiness: Annotated[
+        float, typer.Option(min=0.01, metavar="X", help="With --rate: gamma shape of arrivals; 1: Poisson.")
+    ] = 1.0,
+    requests: Annotated[
+        int | None,
+        typer.Option(
+            "-n",
+            "--requests",
+            min=1,
+            max=MAX_REQUESTS,
+            metavar="N",
+            help="Per mode and point. [default: 10, at least twice the concurrency]",
+        ),
+    ] = None,
+    rounds: Annotated[int, typer.Option(min=1, metavar="N", help="Turns that each mode takes at a point.")] = 4,
+    warmup: Annotated[int, typer.Option(min=0, metavar="N", help="Unmeasured requests per mode and point.")] = 1,
+    seed: Annotated[int, typer.Option(min=0, metavar="N", help="Seed of token ids and arrivals.")] = 0,
+    max_duration: Annotated[
+        float | None, typer.Option(min=0.1, metavar="S", help="Stop after this many seconds. [default: no limit]")
+    ] = None,
+    timeout: Annotated[float, seconds_option(0.1, "Seconds per request.")] = DEFAULT_DEADLINE_S,
+    goodput: Annotated[
+        list[str] | None, typer.Option(metavar="NAME:MS ...", help="Limits of a good request: ttft, tpot, itl, e2el.")
+    ] = None,
+    watts: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="ROLE=W ...", help="Power of the prefill and the decode machine, if it cannot be measured."
+        ),
+    ] = None,
     as_json: AsJson = False,
-    output: OutputFile = None,
-    report: ReportFile = None,
-    simulate: Simulate = False,
+    output: Annotated[Path | None, typer.Option(metavar="FILE", help="Write all figures as JSON to a file.")] = None,
+    report: Annotated[Path | None, typer.Option(metavar="FILE", help="Write an HTML page with plots.")] = None,
+    simulate: Annotated[
+        bool, typer.Option("--simulate", help="Simulate the fleet on this machine: real servers, predicted times.")
+    ] = False,
     prefill_device: Device = None,
     decode_device: Device = None,
 ) -> None:
@@ -115,34 +168,14 @@ def load(
         limits=pairs("--goodput", goodput, LIMITS),
         watts=pairs("--watts", watts, ("prefill", "decode")),
     )
-    files = Files(output, report)
-    _check(context, files)
-    result, signalled = _measure(fleet, spec, simulate, (prefill_device, decode_device))
-    _show(result, as_json, files)
-    _exit(result, signalled)
-
-
-class Files(NamedTuple):
-    """Where the figures are written, besides stdout."""
-
-    output: Path | None
-    report: Path | None
-
-
-def _check(context: typer.Context, files: Files) -> None:
-    """Raise UsageError if the files cannot be written: before the run, which may take hours."""
-    for option, path in (("--output", files.output), ("--report", files.report)):
+    for option, path in (("--output", output), ("--report", report)):  # before the run, which may take hours
         refuse_subcommand(context, option, path)
         require_writable(path)
-    require_two_files(files.output, files.report)
-
-
-def _measure(
-    fleet: Fleet, spec: BenchSpec, simulate: bool, devices: tuple[str | None, str | None]
-) -> tuple[BenchResult, int]:
-    """The result, of the fleet or of a simulated copy, and the signal that stopped the run, or 0."""
-    with _served(fleet, spec.model, simulate, devices) as (served, token):
-        return _run(served, spec, token)
+    require_two_files(output, report)
+    with _served(fleet, spec.model, simulate, (prefill_device, decode_device)) as (served, token):
+        result, signalled = _run(served, spec, token)
+    _show(result, as_json, output, report)
+    _exit(result, signalled)
 
 
 @contextmanager
@@ -161,7 +194,7 @@ def _served(
 
 
 def _run(fleet: Fleet, spec: BenchSpec, token: str | None) -> tuple[BenchResult, int]:
-    """See `_measure`. A second Ctrl-C ends the program at once."""
+    """The result, and the signal that stopped the run, or 0. A second Ctrl-C ends the program at once."""
     import asyncio
 
     import uvloop
@@ -197,7 +230,7 @@ def _handle(handlers: Mapping[signal.Signals, Any]) -> None:
         signal.signal(number, handler)
 
 
-def _show(result: BenchResult, as_json: bool, files: Files) -> None:
+def _show(result: BenchResult, as_json: bool, output: Path | None, report: Path | None) -> None:
     """Print the result, as tables or as JSON, and write the files."""
     import json
 
@@ -207,12 +240,12 @@ def _show(result: BenchResult, as_json: bool, files: Files) -> None:
     else:
         stdout().print(result_view(result))
     texts = dict[Path, str]()
-    if files.output is not None:
-        texts[files.output] = json.dumps(body, indent=2) + "\n"
-    if files.report is not None:
+    if output is not None:
+        texts[output] = json.dumps(body, indent=2) + "\n"
+    if report is not None:
         from disagg.bench.report import page
 
-        texts[files.report] = page(result)
+        texts[report] = page(result)
     _write(texts)
 
 

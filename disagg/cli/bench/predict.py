@@ -7,13 +7,15 @@ from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich import box
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from disagg.cli.common.change import finish
 from disagg.cli.common.completion import complete_device
-from disagg.cli.common.context import Settings, print_json, settings, stdout
+from disagg.cli.common.context import Settings, settings
+from disagg.cli.common.options import AsJson, model_option
+from disagg.cli.views.items import plain_table
 from disagg.cli.words import choose_models
 from disagg.errors import UsageError
 from disagg.units import seconds
@@ -24,14 +26,18 @@ if TYPE_CHECKING:
     from disagg.planning.times import Link
 
 
+Device = Annotated[
+    str | None,
+    typer.Option(metavar="DEVICE", help="In place of the hardware in hosts.toml.", autocompletion=complete_device),
+]
+
+
 def predict(
     context: typer.Context,
     *,
     model: Annotated[
         list[str] | None,
-        typer.Option(
-            "-m", "--model", metavar="NAME", help="A model of hosts.toml, shape:NAME or a path; all by default."
-        ),
+        model_option("A model of hosts.toml, shape:NAME or a path; all by default."),
     ] = None,
     prompt_tokens: Annotated[
         int | None,
@@ -49,15 +55,9 @@ def predict(
         float, typer.Option(min=0.001, metavar="GBPS", help="Speed of the link between the machines, in Gb/s.")
     ] = 10,
     link_latency_ms: Annotated[float, typer.Option(min=0, metavar="MS", help="One-way latency of the link.")] = 0.05,
-    prefill_device: Annotated[
-        str | None,
-        typer.Option(metavar="DEVICE", help="In place of the hardware in hosts.toml.", autocompletion=complete_device),
-    ] = None,
-    decode_device: Annotated[
-        str | None,
-        typer.Option(metavar="DEVICE", help="In place of the hardware in hosts.toml.", autocompletion=complete_device),
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
+    prefill_device: Device = None,
+    decode_device: Device = None,
+    as_json: AsJson = False,
 ) -> None:
     """Predict the hand-off against each machine alone, for the fleet of hosts.toml or for other machines."""
     from disagg.planning.capacity import traffic_within
@@ -66,12 +66,8 @@ def predict(
     traffic = partial(traffic_within, prompt_tokens=prompt_tokens, output_tokens=output_tokens, batch=batch)
     link = Link(link_gbps, link_latency_ms / 1e3)
     results = _assess(settings(context), model or (), link, traffic, (prefill_device, decode_device))
-    if as_json:
-        print_json({"predicted": True, "results": [result.to_json() for result in results]})
-        return
-    console = stdout()
-    for result in results:
-        console.print(capacity_view(result))
+    body = {"predicted": True, "results": [result.to_json() for result in results]}
+    finish(as_json, body, *map(capacity_view, results))
 
 
 def _assess(
@@ -158,10 +154,8 @@ def capacity_view(capacity: Capacity) -> RenderableType:
 
 def _table(capacity: Capacity) -> Table:
     setup = capacity.setup
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column("predicted", overflow="fold", style="bold")
-    for name in ("prefill", "exposed", "decode", "TTFT", "total"):
-        table.add_column(name, justify="right", no_wrap=True)
+    first, figures = ["predicted"], ("prefill", "exposed", "decode", "TTFT", "total")
+    table = plain_table(*first, *figures, bold=first, fold=first, right=figures, whole=figures, gap=2)
     rows = (
         ("disaggregated", capacity.disaggregated),
         ("disaggregated, int8 KV", capacity.int8),

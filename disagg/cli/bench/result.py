@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from rich import box
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.markup import escape
 from rich.panel import Panel
@@ -16,7 +15,8 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from disagg.bench.result import SIMULATED, BenchResult, Cell
-from disagg.bench.stats import PART_NAMES, Figures
+from disagg.bench.stats import LATENCIES, PART_NAMES, Figures
+from disagg.cli.views.items import plain_table
 from disagg.units import counted, estimate, ms, size
 
 if TYPE_CHECKING:
@@ -35,13 +35,6 @@ _HEADERS = {
     "first_step": "first\nstep",
     "network": "net-\nwork",
     "tokenise": "toke-\nnise",
-}
-_LATENCIES: Mapping[str, Callable[[Figures], float | None]] = {
-    "TTFT\np50": lambda figures: figures.ttft.median,
-    "TTFT\np99": lambda figures: figures.ttft.p99,
-    "TPOT\np50": lambda figures: figures.tpot.median,
-    "ITL\np99": lambda figures: figures.itl.p99,
-    "E2E\np50": lambda figures: figures.e2el.median,
 }
 NOTES = """\
 TTFT: sent → first token. E2E: sent → last token.
@@ -136,7 +129,11 @@ def _heading(result: BenchResult, text: str, rest: str = "") -> Text:
 
 def latency_table(cells: Sequence[Cell]) -> Table:
     """One row per prompt length and mode, without columns that would be empty."""
-    columns = {head: [ms(latency(cell.figures)) for cell in cells] for head, latency in _LATENCIES.items()}
+    columns = {
+        head.replace(" ", "\n"): [ms(latency(cell.figures)) for cell in cells]
+        for head, latency in LATENCIES.items()
+        if head != "E2E p99"
+    }
     columns = {head: values for head, values in columns.items() if any(value != "–" for value in values)}
     table = _table("prompt", "mode", "done", *columns, "out\ntok/s")
     for number, cell in enumerate(cells):
@@ -260,11 +257,8 @@ def _footnote(result: BenchResult) -> Text:
     return Text("\n".join([NOTES, *extra, *([ENERGY_NOTE] if energy else [])]), "dim")
 
 
-def _table(*columns: str) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
-    for name in columns:
-        table.add_column(name, justify="left" if name in ("mode", "power") else "right", no_wrap=name == "mode")
-    return table
+def _table(*names: str) -> Table:
+    return plain_table(*names, right={*names} - {"mode", "power"}, whole=["mode"])
 
 
 def _length(cell: Cell) -> str:

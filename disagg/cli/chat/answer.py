@@ -5,10 +5,9 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from enum import Enum
 from queue import Empty, SimpleQueue
 from textwrap import dedent, indent
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 from markdown_it import MarkdownIt
 from markdown_it.rules_inline import StateInline, emphasis, newline
@@ -77,14 +76,8 @@ class ShownAnswer:
             self.text("\n")
 
 
-class _Kind(Enum):
-    NOTE = "note"
-    THOUGHT = "thought"
-    TEXT = "text"
-
-
 class _Piece(NamedTuple):
-    kind: _Kind
+    kind: Literal["note", "thought", "text"]
     text: str
 
 
@@ -103,13 +96,13 @@ class ShownMarkdown(ShownAnswer):
         self._thread.start()
 
     def note(self, text: str) -> None:
-        self._put(_Piece(_Kind.NOTE, text))
+        self._put(_Piece("note", text))
 
     def thought(self, text: str) -> None:
-        self._put(_Piece(_Kind.THOUGHT, text))
+        self._put(_Piece("thought", text))
 
     def text(self, text: str) -> None:
-        self._put(_Piece(_Kind.TEXT, printable(text)))
+        self._put(_Piece("text", printable(text)))
 
     def end(self) -> None:
         self._ended.set()
@@ -166,9 +159,9 @@ class _Page:
         self._block("".join(self._rest))
 
     def add(self, piece: _Piece) -> None:
-        if piece.kind is _Kind.NOTE:
+        if piece.kind == "note":
             self._console.print(Text(f"note: {piece.text}", "dim"))
-        elif piece.kind is _Kind.THOUGHT:
+        elif piece.kind == "thought":
             self._thoughts.append(piece.text)
         else:
             self._end_thoughts()

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from disagg.cli.common.completion import complete_model
 from disagg.cli.common.context import settings, stderr, stdout
-from disagg.cli.common.sampling import for_command_line, with_request_options
+from disagg.cli.common.options import model_option, with_options
+from disagg.cli.common.sampling import for_command_line, request_options
 from disagg.cli.words import choose_models, read_prompt
 from disagg.errors import RequestError, UsageError
 
@@ -23,20 +23,13 @@ _MAX_TOKENS = 4096
 _HISTORY = "chat_history"
 
 
-@with_request_options(max_tokens=_MAX_TOKENS)
+@with_options(request_options, max_tokens=_MAX_TOKENS)
 def chat(
     context: typer.Context,
     *,
     model: Annotated[
         str | None,
-        typer.Option(
-            "-m",
-            "--model",
-            metavar="NAME",
-            help="A model of hosts.toml. Left out if the fleet has one model.",
-            show_default=False,
-            autocompletion=complete_model,
-        ),
+        model_option("A model of hosts.toml. Left out if the fleet has one model."),
     ] = None,
     system: Annotated[str, typer.Option(metavar="TEXT", help="The system message.", show_default=False)] = "",
     plain: Annotated[bool, typer.Option("--plain", help="Show answers as they are, not as Markdown.")] = False,

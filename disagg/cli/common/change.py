@@ -57,6 +57,6 @@ def finish(as_json: bool, body: Mapping[str, Any], *shown: RenderableType, code:
     """Print the results, with --json as one object, and exit."""
     if as_json:
         print_json(body)
-    else:
+    elif shown:
         stdout().print(*shown)
     raise typer.Exit(code)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from enum import StrEnum
@@ -15,11 +17,14 @@ from typer.core import TyperCommand, TyperGroup
 from disagg.api.base import Bounds, bounds
 from disagg.api.requests import MAX_DEADLINE_S
 from disagg.api.sampling import Sampling
+from disagg.cli.common.completion import complete_host, complete_model
 from disagg.cli.common.context import CommandOutput, settings
 from disagg.errors import UsageError
 
+_Function = Callable[..., None]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
 BreakLock = Annotated[bool, typer.Option("--break-lock", help="Take over a host's lock that another command holds.")]
+HostName = Annotated[str, typer.Argument(metavar="HOST", help="A host of hosts.toml.", autocompletion=complete_host)]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 
 
@@ -71,6 +76,32 @@ def command_group(name: str, help: str) -> typer.Typer:
     """A command that has subcommands only."""
     context = {"help_option_names": ["-h", "--help"]}
     return typer.Typer(name=name, cls=CommandGroup, help=help, no_args_is_help=True, context_settings=context)
+
+
+def with_options(shared: Callable[..., dict[str, Any]], **defaults: Any) -> Callable[[_Function], _Function]:
+    """Give a command the options of this function in place of its parameter `options`, which gets what the function
+    returns. typer makes options of a function's signature. defaults: other ones than the function's."""
+
+    def decorate(command: _Function) -> _Function:
+        theirs = dict(inspect.signature(shared, eval_str=True).parameters)
+        theirs |= {name: theirs[name].replace(default=value) for name, value in defaults.items()}
+        signature = inspect.signature(command, eval_str=True)
+        parameters: list[inspect.Parameter] = []
+        for parameter in signature.parameters.values():
+            parameters += theirs.values() if parameter.name == "options" else [parameter]
+
+        @functools.wraps(command)
+        def run(**values: Any) -> None:
+            own = {name: value for name, value in values.items() if name not in theirs}
+            command(**own, options=shared(**{name: values[name] for name in theirs}))
+
+        vars(run).update(
+            __signature__=signature.replace(parameters=parameters),
+            __annotations__={parameter.name: parameter.annotation for parameter in parameters},
+        )
+        return run
+
+    return decorate
 
 
 def refuse_options(context: typer.Context, command: str, owner: str) -> None:
@@ -125,6 +156,11 @@ def _options_of_every_command(
 def shared_options() -> Sequence[Any]:
     """Those of every command."""
     return tuple(typer.main.get_command(_shared).params)
+
+
+def model_option(help: str) -> Any:
+    """-m or --model, with completion of its value."""
+    return typer.Option("-m", "--model", metavar="NAME", help=help, show_default=False, autocompletion=complete_model)
 
 
 def sampling_option(field: str, metavar: str = "N") -> Any:

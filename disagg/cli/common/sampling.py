@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
-from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
@@ -15,83 +12,32 @@ from disagg.api.sampling import Sampling
 from disagg.cli.common.options import sampling_option, within
 from disagg.errors import ContextLengthExceeded, DisaggError, KVMemoryExceeded, RequestError
 
-MaxTokens = Annotated[int, sampling_option("max_tokens")]
-Temperature = Annotated[float, sampling_option("temperature", "X")]
-TopP = Annotated[float, sampling_option("top_p", "X")]
-TopK = Annotated[int, sampling_option("top_k")]
-MinP = Annotated[float, sampling_option("min_p", "X")]
-RepetitionPenalty = Annotated[float, sampling_option("repetition_penalty", "X")]
-Seed = Annotated[int | None, sampling_option("seed")]
-Stop = Annotated[list[str] | None, sampling_option("stop", "TEXT")]
 Logprobs = Annotated[int | None, sampling_option("logprobs")]
 _SECONDS = bounds(GenerateBody, "deadline_s")
-Timeout = Annotated[
-    float,
-    typer.Option(
-        metavar="S",
-        help=f"Seconds until the answer must be complete. {_SECONDS.text.capitalize()}.",
-        callback=within(_SECONDS),
-    ),
-]
-
 _DEFAULTS = Sampling()
-_Function = Callable[..., None]
 
 
-def with_request_options(
-    max_tokens: int = _DEFAULTS.max_tokens,
-) -> Callable[[_Function], _Function]:
-    """Give a command the options below in place of its parameter `options`, which gets their values by field.
-
-    typer makes options of a function's signature. max_tokens: the default.
-    """
-
-    def decorate(command: _Function) -> _Function:
-        shared = dict(inspect.signature(_request_options, eval_str=True).parameters)
-        shared = {**shared, "max_tokens": shared["max_tokens"].replace(default=max_tokens)}
-        signature = inspect.signature(command, eval_str=True)
-        parameters: list[inspect.Parameter] = []
-        for parameter in signature.parameters.values():
-            parameters += shared.values() if parameter.name == "options" else [parameter]
-
-        @functools.wraps(command)
-        def run(**values: Any) -> None:
-            own = {name: value for name, value in values.items() if name not in shared}
-            command(**own, options=_request_options(**{name: values[name] for name in shared}))
-
-        vars(run).update(
-            __signature__=signature.replace(parameters=parameters),
-            __annotations__={parameter.name: parameter.annotation for parameter in parameters},
-        )
-        return run
-
-    return decorate
-
-
-def _request_options(
+def request_options(
     *,
-    max_tokens: MaxTokens = _DEFAULTS.max_tokens,
-    temperature: Temperature = _DEFAULTS.temperature,
-    top_p: TopP = _DEFAULTS.top_p,
-    top_k: TopK = _DEFAULTS.top_k,
-    min_p: MinP = _DEFAULTS.min_p,
-    repetition_penalty: RepetitionPenalty = _DEFAULTS.repetition_penalty,
-    seed: Seed = _DEFAULTS.seed,
-    stop: Stop = None,
-    timeout: Timeout = DEFAULT_DEADLINE_S,
+    max_tokens: Annotated[int, sampling_option("max_tokens")] = _DEFAULTS.max_tokens,
+    temperature: Annotated[float, sampling_option("temperature", "X")] = _DEFAULTS.temperature,
+    top_p: Annotated[float, sampling_option("top_p", "X")] = _DEFAULTS.top_p,
+    top_k: Annotated[int, sampling_option("top_k")] = _DEFAULTS.top_k,
+    min_p: Annotated[float, sampling_option("min_p", "X")] = _DEFAULTS.min_p,
+    repetition_penalty: Annotated[float, sampling_option("repetition_penalty", "X")] = _DEFAULTS.repetition_penalty,
+    seed: Annotated[int | None, sampling_option("seed")] = _DEFAULTS.seed,
+    stop: Annotated[list[str] | None, sampling_option("stop", "TEXT")] = None,
+    timeout: Annotated[
+        float,
+        typer.Option(
+            metavar="S",
+            help=f"Seconds until the answer must be complete. {_SECONDS.text.capitalize()}.",
+            callback=within(_SECONDS),
+        ),
+    ] = DEFAULT_DEADLINE_S,
 ) -> dict[str, Any]:
     """The options as those of a client's request."""
-    return {
-        "max_tokens": max_tokens,
-        "temperature": temperature,
-        "top_p": top_p,
-        "top_k": top_k,
-        "min_p": min_p,
-        "repetition_penalty": repetition_penalty,
-        "seed": seed,
-        "stop": tuple(stop or ()),
-        "timeout": timeout,
-    }
+    return {**locals(), "stop": tuple(stop or ())}
 
 
 def for_command_line(error: DisaggError) -> DisaggError:

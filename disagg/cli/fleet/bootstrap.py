@@ -4,27 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import Annotated, Final
 
 import typer
-from rich import box
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from disagg.cli.common.change import Change
-from disagg.cli.common.completion import complete_host
 from disagg.cli.common.context import settings, stderr
 from disagg.cli.common.hooks import hook_output
-from disagg.cli.common.options import AsJson, Yes
-from disagg.cli.views.items import Hanging
+from disagg.cli.common.options import AsJson, HostName, Yes
+from disagg.cli.views.items import Hanging, plain_table
+from disagg.config import Fleet, Host
+from disagg.config.addresses import USER_RULE, is_user
 from disagg.errors import LoginRefused, UsageError, printable
+from disagg.fleet.bootstrap import Bootstrap, StepResult, StepState
+from disagg.fleet.machine.connect import machine_for
 from disagg.units import counted
-
-if TYPE_CHECKING:
-    from disagg.config import Fleet, Host
-    from disagg.fleet.bootstrap import Bootstrap, StepResult, StepState
-
 
 _INTERRUPTED = "steps that are done stay; `disagg bootstrap` goes on from here"
 
@@ -32,7 +28,7 @@ _INTERRUPTED = "steps that are done stay; `disagg bootstrap` goes on from here"
 def bootstrap(
     context: typer.Context,
     *,
-    host: Annotated[str, typer.Argument(metavar="HOST", help="A host of hosts.toml.", autocompletion=complete_host)],
+    host: HostName,
     login: Annotated[
         str | None,
         typer.Option(
@@ -50,10 +46,6 @@ def bootstrap(
 
     Each step is shown with its command before anything is changed. Exit code 1: something is still missing.
     """
-    from disagg.config.addresses import USER_RULE, is_user
-    from disagg.fleet.bootstrap import Bootstrap
-    from disagg.fleet.machine.connect import machine_for
-
     if login is not None and not is_user(login):
         raise UsageError("--login is not the name of an account", USER_RULE)
     fleet = settings(context).fleet()
@@ -110,11 +102,8 @@ _STYLE: Final[Mapping[StepState, str]] = {
 
 def steps_view(results: Sequence[StepResult]) -> RenderableType:
     """One row for each step; then the commands of those that are missing, what is to be done by hand, and errors."""
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
-    table.add_column("step", style="bold", no_wrap=True)
-    table.add_column("state", no_wrap=True)
-    table.add_column("found", overflow="fold")
-    table.add_column("why", style="dim", overflow="fold")
+    names, whole = ("step", "state", "found", "why"), ("step", "state")
+    table = plain_table(*names, bold=["step"], dim=["why"], fold=["found", "why"], whole=whole)
     for one in results:
         table.add_row(one.step.name, Text(one.state, _STYLE[one.state]), Text(printable(one.found)), one.step.why)
     lines = [line for one in results for line in _more(one)]

@@ -6,24 +6,37 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn
+from typing import Annotated, Any, Final, NoReturn
 
 import typer
+from rich.console import RenderableType
+from rich.text import Text
 
 from disagg.cli.common.change import Change, finish
 from disagg.cli.common.context import note_if_interrupted_after, settings, stderr
 from disagg.cli.common.hooks import hook_runner, hooks_view
 from disagg.cli.common.options import AsJson, BreakLock, Yes
 from disagg.cli.fleet.token import deployed, read_tokens
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
-
-    from disagg.config import Fleet, Host
-    from disagg.fleet.changes.hooks import HookRunner
-    from disagg.fleet.deploy.deployment import Comparer, DeployResult, Planner
-    from disagg.fleet.deploy.release import Installation
-    from disagg.fleet.token.there import KnownTokens
+from disagg.cli.views.plans import plan_view, reports_view, rotation_view
+from disagg.cli.views.plans import question as question_text
+from disagg.cli.views.progress import DeployProgress
+from disagg.config import Fleet, Host
+from disagg.errors import UsageError
+from disagg.fleet.changes.hooks import HookRunner, around
+from disagg.fleet.deploy import undo
+from disagg.fleet.deploy.deployment import (
+    Comparer,
+    Deployment,
+    DeployResult,
+    Planner,
+    choose,
+    comparer,
+    exit_code,
+    planner,
+)
+from disagg.fleet.deploy.release import Installation, carried
+from disagg.fleet.lifecycle.state import State
+from disagg.fleet.token.there import KnownTokens, adoptable, settle
 
 _INTERRUPTED: Final = {
     "deploy": "each host has the release it had, or the whole new one; `disagg deploy` goes on from here",
@@ -58,8 +71,6 @@ def deploy(
     A host that has all of it already is left untouched. If something fails, the host keeps its current release,
     and the next run goes on.
     """
-    from disagg.fleet.deploy.deployment import comparer, planner
-
     fleet = settings(context).fleet()
     hosts = chosen(context, fleet)
     change = Change("deploy", yes=yes, as_json=as_json, asks=not dry_run)
@@ -104,9 +115,6 @@ def rollback(
     as_json: AsJson = False,
 ) -> None:
     """Go back to the release before the current one, or another one. Running servers are not restarted."""
-    from disagg.errors import UsageError
-    from disagg.fleet.deploy import undo
-
     wrong = [one for one in to or () if not re.fullmatch(r"[0-9a-f]{4,16}", one)]
     if wrong:
         raise UsageError(f"--to {wrong[0]!r}: not a release", "4 to 16 hexadecimal digits: disagg rollback --list")
@@ -123,17 +131,11 @@ def rollback(
 
 def chosen(context: typer.Context, fleet: Fleet) -> list[Host]:
     """The selected hosts that are deployed to."""
-    from disagg.fleet.deploy.deployment import choose
-
     return choose(fleet, **settings(context).selection)
 
 
 def _adoptable(fleet: Fleet, hosts: Sequence[Host], refused: bool) -> tuple[str, ...]:
     """The hosts' tokens, if they can be made this machine's. refused: another option forbids it."""
-    from disagg.errors import UsageError
-    from disagg.fleet.lifecycle.state import State
-    from disagg.fleet.token.there import adoptable
-
     if refused:
         raise UsageError("--adopt-token cannot be combined with --replace-token or --dry-run", "leave one of them out")
     return adoptable(State.of(fleet).tokens, hosts, read_tokens(deployed(fleet)))
@@ -141,9 +143,6 @@ def _adoptable(fleet: Fleet, hosts: Sequence[Host], refused: bool) -> tuple[str,
 
 def _installation(fleet: Fleet, *, adopted: tuple[str, ...] = (), dry: bool = False) -> Installation:
     """What is deployed, with this machine's tokens, or those to adopt. Makes none: without any it has none."""
-    from disagg.fleet.deploy.release import Installation
-    from disagg.fleet.lifecycle.state import State
-
     return Installation.current(fleet, adopted or State.of(fleet).tokens.for_plan(dry))
 
 
@@ -152,9 +151,6 @@ def _with_token(
 ) -> Planner:
     """After the question: keep the adopted tokens, or make one if it is needed. The planner with it. UsageError if this
     machine has none and the fleet has."""
-    from disagg.fleet.deploy.deployment import planner
-    from disagg.fleet.lifecycle.state import State
-    from disagg.fleet.token.there import settle
 
     def read() -> KnownTokens:
         return read_tokens(deployed(fleet))
@@ -165,8 +161,6 @@ def _with_token(
 
 def plan_only(hosts: Sequence[Host], decide: Planner, compare: Comparer | None = None) -> list[DeployResult]:
     """What would be done on each host."""
-    from disagg.fleet.deploy.deployment import Deployment
-
     with stderr().status("reading facts …"), Deployment(hosts, decide, "plan", compare=compare) as deployment:
         return deployment.plan()
 
@@ -188,12 +182,6 @@ def run(
     """Plan, ask and carry out, with progress on stderr. question: its verb. if_full, compare: see Deployment. agreed:
     called after the question with whether any host changes; the planner to carry out with. hooks: those of the command,
     if it has any."""
-    from disagg.cli.views.plans import plan_view
-    from disagg.cli.views.plans import question as question_text
-    from disagg.cli.views.progress import DeployProgress
-    from disagg.fleet.changes.hooks import around
-    from disagg.fleet.deploy.deployment import Deployment
-
     progress = DeployProgress(stderr())
     with Deployment(hosts, decide, why, progress.report, if_full=if_full, compare=compare) as deployment:
         with change.looking():
@@ -228,9 +216,6 @@ def notes(reports: Sequence[DeployResult]) -> str:
 
 def show_plan(fleet: Fleet, reports: list[DeployResult], as_json: bool, hooks: HookRunner | None = None) -> NoReturn:
     """Print what would be done on each host, and exit."""
-    from disagg.cli.views.plans import plan_view
-    from disagg.fleet.deploy.deployment import exit_code
-
     changing = any(report.result == "planned" for report in reports)
     hooked = hooks.planned("deploy") if changing and hooks is not None else {}
     views = (plan_view(reports, tuple(fleet.hosts)), *hooks_view(hooked), *_rotation(fleet, reports))
@@ -245,12 +230,6 @@ def show(
     note: str = "",
 ) -> NoReturn:
     """Print how it ended on each host, and exit. words: other words for results."""
-    from rich.text import Text
-
-    from disagg.cli.views.plans import reports_view
-    from disagg.fleet.deploy.deployment import exit_code
-    from disagg.fleet.deploy.release import carried
-
     pulling = [host.name for host in fleet.engine_hosts if not carried(fleet, host)]
     views = [reports_view(reports, tuple(fleet.hosts), pulling, words), *_rotation(fleet, reports)]
     views += [Text(note, "dim")] if note else []
@@ -259,14 +238,10 @@ def show(
 
 def _rotation(fleet: Fleet, reports: Sequence[DeployResult]) -> list[RenderableType]:
     """A line if a rotation of the token is not finished, as this machine or a host shows."""
-    from disagg.cli.views.plans import rotation_view
-
     return [rotation_view()] if _rotating(fleet, reports) else []
 
 
 def _rotating(fleet: Fleet, reports: Sequence[DeployResult]) -> bool:
-    from disagg.fleet.lifecycle.state import State
-
     return State.of(fleet).tokens.rotating or any(
         report.plan is not None and report.plan.rotating for report in reports
     )

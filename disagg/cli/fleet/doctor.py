@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import typer
 from rich.console import Group, RenderableType
 from rich.rule import Rule
 from rich.text import Text
 
-from disagg.cli.common.context import print_json, settings, stderr, stdout
+from disagg.cli.common.change import finish
+from disagg.cli.common.context import settings, stderr
 from disagg.cli.common.options import AsJson
 from disagg.cli.views.findings import finding_lines, marked
+from disagg.fleet.doctor.examine import Diagnosis, HostFindings, PairFindings, examine
+from disagg.fleet.lifecycle.state import State
 from disagg.units import counted
-
-if TYPE_CHECKING:
-    from disagg.fleet.doctor.examine import Diagnosis, HostFindings, PairFindings
 
 
 def doctor(
@@ -28,9 +27,6 @@ def doctor(
 
     Exit code 0: no faults; 1: a fault; 4: a host cannot be reached.
     """
-    from disagg.fleet.doctor.examine import examine
-    from disagg.fleet.lifecycle.state import State
-
     fleet = settings(context).fleet()
     with stderr().status("examining …") as status:
         diagnosis = examine(
@@ -39,11 +35,8 @@ def doctor(
             settings(context).names(fleet),
             on_step=lambda what: status.update(f"examining {what} …"),
         )
-    if as_json:
-        print_json({"fleet": fleet.name, **diagnosis.to_json()})
-    else:
-        stdout().print(doctor_view(diagnosis))
-    raise typer.Exit(diagnosis.exit_code)
+    body = {"fleet": fleet.name, **diagnosis.to_json()}
+    finish(as_json, body, doctor_view(diagnosis), code=diagnosis.exit_code)
 
 
 def doctor_view(diagnosis: Diagnosis) -> RenderableType:

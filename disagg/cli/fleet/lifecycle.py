@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -18,10 +18,10 @@ from disagg.cli.common.context import (
 )
 from disagg.cli.common.hooks import hook_runner
 from disagg.cli.common.options import AsJson, BreakLock, seconds_option
-
-if TYPE_CHECKING:
-    from disagg.fleet.lifecycle.base import ServerResult
-    from disagg.fleet.lifecycle.fleet_servers import FleetServers
+from disagg.cli.views.progress import HostProgress, failures_view, results_table
+from disagg.fleet.lifecycle.base import ServerResult, exit_code
+from disagg.fleet.lifecycle.fleet_servers import FleetServers
+from disagg.fleet.lifecycle.state import State
 
 Timeout = Annotated[float, seconds_option(0, "Seconds to wait for the servers to be healthy.")]
 
@@ -85,18 +85,11 @@ def restart(
 
 
 def _lifecycle(chosen: Settings, break_lock: bool) -> FleetServers:
-    from disagg.cli.views.progress import HostProgress
-    from disagg.fleet.lifecycle.fleet_servers import FleetServers
-    from disagg.fleet.lifecycle.state import State
-
     fleet = chosen.fleet()
     return FleetServers(fleet, State.of(fleet), report=HostProgress(stderr()).report, break_lock=break_lock)
 
 
 def _finish(lifecycle: FleetServers, results: list[ServerResult], as_json: bool) -> None:
-    from disagg.cli.views.progress import failures_view, results_table
-    from disagg.fleet.lifecycle.base import exit_code
-
     if as_json:
         rows = [result.to_json() for result in results]
         print_json({"fleet": lifecycle.fleet.name, "ok": exit_code(results) == 0, "hosts": rows})

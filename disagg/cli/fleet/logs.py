@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Sequence
 from contextlib import closing
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from disagg.cli.common.context import print_error, print_json, settings, stderr, stdout
 from disagg.cli.common.options import AsJson
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from disagg.config import Fleet, Host
-    from disagg.errors import DisaggError
-    from disagg.fleet.lifecycle.logs import LogLine
-    from disagg.fleet.lifecycle.state import State
+from disagg.cli.views.logs import LogView
+from disagg.config import Fleet, Host
+from disagg.errors import DisaggError, UsageError, exit_code_of_all
+from disagg.fleet.lifecycle.logs import LogLine, follow, read, read_audits
+from disagg.fleet.lifecycle.state import State
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _LINES = 100
@@ -53,10 +51,6 @@ def logs(
 
     Times are this machine's local time. Exit code 0, or 1 or 4 if a host's log cannot be read.
     """
-    from disagg.errors import UsageError, exit_code_of_all
-    from disagg.fleet.lifecycle.logs import read, read_audits
-    from disagg.fleet.lifecycle.state import State
-
     begin = time.time() - _ago(since) if since is not None else None
     chosen = settings(context)
     fleet = chosen.fleet()
@@ -88,8 +82,6 @@ def _print_json(fleet: Fleet, entries: Sequence[LogLine], errors: Sequence[Disag
 
 
 def _print(hosts: Sequence[Host], entries: Sequence[LogLine], errors: Sequence[DisaggError], *, dated: bool) -> None:
-    from disagg.cli.views.logs import LogView
-
     view, out = LogView([host.name for host in hosts], dated=dated), stdout()
     for line in entries:
         out.print(view.line(line), soft_wrap=True)
@@ -98,9 +90,6 @@ def _print(hosts: Sequence[Host], entries: Sequence[LogLine], errors: Sequence[D
 
 
 def _follow(hosts: Sequence[Host], state: State, count: int, begin: float | None) -> None:
-    from disagg.cli.views.logs import LogView
-    from disagg.fleet.lifecycle.logs import follow
-
     view, out = LogView([host.name for host in hosts]), stdout()
     with closing(follow(hosts, state, count, begin)) as entries:
         for line in entries:
@@ -108,8 +97,6 @@ def _follow(hosts: Sequence[Host], state: State, count: int, begin: float | None
 
 
 def _ago(text: str) -> int:
-    from disagg.errors import UsageError
-
     match = re.fullmatch(r"(\d{1,9})([smhd])", text)
     if match is None:
         raise UsageError(f"--since {text!r}: not a duration", "as in 30s, 10m, 2h or 1d")

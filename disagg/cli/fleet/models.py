@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
-from rich import box
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -17,16 +16,15 @@ from disagg.cli.common.context import settings, stderr
 from disagg.cli.common.hosts import HostCommand
 from disagg.cli.common.options import AsJson, Yes, command_group
 from disagg.cli.views.errors import error_view
+from disagg.cli.views.items import plain_table
 from disagg.cli.views.progress import DeployProgress
+from disagg.config import Fleet, Host
 from disagg.errors import DisaggError, UsageError, exit_code_of_all
+from disagg.fleet.deploy.steps import StepProgress
+from disagg.fleet.machine.fan_out import HostOutcome, each
+from disagg.fleet.models.inventory import ModelInventory, chosen, neighbours, removable, remove
+from disagg.fleet.models.pull import Models, PullResult
 from disagg.units import counted, seconds, size
-
-if TYPE_CHECKING:
-    from disagg.config import Fleet, Host
-    from disagg.fleet.machine.fan_out import HostOutcome
-    from disagg.fleet.models.inventory import ModelInventory
-    from disagg.fleet.models.pull import Models, PullResult
-
 
 models = command_group("models", "Copy models to the hosts, list them, remove them.")
 Named = Annotated[
@@ -41,9 +39,6 @@ def pull(context: typer.Context, model: Named = None, *, as_json: AsJson = False
 
     A complete model is not copied again. An interrupted copy continues where it stopped.
     """
-    from disagg.fleet.deploy.steps import StepProgress
-    from disagg.fleet.models.pull import Models
-
     fleet = settings(context).fleet()
     wanted = _chosen(context, fleet, model)
     progress = DeployProgress(stderr())
@@ -62,8 +57,6 @@ def pull(context: typer.Context, model: Named = None, *, as_json: AsJson = False
 @models.command("list", cls=HostCommand)
 def list_models(context: typer.Context, model: Named = None, *, as_json: AsJson = False) -> None:
     """Show each host's model: its size, its revision, whether it is complete."""
-    from disagg.fleet.models.pull import Models
-
     fleet = settings(context).fleet()
     with Models(fleet) as these:
         inventories, errors = _survey(these, _chosen(context, fleet, model))
@@ -81,10 +74,6 @@ def rm(
     as_json: AsJson = False,
 ) -> None:
     """Remove models that were pulled or deployed to the hosts. Folders that hosts.toml names by their path stay."""
-    from disagg.fleet.machine.fan_out import each
-    from disagg.fleet.models.inventory import neighbours, removable, remove
-    from disagg.fleet.models.pull import Models
-
     if not model and not settings(context).selection:
         raise UsageError("which model? this would remove all of them", "name a MODEL, or a --host")
     change = Change("models rm", "removes", yes=yes, as_json=as_json)
@@ -107,8 +96,6 @@ def rm(
 
 
 def _chosen(context: typer.Context, fleet: Fleet, names: Sequence[str] | None) -> list[Host]:
-    from disagg.fleet.models.inventory import chosen
-
     selection = settings(context).selection
     selected = chosen(fleet, names or (), fleet.select(**selection, managed=True))
     if not selected and not (names or selection):
@@ -198,15 +185,9 @@ def removed_view(
     return Group(*lines, *_errors({**errors, **failures}))
 
 
-def _table(*columns: str) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
-    for number, name in enumerate(columns):
-        right = name in ("size", "took")
-        table.add_column(
-            name, overflow="fold", style="bold" if number == 0 else "", justify="right" if right else "left",
-            no_wrap=right or name in ("host", "revision"),
-        )  # fmt: skip
-    return table
+def _table(*names: str) -> Table:
+    right = ("size", "took")
+    return plain_table(*names, bold=["host"], fold=names, right=right, whole=(*right, "host", "revision"))
 
 
 def _errors(errors: Mapping[str, DisaggError]) -> Iterator[RenderableType]:

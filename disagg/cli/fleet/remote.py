@@ -6,27 +6,26 @@ import os
 import sys
 from collections.abc import Sequence
 from threading import Lock
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.text import Text
 
-from disagg.cli.common.completion import complete_host
 from disagg.cli.common.context import print_error, print_json, settings, stderr, stdout
-from disagg.cli.common.options import AsJson, seconds_option
+from disagg.cli.common.options import AsJson, HostName, seconds_option
+from disagg.config import Host
 from disagg.errors import FleetError, exit_code_of_all, printable
-
-if TYPE_CHECKING:
-    from disagg.config import Host
-    from disagg.fleet.machine.base import CommandResult
-    from disagg.fleet.machine.fan_out import HostOutcome
+from disagg.fleet.machine.base import CommandResult
+from disagg.fleet.machine.connect import machine_for
+from disagg.fleet.machine.fan_out import HostOutcome, each
+from disagg.fleet.machine.ssh.settings import ssh_command
 
 
 def ssh(
     context: typer.Context,
     *,
-    host: Annotated[str, typer.Argument(metavar="HOST", help="A host of hosts.toml.", autocompletion=complete_host)],
+    host: HostName,
     command: Annotated[
         list[str] | None, typer.Argument(metavar="CMD", help="After --: run this instead of a login shell.")
     ] = None,
@@ -35,8 +34,6 @@ def ssh(
 
     One argument after -- is a line for the remote shell; several are a command and its arguments.
     """
-    from disagg.fleet.machine.ssh.settings import ssh_command
-
     one = settings(context).fleet().select([host], managed=True)[0]
     argv = ssh_command(one, command or (), terminal=sys.stdin.isatty())
     sys.stdout.flush()
@@ -58,9 +55,6 @@ def exec_(
     One argument after -- is a line for sh; several are a command and its arguments, without a shell. Exit code 1: it
     failed on a host; 4: a host cannot be reached.
     """
-    from disagg.fleet.machine.connect import machine_for
-    from disagg.fleet.machine.fan_out import each
-
     chosen = settings(context)
     hosts = chosen.fleet().select(**chosen.selection, managed=True)
     shown = Prefixed(stdout(), [one.name for one in hosts])

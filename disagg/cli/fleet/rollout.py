@@ -5,12 +5,10 @@ from __future__ import annotations
 import secrets
 from collections.abc import Collection, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
-from rich import box
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from disagg.cli.common.change import Change
@@ -18,18 +16,19 @@ from disagg.cli.common.context import note_interrupt, settings, stderr
 from disagg.cli.common.hooks import hook_runner, hooks_view
 from disagg.cli.common.options import AsJson, BreakLock, Yes, seconds_option
 from disagg.cli.views.errors import error_views
+from disagg.cli.views.items import plain_table
 from disagg.cli.views.plans import plan_view
 from disagg.cli.views.progress import DeployProgress, HostProgress
+from disagg.config import Fleet, Host
+from disagg.fleet.deploy.deployment import DeployResult, choose, exit_code, planner
+from disagg.fleet.deploy.release import Installation
+from disagg.fleet.lifecycle.state import State
+from disagg.fleet.rollout.gate import ALTERNATIVES, PROMPT, TOKENS, Ask, RecordedAnswer, RecordedToken
+from disagg.fleet.rollout.policy import RolloutSettings
+from disagg.fleet.rollout.report import RolloutReport
+from disagg.fleet.rollout.rollout import Rollout
+from disagg.inference.client import Client
 from disagg.units import counted
-
-if TYPE_CHECKING:
-    from disagg.config import Fleet, Host
-    from disagg.fleet.deploy.deployment import DeployResult
-    from disagg.fleet.lifecycle.state import State
-    from disagg.fleet.rollout.gate import Ask, RecordedAnswer
-    from disagg.fleet.rollout.report import RolloutReport
-    from disagg.fleet.rollout.rollout import Rollout
-
 
 _ASK_S = 120.0
 
@@ -56,12 +55,6 @@ def rollout(
     After its restart each host must answer a fixed prompt as before. An interrupted rollout goes on with the next call.
     Exit code 0: all hosts run the new release; 1: it was rolled back or stopped; 4: a host cannot be reached.
     """
-    from disagg.fleet.deploy.deployment import choose, planner
-    from disagg.fleet.deploy.release import Installation
-    from disagg.fleet.lifecycle.state import State
-    from disagg.fleet.rollout.policy import RolloutSettings
-    from disagg.fleet.rollout.rollout import Rollout
-
     change = Change("rollout --undo" if undo else "rollout", yes=yes, as_json=as_json)
     fleet = settings(context).fleet()
     hosts, state = choose(fleet, **settings(context).selection), State.of(fleet)
@@ -96,9 +89,6 @@ def asking(fleet: Fleet, state: State) -> Ask:
     """Ask one host alone, as any client does."""
 
     def ask(host: Host) -> RecordedAnswer:
-        from disagg.fleet.rollout.gate import ALTERNATIVES, PROMPT, TOKENS, RecordedAnswer, RecordedToken
-        from disagg.inference.client import Client
-
         alone = replace(fleet, hosts={host.name: host})
         with Client(alone, token=state.tokens.current) as client:
             answer = client.generate(
@@ -120,8 +110,6 @@ def asking(fleet: Fleet, state: State) -> Ask:
 
 def _planned(change: Change, fleet: Fleet, work: Rollout) -> list[DeployResult]:
     """Each host's plan. Shows them and exits if a host cannot be deployed."""
-    from disagg.fleet.deploy.deployment import exit_code
-
     with change.looking():
         planned = work.plan()
     if not all(one.ok for one in planned):
@@ -149,10 +137,7 @@ _ENDINGS = {
 
 def rollout_view(report: RolloutReport, all_hosts: Collection[str] = ()) -> RenderableType:
     """A table, the failures with their hints, and the ending. `all_hosts`: the names of all hosts of the fleet."""
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    table.add_column("host", style="bold", overflow="fold")
-    table.add_column("outcome")
-    table.add_column("runs", style="dim")
+    table = plain_table("host", "outcome", "runs", bold=["host"], fold=["host"], dim=["runs"], gap=0)
     for one in report.hosts:
         table.add_row(one.host, Text(one.outcome, _STYLE[one.outcome]), one.release[:8] or "–")
     errors = error_views([(one.host, one.error) for one in report.hosts if one.error is not None], all_hosts)

@@ -4,21 +4,21 @@ its changes only."""
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from collections.abc import Callable, Sequence
+from typing import Annotated, NoReturn
 
 import typer
+from rich.live import Live
 
 from disagg.cli.common.change import finish
 from disagg.cli.common.context import settings, stdout
 from disagg.cli.common.options import AsJson, seconds_option, was_given
 from disagg.cli.fleet.notify import URL_VARIABLE, notify_changes
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from disagg.fleet.lifecycle.status.host_status import HostStatus
-
-    Poll = Callable[[], list[HostStatus]]
+from disagg.cli.views.health import health_view, status_line, watch_view
+from disagg.errors import UsageError
+from disagg.fleet.lifecycle.state import State
+from disagg.fleet.lifecycle.status.ask import diagnose, poll
+from disagg.fleet.lifecycle.status.host_status import HostStatus, exit_code
 
 
 def status(
@@ -60,8 +60,6 @@ def status(
     With --notify a host is down after two readings in which it is not healthy, and up again after one in which it is;
     with --json each change is one line of JSON.
     """
-    from disagg.errors import UsageError
-
     if notify:
         if watch:
             raise UsageError(
@@ -77,11 +75,6 @@ def status(
 
 
 def _show(context: typer.Context, every: float, timeout: float, *, watch: bool, as_json: bool) -> NoReturn:
-    from disagg.errors import UsageError
-    from disagg.fleet.lifecycle.state import State
-    from disagg.fleet.lifecycle.status.ask import diagnose, poll
-    from disagg.fleet.lifecycle.status.host_status import exit_code
-
     if watch and as_json:
         raise UsageError("--watch and --json cannot be combined", "call `disagg status --json` in a loop")
     fleet = settings(context).fleet()
@@ -96,7 +89,6 @@ def _show(context: typer.Context, every: float, timeout: float, *, watch: bool, 
 
     if watch:
         _watch(look, every, tuple(fleet.hosts))
-    from disagg.cli.views.health import health_view
 
     statuses = look()
     code = exit_code(statuses)
@@ -104,12 +96,8 @@ def _show(context: typer.Context, every: float, timeout: float, *, watch: bool, 
     finish(as_json, body, health_view(statuses, tuple(fleet.hosts)), code=code)
 
 
-def _watch(look: Poll, every: float, all_hosts: Sequence[str]) -> None:
+def _watch(look: Callable[[], list[HostStatus]], every: float, all_hosts: Sequence[str]) -> None:
     """Show the fleet until interrupted: a live table, or one line per change if stdout is no terminal."""
-    from rich.live import Live
-
-    from disagg.cli.views.health import status_line, watch_view
-
     console = stdout()
     if console.is_terminal:
         with Live(watch_view(look(), all_hosts, every), console=console, auto_refresh=False) as live:

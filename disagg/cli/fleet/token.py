@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Sequence
+from typing import Annotated, Any
 
 import typer
 
@@ -10,13 +11,14 @@ from disagg.cli.common.change import Change
 from disagg.cli.common.context import print_json, settings, stderr, stdout
 from disagg.cli.common.hosts import FanOutCommand, HostCommand
 from disagg.cli.common.options import AsJson, BreakLock, Command, Yes, command_group
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from disagg.config import Fleet, Host
-    from disagg.fleet.lifecycle.state import State
-    from disagg.fleet.token.there import KnownTokens
+from disagg.config import Fleet, Host
+from disagg.fleet.lifecycle.state import State
+from disagg.fleet.lifecycle.status.ask import poll_host, refusal
+from disagg.fleet.machine import connect
+from disagg.fleet.token.rotation import Rotation
+from disagg.fleet.token.there import KnownTokens, another, known_tokens, shown
+from disagg.tls.certificate import certificate_pem
+from disagg.token import fleet_token, token_digest
 
 token = command_group("token", "Show and replace the secret that the fleet's servers need.")
 
@@ -34,10 +36,6 @@ def show(
 
     Exit code 1: a host has none of this machine's; 4: a host cannot be reached.
     """
-    from disagg.fleet.lifecycle.state import State
-    from disagg.fleet.token.there import another, shown
-    from disagg.token import token_digest
-
     fleet = settings(context).fleet()
     state = State.of(fleet)
     if reveal:
@@ -73,11 +71,6 @@ def rotate(context: typer.Context, *, yes: Yes = False, break_lock: BreakLock = 
     need the new one: `disagg deploy --adopt-token` there. A file that hosts.toml or $DISAGG_TOKEN_FILE names is
     rewritten: other fleets that name it need the new token too.
     """
-    from disagg.fleet.lifecycle.state import State
-    from disagg.fleet.lifecycle.status.ask import poll_host, refusal
-    from disagg.fleet.token.rotation import Rotation
-    from disagg.token import token_digest
-
     fleet = settings(context).fleet()
     state = State.of(fleet)
     rotation = Rotation(
@@ -101,9 +94,6 @@ def certificate(context: typer.Context, *, as_json: AsJson = False) -> None:
 
     It follows from the token and is no secret. With --cacert, curl accepts only servers that have the token.
     """
-    from disagg.tls.certificate import certificate_pem
-    from disagg.token import fleet_token
-
     pem = certificate_pem(fleet_token(settings(context).fleet()))
     if as_json:
         print_json({"certificate": pem})
@@ -112,8 +102,6 @@ def certificate(context: typer.Context, *, as_json: AsJson = False) -> None:
 
 
 def _question(fleet: Fleet, state: State) -> str:
-    from disagg.fleet.token.there import shown
-
     current, *others = state.tokens.all
     if state.tokens.next is not None:
         return "Go on with the rotation?"
@@ -136,9 +124,6 @@ def deployed(fleet: Fleet, names: Sequence[str] = ()) -> list[Host]:
 
 def read_tokens(hosts: Sequence[Host]) -> KnownTokens:
     """The tokens of these hosts."""
-    from disagg.fleet.machine import connect
-    from disagg.fleet.token.there import known_tokens
-
     with stderr().status("reading tokens …"):
         return known_tokens(hosts, connect.machine_for)
 

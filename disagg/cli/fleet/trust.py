@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from disagg.cli.common.change import finish
 from disagg.cli.common.completion import complete_host
-from disagg.cli.common.context import confirm, print_error, print_json, settings, stderr, stdout
+from disagg.cli.common.context import confirm, print_error, settings, stderr, stdout
 from disagg.cli.common.options import AsJson
 from disagg.errors import DisaggError, UsageError, exit_code_of_all
 
@@ -32,9 +33,6 @@ class OfferedKey:
     fingerprint: str
     state: Literal["known", "added", "not added"]
 
-    def to_json(self) -> dict[str, Any]:
-        return {"known_as": self.known_as, "kind": self.kind, "fingerprint": self.fingerprint, "state": self.state}
-
 
 @dataclass(frozen=True, slots=True)
 class TrustResult:
@@ -52,7 +50,7 @@ class TrustResult:
 
     def to_json(self) -> dict[str, Any]:
         error = self.error.to_json() if self.error is not None else None
-        return {"host": self.host, "keys": [key.to_json() for key in self.keys], "error": error}
+        return {"host": self.host, "keys": [asdict(key) for key in self.keys], "error": error}
 
 
 def trust(
@@ -79,10 +77,9 @@ def trust(
     decide: Decide = (lambda offer: yes) if yes or as_json else _confirmed
     results = [_handled(outcome, decide, silent=as_json) for outcome in _first_offers(selected)]
     code = exit_code_of_all(result.exit_code for result in results)
-    if as_json:
-        print_json({"fleet": fleet.name, "ok": code == 0, "hosts": [result.to_json() for result in results]})
-    if code:
-        raise typer.Exit(code)
+    finish(
+        as_json, {"fleet": fleet.name, "ok": code == 0, "hosts": [result.to_json() for result in results]}, code=code
+    )
 
 
 def _first_offers(hosts: list[Host]) -> list[HostOutcome[Iterable[HostKeyOffer]]]:

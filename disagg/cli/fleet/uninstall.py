@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import Annotated, NoReturn
 
 import typer
-from rich import box
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from disagg.cli.common.change import Change
@@ -16,17 +14,17 @@ from disagg.cli.common.context import settings, stderr
 from disagg.cli.common.options import AsJson, BreakLock, Yes
 from disagg.cli.fleet.deploy import chosen, notes, plan_only, run, show, show_plan
 from disagg.cli.views.errors import error_views
-from disagg.cli.views.items import Hanging
+from disagg.cli.views.items import Hanging, plain_table
 from disagg.cli.views.progress import DeployProgress
+from disagg.config import Fleet, Host
 from disagg.errors import UsageError, exit_code_of_all
+from disagg.fleet.deploy.steps import Plan
+from disagg.fleet.facts.host import HostFacts
+from disagg.fleet.lifecycle.state import State
+from disagg.fleet.removal.removal import Pruned, Pruning
+from disagg.fleet.removal.removal import uninstall as planned
+from disagg.token import token_digest
 from disagg.units import counted, size
-
-if TYPE_CHECKING:
-    from disagg.config import Fleet, Host
-    from disagg.fleet.deploy.steps import Plan
-    from disagg.fleet.facts.host import HostFacts
-    from disagg.fleet.removal.removal import Pruned
-
 
 _INTERRUPTED = "what is not removed yet is still there; `disagg uninstall --unused` goes on from here"
 _MODELS_STAY = "models stay below ~/.disagg/models: disagg uninstall --models removes them too"
@@ -68,7 +66,6 @@ def uninstall(
     change = Change(command, "removes", yes=yes, as_json=as_json, asks=not dry_run)
     if unused:
         _remove_unused(change, fleet, hosts, others=others, models=models, dry_run=dry_run, break_lock=break_lock)
-    from disagg.fleet.removal.removal import uninstall as planned
 
     def decide(one: Host, facts: HostFacts) -> Plan:
         return planned(one, facts, models)
@@ -85,9 +82,6 @@ def _remove_unused(
     change: Change, fleet: Fleet, hosts: Sequence[Host], *, others: bool, models: bool, dry_run: bool, break_lock: bool
 ) -> NoReturn:
     """Exits with 4 if a machine cannot be reached, with 1 if anything else failed."""
-    from disagg.fleet.lifecycle.state import State
-    from disagg.fleet.removal.removal import Pruning
-    from disagg.token import token_digest
 
     def finish(results: Sequence[Pruned]) -> NoReturn:
         code = exit_code_of_all(one.error.exit_code for one in results if one.error is not None)
@@ -110,11 +104,8 @@ def _remove_unused(
 
 def found_view(results: Sequence[Pruned], all_hosts: Collection[str] = ()) -> RenderableType:
     """One row for each thing, then what stays and why, then errors. `all_hosts`: all names of the fleet."""
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
-    table.add_column("machine", style="bold", overflow="fold")
-    table.add_column("left over", overflow="fold")
-    table.add_column("size", justify="right", no_wrap=True)
-    table.add_column("what it is", style="dim", overflow="fold")
+    names, fold = ("machine", "left over", "size", "what it is"), ("machine", "left over", "what it is")
+    table = plain_table(*names, bold=["machine"], dim=["what it is"], fold=fold, right=["size"], whole=["size"])
     for one in results:
         for orphan in one.orphans:
             gone = Text("removed ", "green") if one.removed else Text("")

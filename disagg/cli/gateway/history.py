@@ -8,17 +8,16 @@ from enum import StrEnum
 from typing import Annotated
 
 import typer
-from rich import box
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
 from disagg.api.history import ENDED_HOSTS, MAX_ENTRIES, HistoryEntry
-from disagg.cli.common.completion import complete_model
 from disagg.cli.common.context import print_json, settings, stderr, stdout
-from disagg.cli.common.options import AsJson
-from disagg.cli.views.items import Items
+from disagg.cli.common.options import AsJson, model_option
+from disagg.cli.views.items import Items, plain_table
+from disagg.gateway.watch.history import Filter, history_path, read
 from disagg.units import seconds
 
 
@@ -35,7 +34,7 @@ def history(
     *,
     model: Annotated[
         str | None,
-        typer.Option("-m", "--model", metavar="NAME", help="Only this model.", autocompletion=complete_model),
+        model_option("Only this model."),
     ] = None,
     state: Annotated[EntryStateName | None, typer.Option(help="Only requests that ended in this state.")] = None,
     hours: Annotated[float | None, typer.Option(min=0, metavar="N", help="Only the last N hours.")] = None,
@@ -62,8 +61,6 @@ def history(
 def _read(
     context: typer.Context, model: str | None, state: EntryStateName | None, hours: float | None, limit: int
 ) -> tuple[HistoryEntry, ...]:
-    from disagg.gateway.watch.history import Filter, history_path, read
-
     fleet = settings(context).fleet()
     wanted = Filter(
         models=(fleet.model(model).name,) if model else None,
@@ -77,7 +74,6 @@ def _read(
 _SPEEDS = "prefill, decode: tokens per second"
 _WIDE = 76  # columns, below which the table would be cut
 _ONE_LINE = 110  # columns, below which the hosts stand under the model: names of 12 characters would wrap
-_LEFT = ("time", "model", "model\nhosts", "hosts")
 
 
 def history_view(entries: Sequence[HistoryEntry]) -> RenderableType:
@@ -113,12 +109,10 @@ def _stacked(entry: HistoryEntry) -> Iterator[RenderableType]:
 
 def _table(entries: Sequence[HistoryEntry], *, beside: bool) -> Table:
     """beside: the hosts have a column of their own."""
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
-    table.caption, table.caption_justify = _SPEEDS, "left"
     figures = ("tokens", "TTFT", "prefill", "decode", "total")
-    headings = ("time", "model", *figures, "hosts") if beside else ("time", "model\nhosts", *figures)
-    for heading in headings:
-        table.add_column(heading, justify="left" if heading in _LEFT else "right", no_wrap="hosts" not in heading)
+    names = ("time", "model", *figures, "hosts") if beside else ("time", "model\nhosts", *figures)
+    table = plain_table(*names, right=figures, whole=("time", "model", *figures))
+    table.caption, table.caption_justify = _SPEEDS, "left"
     for entry in entries:
         where = Text.assemble((hosts(entry.prefill_server, entry.decode_server), "dim"), _state(entry))
         table.add_row(

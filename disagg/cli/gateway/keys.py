@@ -10,43 +10,24 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import Annotated, Any, cast
 
 import typer
-from rich import box
 from rich.console import RenderableType
-from rich.table import Table
 
 from disagg.api.requests import MAX_ANSWERS, MAX_WEIGHT
-from disagg.cli.common.completion import complete_model
 from disagg.cli.common.context import print_json, settings, stderr, stdout
 from disagg.cli.common.hosts import FanOutCommand
-from disagg.cli.common.options import AsJson, command_group, one_of
+from disagg.cli.common.options import AsJson, command_group, model_option, one_of, with_options
+from disagg.cli.views.items import plain_table
+from disagg.config import Fleet, Host
 from disagg.errors import ConfigError, DisaggError, FleetError, HostUnreachable, UsageError
+from disagg.fleet.deploy.client_keys import deliver_keys, fetch_keys, gateways
+from disagg.gateway.clients.keys import Grants, Key, KeyFile, joined, parsed, written
 from disagg.units import counted
-
-if TYPE_CHECKING:
-    from disagg.config import Fleet, Host
-    from disagg.gateway.clients.keys import Grants, Key, KeyFile
-
 
 keys = command_group("keys", "Add, edit, list and revoke the keys of the clients of `disagg serve`.")
 Name = Annotated[str, typer.Argument(metavar="NAME", help="Who uses the key.", show_default=False)]
-Models = Annotated[
-    list[str] | None,
-    typer.Option("-m", "--model", metavar="NAME", help="Only this model; repeatable.", autocompletion=complete_model),
-]
-Requests = Annotated[int | None, typer.Option(min=1, metavar="N", help="At most this many requests per minute.")]
-Tokens = Annotated[int | None, typer.Option(min=1, metavar="N", help="At most this many tokens per minute.")]
-Parallel = Annotated[
-    int | None, typer.Option(min=1, max=MAX_ANSWERS, metavar="N", help="At most this many answers at a time.")
-]
-Weight = Annotated[
-    int | None,
-    typer.Option(
-        min=1, max=MAX_WEIGHT, metavar="N", help="2: twice the share of a key of weight 1 when hosts are busy."
-    ),
-]
 _MONITOR = "See the requests of all keys, not only its own."
 
 
@@ -59,16 +40,41 @@ class LimitName(StrEnum):
     parallel = "parallel"
 
 
+_FIELDS = {"model": "models", "requests": "requests_per_minute", "tokens": "tokens_per_minute"}
+"""Options -> fields of a key, where they differ."""
+
+
+def _grants(
+    *,
+    model: Annotated[
+        list[str] | None,
+        model_option("Only this model; repeatable."),
+    ] = None,
+    requests: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="At most this many requests per minute.")
+    ] = None,
+    tokens: Annotated[int | None, typer.Option(min=1, metavar="N", help="At most this many tokens per minute.")] = None,
+    parallel: Annotated[
+        int | None, typer.Option(min=1, max=MAX_ANSWERS, metavar="N", help="At most this many answers at a time.")
+    ] = None,
+    weight: Annotated[
+        int | None,
+        typer.Option(
+            min=1, max=MAX_WEIGHT, metavar="N", help="2: twice the share of a key of weight 1 when hosts are busy."
+        ),
+    ] = None,
+) -> dict[str, Any]:
+    """The fields of a key that are stated."""
+    return {_FIELDS.get(name, name): value for name, value in locals().items() if value not in (None, [])}
+
+
 @keys.command(cls=FanOutCommand)
+@with_options(_grants)
 def add(
     context: typer.Context,
     name: Name,
     *,
-    model: Models = None,
-    requests: Requests = None,
-    tokens: Tokens = None,
-    parallel: Parallel = None,
-    weight: Weight = None,
+    options: dict[str, Any],
     monitor: Annotated[bool | None, typer.Option("--monitor", help=_MONITOR)] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -78,7 +84,7 @@ def add(
     client needs one.
     """
     fleet = settings(context).fleet()
-    grants = _grants(fleet, model, requests=requests, tokens=tokens, parallel=parallel, weight=weight, monitor=monitor)
+    grants = _known(fleet, options, monitor)
     others = _GatewayKeys.fetched(fleet)
     file = _file(context)
     file.join(others.keys)
@@ -92,15 +98,12 @@ def add(
 
 
 @keys.command(cls=FanOutCommand)
+@with_options(_grants)
 def edit(
     context: typer.Context,
     name: Name,
     *,
-    model: Models = None,
-    requests: Requests = None,
-    tokens: Tokens = None,
-    parallel: Parallel = None,
-    weight: Weight = None,
+    options: dict[str, Any],
     monitor: Annotated[bool | None, typer.Option("--monitor/--no-monitor", help=_MONITOR)] = None,
     remove: Annotated[
         list[LimitName] | None, typer.Option(metavar="LIMIT", help=f"Remove {one_of(LimitName)}; repeatable.")
@@ -112,11 +115,11 @@ def edit(
     A running gateway applies the change from the next request on.
     """
     fleet = settings(context).fleet()
-    grants = _grants(fleet, model, requests=requests, tokens=tokens, parallel=parallel, weight=weight, monitor=monitor)
+    grants = _known(fleet, options, monitor)
     for limit in remove or ():
-        if _FIELDS[limit] in grants:
+        if _FIELDS.get(limit, limit) in grants:
             raise UsageError(f"--remove {limit.value}: --{limit.value} sets it", "give one of the two")
-    changes = cast("Grants", {**grants, **dict.fromkeys(_FIELDS[limit] for limit in remove or ())})
+    changes = cast("Grants", {**grants, **dict.fromkeys(_FIELDS.get(limit, limit) for limit in remove or ())})
     if not changes:
         raise UsageError(f"nothing is to be changed about the key of {name}", "see `disagg keys edit --help`")
     others = _GatewayKeys.fetched(fleet)
@@ -130,34 +133,10 @@ def edit(
         print_json({"key": _shown(key), "gateways": [host.name for host in others.hosts]})
 
 
-_FIELDS = {
-    LimitName.model: "models",
-    LimitName.requests: "requests_per_minute",
-    LimitName.tokens: "tokens_per_minute",
-    LimitName.parallel: "parallel",
-}
-
-
-def _grants(
-    fleet: Fleet,
-    model: Sequence[str] | None,
-    *,
-    requests: int | None,
-    tokens: int | None,
-    parallel: int | None,
-    weight: int | None,
-    monitor: bool | None,
-) -> Grants:
-    """What the options of the command line state."""
-    stated = {
-        "models": [fleet.model(one).name for one in model] if model else None,
-        "requests_per_minute": requests,
-        "tokens_per_minute": tokens,
-        "parallel": parallel,
-        "weight": weight,
-        "monitor": monitor,
-    }
-    return cast("Grants", {name: value for name, value in stated.items() if value is not None})
+def _known(fleet: Fleet, stated: dict[str, Any], monitor: bool | None) -> Grants:
+    """What the options state, with the canonical names of models."""
+    models = {"models": [fleet.model(one).name for one in stated["models"]]} if "models" in stated else {}
+    return cast("Grants", {**stated, **models, **({} if monitor is None else {"monitor": monitor})})
 
 
 def _shown(key: Key) -> dict[str, Any]:
@@ -167,8 +146,6 @@ def _shown(key: Key) -> dict[str, Any]:
 @keys.command("list", cls=FanOutCommand)
 def list_keys(context: typer.Context, *, as_json: AsJson = False) -> None:
     """Show the keys: whose they are, their models and limits, and which are revoked."""
-    from disagg.gateway.clients.keys import joined
-
     others = _GatewayKeys.fetched(settings(context).fleet())
     found = joined([_file(context).read(), *others.keys])
     if as_json:
@@ -224,9 +201,6 @@ class _GatewayKeys:
 
     @classmethod
     def fetched(cls, fleet: Fleet) -> _GatewayKeys:
-        from disagg.fleet.deploy.client_keys import fetch_keys, gateways
-        from disagg.gateway.clients.keys import parsed
-
         outcomes = fetch_keys(hosts) if (hosts := gateways(fleet)) else []
         failed = {one.host.name: one.error for one in outcomes if one.error is not None}
         deployed = [(one.host, one.value) for one in outcomes if one.value is not None]
@@ -250,8 +224,6 @@ class _GatewayKeys:
     def deliver(self, file: KeyFile) -> None:
         """Bring the keys to the gateways, which keep what was added there meanwhile; a damaged file is replaced. Raises
         the first failure, after all have been tried."""
-        from disagg.fleet.deploy.client_keys import deliver_keys
-
         bring = self.hosts and file.path.exists()
         outcomes = deliver_keys(self.hosts, _merging(file.read())) if bring else []
         failed = {
@@ -268,7 +240,6 @@ class _GatewayKeys:
 
 def _merging(ours: Sequence[Key]) -> Callable[[str, bytes], bytes]:
     """Adds these keys to the content of a gateway's file."""
-    from disagg.gateway.clients.keys import joined, parsed, written
 
     def merged(name: str, there: bytes) -> bytes:
         try:
@@ -280,17 +251,13 @@ def _merging(ours: Sequence[Key]) -> Callable[[str, bytes], bytes]:
 
 
 def _file(context: typer.Context) -> KeyFile:
-    from disagg.gateway.clients.keys import KeyFile
-
     return KeyFile.of(settings(context).fleet())
 
 
 def keys_view(keys: Sequence[Key]) -> RenderableType:
     """One row per key, revoked ones dimmed. On a narrow terminal names take several lines, and nothing is cut."""
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
-    for heading in ("name", "id", "models", "limits", "added", "revoked"):
-        folds = heading == "name"
-        table.add_column(heading, overflow="fold", no_wrap=not folds)
+    whole = ("id", "models", "limits", "added", "revoked")
+    table = plain_table("name", *whole, fold=("name", *whole), whole=whole)
     for key in keys:
         table.add_row(
             key.name,

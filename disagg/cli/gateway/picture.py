@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from typing import Final, Literal, TypeVar
 
-from rich import box
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.segment import Segment
 from rich.table import Table
@@ -15,6 +15,7 @@ from rich.text import Text
 
 from disagg.api.live import LiveHost, LiveModel, LiveRequest, LiveState
 from disagg.cli.gateway.history import history_view, hosts
+from disagg.cli.views.items import plain_table
 from disagg.units import seconds, size, speed
 
 T = TypeVar("T")
@@ -28,6 +29,7 @@ CUT: Final = "…"
 ONE_PART: Final = "… d shows one part at a time"
 KEYS: Final = "s sort · m model · d part · space pause · q quit"
 _SEQUENCE: Final = re.compile("\x1b(?:\\[[0-?]*[ -/]*[@-~]|O?[^\x1b])")
+_WIDE: Final = 60  # columns, below which tables leave some out
 _PHASES: Final[Mapping[str, tuple[int, str]]] = {
     "queue": (1, "bright_black"),
     "prefill": (2, "blue"),
@@ -129,10 +131,26 @@ def _head(state: LiveState, shown: ScreenChoice) -> Text:
     )
 
 
-def _models(models: Sequence[LiveModel], *, unknown: bool) -> Table:
+@dataclass(frozen=True, slots=True)
+class _Fitting:
+    """A table; on a narrow terminal without the columns `drop`."""
+
+    table: Table
+    drop: Collection[str]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        table = copy(self.table)
+        if options.max_width < _WIDE:
+            kept = [column for column in table.columns if column.header not in self.drop]
+            table.columns = [replace(column, _index=index) for index, column in enumerate(kept)]
+            table.caption = None
+        yield table
+
+
+def _models(models: Sequence[LiveModel], *, unknown: bool) -> RenderableType:
     """Each model now, and its last answer: seconds @ tokens per second. unknown: its speed and its answers are."""
     right = ("run", "wait", "tok/s", "prefill", "decode", "TTFT", "total")
-    table = _table(("model", *right), right=right, gap=1)
+    table = plain_table("model", *right, right=right, whole=("model", *right))
     if not unknown:
         table.caption, table.caption_justify = "last answer: prefill, decode: time @ tokens per second", "left"
     for model in models:
@@ -147,7 +165,7 @@ def _models(models: Sequence[LiveModel], *, unknown: bool) -> Table:
             _seconds(last.ttft) if last else "–",
             _seconds(last.total_time) if last else "–",
         )
-    return table
+    return _Fitting(table, ("wait", "prefill", "decode", "total"))
 
 
 def _sorted(requests: Sequence[LiveRequest], order: Order) -> list[LiveRequest]:
@@ -163,9 +181,9 @@ def _sorted(requests: Sequence[LiveRequest], order: Order) -> list[LiveRequest]:
 def _requests(requests: Sequence[LiveRequest], order: Order) -> RenderableType:
     if not requests:
         return Text("no request runs", style="dim")
-    table = _table(
-        ("model", "phase", "prompt", "answer", "time", "hosts", "caller"), right=("prompt", "answer", "time")
-    )
+    right = ("prompt", "answer", "time")
+    whole = ("model", "phase", *right)
+    table = plain_table(*whole, "hosts", "caller", right=right, whole=(*whole, "caller"), gap=2)
     table.title = f"requests by {order}"
     table.title_justify = "left"
     for one in requests:
@@ -180,14 +198,14 @@ def _requests(requests: Sequence[LiveRequest], order: Order) -> RenderableType:
             Text(hosts(one.prefill_server, one.decode_server)),
             Text(one.key or one.api),
         )
-    return table
+    return _Fitting(table, ("prompt", "answer", "hosts", "caller"))
 
 
 def _hosts(seen: Sequence[LiveHost]) -> RenderableType:
     """The table, then what is wrong with a host and the command that helps."""
-    table = _table(
-        ("host", "role", "state", "running", "waiting", "KV", "speed"), right=("running", "waiting", "KV", "speed")
-    )
+    right = ("running", "waiting", "KV", "speed")
+    names = ("host", "role", "state", *right)
+    table = plain_table(*names, right=right, whole=names, gap=2)
     notes = []
     for host in seen:
         measured = host.prefill_tokens_s if host.role == "prefill" else host.decode_tokens_s
@@ -203,14 +221,7 @@ def _hosts(seen: Sequence[LiveHost]) -> RenderableType:
         if host.reason:
             hint = (f"\n  → {host.hint}" if host.hint else "", "bold cyan")
             notes.append(Text.assemble((f"{host.name}: ", "bold"), host.reason, hint))
-    return Group(table, *notes)
-
-
-def _table(headings: Sequence[str], right: Sequence[str], gap: int = 2) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, gap, 0, 0))
-    for heading in headings:
-        table.add_column(heading, justify="right" if heading in right else "left", no_wrap=heading != "hosts")
-    return table
+    return Group(_Fitting(table, ("role", "waiting", "KV")), *notes)
 
 
 def _at(time: float | None, rate: float | None) -> str:

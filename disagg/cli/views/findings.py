@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.table import Table
 from rich.text import Text
 
-if TYPE_CHECKING:
-    from disagg.fleet.facts.findings import Finding, Level
-
+from disagg.fleet.facts.findings import Finding, Level
 
 MARKS: dict[Level, tuple[str, str]] = {
     "fault": ("✘", "bold red"),

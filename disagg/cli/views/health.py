@@ -5,9 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Collection, Iterator, Sequence
-from typing import TYPE_CHECKING
 
-from rich import box
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.panel import Panel
 from rich.table import Table
@@ -16,12 +14,10 @@ from rich.text import Text
 from disagg.api.status import SenderAudits
 from disagg.api.watch import HostChange
 from disagg.cli.views.errors import SharedProblem, host_names, together
+from disagg.cli.views.items import plain_table
 from disagg.errors import printable
+from disagg.fleet.lifecycle.status.host_status import HostStatus
 from disagg.units import size, uptime
-
-if TYPE_CHECKING:
-    from disagg.fleet.lifecycle.status.host_status import HostStatus
-
 
 STYLE = {
     "healthy": "green",
@@ -108,29 +104,18 @@ class _Table:
 
 
 def _narrow_table(statuses: Sequence[HostStatus]) -> Table:
-    table = _empty_table()
-    table.add_column("host\nrole", overflow="fold", style="bold")
-    table.add_column("health\nup", no_wrap=True)
-    table.add_column("model\nbackend", overflow="fold")
+    first, last = "host\nrole", "model\nbackend"
+    table = plain_table(first, "health\nup", last, bold=[first], fold=[first, last], whole=["health\nup"])
     for status in statuses:
         host, model, health, *_ = _row(status)
         table.add_row(host, Text.assemble(health, "\n", (uptime(status.uptime_s), "dim")), model)
     return table
 
 
-def _empty_table() -> Table:
-    return Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
-
-
 def _table(statuses: Sequence[HostStatus]) -> Table:
-    table = _empty_table()
-    table.add_column("host\nrole", overflow="fold", style="bold")
-    table.add_column("model\nbackend", overflow="fold")
-    table.add_column("health\ndevice", no_wrap=True)
-    table.add_column("run\nwait", justify="right", no_wrap=True)
-    table.add_column("KV used\nheld", justify="right", no_wrap=True)
-    table.add_column("memory\ntotal", justify="right", no_wrap=True)
-    table.add_column("up\nversion", justify="right", no_wrap=True)
+    fold, state = ("host\nrole", "model\nbackend"), "health\ndevice"
+    right = ("run\nwait", "KV used\nheld", "memory\ntotal", "up\nversion")
+    table = plain_table(*fold, state, *right, bold=fold[:1], fold=fold, right=right, whole=(state, *right))
     for status in statuses:
         host, model, health, *figures = _row(status)
         table.add_row(host, model, Text.assemble(health, "\n", (_utilisation(status), "dim")), *figures)

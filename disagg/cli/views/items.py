@@ -1,11 +1,33 @@
-"""Texts over several lines: a list that is broken between its items only, and a text that stays beside its mark."""
+"""What views are made of: plain tables, lists that are broken between their items only, text beside a mark."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
+from rich import box
 from rich.console import Console, ConsoleOptions, RenderResult
+from rich.table import Table
 from rich.text import Text
+
+Names = Collection[str]
+
+
+def plain_table(
+    *names: str, bold: Names = (), dim: Names = (), right: Names = (), fold: Names = (), whole: Names = (), gap: int = 1
+) -> Table:
+    """A table with a line below its head and no other. bold, dim, right, fold, whole: the columns that are so; `whole`
+    ones are never wrapped. gap: blanks behind a column; without one they are in front, too."""
+    padding = (0, gap, 0, 0) if gap else (0, 1)
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=padding)
+    for name in names:
+        table.add_column(
+            name,
+            style="bold" if name in bold else "dim" if name in dim else "",
+            justify="right" if name in right else "left",
+            overflow="fold" if name in fold else "ellipsis",
+            no_wrap=name in whole,
+        )
+    return table
 
 
 class Items:

@@ -5,16 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from rich.text import Text
 
 from disagg.errors import printable
 from disagg.fleet.lifecycle.loglines import entry
-
-if TYPE_CHECKING:
-    from disagg.fleet.lifecycle.logs import LogLine
-
+from disagg.fleet.lifecycle.logs import LogLine
 
 _COLOURS: Final = ("cyan", "magenta", "green", "yellow", "blue", "bright_cyan", "bright_magenta", "bright_green")
 _LEVELS: Final = {"error": "bold red", "critical": "bold red", "warning": "yellow"}

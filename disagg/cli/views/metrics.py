@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import fields
 
-from rich import box
 from rich.columns import Columns
 from rich.console import Group, RenderableType
 from rich.panel import Panel
@@ -14,7 +13,7 @@ from rich.text import Text
 
 from disagg.api.names import AS_IS
 from disagg.api.parallel import ParallelFigures
-from disagg.cli.views.items import Items
+from disagg.cli.views.items import Items, plain_table
 from disagg.inference.metrics import Metrics, TTFTParts
 from disagg.inference.types import Completion
 from disagg.units import counted, duration_steps, seconds, size, speed
@@ -50,10 +49,8 @@ def metrics_view(
 ) -> RenderableType:
     """One row per answer, then each route, the parts of its TTFT and its warnings. noted: warnings that were printed
     while the answer arrived. formulas: of the figures, below."""
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    table.add_column("model", overflow="fold", style="bold")
-    for name in ("tokens", "prefill", "decode", "TTFT", "total"):
-        table.add_column(name, justify="right")
+    figures = ("tokens", "prefill", "decode", "TTFT", "total")
+    table = plain_table("model", *figures, bold=["model"], fold=["model"], right=figures, gap=0)
     for completion in completions:
         metrics = completion.metrics
         table.add_row(

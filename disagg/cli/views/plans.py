@@ -5,23 +5,18 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from rich import box
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from disagg.cli.views.errors import error_views, host_names, host_options, together
-from disagg.cli.views.items import Hanging
+from disagg.cli.views.items import Hanging, plain_table
 from disagg.errors import printable
+from disagg.fleet.deploy.compare import Difference, PackageChange
+from disagg.fleet.deploy.deployment import DeployResult
 from disagg.fleet.lifecycle.status.compare import UNFINISHED
 from disagg.units import counted, seconds, size
-
-if TYPE_CHECKING:
-    from disagg.fleet.deploy.compare import Difference, PackageChange
-    from disagg.fleet.deploy.deployment import DeployResult
-
 
 _START = "disagg start --host "
 _STYLE = {"changed": "green", "unchanged": "dim", "planned": "cyan", "failed": "bold red"}
@@ -77,13 +72,10 @@ def reports_view(
     `all_hosts`: the names of all hosts of the fleet. `pulling`: hosts whose models are pulled, not deployed. `words`:
     other words for results, as for uninstalling.
     """
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    table.add_column("host", style="bold", overflow="fold")
-    table.add_column("result")
-    table.add_column("release", style="dim")
-    table.add_column("steps", justify="right")
-    table.add_column("sent", justify="right")
-    table.add_column("took", justify="right")
+    right, first = ("steps", "sent", "took"), ["host"]
+    table = plain_table(
+        "host", "result", "release", *right, right=right, bold=first, fold=first, dim=["release"], gap=0
+    )
     for report in reports:
         table.add_row(*_row(report, words))
     summary = _summary(reports, words)

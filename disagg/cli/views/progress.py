@@ -7,9 +7,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from threading import Lock
 from types import TracebackType
-from typing import TYPE_CHECKING
 
-from rich import box
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.live import Live
 from rich.padding import Padding
@@ -18,14 +16,12 @@ from rich.table import Table
 from rich.text import Text
 
 from disagg.cli.views.errors import error_views
+from disagg.cli.views.items import plain_table
 from disagg.cli.views.logs import raw_line
 from disagg.errors import DisaggError, StartFailed, printable
+from disagg.fleet.deploy.steps import StepProgress
+from disagg.fleet.lifecycle.base import ServerResult
 from disagg.units import counted, seconds
-
-if TYPE_CHECKING:
-    from disagg.fleet.deploy.steps import StepProgress
-    from disagg.fleet.lifecycle.base import ServerResult
-
 
 _STYLE = {
     **dict.fromkeys(("started", "restarted", "unchanged", "stopped"), "green"),
@@ -64,10 +60,7 @@ class HostProgress:
 
 def results_table(results: Sequence[ServerResult]) -> Table:
     """One row per host."""
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    table.add_column("host", style="bold", overflow="fold")
-    table.add_column("outcome")
-    table.add_column("took", justify="right")
+    table = plain_table("host", "outcome", "took", bold=["host"], fold=["host"], right=["took"], gap=0)
     for result in results:
         style = "red" if result.outcome == "failed" else _STYLE.get(result.outcome, "dim")
         took = seconds(result.seconds) if result.seconds else "–"

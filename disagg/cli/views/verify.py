@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from rich import box
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from disagg.api.verify import HostsReport, PairReport, RunComparison, VerifyBounds, VerifyReport
+from disagg.cli.views.items import plain_table
 from disagg.units import size
 from disagg.verify.compare import audit_tolerance
 
@@ -55,11 +55,8 @@ def _pair(pair: PairReport) -> RenderableType:
 
 
 def _table(difference: str) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
-    table.add_column("compared", overflow="fold", style="bold")
-    for name in ("tokens", "differs at", difference, "mean KL", "top-1"):
-        table.add_column(name, justify="right")
-    return table
+    figures = ("tokens", "differs at", difference, "mean KL", "top-1")
+    return plain_table("compared", *figures, right=figures, bold=["compared"], fold=["compared"])
 
 
 def _row(comparison: RunComparison, equal_expected: bool) -> list[RenderableType]:

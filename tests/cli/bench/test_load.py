@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 import typer
 
+from disagg.cli.bench.checks import Group, spread_pairs
 from disagg.cli.bench.load import load
-from disagg.cli.bench.options import Group, spread_pairs
 from disagg.errors import UsageError
 from tests.cli.commandline import ROOT, run
 from tests.fleets import RunningFleet, wait_until

@@ -16,7 +16,6 @@ import pytest
 from disagg.config import load
 from disagg.fleet.changes.audit import AUDIT_BYTES, AUDIT_LINES, append_here, audit_file
 from disagg.fleet.changes.hooks import HookRunner
-from disagg.fleet.lifecycle import fleet_servers
 from disagg.fleet.lifecycle.fleet_servers import FleetServers
 from disagg.fleet.lifecycle.state import State
 from disagg.fleet.machine import process as local
@@ -35,7 +34,7 @@ def behaviour(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
         how = chosen.get(host.name, "serve")
         return [sys.executable, "-P", str(FAKE), host.name, host.model, host.address, str(host.port), how], {}
 
-    monkeypatch.setattr(fleet_servers, "FleetServers", functools.partial(FleetServers, argv=argv))
+    monkeypatch.setattr("disagg.cli.fleet.lifecycle.FleetServers", functools.partial(FleetServers, argv=argv))
     return chosen
 
 

@@ -8,7 +8,6 @@ import pytest
 
 from disagg.config import load
 from disagg.errors import CapabilityMissing, DisaggError, FleetError, HostUnreachable
-from disagg.fleet.lifecycle import logs as lifecycle_logs
 from disagg.fleet.lifecycle.state import State
 from tests.cli.commandline import run, write_fleet
 
@@ -78,5 +77,5 @@ def test_following_ends_with_ctrl_c_only(config: Path, option: list[str], capsys
 def test_logs_of_several_hosts_that_cannot_be_read_end_with_1_or_4(
     config: Path, monkeypatch: pytest.MonkeyPatch, errors: list[DisaggError], code: int
 ) -> None:
-    monkeypatch.setattr(lifecycle_logs, "read", lambda *given: ([], errors))
+    monkeypatch.setattr("disagg.cli.fleet.logs.read", lambda *given: ([], errors))
     assert run("--config", config, "logs") == code

@@ -17,7 +17,6 @@ from rich.console import Console
 from disagg.cli.gateway.keys import keys_view
 from disagg.config import Host, load
 from disagg.errors import DisaggError, HostUnreachable
-from disagg.fleet.deploy import client_keys
 from disagg.fleet.machine.fan_out import HostOutcome
 from disagg.gateway.clients.keys import Key, KeyFile, KeyRing, parsed
 from tests.cli.commandline import run, write_fleet
@@ -157,8 +156,8 @@ def gateways(config: Path, monkeypatch: pytest.MonkeyPatch) -> Gateways:
         for n, name in enumerate(found.files, 1)
     ]
     config.write_text(config.read_text() + "\n" + "\n".join(tables))
-    monkeypatch.setattr(client_keys, "fetch_keys", found.fetch)
-    monkeypatch.setattr(client_keys, "deliver_keys", found.deliver)
+    monkeypatch.setattr("disagg.cli.gateway.keys.fetch_keys", found.fetch)
+    monkeypatch.setattr("disagg.cli.gateway.keys.deliver_keys", found.deliver)
     return found
 
 

@@ -62,8 +62,8 @@ STATE = LiveState(
 )
 
 
-def text(shown: ScreenChoice, note: str = "", state: LiveState = STATE, height: int = 100) -> str:
-    console = Console(width=80, height=height, color_system=None)
+def text(shown: ScreenChoice, note: str = "", state: LiveState = STATE, height: int = 100, width: int = 80) -> str:
+    console = Console(width=width, height=height, color_system=None)
     with console.capture() as captured:
         console.print(top_view(state, shown, note))
     return captured.get()
@@ -177,6 +177,12 @@ async def test_the_screen_ends_by_escape_and_not_by_an_arrow_key() -> None:
     assert not screen.ended.is_set()
     screen.press("\x1b")
     assert screen.ended.is_set()
+
+
+def test_a_narrow_terminal_has_fewer_columns_and_none_is_cut() -> None:
+    wide, narrow = text(ScreenChoice()), text(ScreenChoice(), width=40)
+    assert "…" not in narrow and max(map(len, narrow.splitlines())) <= 40
+    assert "waiting" in wide and "running" in narrow and "5.00 s" in narrow and "waiting  " not in narrow
 
 
 def test_a_name_in_brackets_is_shown_as_it_is() -> None:
