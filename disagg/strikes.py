@@ -2,8 +2,8 @@
 
 A request that makes its host's process end must not do so to the next one. Two parties see to it:
 
-    a host     keeps the marks of what it computes in a file (`servers/running.py`). If it starts again, the requests
-               that it computed without a token so far get a strike. GET /load states the strikes.
+    a host     keeps the marks of what it computes in a file (`servers/host/record.py`). If it starts again, the
+               requests that it computed without a token so far get a strike. GET /load states the strikes.
     a caller   lets a request whose host's process has ended go on alone, as a suspect, on one more host
                (`inference/attempts/suspects.py`), and adds up the strikes of all hosts.
 

@@ -69,7 +69,7 @@ SLOW_PATHS = {
     "hostile/test_work.py",
     "integration",
     "planning/test_checkpoint.py",
-    "servers/http/test_openapi.py",
+    "servers/test_openapi.py",
     "servers/output/test_marked.py",
     "servers/output/test_tool_choice.py",
     "test_environment.py",

@@ -2,16 +2,12 @@
 
 `python -m disagg.servers --config hosts.toml --host NAME` starts the server of one host.
 
-run        the life of the process: bind, load, serve, drain
-http/      the HTTP application around a service
-service    what both services share: admission, life cycle
-report     what a server states about itself: health, load, status, counters
-prefill/   computes KV and sends it
-decode     receives KV and generates           feed     tokens from the engine's thread to the event loop
-request    one request                         answer   decode steps to events
-caller     state that a request and the stream of its answer share
-output/    what the tokens of an answer are    health/  whether the server works, and what happens if it does not
-admission  the bounded queue                   threads  work that takes long
-running    the file of requests that are computed, which outlives the process
-work       what requests make a host compute   bounds   the most that it takes, as a table
+run       the life of the process: bind, load, serve, drain
+monitor   what watches it meanwhile
+app       the HTTP application around a service
+sse       server-sent events, and requests that end when their caller disconnects
+decode/   receives KV and generates
+prefill/  computes KV and sends it
+output/   from an engine's tokens to the events of an answer: its text, reasoning and calls of tools
+host/     what both have in common: how requests begin and end, what they state, whether the engine works
 """

@@ -19,12 +19,11 @@ from disagg.engines.opening import open_decode, open_prefill
 from disagg.errors import ConfigError, Overloaded
 from disagg.http.protocol import ConnectionBounds, Encryption
 from disagg.http.server import BoundedServer, ListenHints, listen, run
-from disagg.servers.health.monitor import Monitor, Problems
-from disagg.servers.health.watchdog import Watchdog, notify_ready
-from disagg.servers.http.app import build
-from disagg.servers.http.sse import unfinished
-from disagg.servers.running import RunningRequests, record_path
-from disagg.servers.service import AnyService
+from disagg.servers.app import build
+from disagg.servers.host.record import RequestRecord, record_path
+from disagg.servers.host.service import AnyService
+from disagg.servers.monitor import Monitor, Problems, Watchdog, notify_ready
+from disagg.servers.sse import unfinished
 from disagg.tls.certificate import ServerTLS
 from disagg.token import Tokens
 
@@ -41,7 +40,7 @@ def serve(fleet: Fleet, host: Host) -> int:
     listener = listener_of(host)
     sys.setswitchinterval(SWITCH_S)
     service = make_service(fleet, host)
-    service.running = RunningRequests(host.name, record_path(fleet, host), tokens)
+    service.record = RequestRecord(host.name, record_path(fleet, host), tokens)
     try:
         run(_serve(service, tokens, listener))
     finally:
@@ -87,7 +86,7 @@ async def _serve(service: AnyService, tokens: Tokens, listener: socket.socket) -
         loaded = loading.done()
         loading.cancel()
         await asyncio.wait((loading,))
-        service.running.close()
+        service.record.close()
         closed = await _close(service)
     logs.info("stopped", host=service.host.name)
     if not loaded or not closed or unfinished():

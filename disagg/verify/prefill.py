@@ -29,7 +29,7 @@ from disagg.engines.process import exit_without_cleanup
 from disagg.errors import DisaggError, ProtocolError
 from disagg.kv.fingerprint import token_hash
 from disagg.kv.frames import Header
-from disagg.servers.health.progress import EngineProgress
+from disagg.servers.host.health import EngineProgress
 from disagg.servers.prefill.delivery import delivery_by
 from disagg.verify.process import TIMEOUT_S
 

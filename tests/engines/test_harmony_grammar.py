@@ -1,4 +1,4 @@
-"""servers/output/grammar.py with llguidance and the special tokens of gpt-oss: which answers have the form."""
+"""servers/output/forced.py with llguidance and the special tokens of gpt-oss: which answers have the form."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from disagg.api.requests import GenerateBody
 from disagg.engines.model import format
 from disagg.engines.model.constraint import Constraints
 from disagg.errors import RequestError
-from disagg.servers.output.grammar import grammar_of
+from disagg.servers.output.forced import grammar_of
 from tests import tiny_models
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": False}

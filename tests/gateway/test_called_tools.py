@@ -25,7 +25,7 @@ from disagg.gateway.health import GatewayHealth
 from disagg.http.protocol import Encryption
 from disagg.http.server import listen
 from disagg.inference.client import AsyncClient
-from disagg.servers.http.app import build as build_server
+from disagg.servers.app import build as build_server
 from disagg.servers.run import listener_of, make_service
 from disagg.tls.certificate import ServerTLS
 from disagg.token import Tokens

@@ -17,7 +17,7 @@ from disagg.gateway.clients.keys import KeyFile
 from disagg.gateway.document import calls, gateway_document
 from tests.gateway import fake_client
 from tests.gateway.fake_client import FakeClient
-from tests.servers.http.test_openapi import for_each, operation_of, with_integers
+from tests.servers.test_openapi import for_each, operation_of, with_integers
 
 EXAMPLES = 6
 URL = "http://127.0.0.1:8080"

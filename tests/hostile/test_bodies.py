@@ -15,7 +15,7 @@ from disagg.gateway.clients.keys import KeyFile
 from disagg.http import lazy
 from disagg.http.arrival import Arrival, ArrivingBody, Refused
 from disagg.http.protocol import Encryption
-from disagg.servers.http.app import build
+from disagg.servers.app import build
 from disagg.tls.certificate import ServerTLS, unchecked_context
 from disagg.token import Tokens
 from tests.gateway import fake_client
@@ -23,7 +23,7 @@ from tests.gateway.fake_client import FakeClient
 from tests.hostile import bodies
 from tests.hostile.bodies import BODIES, PATIENCE_S, Port
 from tests.http.served import served
-from tests.servers.test_service import serving
+from tests.servers.host.test_service import serving
 
 TOKEN = "test-token-of-sixteen-or-more"
 TINY = next(body for body in BODIES if body.name == "chunks of one byte")

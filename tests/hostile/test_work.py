@@ -1,4 +1,4 @@
-"""disagg/servers/bounds.py: each kind of work that a request makes a host do keeps to its row of the table."""
+"""disagg/servers/host/work.py: each kind of work that a request makes a host do keeps to its row of the table."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ from disagg.engines.model.stream import StopStrings
 from disagg.engines.model.text import HFTokenizer, check_ids
 from disagg.errors import ContextLengthExceeded, DisaggError, RequestError
 from disagg.http.requests import body_bounds
-from disagg.servers.answer import RESUMED_AT_ONCE, GrowingAnswer, _logprob
-from disagg.servers.bounds import CONTEXT, WORK, Work
-from disagg.servers.output import calls
-from disagg.servers.output.grammar import grammar_of
+from disagg.servers.host.work import CONTEXT, WORK, Work
+from disagg.servers.output import tool_calls
+from disagg.servers.output.answer import RESUMED_AT_ONCE, GrowingAnswer, _logprob
+from disagg.servers.output.forced import grammar_of
 from disagg.servers.output.harmony import Harmony
 from disagg.servers.output.marked import Marked, Marks
 from disagg.servers.output.part import Output
@@ -239,12 +239,12 @@ def _all_of(output: Output) -> None:
         output.push(0)
 
 
-def tool_calls() -> Iterator[tuple[str, Callable[[], object]]]:
+def calls_of_tools() -> Iterator[tuple[str, Callable[[], object]]]:
     for name in PARSERS:
         form = parser(name)
         for kind, make in texts.CALLS.items():
-            text = make(calls.MAX_CALL_CHARS)
-            yield f"{kind}, {name}", partial(calls.parsed, text, form, TOOLS)
+            text = make(tool_calls.MAX_CALL_CHARS)
+            yield f"{kind}, {name}", partial(tool_calls.parsed, text, form, TOOLS)
 
 
 def stop_strings() -> Iterator[tuple[str, Callable[[], object]]]:
@@ -313,7 +313,7 @@ TRIALS: Mapping[str, Callable[[], Iterator[tuple[str, Callable[[], object]]]]] =
     "log-probabilities": log_probabilities,
     "schema, before it is compiled": checked_schemas,
     "parts of an answer": parts,
-    "calls of tools": tool_calls,
+    "calls of tools": calls_of_tools,
     "tokens of an answer that goes on": resumed,
     "images": lambda: one(images),
 }

@@ -13,7 +13,7 @@ import pytest
 
 from disagg.inference.client import AsyncClient
 from disagg.inference.types import Completion
-from disagg.servers.health.watchdog import EXIT_CODE
+from disagg.servers.monitor import EXIT_CODE
 from tests import tiny_models
 from tests.fleets import TOKEN, RunningFleet, needs_vllm, running, wait_until, write_hosts
 from tests.integration.test_vllm import ANSWER, PREFILL, events, ids, prompt, require_those_of_transformers

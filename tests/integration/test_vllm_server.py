@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from disagg.inference.client import AsyncClient
-from disagg.servers.health.watchdog import EXIT_CODE
+from disagg.servers.monitor import EXIT_CODE
 from tests import tiny_models
 from tests.fleets import TOKEN, RunningFleet, needs_vllm, running, write_hosts
 from tests.integration.test_vllm import ANSWER, ARCHITECTURES, LENGTHS, ids, prompt, require_those_of_transformers

@@ -16,17 +16,15 @@ import httpx
 import pytest
 
 from disagg.http.protocol import Encryption
-from disagg.servers.health import monitor
-from disagg.servers.health.monitor import Monitor
-from disagg.servers.health.progress import StallPolicy
-from disagg.servers.health.watchdog import EXIT_CODE
-from disagg.servers.http import sse
-from disagg.servers.http.app import build
+from disagg.servers import monitor, sse
+from disagg.servers.app import build
+from disagg.servers.host.health import StallPolicy
+from disagg.servers.host.service import AnyService
+from disagg.servers.monitor import EXIT_CODE, Monitor
 from disagg.servers.run import _Server, listener_of
-from disagg.servers.service import AnyService
 from disagg.tls.certificate import ServerTLS
 from disagg.token import TOKEN_FILE_VARIABLE, Tokens
-from tests.servers.test_service import idle, serving
+from tests.servers.host.test_service import idle, serving
 from tests.simulated import write_simulated
 
 ROOT = Path(__file__).parents[2]
@@ -134,8 +132,8 @@ PROGRAM = """
 import asyncio, sys, threading, time
 from disagg.servers import __main__
 from disagg.servers.decode import service as decode
-from disagg.servers.health import monitor, watchdog
-watchdog.TICK_S, monitor.TICK_S = 0.2, 0.05
+from disagg.servers import monitor
+monitor.WATCH_S, monitor.TICK_S = 0.2, 0.05
 {limits}
 load = decode.DecodeService.load
 
@@ -153,7 +151,7 @@ sys.exit(__main__.main(sys.argv[1:]))
     [
         ("monitor.DEAD_S = 0.5", "type(self).engine_alive = False", "its thread has ended"),
         (
-            "monitor.STUCK_S, watchdog.TICK_S = 0.5, 2.0",
+            "monitor.STUCK_S, monitor.WATCH_S = 0.5, 2.0",
             "self.engine_health.tested(TimeoutError(), time.monotonic() + 1e6)",
             "its self-test failed",
         ),

@@ -28,19 +28,18 @@ from disagg.errors import KVRefuted, ModelError
 from disagg.kv.arena import Arenas
 from disagg.kv.receive import KVServer
 from disagg.kv.receive.tickets import Tickets
-from disagg.servers.admission import Admission
-from disagg.servers.answer import GrowingAnswer, begin_answer, constraint_of, rest_of, warm_up_tokenizer
-from disagg.servers.caller import Caller
 from disagg.servers.decode.audits import AuditOrder, Audits
 from disagg.servers.decode.local_prefill import MEASURED_TOKENS, PrefillPlace, Speed, choose_place, sooner
 from disagg.servers.decode.memory import KVMemory
 from disagg.servers.decode.slots import OpenSlot, Slots
 from disagg.servers.decode.source import PromptKV
-from disagg.servers.feed import StepTokens, TokenBridge, TokenFeed
-from disagg.servers.health.engine import TEST_LIMIT_S
-from disagg.servers.request import ActiveRequest
-from disagg.servers.service import Service, ServiceCall
-from disagg.servers.threads import on_daemon_thread
+from disagg.servers.host.admission import Admission
+from disagg.servers.host.feed import StepTokens, TokenBridge, TokenFeed
+from disagg.servers.host.health import TEST_LIMIT_S
+from disagg.servers.host.request import ActiveRequest, Caller
+from disagg.servers.host.service import Service, ServiceCall
+from disagg.servers.host.work import on_daemon_thread
+from disagg.servers.output.answer import GrowingAnswer, begin_answer, constraint_of, rest_of, warm_up_tokenizer
 
 KEEP_SHARE = 4
 """One part in so many of max_kv_bytes may lie idle, for later transfers: fresh memory costs more than a transfer."""

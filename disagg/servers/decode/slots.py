@@ -17,8 +17,8 @@ from disagg.kv.fingerprint import token_hash
 from disagg.kv.receive.incoming import Expected
 from disagg.kv.receive.tickets import IssuedTicket, KVOutcome, Tickets
 from disagg.kv.received import ReceivedKV
-from disagg.servers.admission import Turns
-from disagg.servers.request import ActiveRequest
+from disagg.servers.host.admission import Turns
+from disagg.servers.host.request import ActiveRequest
 
 UNUSED_S = 120.0
 """A slot whose ticket no prefill host has used by then is closed, unless its caller extends a lease: its KV memory may

@@ -1,10 +1,10 @@
-"""What the tokens of an answer are: its text, the model's reasoning, calls of tools. Pure: tokens in, parts out.
+"""From an engine's tokens to the events of an answer: its text, the model's reasoning, calls of tools.
 
-part      what an Output is; all text is the answer
-marked    models that mark reasoning and calls in their text
-calls     a call from what the model has written
-harmony   gpt-oss, whose answers have channels
-forced    an answer that is one call, as JSON
-grammar   the grammar of an answer that must have a form
-choose    the Output of a request
+answer      decode steps to events, and how an answer begins
+choose      the Output of a request
+part        what an Output is; all text is the answer
+marked      models that mark reasoning and calls in their text
+harmony     gpt-oss, whose answers have channels
+forced      answers that must have a form: their grammar, and an answer that is one call
+tool_calls  a call from what the model has written
 """

@@ -13,7 +13,7 @@ from typing import Final, Literal
 
 from disagg.engines.model.format import HarmonyMark
 from disagg.engines.model.text import TextStream
-from disagg.servers.output import calls
+from disagg.servers.output import tool_calls
 from disagg.servers.output.part import Kind, OutputPart, parts
 
 _TOOL = re.compile(r"to=functions\.([^\s<]+)")
@@ -39,16 +39,14 @@ class Harmony:
 
     @property
     def reasoning(self) -> bool:
-        """See Output."""
         return self._state == "message" and self._kind == "reasoning"
 
     @property
     def stopped(self) -> str:
-        """See Output. Stop strings count within a message."""
+        """Stop strings count within a message."""
         return self._stopped
 
     def push(self, token: int) -> Sequence[OutputPart]:
-        """See Output."""
         mark = self._marks.get(token)
         if mark is None and self._state == "between":
             return ()
@@ -67,7 +65,6 @@ class Harmony:
         return ended
 
     def finish(self) -> Sequence[OutputPart]:
-        """See Output."""
         return self._end()
 
     def _take(self, text: str) -> Sequence[OutputPart]:
@@ -77,7 +74,7 @@ class Harmony:
             return ()
         if self._kind == "call":
             self._arguments += text
-            if len(self._arguments) <= calls.MAX_CALL_CHARS:
+            if len(self._arguments) <= tool_calls.MAX_CALL_CHARS:
                 return ()
             self._kind, text = "text", self._arguments
         return parts(text, self._kind)
@@ -98,6 +95,6 @@ class Harmony:
         rest = self._take(self._text.finish())
         state, self._state = self._state, "between"
         if state == "message" and self._kind == "call":
-            made = calls.named(self._tool, self._arguments or "{}")
+            made = tool_calls.named(self._tool, self._arguments or "{}")
             return [OutputPart("call", call=call) for call in made] if made else parts(self._arguments)
         return rest

@@ -11,7 +11,7 @@ from typing import Final, Literal, NamedTuple
 from disagg.api.requests import Tool
 from disagg.engines.model.format import ToolFormat
 from disagg.engines.model.text import TextStream
-from disagg.servers.output import calls
+from disagg.servers.output import tool_calls
 from disagg.servers.output.part import OutputPart, parts
 
 State = Literal["text", "reasoning", "call"]
@@ -42,22 +42,18 @@ class Marked:
 
     @property
     def reasoning(self) -> bool:
-        """See Output."""
         return self._state == "reasoning"
 
     @property
     def stopped(self) -> str:
-        """See Output."""
         return self._text.stopped
 
     def push(self, token: int) -> Sequence[OutputPart]:
-        """See Output."""
         if token in self._hidden and self._state != "call":
             return ()
         return self._take(self._text.push(token))
 
     def finish(self) -> Sequence[OutputPart]:
-        """See Output."""
         found = [*self._take(self._text.finish())]
         left, self._held = self._held, ""
         if self._state == "call":
@@ -77,7 +73,7 @@ class Marked:
             found += self._call(before, ended=True) if self._state == "call" else self._release(before.rstrip())
             self._state = self._after(mark)
             self._fresh = True
-        if self._state == "call" and len(self._held) > calls.MAX_CALL_CHARS:
+        if self._state == "call" and len(self._held) > tool_calls.MAX_CALL_CHARS:
             before, self._held = self._held, ""
             found += self._call(before, ended=False)
             self._state, self._fresh = "text", False
@@ -97,7 +93,7 @@ class Marked:
     def _call(self, text: str, *, ended: bool) -> Sequence[OutputPart]:
         """The calls in the text of a call, or the text as it was written."""
         assert self._form is not None, "without a form there are no calls"
-        if made := calls.parsed(text, self._form, self._tools):
+        if made := tool_calls.parsed(text, self._form, self._tools):
             return [OutputPart("call", call=call) for call in made]
         return parts(self._form.start + text + (self._form.end if ended else ""))
 

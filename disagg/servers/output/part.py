@@ -51,15 +51,12 @@ class Plain:
 
     @property
     def stopped(self) -> str:
-        """See Output."""
         return self._text.stopped
 
     def push(self, token: int) -> Sequence[OutputPart]:
-        """See Output."""
         return parts(self._text.push(token))
 
     def finish(self) -> Sequence[OutputPart]:
-        """See Output."""
         return parts(self._text.finish())
 
 

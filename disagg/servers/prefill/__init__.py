@@ -3,6 +3,5 @@
 service    POST /prefill and POST /generate
 order      which prompt is computed next; pure
 scheduler  the thread that computes them
-delivery   the transfer of one prompt's KV
-kv_wire    the form in which KV is sent, and the measured rates of links
+delivery   the transfer of one prompt's KV: who sends it, and in which form
 """

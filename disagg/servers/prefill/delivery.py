@@ -1,12 +1,17 @@
-"""The transfer of one prompt's KV, from the request that asks for it to its end."""
+"""The transfer of one prompt's KV, from the request that asks for it to its end: who sends it, and in which form."""
 
 from __future__ import annotations
 
 import threading
+import time
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, Generic, TypeVar
+from dataclasses import dataclass
+from typing import Any, Generic, Literal, TypeVar
 
+from disagg.api.layout import Layout
+from disagg.api.names import AS_IS, INT8, WireForm
 from disagg.engines.base import EmittingEngine, PrefillEngine, PrefillRun, PrefillTiming, SendingEngine, SendingRun
 from disagg.errors import Cancelled
 from disagg.kv.frames import Header
@@ -14,6 +19,12 @@ from disagg.kv.sent import LinkWait, SentKV
 from disagg.kv.transfer import Transfer
 
 E = TypeVar("E", bound=PrefillEngine)
+MARGIN = 1.25  # how much longer the transfer must be than the compute: rates are known to about a tenth
+RATED_TOKENS = 512  # the speed of a shorter prompt does not predict that of longer ones
+FRESH_S = 600.0  # older measurements are ignored, so that as-is transfers measure the link again
+MIN_TRANSFERS = 2  # the first transfer to a decode host ran at a quarter of the rate: its memory was not touched yet
+MAX_TRANSFERS = 8
+Address = tuple[str, int]
 
 
 class Delivery(ABC, Generic[E]):
@@ -80,24 +91,21 @@ class OwnDelivery(Delivery[EmittingEngine]):
     _transfer: Transfer | None = None
 
     def start(self) -> PrefillRun:
-        """See Delivery."""
         header = self._header
         send = self._open().send
         return self._engine.start(self._tokens[:-1], send, start=header.start, wire=header.wire, salt=self._salt)
 
     def finish(self, timing: PrefillTiming, waits: Sequence[LinkWait]) -> SentKV:
-        """See Delivery."""
         result = self._open().finish()
         self._ended = True
         return result.sent(timing.ended, timing.steps, waits)
 
     def queued_bytes(self) -> int:
-        """See Delivery. 0 after a failure, which the next step is to find."""
+        """0 after a failure, which the next step is to find."""
         transfer = self._transfer
         return transfer.queued_bytes if transfer is not None and transfer.failed is None else 0
 
     def end(self) -> None:
-        """See Delivery."""
         finished, self._ended = self._ended, True
         if self._transfer is not None and not finished:
             threading.Thread(target=self._transfer.abort, name="kv-abort", daemon=True).start()
@@ -118,7 +126,6 @@ class EngineDelivery(Delivery[SendingEngine]):
     _run: SendingRun | None = None
 
     def start(self) -> PrefillRun:
-        """See Delivery."""
         if self._ended:
             raise Cancelled("the request was cancelled before its KV was sent")
         self._run = self._engine.send(
@@ -132,7 +139,7 @@ class EngineDelivery(Delivery[SendingEngine]):
         return self._run
 
     def finish(self, timing: PrefillTiming, waits: Sequence[LinkWait]) -> SentKV:
-        """See Delivery. The engine's workers know themselves when they computed, and never wait for the link."""
+        """The engine's workers know themselves when they computed, and never wait for the link."""
         assert self._run is not None, "nothing was started"
         return self._run.sent()
 
@@ -141,5 +148,56 @@ class EngineDelivery(Delivery[SendingEngine]):
         return 0
 
     def end(self) -> None:
-        """See Delivery."""
         self._ended = True
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """Measured rates of this host's computation and of one link; None if not measured yet."""
+
+    tokens_s: float | None = None
+    link_bytes_s: float | None = None
+
+
+def choose_form(wanted: WireForm | Literal["auto"], layout: Layout, tokens: int, rates: Rates) -> WireForm:
+    """The form for the KV of a prompt of `tokens` tokens. Never a quantised form that is not smaller."""
+    nbytes = layout.nbytes(tokens)
+    if wanted == AS_IS or layout.nbytes(tokens, wire=INT8) == nbytes:
+        return AS_IS
+    if wanted == INT8:
+        return INT8
+    if rates.link_bytes_s is None or rates.tokens_s is None:
+        return AS_IS
+    return INT8 if nbytes / rates.link_bytes_s > MARGIN * tokens / rates.tokens_s else AS_IS
+
+
+@dataclass(frozen=True, slots=True)
+class _Measurement:
+    bytes_s: float
+    ended: float  # time.monotonic()
+
+
+class MeasuredRates:
+    """The rates of recent transfers, by destination: decode hosts of hosts.toml, a bounded number."""
+
+    def __init__(self) -> None:
+        self._tokens_s: float | None = None
+        self._links: dict[Address, deque[_Measurement]] = {}
+
+    def add(self, to: Address, timing: PrefillTiming, sent: SentKV) -> None:
+        """Record a transfer that was acknowledged."""
+        if timing.tokens >= RATED_TOKENS and timing.compute_s > 0:
+            self._tokens_s = timing.tokens / timing.compute_s
+        if (rate := sent.link_bytes_s) is not None:
+            self._links.setdefault(to, deque(maxlen=MAX_TRANSFERS)).append(_Measurement(rate, sent.acknowledged))
+
+    def rates(self, to: Address, now: float | None = None) -> Rates:
+        """The rates at `now` (time.monotonic()): the best of the link's recent transfers."""
+        since = (time.monotonic() if now is None else now) - FRESH_S
+        fresh = [one.bytes_s for one in self._links.get(to, ()) if one.ended > since]
+        return Rates(self._tokens_s, max(fresh) if len(fresh) >= MIN_TRANSFERS else None)
+
+    def links(self, now: float | None = None) -> dict[str, float]:
+        """The rate of each link that is known at `now`, by "address:port"."""
+        known = {f"{host}:{port}": self.rates((host, port), now).link_bytes_s for host, port in list(self._links)}
+        return {name: rate for name, rate in known.items() if rate is not None}

@@ -23,17 +23,15 @@ from disagg.engines.base import ONE_TOKEN, DecodeTiming, PrefillEngine, PrefillR
 from disagg.errors import RequestError
 from disagg.kv.fingerprint import token_hash
 from disagg.kv.frames import Header
-from disagg.servers.admission import Admission
-from disagg.servers.answer import GrowingAnswer, begin_answer, rest_of, warm_up_tokenizer
-from disagg.servers.caller import STATE_S, Caller
-from disagg.servers.feed import TokenBridge, TokenFeed
-from disagg.servers.prefill.delivery import delivery_by
-from disagg.servers.prefill.kv_wire import MeasuredRates, choose_form
+from disagg.servers.host.admission import Admission
+from disagg.servers.host.feed import TokenBridge, TokenFeed
+from disagg.servers.host.request import STATE_S, ActiveRequest, Caller, Phase
+from disagg.servers.host.service import Service, ServiceCall
+from disagg.servers.host.work import on_daemon_thread
+from disagg.servers.output.answer import GrowingAnswer, begin_answer, rest_of, warm_up_tokenizer
+from disagg.servers.prefill.delivery import MeasuredRates, choose_form, delivery_by
 from disagg.servers.prefill.order import ON_CPU, Policy
 from disagg.servers.prefill.scheduler import PromptJob, Scheduler
-from disagg.servers.request import ActiveRequest, Phase
-from disagg.servers.service import Service, ServiceCall
-from disagg.servers.threads import on_daemon_thread
 
 QUEUE_CONTEXTS = 16  # the most prompt tokens that may wait, in contexts of the model
 

@@ -23,11 +23,11 @@ from disagg.engines.base.audit import AuditBounds, AuditFinding, Deviation
 from disagg.engines.model.held import PinnedPrefix
 from disagg.errors import DeadlineExceeded, KVMemoryExceeded, KVRefuted, ModelError, PeerLost
 from disagg.kv.received import ReceivedKV
-from disagg.servers.caller import Caller
 from disagg.servers.decode import slots
 from disagg.servers.decode.audits import NEW, Audits
 from disagg.servers.decode.service import DecodeService
-from disagg.servers.health.engine import FAILURES_IN_A_ROW
+from disagg.servers.host.health import FAILURES_IN_A_ROW
+from disagg.servers.host.request import Caller
 from disagg.servers.run import make_service
 from tests.simulated import ROW_BYTES, write_simulated
 from tests.values import of_type, present

@@ -13,7 +13,7 @@ from disagg.engines.model.format import HARMONY, AnswerFormat, ToolFormat
 from disagg.engines.simulated.model import ByteTokenizer
 from disagg.errors import CapabilityMissing, RequestError
 from disagg.servers.output.choose import output_of, thinking
-from disagg.servers.output.grammar import grammar_of
+from disagg.servers.output.forced import grammar_of
 
 HERMES = ToolFormat("<tool_call>", "</tool_call>", lambda text, tools: json.loads(text))
 THINK = AnswerFormat(think=("<think>", "</think>"), tools=HERMES)

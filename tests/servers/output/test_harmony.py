@@ -7,7 +7,7 @@ import re
 import pytest
 
 from disagg.engines.model.format import HARMONY
-from disagg.servers.output import calls
+from disagg.servers.output import tool_calls
 from disagg.servers.output.forced import Forced
 from disagg.servers.output.harmony import MAX_HEADER_CHARS, Harmony
 from disagg.servers.output.part import Plain
@@ -68,7 +68,7 @@ def test_stop_strings_count_in_messages_and_not_in_their_headers() -> None:
 
 def test_arguments_beyond_the_limit_are_text_and_no_longer_held_back(monkeypatch: pytest.MonkeyPatch) -> None:
     for limit, kind in ((len('{"city": "Ulm"}'), "call"), (len('{"city": "Ulm"}') - 1, "text")):
-        monkeypatch.setattr(calls, "MAX_CALL_CHARS", limit)
+        monkeypatch.setattr(tool_calls, "MAX_CALL_CHARS", limit)
         assert [part[0] for part in found(CALL, 0)] == [kind]
 
 
@@ -80,5 +80,5 @@ def test_a_header_that_goes_on_for_ever_is_cut() -> None:
 def test_a_forced_call_beyond_the_limit_is_text_and_no_longer_held_back(monkeypatch: pytest.MonkeyPatch) -> None:
     text = '{"name": "f", "arguments": {}}'
     for limit, kind in ((len(text), "call"), (len(text) - 1, "text")):
-        monkeypatch.setattr(calls, "MAX_CALL_CHARS", limit)
+        monkeypatch.setattr(tool_calls, "MAX_CALL_CHARS", limit)
         assert [part.kind for part in run(Forced(Plain(Texts([text]))), [0])] == [kind]

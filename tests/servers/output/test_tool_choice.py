@@ -14,10 +14,10 @@ from disagg.api.sampling import Sampling
 from disagg.engines.base import Token
 from disagg.engines.model.text import HFTokenizer
 from disagg.engines.simulated.model import SimulatedModel
-from disagg.servers.service import AnyService
+from disagg.servers.host.service import AnyService
 from tests import tiny_models
 from tests.engines.model.test_format import TEMPLATE
-from tests.servers.test_service import answer, serving
+from tests.servers.host.test_service import answer, serving
 
 TOOL = {"name": "weather", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}}
 CALL = '<tool_call>{"name": "weather", "arguments": {"city": "Bern"}}</tool_call>'

@@ -1,4 +1,4 @@
-"""disagg/servers/prefill/kv_wire.py: int8 if it was asked for, or if transfers have shown too slow a link."""
+"""disagg/servers/prefill/delivery.py: int8 if it was asked for, or if transfers have shown too slow a link."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from disagg.api.layout import LayerLayout, Layout
 from disagg.api.names import AS_IS, INT8
 from disagg.engines.base import PrefillTiming
 from disagg.kv.sent import ComputeStep, SentKV, Span, TransferResult
-from disagg.servers.prefill.kv_wire import FRESH_S, MARGIN, RATED_TOKENS, MeasuredRates, Rates, choose_form
+from disagg.servers.prefill.delivery import FRESH_S, MARGIN, RATED_TOKENS, MeasuredRates, Rates, choose_form
 
 CODER = Layout((LayerLayout("full", 4, 128, 128),) * 48, "bfloat16")  # 98304 bytes a token
 NARROW = Layout((LayerLayout("full", 4, 80, 80),) * 48, "bfloat16")

@@ -30,7 +30,7 @@ from disagg.kv.receive.tickets import KVOutcome, Tickets
 from disagg.kv.received import ReceivedKV
 from disagg.kv.sent import ComputeStep, LinkWait, SentKV
 from disagg.kv.transfer import SendLimits
-from disagg.servers.caller import Caller
+from disagg.servers.host.request import Caller
 from disagg.servers.prefill import service as services
 from disagg.servers.prefill.service import PrefillService
 from disagg.servers.run import make_service

@@ -1,0 +1,177 @@
+"""The requests that a server computes, noted down in a file that outlives its process.
+
+A server that starts again finds there what it computed when its process ended, and each of these gets a strike; see
+disagg/strikes.py. The file has marks and times, no text. Its places are written one by one, without a wait for the
+disk: what is written stays if the process ends, and a machine that loses its power was not ended by a request.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import struct
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from disagg import logs
+from disagg.api.names import LOG_FILE_VARIABLE
+from disagg.api.requests import MAX_DEADLINE_S, PromptBody
+from disagg.config import Fleet, Host
+from disagg.servers.host.request import Phase
+from disagg.strikes import MARK_BYTES, POLICY, Marks, StrikePolicy, Strikes, marks, require_innocent
+from disagg.token import Tokens, token_path
+
+COMPUTING: Final[frozenset[Phase]] = frozenset({"tokenising", "computing the prompt", "generating"})
+"""Phases in which this process works on a request."""
+PLACES: Final = 4096
+"""Requests that are noted down at a time; with more, the last ones are not."""
+MARKS: Final = 2  # of one request
+_ENTRY: Final = struct.Struct(f"<d{MARK_BYTES}s")
+_FREE: Final = _ENTRY.pack(0.0, b"")
+
+
+def record_path(fleet: Fleet, host: Host) -> Path:
+    """Beside the server's log; beside the fleet's token if it has none."""
+    log = os.environ.get(LOG_FILE_VARIABLE)
+    return (Path(log) if log else token_path(fleet)).parent / f"{host.name}-{host.port}.requests"
+
+
+class StatedVerdicts(NamedTuple):
+    strikes: Mapping[str, int]
+    acquitted: Sequence[str]
+
+
+class RequestRecord:
+    """The record of one server, and the strikes that its earlier ones gave. Without a path nothing is noted down."""
+
+    def __init__(self, name: str, path: Path | None = None, tokens: Tokens | None = None) -> None:
+        """name: of the host. tokens: the fleet's, under which marks are made. A file that cannot be used is logged."""
+        self._name = name
+        self._tokens = tokens or Tokens("")
+        self._policy: StrikePolicy = POLICY
+        self.strikes = Strikes(self._policy)
+        self._file: int | None = None
+        self._free = list(range(PLACES - 1, -1, -1))
+        if path is not None:
+            try:
+                self._open(path)
+            except OSError as error:
+                logs.event(logging.WARNING, "requests_not_recorded", path=str(path), reason=str(error))
+                if self._file is not None:
+                    os.close(self._file)
+                    self._file = None
+
+    def admit(self, body: PromptBody) -> RecordedRequest:
+        """A request arrives. Raises RequestEndedHosts if it has too many strikes here."""
+        of = marks(body, self._tokens.current)
+        if self.strikes.all and body.standing != "innocent":
+            require_innocent(of, [self.verdicts], self._policy, self._name)
+        return RecordedRequest(self, of, suspect=body.standing == "suspect")
+
+    @property
+    def verdicts(self) -> StatedVerdicts:
+        """For GET /load."""
+        now = time.time()
+        return StatedVerdicts(self.strikes.stated(now), self.strikes.acquitted(now))
+
+    def close(self) -> None:
+        """The server ends of its own will: nothing that it computes ends it."""
+        file, self._file = self._file, None  # first: engines' threads write, too
+        if file is not None:
+            with suppress(OSError):  # the file has gone, or its disk has
+                os.pwrite(file, _FREE * (MARKS * PLACES), self._offset(0))
+            os.close(file)
+
+    def note(self, of: Marks) -> int | None:
+        """Note down that the request is computed. Returns its place."""
+        try:
+            place, now = self._free.pop(), time.time()
+        except IndexError:
+            return None
+        entries = [_ENTRY.pack(now, bytes.fromhex(mark)) for mark in of.computed[:MARKS]]
+        self._write(place, b"".join(entries))
+        return place
+
+    def drop(self, place: int) -> None:
+        """The request of this place is not computed any more."""
+        self._write(place, _FREE * MARKS)
+        self._free.append(place)
+
+    def innocent(self, of: Marks, *, suspect: bool) -> None:
+        """The request was computed."""
+        if suspect:
+            self.strikes.acquit(of.computed, time.time())
+        if self.strikes.all and self.strikes.forget(of.computed, time.time()):
+            self._write_strikes()
+
+    def _open(self, path: Path) -> None:
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        size = _ENTRY.size * (self._policy.kept + MARKS * PLACES)
+        data = os.pread(self._file, size, 0)
+        found = [_ENTRY.unpack_from(data, at) for at in range(0, len(data) - _ENTRY.size + 1, _ENTRY.size)]
+        known = [(mark.hex(), at) for at, mark in found[: self._policy.kept] if at]
+        now = time.time()
+        # Older ones are of a full disk, on which a place could not be freed: no request lasts longer.
+        running = {mark.hex() for at, mark in found[self._policy.kept :] if 0 <= now - at < MAX_DEADLINE_S}
+        self.strikes = Strikes(self._policy, known)
+        self.strikes.add(sorted(running), now)
+        os.pwrite(self._file, _FREE * (size // _ENTRY.size), 0)
+        self._write_strikes()
+        if running:
+            logs.event(logging.WARNING, "ended_while_computing", requests=len(running))
+
+    def _write_strikes(self) -> None:
+        if self._file is not None:
+            kept = self.strikes.all[-self._policy.kept :]
+            data = b"".join(_ENTRY.pack(at, bytes.fromhex(mark)) for mark, at in kept)
+            with suppress(OSError):  # the disk is full: the strikes in memory hold
+                os.pwrite(self._file, data + _FREE * (self._policy.kept - len(kept)), 0)
+
+    def _write(self, place: int, data: bytes) -> None:
+        if self._file is not None:
+            with suppress(OSError):  # the disk is full: this request is not noted down
+                os.pwrite(self._file, data, self._offset(place))
+
+    def _offset(self, place: int) -> int:
+        return _ENTRY.size * (self._policy.kept + MARKS * place)
+
+
+class RecordedRequest:
+    """One request in the record, from its arrival to its end. Callable from any thread: an engine begins with it on its
+    own."""
+
+    def __init__(self, running: RequestRecord, of: Marks, *, suspect: bool) -> None:
+        """suspect: another host's process has ended with it."""
+        self._running, self._marks, self._suspect = running, of, suspect
+        self._lock = threading.Lock()
+        self._place: int | None = None
+        self._over = False
+
+    def entered(self, phase: Phase) -> None:
+        """The request is in this phase."""
+        with self._lock:
+            if phase not in COMPUTING:
+                self._drop()
+            elif self._place is None and not self._over:
+                self._place = self._running.note(self._marks)
+
+    def computed(self) -> None:
+        """Its prompt is computed, or its first token: what ends the process now is not known to be this request."""
+        if not self._over:
+            self.ended()
+            self._running.innocent(self._marks, suspect=self._suspect)
+
+    def ended(self) -> None:
+        """It is not computed any more."""
+        with self._lock:
+            self._over = True
+            self._drop()
+
+    def _drop(self) -> None:
+        if self._place is not None:
+            self._running.drop(self._place)
+            self._place = None

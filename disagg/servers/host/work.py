@@ -1,0 +1,148 @@
+"""What requests make a host compute beside its engine: on which threads, never more than a few at a time, and the most
+that it takes, as a table.
+
+Nothing else runs on these threads: health, load, status and cancellation wait for none of it. A test puts every row of
+the table under hostile input (`tests/hostile/test_work.py`); a new parser or option of requests has a row here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from typing import Final, Literal, TypeVar
+
+from disagg.api.requests import Share
+from disagg.servers.host.admission import Turns
+
+T = TypeVar("T")
+Place = Literal["event loop", "thread", "process"]
+CONTEXT: Final = 16_384
+"""Tokens of the model for which the figures are: its requests have 1 MiB at most. They grow with the context."""
+_BODY: Final = "disagg.http.requests:body_bounds"
+_THREADS: Final = "disagg.servers.host.work:BOUNDS"
+_CALL: Final = "disagg.servers.output.tool_calls:MAX_CALL_CHARS"
+
+
+@dataclass(frozen=True, slots=True)
+class WorkBounds:
+    """threads: pieces of work at a time. More would help little, as templates and much of the rest are Python, and each
+    may need hundreds of MiB (`bounds.WORK`). stuck_s: a thread that works on one piece for longer is stuck: the longest
+    takes 20 s. Those who wait are not bounded here: each has a place in the host's queue."""
+
+    threads: int = 4
+    stuck_s: float = 60.0
+
+
+BOUNDS: Final = WorkBounds()
+
+
+class RequestWork:
+    """Runs the work of requests. Keys take turns as everywhere on a host: one with many long prompts does not hold up
+    the others'."""
+
+    def __init__(self, bounds: WorkBounds = BOUNDS) -> None:
+        self.bounds = bounds
+        self._turns = Turns(bounds.threads)
+        self._begun: dict[object, float] = {}  # when each running piece began
+
+    async def run(self, share: Share, work: Callable[[], T]) -> T:
+        """What `work` returns. A caller that is cancelled while it waits leaves the queue. Work that has begun goes on
+        without its caller, and keeps its thread until it ends."""
+        turn = ExitStack()
+        await self._turns.take(share, turn)
+        piece = object()
+        self._begun[piece] = time.monotonic()
+        running = asyncio.ensure_future(on_daemon_thread(work, "request-work"))
+
+        def ended(task: asyncio.Task[T]) -> None:
+            del self._begun[piece]
+            turn.close()
+            if not task.cancelled():
+                task.exception()  # else asyncio logs the error of a piece whose caller has left
+
+        running.add_done_callback(ended)
+        return await asyncio.shield(running)
+
+    def stuck_s(self, now: float) -> float:
+        """For how many seconds every thread has worked on one piece, if that is over the bound; else 0. now:
+        time.monotonic()."""
+        if len(self._begun) < self.bounds.threads:
+            return 0.0
+        shortest = now - max(self._begun.values())
+        return shortest if shortest > self.bounds.stuck_s else 0.0
+
+    def excuse(self, now: float) -> None:
+        """Do not count the time before `now`: the whole process was stopped."""
+        self._begun = dict.fromkeys(self._begun, now)
+
+
+async def on_daemon_thread(work: Callable[[], T], name: str) -> T:
+    """Run `work` on a daemon thread and return its result.
+
+    A stopping process does not wait for it: loading a model takes minutes, and stopping it loses nothing. If the
+    caller is cancelled, the thread runs on and its result is dropped.
+    """
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[T] = loop.create_future()
+
+    def settle(end: Callable[[], None]) -> None:
+        if not future.done():
+            end()
+
+    def run() -> None:
+        try:
+            end = partial(future.set_result, work())
+        except BaseException as failure:  # noqa: BLE001 - it is raised where the future is awaited
+            end = partial(future.set_exception, failure)
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(settle, end)
+
+    threading.Thread(target=run, name=name, daemon=True).start()
+    return await future
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """One kind of work. place: the event loop, for which everybody waits; a thread of `work.RequestWork`; a process
+    that is ended. seconds: of the CPU, for one request, or for one token of its answer. mib: of memory meanwhile.
+    bounds: the values that it follows from, module:name."""
+
+    name: str
+    place: Place
+    seconds: float
+    mib: float
+    bounds: tuple[str, ...]
+    per: Literal["request", "token"] = "request"
+
+
+WORK: Final = (
+    Work("JSON of a body", "event loop", 0.15, 16, (_BODY,)),
+    Work("chat template", "thread", 0.5, 48, (_BODY, "disagg.api.requests:MAX_MESSAGES", _THREADS)),
+    Work("text to tokens", "thread", 0.6, 256, (_BODY, "disagg.engines.model.text:CHARS_PER_TOKEN", _THREADS)),
+    Work("ids of a prompt", "thread", 0.1, 32, (_BODY, "disagg.api.sampling:MAX_TOKENS", _THREADS)),
+    Work("logit_bias", "event loop", 0.001, 1, ("disagg.api.sampling:MAX_BIASES",)),
+    Work("stop strings", "event loop", 0.00005, 4, ("disagg.api.sampling:Sampling",), per="token"),
+    Work("log-probabilities", "event loop", 0.00005, 1, ("disagg.api.sampling:Sampling",), per="token"),
+    Work(
+        "schema, before it is compiled", "thread", 0.1, 16, ("disagg.engines.model.matchers.schema:MAX_PARTS", _THREADS)
+    ),
+    Work(
+        "form of an answer, with its patterns",
+        "process",
+        3.0,
+        256,
+        ("disagg.engines.model.matchers.limits:FormLimits",),
+    ),
+    Work(
+        "parts of an answer", "event loop", 0.00002, 2, ("disagg.servers.output.marked:MAX_BLANKS", _CALL), per="token"
+    ),
+    Work("calls of tools", "event loop", 0.3, 32, ("disagg.servers.output.tool_calls:PARSE_S", _CALL)),
+    Work("tokens of an answer that goes on", "event loop", 0.02, 2, ("disagg.servers.output.answer:RESUMED_AT_ONCE",)),
+    Work("images", "event loop", 0.001, 1, ("disagg.api.requests:ChatMessage",)),
+)
+"""Tokens of an answer that goes on: for one turn of the event loop. Images are refused."""

@@ -1,0 +1,219 @@
+"""What watches a server beside serving: a round of checks every second on the event loop, and a thread that ends the
+process if its engine or its event loop does not come back.
+
+A service manager starts the process again. systemd, and disagg's own supervisor, are also notified every few seconds
+that the thread runs, and restart a process that is stopped altogether.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import faulthandler
+import logging
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Container
+from contextlib import suppress
+from typing import NamedTuple
+
+from disagg import logs
+from disagg.errors import ServerUnavailable
+from disagg.servers.host.service import AnyService
+
+TICK_S = 1.0
+STOPPED_S = 3.0  # between two ticks: the process was stopped, or its machine slept
+EXIT_CODE = 70
+"""Of a process that ended itself because its engine, or its event loop, did not come back."""
+WATCH_S = 5.0
+STUCK_S = 60.0
+"""How long a problem that may pass lasts before the process ends."""
+DEAD_S = 5.0
+"""The same for a problem that cannot pass. Callers get their errors meanwhile."""
+NOTIFIED_S = 90
+"""A service manager that this thread has sent nothing for so long restarts the process."""
+
+
+class Monitor:
+    """Watches one service. `ticks` counts up while the event loop runs."""
+
+    def __init__(self, service: AnyService) -> None:
+        self.ticks = 0
+        self._service = service
+        self._ticked = time.monotonic()
+        self._testing: asyncio.Task[None] | None = None
+        self._stuck = False  # the threads that prepare requests
+
+    async def run(self) -> None:
+        """Tick until cancelled. A tick that fails is logged and does not end the next ones."""
+        try:
+            while True:
+                await asyncio.sleep(TICK_S)
+                try:
+                    self.tick(time.monotonic())
+                except Exception as error:  # noqa: BLE001 - a bug in one check must not end all of them
+                    logs.log.error("monitor_failed", exc_info=error)
+        finally:
+            if self._testing is not None:
+                self._testing.cancel()
+
+    def tick(self, now: float) -> None:
+        """One round of checks."""
+        self.ticks += 1
+        service, stopped = self._service, now - self._ticked > STOPPED_S
+        self._ticked = now
+        if stopped:
+            service.progress.excuse(now)
+            service.work.excuse(now)
+        service.leases.expire(now)
+        logs.summarise()
+        if service.state == "loading":
+            service.progress.excuse(now)
+        else:
+            self._watch_engine(now)
+            self._watch_work(now)
+
+    def _watch_work(self, now: float) -> None:
+        """While every thread that prepares requests is stuck, those that wait for one are sent elsewhere."""
+        service, before = self._service, self._stuck
+        stuck_s = service.work.stuck_s(now)
+        self._stuck = stuck_s > 0
+        if self._stuck and not before:
+            logs.event(logging.ERROR, "request_work_stuck", seconds=round(stuck_s, 1))
+            service.note_problem()
+        elif before and not self._stuck:
+            logs.info("request_work_goes_on")
+        if self._stuck:
+            text = f"the threads of {service.host.name} that prepare requests have been stuck for {stuck_s:.0f} s"
+            self._end_requests(text, frozenset({"tokenising"}))
+
+    def _watch_engine(self, now: float) -> None:
+        service = self._service
+        alive = service.engine_alive
+        if not alive:
+            service.engine_health.died(service.engine_failure)
+        stalled_s = service.progress.stalled_s(now, service.busy)
+        stalled = stalled_s > 0
+        if stalled != service.stalled:
+            service.stalled = stalled
+            if stalled:
+                logs.event(logging.ERROR, "engine_stalled", seconds=round(stalled_s, 1))
+                service.note_problem()
+            else:
+                logs.info("engine_goes_on")
+        if stalled:
+            self._end_requests(f"the engine of {service.host.name} has made no progress for {stalled_s:.1f} s")
+        elif not alive:
+            self._end_requests(f"the engine of {service.host.name} has stopped")
+        busy = bool(service.active) or stalled
+        if self._testing is None and service.engine_health.test_due(now, busy):
+            self._testing = asyncio.ensure_future(self._test_engine())
+
+    def _end_requests(self, message: str, phases: Container[str] | None = None) -> None:
+        """Answer all requests with an error, or all in these phases: none of them can go on here."""
+        for caller in list(self._service.active.values()):
+            if phases is None or caller.phase in phases:
+                caller.end(ServerUnavailable(message, "ask another host; the server restarts itself"))
+
+    async def _test_engine(self) -> None:
+        """Let the engine compute a token. A failure, or no answer, is its fault until a later test passes."""
+        health, limit_s = self._service.engine_health, self._service.test_limit_s
+        error: BaseException | None = None
+        try:
+            async with asyncio.timeout(limit_s):
+                await self._service.probe_engine()
+        except TimeoutError:
+            error = TimeoutError(f"no answer within {limit_s:g} s")
+        except Exception as failure:  # noqa: BLE001 - whatever it is, the engine does not work
+            error = failure
+        finally:
+            self._testing = None
+        before = health.fault
+        health.tested(error, time.monotonic())
+        if health.fault:
+            self._service.note_problem()
+        if health.fault and not before:
+            logs.log.error("self_test_failed", exc_info=error)
+        elif before and not health.fault:
+            logs.info("self_test_passed", after=before)
+
+
+class Problems:
+    """What is wrong with a service, as another thread sees it: its engine, or an event loop that does not run."""
+
+    def __init__(self, service: AnyService, monitor: Monitor) -> None:
+        self._service, self._monitor = service, monitor
+        self._ticks = -1
+
+    def __call__(self) -> Problem:
+        """Calls neither the engine nor the event loop: both may be stuck."""
+        before, self._ticks = self._ticks, self._monitor.ticks
+        service = self._service
+        if service.state != "loading" and before == self._ticks:
+            return Problem(f"the event loop of {service.host.name} has not run", STUCK_S)
+        return Problem(service.problem, DEAD_S if service.engine_health.dead else STUCK_S)
+
+
+class Problem(NamedTuple):
+    """What is wrong, "" if nothing is, and for how many seconds it may be."""
+
+    text: str = ""
+    patience_s: float = STUCK_S
+
+
+class Watchdog:
+    """problem: what is wrong now; called on the watchdog's thread. exit: ends the process."""
+
+    def __init__(self, problem: Callable[[], Problem], exit: Callable[[int], object] = os._exit) -> None:
+        self._problem = problem
+        self._exit = exit
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
+        self._bad_s = 0.0
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stop.set()
+
+    def tick(self, elapsed: float) -> None:
+        """Judge after `elapsed` seconds. More than two ticks count as two: the process, or its machine, was stopped."""
+        problem = self._problem()
+        self._bad_s = self._bad_s + min(elapsed, 2 * WATCH_S) if problem.text else 0.0
+        if self._bad_s > problem.patience_s:
+            self._end(problem)
+
+    def _run(self) -> None:
+        before = time.monotonic()
+        while not self._stop.wait(WATCH_S):
+            now = time.monotonic()
+            self.tick(now - before)
+            before = now
+            notify("WATCHDOG=1")
+
+    def _end(self, problem: Problem) -> None:
+        hint = "the traces below show where it is stuck; a service manager starts it again"
+        message = f"{problem.text} for {self._bad_s:.0f} s, so the server ends with code {EXIT_CODE}"
+        logs.event(logging.ERROR, "watchdog", code="ModelError", message=message, hint=hint)
+        with suppress(OSError, ValueError):
+            faulthandler.dump_traceback(2)
+        self._exit(EXIT_CODE)
+
+
+def notify_ready() -> None:
+    """Notify the service manager that this process is ready, and of the longest time between its later notifications.
+    Not before the model is loaded: native code that loads it may hold up every thread for minutes."""
+    notify(f"READY=1\nWATCHDOG_USEC={NOTIFIED_S * 1_000_000}")
+
+
+def notify(state: str) -> None:
+    """Notify systemd, or disagg's supervisor, as in sd_notify(3). Does nothing without $NOTIFY_SOCKET."""
+    address = os.environ.get("NOTIFY_SOCKET", "")
+    if not address:
+        return
+    with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as to:  # it may have ended
+        to.settimeout(1.0)
+        to.connect("\0" + address[1:] if address.startswith("@") else address)
+        to.send(state.encode())

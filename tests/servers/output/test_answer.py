@@ -1,0 +1,159 @@
+"""disagg/servers/output/answer.py: decode steps to events, stop strings, and how an answer ends."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Sequence
+
+import pytest
+
+from disagg.api.events import FinishReason, TokenLogprob, TokensEvent
+from disagg.api.requests import ToolCall
+from disagg.api.sampling import Sampling
+from disagg.engines.base import DecodeTiming, Token
+from disagg.engines.simulated.model import ByteTokenizer
+from disagg.errors import ModelError
+from disagg.servers.host.feed import StepTokens
+from disagg.servers.output.answer import GrowingAnswer
+from disagg.servers.output.part import OutputPart, Plain
+
+
+def steps(letters: str, finish: FinishReason | None = None) -> Sequence[StepTokens]:
+    """One step per letter, at 1.0, 2.0, ...; `finish` on the last."""
+    ends = [None] * (len(letters) - 1) + [finish]
+    tokens = [Token(ord(letter), -0.5, finish=end) for letter, end in zip(letters, ends, strict=True)]
+    return [StepTokens((token,), DecodeTiming(), float(at)) for at, token in enumerate(tokens, 1)]
+
+
+def answer(*stop: str) -> GrowingAnswer:
+    return GrowingAnswer(Plain(ByteTokenizer(256).stream(stop)))
+
+
+def added(one: GrowingAnswer, steps: Sequence[StepTokens]) -> TokensEvent:
+    """The one event of these steps."""
+    (event,) = one.add(steps)
+    return event
+
+
+@pytest.mark.parametrize("finish", ["stop", "length"])
+def test_the_last_token_ends_the_answer_with_its_reason(finish: FinishReason) -> None:
+    one = answer()
+    assert added(one, steps("ab")).text == "ab"
+    event = added(one, steps("c", finish))
+    assert (event.text, event.tokens) == ("c", (TokenLogprob(ord("c"), -0.5),))
+    assert (one.finish_reason, one.completion_tokens) == (finish, 3)
+
+
+def test_tokens_after_a_stop_string_in_one_event_are_not_part_of_the_answer() -> None:
+    one = answer("b")
+    event = added(one, steps("xabcd"))
+    assert (event.text, len(event.tokens)) == ("xa", 3)
+    assert (one.finish_reason, one.completion_tokens, one.first_at, one.decode_s) == ("stop", 3, 1.0, 2.0)
+
+
+def test_text_that_may_begin_a_stop_string_is_held_until_it_is_certain() -> None:
+    one = answer("cd")
+    assert [added(one, steps(letter)).text for letter in "abc"] == ["a", "b", ""]
+    assert added(one, steps("x")).text == "cx" and one.finish_reason is None
+
+
+def test_the_end_of_an_answer_releases_text_that_was_held() -> None:
+    one = answer("cd")
+    assert added(one, steps("abc", "length")).text == "abc" and one.finish_reason == "length"
+
+
+def test_a_token_of_probability_0_reaches_the_caller_as_a_number() -> None:
+    one = answer()
+    never = Token(ord("a"), float("-inf"), top=((ord("b"), float("-inf")), (ord("c"), -0.5)))
+    event = added(one, [StepTokens((never,), DecodeTiming(), 1.0)])
+    assert TokensEvent.from_bytes(event.to_bytes()) == event
+    assert event.tokens == (TokenLogprob(ord("a"), -9999.0, ((ord("b"), -9999.0), (ord("c"), -0.5))),)
+
+
+@pytest.mark.parametrize("token", [Token(1, float("nan")), Token(1, -0.5, top=((1, -0.5), (2, float("nan"))))])
+def test_a_nan_probability_ends_the_request_with_an_error(token: Token) -> None:
+    with pytest.raises(ModelError, match="NaN probability"):
+        answer().add([StepTokens((token,), DecodeTiming(), 1.0)])
+
+
+def resumed(given: str, sampling: Sampling | None = None, eos_ids: Collection[int] = ()) -> GrowingAnswer:
+    sampling = sampling or Sampling()
+    one = answer(*sampling.stop)
+    asyncio.run(one.resume([ord(letter) for letter in given], sampling, eos_ids))
+    return one
+
+
+def test_an_answer_that_goes_on_counts_the_tokens_it_was_given_and_sends_none_of_their_text() -> None:
+    one = resumed("ab")
+    assert added(one, steps("c", "length")).text == "c"
+    assert (one.completion_tokens, one.generated_tokens) == (3, 1)
+
+
+def test_text_that_was_held_when_a_host_failed_is_sent_by_the_next_one() -> None:
+    first, stop = answer("cd"), Sampling(stop=("cd",))
+    assert added(first, steps("abc")).text == "ab"
+    assert added(resumed("abc", stop), steps("x")).text == "cx"
+    ended = resumed("abc", stop)
+    assert added(ended, steps("d")).text == "" and ended.finish_reason == "stop"
+
+
+def test_half_a_character_that_was_given_is_completed_by_the_next_token() -> None:
+    one = answer()
+    asyncio.run(one.resume(list("é".encode()[:1]), Sampling(), ()))
+    assert added(one, [StepTokens((Token("é".encode()[1], -0.5),), DecodeTiming(), 1.0)]).text == "é"
+
+
+@pytest.mark.parametrize(
+    ("given", "sampling", "finish"),
+    [
+        ("ab", Sampling(max_tokens=3), None),
+        ("abc", Sampling(max_tokens=3), "length"),
+        ("abcd", Sampling(max_tokens=3), "length"),
+        ("ab!", Sampling(max_tokens=3), "stop"),
+        ("ab!", Sampling(max_tokens=4, ignore_eos=True), None),
+        ("ab", Sampling(max_tokens=2, stop=("b",)), "stop"),
+        ("ab", Sampling(max_tokens=9, stop=("bc",)), None),
+    ],
+)
+def test_an_answer_that_was_given_whole_is_finished(
+    given: str, sampling: Sampling, finish: FinishReason | None
+) -> None:
+    assert resumed(given, sampling, {ord("!")}).finish_reason == finish
+
+
+class Letters:
+    """An Output: small letters are text, capitals reasoning, digits calls."""
+
+    reasoning = False
+    stopped = ""
+
+    def push(self, token: int) -> Sequence[OutputPart]:
+        letter = chr(token)
+        self.reasoning = letter.isupper()
+        if letter.isdigit():
+            return [OutputPart("call", call=ToolCall(letter))]
+        return [OutputPart("reasoning" if self.reasoning else "text", letter)]
+
+    def finish(self) -> Sequence[OutputPart]:
+        return ()
+
+
+def test_the_parts_of_steps_are_one_event_unless_that_would_change_their_order() -> None:
+    one = GrowingAnswer(Letters())
+    events = one.add(steps("ABab1cA", "stop"))
+    assert [(event.reasoning, event.text, [call.name for call in event.tool_calls]) for event in events] == [
+        ("AB", "ab", ["1"]),
+        ("", "c", []),
+        ("A", "", []),
+    ]
+    assert [len(event.tokens) for event in events] == [5, 1, 1]
+    assert (one.completion_tokens, one.reasoning_tokens) == (7, 3)
+
+
+@pytest.mark.parametrize(("letters", "finish", "reason"), [("a1", "stop", "tool_calls"), ("a1", "length", "length")])
+def test_an_answer_that_ends_after_a_call_says_so(letters: str, finish: FinishReason, reason: str) -> None:
+    one, resumed = GrowingAnswer(Letters()), GrowingAnswer(Letters())
+    one.add(steps(letters, finish))
+    asyncio.run(resumed.resume([ord(letter) for letter in letters], Sampling(), ()))
+    resumed.add(steps("b", finish))
+    assert one.finish_reason == resumed.finish_reason == reason
