@@ -21,7 +21,7 @@ from disagg.bench.workloads import LengthTrace, RandomTokens, Texts, Workload
 from disagg.config import Fleet, Host
 from disagg.errors import ServerUnavailable, UsageError
 from disagg.inference.client import AsyncClient
-from disagg.inference.http import calls
+from disagg.inference.http import host_calls
 from disagg.inference.http.connections import Connections
 from disagg.token import Tokens, fleet_token
 from disagg.whole.request import MODELS
@@ -124,7 +124,7 @@ async def read_whole(fleet: Fleet, model: str) -> list[BenchHost]:
     hosts = fleet.serving(model, "whole")
     async with Connections(Tokens()) as http:
         for host in hosts:
-            reply = await calls.get_whole(http, host, MODELS, _HEALTH_TIMEOUT_S)
+            reply = await host_calls.get_whole(http, host, MODELS, _HEALTH_TIMEOUT_S)
             if reply.status != HTTPStatus.OK:
                 raise ServerUnavailable(f"{host.name} ({host.url}) answers HTTP {reply.status}", "see its log")
     return [
@@ -134,7 +134,7 @@ async def read_whole(fleet: Fleet, model: str) -> list[BenchHost]:
 
 
 async def _read_server(http: Connections, host: Host, role: str) -> ServerUnderTest:
-    health = Health.received(await calls.get(http, host, "/health", timeout=_HEALTH_TIMEOUT_S), host.name)
+    health = Health.received(await host_calls.get(http, host, "/health", timeout=_HEALTH_TIMEOUT_S), host.name)
     if health.status != "ok" or health.fingerprint is None:
         raise ServerUnavailable(f"{host.name} is not ready: {health.status}", "run `disagg status`")
     measured = BenchHost(

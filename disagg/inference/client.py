@@ -235,12 +235,12 @@ class Client(BaseClient):
     def _run(self, call: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """The call's result. Whatever interrupts the wait for it, such as Ctrl-C, cancels it."""
         self._require_usable()
-        running = self._portal.start_task_soon(call)
+        started = self._portal.start_task_soon(call)
         try:
-            result: T = running.result()
+            result: T = started.result()
             return result
         except BaseException:  # see above
-            running.cancel()
+            started.cancel()
             raise
 
     def close(self) -> None:

@@ -164,13 +164,13 @@ class Stream(_Stream):
         super().__init__()
         # Ctrl-C interrupts a wait in SimpleQueue.get, which waiting for the event loop's thread would not allow.
         self._queue: SimpleQueue[Item] = SimpleQueue()
-        self._running = portal.start_task_soon(self._reader.read, perform, self._queue.put)
-        weakref.finalize(self, self._running.cancel).atexit = False
+        self._request = portal.start_task_soon(self._reader.read, perform, self._queue.put)
+        weakref.finalize(self, self._request.cancel).atexit = False
 
     def close(self) -> None:
         """Cancel the request if it still runs. `text` stays."""
         self._ended = True
-        self._running.cancel()
+        self._request.cancel()
 
     def __iter__(self) -> Self:
         return self

@@ -16,7 +16,7 @@ from disagg.inference.attempt import Attempt
 from disagg.inference.attempts.answer import ArrivingAnswer, phase_of
 from disagg.inference.client import AsyncClient
 from disagg.inference.hosts.affinity import prompt_of
-from disagg.inference.http import calls
+from disagg.inference.http import host_calls
 from disagg.inference.types import Phase, Stage
 from tests.fleets import TOKEN, RunningFleet
 from tests.inference.scripted import Body, answering, client_of, scripted, silent, slot, tokens, whole
@@ -86,9 +86,9 @@ async def test_the_phases_of_progress_events_are_passed_on() -> None:
     done = b'event: error\ndata: {"code": "ModelError", "message": "x", "hint": ""}\n\n'
 
     async with answering(events + done) as (http, host, _):
-        call = calls.EventCall(host, "/generate", ProgressEvent(phase="", beats=0), "r", reported=reported.append)
+        call = host_calls.EventCall(host, "/generate", ProgressEvent(phase="", beats=0), "r", reported=reported.append)
         with pytest.raises(ModelError):
-            async with calls.events(http, call) as stream:
+            async with host_calls.events(http, call) as stream:
                 await stream.next()
     assert reported == ["queued", "generating"]
 
@@ -135,7 +135,7 @@ async def test_a_request_id_that_hosts_would_not_take_is_refused(request_id: str
 async def test_an_answer_that_goes_on_elsewhere_has_the_ttft_parts_of_the_hosts_that_brought_its_first_token(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    shipped, closing_event = asyncio.Event(), calls.closing_event
+    shipped, closing_event = asyncio.Event(), host_calls.closing_event
 
     async def noted(*arguments: Any) -> Any:
         event = await closing_event(*arguments)
@@ -166,7 +166,7 @@ async def test_an_answer_that_goes_on_elsewhere_has_the_ttft_parts_of_the_hosts_
             exposed_transfer_s=0.0,
         )
 
-    monkeypatch.setattr(calls, "closing_event", noted)
+    monkeypatch.setattr(host_calls, "closing_event", noted)
     d1, d2, p1 = {"decode": breaks_off}, {"decode": goes_on}, {"prefill": ships}
     async with client_of(d1=d1, d2=d2, p1=p1) as (client, _):
         metrics = (await client.generate("m", tokens=[1, 2], max_tokens=3, timeout=600)).metrics

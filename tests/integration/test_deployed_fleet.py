@@ -25,7 +25,7 @@ from disagg.api.events import ShippedEvent
 from disagg.api.requests import KVAddress, PrefillBody
 from disagg.config import load
 from disagg.errors import DisaggError
-from disagg.inference.http import calls
+from disagg.inference.http import host_calls
 from disagg.inference.http.connections import Connections
 from disagg.kv.preamble import PREAMBLE
 from disagg.tls.transport import HANDSHAKE
@@ -329,7 +329,7 @@ async def hand_off(fleet: Operator, to: KVAddress) -> ShippedEvent:
     host = load(fleet.config).hosts[PREFILL]
     body = PrefillBody(model=host.model, prompt=PROMPT, deliver=to, ticket="x" * 43)
     async with Connections(Tokens(token_file(fleet).read_text().strip())) as http:
-        return await calls.closing_event(http, calls.EventCall(host, "/prefill", body, "false"), ShippedEvent)
+        return await host_calls.closing_event(http, host_calls.EventCall(host, "/prefill", body, "false"), ShippedEvent)
 
 
 def test_a_server_that_never_becomes_healthy_is_slow_and_left_running(fleet: Operator) -> None:

@@ -12,7 +12,7 @@ import pytest
 from disagg.api.events import DoneEvent, ProgressEvent
 from disagg.errors import DisaggError, ServerUnproven
 from disagg.fleet.lifecycle.status.http_get import get
-from disagg.inference.http import calls
+from disagg.inference.http import host_calls
 from disagg.inference.http.connections import Connections
 from disagg.token import Tokens
 from tests.inference.scripted import Server, described_host
@@ -73,13 +73,13 @@ class Answering(Server):
 async def generate(port: int) -> object:
     async with Connections(Tokens(TOKEN)) as http:
         body = ProgressEvent(phase=PROMPT, beats=0)
-        call = calls.EventCall(described_host("d", port), "/generate", body, "r")
-        return await calls.closing_event(http, call, DoneEvent)
+        call = host_calls.EventCall(described_host("d", port), "/generate", body, "r")
+        return await host_calls.closing_event(http, call, DoneEvent)
 
 
 async def load(port: int) -> object:
     async with Connections(Tokens(TOKEN)) as http:
-        return await calls.get(http, described_host("d", port), "/load", timeout=60)
+        return await host_calls.get(http, described_host("d", port), "/load", timeout=60)
 
 
 async def status(port: int) -> object:

@@ -15,7 +15,7 @@ from disagg.config import Host
 from disagg.errors import CapabilityMissing, DeadlineExceeded, DisaggError, KVMemoryExceeded, RequestError
 from disagg.inference.attempts.execute import Driver, GenerationRequest
 from disagg.inference.attempts.suspects import Turn, broke_off, has_ended
-from disagg.inference.http import calls
+from disagg.inference.http import host_calls
 from disagg.inference.policy import patience_s
 from disagg.strikes import Marks, marks
 
@@ -67,7 +67,7 @@ class _Count:
             sent, boot_id = asyncio.Event(), self.driver.view.of(host.name).boot_id
             try:
                 http = self.driver.http
-                answer = await calls.post(http, host, "/count", self.body, timeout=seconds, sent=sent.set)
+                answer = await host_calls.post(http, host, "/count", self.body, timeout=seconds, sent=sent.set)
                 return CountAnswer.received(answer, host.name).prompt_tokens
             except DisaggError as error:
                 if isinstance(error, RequestError) and not isinstance(error, KVMemoryExceeded):

@@ -31,8 +31,8 @@ from disagg.inference.hosts.affinity import RoutedPrompt, chain, content_of, pro
 from disagg.inference.hosts.background import Heartbeat, Refresher
 from disagg.inference.hosts.route import Candidates, Ranking, RouteRequest, rank
 from disagg.inference.hosts.view import FleetView
-from disagg.inference.http.calls import WholeCall
 from disagg.inference.http.connections import Connections
+from disagg.inference.http.host_calls import WholeCall
 from disagg.inference.policy import DEFAULT_POLICY, RetryPolicy, patience_s
 from disagg.inference.types import Completion, Stage, Watch, unwatched
 from disagg.strikes import Marks, marks
@@ -103,11 +103,11 @@ async def run(
 
     answer = ArrivingAnswer(hosts.model, request.called, deliver, watched, request_id)
     waiting = Waiting(request.policy.timeouts, answer.note, driver.http.closed)
-    running = _Run(driver, request, answer, waiting, prompt)
+    one = _Run(driver, request, answer, waiting, prompt)
     try:
         async with asyncio.timeout(request.body.deadline_s):
             with driver.refresher.using(hosts.all):
-                return await running.to_end()
+                return await one.to_end()
     except TimeoutError:
         error = waiting.error or DeadlineExceeded(
             f"no full answer within {request.body.deadline_s:g} s", "raise the timeout, or see `disagg status`"
@@ -118,8 +118,8 @@ async def run(
         error.partial = answer.partial
         raise
     finally:
-        running.give_up_claim()
-        running.end_turn()
+        one.give_up_claim()
+        one.end_turn()
 
 
 @dataclass(slots=True)
@@ -331,8 +331,8 @@ class _Run:
     def give_up_claim(self) -> None:
         """Whatever place was claimed is free again."""
         if self.claimed is not None:
-            name, began_at = self.claimed
-            self.driver.view.ended(name, self.prompt.tokens, began_at)
+            name, ejection = self.claimed
+            self.driver.view.ended(name, self.prompt.tokens, ejection)
             self.claimed = None
 
     def _announce(self, attempt: Attempt, failures: list[Failure], *, started: bool) -> None:

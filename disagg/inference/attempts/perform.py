@@ -21,7 +21,7 @@ from disagg.inference.attempt import Attempt
 from disagg.inference.attempts.answer import FALLBACK_WARNING, ArrivingAnswer, AttemptOutcome
 from disagg.inference.attempts.view_updates import ViewUpdates
 from disagg.inference.hosts.background import Heartbeat
-from disagg.inference.http import calls
+from disagg.inference.http import host_calls
 from disagg.inference.http.connections import Connections
 from disagg.inference.policy import SHARE, OnKVFailure, Patience, Timeouts, patience_s
 from disagg.whole.stream import WholeAnswer
@@ -41,7 +41,7 @@ class HostCaller:
     claim: Callable[[Host], bool]
     updates: ViewUpdates
     on_kv_failure: OnKVFailure
-    sent: dict[str, calls.EventCall] = field(default_factory=dict)
+    sent: dict[str, host_calls.EventCall] = field(default_factory=dict)
 
     @property
     def left_s(self) -> float:
@@ -60,11 +60,13 @@ class HostCaller:
         *,
         request_id: str,
         reported: Callable[[str], None],
-    ) -> calls.EventCall:
+    ) -> host_calls.EventCall:
         """A POST whose lease is extended until `leases` is closed. reported: gets the phases that the host states."""
         leases.enter_context(self.heartbeat.lease(host, request_id))
         patience = Patience(patience_s(self.left_s), partial(self.claim, host))
-        call = calls.EventCall(host, path, body, request_id, self.waits(host), reported=reported, patience=patience)
+        call = host_calls.EventCall(
+            host, path, body, request_id, self.waits(host), reported=reported, patience=patience
+        )
         self.sent[host.name] = call
         return call
 
@@ -127,12 +129,12 @@ async def perform(
             request_id=_new_id(answer),
             reported=answer.reported,
         )
-        async with calls.events(caller.http, call) as events:
+        async with host_calls.events(caller.http, call) as events:
             answer.trace.requested = call.written
             return AttemptOutcome(await events.to_end(answer.take))
 
 
-async def perform_whole(http: Connections, call: calls.WholeCall, answer: ArrivingAnswer) -> AttemptOutcome:
+async def perform_whole(http: Connections, call: host_calls.WholeCall, answer: ArrivingAnswer) -> AttemptOutcome:
     """The whole answer of a whole-request host. Raises the host's error."""
     arriving = WholeAnswer(call.host.name)
     begun = False
@@ -148,7 +150,7 @@ async def perform_whole(http: Connections, call: calls.WholeCall, answer: Arrivi
             answer.take(event)
         return begun
 
-    await calls.whole_answer(http, call, opened, take)
+    await host_calls.whole_answer(http, call, opened, take)
     done = arriving.done()
     answer.take(done)
     return AttemptOutcome(done, warnings=tuple(arriving.warnings))
@@ -162,7 +164,7 @@ async def _hand_off(
     assert decode is not None and prefill is not None, "a hand-off has two hosts"
     first_kv = FirstKV(answer.reported, partial(caller.updates.shipped, prefill.name))
     call = caller.call(decode, "/decode", body, leases, request_id=_new_id(answer), reported=first_kv.decode)
-    async with calls.events(caller.http, call) as events:
+    async with host_calls.events(caller.http, call) as events:
         slot = await events.next()
         answer.trace.requested, answer.trace.slot = call.written, time.monotonic()
         done = answer.take(slot)
@@ -182,7 +184,7 @@ async def _hand_off(
             reported=first_kv.prefill,
         )
         first_kv.limit_s = order.timeouts.first_kv
-        shipping = asyncio.ensure_future(calls.closing_event(caller.http, order, ShippedEvent))
+        shipping = asyncio.ensure_future(host_calls.closing_event(caller.http, order, ShippedEvent))
         shipping.add_done_callback(first_kv.shipped)
         try:
             first = await _first_tokens(events, shipping, call, order)
@@ -212,7 +214,7 @@ def _refuted(event: RefutedEvent, caller: HostCaller, decode: Host) -> None:
         raise PrefillFailed(error)
 
 
-async def _rest(answer: ArrivingAnswer, events: calls.EventStream) -> DoneEvent:
+async def _rest(answer: ArrivingAnswer, events: host_calls.EventStream) -> DoneEvent:
     """The rest of an answer. PrefillFailed if the decode host finds only now that the KV was wrong."""
     try:
         return await events.to_end(answer.take)
@@ -241,7 +243,10 @@ def _prefill_body(body: GenerateBody, slot: SlotEvent) -> PrefillBody:
 
 
 async def _first_tokens(
-    events: calls.EventStream, shipping: asyncio.Future[ShippedEvent], call: calls.EventCall, order: calls.EventCall
+    events: host_calls.EventStream,
+    shipping: asyncio.Future[ShippedEvent],
+    call: host_calls.EventCall,
+    order: host_calls.EventCall,
 ) -> Event:
     """The decode host's first event after its slot; PrefillFailed as soon as the KV cannot come any more.
 
@@ -264,7 +269,7 @@ async def _first_tokens(
         # Of two silent hosts, the one that has sent nothing for longer: the decode host may only wait for its KV.
         shipped = shipping.done() and _exception(shipping) is None
         if not shipped and order.last_sign <= call.last_sign:
-            raise PrefillFailed(calls.silent(order.host)) from error
+            raise PrefillFailed(host_calls.silent(order.host)) from error
         raise
     finally:
         upcoming.cancel()

@@ -18,7 +18,7 @@ from disagg.config import Host
 from disagg.errors import DisaggError, PeerLost, RequestEndedHosts, ServerNotRunning, ServerSilent, ServerUnavailable
 from disagg.inference.attempts.retry import Failure
 from disagg.inference.hosts.view import FleetView
-from disagg.inference.http import calls
+from disagg.inference.http import host_calls
 from disagg.inference.http.connections import Connections
 from disagg.inference.policy import RetryPolicy
 from disagg.strikes import Marks, require_innocent
@@ -84,7 +84,7 @@ class Suspects:
         return bool(verdicts) and require_innocent(of(), verdicts, policy, "hosts")
 
 
-def may_have_ended(failure: Failure, sent: Iterable[calls.EventCall], *, has_token: bool) -> list[Host]:
+def may_have_ended(failure: Failure, sent: Iterable[host_calls.EventCall], *, has_token: bool) -> list[Host]:
     """The hosts that the request may have ended, if its attempt failed so. A lost decode host may show first as the
     transfer's end. sent: the attempt's calls. has_token: it had brought one."""
     if has_token or not broke_off(failure.error) or failure.attempt.method == "whole":
@@ -118,7 +118,7 @@ async def _load(http: Connections, host: Host, seconds: float) -> Load:
     that breaks at once."""
     for left in reversed(range(LOOKS)):
         try:
-            return Load.received(await calls.get(http, host, "/load", timeout=seconds), host.name)
+            return Load.received(await host_calls.get(http, host, "/load", timeout=seconds), host.name)
         except (ServerNotRunning, ServerSilent):
             raise
         except ServerUnavailable:

@@ -42,9 +42,9 @@ class ViewUpdates:
 
     def first_token(self) -> None:
         """The first token has arrived."""
-        for name, began_at in (self._began | self._sent).items():
+        for name, ejection in (self._began | self._sent).items():
             if name == self._attempt.answering.name or name in self._sent:
-                self._view.began_to_answer(name, began_at)
+                self._view.began_to_answer(name, ejection)
 
     def not_asked(self, prefill: str) -> None:
         """The decode host computes the prompt itself."""
@@ -54,8 +54,8 @@ class ViewUpdates:
     def shipped(self, prefill: str) -> None:
         """The prefill host has sent the KV: its part is over."""
         self._leave(prefill)
-        if (began_at := self._began.pop(prefill, None)) is not None:
-            self._sent[prefill] = began_at
+        if (ejection := self._began.pop(prefill, None)) is not None:
+            self._sent[prefill] = ejection
             self._view.sent(prefill, self._tokens)
 
     def refuted(self, event: RefutedEvent, elsewhere: bool) -> bool:
@@ -65,15 +65,15 @@ class ViewUpdates:
         assert attempt.prefill is not None and attempt.decode is not None, "a hand-off has two hosts"
         name = attempt.prefill.name
         self.shipped(name)
-        if (began_at := self._sent.pop(name, None)) is None:
+        if (ejection := self._sent.pop(name, None)) is None:
             return False
         alone = elsewhere and self._view.refutes_alone(attempt.decode.name, name)
         breaker = self._view.of(name).breaker
         if event.blamed and not alone:
             error, now = KVRefuted(event.message, event.hint), time.monotonic()
-            self._view.judged(name, breaker.failed(error, now, random.random(), began_at))
+            self._view.judged(name, breaker.failed(error, now, random.random(), ejection))
         else:
-            self._view.judged(name, breaker.ended(began_at))
+            self._view.judged(name, breaker.ended(ejection))
         return alone
 
     def ended(self, failure: Failure | None, outcome: AttemptOutcome | None) -> None:
@@ -84,21 +84,21 @@ class ViewUpdates:
         if outcome is not None and outcome.shipped is not None and self._attempt.prefill is not None:
             self.shipped(self._attempt.prefill.name)
         audited = outcome is not None and outcome.done.audited_tokens > 0 and not outcome.done.refuted
-        for name, began_at in self._sent.items():
+        for name, ejection in self._sent.items():
             breaker = view.of(name).breaker
             if failure is not None and failure.host.name == name:
-                breaker = breaker.failed(failure.error, time.monotonic(), random.random(), began_at)
+                breaker = breaker.failed(failure.error, time.monotonic(), random.random(), ejection)
             else:
-                breaker = breaker.ended(began_at) if outcome is None else breaker.succeeded(audited=audited)
+                breaker = breaker.ended(ejection) if outcome is None else breaker.succeeded(audited=audited)
             view.judged(name, breaker)
-        for name, began_at in self._began.items():
+        for name, ejection in self._began.items():
             if outcome is not None and name == answering:
                 view.succeeded(name, tokens, audited=audited)
             elif failure is not None and failure.host.name == name:
                 now, jitter = time.monotonic(), random.random()
-                view.failed(name, tokens, failure.error, now=now, jitter=jitter, began_at=began_at)
+                view.failed(name, tokens, failure.error, now=now, jitter=jitter, ejection=ejection)
             else:
-                view.ended(name, tokens, began_at)
+                view.ended(name, tokens, ejection)
 
     def _leave(self, name: str) -> None:
         if name in self._places:

@@ -54,23 +54,25 @@ class Waiting:
             return False
         self.error = pause.error
         if now + seconds >= (stated_at := self._began + self.timeouts.note):
-            await self._sleep(stated_at - now)
+            await self._sleep_until(stated_at)
             if not self.woken.is_set():
                 self._state(pause)
-        await self._sleep(now + seconds - time.monotonic())
+        await self._sleep_until(now + seconds)
         self.woken.clear()
         self._ended = time.monotonic()
         self.error = None
         return True
 
-    async def _sleep(self, seconds: float) -> None:
-        if seconds > 0 and not (self.closed.is_set() or self.woken.is_set()):
-            ends = [asyncio.ensure_future(event.wait()) for event in (self.closed, self.woken)]
-            try:
-                await asyncio.wait(ends, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                for end in ends:
-                    end.cancel()
+    async def _sleep_until(self, ends: float) -> None:
+        woken = [asyncio.ensure_future(event.wait()) for event in (self.closed, self.woken)]
+        try:
+            while (seconds := ends - time.monotonic()) > 0:  # uvloop's timers end up to a millisecond early
+                done, _ = await asyncio.wait(woken, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+                if done:
+                    return
+        finally:
+            for event in woken:
+                event.cancel()
 
     def _state(self, pause: Pause) -> None:
         if pause.reason not in self._noted:

@@ -16,7 +16,7 @@ from disagg.api.status import LeaseAnswer, Load
 from disagg.config import Host
 from disagg.errors import ConfigError, DisaggError, RequestError, ServerNotRunning, ServerRefused
 from disagg.inference.hosts.view import FleetView
-from disagg.inference.http import calls
+from disagg.inference.http import host_calls
 from disagg.inference.http.connections import Connections
 from disagg.whole.request import MODELS
 
@@ -127,10 +127,10 @@ class Refresher:
         """The host's load; None if it answers without: a whole-request host, or one of another version."""
         if host.whole:  # whatever it answers, and if its key cannot be read: a request finds out why it is refused
             with suppress(ConfigError, ServerRefused):
-                await calls.get_whole(self._http, host, MODELS, PATIENCE_S)
+                await host_calls.get_whole(self._http, host, MODELS, PATIENCE_S)
             return None
         try:
-            body = await calls.get(self._http, host, "/load", timeout=PATIENCE_S)
+            body = await host_calls.get(self._http, host, "/load", timeout=PATIENCE_S)
         except RequestError:
             return None
         return Load.received(body, host.name)
@@ -183,7 +183,7 @@ class Heartbeat:
             for first in range(0, len(request_ids), MAX_LEASES):
                 body = LeaseBody(tuple(request_ids[first : first + MAX_LEASES]))
                 async with asyncio.timeout(self._every_s):  # that of `post` bounds each of its steps, not their sum
-                    answer = await calls.post(self._http, host, "/lease", body, timeout=self._every_s)
+                    answer = await host_calls.post(self._http, host, "/lease", body, timeout=self._every_s)
                 self._note(host, body.request_ids, LeaseAnswer.received(answer, host.name).unknown)
         except (DisaggError, TimeoutError) as error:
             log.debug("leases of %s: %s", host.name, error)

@@ -32,7 +32,7 @@ class Breaker:
     the next failure still ejects the host for longer. refuted: KV that it sent was, or it refuted others'; only KV that
     passes an audit is a success then.
 
-    Requests may end long after the breaker has changed. `began_at` is what `until` was when a request began: one that
+    Requests may end long after the breaker has changed. `ejection` is what `until` was when a request began: one that
     began before the last ejection says nothing about the host since.
     """
 
@@ -51,28 +51,28 @@ class Breaker:
         """A request was sent to the host."""
         return replace(self, probing=True) if self.ejections and not self.answering else self
 
-    def began_to_answer(self, began_at: float) -> Breaker:
+    def began_to_answer(self, ejection: float) -> Breaker:
         """The first token of a request's answer has arrived."""
-        return replace(self, probing=False, answering=True) if self.ejections and began_at == self.until else self
+        return replace(self, probing=False, answering=True) if self.ejections and ejection == self.until else self
 
-    def ended(self, began_at: float) -> Breaker:
+    def ended(self, ejection: float) -> Breaker:
         """A request ended without a verdict about the host."""
-        return replace(self, probing=False) if self.probing and began_at == self.until else self
+        return replace(self, probing=False) if self.probing and ejection == self.until else self
 
     def succeeded(self, *, audited: bool = False) -> Breaker:
         """The host completed a request: all failures are forgotten. audited: KV that it sent or received was."""
         return replace(self, probing=False) if self.refuted and not audited else CLOSED
 
-    def failed(self, error: DisaggError, now: float, jitter: float, began_at: float) -> Breaker:
+    def failed(self, error: DisaggError, now: float, jitter: float, ejection: float) -> Breaker:
         """The host failed a request. Each further ejection is twice as long, times 0.5 to 1.0 by `jitter` (0 to 1)."""
         if not counts(error):
-            return self.ended(began_at)
+            return self.ended(ejection)
         failures, refuted = self.failures + 1, self.refuted or isinstance(error, KVRefuted)
         unreachable = isinstance(error, ServerUnavailable)
         if not self.ejections and failures < (FAILURES_IF_UNREACHABLE if unreachable else FAILURES_IF_IT_ANSWERS):
             return replace(self, failures=failures, refuted=refuted)
-        if began_at != self.until or now < self.until:  # it was under way or already decided on at the ejection
-            still = self.probing and began_at != self.until
+        if ejection != self.until or now < self.until:  # it was under way or already decided on at the ejection
+            still = self.probing and ejection != self.until
             return replace(self, failures=failures, refuted=refuted, probing=still)
         seconds = min(LONGEST_S, FIRST_S * 2**self.ejections) * (0.5 + jitter / 2)
         return Breaker(failures, self.ejections + 1, now + seconds, refuted=refuted)

@@ -167,14 +167,14 @@ class FleetView:
         self.hosts[name] = self.of(name).missed(refused=refused)
 
     def began(self, name: str, tokens: int) -> float:
-        """A request was sent to the host; `succeeded`, `failed` or `ended` follows. Returns their `began_at`."""
+        """A request was sent to the host; `succeeded`, `failed` or `ended` follows. Returns their `ejection`."""
         self.hosts[name] = view = self.of(name).began(tokens)
         return view.breaker.until
 
-    def began_to_answer(self, name: str, began_at: float) -> None:
+    def began_to_answer(self, name: str, ejection: float) -> None:
         """The first token of the request's answer has arrived; the request goes on."""
         view = self.of(name)
-        self.hosts[name] = replace(view, breaker=view.breaker.began_to_answer(began_at))
+        self.hosts[name] = replace(view, breaker=view.breaker.began_to_answer(ejection))
 
     @property
     def verdicts(self) -> list[Load]:
@@ -206,11 +206,11 @@ class FleetView:
         view = self.of(name)
         self.hosts[name] = view.ended(tokens, view.breaker.succeeded(audited=audited))
 
-    def failed(self, name: str, tokens: int, error: DisaggError, *, now: float, jitter: float, began_at: float) -> None:
+    def failed(self, name: str, tokens: int, error: DisaggError, *, now: float, jitter: float, ejection: float) -> None:
         view = self.of(name)
-        self.hosts[name] = view.ended(tokens, view.breaker.failed(error, now, jitter, began_at))
+        self.hosts[name] = view.ended(tokens, view.breaker.failed(error, now, jitter, ejection))
 
-    def ended(self, name: str, tokens: int, began_at: float) -> None:
+    def ended(self, name: str, tokens: int, ejection: float) -> None:
         """The request ended without a verdict about the host."""
         view = self.of(name)
-        self.hosts[name] = view.ended(tokens, view.breaker.ended(began_at))
+        self.hosts[name] = view.ended(tokens, view.breaker.ended(ejection))

@@ -49,7 +49,7 @@ def view(*loads: Load | DisaggError | None) -> FleetView:
             seen.missed("d")
         else:
             began_at = seen.began("d", 1)
-            seen.failed("d", 1, one, now=100.0, jitter=1.0, began_at=began_at)
+            seen.failed("d", 1, one, now=100.0, jitter=1.0, ejection=began_at)
     return seen
 
 

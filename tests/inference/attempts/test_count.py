@@ -14,7 +14,7 @@ from disagg.errors import DisaggError, ModelError, Overloaded, ProtocolError, Re
 from disagg.inference.attempts.count import HOST_S, count
 from disagg.inference.attempts.execute import Driver, GenerationRequest
 from disagg.inference.hosts.route import Candidates
-from disagg.inference.http import calls
+from disagg.inference.http import host_calls
 from disagg.inference.http.connections import Connections
 from disagg.token import Tokens
 from tests.inference.scripted import described_host
@@ -56,7 +56,7 @@ async def test_hosts_are_asked_in_turn_until_one_answers(
             raise failing[host.name]
         return CountAnswer(7).to_json()
 
-    monkeypatch.setattr(calls, "post", post)
+    monkeypatch.setattr(host_calls, "post", post)
     driver = Driver(Connections(Tokens("a-token")))
     for name, load in loads.items():
         driver.view.answered(name, load)
@@ -79,7 +79,7 @@ async def test_a_silent_host_leaves_time_for_the_next_one(monkeypatch: pytest.Mo
         given[host.name] = timeout
         raise SILENT
 
-    monkeypatch.setattr(calls, "post", post)
+    monkeypatch.setattr(host_calls, "post", post)
     driver = Driver(Connections(Tokens("a-token")))
     body = GenerateBody(model="m", prompt="x", deadline_s=30.0)
     with pytest.raises(ServerSilent):

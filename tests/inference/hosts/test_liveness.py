@@ -15,7 +15,7 @@ from disagg.inference.attempts.retry import Pause
 from disagg.inference.attempts.waiting import LONGEST_DELAY_S, RetryBudget, Waiting
 from disagg.inference.hosts.background import Heartbeat, Refresher
 from disagg.inference.hosts.view import FleetView
-from disagg.inference.http import calls
+from disagg.inference.http import host_calls
 from disagg.inference.http.connections import Connections
 from disagg.inference.policy import ProgressJudge, Timeouts
 from disagg.token import Tokens
@@ -69,8 +69,8 @@ def judged(phases: list[str], beats: list[int], timeouts: Timeouts) -> DisaggErr
 
 async def events_of(*chunks: bytes, timeouts: Timeouts = Timeouts()) -> list[str]:  # noqa: B008 - frozen
     async with answering(*chunks) as (http, host, _):
-        call = calls.EventCall(host, "/generate", ProgressEvent(phase="", beats=0), "r", timeouts)
-        async with calls.events(http, call) as events:
+        call = host_calls.EventCall(host, "/generate", ProgressEvent(phase="", beats=0), "r", timeouts)
+        async with host_calls.events(http, call) as events:
             names = list[str]()
             await events.to_end(lambda event: names.append(event.event))
             return names

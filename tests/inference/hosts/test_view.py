@@ -26,7 +26,7 @@ from disagg.inference.hosts.affinity import BLOCK_BYTES, Affinity, chain, conten
 from disagg.inference.hosts.breaker import CLOSED, Breaker
 from disagg.inference.hosts.view import UNKNOWN, FleetView, HostView
 
-EJECTED = CLOSED.failed(ServerUnavailable(""), now=0.0, jitter=1.0, began_at=0.0)
+EJECTED = CLOSED.failed(ServerUnavailable(""), now=0.0, jitter=1.0, ejection=0.0)
 Step = Callable[[HostView], HostView]
 
 
@@ -68,8 +68,8 @@ def test_two_misses_are_down_and_one_good_answer_is_up(steps: Sequence[Step], ob
 def test_a_restart_drops_what_was_remembered_about_the_host() -> None:
     view = FleetView()
     view.answered("d", load(boot_id="a"))
-    began_at = view.began("d", 10)
-    view.failed("d", 10, ServerUnavailable(""), now=0.0, jitter=1.0, began_at=began_at)
+    ejection = view.began("d", 10)
+    view.failed("d", 10, ServerUnavailable(""), now=0.0, jitter=1.0, ejection=ejection)
     view.affinity.remember((b"1",), "d", 64, 256)
     assert view.of("d").obstacle(0.5)
     view.answered("d", load(boot_id="a"))
@@ -112,18 +112,18 @@ def test_a_host_without_figures_counts_own_requests() -> None:
 def test_which_failures_eject_a_host(error: DisaggError, failures: int, ejected: bool) -> None:
     breaker = CLOSED
     for _ in range(failures):
-        breaker = breaker.began().failed(error, now=100.0, jitter=1.0, began_at=breaker.until)
+        breaker = breaker.began().failed(error, now=100.0, jitter=1.0, ejection=breaker.until)
     assert (breaker.closed_for(100.0) > 0) is ejected
 
 
 def test_each_ejection_in_a_row_is_twice_as_long_up_to_a_bound() -> None:
     breaker, now, lengths = CLOSED, 0.0, []
     for _ in range(7):
-        breaker = breaker.began().failed(ServerUnavailable(""), now, jitter=1.0, began_at=breaker.until)
+        breaker = breaker.began().failed(ServerUnavailable(""), now, jitter=1.0, ejection=breaker.until)
         lengths.append(breaker.closed_for(now))
         now = breaker.until
     assert lengths == [1, 2, 4, 8, 16, 30, 30]
-    assert CLOSED.failed(ServerUnavailable(""), 0.0, jitter=0.0, began_at=0.0).until == 0.5
+    assert CLOSED.failed(ServerUnavailable(""), 0.0, jitter=0.0, ejection=0.0).until == 0.5
 
 
 def test_after_an_ejection_one_request_finds_out() -> None:
@@ -138,7 +138,7 @@ def test_after_an_ejection_one_request_finds_out() -> None:
 
 
 @pytest.mark.parametrize(
-    ("what", "began_at", "now", "expected"),
+    ("what", "ejection", "now", "expected"),
     [
         # (probing, ejections, until) of a host that a request probes after its first ejection
         ("a request ends that began before the ejection", 0.0, 1.5, (True, 1, 1.0)),
@@ -151,33 +151,33 @@ def test_after_an_ejection_one_request_finds_out() -> None:
     ],
 )
 def test_only_the_request_that_probes_a_host_decides_about_it(
-    what: str, began_at: float, now: float, expected: tuple[bool, int, float]
+    what: str, ejection: float, now: float, expected: tuple[bool, int, float]
 ) -> None:
     breaker = EJECTED.began()
     if what.endswith("to blame for"):
-        breaker = breaker.failed(PeerLost(""), now, 1.0, began_at)
+        breaker = breaker.failed(PeerLost(""), now, 1.0, ejection)
     elif "fails" in what:
-        breaker = breaker.failed(ServerUnavailable(""), now, 1.0, began_at)
+        breaker = breaker.failed(ServerUnavailable(""), now, 1.0, ejection)
     else:
-        breaker = breaker.ended(began_at)
+        breaker = breaker.ended(ejection)
     assert (breaker.probing, breaker.ejections, breaker.until) == expected
 
 
 def test_the_first_token_of_the_probe_lets_others_in_and_the_next_failure_still_ejects_for_longer() -> None:
-    answering = EJECTED.began().began_to_answer(began_at=1.0)
+    answering = EJECTED.began().began_to_answer(ejection=1.0)
     assert answering.closed_for(1.5) == 0 and answering.began().closed_for(1.5) == 0
     assert answering.failed(ModelError(""), 2.0, 1.0, 1.0) == Breaker(answering.failures + 1, 2, 4.0)
     assert answering.succeeded() == CLOSED
 
 
 def test_a_token_of_a_request_that_began_before_the_ejection_lets_nobody_in() -> None:
-    assert EJECTED.began().began_to_answer(began_at=0.0) == EJECTED.began()
+    assert EJECTED.began().began_to_answer(ejection=0.0) == EJECTED.began()
 
 
 def test_requests_under_way_when_a_host_is_ejected_count_once() -> None:
     breaker = EJECTED
     for now in (0.1, 1.1, 5.0):
-        breaker = breaker.failed(ServerUnavailable(""), now, jitter=1.0, began_at=0.0)
+        breaker = breaker.failed(ServerUnavailable(""), now, jitter=1.0, ejection=0.0)
     assert breaker.ejections == 1 and breaker.until == 1.0
 
 

@@ -17,7 +17,7 @@ import pytest
 from disagg.api.events import DoneEvent, ProgressEvent
 from disagg.config import EngineOptions, Host
 from disagg.errors import RequestError, ServerSilent, ServerUnavailable
-from disagg.inference.http import calls, opening
+from disagg.inference.http import host_calls, opening
 from disagg.inference.http.connection import HostConnection
 from disagg.inference.http.connections import Connections, HostRequest
 from disagg.token import Tokens
@@ -53,8 +53,8 @@ class KeepingHost(Server):
 
 
 async def ask(http: Connections, port: int) -> DoneEvent:
-    call = calls.EventCall(described_host("d", port), "/generate", ProgressEvent(phase="", beats=0), "r")
-    return await calls.closing_event(http, call, DoneEvent)
+    call = host_calls.EventCall(described_host("d", port), "/generate", ProgressEvent(phase="", beats=0), "r")
+    return await host_calls.closing_event(http, call, DoneEvent)
 
 
 async def kept(http: Connections) -> None:
@@ -133,7 +133,7 @@ async def test_a_handshake_has_a_limit_even_if_the_host_keeps_sending() -> None:
     async with Dripping().listening(tls=False) as port, Connections(Tokens("t")) as http:
         async with asyncio.timeout(60):
             with pytest.raises(ServerSilent):
-                await calls.get(http, described_host("d", port), "/load", timeout=0.3)
+                await host_calls.get(http, described_host("d", port), "/load", timeout=0.3)
 
 
 async def test_a_connection_on_which_a_request_cannot_be_sent_is_dropped() -> None:
