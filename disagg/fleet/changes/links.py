@@ -40,8 +40,8 @@ def service_release(facts: HostFacts) -> str:
     That is what runs. If nothing does, it is what `running` points at; without one, the release that ran last, or else
     the deployed one. Earlier versions of disagg have no such link, and do not move one that is there.
     """
-    alive = facts.serving is not None and facts.serving.alive
-    candidates = (facts.ran, facts.running) if alive else (facts.running, facts.ran)
+    alive = facts.pid is not None
+    candidates = (facts.release, facts.service) if alive else (facts.service, facts.release)
     return next((one for one in (*candidates, facts.current) if one in facts.own_releases), "")
 
 
@@ -49,16 +49,16 @@ def service_moves(facts: HostFacts) -> tuple[Move, ...]:
     """The move of `running` that a host needs, whatever else changes there. Not to files that have changed, which may
     lack what starts them."""
     wanted = service_release(facts)
-    return (("running", wanted),) if wanted in facts.intact_releases - {facts.running} else ()
+    return (("running", wanted),) if wanted in facts.intact_releases - {facts.service} else ()
 
 
 def switch_moves(facts: HostFacts, release: str) -> tuple[Move, ...]:
     """The moves that make a release current. A host on which none ever ran starts with it."""
     moves: list[Move] = []
-    if not facts.ran and facts.running != release:
+    if not facts.release and facts.service != release:
         moves.append(("running", release))
     if facts.current != release:
-        last = facts.ran if facts.ran in facts.own_releases - {release} else facts.current
+        last = facts.release if facts.release in facts.own_releases - {release} else facts.current
         if last in facts.intact_releases:
             moves.append(("previous", last))
         moves.append(("current", release))

@@ -273,14 +273,14 @@ def _surplus(desired: TargetState, facts: HostFacts) -> Iterator[str]:
     """Folders that nothing needs once the release is current: older releases, then environments of no release.
 
     A server that has not been restarted still uses its own release and environment."""
-    ran = facts.ran if facts.ran in facts.own_releases - {desired.hash} else ""
+    ran = facts.release if facts.release in facts.own_releases - {desired.hash} else ""
     kept = {desired.hash, facts.previous if facts.current == desired.hash else ran or facts.current}
     if desired.returns and facts.current:
         kept.add(facts.current)
-    if facts.ran:  # its service manager starts it again after a crash
+    if facts.release:  # its service manager starts it again after a crash
         kept.add(service_release(facts))
-    if facts.serving is not None and facts.serving.alive:
-        kept.add(facts.serving.release)
+    if facts.runs:
+        kept.add(facts.runs)
     kept |= set(_earlier(desired, facts, kept))
     for hash in sorted(facts.own_releases - kept):
         if HASH.fullmatch(hash):
@@ -306,7 +306,7 @@ def _earlier(desired: TargetState, facts: HostFacts, kept: set[str]) -> Sequence
 
 def _down(facts: HostFacts) -> str:
     """Why the server does not run, if it should: it has run, and the last command was not to stop it."""
-    if not facts.ran or facts.runs or facts.last_command not in ("start", "restart", "rollout"):
+    if not facts.release or facts.runs or facts.last_command not in ("start", "restart", "rollout"):
         return ""
     ended = f": `disagg {facts.last_command}` has not ended there" if facts.cut_off else ""
     return f"its server does not run, and nobody has stopped it{ended}"
@@ -319,7 +319,7 @@ def restarts_at_once(facts: HostFacts, release: str) -> bool:
 
 def _needs(desired: TargetState, facts: HostFacts) -> ServiceAction:
     outdated = desired.hash in facts.damaged or not _shared(desired, facts)
-    if facts.serving is not None and facts.serving.alive and outdated:
+    if facts.pid is not None and outdated:
         return "restart"
     return needed_after(facts, desired.hash)
 
@@ -331,6 +331,6 @@ def _shared(desired: TargetState, facts: HostFacts) -> bool:
 
 def needed_after(facts: HostFacts, release: str) -> ServiceAction:
     """What makes the server run this release once it is current."""
-    if facts.serving is None or not facts.serving.alive:
+    if facts.pid is None:
         return "start"
-    return "" if facts.serving.release == release else "restart"
+    return "" if facts.runs == release else "restart"

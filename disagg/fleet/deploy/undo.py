@@ -26,7 +26,7 @@ def rollback(host: Host, facts: HostFacts, to: str = "") -> Plan:
     if target in facts.damaged:
         cause = f"the files of release {target} have changed"
         return refused(host, Refusal(cause, f"disagg deploy --host {host.name}"))
-    if target in facts.before_tls and not _runs(facts, target):
+    if target in facts.before_tls and facts.runs != target:
         cause = f"release {target} is of a disagg from before TLS, and this disagg could not reach its server"
         hint = "with the disagg of that release, in its checkout: disagg rollback && disagg restart --all-at-once"
         return refused(host, Refusal(cause, hint))
@@ -63,8 +63,8 @@ def list_releases(host: Host, facts: HostFacts) -> Plan:
 def releases_there(facts: HostFacts) -> str:
     """`it has 3f2a11bc of 2026-03-01 14:05 (current, runs), ...`, the newest first."""
     links = {facts.current: ["current"], facts.previous: ["previous"]}
-    if facts.serving is not None and facts.serving.alive:
-        links.setdefault(facts.serving.release, []).append("runs")
+    if facts.pid is not None:
+        links.setdefault(facts.release, []).append("runs")
     shown = []
     for hash in sorted(facts.own_releases, key=lambda hash: (facts.sent.get(hash, 0), hash), reverse=True):
         at = time.strftime(" of %Y-%m-%d %H:%M", time.localtime(facts.sent[hash])) if facts.sent.get(hash) else ""
@@ -74,15 +74,10 @@ def releases_there(facts: HostFacts) -> str:
     return f"it has {', '.join(shown) or 'no release'}"
 
 
-def _runs(facts: HostFacts, release: str) -> bool:
-    return facts.serving is not None and facts.serving.alive and facts.serving.release == release
-
-
 def _what_runs(facts: HostFacts, target: str) -> str:
     """What a rollback to this release leaves running."""
-    serving = facts.serving
-    if serving is None or not serving.alive:
+    if facts.pid is None:
         return f"nothing runs there: disagg start --host {facts.host} runs {target[:8]}"
-    if serving.release == target:
+    if facts.release == target:
         return f"{target[:8]} runs already: {facts.current[:8]} was deployed and never started"
-    return f"{serving.release[:8]} runs until: disagg restart --host {facts.host}"
+    return f"{facts.release[:8]} runs until: disagg restart --host {facts.host}"

@@ -197,11 +197,10 @@ def _server(readings: HostReadings, status: HostStatus | None) -> Iterator[Findi
     if host.server_kind.deployed and not facts.current:
         yield warning("disagg", "nothing is deployed", f"disagg deploy --host {host.name}")
         return
-    serving = facts.serving
-    if serving is not None and serving.alive and serving.release != facts.current:
+    if facts.pid is not None and facts.release != facts.current:
         yield warning(
             "disagg",
-            f"release {serving.release[:8]} still runs, and {facts.current[:8]} is deployed",
+            f"release {facts.release[:8]} still runs, and {facts.current[:8]} is deployed",
             f"disagg restart --host {host.name}",
         )
     if status is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Final
 
@@ -12,6 +12,7 @@ from disagg import nvidia
 from disagg.config import Host
 from disagg.fleet.facts.paths import HostPaths
 from disagg.fleet.facts.probe import ProbeOutput, kib, number, run_probe
+from disagg.fleet.facts.server import InstalledServer, installed
 from disagg.fleet.machine.base import Machine
 from disagg.fleet.machine.shell import script
 from disagg.nvidia import GPU
@@ -49,15 +50,6 @@ class Systemd:
 
 
 @dataclass(frozen=True, slots=True)
-class ServingProcess:
-    """The server process that was started last."""
-
-    pid: int
-    release: str
-    alive: bool
-
-
-@dataclass(frozen=True, slots=True)
 class InstalledService:
     """An installed service definition. digest: SHA-256 of the file."""
 
@@ -85,8 +77,8 @@ class HardwareFacts:
 
 
 @dataclass(frozen=True)
-class HostFacts:
-    """Facts about one host and its machine. Sizes in bytes, None if the machine does not report them."""
+class HostFacts(InstalledServer):
+    """Facts about one host, its machine and its server. Sizes in bytes, None if the machine does not report them."""
 
     host: str
     os: str = "Linux"  # Linux | Darwin
@@ -105,19 +97,12 @@ class HostFacts:
     launchd: bool = False
     sudo: bool = False  # without a password; checked on macOS only
     installed: dict[str, InstalledService] = field(default_factory=dict)  # by manager: systemd, launchd:<name>, process
-    current: str = ""
-    switched: int | None = None  # when current was switched to it: seconds since 1970
-    previous: str = ""
-    running: str = ""  # what the service manager runs
     releases: tuple[Release, ...] = ()
     sent: dict[str, int] = field(default_factory=dict)  # own releases -> when they arrived, seconds since 1970
     damaged: frozenset[str] = frozenset()  # own releases whose content does not match their name
     before_tls: frozenset[str] = frozenset()  # own releases whose servers speak plain HTTP
     environments: dict[str, bool] = field(default_factory=dict)  # hash -> complete
     carried: tuple[str, ...] = ()  # folders of models that came with a deployment
-    token_digests: tuple[str, ...] = ()  # the current one first
-    token_mode: str = ""
-    keys_digest: str = ""  # of the clients' keys, on a gateway
     folder: bool = False  # whether anything was ever deployed
     others_deploy: bool = False  # a command changes another host of the same machine now
     leftovers: tuple[str, ...] = ()  # files of broken-off deployments
@@ -128,7 +113,6 @@ class HostFacts:
     last_command: str = ""  # that starts or stops servers, by the audit
     cut_off: bool = False  # it has not ended, or runs now
     errno_65: int = 0  # lines with that error at the end of the server's log
-    serving: ServingProcess | None = None
     listening: tuple[int, ...] = ()
 
     @property
@@ -149,16 +133,6 @@ class HostFacts:
     def intact_releases(self) -> frozenset[str]:
         """Of these, those with intact files."""
         return self.own_releases - self.damaged
-
-    @property
-    def ran(self) -> str:
-        """The release that served last, or still does; "" if none has."""
-        return self.serving.release if self.serving is not None else ""
-
-    @property
-    def runs(self) -> str:
-        """The release that serves now; "" if none does."""
-        return self.ran if self.serving is not None and self.serving.alive else ""
 
     def environment_of(self, release: str) -> str:
         """The environment that one of this host's releases runs in, "" if unknown."""
@@ -195,19 +169,12 @@ def parse(host: str, probe: ProbeOutput) -> HostFacts:
         launchd=probe.has("launchd"),
         sudo=probe.text("launchd") == "1",
         installed={name: InstalledService(digest, on == "1") for name, digest, on in probe.all("installed", 3)},
-        current=probe.text("current"),
-        switched=number(probe.text("switched")),
-        previous=probe.text("previous"),
-        running=probe.text("running"),
         releases=tuple(Release(*fields) for fields in probe.all("release", 3)),
         sent={name: number(at) or 0 for name, at in probe.all("sent", 2)},
         damaged=frozenset(name for (name,) in probe.all("damaged", 1)),
         before_tls=frozenset(name for (name,) in probe.all("before_tls", 1)),
         environments={name: complete == "1" for name, complete in probe.all("environment", 2)},
         carried=tuple(name for (name,) in probe.all("carried", 1)),
-        token_digests=tuple(digest for (digest,) in probe.all("token", 1)),
-        token_mode=probe.first("token", 2)[1],
-        keys_digest=probe.text("keys"),
         folder=probe.has("deployed"),
         others_deploy=probe.has("others_deploy"),
         leftovers=tuple(name for (name,) in probe.all("leftover", 1)),
@@ -218,8 +185,8 @@ def parse(host: str, probe: ProbeOutput) -> HostFacts:
         last_command=probe.first("last", 2)[0],
         cut_off=probe.has("last") and probe.first("last", 2)[1] == "",
         errno_65=number(probe.text("errno_65")) or 0,
-        serving=next(map(_serving, probe.all("serving", 3)), None),
         listening=tuple(_numbers(port for (port,) in probe.all("listening", 1))),
+        **asdict(installed(probe)),
     )
 
 
@@ -249,11 +216,6 @@ def _python(fields: Sequence[str]) -> Python | None:
 def _systemd(fields: Sequence[str]) -> Systemd:
     version, usable, linger = fields
     return Systemd(number(version) or 0, usable == "1", linger == "1")
-
-
-def _serving(fields: Sequence[str]) -> ServingProcess:
-    pid, release, alive = fields
-    return ServingProcess(number(pid) or 0, release, alive == "1")
 
 
 def _numbers(texts: Iterable[str]) -> list[int]:

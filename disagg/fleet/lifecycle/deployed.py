@@ -84,7 +84,7 @@ class DeployedServer:
                 f"{self.host.name}: port {port} there is in use by {holder}",
                 f"stop it: disagg ssh {self.host.name}; or give {self.host.name} another port, then: disagg deploy",
             )
-        if before.current not in ("", before.running):
+        if before.current not in ("", before.service):
             move_links(self.machine, HostPaths(before.home, self.host.name), [("running", before.current)])
         # "restart" also ends a manager's pause before its next try, so that a repaired host starts at once.
         _manage(

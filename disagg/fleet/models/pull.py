@@ -99,7 +99,7 @@ class Models:
         readers = {  # by machine and source: the host whose running server uses these files
             (same_machine(one.host.address), required[name].source): name
             for name, one in facts.items()
-            if one.value is not None and one.value.serving is not None and one.value.serving.alive
+            if one.value is not None and one.value.pid is not None
         }
 
         def look(host: Host) -> ModelInventory:

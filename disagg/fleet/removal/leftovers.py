@@ -10,8 +10,8 @@ from typing import Any, Final, Literal
 from disagg.config import Fleet
 from disagg.config.addresses import is_name, is_path
 from disagg.fleet.deploy.release import carried
-from disagg.fleet.facts.contents import FoundHost, MachineContents
 from disagg.fleet.facts.paths import HASH, HostPaths
+from disagg.fleet.facts.server import FoundHost, MachineContents
 from disagg.units import counted
 
 OrphanKind = Literal["host", "environment", "model"]

@@ -13,10 +13,10 @@ from disagg.config import Fleet, Host, ServiceManager
 from disagg.errors import DisaggError
 from disagg.fleet.changes.fleet_locks import FleetLocks, LockedPlace, kept
 from disagg.fleet.deploy.steps import OnStep, Plan, RunScript, Step, apply, ignore
-from disagg.fleet.facts.contents import FoundHost, MachineContents, read_contents
 from disagg.fleet.facts.host import HostFacts
 from disagg.fleet.facts.paths import HostPaths
 from disagg.fleet.facts.probe import kib
+from disagg.fleet.facts.server import FoundHost, MachineContents, read_contents
 from disagg.fleet.machine.base import Machine
 from disagg.fleet.machine.connect import Connect, Machines, machine_for
 from disagg.fleet.machine.fan_out import each
@@ -177,7 +177,7 @@ def uninstall(host: Host, facts: HostFacts, models: bool) -> Plan:
         cause = f"models stay: a command changes another host of {facts.host}'s machine and may need them"
         models, notes = False, (f"{cause}; afterwards: disagg uninstall --models --host {facts.host}",)
     installed = {name.partition(":")[0] for name in facts.installed}  # also by a manager of an earlier hosts.toml
-    pid = facts.serving.pid if facts.serving is not None and facts.serving.alive else None
+    pid = facts.pid
     steps = [*_end(facts, [one for one in get_args(ServiceManager) if one in installed], pid)]
     if facts.folder or (models and facts.carried):
         kept = {release.environment for release in facts.releases if release.host != host.name}

@@ -188,7 +188,7 @@ class Rollout:
             if name not in earlier.target and target.get(name, runs) == runs:
                 self._phases[name] = "outside"
                 continue
-            before = earlier.before.get(name, "") if name in earlier.target else facts.ran
+            before = earlier.before.get(name, "") if name in earlier.target else facts.release
             self._record.target[name], self._record.before[name] = target[name], before
             self._phases[name] = phase(target[name], before, runs, earlier.verdicts.get(name))
 

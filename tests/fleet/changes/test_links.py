@@ -8,30 +8,30 @@ import pytest
 
 from disagg.errors import FleetError
 from disagg.fleet.changes.links import Move, move_links, service_moves, service_release, switch_moves
-from disagg.fleet.facts.host import HostFacts, Release, ServingProcess
+from disagg.fleet.facts.host import HostFacts, Release
 from disagg.fleet.facts.paths import HostPaths
 from disagg.fleet.machine.local import LocalMachine
 
 A, B, C = "a" * 16, "b" * 16, "c" * 16
 
 
-def facts(there: str = "ab", *, current: str = A, running: str = "", ran: str = "", alive: bool = False) -> HostFacts:
+def facts(there: str = "ab", *, current: str = A, service: str = "", ran: str = "", alive: bool = False) -> HostFacts:
     """there: the first letters of the releases on the host."""
     releases = tuple(Release("spark", letter * 16, "e" * 16) for letter in there)
-    serving = ServingProcess(7, ran, alive) if ran else None
-    return HostFacts("spark", releases=releases, current=current, running=running, serving=serving)
+    pid = 7 if ran and alive else None
+    return HostFacts("spark", releases=releases, current=current, service=service, release=ran, pid=pid)
 
 
 @pytest.mark.parametrize(
     ("found", "release", "moves"),
     [
-        (facts(running=A, ran=A, alive=True), A, ()),
-        (facts(running=B, ran=B, alive=True), B, ()),  # A is deployed and pending
+        (facts(service=A, ran=A, alive=True), A, ()),
+        (facts(service=B, ran=B, alive=True), B, ()),  # A is deployed and pending
         (facts(ran=B, alive=True), B, (("running", B),)),  # an earlier disagg: there is no link
-        (facts(running=A, ran=B, alive=True), B, (("running", B),)),  # an earlier disagg left it where it was
-        (facts(running=C, ran=B, alive=True), B, (("running", B),)),  # and removed its release
-        (facts(running=A, ran=C, alive=True), A, ()),  # what runs was removed
-        (facts(running=A, ran=B), A, ()),  # nothing runs: as the last start chose
+        (facts(service=A, ran=B, alive=True), B, (("running", B),)),  # an earlier disagg left it where it was
+        (facts(service=C, ran=B, alive=True), B, (("running", B),)),  # and removed its release
+        (facts(service=A, ran=C, alive=True), A, ()),  # what runs was removed
+        (facts(service=A, ran=B), A, ()),  # nothing runs: as the last start chose
         (facts(ran=B), B, (("running", B),)),
         (facts(), A, (("running", A),)),  # deployed by an earlier disagg and never started
         (facts(current=""), "", ()),
@@ -46,12 +46,12 @@ def test_a_crash_starts_what_runs_whatever_is_deployed(found: HostFacts, release
     ("found", "moves"),
     [
         (facts("", current=""), (("running", C), ("current", C))),
-        (facts(running=A), (("running", C), ("previous", A), ("current", C))),  # A never ran
-        (facts(running=A, ran=A, alive=True), (("previous", A), ("current", C))),
-        (facts(current=B, running=A, ran=A), (("previous", A), ("current", C))),  # B was never started
-        (facts(current=B, running=C, ran=C), (("previous", B), ("current", C))),
-        (facts(current=C, running=A, ran=A), ()),
-        (facts(current="d" * 16, running=A, ran="d" * 16), (("current", C),)),  # its files are gone
+        (facts(service=A), (("running", C), ("previous", A), ("current", C))),  # A never ran
+        (facts(service=A, ran=A, alive=True), (("previous", A), ("current", C))),
+        (facts(current=B, service=A, ran=A), (("previous", A), ("current", C))),  # B was never started
+        (facts(current=B, service=C, ran=C), (("previous", B), ("current", C))),
+        (facts(current=C, service=A, ran=A), ()),
+        (facts(current="d" * 16, service=A, ran="d" * 16), (("current", C),)),  # its files are gone
     ],
 )
 def test_a_switch_keeps_what_ran_for_rollback(found: HostFacts, moves: tuple[Move, ...]) -> None:

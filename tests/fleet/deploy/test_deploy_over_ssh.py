@@ -133,8 +133,7 @@ def test_what_was_deployed_serves(fleet: Fleet) -> None:
             wait_for(healthy)
         except AssertionError as error:
             raise AssertionError((own / "logs/server.log").read_text()) from error
-        serving = read_host_facts(remote, host).serving
-        assert serving is not None and serving.alive and serving.release == fleet.current(name)
+        assert read_host_facts(remote, host).runs == fleet.current(name)
         fleet.change(f"[hosts.{name}.engine]\n", f"[hosts.{name}.engine]\nchunk_tokens = 512\n")
         plan = fleet.deploy("--host", name)[name]["plan"]
         assert plan["needs"] == "restart"

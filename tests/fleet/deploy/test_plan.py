@@ -17,7 +17,7 @@ from disagg.fleet.deploy.environment import cuda_for_cpu
 from disagg.fleet.deploy.release import Installation, ModelSource, TargetState, target_state
 from disagg.fleet.deploy.requirements import installed_requirements
 from disagg.fleet.deploy.steps import Plan, PutTree, Refusal, RunScript, WriteFile
-from disagg.fleet.facts.host import HostFacts, InstalledService, Python, Release, ServingProcess
+from disagg.fleet.facts.host import HostFacts, InstalledService, Python, Release
 from disagg.fleet.machine.upload import LargeFile
 from disagg.fleet.removal.removal import uninstall
 from disagg.token import token_digest
@@ -33,7 +33,7 @@ def done(made: TargetState, before: HostFacts) -> HostFacts:
         before,
         folder=True,
         current=made.hash,
-        running=made.hash,
+        service=made.hash,
         previous=before.current,
         releases=(*before.releases, Release(made.host.name, made.hash, made.environment.hash)),
         environments={**before.environments, made.environment.hash: True},
@@ -114,7 +114,7 @@ def test_a_changed_line_of_code_changes_the_release_and_nothing_else() -> None:
 def test_a_changed_token_is_written_alone_and_needs_a_restart() -> None:
     before = facts("spark_bare")
     desired = wanted(spark(), before)
-    after = replace(done(desired, before), serving=ServingProcess(7, desired.hash, True))
+    after = replace(done(desired, before), pid=7, release=desired.hash)
     changed = made(here(fleet(spark()), token="another-secret-of-the-fleet"), spark(), after)
     plan = planning.plan(changed, after)
     assert names(plan) == ["prepare", "token", "tidy"]
@@ -170,7 +170,7 @@ def test_parts_that_no_upload_goes_on_with_are_removed_though_the_host_has_every
 
 
 def test_old_releases_and_environments_of_no_release_go_but_two_releases_stay() -> None:
-    found = facts("spark_deployed", serving=None)
+    found = facts("spark_deployed", pid=None, release="")
     plan = planned(found)
     tidy = plan.steps[-1].action
     assert isinstance(tidy, RunScript)
@@ -184,7 +184,7 @@ def test_old_releases_and_environments_of_no_release_go_but_two_releases_stay() 
 
 def test_what_a_server_still_runs_stays_however_often_was_deployed_since() -> None:
     found = facts("spark_deployed")
-    assert found.serving == ServingProcess(4242, "2" * 16, True)
+    assert (found.pid, found.release) == (4242, "2" * 16)
     tidy = planned(found).steps[-1].action
     assert isinstance(tidy, RunScript)
     root = "/home/nvidia/.disagg"
@@ -254,7 +254,7 @@ def test_only_hosts_toml_allows_gigabytes_for_cuda_on_a_cpu(allowed: bool) -> No
 def with_earlier(*environments: str) -> HostFacts:
     """A deployed Spark on which release 1 runs, with earlier releases c, d, ... in these environments, the newest
     first."""
-    found = facts("spark_deployed", serving=ServingProcess(7, "1" * 16, True), previous="")
+    found = facts("spark_deployed", pid=7, release="1" * 16, previous="")
     earlier = [Release(found.host, letter * 16, own * 16) for letter, own in zip("cdefg", environments, strict=False)]
     sent = {one.hash: 1000 - number for number, one in enumerate(earlier)}
     kept = [one for one in found.releases if one.hash != "2" * 16]
@@ -308,9 +308,9 @@ def test_what_the_service_needs_is_told_from_what_it_serves() -> None:
     desired = wanted(spark(), before)
     after = done(desired, before)
     assert planned(after).needs == "start"
-    assert planned(replace(after, serving=ServingProcess(7, desired.hash, True))).needs == ""
-    assert planned(replace(after, serving=ServingProcess(7, "f" * 16, True))).needs == "restart"
-    assert planned(replace(after, serving=ServingProcess(7, desired.hash, False))).needs == "start"
+    assert planned(replace(after, pid=7, release=desired.hash)).needs == ""
+    assert planned(replace(after, pid=7, release="f" * 16)).needs == "restart"
+    assert planned(replace(after, pid=None, release=desired.hash)).needs == "start"
 
 
 @pytest.mark.parametrize(
@@ -367,11 +367,11 @@ def test_a_plan_and_a_rollback_state_which_release_runs_and_which_is_pending() -
     pending = deployed_now(found).notes[0]
     assert pending.startswith("release 11111111 pending since 2026-03-01 ") and "22222222 runs" in pending
     assert undo.rollback(spark(), found).notes == ("22222222 runs already: 11111111 was deployed and never started",)
-    started = replace(found, serving=ServingProcess(7, "1" * 16, True))
+    started = replace(found, pid=7, release="1" * 16)
     assert not any("pending" in note for note in deployed_now(started).notes)
     assert not any("pending" in note for note in planned(found).notes), "this plan replaces 11111111"
     assert undo.rollback(spark(), started).notes == ("11111111 runs until: disagg restart --host dgx-spark-1",)
-    stopped = undo.rollback(spark(), replace(found, serving=None))
+    stopped = undo.rollback(spark(), replace(found, pid=None, release=""))
     assert stopped.notes == ("nothing runs there: disagg start --host dgx-spark-1 runs 22222222",)
 
 
@@ -449,7 +449,7 @@ def test_another_service_manager_takes_the_start_at_boot_from_the_one_before() -
 
 def test_uninstall_ends_a_server_that_no_service_manager_has() -> None:
     found = facts("spark_deployed", installed={})
-    assert found.serving is not None and found.serving.alive
+    assert found.pid is not None
     plan = uninstall(spark(), found, models=False)
     assert names(plan) == ["end", "remove"] and of_type(plan.steps[0].action, RunScript).argv == ("4242",)
 
@@ -459,7 +459,7 @@ def test_uninstall_ends_what_still_runs_after_the_managers_have_stopped_theirs()
     assert names(plan) == ["service", "end", "remove"]
     assert plan.steps[1].what == "end the server of dgx-spark-1 if it still runs"
     assert of_type(plan.steps[1].action, RunScript).argv == ("4242",)
-    stopped = facts("spark_deployed", serving=None)
+    stopped = facts("spark_deployed", pid=None, release="")
     assert names(uninstall(spark(), stopped, models=False)) == ["service", "remove"]
 
 
@@ -537,10 +537,10 @@ def test_the_plan_of_a_remote_gateway_says_where_to_write_the_keys_that_are_not_
 )
 def test_a_server_that_does_not_run_and_that_nobody_has_stopped_is_down(last: str, cut_off: bool, down: str) -> None:
     """A restart that was killed between its stop and its start leaves the host so."""
-    found = facts("spark_deployed", serving=ServingProcess(7, RAN, False), last_command=last, cut_off=cut_off)
+    found = facts("spark_deployed", pid=None, release=RAN, last_command=last, cut_off=cut_off)
     assert planned(found).down == down
-    assert planned(replace(found, serving=ServingProcess(7, RAN, True))).down == ""
-    assert planned(replace(found, serving=None, running="")).down == "", "it has never run"
+    assert planned(replace(found, pid=7, release=RAN)).down == ""
+    assert planned(replace(found, pid=None, release="", service="")).down == "", "it has never run"
 
 
 @pytest.mark.parametrize("count", [1, 2])

@@ -14,7 +14,6 @@ from disagg.fleet.facts.host import (
     InstalledService,
     Python,
     Release,
-    ServingProcess,
     Systemd,
 )
 from disagg.fleet.lifecycle.status.host_status import HostStatus
@@ -58,7 +57,8 @@ def spark(name: str = "dgx-spark-1", **changes: Any) -> Any:
         environments={ENVIRONMENT: True},
         token_digests=(token_digest(TOKEN),),
         token_mode="-rw-------",
-        serving=ServingProcess(4711, RELEASE, True),
+        pid=4711,
+        release=RELEASE,
     )
     held = StoredModel(FP8_SOURCE, "complete", 30 << 30, "/f", "/r", "a1" * 20, config=QWEN_FP8, digests=DIGESTS)
     seen = HostReadings(
@@ -88,7 +88,8 @@ def mac(name: str = "mac-studio-2", **changes: Any) -> Any:
         environments={ENVIRONMENT: True},
         token_digests=(token_digest(TOKEN),),
         token_mode="-rw-------",
-        serving=ServingProcess(815, RELEASE, True),
+        pid=815,
+        release=RELEASE,
     )
     held = StoredModel(
         "mlx-community/Qwen3-8bit", "complete", 32 << 30, "/f", "/r", "b2" * 20, config=CONFIG, digests=DIGESTS

@@ -8,7 +8,7 @@ import pytest
 from disagg.config import EngineOptions
 from disagg.errors import FleetError
 from disagg.fleet.doctor.host import findings
-from disagg.fleet.facts.host import HardwareFacts, Python, ServingProcess, Systemd, parse_hardware
+from disagg.fleet.facts.host import HardwareFacts, Python, Systemd, parse_hardware
 from disagg.fleet.facts.probe import ProbeOutput
 from disagg.fleet.models.inventory import RequiredModel, StoredModel
 from disagg.nvidia import GPU
@@ -250,17 +250,17 @@ def test_a_token_that_is_missing_readable_or_wrong_is_a_fault(facts: dict[str, A
 
 
 def test_a_bare_host_is_to_be_deployed() -> None:
-    bare = spark(facts={"folder": False, "current": "", "serving": None, "token_digests": ()})
+    bare = spark(facts={"folder": False, "current": "", "pid": None, "release": "", "token_digests": ()})
     assert only(bare, None) == ("disagg", "warning", "nothing is deployed", "disagg deploy --host dgx-spark-1")
 
 
 def test_a_deployment_that_was_broken_off_before_its_token_is_no_fault_of_the_token() -> None:
-    begun = spark(facts={"folder": True, "current": "", "serving": None, "token_digests": ()})
+    begun = spark(facts={"folder": True, "current": "", "pid": None, "release": "", "token_digests": ()})
     assert only(begun, None)[:3] == ("disagg", "warning", "nothing is deployed")
 
 
 def test_an_older_release_that_still_runs_is_to_be_restarted() -> None:
-    check, level, text, hint = only(spark(facts={"serving": ServingProcess(1, "b" * 16, True)}))
+    check, level, text, hint = only(spark(facts={"pid": 1, "release": "b" * 16}))
     assert (check, level, hint) == ("disagg", "warning", "disagg restart --host dgx-spark-1")
     assert text == f"release {'b' * 8} still runs, and {RELEASE[:8]} is deployed"
 

@@ -16,7 +16,6 @@ from disagg.fleet.facts.host import (
     InstalledService,
     Python,
     Release,
-    ServingProcess,
     Systemd,
     parse,
     read_host_facts,
@@ -58,7 +57,7 @@ def test_a_spark_is_read_whole() -> None:
     assert found.own_releases == {"1" * 16, "2" * 16}
     assert Release("other", "3" * 16, "c" * 16) in found.releases
     assert found.environment_of("2" * 16) == "b" * 16
-    assert found.serving == ServingProcess(4242, "2" * 16, True)
+    assert (found.pid, found.release) == (4242, "2" * 16)
     assert found.listening == (8000,)
 
 
@@ -139,8 +138,8 @@ def test_a_server_that_has_ended_is_not_serving(tmp_path: Path) -> None:
     ended = subprocess.Popen(["true"])
     ended.wait()
     (mine / "serving").write_text(f"{ended.pid} {'1' * 16}\n")
-    found = probed(tmp_path).serving
-    assert found is not None and not found.alive
+    found = probed(tmp_path)
+    assert (found.pid, found.release) == (None, "1" * 16)
 
 
 def test_a_tab_or_newline_in_a_value_cannot_forge_a_line(tmp_path: Path) -> None:

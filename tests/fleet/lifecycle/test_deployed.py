@@ -396,7 +396,7 @@ def test_a_pid_that_now_is_another_hosts_server_is_not_taken_for_ones_own(yard: 
     (yard.own("a") / "supervisor.json").write_text(f'{{"pid": {supervisor}}}')
     assert read_server_facts(LocalMachine("a"), "a", None).managers == {"process": False}
     facts = read_host_facts(LocalMachine("a"), yard.fleet.hosts["a"])
-    assert facts.serving is not None and not facts.serving.alive
+    assert facts.release and facts.pid is None
     assert outcomes(yard.lifecycle().stop(["a"])) == {"a": "not running"}
     assert yard.pid("b") == pid
 

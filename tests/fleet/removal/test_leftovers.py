@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from disagg.fleet.facts.contents import FoundHost, MachineContents
+from disagg.fleet.facts.server import FoundHost, MachineContents
 from disagg.fleet.removal.leftovers import Scope, leftovers, scope_of
 from tests.fleet.facts.fixture_facts import fleet, front, spark, studio
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from disagg.fleet.facts import probe
-from disagg.fleet.facts.contents import FoundHost, MachineContents, read_contents
 from disagg.fleet.facts.paths import HostPaths
+from disagg.fleet.facts.server import FoundHost, MachineContents, read_contents
 from disagg.fleet.machine import shell
 from disagg.fleet.machine.local import LocalMachine
 from disagg.fleet.services import launchd
@@ -77,7 +77,8 @@ def test_hosts_are_found_with_fleet_environment_sources_token_and_services(home:
             frozenset({ENVIRONMENT}),
             frozenset({"owner/qwen", '/home/a"b/qwen'}),
             ("process",),
-            (hashlib.sha256(b"secret\n").hexdigest(),),
+            token_digests=(hashlib.sha256(b"secret\n").hexdigest(),),
+            token_mode="-rw-r--r--",
             locked=True,
         ),
         FoundHost("unit-only", False, managers=("systemd",)),
