@@ -24,8 +24,7 @@ from disagg.fleet.deploy.deployment import DeployResult, choose, exit_code, plan
 from disagg.fleet.deploy.release import Installation
 from disagg.fleet.lifecycle.state import State
 from disagg.fleet.rollout.gate import ALTERNATIVES, PROMPT, TOKENS, Ask, RecordedAnswer, RecordedToken
-from disagg.fleet.rollout.policy import RolloutSettings
-from disagg.fleet.rollout.report import RolloutReport
+from disagg.fleet.rollout.progress import RolloutReport
 from disagg.fleet.rollout.rollout import Rollout
 from disagg.inference.client import Client
 from disagg.units import counted
@@ -65,7 +64,7 @@ def rollout(
         hosts,
         planner(Installation.current(fleet, state.tokens.all, returns=True)),
         asking(fleet, state),
-        RolloutSettings(max_unavailable),
+        max_unavailable,
         timeout,
         new_answers=new_answers,
         break_lock=break_lock,

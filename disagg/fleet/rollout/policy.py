@@ -6,7 +6,7 @@ is left for each model and role that it shares with others. Hosts that are down 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -39,64 +39,47 @@ class HostState:
 
 
 @dataclass(frozen=True, slots=True)
-class RolloutSettings:
-    """max_unavailable: how many hosts of the fleet may be down at the same time."""
+class Turn:
+    """What to do on these hosts at the same time. Without any the rollout ends: it is blocked by what `blocked` names,
+    or nothing is left to do."""
 
-    max_unavailable: int = 1
-
-
-@dataclass(frozen=True, slots=True)
-class RolloutTurn:
-    """Steps to carry out at the same time: (host, action). Without steps the rollout ends: it is blocked by what
-    `blocked` names, or nothing is left to do."""
-
-    steps: tuple[tuple[str, Action], ...] = ()
+    action: Action = "restart"
+    hosts: tuple[str, ...] = ()
     blocked: str = ""
 
 
-def next_turn(hosts: Sequence[HostState], settings: RolloutSettings, undo: bool = False) -> RolloutTurn:
-    """What to do next. undo: go back although no host has failed, because the new release could not be deployed."""
+def next_turn(hosts: Sequence[HostState], max_unavailable: int, undo: bool = False) -> Turn:
+    """What to do next. max_unavailable: how many hosts of the fleet may be down at the same time. undo: go back
+    although no host has failed, because the new release could not be deployed."""
     if undo or any(host.phase in UNDOING for host in hosts):
-        return _undo(hosts, settings)
-    if untested := [host for host in hosts if host.phase == "new"]:
-        return RolloutTurn(_steps(untested, "test"))
-    return _down("restart", [host for host in hosts if host.phase == "before"], hosts, settings)
+        pending = [host.name for host in hosts if host.phase in ("before", "outside") and host.pending]
+        if pending:  # nothing is restarted, so all at once
+            return Turn("forget", tuple(pending))
+        changed = [host for host in hosts if host.phase in ("failed", "new", "passed")]
+        failed = [host for host in changed if host.phase == "failed"]
+        return _down("return", failed or changed, hosts, max_unavailable)
+    if untested := [host.name for host in hosts if host.phase == "new"]:
+        return Turn("test", tuple(untested))
+    return _down("restart", [host for host in hosts if host.phase == "before"], hosts, max_unavailable)
 
 
-def _undo(hosts: Sequence[HostState], settings: RolloutSettings) -> RolloutTurn:
-    pending = [host for host in hosts if host.phase in ("before", "outside") and host.pending]
-    if pending:  # nothing is restarted, so all at once
-        return RolloutTurn(_steps(pending, "forget"))
-    changed = [host for host in hosts if host.phase in ("failed", "new", "passed")]
-    failed = [host for host in changed if host.phase == "failed"]
-    return _down("return", failed or changed, hosts, settings)
-
-
-def _steps(hosts: Iterable[HostState], action: Action) -> tuple[tuple[str, Action], ...]:
-    return tuple((host.name, action) for host in hosts)
-
-
-def _down(
-    action: Action, waiting: Sequence[HostState], hosts: Sequence[HostState], settings: RolloutSettings
-) -> RolloutTurn:
+def _down(action: Action, waiting: Sequence[HostState], hosts: Sequence[HostState], max_unavailable: int) -> Turn:
     """The action, which takes hosts down, on as many of these as may be down together."""
     chosen: list[HostState] = []
     for host in sorted(waiting, key=lambda host: host.up):
-        if len(chosen) < settings.max_unavailable and not _obstacle(host, chosen, hosts, settings):
+        if len(chosen) < max_unavailable and not _obstacle(host, chosen, hosts, max_unavailable):
             chosen.append(host)
     if chosen or not waiting:
-        return RolloutTurn(_steps(chosen, action))
-    return RolloutTurn(blocked=_obstacle(waiting[0], (), hosts, settings))
+        return Turn(action, tuple(host.name for host in chosen))
+    return Turn(blocked=_obstacle(waiting[0], (), hosts, max_unavailable))
 
 
-def _obstacle(
-    host: HostState, chosen: Sequence[HostState], hosts: Sequence[HostState], settings: RolloutSettings
-) -> str:
+def _obstacle(host: HostState, chosen: Sequence[HostState], hosts: Sequence[HostState], max_unavailable: int) -> str:
     """Why the host must not be taken down together with those chosen, "" if it may."""
     if not host.up:
         return ""
     down = [one.name for one in hosts if not one.up or one in chosen]
-    if len(down) >= settings.max_unavailable:
+    if len(down) >= max_unavailable:
         return f"{', '.join(down)} is down, and {host.name} would be too"
     for model, role in sorted(host.serves):
         others = [one for one in hosts if one.name != host.name and (model, role) in one.serves]

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Final
 
 from disagg.config import Fleet, Host
 from disagg.errors import DisaggError, LockLost, UsageError
 from disagg.fleet.changes.fleet_locks import FleetLocks, kept, places
-from disagg.fleet.changes.hooks import HookRunner, around
+from disagg.fleet.changes.hooks import Change, ChangeKind, HookRunner, around
 from disagg.fleet.deploy.deployment import Deployment, DeployResult, Planner
 from disagg.fleet.deploy.plan import refused
 from disagg.fleet.deploy.steps import OnStep, Plan, Refusal, ignore
@@ -26,24 +26,18 @@ from disagg.fleet.machine.connect import Connect, Machines, machine_for
 from disagg.fleet.machine.fan_out import each
 from disagg.fleet.rollout import policy
 from disagg.fleet.rollout.gate import Ask, Gate
-from disagg.fleet.rollout.policy import Action, HostState, Phase, RolloutSettings
-from disagg.fleet.rollout.record import RecordedPhase, RecordFile, RolloutRecord, phase
-from disagg.fleet.rollout.report import HostReport, RolloutReport, ending, outcome
+from disagg.fleet.rollout.policy import HostState, Phase, Turn
+from disagg.fleet.rollout.progress import Progress, RecordFile, RolloutRecord, RolloutReport
 
 WHY: Final = "rollout"
 SETTLE_S: Final = 30.0
 """How long a host that is down may keep the others waiting before the rollout stops."""
-_RECORDED: Final[Mapping[Phase, RecordedPhase]] = {
-    "passed": "passed",
-    "failed": "failed",
-    "back": "back",
-    "stuck": "stuck",
-}
 
 
 @dataclass(slots=True)
 class Rollout:
-    """One rollout on some deployed hosts of a fleet. planner: towards the new releases. timeout_s: until a restarted
+    """One rollout on some deployed hosts of a fleet. planner: towards the new releases. max_unavailable: how
+    many hosts of the fleet may be down at the same time. timeout_s: until a restarted
     server must be healthy. new_answers: the new release may answer otherwise; the first of its hosts of each kind is
     compared with nothing, and the others with it. servers: starts and stops what runs. hooks: None runs none."""
 
@@ -52,7 +46,7 @@ class Rollout:
     hosts: Sequence[Host]
     planner: Planner
     ask: Ask
-    settings: RolloutSettings = field(default_factory=RolloutSettings)
+    max_unavailable: int = 1
     timeout_s: float = 300.0
     new_answers: bool = False
     break_lock: bool = False
@@ -63,18 +57,14 @@ class Rollout:
     hooks: HookRunner | None = None
     _locks: FleetLocks | None = None
     _facts: dict[str, HostFacts] = field(default_factory=dict)
-    _phases: dict[str, Phase] = field(default_factory=dict)
-    _pending: set[str] = field(default_factory=set)
-    _errors: dict[str, DisaggError] = field(default_factory=dict)
-    _record: RolloutRecord = field(default_factory=lambda: RolloutRecord({}, {}))
+    _progress: Progress = field(init=False)
 
-    @property
-    def _file(self) -> RecordFile:
-        return RecordFile(self.state.folder / "rollout.json")
+    def __post_init__(self) -> None:
+        self._progress = Progress(RecordFile(self.state.folder / "rollout.json"))
 
     def _earlier(self) -> RolloutRecord:
         """The record of an unfinished rollout, without hosts that hosts.toml no longer has."""
-        record = self._file.read()
+        record = self._progress.file.read()
         return record.without(record.target.keys() - self.fleet.hosts.keys())
 
     @property
@@ -114,14 +104,14 @@ class Rollout:
                 if one.error is not None:
                     raise one.error
             self._begin(_target(planned))
-            if not any(one.result == "planned" or self._phases[one.host] != "outside" for one in planned):
-                return self._end("")
-            if any(one in policy.UNDOING for one in self._phases.values()):
+            if not any(one.result == "planned" or self._progress.phases[one.host] != "outside" for one in planned):
+                return self._progress.end("")
+            if any(one in policy.UNDOING for one in self._progress.phases.values()):
                 return self._in_turns(undo=True)
             if not self.new_answers:
                 self._record_answers()
             if not self._deploy(planned):  # its hooks have run, and none may stop what follows
-                return self._end(self._turns(undo=True))
+                return self._progress.end(self._turns(undo=True))
             return self._in_turns(undo=False)
 
     def undo(self) -> RolloutReport:
@@ -157,14 +147,11 @@ class Rollout:
             for name, lost in unreleased.items():
                 self.report(name, lost.message)
 
-    @property
-    def _changing(self) -> list[str]:
-        """The hosts that this command changes."""
-        return [host.name for host in self.hosts if self._phases[host.name] != "outside"]
-
-    def _of_changing(self, releases: Mapping[str, str]) -> dict[str, str]:
-        """Their releases, if known."""
-        return {name: releases[name] for name in self._changing if releases.get(name)}
+    def _around(self, kind: ChangeKind, releases: Mapping[str, str]) -> AbstractContextManager[Change]:
+        """The hooks around a change. releases: of the hosts, if known."""
+        changing = self._progress.changing
+        known = {name: releases[name] for name in changing if releases.get(name)}
+        return around(self.hooks, kind, changing, known, self._locks)
 
     def _deployment(self, planner: Planner, hosts: Sequence[Host] | None = None) -> Deployment:
         def decide(host: Host, facts: HostFacts) -> Plan:
@@ -175,61 +162,46 @@ class Rollout:
         return Deployment(chosen, decide, WHY, self.on_step, self.connect, locks=self._locks)
 
     def _begin(self, target: Mapping[str, str]) -> None:
-        """The phase of each host, by its links and the record."""
-        earlier = self._earlier()
-        self._record = earlier.without({host.name for host in self.hosts})
-        self._record.verdicts |= earlier.verdicts
-        for host in self.hosts:
-            name, facts = host.name, self._facts[host.name]
-            runs = facts.runs
-            self._record.current[name] = earlier.current.get(name, facts.current)
-            if facts.current != self._record.current[name]:
-                self._pending.add(name)
-            if name not in earlier.target and target.get(name, runs) == runs:
-                self._phases[name] = "outside"
-                continue
-            before = earlier.before.get(name, "") if name in earlier.target else facts.release
-            self._record.target[name], self._record.before[name] = target[name], before
-            self._phases[name] = phase(target[name], before, runs, earlier.verdicts.get(name))
+        self._progress.begin(self._earlier(), [self._facts[host.name] for host in self.hosts], target)
 
     def _record_answers(self) -> None:
         """What the first host of each kind answers before anything is changed."""
         for host in self.hosts:
-            if self._phases[host.name] == "before" and self._gate.needs(host) and self._healthy(host):
+            if self._progress.phases[host.name] == "before" and self._gate.needs(host) and self._healthy(host):
                 self.report(host.name, "recording its answer")
                 self._gate.record(host)
 
     def _deploy(self, planned: Sequence[DeployResult]) -> bool:
         """Bring the new release to every host; nothing is restarted. False if it failed anywhere."""
-        hooks = around(self.hooks, "deploy", self._changing, self._of_changing(self._record.target), self._locks)
+        progress, target = self._progress, _target(planned)
+        hooks = self._around("deploy", progress.record.target)
         with hooks as change, self._deployment(self.planner) as deployment:
-            self._file.write(self._record)  # until here nothing was changed
+            progress.file.write(progress.record)  # until here nothing was changed
             done = deployment.carry_out(planned, sure=True)
             change.end({one.host: one.error for one in done if one.error is not None})
-        target = _target(planned)
-        self._pending |= {one.host for one in done if self._record.current[one.host] != target.get(one.host)}
-        self._errors |= {one.host: one.error for one in done if one.error is not None}
+        progress.pending |= {one.host for one in done if progress.record.current[one.host] != target.get(one.host)}
+        progress.errors |= {one.host: one.error for one in done if one.error is not None}
         self._stop_if_lost(done)
         return all(one.ok for one in done)
 
     # The turns
 
     def _in_turns(self, undo: bool) -> RolloutReport:
-        releases = self._record.before if undo else self._record.target
-        with around(self.hooks, "restart", self._changing, self._of_changing(releases), self._locks) as change:
-            report = self._end(self._turns(undo))
-            change.end(self._errors, report.exit_code == 0)
+        releases = self._progress.record.before if undo else self._progress.record.target
+        with self._around("restart", releases) as change:
+            report = self._progress.end(self._turns(undo))
+            change.end(self._progress.errors, report.exit_code == 0)
         return report
 
     def _turns(self, undo: bool) -> str:
         """Carry out turns until none is left. Why the rollout is blocked, "" if it is not."""
         waiting_since: float | None = None
         while True:
-            turn = policy.next_turn(self._states(), self.settings, undo)
-            if turn.steps:
+            turn = policy.next_turn(self._states(), self.max_unavailable, undo)
+            if turn.hosts:
                 waiting_since = None
-                self._carry_out(turn.steps[0][1], [self.fleet.hosts[name] for name, _ in turn.steps])
-                self._keep()
+                self._carry_out(turn)
+                self._progress.keep()
                 continue
             if not turn.blocked:
                 return ""
@@ -246,9 +218,9 @@ class Rollout:
             HostState(
                 host.name,
                 frozenset((host.model, role) for role in host.roles),
-                self._phases.get(host.name, "outside"),
+                self._progress.phases.get(host.name, "outside"),
                 healthy[host.name],
-                host.name in self._pending,
+                host.name in self._progress.pending,
             )
             for host in hosts
         ]
@@ -256,26 +228,27 @@ class Rollout:
     def _healthy(self, host: Host) -> bool:
         return poll_host(host, self.state.tokens.current, self.state).ok
 
-    def _carry_out(self, action: Action, hosts: Sequence[Host]) -> None:
-        if action == "test":
+    def _carry_out(self, turn: Turn) -> None:
+        hosts = [self.fleet.hosts[name] for name in turn.hosts]
+        if turn.action == "test":
             self._test(hosts)
-        elif action == "restart":
+        elif turn.action == "restart":
             self._restart(hosts, "new", "failed")
-        elif action == "forget":
-            self._switch(hosts, self._record.current, "before")
-        elif returned := self._switch(hosts, self._record.before, "stuck"):
+        elif turn.action == "forget":
+            self._switch(hosts, self._progress.record.current, "before")
+        elif returned := self._switch(hosts, self._progress.record.before, "stuck"):
             self._restart(returned, "back", "stuck")
             found = [host for host in returned if self._differs(host.name)]
-            self._switch(found, self._record.current, "stuck")
+            self._switch(found, self._progress.record.current, "stuck")
 
     def _differs(self, name: str) -> bool:
         """Whether another release was current on a host before the rollout than the one that ran."""
-        return self._record.current.get(name, "") not in ("", self._record.before[name])
+        return self._progress.record.current.get(name, "") not in ("", self._progress.record.before[name])
 
     def _restart(self, hosts: Sequence[Host], up: Phase, down: Phase) -> None:
         servers = FleetServers(self.fleet, self.state, report=self.report, locks=self._locks)
         names = [host.name for host in hosts]
-        self._pending -= set(names)
+        self._progress.pending -= set(names)
         results = servers.restart(names, self.timeout_s, at_once=True)
         for result in results:
             if not isinstance(result.error, LockLost):
@@ -291,13 +264,13 @@ class Rollout:
 
     @property
     def _gate(self) -> Gate:
-        return Gate(self.ask, self._record.answers)
+        return Gate(self.ask, self._progress.record.answers)
 
     def _switch(self, hosts: Sequence[Host], to: Mapping[str, str], failed: Phase) -> list[Host]:
         """Make these releases current. The hosts on which that succeeded; failed: the phase of the others."""
 
         def decide(host: Host, facts: HostFacts) -> Plan:
-            release = to.get(host.name) or self._record.before.get(host.name, "")
+            release = to.get(host.name) or self._progress.record.before.get(host.name, "")
             if not release:
                 reason = Refusal("no release was there before the rollout", f"disagg logs --host {host.name}")
                 return refused(host, reason)
@@ -306,7 +279,7 @@ class Rollout:
         with self._deployment(decide, hosts) as deployment:
             done = deployment.carry_out(deployment.plan(), sure=True)
         self._stop_if_lost(done)
-        self._pending -= {one.host for one in done}
+        self._progress.pending -= {one.host for one in done}
         for one in done:
             if one.error is not None:
                 self._settle(one.host, failed, one.error)
@@ -316,52 +289,12 @@ class Rollout:
         """Raise LockLost if another command has taken a lock from this one. What is done until then is recorded."""
         for one in results:
             if isinstance(one.error, LockLost):
-                self._keep()
+                self._progress.keep()
                 raise one.error
 
     def _settle(self, name: str, reached: Phase, error: DisaggError | None) -> None:
-        self._phases[name] = reached
+        self._progress.settle(name, reached, error)
         self.report(name, "healthy" if reached in ("new", "back") else reached)
-        if error is not None and name not in self._errors:
-            self._errors[name] = error
-
-    # The end
-
-    def _keep(self) -> None:
-        """Write to the record what an interruption must not lose."""
-        for name, reached in self._phases.items():
-            if reached in _RECORDED:
-                self._record.verdicts[name] = _RECORDED[reached]
-            else:
-                self._record.verdicts.pop(name, None)
-        self._file.write(self._record)
-
-    def _end(self, blocked: str) -> RolloutReport:
-        ended = ending([self._phases[host.name] for host in self.hosts], blocked)
-        if ended != "stopped":
-            self._forget()
-        shown = [
-            HostReport(
-                host.name, outcome(reached), self._shown_release(host.name, reached), self._errors.get(host.name)
-            )
-            for host in self.hosts
-            for reached in [self._phases[host.name]]
-        ]
-        return RolloutReport(ended, shown, blocked)
-
-    def _forget(self) -> None:
-        """These hosts have ended it. Others, which were not selected, have not."""
-        rest = self._record.without({host.name for host in self.hosts})
-        if rest.target:
-            self._file.write(rest)
-        else:
-            self._file.remove()
-
-    def _shown_release(self, name: str, reached: Phase) -> str:
-        """What runs there."""
-        if reached == "outside":
-            return self._facts[name].current
-        return (self._record.target if reached in ("new", "passed", "failed") else self._record.before).get(name, "")
 
 
 def _target(planned: Sequence[DeployResult]) -> dict[str, str]:

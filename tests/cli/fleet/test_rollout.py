@@ -13,8 +13,7 @@ from disagg.errors import DisaggError, FleetError, HostUnreachable
 from disagg.fleet.deploy.deployment import DeployResult
 from disagg.fleet.deploy.steps import Plan
 from disagg.fleet.lifecycle.state import State
-from disagg.fleet.rollout.record import RecordFile, RolloutRecord
-from disagg.fleet.rollout.report import HostReport, RolloutReport
+from disagg.fleet.rollout.progress import HostReport, RecordFile, RolloutRecord, RolloutReport
 from disagg.fleet.rollout.rollout import Rollout
 from tests.cli.commandline import run, write_fleet
 

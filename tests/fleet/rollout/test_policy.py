@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from disagg.fleet.rollout.policy import HostState, Phase, RolloutSettings, next_turn
+from disagg.fleet.rollout.policy import HostState, Phase, next_turn
 
 ROLES = {"p": "prefill", "d": "decode", "g": "gateway"}
 
@@ -20,8 +20,8 @@ def hosts(line: str) -> list[HostState]:
 
 
 def turn_of(line: str, max_unavailable: int = 1, undo: bool = False) -> str:
-    turn = next_turn(hosts(line), RolloutSettings(max_unavailable), undo)
-    return f"blocked: {turn.blocked}" if turn.blocked else " ".join(f"{action} {name}" for name, action in turn.steps)
+    turn = next_turn(hosts(line), max_unavailable, undo)
+    return f"blocked: {turn.blocked}" if turn.blocked else " ".join(f"{turn.action} {name}" for name in turn.hosts)
 
 
 @pytest.mark.parametrize(

@@ -25,8 +25,7 @@ from disagg.fleet.facts.host import HostFacts
 from disagg.fleet.facts.paths import HostPaths
 from disagg.fleet.lifecycle.state import State
 from disagg.fleet.machine.local import LocalMachine
-from disagg.fleet.rollout.record import RolloutRecord
-from disagg.fleet.rollout.report import RolloutReport
+from disagg.fleet.rollout.progress import Progress, RolloutRecord, RolloutReport
 from disagg.fleet.rollout.rollout import Rollout
 from disagg.fleet.services import supervise
 from disagg.inference.client import Client
@@ -204,7 +203,7 @@ def test_a_release_that_does_not_start_is_rolled_back_to_what_was_there_and_hook
 def test_an_interrupted_rollout_goes_on_where_it_was(site: Site, load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
     first = site.runs()
     target = {name: site.release(name, mark="2") for name in NAMES}
-    interrupt_after(monkeypatch, site, target, lambda work: work._phases["a"] == "passed")
+    interrupt_after(monkeypatch, site, target, lambda progress: progress.phases["a"] == "passed")
     assert site.runs() == {**first, "a": target["a"]}
     with pytest.raises(DisaggError, match="rollout of other releases"):
         site.rollout({name: site.release(name, mark="3") for name in NAMES}).plan()
@@ -252,8 +251,8 @@ def test_going_back_that_was_interrupted_has_the_hooks_of_a_restart_and_passes_t
     work = site.rollout(first, hooks=note_releases(site, tmp_path / "noted"))
 
     def begin(work: Rollout, target: object) -> None:
-        work._record = RolloutRecord(dict.fromkeys(NAMES, "new"), {"a": "old", "b": ""})
-        work._phases = {"a": "failed", "b": "before"}
+        work._progress.record = RolloutRecord(dict.fromkeys(NAMES, "new"), {"a": "old", "b": ""})
+        work._progress.phases = {"a": "failed", "b": "before"}
 
     monkeypatch.setattr(Rollout, "_begin", begin)
     monkeypatch.setattr(Rollout, "_turns", lambda work, undo: "" if undo else "it went on")
@@ -311,18 +310,18 @@ def releases_noted(file: Path, hook: str) -> list[str]:
 
 
 def interrupt_after(
-    monkeypatch: pytest.MonkeyPatch, site: Site, target: dict[str, str], reached: Callable[[Rollout], bool]
+    monkeypatch: pytest.MonkeyPatch, site: Site, target: dict[str, str], reached: Callable[[Progress], bool]
 ) -> None:
     """Begin a rollout, and end it as Ctrl-C does after the first turn for which `reached` holds."""
-    keep = Rollout._keep
+    keep = Progress.keep
 
-    def interrupted(work: Rollout) -> None:
-        keep(work)
-        if reached(work):
+    def interrupted(progress: Progress) -> None:
+        keep(progress)
+        if reached(progress):
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(Rollout, "_keep", interrupted)
+        patched.setattr(Progress, "keep", interrupted)
         with pytest.raises(KeyboardInterrupt):
             site.run(target)
 

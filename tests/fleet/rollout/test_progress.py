@@ -6,7 +6,7 @@ import pytest
 
 from disagg.errors import FleetError
 from disagg.fleet.rollout.gate import RecordedAnswer, RecordedToken
-from disagg.fleet.rollout.record import RecordedPhase, RecordFile, RolloutRecord, phase
+from disagg.fleet.rollout.progress import RecordedPhase, RecordFile, RolloutRecord, phase
 
 
 @pytest.mark.parametrize(
