@@ -8,13 +8,12 @@ sampling  how tokens are chosen
 requests  the bodies of POST /generate, /decode and /prefill
 events    the server-sent events of their answers; event_stream: the one reader of such streams
 status    the answers of GET /health and GET /status
+watch     what `disagg status --notify` posts
 calls     every path of the servers with these types; openapi: the document that is made from it
 delivery  KV that an engine sends by itself: its order and its report
 verify    what `python -m disagg.verify` prints
-watch     what `disagg status --notify` posts
 handoff   the hand-off benchmark: the task of its two ends, and its figures
-live      GET /api/live of a gateway: requests, hosts and models now
-history   GET /api/history of a gateway: requests that have ended
+live      GET /api/live and GET /api/history of a gateway: requests, hosts and models now, and requests that have ended
 parallel  POST /v1/parallel of a gateway: several requests in one body
 
 Servers, inference, fleet and cli build and read these types; nobody writes their keys by hand. docs/http-api.md

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from disagg.api import openapi
 from disagg.api.base import Contract
-from disagg.api.history import HistoryAnswer
+from disagg.api.live import HistoryAnswer
 from disagg.api.openapi import AnswerSpec, Operation
 from disagg.api.parallel import ParallelAnswer, ParallelBody, ParallelChunk, ParallelEnd, ParallelResult
 from disagg.api.status import Liveness

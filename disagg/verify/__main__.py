@@ -30,7 +30,7 @@ from disagg.errors import ContextLengthExceeded, DisaggError
 from disagg.kv.received import ReceivedKV
 from disagg.verify.compare import Comparisons, EngineRun, Runs, bounds, bounds_alone, summary
 from disagg.verify.pair import EnginePair
-from disagg.verify.process import PrefillSpec
+from disagg.verify.prefill import PrefillSpec
 
 PREFILL_ENGINES: Final = [one.name for one in engines_for("prefill", loads=True)]
 DECODE_ENGINE: Final = engines_for("decode", loads=True)[0].name

@@ -22,7 +22,7 @@ from disagg.errors import DeadlineExceeded, DisaggError, ServerUnavailable, Usag
 from disagg.inference.attempt import Alone
 from disagg.inference.client import Client
 from disagg.inference.types import Completion
-from disagg.verify.answers import agrees, compare_answers, limits, same_weights
+from disagg.verify.compare import agrees, compare_answers, limits, same_weights
 from disagg.verify.prompts import pieces, sample_text
 
 PROMPTS: Final = 8

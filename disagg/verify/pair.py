@@ -28,7 +28,7 @@ from disagg.kv.receive import KVServer
 from disagg.kv.receive.incoming import Expected
 from disagg.kv.receive.tickets import KVOutcome, Tickets
 from disagg.kv.received import ReceivedKV
-from disagg.verify.process import TIMEOUT_S, PrefillProcess, PrefillSpec
+from disagg.verify.prefill import TIMEOUT_S, PrefillProcess, PrefillSpec
 from disagg.verify.prompts import sample_text
 
 

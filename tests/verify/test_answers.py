@@ -11,8 +11,7 @@ from disagg.api.events import TokenLogprob
 from disagg.api.names import Role
 from disagg.api.verify import RunComparison
 from disagg.config import DType, EngineOptions, Host, Model
-from disagg.verify.answers import agrees, compare_answers, limits, same_weights
-from disagg.verify.compare import ALONE, MAX_LOGIT_DIFF, NOISE
+from disagg.verify.compare import ALONE, MAX_LOGIT_DIFF, NOISE, agrees, compare_answers, limits, same_weights
 
 
 def token(id: int, *, likely: float = 0.8, other: int = 99) -> TokenLogprob:

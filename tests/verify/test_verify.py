@@ -10,7 +10,7 @@ import pytest
 import disagg.demo
 from disagg.api.verify import VerifyReport
 from disagg.verify import __main__ as program
-from disagg.verify.process import PrefillSpec
+from disagg.verify.prefill import PrefillSpec
 from tests.fleets import preloaded_command
 
 MODEL = Path(disagg.demo.__file__).parent / "models" / "qwen3-moe-tiny"

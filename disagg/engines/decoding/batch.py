@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from disagg.engines.base import DecodeRequest, DecodeTiming, EngineInfo, Listener, Token
-from disagg.engines.model.held import PinnedPrefix, PrefixCache
+from disagg.engines.model.prefix_cache import PinnedPrefix, PrefixCache
 from disagg.engines.model.text import PromptTokenizer
 from disagg.errors import DisaggError
 from disagg.kv.received import ReceivedKV

@@ -28,7 +28,7 @@ from disagg.api.sampling import Sampling
 from disagg.engines.base import DecodeRequest, EngineInfo, HeldKV, Listener, Token
 from disagg.engines.decoding.batch import Backend, Batch, Job
 from disagg.engines.decoding.commands import Commands, as_disagg
-from disagg.engines.model.held import PinnedPrefix
+from disagg.engines.model.prefix_cache import PinnedPrefix
 from disagg.engines.model.text import PromptTokenizer
 from disagg.errors import Cancelled, DisaggError, KVRefuted, LayoutMismatch, ModelError, Overloaded, RequestError
 from disagg.kv.received import ReceivedKV

@@ -16,7 +16,7 @@ from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, RotatingKVCache
 
 from disagg.api.layout import BITS, GROUP, LayerLayout
 from disagg.engines.mlx.held import CachedPrefix
-from disagg.engines.model.held import Layer, last_rows, segments
+from disagg.engines.model.prefix_cache import Layer, last_rows, segments
 from disagg.errors import LayoutMismatch
 from disagg.kv.received import ALIGNMENT, ReceivedKV
 

@@ -27,7 +27,7 @@ from disagg.engines.mlx.load import select_device
 from disagg.engines.mlx.patches import PATCHES, Patch
 from disagg.engines.mlx.prepare import Prepared, prepare
 from disagg.engines.model.evidence import gather
-from disagg.engines.model.held import LayerSnapshot, PrefixCache
+from disagg.engines.model.prefix_cache import LayerSnapshot, PrefixCache
 from disagg.engines.model.text import PromptTokenizer
 from disagg.engines.process import lower_priority_of_thread
 from disagg.errors import ModelError, RequestError

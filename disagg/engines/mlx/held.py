@@ -9,7 +9,7 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.models.cache import ArraysCache, KVCache, RotatingKVCache, make_prompt_cache
 
-from disagg.engines.model.held import Layer, LayerArrays, LayerSnapshot, PinnedPrefix, Prefix, PrefixCache
+from disagg.engines.model.prefix_cache import Layer, LayerArrays, LayerSnapshot, PinnedPrefix, Prefix, PrefixCache
 
 PinnedArrays = PinnedPrefix["Rows", LayerSnapshot]
 CachedPrefix = Prefix["Rows", LayerSnapshot]
@@ -20,7 +20,7 @@ class Rows(LayerArrays):
     """Rows of consecutive tokens. layers: None for those that do not keep every row."""
 
     def split(self, at: int) -> tuple[Rows, Rows]:
-        """See model.held.tree.Rows. Copied layer by layer, so that only one layer exists twice."""
+        """Copied layer by layer, so that only one layer exists twice."""
         upper, lower = [], []
         for layer in self.layers:
             halves = _copies(layer, 0, at), _copies(layer, at, None)

@@ -5,9 +5,8 @@ reference         a checkpoint: found, checked, and what it describes, with whic
 profile           layers, windows and rotary frequencies: what an engine computes, and whether two compute the same
 rope              reference rotary frequencies, from the configuration
 evidence          what a loaded engine finds likeliest after a fixed text
-held              KV of finished requests, found by the tokens of a new one
-text              prompts -> token ids; stream: token ids -> text, with stop strings
-token_bytes       the bytes that a single token stands for
+prefix_cache      KV of finished requests, found by the tokens of a new one; prefix_tree: its nodes
+text              prompts -> token ids; stream: token ids -> text, with stop strings, and the bytes of one token
 format            how a model marks reasoning, calls of tools and channels
 constraint        which tokens may come next in an answer that must have a form; matchers: the processes that find out
 draw              the random numbers of sampling, the same in every framework

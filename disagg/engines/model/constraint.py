@@ -28,11 +28,11 @@ from disagg.engines.model.matchers.limits import (
     STEP_S,
     FormLimits,
     Reason,
+    refusal,
     too_complex,
 )
 from disagg.engines.model.matchers.link import ForkServerProcess, Link
 from disagg.engines.model.matchers.process import mask_bytes
-from disagg.engines.model.matchers.schema import refusal
 from disagg.engines.model.matchers.wire import Attach, Region, Reply
 from disagg.errors import (
     Cancelled,

@@ -17,8 +17,7 @@ from disagg.api.sampling import MAX_TOKENS
 from disagg.engines.model import format
 from disagg.engines.model.constraint import Constraint, Constraints
 from disagg.engines.model.format import AnswerFormat
-from disagg.engines.model.stream import DetokenizedStream
-from disagg.engines.model.token_bytes import token_bytes
+from disagg.engines.model.stream import DetokenizedStream, token_bytes
 from disagg.errors import ContextLengthExceeded, ModelError, RequestError, first_line
 from disagg.kv.fingerprint import short_hash
 from disagg.planning.checkpoint import read_object

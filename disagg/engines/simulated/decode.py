@@ -18,7 +18,7 @@ from typing import Any
 from disagg.config import EngineOptions
 from disagg.engines.base import EngineInfo, Token
 from disagg.engines.decoding import BatchingEngine, Caches, Job
-from disagg.engines.model.held import PrefixCache
+from disagg.engines.model.prefix_cache import PrefixCache
 from disagg.engines.simulated import model as simulated_model
 from disagg.engines.simulated.model import END, ByteTokenizer, CountedKV, SimulatedModel, sleep_until
 from disagg.errors import DisaggError

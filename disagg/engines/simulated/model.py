@@ -26,7 +26,7 @@ from disagg.config import EngineOptions
 from disagg.engines.base import EngineInfo, Token
 from disagg.engines.model.constraint import Constraint, Constraints
 from disagg.engines.model.format import AnswerFormat
-from disagg.engines.model.held import PrefixCache
+from disagg.engines.model.prefix_cache import PrefixCache
 from disagg.engines.model.profile import LayerProfile, ModelProfile
 from disagg.engines.model.stream import StopStrings
 from disagg.engines.model.text import NOTHING, TextStream, check_ids, check_message

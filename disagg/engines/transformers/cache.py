@@ -16,7 +16,7 @@ from transformers.cache_utils import Cache, DummyLayer
 
 from disagg.api.layout import Layout
 from disagg.engines.model.architectures import Architecture
-from disagg.engines.model.held import LayerSnapshot, last_rows, segments
+from disagg.engines.model.prefix_cache import LayerSnapshot, last_rows, segments
 from disagg.engines.transformers.layers import CachedPrefix, FullLayer, Rows, SlidingLayer, StateLayer, make_layer
 
 # (layer, index of the first new token, new keys, new values), [1, kv_heads, new, dim], in the order of the wire. Keys

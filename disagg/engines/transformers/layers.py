@@ -11,7 +11,7 @@ import torch
 from transformers.cache_utils import CacheLayerMixin, LinearAttentionLayer
 
 from disagg.api.layout import LayerLayout, Layout
-from disagg.engines.model.held import Layer, LayerArrays, LayerSnapshot, Prefix, PrefixCache
+from disagg.engines.model.prefix_cache import Layer, LayerArrays, LayerSnapshot, Prefix, PrefixCache
 from disagg.errors import ModelError
 
 

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Final
 
-from disagg.api.history import HistoryEntry
 from disagg.api.live import (
     LAST,
     MAX_SHOWN,
+    HistoryEntry,
     LiveHost,
     LiveModel,
     LivePhase,

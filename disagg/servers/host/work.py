@@ -129,7 +129,7 @@ WORK: Final = (
     Work("stop strings", "event loop", 0.00005, 4, ("disagg.api.sampling:Sampling",), per="token"),
     Work("log-probabilities", "event loop", 0.00005, 1, ("disagg.api.sampling:Sampling",), per="token"),
     Work(
-        "schema, before it is compiled", "thread", 0.1, 16, ("disagg.engines.model.matchers.schema:MAX_PARTS", _THREADS)
+        "schema, before it is compiled", "thread", 0.1, 16, ("disagg.engines.model.matchers.limits:MAX_PARTS", _THREADS)
     ),
     Work(
         "form of an answer, with its patterns",

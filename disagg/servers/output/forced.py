@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from disagg.api.requests import GenerateBody
 from disagg.engines.model.format import AnswerFormat
-from disagg.engines.model.matchers.schema import require_bounded
+from disagg.engines.model.matchers.limits import require_bounded
 from disagg.servers.output import tool_calls
 from disagg.servers.output.part import Output, OutputPart, parts
 

@@ -9,8 +9,8 @@ import pytest
 
 from disagg.api.requests import GenerateBody
 from disagg.engines.model import format
+from disagg.engines.model.stream import token_bytes
 from disagg.engines.model.text import HFTokenizer
-from disagg.engines.model.token_bytes import token_bytes
 from disagg.errors import RequestError
 from tests import tiny_models
 

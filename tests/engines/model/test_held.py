@@ -10,8 +10,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from disagg.engines.model.held import PinnedPrefix, PrefixCache
-from disagg.engines.model.held.store import MAX_SNAPSHOTS
+from disagg.engines.model.prefix_cache import MAX_SNAPSHOTS, PinnedPrefix, PrefixCache
 
 WINDOW = 32
 

@@ -17,8 +17,16 @@ import pytest
 
 from disagg.engines.model import constraint
 from disagg.engines.model.constraint import Constraint, Constraints
-from disagg.engines.model.matchers.limits import MIB, REBUILDS, FormLimits
-from disagg.engines.model.matchers.schema import MAX_DEPTH, MAX_MULTIPLE, MAX_NESTING, MAX_PARTS, require_bounded
+from disagg.engines.model.matchers.limits import (
+    MAX_DEPTH,
+    MAX_MULTIPLE,
+    MAX_NESTING,
+    MAX_PARTS,
+    MIB,
+    REBUILDS,
+    FormLimits,
+    require_bounded,
+)
 from disagg.errors import DisaggError, Overloaded, RequestError, SchemaTooComplex, ServerUnavailable
 from tests.fleets import wait_until
 from tests.hostile import schemas

@@ -20,7 +20,7 @@ from disagg.api.sampling import Sampling
 from disagg.config import EngineOptions, load
 from disagg.engines.base import DecodeRequest, DecodeTiming, Listener, Token
 from disagg.engines.base.audit import AuditBounds, AuditFinding, Deviation
-from disagg.engines.model.held import PinnedPrefix
+from disagg.engines.model.prefix_cache import PinnedPrefix
 from disagg.errors import DeadlineExceeded, KVMemoryExceeded, KVRefuted, ModelError, PeerLost
 from disagg.kv.received import ReceivedKV
 from disagg.servers.decode import slots

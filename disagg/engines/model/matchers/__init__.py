@@ -6,8 +6,7 @@
         |                         for its time or memory                 |
         +------- a socket and shared memory of each answer --------------+
 
-limits       what a form may cost, and why it was refused
-schema       what is refused before anything is compiled
+limits       what a form may cost, what is refused before anything is compiled, and why a form was refused
 link         the server's ends of it: the fork server's process, and what an answer shares with its own
 wire         what crosses the sockets, and the shared memory
 forkserver   the program that forks, watches and ends the processes of forms

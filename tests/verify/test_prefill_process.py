@@ -10,7 +10,7 @@ import pytest
 
 from disagg.api.verify import PrefillCall, PrefillReady, PrefillReply
 from disagg.errors import DisaggError, ModelError, ProtocolError
-from disagg.verify.process import PrefillProcess, PrefillSpec
+from disagg.verify.prefill import PrefillProcess, PrefillSpec
 from tests.programs import python_program
 
 READY = PrefillReady(backend="fake/cpu", context=8).to_bytes().decode()
