@@ -10,14 +10,16 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import dataclass, field
-from math import ceil
+from math import ceil, isnan
 from typing import Final
 
 from disagg.api.status import SenderAudits, Verdict
 from disagg.config import EngineOptions, KVAudit
 from disagg.engines.base import EngineInfo
 from disagg.engines.base.audit import MEASURES, AuditBounds, AuditFinding, Measure, bounds
+from disagg.errors import KVRefuted
 from disagg.kv.received import ReceivedKV
+from disagg.servers.host.feed import StepTokens
 
 COST: Final = 0.02
 """Of the time to the first token, what audits may add to its mean."""
@@ -121,6 +123,21 @@ class Audits:
         same_weights = bool(info.weights) and kv.weights == info.weights
         table = bounds(info.layout.dtype, kv.wire, same_weights=same_weights).times(self._options.kv_audit_tolerance)
         return AuditOrder(table, _tightened(table, sender))
+
+    def judge(self, name: str, order: AuditOrder | None, first: StepTokens, arrived: float) -> float | None:
+        """What the first step of an answer shows of received KV: its deviation, None if it was not audited. Raises
+        KVRefuted. arrived: when the request did."""
+        timing = first.timing
+        if isnan(first.tokens[0].logprob):
+            raise KVRefuted("the first probability that it gives is no number")
+        deviation = None
+        if order is not None and timing.audit is not None:
+            self.passed(name, order, timing.audit, timing.audit_s)
+            deviation = timing.audit.share(order.table)
+        elif order is not None:
+            self.failed()
+        self.answered(first.at - arrived - timing.audit_s)
+        return deviation
 
     def passed(self, name: str, order: AuditOrder, finding: AuditFinding, seconds: float) -> None:
         """An audit has found nothing."""

@@ -14,7 +14,6 @@ import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from functools import partial
-from math import isnan
 from typing import Any, NamedTuple
 
 from disagg import logs
@@ -29,10 +28,17 @@ from disagg.kv.arena import Arenas
 from disagg.kv.receive import KVServer
 from disagg.kv.receive.tickets import Tickets
 from disagg.servers.decode.audits import AuditOrder, Audits
-from disagg.servers.decode.local_prefill import MEASURED_TOKENS, PrefillPlace, Speed, choose_place, sooner
+from disagg.servers.decode.handoff import Slots
 from disagg.servers.decode.memory import KVMemory
-from disagg.servers.decode.slots import OpenSlot, Slots
-from disagg.servers.decode.source import PromptKV
+from disagg.servers.decode.prompt_kv import (
+    MEASURED_TOKENS,
+    PrefillChoice,
+    PromptKV,
+    Speed,
+    choose_prefill,
+    sooner,
+    wrong,
+)
 from disagg.servers.host.admission import Admission
 from disagg.servers.host.feed import StepTokens, TokenBridge, TokenFeed
 from disagg.servers.host.health import TEST_LIMIT_S
@@ -145,8 +151,8 @@ class DecodeService(Service[DecodeEngine]):
 
     def endpoints(self) -> Sequence[ServiceCall[Any]]:
         return [
-            ServiceCall("/decode", DecodeBody, self._decode),
-            ServiceCall("/generate", GenerateBody, self._generate),
+            ServiceCall("/decode", DecodeBody, self._events),
+            ServiceCall("/generate", GenerateBody, self._events),
         ]
 
     def _give_up_held(self, nbytes: int) -> None:
@@ -156,35 +162,31 @@ class DecodeService(Service[DecodeEngine]):
         """Memory of the engine, which is loaded before the first ticket is issued."""
         return self.engine.allocate(nbytes)
 
-    async def _decode(self, body: DecodeBody, caller: Caller) -> AsyncGenerator[Event, None]:
-        """POST /decode: a slot, then the answer from the KV that arrives there. No slot if the caller offers a prefill
-        host that would take longer than this one."""
+    async def _events(self, body: GenerateBody, caller: Caller) -> AsyncGenerator[Event, None]:
+        """The answer. POST /generate computes here what is not held of the prompt. POST /decode opens a slot first, and
+        waits for KV, unless the caller offers a prefill host that would take longer than this one."""
         async with self.admitted(body, caller, body.sampling) as request:
             answer = await begin_answer(request, self.engine, body, self.work)
             kv = PromptKV()
             if answer.finish_reason is None:
                 kv = await self._reserve(request, body.cache_salt)
-                choice = self._choose(request, kv.held_tokens, body.prefill)
-                if choice.local:
-                    kv.local = choice.reason
-                    yield self._local_event(request, kv)
-                else:
-                    elsewhere_s = sooner(self._seconds_here(request, kv.held_tokens), body.elsewhere_s)
-                    slot = await self._slots.open(request, self.engine.info, kv.held_tokens, kv.memory, elsewhere_s)
-                    yield slot.event
-                    await self._receive(slot, kv, body.sender)
-                    kv.audit = body.audit
-            async with aclosing(self._answer(request, answer, kv, body)) as events:
-                async for event in events:
-                    yield event
-
-    async def _generate(self, body: GenerateBody, caller: Caller) -> AsyncGenerator[Event, None]:
-        """POST /generate: what is not held of the prompt is computed here."""
-        async with self.admitted(body, caller, body.sampling) as request:
-            answer = await begin_answer(request, self.engine, body, self.work)
-            kv = PromptKV()
-            if answer.finish_reason is None:
-                kv = await self._reserve(request, body.cache_salt)
+                if isinstance(body, DecodeBody):
+                    choice = self._choose(request, kv.held_tokens, body.prefill)
+                    if choice.local:
+                        kv.local = choice.reason
+                        yield LocalEvent(
+                            request_id=request.id,
+                            prompt_tokens=request.prompt_tokens,
+                            held_tokens=kv.held_tokens,
+                            reason=kv.local,
+                        )
+                    else:
+                        here_s = self._prefill_speed.seconds(len(request.tokens) - 1 - kv.held_tokens)
+                        elsewhere_s = sooner(here_s, body.elsewhere_s)
+                        slot = await self._slots.open(request, self.engine.info, kv.held_tokens, kv.memory, elsewhere_s)
+                        yield slot.event
+                        kv.received, kv.audit = await slot.kv(body.sender), body.audit
+                        self.count(kv_bytes_total=kv.received.nbytes)
             async with aclosing(self._answer(request, answer, kv, body)) as events:
                 async for event in events:
                     yield event
@@ -211,29 +213,10 @@ class DecodeService(Service[DecodeEngine]):
         held.release()
         self._memory.wake()
 
-    def _choose(self, request: ActiveRequest, held_tokens: int, offer: PrefillOffer | None) -> PrefillPlace:
+    def _choose(self, request: ActiveRequest, held_tokens: int, offer: PrefillOffer | None) -> PrefillChoice:
         last = len(request.tokens) - 1
         rest_bytes = self.engine.info.layout.nbytes(last, held_tokens)
-        return choose_place(last - held_tokens, offer, self.prefill_tokens_s, rest_bytes)
-
-    def _seconds_here(self, request: ActiveRequest, held_tokens: int) -> float | None:
-        """How long this host would compute the rest of the prompt; None if its speed is not measured."""
-        speed = self.prefill_tokens_s
-        return None if speed is None else (len(request.tokens) - 1 - held_tokens) / speed
-
-    def _local_event(self, request: ActiveRequest, kv: PromptKV) -> LocalEvent:
-        return LocalEvent(
-            request_id=request.id,
-            prompt_tokens=request.prompt_tokens,
-            held_tokens=kv.held_tokens,
-            reason=kv.local,
-        )
-
-    async def _receive(self, slot: OpenSlot, kv: PromptKV, sender: str) -> None:
-        """Wait for the KV of a slot. sender: whose it is, by the caller; "" if that does not say."""
-        kv.received = await slot.kv()
-        kv.received.sender = sender or kv.received.sender
-        self.count(kv_bytes_total=kv.received.nbytes)
+        return choose_prefill(last - held_tokens, offer, self.prefill_tokens_s, rest_bytes)
 
     async def _answer(
         self, request: ActiveRequest, answer: GrowingAnswer, kv: PromptKV, body: GenerateBody
@@ -251,7 +234,7 @@ class DecodeService(Service[DecodeEngine]):
                 request.constraint = await constraint_of(request, self.engine.tokenizer, body, self.work)
                 feed, first = await self._first_steps(request, kv, salt)
             self._release_inputs(kv)
-            events = partial(self._events, answer, kv)
+            events = partial(self._tokens, answer, kv)
             for event in events(first):
                 yield event
             async with aclosing(rest_of(answer, feed, events, self.active[request.key].writer)) as rest:
@@ -261,18 +244,15 @@ class DecodeService(Service[DecodeEngine]):
         logs.info("decoded", **done.figures)
         yield done
 
-    def _events(self, answer: GrowingAnswer, kv: PromptKV, steps: Sequence[StepTokens]) -> Sequence[TokensEvent]:
+    def _tokens(self, answer: GrowingAnswer, kv: PromptKV, steps: Sequence[StepTokens]) -> Sequence[TokensEvent]:
         """The events of these steps. A NaN is the fault of received KV that no audit has accepted, else this host's."""
         try:
             return answer.add(steps)
         except ModelError as error:
             if kv.received is None or kv.deviation is not None:
                 raise
-            sender = kv.received.sender
-            self._audits.refuted(sender)
-            raise KVRefuted(
-                f"the KV from {_name(sender)} is wrong: a probability that it gives is no number"
-            ) from error
+            self._audits.refuted(kv.received.sender)
+            raise KVRefuted(wrong(kv.received.sender, "a probability that it gives is no number")) from error
 
     async def _take_turn(self, request: ActiveRequest) -> float:
         """Wait for a place in the batch; returns the seconds that it took."""
@@ -293,38 +273,23 @@ class DecodeService(Service[DecodeEngine]):
         steps = await feed.steps()
         request.computed()
         if received is not None:
-            first = steps[0]
-            if isnan(first.tokens[0].logprob):
+            try:
+                kv.deviation = self._audits.judge(received.sender, order, steps[0], request.arrived)
+            except KVRefuted:
                 self.engine.cancel(request.key)
-                raise KVRefuted("the first probability that it gives is no number")
-            if order is not None and (finding := first.timing.audit) is not None:
-                self._audits.passed(received.sender, order, finding, first.timing.audit_s)
-                kv.deviation = finding.share(order.table)
-            elif order is not None:
-                self._audits.failed()
-            self._audits.answered(first.at - request.arrived - first.timing.audit_s)
+                raise
         return FirstSteps(feed, steps)
 
     def _refute(self, request: ActiveRequest, kv: PromptKV, error: KVRefuted, salt: str) -> RefutedEvent:
         """Let go of wrong KV, and of held KV that may be wrong, so that the engine computes the prompt."""
-        assert kv.received is not None, "only received KV is refuted"
-        sender = kv.received.sender
-        held_is_right = kv.held is None or self._audits.all_accepted
-        blamed = error.of_received or held_is_right
-        if blamed:
-            self._audits.refuted(sender)
-        kv.received.release(reuse=True)
-        kv.received, kv.audited_tokens = None, error.audited_tokens
-        if kv.held is not None and not held_is_right:
-            self._release_held(kv.held)
-            kv.held = None
+        refuted, held = kv.refute(error, self._audits, f"run `disagg verify {self.model.name}`")
+        if held is not None:
+            self._release_held(held)
             self.engine.forget_held(request.tokens, salt)
-        message = f"the KV from {_name(sender)} is wrong: {error.message}"
         self.count(refuted=1)
-        logs.event(logging.WARNING, "kv_refuted", request_id=request.id, sender=sender, reason=message, blamed=blamed)
-        hint = f"run `disagg verify {self.model.name}`"
-        kv.refuted = RefutedEvent(sender=sender, blamed=blamed, message=message, hint=hint)
-        return kv.refuted
+        fields = {"sender": refuted.sender, "reason": refuted.message, "blamed": refuted.blamed}
+        logs.event(logging.WARNING, "kv_refuted", request_id=request.id, **fields)
+        return refuted
 
     def _submit(self, request: ActiveRequest, kv: PromptKV, salt: str, order: AuditOrder | None) -> TokenFeed:
         """Give the request to the engine."""
@@ -381,7 +346,3 @@ class DecodeService(Service[DecodeEngine]):
             deviation=kv.deviation,
             refuted=kv.refuted.message if kv.refuted else "",
         )
-
-
-def _name(sender: str) -> str:
-    return sender or "a prefill host that states no name"

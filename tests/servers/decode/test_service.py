@@ -23,7 +23,7 @@ from disagg.engines.base.audit import AuditBounds, AuditFinding, Deviation
 from disagg.engines.model.prefix_cache import PinnedPrefix
 from disagg.errors import DeadlineExceeded, KVMemoryExceeded, KVRefuted, ModelError, PeerLost
 from disagg.kv.received import ReceivedKV
-from disagg.servers.decode import slots
+from disagg.servers.decode import handoff
 from disagg.servers.decode.audits import NEW, Audits
 from disagg.servers.decode.service import DecodeService
 from disagg.servers.host.health import FAILURES_IN_A_ROW
@@ -182,7 +182,7 @@ async def test_slots_leave_places_for_requests_that_need_none(service: DecodeSer
 async def test_a_slot_that_nobody_uses_is_closed_long_before_the_deadline(
     service: DecodeService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(slots, "UNUSED_S", 0.05)
+    monkeypatch.setattr(handoff, "UNUSED_S", 0.05)
     with pytest.raises(PeerLost, match=r"no prefill host has sent KV within 0\.05 s"):
         await answered(service, DECODE)
     await idle(service)
@@ -192,7 +192,7 @@ async def test_a_slot_that_nobody_uses_is_closed_long_before_the_deadline(
 async def test_a_slot_stays_open_while_its_caller_has_a_lease_as_its_prompt_may_be_in_a_long_queue(
     service: DecodeService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(slots, "UNUSED_S", 0.0)
+    monkeypatch.setattr(handoff, "UNUSED_S", 0.0)
     with pytest.raises(DeadlineExceeded, match="the KV had not arrived"):
         await answered(service, replace(DECODE, lease_s=60.0, deadline_s=0.5))
     await idle(service)

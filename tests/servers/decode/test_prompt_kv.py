@@ -1,11 +1,11 @@
-"""disagg/servers/decode/local_prefill.py: where the rest of a prompt is computed, as a table."""
+"""disagg/servers/decode/prompt_kv.py: where the rest of a prompt is computed, as a table."""
 
 from __future__ import annotations
 
 import pytest
 
 from disagg.api.requests import PrefillOffer
-from disagg.servers.decode.local_prefill import UNMEASURED_TOKENS, Speed, choose_place
+from disagg.servers.decode.prompt_kv import UNMEASURED_TOKENS, Speed, choose_prefill
 
 FAST = PrefillOffer(tokens_s=5000, link_bytes_s=1e9)
 
@@ -44,7 +44,7 @@ FAST = PrefillOffer(tokens_s=5000, link_bytes_s=1e9)
 def test_the_rest_is_computed_where_it_is_expected_to_be_faster(
     rest: int, offer: PrefillOffer | None, tokens_s: float | None, rest_bytes: int, local: bool, reason: str
 ) -> None:
-    choice = choose_place(rest, offer, tokens_s, rest_bytes)
+    choice = choose_prefill(rest, offer, tokens_s, rest_bytes)
     assert choice.local == local and choice.reason.startswith(reason)
 
 

@@ -1,4 +1,4 @@
-"""The slots of a decode host: tickets that requests wait at for their KV."""
+"""A hand-off at its decode host: the slot in which a request waits for its KV, with a ticket for whoever sends it."""
 
 from __future__ import annotations
 
@@ -87,11 +87,14 @@ class OpenSlot:
     _arrival: asyncio.Future[ReceivedKV]
     _cleanup: ExitStack
 
-    async def kv(self) -> ReceivedKV:
-        """Wait for the KV, then close the slot. Raises the transfer's error, PeerLost if the request has no lease and
-        none begins in UNUSED_S, and DeadlineExceeded at the request's deadline."""
+    async def kv(self, sender: str) -> ReceivedKV:
+        """Wait for the KV, then close the slot. sender: whose it is, by the caller; "" if that does not
+        say. Raises the transfer's error, PeerLost if the request has no lease and none begins in UNUSED_S, and
+        DeadlineExceeded at the request's deadline."""
         with self._cleanup:
-            return await self._request.within_deadline(self._wait(), "the KV had not arrived")
+            kv = await self._request.within_deadline(self._wait(), "the KV had not arrived")
+            kv.sender = sender or kv.sender
+            return kv
 
     async def _wait(self) -> ReceivedKV:
         await asyncio.wait((self._arrival,), timeout=None if self._request.leased else UNUSED_S)
