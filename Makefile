@@ -43,7 +43,7 @@ format: $(VENV)/.ready
 # The README's pictures show times: draw them as root, on a machine that does nothing else.
 pictures: $(VENV)/.ready
 	$(BIN)/disagg demo --svg docs/demo.svg
-	$(BIN)/python -m scripts.picture_fleet docs/fleet.svg
+	$(BIN)/python -m tests.surveys.picture_fleet docs/fleet.svg
 
 # scripts/environment.py removes the stamp first, and makes an environment without one anew.
 $(VENV)/.ready: pyproject.toml disagg/fleet/constraints.txt

@@ -24,8 +24,8 @@ from disagg.engines.mlx import memory
 from disagg.engines.mlx.groups import GroupedBatch
 from disagg.engines.mlx.held import Rows, hold, make_store
 from disagg.engines.mlx.load import select_device
-from disagg.engines.mlx.patches import PATCHES, Patch
 from disagg.engines.mlx.prepare import Prepared, prepare
+from disagg.engines.model.architectures import MLX_PATCHES, Patch
 from disagg.engines.model.evidence import gather
 from disagg.engines.model.prefix_cache import LayerSnapshot, PrefixCache
 from disagg.engines.model.text import PromptTokenizer
@@ -50,7 +50,7 @@ class MLXDecodeEngine(BatchingEngine):
     _batch: GroupedBatch
 
     def __init__(
-        self, source: str | Path, context: int, options: EngineOptions, *, patches: Sequence[Patch] = PATCHES
+        self, source: str | Path, context: int, options: EngineOptions, *, patches: Sequence[Patch] = MLX_PATCHES
     ) -> None:
         if options.threads not in (None, 1):
             raise ModelError(

@@ -3,7 +3,7 @@
 Each correction is one function, without effect on checkpoints that do not need it:
 - `flat_config`: checkpoints saved by transformers >= 5 nest the rotary settings under `rope_parameters` and rename
   `num_experts`; many mlx-lm models read only the flat names and silently fall back to a default theta.
-- `_model_classes`: float gpt_oss experts are stored transposed by transformers; MXFP4 ones are what mlx-lm expects.
+- `_model_classes`: what the model's architecture needs (`Architecture.mlx_model`).
 - `_cast`: weights in the dtype of the host's engine options.
 
 Must run on the thread that will run the model: rotary modules have arrays outside the parameters, which stay lazy and
@@ -25,7 +25,7 @@ from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
 from mlx_lm.utils import _get_classes, load_config, load_model
 
 from disagg.config import DType
-from disagg.engines.mlx.patches import with_expert_bias
+from disagg.engines.model.architectures import mlx_model
 from disagg.errors import ModelError
 
 DTYPES: Mapping[str, Any] = {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16}
@@ -127,41 +127,12 @@ def _read_config(path: Path) -> dict[str, Any]:
 
 
 def _model_classes(config: dict[str, Any]) -> tuple[Any, Any]:
-    """mlx-lm's Model and ModelArgs; for gpt_oss a Model that also takes float experts, for ernie4_5_moe one that takes
-    the bias of experts."""
-    model_class, args_class = _installed_classes(config)
-    if config["model_type"] == "ernie4_5_moe":
-        return with_expert_bias(model_class), args_class
-    if config["model_type"] != "gpt_oss":
-        return model_class, args_class
-
-    class GptOss(model_class):  # type: ignore[misc, valid-type]  # known at run time only
-        def sanitize(self, weights: dict[str, Any]) -> Any:
-            return super().sanitize(transposed_experts(weights))
-
-    return GptOss, args_class
-
-
-def _installed_classes(config: dict[str, Any]) -> tuple[Any, Any]:
+    """mlx-lm's Model, with what its architecture needs, and ModelArgs."""
     try:
         model_class, args_class = _get_classes(config)
     except SystemExit as error:  # mlx-lm's olmo ends the process if a package of its own is missing
         raise ImportError(f"model type {config['model_type']} needs a package that is not installed") from error
-    return model_class, args_class
-
-
-def transposed_experts(weights: Mapping[str, Any]) -> dict[str, Any]:
-    """Float gpt_oss experts, [experts, in, out] as transformers saves them, as [experts, out, in] `.weight`s.
-
-    MXFP4 checkpoints name theirs `_blocks` and `_scales`; they are returned unchanged.
-    """
-    suffixes = ("experts.gate_up_proj", "experts.down_proj")
-    return {
-        f"{name}.weight" if name.endswith(suffixes) else name: mx.contiguous(array.swapaxes(-1, -2))
-        if name.endswith(suffixes)
-        else array
-        for name, array in weights.items()
-    }
+    return mlx_model(config["model_type"], model_class), args_class
 
 
 def _cast(model: Any, dtype: Any) -> None:

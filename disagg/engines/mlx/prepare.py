@@ -12,8 +12,8 @@ import mlx.core as mx
 
 from disagg.config import EngineOptions
 from disagg.engines.mlx.load import load
-from disagg.engines.mlx.patches import Patch
-from disagg.engines.mlx.profile import measure
+from disagg.engines.mlx.profile import measure, rope_modules
+from disagg.engines.model.architectures import LoadedByMLX, Patch
 from disagg.engines.model.reference import EngineInfo, Reference
 from disagg.engines.model.text import HFTokenizer
 from disagg.planning.checkpoint import weights_form
@@ -37,11 +37,9 @@ def prepare(
     reference = Reference.open(source, context)
     loaded = load(reference.path, dtype=options.dtype, device=device)
     measured = measure(loaded.model)
-    patched = [
-        finding
-        for patch in patches
-        for finding in patch(loaded.model, loaded.config, reference.profile, measured.layers)
-    ]
+    ropes = tuple(rope_modules(loaded.model))
+    whole = LoadedByMLX(loaded.model, loaded.config, reference.profile, measured.layers, ropes)
+    patched = [finding for patch in patches for finding in patch(whole)]
     if patched:
         measured = measure(loaded.model)
     # Tokenizer and end-of-sequence ids are those of the checkpoint, which this engine uses.

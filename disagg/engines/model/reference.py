@@ -16,7 +16,7 @@ from typing import Any, Final, Self
 
 from disagg.api.layout import Layout
 from disagg.api.status import Evidence, PreflightFinding
-from disagg.engines.model.architectures import architecture_of, vllm
+from disagg.engines.model.architectures import architecture_of
 from disagg.engines.model.profile import LayerProfile, ModelProfile, Rope, compare, layout_of, require
 from disagg.engines.model.text import HFTokenizer
 from disagg.errors import ModelError, first_line
@@ -152,7 +152,7 @@ class Reference:
 
     def require_for_vllm(self, device: str) -> None:
         """ModelError if vLLM, on this device, computes the model otherwise than the other frameworks."""
-        if why := vllm.refusal(self.text_config, device):
+        if why := architecture_of(self.text_config).refusal_of_vllm(self.text_config, device):
             raise ModelError(f"vLLM cannot prefill it: {why}", "use the engine transformers for this model")
 
 

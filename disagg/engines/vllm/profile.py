@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from disagg.api.layout import LayerKind, LayerLayout
+from disagg.engines.model.architectures import architecture_of
 from disagg.engines.model.profile import LayerProfile, ModelProfile, Rope
 from disagg.errors import ModelError
 
@@ -53,9 +54,8 @@ def stated_epsilon(model: Any) -> float | None:
 
 
 def latent_epsilon(model: Any) -> float | None:
-    """What mlx-lm normalises latent vectors of the model of vLLM's ModelConfig with: for deepseek_v3 the same as
-    transformers, whatever config.json has."""
-    return 1e-6 if model.hf_text_config.model_type == "deepseek_v3" else stated_epsilon(model)
+    """What mlx-lm normalises latent vectors of the model of vLLM's ModelConfig with."""
+    return architecture_of(model.hf_text_config).latent_epsilon(model.hf_text_config)
 
 
 def require_norms(found: Sequence[float], stated: float | None) -> None:

@@ -1,8 +1,8 @@
-"""scripts/shrink.py: a default configuration becomes a tiny one of the same kind."""
+"""tests/surveys/shrink.py: a default configuration becomes a tiny one of the same kind."""
 
 from __future__ import annotations
 
-from scripts.shrink import MOST_LAYERS, shrunk
+from tests.surveys.shrink import MOST_LAYERS, shrunk
 
 DEFAULT = {
     "model_type": "any",

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from scripts.architectures import sizes
-from scripts.tables import known
 from tests.engines.architectures.configs import config
+from tests.surveys.architectures import sizes
+from tests.surveys.tables import known
 
 
 @pytest.mark.parametrize("name", ["lfm2", "lfm2_moe", "nemotron_h", "granitemoehybrid", "mistral"])

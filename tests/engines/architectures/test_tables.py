@@ -1,4 +1,4 @@
-"""scripts/tables.py: rows of the tables in docs/architectures.md."""
+"""tests/surveys/tables.py: rows of the tables in docs/architectures.md."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.tables import short, write_rows
+from tests.surveys.tables import short, write_rows
 
 MODEL = Path("/somewhere/model")
 

@@ -5,18 +5,26 @@ from __future__ import annotations
 from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from disagg.engines.model.architectures import verified as module
 from disagg.engines.model.architectures.verified import SERIES, VERIFIED, verified
-from scripts.tables import known
+from tests.surveys.tables import known, text_type, write_verified
 
 PAGE = Path(__file__).parents[3] / "docs" / "architectures.md"
 
 
 def test_verified_architectures_are_those_of_the_tests() -> None:
     assert {text_type(entry) for entry in known().values()} == VERIFIED
+
+
+def test_what_counts_as_verified_is_what_the_table_says(tmp_path: Path) -> None:
+    text = Path(module.__file__).read_text(encoding="utf-8")
+    file = tmp_path / "verified.py"
+    file.write_text(text.replace('"llama",', '"a_model_that_no_row_has",'), encoding="utf-8")
+    write_verified(PAGE, file)
+    assert file.read_text(encoding="utf-8") == text
 
 
 def test_forty_rows_of_the_table_are_exact_or_patched_and_verified() -> None:
@@ -48,7 +56,3 @@ def test_an_architecture_is_verified_on_the_versions_that_the_tests_run_with(
 @pytest.mark.parametrize("name", ["transformers", "mlx-lm"])
 def test_the_tests_run_with_the_versions_that_count_as_verified(name: str) -> None:
     assert version(name).startswith(f"{SERIES[name]}.")
-
-
-def text_type(entry: Mapping[str, Any]) -> str:
-    return str(entry.get("text_config", entry)["model_type"])

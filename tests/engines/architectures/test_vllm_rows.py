@@ -1,4 +1,4 @@
-"""scripts/vllm_prefill.py: what a row says, and that every architecture has one."""
+"""tests/surveys/vllm_prefill.py: what a row says, and that every architecture has one."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from scripts import vllm_prefill
-from scripts.tables import known, read_rows
-from scripts.vllm_prefill import Answers, exact_others, verdict, with_wide_heads
 from tests.engines.architectures.configs import config
+from tests.surveys import vllm_prefill
+from tests.surveys.tables import known, read_rows
+from tests.surveys.vllm_prefill import Answers, exact_others, verdict, with_wide_heads
 
 PAGE = Path(__file__).parents[3] / "docs" / "architectures.md"
 TEXT, OTHER = [5, 6, 7, 8], [5, 6, 7, 9]

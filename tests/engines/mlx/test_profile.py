@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import mlx.core as mx
@@ -15,8 +16,9 @@ from mlx_lm.models.rope_utils import Llama3RoPE, ProportionalRoPE, SuScaledRoPE,
 from disagg.config import EngineOptions
 from disagg.engines.mlx.engine import MLXDecodeEngine
 from disagg.engines.mlx.load import load
-from disagg.engines.mlx.patches import untruncated_yarn
-from disagg.engines.mlx.profile import measure, probe
+from disagg.engines.mlx.profile import measure, probe, rope_modules
+from disagg.engines.model.architectures import LoadedByMLX
+from disagg.engines.model.architectures.gpt_oss import untruncated_yarn
 from disagg.errors import PreflightRefused
 from tests.engines.mlx.mlx_parts import Engines
 from tests.tiny_models import WINDOW, TinyModel
@@ -130,9 +132,10 @@ def test_a_yarn_difference_of_another_cause_than_truncate_is_not_patched(tiny: T
     measured = measure(loaded.model).layers
     reference = mlx_engine("gpt_oss_yarn").info.profile
     config = {**loaded.config, "rope_scaling": {**loaded.config["rope_scaling"], "truncate": True}}
+    whole = LoadedByMLX(loaded.model, loaded.config, reference, measured, tuple(rope_modules(loaded.model)))
 
-    assert untruncated_yarn(loaded.model, config, reference, measured) == []
+    assert untruncated_yarn(replace(whole, config=config)) == []
     assert measure(loaded.model).layers == measured
-    assert untruncated_yarn(loaded.model, loaded.config, reference, measured)
+    assert untruncated_yarn(whole)
     for now, wanted in zip(measure(loaded.model).layers, reference.layers, strict=True):
         assert present(now.rope).inv_freq == pytest.approx(present(wanted.rope).inv_freq, rel=1e-6)

@@ -17,8 +17,8 @@ from mlx_lm.utils import _get_classes
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 
 from disagg.api.layout import LayerLayout
-from disagg.engines.mlx.patches import PATCHES
 from disagg.engines.mlx.profile import probe, rope_modules
+from disagg.engines.model.architectures import MLX_PATCHES, LoadedByMLX
 from disagg.engines.model.profile import LayerProfile, ModelProfile, Rope, rope_differences
 from disagg.engines.model.reference import Reference
 from disagg.planning.checkpoint import config_size
@@ -69,8 +69,9 @@ def in_mlx(folder: Path, reference: ModelProfile) -> Iterator[Any]:
     config = json.loads((folder / "config.json").read_text())
     model_class, arguments = _get_classes(config)
     model = model_class(arguments.from_dict(config))
-    for patch in PATCHES:
-        patch(model, config, reference, mlx_layers(model))
+    loaded = LoadedByMLX(model, config, reference, mlx_layers(model), tuple(rope_modules(model)))
+    for patch in MLX_PATCHES:
+        patch(loaded)
     yield model
     mx.clear_cache()
 

@@ -1,5 +1,5 @@
 """An architecture: which layers of a model keep something between tokens, in which shape, and in which order on the
-wire.
+wire; and what its family needs in one framework or another.
 
 The wire has mlx-lm's form: the decode host uses what it receives as it is, and the prefill host converts what
 transformers keeps. For keys and values of plain attention the two are the same.
@@ -11,13 +11,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from disagg.api.layout import LayerLayout
-from disagg.engines.model.profile import LayerProfile, Rope
+from disagg.api.layout import LayerLayout, StateTensor
+from disagg.api.status import PreflightFinding
+from disagg.engines.model.profile import MODEL_DTYPE, LayerProfile, ModelProfile, Rope
 from disagg.engines.model.rope import reference_rope
 from disagg.errors import ModelError
 
 Config = Any  # transformers' configuration of the text model, or of one of its layers
 Tensor = Any  # of torch, with the batch in front: [1, ...]
+MLXModel = Any  # a class of mlx-lm
 
 # One layer's configuration -> what it keeps.
 Shape = Callable[[Config], LayerLayout]
@@ -29,6 +31,9 @@ ToStates = Callable[[Sequence[Tensor], Sequence[Tensor]], tuple[Tensor, ...]]
 Refusal = Callable[[Config], str]
 # keys or values, [1, heads, rows, dim] -> the same in the order of the wire
 ToRows = Callable[[Tensor], Tensor]
+# (configuration, "cpu" or "cuda") -> why vLLM on this device is refused for a model that it loads and whose layers
+# measure right; empty if it is not
+RefusalOfVLLM = Callable[[Config, str], str]
 
 
 # Layers that keep nothing: those without attention, in transformers' names.
@@ -76,8 +81,16 @@ def _as_they_are(rows: Tensor) -> Tensor:
     return rows
 
 
-def _not_refused(config: Config) -> str:
+def _not_refused(config: Config, device: str = "") -> str:
     return ""
+
+
+def _as_it_is(model: MLXModel) -> MLXModel:
+    return model
+
+
+def _stated_epsilon(config: Config) -> float | None:
+    return getattr(config, "rms_norm_eps", None)
 
 
 def _without_states(convolutions: Sequence[Tensor], recurrent: Sequence[Tensor]) -> tuple[Tensor, ...]:
@@ -92,6 +105,8 @@ class Architecture:
     rope: the rotary embedding of one layer.
     wire_states, wire_values: what transformers keeps -> the wire. refusal: why such a model cannot be handed over;
     empty if it can.
+    refusal_of_vllm: why vLLM alone computes it otherwise. latent_epsilon: what mlx-lm normalises latent vectors with.
+    mlx_model: mlx-lm's Model as a class that also loads what mlx-lm 0.32 misreads.
     """
 
     kinds: Mapping[str, Shape] = field(default_factory=dict)
@@ -99,6 +114,9 @@ class Architecture:
     wire_states: ToStates = _without_states
     wire_values: ToRows = _as_they_are
     refusal: Refusal = _not_refused
+    refusal_of_vllm: RefusalOfVLLM = _not_refused
+    latent_epsilon: Callable[[Config], float | None] = _stated_epsilon
+    mlx_model: Callable[[MLXModel], MLXModel] = _as_it_is
 
     def layers(self, config: Config) -> tuple[LayerProfile, ...]:
         """The layers that keep something, in order, each with its shape and rotary embedding. ModelError for a kind of
@@ -118,6 +136,27 @@ class Architecture:
                 f"kinds that can be: {', '.join(sorted(shapes))}",
             )
         return shapes[kind]
+
+
+def refused(reason: str) -> Architecture:
+    return Architecture(refusal=lambda config: reason)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedByMLX:
+    """A model that mlx-lm has loaded, and what it was measured to compute. config: config.json as mlx-lm read it.
+    ropes: (layer, parent, attribute, module) of every rotary module."""
+
+    model: Any
+    config: Mapping[str, Any]
+    reference: ModelProfile
+    measured: Sequence[LayerProfile]
+    ropes: Sequence[tuple[int, Any, str, Any]]
+
+
+# Corrects a known difference between a loaded model and its checkpoint's reference, and nothing else: the preflight
+# refuses a model with any other difference, and the model is measured again. One finding for each correction.
+Patch = Callable[[LoadedByMLX], list[PreflightFinding]]
 
 
 def layer_kinds(config: Config) -> list[str]:
@@ -142,3 +181,14 @@ def cached_layers(config: Config) -> list[int]:
     modes = getattr(config, "kv_sharing_modes", None) or [None] * int(config.num_hidden_layers)
     kinds = layer_kinds(config)
     return [i for i, kind in enumerate(kinds) if kind not in _WITHOUT_KV and modes[i] != "reuse"]
+
+
+def convolution_window(kernel: int, channels: int) -> StateTensor:
+    """The last inputs of a convolution, [width - 1, channels]."""
+    return StateTensor((int(kernel) - 1, int(channels)), MODEL_DTYPE)
+
+
+def convolution_rows(convolution: Tensor) -> Tensor:
+    """transformers keeps the last K columns of a convolution of width K, [1, channels, K]; mlx-lm the last K - 1 as
+    rows."""
+    return convolution[..., 1:].transpose(1, 2)

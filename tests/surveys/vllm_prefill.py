@@ -1,12 +1,11 @@
 """Prefill a tiny random model of every architecture that is handed over with vLLM, and write what became of it.
 
-    python -m scripts.vllm_prefill docs/architectures.md
+    python -m tests.surveys.vllm_prefill docs/architectures.md
 
 Names after the page: only these rows. Needs .venv-vllm (`make .venv-vllm/.ready`), and the page's other two tables.
-vLLM loads each model in a process of its own, forked from one that has imported vLLM (scripts/vllm_calls.py), computes
-three prompts and sends their KV to mlx-lm in this process. Of layers that are never read from vLLM's pages no model is
-made.
-"""
+vLLM loads each model in a process of its own, forked from one that has imported vLLM (tests/surveys/vllm_calls.py),
+computes three prompts and sends their KV to mlx-lm in this process. Of layers that are never read from vLLM's pages no
+model is made."""
 
 from __future__ import annotations
 
@@ -38,13 +37,13 @@ from disagg.kv.receive import KVServer
 from disagg.kv.receive.incoming import Expected
 from disagg.kv.receive.tickets import KVOutcome, Tickets
 from disagg.kv.received import ReceivedKV
-from scripts import survey
-from scripts.architectures import layers_of
-from scripts.tables import known, read_rows, short, write_rows
-from scripts.vllm_calls import CONTEXT
 from tests.engines.architectures.pairs import make
 from tests.engines.mlx.mlx_parts import prompt, start
 from tests.fleets import VLLM_VARIABLES, vllm_process
+from tests.surveys import other_models
+from tests.surveys.architectures import layers_of
+from tests.surveys.tables import known, read_rows, short, write_rows
+from tests.surveys.vllm_calls import CONTEXT
 
 LENGTHS = (2, 65, 200)
 TOKENS = 16
@@ -143,7 +142,10 @@ class Exchange:
         calls, replies, log = (self._folder / name for name in ("calls", "replies", "log"))
         calls.write_bytes(b"".join(call.to_bytes() + b"\n" for call in self._calls))
         process = vllm_process().start(
-            [str(model), str(calls), str(replies)], {**os.environ, **VLLM_VARIABLES}, log, program="scripts.vllm_calls"
+            [str(model), str(calls), str(replies)],
+            {**os.environ, **VLLM_VARIABLES},
+            log,
+            program="tests.surveys.vllm_calls",
         )
         try:
             code = process.wait(LIMIT_S)
@@ -209,12 +211,12 @@ def _raise(error: dict[str, str] | None) -> None:
 
 def all_entries(page: Path) -> Mapping[str, dict[str, Any]]:
     """The known architectures, and of the other model types those that the page's second table has as exact."""
-    return {**known(), **{name: survey.tiny(name) for name in exact_others(page)}}
+    return {**known(), **{name: other_models.tiny(name) for name in exact_others(page)}}
 
 
 def exact_others(page: Path) -> list[str]:
     """The exact model types of the page's second table."""
-    others = read_rows(page, survey.FIRST, survey.LAST)
+    others = read_rows(page, other_models.FIRST, other_models.LAST)
     return [name for name, cells in others.items() if cells[0] == "exact"]
 
 

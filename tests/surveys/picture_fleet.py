@@ -1,6 +1,6 @@
 """Draw docs/fleet.svg: a terminal in which the test bed's four hosts are deployed, started and shown.
 
-    python -m scripts.picture_fleet docs/fleet.svg
+    python -m tests.surveys.picture_fleet docs/fleet.svg
 
 Run it as root from the repository's root, with the project's environment. It creates the test bed of tests/testbed
 (four sshds in network namespaces, at the addresses of hosts.toml), runs the commands against it, draws their output,

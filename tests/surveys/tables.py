@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from tests import tiny_models
 from tests.engines.architectures.configs import CONFIGS, config
+
+FIRST, LAST = "<!-- known -->\n", "<!-- end of known -->\n"
+"""Lines around the table of the known architectures."""
+GOOD = ("exact", "patched")
+"""Verdicts of architectures that are handed over."""
 
 
 def known() -> Mapping[str, dict[str, Any]]:
@@ -26,6 +32,20 @@ def read_rows(page: Path, first: str, last: str) -> dict[str, list[str]]:
     """The rows of the table of the page between two lines: the cells after the name, by name."""
     rows = [_cells(line) for line in _parts(page, first, last)[1].splitlines()[2:]]
     return {name: cells for name, *cells in rows}
+
+
+def write_verified(page: Path, file: Path) -> None:
+    """Put the model types whose rows in the table of the page are exact, or patched, into the set of `file`."""
+    rows = read_rows(page, FIRST, LAST)
+    types = sorted({text_type(known()[name]) for name, (_, verdict, *_) in rows.items() if verdict in GOOD})
+    lines = "".join(f'        "{one}",\n' for one in types)
+    found = re.compile(r"(VERIFIED: Final = frozenset\(\n    \{\n)[^}]*(    \})")
+    file.write_text(found.sub(lambda match: match[1] + lines + match[2], file.read_text(encoding="utf-8")), "utf-8")
+
+
+def text_type(entry: Mapping[str, Any]) -> str:
+    """The model type of the part that reads text."""
+    return str(entry.get("text_config", entry)["model_type"])
 
 
 def _parts(page: Path, first: str, last: str) -> tuple[str, str, str]:

@@ -1,8 +1,9 @@
 """Serve a tiny random model of every architecture through real servers, and write what became of each.
 
-    python -m scripts.architectures docs/architectures.md
+    python -m tests.surveys.architectures docs/architectures.md
 
-Names after the page: only these rows. Each is written as soon as it is made.
+Names after the page: only these rows. Each is written as soon as it is made. In the end the set of verified
+architectures becomes what the table says.
 
 Run it from the repository's root, with the project's environment. For each model a prefill and a decode server are
 started; prompts of 1 to 700 tokens are read in ragged chunks, handed over and answered with 64 tokens in one batch.
@@ -20,23 +21,22 @@ from typing import Any
 
 from transformers import CONFIG_MAPPING
 
-from disagg.engines.model.architectures import architecture_of
+from disagg.engines.model.architectures import architecture_of, verified
 from disagg.engines.model.profile import LayerProfile, layout_of
 from disagg.errors import DisaggError
 from disagg.inference.client import AsyncClient
 from disagg.inference.types import Completion
-from scripts.tables import known, short, write_rows
 from tests import tiny_models
 from tests.engines.architectures.configs.rewrite import PREFIXES
 from tests.engines.architectures.pairs import Pair, running
 from tests.engines.mlx.mlx_parts import Reference, prompt
 from tests.fleets import TOKEN, RunningFleet, write_hosts
 from tests.fleets import running as running_fleet
+from tests.surveys.tables import FIRST, LAST, known, short, write_rows, write_verified
 
 LENGTHS = (1, 2, 63, 64, 65, 200, 700)
 TOKENS = 64
 LEAST_LAYERS = 12  # of a published model
-FIRST, LAST = "<!-- known -->\n", "<!-- end of known -->\n"
 HEAD = """\
 | model type | layers | verdict | largest difference | bytes per token | bytes of states |
 | --- | --- | --- | --- | --- | --- |
@@ -138,6 +138,7 @@ def main(page: Path, names: Sequence[str]) -> None:
         made = row(name, entries[name])
         print(made, end="", file=sys.stderr)
         write_rows(page, FIRST, LAST, HEAD, {name: made})
+    write_verified(page, Path(verified.__file__))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-"""`.venv-vllm/bin/python -m scripts.vllm_calls MODEL CALLS REPLIES`: what scripts/vllm_prefill.py asks of vLLM.
+"""`.venv-vllm/bin/python -m tests.surveys.vllm_calls MODEL CALLS REPLIES`: what tests/surveys/vllm_prefill.py asks of
+vLLM.
 
 Loads the model in the folder MODEL with the engine `vllm`, writes a PrefillReady to the file REPLIES, then a
 PrefillReply for each PrefillCall in CALLS, each as one line of JSON. Prompts are computed in steps of 96 tokens.

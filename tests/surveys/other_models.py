@@ -1,12 +1,11 @@
 """Try every model type that both frameworks know once, with a tiny random model, and write what became of it.
 
-    python -m scripts.survey docs/architectures.md
+    python -m tests.surveys.other_models docs/architectures.md
 
 Names after the page: only these. Each model type is tried in a process of its own, with a limit on its time. The model
-is made from transformers' default configuration for the type, shrunk (scripts/shrink.py); its KV is handed over from
-one engine to the other in that process, and the answers are compared with those of each framework alone.
-Takes about ten seconds per model type.
-"""
+is made from transformers' default configuration for the type, shrunk (tests/surveys/shrink.py); its KV is handed over
+from one engine to the other in that process, and the answers are compared with those of each framework alone. Takes
+about ten seconds per model type."""
 
 from __future__ import annotations
 
@@ -23,7 +22,7 @@ from typing import Any
 import torch
 
 from disagg.engines.process import exit_without_cleanup
-from scripts.tables import known, short, write_rows
+from tests.surveys.tables import known, short, write_rows
 
 LIMIT_S = 240.0
 LENGTHS = (2, 65, 200)
@@ -120,7 +119,7 @@ def tiny(name: str) -> dict[str, Any]:
     from transformers import CONFIG_MAPPING
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
-    from scripts.shrink import shrunk
+    from tests.surveys.shrink import shrunk
 
     whole = CONFIG_MAPPING[name]()
     text = whole.get_text_config(decoder=True)

@@ -1,0 +1,31 @@
+"""Models that rotate on sliding layers only, which their configuration does not state; and cohere's norm."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from disagg.engines.model.architectures.base import Architecture, Config, plain_rope
+from disagg.engines.model.profile import Rope
+
+
+def _rope_on_sliding_layers(config: Config, layer: int, kind: str) -> Rope | None:
+    """Rotary embedding on sliding layers only, which the configuration does not state."""
+    if config.sliding_window is not None and kind == "full_attention":
+        return None
+    return plain_rope(config, layer, kind)
+
+
+def _other_norm(config: Config, device: str) -> str:
+    stated = getattr(config, "rms_norm_eps", None) is not None
+    return "its config.json has rms_norm_eps, and vLLM then normalises without the mean" if stated else ""
+
+
+_SLIDING_ROPE = Architecture(rope=_rope_on_sliding_layers)
+
+ARCHITECTURES = {
+    "cohere": Architecture(refusal_of_vllm=_other_norm),
+    "cohere2": replace(_SLIDING_ROPE, refusal_of_vllm=_other_norm),
+    "exaone4": _SLIDING_ROPE,
+    "exaone_moe": _SLIDING_ROPE,
+    "afmoe": _SLIDING_ROPE,
+}

@@ -1,0 +1,28 @@
+"""lfm2: layers of attention, or of a short convolution, whose last inputs they keep."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from disagg.api.layout import LayerLayout
+from disagg.engines.model.architectures.base import (
+    Architecture,
+    Config,
+    Tensor,
+    convolution_rows,
+    convolution_window,
+)
+
+
+def convolution(config: Config) -> LayerLayout:
+    """A short convolution."""
+    return LayerLayout("state", states=(convolution_window(config.conv_L_cache, config.hidden_size),))
+
+
+def convolution_states(convolutions: Sequence[Tensor], recurrent: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    return (convolution_rows(convolutions[0]),)
+
+
+_LFM2 = Architecture(kinds={"conv": convolution}, wire_states=convolution_states)
+
+ARCHITECTURES = {"lfm2": _LFM2, "lfm2_moe": _LFM2}
