@@ -37,12 +37,11 @@ async def run(client: AsyncClient, observed: ObservedRequest) -> AsyncGenerator[
                 stream = client.stream(**arguments, watch=watch, request_id=request_id, via=head.via)
                 return await stack.enter_async_context(stream)
 
-            answers: list[AsyncGenerator[AnswerEvent, None]] = []
-            for first in range(0, request.choices, request.n):
-                begun = asyncio.Event()
-                answer = _answer(first, await opened(first), observed)
-                answers.append(answer if request.n == 1 else _first(answer, begun))
-                answers += [_next(choice, opened, begun, observed) for choice in range(first + 1, first + request.n)]
+            begun = [asyncio.Event() for _ in request.prompts]
+            answers = [
+                _answer(choice, opened, observed, begun[choice // request.n], first=choice % request.n == 0)
+                for choice in range(request.choices)
+            ]
             async with aclosing(answers[0] if len(answers) == 1 else _together(answers)) as events:
                 async for event in events:
                     yield event
@@ -82,11 +81,25 @@ def _own_token() -> Iterator[None]:
         raise ServerUnavailable(error.message, error.hint) from error
 
 
-async def _answer(choice: int, stream: AsyncStream, observed: ObservedRequest) -> AsyncGenerator[AnswerEvent, None]:
+async def _answer(
+    choice: int,
+    opened: Callable[[int], Awaitable[AsyncStream]],
+    observed: ObservedRequest,
+    begun: asyncio.Event,
+    *,
+    first: bool,
+) -> AsyncGenerator[AnswerEvent, None]:
+    """The events of one answer. first: of its prompt. The others are asked for once that one has `begun`, and go on
+    from the prompt's KV, which the decode host then has."""
+    if not first:
+        await begun.wait()
+    stream = await opened(choice)
     async for chunk in stream:
+        begun.set()
         for piece in pieces(choice, [chunk, *stream.waiting()]):
             observed.generated(choice, len(piece.tokens))
             yield piece
+    begun.set()
     observed.completed(choice, stream.completion)
     await observed.settle()
     yield Finished(choice, stream.completion)
@@ -106,23 +119,6 @@ def pieces(choice: int, chunks: Sequence[Chunk]) -> list[AnswerPiece]:
         else:
             found[-1] = joined
     return found
-
-
-async def _first(events: AsyncGenerator[AnswerEvent, None], begun: asyncio.Event) -> AsyncGenerator[AnswerEvent, None]:
-    """The events of a prompt's first answer. begun: set once the decode host has the prompt's KV."""
-    async for event in events:
-        begun.set()
-        yield event
-
-
-async def _next(
-    choice: int, opened: Callable[[int], Awaitable[AsyncStream]], begun: asyncio.Event, observed: ObservedRequest
-) -> AsyncGenerator[AnswerEvent, None]:
-    """The events of a further answer to a prompt. It is asked for once the first one has begun, and goes on from the KV
-    that was received for that one."""
-    await begun.wait()
-    async for event in _answer(choice, await opened(choice), observed):
-        yield event
 
 
 async def _together(answers: Sequence[AsyncGenerator[AnswerEvent, None]]) -> AsyncGenerator[AnswerEvent, None]:

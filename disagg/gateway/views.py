@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -29,6 +29,7 @@ from disagg.gateway.health import GatewayHealth, live_models
 from disagg.gateway.watch.entry import without_texts
 from disagg.gateway.watch.gateway import METRICS_TYPE, GatewayWatch
 from disagg.gateway.watch.history import Filter, history_path, read
+from disagg.http.server import Handler
 from disagg.inference.client import AsyncClient
 from disagg.version import VERSION
 
@@ -58,11 +59,11 @@ class Views:
             "/health": self._health,
             openapi.PATH: self._openapi,
             "/metrics": self._metrics,
-            "/v1/models": self._models,
+            "/v1/models": self._listed(models.listed),
             "/v1/models/{model:path}": self._model,
-            "/models": self._models,
+            "/models": self._listed(models.listed),
             "/models/{model:path}": self._model,
-            "/api/tags": self._tags,
+            "/api/tags": self._listed(models.tags),
             "/api/ps": self._running,
             "/api/version": self._version,
             "/api/live": self._live,
@@ -81,15 +82,15 @@ class Views:
         key = self._access.key(request)
         return Response(self._watch.metrics(of_keys=key is None or key.monitor), media_type=METRICS_TYPE)
 
-    async def _models(self, request: Request) -> Response:
-        return json_response(models.listed(self._fleet, self._access.key(request), self._started))
+    def _listed(self, body: Callable[[Fleet, Key | None, float], Mapping[str, Any]]) -> Handler:
+        async def listed(request: Request) -> Response:
+            return json_response(body(self._fleet, self._access.key(request), self._started))
+
+        return listed
 
     async def _model(self, request: Request) -> Response:
         name = request.path_params["model"]
         return json_response(models.described(self._fleet, self._access.key(request), name, self._started))
-
-    async def _tags(self, request: Request) -> Response:
-        return json_response(models.tags(self._fleet, self._access.key(request), self._started))
 
     async def _running(self, request: Request) -> Response:
         live = live_models(self._fleet, self._client.view, time.monotonic())

@@ -31,11 +31,7 @@ class ChatCompletions(openai.OpenAIDialect):
             options["logprobs"] = fields.top_logprobs or 0
         elif fields.top_logprobs:
             raise RequestError("top_logprobs: needs logprobs", "set logprobs to true")
-        template = dict(fields.chat_template_kwargs or {})
-        if fields.reasoning_effort is not None:
-            template["reasoning_effort"] = fields.reasoning_effort
-        if template:
-            options["chat_template_kwargs"] = template
+        options |= openai.template_options(fields.chat_template_kwargs, fields.reasoning_effort)
         tools = () if fields.tool_choice == "none" else functions(fields.tools or ())
         options |= form_of(tools, fields.tool_choice, schema_of(fields.response_format))
         return GatewayRequest(

@@ -10,6 +10,7 @@ from msgspec import Meta
 
 from disagg.api.base import Contract
 from disagg.api.events import TokenLogprob
+from disagg.api.sampling import Sampling
 from disagg.errors import RequestError
 from disagg.gateway.dialects.base import (
     DATA_EVENTS,
@@ -68,19 +69,6 @@ OF_CHATS: Final = frozenset({"tools", "tool_choice", "response_format", "reasoni
 MAX_DIGITS: Final = 10
 """Of a token's id."""
 
-_SAME_NAME: Final = (
-    "temperature",
-    "top_p",
-    "min_p",
-    "repetition_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-    "seed",
-    "stop",
-    "ignore_eos",
-)
-"""Fields of a request that are options of AsyncClient.stream under the same name."""
-
 
 class StreamOptions(Contract, frozen=True):
     """include_usage: end the stream with a chunk that has the numbers of tokens and no choice."""
@@ -116,7 +104,7 @@ class SamplingFields(Contract, frozen=True, kw_only=True):
 
         OpenAI's temperature is 1 if the request does not set it.
         """
-        given = {name: value for name in _SAME_NAME if (value := getattr(self, name)) is not None}
+        given = {name: value for name in SAME_NAME if (value := getattr(self, name)) is not None}
         if self.top_k is not None:
             given["top_k"] = 0 if self.top_k == -1 else self.top_k
         if self.logit_bias:
@@ -126,6 +114,20 @@ class SamplingFields(Contract, frozen=True, kw_only=True):
     @property
     def include_usage(self) -> bool:
         return bool(self.stream_options and self.stream_options.include_usage)
+
+
+SAME_NAME: Final = {*SamplingFields.__struct_fields__} & {*Sampling.__struct_fields__} - {
+    "max_tokens",
+    "top_k",
+    "logit_bias",
+}
+"""Fields of a request that are options of AsyncClient.stream as they are."""
+
+
+def template_options(given: Mapping[str, Any] | None, effort: str | None) -> dict[str, Any]:
+    """The options of AsyncClient.stream with the variables of the chat template."""
+    variables = {**(given or {}), **({} if effort is None else {"reasoning_effort": effort})}
+    return {"chat_template_kwargs": variables} if variables else {}
 
 
 def biases(given: Mapping[str, float]) -> list[tuple[int, float]]:

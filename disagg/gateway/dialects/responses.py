@@ -55,11 +55,9 @@ class Responses(openai.OpenAIDialect):
             options["logprobs"] = fields.top_logprobs or 0
         elif fields.top_logprobs:
             raise RequestError(f"top_logprobs: needs {_LOGPROBS} in include")
-        template = dict(fields.chat_template_kwargs or {})
-        if fields.reasoning is not None and fields.reasoning.effort is not None:
-            template["reasoning_effort"] = fields.reasoning.effort
-        if template:
-            options["chat_template_kwargs"] = template
+        options |= openai.template_options(
+            fields.chat_template_kwargs, fields.reasoning.effort if fields.reasoning else None
+        )
         choice = fields.tool_choice
         offer = offered(() if choice == "none" else fields.tools or ())
         return GatewayRequest(

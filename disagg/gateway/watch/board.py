@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from statistics import median
-from typing import Final
+from typing import Any, Final
 
 from disagg.api.live import (
     LAST,
@@ -31,6 +31,7 @@ MAX_KEYS: Final = 1024
 """Of which a board of their own requests is kept."""
 WINDOW_S: Final = 5
 MAX_VALUES: Final = 1000
+_SUMMED: Final = {*Sample.__struct_fields__} & {*Totals.__struct_fields__}
 _ORDER: Final[Sequence[LivePhase]] = ("queue", "prefill", "transfer", "decode")
 
 
@@ -75,7 +76,7 @@ class Board(Observer):
         now = answer.arrived or 0.0
         for board in self._boards(request):
             model = board._models[request.model]
-            model.completion_tokens += tokens
+            model.counts["completion_tokens"] += tokens
             model.answers.add(tokens, now)
             if answer.gap is None:
                 model.prompts.add(answer.stage.prompt_tokens if answer.stage else 0, now)
@@ -83,13 +84,13 @@ class Board(Observer):
     def completed(self, request: ObservedRequest, choice: int) -> None:
         for board in self._boards(request):
             board._move(request)
-            board._models[request.model].fallbacks += request.answers[choice].fell_back
+            board._models[request.model].counts["fallbacks"] += request.answers[choice].fell_back
             board._remember(entry_of_completion(request, choice))
 
     def ended(self, request: ObservedRequest) -> None:
         for board in self._boards(request):
             board._running.pop(request.number, None)
-            board._models[request.model].failed += request.state == "failed" and not request.refused
+            board._models[request.model].counts["failed"] += request.state == "failed" and not request.refused
             if (entry := entry_of_end(request)) is not None:
                 board._remember(entry)
 
@@ -136,7 +137,12 @@ class Board(Observer):
     def sample(self, hosts: Sequence[LiveHost], now: float) -> None:
         """Add one point to the plots; call it every SAMPLE_S."""
         at = time.time()
-        self._samples.append({name: self._point(name, hosts, at, now) for name in self._models})
+        self._samples.append(
+            {
+                name: _sample_of([self._totals(name, hosts, now)], at, [model.ttft.median(now)])
+                for name, model in self._models.items()
+            }
+        )
 
     def past(self, visible: Collection[str] | None = None) -> tuple[Sample, ...]:
         """The plots of these models together, oldest first."""
@@ -150,33 +156,14 @@ class Board(Observer):
 
     def _totals(self, name: str, hosts: Sequence[LiveHost], now: float) -> Totals:
         model, (running, waiting) = self._models[name], self.running(name)
+        decode = [one for one in hosts if one.model == name and one.role == "decode"]
         return Totals(
             running=running,
             waiting=waiting,
-            ok=model.ok,
-            failed=model.failed,
-            cancelled=model.cancelled,
-            fallbacks=model.fallbacks,
-            prompt_tokens=model.prompt_tokens,
-            held_tokens=model.held_tokens,
-            completion_tokens=model.completion_tokens,
-            kv_bytes=sum(
-                one.kv_bytes + one.kv_held_bytes for one in hosts if one.model == name and one.role == "decode"
-            ),
+            kv_bytes=sum(one.kv_bytes + one.kv_held_bytes for one in decode),
             prompt_tokens_s=model.prompts.per_s(now),
             completion_tokens_s=model.answers.per_s(now),
-        )
-
-    def _point(self, name: str, hosts: Sequence[LiveHost], at: float, now: float) -> Sample:
-        totals = self._totals(name, hosts, now)
-        return Sample(
-            time=at,
-            running=totals.running,
-            waiting=totals.waiting,
-            prompt_tokens_s=totals.prompt_tokens_s,
-            completion_tokens_s=totals.completion_tokens_s,
-            ttft=self._models[name].ttft.median(now),
-            kv_bytes=totals.kv_bytes,
+            **model.counts,
         )
 
 
@@ -254,48 +241,39 @@ class RecentMedian:
 
 @dataclass(slots=True)
 class _Model:
-    """Counts of one model since the gateway started."""
+    """One model since the gateway started. counts: by the names of Totals."""
 
-    ok: int = 0
-    failed: int = 0
-    cancelled: int = 0
-    fallbacks: int = 0
-    prompt_tokens: int = 0
-    held_tokens: int = 0
-    completion_tokens: int = 0
+    counts: Counter[str] = field(default_factory=Counter)
     prompts: Rate = field(default_factory=Rate)
     answers: Rate = field(default_factory=Rate)
     ttft: RecentMedian = field(default_factory=RecentMedian)
     last: HistoryEntry | None = None
 
     def count(self, entry: HistoryEntry, now: float) -> None:
-        if entry.state == "cancelled":
-            self.cancelled += 1
-        elif entry.state == "ok":
-            self.ok += 1
-            self.prompt_tokens += entry.prompt_tokens
-            self.held_tokens += entry.held_tokens
+        if entry.state != "failed":
+            self.counts[entry.state] += 1
+        if entry.state == "ok":
+            self.counts["prompt_tokens"] += entry.prompt_tokens
+            self.counts["held_tokens"] += entry.held_tokens
             self.last = entry
             if entry.ttft is not None:
                 self.ttft.add(entry.ttft, now)
 
 
 def _sum(totals: Iterable[Totals]) -> Totals:
-    bodies = [one.to_json() for one in totals]
-    return Totals(**{name: sum(body[name] for body in bodies) for name in Totals.__struct_fields__})
+    return Totals(**_sums(Totals.__struct_fields__, list(totals)))
 
 
 def _sample(points: dict[str, Sample], names: Collection[str]) -> Sample | None:
     """One point of several models: sums, and the worst of their medians."""
     chosen = [points[name] for name in names if name in points]
-    if not chosen:
-        return None
-    return Sample(
-        time=chosen[0].time,
-        running=sum(one.running for one in chosen),
-        waiting=sum(one.waiting for one in chosen),
-        prompt_tokens_s=sum(one.prompt_tokens_s for one in chosen),
-        completion_tokens_s=sum(one.completion_tokens_s for one in chosen),
-        ttft=max((one.ttft for one in chosen if one.ttft is not None), default=None),
-        kv_bytes=sum(one.kv_bytes for one in chosen),
-    )
+    return _sample_of(chosen, chosen[0].time, [one.ttft for one in chosen]) if chosen else None
+
+
+def _sample_of(figures: Sequence[Totals | Sample], at: float, ttfts: Iterable[float | None]) -> Sample:
+    worst = max((ttft for ttft in ttfts if ttft is not None), default=None)
+    return Sample(time=at, ttft=worst, **_sums(_SUMMED, figures))
+
+
+def _sums(names: Iterable[str], figures: Sequence[Totals | Sample]) -> dict[str, Any]:
+    return {name: sum(getattr(one, name) for one in figures) for name in names}

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from typing import Final
+from functools import partial
+from typing import Any, Final
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -79,7 +80,7 @@ class Feed:
             raise Overloaded(f"{bounds.watchers} programs already watch this gateway", "close one of them")
         if key is not None and self._watchers[key] >= bounds.watchers_of_key:
             raise Overloaded(f"{bounds.watchers_of_key} programs already watch with this key", "close one of them")
-        return _Stream(self, visible, key, allowed, own=own)
+        return _Stream(partial(self._send, visible, key, key if own else None, allowed))
 
     def state(self, visible: Visible, own: str | None = None) -> bytes:
         """The event `state` of this moment. Watchers that see the same share it. own: the key whose requests it has;
@@ -95,17 +96,16 @@ class Feed:
     def _seen(self, own: str | None) -> Board:
         return self._board if own is None else self._board.own(own)
 
-    async def send(
-        self, visible: Visible, key: str | None, allowed: Callable[[], bool], parts: BodyParts, *, own: bool = False
+    async def _send(
+        self, visible: Visible, key: str | None, own: str | None, allowed: Callable[[], bool], parts: BodyParts
     ) -> None:
         """Events until `stop`, or as long as it is allowed: `past` once, then `state` again and again."""
-        seen = key if own else None
         self._watchers[key] += 1
         try:
-            await parts.part(event_bytes(Past(self._seen(seen).past(visible)).to_bytes(), "past"))
+            await parts.part(event_bytes(Past(self._seen(own).past(visible)).to_bytes(), "past"))
             while allowed():
-                await parts.part(self.state(visible, seen))
-                if await self._stopped_within(self._bounds.busy_s if self._seen(seen).busy else self._bounds.idle_s):
+                await parts.part(self.state(visible, own))
+                if await self._stopped_within(self._bounds.busy_s if self._seen(own).busy else self._bounds.idle_s):
                     break
             await parts.end()
         finally:
@@ -121,14 +121,11 @@ class Feed:
 
 
 class _Stream(Response):
-    def __init__(
-        self, feed: Feed, visible: Visible, key: str | None, allowed: Callable[[], bool], *, own: bool
-    ) -> None:
+    def __init__(self, send: Callable[[BodyParts], Coroutine[Any, Any, None]]) -> None:
         super().__init__()
-        self._feed, self._visible, self._key, self._allowed, self._own = feed, visible, key, allowed, own
+        self._send = send
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        parts = BodyParts(scope, send, EVENT_STREAM, STALL_S)
-        sending = self._feed.send(self._visible, self._key, self._allowed, parts, own=self._own)
+        sending = self._send(BodyParts(scope, send, EVENT_STREAM, STALL_S))
         async with running(sending, disconnected(receive)) as tasks:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

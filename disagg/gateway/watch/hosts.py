@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from disagg.api.live import HostState, LiveHost
+from disagg.api.status import Load
 from disagg.config import Fleet, Host
 from disagg.inference.hosts.view import FleetView, HostView
 
@@ -18,6 +19,8 @@ _STATES: Final[Mapping[str, tuple[HostState, str, str]]] = {
     "error": ("error", "its engine has stopped", "disagg restart --host {name}"),
 }
 """By the status of GET /load: state, reason, and the command that helps."""
+_OF_LOAD: Final = {*LiveHost.__struct_fields__} & {*Load.__struct_fields__}
+"""The figures of a host that it states itself."""
 
 
 def live_hosts(fleet: Fleet, view: FleetView, now: float) -> tuple[LiveHost, ...]:
@@ -28,24 +31,9 @@ def live_hosts(fleet: Fleet, view: FleetView, now: float) -> tuple[LiveHost, ...
 def _live(host: Host, seen: HostView, now: float) -> LiveHost:
     state, reason, hint = _state(host, seen, now)
     load = seen.load if state not in ("down", "unknown") else None
-    if load is None:
-        return LiveHost(name=host.name, role=host.roles[0], model=host.model, state=state, reason=reason, hint=hint)
+    figures = {name: getattr(load, name) for name in _OF_LOAD} if load is not None else {}
     return LiveHost(
-        name=host.name,
-        role=host.roles[0],
-        model=host.model,
-        state=state,
-        reason=reason,
-        hint=hint,
-        queue=load.queue,
-        running=load.running,
-        running_limit=load.running_limit,
-        kv_bytes=load.kv_bytes,
-        kv_held_bytes=load.kv_held_bytes,
-        kv_limit=load.kv_limit,
-        prefill_tokens_s=load.prefill_tokens_s,
-        decode_tokens_s=load.decode_tokens_s,
-        senders=load.senders,
+        name=host.name, role=host.roles[0], model=host.model, state=state, reason=reason, hint=hint, **figures
     )
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
-from itertools import accumulate
+from itertools import accumulate, product
 from typing import Final, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
@@ -41,60 +41,67 @@ FALLBACKS: Final = (KV_LOST, "prefill failed", "no prefill host is up", "decode 
 BOUNDS = [*(str(bound) for bound in TPOT_S), "+Inf"]
 
 
+_COUNTED: Final[Mapping[str, tuple[str, Callable[[Metrics], float]]]] = {
+    "vllm:prompt_tokens": ("Prompt tokens", lambda one: one.prompt_tokens),
+    "vllm:prefix_cache_queries": ("Prompt tokens for which held KV was looked up", lambda one: one.prompt_tokens),
+    "vllm:prefix_cache_hits": ("Prompt tokens whose KV the decode host held", lambda one: one.held_tokens),
+    "disagg_resumed_answers": ("Answers that another host went on with", lambda one: one.resumed_tokens > 0),
+    "disagg_handoff_bytes": ("KV moved from prefill to decode hosts", lambda one: one.kv_bytes),
+}
+_OBSERVED: Final[Mapping[str, tuple[str, Sequence[float], Callable[[Metrics], float | None]]]] = {
+    "vllm:time_to_first_token_seconds": ("Time to the first token", TTFT_S, lambda one: one.ttft),
+    "vllm:request_time_per_output_token_seconds": (
+        "Time per output token",
+        TPOT_S,
+        lambda one: (one.total_time - one.ttft) / (count - 1) if (count := one.completion_tokens) > 1 else None,
+    ),
+    "vllm:e2e_request_latency_seconds": ("Request sent until its last token", REQUEST_S, lambda one: one.total_time),
+    "vllm:request_queue_time_seconds": (
+        "Waiting for an engine",
+        REQUEST_S,
+        lambda one: None if one.method == "whole" else one.ttft_parts.queue,
+    ),
+    "vllm:request_prefill_time_seconds": (
+        "Computing the prompt",
+        REQUEST_S,
+        lambda one: None if one.method == "whole" else one.prefill_time,
+    ),
+    "vllm:request_decode_time_seconds": ("First token until last token", REQUEST_S, lambda one: one.decode_time),
+    "vllm:request_prompt_tokens": ("Prompt tokens of a request", TOKENS, lambda one: one.prompt_tokens),
+    "vllm:request_generation_tokens": ("Tokens of an answer", TOKENS, lambda one: one.completion_tokens),
+}
+"""None: not observed. A whole-request host states neither of two times."""
+
+
 class RequestMetrics(Observer):
     """The figures of one gateway's requests since it started.
 
     harmful: gets what names keys and requests, which not every key may see; `registry` the rest. Figures of `models`
-    are 0 from the start: Prometheus' rate() does not see the step of a figure that begins with 1.
+    are 0 from the start, but disagg_routes_total, whose labels are pairs of hosts: Prometheus' rate() does not see the
+    step of a figure that begins with 1.
     """
 
     def __init__(self, registry: CollectorRegistry, models: Sequence[str], harmful: HarmfulRequests) -> None:
-        self._registry = registry
-        self._requests = self._counter("disagg_requests", "Answers by the way they came about", "method")
-        self._routes = self._counter("disagg_routes", "Answers by their hosts", "prefill_server", "decode_server")
-        self._fallbacks = self._counter("disagg_fallbacks", "Answers whose hand-off failed, by the cause", "reason")
-        self._errors = self._counter("disagg_request_errors", "Requests that failed or were refused", "code")
+        self._registry, self._models, self._harmful = registry, models, harmful
+        self._requests = self._counter("disagg_requests", "Answers by the way they came about", method=get_args(Method))
+        pair = ("model_name", "prefill_server", "decode_server")
+        self._routes = Counter("disagg_routes", "Answers by their hosts", pair, registry=registry)
+        without = "Answers whose hand-off failed, by the cause"
+        self._fallbacks = self._counter("disagg_fallbacks", without, reason=FALLBACKS)
+        self._errors = self._counter("disagg_request_errors", "Requests that failed or were refused", code=FAILURES)
         self._cancelled = self._counter("disagg_requests_cancelled", "Requests whose callers disconnected")
-        self._success = self._counter("vllm:request_success", "Complete answers", "finished_reason")
-        self._prompt = self._counter("vllm:prompt_tokens", "Prompt tokens")
-        self._queried = self._counter("vllm:prefix_cache_queries", "Prompt tokens for which held KV was looked up")
-        self._held = self._counter("vllm:prefix_cache_hits", "Prompt tokens whose KV the decode host held")
-        self._resumed = self._counter("disagg_resumed_answers", "Answers that another host went on with")
-        self._bytes = self._counter("disagg_handoff_bytes", "KV moved from prefill to decode hosts")
-        self._transfer = self._counter(
-            "disagg_transfer_seconds", "KV transfer while the prompt was computed, and after it", "when"
-        )
-        self._parts = self._counter("disagg_ttft_part_seconds", "Where the time to the first token went", "part")
-        self._ttft = self._histogram("vllm:time_to_first_token_seconds", "Time to the first token", TTFT_S)
-        self._tpot = self._histogram("vllm:request_time_per_output_token_seconds", "Time per output token", TPOT_S)
-        self._e2e = self._histogram("vllm:e2e_request_latency_seconds", "Request sent until its last token", REQUEST_S)
-        self._queue = self._histogram("vllm:request_queue_time_seconds", "Waiting for an engine", REQUEST_S)
-        self._prefill = self._histogram("vllm:request_prefill_time_seconds", "Computing the prompt", REQUEST_S)
-        self._decode = self._histogram("vllm:request_decode_time_seconds", "First token until last token", REQUEST_S)
-        self._prompts = self._histogram("vllm:request_prompt_tokens", "Prompt tokens of a request", TOKENS)
-        self._answers = self._histogram("vllm:request_generation_tokens", "Tokens of an answer", TOKENS)
+        reasons = get_args(FinishReason)
+        self._success = self._counter("vllm:request_success", "Complete answers", finished_reason=reasons)
+        self._counted = [(self._counter(name, meaning), value) for name, (meaning, value) in _COUNTED.items()]
+        during = "KV transfer while the prompt was computed, and after it"
+        self._transfer = self._counter("disagg_transfer_seconds", during, when=("hidden", "exposed"))
+        parts = [part.name for part in fields(TTFTParts)]
+        self._parts = self._counter("disagg_ttft_part_seconds", "Where the time to the first token went", part=parts)
+        self._observed = [
+            (self._histogram(name, meaning, buckets), value) for name, (meaning, buckets, value) in _OBSERVED.items()
+        ]
         self._tokens = TokenMetrics(models)
         registry.register(self._tokens)
-        self._harmful = harmful
-        for model in models:
-            self._begin(model)
-
-    def _begin(self, model: str) -> None:
-        """Every figure of this model at 0, but disagg_routes_total, whose labels are pairs of hosts."""
-        of_model = (self._cancelled, self._prompt, self._queried, self._held, self._resumed, self._bytes)
-        times = (self._ttft, self._tpot, self._e2e, self._queue, self._prefill, self._decode)
-        for figure in (*of_model, *times, self._prompts, self._answers):
-            figure.labels(model)
-        for counter, labels in (
-            (self._requests, get_args(Method)),
-            (self._fallbacks, FALLBACKS),
-            (self._errors, FAILURES),
-            (self._success, get_args(FinishReason)),
-            (self._transfer, ("hidden", "exposed")),
-            (self._parts, tuple(part.name for part in fields(TTFTParts))),
-        ):
-            for label in labels:
-                counter.labels(model, label)
 
     def generated(self, request: ObservedRequest, choice: int, tokens: int) -> None:
         self._tokens.arrived(request.model, tokens, request.answers[choice].gap)
@@ -106,7 +113,6 @@ class RequestMetrics(Observer):
             reason = answer.stage.reason if answer.stage else "first choice"
             self._fallbacks.labels(model, KV_LOST if reason == "first choice" else reason).inc()
         self._count(model, answer.done.metrics)
-        self._observe(model, answer.done.metrics)
 
     def ended(self, request: ObservedRequest) -> None:
         if request.problem is not None:
@@ -125,33 +131,28 @@ class RequestMetrics(Observer):
     def _count(self, model: str, metrics: Metrics) -> None:
         self._requests.labels(model, metrics.method).inc()
         self._routes.labels(model, metrics.prefill_server or "", metrics.decode_server or "").inc()
-        self._prompt.labels(model).inc(metrics.prompt_tokens)
-        self._queried.labels(model).inc(metrics.prompt_tokens)
-        self._held.labels(model).inc(metrics.held_tokens)
-        self._resumed.labels(model).inc(metrics.resumed_tokens > 0)
-        self._bytes.labels(model).inc(metrics.kv_bytes)
         self._transfer.labels(model, "hidden").inc(metrics.hidden_transfer)
         self._transfer.labels(model, "exposed").inc(max(0.0, metrics.exposed_transfer))
         for part, seconds in asdict(metrics.ttft_parts).items():
             self._parts.labels(model, part).inc(max(0.0, seconds))
+        for counter, count in self._counted:
+            counter.labels(model).inc(count(metrics))
+        for histogram, observed in self._observed:
+            if (value := observed(metrics)) is not None:
+                histogram.labels(model).observe(value)
 
-    def _observe(self, model: str, metrics: Metrics) -> None:
-        self._ttft.labels(model).observe(metrics.ttft)
-        self._e2e.labels(model).observe(metrics.total_time)
-        if metrics.method != "whole":  # such a host states neither
-            self._queue.labels(model).observe(metrics.ttft_parts.queue)
-            self._prefill.labels(model).observe(metrics.prefill_time)
-        self._decode.labels(model).observe(metrics.decode_time)
-        self._prompts.labels(model).observe(metrics.prompt_tokens)
-        self._answers.labels(model).observe(metrics.completion_tokens)
-        if metrics.completion_tokens > 1:
-            self._tpot.labels(model).observe((metrics.total_time - metrics.ttft) / (metrics.completion_tokens - 1))
-
-    def _counter(self, name: str, meaning: str, *labels: str) -> Counter:
-        return Counter(name, meaning, ("model_name", *labels), registry=self._registry)
+    def _counter(self, name: str, meaning: str, **known: Sequence[str]) -> Counter:
+        """known: the values of a label."""
+        counter = Counter(name, meaning, ("model_name", *known), registry=self._registry)
+        for labels in product(self._models, *known.values()):
+            counter.labels(*labels)
+        return counter
 
     def _histogram(self, name: str, meaning: str, buckets: Sequence[float]) -> Histogram:
-        return Histogram(name, meaning, ("model_name",), registry=self._registry, buckets=buckets)
+        histogram = Histogram(name, meaning, ("model_name",), registry=self._registry, buckets=buckets)
+        for model in self._models:
+            histogram.labels(model)
+        return histogram
 
 
 class TokenMetrics:
