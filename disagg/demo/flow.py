@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import disagg
 from disagg.config import Fleet, load
-from disagg.fleet.lifecycle.fleet_servers import OnProgress
+from disagg.fleet.lifecycle.one_server import OnProgress
 from disagg.fleet.lifecycle.status.ask import poll
 from disagg.fleet.lifecycle.status.host_status import HostStatus
 from disagg.fleet.lifecycle.temporary import RunningFleet, temporary_fleet

@@ -42,7 +42,7 @@ def start(
 def stop(
     context: typer.Context,
     *,
-    everything: Annotated[
+    others: Annotated[
         bool, typer.Option("--all", help="Also servers on these machines that hosts.toml does not name.")
     ] = False,
     break_lock: BreakLock = False,
@@ -51,7 +51,7 @@ def stop(
     """Stop the fleet's servers after their running requests have finished."""
     lifecycle = _lifecycle(settings(context), break_lock)
     with note_if_interrupted("servers may still run; `disagg status` shows which"):
-        results = lifecycle.stop(settings(context).names(lifecycle.fleet), everything)
+        results = lifecycle.stop(settings(context).names(lifecycle.fleet), others)
     _finish(lifecycle, results, as_json)
 
 

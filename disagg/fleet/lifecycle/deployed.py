@@ -42,11 +42,10 @@ class DeployedServer:
 
     @property
     def undecided_states(self) -> tuple[HealthState, ...]:
-        """See Server. Until it listens, nothing but the machine shows that its process runs."""
+        """Until it listens, nothing but the machine shows that its process runs."""
         return (*UNDECIDED, "not running", "unreachable")
 
     def inspect(self) -> ProcessState:
-        """See Server."""
         facts = self._seen = self._facts()
         self._inspected = time.monotonic()
         if not facts.current:
@@ -71,12 +70,10 @@ class DeployedServer:
         return ProcessState(facts.pid, alone, token_digests=facts.token_digests)
 
     def running(self) -> bool | None:
-        """See Server."""
         facts = self._seen = self._facts()
         return facts.pid is not None if facts.current or facts.pid is not None else None
 
     def start(self) -> None:
-        """See Server."""
         before = self._taken()
         if before.port_conflict is not None:
             port, holder = before.port_conflict
@@ -111,7 +108,7 @@ class DeployedServer:
             interruption.sleep(0.1)
 
     def ended(self) -> StartFailed | None:
-        """See Server. The manager restarts a process that ended, so another pid means that the first one ended."""
+        """The manager restarts a process that ended, so another pid means that the first one ended."""
         if self._pid is not None and time.monotonic() - self._inspected < _INSPECT_EVERY_S:
             return None
         facts = self._facts()
@@ -121,12 +118,10 @@ class DeployedServer:
         return start_failed(self.host.name, before_restart(facts.log, facts.pid))
 
     def stop(self) -> bool:
-        """See Server."""
         self._seen = stop_there(self.machine, self.host, self._taken())
         return False
 
     def last_lines(self) -> list[str]:
-        """See Server."""
         return list(self._facts().log)
 
     def _taken(self) -> ServerFacts:

@@ -1,45 +1,38 @@
 """Start, stop and restart the servers of a fleet, local and deployed.
 
-All hosts are handled at the same time, and each has its own result. Starting a running server changes nothing. A
-server that exits while it starts has *failed*, and is stopped; one that is still loading at the deadline is *slow*, and
-is left running. A restart takes the hosts of each model one after the other (`turns`), and skips the rest of a model
-after the first host that does not come back. The locks of all deployed hosts are held from before the first change to
-the end, also while an interruption is cleaned up after.
+All hosts are handled at the same time, each by `OneServer`. A restart takes the hosts of each model one after the
+other, and skips the rest of a model after the first host that does not come back. The locks of all deployed hosts are
+kept from before the first change to the end, also while an interruption is cleaned up after.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
-from threading import Lock
+from dataclasses import dataclass, replace
 
 from disagg.config import Fleet, Host
-from disagg.errors import ConfigError, DisaggError, FleetError, StartFailed
+from disagg.config.addresses import same_machine
+from disagg.errors import ConfigError, DisaggError
 from disagg.extras import require
 from disagg.fleet.changes.audit import audited_here
 from disagg.fleet.changes.fleet_locks import FleetLocks, LockedPlace, kept, places
 from disagg.fleet.changes.hooks import Change
-from disagg.fleet.lifecycle.base import ProcessState, Server, ServerOutcome, ServerResult
-from disagg.fleet.lifecycle.deployed import DeployedServer
-from disagg.fleet.lifecycle.local import Argv, LocalServer, server_argv
-from disagg.fleet.lifecycle.other_servers import other_places, stop_other_fleet, stop_other_host, stop_recorded
+from disagg.fleet.facts.server import read_server_facts
+from disagg.fleet.lifecycle.base import Server, ServerResult
+from disagg.fleet.lifecycle.deployed import DeployedServer, hosts_there, stop_there
+from disagg.fleet.lifecycle.local import Argv, LocalServer, end_recorded, server_argv
+from disagg.fleet.lifecycle.one_server import OneServer, OnProgress, attempt, stopped
 from disagg.fleet.lifecycle.state import State
-from disagg.fleet.lifecycle.status.ask import poll_host
-from disagg.fleet.lifecycle.status.host_status import HostStatus
-from disagg.fleet.lifecycle.turns import Row, rows
-from disagg.fleet.machine import interruption
+from disagg.fleet.machine.base import Machine
 from disagg.fleet.machine.connect import Connect, Machines, machine_for
 from disagg.fleet.machine.fan_out import each
 from disagg.fleet.services import needs
-from disagg.fleet.token.there import require_own
 
+Row = Sequence[Sequence[Host]]
+"""Turns that follow each other. The hosts of one turn are restarted at the same time."""
 GRACE_S = 30.0
 """From SIGTERM to SIGKILL: longer than the 20 s in which a server finishes its requests."""
-
-OnProgress = Callable[[str, str], None]
-"""Called with (host, what it does now), from several threads."""
 
 
 def _no_hooks(locks: FleetLocks | None) -> AbstractContextManager[Change]:
@@ -61,9 +54,6 @@ class FleetServers:
     break_lock: bool = False
     own_session: bool = True
     locks: FleetLocks | None = None
-    _begun: list[Host] = field(default_factory=list)
-    _down: list[Host] = field(default_factory=list)
-    _guard: Lock = field(default_factory=Lock)
 
     def start(self, names: Sequence[str] = (), timeout_s: float = 300.0) -> list[ServerResult]:
         """Start every named host that does not run, and wait until each is healthy, failed or slow. HostLocked, with
@@ -71,43 +61,43 @@ class FleetServers:
 
         An interruption stops what this call started.
         """
-        hosts, others = self._selected(names)
+        hosts, unmanaged = self._selected(names)
+        one = OneServer(self.state, self.report)
         with self._changing(hosts, "start") as unreleased:
             self._prepare(hosts)
-            self._begun.clear()
             try:
-                results = self._all(hosts, "start", lambda server: self._start(server, timeout_s))
+                results = self._all(hosts, "start", lambda server: one.start(server, timeout_s))
             except BaseException:  # also an interruption: no server stays half started
-                self._undo(self._begun, "stop", self._stop)
+                self._undo(one.begun, "stop", one.stop)
                 raise
-        return [*_settled(results, unreleased), *others]
+        return [*_settled(results, unreleased), *unmanaged]
 
-    def stop(self, names: Sequence[str] = (), everything: bool = False) -> list[ServerResult]:
+    def stop(self, names: Sequence[str] = (), others: bool = False) -> list[ServerResult]:
         """Stop every named host; without names also local servers that hosts.toml no longer lists. HostLocked as of
         `start`.
 
-        everything: also all other servers of disagg on the machines of these hosts. On this machine these are the
+        others: also all other servers of disagg on the machines of these hosts. On this machine these are the
         servers of other fleets, named `HOST of FLEET`; on a deployed machine hosts that are not in hosts.toml, named
         `NAME on HOST`.
         """
-        hosts, others = self._selected(names)
-        other_fleets = self.state.others() if everything and any(host.server_kind.spawned for host in hosts) else []
-        own = self._stop_own(hosts, names, everything) if hosts or not names else []
-        return [*own, *others] + [result for state in other_fleets for result in stop_other_fleet(state, self.grace_s)]
+        hosts, unmanaged = self._selected(names)
+        other_fleets = self.state.others() if others and any(host.server_kind.spawned for host in hosts) else []
+        own = self._stop_own(hosts, names, others) if hosts or not names else []
+        return [*own, *unmanaged, *(one for state in other_fleets for one in _stop_other_fleet(state, self.grace_s))]
 
-    def _stop_own(self, hosts: Sequence[Host], names: Sequence[str], everything: bool) -> list[ServerResult]:
+    def _stop_own(self, hosts: Sequence[Host], names: Sequence[str], others: bool) -> list[ServerResult]:
         if all(host.server_kind.spawned for host in hosts) and not self.state.exists():
-            return self._all(hosts, "stop", self._stop)  # there is nothing to lock
+            return self._all(hosts, "stop", OneServer(self.state, self.report).stop)  # there is nothing to lock
         with ExitStack() as stack:
             machines = stack.enter_context(Machines(self.connect))
-            more = other_places(self.fleet, hosts, machines) if everything else []
-            why = "stop --all" if everything else "stop"
+            more = _other_places(self.fleet, hosts, machines) if others else []
+            why = "stop --all" if others else "stop"
             unreleased = stack.enter_context(self._changing(hosts, why, more, machines, if_full=True))
-            results = self._all(hosts, "stop", self._stop)
+            results = self._all(hosts, "stop", OneServer(self.state, self.report).stop)
             if not names:
                 removed = [name for name in self.state.recorded_hosts() if name not in self.fleet.hosts]
-                results += [stop_recorded(self.state, name, name, self.grace_s) for name in removed]
-            results += [stop_other_host(machines[place.machine], place) for place in more]
+                results += [_stop_recorded(self.state, name, name, self.grace_s) for name in removed]
+            results += [_stop_other_host(machines[place.machine], place) for place in more]
         return _settled(results, unreleased)
 
     def restart(
@@ -123,21 +113,21 @@ class FleetServers:
 
         An interruption starts what this call has stopped, without waiting for it to be healthy.
         """
-        hosts, others = self._selected(names)
+        hosts, unmanaged = self._selected(names)
+        one = OneServer(self.state, self.report)
         leaders = {row[0][0].name: row for row in rows(hosts, at_once)}
         with self._changing(hosts, "restart") as unreleased, within(self.locks) as change:
             self._prepare(hosts)
-            self._down.clear()
             try:
                 outcomes = each(
                     [row[0][0] for row in leaders.values()],
-                    lambda host: self._restart_in_turn(leaders[host.name], timeout_s),
+                    lambda host: self._restart_in_turn(one, leaders[host.name], timeout_s),
                 )
             except BaseException:  # also an interruption: a host that served must not stay without its server
-                self._undo(self._down, "restart", self._bring_back)
+                self._undo(one.down, "restart", one.bring_back)
                 raise
             done = {result.host: result for outcome in outcomes for result in outcome.value or ()}
-            results = [done[host.name] for host in hosts] + others
+            results = [done[host.name] for host in hosts] + unmanaged
             errors = {one.host: one.error for one in results if one.error is not None}
             change.end(errors, all(one.ok for one in results))
         return _settled(results, unreleased)
@@ -168,12 +158,12 @@ class FleetServers:
     def _selected(self, names: Sequence[str]) -> tuple[list[Host], list[ServerResult]]:
         """The named hosts that disagg manages, and the results for the others."""
         chosen = self.fleet.select(names)
-        others = [ServerResult(host.name, "not managed") for host in chosen if host.whole]
-        return [host for host in chosen if not host.whole], others
+        unmanaged = [ServerResult(host.name, "not managed") for host in chosen if host.whole]
+        return [host for host in chosen if not host.whole], unmanaged
 
-    def _undo(self, hosts: Sequence[Host], why: str, action: Callable[[Server], ServerResult]) -> None:
+    def _undo(self, hosts: Mapping[str, Host], why: str, action: Callable[[Server], ServerResult]) -> None:
         """Clean up after an interruption. The command then has no results, so a failure is reported as progress."""
-        for result in self._all(list(hosts), why, action):
+        for result in self._all(list(hosts.values()), why, action):
             if result.error is not None:
                 self.report(result.host, f"failed: {result.error}")
 
@@ -191,32 +181,30 @@ class FleetServers:
                 "disagg deploy makes one; if the hosts have one already: disagg deploy --adopt-token",
             )
 
-    # Many hosts
-
     def _all(self, hosts: Sequence[Host], why: str, action: Callable[[Server], ServerResult]) -> list[ServerResult]:
         return [
             outcome.value or ServerResult(outcome.host.name, "failed", outcome.seconds, outcome.error)
-            for outcome in each(hosts, lambda host: self._one(host, why, action))
+            for outcome in each(hosts, lambda host: self._attempt(host, why, action))
         ]
 
-    def _one(self, host: Host, why: str, action: Callable[[Server], ServerResult]) -> ServerResult:
-        """The action's result on one host. A DisaggError becomes a failed result. why: the command."""
-        began = time.monotonic()
-        try:
+    def _attempt(self, host: Host, why: str, action: Callable[[Server], ServerResult]) -> ServerResult:
+        """The action's result on one host. why: the command."""
+
+        def audited() -> ServerResult:
             with audited_here(self.state.audit_file(host.name), why) if host.server_kind.spawned else nullcontext():
-                result = action(self._server(host))
-        except DisaggError as error:
-            result = ServerResult(host.name, "failed", time.monotonic() - began, error)
+                return action(self._server(host))
+
+        result = attempt(host.name, audited)
         if result.error is not None and self.locks is not None:
             self.locks.failed(host.name, result.error)
         return result
 
-    def _restart_in_turn(self, row: Row, timeout_s: float) -> list[ServerResult]:
+    def _restart_in_turn(self, one: OneServer, row: Row, timeout_s: float) -> list[ServerResult]:
         """Restart the hosts of one turn after the other, until one does not come back."""
         results: list[ServerResult] = []
         for turn in row:
             if all(result.ok for result in results):
-                results += self._all(turn, "restart", lambda server: self._restart(server, timeout_s))
+                results += self._all(turn, "restart", lambda server: one.restart(server, timeout_s))
             else:
                 results += [ServerResult(host.name, "left") for host in turn]
         return results
@@ -227,105 +215,6 @@ class FleetServers:
         assert self.locks is not None, "a deployed host is changed under its lock"
         return DeployedServer(host, self.locks.machine(host))
 
-    # One host
-
-    def _inspected(self, server: Server) -> ProcessState:
-        """The server's process. FleetError before anything is stopped or started if its token is not this machine's."""
-        process = server.inspect()
-        require_own(self.state.tokens.all, process.token_digests, server.host.name)
-        return process
-
-    def _start(self, server: Server, timeout_s: float) -> ServerResult:
-        host, process = server.host, self._inspected(server)
-        if process.stale:
-            raise FleetError(f"{host.name} {process.stale}", f"disagg restart --host {host.name}")
-        if process.pid is not None:
-            return self._until_healthy(server, "unchanged", timeout_s)
-        with self._guard:
-            self._begun.append(host)
-        return self._launch(server, "started", timeout_s)
-
-    def _restart(self, server: Server, timeout_s: float) -> ServerResult:
-        process = self._inspected(server)
-        if process.pid is None:
-            return self._launch(server, "started", timeout_s)
-        with self._guard:
-            self._down.append(server.host)
-        self.report(server.host.name, "stopping")
-        server.stop()
-        try:
-            result = self._launch(server, "restarted", timeout_s)
-        except StartFailed as error:
-            if process.earlier_release:
-                error.hint = _with_rollback(error.hint, server.host)
-            raise
-        if process.earlier_release and result.outcome == "failed" and result.error is not None:
-            result.error.hint = _with_rollback(result.error.hint, server.host)
-        return result
-
-    def _not_down(self, host: Host) -> None:
-        """Remove the host from those that an interruption starts again."""
-        with self._guard:
-            self._down = [other for other in self._down if other != host]
-
-    def _bring_back(self, server: Server) -> ServerResult:
-        self.report(server.host.name, "starting again")
-        server.stop()  # the interruption may have come while it was stopping
-        server.start()
-        return ServerResult(server.host.name, "restarted")
-
-    def _launch(self, server: Server, outcome: ServerOutcome, timeout_s: float) -> ServerResult:
-        self.report(server.host.name, "starting")
-        try:
-            server.start()
-            self._not_down(server.host)
-            result = self._until_healthy(server, outcome, timeout_s)
-        except StartFailed:
-            self._not_down(server.host)
-            server.stop()  # its service manager would restart it forever
-            raise
-        if result.outcome == "failed":
-            server.stop()
-        return result
-
-    def _until_healthy(self, server: Server, outcome: ServerOutcome, timeout_s: float) -> ServerResult:
-        began = time.monotonic()
-        status = self._await_health(server, began + timeout_s)
-        host, seconds = server.host, time.monotonic() - began
-        if status.state == "healthy":
-            return ServerResult(host.name, outcome, seconds)
-        if status.state in server.undecided_states:
-            return ServerResult(host.name, "slow", seconds, _slow(host, status, seconds))
-        error = StartFailed(f"{host.name}: {status.why}", status.hint)
-        error.log = tuple(server.last_lines())
-        return ServerResult(host.name, "failed", seconds, error)
-
-    def _await_health(self, server: Server, deadline: float) -> HostStatus:
-        """Poll until the server is healthy or has failed; at the deadline, its last status."""
-        token, pause, host = self.state.tokens.current, 0.05, server.host
-        while True:
-            status = poll_host(host, token, self.state)
-            if (error := server.ended()) is not None:
-                raise error
-            # A server that is importing a framework may not answer or listen for seconds: it is loading.
-            undecided = status.state in server.undecided_states
-            self.report(host.name, "loading" if undecided else status.state)
-            if not undecided or time.monotonic() > deadline:
-                return status
-            interruption.sleep(pause)
-            pause = min(0.5, pause * 1.5)
-
-    def _stop(self, server: Server) -> ServerResult:
-        began = time.monotonic()
-        running = server.running()
-        if running is None:
-            return ServerResult(server.host.name, "not running")
-        if running:
-            self.report(server.host.name, "stopping")
-        killed = server.stop()
-        outcome: ServerOutcome = "killed" if killed else "stopped" if running else "not running"
-        return ServerResult(server.host.name, outcome, time.monotonic() - began if running else 0.0)
-
 
 def _settled(results: Sequence[ServerResult], unreleased: Mapping[str, DisaggError]) -> list[ServerResult]:
     """The results, now that the locks are given back: failed where they could not be."""
@@ -334,14 +223,58 @@ def _settled(results: Sequence[ServerResult], unreleased: Mapping[str, DisaggErr
     ]
 
 
-def _with_rollback(hint: str, host: Host) -> str:
-    """The hint, with the way back to the release that served before."""
-    return f"{hint}; or go back: disagg rollback --host {host.name} && disagg start --host {host.name}"
+def rows(hosts: Sequence[Host], at_once: bool) -> list[Row]:
+    """A row for each model; they are taken at the same time. The nodes of one vLLM have one turn, since each waits for
+    the others to start. at_once: a row for each host."""
+    if at_once:
+        return [[[host]] for host in hosts]
+    models: dict[str, dict[str, list[Host]]] = {}
+    for host in hosts:
+        together = host.engine.head_address or host.name
+        models.setdefault(host.model, {}).setdefault(together, []).append(host)
+    return [list(turns.values()) for turns in models.values()]
 
 
-def _slow(host: Host, status: HostStatus, seconds: float) -> FleetError:
-    hint = f"disagg status --watch, or disagg logs -f --host {host.name}"
-    if status.state == "unreachable":
-        message = f"{host.name} runs, but cannot be reached from here: {status.why}; it was left running"
-        return FleetError(message, status.hint)
-    return FleetError(f"{host.name} is still loading after {seconds:.0f} s; it was left running", hint)
+def _stop_recorded(state: State, name: str, shown: str, grace_s: float) -> ServerResult:
+    """Stop a local server by its record alone. shown: its name in the result."""
+
+    def stop() -> bool:
+        with audited_here(state.audit_file(name), "stop"):
+            return end_recorded(state, name, grace_s)
+
+    return attempt(shown, lambda: stopped(shown, state.running_pid(name) is not None, stop))
+
+
+def _stop_other_fleet(state: State, grace_s: float) -> list[ServerResult]:
+    """Stop the local servers of another fleet of this user; results of those that ran, or that failed to stop."""
+    fleet = state.shown
+    try:
+        with state.locked("stop"):
+            results = [_stop_recorded(state, name, f"{name} of {fleet}", grace_s) for name in state.recorded_hosts()]
+            return [result for result in results if result.outcome != "not running"]
+    except DisaggError as error:
+        return [ServerResult(f"fleet {fleet}", "failed", error=error)]
+
+
+def _other_places(fleet: Fleet, hosts: Sequence[Host], machines: Machines) -> list[LockedPlace]:
+    """What is deployed on these hosts' machines under names that the fleet does not have. A machine that does not
+    answer has a failed result of its own."""
+    found = each([host for host in hosts if host.server_kind.deployed], lambda host: hosts_there(machines[host]))
+    places = {
+        (same_machine(one.host.address), name): LockedPlace(one.host, name)
+        for one in found
+        for name in one.value or ()
+        if name not in fleet.hosts
+    }
+    return list(places.values())
+
+
+def _stop_other_host(machine: Machine, place: LockedPlace) -> ServerResult:
+    """Stop a server that `_other_places` found, under its lock."""
+    shown = f"{place.name} on {place.machine.name}"
+
+    def stop() -> bool:
+        stop_there(machine, place.name, read_server_facts(machine, place.name, None))
+        return False
+
+    return attempt(shown, lambda: stopped(shown, True, stop))

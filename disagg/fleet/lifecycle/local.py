@@ -39,11 +39,10 @@ class LocalServer:
 
     @property
     def undecided_states(self) -> tuple[HealthState, ...]:
-        """See Server. The record states whether the process runs, so a server that does not answer is "loading"."""
+        """The record states whether the process runs, so a server that does not answer is "loading"."""
         return UNDECIDED
 
     def inspect(self) -> ProcessState:
-        """See Server."""
         record = self.state.recorded(self.host.name)
         if record is None or not record.runs:
             return ProcessState()
@@ -51,7 +50,7 @@ class LocalServer:
         return ProcessState(record.pid, f"runs with an earlier {self.fleet.path.name}" if changed else "")
 
     def running(self) -> bool:
-        """See Server. An error is a damaged record, whose process may run, and a server of this host that a copy of
+        """An error is a damaged record, whose process may run, and a server of this host that a copy of
         hosts.toml has started."""
         if self.inspect().pid is not None:
             return True
@@ -61,7 +60,6 @@ class LocalServer:
         return False
 
     def start(self) -> None:
-        """See Server."""
         host = self.host
         for port in filter(None, (host.port, host.kv_port)):
             if local.port_taken(host.address, port):
@@ -86,18 +84,15 @@ class LocalServer:
         return PortInUse(message, f"stop that process, or give {host.name} another port in {self.fleet.path}")
 
     def ended(self) -> StartFailed | None:
-        """See Server."""
         if self.inspect().pid is not None:
             return None
         self.state.drop_record(self.host.name)
         return start_failed(self.host.name, self.last_lines())
 
     def stop(self) -> bool:
-        """See Server."""
         return end_recorded(self.state, self.host.name, self.grace_s)
 
     def last_lines(self) -> list[str]:
-        """See Server."""
         return self.state.log_tail(self.host.name, LAST_LINES)
 
 

@@ -426,7 +426,7 @@ def test_stop_all_also_stops_what_hosts_toml_no_longer_has(yard: Yard) -> None:
     yard.deploy("b")
     yard.lifecycle().start()
     smaller = replace(yard.fleet, hosts={"a": yard.fleet.hosts["a"]})
-    assert outcomes(yard.lifecycle(smaller).stop(everything=True)) == {"a": "stopped", "b on a": "stopped"}
+    assert outcomes(yard.lifecycle(smaller).stop(others=True)) == {"a": "stopped", "b on a": "stopped"}
     assert yard.pid("b") is None
 
 

@@ -180,10 +180,10 @@ def test_stop_all_ends_the_servers_of_other_fleets_on_this_machine(farm: Farm, t
     path = other.fleet.path
     assert outcomes(farm.lifecycle.stop()) == {"a": "not running", "b": "not running"}
     assert other.state.recorded_hosts() == ["a"], "without --all other fleets go on"
-    results = farm.lifecycle.stop(everything=True)
+    results = farm.lifecycle.stop(others=True)
     assert outcomes(results) == {"a": "not running", "b": "not running", f"a of {path}": "stopped"}
     assert other.state.recorded_hosts() == []
-    assert outcomes(farm.lifecycle.stop(everything=True)) == {"a": "not running", "b": "not running"}
+    assert outcomes(farm.lifecycle.stop(others=True)) == {"a": "not running", "b": "not running"}
 
 
 def test_a_damaged_record_of_another_fleet_does_not_keep_its_other_servers_running(farm: Farm, tmp_path: Path) -> None:
@@ -195,7 +195,7 @@ def test_a_damaged_record_of_another_fleet_does_not_keep_its_other_servers_runni
     record = other.state.folder / "a.pid"
     record.write_text("{")
     path = other.fleet.path
-    *_, damaged, stopped = farm.lifecycle.stop(everything=True)
+    *_, damaged, stopped = farm.lifecycle.stop(others=True)
     assert (damaged.host, damaged.outcome) == (f"a of {path}", "failed")
     assert f"{record} is damaged" in present(damaged.error).message
     assert (stopped.host, stopped.outcome) == (f"b of {path}", "stopped")
@@ -209,7 +209,7 @@ def test_stop_all_reports_another_fleet_that_is_busy(farm: Farm, tmp_path: Path)
     other.lifecycle.state = other.state
     other.lifecycle.start(["a"])
     with other.state.locked("start"):
-        *_, busy = farm.lifecycle.stop(everything=True)
+        *_, busy = farm.lifecycle.stop(others=True)
     assert (busy.host, busy.outcome) == (f"fleet {other.fleet.path}", "failed")
     assert "for `disagg start` since" in present(busy.error).message
     other.lifecycle.stop()

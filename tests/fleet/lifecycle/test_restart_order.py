@@ -1,11 +1,11 @@
-"""disagg/fleet/lifecycle/turns.py: hosts of a model follow each other; the nodes of one vLLM do not."""
+"""The order of a restart: hosts of a model follow each other; the nodes of one vLLM do not."""
 
 from __future__ import annotations
 
 import pytest
 
 from disagg.config import EngineOptions, Host
-from disagg.fleet.lifecycle.turns import rows
+from disagg.fleet.lifecycle.fleet_servers import rows
 
 
 def host(name: str, model: str = "m", head: str | None = None) -> Host:
