@@ -13,8 +13,7 @@ calls     every path of the servers with these types; openapi: the document that
 delivery  KV that an engine sends by itself: its order and its report
 verify    what `python -m disagg.verify` prints
 handoff   the hand-off benchmark: the task of its two ends, and its figures
-live      GET /api/live and GET /api/history of a gateway: requests, hosts and models now, and requests that have ended
-parallel  POST /v1/parallel of a gateway: several requests in one body
+gateway   GET /api/live, GET /api/history and POST /v1/parallel of a gateway
 
 Servers, inference, fleet and cli build and read these types; nobody writes their keys by hand. docs/http-api.md
 describes them, and a test compares the two.

@@ -11,9 +11,8 @@ from typing import Any, Final
 
 from disagg.api import openapi
 from disagg.api.base import Contract
-from disagg.api.live import HistoryAnswer
+from disagg.api.gateway import HistoryAnswer, ParallelAnswer, ParallelBody, ParallelChunk, ParallelEnd, ParallelResult
 from disagg.api.openapi import AnswerSpec, Operation
-from disagg.api.parallel import ParallelAnswer, ParallelBody, ParallelChunk, ParallelEnd, ParallelResult
 from disagg.api.status import Liveness
 from disagg.gateway.dialects import anthropic, ollama
 from disagg.gateway.dialects.chat import ChatBody

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from disagg.api.base import InvalidValue
 from disagg.api.event_stream import EventReader
-from disagg.api.live import LiveState, Totals
+from disagg.api.gateway import LiveState, Totals
 from disagg.config import Fleet
 from disagg.errors import DisaggError, ProtocolError, ServerUnavailable, Unauthorized
 from disagg.gateway.watch.board import Board

@@ -14,7 +14,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from disagg.api.base import InvalidValue
-from disagg.api.parallel import (
+from disagg.api.gateway import (
     MAX_NAME,
     ParallelAnswer,
     ParallelBody,

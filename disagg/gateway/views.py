@@ -16,7 +16,7 @@ from starlette.routing import Route
 
 from disagg.api import openapi
 from disagg.api.base import InvalidValue
-from disagg.api.live import HistoryAnswer, HistoryEntry, HistoryQuery
+from disagg.api.gateway import HistoryAnswer, HistoryEntry, HistoryQuery
 from disagg.config import Fleet
 from disagg.errors import Overloaded, RequestError
 from disagg.gateway import dashboard as files

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from disagg.api.parallel import ParallelFigures
+from disagg.api.gateway import ParallelFigures
 from disagg.errors import DisaggError
 from disagg.inference.hosts.route import Ranking
 from disagg.inference.stream import AsyncStream

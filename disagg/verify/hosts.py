@@ -6,11 +6,13 @@ with their weights and dtypes. Requests share no held KV, and no short prompt is
 
 from __future__ import annotations
 
+import importlib.util
 import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from importlib.abc import InspectLoader
 from typing import Final, NamedTuple, Self
 
 import msgspec
@@ -18,12 +20,11 @@ import msgspec
 from disagg.api.names import AS_IS
 from disagg.api.verify import HostsReport, PairReport, VerifyBounds
 from disagg.config import Fleet, Host, Model
-from disagg.errors import DeadlineExceeded, DisaggError, ServerUnavailable, UsageError
+from disagg.errors import CapabilityMissing, DeadlineExceeded, DisaggError, ServerUnavailable, UsageError
 from disagg.inference.attempt import Alone
 from disagg.inference.client import Client
 from disagg.inference.types import Completion
 from disagg.verify.compare import agrees, compare_answers, limits, same_weights
-from disagg.verify.prompts import pieces, sample_text
 
 PROMPTS: Final = 8
 ALTERNATIVES: Final = 20
@@ -221,3 +222,35 @@ class FleetClients:
 
     def __exit__(self, *_: object) -> None:
         self._stack.close()
+
+
+SAMPLE_MODULES: Final = (
+    "argparse", "tarfile", "typing", "subprocess", "inspect", "turtle", "pydoc", "zipfile", "decimal",
+)  # fmt: skip
+
+
+def sample_text() -> str:
+    """About 0.9 MB of English and code. CapabilityMissing if this Python came without its source."""
+    text = "\n".join(_sources())
+    if not text:
+        raise CapabilityMissing(
+            "this Python has no source files of its standard library, of which prompts are made",
+            "use a Python from python.org, the system's packages or uv",
+        )
+    return text
+
+
+def _sources() -> Iterator[str]:
+    """Each module's source. None is imported: `turtle` needs tkinter, which Debian packages separately."""
+    for name in SAMPLE_MODULES:
+        spec = importlib.util.find_spec(name)
+        loader = spec.loader if spec is not None else None
+        if isinstance(loader, InspectLoader) and (source := loader.get_source(name)):
+            yield source
+
+
+def pieces(text: str, count: int, length: int) -> Sequence[str]:
+    """`count` pieces of `length` characters, from places as far apart as the text allows."""
+    text *= -(-(length + count) // len(text))
+    step = max(1, (len(text) - length) // count)
+    return [text[number * step : number * step + length] for number in range(count)]

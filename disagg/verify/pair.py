@@ -28,8 +28,8 @@ from disagg.kv.receive import KVServer
 from disagg.kv.receive.incoming import Expected
 from disagg.kv.receive.tickets import KVOutcome, Tickets
 from disagg.kv.received import ReceivedKV
+from disagg.verify.hosts import sample_text
 from disagg.verify.prefill import TIMEOUT_S, PrefillProcess, PrefillSpec
-from disagg.verify.prompts import sample_text
 
 
 class _Collector:

@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from disagg.api import live, parallel
+from disagg.api import gateway
 from disagg.api.base import Contract
 from tests.api.test_http_api import rows
 
 PAGE = (Path(__file__).parents[2] / "docs/gateway.md").read_text()
-IN_WORDS = (parallel.ParallelChunk, parallel.ParallelEnd)
+IN_WORDS = (gateway.ParallelChunk, gateway.ParallelEnd)
 """Events of a stream with one field or two more than others."""
 TYPES: dict[str, type[Contract]] = {
     kind.__name__: kind
-    for module in (live, parallel)
+    for module in (gateway,)
     for kind in vars(module).values()
     if isinstance(kind, type) and issubclass(kind, Contract) and kind is not Contract
     if kind not in IN_WORDS

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from disagg.api.live import HistoryEntry, LiveHost, LiveModel, LiveRequest, LiveState, Sample, Totals
+from disagg.api.gateway import HistoryEntry, LiveHost, LiveModel, LiveRequest, LiveState, Sample, Totals
 from disagg.gateway.dashboard import PAGE
 from disagg.version import source_files
 from tests.gateway import fake_client

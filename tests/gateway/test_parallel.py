@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from starlette.types import Message
 
-from disagg.api.parallel import MAX_ITEMS, ParallelAnswer, ParallelFigures, ParallelResult
+from disagg.api.gateway import MAX_ITEMS, ParallelAnswer, ParallelFigures, ParallelResult
 from disagg.errors import ServerUnavailable
 from disagg.gateway.clients.keys import KeyFile
 from disagg.gateway.parallel import item_id

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -110,3 +111,15 @@ def test_a_broken_config_is_one_error(tmp_path: Path, text: str) -> None:
 def test_a_missing_config_is_one_error(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="cannot be read"):
         file_size(tmp_path / "nothing")
+
+
+def test_nothing_else_parses_a_config_json() -> None:
+    """By json itself: `read_object` does, and the frameworks. Two readings of one file have disagreed."""
+    parsing = [
+        str(path)
+        for path in Path("disagg").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in ("load", "loads")
+        if any(isinstance(one, ast.Constant) and one.value == "config.json" for one in ast.walk(node))
+    ]
+    assert parsing == []

@@ -13,8 +13,7 @@ from disagg.config import Fleet, load
 from disagg.errors import DisaggError, PeerLost, UsageError
 from disagg.inference.attempt import Method
 from disagg.inference.types import Completion
-from disagg.verify.hosts import Way, require_lengths, verify_hosts
-from disagg.verify.prompts import pieces
+from disagg.verify.hosts import Way, pieces, require_lengths, verify_hosts
 from tests.cli.answers import completion
 from tests.cli.commandline import HOST, write_fleet
 from tests.ports import free_ports

@@ -13,7 +13,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from disagg.api.live import ENDED_HOSTS, MAX_ENTRIES, HistoryEntry
+from disagg.api.gateway import ENDED_HOSTS, MAX_ENTRIES, HistoryEntry
 from disagg.cli.common.context import print_json, settings, stderr, stdout
 from disagg.cli.common.options import AsJson, model_option
 from disagg.cli.views.items import Items, plain_table
@@ -22,7 +22,7 @@ from disagg.units import seconds
 
 
 class EntryStateName(StrEnum):
-    """disagg.api.live.EntryState as a choice on the command line."""
+    """disagg.api.gateway.EntryState as a choice on the command line."""
 
     ok = "ok"
     failed = "failed"

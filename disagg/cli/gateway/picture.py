@@ -13,7 +13,7 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from disagg.api.live import LiveHost, LiveModel, LiveRequest, LiveState
+from disagg.api.gateway import LiveHost, LiveModel, LiveRequest, LiveState
 from disagg.cli.gateway.history import history_view, hosts
 from disagg.cli.views.items import plain_table
 from disagg.units import seconds, size, speed

@@ -16,7 +16,7 @@ import typer
 from rich.console import Console, RenderableType
 from rich.live import Live
 
-from disagg.api.live import LiveState
+from disagg.api.gateway import LiveState
 from disagg.cli.common.context import print_json, settings, stdout
 from disagg.cli.common.options import AsJson
 from disagg.cli.gateway.picture import ScreenChoice, keys_of, press, top_view

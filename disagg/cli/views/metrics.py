@@ -11,8 +11,8 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from disagg.api.gateway import ParallelFigures
 from disagg.api.names import AS_IS
-from disagg.api.parallel import ParallelFigures
 from disagg.cli.views.items import Items, plain_table
 from disagg.inference.metrics import Metrics, TTFTParts
 from disagg.inference.types import Completion

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Final
 
-from disagg.api.live import ENDED_HOSTS
+from disagg.api.gateway import ENDED_HOSTS
 from disagg.errors import (
     BodyTooLarge,
     CapabilityMissing,

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any, Final
 
-from disagg.api.live import (
+from disagg.api.gateway import (
     LAST,
     MAX_SHOWN,
     HistoryEntry,

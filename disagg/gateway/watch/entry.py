@@ -8,7 +8,7 @@ from typing import Any, Final
 from msgspec.structs import replace
 
 from disagg.api.base import without_value
-from disagg.api.live import HistoryEntry
+from disagg.api.gateway import HistoryEntry
 from disagg.gateway.watch.request import ObservedRequest
 from disagg.inference.metrics import Metrics
 from disagg.inference.types import Stage

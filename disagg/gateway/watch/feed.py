@@ -14,7 +14,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from disagg import logs
-from disagg.api.live import LiveHost, Past
+from disagg.api.gateway import LiveHost, Past
 from disagg.errors import Overloaded
 from disagg.gateway.watch.board import SAMPLE_S, Board
 from disagg.http.requests import disconnected

@@ -12,7 +12,7 @@ from typing import Final
 from prometheus_client import CollectorRegistry, generate_latest
 
 from disagg.api.base import without_value
-from disagg.api.live import LiveHost
+from disagg.api.gateway import LiveHost
 from disagg.gateway.watch.board import Board
 from disagg.gateway.watch.feed import Feed, FeedBounds
 from disagg.gateway.watch.host_metrics import LiveCollector

@@ -13,7 +13,7 @@ from typing import Final
 import msgspec
 
 from disagg.api.base import InvalidValue
-from disagg.api.live import MAX_ENTRIES, EntryState, HistoryEntry
+from disagg.api.gateway import MAX_ENTRIES, EntryState, HistoryEntry
 from disagg.config import Fleet
 from disagg.errors import DisaggError
 from disagg.token import gateway_folder

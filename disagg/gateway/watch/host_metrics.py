@@ -7,7 +7,7 @@ from typing import Final
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from disagg.api.live import LiveHost
+from disagg.api.gateway import LiveHost
 
 _HOST_GAUGES: Final[Mapping[str, tuple[str, Callable[[LiveHost], float]]]] = {
     "disagg_host_up": ("1 if the host takes requests, else 0", lambda host: host.state == "up"),

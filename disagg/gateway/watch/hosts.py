@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from disagg.api.live import HostState, LiveHost
+from disagg.api.gateway import HostState, LiveHost
 from disagg.api.status import Load
 from disagg.config import Fleet, Host
 from disagg.inference.hosts.view import FleetView, HostView

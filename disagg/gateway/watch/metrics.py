@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
 from disagg.api.events import FinishReason
-from disagg.api.live import ENDED_HOSTS
+from disagg.api.gateway import ENDED_HOSTS
 from disagg.gateway.dialects.problems import FAILURES, Problem
 from disagg.gateway.watch.request import ObservedRequest, Observer
 from disagg.inference.attempt import Method

@@ -13,7 +13,7 @@ from pathlib import Path
 from queue import Empty, Full, Queue
 from typing import Final
 
-from disagg.api.live import HistoryEntry
+from disagg.api.gateway import HistoryEntry
 from disagg.gateway.watch.entry import entry_of_completion, entry_of_end
 from disagg.gateway.watch.history import HistoryBounds, Store
 from disagg.gateway.watch.request import ObservedRequest, Observer

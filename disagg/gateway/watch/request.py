@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Final
 
-from disagg.api.live import EntryState
+from disagg.api.gateway import EntryState
 from disagg.gateway.dialects.base import Head, Prompt
 from disagg.gateway.dialects.problems import Problem
 from disagg.inference.types import Completion, Stage

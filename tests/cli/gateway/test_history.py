@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from disagg.api.live import HistoryEntry
+from disagg.api.gateway import HistoryEntry
 from disagg.config import load
 from disagg.gateway.watch.history import HistoryBounds, Store, history_path
 from tests.cli.commandline import run, write_fleet

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from disagg.api.live import HistoryEntry, LiveHost, LiveModel, LiveRequest, LiveState, Totals
+from disagg.api.gateway import HistoryEntry, LiveHost, LiveModel, LiveRequest, LiveState, Totals
 from disagg.cli.app import invoke
 from disagg.cli.gateway import top as command
 from disagg.cli.gateway.picture import KEYS, ScreenChoice, keys_of, press, top_view

@@ -14,7 +14,7 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from disagg.api.live import HistoryEntry
+from disagg.api.gateway import HistoryEntry
 from disagg.errors import DisaggError, ServerUnavailable
 from disagg.gateway import views
 from disagg.gateway.clients.keys import KeyFile

@@ -11,7 +11,7 @@ from typing import Any, cast
 import httpx
 import pytest
 
-from disagg.api.live import LiveState
+from disagg.api.gateway import LiveState
 from disagg.api.status import Load, SenderAudits
 from disagg.config import EngineOptions, Fleet, Host, Model
 from disagg.errors import DisaggError, Overloaded, RequestError, ServerUnavailable

@@ -13,7 +13,7 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from disagg.api.live import LiveHost
+from disagg.api.gateway import LiveHost
 from disagg.api.status import SenderAudits
 from disagg.errors import DeadlineExceeded, DisaggError, Overloaded, RequestEndedHosts, RequestLoop, ServerUnavailable
 from disagg.gateway.clients.keys import KeyFile
