@@ -137,6 +137,11 @@ class PromptBody(Contract, frozen=True, kw_only=True, forbid_unknown_fields=True
             raise ValueError("give exactly one of prompt, messages and tokens")
 
     @property
+    def of_prompt(self) -> dict[str, Any]:
+        """The fields that every request with this prompt has."""
+        return {name: getattr(self, name) for name in PromptBody.__struct_fields__}
+
+    @property
     def content(self) -> str | Messages | Sequence[int]:
         """The prompt in whichever form it was given."""
         if self.messages is not None:

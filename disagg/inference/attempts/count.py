@@ -30,8 +30,7 @@ async def count(driver: Driver, request: GenerationRequest) -> int:
     Raises the last host's error if none does, the first one's if the request is wrong, DeadlineExceeded, and
     RequestEndedHosts if hosts end as they tokenise the prompt.
     """
-    given = {name: getattr(request.body, name) for name in PromptBody.__struct_fields__}
-    body, now = PromptBody(**given), time.monotonic()
+    body, now = PromptBody(**request.body.of_prompt), time.monotonic()
     hosts = [*request.candidates.decode, *request.candidates.prefill]
     hosts.sort(key=lambda host: (bool(driver.view.of(host.name).obstacle(now)), driver.view.of(host.name).ahead))
     counting = _Count(driver, request, body)

@@ -24,7 +24,7 @@ from disagg.inference.hosts.background import Heartbeat
 from disagg.inference.http import host_calls
 from disagg.inference.http.connections import Connections
 from disagg.inference.policy import SHARE, OnKVFailure, Patience, Timeouts, patience_s
-from disagg.whole.stream import WholeAnswer
+from disagg.whole.answers import WholeAnswer
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +178,7 @@ async def _hand_off(
         order = caller.call(
             prefill,
             "/prefill",
-            _prefill_body(body, slot),
+            PrefillBody(**body.of_prompt, deliver=slot.kv, ticket=slot.ticket, start=slot.held_tokens),
             leases,
             request_id=call.request_id,
             reported=first_kv.prefill,
@@ -220,26 +220,6 @@ async def _rest(answer: ArrivingAnswer, events: host_calls.EventStream) -> DoneE
         return await events.to_end(answer.take)
     except KVRefuted as error:
         raise PrefillFailed(error) from error
-
-
-def _prefill_body(body: GenerateBody, slot: SlotEvent) -> PrefillBody:
-    return PrefillBody(
-        model=body.model,
-        prompt=body.prompt,
-        messages=body.messages,
-        tokens=body.tokens,
-        answer_tokens=body.answer_tokens,
-        deadline_s=body.deadline_s,
-        lease_s=body.lease_s,
-        cache_salt=body.cache_salt,
-        share=body.share,
-        standing=body.standing,
-        tools=body.tools,
-        chat_template_kwargs=body.chat_template_kwargs,
-        deliver=slot.kv,
-        ticket=slot.ticket,
-        start=slot.held_tokens,
-    )
 
 
 async def _first_tokens(

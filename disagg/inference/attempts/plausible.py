@@ -70,16 +70,20 @@ class AnswerBounds:
         """Some tokens and their text. Raises InvalidAnswer before any of it is delivered."""
         self.begun = True
         self.tokens += len(event.tokens)
-        self.chars += len(event.text) + len(event.reasoning) + sum(len(str(call)) for call in event.tool_calls)
-        self.called = self.called or bool(event.tool_calls)
+        self.chars += len(event.text) + len(event.reasoning)
+        if event.tool_calls:
+            self.called = True
+            self.chars += sum(len(str(call)) for call in event.tool_calls)
         if not event.tokens:
             raise self._invalid("it sent text without a token")
         if self.given + self.tokens > self.max_tokens:
             raise self._invalid(f"it sent more than the {self.max_tokens} tokens that were asked for")
         if self.chars > TOKEN_CHARS * self.tokens + MORE_CHARS:
             raise self._invalid(f"it sent {self.chars} characters for {self.tokens} tokens")
-        if self.vocab_size and (strange := max(token.id for token in event.tokens)) >= self.vocab_size:
-            raise self._invalid(f"it sent token {strange}, and the model has {self.vocab_size}")
+        if self.vocab_size:
+            for token in event.tokens:
+                if token.id >= self.vocab_size:
+                    raise self._invalid(f"it sent token {token.id}, and the model has {self.vocab_size}")
 
     def end(self, done: DoneEvent) -> None:
         """The end of the answer. Raises InvalidAnswer."""

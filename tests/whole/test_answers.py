@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from disagg.whole.stream import WholeAnswer
+from disagg.whole.answers import WholeAnswer
 from tests.whole.fake_openai import ended, said
 
 
