@@ -14,7 +14,9 @@ report     the result as one self-contained HTML page
 charts     plots as SVG, of any data
 """
 
-from typing import Final
+from typing import Final, Literal
 
 MAX_REQUESTS: Final = 100_000
 """Of one benchmark, all modes and points together."""
+
+WorkloadKind = Literal["random", "prompts", "sharegpt", "mooncake"]

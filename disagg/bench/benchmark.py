@@ -9,11 +9,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from pathlib import Path
-from typing import Literal
 
 from disagg.api.requests import DEFAULT_DEADLINE_S
 from disagg.api.status import Health
-from disagg.bench import MAX_REQUESTS, energy, load, workloads
+from disagg.bench import MAX_REQUESTS, WorkloadKind, energy, load, workloads
 from disagg.bench.plan import ArrivalPattern, BenchPlan, Point
 from disagg.bench.records import MODES, ROLES, Mode, TurnResult
 from disagg.bench.result import BenchHost, BenchResult, gather, judge
@@ -26,7 +25,6 @@ from disagg.inference.http.connections import Connections
 from disagg.token import Tokens, fleet_token
 from disagg.whole.request import MODELS
 
-WorkloadKind = Literal["random", "prompts", "sharegpt", "mooncake"]
 DEFAULT_PROMPT_TOKENS = (128, 512, 2048, 8192)
 DEFAULT_OUTPUT_TOKENS = 64
 DEFAULT_REQUESTS = 10

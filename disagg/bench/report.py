@@ -24,6 +24,12 @@ _DEFINITIONS = {
     "speedup": "median E2E of this row's machine alone / median E2E disaggregated, with its 95 % bootstrap interval",
     "J/request": "watts of the machines a mode occupies × time of its turns / requests completed",
 }
+_PART_WORDS = {
+    "failed_attempts": "failed attempts",
+    "exposed_transfer": "exposed transfer",
+    "first_step": "first decode step",
+    "client": "client program",
+}
 
 
 def page(result: BenchResult) -> str:
@@ -125,14 +131,6 @@ def _sections(result: BenchResult) -> list[str]:
 def _footer() -> str:
     terms = "".join(f"<dt>{escape(term)}</dt><dd>{escape(text)}</dd>" for term, text in _DEFINITIONS.items())
     return f"<footer><h2>Words</h2><dl>{terms}</dl></footer>"
-
-
-_PART_WORDS = {
-    "failed_attempts": "failed attempts",
-    "exposed_transfer": "exposed transfer",
-    "first_step": "first decode step",
-    "client": "client program",
-}
 
 
 def by_length(cells: Sequence[Cell], metric: str, series: Sequence[Series]) -> str:

@@ -23,6 +23,11 @@ Metric = Literal["e2el", "ttft"]
 EVERYWHERE = "at every prompt length measured"
 METRICS: tuple[Metric, ...] = ("e2el", "ttft")
 _TOO_FEW = f"it takes {MIN_SAMPLES} completed requests in each mode, and there are "  # one digit follows
+_MACHINES: Mapping[str, str] = {
+    "decode-alone": "the decode machine alone",
+    "prefill-alone": "the prefill machine alone",
+    "whole": "the whole-request host",
+}
 _WORDS: Mapping[Metric, str] = {"e2el": "whole answer", "ttft": "first token"}
 
 
@@ -179,7 +184,7 @@ def _comparison(one: Samples, disagg: Sequence[float], alone: Sequence[float]) -
 def _sentences(metric: Metric, against: str, comparisons: Sequence[SpeedupAtLength], cross: float | None) -> list[str]:
     """What these comparisons decide, and what they do not."""
     if not comparisons:
-        return [f"There is nothing to compare with {_machine(against)}: one of the two completed no request."]
+        return [f"There is nothing to compare with {_MACHINES[against]}: one of the two completed no request."]
     wins, loses, open_ = (
         [one for one in comparisons if one.decision == decision] for decision in ("wins", "loses", "undecided")
     )
@@ -192,9 +197,9 @@ def _sentences(metric: Metric, against: str, comparisons: Sequence[SpeedupAtLeng
         best = max(wins, key=lambda one: one.speedup.value)
         start = f"from about {about(cross)}" if cross else everywhere.get(len(wins), f"at {_lengths(wins)}")
         parts.append(f"sooner {start} ({_faster(best)})")
-    lines = [f"Against {_machine(against)}, the {_WORDS[metric]} comes {' and '.join(parts)}."] if parts else []
+    lines = [f"Against {_MACHINES[against]}, the {_WORDS[metric]} comes {' and '.join(parts)}."] if parts else []
     if open_:
-        opening = f"The data do not decide {'it' if parts else f'the {_WORDS[metric]} against {_machine(against)}'}"
+        opening = f"The data do not decide {'it' if parts else f'the {_WORDS[metric]} against {_MACHINES[against]}'}"
         where = everywhere.get(len(open_), f"at {_lengths(open_)}")
         lines.append(f"{opening} {where}: {_why_open(open_)}.")
     return lines
@@ -220,7 +225,7 @@ def _headline(series: Sequence[Series]) -> Headline:
     if all(one.decision == "undecided" for one in every):
         return Headline("undecided", "The data do not decide whether disaggregation pays.")
     if lost := [line for line in series if _always(line, "loses")]:
-        machines = " and ".join(_machine(line.against) for line in lost)
+        machines = " and ".join(_MACHINES[line.against] for line in lost)
         text = f"Disaggregation loses: {machines} {'is' if len(lost) == 1 else 'are'} faster {EVERYWHERE}."
         return Headline("loses", text)
     if all(_always(line, "wins") for line in series):
@@ -294,14 +299,3 @@ def _why_open(comparisons: Sequence[SpeedupAtLength]) -> str:
 def about(tokens: float) -> str:
     """A crossover in two significant digits, the precision of the interpolation."""
     return f"{float(f'{tokens:.2g}'):,.0f}"
-
-
-def _machine(mode: str) -> str:
-    return _MACHINES[mode]
-
-
-_MACHINES: Mapping[str, str] = {
-    "decode-alone": "the decode machine alone",
-    "prefill-alone": "the prefill machine alone",
-    "whole": "the whole-request host",
-}

@@ -20,6 +20,10 @@ from disagg.bench.records import Mode
 from disagg.config.document import fault
 from disagg.errors import ConfigError, UsageError
 
+BLOCK_TOKENS = 512  # of one hash id in a Mooncake trace
+MAX_FILE_BYTES = 1 << 30
+T = TypeVar("T")
+
 
 @dataclass(frozen=True, slots=True)
 class WorkloadItem:
@@ -103,12 +107,6 @@ class LengthTrace:
 
 def _ids(key: str, count: int, vocab_size: int) -> tuple[int, ...]:
     return tuple(random.Random(key).choices(range(vocab_size), k=count))
-
-
-BLOCK_TOKENS = 512  # of one hash id in a Mooncake trace
-MAX_FILE_BYTES = 1 << 30
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)

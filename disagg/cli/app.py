@@ -37,6 +37,17 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+_OURS: Final = (
+    (r"Input should be a valid integer.*", "a whole number"),
+    (r"Input should be a valid number.*", "a number"),
+    (r"Input should be less than or equal to (.*)", r"at most \1"),
+    (r"Input should be greater than or equal to (.*)", r"at least \1"),
+    (r"Input should be less than (.*)", r"under \1"),
+    (r"Input should be greater than (.*)", r"over \1"),
+    (r"Value error, '.*?' is not one of (.*?)\.?", r"one of \1"),
+    (r"Input should be (.*)", r"\1"),
+    (r"Value error, (.*)", r"\1"),
+)
 
 
 def _version(wanted: bool) -> None:
@@ -153,19 +164,6 @@ def wants_json(arguments: Sequence[str]) -> bool:
 def _discard_stdout() -> None:
     """Write nothing more to stdout, including what the interpreter would flush at its end."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-_OURS: Final = (
-    (r"Input should be a valid integer.*", "a whole number"),
-    (r"Input should be a valid number.*", "a number"),
-    (r"Input should be less than or equal to (.*)", r"at most \1"),
-    (r"Input should be greater than or equal to (.*)", r"at least \1"),
-    (r"Input should be less than (.*)", r"under \1"),
-    (r"Input should be greater than (.*)", r"over \1"),
-    (r"Value error, '.*?' is not one of (.*?)\.?", r"one of \1"),
-    (r"Input should be (.*)", r"\1"),
-    (r"Value error, (.*)", r"\1"),
-)
 
 
 def usage_message(error: Any) -> str:

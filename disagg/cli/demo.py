@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
 
 _SVG_WIDTH = 100
+_MODEL_PANEL_WIDTH = 60
+BRIEF_ROWS = 4  # of each answer
 
 
 def demo(
@@ -109,10 +111,6 @@ def _save_svg(result: DemoResult, path: Path) -> None:
         console.save_svg(str(path), title="disagg demo")
     except OSError as error:
         raise UsageError(f"--svg: cannot write {path}: {error.strerror}") from error
-
-
-_MODEL_PANEL_WIDTH = 60
-BRIEF_ROWS = 4  # of each answer
 
 
 def demo_view(result: DemoResult, width: int, answers: bool, explain: bool) -> RenderableType:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import importlib
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 from rich import box
@@ -20,6 +19,8 @@ from disagg.cli.common.process import while_stdout_is_read
 from disagg.cli.common.sampling import Logprobs, for_command_line, request_options
 from disagg.cli.words import parse_words, read_prompt
 from disagg.errors import Cancelled, UsageError
+from disagg.inference.attempt import Alone
+from disagg.inference.policy import OnKVFailure
 from disagg.units import seconds
 
 if TYPE_CHECKING:
@@ -31,65 +32,45 @@ if TYPE_CHECKING:
     from disagg.inference.hosts.route import Choice, Ranking
     from disagg.inference.several import ModelAnswer
 
-
-class Side(StrEnum):
-    """The role of the host that runs a request without a hand-off."""
-
-    decode = "decode"
-    prefill = "prefill"
-    whole = "whole"
-
-
-class KVFailure(StrEnum):
-    """What follows if no prefill host delivers the KV."""
-
-    fallback = "fallback"
-    fail = "fail"
-
-
-ModelWord = Annotated[
-    str | None,
-    typer.Argument(
-        metavar="MODEL",
-        help="A model of hosts.toml. Left out with -m, or if the fleet has one model.",
-        autocompletion=complete_model,
-        show_default=False,
-    ),
-]
-PromptWord = Annotated[
-    str | None,
-    typer.Argument(metavar="PROMPT", help="The text to continue. - or none: read stdin.", show_default=False),
-]
-Models = Annotated[
-    list[str] | None,
-    model_option("A model of hosts.toml; repeat it to run several at once."),
-]
-PromptFile = Annotated[Path | None, typer.Option("-f", "--file", metavar="FILE", help="Read the prompt from it.")]
-OnKVFailure = Annotated[
-    KVFailure,
-    typer.Option(
-        metavar="HOW",
-        help=f"If no prefill host delivers the KV: {one_of(KVFailure)}. The first computes it on the decode host.",
-    ),
-]
+NOTE = "expected: seconds that the request should spend on the host. Hosts are tried from top to bottom."
+_SHOWN_S = 0.00005  # 0.1 ms when rounded
+LOCAL = "If little of the prompt is left to compute, the decode host may compute it, without a prefill host."
 
 
 @with_options(request_options)
 def generate(
     context: typer.Context,
     *,
-    first: ModelWord = None,
-    second: PromptWord = None,
-    model: Models = None,
-    file: PromptFile = None,
+    first: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="MODEL",
+            help="A model of hosts.toml. Left out with -m, or if the fleet has one model.",
+            autocompletion=complete_model,
+            show_default=False,
+        ),
+    ] = None,
+    second: Annotated[
+        str | None,
+        typer.Argument(metavar="PROMPT", help="The text to continue. - or none: read stdin.", show_default=False),
+    ] = None,
+    model: Annotated[list[str] | None, model_option("A model of hosts.toml; repeat it to run several at once.")] = None,
+    file: Annotated[Path | None, typer.Option("-f", "--file", metavar="FILE", help="Read the prompt from it.")] = None,
     chat: Annotated[bool, typer.Option("--chat", help="Send the prompt as a user's chat message.")] = False,
     alone: Annotated[
-        Side | None,
+        Alone | None,
         typer.Option(metavar="ROLE", help="Run on one host, without a hand-off: decode, prefill or whole."),
     ] = None,
     options: dict[str, Any],
     logprobs: Logprobs = None,
-    on_kv_failure: OnKVFailure = KVFailure.fallback,
+    on_kv_failure: Annotated[
+        OnKVFailure,
+        typer.Option(
+            metavar="HOW",
+            help=f"If no prefill host delivers the KV: {one_of(get_args(OnKVFailure))}. "
+            "The first computes it on the decode host.",
+        ),
+    ] = "fallback",
     explain: Annotated[
         bool, typer.Option("--explain", help="Show first which hosts are chosen, and why; last what the figures mean.")
     ] = False,
@@ -108,17 +89,17 @@ def generate(
         **({"messages": [{"role": "user", "content": text}]} if chat else {"prompt": text}),
         **options,
         "logprobs": logprobs,
-        "alone": alone.value if alone else None,
-        "on_kv_failure": on_kv_failure.value,
+        "alone": alone,
+        "on_kv_failure": on_kv_failure,
     }
     _run(fleet, _answers(models), request, as_json=as_json, explain=explain)
 
 
-def _require_hosts(fleet: Fleet, models: Sequence[str], alone: Side | None) -> None:
+def _require_hosts(fleet: Fleet, models: Sequence[str], alone: Alone | None) -> None:
     """UsageError if hosts.toml has no host of the role of --alone for one of the models."""
     for name in models:
-        if alone is not None and not fleet.serving(name, alone.value):
-            raise UsageError(f"--alone {alone.value}: no {alone.value} host serves {name}", "add one to hosts.toml")
+        if alone is not None and not fleet.serving(name, alone):
+            raise UsageError(f"--alone {alone}: no {alone} host serves {name}", "add one to hosts.toml")
 
 
 def _import_client_meanwhile() -> None:
@@ -212,11 +193,6 @@ def _raise_errors(answers: Sequence[ModelAnswer]) -> None:
         print_error(error)
     if failed:
         raise typer.Exit(failed[0][1].exit_code)
-
-
-NOTE = "expected: seconds that the request should spend on the host. Hosts are tried from top to bottom."
-_SHOWN_S = 0.00005  # 0.1 ms when rounded
-LOCAL = "If little of the prompt is left to compute, the decode host may compute it, without a prefill host."
 
 
 def ranking_view(ranking: Ranking) -> RenderableType:

@@ -30,8 +30,7 @@ def init(
     context: typer.Context,
     *,
     prefill: Annotated[
-        list[str] | None,
-        typer.Option(metavar="ADDRESS", help="A prefill host, ADDRESS or USER@ADDRESS; repeatable."),
+        list[str] | None, typer.Option(metavar="ADDRESS", help="A prefill host, ADDRESS or USER@ADDRESS; repeatable.")
     ] = None,
     decode: Annotated[
         list[str] | None, typer.Option(metavar="ADDRESS", help="A decode host, in the same way; repeatable.")

@@ -17,6 +17,40 @@ from disagg.cli.common.context import stdout
 from disagg.cli.common.hosts import HostCommand
 from disagg.cli.common.options import Command, CommandGroup
 
+FIRST: Final[Mapping[str, str]] = {
+    "demo": "Run a fleet on this machine, and show what it costs",
+    "init": "Write a hosts.toml to start from",
+    "deploy": "Bring this disagg, its environment and its settings to the hosts",
+    "start": "Start the fleet's servers and wait until they are healthy",
+    "status": "Show the health of every server",
+    "generate": "Continue a prompt with one or several models",
+    "chat": "Talk with a model in the terminal",
+    "serve": "Serve the fleet to clients of the OpenAI API",
+    "bench": "Compare the fleet with each of its machines alone",
+    "doctor": "Check every host and measure the links that carry KV",
+}
+"""In the order of a first use."""
+FURTHER: Final[Mapping[str, tuple[str, ...]]] = {
+    "Prepare machines": ("trust", "bootstrap", "models", "token"),
+    "Operate servers": ("stop", "restart", "logs", "ssh", "exec"),
+    "Change releases": ("rollout", "rollback", "uninstall"),
+    "Follow requests": ("keys", "history", "top", "verify"),
+}
+"""By what one wants to do."""
+OTHER_WORDS: Final[Mapping[str, tuple[str, ...]]] = {
+    "plan": ("deploy", "--dry-run"),
+    "watch": ("status", "--notify"),
+    "plan-capacity": ("bench", "predict"),
+    "prune": ("uninstall", "--unused"),
+    "gateway": ("serve",),
+}
+"""Commands that are not listed -> what they stand for."""
+_OPTIONS: Final = """\
+disagg COMMAND --help shows its options. Every command has --config PATH (else
+$DISAGG_CONFIG, else ./hosts.toml), -q or --quiet (results and errors only).
+disagg has --version, --install-completion, --show-completion, -h or --help."""
+_NAME: Final = "bold cyan"
+
 
 class Source(NamedTuple):
     """Where a command is below disagg.cli, as MODULE:NAME of a function or of a typer.Typer with subcommands."""
@@ -59,39 +93,6 @@ SOURCES: Final[Mapping[str, Source]] = {
     "top": Source("gateway.top:top"),
     "verify": Source("verify:verify"),
 }
-FIRST: Final[Mapping[str, str]] = {
-    "demo": "Run a fleet on this machine, and show what it costs",
-    "init": "Write a hosts.toml to start from",
-    "deploy": "Bring this disagg, its environment and its settings to the hosts",
-    "start": "Start the fleet's servers and wait until they are healthy",
-    "status": "Show the health of every server",
-    "generate": "Continue a prompt with one or several models",
-    "chat": "Talk with a model in the terminal",
-    "serve": "Serve the fleet to clients of the OpenAI API",
-    "bench": "Compare the fleet with each of its machines alone",
-    "doctor": "Check every host and measure the links that carry KV",
-}
-"""In the order of a first use."""
-FURTHER: Final[Mapping[str, tuple[str, ...]]] = {
-    "Prepare machines": ("trust", "bootstrap", "models", "token"),
-    "Operate servers": ("stop", "restart", "logs", "ssh", "exec"),
-    "Change releases": ("rollout", "rollback", "uninstall"),
-    "Follow requests": ("keys", "history", "top", "verify"),
-}
-"""By what one wants to do."""
-OTHER_WORDS: Final[Mapping[str, tuple[str, ...]]] = {
-    "plan": ("deploy", "--dry-run"),
-    "watch": ("status", "--notify"),
-    "plan-capacity": ("bench", "predict"),
-    "prune": ("uninstall", "--unused"),
-    "gateway": ("serve",),
-}
-"""Commands that are not listed -> what they stand for."""
-_OPTIONS: Final = """\
-disagg COMMAND --help shows its options. Every command has --config PATH (else
-$DISAGG_CONFIG, else ./hosts.toml), -q or --quiet (results and errors only).
-disagg has --version, --install-completion, --show-completion, -h or --help."""
-_NAME: Final = "bold cyan"
 
 
 class Program(CommandGroup):

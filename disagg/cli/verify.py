@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final, get_args
 
 import typer
 from rich.markup import escape
@@ -12,7 +12,8 @@ from rich.markup import escape
 from disagg.api.engines import engines_for
 from disagg.cli.common.completion import complete_model
 from disagg.cli.common.context import Settings, print_json, settings, stderr, stdout
-from disagg.cli.common.options import AsJson, DTypeName, one_of, seconds_option, with_options
+from disagg.cli.common.options import AsJson, one_of, seconds_option, with_options
+from disagg.config import DType
 from disagg.errors import CapabilityMissing, DisaggError, ServerUnavailable, UsageError
 from disagg.extras import require
 
@@ -40,8 +41,8 @@ def _options_of_here(
         int | None, typer.Option(min=1, metavar="N", help="With --here: prompt tokens per prefill chunk.")
     ] = None,
     dtype: Annotated[
-        DTypeName | None,
-        typer.Option(metavar="DTYPE", help=f"With --here: of weights, KV and compute: {one_of(DTypeName)}."),
+        DType | None,
+        typer.Option(metavar="DTYPE", help=f"With --here: of weights, KV and compute: {one_of(get_args(DType))}."),
     ] = None,
     prefill_python: Annotated[
         str | None,
@@ -58,8 +59,7 @@ def _options_of_here(
         ),
     ] = None,
     decode_model: Annotated[
-        Path | None,
-        typer.Option(metavar="FOLDER", help="Weights of another form for MLX, if MODEL is a folder."),
+        Path | None, typer.Option(metavar="FOLDER", help="Weights of another form for MLX, if MODEL is a folder.")
     ] = None,
 ) -> dict[str, Any]:
     """Those that were given, by the names of their options."""
@@ -73,9 +73,7 @@ def verify(
     model: Annotated[
         str,
         typer.Argument(
-            metavar="MODEL",
-            help="A model of hosts.toml, or the path of a model folder.",
-            autocompletion=complete_model,
+            metavar="MODEL", help="A model of hosts.toml, or the path of a model folder.", autocompletion=complete_model
         ),
     ],
     here: Annotated[

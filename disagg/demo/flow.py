@@ -20,8 +20,14 @@ from disagg.inference.several import ModelAnswer, ask
 
 HOSTS_FILE = Path(disagg.__file__).parent / "demo" / "hosts.toml"
 """The demo fleet: four servers on this machine and two small models, which come with the package."""
+PROMPT_FILE: Final = Path(__file__).with_name("prompt.txt")
+PROMPT: Final = PROMPT_FILE.read_text(encoding="utf-8")
 ROUNDS: Final = 3
 """One alone says little on a machine that does something else meanwhile."""
+MAX_TOKENS: Final = 128
+# Both models close the method. What follows would be another method, or one more class attribute.
+STOP: Final = ("\n\n", "\n    __")
+METHOD_TOKENS: Final = 26  # of the method, for a request without stop strings
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,11 +174,3 @@ class Comparison:
             "same_text": self.same_text,
             "rounds": self.rounds,
         }
-
-
-PROMPT_FILE: Final = Path(__file__).with_name("prompt.txt")
-PROMPT: Final = PROMPT_FILE.read_text(encoding="utf-8")
-MAX_TOKENS: Final = 128
-# Both models close the method. What follows would be another method, or one more class attribute.
-STOP: Final = ("\n\n", "\n    __")
-METHOD_TOKENS: Final = 26  # of the method, for a request without stop strings

@@ -18,6 +18,11 @@ from disagg.errors import PeerLost
 
 MAX_LINE_BYTES = 1 << 16
 _MAX_ERROR_CHARS = 2000
+Message = TypeVar("Message", bound=Contract)
+STEP_TIMEOUT_S = 60.0  # for a single step of the other end
+LOAD_TIMEOUT_S = 120.0  # for loading its frameworks from a cold disk
+ROUND_TIMEOUT_S = 600.0  # for one round of the slowest transport over a slow link
+_KEY_TIMEOUT_S = 5.0  # for a new connection to send the key
 
 
 class Connected(Contract, frozen=True, forbid_unknown_fields=True):
@@ -42,9 +47,6 @@ class Digest(Contract, frozen=True):
 
 class Next(Contract, frozen=True, forbid_unknown_fields=True):
     """The sender has read the digest."""
-
-
-Message = TypeVar("Message", bound=Contract)
 
 
 class MessageChannel:
@@ -104,12 +106,6 @@ class MessageChannel:
             self._socket.sendall(json.dumps(body).encode() + b"\n")
         except OSError as error:
             raise PeerLost(f"the other end of the benchmark disconnected: {error}") from error
-
-
-STEP_TIMEOUT_S = 60.0  # for a single step of the other end
-LOAD_TIMEOUT_S = 120.0  # for loading its frameworks from a cold disk
-ROUND_TIMEOUT_S = 600.0  # for one round of the slowest transport over a slow link
-_KEY_TIMEOUT_S = 5.0  # for a new connection to send the key
 
 
 def connect_with_key(host: str, port: int, key: str) -> socket.socket:

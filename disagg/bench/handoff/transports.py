@@ -43,6 +43,11 @@ from disagg.kv.receive.tickets import KVOutcome, Tickets
 from disagg.kv.received import ByteRanges, ReceivedKV
 from disagg.kv.transfer import Transfer
 
+_FINGERPRINT = Fingerprint("benchmark", 1, "none", "none", "none", "none")
+_REQUEST = "benchmark"
+_CALL_BYTES = 1 << 20
+_POLL_S = 0.01
+
 
 @dataclass(frozen=True, slots=True)
 class RandomKV:
@@ -91,10 +96,6 @@ class Receiver(Protocol):
         alternating."""
 
     def close(self) -> None: ...
-
-
-_FINGERPRINT = Fingerprint("benchmark", 1, "none", "none", "none", "none")
-_REQUEST = "benchmark"
 
 
 class HandoffSender:
@@ -150,9 +151,6 @@ class HandoffReceiver:
 
     def close(self) -> None:
         self._server.close()
-
-
-_CALL_BYTES = 1 << 20
 
 
 class BareSender:
@@ -218,9 +216,6 @@ def fill(connection: socket.socket, tensor: Any) -> None:
         if not count:
             raise ConnectionError("the sender closed the connection")
         received += count
-
-
-_POLL_S = 0.01
 
 
 class JSONSender:

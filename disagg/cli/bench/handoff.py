@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final, get_args
 
 import typer
 from rich.console import Group, RenderableType
@@ -16,8 +16,9 @@ from disagg.cli.bench.link import Receiver, Sender
 from disagg.cli.common.change import finish
 from disagg.cli.common.completion import complete_shape
 from disagg.cli.common.context import settings, stderr
-from disagg.cli.common.options import AsJson, DTypeName, one_of, seconds_option
+from disagg.cli.common.options import AsJson, one_of, seconds_option
 from disagg.cli.views.items import plain_table
+from disagg.config import DType
 from disagg.errors import UsageError
 from disagg.extras import require
 from disagg.units import size
@@ -26,6 +27,12 @@ if TYPE_CHECKING:
     from disagg.config import Fleet, Host
     from disagg.fleet.link.handoff import EndPlace
     from disagg.planning.shapes import ModelShape
+
+TRANSPORTS: Final = {
+    "handoff": "hand-off, to ready MLX caches",
+    "raw_socket": "bare socket, to plain memory",
+    "base64_json": "base64 in JSON over HTTP",
+}
 
 
 def handoff(
@@ -40,9 +47,7 @@ def handoff(
         ),
     ] = None,
     tokens: Annotated[int, typer.Option(min=1, max=1 << 20, metavar="N", help="Prompt tokens of one hand-off.")] = 8192,
-    dtype: Annotated[
-        DTypeName, typer.Option(metavar="DTYPE", help=f"Of the KV: {one_of(DTypeName)}.")
-    ] = DTypeName.BFLOAT16,
+    dtype: Annotated[DType, typer.Option(metavar="DTYPE", help=f"Of the KV: {one_of(get_args(DType))}.")] = "bfloat16",
     device: Annotated[
         str, typer.Option(metavar="NAME", help="Where the prefill host holds it: auto, cpu, cuda, mps.")
     ] = "auto",
@@ -65,7 +70,7 @@ def handoff(
         windows=size.windows,
         kv_heads=size.kv_heads,
         head_dim=size.head_dim,
-        dtype=dtype.value,
+        dtype=dtype,
         tokens=tokens,
         rounds=rounds,
         device=device,
@@ -75,7 +80,7 @@ def handoff(
         status.update(f"handing over {tokens} tokens of {size.name}, {rounds} rounds of three transports …")
         figures = _measure(places, spec, timeout)
     ends = {"from": sender or "this machine", "to": receiver or "this machine", "address": places[1].address}
-    body = {**ends, "shape": size.name, "tokens": tokens, "dtype": dtype.value, **figures.to_json()}
+    body = {**ends, "shape": size.name, "tokens": tokens, "dtype": dtype, **figures.to_json()}
     finish(as_json, body, handoff_view(body, figures))
 
 
@@ -112,13 +117,6 @@ def _shape(name: str | None, fleet: Fleet | None, sender: str | None) -> ModelSh
         model = fleet.models[_host(fleet, sender).model]
         return read_size(size_source(model.name, model.sources.values()))
     return read_size(f"{SHAPE}qwen3-coder-30b")
-
-
-TRANSPORTS: Final = {
-    "handoff": "hand-off, to ready MLX caches",
-    "raw_socket": "bare socket, to plain memory",
-    "base64_json": "base64 in JSON over HTTP",
-}
 
 
 def handoff_view(body: Mapping[str, Any], figures: HandoffFigures) -> RenderableType:

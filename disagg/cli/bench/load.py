@@ -8,12 +8,12 @@ from contextlib import contextmanager
 from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
 from disagg.api.requests import DEFAULT_DEADLINE_S
-from disagg.bench import MAX_REQUESTS
+from disagg.bench import MAX_REQUESTS, WorkloadKind
 from disagg.cli.bench.checks import numbers, pairs, refuse_subcommand, require_two_files, require_writable
 from disagg.cli.bench.result import live, result_view
 from disagg.cli.common.completion import complete_device
@@ -31,6 +31,14 @@ if TYPE_CHECKING:
 
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
+Device = Annotated[
+    str | None,
+    typer.Option(
+        metavar="DEVICE",
+        help="With --simulate: in place of the hardware in hosts.toml.",
+        autocompletion=complete_device,
+    ),
+]
 
 
 class ModeName(StrEnum):
@@ -42,32 +50,10 @@ class ModeName(StrEnum):
     whole = "whole"
 
 
-class KindName(StrEnum):
-    """The values of --workload."""
-
-    random = "random"
-    prompts = "prompts"
-    sharegpt = "sharegpt"
-    mooncake = "mooncake"
-
-
-Device = Annotated[
-    str | None,
-    typer.Option(
-        metavar="DEVICE",
-        help="With --simulate: in place of the hardware in hosts.toml.",
-        autocompletion=complete_device,
-    ),
-]
-
-
 def load(
     context: typer.Context,
     *,
-    model: Annotated[
-        str | None,
-        model_option("Required if the fleet has several models."),
-    ] = None,
+    model: Annotated[str | None, model_option("Required if the fleet has several models.")] = None,
     mode: Annotated[
         list[ModeName] | None,
         typer.Option(
@@ -77,8 +63,8 @@ def load(
         ),
     ] = None,
     workload: Annotated[
-        KindName, typer.Option(metavar="NAME", help=f"The requests to send: {one_of(KindName)}.")
-    ] = KindName.random,
+        WorkloadKind, typer.Option(metavar="NAME", help=f"The requests to send: {one_of(get_args(WorkloadKind))}.")
+    ] = "random",
     file: Annotated[
         Path | None,
         typer.Option("-f", "--file", metavar="FILE", help="Prompts or a trace; all workloads but random need one."),
@@ -151,7 +137,7 @@ def load(
     fleet = settings(context).fleet()
     spec = BenchSpec(
         model=choose_models(fleet, [model] if model else [], "name one with -m")[0],
-        kind=workload.value,
+        kind=workload,
         file=file,
         modes=tuple(one.value for one in mode or ()),
         prompt_tokens=numbers("--prompt-tokens", prompt_tokens, int),

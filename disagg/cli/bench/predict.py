@@ -30,14 +30,19 @@ Device = Annotated[
     str | None,
     typer.Option(metavar="DEVICE", help="In place of the hardware in hosts.toml.", autocompletion=complete_device),
 ]
+PREDICTED = "predicted: "
+FORMULAS = (
+    "nothing was run; the sources of the figures: basis in --json",
+    "TTFT = overhead + prefill + exposed + ingest + first step",
+    "total = overhead + prefill + exposed + ingest + decode (every step)",
+)
 
 
 def predict(
     context: typer.Context,
     *,
     model: Annotated[
-        list[str] | None,
-        model_option("A model of hosts.toml, shape:NAME or a path; all by default."),
+        list[str] | None, model_option("A model of hosts.toml, shape:NAME or a path; all by default.")
     ] = None,
     prompt_tokens: Annotated[
         int | None,
@@ -127,14 +132,6 @@ def _pairs(fleet: Fleet, model: str) -> list[tuple[Host, Host]]:
             f"{model} has no pair of a prefill and a decode host in {fleet.path.name}", "add the missing one"
         )
     return pairs
-
-
-PREDICTED = "predicted: "
-FORMULAS = (
-    "nothing was run; the sources of the figures: basis in --json",
-    "TTFT = overhead + prefill + exposed + ingest + first step",
-    "total = overhead + prefill + exposed + ingest + decode (every step)",
-)
 
 
 def capacity_view(capacity: Capacity) -> RenderableType:

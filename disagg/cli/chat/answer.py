@@ -27,6 +27,12 @@ if TYPE_CHECKING:
 _FRAME_S: Final = 1 / 12
 _REST_PER_WORK: Final = 3
 _THOUGHT: Final = "dim italic"
+_PARSER: Final = MarkdownIt().enable("strikethrough").enable("table").disable(["html_block", "html_inline"])
+"""Tags are text: a model that writes `List<int>` means no HTML."""
+_BLOCKS: Final = MarkdownIt().enable("table").disable("html_block")
+"""Finds where blocks begin, and does not parse what is in them: that costs the most by far."""
+_HEADS: Final = {"fence": 1, "table_open": 2}  # lines without which the others are no part of such a block
+_LISTS: Final = ("bullet_list_open", "ordered_list_open")
 
 
 def pause_after(work_s: float) -> float:
@@ -211,13 +217,7 @@ class _LastLines:
             yield Segment.line()
 
 
-_PARSER: Final = MarkdownIt().enable("strikethrough").enable("table").disable(["html_block", "html_inline"])
-"""Tags are text: a model that writes `List<int>` means no HTML."""
-_BLOCKS: Final = MarkdownIt().enable("table").disable("html_block")
-"""Finds where blocks begin, and does not parse what is in them: that costs the most by far."""
 _BLOCKS.core.ruler.disable("inline")
-_HEADS: Final = {"fence": 1, "table_open": 2}  # lines without which the others are no part of such a block
-_LISTS: Final = ("bullet_list_open", "ordered_list_open")
 
 
 def _newline(state: StateInline, silent: bool) -> bool:

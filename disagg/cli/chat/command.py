@@ -27,10 +27,7 @@ _HISTORY = "chat_history"
 def chat(
     context: typer.Context,
     *,
-    model: Annotated[
-        str | None,
-        model_option("A model of hosts.toml. Left out if the fleet has one model."),
-    ] = None,
+    model: Annotated[str | None, model_option("A model of hosts.toml. Left out if the fleet has one model.")] = None,
     system: Annotated[str, typer.Option(metavar="TEXT", help="The system message.", show_default=False)] = "",
     plain: Annotated[bool, typer.Option("--plain", help="Show answers as they are, not as Markdown.")] = False,
     options: dict[str, Any],

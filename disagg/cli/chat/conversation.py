@@ -37,15 +37,3 @@ class Conversation(Contract, frozen=True, forbid_unknown_fields=True):
         if cut and not answer:
             return self
         return msgspec.structs.replace(self, turns=(*self.turns, Turn(message, answer, cut)))
-
-    def with_model(self, model: str) -> Conversation:
-        """The same conversation with another model."""
-        return msgspec.structs.replace(self, model=model)
-
-    def with_system(self, system: str) -> Conversation:
-        """The same conversation after another system message."""
-        return msgspec.structs.replace(self, system=system)
-
-    def cleared(self) -> Conversation:
-        """No turns; model and system message stay."""
-        return msgspec.structs.replace(self, turns=())

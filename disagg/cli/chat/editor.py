@@ -23,6 +23,8 @@ from disagg.cli.chat.commands import complete, is_open
 from disagg.files import replace_file
 
 _PLACEHOLDER = FormattedText([("fg:ansibrightblack", "a message; /help lists the commands")])
+KEPT: Final = 1000  # lines; the file has at most twice as many
+MAX_LINE: Final = 16 << 10  # characters; a longer one is not kept
 
 
 class Editor:
@@ -82,10 +84,6 @@ def _keys() -> KeyBindings:
         event.current_buffer.insert_text("\n")
 
     return keys
-
-
-KEPT: Final = 1000  # lines; the file has at most twice as many
-MAX_LINE: Final = 16 << 10  # characters; a longer one is not kept
 
 
 class Recall(History):

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
+from msgspec.structs import replace
 
 from disagg.api.base import InvalidValue
 from disagg.cli.chat.commands import ChatCommand, message_of, parse
@@ -118,7 +119,7 @@ class Session:
             case "stats":
                 self._view.stats(self._last, self.conversation)
             case "clear":
-                self.conversation = self.conversation.cleared()
+                self.conversation = replace(self.conversation, turns=())
                 self._view.note("A new conversation.")
             case "save":
                 _write(expanded(argument), self.conversation)
@@ -129,12 +130,12 @@ class Session:
 
     def _model(self, name: str) -> None:
         if name:
-            self.conversation = self.conversation.with_model(self._client.fleet.model(name).name)
+            self.conversation = replace(self.conversation, model=self._client.fleet.model(name).name)
         self._view.models(self._client.fleet.models.values(), self.conversation.model)
 
     def _system(self, text: str) -> None:
         if text:
-            self.conversation = self.conversation.with_system("" if text == "-" else text)
+            self.conversation = replace(self.conversation, system="" if text == "-" else text)
         self._view.note(f"system: {self.conversation.system}" if self.conversation.system else "No system message.")
 
     def _load(self, path: Path) -> None:

@@ -1,10 +1,11 @@
-"""The conversation of a command that changes hosts: look, show, ask, act, finish."""
+"""The conversation of a command that changes hosts: look, show, ask, finish. What acts states within
+`note_if_interrupted` how it leaves them."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import Any, NoReturn
 
 import typer
@@ -44,10 +45,6 @@ class Change:
         console.print(self._untouched)
         raise typer.Exit(1)
 
-    def acting(self, state: str) -> AbstractContextManager[None]:
-        """Within the block Ctrl-C prints this state of the hosts."""
-        return note_if_interrupted(state)
-
     def finish(self, body: Mapping[str, Any], *shown: RenderableType, code: int) -> NoReturn:
         """Print how it ended, and exit."""
         finish(self._as_json, body, *shown, code=code)
@@ -57,6 +54,7 @@ def finish(as_json: bool, body: Mapping[str, Any], *shown: RenderableType, code:
     """Print the results, with --json as one object, and exit."""
     if as_json:
         print_json(body)
-    elif shown:
-        stdout().print(*shown)
+    else:
+        for one in shown:
+            stdout().print(one)
     raise typer.Exit(code)

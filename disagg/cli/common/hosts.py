@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cache
 from typing import Annotated, Any, Final
 
 import typer
@@ -13,7 +12,18 @@ from disagg.api.base import Bounds
 from disagg.api.requests import MAX_DEADLINE_S
 from disagg.cli.common.completion import complete_group, complete_host, complete_model, complete_role
 from disagg.cli.common.context import settings
-from disagg.cli.common.options import Command, shared_options, within
+from disagg.cli.common.options import Command, params_of, shared_options, within
+
+_SELECTS: Final = {
+    "only_hosts": "names",
+    "only_role": "role",
+    "only_model": "model",
+    "only_groups": "groups",
+    "not_hosts": "exclude",
+}
+"""Parameters of the options -> arguments of Fleet.select. Commands have arguments called `host` and `model`."""
+_Names = list[str] | None
+_HOST_S: Final = Bounds(0.1, MAX_DEADLINE_S)
 
 
 class FanOutCommand(Command):
@@ -22,7 +32,7 @@ class FanOutCommand(Command):
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
         own = {option for param in self.params for option in param.opts}
-        self._insert([param for param in _fan_out_options() if own.isdisjoint(param.opts)])
+        self._insert([param for param in params_of(_options_of_work_on_many_hosts) if own.isdisjoint(param.opts)])
 
     def _insert(self, options: Sequence[Any]) -> None:
         """Before those of every command."""
@@ -41,18 +51,7 @@ class HostCommand(FanOutCommand):
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
-        self._insert(_selecting_options())
-
-
-_selecting = typer.Typer(add_completion=False)
-_SELECTS: Final = {
-    "only_hosts": "names",
-    "only_role": "role",
-    "only_model": "model",
-    "only_groups": "groups",
-    "not_hosts": "exclude",
-}
-"""Parameters of the options -> arguments of Fleet.select. Commands have arguments called `host` and `model`."""
+        self._insert(params_of(_options_that_select_hosts))
 
 
 def _select(context: typer.Context, param: typer.CallbackParam, value: Any) -> None:
@@ -73,7 +72,6 @@ def _selector(*names: str, metavar: str = "NAME", help: str, autocompletion: Cal
     )
 
 
-_Names = list[str] | None
 _ONLY_HOST = _selector(
     "--host", help="Only this host, or hosts such as 'mac-*'; repeatable.", autocompletion=complete_host
 )
@@ -87,7 +85,6 @@ _NOT_HOST = _selector(
 )
 
 
-@_selecting.command()
 def _options_that_select_hosts(
     only_hosts: Annotated[_Names, _ONLY_HOST] = None,
     only_role: Annotated[str | None, _ONLY_ROLE] = None,
@@ -95,11 +92,7 @@ def _options_that_select_hosts(
     only_groups: Annotated[_Names, _ONLY_GROUP] = None,
     not_hosts: Annotated[_Names, _NOT_HOST] = None,
 ) -> None:
-    """Never run: typer builds the options from this signature."""
-
-
-_fan_out = typer.Typer(add_completion=False)
-_HOST_S: Final = Bounds(0.1, MAX_DEADLINE_S)
+    """Never run: typer makes options of this signature."""
 
 
 def _limit(context: typer.Context, param: typer.CallbackParam, value: Any) -> None:
@@ -112,7 +105,6 @@ def _limit_s(context: typer.Context, param: typer.CallbackParam, value: float | 
     _limit(context, param, within(_HOST_S)(value))
 
 
-@_fan_out.command()
 def _options_of_work_on_many_hosts(
     parallel: Annotated[
         int | None,
@@ -139,18 +131,4 @@ def _options_of_work_on_many_hosts(
         ),
     ] = None,
 ) -> None:
-    """Never run: typer builds the options from this signature."""
-
-
-@cache
-def _selecting_options() -> Sequence[Any]:
-    return _options(_selecting)
-
-
-@cache
-def _fan_out_options() -> Sequence[Any]:
-    return _options(_fan_out)
-
-
-def _options(program: typer.Typer) -> Sequence[Any]:
-    return tuple(param for param in typer.main.get_command(program).params if param.name != "help")
+    """Never run: typer makes options of this signature."""

@@ -6,7 +6,6 @@ import functools
 import inspect
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from enum import StrEnum
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any
@@ -26,14 +25,6 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on s
 BreakLock = Annotated[bool, typer.Option("--break-lock", help="Take over a host's lock that another command holds.")]
 HostName = Annotated[str, typer.Argument(metavar="HOST", help="A host of hosts.toml.", autocompletion=complete_host)]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
-
-
-class DTypeName(StrEnum):
-    """disagg.config.DType as a choice on the command line."""
-
-    FLOAT32 = "float32"
-    BFLOAT16 = "bfloat16"
-    FLOAT16 = "float16"
 
 
 def one_of(choices: Iterable[str]) -> str:
@@ -129,10 +120,6 @@ def _use_quiet(context: typer.Context, value: bool) -> None:
     CommandOutput.quiet = CommandOutput.quiet or value
 
 
-_shared = typer.Typer(add_completion=False)
-
-
-@_shared.command()
 def _options_of_every_command(
     config: Annotated[
         Path | None,
@@ -149,13 +136,20 @@ def _options_of_every_command(
         typer.Option("--quiet", "-q", help="Print results and errors only.", expose_value=False, callback=_use_quiet),
     ] = False,
 ) -> None:
-    """Never run: typer builds the options from this signature."""
+    """Never run: typer makes options of this signature."""
 
 
 @cache
+def params_of(signature: Callable[..., None]) -> Sequence[Any]:
+    """The options that typer makes of a function's signature, for commands to share."""
+    program = typer.Typer(add_completion=False)
+    program.command()(signature)
+    return tuple(param for param in typer.main.get_command(program).params if param.name != "help")
+
+
 def shared_options() -> Sequence[Any]:
     """Those of every command."""
-    return tuple(typer.main.get_command(_shared).params)
+    return params_of(_options_of_every_command)
 
 
 def model_option(help: str) -> Any:

@@ -16,6 +16,7 @@ from typing import Final
 
 INTERRUPTED: Final = 130
 """The exit code of a command that Ctrl-C has ended."""
+LOOK_S = 0.5
 
 
 @contextmanager
@@ -54,9 +55,6 @@ def uninterrupted() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-LOOK_S = 0.5
 
 
 async def while_stdout_is_read(work: Coroutine[object, object, object]) -> None:

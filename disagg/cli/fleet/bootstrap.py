@@ -11,7 +11,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from disagg.cli.common.change import Change
-from disagg.cli.common.context import settings, stderr
+from disagg.cli.common.context import note_if_interrupted, settings, stderr
 from disagg.cli.common.hooks import hook_output
 from disagg.cli.common.options import AsJson, HostName, Yes
 from disagg.cli.views.items import Hanging, plain_table
@@ -23,6 +23,13 @@ from disagg.fleet.machine.connect import machine_for
 from disagg.units import counted
 
 _INTERRUPTED = "steps that are done stay; `disagg bootstrap` goes on from here"
+_STYLE: Final[Mapping[StepState, str]] = {
+    "in place": "dim",
+    "missing": "yellow",
+    "by hand": "yellow",
+    "done": "green",
+    "failed": "bold red",
+}
 
 
 def bootstrap(
@@ -59,7 +66,7 @@ def bootstrap(
         missing = [step for step in results if step.state == "missing"]
         if missing and not dry_run:
             change.ask(question(one.name, missing), steps_view(results))
-            with change.acting(_INTERRUPTED):
+            with note_if_interrupted(_INTERRUPTED):
                 results = work.carry_out(results)
     finally:
         machine.close()
@@ -89,15 +96,6 @@ def _look(work: Bootstrap, login: str | None) -> list[StepResult]:
         if login is None and work.host.user is not None:
             error.hint += f"; or let another account make it: disagg bootstrap {work.host.name} --login USER"
         raise
-
-
-_STYLE: Final[Mapping[StepState, str]] = {
-    "in place": "dim",
-    "missing": "yellow",
-    "by hand": "yellow",
-    "done": "green",
-    "failed": "bold red",
-}
 
 
 def steps_view(results: Sequence[StepResult]) -> RenderableType:

@@ -6,14 +6,14 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from types import MappingProxyType
-from typing import Annotated, Any, Final, NoReturn
+from typing import Annotated, Final, NoReturn
 
 import typer
 from rich.console import RenderableType
 from rich.text import Text
 
 from disagg.cli.common.change import Change, finish
-from disagg.cli.common.context import note_if_interrupted_after, settings, stderr
+from disagg.cli.common.context import note_if_interrupted, note_if_interrupted_after, settings, stderr
 from disagg.cli.common.hooks import hook_runner, hooks_view
 from disagg.cli.common.options import AsJson, BreakLock, Yes
 from disagg.cli.fleet.token import deployed, read_tokens
@@ -196,7 +196,7 @@ def run(
         hooked = hooks_view(hooks.planned("deploy") if hooks else {})
         change.ask(question_text(question, changing, len(hosts)), plan_view(planned), *hooked)
         with ExitStack() as locks:
-            with change.acting("nothing was changed"):
+            with note_if_interrupted("nothing was changed"):
                 locks.enter_context(deployment.locked(planned, break_lock))
             if agreed is not None:
                 deployment.planner = agreed(True)
@@ -218,8 +218,7 @@ def show_plan(fleet: Fleet, reports: list[DeployResult], as_json: bool, hooks: H
     """Print what would be done on each host, and exit."""
     changing = any(report.result == "planned" for report in reports)
     hooked = hooks.planned("deploy") if changing and hooks is not None else {}
-    views = (plan_view(reports, tuple(fleet.hosts)), *hooks_view(hooked), *_rotation(fleet, reports))
-    finish(as_json, {**_body(fleet, reports), "hooks": hooked}, *views, code=exit_code(reports))
+    _end(fleet, reports, as_json, plan_view(reports, tuple(fleet.hosts)), *hooks_view(hooked), hooks=hooked)
 
 
 def show(
@@ -231,26 +230,20 @@ def show(
 ) -> NoReturn:
     """Print how it ended on each host, and exit. words: other words for results."""
     pulling = [host.name for host in fleet.engine_hosts if not carried(fleet, host)]
-    views = [reports_view(reports, tuple(fleet.hosts), pulling, words), *_rotation(fleet, reports)]
-    views += [Text(note, "dim")] if note else []
-    finish(as_json, _body(fleet, reports), *views, code=exit_code(reports))
+    _end(fleet, reports, as_json, reports_view(reports, tuple(fleet.hosts), pulling, words), note=note)
 
 
-def _rotation(fleet: Fleet, reports: Sequence[DeployResult]) -> list[RenderableType]:
-    """A line if a rotation of the token is not finished, as this machine or a host shows."""
-    return [rotation_view()] if _rotating(fleet, reports) else []
-
-
-def _rotating(fleet: Fleet, reports: Sequence[DeployResult]) -> bool:
-    return State.of(fleet).tokens.rotating or any(
-        report.plan is not None and report.plan.rotating for report in reports
-    )
-
-
-def _body(fleet: Fleet, reports: list[DeployResult]) -> dict[str, Any]:
-    return {
+def _end(
+    fleet: Fleet, reports: list[DeployResult], as_json: bool, *views: RenderableType, note: str = "", **more: object
+) -> NoReturn:
+    """Below the views: whether a rotation of the token is not finished, as this machine or a host shows."""
+    rotating = State.of(fleet).tokens.rotating or any(one.plan is not None and one.plan.rotating for one in reports)
+    body = {
         "fleet": fleet.name,
         "ok": all(report.ok for report in reports),
         "hosts": [report.to_json() for report in reports],
-        "rotating": _rotating(fleet, reports),
+        "rotating": rotating,
+        **more,
     }
+    below = [*([rotation_view()] if rotating else []), *([Text(note, "dim")] if note else [])]
+    finish(as_json, body, *views, *below, code=exit_code(reports))

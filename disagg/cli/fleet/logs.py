@@ -10,10 +10,11 @@ from typing import Annotated
 
 import typer
 
-from disagg.cli.common.context import print_error, print_json, settings, stderr, stdout
+from disagg.cli.common.change import finish
+from disagg.cli.common.context import print_error, settings, stderr, stdout
 from disagg.cli.common.options import AsJson
 from disagg.cli.views.logs import LogView
-from disagg.config import Fleet, Host
+from disagg.config import Host
 from disagg.errors import DisaggError, UsageError, exit_code_of_all
 from disagg.fleet.lifecycle.logs import LogLine, follow, read, read_audits
 from disagg.fleet.lifecycle.state import State
@@ -61,24 +62,14 @@ def logs(
         if wrong := next((name for name, given in ends.items() if given), None):
             raise UsageError(f"{wrong} and --follow cannot be combined", "following ends with Ctrl-C; or call it again")
         _follow(hosts, state, count, begin)
-    found = read_audits(hosts, state, count, begin) if audit else read(hosts, state, count, begin)
-    if as_json:
-        _print_json(fleet, *found)
-    else:
-        _print(hosts, *found, dated=audit)
-        if audit and found == ([], []):
+    entries, errors = read_audits(hosts, state, count, begin) if audit else read(hosts, state, count, begin)
+    if not as_json:
+        _print(hosts, entries, errors, dated=audit)
+        if audit and not entries and not errors:
             stderr().print(f"no command has changed these hosts{' since then' if since else ''}", style="dim")
-    raise typer.Exit(exit_code_of_all(error.exit_code for error in found[1]))
-
-
-def _print_json(fleet: Fleet, entries: Sequence[LogLine], errors: Sequence[DisaggError]) -> None:
-    body = {
-        "fleet": fleet.name,
-        "ok": not errors,
-        "lines": [line.to_json() for line in entries],
-        "errors": [error.to_json() for error in errors],
-    }
-    print_json(body)
+    shown, failed = ([one.to_json() for one in found] for found in (entries, errors))
+    body = {"fleet": fleet.name, "ok": not errors, "lines": shown, "errors": failed}
+    finish(as_json, body, code=exit_code_of_all(error.exit_code for error in errors))
 
 
 def _print(hosts: Sequence[Host], entries: Sequence[LogLine], errors: Sequence[DisaggError], *, dated: bool) -> None:

@@ -28,9 +28,10 @@ from disagg.units import counted, seconds, size
 
 models = command_group("models", "Copy models to the hosts, list them, remove them.")
 Named = Annotated[
-    list[str] | None,
-    typer.Argument(metavar="MODEL", help="Models of hosts.toml.", autocompletion=complete_model),
+    list[str] | None, typer.Argument(metavar="MODEL", help="Models of hosts.toml.", autocompletion=complete_model)
 ]
+_STATES = {"complete": "green", "partial": "yellow", "absent": "dim"}
+_RESULTS = {"there": "dim", "downloaded": "green", "copied": "green", "failed": "bold red"}
 
 
 @models.command(cls=HostCommand)
@@ -120,10 +121,6 @@ def _json_errors(errors: dict[str, DisaggError]) -> dict[str, object]:
 def _exit_code(errors: Iterable[DisaggError]) -> int:
     """4 if a host cannot be reached, 1 if anything else failed."""
     return exit_code_of_all(error.exit_code for error in errors)
-
-
-_STATES = {"complete": "green", "partial": "yellow", "absent": "dim"}
-_RESULTS = {"there": "dim", "downloaded": "green", "copied": "green", "failed": "bold red"}
 
 
 def inventories_view(inventories: Sequence[ModelInventory], errors: Mapping[str, DisaggError]) -> RenderableType:

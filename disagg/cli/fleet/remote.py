@@ -21,6 +21,8 @@ from disagg.fleet.machine.connect import machine_for
 from disagg.fleet.machine.fan_out import HostOutcome, each
 from disagg.fleet.machine.ssh.settings import ssh_command
 
+_COLOURS = ("cyan", "magenta", "green", "yellow", "blue", "bright_red", "bright_cyan", "bright_magenta")
+
 
 def ssh(
     context: typer.Context,
@@ -94,9 +96,6 @@ def _json_row(one: HostOutcome[CommandResult]) -> dict[str, object]:
     result, error = one.value, one.error.to_json() if one.error is not None else None
     output = {"code": result.code, "stdout": result.stdout, "stderr": result.stderr} if result is not None else {}
     return {"host": one.host.name, "seconds": round(one.seconds, 3), **output, "error": error}
-
-
-_COLOURS = ("cyan", "magenta", "green", "yellow", "blue", "bright_red", "bright_cyan", "bright_magenta")
 
 
 class Prefixed:

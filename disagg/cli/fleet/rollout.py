@@ -30,6 +30,13 @@ from disagg.inference.client import Client
 from disagg.units import counted
 
 _ASK_S = 120.0
+_STYLE = {"rolled out": "green", "unchanged": "dim", "rolled back": "yellow", "left": "dim", "failed": "bold red"}
+_ENDINGS = {
+    "done": Text("all hosts run the new release", "green"),
+    "unchanged": Text("all hosts ran it already", "dim"),
+    "rolled back": Text("rolled back", "bold yellow"),
+    "stopped": Text("stopped", "bold red"),
+}
 
 
 def rollout(
@@ -123,15 +130,6 @@ def _ask(change: Change, work: Rollout, planned: Sequence[DeployResult], *, undo
     verb = "Go back on" if undo else "Go on with the rollout on" if going_on else "Roll out on"
     question = f"{verb} {counted(len(work.hosts), 'host')}?"
     change.ask(question, *([plan_view(planned), *hooked] if planned else []))
-
-
-_STYLE = {"rolled out": "green", "unchanged": "dim", "rolled back": "yellow", "left": "dim", "failed": "bold red"}
-_ENDINGS = {
-    "done": Text("all hosts run the new release", "green"),
-    "unchanged": Text("all hosts ran it already", "dim"),
-    "rolled back": Text("rolled back", "bold yellow"),
-    "stopped": Text("stopped", "bold red"),
-}
 
 
 def rollout_view(report: RolloutReport, all_hosts: Collection[str] = ()) -> RenderableType:

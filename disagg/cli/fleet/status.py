@@ -42,8 +42,7 @@ def status(
     ] = 2,
     as_json: AsJson = False,
     every: Annotated[
-        float | None,
-        seconds_option(0.1, "Seconds between two readings, by default 2, with --notify 5."),
+        float | None, seconds_option(0.1, "Seconds between two readings, by default 2, with --notify 5.")
     ] = None,
     timeout: Annotated[
         float | None,

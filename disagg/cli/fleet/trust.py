@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass
 from itertools import chain
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -24,33 +23,11 @@ if TYPE_CHECKING:
 Decide = Callable[["HostKeyOffer"], bool]
 
 
-@dataclass(frozen=True, slots=True)
-class OfferedKey:
-    """A key of a host, or of a jump host on the way to it, and what became of it. known_as: its name in known_hosts."""
+class TrustResult(NamedTuple):
+    """What --json prints of one host, and its exit code."""
 
-    known_as: str
-    kind: str
-    fingerprint: str
-    state: Literal["known", "added", "not added"]
-
-
-@dataclass(frozen=True, slots=True)
-class TrustResult:
-    """The keys of one host, jump hosts first, up to one that was not added, and the error. No key for this machine."""
-
-    host: str
-    keys: tuple[OfferedKey, ...] = ()
-    error: DisaggError | None = None
-
-    @property
-    def exit_code(self) -> int:
-        if self.error is not None:
-            return self.error.exit_code
-        return int(any(key.state == "not added" for key in self.keys))
-
-    def to_json(self) -> dict[str, Any]:
-        error = self.error.to_json() if self.error is not None else None
-        return {"host": self.host, "keys": [asdict(key) for key in self.keys], "error": error}
+    body: dict[str, Any]
+    exit_code: int
 
 
 def trust(
@@ -77,9 +54,8 @@ def trust(
     decide: Decide = (lambda offer: yes) if yes or as_json else _confirmed
     results = [_handled(outcome, decide, silent=as_json) for outcome in _first_offers(selected)]
     code = exit_code_of_all(result.exit_code for result in results)
-    finish(
-        as_json, {"fleet": fleet.name, "ok": code == 0, "hosts": [result.to_json() for result in results]}, code=code
-    )
+    body = {"fleet": fleet.name, "ok": code == 0, "hosts": [result.body for result in results]}
+    finish(as_json, body, code=code)
 
 
 def _first_offers(hosts: list[Host]) -> list[HostOutcome[Iterable[HostKeyOffer]]]:
@@ -98,8 +74,9 @@ def _first_offers(hosts: list[Host]) -> list[HostOutcome[Iterable[HostKeyOffer]]
 
 
 def _handled(outcome: HostOutcome[Iterable[HostKeyOffer]], decide: Decide, *, silent: bool) -> TrustResult:
-    """Show the keys, and add those that `decide` confirms. A gateway's key comes before the next hop is asked."""
-    name, keys = outcome.host.name, list[OfferedKey]()
+    """Show the keys, jump hosts first, and add those that `decide` confirms, up to one that is not added: a gateway's
+    key comes before the next hop is asked. No key for this machine."""
+    name, keys, failed = outcome.host.name, list[dict[str, str]](), None
     show = _silent if silent else _print
     if not outcome.host.server_kind.ssh:
         show(f"{name}: this machine, no key needed")
@@ -108,28 +85,30 @@ def _handled(outcome: HostOutcome[Iterable[HostKeyOffer]], decide: Decide, *, si
             raise outcome.error
         for offer in outcome.value or ():
             keys.append(_decided(offer, decide, show))
-            if keys[-1].state == "not added":
+            if keys[-1]["state"] == "not added":
                 break
     except UsageError:
         raise
     except DisaggError as error:  # go on with the other hosts
         if not silent:
             print_error(error)
-        return TrustResult(name, tuple(keys), error)
-    return TrustResult(name, tuple(keys))
+        failed = error
+    body = {"host": name, "keys": keys, "error": failed.to_json() if failed is not None else None}
+    return TrustResult(body, failed.exit_code if failed else int(any(key["state"] == "not added" for key in keys)))
 
 
-def _decided(offer: HostKeyOffer, decide: Decide, show: Callable[[str], None]) -> OfferedKey:
+def _decided(offer: HostKeyOffer, decide: Decide, show: Callable[[str], None]) -> dict[str, str]:
+    """A key, and what became of it. known_as: its name in known_hosts."""
     known = offer.verdict == "known"
     show(f"{offer.host} ({offer.known_as}){': already known' if known else ''}")
     show(f"  {offer.key.kind} {offer.key.fingerprint}")  # on a line of its own, to be compared by eye
-    state: Literal["known", "added", "not added"] = "known" if known else "added" if decide(offer) else "not added"
+    state = "known" if known else "added" if decide(offer) else "not added"
     if state == "added":
         offer.accept()
         show(f"  added to {offer.path}")
     elif state == "not added":
         show("  not added")
-    return OfferedKey(offer.known_as, offer.key.kind, offer.key.fingerprint, state)
+    return {"known_as": offer.known_as, "kind": offer.key.kind, "fingerprint": offer.key.fingerprint, "state": state}
 
 
 def _print(line: str) -> None:

@@ -10,7 +10,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from disagg.cli.common.change import Change
-from disagg.cli.common.context import settings, stderr
+from disagg.cli.common.context import note_if_interrupted, settings, stderr
 from disagg.cli.common.options import AsJson, BreakLock, Yes
 from disagg.cli.fleet.deploy import chosen, notes, plan_only, run, show, show_plan
 from disagg.cli.views.errors import error_views
@@ -97,7 +97,7 @@ def _remove_unused(
         if dry_run or not any(one.orphans for one in found):
             finish(found)
         change.ask(question(found), found_view(found, tuple(fleet.hosts)))
-        with change.acting(_INTERRUPTED), progress:
+        with note_if_interrupted(_INTERRUPTED), progress:
             done = work.carry_out(found)
     finish(done)
 

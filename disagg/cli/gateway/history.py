@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from enum import StrEnum
 from typing import Annotated
 
 import typer
@@ -13,30 +12,23 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from disagg.api.gateway import ENDED_HOSTS, MAX_ENTRIES, HistoryEntry
+from disagg.api.gateway import ENDED_HOSTS, MAX_ENTRIES, EntryState, HistoryEntry
 from disagg.cli.common.context import print_json, settings, stderr, stdout
 from disagg.cli.common.options import AsJson, model_option
 from disagg.cli.views.items import Items, plain_table
 from disagg.gateway.watch.history import Filter, history_path, read
 from disagg.units import seconds
 
-
-class EntryStateName(StrEnum):
-    """disagg.api.gateway.EntryState as a choice on the command line."""
-
-    ok = "ok"
-    failed = "failed"
-    cancelled = "cancelled"
+_SPEEDS = "prefill, decode: tokens per second"
+_WIDE = 76  # columns, below which the table would be cut
+_ONE_LINE = 110  # columns, below which the hosts stand under the model: names of 12 characters would wrap
 
 
 def history(
     context: typer.Context,
     *,
-    model: Annotated[
-        str | None,
-        model_option("Only this model."),
-    ] = None,
-    state: Annotated[EntryStateName | None, typer.Option(help="Only requests that ended in this state.")] = None,
+    model: Annotated[str | None, model_option("Only this model.")] = None,
+    state: Annotated[EntryState | None, typer.Option(help="Only requests that ended in this state.")] = None,
     hours: Annotated[float | None, typer.Option(min=0, metavar="N", help="Only the last N hours.")] = None,
     limit: Annotated[
         int, typer.Option("-n", "--limit", min=1, max=MAX_ENTRIES, metavar="N", help="At most this many.")
@@ -59,21 +51,16 @@ def history(
 
 
 def _read(
-    context: typer.Context, model: str | None, state: EntryStateName | None, hours: float | None, limit: int
+    context: typer.Context, model: str | None, state: EntryState | None, hours: float | None, limit: int
 ) -> tuple[HistoryEntry, ...]:
     fleet = settings(context).fleet()
     wanted = Filter(
         models=(fleet.model(model).name,) if model else None,
-        state=state.value if state else None,
+        state=state,
         since=None if hours is None else time.time() - hours * 3600,
         limit=limit,
     )
     return read(history_path(fleet), wanted)
-
-
-_SPEEDS = "prefill, decode: tokens per second"
-_WIDE = 76  # columns, below which the table would be cut
-_ONE_LINE = 110  # columns, below which the hosts stand under the model: names of 12 characters would wrap
 
 
 def history_view(entries: Sequence[HistoryEntry]) -> RenderableType:

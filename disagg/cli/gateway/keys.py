@@ -29,6 +29,8 @@ from disagg.units import counted
 keys = command_group("keys", "Add, edit, list and revoke the keys of the clients of `disagg serve`.")
 Name = Annotated[str, typer.Argument(metavar="NAME", help="Who uses the key.", show_default=False)]
 _MONITOR = "See the requests of all keys, not only its own."
+_FIELDS = {"model": "models", "requests": "requests_per_minute", "tokens": "tokens_per_minute"}
+"""Options -> fields of a key, where they differ."""
 
 
 class LimitName(StrEnum):
@@ -40,16 +42,9 @@ class LimitName(StrEnum):
     parallel = "parallel"
 
 
-_FIELDS = {"model": "models", "requests": "requests_per_minute", "tokens": "tokens_per_minute"}
-"""Options -> fields of a key, where they differ."""
-
-
 def _grants(
     *,
-    model: Annotated[
-        list[str] | None,
-        model_option("Only this model; repeatable."),
-    ] = None,
+    model: Annotated[list[str] | None, model_option("Only this model; repeatable.")] = None,
     requests: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="At most this many requests per minute.")
     ] = None,
@@ -85,9 +80,7 @@ def add(
     """
     fleet = settings(context).fleet()
     grants = _known(fleet, options, monitor)
-    others = _GatewayKeys.fetched(fleet)
-    file = _file(context)
-    file.join(others.keys)
+    others, file, _ = _joined(fleet)
     secret = file.add(name, **grants)
     if as_json:
         print_json({"name": name, "key": secret})
@@ -122,9 +115,7 @@ def edit(
     changes = cast("Grants", {**grants, **dict.fromkeys(_FIELDS.get(limit, limit) for limit in remove or ())})
     if not changes:
         raise UsageError(f"nothing is to be changed about the key of {name}", "see `disagg keys edit --help`")
-    others = _GatewayKeys.fetched(fleet)
-    file = _file(context)
-    before = file.join(others.keys)
+    others, file, before = _joined(fleet)
     key = file.edit(name, **changes)
     if not as_json:
         stderr().print(f"The key of {name} has these already." if key in before else f"Changed the key of {name}.")
@@ -146,8 +137,9 @@ def _shown(key: Key) -> dict[str, Any]:
 @keys.command("list", cls=FanOutCommand)
 def list_keys(context: typer.Context, *, as_json: AsJson = False) -> None:
     """Show the keys: whose they are, their models and limits, and which are revoked."""
-    others = _GatewayKeys.fetched(settings(context).fleet())
-    found = joined([_file(context).read(), *others.keys])
+    fleet = settings(context).fleet()
+    others = _GatewayKeys.fetched(fleet)
+    found = joined([KeyFile.of(fleet).read(), *others.keys])
     if as_json:
         print_json({"keys": [_shown(key) for key in found]})
     elif found:
@@ -163,9 +155,7 @@ def list_keys(context: typer.Context, *, as_json: AsJson = False) -> None:
 @keys.command(cls=FanOutCommand)
 def revoke(context: typer.Context, name: Name, *, as_json: AsJson = False) -> None:
     """End a key. A running gateway refuses it from the next request on."""
-    others = _GatewayKeys.fetched(settings(context).fleet())
-    file = _file(context)
-    file.join(others.keys)
+    others, file, _ = _joined(settings(context).fleet())
     file.revoke(name)
     if not as_json:
         stderr().print(f"Revoked the key of {name}.")
@@ -180,9 +170,8 @@ def sync(context: typer.Context, *, as_json: AsJson = False) -> None:
 
     `disagg keys add`, `edit` and `revoke` do so too: this is for a gateway that could not be reached then.
     """
-    others = _GatewayKeys.fetched(settings(context).fleet())
-    file = _file(context)
-    count = len(file.join(others.keys))
+    others, file, joined_keys = _joined(settings(context).fleet())
+    count = len(joined_keys)
     others.deliver(file)
     if as_json:
         print_json({"keys": count, "gateways": [host.name for host in others.hosts]})
@@ -250,8 +239,10 @@ def _merging(ours: Sequence[Key]) -> Callable[[str, bytes], bytes]:
     return merged
 
 
-def _file(context: typer.Context) -> KeyFile:
-    return KeyFile.of(settings(context).fleet())
+def _joined(fleet: Fleet) -> tuple[_GatewayKeys, KeyFile, Sequence[Key]]:
+    """The gateways' keys, and this machine's file, which has theirs too: how a change begins."""
+    others, file = _GatewayKeys.fetched(fleet), KeyFile.of(fleet)
+    return others, file, file.join(others.keys)
 
 
 def keys_view(keys: Sequence[Key]) -> RenderableType:

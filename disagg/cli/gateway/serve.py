@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,6 +14,8 @@ from disagg.cli.common.context import CommandOutput, print_json, settings, stder
 from disagg.cli.common.options import AsJson, Command, CommandGroup, refuse_options
 from disagg.errors import PortInUse
 from disagg.extras import require
+from disagg.gateway.endpoints import Form, render
+from disagg.gateway.endpoints import endpoints as for_fleets
 
 if TYPE_CHECKING:
     from disagg.config import Fleet
@@ -60,15 +61,6 @@ def serve(
         raise PortInUse(f"{error.message} by {port_holder(port)}", error.hint) from error
 
 
-class FormName(StrEnum):
-    """disagg.gateway.endpoints.Form as a choice on the command line."""
-
-    smg = "smg"
-    llm_d = "llm-d"
-    litellm = "litellm"
-    prometheus = "prometheus"
-
-
 @app.command(cls=Command)
 def endpoints(
     context: typer.Context,
@@ -76,7 +68,7 @@ def endpoints(
         list[Path] | None, typer.Argument(metavar="[HOSTS_TOML]...", help="The fleets; --config without one.")
     ] = None,
     *,
-    form: Annotated[FormName, typer.Option("--format", help="Whose configuration.")],
+    form: Annotated[Form, typer.Option("--format", help="Whose configuration.")],
     as_json: AsJson = False,
 ) -> None:
     """Print the configuration of a router or monitor for the gateways of one fleet or several.
@@ -85,13 +77,11 @@ def endpoints(
     as DISAGG_API_KEY; Prometheus reads it from the file disagg-api-key.
     """
     from disagg.config import load
-    from disagg.gateway.endpoints import endpoints as of
-    from disagg.gateway.endpoints import render
 
     fleets = [load(path) for path in files] if files else [settings(context).fleet()]
-    text = render(form.value, of(fleets))
+    text = render(form, for_fleets(fleets))
     if as_json:
-        print_json({"format": form.value, "configuration": text})
+        print_json({"format": form, "configuration": text})
     else:
         typer.echo(text, nl=False)
 

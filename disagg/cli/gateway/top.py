@@ -23,6 +23,8 @@ from disagg.cli.gateway.picture import ScreenChoice, keys_of, press, top_view
 from disagg.errors import ConfigError, ServerUnavailable, UsageError
 
 GATEWAY = "http://127.0.0.1:8080"
+RETRY_S = 1.0
+Source = Callable[[], AsyncGenerator[LiveState, None]]
 
 
 def top(
@@ -95,11 +97,6 @@ async def _first(source: Source) -> LiveState:
         return await anext(states)
     finally:
         await states.aclose()
-
-
-RETRY_S = 1.0
-
-Source = Callable[[], AsyncGenerator[LiveState, None]]
 
 
 async def follow_states(source: Source, first: LiveState, console: Console, caption: str = "") -> None:

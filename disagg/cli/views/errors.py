@@ -10,6 +10,8 @@ from rich.text import Text
 
 from disagg.errors import DisaggError
 
+_HOSTS = "\0"
+
 
 def error_view(error: DisaggError) -> RenderableType:
     """Two lines: `error: <message>` and, if it has one, `hint: <hint>`."""
@@ -29,9 +31,6 @@ def error_views(errors: Iterable[tuple[str, DisaggError]], all_hosts: Collection
             yield error_view(originals[shared.hosts[0]])
         else:
             yield error_view(DisaggError(f"{host_names(shared.hosts, all_hosts)}: {shared.cause}", shared.hint))
-
-
-_HOSTS = "\0"
 
 
 @dataclass(frozen=True, slots=True)

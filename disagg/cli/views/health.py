@@ -14,7 +14,7 @@ from rich.text import Text
 from disagg.api.status import SenderAudits
 from disagg.api.watch import HostChange
 from disagg.cli.views.errors import SharedProblem, host_names, together
-from disagg.cli.views.items import plain_table
+from disagg.cli.views.items import plain_table, two_lines
 from disagg.errors import printable
 from disagg.fleet.lifecycle.status.host_status import HostStatus
 from disagg.units import size, uptime
@@ -125,7 +125,7 @@ def _table(statuses: Sequence[HostStatus]) -> Table:
 def _row(status: HostStatus) -> list[Text | str]:
     host = Text.assemble(status.host, "\n", ("\n".join(status.roles), "not bold dim"))
     health = Text(status.state, STYLE[status.state])
-    model = _two(status.model, status.backend or "")
+    model = two_lines(status.model, status.backend or "")
     if not status.backend:
         return [host, model, health, *("–" for _ in range(4))]
     memory = status.memory
@@ -133,15 +133,11 @@ def _row(status: HostStatus) -> list[Text | str]:
         host,
         model,
         health,
-        _two(_number(status.running), _number(status.queue)),
-        _two(size(status.kv_bytes), size(status.kv_held_bytes)),
-        _two(size(memory.process if memory else None), size(memory.total if memory else None)),
-        _two(uptime(status.uptime_s), status.version or ""),
+        two_lines(_number(status.running), _number(status.queue)),
+        two_lines(size(status.kv_bytes), size(status.kv_held_bytes)),
+        two_lines(size(memory.process if memory else None), size(memory.total if memory else None)),
+        two_lines(uptime(status.uptime_s), status.version or ""),
     ]
-
-
-def _two(above: str, below: str) -> Text:
-    return Text.assemble(above, "\n", (below, "dim"))
 
 
 def _utilisation(status: HostStatus) -> str:

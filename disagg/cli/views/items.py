@@ -30,6 +30,11 @@ def plain_table(
     return table
 
 
+def two_lines(above: str, below: str) -> Text:
+    """A cell; what is below is dimmed."""
+    return Text.assemble(above, "\n", (below, "dim"))
+
+
 class Items:
     """`head`, then the items. Further lines are indented; an item that is longer than a line is folded."""
 

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from disagg.api.gateway import ParallelFigures
 from disagg.api.names import AS_IS
-from disagg.cli.views.items import Items, plain_table
+from disagg.cli.views.items import Items, plain_table, two_lines
 from disagg.inference.metrics import Metrics, TTFTParts
 from disagg.inference.types import Completion
 from disagg.units import counted, duration_steps, seconds, size, speed
@@ -55,9 +55,9 @@ def metrics_view(
         metrics = completion.metrics
         table.add_row(
             metrics.model,
-            _two(f"{metrics.prompt_tokens} in", f"{metrics.completion_tokens} out"),
-            _two(_known(metrics.prefill_time), speed(metrics.prefill_speed)),
-            _two(_known(metrics.decode_time), speed(metrics.decode_speed)),
+            two_lines(f"{metrics.prompt_tokens} in", f"{metrics.completion_tokens} out"),
+            two_lines(_known(metrics.prefill_time), speed(metrics.prefill_speed)),
+            two_lines(_known(metrics.decode_time), speed(metrics.decode_speed)),
             seconds(metrics.ttft),
             seconds(metrics.total_time),
         )
@@ -127,10 +127,6 @@ def footnote() -> Text:
     """The formulas of the panels' figures."""
     transfer = "transfer: hidden while prefill computed; exposed while the answer waited for it."
     return Text(f"{NOTES}\n{transfer}", "dim")
-
-
-def _two(above: str, below: str) -> Text:
-    return Text.assemble(above, "\n", (below, "dim"))
 
 
 def _known(value: float) -> str:

@@ -20,6 +20,11 @@ from disagg.units import counted, seconds, size
 
 _START = "disagg start --host "
 _STYLE = {"changed": "green", "unchanged": "dim", "planned": "cyan", "failed": "bold red"}
+MAX_NAMES: Final = 6
+"""Of files and of packages of one host; `--json` has all."""
+MAX_LINES: Final = 60
+"""Of one host's settings."""
+_STYLES: Final = {"+": "green", "-": "red", "@": "cyan"}
 
 
 def plan_view(reports: Sequence[DeployResult], all_hosts: Collection[str] = ()) -> RenderableType:
@@ -122,13 +127,6 @@ def _next(reports: Sequence[DeployResult], all_hosts: Collection[str], pulling: 
 def rotation_view() -> RenderableType:
     """What is shown while a rotation of the token is not finished."""
     return Text.assemble(("token: ", "bold yellow"), UNFINISHED.why, "\n  → ", (UNFINISHED.hint, "bold cyan"))
-
-
-MAX_NAMES: Final = 6
-"""Of files and of packages of one host; `--json` has all."""
-MAX_LINES: Final = 60
-"""Of one host's settings."""
-_STYLES: Final = {"+": "green", "-": "red", "@": "cyan"}
 
 
 def difference_lines(found: Difference) -> Iterator[RenderableType]:

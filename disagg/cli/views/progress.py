@@ -30,6 +30,8 @@ _STYLE = {
 
 
 _USUAL = ("starting", "loading", "healthy", "stopping")
+LINE_EVERY_S = 10.0
+"""Without a terminal, the least time between two lines of what one host's steps print."""
 
 
 class HostProgress:
@@ -86,10 +88,6 @@ def _with_log(host: str, error: DisaggError, all_hosts: Collection[str]) -> Iter
     yield Text(f"the last {counted(len(log), 'line')} of {host}'s log:", "dim")
     yield from (Padding(raw_line(line), (0, 0, 0, 2), expand=False) for line in log)
     yield from list(error_views([(host, error)], all_hosts))[1:]
-
-
-LINE_EVERY_S = 10.0
-"""Without a terminal, the least time between two lines of what one host's steps print."""
 
 
 class DeployProgress:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from disagg.api.base import InvalidValue
 from disagg.cli.chat.conversation import Conversation, Turn
@@ -11,7 +12,7 @@ BEGUN = Conversation("qwen").with_turn("hello", "Hi.", cut=False)
 
 
 def test_a_request_has_all_turns_in_order_and_the_new_message_last() -> None:
-    assert BEGUN.with_system("Be brief.").messages("again") == [
+    assert replace(BEGUN, system="Be brief.").messages("again") == [
         {"role": "system", "content": "Be brief."},
         {"role": "user", "content": "hello"},
         {"role": "assistant", "content": "Hi."},
@@ -35,7 +36,7 @@ def test_a_message_whose_answer_never_began_leaves_no_turn() -> None:
 
 
 def test_clearing_keeps_the_model_and_the_system_message() -> None:
-    assert BEGUN.with_system("s").with_model("other").cleared() == Conversation("other", "s")
+    assert replace(BEGUN, system="s", model="other", turns=()) == Conversation("other", "s")
 
 
 def test_a_conversation_is_read_as_it_was_written_and_nothing_else_is() -> None:

@@ -9,6 +9,8 @@ import pytest
 
 from disagg.config import load
 from disagg.errors import HostLocked, HostUnreachable
+from disagg.fleet.deploy.deployment import Deployment, DeployResult
+from disagg.fleet.deploy.steps import Plan, RunScript, Step
 from disagg.fleet.removal.leftovers import Orphan
 from disagg.fleet.removal.removal import Pruned, Pruning
 from tests.cli.commandline import run, write_fleet
@@ -60,6 +62,17 @@ def test_it_asks_on_a_terminal_after_the_list(
     captured = capsys.readouterr()
     assert asked == ["Remove 1 thing (5.0 MiB) from 1 machine?"] and "host old" in captured.err
     assert ("removed host old" in captured.out) == answer
+
+
+def test_a_dry_run_of_the_whole_removal_shows_its_steps_and_asks_nothing(
+    config: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step = Step("remove", "remove all of it", RunScript("", ()))
+    plan = DeployResult("prefill-1", "planned", Plan("prefill-1", "", (step,)))
+    monkeypatch.setattr(Deployment, "plan", lambda self: [plan])
+    monkeypatch.setattr(Deployment, "carry_out", lambda *_: pytest.fail("a dry run changes nothing"))
+    assert run("--config", config, "uninstall", "--dry-run") == 0
+    assert "remove all of it" in capsys.readouterr().out
 
 
 def test_json_has_every_machine_and_what_was_removed_there(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
