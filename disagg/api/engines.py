@@ -43,8 +43,9 @@ class Memory:
 class Engine:
     """How hosts run a model.
 
-    name: in hosts.toml. roles: of its hosts. module: imported to run it; has `prefill_engine` or `decode_engine`, see
-    engines/opening.py. title: for messages. options: the keys of [hosts.*.engine] that it has, fields of EngineOptions.
+    name: in hosts.toml. title: in messages. prefill, decode, follower: the class that its hosts of a role run, and
+    those of node_rank 1 and more, as `module:name`, called with source, context and options; a simulated one also with
+    the name of a machine. options: the keys of [hosts.*.engine] that it has, fields of EngineOptions.
     devices: values of `device`. numbered: whether `cuda:1` is one. systems, apple_silicon: what it runs on: on a Mac,
     only one with Apple silicon.
     extras: of disagg in pyproject.toml, installed on its hosts; that of the host's role if empty. needs: those without
@@ -54,9 +55,10 @@ class Engine:
     """
 
     name: str
-    roles: tuple[Role, ...] = ()
-    module: str = ""
     title: str = ""
+    prefill: str = ""
+    decode: str = ""
+    follower: str = ""
     options: tuple[str, ...] = ()
     devices: tuple[str, ...] = ()
     numbered: bool = False
@@ -67,6 +69,12 @@ class Engine:
     memory: Memory = Memory("max_kv_bytes")
     loads: bool = True
     simulated: bool = False
+
+    @property
+    def roles(self) -> tuple[Role, ...]:
+        """Those of its hosts."""
+        runs: dict[Role, str] = {"prefill": self.prefill, "decode": self.decode}
+        return tuple(role for role, engine in runs.items() if engine)
 
     def extras_for(self, roles: tuple[Role, ...]) -> tuple[str, ...]:
         """The extras of its hosts with these roles."""
@@ -93,9 +101,8 @@ _BATCHES: Final = ("max_batch", "max_kv_bytes")
 
 TRANSFORMERS: Final = Engine(
     "transformers",
-    roles=("prefill",),
-    module="disagg.engines.transformers",
     title="transformers",
+    prefill="disagg.engines.transformers.engine:TransformersPrefillEngine",
     options=(*_COMPUTES, *_HOLDS, "attention", "quantization"),
     devices=("auto", "cuda", "mps", "cpu"),
     numbered=True,
@@ -103,9 +110,9 @@ TRANSFORMERS: Final = Engine(
 )
 VLLM: Final = Engine(
     "vllm",
-    roles=("prefill",),
-    module="disagg.engines.vllm",
     title="vLLM",
+    prefill="disagg.engines.vllm.engine:VLLMEngine",
+    follower="disagg.engines.vllm.follower:VLLMFollower",
     options=(
         *_COMPUTES,
         "kv_wire",
@@ -124,9 +131,8 @@ VLLM: Final = Engine(
 )
 VLLM_SERVER: Final = Engine(
     "vllm-server",
-    roles=("prefill",),
-    module="disagg.engines.vllm.served",
     title="vllm serve",
+    prefill="disagg.engines.vllm.served.engine:ServedEngine",
     options=("dtype", "kv_wire", "kv_cache_memory_bytes", "url", "model", "key_file", "key_variable"),
     # With the environment of the `vllm serve` as `python` and site_packages nothing of that is installed again.
     extras=("vllm",),
@@ -135,9 +141,8 @@ VLLM_SERVER: Final = Engine(
 )
 MLX: Final = Engine(
     "mlx",
-    roles=("decode",),
-    module="disagg.engines.mlx",
     title="MLX",
+    decode="disagg.engines.mlx.engine:MLXDecodeEngine",
     options=(*_COMPUTES, *_BATCHES, "kv_audit", "kv_audit_tolerance"),
     devices=("auto", "gpu", "cpu"),
     apple_silicon=True,
@@ -145,9 +150,9 @@ MLX: Final = Engine(
 )
 SIMULATED: Final = Engine(
     "simulated",
-    roles=("prefill", "decode"),
-    module="disagg.engines.simulated",
     title="simulated",
+    prefill="disagg.engines.simulated.prefill:SimulatedPrefillEngine",
+    decode="disagg.engines.simulated.decode:SimulatedDecodeEngine",
     options=("dtype", "chunk_tokens", *_HOLDS, *_BATCHES),
     needs=("server",),
     loads=False,

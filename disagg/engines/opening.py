@@ -1,4 +1,4 @@
-"""Opens an engine by the module that its value names. Frameworks are imported here and not before."""
+"""Opens an engine by the class that its value names. Frameworks are imported here and not before."""
 
 from __future__ import annotations
 
@@ -12,15 +12,19 @@ from disagg.engines.base import DecodeEngine, PrefillEngine
 def open_prefill(options: EngineOptions, source: str, context: int, hardware: str = "") -> PrefillEngine:
     """The engine `options.name`, with the model `source` loaded. hardware: the machine, for a simulated engine.
     ModelError or PreflightRefused if it cannot serve the model."""
-    opened: PrefillEngine = _module(options).prefill_engine(source, context, options, hardware)
+    kind = options.kind
+    engine = kind.follower if options.node_rank else kind.prefill
+    opened: PrefillEngine = _open(engine, options, source, context, hardware)
     return opened
 
 
 def open_decode(options: EngineOptions, source: str, context: int, hardware: str = "") -> DecodeEngine:
     """As `open_prefill`."""
-    opened: DecodeEngine = _module(options).decode_engine(source, context, options, hardware)
+    opened: DecodeEngine = _open(options.kind.decode, options, source, context, hardware)
     return opened
 
 
-def _module(options: EngineOptions) -> Any:
-    return import_module(options.kind.module)
+def _open(engine: str, options: EngineOptions, source: str, context: int, hardware: str) -> Any:
+    module, _, name = engine.partition(":")
+    machine = (hardware,) if options.kind.simulated else ()
+    return getattr(import_module(module), name)(source, context, options, *machine)

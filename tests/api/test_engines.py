@@ -28,8 +28,7 @@ from tests.values import present
 ROOT = Path(__file__).parents[2]
 TOY = Engine(
     "toy",
-    roles=("decode",),
-    module="toy_engine",
+    decode="toy_engine:ToyEngine",
     title="Toy",
     options=("dtype", "device", "chunk_tokens", "max_batch", "max_kv_bytes"),
     devices=("auto", "cuda"),
@@ -41,8 +40,9 @@ TOY = Engine(
 FOLDER = """
 from disagg.engines.simulated.decode import SimulatedDecodeEngine
 
-def decode_engine(source, context, options, hardware):
-    return SimulatedDecodeEngine(source, context, options, hardware)
+class ToyEngine(SimulatedDecodeEngine):
+    def __init__(self, source, context, options):
+        super().__init__(source, context, options, "h200-sxm")
 """
 
 
@@ -97,6 +97,14 @@ async def test_it_runs(toy: Path) -> None:
     await service.load()
     assert isinstance(service.engine, SimulatedDecodeEngine)
     await service.close()
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_the_classes_of_an_engine_are_there(name: str) -> None:
+    for path in filter(None, (ENGINES[name].prefill, ENGINES[name].decode, ENGINES[name].follower)):
+        module, _, named = path.partition(":")
+        source = (ROOT / f"{module.replace('.', '/')}.py").read_text()
+        assert any(isinstance(one, ast.ClassDef) and one.name == named for one in ast.parse(source).body)
 
 
 OTHER_MEANINGS = {

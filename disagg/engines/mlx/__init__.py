@@ -9,15 +9,3 @@ memory    what KV is received into, and what is kept of freed arrays
 load      checkpoint -> model; prepare: load, patch and check it
 profile   measures what the loaded model computes
 """
-
-from __future__ import annotations
-
-from disagg.config import EngineOptions
-from disagg.engines.base import DecodeEngine
-
-
-def decode_engine(source: str, context: int, options: EngineOptions, hardware: str) -> DecodeEngine:
-    """For engines/opening.py."""
-    from disagg.engines.mlx.engine import MLXDecodeEngine
-
-    return MLXDecodeEngine(source, context, options)

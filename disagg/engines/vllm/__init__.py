@@ -12,19 +12,3 @@ profile    what the loaded model computes, measured
 nodes      ranks on several machines; follower: one that is not the head
 served/    the same with a `vllm serve` that runs beside this server
 """
-
-from __future__ import annotations
-
-from disagg.config import EngineOptions
-from disagg.engines.base import PrefillEngine
-
-
-def prefill_engine(source: str, context: int, options: EngineOptions, hardware: str) -> PrefillEngine:
-    """For engines/opening.py. On a node that is not the head only its workers."""
-    if options.node_rank > 0:
-        from disagg.engines.vllm.follower import VLLMFollower
-
-        return VLLMFollower(source, context, options)
-    from disagg.engines.vllm.engine import VLLMEngine
-
-    return VLLMEngine(source, context, options)

@@ -6,15 +6,3 @@ forms        bodies and answers of its HTTP interface; pure
 calls        HTTP requests that can be ended at any time
 watch        how long a request may be silent, and whether the server answers at all
 """
-
-from __future__ import annotations
-
-from disagg.config import EngineOptions
-from disagg.engines.base import PrefillEngine
-
-
-def prefill_engine(source: str, context: int, options: EngineOptions, hardware: str) -> PrefillEngine:
-    """For engines/opening.py."""
-    from disagg.engines.vllm.served.engine import ServedEngine
-
-    return ServedEngine(source, context, options)
