@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from msgspec.structs import replace
 
@@ -14,10 +14,9 @@ from disagg.api.status import CountAnswer
 from disagg.config import Host
 from disagg.errors import CapabilityMissing, DeadlineExceeded, DisaggError, KVMemoryExceeded, RequestError
 from disagg.inference.attempts.execute import Driver, GenerationRequest
-from disagg.inference.attempts.suspects import Turn, broke_off, has_ended
+from disagg.inference.attempts.suspects import Suspicion, broke_off
 from disagg.inference.http import host_calls
 from disagg.inference.policy import patience_s
-from disagg.strikes import Marks, marks
 
 HOST_S = 20.0
 """For each step of one host's answer; the longest prompts take seconds to tokenise. Less if the next host would else
@@ -33,62 +32,45 @@ async def count(driver: Driver, request: GenerationRequest) -> int:
     body, now = PromptBody(**request.body.of_prompt), time.monotonic()
     hosts = [*request.candidates.decode, *request.candidates.prefill]
     hosts.sort(key=lambda host: (bool(driver.view.of(host.name).obstacle(now)), driver.view.of(host.name).ahead))
-    counting = _Count(driver, request, body)
+    counting = _Count(driver, request, body, Suspicion(driver.suspects, body, request.policy))
     try:
         async with asyncio.timeout(body.deadline_s):
             return await counting.by_one_of(hosts)
     except TimeoutError:
         raise DeadlineExceeded("no host has counted the prompt's tokens", "raise the timeout") from counting.failure
     finally:
-        if counting.turn is not None:
-            counting.turn.end()
+        counting.suspicion.end_turn()
 
 
 @dataclass(slots=True)
 class _Count:
-    """failure: the last one. lost: hosts whose processes have ended with the prompt. turn: among suspects, of which it
-    is one after that."""
+    """failure: the last one."""
 
     driver: Driver
     request: GenerationRequest
     body: PromptBody
+    suspicion: Suspicion
     failure: DisaggError | None = None
-    lost: list[str] = field(default_factory=list)
-    turn: Turn | None = None
 
     async def by_one_of(self, hosts: Sequence[Host]) -> int:
         """What the first of these hosts counts that answers."""
-        if self.driver.suspects.require_innocent(self._marks, self.driver.view):
-            self.body = replace(self.body, standing="innocent")
+        http, suspicion = self.driver.http, self.suspicion
+        suspicion.look()
         for host in hosts:
             left_s = self.request.called + self.body.deadline_s - time.monotonic()
             seconds = HOST_S if host is hosts[-1] else min(HOST_S, patience_s(left_s))
             sent, boot_id = asyncio.Event(), self.driver.view.of(host.name).boot_id
+            body = replace(self.body, standing=suspicion.standing)
             try:
-                http = self.driver.http
-                answer = await host_calls.post(http, host, "/count", self.body, timeout=seconds, sent=sent.set)
+                answer = await host_calls.post(http, host, "/count", body, timeout=seconds, sent=sent.set)
                 return CountAnswer.received(answer, host.name).prompt_tokens
             except DisaggError as error:
                 if isinstance(error, RequestError) and not isinstance(error, KVMemoryExceeded):
                     raise
                 self.failure = error
             if sent.is_set() and broke_off(self.failure):
-                await self._suspect(host, boot_id)
+                await suspicion.broke_off([(host, boot_id)], self.failure)
+                await suspicion.take_turn(bool)
         raise self.failure or CapabilityMissing(
             f"no host of {self.body.model} counts tokens: whole-request hosts have no call for it", "send the request"
         )
-
-    async def _suspect(self, host: Host, boot_id: str) -> None:
-        """This host has broken off. Raises RequestEndedHosts if it is the last one that may end so."""
-        http, view, policy = self.driver.http, self.driver.view, self.request.policy
-        if not await has_ended(http, view, host, boot_id, policy.ended_s):
-            return
-        self.lost.append(host.name)
-        if len(self.lost) >= policy.host_losses:
-            raise self.driver.suspects.refuse(self._marks(), self.lost) from self.failure
-        self.body = replace(self.body, standing="suspect")
-        if self.turn is None:
-            self.turn = await self.driver.suspects.turn(lambda: None)
-
-    def _marks(self) -> Marks:
-        return marks(self.body, self.driver.http.token)

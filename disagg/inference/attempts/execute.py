@@ -10,7 +10,7 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -24,7 +24,7 @@ from disagg.inference.attempts.answer import FALLBACK_WARNING, ArrivingAnswer, A
 from disagg.inference.attempts.perform import HostCaller, PrefillFailed, perform, perform_whole
 from disagg.inference.attempts.plausible import AnswerBounds
 from disagg.inference.attempts.retry import Failure, Pause, Route, after, forget_frames, remaining, route_of
-from disagg.inference.attempts.suspects import Suspects, Turn, has_ended, may_have_ended
+from disagg.inference.attempts.suspects import Suspects, Suspicion, may_have_ended
 from disagg.inference.attempts.view_updates import ViewUpdates
 from disagg.inference.attempts.waiting import RetryBudget, Waiting
 from disagg.inference.hosts.affinity import RoutedPrompt, chain, content_of, prompt_of
@@ -35,7 +35,6 @@ from disagg.inference.http.connections import Connections
 from disagg.inference.http.host_calls import WholeCall
 from disagg.inference.policy import DEFAULT_POLICY, RetryPolicy, patience_s
 from disagg.inference.types import Completion, Stage, Watch, unwatched
-from disagg.strikes import Marks, marks
 from disagg.whole.request import openai_request
 
 log = logging.getLogger(__name__)
@@ -51,7 +50,7 @@ class Driver:
         self.refresher = Refresher(http, self.view)
         self.heartbeat = Heartbeat(http, policy.timeouts.lease)
         self.budget = RetryBudget(policy.retries_per_s)
-        self.suspects = Suspects(policy)
+        self.suspects = Suspects(http, self.view)
 
     async def close(self) -> None:
         await self.refresher.stop()
@@ -103,7 +102,8 @@ async def run(
 
     answer = ArrivingAnswer(hosts.model, request.called, deliver, watched, request_id)
     waiting = Waiting(request.policy.timeouts, answer.note, driver.http.closed)
-    one = _Run(driver, request, answer, waiting, prompt)
+    suspicion = Suspicion(driver.suspects, request.body, request.policy)
+    one = _Run(driver, request, answer, waiting, prompt, suspicion)
     try:
         async with asyncio.timeout(request.body.deadline_s):
             with driver.refresher.using(hosts.all):
@@ -119,7 +119,7 @@ async def run(
         raise
     finally:
         one.give_up_claim()
-        one.end_turn()
+        suspicion.end_turn()
 
 
 @dataclass(slots=True)
@@ -131,32 +131,30 @@ class _Run:
     answer: ArrivingAnswer
     waiting: Waiting
     prompt: RoutedPrompt
+    suspicion: Suspicion
     failures: list[Failure] = field(default_factory=list)  # of earlier looks at the fleet
     first: bool = True  # nothing was tried or waited for yet
     last_look: bool = False  # the time for a host to come up is over, and all were asked once more
     claimed: tuple[str, float] | None = None  # a host with a place for the next attempt; see FleetView.began
-    lost: list[str] = field(default_factory=list)  # hosts whose processes ended, with no token of them
-    struck: bool = False  # hosts have ended with this request, or one like it, and it is not refused
-    turn: Turn | None = None  # among suspects, of which this is one if it has lost a host
 
     async def to_end(self) -> Completion:
         """Look at the fleet and perform the attempts that this gives, until one completes the answer."""
         while True:
             failures: list[Failure] = []
-            await self._take_turn()
+            await self.suspicion.take_turn(self.answer.note)
             ranked, route, untried = self._look(failures)
             while (attempt := next(untried, None)) is not None:
                 self._announce(attempt, failures, started=self.answer.begun or not ranked.unseen)
                 outcome = await self._try(attempt, ranked, failures)
                 if outcome is not None:
                     return self._complete(attempt, outcome, failures)
-                waited = await self._take_turn()
+                waited = await self.suspicion.take_turn(self.answer.note)
                 if waited or failures[-1].busy:  # it may have waited for long: other hosts may have room now
                     ranked, route, untried = self._look(failures)
             pause = after(route, self.request.policy, failures, self.failures)
             self.failures = [*self.failures, *failures][-8:]
             self.first = False
-            self.end_turn()
+            self.suspicion.end_turn()
             await self._pause(pause, {failure.host.name for failure in failures if failure.busy})
 
     @property
@@ -166,7 +164,7 @@ class _Run:
     def _look(self, failures: list[Failure]) -> tuple[Ranking, Route, Iterator[Attempt]]:
         """The hosts as the view sees them now, and the attempts that these failures and later ones leave."""
         self.give_up_claim()
-        self.struck = self.driver.suspects.require_innocent(self._marks, self.driver.view)
+        self.suspicion.look()
         ranked = ranking(self.driver.view, self.request, self.prompt, last_look=self.last_look)
         route = route_of(ranked, begun=self.answer.begun)
         return ranked, route, remaining(route, self.request.policy, failures)
@@ -205,8 +203,7 @@ class _Run:
 
         def first_token() -> None:
             updates.first_token()
-            self.lost.clear()
-            self.end_turn()
+            self.suspicion.cleared()
 
         self.answer.begin(attempt, self.request.called if self.first else time.monotonic(), first_token)
         self.first = False
@@ -223,38 +220,11 @@ class _Run:
         self.driver.http.require_open()  # closing the client under a request looks like a lost connection
         if failure.final:
             raise failure.error
-        await self._suspect(failure, caller, starts)
+        ended = may_have_ended(failure, caller.sent.values(), has_token=self.answer.trace.first_token > 0)
+        await self.suspicion.broke_off([(host, starts[host.name]) for host in ended], failure.error)
         forget_frames(failure.error)
         failures.append(failure)
         return None
-
-    async def _suspect(self, failure: Failure, caller: HostCaller, starts: Mapping[str, str]) -> None:
-        """Note which hosts' processes have ended with this request. Raises RequestEndedHosts if they are too many.
-        starts: boot ids of the hosts before the attempt."""
-        http, view, policy = self.driver.http, self.driver.view, self.request.policy
-        hosts = may_have_ended(failure, caller.sent.values(), has_token=self.answer.trace.first_token > 0)
-        checks = (has_ended(http, view, host, starts[host.name], policy.ended_s) for host in hosts)
-        ended = await asyncio.gather(*checks)
-        self.lost += [host.name for host, has in zip(hosts, ended, strict=True) if has]
-        if len(self.lost) >= policy.host_losses:
-            raise self.driver.suspects.refuse(self._marks(), self.lost) from failure.error
-
-    async def _take_turn(self) -> bool:
-        """A suspect waits until no other one is tried. Returns whether it may have waited."""
-        if not self.lost or self.turn is not None:
-            return False
-        text = f"waiting: {self.lost[-1]} ended with this request and others, which are tried one at a time"
-        self.turn = await self.driver.suspects.turn(partial(self.answer.note, text))
-        return True
-
-    def end_turn(self) -> None:
-        """Another suspect may go on."""
-        if self.turn is not None:
-            self.turn.end()
-            self.turn = None
-
-    def _marks(self) -> Marks:
-        return marks(self.request.body, self.driver.http.token)
 
     def _caller(self, updates: ViewUpdates, failed: Collection[str]) -> HostCaller:
         """failed: the hosts that have failed since the last pause."""
@@ -281,8 +251,8 @@ class _Run:
             if taking is not None and (full := updates.take_place(taking)) is not None:
                 raise PrefillFailed(full) if taking is not attempt.answering else full
         body = self.answer.body(self.request.body, max(0.001, caller.left_s), caller.timeouts.lease)
-        if self.lost or self.struck:
-            body = msgspec.structs.replace(body, standing="suspect" if self.lost else "innocent")
+        if standing := self.suspicion.standing:
+            body = msgspec.structs.replace(body, standing=standing)
         self.answer.bounds = self._bounds(attempt)
         if attempt.method == "disaggregated" and attempt.prefill is not None:
             first = attempt.decode == ranked.decode[0].host and attempt.prefill == ranked.prefill[0].host

@@ -10,9 +10,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
-from typing import Final
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Final, Literal
 
+from disagg.api.requests import PromptBody
 from disagg.api.status import Load
 from disagg.config import Host
 from disagg.errors import DisaggError, PeerLost, RequestEndedHosts, ServerNotRunning, ServerSilent, ServerUnavailable
@@ -21,67 +23,104 @@ from disagg.inference.hosts.view import FleetView
 from disagg.inference.http import host_calls
 from disagg.inference.http.connections import Connections
 from disagg.inference.policy import RetryPolicy
-from disagg.strikes import Marks, require_innocent
+from disagg.strikes import Marks, marks, require_innocent
 
 MAX_REFUSED: Final = 1024
 LOOKS: Final = 20
 BETWEEN_S: Final = 0.02  # looks at a host whose connections break
 
 
-class Turn:
-    """The turn of one suspect."""
-
-    def __init__(self, lock: asyncio.Lock) -> None:
-        self._lock: asyncio.Lock | None = lock
-
-    def end(self) -> None:
-        """The next suspect may go on. A second call does nothing."""
-        if self._lock is not None:
-            self._lock.release()
-            self._lock = None
-
-
 class Suspects:
-    """The suspects of one client, and the requests that it refuses."""
+    """The suspects of one client, of which one at a time is tried, and the requests that it refuses."""
 
-    def __init__(self, policy: RetryPolicy) -> None:
-        self._policy = policy
-        self._lock = asyncio.Lock()
+    def __init__(self, http: Connections, view: FleetView) -> None:
+        self.http, self.view = http, view
+        self.trying = asyncio.Lock()
         self._refused: OrderedDict[str, float] = OrderedDict()  # by the mark of a request, or of a counted prompt
 
-    async def turn(self, waiting: Callable[[], None]) -> Turn:
-        """Wait until no other suspect is tried. waiting: called if that takes longer than a moment."""
-        try:
-            async with asyncio.timeout(self._policy.timeouts.note):
-                await self._lock.acquire()
-        except TimeoutError:
-            waiting()
-            await self._lock.acquire()
-        return Turn(self._lock)
-
-    def refuse(self, of: Marks, hosts: Sequence[str]) -> RequestEndedHosts:
-        """The error of a request that has ended these hosts, which is refused from now on."""
+    def refuse(self, of: Marks, seconds: float) -> None:
+        """Refuse this request for so long."""
         mark = of.request or of.prompt
-        self._refused[mark] = time.monotonic() + self._policy.strikes.refused_s
+        self._refused[mark] = time.monotonic() + seconds
         self._refused.move_to_end(mark)
         while len(self._refused) > MAX_REFUSED:
             self._refused.popitem(last=False)
-        return RequestEndedHosts(
-            f"{' and '.join(dict.fromkeys(hosts))} ended while computing this request: it is tried on no other host"
-        )
 
-    def require_innocent(self, of: Callable[[], Marks], view: FleetView) -> bool:
-        """Whether the request has strikes. Raises RequestEndedHosts if this client refuses it, or they are too many.
-        of: the request's marks, which are made only if there is something to compare them with."""
-        now, policy = time.monotonic(), self._policy.strikes
+    def refuses(self, of: Callable[[], Marks]) -> bool:
+        now = time.monotonic()
         while self._refused and next(iter(self._refused.values())) <= now:
             self._refused.popitem(last=False)
-        verdicts = view.verdicts
-        if self._refused and not self._refused.keys().isdisjoint((of().request, of().prompt)):
+        return bool(self._refused) and not self._refused.keys().isdisjoint((of().request, of().prompt))
+
+
+@dataclass(slots=True)
+class Suspicion:
+    """What is known of one request. lost: hosts whose processes ended with it, with no token of them. struck: hosts
+    have ended with it, or with one like it, and it is not refused."""
+
+    suspects: Suspects
+    body: PromptBody
+    policy: RetryPolicy
+    lost: list[str] = field(default_factory=list)
+    struck: bool = False
+    _trying: bool = False
+
+    @property
+    def standing(self) -> Literal["", "suspect", "innocent"]:
+        """As hosts are told; see PromptBody."""
+        return "suspect" if self.lost else "innocent" if self.struck else ""
+
+    def look(self) -> None:
+        """Weigh what hosts state of the request. Raises RequestEndedHosts if this client refuses it, or it has too many
+        strikes."""
+        policy, verdicts = self.policy.strikes, self.suspects.view.verdicts
+        if self.suspects.refuses(self._marks):
             raise RequestEndedHosts(
                 f"hosts have ended while computing this request: it is refused for {policy.refused_s:.0f} s"
             )
-        return bool(verdicts) and require_innocent(of(), verdicts, policy, "hosts")
+        self.struck = bool(verdicts) and require_innocent(self._marks(), verdicts, policy, "hosts")
+
+    async def broke_off(self, hosts: Iterable[tuple[Host, str]], error: DisaggError) -> None:
+        """These hosts have failed so with the request. Raises RequestEndedHosts if they are too many whose processes
+        have ended. Beside each host: the boot id of its start before, empty if it is not known."""
+        http, view = self.suspects.http, self.suspects.view
+        checks = [(host.name, has_ended(http, view, host, boot_id, self.policy.ended_s)) for host, boot_id in hosts]
+        ended = await asyncio.gather(*(check for _, check in checks))
+        self.lost += [name for (name, _), has in zip(checks, ended, strict=True) if has]
+        if len(self.lost) >= self.policy.host_losses:
+            self.suspects.refuse(self._marks(), self.policy.strikes.refused_s)
+            names = " and ".join(dict.fromkeys(self.lost))
+            raise RequestEndedHosts(
+                f"{names} ended while computing this request: it is tried on no other host"
+            ) from error
+
+    async def take_turn(self, note: Callable[[str], object]) -> bool:
+        """A suspect waits until no other one is tried, which it notes if that takes longer than a moment. Returns
+        whether it may have waited."""
+        if not self.lost or self._trying:
+            return False
+        try:
+            async with asyncio.timeout(self.policy.timeouts.note):
+                await self.suspects.trying.acquire()
+        except TimeoutError:
+            note(f"waiting: {self.lost[-1]} ended with this request and others, which are tried one at a time")
+            await self.suspects.trying.acquire()
+        self._trying = True
+        return True
+
+    def cleared(self) -> None:
+        """A host has sent a token of the request."""
+        self.lost.clear()
+        self.end_turn()
+
+    def end_turn(self) -> None:
+        """Another suspect may go on."""
+        if self._trying:
+            self.suspects.trying.release()
+            self._trying = False
+
+    def _marks(self) -> Marks:
+        return marks(self.body, self.suspects.http.token)
 
 
 def may_have_ended(failure: Failure, sent: Iterable[host_calls.EventCall], *, has_token: bool) -> list[Host]:

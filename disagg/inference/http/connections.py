@@ -68,7 +68,11 @@ class SentRequest:
 
 class Connections:
     """The connections of one client to its hosts, kept open between requests. Belongs to one event loop. closed: set
-    when the client is closed."""
+    when the client is closed.
+
+    Not aiohttp's: with it a small request takes 124 us instead of 62, and its import 130 ms; it does not tell a caller
+    whether a broken request had been sent, on which `again` rests.
+    """
 
     @property
     def token(self) -> str:

@@ -22,7 +22,8 @@ Address = tuple[str, int]
 
 
 class Opener:
-    """Opens connections, on one event loop."""
+    """Opens connections, on one event loop. asyncio connects; only its lookup of names is not used: it runs in a pool,
+    whose threads a program waits for at its end."""
 
     def __init__(self) -> None:
         self._lookups: dict[Address, asyncio.Future[list[Address]]] = {}
