@@ -53,12 +53,12 @@ def _memory(one: Subject) -> Iterable[Finding]:
 CONDITIONS: Final = (
     Condition("system", lambda one: machine.system(one.facts)),
     Condition("engine", lambda one: machine.engine(one.host, one.facts)),
-    Condition("python", lambda one: pythons.unmet(one.host, one.fleet.deploy, one.facts)),
     Condition("disk", lambda one: machine.disk(one.host, one.facts, one.disk)),
     Condition("service", lambda one: machine.service(one.host, one.facts)),
     Condition("driver", lambda one: machine.driver(one.host, one.facts), refuses=False),
     Condition("nodes", lambda one: machine.nodes(one.fleet, one.host)),
     Condition("cards", lambda one: machine.cards(one.host, one.facts)),
+    Condition("python", lambda one: pythons.unmet(one.host, one.fleet.deploy, one.facts)),
     Condition("memory", _memory),
 )
 
@@ -68,13 +68,11 @@ def unmet(subject: Subject) -> list[Finding]:
     return [one for condition in CONDITIONS for one in condition.unmet(subject)]
 
 
-def refusals(subject: Subject) -> list[Finding]:
-    """What a deployment refuses the host for."""
-    refusing = [condition for condition in CONDITIONS if condition.refuses]
-    return [one for condition in refusing for one in condition.unmet(subject) if one.level == "fault"]
-
-
-def notes(subject: Subject) -> list[Finding]:
-    """What the host does not meet, and can be deployed without."""
-    refused = refusals(subject)
-    return [one for one in unmet(subject) if one not in refused]
+def judged(subject: Subject) -> tuple[list[Finding], list[Finding]]:
+    """What a deployment refuses the host for, and what it is deployed without."""
+    refused: list[Finding] = []
+    noted: list[Finding] = []
+    for condition in CONDITIONS:
+        for one in condition.unmet(subject):
+            (refused if condition.refuses and one.level == "fault" else noted).append(one)
+    return refused, noted

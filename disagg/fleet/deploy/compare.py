@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import hashlib
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -13,7 +12,7 @@ from typing import Any, Final, Literal
 from packaging.utils import canonicalize_name
 
 from disagg.fleet.deploy.environment import Environment
-from disagg.fleet.deploy.release import TargetState
+from disagg.fleet.deploy.release import TargetState, digest
 from disagg.fleet.deploy.steps import Plan, PutTree, WriteFile
 from disagg.fleet.facts.host import HostFacts
 from disagg.fleet.facts.probe import ProbeOutput, run_probe
@@ -84,7 +83,7 @@ def _files(wanted: Mapping[str, bytes], there: Mapping[str, str]) -> Iterator[tu
             yield name, "added"
         elif name not in wanted:
             yield name, "removed"
-        elif hashlib.sha256(wanted[name]).hexdigest() != there[name]:
+        elif digest(wanted[name]) != there[name]:
             yield name, "changed"
 
 

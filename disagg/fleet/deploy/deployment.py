@@ -10,8 +10,7 @@ from typing import Any, Literal
 from disagg.config import Fleet, Host
 from disagg.errors import DeployRefused, DisaggError, UsageError, exit_code_of_all
 from disagg.fleet.changes.fleet_locks import FleetLocks, LockedPlace, kept
-from disagg.fleet.conditions import table as conditions
-from disagg.fleet.conditions.table import Subject
+from disagg.fleet.conditions.table import Subject, judged
 from disagg.fleet.deploy import plan as planning
 from disagg.fleet.deploy.compare import Difference, difference, read_content
 from disagg.fleet.deploy.environment import cuda_for_cpu
@@ -80,8 +79,8 @@ def planner(installation: Installation, replace_token: bool = False) -> Planner:
     have another token, which are refused otherwise."""
 
     def make_plan(host: Host, facts: HostFacts) -> Plan:
-        subject = Subject(installation.fleet, host, facts)
-        reasons = [Refusal.of(one) for one in conditions.refusals(subject)]
+        refused, noted = judged(Subject(installation.fleet, host, facts))
+        reasons = [Refusal.of(one) for one in refused]
         if not replace_token and (found := another(installation.tokens, facts.token_digests, facts.host)) is not None:
             reasons.append(Refusal(*found))
         wanted = target_state(installation, host, facts)
@@ -92,8 +91,7 @@ def planner(installation: Installation, replace_token: bool = False) -> Planner:
         if reasons:
             return planning.refused(host, *reasons)
         made = planning.plan(wanted, facts)
-        unmet = (f"{one.text}: {one.hint}" for one in conditions.notes(subject))
-        return replace(made, notes=(*made.notes, *unmet))
+        return replace(made, notes=(*made.notes, *(f"{one.text}: {one.hint}" for one in noted)))
 
     return make_plan
 

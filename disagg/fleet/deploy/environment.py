@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
@@ -28,7 +29,7 @@ LARGE_BYTES: Final = 1_000_000_000
 """Of packages for a host that computes on its CPU: MLX's are 0.1 GB, torch's with CUDA 2.9 GB."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Environment:
     """A Python environment. constraints: text of the lock, or of constraints.txt. python: None if uv is to download
     one. uv: path of uv, "" if pip installs. extras: of disagg."""
@@ -48,7 +49,7 @@ class Environment:
         """The Python version, such as "3.12"."""
         return "{}.{}".format(*self.python.version[:2]) if self.python is not None else _UV_VERSION
 
-    @property
+    @cached_property
     def hash(self) -> str:
         """16 hexadecimal digits that name the environment. The installer is not part of it, and neither are the hashes
         of files: an index may get wheels for further systems."""
@@ -62,7 +63,7 @@ class Environment:
         ]
         return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]
 
-    @property
+    @cached_property
     def packages(self) -> dict[str, Pin]:
         """What is installed, by name. Empty without a lock of its own: constraints.txt also has what others need."""
         packages = locked_packages(self.constraints).items()
@@ -74,7 +75,7 @@ class Environment:
         """Whether hosts.toml names sources that may have other builds than the lock's. An index_url is a mirror."""
         return bool(self.wheels) or not {"--extra-index-url", "--find-links"}.isdisjoint(self.options)
 
-    @property
+    @cached_property
     def hashed(self) -> dict[str, Pin]:
         """The packages of which only the lock's files are installed: all of them, unless hosts.toml names sources that
         may have other builds, the host keeps what its vendor has installed, or its Python is newer than the locks."""

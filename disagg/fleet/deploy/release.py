@@ -6,6 +6,7 @@ import hashlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Final
 
@@ -27,11 +28,11 @@ from disagg.version import DIGESTS, ROOT, hash_of_code, source_files
 LARGEST_CARRIED: Final = 256 << 20
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Installation:
     """What this machine deploys to every host. package: files of disagg, by path below the release folder. keys: the
     file of the gateway's clients; empty if there is none. returns: what is current before may become so again, as in a
-    rollout, and is kept, also if it never ran."""
+    rollout, and is kept, also if it never ran. targets: what was computed last, by host."""
 
     fleet: Fleet
     package: Mapping[str, bytes] = field(repr=False)
@@ -40,7 +41,11 @@ class Installation:
     keys: bytes = field(default=b"", repr=False)
     returns: bool = False
 
-    @property
+    targets: dict[str, tuple[Host, HostFacts, TargetState | Refusal]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+
+    @cached_property
     def code(self) -> str:
         """The hash of the package's code, as its servers report it."""
         return hash_of_code((name.removeprefix("disagg/"), content) for name, content in self.package.items())
@@ -73,7 +78,14 @@ class TargetState:
 
 
 def target_state(installation: Installation, host: Host, facts: HostFacts) -> TargetState | Refusal:
-    """Target state computed from facts, or a Refusal."""
+    """Target state computed from facts, or a Refusal. Once for the same facts: a plan and what it is compared with."""
+    known = installation.targets.get(host.name)
+    if known is None or known[0] is not host or known[1] is not facts:
+        known = installation.targets[host.name] = host, facts, _target_state(installation, host, facts)
+    return known[2]
+
+
+def _target_state(installation: Installation, host: Host, facts: HostFacts) -> TargetState | Refusal:
     made = environment(host, installation.fleet.deploy, facts, installation.requirements)
     model_source = source(installation.fleet, host, facts.paths)
     if isinstance(made, Refusal):
@@ -147,8 +159,14 @@ def package_files(root: Path = ROOT) -> dict[str, bytes]:
 def release_hash(files: Mapping[str, bytes]) -> str:
     """The name of a release of these files: the first 16 digits of the SHA-256 over the sorted lines that `sha256sum`
     prints for them. So the host probe can verify a release with sha256sum alone (scripts/host.sh)."""
-    lines = sorted(f"{hashlib.sha256(content).hexdigest()}  ./{name}\n" for name, content in files.items())
+    lines = sorted(f"{digest(content)}  ./{name}\n" for name, content in files.items())
     return hashlib.sha256("".join(lines).encode()).hexdigest()[:16]
+
+
+@lru_cache(maxsize=4096)
+def digest(content: bytes) -> str:
+    """The SHA-256 of a file of a release; most are in the releases of all hosts."""
+    return hashlib.sha256(content).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +217,14 @@ def _files(folder: Path) -> list[Path]:
 def _digest(folder: Path, files: list[Path]) -> str:
     total = hashlib.sha256()
     for path in files:
-        with path.open("rb") as file:
-            content = hashlib.file_digest(file, "sha256").hexdigest()
+        there = path.stat()
+        content = _content_digest(path, there.st_size, there.st_mtime_ns)
         total.update(f"{path.relative_to(folder).as_posix()}\0{content}\n".encode())
     return total.hexdigest()[:12]
+
+
+@lru_cache(maxsize=1024)
+def _content_digest(path: Path, size: int, mtime_ns: int) -> str:
+    """The SHA-256 of a file, read again if its size or time has changed."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from disagg.config import Deploy, EngineOptions, Fleet, Host
-from disagg.fleet.conditions.table import Subject, refusals
+from disagg.fleet.conditions.table import Subject, judged
 from disagg.fleet.deploy import plan as planning
 from disagg.fleet.deploy import undo
 from disagg.fleet.deploy.deployment import planner
@@ -332,7 +332,7 @@ def test_a_host_that_cannot_serve_is_refused_with_its_mend(
     host: Host, name: str, changes: dict[str, object], cause: str, hint: str
 ) -> None:
     found = facts(name, host.name, **changes)
-    matching = [refusal for refusal in refusals(Subject(fleet(host), host, found)) if cause in refusal.text]
+    matching = [refusal for refusal in judged(Subject(fleet(host), host, found))[0] if cause in refusal.text]
     assert len(matching) == 1
     assert hint in matching[0].hint
 
@@ -340,7 +340,7 @@ def test_a_host_that_cannot_serve_is_refused_with_its_mend(
 def test_a_lingering_user_whose_systemd_is_silent_is_refused() -> None:
     found = facts("spark_bare")
     silent = replace(found, systemd=replace(present(found.systemd), usable=False))
-    assert "sudo systemctl start user@1000.service" in refusals(Subject(fleet(), spark(), silent))[0].hint
+    assert "sudo systemctl start user@1000.service" in judged(Subject(fleet(), spark(), silent))[0][0].hint
 
 
 def test_too_little_disk_is_refused_before_anything_is_sent() -> None:

@@ -106,6 +106,32 @@ def test_a_model_that_is_there_is_read_from_there(written: str, text: str) -> No
     )
 
 
+def test_a_carried_folder_is_read_once_for_all_hosts_and_plans(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Model("qwen", {"transformers": str(tmp_path / "m")}, 1, (), {"transformers": "./m"})
+    (tmp_path / "m").mkdir()
+    (tmp_path / "m/weights").write_bytes(b"1")
+    of = replace(fleet(), models={"qwen": model})
+    read: list[Path] = []
+    opened = Path.open
+
+    def noted(path: Path, mode: str = "r") -> object:
+        read.append(path)
+        return opened(path, mode)
+
+    monkeypatch.setattr(Path, "open", noted)
+    names = {of_type(source(of, spark(), HostPaths(home, "h")), ModelSource).name for home in ("/a", "/b", "/c")}
+    assert read == [tmp_path / "m/weights"] and len(names) == 1
+    monkeypatch.undo()
+    (tmp_path / "m/weights").write_bytes(b"22")
+    assert of_type(source(of, spark(), HostPaths("/a", "h")), ModelSource).name not in names
+
+
+def test_the_target_state_of_the_same_facts_is_computed_once() -> None:
+    here_, host, found = here(fleet(spark())), spark(), facts("spark_bare")
+    assert target_state(here_, host, found) is target_state(here_, host, found)
+    assert target_state(here_, host, replace(found)) is not target_state(here_, host, found)
+
+
 def test_a_model_folder_beside_hosts_toml_is_carried_under_the_name_of_its_content(tmp_path: Path) -> None:
     model = Model("qwen", {"transformers": str(tmp_path / "my model")}, 1, (), {"transformers": "./my model"})
     of: Fleet = replace(fleet(), models={"qwen": model})
