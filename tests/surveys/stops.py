@@ -1,15 +1,18 @@
 """How often a reader who follows one thing on its way goes to another file: `python -m tests.surveys.stops`.
 
-Functions are read in the order of their first calls, each once. A stay is a run of functions of one file.
+Functions are read in the order of their first calls, each once, on one thread after the other. A function of one line is
+read where it is called: its name says what it does. A stay is a run of functions of one file.
 """
 
 from __future__ import annotations
 
+import os
 import sys
+import tempfile
 import threading
 from collections import Counter
 from collections.abc import Callable
-from itertools import groupby
+from itertools import chain, groupby
 from pathlib import Path
 from types import CodeType, FrameType
 
@@ -18,19 +21,17 @@ PRODUCT = f"{ROOT / 'disagg'}/"
 
 
 def files_called(action: Callable[[], object]) -> list[str]:
-    """The file of each function of disagg that the action calls, in the order of first calls; also on threads that it
-    starts."""
-    functions: dict[CodeType, str] = {}
+    """The file of each function of disagg that the action calls."""
+    seen: set[CodeType] = set()
+    threads: dict[int, list[str]] = {}
 
     def note(frame: FrameType, event: str, argument: object) -> None:
         code = frame.f_code
-        if (
-            event == "call"
-            and code.co_filename.startswith(PRODUCT)
-            and code.co_name[0] != "<"
-            and len({line for *_, line in code.co_lines() if line}) > 2
-        ):
-            functions.setdefault(code, code.co_filename.removeprefix(PRODUCT))
+        if event != "call" or code in seen or not code.co_filename.startswith(PRODUCT) or code.co_name[0] == "<":
+            return
+        seen.add(code)
+        if len({line for *_, line in code.co_lines() if line}) > 2:
+            threads.setdefault(threading.get_ident(), []).append(code.co_filename.removeprefix(PRODUCT))
 
     threading.setprofile(note)
     sys.setprofile(note)
@@ -39,7 +40,20 @@ def files_called(action: Callable[[], object]) -> list[str]:
     finally:
         sys.setprofile(None)
         threading.setprofile(None)
-    return list(functions.values())
+    return list(chain.from_iterable(threads.values()))
+
+
+def deploy() -> None:
+    """One host without anything, planned and deployed to."""
+    from tests.fleet.deploy.deploy_site import Site
+
+    with tempfile.TemporaryDirectory() as folder:
+        home = Path(folder, "home")
+        home.mkdir()
+        os.environ |= {"HOME": str(home), "PATH": "/usr/bin:/bin"}
+        site = Site(Path(folder))
+        with site.deployment() as deployment:
+            show("deploy", files_called(lambda: deployment.carry_out(deployment.plan())))
 
 
 def show(what: str, calls: list[str]) -> None:
@@ -47,3 +61,7 @@ def show(what: str, calls: list[str]) -> None:
     print(f"{what}: {len(stays)} stays in {len(set(stays))} files")
     for name, count in Counter(stays).most_common():
         print(f"    {count:4} {name}")
+
+
+if __name__ == "__main__":
+    deploy()
