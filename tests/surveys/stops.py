@@ -1,7 +1,7 @@
 """How often a reader who follows one thing on its way goes to another file: `python -m tests.surveys.stops`.
 
-Functions are read in the order of their first calls, each once, on one thread after the other. A function of one line is
-read where it is called: its name says what it does. A stay is a run of functions of one file.
+Functions are read in the order of their first calls, each once, on one thread after the other. A function of one line
+is read where it is called: its name says what it does. A stay is a run of functions of one file.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from disagg.units import seconds, size
 
 if TYPE_CHECKING:
     from disagg.config import Fleet, Host
-    from disagg.fleet.link import LinkSurvey
+    from disagg.fleet.link.survey import LinkSurvey
 
 
 Sender = Annotated[
@@ -47,7 +47,7 @@ def link(
 
     Exit code 0: nothing is at fault; 1: something is; 4: a host cannot be reached.
     """
-    from disagg.fleet.link import exit_code, pairs_between, survey
+    from disagg.fleet.link.survey import exit_code, pairs_between, survey
 
     fleet = settings(context).fleet()
     pairs = pairs_between(fleet, _host(fleet, sender), _host(fleet, receiver))

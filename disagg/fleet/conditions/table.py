@@ -56,8 +56,8 @@ CONDITIONS: Final = (
     Condition("disk", lambda one: machine.disk(one.host, one.facts, one.disk)),
     Condition("service", lambda one: machine.service(one.host, one.facts)),
     Condition("driver", lambda one: machine.driver(one.host, one.facts), refuses=False),
-    Condition("nodes", lambda one: machine.nodes(one.fleet, one.host)),
     Condition("cards", lambda one: machine.cards(one.host, one.facts)),
+    Condition("nodes", lambda one: machine.nodes(one.fleet, one.host)),
     Condition("python", lambda one: pythons.unmet(one.host, one.fleet.deploy, one.facts)),
     Condition("memory", _memory),
 )

@@ -17,7 +17,9 @@ from disagg.fleet.facts.findings import Finding, fault, ok
 from disagg.fleet.lifecycle.state import State
 from disagg.fleet.lifecycle.status.ask import poll
 from disagg.fleet.lifecycle.status.host_status import HostStatus
-from disagg.fleet.link import LinkEnd, MeasuredLink, MeasurementBounds, judge, kv_pairs, measure_all
+from disagg.fleet.link.judge import judge
+from disagg.fleet.link.measure import LinkEnd, MeasuredLink, MeasurementBounds, measure_all
+from disagg.fleet.link.survey import kv_pairs
 from disagg.fleet.machine.connect import Connect, Machines, machine_for
 from disagg.fleet.machine.fan_out import HostOutcome, each
 

@@ -27,8 +27,8 @@ OnBytes = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class CopyResult:
-    """bytes: of the model. resumed: of these, bytes that an earlier run had copied. repaired: files that were copied
-    twice because the first copy was damaged."""
+    """What the fetching program prints at its end. bytes: of the model. resumed: of these, bytes of an earlier run.
+    repaired: files that were copied twice because the first copy was damaged."""
 
     bytes: int
     resumed: int
@@ -83,8 +83,7 @@ def _fetch(source: CopyEnd, target: CopyEnd, argv: Sequence[str], token: str, on
         )
     except CommandFailed as error:
         raise _explained(error, source.host, target.host) from error
-    fetched = last_json(result, target.machine, _Fetched)
-    return CopyResult(fetched.copied, fetched.resumed, fetched.repaired)
+    return last_json(result, target.machine, CopyResult)
 
 
 def _explained(error: CommandFailed, source: Host, target: Host) -> FleetError:
@@ -104,11 +103,3 @@ class _Progress(Contract, frozen=True):
 
     done: int
     total: int
-
-
-class _Fetched(Contract, frozen=True):
-    """Printed by the fetching program at its end; see CopyResult."""
-
-    copied: int
-    resumed: int
-    repaired: int

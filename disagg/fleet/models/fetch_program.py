@@ -2,7 +2,7 @@
 
     ADDRESS PORT ROOT   ROOT: the target folder
 
-Prints {"done", "total"} every half second, at the end {"copied"}. $DISAGG_COPY_TOKEN is the one-time secret of this
+Prints {"done", "total"} every half second, at the end {"bytes"}. $DISAGG_COPY_TOKEN is the one-time secret of this
 copy. A file is named NAME.part until its SHA-256 is verified; the next run resumes from it. Files that make a model
 look complete come last. Exits with code 3 and a JSON line {"error"} if it fails.
 """
@@ -66,7 +66,7 @@ class Fetch:
                 for future in [pool.submit(self.copy, number) for number in numbers]:
                     future.result()
         counts = {"resumed": self.resumed, "skipped": self.skipped, "repaired": self.repaired}
-        print_json(copied=self.total, files=len(self.entries), **counts)
+        print_json(bytes=self.total, files=len(self.entries), **counts)
 
     def check_room(self) -> None:
         os.makedirs(self.root, exist_ok=True)

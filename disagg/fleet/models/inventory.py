@@ -8,8 +8,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal
 
-import msgspec
-
 from disagg.api.base import Contract
 from disagg.config import Fleet, Host
 from disagg.config.addresses import is_path, same_machine
@@ -70,9 +68,9 @@ Presence = Literal["complete", "partial", "absent"]
 
 @dataclass(frozen=True, slots=True)
 class StoredModel:
-    """A model on a host. folder: of its files. root: the folder that is copied or removed. revision: of the hub, or "".
-    missing_files: up to 8 of them. why: what is wrong with a file that exists. config: config.json. digests: of
-    tokenizer and chat template, "" if there is none."""
+    """A model on a host, as the program prints it. folder: of its files. root: the folder that is copied or removed.
+    revision: of the hub, or "". missing_files: up to 8 of them. why: what is wrong with a file that exists. config:
+    config.json. digests: of tokenizer and chat template, "" if there is none."""
 
     source: str
     state: Presence
@@ -135,11 +133,8 @@ def stored_models(machine: Machine, python: str, host: Host, sources: Sequence[s
     """The host's models for these sources (hub ids and absolute paths), by source."""
     argv = ("look", cache_of(host), json.dumps(list(sources)))
     result = run_program(machine, python, PROGRAM, argv, timeout=120.0)
-    printed = last_json(result, machine, dict[str, _Printed])
-    return {
-        source: _stored_model(source, printed[source]) if source in printed else StoredModel(source, "absent")
-        for source in sources
-    }
+    found = last_json(result, machine, dict[str, StoredModel])
+    return {source: found.get(source) or StoredModel(source, "absent") for source in sources}
 
 
 def removable(inventory: ModelInventory) -> bool:
@@ -169,32 +164,3 @@ class ProgramFailure(Contract, frozen=True):
     """The last line of a program of this package that failed."""
 
     error: str
-
-
-class _Printed(Contract, frozen=True):
-    """What the program prints about a source; see StoredModel. config and digests: only if there is a folder."""
-
-    state: Presence
-    bytes: int
-    folder: str
-    root: str
-    revision: str
-    missing: tuple[str, ...]
-    why: str
-    config: dict[str, Any] = msgspec.field(default_factory=dict)
-    digests: dict[str, str] = msgspec.field(default_factory=dict)
-
-
-def _stored_model(source: str, printed: _Printed) -> StoredModel:
-    return StoredModel(
-        source,
-        printed.state,
-        printed.bytes,
-        printed.folder,
-        printed.root,
-        printed.revision,
-        printed.missing,
-        printed.why,
-        printed.config,
-        printed.digests,
-    )

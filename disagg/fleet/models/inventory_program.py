@@ -41,21 +41,21 @@ def is_path(source: str) -> bool:
 def look(cache: str, source: str) -> dict[str, Any]:
     if is_path(source):
         folder = os.path.expanduser(source)
-        found: dict[str, Any] = {"folder": folder, "revision": "", "root": folder}
+        found: dict[str, Any] = {"source": source, "folder": folder, "revision": "", "root": folder}
         unfinished_bytes = 0
     else:
         root = repository(cache, source)
         revision = newest(root)
         folder = os.path.join(root, "snapshots", revision) if revision else ""
-        found = {"folder": folder, "revision": revision, "root": root}
+        found = {"source": source, "folder": folder, "revision": revision, "root": root}
         unfinished_bytes = unfinished(os.path.join(root, "blobs"), not folder)
     if not folder or not os.path.isdir(folder):
         state = "partial" if unfinished_bytes else "absent"
-        return dict(found, state=state, bytes=unfinished_bytes, missing=[], why="")
+        return dict(found, state=state, bytes=unfinished_bytes, missing_files=[], why="")
     missing, why = faults(folder)
     found["bytes"] = unfinished_bytes + sum(size(os.path.join(folder, name)) for name in listed(folder))
     found["state"] = "complete" if not missing and not why else "partial" if found["bytes"] else "absent"
-    return dict(found, missing=missing[:8], why=why, **identity(folder))
+    return dict(found, missing_files=missing[:8], why=why, **identity(folder))
 
 
 def newest(root: str) -> str:

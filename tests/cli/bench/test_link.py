@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from disagg.config import load
-from disagg.fleet.link import hidden_tokens_per_s
+from disagg.fleet.link.judge import hidden_tokens_per_s
 from tests.cli.commandline import run
 from tests.simulated import ROW_BYTES, write_simulated
 from tests.testbed.bed import Bed

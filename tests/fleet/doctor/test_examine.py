@@ -11,7 +11,8 @@ from disagg.config import EngineOptions, Fleet, load
 from disagg.errors import HostKeyRefused, HostUnreachable
 from disagg.fleet.doctor.examine import examine
 from disagg.fleet.lifecycle.state import State
-from disagg.fleet.link import MeasurementBounds, kv_pairs
+from disagg.fleet.link.measure import MeasurementBounds
+from disagg.fleet.link.survey import kv_pairs
 from tests.testbed.bed import Bed
 
 SHORT = MeasurementBounds(seconds=0.4, bytes=32 << 20)

@@ -10,7 +10,8 @@ from disagg.api.status import ModelFingerprint
 from disagg.config import served_digest
 from disagg.fleet.doctor.pair import clocks, hides, same_model, settings, tokens, versions
 from disagg.fleet.facts.host import Clock
-from disagg.fleet.link import MeasuredLink, NetworkPath
+from disagg.fleet.link.measure import MeasuredLink
+from disagg.fleet.link.route import NetworkPath
 from disagg.planning.checkpoint import kv_bytes_per_token
 from tests.fleet.doctor.patients import CONFIG, FLEET, mac, spark, status
 

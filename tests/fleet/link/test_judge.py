@@ -7,8 +7,9 @@ import pytest
 
 from disagg.config import load
 from disagg.errors import PeerLost
-from disagg.fleet.link import Interface, MeasuredLink, NetworkPath, far_below, hidden_tokens_per_s, judge
-from disagg.fleet.link.judge import rate
+from disagg.fleet.link.judge import far_below, hidden_tokens_per_s, judge, rate
+from disagg.fleet.link.measure import MeasuredLink
+from disagg.fleet.link.route import Interface, NetworkPath
 from tests.testbed.bed import HOSTS_TOML
 
 HOSTS = load(HOSTS_TOML).hosts

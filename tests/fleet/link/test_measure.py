@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from disagg.config import load
-from disagg.fleet.link import LinkEnd, MeasuredLink, MeasurementBounds, far_below, judge, measure, measure_all
-from disagg.fleet.link.measure import PROBE, rounds
+from disagg.fleet.link.judge import far_below, judge
+from disagg.fleet.link.measure import PROBE, LinkEnd, MeasuredLink, MeasurementBounds, measure, measure_all, rounds
 from disagg.fleet.machine.connect import machine_for
 from tests.deadlines import LONG_S, ends_by_itself
 from tests.testbed.bed import HOSTS_TOML, Bed

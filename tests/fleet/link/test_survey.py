@@ -7,16 +7,9 @@ import pytest
 
 from disagg.config import load
 from disagg.errors import HostUnreachable, UsageError
-from disagg.fleet.link import (
-    LinkSurvey,
-    MeasuredLink,
-    MeasurementBounds,
-    NetworkPath,
-    exit_code,
-    kv_pairs,
-    pairs_between,
-    survey,
-)
+from disagg.fleet.link.measure import MeasuredLink, MeasurementBounds
+from disagg.fleet.link.route import NetworkPath
+from disagg.fleet.link.survey import LinkSurvey, exit_code, kv_pairs, pairs_between, survey
 from disagg.fleet.machine.connect import machine_for
 from tests.testbed.bed import HOSTS_TOML, Bed
 
