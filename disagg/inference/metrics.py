@@ -101,7 +101,7 @@ class Trace:
     host, at `ordered`, which stays 0 if one host does everything.
 
     called: the caller asked for the answer. began: the attempt began; later than `called` if others failed before it.
-    resumed_tokens: of the answer that had arrived by then. opening: the attempt that brought the first of them.
+    resumed_tokens: tokens of the answer that had arrived by then. opening: the attempt that brought the first of them.
     shipped: the prefill host's figures, once the attempt has ended, if they arrived before.
     requested, ordered: the body of the request was about to be written. slot: the slot event of the first arrived.
     """

@@ -202,7 +202,7 @@ class Delta(msgspec.Struct, frozen=True):
 
 
 class Likely(msgspec.Struct, frozen=True):
-    """A token and its log-probability. bytes: of the token's text; null if the server does not state them."""
+    """A token and its log-probability. bytes: the token's text in UTF-8; null if the server does not state them."""
 
     token: Text
     logprob: float
@@ -214,7 +214,7 @@ class ChosenToken(Likely, frozen=True):
 
 
 class Logprobs(msgspec.Struct, frozen=True):
-    """content: of a chat; the others: of a completion, one entry per token."""
+    """content: what a chat has; a completion has the others, with one entry per token."""
 
     content: tuple[ChosenToken, ...] | None = None
     tokens: tuple[Text, ...] | None = None
@@ -223,7 +223,7 @@ class Logprobs(msgspec.Struct, frozen=True):
 
 
 class Choice(msgspec.Struct, frozen=True):
-    """text: of a completion; delta: of a chat."""
+    """text: what a completion has; a chat has delta."""
 
     delta: Delta | None = None
     text: Text | None = None

@@ -44,7 +44,7 @@ class OpenAIRequest:
 
 
 def openai_request(body: GenerateBody, model: str, context: int) -> OpenAIRequest:
-    """The request of OpenAI's API for one of ours. model: its name on that host. context: of the model, in tokens.
+    """The request of OpenAI's API for one of ours. model: its name on that host. context: the model's, in tokens.
 
     Raises CapabilityMissing for what OpenAI's API cannot state. cache_salt and hold_prompt are not passed on.
     """

@@ -61,7 +61,7 @@ class ArrivingAnswer:
     tool_calls: list[ToolCall] = field(default_factory=list)
     tokens: list[TokenLogprob] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    held_notes: list[str] = field(default_factory=list)  # of `note_with_answer`
+    deferred_notes: list[str] = field(default_factory=list)  # of `note_with_answer`
     on_first_token: Callable[[], None] | None = None
     brought: bool = False  # some of the answer, by the attempt that runs
     bounds: AnswerBounds | None = None  # of the attempt that runs; None for whole-request hosts, which count otherwise
@@ -102,8 +102,8 @@ class ArrivingAnswer:
         does not fit the request."""
         if self.bounds is not None:
             self.bounds.require_fits(event)
-        while self.held_notes:
-            self.note(self.held_notes.pop(0))
+        while self.deferred_notes:
+            self.note(self.deferred_notes.pop(0))
         if isinstance(event, TokensEvent):
             self._deliver(event, time.monotonic())
         elif isinstance(event, LocalEvent | SlotEvent):
@@ -135,7 +135,7 @@ class ArrivingAnswer:
 
     def note_with_answer(self, text: str) -> None:
         """As `note`, once something of the answer arrives; nothing if nothing does."""
-        self.held_notes.append(text)
+        self.deferred_notes.append(text)
 
     def note(self, text: str) -> None:
         """Send the caller a note about the request, on the stream and among the warnings."""

@@ -29,7 +29,7 @@ from disagg.whole.answers import WholeAnswer
 
 @dataclass(frozen=True, slots=True)
 class HostCaller:
-    """How the hosts of one attempt are called. deadline: of the request, by time.monotonic(). elsewhere: whether
+    """How the hosts of one attempt are called. deadline: the request's, by time.monotonic(). elsewhere: whether
     another host of this one's role gets requests now. claim: see Patience, for any host. on_kv_failure: see there.
     sent: the last call of each host, by its name."""
 

@@ -25,7 +25,7 @@ _HINT: Final = "run `disagg verify` and look at the host's log: it is broken, or
 @dataclass(slots=True)
 class AnswerBounds:
     """What one attempt may send, and what it has sent. prompt_tokens: as the slot of this attempt states them, or the
-    caller if it sent tokens; 0 if not known. vocab_size: of the model, 0 if not known. given: tokens of the answer that
+    caller if it sent tokens; 0 if not known. vocab_size: the model's, 0 if not known. given: tokens of the answer that
     the host got with the request. stops: the stop strings that were asked for. begun: it has sent a slot, or tokens.
     """
 

@@ -138,7 +138,7 @@ def broke_off(error: DisaggError) -> bool:
 
 async def has_ended(http: Connections, view: FleetView, host: Host, boot_id: str, seconds: float) -> bool:
     """Whether the process of a host has ended: nothing listens on its port, or another start of the server answers.
-    A host that says nothing within so many seconds has not; its link may be cut. boot_id: of the start before, empty if
+    A host that says nothing within so many seconds has not; its link may be cut. boot_id: the start before, empty if
     it is not known."""
     try:
         async with asyncio.timeout(seconds):

@@ -19,7 +19,7 @@ from disagg.inference.hosts.view import FleetView
 class ViewUpdates:
     """Updates the view of the hosts of one attempt, from its begin. An answer may take minutes: for other requests the
     host that answers works from the first token on, and the prefill host has one prompt less once its KV has been
-    sent, which is audited after that. tokens: of the prompt. share: whose share of the hosts the request counts for."""
+    sent, which is audited after that. tokens: the prompt's. share: whose share of the hosts the request counts for."""
 
     def __init__(self, view: FleetView, attempt: Attempt, tokens: int, share: Share = Share()) -> None:  # noqa: B008 - frozen
         self._view, self._share = view, share

@@ -32,7 +32,7 @@ class HostPlace:
 
 
 @dataclass(slots=True, eq=False)
-class _HeldBack:
+class _WaitingRequest:
     """A request that waits for a place at one of these hosts. since: when it came."""
 
     hosts: Collection[str]
@@ -43,7 +43,7 @@ class _HeldBack:
 
 @dataclass(slots=True)
 class _AtHost:
-    """tokens: of the prompts of the requests that are there, by key."""
+    """What is at one host. tokens: those of the prompts of the requests there, by key."""
 
     places: Places = field(default_factory=lambda: Places(1))
     tokens: Counted = field(default_factory=Counted)
@@ -54,7 +54,7 @@ class HostPlaces:
 
     def __init__(self) -> None:
         self._hosts: dict[str, _AtHost] = {}
-        self._held_back: list[_HeldBack] = []  # the first comer first
+        self._waiting: list[_WaitingRequest] = []  # the first comer first
 
     def enter(self, host: Host, load: Load | None, share: Share, tokens: int, now: float) -> HostPlace:
         """A place for a request with so many prompt tokens. Raises Overloaded if its key is over its share, and no
@@ -83,18 +83,18 @@ class HostPlaces:
     @contextmanager
     def waiting(self, hosts: Collection[str], share: Share, since: float, wake: Callable[[], None]) -> Iterator[None]:
         """Within the block, `wake` is called once, at its turn for a place at one of the hosts. since: when it came."""
-        one = _HeldBack(hosts, share, since, wake)
-        insort(self._held_back, one, key=lambda other: other.since)
+        one = _WaitingRequest(hosts, share, since, wake)
+        insort(self._waiting, one, key=lambda other: other.since)
         try:
             yield
         finally:
-            if one in self._held_back:
-                self._held_back.remove(one)
+            if one in self._waiting:
+                self._waiting.remove(one)
 
     def _wake_next(self, host: str, now: float) -> None:
         """Wake the one whose turn it is, now that a place at this host is free."""
-        first: dict[str, _HeldBack] = {}  # of each key
-        for one in self._held_back:
+        first: dict[str, _WaitingRequest] = {}  # of each key
+        for one in self._waiting:
             if host in one.hosts:
                 first.setdefault(one.share.key, one)
         places = self._hosts[host].places
@@ -103,7 +103,7 @@ class HostPlaces:
             claims = places.claims(one.share, now)
         if first and (at := next_in_turn(claims, list(first), places.limit)) is not None:
             woken = list(first.values())[at]
-            self._held_back.remove(woken)
+            self._waiting.remove(woken)
             woken.wake()
 
     def tokens_ahead(self, host: str, share: Share, total: int) -> int:

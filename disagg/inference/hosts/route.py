@@ -29,7 +29,7 @@ HELD_CREDIT = 0.25  # at most this share of a host's cost: equal hosts measure s
 @dataclass(frozen=True, slots=True)
 class Candidates:
     """The hosts that serve a model, by role. A request that one host is to run alone has hosts of that role only.
-    context: of the model, in tokens."""
+    context: the model's, in tokens."""
 
     model: str
     decode: tuple[Host, ...]

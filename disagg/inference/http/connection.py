@@ -45,7 +45,7 @@ class HostConnection(asyncio.BufferedProtocol):
     """For one request at a time. Raises OSError and HttpParserError if it breaks, TimeoutError if the host is silent.
     What it has beside the parser are the bounds and waits of a response that nobody trusts.
 
-    token: of the fleet, which the host proves that it has (`secured`), and which it may be shown. Without one, there is
+    token: the fleet's, which the host proves that it has (`secured`), and which it may be shown. Without one, there is
     no TLS, or that of asyncio. buffer: what is read from the socket, of all connections in turn: their memory does not
     grow with their number, and none is allocated for a read (asyncio allocates 256 KiB).
     """

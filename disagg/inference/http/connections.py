@@ -24,8 +24,8 @@ ENDING_S = 1.0  # for a response to end after its last event
 
 @dataclass(frozen=True, slots=True)
 class HostRequest:
-    """A request to a host. id: for its lease and the logs; empty if it has none. key: of a whole-request host, empty
-    if it needs none; it never gets the fleet's token. via: its Via header, empty if it has none."""
+    """A request to a host. id: names it to its lease and in logs; empty if it has none. key: a whole-request host's,
+    empty if it needs none; it never gets the fleet's token. via: its Via header, empty if it has none."""
 
     host: Host
     method: Literal["GET", "POST"]
