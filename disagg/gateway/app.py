@@ -105,9 +105,9 @@ class Gateway:
         """POST /v1/parallel: each item as if it had been sent alone."""
 
         async def parallel(posted: Posted) -> Response:
-            asked = several.read(posted.body)
-            parts = [ItemRun(item, self._item(posted, item)) for item in asked.items]
-            return ParallelResponse(parts, posted.request_id, posted.created, self._times, stream=asked.stream)
+            items, stream = several.read(posted.body)
+            parts = [ItemRun(item, self._item(posted, item)) for item in items]
+            return ParallelResponse(parts, posted.request_id, posted.created, self._times, stream=stream)
 
         return self._handler(parallel, several.CHAT)
 

@@ -15,53 +15,21 @@ from disagg.api.gateway import HistoryAnswer, ParallelAnswer, ParallelBody, Para
 from disagg.api.openapi import AnswerSpec, Operation
 from disagg.api.status import Liveness
 from disagg.gateway.dialects import anthropic, ollama
+from disagg.gateway.dialects.anthropic_writer import AnthropicError
 from disagg.gateway.dialects.chat import ChatBody
 from disagg.gateway.dialects.completions import CompletionBody
+from disagg.gateway.dialects.ollama import OllamaError
+from disagg.gateway.dialects.openai import ErrorBody
 from disagg.gateway.dialects.responses import ResponsesBody
 from disagg.version import VERSION
 
 _KEY: Final = "a key of `disagg keys add`; none is needed on this machine until there is one"
 
 
-class ErrorFields(Contract, frozen=True):
-    """What failed, as OpenAI's clients read it."""
-
-    message: str
-    type: str
-    param: str | None = None
-    code: str | None = None
-
-
-class ErrorBody(Contract, frozen=True):
-    """An answer of OpenAI's API that is an error."""
-
-    error: ErrorFields
-
-
-class AnthropicFields(Contract, frozen=True):
-    """What failed, as Anthropic's clients read it."""
-
-    type: str
-    message: str
-
-
-class AnthropicError(Contract, frozen=True):
-    """An answer of Anthropic's API that is an error. type: "error"."""
-
-    type: str
-    error: AnthropicFields
-
-
 class TokenCount(Contract, frozen=True):
     """How many tokens a prompt has."""
 
     input_tokens: int
-
-
-class OllamaError(Contract, frozen=True):
-    """An answer of Ollama's API that is an error."""
-
-    error: str
 
 
 _PROBLEMS: Final[Mapping[int, str]] = {

@@ -25,12 +25,7 @@ from disagg.api.gateway import (
 )
 from disagg.errors import DisaggError, RequestError
 from disagg.gateway.answer import STOPPED, AcceptedRequest, Exchange, ResponseTimes, json_response, problem_response
-from disagg.gateway.dialects.base import (
-    DATA_EVENTS,
-    Dialect,
-    GatewayRequest,
-    Written,
-)
+from disagg.gateway.dialects.base import DATA_EVENTS, Dialect, GatewayRequest, Written
 from disagg.gateway.dialects.chat import ChatCompletions
 from disagg.gateway.dialects.completions import Completions
 from disagg.gateway.dialects.problems import Problem
@@ -40,9 +35,9 @@ COMPLETION: Final = Completions()
 _MAX_ID: Final = 64  # characters of a request's id
 
 
-def read(body: Mapping[str, Any]) -> RequestedItems:
-    """The items of a body. Raises RequestError if it is no such body, two items have the same id, or no item can be
-    read."""
+def read(body: Mapping[str, Any]) -> tuple[Sequence[RequestedItem], bool]:
+    """The items of a body, and whether their answers are a stream. Raises RequestError if it is no such body, two items
+    have the same id, or no item can be read."""
     try:
         fields = ParallelBody.from_json(body)
     except InvalidValue as error:
@@ -55,15 +50,7 @@ def read(body: Mapping[str, Any]) -> RequestedItems:
     first = items[0].request
     if isinstance(first, DisaggError) and all(isinstance(item.request, DisaggError) for item in items):
         raise type(first)(f"requests[0].{first.message}", first.hint)
-    return RequestedItems(items, stream)
-
-
-@dataclass(frozen=True, slots=True)
-class RequestedItems:
-    """What a body asks for."""
-
-    items: Sequence[RequestedItem]
-    stream: bool
+    return items, stream
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, Literal
 
+from disagg.api.base import Contract
 from disagg.api.requests import ToolCall
 from disagg.gateway.dialects.base import AnswerPiece, Finished, Head, Usage, Written, arguments_text
 from disagg.gateway.dialects.openai import disagg_body
@@ -29,11 +30,25 @@ _ERRORS: Final = {
 Kind = Literal["thinking", "text"]
 
 
+class AnthropicFields(Contract, frozen=True):
+    """What failed, as Anthropic's clients read it."""
+
+    type: str
+    message: str
+
+
+class AnthropicError(Contract, frozen=True):
+    """An answer of Anthropic's API that is an error. type: "error"."""
+
+    type: str
+    error: AnthropicFields
+
+
 def error_body(problem: Problem) -> dict[str, Any]:
-    """`{"type": "error", "error": {"type", "message"}}`. Claude Code shortens its prompt after "prompt is too long"."""
+    """The body of an answer that is an error. Claude Code shortens its prompt after "prompt is too long"."""
     too_long = "prompt is too long: " if problem.code == "context_length_exceeded" else ""
     kind = _ERRORS.get(problem.status, "api_error")
-    return {"type": "error", "error": {"type": kind, "message": too_long + problem.message}}
+    return AnthropicError("error", AnthropicFields(kind, too_long + problem.message)).to_json()
 
 
 class AnthropicWriter:

@@ -285,9 +285,15 @@ def _figures(completion: Completion) -> dict[str, Any]:
     }
 
 
+class OllamaError(Contract, frozen=True):
+    """An answer of Ollama's API that is an error."""
+
+    error: str
+
+
 def error_body(problem: Problem) -> dict[str, Any]:
-    """`{"error": message}`"""
-    return {"error": problem.message}
+    """The body of an answer that is an error."""
+    return OllamaError(problem.message).to_json()
 
 
 def timestamp(seconds: float | None) -> str:

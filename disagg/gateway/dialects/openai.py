@@ -188,10 +188,24 @@ class ObjectWriter:
         return body if completions is None else {**body, "usage": usage_body(completions, self._request.n)}
 
 
+class ErrorFields(Contract, frozen=True):
+    """What failed, as OpenAI's clients read it."""
+
+    message: str
+    type: str
+    param: str | None = None
+    code: str | None = None
+
+
+class ErrorBody(Contract, frozen=True):
+    """An answer of OpenAI's API that is an error."""
+
+    error: ErrorFields
+
+
 def error_body(problem: Problem) -> dict[str, Any]:
-    """`{"error": {"message", "type", "param", "code"}}`"""
-    fields = {"message": problem.message, "type": problem.kind, "param": problem.param, "code": problem.code}
-    return {"error": fields}
+    """The body of an answer that is an error."""
+    return ErrorBody(ErrorFields(problem.message, problem.kind, problem.param, problem.code)).to_json()
 
 
 def usage_body(completions: Sequence[Completion], n: int) -> dict[str, Any]:

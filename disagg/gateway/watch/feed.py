@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
@@ -15,10 +16,9 @@ from starlette.types import Receive, Scope, Send
 
 from disagg import logs
 from disagg.api.gateway import LiveHost, Past
-from disagg.errors import Overloaded
+from disagg.errors import Cancelled, Overloaded
 from disagg.gateway.watch.board import SAMPLE_S, Board
-from disagg.http.requests import disconnected
-from disagg.http.stream import EVENT_STREAM, BodyParts, event_bytes, running
+from disagg.http.stream import EVENT_STREAM, BodyParts, event_bytes, unless_disconnected
 
 STALL_S: Final = 20.0  # a watcher that reads nothing for this long is disconnected
 
@@ -127,5 +127,5 @@ class _Stream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         sending = self._send(BodyParts(scope, send, EVENT_STREAM, STALL_S))
-        async with running(sending, disconnected(receive)) as tasks:
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        with suppress(Cancelled):
+            await unless_disconnected(sending, receive, "the live view")
