@@ -2,8 +2,10 @@ from __future__ import annotations
 
 import io
 import os
+import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ from rich.console import Console
 from disagg.cli.fleet.remote import Prefixed
 from disagg.errors import UsageError
 from disagg.fleet.machine.ssh.settings import ssh_command
-from tests.cli.commandline import ROOT, run
+from tests.cli.commandline import ROOT, run, write_fleet
 from tests.deadlines import LONG_S
 from tests.fleet.farm import wait_until
 from tests.testbed.bed import HOSTS_TOML, Bed
@@ -132,3 +134,19 @@ def test_ssh_to_this_machine_is_a_usage_error(bed: Bed) -> None:
 
     with pytest.raises(UsageError, match="is this machine"):
         ssh_command(replace(bed.host("dgx-spark-1"), connector="local"))
+
+
+def test_a_port_that_speaks_no_ssh_is_one_error_without_a_traceback(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as closing:
+
+        def hang_up() -> None:
+            closing.accept()[0].close()
+
+        threading.Thread(target=hang_up, daemon=True).start()
+        path = write_fleet(tmp_path, connector="ssh")
+        port = f'connector = "ssh"\nssh_port = {closing.getsockname()[1]}'
+        path.write_text(path.read_text().replace('connector = "ssh"', port))
+        argv = [sys.executable, "-m", "disagg", "exec", "--config", str(path), "--host", "decode-1", "--", "true"]
+        environment = {**os.environ, "PYTHONPATH": ROOT}
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=LONG_S, env=environment, check=False)
+    assert done.returncode == 4 and done.stderr.startswith("error: decode-1") and "Traceback" not in done.stderr

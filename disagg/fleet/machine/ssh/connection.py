@@ -7,6 +7,7 @@ fabric opens the connection and its gateways. By default it would accept any hos
 from __future__ import annotations
 
 import base64
+import logging
 import os
 import socket
 import sys
@@ -27,18 +28,9 @@ from disagg.fleet.machine.ssh.errors import explain, refused_key
 from disagg.fleet.machine.ssh.known_hosts import HostKey, KeyStatus, KnownHosts
 from disagg.fleet.machine.ssh.settings import DEFAULT_TIMEOUTS, SHORTEST_S, HopSettings, SSHTimeouts, settings_for
 
-"""Open an SSH connection to one host: its host key checked, the right private keys offered.
-
-fabric opens the connection and its gateways. By default it would accept any host key and try every private key; here
-`_KeyCheck` decides about host keys and `Keys` about private keys. `errors` converts the exceptions.
-"""
-
-"""Open an SSH connection to one host: its host key checked, the right private keys offered.
-
-fabric opens the connection and its gateways. By default it would accept any host key and try every private key; here
-`_KeyCheck` decides about host keys and `Keys` about private keys. `errors` converts the exceptions.
-"""
-
+# paramiko logs tracebacks of its threads; the relevant ones are raised as exceptions too.
+logging.getLogger("paramiko").addHandler(logging.NullHandler())
+logging.getLogger("paramiko").setLevel(logging.CRITICAL + 1)
 
 _UNSENT_BYTES = 1 << 17
 """The most that waits in the kernel to be sent. A message to the guard waits behind an upload, and must not come too
