@@ -6,7 +6,8 @@ from importlib import import_module
 from typing import Any
 
 from disagg.config import EngineOptions
-from disagg.engines.base import DecodeEngine, PrefillEngine
+from disagg.engines.base import PrefillEngine
+from disagg.engines.decoding import DecodeEngine
 
 
 def open_prefill(options: EngineOptions, source: str, context: int, hardware: str = "") -> PrefillEngine:

@@ -17,8 +17,9 @@ from disagg.api.requests import KVAddress
 from disagg.api.sampling import Sampling
 from disagg.api.verify import PrefillReady
 from disagg.config import EngineOptions
-from disagg.engines.base import DecodeEngine, DecodeRequest, DecodeTiming, Token
+from disagg.engines.base import DecodeRequest, DecodeTiming, Token
 from disagg.engines.base.audit import AuditBounds
+from disagg.engines.decoding import DecodeEngine
 from disagg.engines.model.reference import Reference
 from disagg.engines.opening import open_decode
 from disagg.errors import DisaggError

@@ -122,7 +122,7 @@ class Peers:
 
         def run(backend: Any) -> AuditFinding:
             model = backend.model
-            before = held.read() if held is not None else None  # type: ignore[attr-defined]  # of MLX
+            before = held.read() if held is not None else None
             caches = mlx_cache.build(model, kv, before)
             known = [_bytes_of(caches), bytes(kv.arena.data)]  # type: ignore[union-attr]  # it is not released
             found = audit(model, caches, tokens[: kv.tokens], plan(kv.layout, kv.start, kv.tokens, "audit"), before)

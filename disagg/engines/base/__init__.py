@@ -1,12 +1,11 @@
 """The interfaces of engines, and the values that cross them. Nothing here imports a framework.
 
 prefill   EmittingEngine: tokens -> stream of layer KV; SendingEngine: the same, and it sends the KV itself
-decode    DecodeEngine: KV and the last token -> stream of tokens
+decode    a request to a decode engine, and the tokens that its listener hears
 audit     which tokens of received KV are computed again, and by how much it may differ
-values    a token
 """
 
-from disagg.engines.base.decode import DecodeEngine, DecodeRequest, DecodeTiming, HeldKV, Listener
+from disagg.engines.base.decode import DecodeRequest, DecodeTiming, HeldKV, Listener, Token
 from disagg.engines.base.prefill import (
     ONE_TOKEN,
     EmittingEngine,
@@ -14,15 +13,14 @@ from disagg.engines.base.prefill import (
     PrefillRun,
     PrefillTiming,
     PromptAndAnswer,
+    PromptRun,
     SendingEngine,
     SendingRun,
 )
-from disagg.engines.base.values import Token
 from disagg.engines.model.reference import EngineInfo
 
 __all__ = [
     "ONE_TOKEN",
-    "DecodeEngine",
     "DecodeRequest",
     "DecodeTiming",
     "EmittingEngine",
@@ -33,6 +31,7 @@ __all__ = [
     "PrefillRun",
     "PrefillTiming",
     "PromptAndAnswer",
+    "PromptRun",
     "SendingEngine",
     "SendingRun",
     "Token",

@@ -1,21 +1,28 @@
-"""DecodeEngine: KV and the last token -> stream of tokens. It can also run a request alone, prompt and answer."""
+"""A request to a decode engine, and what its listener hears of it: tokens, and what they took."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import numpy
-import numpy.typing
-
+from disagg.api.events import FinishReason
 from disagg.api.sampling import Sampling
 from disagg.engines.base.audit import AuditBounds, AuditFinding
-from disagg.engines.base.values import Token
 from disagg.engines.model.constraint import Constraint
-from disagg.engines.model.reference import EngineInfo
-from disagg.engines.model.text import PromptTokenizer
+from disagg.engines.model.prefix_cache import PinnedPrefix
 from disagg.kv.received import ReceivedKV
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """One generated token. top: (id, logprob) of the likeliest tokens, if requested.
+    finish: set on the last token of a request: "stop" for an end-of-sequence token, "length" at max_tokens."""
+
+    id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+    finish: FinishReason | None = None
 
 
 @dataclass(slots=True)
@@ -39,15 +46,8 @@ class DecodeTiming:
     audit_s: float = 0.0
 
 
-class HeldKV(Protocol):
-    """KV of a prompt's first `tokens` tokens, kept from a finished request. It is not given up before `release`."""
-
-    @property
-    def tokens(self) -> int: ...
-
-    def release(self) -> None:
-        """Let the engine give it up. Safe to call twice, and from any thread."""
-        ...
+HeldKV = PinnedPrefix[Any, Any]
+"""KV of a prompt's first `tokens` tokens, kept from a finished request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,95 +80,3 @@ class Listener(Protocol):
     def on_tokens(self, tokens: Sequence[Token], timing: DecodeTiming) -> None: ...
 
     def on_error(self, error: Exception) -> None: ...
-
-
-def _ignore() -> None:
-    pass
-
-
-class DecodeEngine(Protocol):
-    """Turns KV into tokens with continuous batching, on a thread of its own.
-
-    on_beat: called on that thread after each piece of work: a step, a chunk of a prompt, a command. It must not block.
-    """
-
-    on_beat: Callable[[], None]
-
-    @property
-    def info(self) -> EngineInfo: ...
-
-    @property
-    def tokenizer(self) -> PromptTokenizer: ...
-
-    def warm_up(self) -> None:
-        """Run small requests, so that the framework's one-time work does not delay the first request."""
-        ...
-
-    def allocate(self, nbytes: int) -> Any:
-        """Memory to receive KV into; see kv.arena.Allocate."""
-        ...
-
-    def submit(self, request: DecodeRequest, listener: Listener) -> None:
-        """Queue a request; its tokens go to the listener. ModelError if the engine is no longer alive.
-
-        After the first token the engine reads neither `request.kv`, so that its memory may be reused, nor
-        `request.held`, so that it may be released. The KV of a request that ends is held before its last token is
-        delivered."""
-        ...
-
-    def find_held(self, tokens: Sequence[int], salt: str) -> HeldKV | None:
-        """The longest held KV that a request with these tokens and this salt can go on from. It is shorter than
-        `tokens`; None if there is none. Release it in any case. Callable from any thread."""
-        ...
-
-    @property
-    def held_bytes(self) -> int:
-        """Bytes of held KV; not part of `kv_bytes`."""
-        ...
-
-    def give_up_held(self, nbytes: int) -> None:
-        """Drop at least `nbytes` of held KV, the least recently used first, if so much is not in use by a request.
-        Callable from any thread."""
-        ...
-
-    def forget_held(self, tokens: Sequence[int], salt: str) -> None:
-        """Drop what is held of this prompt, and of all that begin with the same tokens, because it may be wrong.
-        Requests that use it go on. Callable from any thread."""
-        ...
-
-    def after_step(self, call: Callable[[], None]) -> None:
-        """Set the function to call on the engine's thread after each step, after all listeners. It must not block and
-        replaces the one set before."""
-        ...
-
-    def cancel(self, request_id: str, dropped: Callable[[], None] = _ignore) -> None:
-        """Drop a request at any stage; no call to its listener begins after this returns. `dropped` is called, on any
-        thread, as soon as the engine has nothing of it in memory but what it holds for later requests: at once if the
-        request has ended, or its id is unknown. It must not block."""
-        ...
-
-    def logits(
-        self, tokens: Sequence[int], last: int, kv: ReceivedKV | None = None, *, chunk_tokens: int | None = None
-    ) -> numpy.typing.NDArray[numpy.float32]:
-        """Like PrefillEngine.logits; with `kv`, which covers tokens[:-last], only the last tokens are computed."""
-        ...
-
-    @property
-    def kv_bytes(self) -> int:
-        """Bytes of KV in the engine's own caches. Received KV, also of requests that wait to be ingested, is not
-        included: the receiver counts it until it is released."""
-        ...
-
-    @property
-    def running(self) -> int:
-        """Requests in the engine, queued or decoding."""
-        ...
-
-    @property
-    def alive(self) -> bool:
-        """False once the engine's thread has ended, for any reason; no further request is served."""
-        ...
-
-    def close(self) -> None:
-        """Stop the engine's thread; running requests get Cancelled."""
-        ...

@@ -16,7 +16,7 @@ import numpy.typing
 from disagg.api.names import AS_IS, WireForm
 from disagg.api.sampling import Sampling
 from disagg.api.status import Evidence
-from disagg.engines.base.values import Token
+from disagg.engines.base.decode import Token
 from disagg.engines.model.constraint import Constraint
 from disagg.engines.model.evidence import gather
 from disagg.engines.model.reference import EngineInfo
@@ -250,6 +250,44 @@ class SendingEngine(PrefillEngine):
         its `start`, `wire` and ticket apply, each worker states its own part. next_token: follows `tokens` in the
         prompt. Closing the run before its end gives the transfer up.
         """
+
+
+class PromptRun(ABC):
+    """A PrefillRun of a prompt of `tokens` tokens, whose first ones are held. chunk_tokens: the most per step."""
+
+    def __init__(self, tokens: int, held: int, chunk_tokens: int) -> None:
+        self._tokens, self._chunk_tokens = tokens, chunk_tokens
+        self.held = held
+        self.remaining = tokens - held
+        self._started = time.monotonic()
+        self._steps: list[ComputeStep] = []
+
+    @property
+    def done(self) -> bool:
+        return self.remaining == 0
+
+    @property
+    def timing(self) -> PrefillTiming:
+        return PrefillTiming(self._started, self._tokens - self.remaining - self.held, tuple(self._steps))
+
+    def step(self, max_tokens: int | None = None) -> None:
+        began, first = time.monotonic(), self._tokens - self.remaining
+        end = min(self._tokens, first + min(max_tokens or self._chunk_tokens, self._chunk_tokens))
+        self._compute(first, end)
+        self.remaining = self._tokens - end
+        self._steps.append(ComputeStep(began, time.monotonic()))
+        if self.done:
+            self._end()
+
+    def close(self) -> None:  # noqa: B027 - a run need not hold anything
+        """Let go of what the run holds."""
+
+    @abstractmethod
+    def _compute(self, first: int, end: int) -> None:
+        """Compute tokens [first, end), and wait for the end of it."""
+
+    def _end(self) -> None:  # noqa: B027 - as above
+        """All tokens are computed."""
 
 
 class PromptAndAnswer(ABC):

@@ -1,11 +1,12 @@
-"""The decode engine without a framework: a thread, its requests, and what a framework gives it.
+"""The decode engine without a framework: KV and the last token -> stream of tokens.
 
-engine    BatchingEngine: the thread that runs commands, steps the batch and calls listeners
+engine    DecodeEngine: the thread that runs commands, steps the batch and calls listeners
+valid     which requests it can compute
 batch     Job: a request in it; Batch and Backend: what a framework gives it
 commands  what other threads want done on that thread
 """
 
 from disagg.engines.decoding.batch import Backend, Batch, Caches, Job
-from disagg.engines.decoding.engine import BatchingEngine
+from disagg.engines.decoding.engine import DecodeEngine
 
-__all__ = ["Backend", "Batch", "BatchingEngine", "Caches", "Job"]
+__all__ = ["Backend", "Batch", "Caches", "DecodeEngine", "Job"]

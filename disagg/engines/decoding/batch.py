@@ -1,4 +1,4 @@
-"""What a framework gives a BatchingEngine: a Backend, its loaded model; and a Batch, which computes its Jobs."""
+"""What a framework gives a DecodeEngine: a Backend, its loaded model; and a Batch, which computes its Jobs."""
 
 from __future__ import annotations
 

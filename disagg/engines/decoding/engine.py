@@ -17,20 +17,22 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from typing import Any, Final, TypeVar
 
-from disagg.api.base import InvalidValue
-from disagg.api.sampling import Sampling
+import numpy
+import numpy.typing
+
 from disagg.engines.base import DecodeRequest, EngineInfo, HeldKV, Listener, Token
 from disagg.engines.decoding.batch import Backend, Batch, Job
 from disagg.engines.decoding.commands import Commands, as_disagg
-from disagg.engines.model.prefix_cache import PinnedPrefix
+from disagg.engines.decoding.valid import require_valid
 from disagg.engines.model.text import PromptTokenizer
-from disagg.errors import Cancelled, DisaggError, KVRefuted, LayoutMismatch, ModelError, Overloaded, RequestError
+from disagg.errors import Cancelled, DisaggError, KVRefuted, ModelError, Overloaded, RequestError
 from disagg.kv.received import ReceivedKV
 
 _log = logging.getLogger(__name__)
@@ -51,15 +53,17 @@ def _ignore() -> None:
     pass
 
 
-class BatchingEngine:
-    """What a DecodeEngine does without its framework. Public methods may be called from any thread.
+class DecodeEngine(ABC):
+    """Turns KV into tokens with continuous batching, on a thread of its own. Public methods may be called from any.
 
     opened: loads the model, on the engine's thread, and keeps what else that thread needs until it ends. The
     constructor returns once the engine serves, and raises what loading raises.
     """
 
     def __init__(self, opened: Callable[[], AbstractContextManager[Backend]], *, name: str) -> None:
-        self.on_beat: Callable[[], None] = _ignore  # called after each command and step, with no lock taken
+        self.on_beat: Callable[[], None] = _ignore
+        """Called on the engine's thread after each piece of work: a step, a chunk of a prompt, a command. It must not
+        block."""
         self._after_step: Callable[[], None] = _ignore
         self._commands = Commands()
         self._lock = self._commands.changed  # of everything below that other threads read
@@ -86,28 +90,51 @@ class BatchingEngine:
     def tokenizer(self) -> PromptTokenizer:
         return self._backend.tokenizer
 
+    @abstractmethod
+    def warm_up(self) -> None:
+        """Run small requests, so that the framework's one-time work does not delay the first request."""
+
+    @abstractmethod
+    def allocate(self, nbytes: int) -> Any:
+        """Memory to receive KV into; see kv.arena.Allocate."""
+
+    @abstractmethod
+    def logits(
+        self, tokens: Sequence[int], last: int, kv: ReceivedKV | None = None, *, chunk_tokens: int | None = None
+    ) -> numpy.typing.NDArray[numpy.float32]:
+        """Like PrefillEngine.logits; with `kv`, which covers tokens[:-last], only the last tokens are computed."""
+
     @property
     def alive(self) -> bool:
+        """False once the engine's thread has ended, for any reason; no further request is served."""
         with self._lock:
             return self._serving and not self._closed
 
     @property
     def kv_bytes(self) -> int:
-        """Bytes of the batch's caches, with their padding; 0 if nothing runs."""
+        """Bytes of KV in the engine's own caches, with their padding; 0 if nothing runs. Received KV, also of requests
+        that wait to be ingested, is not included: the receiver counts it until it is released."""
         with self._lock:
             return self._batch_bytes
 
     @property
     def running(self) -> int:
+        """Requests in the engine, queued or decoding."""
         with self._lock:
             return len(self._jobs)
 
     def submit(self, request: DecodeRequest, listener: Listener) -> None:
-        """Queue a request. RequestError for invalid sampling values or an id in use, LayoutMismatch if the KV is not
+        """Queue a request; its tokens go to the listener.
+
+        After the first token the engine reads neither `request.kv`, so that its memory may be reused, nor
+        `request.held`, so that it may be released. The KV of a request that ends is held before its last token is
+        delivered.
+
+        RequestError for invalid sampling values or an id in use, LayoutMismatch if the KV is not
         this model's or not of the tokens that it must cover, Overloaded if the engine is full, Cancelled after close,
         ModelError if the engine's thread has ended."""
-        held = self._require_valid(request)
-        job = Job(replace(request, kv=None, held=None), listener, request.kv, held)
+        require_valid(request, self._info.layout)
+        job = Job(replace(request, kv=None, held=None), listener, request.kv, request.held)
         job.timing.submitted = time.monotonic()
         with self._lock:
             self._require_open()
@@ -119,10 +146,14 @@ class BatchingEngine:
             self._commands.post(lambda: self._insert(job), lambda error: self._fail(job, error))
 
     def after_step(self, call: Callable[[], None]) -> None:
-        """If `call` raises, the requests of the batch fail, since their tokens are not delivered."""
+        """Set the function to call on the engine's thread after each step, after all listeners. It must not block and
+        replaces the one set before. If it raises, the requests of the batch fail."""
         self._after_step = call
 
     def cancel(self, request_id: str, dropped: Callable[[], None] = _ignore) -> None:
+        """Drop a request at any stage; no call to its listener begins after this returns. `dropped` is called, on any
+        thread, as soon as the engine has nothing of it in memory but what it holds for later requests: at once if the
+        request has ended, or its id is unknown. It must not block."""
         with self._lock:
             job = self._jobs.get(request_id)
         if job is not None:
@@ -144,16 +175,22 @@ class BatchingEngine:
         return future.result()
 
     def find_held(self, tokens: Sequence[int], salt: str) -> HeldKV | None:
+        """The longest held KV that a request with these tokens and this salt can go on from. It is shorter than
+        `tokens`; None if there is none. Release it in any case."""
         return self._backend.held.find(tokens[:-1], salt)
 
     @property
     def held_bytes(self) -> int:
+        """Bytes of held KV; not part of `kv_bytes`."""
         return self._backend.held.nbytes
 
     def give_up_held(self, nbytes: int) -> None:
+        """Drop at least `nbytes` of held KV, the least recently used first, if so much is not in use by a request."""
         self._free(self._backend.held.give_up(nbytes))
 
     def forget_held(self, tokens: Sequence[int], salt: str) -> None:
+        """Drop what is held of this prompt, and of all that begin with the same tokens, because it may be wrong.
+        Requests that use it go on."""
         self._free(self._backend.held.forget(tokens, salt))
 
     def close(self) -> None:
@@ -163,31 +200,6 @@ class BatchingEngine:
             self._lock.notify()
         if self._thread is not threading.current_thread():
             self._thread.join()
-
-    def _require_valid(self, request: DecodeRequest) -> PinnedPrefix[Any, Any] | None:
-        """The held KV of a request that this engine can compute."""
-        if not request.tokens:
-            raise RequestError("the prompt is empty", "give at least one token")
-        validate(request.sampling)
-        if request.answered and request.answered >= min(len(request.tokens), request.sampling.max_tokens):
-            raise RequestError(
-                f"{request.answered} tokens of the answer are given: it has at most {request.sampling.max_tokens}",
-                "end the request, its answer is complete",
-            )
-        held = request.held
-        if held is not None and (not isinstance(held, PinnedPrefix) or not 0 < held.tokens < len(request.tokens)):
-            raise LayoutMismatch("the held KV is not of this prompt", "take it from find_held of the same engine")
-        if request.kv is not None:
-            self._require_fitting(request.kv, len(request.tokens) - 1, held.tokens if held is not None else 0)
-        return held
-
-    def _require_fitting(self, kv: ReceivedKV, tokens: int, start: int = 0) -> None:
-        kv.layout.require_same(self._info.layout, mine="the transfer", theirs="the decode engine")
-        if (kv.start, kv.tokens) != (start, tokens):
-            raise LayoutMismatch(
-                f"the KV covers tokens [{kv.start}, {kv.tokens}), but [{start}, {tokens}) are needed",
-                "send the KV of all prompt tokens that are not held, but the last ones",
-            )
 
     def _free(self, dropped: list[Any]) -> None:
         """The thread frees the memory of held KV that was dropped, for it owns the arrays."""
@@ -364,12 +376,3 @@ class BatchingEngine:
             self._batch_bytes = nbytes
             for job in finished:
                 self._forget(job)
-
-
-def validate(sampling: Sampling) -> None:
-    """Raise RequestError, naming the first value out of the bounds that `Sampling` states. msgspec checks bounds of
-    JSON only, not of values that are constructed in Python."""
-    try:
-        Sampling.from_json(sampling.to_json())
-    except InvalidValue as error:
-        raise RequestError(str(error), "docs/http-api.md lists the bounds of every sampling parameter") from error

@@ -16,9 +16,10 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from disagg.api.sampling import Sampling
 from disagg.config import EngineOptions
-from disagg.engines.base import DecodeEngine, DecodeRequest, DecodeTiming, EngineInfo, Token
+from disagg.engines.base import DecodeRequest, DecodeTiming, EngineInfo, Token
 from disagg.engines.base.audit import UNBOUNDED
-from disagg.engines.decoding import BatchingEngine, Job
+from disagg.engines.decoding import DecodeEngine, Job
+from disagg.engines.decoding.valid import require_fitting
 from disagg.engines.mlx import cache as mlx_cache
 from disagg.engines.mlx import memory
 from disagg.engines.mlx.groups import GroupedBatch
@@ -39,8 +40,8 @@ _WARM_UP_TOKENS = 4
 _WARM_UP_S = 600.0  # a large model's first step on a cold disk
 
 
-class MLXDecodeEngine(BatchingEngine):
-    """A DecodeEngine. source: a checkpoint folder or hub id. context: in tokens. patches: those to try.
+class MLXDecodeEngine(DecodeEngine):
+    """A DecodeEngine on mlx-lm. source: a checkpoint folder or hub id. context: in tokens. patches: those to try.
 
     The constructor loads the model. It raises ModelError if that fails, and PreflightRefused if mlx-lm computes the
     model differently from its checkpoint's reference and no patch corrects it.
@@ -70,7 +71,7 @@ class MLXDecodeEngine(BatchingEngine):
         if not 1 <= last <= len(tokens):
             raise RequestError(f"cannot return logits of the last {last} of {len(tokens)} tokens", "request 1 to all")
         if kv is not None:
-            self._require_fitting(kv, len(tokens) - last)
+            require_fitting(kv, self._info.layout, len(tokens) - last)
         chunk = chunk_tokens or self._chunk_tokens
         return self.call(lambda backend: _logits(backend.model, list(tokens), last, kv, chunk))
 

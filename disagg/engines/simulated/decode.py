@@ -17,7 +17,7 @@ from typing import Any
 
 from disagg.config import EngineOptions
 from disagg.engines.base import EngineInfo, Token
-from disagg.engines.decoding import BatchingEngine, Caches, Job
+from disagg.engines.decoding import Caches, DecodeEngine, Job
 from disagg.engines.model.prefix_cache import PrefixCache
 from disagg.engines.simulated import model as simulated_model
 from disagg.engines.simulated.model import END, ByteTokenizer, CountedKV, SimulatedModel, sleep_until
@@ -29,7 +29,7 @@ from disagg.planning.times import ingest, step
 PIECE_S = 0.5  # the longest piece of work without a beat
 
 
-class SimulatedDecodeEngine(BatchingEngine):
+class SimulatedDecodeEngine(DecodeEngine):
     """A DecodeEngine. hardware: the simulated machine. source: see simulated_model.load. KV is not audited."""
 
     _batch: SimulatedBatch

@@ -14,12 +14,11 @@ from disagg.api.layout import Layout, plane_bytes
 from disagg.api.names import AS_IS, WireForm
 from disagg.api.sampling import Sampling
 from disagg.config import EngineOptions
-from disagg.engines.base import EmittingEngine, PrefillTiming, PromptAndAnswer, Token
+from disagg.engines.base import EmittingEngine, PromptAndAnswer, PromptRun, Token
 from disagg.engines.model.constraint import Constraint
 from disagg.engines.simulated import model as simulated_model
 from disagg.engines.simulated.model import CountedKV, SimulatedModel, sleep_until
 from disagg.kv.blocks import Block, KVBlock, StateBlock
-from disagg.kv.sent import ComputeStep
 from disagg.planning.times import Emission, step
 
 NOISE_BYTES = 64 << 20  # larger than a CPU's caches: sending must read memory, as with real KV
@@ -102,8 +101,8 @@ class SimulatedPrefillEngine(EmittingEngine):
         raise simulated_model.no_logits()
 
 
-class _PromptRun:
-    """A PrefillRun that sleeps as long as each step is predicted to take."""
+class _PromptRun(PromptRun):
+    """A PromptRun that sleeps as long as each step is predicted to take. computed: called after the last one."""
 
     def __init__(
         self,
@@ -115,42 +114,19 @@ class _PromptRun:
         *,
         computed: Callable[[], None] = lambda: None,
     ) -> None:
-        """computed: called after the last step."""
-        self._model = model
-        self._computed = computed
-        self._tokens = tokens
-        self.held = held
-        self.remaining = tokens - held
-        self._emit = emit
-        self._chunk_tokens = chunk_tokens or model.options.chunk_tokens
-        self._started = time.monotonic()
-        self._steps: list[ComputeStep] = []
+        super().__init__(tokens, held, chunk_tokens or model.options.chunk_tokens)
+        self._model, self._emit, self._computed = model, emit, computed
 
-    @property
-    def done(self) -> bool:
-        return self.remaining == 0
-
-    @property
-    def timing(self) -> PrefillTiming:
-        computed = self._tokens - self.remaining - self.held
-        return PrefillTiming(self._started, computed, tuple(self._steps))
-
-    def step(self, max_tokens: int | None = None) -> None:
+    def _compute(self, first: int, end: int) -> None:
         began = time.monotonic()
-        first = self._tokens - self.remaining
-        end = min(self._tokens, first + min(max_tokens or self._chunk_tokens, self._chunk_tokens))
         plan = self._model.piece(self._tokens, range(first, end))
         for emission in plan.emissions:
             sleep_until(began + emission.at)
             self._emit(emission)
         sleep_until(began + plan.seconds)
-        self.remaining = self._tokens - end
-        self._steps.append(ComputeStep(began, time.monotonic()))
-        if self.done:
-            self._computed()
 
-    def close(self) -> None:
-        pass
+    def _end(self) -> None:
+        self._computed()
 
 
 class _AnswerRun(PromptAndAnswer):

@@ -25,7 +25,7 @@ from disagg.engines.transformers.cache import CachePlan, PreallocatedCache
 from disagg.engines.transformers.layers import make_store
 from disagg.engines.transformers.load import choose_device, load_model, weight_bytes
 from disagg.engines.transformers.profile import measure
-from disagg.engines.transformers.runs import AnswerRun, Forward, PromptRun, is_out_of_memory
+from disagg.engines.transformers.runs import AnswerRun, Forward, TokensRun, is_out_of_memory
 from disagg.engines.transformers.sampling import Sampler
 from disagg.kv.blocks import Block
 
@@ -74,14 +74,14 @@ class TransformersPrefillEngine(EmittingEngine):
         wire: WireForm = AS_IS,
         salt: str = "",
         chunk_tokens: int | None = None,
-    ) -> PromptRun:
+    ) -> TokensRun:
         emitter = RowEmitter(self._layout, len(tokens), self._device, emit, wire=wire, start=start)
         cache = self._cache(salt, tokens, len(tokens), chunk_tokens or self._chunk_tokens, emitter)
 
         def hold(cache: PreallocatedCache) -> None:
             self._hold(salt, tokens, cache)
 
-        return PromptRun(self._forward, cache, tokens, chunk_tokens or self._chunk_tokens, hold)
+        return TokensRun(self._forward, cache, tokens, chunk_tokens or self._chunk_tokens, hold)
 
     def start_answer(
         self,
@@ -94,7 +94,7 @@ class TransformersPrefillEngine(EmittingEngine):
         constraint: Constraint | None = None,
     ) -> AnswerRun:
         cache = self._cache(salt, tokens[:-1], len(tokens) + sampling.max_tokens - answered, self._chunk_tokens)
-        prompt = PromptRun(self._forward, cache, tokens[:-1], self._chunk_tokens)
+        prompt = TokensRun(self._forward, cache, tokens[:-1], self._chunk_tokens)
         sampler = Sampler(sampling, tokens, answered, constraint)
         left = sampling.max_tokens - answered
         eos_ids = () if sampling.ignore_eos else self.info.eos_ids
@@ -105,7 +105,7 @@ class TransformersPrefillEngine(EmittingEngine):
     ) -> numpy.typing.NDArray[numpy.float32]:
         head, chunk = len(tokens) - last, chunk_tokens or self._chunk_tokens
         cache = self._forward.cache(len(tokens), min(max(chunk, self._chunk_tokens), len(tokens)))
-        prompt = PromptRun(self._forward, cache, tokens[:head], chunk)
+        prompt = TokensRun(self._forward, cache, tokens[:head], chunk)
         while not prompt.done:
             prompt.step()
         rows = [

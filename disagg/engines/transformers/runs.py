@@ -3,7 +3,6 @@ run."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -12,16 +11,15 @@ from typing import Any
 
 import torch
 
-from disagg.engines.base import PrefillTiming, PromptAndAnswer, Token
+from disagg.engines.base import PromptAndAnswer, PromptRun, Token
 from disagg.engines.transformers.cache import CachePlan, OnRows, OnState, PreallocatedCache
 from disagg.engines.transformers.sampling import Sampler
 from disagg.errors import ModelError
-from disagg.kv.sent import ComputeStep
 
 
-class PromptRun:
-    """A PrefillRun of all `tokens`, of which the cache already has some. chunk_tokens: the most per step.
-    on_done: called with the cache once all tokens are in it."""
+class TokensRun(PromptRun):
+    """A PromptRun of all `tokens`, of which the cache already has some. on_done: called with the cache once all tokens
+    are in it."""
 
     def __init__(
         self,
@@ -31,27 +29,11 @@ class PromptRun:
         chunk_tokens: int,
         on_done: Callable[[PreallocatedCache], None] = lambda cache: None,
     ) -> None:
+        super().__init__(len(tokens), int(cache.get_seq_length()), chunk_tokens)
         self._forward = forward
         self._cache: PreallocatedCache | None = cache
-        self._tokens = tokens
-        self._chunk_tokens = chunk_tokens
+        self._ids = tokens
         self._on_done = on_done
-        self.held = int(cache.get_seq_length())
-        self._computed = self.held
-        self._started = time.monotonic()
-        self._steps: list[ComputeStep] = []
-
-    @property
-    def remaining(self) -> int:
-        return len(self._tokens) - self._computed
-
-    @property
-    def done(self) -> bool:
-        return self.remaining == 0
-
-    @property
-    def timing(self) -> PrefillTiming:
-        return PrefillTiming(self._started, self._computed - self.held, tuple(self._steps))
 
     @property
     def cache(self) -> PreallocatedCache:
@@ -59,18 +41,15 @@ class PromptRun:
         assert self._cache is not None, "the run is closed"
         return self._cache
 
-    def step(self, max_tokens: int | None = None) -> None:
-        began = time.monotonic()
-        end = min(len(self._tokens), self._computed + min(max_tokens or self._chunk_tokens, self._chunk_tokens))
-        self._forward.layers(self._tokens[self._computed : end], self.cache)
-        self._forward.finish()
-        self._computed = end
-        self._steps.append(ComputeStep(began, time.monotonic()))
-        if self.done:
-            self._on_done(self.cache)
-
     def close(self) -> None:
         self._cache = None
+
+    def _compute(self, first: int, end: int) -> None:
+        self._forward.layers(self._ids[first:end], self.cache)
+        self._forward.finish()
+
+    def _end(self) -> None:
+        self._on_done(self.cache)
 
 
 class AnswerRun(PromptAndAnswer):
@@ -80,7 +59,7 @@ class AnswerRun(PromptAndAnswer):
     def __init__(
         self,
         forward: Forward,
-        prompt: PromptRun,
+        prompt: TokensRun,
         last: int,
         sampler: Sampler,
         emit: Callable[[Token], None],

@@ -22,7 +22,8 @@ from disagg.api.requests import DecodeBody, GenerateBody, KVAddress, PrefillOffe
 from disagg.api.sampling import Sampling
 from disagg.api.status import SenderAudits
 from disagg.config import Fleet, Host
-from disagg.engines.base import DecodeEngine, DecodeRequest, HeldKV
+from disagg.engines.base import DecodeRequest, HeldKV
+from disagg.engines.decoding import DecodeEngine
 from disagg.errors import KVRefuted, ModelError
 from disagg.kv.arena import Arenas
 from disagg.kv.receive import KVServer

@@ -27,7 +27,8 @@ from disagg.api.status import (
     Status,
 )
 from disagg.config import Fleet, Host, Model, served_digest
-from disagg.engines.base import DecodeEngine, EngineInfo, PrefillEngine
+from disagg.engines.base import EngineInfo, PrefillEngine
+from disagg.engines.decoding import DecodeEngine
 from disagg.engines.model.architectures.verified import verified
 from disagg.errors import DisaggError, ServerUnavailable
 from disagg.servers.host.admission import Admission, retry_after

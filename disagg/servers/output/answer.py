@@ -12,7 +12,8 @@ from typing import Final
 from disagg.api.events import FinishReason, TokenLogprob, TokensEvent
 from disagg.api.requests import GenerateBody, ToolCall
 from disagg.api.sampling import Sampling
-from disagg.engines.base import DecodeEngine, DecodeTiming, PrefillEngine, Token
+from disagg.engines.base import DecodeTiming, PrefillEngine, Token
+from disagg.engines.decoding import DecodeEngine
 from disagg.engines.model.constraint import Constraint
 from disagg.engines.model.text import PromptTokenizer
 from disagg.errors import ModelError

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from transformers import MinPLogitsWarper, RepetitionPenaltyLogitsProcessor, TopKLogitsWarper, TopPLogitsWarper
 
 from disagg.api.sampling import Sampling
-from disagg.engines.decoding.engine import validate
+from disagg.engines.decoding.valid import require_within_bounds
 from disagg.engines.mlx import sampling as mlx_sampling
 from disagg.engines.mlx.sampling import adjustment
 from disagg.errors import RequestError
@@ -137,4 +137,4 @@ def test_the_log_probability_of_a_token_is_no_number_if_any_logit_is_none() -> N
 )
 def test_values_out_of_range_are_refused_by_name(field: str, value: Any) -> None:
     with pytest.raises(RequestError, match=f"^{field}: "):
-        validate(replace(Sampling(), **{field: value}))
+        require_within_bounds(replace(Sampling(), **{field: value}))
