@@ -81,7 +81,7 @@ class GrowingAnswer:
             self.first_at = self.first_at or step.at
             for token in step.tokens:
                 found = self._parts(token)
-                if found and not pieces[-1].takes(found):
+                if found and pieces[-1].tokens and pieces[-1].rank > min(_RANK[part.kind] for part in found):
                     pieces.append(_Piece())
                 pieces[-1].add(_logprob(token, self.name), found)
                 self.completion_tokens += 1
@@ -100,8 +100,9 @@ class GrowingAnswer:
 
     def _note(self, found: Sequence[OutputPart]) -> Sequence[OutputPart]:
         self.reasoning_tokens += self.output.reasoning
-        if found and not self.called:
-            self.called = any(part.call for part in found)
+        for part in found:
+            if part.call is not None:
+                self.called = True
         return found
 
     def _finish(self, reason: FinishReason) -> Sequence[OutputPart]:
@@ -127,9 +128,6 @@ class _Piece:
     text: str = ""
     calls: list[ToolCall] = field(default_factory=list)
     rank: int = 0
-
-    def takes(self, found: Sequence[OutputPart]) -> bool:
-        return all(_RANK[part.kind] >= self.rank for part in found)
 
     def add(self, token: TokenLogprob, found: Sequence[OutputPart]) -> None:
         self.tokens.append(token)
