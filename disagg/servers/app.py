@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TypeVar
 
@@ -24,7 +23,7 @@ from disagg.api.status import Liveness
 from disagg.errors import Cancelled, DisaggError, Overloaded, RequestError, Unauthorized
 from disagg.http import requests
 from disagg.http.protocol import connection_of
-from disagg.http.server import Handler, application
+from disagg.http.server import application
 from disagg.http.stream import unless_disconnected
 from disagg.servers.host import gpu
 from disagg.servers.host.service import AnyService, ServiceCall
@@ -36,53 +35,18 @@ Received = TypeVar("Received", bound=Contract)
 
 def build(service: AnyService, tokens: Tokens) -> ASGIApp:
     """The ASGI application of one server."""
+    host = _Application(service, tokens)
     routes = [
-        Route("/health", _health(service, tokens), methods=["GET"]),
-        Route("/load", _load(service), methods=["GET"]),
-        Route("/status", _status(service, tokens), methods=["GET"]),
-        Route("/lease", _lease(service), methods=["POST"]),
-        Route("/count", _count(service), methods=["POST"]),
-        Route(openapi.PATH, _document(service), methods=["GET"]),
-        *(Route(one.path, _post(one, service), methods=["POST"]) for one in service.endpoints()),
+        Route("/health", host.health, methods=["GET"]),
+        Route("/load", host.load, methods=["GET"]),
+        Route("/status", host.status, methods=["GET"]),
+        Route("/lease", host.lease, methods=["POST"]),
+        Route("/count", host.count, methods=["POST"]),
+        Route(openapi.PATH, host.openapi, methods=["GET"]),
+        *(Route(one.path, partial(host.answer, one), methods=["POST"]) for one in service.endpoints()),
     ]
-    handlers = {DisaggError: _on_error(service), HTTPException: _on_http_error, Exception: _on_bug}
-    return application(routes, handlers, lambda request: _refusal(request, service, tokens))
-
-
-def _refusal(request: Request, service: AnyService, tokens: Tokens) -> Response | None:
-    """What a request without the fleet's token is answered, unless it is for /health; and one on a connection for which
-    there was no place, unless it is for health or load."""
-    connection, proven = connection_of(request.scope), authorized(request, tokens)
-    if connection is not None:
-        if proven:
-            connection.owner.prove()
-        if connection.surplus and request.scope["path"] not in ("/health", "/load"):
-            return _no_place(service.retry_after_s)
-    if request.scope["path"] == "/health" or proven:
-        return None
-    hint = "send it as 'Authorization: Bearer TOKEN'; see token_file"
-    return error_response(Unauthorized("the fleet token is missing or wrong", hint))
-
-
-def _no_place(retry_after_s: int) -> Response:
-    """503 on a connection that closes after it."""
-    full = Overloaded("the server has no place for more connections", "try again in a moment")
-    response = error_response(full, retry_after_s=retry_after_s)
-    response.headers["Connection"] = "close"
-    return response
-
-
-def authorized(request: Request, tokens: Tokens) -> bool:
-    """Whether the request carries a token of the fleet, compared in constant time."""
-    return tokens.accepts(requests.bearer(request))
-
-
-def parse(kind: type[Received], data: bytes) -> Received:
-    """The validated body. Raises a RequestError of one line that names the first bad field."""
-    try:
-        return kind.from_bytes(data)
-    except InvalidValue as error:
-        raise RequestError(f"bad request body: {error}", "see docs/http-api.md for the request bodies") from None
+    handlers = {DisaggError: host.on_error, HTTPException: _on_http_error, Exception: _on_bug}
+    return application(routes, handlers, host.refusal)
 
 
 def error_response(error: DisaggError, status: int | None = None, retry_after_s: int = 1) -> Response:
@@ -94,96 +58,93 @@ def error_response(error: DisaggError, status: int | None = None, retry_after_s:
     return _json(ErrorAnswer(event), status or error.http_status, headers)
 
 
-def _json(body: Contract, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    return Response(body.to_bytes(), status, headers, "application/json")
+class _Application:
+    """What each path answers."""
 
+    def __init__(self, service: AnyService, tokens: Tokens) -> None:
+        self._service, self._tokens = service, tokens
+        self._gauge = gpu.Gauge()
+        self._document = json.dumps(server_document(service.role)).encode()
 
-def _post(endpoint: ServiceCall[PromptBody], service: AnyService) -> Handler:
-    """A POST endpoint that answers with the events of the service. The model's context bounds the body's size."""
+    def refusal(self, request: Request) -> Response | None:
+        """What a request without the fleet's token is answered, unless it is for /health; and one on a connection for
+        which there was no place, unless it is for health or load."""
+        connection, proven, path = connection_of(request.scope), self._authorized(request), request.scope["path"]
+        if connection is not None and proven:
+            connection.owner.prove()
+        if connection is not None and connection.surplus and path not in ("/health", "/load"):
+            full = Overloaded("the server has no place for more connections", "try again in a moment")
+            response = self._error(full)
+            response.headers["Connection"] = "close"
+            return response
+        if path == "/health" or proven:
+            return None
+        hint = "send it as 'Authorization: Bearer TOKEN'; see token_file"
+        return error_response(Unauthorized("the fleet token is missing or wrong", hint))
 
-    async def post(request: Request) -> Response:
-        body = parse(endpoint.body, await _prompt(service, request))
-        events, answer_error = partial(endpoint.events, body), partial(_answer_error, service)
-        return EventStream(events, answer_error, lambda: service.progress.beats, lambda: service.retry_after_s)
+    async def answer(self, endpoint: ServiceCall[PromptBody], request: Request) -> Response:
+        """The events of the service."""
+        service = self._service
+        body = _parsed(endpoint.body, await self._prompt(request))
+        beats, retry_after_s = lambda: service.progress.beats, lambda: service.retry_after_s
+        return EventStream(partial(endpoint.events, body), self._error, beats, retry_after_s)
 
-    return post
+    async def count(self, request: Request) -> Response:
+        body = _parsed(PromptBody, await self._prompt(request))
+        return _json(await unless_disconnected(self._service.count_tokens(body), request.receive, "POST /count"))
 
-
-def _count(service: AnyService) -> Handler:
-    async def count(request: Request) -> Response:
-        body = parse(PromptBody, await _prompt(service, request))
-        return _json(await unless_disconnected(service.count_tokens(body), request.receive, "POST /count"))
-
-    return count
-
-
-async def _prompt(service: AnyService, request: Request) -> bytes:
-    """A body with a prompt, unless it is too large for the model's context."""
-    context = service.model.context
-    hint = f"shorten the prompt: {context} tokens of context cannot need more"
-    return await requests.body(request, requests.body_bounds(context), hint)
-
-
-def _lease(service: AnyService) -> Handler:
-    async def lease(request: Request) -> Response:
+    async def lease(self, request: Request) -> Response:
         hint = f"name at most {MAX_LEASES} requests at a time"
-        named = parse(LeaseBody, await requests.body(request, requests.BodyBounds(), hint))
-        return _json(service.extend_leases(named.request_ids))
+        named = _parsed(LeaseBody, await requests.body(request, requests.BodyBounds(), hint))
+        return _json(self._service.extend_leases(named.request_ids))
 
-    return lease
+    async def health(self, request: Request) -> Response:
+        body = self._service.health()
+        whole = structs.replace(body, tokens=self._tokens.digests)
+        status = 503 if body.status in ("stalled", "error") else 200
+        return _json(whole if self._authorized(request) else Liveness(body.status), status)
 
+    async def load(self, _: Request) -> Response:
+        return _json(self._service.load_figures())
 
-def _health(service: AnyService, tokens: Tokens) -> Handler:
-    async def health(request: Request) -> Response:
-        body = service.health()
-        whole = structs.replace(body, tokens=tokens.digests) if authorized(request, tokens) else Liveness(body.status)
-        return _json(whole, _http_status(body))
+    async def status(self, _: Request) -> Response:
+        service = self._service
+        utilisation = await self._gauge.read(service.info.backend) if service.info else None
+        return _json(structs.replace(service.status(utilisation), tokens=self._tokens.digests))
 
-    return health
+    async def openapi(self, _: Request) -> Response:
+        return Response(self._document, media_type=openapi.JSON)
 
-
-def _load(service: AnyService) -> Handler:
-    async def load(_: Request) -> Response:
-        return _json(service.load_figures())
-
-    return load
-
-
-def _http_status(body: Liveness) -> int:
-    return 503 if body.status in ("stalled", "error") else 200
-
-
-def _status(service: AnyService, tokens: Tokens) -> Handler:
-    gauge = gpu.Gauge()
-
-    async def status(_: Request) -> Response:
-        utilisation = await gauge.read(service.info.backend) if service.info else None
-        return _json(structs.replace(service.status(utilisation), tokens=tokens.digests))
-
-    return status
-
-
-def _document(service: AnyService) -> Handler:
-    body = json.dumps(server_document(service.role)).encode()
-
-    async def document(_: Request) -> Response:
-        return Response(body, media_type=openapi.JSON)
-
-    return document
-
-
-def _answer_error(service: AnyService, error: DisaggError) -> Response:
-    return error_response(error, retry_after_s=service.retry_after_s)
-
-
-def _on_error(service: AnyService) -> Callable[[Request, Exception], Awaitable[Response]]:
-    async def on_error(_: Request, error: Exception) -> Response:
+    async def on_error(self, _: Request, error: Exception) -> Response:
         assert isinstance(error, DisaggError)
         if isinstance(error, Cancelled):  # before there was a request, which would log its end itself
             logs.info("upload_cancelled", reason=str(error))
-        return _answer_error(service, error)
+        return self._error(error)
 
-    return on_error
+    def _error(self, error: DisaggError) -> Response:
+        return error_response(error, retry_after_s=self._service.retry_after_s)
+
+    def _authorized(self, request: Request) -> bool:
+        """Whether the request carries a token of the fleet, compared in constant time."""
+        return self._tokens.accepts(requests.bearer(request))
+
+    async def _prompt(self, request: Request) -> bytes:
+        """A body with a prompt, unless it is too large for the model's context."""
+        context = self._service.model.context
+        hint = f"shorten the prompt: {context} tokens of context cannot need more"
+        return await requests.body(request, requests.body_bounds(context), hint)
+
+
+def _parsed(kind: type[Received], data: bytes) -> Received:
+    """The validated body. Raises a RequestError of one line that names the first bad field."""
+    try:
+        return kind.from_bytes(data)
+    except InvalidValue as error:
+        raise RequestError(f"bad request body: {error}", "see docs/http-api.md for the request bodies") from None
+
+
+def _json(body: Contract, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    return Response(body.to_bytes(), status, headers, "application/json")
 
 
 async def _on_http_error(_: Request, error: Exception) -> Response:

@@ -11,7 +11,7 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from functools import partial
 from typing import Any, NamedTuple
@@ -20,7 +20,6 @@ from disagg import logs
 from disagg.api.events import DoneEvent, Event, LocalEvent, RefutedEvent, TokensEvent
 from disagg.api.requests import DecodeBody, GenerateBody, KVAddress, PrefillOffer
 from disagg.api.sampling import Sampling
-from disagg.api.status import SenderAudits
 from disagg.config import Fleet, Host
 from disagg.engines.base import DecodeRequest, HeldKV
 from disagg.engines.decoding import DecodeEngine
@@ -43,6 +42,7 @@ from disagg.servers.decode.prompt_kv import (
 from disagg.servers.host.admission import Admission
 from disagg.servers.host.feed import StepTokens, TokenBridge, TokenFeed
 from disagg.servers.host.health import TEST_LIMIT_S
+from disagg.servers.host.report import Figures
 from disagg.servers.host.request import ActiveRequest, Caller
 from disagg.servers.host.service import Service, ServiceCall
 from disagg.servers.host.work import on_daemon_thread
@@ -73,7 +73,7 @@ class DecodeService(Service[DecodeEngine]):
         self._bridge: TokenBridge  # set with the engine
         places = options.max_batch + host.queue_size
         arenas = Arenas(self._allocate, keep_bytes=options.max_kv_bytes // KEEP_SHARE, left=lambda: self._memory.left)
-        self._memory = KVMemory(options.max_kv_bytes, lambda: self.kv_held_bytes, self._give_up_held, arenas.trim)
+        self._memory = KVMemory(options.max_kv_bytes, self._held_bytes, self._give_up_held, arenas.trim)
         self._tickets = Tickets(arenas, max_outstanding=places)
         self._slots = Slots(self._tickets, self._kv_address, max(options.max_batch, places * 3 // 4))
         self._prefill_speed, self._decode_speed = Speed(), Speed()
@@ -84,34 +84,18 @@ class DecodeService(Service[DecodeEngine]):
     def engine_alive(self) -> bool:
         return self._engine is None or self._engine.alive
 
-    @property
-    def kv_bytes(self) -> int:
+    def figures(self) -> Figures:
         in_use = self._engine.kv_bytes if self._engine else 0
-        return max(self._memory.reserved, in_use)  # what is in use is also reserved: a leak of either shows
-
-    @property
-    def kv_limit(self) -> int:
-        return self._memory.limit
-
-    @property
-    def kv_held_bytes(self) -> int:
-        return self._engine.held_bytes if self._engine else 0
-
-    @property
-    def prefill_tokens_s(self) -> float | None:
-        return self._prefill_speed.tokens_s
-
-    @property
-    def decode_tokens_s(self) -> float | None:
-        return self._decode_speed.tokens_s
-
-    @property
-    def senders(self) -> Mapping[str, SenderAudits]:
-        return self._audits.figures
-
-    @property
-    def audit_every(self) -> int:
-        return self._audits.every
+        return Figures(
+            kv_bytes=max(self._memory.reserved, in_use),  # what is in use is also reserved: a leak of either shows
+            kv_limit=self._memory.limit,
+            kv_held_bytes=self._held_bytes(),
+            queue_tokens=self.waiting_tokens,
+            prefill_tokens_s=self._prefill_speed.tokens_s,
+            decode_tokens_s=self._decode_speed.tokens_s,
+            senders=self._audits.figures,
+            audit_every=self._audits.every,
+        )
 
     @property
     def busy(self) -> bool:
@@ -155,6 +139,9 @@ class DecodeService(Service[DecodeEngine]):
             ServiceCall("/decode", DecodeBody, self._events),
             ServiceCall("/generate", GenerateBody, self._events),
         ]
+
+    def _held_bytes(self) -> int:
+        return self._engine.held_bytes if self._engine else 0
 
     def _give_up_held(self, nbytes: int) -> None:
         self.engine.give_up_held(nbytes)
@@ -217,7 +204,7 @@ class DecodeService(Service[DecodeEngine]):
     def _choose(self, request: ActiveRequest, held_tokens: int, offer: PrefillOffer | None) -> PrefillChoice:
         last = len(request.tokens) - 1
         rest_bytes = self.engine.info.layout.nbytes(last, held_tokens)
-        return choose_prefill(last - held_tokens, offer, self.prefill_tokens_s, rest_bytes)
+        return choose_prefill(last - held_tokens, offer, self._prefill_speed.tokens_s, rest_bytes)
 
     async def _answer(
         self, request: ActiveRequest, answer: GrowingAnswer, kv: PromptKV, body: GenerateBody

@@ -7,6 +7,7 @@ import secrets
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import ClassVar, Generic, Literal, TypeVar
 
 import psutil
@@ -44,6 +45,26 @@ AFTER_START_S = 5
 """What callers of a server that loads or drains wait."""
 
 Engine = TypeVar("Engine", bound=PrefillEngine | DecodeEngine)
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """What a role has and has measured lately. kv_bytes: KV of requests that the host holds now; kv_limit: its bound,
+    0 if there is none. kv_held_bytes: KV of finished requests, given up if a request needs the room. queue_tokens:
+    prompt tokens of admitted requests that are not computed yet. prefill_tokens_s, decode_tokens_s: prompt tokens per
+    second, and answer tokens of one request. links: bytes/s of recent transfers from this host, by "address:port" of
+    the decode host. senders: what audits of received KV found, by the name of the prefill host. audit_every: one
+    hand-off in so many is audited; 0: none is."""
+
+    kv_bytes: int
+    kv_limit: int = 0
+    kv_held_bytes: int = 0
+    queue_tokens: int = 0
+    prefill_tokens_s: float | None = None
+    decode_tokens_s: float | None = None
+    links: Mapping[str, float] = field(default_factory=dict)
+    senders: Mapping[str, SenderAudits] = field(default_factory=dict)
+    audit_every: int = 0
 
 
 class ReportingHost(ABC, Generic[Engine]):
@@ -87,51 +108,15 @@ class ReportingHost(ABC, Generic[Engine]):
         """Why it cannot, as the engine states it; empty if it does not."""
         return ""
 
-    @property
     @abstractmethod
-    def kv_bytes(self) -> int:
-        """KV of requests that the host holds now."""
+    def figures(self) -> Figures:
+        """What this role has and has measured."""
 
     @property
-    def kv_limit(self) -> int:
-        """The bound on `kv_bytes`; 0 if there is none."""
-        return 0
-
-    @property
-    def kv_held_bytes(self) -> int:
-        """KV of finished requests, given up if a request needs the room."""
-        return 0
-
-    @property
-    def queue_tokens(self) -> int:
+    def waiting_tokens(self) -> int:
         """Prompt tokens of admitted requests that are not computed yet."""
         requests = [caller.request for caller in self.active.values() if caller.phase not in COMPUTED]
         return sum(len(request.tokens) for request in requests if request is not None)
-
-    @property
-    def prefill_tokens_s(self) -> float | None:
-        """Prompt tokens per second, as measured lately."""
-        return None
-
-    @property
-    def decode_tokens_s(self) -> float | None:
-        """Answer tokens per second of one request, as measured lately."""
-        return None
-
-    @property
-    def links(self) -> Mapping[str, float]:
-        """Bytes/s of recent transfers from this host, by "address:port" of the decode host."""
-        return {}
-
-    @property
-    def senders(self) -> Mapping[str, SenderAudits]:
-        """What audits of received KV found, by the name of the prefill host."""
-        return {}
-
-    @property
-    def audit_every(self) -> int:
-        """One hand-off in so many is audited; 0: none is."""
-        return 0
 
     @property
     @abstractmethod
@@ -155,22 +140,22 @@ class ReportingHost(ABC, Generic[Engine]):
 
     def load_figures(self) -> Load:
         """The answer of GET /load."""
-        verdicts = self.verdicts
+        verdicts, figures = self.verdicts, self.figures()
         return Load(
             status=self.health_state,
             boot_id=self.boot_id,
             queue=self._admission.queued,
             running=self._admission.running,
             running_limit=self._admission.running_limit,
-            queue_tokens=self.queue_tokens,
-            kv_bytes=self.kv_bytes,
-            kv_limit=self.kv_limit,
-            kv_held_bytes=self.kv_held_bytes,
-            prefill_tokens_s=self.prefill_tokens_s,
-            decode_tokens_s=self.decode_tokens_s,
-            links=self.links,
+            queue_tokens=figures.queue_tokens,
+            kv_bytes=figures.kv_bytes,
+            kv_limit=figures.kv_limit,
+            kv_held_bytes=figures.kv_held_bytes,
+            prefill_tokens_s=figures.prefill_tokens_s,
+            decode_tokens_s=figures.decode_tokens_s,
+            links=figures.links,
             vocab_size=self.info.profile.vocab_size if self.info else 0,
-            senders={name: one for name, one in self.senders.items() if name},
+            senders={name: one for name, one in figures.senders.items() if name},
             strikes=verdicts.strikes,
             acquitted=tuple(verdicts.acquitted),
         )
@@ -227,13 +212,13 @@ class ReportingHost(ABC, Generic[Engine]):
 
     def status(self, utilisation: float | None = None) -> Status:
         """The answer of GET /status. utilisation: of the accelerator, 0 to 1."""
-        memory, info = psutil.virtual_memory(), self.info
+        memory, info, figures = psutil.virtual_memory(), self.info, self.figures()
         return Status(
             **structs.asdict(self.health()),
             queue=self._admission.queued,
             running=self._admission.running,
-            kv_bytes=self.kv_bytes,
-            kv_held_bytes=self.kv_held_bytes,
+            kv_bytes=figures.kv_bytes,
+            kv_held_bytes=figures.kv_held_bytes,
             memory=Memory(
                 total=memory.total,
                 available=memory.available,
@@ -243,8 +228,8 @@ class ReportingHost(ABC, Generic[Engine]):
             device=DeviceUse(info.backend if info else None, psutil.cpu_percent(), utilisation),
             counters=self._counters,
             last_error=self._last_error,
-            audit_every=self.audit_every,
-            senders=self.senders,
+            audit_every=figures.audit_every,
+            senders=figures.senders,
         )
 
     def count(self, **added: int) -> None:

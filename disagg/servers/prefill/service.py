@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import CancelledError
 from contextlib import aclosing, suppress
 from dataclasses import replace
@@ -25,6 +25,7 @@ from disagg.kv.fingerprint import token_hash
 from disagg.kv.frames import Header
 from disagg.servers.host.admission import Admission
 from disagg.servers.host.feed import TokenBridge, TokenFeed
+from disagg.servers.host.report import Figures
 from disagg.servers.host.request import STATE_S, ActiveRequest, Caller, Phase
 from disagg.servers.host.service import Service, ServiceCall
 from disagg.servers.host.work import on_daemon_thread
@@ -49,29 +50,15 @@ class PrefillService(Service[PrefillEngine]):
         self._scheduler = Scheduler(policy, self.progress.beat)
         self._rates = MeasuredRates()
 
-    @property
-    def kv_bytes(self) -> int:
-        return self._scheduler.kv_bytes
-
-    @property
-    def kv_limit(self) -> int:
-        return self._scheduler.policy.kv_bytes
-
-    @property
-    def kv_held_bytes(self) -> int:
-        return self._engine.held_bytes if self._engine else 0
-
-    @property
-    def queue_tokens(self) -> int:
-        return self._scheduler.tokens
-
-    @property
-    def prefill_tokens_s(self) -> float | None:
-        return self._scheduler.tokens_s
-
-    @property
-    def links(self) -> Mapping[str, float]:
-        return self._rates.links()
+    def figures(self) -> Figures:
+        return Figures(
+            kv_bytes=self._scheduler.kv_bytes,
+            kv_limit=self._scheduler.policy.kv_bytes,
+            kv_held_bytes=self._engine.held_bytes if self._engine else 0,
+            queue_tokens=self._scheduler.tokens,
+            prefill_tokens_s=self._scheduler.tokens_s,
+            links=self._rates.links(),
+        )
 
     @property
     def busy(self) -> bool:
@@ -105,7 +92,8 @@ class PrefillService(Service[PrefillEngine]):
         self._engine = await on_daemon_thread(self._prepare, "load")
         if self._engine.info.backend.endswith("/cpu"):
             self._scheduler.policy = replace(self._scheduler.policy, **ON_CPU)
-        kv_bytes = min(self.kv_limit, self._engine.info.kv_bytes or self.kv_limit)
+        limit = self._scheduler.policy.kv_bytes
+        kv_bytes = min(limit, self._engine.info.kv_bytes or limit)
         self._scheduler.policy = replace(self._scheduler.policy, together=self._engine.together, kv_bytes=kv_bytes)
         self.state = "ok"
 

@@ -188,7 +188,7 @@ async def test_a_frozen_decode_host_holds_up_no_prompt_for_another(
                 for n in range(10)
             ]
             async with asyncio.timeout(PATIENCE_S):
-                while service.kv_bytes == 0:
+                while service.figures().kv_bytes == 0:
                     await asyncio.sleep(0.01)
             await shipped(service, receiver.body(PROMPT))
             assert not any(one.done() for one in stuck)
@@ -200,7 +200,7 @@ async def test_a_frozen_decode_host_holds_up_no_prompt_for_another(
 
 async def until_idle(service: PrefillService) -> None:
     async with asyncio.timeout(PATIENCE_S):
-        while (service.kv_bytes, service.queue_tokens, service.status().running) != (0, 0, 0):
+        while (service.figures().kv_bytes, service.figures().queue_tokens, service.status().running) != (0, 0, 0):
             await asyncio.sleep(0.01)
 
 
@@ -262,7 +262,7 @@ async def test_the_kv_of_started_prompts_is_bounded_by_what_the_engine_holds(
 ) -> None:
     fleet = load(write_simulated(tmp_path))
     service = PrefillService(fleet, replace(fleet.hosts["m-prefill"], engine=engine), lambda: pytest.fail("not loaded"))
-    assert service.kv_limit == limit
+    assert service.figures().kv_limit == limit
     await service.close()
 
 
@@ -282,7 +282,7 @@ async def test_prompts_are_begun_within_what_the_engine_states_that_it_has(
     service = PrefillService(fleet, made.host, make_engine)
     await service.load()
     try:
-        assert service.kv_limit == limit
+        assert service.figures().kv_limit == limit
     finally:
         await service.close()
 
