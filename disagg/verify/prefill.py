@@ -206,7 +206,7 @@ def _send(engine: PrefillEngine, call: PrefillCall) -> None:
     to, deadline = (call.to.host, call.to.port), time.monotonic() + TIMEOUT_S
     progress = EngineProgress()
     engine.on_beat = progress.beat
-    delivery = delivery_by(
+    delivery = delivery_by(engine)(
         engine, call.tokens, to, header, deadline=deadline, salt="verify", beats=lambda: progress.beats
     )
     try:

@@ -94,8 +94,8 @@ class Audits:
         self._info = info
         self._senders: OrderedDict[str, _Sender] = OrderedDict()  # the one that was asked for least recently first
         self.all_accepted = True
-        self._audit_s = _Mean()
-        self._first_token_s = _Mean()
+        self._audit_s = Fading(_WEIGHT)
+        self._first_token_s = Fading(_WEIGHT)
 
     @property
     def every(self) -> int:
@@ -200,16 +200,19 @@ def _tightened(table: AuditBounds, sender: _Sender) -> AuditBounds:
     return AuditBounds(**limits)
 
 
-class _Mean:
-    """A mean in which earlier measurements fade."""
+class Fading:
+    """The ratio of two sums in which earlier measurements fade: a mean, or a speed. weight: of all earlier measurements
+    when a new one comes."""
 
-    def __init__(self) -> None:
-        self._sum = self._count = 0.0
+    def __init__(self, weight: float) -> None:
+        self._weight = weight
+        self._sum = self._per = 0.0
 
     @property
     def value(self) -> float | None:
-        return self._sum / self._count if self._count else None
+        """None if nothing was measured."""
+        return self._sum / self._per if self._per > 0 else None
 
-    def add(self, value: float) -> None:
-        self._sum = self._sum * _WEIGHT + value
-        self._count = self._count * _WEIGHT + 1
+    def add(self, value: float, per: float = 1.0) -> None:
+        self._sum = self._sum * self._weight + value
+        self._per = self._per * self._weight + per

@@ -19,7 +19,7 @@ MEASURED_TOKENS = 16
 """Shorter computations do not predict longer ones: their time is that of one pass through the weights."""
 OVERHEAD_S = 0.01
 """To ask a prefill host, and to open the KV connection. Assumed for a local network."""
-_WEIGHT = 0.7  # of all earlier measurements when a new one comes
+SPEED_WEIGHT = 0.7  # of all earlier measurements when a new one comes
 
 
 @dataclass(slots=True)
@@ -98,24 +98,3 @@ def choose_prefill(
 def sooner(*seconds: float | None) -> float | None:
     """The least of these; None if none of them is known."""
     return min((one for one in seconds if one is not None), default=None)
-
-
-class Speed:
-    """Tokens per second, as measured lately; earlier measurements fade."""
-
-    def __init__(self) -> None:
-        self._tokens = self._seconds = 0.0
-
-    @property
-    def tokens_s(self) -> float | None:
-        """None if nothing was measured."""
-        return self._tokens / self._seconds if self._seconds > 0 else None
-
-    def seconds(self, tokens: int) -> float | None:
-        """How long so many tokens take; None if nothing was measured."""
-        return tokens * self._seconds / self._tokens if self._tokens > 0 else None
-
-    def add(self, tokens: int, seconds: float) -> None:
-        """One more measurement; it counts by its tokens."""
-        self._tokens = self._tokens * _WEIGHT + tokens
-        self._seconds = self._seconds * _WEIGHT + seconds

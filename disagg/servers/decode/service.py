@@ -14,7 +14,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from disagg import logs
 from disagg.api.events import DoneEvent, Event, LocalEvent, RefutedEvent, TokensEvent
@@ -27,14 +27,14 @@ from disagg.errors import KVRefuted, ModelError
 from disagg.kv.arena import Arenas
 from disagg.kv.receive import KVServer
 from disagg.kv.receive.tickets import Tickets
-from disagg.servers.decode.audits import AuditOrder, Audits
+from disagg.servers.decode.audits import AuditOrder, Audits, Fading
 from disagg.servers.decode.handoff import Slots
 from disagg.servers.decode.memory import KVMemory
 from disagg.servers.decode.prompt_kv import (
     MEASURED_TOKENS,
+    SPEED_WEIGHT,
     PrefillChoice,
     PromptKV,
-    Speed,
     choose_prefill,
     sooner,
     wrong,
@@ -50,13 +50,6 @@ from disagg.servers.output.answer import GrowingAnswer, begin_answer, constraint
 
 KEEP_SHARE = 4
 """One part in so many of max_kv_bytes may lie idle, for later transfers: fresh memory costs more than a transfer."""
-
-
-class FirstSteps(NamedTuple):
-    """A request that the engine has begun to answer."""
-
-    feed: TokenFeed
-    steps: Sequence[StepTokens]
 
 
 class DecodeService(Service[DecodeEngine]):
@@ -76,7 +69,7 @@ class DecodeService(Service[DecodeEngine]):
         self._memory = KVMemory(options.max_kv_bytes, self._held_bytes, self._give_up_held, arenas.trim)
         self._tickets = Tickets(arenas, max_outstanding=places)
         self._slots = Slots(self._tickets, self._kv_address, max(options.max_batch, places * 3 // 4))
-        self._prefill_speed, self._decode_speed = Speed(), Speed()
+        self._prefill_speed, self._decode_speed = Fading(SPEED_WEIGHT), Fading(SPEED_WEIGHT)
         self._kv_server: KVServer | None = None
         self._audits = Audits(options)
 
@@ -91,8 +84,8 @@ class DecodeService(Service[DecodeEngine]):
             kv_limit=self._memory.limit,
             kv_held_bytes=self._held_bytes(),
             queue_tokens=self.waiting_tokens,
-            prefill_tokens_s=self._prefill_speed.tokens_s,
-            decode_tokens_s=self._decode_speed.tokens_s,
+            prefill_tokens_s=self._prefill_speed.value,
+            decode_tokens_s=self._decode_speed.value,
             senders=self._audits.figures,
             audit_every=self._audits.every,
         )
@@ -169,8 +162,8 @@ class DecodeService(Service[DecodeEngine]):
                             reason=kv.local,
                         )
                     else:
-                        here_s = self._prefill_speed.seconds(len(request.tokens) - 1 - kv.held_tokens)
-                        elsewhere_s = sooner(here_s, body.elsewhere_s)
+                        rest, speed = len(request.tokens) - 1 - kv.held_tokens, self._prefill_speed.value
+                        elsewhere_s = sooner(rest / speed if speed else None, body.elsewhere_s)
                         slot = await self._slots.open(request, self.engine.info, kv.held_tokens, kv.memory, elsewhere_s)
                         yield slot.event
                         kv.received, kv.audit = await slot.kv(body.sender), body.audit
@@ -204,7 +197,7 @@ class DecodeService(Service[DecodeEngine]):
     def _choose(self, request: ActiveRequest, held_tokens: int, offer: PrefillOffer | None) -> PrefillChoice:
         last = len(request.tokens) - 1
         rest_bytes = self.engine.info.layout.nbytes(last, held_tokens)
-        return choose_prefill(last - held_tokens, offer, self._prefill_speed.tokens_s, rest_bytes)
+        return choose_prefill(last - held_tokens, offer, self._prefill_speed.value, rest_bytes)
 
     async def _answer(
         self, request: ActiveRequest, answer: GrowingAnswer, kv: PromptKV, body: GenerateBody
@@ -253,7 +246,9 @@ class DecodeService(Service[DecodeEngine]):
         await self.active[request.key].state_begin()
         return waited_s
 
-    async def _first_steps(self, request: ActiveRequest, kv: PromptKV, salt: str) -> FirstSteps:
+    async def _first_steps(
+        self, request: ActiveRequest, kv: PromptKV, salt: str
+    ) -> tuple[TokenFeed, Sequence[StepTokens]]:
         """Let the engine begin. KVRefuted if the received KV is wrong, whose request then is not in the engine."""
         received = kv.received
         order = self._audits.order(received, kv.audit) if received is not None else None
@@ -266,7 +261,7 @@ class DecodeService(Service[DecodeEngine]):
             except KVRefuted:
                 self.engine.cancel(request.key)
                 raise
-        return FirstSteps(feed, steps)
+        return feed, steps
 
     def _refute(self, request: ActiveRequest, kv: PromptKV, error: KVRefuted, salt: str) -> RefutedEvent:
         """Let go of wrong KV, and of held KV that may be wrong, so that the engine computes the prompt."""

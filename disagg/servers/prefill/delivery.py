@@ -68,21 +68,9 @@ class Delivery(ABC, Generic[E]):
         """Abort the transfer unless it has finished. Does not wait."""
 
 
-def delivery_by(
-    engine: PrefillEngine,
-    tokens: Sequence[int],
-    to: tuple[str, int],
-    header: Header,
-    *,
-    deadline: float,
-    salt: str,
-    beats: Callable[[], int],
-) -> Delivery[Any]:
-    """The delivery of a prompt's KV, by the engine if it sends KV itself."""
-    if isinstance(engine, SendingEngine):
-        return EngineDelivery(engine, tokens, to, header, deadline=deadline, salt=salt, beats=beats)
-    assert isinstance(engine, EmittingEngine)
-    return OwnDelivery(engine, tokens, to, header, deadline=deadline, salt=salt, beats=beats)
+def delivery_by(engine: PrefillEngine) -> type[Delivery[Any]]:
+    """How the KV of this engine's prompts is delivered: by itself if it can."""
+    return EngineDelivery if isinstance(engine, SendingEngine) else OwnDelivery
 
 
 class OwnDelivery(Delivery[EmittingEngine]):

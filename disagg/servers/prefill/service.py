@@ -127,7 +127,7 @@ class PrefillService(Service[PrefillEngine]):
     async def _ship(self, request: ActiveRequest, body: PrefillBody) -> ShippedEvent:
         """Compute while sending, and let the rest of the transfer drain while other prompts are computed."""
         to, header = (body.deliver.host, body.deliver.port), self._header(request, body)
-        delivery = delivery_by(
+        delivery = delivery_by(self.engine)(
             self.engine,
             request.tokens,
             to,

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from disagg.api.requests import PrefillOffer
-from disagg.servers.decode.prompt_kv import UNMEASURED_TOKENS, Speed, choose_prefill
+from disagg.servers.decode.audits import Fading
+from disagg.servers.decode.prompt_kv import SPEED_WEIGHT, UNMEASURED_TOKENS, choose_prefill
 
 FAST = PrefillOffer(tokens_s=5000, link_bytes_s=1e9)
 
@@ -49,12 +50,12 @@ def test_the_rest_is_computed_where_it_is_expected_to_be_faster(
 
 
 def test_a_speed_follows_the_latest_measurements_by_their_tokens() -> None:
-    speed = Speed()
-    assert speed.tokens_s is None
+    speed = Fading(SPEED_WEIGHT)
+    assert speed.value is None
     speed.add(1000, 1.0)
-    assert speed.tokens_s == 1000
+    assert speed.value == 1000
     speed.add(10, 1.0)
-    assert speed.tokens_s == pytest.approx(710 / 1.7)
+    assert speed.value == pytest.approx(710 / 1.7)
     for _ in range(30):
         speed.add(500, 1.0)
-    assert speed.tokens_s == pytest.approx(500, rel=0.01)
+    assert speed.value == pytest.approx(500, rel=0.01)

@@ -319,7 +319,7 @@ async def test_the_time_of_a_prompt_is_what_its_engine_knows_once_its_kv_is_sent
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with serving(tmp_path) as service:
-        monkeypatch.setattr(services, "delivery_by", lambda *args, **options: ToldLater())
+        monkeypatch.setattr(services, "delivery_by", lambda _: lambda *args, **options: ToldLater())
         with receiving(service) as receiver:
             event = await shipped(service, receiver.body([5, 6, 7]))
     assert (event.compute_s, event.computed_tokens, event.kv_bytes) == (7.0, 2, 70)
