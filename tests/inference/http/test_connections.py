@@ -17,7 +17,7 @@ import pytest
 from disagg.api.events import DoneEvent, ProgressEvent
 from disagg.config import EngineOptions, Host
 from disagg.errors import RequestError, ServerSilent, ServerUnavailable
-from disagg.inference.http import host_calls, opening
+from disagg.inference.http import connections, host_calls
 from disagg.inference.http.connection import HostConnection
 from disagg.inference.http.connections import Connections, HostRequest
 from disagg.token import Tokens
@@ -154,7 +154,7 @@ def no_names(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
         over.wait(PATIENCE_S)
         raise OSError("no such name")
 
-    monkeypatch.setattr(opening, "socket", SimpleNamespace(getaddrinfo=getaddrinfo, SOCK_STREAM=socket.SOCK_STREAM))
+    monkeypatch.setattr(connections, "socket", SimpleNamespace(getaddrinfo=getaddrinfo, SOCK_STREAM=socket.SOCK_STREAM))
     before = set(threading.enumerate())
     yield asked
     over.set()
