@@ -20,6 +20,16 @@ LAST: Final = 20
 
 LivePhase = Literal["queue", "prefill", "transfer", "decode"]
 HostState = Literal["up", "loading", "draining", "stalled", "error", "failing", "down", "unknown"]
+ENDED_HOSTS: Final = "request_ended_hosts"
+"""The error_code of a request that ended the processes of hosts."""
+MAX_ENTRIES: Final = 1000
+"""Entries of one answer."""
+MAX_ID: Final = (1 << 63) - 1
+EntryState = Literal["ok", "failed", "cancelled"]
+MAX_ITEMS: Final = 32
+"""Requests in one body of POST /v1/parallel."""
+MAX_NAME: Final = 64
+"""Characters of the name of one of them."""
 
 
 class LiveRequest(Contract, frozen=True, kw_only=True):
@@ -131,15 +141,6 @@ class Past(Contract, frozen=True):
     samples: tuple[Sample, ...] = ()
 
 
-ENDED_HOSTS: Final = "request_ended_hosts"
-"""The error_code of a request that ended the processes of hosts."""
-MAX_ENTRIES: Final = 1000
-"""Entries of one answer."""
-MAX_ID: Final = (1 << 63) - 1
-
-EntryState = Literal["ok", "failed", "cancelled"]
-
-
 class HistoryQuery(Contract, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The query of GET /api/history; all fields are optional. model: name or alias. since: seconds since 1970. before:
     an id, for the next page."""
@@ -201,10 +202,6 @@ class HistoryAnswer(Contract, frozen=True):
 
     entries: tuple[HistoryEntry, ...] = ()
     stopped: str | None = None
-
-
-MAX_ITEMS: Final = 32
-MAX_NAME: Final = 64
 
 
 class ParallelFigures(Contract, frozen=True):

@@ -33,6 +33,7 @@ _SYNTAX_HINTS = {  # how tomli's message begins -> how to fix it
     "Unterminated string": "a closing quote is missing",
     "Unescaped '\\' in a string": "write \\\\ for a backslash, or use 'single quotes'",
 }
+MAX_COLUMNS = 110  # of the source line; longer ones are cut around the caret
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,9 +104,6 @@ def _bytes(path: Path, missing_hint: str) -> bytes:
             return file.read(MAX_BYTES + 1)
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
         raise ConfigError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from error
-
-
-MAX_COLUMNS = 110  # of the source line; longer ones are cut around the caret
 
 
 def fault(name: str, text: str, span: tuple[int, int], message: str, hint: str = "") -> ConfigError:

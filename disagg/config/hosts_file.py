@@ -20,6 +20,8 @@ from disagg.config.tables.models import read_models, require_sources, resolved
 from disagg.errors import ConfigError
 
 _GROUP: Final = 'rack-1 = ["dgx-spark-1", "mac-*"]'
+CONFIG_VARIABLE = "DISAGG_CONFIG"
+_DEMO: Final = Path("disagg", "demo", "hosts.toml")
 
 
 def load(path: Path) -> Fleet:
@@ -73,10 +75,6 @@ def _name(table: Table, key: str) -> str:
     if not is_name(name):
         raise table.fault_at_value(key, "this name is not usable", NAME_RULE)
     return name
-
-
-CONFIG_VARIABLE = "DISAGG_CONFIG"
-_DEMO: Final = Path("disagg", "demo", "hosts.toml")
 
 
 def find_hosts_file(named: Path | None = None) -> Path:

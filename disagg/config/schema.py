@@ -19,6 +19,10 @@ DType = Literal["float32", "float16", "bfloat16"]
 Installer = Literal["auto", "uv", "pip"]
 KVAudit = Literal["auto", "always", "off"] | int
 HookName = Literal["before_deploy", "after_deploy", "before_restart", "after_restart", "on_failure"]
+MIN_TOLERANCE: Final = 0.1
+MAX_TOLERANCE: Final = 100
+"""Of EngineOptions.kv_audit_tolerance."""
+Connector = Literal["ssh", "local"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +39,6 @@ class Model:
     context: int
     aliases: tuple[str, ...] = ()
     written: Mapping[str, str] = field(default_factory=dict)
-
-
-MIN_TOLERANCE: Final = 0.1
-MAX_TOLERANCE: Final = 100
-"""Of EngineOptions.kv_audit_tolerance."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,9 +307,6 @@ def matching(fleet: Fleet, names: Sequence[str]) -> set[str]:
             f"{fleet.path} has no host {', '.join(map(on_one_line, unknown))}", f"it has: {', '.join(fleet.hosts)}"
         )
     return {host for name in names for host in fitting.get(name, [name])}
-
-
-Connector = Literal["ssh", "local"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,6 +43,11 @@ DIFF_FACTOR = 3.0
 Z = 1.96  # 95 %
 
 Logits = Any  # numpy.ndarray [positions, vocab]
+LEAST_REST: Final = 1e-5
+"""Of the probability that the compared tokens leave to all others: less is rounding."""
+_BY_NOISE: Final[Sequence[DType]] = ("bfloat16", "float16", "float32")
+"""The largest rounding first. KV that is quantised on its way counts as the first."""
+Answer = Sequence[TokenLogprob]
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,15 +180,6 @@ def audit_tolerance(deviation: float) -> float:
     """The kv_audit_tolerance of hosts.toml with which a pair's audits refute what differs by AUDIT_SPARE times as much
     as the KV that its controls have shown to be right. deviation: of that KV, as a share of the bound without it."""
     return min(MAX_TOLERANCE, max(MIN_TOLERANCE, math.ceil(10 * AUDIT_SPARE * deviation) / 10))
-
-
-LEAST_REST: Final = 1e-5
-"""Of the probability that the compared tokens leave to all others: less is rounding."""
-
-_BY_NOISE: Final[Sequence[DType]] = ("bfloat16", "float16", "float32")
-"""The largest rounding first. KV that is quantised on its way counts as the first."""
-
-Answer = Sequence[TokenLogprob]
 
 
 def compare_answers(ours: Sequence[Answer], theirs: Sequence[Answer]) -> RunComparison:

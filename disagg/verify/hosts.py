@@ -31,6 +31,10 @@ ALTERNATIVES: Final = 20
 LEAST_PROMPT_TOKENS: Final = 16
 SAMPLE_CHARS: Final = 4000
 """Of the text whose tokens are counted to find prompts of the wanted length."""
+Outcome = Sequence[Completion] | DisaggError
+SAMPLE_MODULES: Final = (
+    "argparse", "tarfile", "typing", "subprocess", "inspect", "turtle", "pydoc", "zipfile", "decimal",
+)  # fmt: skip
 
 
 class Way(NamedTuple):
@@ -45,7 +49,6 @@ class Way(NamedTuple):
 
 Ask = Callable[[Way, str, int], Completion]
 """The greedy answer of so many tokens to a prompt, by one way. Raises DisaggError."""
-Outcome = Sequence[Completion] | DisaggError
 
 
 def pairs_of(fleet: Fleet, model: Model) -> Sequence[tuple[Host, Host]]:
@@ -222,11 +225,6 @@ class FleetClients:
 
     def __exit__(self, *_: object) -> None:
         self._stack.close()
-
-
-SAMPLE_MODULES: Final = (
-    "argparse", "tarfile", "typing", "subprocess", "inspect", "turtle", "pydoc", "zipfile", "decimal",
-)  # fmt: skip
 
 
 def sample_text() -> str:

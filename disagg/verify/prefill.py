@@ -45,6 +45,8 @@ TIMEOUT_S = 3600.0
 END_S = 10.0
 READ_BYTES = 1 << 20
 T = TypeVar("T", bound=Contract)
+CACHE_SPARE_BYTES = 64 << 20
+"""Of vLLM's paged cache, beside two requests of the whole context: a block of each layer may be partly filled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,10 +169,6 @@ class PrefillProcess:
 def _raise(error: dict[str, str] | None) -> None:
     if error is not None:
         raise DisaggError.from_json(dict(error))
-
-
-CACHE_SPARE_BYTES = 64 << 20
-"""Of vLLM's paged cache, beside two requests of the whole context: a block of each layer may be partly filled."""
 
 
 def options_of(arguments: argparse.Namespace, kv_bytes: int) -> EngineOptions:

@@ -13,6 +13,7 @@ from disagg.config.tables.models import resolved
 _INDEX_EXAMPLE: Final = 'index_url = "https://mirror.example/simple"'
 _PASSWORD: Final = "put it into ~/.netrc on the hosts: pip and uv read it there"
 _KEYS: Final = ("index_url", "extra_index_urls", "find_links", "wheels", "installer", "cuda_on_cpu")
+LONGEST_S: Final = 3600
 
 
 def read_deploy(table: Table, folder: Path) -> Deploy:
@@ -53,9 +54,6 @@ def _wheels(table: Table, folder: Path) -> Path:
     if not text or not text.isprintable():
         raise table.fault_at_value("wheels", "wheels is not a path", 'as in wheels = "./wheels"')
     return Path(resolved(table, "wheels", text if is_path(text) else f"./{text}", folder))
-
-
-LONGEST_S: Final = 3600
 
 
 def read_hooks(table: Table) -> Hooks:

@@ -29,6 +29,11 @@ AUDITS: Final[tuple[Literal["auto", "always", "off"], ...]] = ("auto", "always",
 MAX_AUDIT_EVERY: Final = 1000
 MAX_RANKS: Final = 64
 """As many connections a transfer has at most."""
+_KV_WIRES: Final[Mapping[str, WireForm | Literal["auto"]]] = {"as-is": AS_IS, "auto": "auto", "int8": INT8}
+OPENAI_URL: Final = "http://10.0.0.9:11434/v1"
+SERVER_URL: Final = "http://127.0.0.1:8100"
+"""Examples."""
+_DOES: Final = {"whole": "answer whole requests"}
 
 
 def read_engine(table: Table, roles: tuple[Role, ...]) -> EngineOptions:
@@ -101,9 +106,6 @@ def _attention(table: Table, key: str) -> str:
     return attention if "/" in attention and is_hub_id(attention) else table.choice(key, ATTENTION)
 
 
-_KV_WIRES: Final[Mapping[str, WireForm | Literal["auto"]]] = {"as-is": AS_IS, "auto": "auto", "int8": INT8}
-
-
 def _kv_wire(table: Table, key: str) -> WireForm | Literal["auto"]:
     """A form of KV on the wire, by its short name."""
     return _KV_WIRES[table.choice(key, tuple(_KV_WIRES))]
@@ -133,11 +135,6 @@ def within(low: int, high: int) -> Reader:
 def one_of(allowed: tuple[str, ...]) -> Reader:
     """Reads one of these words."""
     return lambda table, key: table.choice(key, allowed)
-
-
-OPENAI_URL: Final = "http://10.0.0.9:11434/v1"
-SERVER_URL: Final = "http://127.0.0.1:8100"
-"""Examples."""
 
 
 def unmanaged_models(tables: Table) -> set[str]:
@@ -234,4 +231,3 @@ _OPTIONS: Final[Mapping[str, Reader]] = {
     **KEY_OPTIONS,
 }
 """All options of all engines: which engine has which is in its value."""
-_DOES: Final = {"whole": "answer whole requests"}

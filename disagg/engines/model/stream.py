@@ -18,6 +18,8 @@ REPLACEMENT = "\N{REPLACEMENT CHARACTER}"  # what a decoder returns for the byte
 # Longer runs of undecodable bytes are noise: they are held for this many tokens, then returned.
 MAX_HELD_TOKENS = 16
 INCOMPLETE_TOKENS = 3
+_BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+_SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # how sentencepiece writes a space
 
 
 class DetokenizedStream:
@@ -131,10 +133,6 @@ class StopStrings:
         """Length of the longest suffix of the held text that is a prefix of a stop string."""
         ends = range(min(self._longest, len(self._held)), 0, -1)
         return next((length for length in ends if self._held[-length:] in self._beginnings), 0)
-
-
-_BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
-_SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # how sentencepiece writes a space
 
 
 def token_bytes(tokenizer: Mapping[str, Any]) -> Callable[[str], bytes]:
