@@ -2,7 +2,7 @@
 
 The *reference* profile comes from the checkpoint's files alone (`reference.py`); each engine also measures an *actual*
 profile from its loaded modules. `compare` returns one finding per component that agrees and one per difference;
-`require` raises if any difference is left. Differences with a known patch are corrected by the engine before.
+`verdict` raises if any difference is left. Differences with a known patch are corrected by the engine before.
 """
 
 from __future__ import annotations
@@ -90,6 +90,19 @@ def compare(reference: ModelProfile, actual: ModelProfile) -> tuple[PreflightFin
         *_field(reference, actual, "eos_ids", "eos"),
     ]
     return tuple(findings)
+
+
+def verdict(
+    reference: ModelProfile, actual: ModelProfile, patched: Sequence[PreflightFinding] = ()
+) -> tuple[PreflightFinding, ...]:
+    """The findings about a loaded model. Raises PreflightRefused, with every reason, if it computes anything but what
+    the reference describes. patched: differences that were corrected, instead of the "ok" of what agrees only because
+    of that."""
+    components = {finding.component for finding in patched}
+    found = compare(reference, actual)
+    findings = (*(one for one in found if not (one.status == "ok" and one.component in components)), *patched)
+    require(findings)
+    return findings
 
 
 def require(findings: Iterable[PreflightFinding]) -> None:

@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Self
 
 from disagg.api.layout import Layout
 from disagg.api.status import Evidence, PreflightFinding
-from disagg.engines.model.architectures import architecture_of
-from disagg.engines.model.profile import LayerProfile, ModelProfile, Rope, compare, layout_of, require
+from disagg.engines.model.architectures import architecture_of, layers_of
+from disagg.engines.model.profile import ModelProfile, Rope, layout_of, verdict
 from disagg.engines.model.text import HFTokenizer
 from disagg.errors import ModelError, first_line
 from disagg.kv.fingerprint import Fingerprint, short_hash
@@ -53,13 +53,14 @@ class EngineInfo:
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """What the files of a checkpoint describe. path: of its folder. profile: of the model. text_config: transformers'
-    configuration of the text model, of a multimodal checkpoint the part that reads text."""
+    """What the files of a checkpoint describe. path: of its folder. config: its config.json. text_config: transformers'
+    configuration of the text model, of a multimodal checkpoint the part that reads text. profile: of the model."""
 
     path: Path
+    config: Mapping[str, Any]
+    text_config: Any
     tokenizer: HFTokenizer
     profile: ModelProfile
-    text_config: Any
 
     @classmethod
     def open(cls, source: str | Path, context: int | None, default: int = 1) -> Self:
@@ -68,18 +69,18 @@ class Reference:
 
         ModelError, with the reason, if it is missing or damaged, or if its KV cannot be handed over."""
         path = find(source)
-        config = _text_config(path)
-        _refuse_unsupported(path, config)
-        longest = _longest_context(config)
+        text_config = _text_config(path)
+        longest = _longest_context(text_config)
+        config = read_object(path / "config.json")
+        layers = layers_of(text_config, path)
         if longest is not None and context is not None and context > longest:
             reason = f"{path}: the model reads {longest} tokens, not {context}"
             raise ModelError(reason, f"set context to {longest} or less")
-        layers = _layers(path, config)
         tokenizer = HFTokenizer.load(path)
         profile = ModelProfile(
             source="checkpoint",
-            architecture=str(config.model_type),
-            vocab_size=int(config.vocab_size),
+            architecture=str(text_config.model_type),
+            vocab_size=int(text_config.vocab_size),
             context=context or longest or default,
             layers=layers,
             tokenizer=tokenizer.digest,
@@ -87,7 +88,7 @@ class Reference:
             special_tokens=tokenizer.special_tokens_digest,
             eos_ids=tokenizer.eos_ids,
         )
-        return cls(path, tokenizer, profile, config)
+        return cls(path, config, text_config, tokenizer, profile)
 
     def layout(self, dtype: str) -> Layout:
         """The layout of its KV with keys and values in `dtype`."""
@@ -108,17 +109,11 @@ class Reference:
 
     def weights(self, dtype: str, quantization: str | None = None) -> str:
         """The form of its weights in an engine, in words."""
-        return weights_form(read_object(self.path / "config.json"), dtype, quantization)
+        return weights_form(self.config, dtype, quantization)
 
     def verdict(self, actual: ModelProfile, patched: Sequence[PreflightFinding] = ()) -> tuple[PreflightFinding, ...]:
-        """The findings about a loaded model. Raises PreflightRefused, with every reason, if it computes anything but
-        what the checkpoint describes. patched: differences that were corrected, instead of the "ok" of what agrees
-        only because of that."""
-        components = {finding.component for finding in patched}
-        found = compare(self.profile, actual)
-        findings = (*(one for one in found if not (one.status == "ok" and one.component in components)), *patched)
-        require(findings)
-        return findings
+        """As `profile.verdict`, about a loaded model."""
+        return verdict(self.profile, actual, patched)
 
     def info(
         self,
@@ -200,32 +195,6 @@ def _text_config(path: Path) -> Any:
             f"{path / 'config.json'}: transformers cannot read it: {first_line(error)}",
             "compare it with the model's original, or update transformers for a newer architecture",
         ) from error
-
-
-def _refuse_unsupported(path: Path, config: Any) -> None:
-    reasons = {
-        "it is not a decoder alone": getattr(config, "is_encoder_decoder", False),
-        "it has no attention layers of a known form": not hasattr(config, "num_attention_heads"),
-        "its attention is bidirectional": getattr(config, "use_bidirectional_attention", None) in (True, "all"),
-        (refusal := architecture_of(config).refusal(config)): refusal,
-    }
-    for reason, applies in reasons.items():
-        if applies:
-            raise _cannot_be_served(path, config, reason)
-
-
-def _layers(path: Path, config: Any) -> tuple[LayerProfile, ...]:
-    try:
-        layers = architecture_of(config).layers(config)
-    except (AttributeError, TypeError, ValueError, KeyError, IndexError) as error:
-        raise _cannot_be_served(path, config, f"its configuration is of an unknown form: {error}") from error
-    if not any(layer.layout.kv_heads for layer in layers):
-        raise _cannot_be_served(path, config, "no layer of it has attention, and its KV no tokens")
-    return layers
-
-
-def _cannot_be_served(path: Path, config: Any, reason: str) -> ModelError:
-    return ModelError(f"{path}: model type {config.model_type!r} cannot be served: {reason}", "use another model")
 
 
 def _longest_context(config: Any) -> int | None:

@@ -117,6 +117,11 @@ class HFTokenizer:
         self.eos_ids = eos_ids
         self.vocab_size = vocab_size
         self.digest = short_hash(_canonical(_vocabulary(self._backend)))
+        self.chat_template_digest = short_hash(_canonical(tokenizer.chat_template))
+        """Of null if there is none."""
+        special = [tokenizer.bos_token_id, sorted(eos_ids), sorted(tokenizer.all_special_ids)]
+        self.special_tokens_digest = short_hash(_canonical(special))
+        """Of the ids of beginning- and end-of-sequence tokens and of all other special tokens."""
         self._constraints = Constraints(self._backend.to_str, vocab_size, eos_ids)
 
     @staticmethod
@@ -140,17 +145,6 @@ class HFTokenizer:
         if (path / "generation_config.json").is_file():
             eos_ids.update(_ids(read_object(path / "generation_config.json").get("eos_token_id")))
         return HFTokenizer(tokenizer, frozenset(eos_ids), int(config.get("vocab_size") or len(tokenizer)))
-
-    @property
-    def chat_template_digest(self) -> str:
-        """Short hash of the chat template, or of null if there is none."""
-        return short_hash(_canonical(self._tokenizer.chat_template))
-
-    @property
-    def special_tokens_digest(self) -> str:
-        """Short hash of the ids of beginning- and end-of-sequence tokens and of all other special tokens."""
-        ids = [self._tokenizer.bos_token_id, sorted(self.eos_ids), sorted(self._tokenizer.all_special_ids)]
-        return short_hash(_canonical(ids))
 
     @cached_property
     def format(self) -> AnswerFormat:

@@ -45,10 +45,10 @@ class TransformersPrefillEngine(EmittingEngine):
         self._device = choose_device(options.device)
         self._model = load_model(reference.path, options, self._device)
         self._chunk_tokens = options.chunk_tokens
-        self._layout = reference.layout(options.dtype)
-        self._held = make_store(self._layout, options.max_held_bytes)
         actual = measure(self._model, reference.profile)
         findings = reference.verdict(actual)
+        self._layout = reference.layout(options.dtype)
+        self._held = make_store(self._layout, options.max_held_bytes)
         self._forward = Forward(self._model, self._kept(), self._device, self._held.clear)
         self.info = reference.info(
             actual,

@@ -17,12 +17,15 @@ docs/architectures.md describes how to add one.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Final
 
 from disagg.engines.model.architectures import cohere, delta, experts, gpt_oss, latent, lfm2, mamba
 from disagg.engines.model.architectures.base import Architecture, LoadedByMLX, Patch, refused
+from disagg.engines.model.profile import LayerProfile
+from disagg.errors import ModelError
 
-__all__ = ["ARCHITECTURES", "MLX_PATCHES", "Architecture", "LoadedByMLX", "Patch", "architecture_of"]
+__all__ = ["ARCHITECTURES", "MLX_PATCHES", "Architecture", "LoadedByMLX", "Patch", "architecture_of", "layers_of"]
 
 ARCHITECTURES: Final[Mapping[str, Architecture]] = {
     **lfm2.ARCHITECTURES,
@@ -55,6 +58,32 @@ def architecture_of(config: Any) -> Architecture:
     """The architecture of transformers' configuration of a text model."""
     unknown = latent.UNKNOWN if getattr(config, "kv_lora_rank", None) else _PLAIN
     return ARCHITECTURES.get(str(config.model_type), unknown)
+
+
+def layers_of(config: Any, folder: Path) -> tuple[LayerProfile, ...]:
+    """The layers of the model in this folder, by transformers' configuration. ModelError, with the reason, if its KV
+    cannot be handed over."""
+
+    def cannot_be_served(reason: str) -> ModelError:
+        message = f"{folder}: model type {config.model_type!r} cannot be served: {reason}"
+        return ModelError(message, "use another model")
+
+    architecture = architecture_of(config)
+    reasons = {
+        "it is not a decoder alone": getattr(config, "is_encoder_decoder", False),
+        "it has no attention layers of a known form": not hasattr(config, "num_attention_heads"),
+        "its attention is bidirectional": getattr(config, "use_bidirectional_attention", None) in (True, "all"),
+        (refusal := architecture.refusal(config)): refusal,
+    }
+    if reason := next((reason for reason, applies in reasons.items() if applies), ""):
+        raise cannot_be_served(reason)
+    try:
+        layers = architecture.layers(config)
+    except (AttributeError, TypeError, ValueError, KeyError, IndexError) as error:
+        raise cannot_be_served(f"its configuration is of an unknown form: {error}") from error
+    if not any(layer.layout.kv_heads for layer in layers):
+        raise cannot_be_served("no layer of it has attention, and its KV no tokens")
+    return layers
 
 
 def mlx_model(model_type: str, model: Any) -> Any:
