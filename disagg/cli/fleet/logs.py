@@ -16,7 +16,7 @@ from disagg.cli.common.options import AsJson
 from disagg.cli.views.logs import LogView
 from disagg.config import Host
 from disagg.errors import DisaggError, UsageError, exit_code_of_all
-from disagg.fleet.lifecycle.logs import LogLine, follow, read, read_audits
+from disagg.fleet.lifecycle.logs import LogLine, follow, read
 from disagg.fleet.lifecycle.state import State
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -62,7 +62,7 @@ def logs(
         if wrong := next((name for name, given in ends.items() if given), None):
             raise UsageError(f"{wrong} and --follow cannot be combined", "following ends with Ctrl-C; or call it again")
         _follow(hosts, state, count, begin)
-    entries, errors = read_audits(hosts, state, count, begin) if audit else read(hosts, state, count, begin)
+    entries, errors = read(hosts, state, count, begin, audits=audit)
     if not as_json:
         _print(hosts, entries, errors, dated=audit)
         if audit and not entries and not errors:

@@ -15,7 +15,7 @@ import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import Path
@@ -23,6 +23,7 @@ from typing import Any, Final
 
 from disagg.errors import DisaggError
 from disagg.files import replace_file
+from disagg.fleet.machine import process as local
 from disagg.version import ROOT, VERSION, code_hash
 
 AUDIT_BYTES: Final = 1 << 20
@@ -34,39 +35,68 @@ _GIT_S: Final = 5.0
 _MESSAGE_CHARS: Final = 200
 
 
-@dataclass(slots=True)
-class AuditEntry:
-    """One command on one host. release: what is current afterwards, if the command states it."""
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who runs a command of disagg that changes hosts. identity: distinguishes the process from a later one with the
+    same pid. since: seconds since 1970. why: the command."""
 
-    by: str
+    who: str
+    machine: str
     pid: int
-    why: str
+    identity: str
     since: float
-    release: str = ""
+    why: str
 
     @staticmethod
-    def of_this_process(why: str) -> AuditEntry:
-        """A command that begins now."""
-        return AuditEntry(f"{user_name()}@{socket.gethostname()}", os.getpid(), why, time.time())
+    def this_process(why: str) -> Caller:
+        pid = os.getpid()
+        return Caller(user_name(), socket.gethostname(), pid, local.identity(pid) or "", time.time(), why)
+
+    @staticmethod
+    def parse(text: str) -> Caller | None:
+        """The caller from its JSON; None if it is malformed."""
+        try:
+            fields = json.loads(text)
+            words = [str(fields[key]) for key in ("who", "machine", "identity", "why")]
+            pid, since = int(fields["pid"]), float(fields["since"])
+        except (ValueError, TypeError, KeyError, OverflowError):
+            return None
+        if not (0 < pid < 1 << 31 and 0 <= since < 1 << 40 and all(word.isprintable() for word in words)):
+            return None
+        who, machine, identity, why = words
+        return Caller(who, machine, pid, identity, since, why)
+
+    def to_json(self) -> str:
+        """One line."""
+        return json.dumps(asdict(self))
+
+    def __str__(self) -> str:
+        since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.since))
+        return f"{self.who}@{self.machine} holds it for `disagg {self.why}` since {since} (pid {self.pid})"
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it was a process of this machine that has ended."""
+        return self.machine == socket.gethostname() and local.identity(self.pid) != self.identity
 
     def began(self) -> str:
-        """The line of its beginning."""
+        """The audit's line of the command's beginning."""
         return self._line(self.since, disagg=origin())
 
-    def ended(self, error: BaseException | None) -> str:
-        """The line of its end."""
+    def ended(self, error: BaseException | None, release: str = "") -> str:
+        """The audit's line of its end. release: what is current afterwards, if the command states it."""
         now = time.time()
         seconds = round(now - self.since, 1)
         if error is None:
-            return self._line(now, ended="done", seconds=seconds, release=self.release)
+            return self._line(now, ended="done", seconds=seconds, release=release)
         words = error.message if isinstance(error, DisaggError) else ""
         why = {"error": type(error).__name__, "message": words[:_MESSAGE_CHARS]}
         return self._line(now, level="error", ended="failed", seconds=seconds, **why)
 
     def _line(self, at: float, *, level: str = "info", **more: Any) -> str:
         stamp = datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds")
-        line = {"time": stamp, "level": level, "event": self.why, "by": self.by, "pid": self.pid, **more}
-        return json.dumps(line)
+        by = f"{self.who}@{self.machine}"
+        return json.dumps({"time": stamp, "level": level, "event": self.why, "by": by, "pid": self.pid, **more})
 
 
 def audit_file(folder: Path, host: str) -> Path:
@@ -77,14 +107,14 @@ def audit_file(folder: Path, host: str) -> Path:
 @contextmanager
 def audited_here(path: Path, why: str) -> Iterator[None]:
     """Write to the audit of a local host when the block begins and how it ends. why: the command."""
-    entry = AuditEntry.of_this_process(why)
-    append_here(path, entry.began())
+    caller = Caller.this_process(why)
+    append_here(path, caller.began())
     try:
         yield
     except BaseException as error:
-        append_here(path, entry.ended(error))
+        append_here(path, caller.ended(error))
         raise
-    append_here(path, entry.ended(None))
+    append_here(path, caller.ended(None))
 
 
 def append_here(path: Path, *lines: str) -> None:

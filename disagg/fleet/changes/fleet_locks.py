@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 from disagg.config import Host
 from disagg.errors import Cancelled, DisaggError, HostLocked
-from disagg.fleet.changes.audit import AuditEntry
-from disagg.fleet.changes.lock import HostLock, LockFound, LockHolder, acquire, look
+from disagg.fleet.changes.audit import Caller
+from disagg.fleet.changes.lock import HostLock, LockFound, acquire, look
 from disagg.fleet.facts.paths import HostPaths
 from disagg.fleet.machine.base import Machine
 from disagg.fleet.machine.connect import Machines
@@ -51,7 +51,7 @@ class FleetLocks:
 
     def take(self, places: Sequence[LockedPlace]) -> None:
         """Take them all. HostLocked, with none of them taken, if another command holds one."""
-        holder = LockHolder.this_process(self.why)
+        holder = Caller.this_process(self.why)
         ordered = sorted(places, key=lambda place: (place.name, place.machine.name))
         seen = self._look(ordered)
         for place in ordered:
@@ -74,7 +74,7 @@ class FleetLocks:
         self._homes |= {place.machine.name: there.home for place, there in seen.items()}
         return seen
 
-    def _acquire(self, place: LockedPlace, holder: LockHolder, home: str) -> None:
+    def _acquire(self, place: LockedPlace, holder: Caller, home: str) -> None:
         machine, paths = self.machines[place.machine], HostPaths(home, place.name)
 
         def taken(host: Host) -> HostLock | None:
@@ -105,14 +105,13 @@ class FleetLocks:
         """Of a host that was not left out."""
         return HostPaths(self._homes[host.name], host.name)
 
-    def entry(self, host: Host) -> AuditEntry | None:
-        """What the host's audit gets at the end; None if it is not locked."""
-        lock = self._kept.get((host.name, host.name))
-        return lock.entry if lock is not None else None
+    def lock(self, host: Host) -> HostLock | None:
+        """The host's lock; None if it is not locked."""
+        return self._kept.get((host.name, host.name))
 
     def note(self, host: Host, lines: Sequence[str]) -> None:
         """Write these lines to the host's audit when its lock is given back; nowhere if it is not locked."""
-        if (lock := self._kept.get((host.name, host.name))) is not None:
+        if (lock := self.lock(host)) is not None:
             lock.lines += lines
 
     def failed(self, name: str, error: BaseException) -> None:

@@ -14,7 +14,7 @@ from typing import Final, Literal
 
 from disagg.config import Fleet, HookName
 from disagg.errors import Cancelled, CommandFailed, DisaggError, FleetError
-from disagg.fleet.changes.audit import AuditEntry, append_here, audit_file
+from disagg.fleet.changes.audit import Caller, append_here, audit_file
 from disagg.fleet.changes.fleet_locks import FleetLocks
 from disagg.fleet.machine.local import LocalMachine
 from disagg.fleet.machine.shell import last_lines, script
@@ -119,7 +119,7 @@ class HookRunner:
         line, hooks = self.fleet.hooks.commands.get(name), self.fleet.hooks
         if line is None:
             return None
-        entry = AuditEntry.of_this_process(f"hook {name}")
+        caller = Caller.this_process(f"hook {name}")
         self.report(name, f"$ {line}")
         environment = variables(self.fleet, self.command, name, change)
         audited: BaseException | None = None
@@ -137,7 +137,7 @@ class HookRunner:
             audited = error
             raise
         finally:
-            self._audited.append(entry.ended(audited))
+            self._audited.append(caller.ended(audited))
         return _failed(failure.message, name) if failure else None
 
     def _audit(self, change: Change, locks: FleetLocks | None) -> None:

@@ -2,7 +2,8 @@
 
 current    the release that was deployed last: `disagg start` and `restart` run it
 running    the release that the service manager runs, also after a crash or a reboot
-previous   the release of `disagg rollback`"""
+previous   the release of `disagg rollback`
+"""
 
 from __future__ import annotations
 
@@ -16,8 +17,8 @@ from disagg.fleet.facts.paths import HostPaths
 from disagg.fleet.machine.base import Machine
 from disagg.fleet.machine.shell import last_lines, script
 
-Link = Literal["current", "running", "previous"]
-Move = tuple[Link, str]
+ReleaseLink = Literal["current", "running", "previous"]
+Move = tuple[ReleaseLink, str]
 """A link, and the hash of the release that it is to point at."""
 
 

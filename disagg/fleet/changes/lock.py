@@ -7,21 +7,16 @@ lock first (`Machine.fences`). `fleet_locks` takes the locks of several hosts.
 
 from __future__ import annotations
 
-import json
-import os
-import socket
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
 from threading import Event
 from typing import Final
 
 from disagg.errors import Cancelled, CommandFailed, DisaggError, FleetError, HostLocked, HostUnreachable, LockLost
-from disagg.fleet.changes.audit import AUDIT_BOUNDS, AuditEntry, user_name
+from disagg.fleet.changes.audit import AUDIT_BOUNDS, Caller
 from disagg.fleet.facts.paths import HostPaths
-from disagg.fleet.machine import process as local
 from disagg.fleet.machine.base import Machine
 from disagg.fleet.machine.interruption import interrupted_by
 from disagg.fleet.machine.shell import Fence, last_lines, script
@@ -30,54 +25,6 @@ _HELD: Final = 75
 _FULL: Final = 28
 _WAIT: Final = "nothing was changed; wait until that command has ended, or if it no longer runs: --break-lock"
 _SMALL_S: Final = 20.0
-
-
-@dataclass(frozen=True, slots=True)
-class LockHolder:
-    """Who holds a lock. identity: distinguishes the process from a later one with the same pid."""
-
-    who: str
-    machine: str
-    pid: int
-    identity: str
-    since: float
-    why: str
-
-    @staticmethod
-    def this_process(why: str) -> LockHolder:
-        pid = os.getpid()
-        return LockHolder(user_name(), socket.gethostname(), pid, local.identity(pid) or "", time.time(), why)
-
-    @staticmethod
-    def parse(text: str) -> LockHolder | None:
-        """The holder from its JSON; None if it is malformed."""
-        try:
-            fields = json.loads(text)
-            words = [str(fields[key]) for key in ("who", "machine", "identity", "why")]
-            pid, since = int(fields["pid"]), float(fields["since"])
-        except (ValueError, TypeError, KeyError, OverflowError):
-            return None
-        if not (0 < pid < 1 << 31 and 0 <= since < 1 << 40 and all(word.isprintable() for word in words)):
-            return None
-        who, machine, identity, why = words
-        return LockHolder(who, machine, pid, identity, since, why)
-
-    def to_json(self) -> str:
-        """One line."""
-        return json.dumps(asdict(self))
-
-    @property
-    def audit_entry(self) -> AuditEntry:
-        return AuditEntry(f"{self.who}@{self.machine}", self.pid, self.why, self.since)
-
-    def __str__(self) -> str:
-        since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.since))
-        return f"{self.who}@{self.machine} holds it for `disagg {self.why}` since {since} (pid {self.pid})"
-
-    @property
-    def ended(self) -> bool:
-        """Whether it was a process of this machine that has ended."""
-        return self.machine == socket.gethostname() and local.identity(self.pid) != self.identity
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,29 +40,30 @@ class LockFound:
         """Why its lock cannot be taken now, other than with --break-lock."""
         if self.holder is None:
             return None
-        holder = LockHolder.parse(self.holder)
-        if holder is not None and holder.ended:
+        holder = Caller.parse(self.holder)
+        if holder is not None and holder.has_ended:
             return None
         return HostLocked(f"{name} is locked: {holder or 'its holder file is unreadable'}", _WAIT)
 
 
 @dataclass(slots=True)
 class HostLock:
-    """A lock that this process holds on a machine. entry: for the host's audit. lines: for it, too, when the lock is
-    given back."""
+    """A lock that this process holds on a machine. For the host's audit, when it is given back: current, the release
+    that is current then, and more lines."""
 
     machine: Machine
     paths: HostPaths
-    holder: LockHolder
-    entry: AuditEntry
+    holder: Caller
     fence: Fence
+    current: str = ""
     lines: list[str] = field(default_factory=list)
 
     def release(self, error: BaseException | None = None) -> None:
         """Give it back, also if this thread is interrupted. error: why the command failed on this host. Does nothing to
         a lock that another command has taken."""
         self.machine.fences = tuple(one for one in self.machine.fences if one is not self.fence)
-        argv = [self.paths.lock, self.holder.to_json(), self.paths.audit, *self.lines, self.entry.ended(error)]
+        lines = [*self.lines, self.holder.ended(error, self.current)]
+        argv = [self.paths.lock, self.holder.to_json(), self.paths.audit, *lines]
         with interrupted_by(Event()):
             result = self.machine.run(
                 argv, script=script("audit.sh", "lock_release.sh"), environment=AUDIT_BOUNDS, timeout=_SMALL_S
@@ -139,7 +87,7 @@ def look(machine: Machine, name: str) -> LockFound:
 def acquire(
     machine: Machine,
     paths: HostPaths,
-    holder: LockHolder,
+    holder: Caller,
     *,
     break_lock: bool = False,
     if_full: bool = False,
@@ -149,7 +97,7 @@ def acquire(
     no room for one and `if_full` allows to go on without. may_go: this command removes the host's folder."""
     lost = partial(_lost, paths.host)
     fence = Fence(f"{paths.lock}/holder", holder.to_json(), lost, paths.folder if may_go else "")
-    lock = HostLock(machine, paths, holder, holder.audit_entry, fence)
+    lock = HostLock(machine, paths, holder, fence)
     try:
         taken = _take(lock, "*" if break_lock else "", if_full)
     except BaseException as error:
@@ -165,19 +113,17 @@ def acquire(
 @contextmanager
 def locked(
     machine: Machine, paths: HostPaths, why: str, break_lock: bool = False, if_full: bool = False
-) -> Iterator[AuditEntry]:
+) -> Iterator[HostLock | None]:
     """Hold one host's lock, and write both to its audit. See `acquire`."""
-    holder = LockHolder.this_process(why)
-    lock = acquire(machine, paths, holder, break_lock=break_lock, if_full=if_full)
-    if lock is None:
-        yield holder.audit_entry
-        return
+    lock = acquire(machine, paths, Caller.this_process(why), break_lock=break_lock, if_full=if_full)
     try:
-        yield lock.entry
+        yield lock
     except BaseException as error:  # also an interruption, which the audit names
-        _release_after(lock, error)
+        if lock is not None:
+            _release_after(lock, error)
         raise
-    lock.release()
+    if lock is not None:
+        lock.release()
 
 
 def _release_after(lock: HostLock, error: BaseException) -> None:
@@ -189,7 +135,7 @@ def _release_after(lock: HostLock, error: BaseException) -> None:
 
 def _lost(host: str, found: str) -> LockLost:
     """found: the text of the lock that is there now, "" without one."""
-    holder = LockHolder.parse(found)
+    holder = Caller.parse(found)
     by = str(holder) if holder is not None else "another command has taken it, and has ended"
     hint = f"this command has ended there; what else has changed it: disagg logs --audit --host {host}"
     return LockLost(f"{host}: this command has lost its lock: {by}", hint)
@@ -199,7 +145,7 @@ def _take(lock: HostLock, take_over: str, if_full: bool) -> bool:
     """False if there is no room for a lock and `if_full` allows to go on without one. take_over: the holder whose lock
     may be taken, or "*" for any."""
     machine, paths = lock.machine, lock.paths
-    argv = [paths.lock, lock.holder.to_json(), take_over, paths.audit, lock.entry.began()]
+    argv = [paths.lock, lock.holder.to_json(), take_over, paths.audit, lock.holder.began()]
     result = machine.run(argv, script=script("audit.sh", "lock_acquire.sh"), environment=AUDIT_BOUNDS, timeout=_SMALL_S)
     if result.ok:
         return True

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from disagg.errors import FleetError, HostLocked
 from disagg.files import create_file, replace_file
-from disagg.fleet.changes.lock import LockHolder
+from disagg.fleet.changes.audit import Caller
 
 
 def write_private(path: Path, text: str, once: bool = False) -> None:
@@ -42,7 +42,7 @@ def locked_file(path: Path, why: str) -> Iterator[None]:
         _acquire(descriptor)
         with suppress(OSError):  # the note is only for error messages: on a full disk, stopping must still work
             os.truncate(descriptor, 0)
-            os.pwrite(descriptor, str(LockHolder.this_process(why)).encode(), 0)
+            os.pwrite(descriptor, str(Caller.this_process(why)).encode(), 0)
         yield
     finally:
         # Not by closing alone: a child that another thread has just forked has the descriptor, too.

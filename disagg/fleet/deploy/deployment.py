@@ -195,15 +195,15 @@ class Deployment:
         before = {report.host: report for report in planned}
 
         def change(host: Host) -> DeployResult:
-            machine, entry, report = locks.machine(host), locks.entry(host), before[host.name]
-            if report.result == "unchanged" and (sure or entry is None):  # without a lock: nothing is there
+            machine, lock, report = locks.machine(host), locks.lock(host), before[host.name]
+            if report.result == "unchanged" and (sure or lock is None):  # without a lock: nothing is there
                 return report
             plan = report.plan if sure and report.plan else self.planner(host, read_host_facts(machine, host))
             if plan.refusals:
                 return DeployResult(host.name, "failed", plan, error=_refused(plan))
             sent = apply(machine, plan, self.report)
-            if entry is not None:
-                entry.release = plan.release
+            if lock is not None:
+                lock.current = plan.release
             return DeployResult(host.name, "changed" if plan.steps else "unchanged", plan, sent=sent)
 
         changing = [host for host in self.hosts if before[host.name].result in ("planned", "unchanged")]

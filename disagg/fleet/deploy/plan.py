@@ -16,13 +16,14 @@ from disagg.fleet.changes.links import described, move_argv, service_moves, serv
 from disagg.fleet.conditions.machine import RELEASE_BYTES, disk, environment_bytes
 from disagg.fleet.deploy.environment import Environment
 from disagg.fleet.deploy.release import TargetState
-from disagg.fleet.deploy.steps import Plan, PutTree, Refusal, RunScript, ServiceAction, Step, WriteFile
+from disagg.fleet.deploy.steps import Plan, PutTree, Refusal, ServiceAction, Step, WriteFile
 from disagg.fleet.facts.host import HostFacts
 from disagg.fleet.facts.paths import HASH
 from disagg.fleet.machine.shell import script
 from disagg.fleet.machine.ssh.settings import ssh_line
 from disagg.fleet.machine.upload import split
 from disagg.fleet.services import launchd, program, systemd
+from disagg.fleet.services.base import RunScript
 from disagg.token import token_digest, tokens_text
 
 _BUILD_S: Final = 3600.0
@@ -222,7 +223,7 @@ def _check(desired: TargetState, facts: HostFacts) -> Step:
 def _service_steps(desired: TargetState, facts: HostFacts) -> Iterator[Step]:
     unit = facts.installed.get("systemd")
     if desired.host.service != "systemd" and unit is not None and unit.enabled:
-        disable = _systemd("disable", desired)
+        disable = systemd.command(facts.paths, "disable")
         yield Step("retire", "disable its start at boot by systemd", disable)
     missing = _missing_definitions(desired, facts)
     if not missing:
@@ -236,14 +237,9 @@ def _service_steps(desired: TargetState, facts: HostFacts) -> Iterator[Step]:
     for definition in desired.definitions:
         write = WriteFile(definition.path, definition.content)
         yield Step("unit", f"write {definition.path}", write)
-    enable = _systemd("enable", desired)
+    enable = systemd.command(facts.paths, "enable")
     hint = f"look there: systemctl --user status; does {facts.user} linger? loginctl show-user {facts.user}"
     yield Step("service", "enable the systemd unit", enable, hint)
-
-
-def _systemd(verb: str, desired: TargetState) -> RunScript:
-    made = systemd.control(verb, systemd.unit_name(desired.host.name))
-    return RunScript(made.script, made.argv)
 
 
 def _missing_definitions(desired: TargetState, facts: HostFacts) -> list[tuple[str, str]]:

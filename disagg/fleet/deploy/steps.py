@@ -17,6 +17,7 @@ from disagg.fleet.facts.findings import Finding
 from disagg.fleet.machine import interruption
 from disagg.fleet.machine.base import Machine
 from disagg.fleet.machine.shell import last_lines
+from disagg.fleet.services.base import RunScript
 from disagg.units import estimate
 
 _LAST_LINES = 12
@@ -45,16 +46,6 @@ class WriteFile:
     path: str
     content: bytes = field(repr=False)
     mode: int = 0o644
-
-
-@dataclass(frozen=True, slots=True)
-class RunScript:
-    """Run a POSIX-sh script with parameters."""
-
-    script: str = field(repr=False)
-    argv: tuple[str, ...]
-    timeout: float = 120.0
-    environment: Mapping[str, str] = field(default_factory=dict)
 
 
 Action = PutTree | WriteFile | RunScript

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal, Protocol
+from typing import Any, ClassVar, Final, Literal, Protocol
 
 from disagg.config import Host
 from disagg.errors import DisaggError, HostUnreachable, StartFailed
@@ -70,10 +70,8 @@ class Server(Protocol):
     @property
     def host(self) -> Host: ...
 
-    @property
-    def undecided_states(self) -> tuple[HealthState, ...]:
-        """The states over HTTP from which a server whose process runs may still become healthy."""
-        ...
+    undecided_states: ClassVar[tuple[HealthState, ...]]
+    """The states over HTTP from which a server whose process runs may still become healthy."""
 
     def inspect(self) -> ProcessState:
         """The server's process now. FleetError if nothing is installed that could be started."""

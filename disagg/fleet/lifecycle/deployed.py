@@ -5,13 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import ClassVar, Final
 
 from disagg.config import Host, ServiceManager
 from disagg.errors import CommandFailed, FleetError, PortInUse, StartFailed
 from disagg.fleet import services
 from disagg.fleet.changes.links import move_links
-from disagg.fleet.facts.host import HostFacts
 from disagg.fleet.facts.paths import HostPaths
 from disagg.fleet.facts.server import ServerFacts, read_server_facts
 from disagg.fleet.lifecycle.base import LAST_LINES, UNDECIDED, ProcessState, start_failed
@@ -20,8 +19,6 @@ from disagg.fleet.machine import interruption
 from disagg.fleet.machine.base import Machine
 from disagg.fleet.machine.shell import last_lines, script
 
-_VERB_S: Final = 90.0
-"""Limit of one service manager command; stopping waits for requests in progress."""
 _APPEAR_S: Final = 15.0
 """From the manager's reply until the process must be visible."""
 _BRIEF_S: Final = 1.5
@@ -36,14 +33,11 @@ class DeployedServer:
 
     host: Host
     machine: Machine
+    undecided_states: ClassVar[tuple[HealthState, ...]] = (*UNDECIDED, "not running", "unreachable")
+    """Until it listens, nothing but the machine shows that its process runs."""
     _pid: int | None = None
     _inspected: float = 0.0
     _seen: ServerFacts | None = None
-
-    @property
-    def undecided_states(self) -> tuple[HealthState, ...]:
-        """Until it listens, nothing but the machine shows that its process runs."""
-        return (*UNDECIDED, "not running", "unreachable")
 
     def inspect(self) -> ProcessState:
         facts = self._seen = self._facts()
@@ -143,7 +137,7 @@ def stop_there(machine: Machine, host: Host | str, before: ServerFacts) -> Serve
     after = read_server_facts(machine, name, known)
     if after.pid is None:
         return after
-    result = machine.run([str(after.pid)], script=script("end_group.sh"), timeout=_VERB_S)
+    result = machine.run([str(after.pid)], script=script("end_group.sh"), timeout=services.VERB_S)
     if not result.ok:
         raise FleetError(f"{name}: {last_lines(result.stderr, 3)}", f"disagg ssh {name}")
     return None
@@ -167,8 +161,8 @@ def before_restart(log: Sequence[str], pid: int | None) -> list[str]:
 
 
 def _manage(machine: Machine, name: str, home: str, manager: ServiceManager, verb: services.Verb) -> None:
-    command = services.command(manager, HostFacts(host=name, home=home), verb)
-    result = machine.run(command.argv, script=command.script, timeout=_VERB_S)
+    command = services.command(manager, HostPaths(home, name), verb)
+    result = machine.run(command.argv, script=command.script, timeout=command.timeout)
     if result.ok:
         return
     words = last_lines(result.stderr.strip() or result.stdout, 12) or "no output"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import ClassVar
 
 from disagg.api.names import LOG_FILE_VARIABLE
 from disagg.config import Fleet, Host
@@ -36,11 +37,8 @@ class LocalServer:
     argv: Argv = server_argv
     grace_s: float = 30.0
     own_session: bool = True
-
-    @property
-    def undecided_states(self) -> tuple[HealthState, ...]:
-        """The record states whether the process runs, so a server that does not answer is "loading"."""
-        return UNDECIDED
+    undecided_states: ClassVar[tuple[HealthState, ...]] = UNDECIDED
+    """The record states whether the process runs, so a server that does not answer is "loading"."""
 
     def inspect(self) -> ProcessState:
         record = self.state.recorded(self.host.name)

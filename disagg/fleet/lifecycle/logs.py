@@ -10,10 +10,9 @@ from __future__ import annotations
 import heapq
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from functools import partial
 from queue import Empty, Full, Queue
 from typing import Any, Final
 
@@ -65,34 +64,18 @@ class _Clock:
         return LogLine(self._host, self._time, text, fields)
 
 
-def read_audits(
-    hosts: Sequence[Host], state: State, lines: int, since: float | None = None, connect: Connect = machine_for
-) -> tuple[list[LogLine], list[DisaggError]]:
-    """The same as `read` of the hosts' audits. A host that no command has changed yet has no lines."""
-
-    def path(host: Host) -> str:
-        return str(state.audit_file(host.name)) if host.server_kind.spawned else HostPaths("~", host.name).audit
-
-    return _read(hosts, path, lines, since, connect, required=False)
-
-
 def read(
-    hosts: Sequence[Host], state: State, lines: int, since: float | None = None, connect: Connect = machine_for
+    hosts: Sequence[Host],
+    state: State,
+    lines: int,
+    since: float | None = None,
+    connect: Connect = machine_for,
+    *,
+    audits: bool = False,
 ) -> tuple[list[LogLine], list[DisaggError]]:
     """The last lines of all hosts in order of time, and the errors of hosts whose log cannot be read. At most `lines`
-    of each host, and none older than `since` (seconds since 1970)."""
-    return _read(hosts, partial(_path, state=state), lines, since, connect)
-
-
-def _read(
-    hosts: Sequence[Host],
-    path: Callable[[Host], str],
-    lines: int,
-    since: float | None,
-    connect: Connect,
-    *,
-    required: bool = True,
-) -> tuple[list[LogLine], list[DisaggError]]:
+    of each host, and none older than `since` (seconds since 1970). audits: those of the hosts' audits; a host that no
+    command has changed yet has none."""
 
     def fetch(host: Host) -> list[LogLine]:
         clock, kept = _Clock(host.name), deque[LogLine](maxlen=lines)
@@ -105,10 +88,10 @@ def _read(
         machine = connect(host)
         try:
             text = script("path.sh", "log_read.sh")
-            result = machine.run([path(host), str(lines)], script=text, timeout=_READ_S, on_line=take)
+            result = machine.run([_path(host, state, audits), str(lines)], script=text, timeout=_READ_S, on_line=take)
         finally:
             machine.close()
-        if result.code == _NONE and required:
+        if result.code == _NONE and not audits:
             raise FleetError(f"{host.name} has no log yet", f"disagg start --host {host.name}")
         if not result.ok and result.code != _NONE:
             raise FleetError(f"{host.name}: its log cannot be read: {last_lines(result.stderr, 3)}")
@@ -227,10 +210,11 @@ class _Follower:
                 continue
 
 
-def _path(host: Host, state: State) -> str:
+def _path(host: Host, state: State, audit: bool = False) -> str:
     if host.server_kind.spawned:
-        return str(state.log_file(host.name))
-    return HostPaths("~", host.name).server_log
+        return str(state.audit_file(host.name) if audit else state.log_file(host.name))
+    there = HostPaths("~", host.name)
+    return there.audit if audit else there.server_log
 
 
 def _seconds(stamp: Any) -> float | None:

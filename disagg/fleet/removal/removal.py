@@ -12,7 +12,7 @@ from typing import Any, Final, get_args
 from disagg.config import Fleet, Host, ServiceManager
 from disagg.errors import DisaggError
 from disagg.fleet.changes.fleet_locks import FleetLocks, LockedPlace, kept
-from disagg.fleet.deploy.steps import OnStep, Plan, RunScript, Step, apply, ignore
+from disagg.fleet.deploy.steps import OnStep, Plan, Step, apply, ignore
 from disagg.fleet.facts.host import HostFacts
 from disagg.fleet.facts.paths import HostPaths
 from disagg.fleet.facts.probe import kib
@@ -22,12 +22,12 @@ from disagg.fleet.machine.connect import Connect, Machines, machine_for
 from disagg.fleet.machine.fan_out import each
 from disagg.fleet.machine.shell import script
 from disagg.fleet.removal.leftovers import Leftovers, Orphan, leftovers, scope_of
-from disagg.fleet.services import command
+from disagg.fleet.services import VERB_S, command
+from disagg.fleet.services.base import RunScript
 
 WHY: Final = "prune"
 _SIZES_S: Final = 300.0
 _REMOVE_S: Final = 600.0
-_END_S: Final = 90.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +160,7 @@ def _steps(orphan: Orphan, found: dict[str, FoundHost], home: str, kept: Sequenc
     """The steps that remove an orphan. kept: hosts that stay, and whose locks this command holds."""
     if orphan.kind == "host":
         one = found[orphan.name]
-        yield from _end(HostFacts(one.name, home=home), one.managers, one.pid)
+        yield from _end(HostPaths(home, one.name), one.managers, one.pid)
     paths, what = HostPaths(home, ""), f"remove {orphan.path}"
     if orphan.kind == "host" or not orphan.path.startswith(f"{paths.root}/"):
         yield Step("remove", what, RunScript(script("tidy.sh"), (orphan.path,), _REMOVE_S))
@@ -178,7 +178,7 @@ def uninstall(host: Host, facts: HostFacts, models: bool) -> Plan:
         models, notes = False, (f"{cause}; afterwards: disagg uninstall --models --host {facts.host}",)
     installed = {name.partition(":")[0] for name in facts.installed}  # also by a manager of an earlier hosts.toml
     pid = facts.pid
-    steps = [*_end(facts, [one for one in get_args(ServiceManager) if one in installed], pid)]
+    steps = [*_end(facts.paths, [one for one in get_args(ServiceManager) if one in installed], pid)]
     if facts.folder or (models and facts.carried):
         kept = {release.environment for release in facts.releases if release.host != host.name}
         free = [] if facts.others_deploy else [name for name in facts.environments if name not in kept]
@@ -188,14 +188,12 @@ def uninstall(host: Host, facts: HostFacts, models: bool) -> Plan:
     return Plan(host.name, "", tuple(steps), notes=notes)
 
 
-def _end(facts: HostFacts, managers: Sequence[ServiceManager], pid: int | None) -> Iterator[Step]:
+def _end(paths: HostPaths, managers: Sequence[ServiceManager], pid: int | None) -> Iterator[Step]:
     """End the server of a host, and take it from its service managers. pid: of its process, if it runs."""
     for manager in managers:
-        remove = command(manager, facts, "remove")
-        what = f"stop the server of {facts.host}" + (f", remove it from {manager}" if manager != "process" else "")
+        what = f"stop the server of {paths.host}" + (f", remove it from {manager}" if manager != "process" else "")
         hint = "a daemon belongs to root: give the account sudo without a password for as long as this takes"
-        action = RunScript(remove.script, remove.argv, _END_S)
-        yield Step("service", what, action, hint if manager == "launchd" else "")
+        yield Step("service", what, command(manager, paths, "remove"), hint if manager == "launchd" else "")
     if pid is not None:
-        action = RunScript(script("end_group.sh"), (str(pid),), _END_S)
-        yield Step("end", f"end the server of {facts.host} if it still runs", action)
+        action = RunScript(script("end_group.sh"), (str(pid),), VERB_S)
+        yield Step("end", f"end the server of {paths.host} if it still runs", action)

@@ -13,11 +13,12 @@ from __future__ import annotations
 
 from disagg.config import Host, ServiceManager
 from disagg.fleet.facts.host import HostFacts
+from disagg.fleet.facts.paths import HostPaths
 from disagg.fleet.machine.shell import script
 from disagg.fleet.services import launchd, systemd
-from disagg.fleet.services.base import Definition, ScriptCommand, Verb
+from disagg.fleet.services.base import VERB_S, Definition, RunScript, Verb
 
-__all__ = ["Definition", "ScriptCommand", "Verb", "command", "definitions", "needs", "program"]
+__all__ = ["VERB_S", "Definition", "RunScript", "Verb", "command", "definitions", "needs", "program"]
 
 
 def program(host: Host) -> str:
@@ -39,10 +40,10 @@ def definitions(host: Host, facts: HostFacts) -> tuple[Definition, ...]:
     return launchd.definitions(host, facts) if host.service == "launchd" else ()
 
 
-def command(service: ServiceManager, facts: HostFacts, verb: Verb) -> ScriptCommand:
+def command(service: ServiceManager, paths: HostPaths, verb: Verb) -> RunScript:
     """The command that starts, stops, restarts or removes the host's service."""
     if service == "systemd":
-        return systemd.command(facts, verb)
+        return systemd.command(paths, verb)
     if service == "launchd":
-        return launchd.command(facts, verb)
-    return ScriptCommand(script("supervisor.sh"), (facts.paths.folder, "stop" if verb == "remove" else verb))
+        return launchd.command(paths, verb)
+    return RunScript(script("supervisor.sh"), (paths.folder, "stop" if verb == "remove" else verb), VERB_S)

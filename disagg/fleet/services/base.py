@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final, Literal
 
 Verb = Literal["start", "stop", "restart", "remove"]
 """`remove` stops the service and deletes its definition. Every verb may be repeated."""
+VERB_S: Final = 90.0
+"""Limit of one command of a service manager: stopping waits for requests in progress."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +28,10 @@ class Definition:
 
 
 @dataclass(frozen=True, slots=True)
-class ScriptCommand:
-    """A POSIX sh script and its parameters, for Machine.run."""
+class RunScript:
+    """Run a POSIX-sh script with parameters, on a host's machine."""
 
-    script: str
-    argv: tuple[str, ...] = ()
+    script: str = field(repr=False)
+    argv: tuple[str, ...]
+    timeout: float = 120.0
+    environment: Mapping[str, str] = field(default_factory=dict)

@@ -10,7 +10,7 @@ from disagg.config import Host
 from disagg.fleet.facts.host import HostFacts
 from disagg.fleet.facts.paths import HostPaths
 from disagg.fleet.machine.shell import script
-from disagg.fleet.services.base import Definition, ScriptCommand, Verb
+from disagg.fleet.services.base import VERB_S, Definition, RunScript, Verb
 
 FOLDER: Final = "/Library/LaunchDaemons"
 
@@ -71,6 +71,6 @@ def _plist(values: dict[str, Any]) -> bytes:
     return plistlib.dumps(values, sort_keys=True)
 
 
-def command(facts: HostFacts, verb: Verb) -> ScriptCommand:
+def command(paths: HostPaths, verb: Verb) -> RunScript:
     """Every verb needs sudo without a password; exit code 77 if sudo asks for one."""
-    return ScriptCommand(script("launchd.sh"), (verb, label(facts.host), plist_path(facts.host)))
+    return RunScript(script("launchd.sh"), (verb, label(paths.host), plist_path(paths.host)), VERB_S)

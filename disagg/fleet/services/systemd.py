@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, Literal
 
 from disagg.config import Host
 from disagg.fleet.facts.host import HostFacts
+from disagg.fleet.facts.paths import HostPaths
 from disagg.fleet.machine.shell import script
-from disagg.fleet.services.base import Definition, ScriptCommand, Verb
+from disagg.fleet.services.base import VERB_S, Definition, RunScript, Verb
 
 _BACK_OFF_SINCE: Final = 254  # the version that introduced RestartSteps
 
@@ -55,11 +56,7 @@ def quoted(text: str) -> str:
     return '"' + "".join(signs.get(character, character) for character in text) + '"'
 
 
-def command(facts: HostFacts, verb: Verb) -> ScriptCommand:
-    argv = (unit_name(facts.host), facts.paths.systemd_unit) if verb == "remove" else (unit_name(facts.host),)
-    return control(verb, *argv)
-
-
-def control(verb: str, *argv: str) -> ScriptCommand:
-    """What systemd.sh does by this verb. After `disable` a server that runs goes on, until the next boot."""
-    return ScriptCommand(script("systemd.sh"), (verb, *argv))
+def command(paths: HostPaths, verb: Verb | Literal["enable", "disable"]) -> RunScript:
+    """After `disable` a server that runs goes on, until the next boot."""
+    file = (paths.systemd_unit,) if verb == "remove" else ()
+    return RunScript(script("systemd.sh"), (verb, unit_name(paths.host), *file), VERB_S)

@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 
 from disagg.fleet.deploy.deployment import Deployment, DeployResult
-from disagg.fleet.deploy.steps import Plan, RunScript, Step
+from disagg.fleet.deploy.steps import Plan, Step
 from disagg.fleet.machine.local import LocalMachine
+from disagg.fleet.services.base import RunScript
 from disagg.token import token_digest
 from tests.cli.commandline import ROOT, run, write_fleet
 from tests.testbed.bed import Bed

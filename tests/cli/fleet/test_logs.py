@@ -77,5 +77,5 @@ def test_following_ends_with_ctrl_c_only(config: Path, option: list[str], capsys
 def test_logs_of_several_hosts_that_cannot_be_read_end_with_1_or_4(
     config: Path, monkeypatch: pytest.MonkeyPatch, errors: list[DisaggError], code: int
 ) -> None:
-    monkeypatch.setattr("disagg.cli.fleet.logs.read", lambda *given: ([], errors))
+    monkeypatch.setattr("disagg.cli.fleet.logs.read", lambda *given, **more: ([], errors))
     assert run("--config", config, "logs") == code

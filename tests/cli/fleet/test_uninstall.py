@@ -10,9 +10,10 @@ import pytest
 from disagg.config import load
 from disagg.errors import HostLocked, HostUnreachable
 from disagg.fleet.deploy.deployment import Deployment, DeployResult
-from disagg.fleet.deploy.steps import Plan, RunScript, Step
+from disagg.fleet.deploy.steps import Plan, Step
 from disagg.fleet.removal.leftovers import Orphan
 from disagg.fleet.removal.removal import Pruned, Pruning
+from disagg.fleet.services.base import RunScript
 from tests.cli.commandline import run, write_fleet
 
 OLD = Orphan("host", "old", "/home/me/.disagg/hosts/old", "2 releases", 5 << 20)

@@ -10,7 +10,8 @@ from disagg.cli.views.plans import plan_view, question, reports_view, rotation_v
 from disagg.cli.views.progress import DeployProgress
 from disagg.errors import CommandFailed, DeployRefused
 from disagg.fleet.deploy.deployment import DeployResult
-from disagg.fleet.deploy.steps import Plan, RunScript, Step, StepProgress
+from disagg.fleet.deploy.steps import Plan, Step, StepProgress
+from disagg.fleet.services.base import RunScript
 from tests.values import printed
 
 HASH = "0123456789abcdef"

@@ -18,12 +18,13 @@ from disagg.errors import CommandFailed, HostLocked
 from disagg.fleet.changes.audit import AUDIT_BOUNDS, AUDIT_BYTES, AUDIT_LINES, origin
 from disagg.fleet.changes.lock import locked
 from disagg.fleet.facts.paths import HostPaths
-from disagg.fleet.lifecycle.logs import read_audits
+from disagg.fleet.lifecycle.logs import read
 from disagg.fleet.lifecycle.state import State
 from disagg.fleet.machine.local import LocalMachine
 from disagg.fleet.machine.shell import script
 from disagg.fleet.token.here import OwnTokens
 from tests.cli.commandline import run, write_fleet
+from tests.values import present
 
 HOST = Host("spark", "127.0.0.1", ("prefill",), "tiny", EngineOptions("transformers"), 8000)
 
@@ -45,9 +46,9 @@ def lines(paths: HostPaths) -> list[Mapping[str, Any]]:
 
 
 def test_a_command_is_written_when_it_begins_and_when_it_has_ended(machine: LocalMachine, paths: HostPaths) -> None:
-    with locked(machine, paths, "deploy") as audit:
+    with locked(machine, paths, "deploy") as lock:
         (began,) = lines(paths)
-        audit.release = "0123456789abcdef"
+        present(lock).current = "0123456789abcdef"
     assert (began["event"], began["by"]) == ("deploy", f"{getpass.getuser()}@{socket.gethostname()}")
     assert (began["pid"], began["disagg"]) == (os.getpid(), origin())
     ended = lines(paths)[1]
@@ -102,7 +103,7 @@ def test_the_audits_of_all_hosts_are_read_in_order_and_a_host_without_one_has_no
         pass
     other = Host("mac", "127.0.0.1", ("decode",), "tiny", EngineOptions("mlx"), 8001)
     state = State(Path(paths.folder) / "state", OwnTokens(Path(paths.token)))
-    found, errors = read_audits([HOST, other], state, 100, connect=lambda host: LocalMachine(host.name))
+    found, errors = read([HOST, other], state, 100, connect=lambda host: LocalMachine(host.name), audits=True)
     assert [(one.host, (one.fields or {})["event"]) for one in found] == [("spark", "deploy"), ("spark", "deploy")]
     assert not errors
 

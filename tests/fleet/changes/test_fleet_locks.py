@@ -14,14 +14,14 @@ import pytest
 
 from disagg.config import EngineOptions, Host
 from disagg.errors import Cancelled, HostLocked, HostUnreachable, LockLost
+from disagg.fleet.changes.audit import Caller
 from disagg.fleet.changes.fleet_locks import FleetLocks, kept, places
-from disagg.fleet.changes.lock import LockHolder
 from disagg.fleet.machine.base import CommandResult, Machine
 from disagg.fleet.machine.connect import Machines
 from disagg.fleet.machine.local import LocalMachine
 
 HOSTS = [Host(name, "127.0.0.1", ("prefill",), "tiny", EngineOptions("transformers"), 8000) for name in "cab"]
-ADA = LockHolder("ada", "desk", 7, "x", 1.0, "rollout")
+ADA = Caller("ada", "desk", 7, "x", 1.0, "rollout")
 BOB = replace(ADA, who="bob", why="stop --break-lock")
 
 
@@ -40,7 +40,7 @@ class Place:
     def lock(self, name: str) -> Path:
         return self.own(name) / "lock"
 
-    def hold(self, name: str, holder: LockHolder = ADA) -> None:
+    def hold(self, name: str, holder: Caller = ADA) -> None:
         self.lock(name).mkdir(exist_ok=True)
         (self.lock(name) / "holder").write_text(json.dumps(asdict(holder)) + "\n")
 

@@ -17,14 +17,16 @@ from typing import Any
 import pytest
 
 from disagg.errors import Cancelled, CommandFailed, DeployRefused, FleetError, HostLocked, HostUnreachable
-from disagg.fleet.changes.lock import LockHolder, locked
+from disagg.fleet.changes.audit import Caller
+from disagg.fleet.changes.lock import locked
 from disagg.fleet.deploy.compare import read_content
 from disagg.fleet.deploy.deployment import Deployment, DeployResult, Planner, comparer, exit_code
-from disagg.fleet.deploy.steps import Plan, RunScript, Step
+from disagg.fleet.deploy.steps import Plan, Step
 from disagg.fleet.deploy.undo import releases_there, rollback, rollback_to
 from disagg.fleet.facts.paths import HostPaths
 from disagg.fleet.machine.local import LocalMachine
 from disagg.fleet.removal.removal import uninstall
+from disagg.fleet.services.base import RunScript
 from disagg.token import token_digest
 from tests.deadlines import LONG_S
 from tests.fleet.deploy.deploy_site import PACKAGE, Saboteur, Site
@@ -45,7 +47,7 @@ def stamps(folder: Path) -> dict[str, tuple[int, ...]]:
 
 def others(site: Site, why: str = "deploy", pid: int | None = None, machine: str | None = None) -> str:
     """The text of a lock that another command holds."""
-    holder = LockHolder.this_process(why)
+    holder = Caller.this_process(why)
     return json.dumps(asdict(replace(holder, who="ada", pid=pid or holder.pid, machine=machine or holder.machine)))
 
 

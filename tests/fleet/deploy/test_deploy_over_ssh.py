@@ -114,7 +114,7 @@ def test_what_was_deployed_serves(fleet: Fleet) -> None:
     remote = machine_for(host)
     try:
         facts = read_host_facts(remote, host)
-        start, stop = (command("process", facts, verb) for verb in ("start", "stop"))
+        start, stop = (command("process", facts.paths, verb) for verb in ("start", "stop"))
         result = remote.run(start.argv, script=start.script)
         assert result.ok, result.stderr
         token = (own / "token").read_text().strip()

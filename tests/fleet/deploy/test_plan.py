@@ -16,10 +16,11 @@ from disagg.fleet.deploy.deployment import planner
 from disagg.fleet.deploy.environment import cuda_for_cpu
 from disagg.fleet.deploy.release import Installation, ModelSource, TargetState, target_state
 from disagg.fleet.deploy.requirements import installed_requirements
-from disagg.fleet.deploy.steps import Plan, PutTree, Refusal, RunScript, WriteFile
+from disagg.fleet.deploy.steps import Plan, PutTree, Refusal, WriteFile
 from disagg.fleet.facts.host import HostFacts, InstalledService, Python, Release
 from disagg.fleet.machine.upload import LargeFile
 from disagg.fleet.removal.removal import uninstall
+from disagg.fleet.services.base import RunScript
 from disagg.token import token_digest
 from tests.fleet.facts.fixture_facts import facts, fleet, front, here, names, spark, studio, wanted
 from tests.values import of_type, present

@@ -17,7 +17,7 @@ import pytest
 
 from disagg.config import Host
 from disagg.errors import Cancelled, ConfigError, HostLocked, HostUnreachable, PortInUse, StartFailed
-from disagg.fleet.changes.lock import LockHolder
+from disagg.fleet.changes.audit import Caller
 from disagg.fleet.facts.host import read_host_facts
 from disagg.fleet.facts.server import ServerFacts, read_server_facts
 from disagg.fleet.lifecycle import deployed, fleet_servers
@@ -190,7 +190,7 @@ def test_start_while_the_supervisor_waits_does_not_wait_with_it(yard: Yard) -> N
 
 def hold(yard: Yard, name: str) -> None:
     """Another operator's command holds the host's lock."""
-    holder = replace(LockHolder.this_process("deploy"), who="ada", machine="desk")
+    holder = replace(Caller.this_process("deploy"), who="ada", machine="desk")
     (yard.own(name) / "lock").mkdir()
     (yard.own(name) / "lock/holder").write_text(json.dumps(asdict(holder)) + "\n")
 

@@ -16,8 +16,8 @@ import pytest
 from disagg.cli.fleet.rollout import asking
 from disagg.config import HookName, Hooks, Host
 from disagg.errors import DisaggError, HostLocked, LockLost, UsageError
+from disagg.fleet.changes.audit import Caller
 from disagg.fleet.changes.hooks import HookRunner
-from disagg.fleet.changes.lock import LockHolder
 from disagg.fleet.deploy.release import release_hash, run_script
 from disagg.fleet.deploy.steps import Plan
 from disagg.fleet.deploy.undo import rollback
@@ -34,7 +34,7 @@ from tests.fleet.lifecycle.yard import Yard
 
 SERVER = Path(__file__).with_name("answering_server.py")
 ENVIRONMENT = "e" * 16
-ADA = LockHolder("ada", "desk", 7, "x", 1.0, "restart --break-lock")
+ADA = Caller("ada", "desk", 7, "x", 1.0, "restart --break-lock")
 NAMES = ("a", "b")
 
 

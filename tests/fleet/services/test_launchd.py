@@ -55,7 +55,7 @@ def test_the_same_facts_make_the_same_bytes() -> None:
 
 def test_every_verb_asks_for_root_without_a_password_and_names_what_is_missing() -> None:
     for verb in ("start", "stop", "restart", "remove"):
-        made = command("launchd", FACTS, verb)
+        made = command("launchd", FACTS.paths, verb)
         assert made.argv == (verb, "disagg.mac-1", "/Library/LaunchDaemons/disagg.mac-1.plist")
         assert "exit 77" in made.script
     assert "-o root -g wheel -m 644" in script("install_plists.sh")
@@ -90,7 +90,7 @@ def test_a_daemon_has_ended_when_stopping_it_has(tmp_path: Path, verb: Verb, cod
     ):
         (tools / name).write_text(f"#!/bin/sh\n{text}")
         (tools / name).chmod(0o755)
-    made = command("launchd", FACTS, verb)
+    made = command("launchd", FACTS.paths, verb)
     environment = {"PATH": f"{tools}:{os.environ['PATH']}", "STATE": str(state)}
     argv = ["sh", "-c", made.script, "sh", *made.argv]
     done = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=30, check=False)
@@ -103,7 +103,7 @@ def test_a_wired_limit_that_changed_is_loaded_anew() -> None:
 
 
 def test_scripts_are_posix_sh() -> None:
-    scripts = [command(service, FACTS, verb).script for service in ("systemd", "launchd", "process")
+    scripts = [command(service, FACTS.paths, verb).script for service in ("systemd", "launchd", "process")
                for verb in ("start", "stop", "restart", "remove")]  # fmt: skip
     for text in (*scripts, script("install_plists.sh")):
         subprocess.run(["sh", "-n"], input=text, text=True, check=True)

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from disagg.fleet.services.systemd import control, quoted, unit
+from disagg.fleet.facts.paths import HostPaths
+from disagg.fleet.services.systemd import command, quoted, unit
 
 HOSTILE = ["a b", 'say "hi"', "it's", "50%", "%h", "$HOME ${PATH}", "back\\slash", "a;b", "#c", "tab\tnew\nline", "é"]
 
@@ -70,7 +71,7 @@ def test_a_manager_that_linger_has_just_started_is_waited_for(tmp_path: Path) ->
     (tmp_path / "systemctl").write_text(LATE_SYSTEMCTL)
     (tmp_path / "systemctl").chmod(0o755)
     environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "CALLS": str(tmp_path / "calls")}
-    enable = control("enable", "disagg-h.service")
+    enable = command(HostPaths("/home/u", "h"), "enable")
     argv = ["sh", "-c", enable.script, "sh", *enable.argv]
     done = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=20, check=False)
     assert (done.returncode, done.stderr) == (0, "")
