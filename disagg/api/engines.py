@@ -72,7 +72,7 @@ class Engine:
 
     @property
     def roles(self) -> tuple[Role, ...]:
-        """Those of its hosts."""
+        """The roles that its hosts may have."""
         runs: dict[Role, str] = {"prefill": self.prefill, "decode": self.decode}
         return tuple(role for role, engine in runs.items() if engine)
 

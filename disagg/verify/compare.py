@@ -71,7 +71,7 @@ class Runs:
 
 @dataclass(frozen=True, slots=True)
 class Comparisons:
-    """See VerifyReport."""
+    """The comparisons of a VerifyReport."""
 
     handoff_vs_prefill: RunComparison
     handoff_vs_decode: RunComparison

@@ -192,7 +192,6 @@ class FleetClients:
         return pieces(text, PROMPTS, max(1, len(sample) * tokens // max(1, counted)))
 
     def ask(self, way: Way, prompt: str, count: int) -> Completion:
-        """See Ask."""
         self.report(way)
         return self._client(way).generate(
             self._model.name,

@@ -116,5 +116,4 @@ class EnginePair:
     def decode_logits(
         self, tokens: Sequence[int], last: int, kv: ReceivedKV | None = None, chunk_tokens: int | None = None
     ) -> Any:
-        """See DecodeEngine.logits."""
         return self.decode_engine.logits(tokens, last, kv, chunk_tokens=chunk_tokens)

@@ -119,7 +119,6 @@ class PrefillProcess:
         return list(self._call(PrefillCall(call="answer", tokens=tuple(tokens), count=count)).tokens)
 
     def logits(self, tokens: Sequence[int], last: int, chunk_tokens: int | None = None) -> Any:
-        """See PrefillEngine.logits."""
         file = str(Path(self._folder.name) / "logits.npy")
         self._call(PrefillCall(call="logits", tokens=tuple(tokens), count=last, chunk_tokens=chunk_tokens, file=file))
         return numpy.load(file)

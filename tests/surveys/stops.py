@@ -56,6 +56,19 @@ def deploy() -> None:
             show("deploy", files_called(lambda: deployment.carry_out(deployment.plan())))
 
 
+def checkpoint() -> None:
+    """A checkpoint's config, from its file to the verdict about the loaded model."""
+    from disagg.config import EngineOptions
+    from disagg.engines.transformers.engine import TransformersPrefillEngine
+    from tests import tiny_models
+
+    options = EngineOptions("transformers", dtype="float32", device="cpu")
+    with tempfile.TemporaryDirectory() as folder:
+        path = tiny_models.make("qwen3_moe", Path(folder, "model"))
+        calls = files_called(lambda: TransformersPrefillEngine(path, 512, options))
+    show("checkpoint", calls[: len(calls) - calls[::-1].index("engines/model/profile.py")])
+
+
 def show(what: str, calls: list[str]) -> None:
     stays = [name for name, _ in groupby(calls)]
     print(f"{what}: {len(stays)} stays in {len(set(stays))} files")
@@ -64,4 +77,5 @@ def show(what: str, calls: list[str]) -> None:
 
 
 if __name__ == "__main__":
+    checkpoint()
     deploy()

@@ -53,8 +53,8 @@ class EngineInfo:
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """What the files of a checkpoint describe. path: of its folder. config: its config.json. text_config: transformers'
-    configuration of the text model, of a multimodal checkpoint the part that reads text. profile: of the model."""
+    """What the files of a checkpoint describe. path: its folder. config: its config.json. text_config: transformers'
+    configuration of the text model, which in a multimodal checkpoint is the part that reads text."""
 
     path: Path
     config: Mapping[str, Any]

@@ -118,10 +118,10 @@ class HFTokenizer:
         self.vocab_size = vocab_size
         self.digest = short_hash(_canonical(_vocabulary(self._backend)))
         self.chat_template_digest = short_hash(_canonical(tokenizer.chat_template))
-        """Of null if there is none."""
+        """The hash of null if there is none."""
         special = [tokenizer.bos_token_id, sorted(eos_ids), sorted(tokenizer.all_special_ids)]
         self.special_tokens_digest = short_hash(_canonical(special))
-        """Of the ids of beginning- and end-of-sequence tokens and of all other special tokens."""
+        """A hash of the ids of beginning- and end-of-sequence tokens and of all other special tokens."""
         self._constraints = Constraints(self._backend.to_str, vocab_size, eos_ids)
 
     @staticmethod
