@@ -175,10 +175,7 @@ def _choice(given: ToolChoice | None) -> Any:
 
 
 def _function(tool: Mapping[str, Any], place: int) -> FunctionBody:
-    try:
-        fields = read_fields(ToolBody, tool, UNSUPPORTED_IN_TOOLS)
-    except RequestError as error:
-        raise RequestError(f"tools[{place}].{error.message}", error.hint) from None
+    fields = read_fields(ToolBody, tool, UNSUPPORTED_IN_TOOLS, f"tools[{place}].")
     return FunctionBody(fields.name, fields.description, fields.input_schema)
 
 

@@ -191,19 +191,21 @@ def thinking(on: bool) -> dict[str, Any]:
     return {"enable_thinking": on, "thinking": on}
 
 
-def read_fields(kind: type[Body], body: Mapping[str, Any], unsupported: Mapping[str, tuple[Any, ...]]) -> Body:
+def read_fields(
+    kind: type[Body], body: Mapping[str, Any], unsupported: Mapping[str, tuple[Any, ...]], place: str = ""
+) -> Body:
     """The fields of a body that its dialect honours; all others are ignored, except those that would change the answer.
 
     unsupported: those, each with the values besides null that change nothing. Raises RequestError for one with another
-    value, and for a field of the wrong type.
+    value, and for a field of the wrong type. place: before the name of a field, such as `text.`
     """
     for name, values in unsupported.items():
         if (value := body.get(name)) is not None and value not in values:
-            raise RequestError(f"{name}: not supported by this gateway", f"leave out {name}")
+            raise RequestError(f"{place}{name}: not supported by this gateway", f"leave out {name}")
     try:
         return kind.from_json(body)
     except InvalidValue as error:
-        raise RequestError(str(error)) from None
+        raise RequestError(f"{place}{error}") from None
 
 
 @dataclass(frozen=True, slots=True)

@@ -164,7 +164,7 @@ class Message(Contract, frozen=True):
 
 
 class ContentPart(Contract, frozen=True):
-    """A part of a message's content. Only text is understood."""
+    """A part of a content. Only text is understood."""
 
     type: str
     text: str = ""
@@ -194,7 +194,7 @@ def _message(message: Message, place: str, names: dict[str, str]) -> dict[str, A
     if message.role == "function":
         raise RequestError(f"{place}.role: 'function' is not supported by this gateway", "use the role tool")
     role = "system" if message.role == "developer" else message.role
-    written: dict[str, Any] = {"role": role, "content": _text(message.content or "", place)}
+    written: dict[str, Any] = {"role": role, "content": text_of(message.content, f"{place}.content")}
     if reasoning := message.reasoning or message.reasoning_content:
         written["reasoning"] = reasoning
     if message.tool_calls:
@@ -209,12 +209,13 @@ def _message(message: Message, place: str, names: dict[str, str]) -> dict[str, A
     return written
 
 
-def _text(content: str | Sequence[ContentPart], place: str) -> str:
-    if isinstance(content, str):
-        return content
+def text_of(content: str | Sequence[ContentPart] | None, place: str, kinds: Sequence[str] = ("text",)) -> str:
+    """The text of a content. Raises RequestError for a part of another kind than these."""
+    if content is None or isinstance(content, str):
+        return content or ""
     for index, part in enumerate(content):
-        if part.type != "text":
-            raise RequestError(f"{place}.content[{index}].type: {part.type!r} is not supported", "send text only")
+        if part.type not in kinds:
+            raise RequestError(f"{place}[{index}].type: {part.type!r} is not supported", "send text only")
     return "".join(part.text for part in content)
 
 

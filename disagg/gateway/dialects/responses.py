@@ -12,7 +12,7 @@ from disagg.api.requests import MAX_MESSAGES, MAX_TOOLS
 from disagg.errors import RequestError
 from disagg.gateway.dialects import openai
 from disagg.gateway.dialects.base import COMMENT, Framing, GatewayRequest, Head, named_event, read_fields
-from disagg.gateway.dialects.chat import CallBody, FunctionCall, call_of
+from disagg.gateway.dialects.chat import CallBody, ContentPart, FunctionCall, call_of, text_of
 from disagg.gateway.dialects.form import ANY_OBJECT, form_of
 from disagg.gateway.dialects.responses_tools import INPUT, Offer, Tool, function_name, offered
 from disagg.gateway.dialects.responses_writer import SEALED, ResponseWriter
@@ -113,10 +113,7 @@ def _form(fields: ResponsesBody, offer: Offer) -> dict[str, Any]:
     choice = fields.tool_choice
     if isinstance(choice, Mapping):
         choice = _named(choice, offer)
-    try:
-        text = read_fields(TextConfig, fields.text or {}, UNSUPPORTED_IN_TEXT)
-    except RequestError as error:
-        raise RequestError(f"text.{error.message}", error.hint) from None
+    text = read_fields(TextConfig, fields.text or {}, UNSUPPORTED_IN_TEXT, "text.")
     return form_of(offer.functions, choice, _schema(text.format), "text.format")
 
 
@@ -167,7 +164,7 @@ def messages(instructions: str | None, given: str | Sequence[Item]) -> list[dict
                 called = {"name": _name(item), "arguments": {INPUT: item.input}, "id": item.call_id}
                 _answer(written, ()).setdefault("tool_calls", []).append(called)
             case "function_call_output" | "custom_tool_call_output":
-                text = _text(item.output, f"{place}.output")
+                text = text_of(item.output, f"{place}.output", _TEXTS)
                 result = {"role": "tool", "content": text, "tool_call_id": item.call_id}
                 name = names.get(item.call_id)
                 written.append(result | ({"name": name} if name else {}))
@@ -176,14 +173,7 @@ def messages(instructions: str | None, given: str | Sequence[Item]) -> list[dict
     return written
 
 
-class Part(Contract, frozen=True):
-    """A part of an item's content. Only text is understood."""
-
-    type: str
-    text: str = ""
-
-
-Content = str | tuple[Part, ...]
+Content = str | tuple[ContentPart, ...]
 
 
 class Item(Contract, frozen=True):
@@ -210,7 +200,7 @@ def _name(item: Item) -> str:
 
 
 def _add_message(written: list[dict[str, Any]], item: Item, place: str) -> None:
-    text = _text(item.content, f"{place}.content")
+    text = text_of(item.content, f"{place}.content", _TEXTS)
     role = "system" if item.role == "developer" else item.role
     if role == "assistant":
         _answer(written, ("content", "tool_calls"))["content"] = text
@@ -230,15 +220,6 @@ def _answer(written: list[dict[str, Any]], taken: Sequence[str]) -> dict[str, An
 def _reasoning(item: Item, place: str) -> str:
     """The text of a reasoning; empty if only another server can read it."""
     if item.content:
-        return _text(item.content, f"{place}.content")
+        return text_of(item.content, f"{place}.content", _TEXTS)
     sealed = item.encrypted_content or ""
     return sealed.removeprefix(SEALED) if sealed.startswith(SEALED) else ""
-
-
-def _text(content: Content | None, place: str) -> str:
-    if content is None or isinstance(content, str):
-        return content or ""
-    for index, part in enumerate(content):
-        if part.type not in _TEXTS:
-            raise RequestError(f"{place}[{index}].type: {part.type!r} is not supported", "send text only")
-    return "".join(part.text for part in content)

@@ -15,7 +15,6 @@ from disagg.api.gateway import (
     HistoryEntry,
     LiveHost,
     LiveModel,
-    LivePhase,
     LiveRequest,
     LiveState,
     Sample,
@@ -32,7 +31,6 @@ MAX_KEYS: Final = 1024
 WINDOW_S: Final = 5
 MAX_VALUES: Final = 1000
 _SUMMED: Final = {*Sample.__struct_fields__} & {*Totals.__struct_fields__}
-_ORDER: Final[Sequence[LivePhase]] = ("queue", "prefill", "transfer", "decode")
 
 
 class Board(Observer):
@@ -44,7 +42,7 @@ class Board(Observer):
         self._apis: tuple[str, ...] = ()
         self._started = time.time()
         self._models = {model: _Model() for model in models}
-        self._running: dict[int, _Running] = {}
+        self._running: dict[int, ObservedRequest] = {}
         self._last: deque[HistoryEntry] = deque(maxlen=LAST * 5)
         self._samples: deque[dict[str, Sample]] = deque(maxlen=SAMPLES)
         self._own: dict[str, Board] = {}
@@ -65,11 +63,7 @@ class Board(Observer):
 
     def accepted(self, request: ObservedRequest) -> None:
         for board in self._boards(request):
-            board._running[request.number] = _Running(request)
-
-    def entered(self, request: ObservedRequest, choice: int) -> None:
-        for board in self._boards(request):
-            board._move(request)
+            board._running[request.number] = request
 
     def generated(self, request: ObservedRequest, choice: int, tokens: int) -> None:
         answer = request.answers[choice]
@@ -83,7 +77,6 @@ class Board(Observer):
 
     def completed(self, request: ObservedRequest, choice: int) -> None:
         for board in self._boards(request):
-            board._move(request)
             board._models[request.model].counts["fallbacks"] += request.answers[choice].fell_back
             board._remember(entry_of_completion(request, choice))
 
@@ -98,10 +91,6 @@ class Board(Observer):
         """This board, and that of the request's key."""
         return (self,) if request.key_id is None else (self, self.own(request.key_id))
 
-    def _move(self, request: ObservedRequest) -> None:
-        if (running := self._running.get(request.number)) is not None:
-            running.move(time.monotonic())
-
     @property
     def busy(self) -> bool:
         """Whether a request runs."""
@@ -109,7 +98,7 @@ class Board(Observer):
 
     def running(self, model: str) -> tuple[int, int]:
         """Requests of a model that run, and that wait in a queue."""
-        phases = [one.phase for one in self._running.values() if one.request.model == model]
+        phases = [one.phase for one in self._running.values() if one.model == model]
         waiting = phases.count("queue")
         return len(phases) - waiting, waiting
 
@@ -118,7 +107,7 @@ class Board(Observer):
         names = [name for name in self._models if visible is None or name in visible]
         seen = [host for host in hosts if host.model in names]
         totals = {name: self._totals(name, seen, now) for name in names}
-        shown = [one for one in self._running.values() if one.request.model in names]
+        shown = [one for one in self._running.values() if one.model in names]
         last = [entry for entry in reversed(self._last) if entry.model in names]
         return LiveState(
             fleet=self._fleet,
@@ -128,7 +117,7 @@ class Board(Observer):
             totals=_sum(totals.values()),
             models=tuple(LiveModel(name=name, totals=totals[name], last=self._models[name].last) for name in names),
             hosts=tuple(seen),
-            requests=tuple(one.live(now) for one in shown[:MAX_SHOWN]),
+            requests=tuple(_live(one, now) for one in shown[:MAX_SHOWN]),
             last=tuple(last[:LAST]),
             sample=_sample(self._samples[-1], names) if self._samples else None,
             apis=self._apis,
@@ -167,61 +156,43 @@ class Board(Observer):
         )
 
 
-@dataclass(slots=True)
-class _Running:
-    """One request. phase: that of its answer that is furthest behind; since: when it began."""
-
-    request: ObservedRequest
-    phase: LivePhase = "queue"
-    since: float = 0.0
-
-    def move(self, now: float) -> None:
-        """Find the phase anew. Answers that have no stage are in the queue."""
-        phases = [one.stage.phase if one.stage else "queue" for one in self.request.open]
-        phase = min(phases, key=_ORDER.index, default=self.phase)
-        if phase != self.phase:
-            self.phase, self.since = phase, now
-
-    def live(self, now: float) -> LiveRequest:
-        request = self.request
-        return LiveRequest(
-            number=request.number,
-            request_id=request.head.request_id,
-            api=request.api,
-            model=request.model,
-            key=request.key,
-            phase=self.phase,
-            seconds=now - request.began,
-            phase_seconds=now - (self.since or request.began),
-            tokens=request.tokens,
-            choices=len(request.answers),
-            **of_stage(next((one.stage for one in request.answers if one.stage), None)),
-        )
+def _live(request: ObservedRequest, now: float) -> LiveRequest:
+    return LiveRequest(
+        number=request.number,
+        request_id=request.head.request_id,
+        api=request.api,
+        model=request.model,
+        key=request.key,
+        phase=request.phase,
+        seconds=now - request.began,
+        phase_seconds=now - (request.phase_began or request.began),
+        tokens=request.tokens,
+        choices=len(request.answers),
+        **of_stage(next((one.stage for one in request.answers if one.stage), None)),
+    )
 
 
 class Rate:
     """A count per second, over the last WINDOW_S complete seconds."""
 
     def __init__(self) -> None:
-        self._counts: deque[tuple[int, int]] = deque()  # second, count; at most WINDOW_S + 1 of them
+        self._counts: dict[int, int] = {}  # by second; at most WINDOW_S + 1 of them
 
     def add(self, count: int, now: float) -> None:
         second = int(now)
-        if self._counts and self._counts[-1][0] == second:
-            count += self._counts.pop()[1]
-        self._counts.append((second, count))
-        self._forget(second)
+        if second not in self._counts:
+            self._forget(second)
+            self._counts[second] = 0
+        self._counts[second] += count
 
     def per_s(self, now: float) -> float:
         """The rate. The present second does not count: it is not complete."""
         self._forget(second := int(now))
-        complete = sum(count for at, count in self._counts if at != second)
-        first = min((at for at, _ in self._counts), default=second)
-        return complete / max(1, second - first)
+        complete = sum(self._counts.values()) - self._counts.get(second, 0)
+        return complete / max(1, second - min(self._counts, default=second))
 
     def _forget(self, second: int) -> None:
-        while self._counts and self._counts[0][0] < second - WINDOW_S:
-            self._counts.popleft()
+        self._counts = {at: count for at, count in self._counts.items() if at >= second - WINDOW_S}
 
 
 class RecentMedian:

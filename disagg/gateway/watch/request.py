@@ -14,9 +14,10 @@ from typing import Final
 from disagg.api.gateway import EntryState
 from disagg.gateway.dialects.base import Head, Prompt
 from disagg.gateway.dialects.problems import Problem
-from disagg.inference.types import Completion, Stage
+from disagg.inference.types import Completion, Phase, Stage
 
 SETTLE_S: Final = 0.1  # the longest that the end of an answer waits until it is recorded
+_ORDER: Final[Sequence[Phase]] = ("queue", "prefill", "transfer", "decode")
 
 log = logging.getLogger("disagg.gateway")
 
@@ -26,9 +27,6 @@ class Observer:
 
     def accepted(self, request: ObservedRequest) -> None:
         """A request has begun."""
-
-    def entered(self, request: ObservedRequest, choice: int) -> None:
-        """An answer has entered another stage."""
 
     def generated(self, request: ObservedRequest, choice: int, tokens: int) -> None:
         """So many more tokens of an answer have arrived."""
@@ -143,9 +141,10 @@ class ObservedRequest:
     """One request.
 
     number: unique in this gateway. prompts: their texts, None if they are not kept. answers: by number. charge: see
-    `Observers.accept`. began: by time.monotonic(). tokens: of all answers, as far as they have arrived; prompt_tokens:
-    of all prompts that a host has counted, of which one that is answered several times counts once. state, problem,
-    seconds: how it ended, why it failed, and how long it took; state is None until then.
+    `Observers.accept`. began: by time.monotonic(). phase: that of its answer that is furthest behind; phase_began: None
+    until it is another one than the first. tokens: of all answers, as far as they have arrived; prompt_tokens: of all
+    prompts that a host has counted, of which one that is answered several times counts once. state, problem, seconds:
+    how it ended, why it failed, and how long it took; state is None until then.
     """
 
     number: int
@@ -159,6 +158,8 @@ class ObservedRequest:
     observers: Observers
     charge: Callable[[int], None]
     began: float = field(default_factory=time.monotonic)
+    phase: Phase = "queue"
+    phase_began: float | None = None
     tokens: int = 0
     prompt_tokens: int = 0
     state: EntryState | None = None
@@ -194,7 +195,7 @@ class ObservedRequest:
         """An answer has entered this stage."""
         self.answers[choice].stage = stage
         self._count_prompt(choice, stage.prompt_tokens)
-        self.observers.tell(lambda one: one.entered(self, choice))
+        self._move()
 
     def generated(self, choice: int, tokens: int) -> None:
         """More tokens, or text without tokens of its own, have arrived."""
@@ -216,6 +217,7 @@ class ObservedRequest:
             self.generated(choice, max(0, metrics.completion_tokens - answer.tokens))
         answer.completion = completion
         self._count_prompt(choice, metrics.prompt_tokens)
+        self._move()
         self.observers.tell(lambda one: one.completed(self, choice))
 
     async def settle(self) -> None:
@@ -229,6 +231,13 @@ class ObservedRequest:
             self.state = "failed" if problem is not None else "cancelled" if self.open else "ok"
             self.problem, self.seconds = problem, time.monotonic() - self.began
             self.observers.tell(lambda one: one.ended(self))
+
+    def _move(self) -> None:
+        """Find the phase anew. Answers that have no stage are in the queue."""
+        phases = [one.stage.phase if one.stage else "queue" for one in self.open]
+        phase = min(phases, key=_ORDER.index, default=self.phase)
+        if phase != self.phase:
+            self.phase, self.phase_began = phase, time.monotonic()
 
     def _count_prompt(self, choice: int, tokens: int) -> None:
         prompt = choice // self.head.request.n

@@ -31,9 +31,6 @@ class Notes(Observer):
         self.request = request
         self.events.append("accepted")
 
-    def entered(self, request: ObservedRequest, choice: int) -> None:
-        self.events.append("entered")
-
     def generated(self, request: ObservedRequest, choice: int, tokens: int) -> None:
         first = "first " if request.answers[choice].gap is None else ""
         self.events.append(f"{first}{tokens}")
@@ -61,13 +58,14 @@ def test_an_observer_gets_the_events_of_a_request_in_their_order() -> None:
     notes = Notes()
     observed = Observers([notes]).accept(head(), "openai-chat", "m", "editor")
     observed.entered(0, PREFILL)
+    assert (observed.phase, observed.waiting) == ("prefill", False)
     observed.generated(0, 0)  # a text without a token of its own
     observed.generated(0, 1)
     observed.generated(0, 2)
     observed.completed(0, completion("one two three"))
     observed.ended()
     observed.ended(GONE)
-    assert notes.events == ["accepted", "entered", "first 1", "2", "completed", "ended"]
+    assert notes.events == ["accepted", "first 1", "2", "completed", "ended"]
     request = notes.request
     assert request.key == "editor" and request.prompts is None
     assert request.answers[0].stage == PREFILL and request.answers[0].completion is not None
