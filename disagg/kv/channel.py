@@ -23,7 +23,7 @@ OnPiece = Callable[[memoryview], object]  # called with each piece right after i
 class Channel:
     """One connection, used by one thread; only `abort` may be called from another.
 
-    deadline: on time.monotonic(), for all calls. idle_s: the longest wait without any progress.
+    deadline: when all calls must have ended, by time.monotonic(). idle_s: the longest wait without any progress.
     Both may be changed between calls. Every failure is a PeerLost that names the peer.
     """
 

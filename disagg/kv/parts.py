@@ -18,9 +18,9 @@ MAX_HEADS = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """layers: indices in ascending order, None for all. heads: of the KV heads of each of these layers, [first, end),
-    None for all; a layer with fewer heads has none beyond its last. states: whether the states of these layers come on
-    this connection too, each whole."""
+    """layers: indices in ascending order, None for all. heads: the KV heads of each of these layers, [first, end), None
+    for all; a layer with fewer heads has none beyond its last. states: whether the states of these layers come on this
+    connection too, each whole."""
 
     layers: tuple[int, ...] | None = None
     heads: tuple[int, int] | None = None

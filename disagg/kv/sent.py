@@ -25,8 +25,8 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class ComputeStep:
-    """A step of an engine that computed a part of a prompt, by time.monotonic(). share: of it, the prompt's; the rest
-    went to others."""
+    """A step of an engine that computed a part of a prompt, by time.monotonic(). share: the prompt's part of it; the
+    rest went to others."""
 
     began: float
     ended: float
@@ -84,7 +84,7 @@ class TransferResult:
         return nbytes / (self.acknowledged - stretch[0].began) if nbytes >= RATED_BYTES else None
 
     def sent(self, ended: float, steps: Sequence[ComputeStep], waits: Sequence[LinkWait] = ()) -> SentKV:
-        """The transfer beside the computation of its prompt, which took these steps and ended then. waits: of the
+        """The transfer beside the computation of its prompt, which took these steps and ended then. waits: those of the
         computation for the link. Steps and waits in order; no two steps overlap."""
         waited_s = self._waited_s(ended, steps, waits)
         return SentKV(

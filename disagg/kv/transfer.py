@@ -28,10 +28,10 @@ WAITED_S = 1e-4  # shorter pauses do not count: the socket's buffers keep the li
 
 @dataclass(frozen=True, slots=True)
 class SendLimits:
-    """How long the sending end waits for what, in seconds. The deadline bounds the whole. connect_s: for the
-    connection. answer_s: for the receiver's reply to the preamble, and to the header. stall_s: while bytes wait to be
-    sent and the receiver takes none, or until it acknowledges the last one. idle_s: between two idle frames while there
-    is no KV to send. max_queued_bytes: the most that may wait to be sent."""
+    """How long the sending end waits for what, in seconds. The deadline bounds the whole. connect_s: until the
+    connection stands. answer_s: until the receiver replies to the preamble, and to the header. stall_s: while bytes
+    wait to be sent and the receiver takes none, or until it acknowledges the last one. idle_s: between two idle frames
+    while there is no KV to send. max_queued_bytes: the most that may wait to be sent."""
 
     connect_s: float = 3.0
     answer_s: float = 5.0
@@ -58,8 +58,9 @@ class Transfer:
         limits: SendLimits | None = None,
         beats: Callable[[], int] = lambda: 0,
     ) -> None:
-        """Begin to connect. deadline: on time.monotonic(), for the whole transfer. beats: how many pieces of work the
-        engine has finished, for any prompt: while there is no KV to send, a receiver waits if this changes."""
+        """Begin to connect. deadline: when the whole transfer must have ended, by time.monotonic(). beats: how many
+        pieces of work the engine has finished, for any prompt: while there is no KV to send, a receiver waits if this
+        changes."""
         self._peer = f"decode host {host}:{port}"
         self._address = (host, port)
         self._header = header

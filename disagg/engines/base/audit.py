@@ -43,8 +43,9 @@ MEASURES: Final[tuple[Measure, ...]] = ("sample", "rows", "few")
 
 @dataclass(frozen=True, slots=True)
 class AuditPass:
-    """Tokens [begin, end), which run through all layers. on_held: on top of what was held, else of what arrived. rows:
-    of each layer, those that are compared, by the index of their token. states: so are the states after `end`."""
+    """Tokens [begin, end), which run through all layers. on_held: they run on top of what was held, else of what
+    arrived. rows: the rows of each layer that are compared, by the index of their token. states: whether the states
+    after `end` are compared, too."""
 
     begin: int
     end: int
@@ -73,7 +74,7 @@ class AuditPlan:
 
 
 def plan(layout: Layout, start: int, tokens: int, seed: str = "") -> AuditPlan:
-    """For received KV of tokens [start, tokens), at least one. seed: of the sample's places."""
+    """For received KV of tokens [start, tokens), at least one. seed: what the sample's places are drawn from."""
     passes = []
     beyond = any(layer.window is not None and layer.window < tokens for layer in layout.layers)
     stateful = any(layer.states for layer in layout.layers)
@@ -158,7 +159,7 @@ class Deviation:
 
 @dataclass(frozen=True, slots=True)
 class AuditFinding:
-    """What an audit found: the largest deviation of each measure that was taken. tokens: that ran for it."""
+    """What an audit found: the largest deviation of each measure that was taken. tokens: how many ran for it."""
 
     tokens: int
     deviations: tuple[Deviation, ...]
@@ -173,8 +174,8 @@ class AuditFinding:
 
 
 def refutation(wrong: Deviation, limits: AuditBounds, tokens: int) -> KVRefuted:
-    """The error of KV with this deviation, which is over its bound. tokens: that ran. Rows of the first layer depend on
-    nothing before them; those of others may also differ because held KV before them is wrong."""
+    """The error of KV with this deviation, which is over its bound. tokens: how many ran. Rows of the first layer
+    depend on nothing before them; those of others may also differ because held KV before them is wrong."""
     limit = getattr(limits, wrong.measure)
     what = "of the first layer" if wrong.measure == "sample" else f"of layer {wrong.layer}"
     by = "are no numbers" if wrong.value == inf else f"differ by {wrong.value:.2g} from what this model computes"

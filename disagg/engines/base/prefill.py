@@ -246,10 +246,9 @@ class SendingEngine(PrefillEngine):
     def send(
         self, tokens: Sequence[int], to: tuple[str, int], header: Header, *, deadline: float, next_token: int, salt: str
     ) -> SendingRun:
-        """A run that computes the KV of tokens and sends it to the decode host at `to`. header: of the whole transfer;
-        its `start`, `wire` and ticket apply, each worker states its own part. next_token: follows `tokens` in the
-        prompt. Closing the run before its end gives the transfer up.
-        """
+        """A run that computes the KV of tokens and sends it to the decode host at `to`. header: that of the whole
+        transfer. Its `start`, `wire` and ticket apply, each worker states its own part. next_token: follows `tokens` in
+        the prompt. Closing the run before its end gives the transfer up."""
 
 
 class PromptRun(ABC):

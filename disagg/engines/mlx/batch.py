@@ -114,8 +114,8 @@ class Group:
             job.ended = list(tokens), caches
 
     def step(self, chunk_tokens: int) -> list[tuple[Job, Token]]:
-        """One token for every decoding job, and a chunk of each prompt that is being computed. chunk_tokens: of such a
-        chunk."""
+        """One token for every decoding job, and a chunk of each prompt that is being computed. chunk_tokens: the most
+        that a chunk has."""
         self._generator.prefill_step_size = chunk_tokens
         read, generated = self._generator.next()
         for progress in read:

@@ -41,7 +41,8 @@ _WARM_UP_S = 600.0  # a large model's first step on a cold disk
 
 
 class MLXDecodeEngine(DecodeEngine):
-    """A DecodeEngine on mlx-lm. source: a checkpoint folder or hub id. context: in tokens. patches: those to try.
+    """A DecodeEngine on mlx-lm. source: a checkpoint folder or hub id. context: tokens of the longest request. patches:
+    those to try.
 
     The constructor loads the model. It raises ModelError if that fails, and PreflightRefused if mlx-lm computes the
     model differently from its checkpoint's reference and no patch corrects it.

@@ -34,7 +34,8 @@ DTYPES: Mapping[str, Any] = {"float32": mx.float32, "float16": mx.float16, "bflo
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
     """An mlx-lm model in memory. config: config.json as mlx-lm read it, with `flat_config` and generation_config's eos.
-    memory_bytes: of all weights. active_bytes: of those that one token is multiplied with. mixture: it has experts."""
+    memory_bytes: the size of all weights. active_bytes: the size of those that one token is multiplied with. mixture:
+    whether it has experts."""
 
     model: Any
     config: Mapping[str, Any]

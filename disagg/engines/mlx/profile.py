@@ -24,7 +24,7 @@ from disagg.errors import ModelError
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """The measurements of one token run through the model. dtype: of keys and values, e.g. "bfloat16"."""
+    """The measurements of one token run through the model. dtype: that of keys and values, e.g. "bfloat16"."""
 
     layers: tuple[LayerProfile, ...]
     vocab_size: int

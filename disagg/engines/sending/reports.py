@@ -56,8 +56,8 @@ class Awaited:
 
 @dataclass(slots=True, eq=False)
 class _WorkerConnection:
-    """since: when it was accepted. read: bytes of an incomplete line. awaited, parts: from its hello. reported: whether
-    its report has come."""
+    """since: when it was accepted. read: the bytes of an incomplete line. awaited, parts: what its hello stated.
+    reported: whether its report has come."""
 
     since: float
     read: bytes = b""
@@ -69,9 +69,8 @@ class _WorkerConnection:
 class Reports:
     """Listens for reports on one thread. `expect` and `drop` may be called on any.
 
-    If a worker's connection ends before its report, its prompt fails with PeerLost at once. hello_s: for a worker's
-    first line. pause_s: without listening, after a connection that could not be accepted.
-    """
+    If a worker's connection ends before its report, its prompt fails with PeerLost at once. hello_s: a worker has so
+    long for its first line. pause_s: it does not listen for so long after a connection that could not be accepted."""
 
     def __init__(self, host: str = "127.0.0.1", *, hello_s: float = HELLO_S, pause_s: float = PAUSE_S) -> None:
         self._hello_s, self._pause_s = hello_s, pause_s

@@ -108,7 +108,7 @@ def sleep_until(moment: float) -> None:
 
 
 class CountedKV:
-    """Held KV that is counted, not stored: a PrefixCache for KV of `layout`. hold: by one thread at a time."""
+    """Held KV that is counted, not stored: a PrefixCache for KV of `layout`. `hold` is for one thread at a time."""
 
     def __init__(self, layout: Layout, limit: int) -> None:
         self._others = replace(layout, layers=tuple(at for at in layout.layers if at.kind != "full"))
@@ -129,7 +129,7 @@ class CountedKV:
 
 @dataclass(frozen=True, slots=True)
 class CountedRows:
-    """Rows of this many tokens. token_bytes: of one, in the layers that keep every row."""
+    """Rows of this many tokens. token_bytes: the size of one, in the layers that keep every row."""
 
     tokens: int
     token_bytes: int

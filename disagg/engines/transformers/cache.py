@@ -28,8 +28,8 @@ OnState = Callable[[int, tuple[torch.Tensor, ...]], None]
 
 @dataclass(frozen=True, slots=True)
 class CachePlan:
-    """What a model keeps. layout: of its layers that keep something. indices: which of the model's layers these are,
-    None if they are all. count: of the model's layers, if some keep nothing."""
+    """What a model keeps. layout: that of the layers that keep something. indices: which of the model's layers these
+    are, None if they are all. count: how many layers the model has, if some keep nothing."""
 
     layout: Layout
     architecture: Architecture = field(default_factory=Architecture)

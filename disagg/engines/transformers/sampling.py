@@ -18,7 +18,7 @@ from disagg.engines.model.constraint import Constraint, fitted
 
 
 class Sampler:
-    """Chooses the tokens of one request. tokens: of the prompt and of the answer's beginning. answered: how many of
+    """Chooses the tokens of one request. tokens: the prompt and the answer's beginning. answered: how many of
     them belong to the answer."""
 
     def __init__(
@@ -99,7 +99,7 @@ def _min_p(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
 
 class Adjustment:
     """The request's penalties, bias and constraint on the logits, in this order. The repetition penalty is on prompt
-    and answer, presence and frequency penalty on the answer. tokens: of the prompt and of the answer's beginning, which
+    and answer, presence and frequency penalty on the answer. tokens: the prompt and the answer's beginning, which
     has `answered` tokens."""
 
     def __init__(

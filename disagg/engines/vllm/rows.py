@@ -18,8 +18,8 @@ NULL_BLOCK = 0
 
 @dataclass(slots=True)
 class PromptRows:
-    """What has been sent of one prompt. tokens: of the prompt. sent: rows before this one were sent, or never will
-    be."""
+    """What has been sent of one prompt. tokens: how many the prompt has. sent: rows before this one were sent, or never
+    will be."""
 
     tokens: int
     sent: int = 0
@@ -50,7 +50,7 @@ def blocks_of(rows: range, table: Sequence[int], block_size: int) -> Sequence[in
 @dataclass(frozen=True, slots=True)
 class Sharding:
     """How the KV of one model is spread. ranks: tensor-parallel ones, which share the heads. heads: the most KV heads
-    of a layer. stages: of a pipeline, each with layers of its own and as many ranks."""
+    of a layer. stages: how many a pipeline has, each with layers of its own and as many ranks."""
 
     ranks: int
     heads: int

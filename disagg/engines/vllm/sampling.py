@@ -19,8 +19,8 @@ def parameters(
     constraint: Constraint | None = None,
     all_logprobs: bool = False,
 ) -> Any:
-    """vLLM's SamplingParams. order: its kv_transfer_params. all_logprobs: of the whole vocabulary, as vLLM's
-    FlatLogprobs. The rest as of `fields`, which also states the errors."""
+    """vLLM's SamplingParams. order: its kv_transfer_params. all_logprobs: ask for those of the whole vocabulary, as
+    vLLM's FlatLogprobs. The rest as of `fields`, which also states the errors."""
     wanted = fields(sampling, answered=answered, eos_ids=eos_ids, constraint=constraint)
     if all_logprobs:
         wanted |= {"logprobs": -1, "flat_logprobs": True}

@@ -21,7 +21,7 @@ MAX_PLANNED: Final = 256  # steps; a `vllm serve` takes none of them
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """A prompt at its first step. token_hash: of the prompt and the token after it."""
+    """A prompt at its first step. token_hash: that of the prompt and the token after it."""
 
     order: KVOrder
     tokens: int
@@ -30,7 +30,7 @@ class Begun:
 
 @dataclass(frozen=True, slots=True)
 class PromptPiece:
-    """What one step adds to one prompt. last: no more rows follow. share: of the step, the prompt's."""
+    """What one step adds to one prompt. last: no more rows follow. share: the prompt's part of the step."""
 
     id: str
     rows: range

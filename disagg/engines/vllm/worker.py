@@ -34,7 +34,7 @@ class WorkerSide:
     """Reads the rows of each piece from the pages, and sends those of this rank's heads."""
 
     def __init__(self, config: Any, groups: Any, rank: int) -> None:
-        """config: a VllmConfig. groups: of layers that share a table of blocks."""
+        """config: a VllmConfig. groups: the groups of layers that share a table of blocks."""
         _require_no_context_parallelism(config.parallel_config)
         reference = Reference.open(config.model_config.model, config.model_config.max_model_len)
         self._profile = reference.profile

@@ -39,7 +39,7 @@ Find = Callable[[bytes], str]
 
 @dataclass(frozen=True, slots=True)
 class ProvenConnection:
-    """A connection that has proven that it has this ticket. header_bytes: that follow."""
+    """A connection that has proven that it has this ticket. header_bytes: how many bytes of header follow."""
 
     sock: socket.socket
     address: str

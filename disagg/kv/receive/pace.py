@@ -30,17 +30,18 @@ SIGNS: Final = 2
 @dataclass(frozen=True, slots=True)
 class ReceiveLimits:
     """Bounds of the receiving end, in seconds where it says _s; the deadline of a ticket bounds the whole. preamble_s:
-    for the preamble. proof_s: from then for the sender's proof. header_s: for the whole header. stall_s: without any
-    byte or idle frame, of which a sender that waits for KV sends four per second. linger_s: for reading the last reply.
+    a newcomer has so long for its preamble, then proof_s for its proof. header_s: a sender has so long for its whole
+    header. stall_s: a connection may be so long without any byte or idle frame, of which a sender that waits for KV
+    sends four per second. linger_s: a peer has so long to read the last reply.
 
     A sender that sends and gets nowhere is given up, see `Pace`. patience_s: the least time below least_bytes_s bytes
     per second. busy_s: the same if no other way is known in which the KV could come, and the least time for which an
     engine that works for other prompts is waited for.
 
-    connections: with a proven ticket, at the same time; one more is refused with Overloaded. newcomers: that have named
-    no valid ticket yet; newcomers_per_address: of one address. One newcomer more ends the oldest one. Of those that
-    have named a ticket and not proven it there are at most `connections`, too.
-    """
+    connections: so many may have a proven ticket at the same time; one more is refused with Overloaded. newcomers: so
+    many may be open that have named no valid ticket yet; newcomers_per_address: so many of them from one address. One
+    newcomer more ends the oldest one. Of those that have named a ticket and not proven it there are at most
+    `connections`, too."""
 
     preamble_s: float = 2.0
     proof_s: float = 5.0
@@ -57,8 +58,8 @@ class ReceiveLimits:
 
 @dataclass(slots=True)
 class Arrived:
-    """What has come on one connection; written by its thread. nbytes: of payload. beats: as its last idle frame states
-    them. signs: idle frames, and pieces of payload."""
+    """What has come on one connection; written by its thread. nbytes: bytes of payload. beats: what its last idle frame
+    states. signs: idle frames, and pieces of payload."""
 
     nbytes: int = 0
     beats: int = 0

@@ -97,8 +97,9 @@ class RankInfo:
 
 
 def rank_info(config: Any, reference: ModelProfile, attention: Sequence[Any]) -> RankInfo:
-    """This rank, in a worker. config: a VllmConfig. reference: with the layers of its stage. attention: the attention
-    module of each of them. What cannot be measured is a refused finding: raised here, it would end vLLM."""
+    """This rank, in a worker. config: a VllmConfig. reference: that of the checkpoint, with the layers of this stage.
+    attention: the attention module of each of them. What cannot be measured is a refused finding: raised here, it would
+    end vLLM."""
     from disagg.engines.vllm import profile
 
     try:

@@ -179,7 +179,7 @@ class ServedEngine(SendingEngine):
     def _begin(
         self, run: Run, begin_s: float, make: Callable[..., Call], take_end: Callable[[bytes | DisaggError], None]
     ) -> None:
-        """Send the run's request. begin_s: for its first message."""
+        """Send the run's request. begin_s: so long may its first message take."""
         if self._failure is not None:
             raise self._failure
 

@@ -28,7 +28,7 @@ class Logprob(NamedTuple):
 
 
 class NewTokens(NamedTuple):
-    """New tokens of an answer, in the form that AnswerRun takes them from vLLM. logprobs: of the token and the
+    """New tokens of an answer, in the form that AnswerRun takes them from vLLM. logprobs: those of the token and the
     likeliest ones, by id."""
 
     token_ids: Sequence[int]
@@ -51,7 +51,7 @@ def prompt_body(model: str, tokens: Sequence[int], salt: str, order: Any) -> byt
 
 
 def answer_body(model: str, tokens: Sequence[int], salt: str, sampling: Mapping[str, Any]) -> bytes:
-    """To compute a prompt and its answer, token by token. sampling: as of `sampling.fields`."""
+    """To compute a prompt and its answer, token by token. sampling: what `sampling.fields` gives."""
     bias = {str(id): value for id, value in (sampling["logit_bias"] or {}).items()}
     form = {"stream": True, "return_token_ids": True, "return_tokens_as_token_ids": True}
     return _body(model, tokens, salt, {**sampling, "logit_bias": bias or None, **form})
