@@ -13,11 +13,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from disagg.api.sampling import Sampling
 from disagg.config import EngineOptions
 from disagg.engines.process import exit_without_cleanup
 from disagg.engines.vllm import load
-from disagg.engines.vllm.sampling import parameters
+from disagg.engines.vllm.sampling import one_token, parameters
 
 CONTEXT = 4096
 STEP_TOKENS = 512
@@ -57,7 +56,7 @@ def watch(worker: Any) -> None:
 def spent(engine: Any, name: str, tokens: Sequence[int]) -> dict[str, float]:
     """Compute one prompt."""
     began, cpu = time.perf_counter(), time.process_time()
-    engine.add_request(name, {"prompt_token_ids": list(tokens)}, parameters(Sampling(max_tokens=1, ignore_eos=True)))
+    engine.add_request(name, {"prompt_token_ids": list(tokens)}, parameters(one_token(tokens)))
     while engine.has_unfinished_requests():
         engine.step()
     return {"seconds": _ended[-1] - began, "cpu_s": time.process_time() - cpu}

@@ -14,7 +14,7 @@ import torch
 
 from disagg.api.sampling import Sampling
 from disagg.config import EngineOptions
-from disagg.engines.base import DecodeRequest, DecodeTiming, Token
+from disagg.engines.base import AnswerRequest, DecodeRequest, DecodeTiming, Token
 from disagg.engines.mlx.engine import MLXDecodeEngine
 from disagg.engines.model.text import HFTokenizer
 from disagg.engines.transformers.engine import TransformersPrefillEngine
@@ -76,7 +76,7 @@ def by_torch(
 ) -> list[int]:
     made: list[Token] = []
     constraint = constrain(tokenizer, GRAMMAR, given)
-    run = engine.start_answer(PROMPT + given, SAMPLING, made.append, answered=len(given), constraint=constraint)
+    run = engine.start_answer(AnswerRequest(PROMPT + given, SAMPLING, len(given), constraint=constraint), made.append)
     while not run.done:
         run.step()
     assert made[-1].finish == "stop"

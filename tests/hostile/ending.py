@@ -41,7 +41,8 @@ def _main() -> int:
     decode, prefill = SimulatedDecodeEngine, SimulatedPrefillEngine
     decode.submit = _endless(decode.submit)  # type: ignore[method-assign]
     decode.submit = _ending(decode.submit, ENDS_DECODE, lambda request: request.tokens)  # type: ignore[method-assign]
-    prefill.start_answer = _ending(prefill.start_answer, ENDS_DECODE, list)  # type: ignore[method-assign]
+    answer = _ending(prefill.start_answer, ENDS_DECODE, lambda request: request.tokens)
+    prefill.start_answer = answer  # type: ignore[method-assign]
     prefill.start = _ending(prefill.start, ENDS_PREFILL, list)  # type: ignore[method-assign]
     from disagg.servers.__main__ import main
 

@@ -8,7 +8,9 @@ audit     which tokens of received KV are computed again, and by how much it may
 from disagg.engines.base.decode import DecodeRequest, DecodeTiming, HeldKV, Listener, Token
 from disagg.engines.base.prefill import (
     ONE_TOKEN,
+    AnswerRequest,
     EmittingEngine,
+    Logits,
     PrefillEngine,
     PrefillRun,
     PrefillTiming,
@@ -21,12 +23,14 @@ from disagg.engines.model.reference import EngineInfo
 
 __all__ = [
     "ONE_TOKEN",
+    "AnswerRequest",
     "DecodeRequest",
     "DecodeTiming",
     "EmittingEngine",
     "EngineInfo",
     "HeldKV",
     "Listener",
+    "Logits",
     "PrefillEngine",
     "PrefillRun",
     "PrefillTiming",

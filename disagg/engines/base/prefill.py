@@ -94,6 +94,22 @@ ONE_TOKEN = Sampling(max_tokens=1)
 """What a prompt needs room for at least."""
 
 
+Logits = numpy.typing.NDArray[numpy.float32]
+"""[tokens, vocab]."""
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerRequest:
+    """A whole request to a prefill engine. answered: how many of `tokens`, the last ones, belong to the answer. salt:
+    only requests with the same salt share held KV. constraint: the form that the rest of the answer must have."""
+
+    tokens: Sequence[int]
+    sampling: Sampling
+    answered: int = 0
+    salt: str = ""
+    constraint: Constraint | None = None
+
+
 class PrefillEngine(ABC):
     """What every engine of a prefill host can do. Calls come from one thread at a time; several runs may be open at
     once."""
@@ -121,31 +137,16 @@ class PrefillEngine(ABC):
         return self._failure.message if self._failure else ""
 
     @abstractmethod
-    def start_answer(
-        self,
-        tokens: Sequence[int],
-        sampling: Sampling,
-        emit: Callable[[Token], None],
-        *,
-        answered: int = 0,
-        salt: str = "",
-        constraint: Constraint | None = None,
-    ) -> PrefillRun:
-        """A run of a whole request on this engine alone: `emit` gets one token per step after the prompt. answered: how
-        many of `tokens`, the last ones, belong to the answer. constraint: the form that the rest must have. Stop
-        strings are not applied: the caller closes the run at one."""
+    def start_answer(self, request: AnswerRequest, emit: Callable[[Token], None]) -> PrefillRun:
+        """A run of a whole request on this engine alone: `emit` gets one token per step after the prompt. Stop strings
+        are not applied: the caller closes the run at one."""
 
     def generate(
-        self,
-        tokens: Sequence[int],
-        sampling: Sampling,
-        *,
-        answered: int = 0,
-        cancelled: Callable[[], bool] = _never,
+        self, tokens: Sequence[int], sampling: Sampling, *, answered: int = 0, cancelled: Callable[[], bool] = _never
     ) -> Iterator[Token]:
         """The tokens of `start_answer`. Raises Cancelled between them."""
         made: list[Token] = []
-        with closing(self.start_answer(tokens, sampling, made.append, answered=answered)) as run:
+        with closing(self.start_answer(AnswerRequest(tokens, sampling, answered), made.append)) as run:
             while not run.done:
                 if cancelled():
                     raise Cancelled(
@@ -165,9 +166,7 @@ class PrefillEngine(ABC):
         """Run a few tokens, so that the framework's one-time work does not delay the first request."""
 
     @abstractmethod
-    def logits(
-        self, tokens: Sequence[int], last: int, *, chunk_tokens: int | None = None
-    ) -> numpy.typing.NDArray[numpy.float32]:
+    def logits(self, tokens: Sequence[int], last: int, *, chunk_tokens: int | None = None) -> Logits:
         """Logits [last, vocab] after each of the last `last` tokens, which are given, not generated. For `verify`.
         chunk_tokens: the tokens before them in pieces of so many."""
 
@@ -180,7 +179,7 @@ class PrefillEngine(ABC):
 
     def probe(self) -> PrefillRun:
         """A run of two tokens, which shows that the engine computes."""
-        return self.start_answer([0, 0], ONE_TOKEN, lambda token: None)
+        return self.start_answer(AnswerRequest([0, 0], ONE_TOKEN), lambda token: None)
 
     def close(self) -> None:  # noqa: B027 - most engines have nothing to end
         """End what the engine runs beside its caller's thread. No run may be used after it."""

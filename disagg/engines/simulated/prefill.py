@@ -12,10 +12,8 @@ import numpy.typing
 
 from disagg.api.layout import Layout, plane_bytes
 from disagg.api.names import AS_IS, WireForm
-from disagg.api.sampling import Sampling
 from disagg.config import EngineOptions
-from disagg.engines.base import EmittingEngine, PromptAndAnswer, PromptRun, Token
-from disagg.engines.model.constraint import Constraint
+from disagg.engines.base import AnswerRequest, EmittingEngine, Logits, PromptAndAnswer, PromptRun, Token
 from disagg.engines.simulated import model as simulated_model
 from disagg.engines.simulated.model import CountedKV, SimulatedModel, sleep_until
 from disagg.kv.blocks import Block, KVBlock, StateBlock
@@ -67,19 +65,11 @@ class SimulatedPrefillEngine(EmittingEngine):
             computed()
         return _PromptRun(self._model, len(tokens), send, held, chunk_tokens, computed=computed)
 
-    def start_answer(
-        self,
-        tokens: Sequence[int],
-        sampling: Sampling,
-        emit: Callable[[Token], None],
-        *,
-        answered: int = 0,
-        salt: str = "",
-        constraint: Constraint | None = None,
-    ) -> _AnswerRun:
-        held = self._find(tokens[:-1], salt)
+    def start_answer(self, request: AnswerRequest, emit: Callable[[Token], None]) -> _AnswerRun:
+        tokens, sampling, answered = request.tokens, request.sampling, request.answered
+        held = self._find(tokens[:-1], request.salt)
         prompt = _PromptRun(self._model, len(tokens) - 1, lambda emission: self.on_beat(), held)
-        answer = self._model.answer(tokens[: len(tokens) - answered], sampling, answered, constraint)
+        answer = self._model.answer(tokens[: len(tokens) - answered], sampling, answered, request.constraint)
         return _AnswerRun(self._model, prompt, len(tokens), answer, emit, done=answered >= sampling.max_tokens)
 
     @property
@@ -94,9 +84,7 @@ class SimulatedPrefillEngine(EmittingEngine):
         found.release()
         return found.tokens
 
-    def logits(
-        self, tokens: Sequence[int], last: int, *, chunk_tokens: int | None = None
-    ) -> numpy.typing.NDArray[numpy.float32]:
+    def logits(self, tokens: Sequence[int], last: int, *, chunk_tokens: int | None = None) -> Logits:
         """Raises ModelError: there are none."""
         raise simulated_model.no_logits()
 

@@ -15,10 +15,9 @@ import transformers
 from disagg.api.names import AS_IS, WireForm
 from disagg.api.sampling import Sampling
 from disagg.config import EngineOptions
-from disagg.engines.base import EmittingEngine, Token
+from disagg.engines.base import AnswerRequest, EmittingEngine, Logits, Token
 from disagg.engines.model.architectures import architecture_of
 from disagg.engines.model.architectures.base import cached_layers
-from disagg.engines.model.constraint import Constraint
 from disagg.engines.model.reference import Reference
 from disagg.engines.staging import RowEmitter
 from disagg.engines.transformers.cache import CachePlan, PreallocatedCache
@@ -83,26 +82,15 @@ class TransformersPrefillEngine(EmittingEngine):
 
         return TokensRun(self._forward, cache, tokens, chunk_tokens or self._chunk_tokens, hold)
 
-    def start_answer(
-        self,
-        tokens: Sequence[int],
-        sampling: Sampling,
-        emit: Callable[[Token], None],
-        *,
-        answered: int = 0,
-        salt: str = "",
-        constraint: Constraint | None = None,
-    ) -> AnswerRun:
-        cache = self._cache(salt, tokens[:-1], len(tokens) + sampling.max_tokens - answered, self._chunk_tokens)
+    def start_answer(self, request: AnswerRequest, emit: Callable[[Token], None]) -> AnswerRun:
+        tokens, sampling, left = request.tokens, request.sampling, request.sampling.max_tokens - request.answered
+        cache = self._cache(request.salt, tokens[:-1], len(tokens) + left, self._chunk_tokens)
         prompt = TokensRun(self._forward, cache, tokens[:-1], self._chunk_tokens)
-        sampler = Sampler(sampling, tokens, answered, constraint)
-        left = sampling.max_tokens - answered
+        sampler = Sampler(sampling, tokens, request.answered, request.constraint)
         eos_ids = () if sampling.ignore_eos else self.info.eos_ids
         return AnswerRun(self._forward, prompt, tokens[-1], sampler, emit, eos_ids=eos_ids, left=left)
 
-    def logits(
-        self, tokens: Sequence[int], last: int, *, chunk_tokens: int | None = None
-    ) -> numpy.typing.NDArray[numpy.float32]:
+    def logits(self, tokens: Sequence[int], last: int, *, chunk_tokens: int | None = None) -> Logits:
         head, chunk = len(tokens) - last, chunk_tokens or self._chunk_tokens
         cache = self._forward.cache(len(tokens), min(max(chunk, self._chunk_tokens), len(tokens)))
         prompt = TokensRun(self._forward, cache, tokens[:head], chunk)

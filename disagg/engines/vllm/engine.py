@@ -19,15 +19,14 @@ import numpy.typing
 from disagg.api.delivery import ORDER_FIELD
 from disagg.api.sampling import Sampling
 from disagg.config import EngineOptions
-from disagg.engines.base import PrefillRun, SendingEngine, SendingRun, Token
-from disagg.engines.model.constraint import Constraint
+from disagg.engines.base import AnswerRequest, Logits, PrefillRun, SendingEngine, SendingRun, Token
 from disagg.engines.model.reference import Reference
 from disagg.engines.sending.reports import Reports
 from disagg.engines.sending.runs import AnswerRun, LogitsRun, NothingToCompute, PromptRun, Run
 from disagg.engines.vllm import load
 from disagg.engines.vllm.nodes import head
 from disagg.engines.vllm.rows import Sharding
-from disagg.engines.vllm.sampling import parameters
+from disagg.engines.vllm.sampling import one_token, parameters
 from disagg.engines.vllm.scheduler import StepTimes
 from disagg.errors import DisaggError, ModelError, first_line
 from disagg.kv.frames import Header
@@ -99,30 +98,17 @@ class VLLMEngine(SendingEngine):
         with self._reports.expecting() as awaited:
             order = self._reports.order(awaited, to, header, deadline=deadline, next_token=next_token)
             run = PromptRun(self, len(tokens), awaited, self._reports, deadline)
-            sampling = Sampling(max_tokens=1, ignore_eos=True)
-            self._add(run, tokens, parameters(sampling, {ORDER_FIELD: order}), salt)
+            self._add(run, tokens, parameters(one_token(tokens), {ORDER_FIELD: order}), salt)
         return run
 
-    def start_answer(
-        self,
-        tokens: Sequence[int],
-        sampling: Sampling,
-        emit: Callable[[Token], None],
-        *,
-        answered: int = 0,
-        salt: str = "",
-        constraint: Constraint | None = None,
-    ) -> PrefillRun:
+    def start_answer(self, request: AnswerRequest, emit: Callable[[Token], None]) -> PrefillRun:
         """Draws are vLLM's own: with a seed they are repeatable here, and differ from other
         engines'. RequestError or CapabilityMissing for what vLLM's sampling does not have."""
-        run = AnswerRun(self, len(tokens), emit, sampling)
-        wanted = parameters(sampling, answered=answered, eos_ids=self.info.eos_ids, constraint=constraint)
-        self._add(run, tokens, wanted, salt)
+        run = AnswerRun(self, len(request.tokens), emit, request.sampling)
+        self._add(run, request.tokens, parameters(request, eos_ids=self.info.eos_ids), request.salt)
         return run
 
-    def logits(
-        self, tokens: Sequence[int], last: int, *, chunk_tokens: int | None = None
-    ) -> numpy.typing.NDArray[numpy.float32]:
+    def logits(self, tokens: Sequence[int], last: int, *, chunk_tokens: int | None = None) -> Logits:
         """Log-probabilities: logits less a constant for each token. vLLM has them for tokens that it
         generates, so each of the last tokens ends a request of its own. These share the blocks that vLLM caches."""
         head, salt = len(tokens) - last, secrets.token_hex(8)
@@ -136,7 +122,7 @@ class VLLMEngine(SendingEngine):
     def _run_to_end(self, runs: Sequence[LogitsRun], salt: str) -> None:
         try:
             for run in runs:
-                self._add(run, run.tokens, parameters(Sampling(max_tokens=1, ignore_eos=True), all_logprobs=True), salt)
+                self._add(run, run.tokens, parameters(one_token(run.tokens), all_logprobs=True), salt)
             while not all(run.finished for run in runs):
                 self.step()
         finally:

@@ -8,13 +8,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
-import numpy
-import numpy.typing
-
-from disagg.api.sampling import Sampling
 from disagg.config import EngineOptions
-from disagg.engines.base import PrefillRun, PrefillTiming, SendingEngine, SendingRun, Token
-from disagg.engines.model.constraint import Constraint
+from disagg.engines.base import AnswerRequest, Logits, PrefillRun, PrefillTiming, SendingEngine, SendingRun, Token
 from disagg.engines.model.reference import Reference
 from disagg.engines.vllm import load
 from disagg.engines.vllm.nodes import Endpoint, head
@@ -69,21 +64,10 @@ class VLLMFollower(SendingEngine):
     ) -> SendingRun:
         raise _follows()
 
-    def start_answer(
-        self,
-        tokens: Sequence[int],
-        sampling: Sampling,
-        emit: Callable[[Token], None],
-        *,
-        answered: int = 0,
-        salt: str = "",
-        constraint: Constraint | None = None,
-    ) -> PrefillRun:
+    def start_answer(self, request: AnswerRequest, emit: Callable[[Token], None]) -> PrefillRun:
         raise _follows()
 
-    def logits(
-        self, tokens: Sequence[int], last: int, *, chunk_tokens: int | None = None
-    ) -> numpy.typing.NDArray[numpy.float32]:
+    def logits(self, tokens: Sequence[int], last: int, *, chunk_tokens: int | None = None) -> Logits:
         raise _follows()
 
     def close(self) -> None:

@@ -19,7 +19,7 @@ from disagg.api.events import DoneEvent, Event, ShippedEvent
 from disagg.api.names import WireForm
 from disagg.api.requests import GenerateBody, KVAddress, PrefillBody
 from disagg.config import Fleet, Host
-from disagg.engines.base import ONE_TOKEN, DecodeTiming, PrefillEngine, PrefillRun, PrefillTiming, Token
+from disagg.engines.base import ONE_TOKEN, AnswerRequest, DecodeTiming, PrefillEngine, PrefillRun, PrefillTiming, Token
 from disagg.errors import RequestError
 from disagg.kv.fingerprint import token_hash
 from disagg.kv.frames import Header
@@ -294,16 +294,10 @@ class PrefillService(Service[PrefillEngine]):
             feed.flush()
 
         def start() -> PrefillRun:
-            runs.append(
-                self.engine.start_answer(
-                    request.tokens,
-                    request.sampling,
-                    emit,
-                    answered=request.answered,
-                    salt=body.cache_salt,
-                    constraint=request.constraint,
-                )
+            whole = AnswerRequest(
+                request.tokens, request.sampling, request.answered, body.cache_salt, request.constraint
             )
+            runs.append(self.engine.start_answer(whole, emit))
             return runs[0]
 
         total = request.prompt_tokens + request.sampling.max_tokens

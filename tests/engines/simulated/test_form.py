@@ -14,7 +14,7 @@ import pytest
 from disagg.api.requests import GenerateBody, Tool
 from disagg.api.sampling import Sampling
 from disagg.config import EngineOptions
-from disagg.engines.base import DecodeRequest, DecodeTiming, Token
+from disagg.engines.base import AnswerRequest, DecodeRequest, DecodeTiming, Token
 from disagg.engines.model.constraint import Constraint
 from disagg.engines.model.format import AnswerFormat
 from disagg.engines.simulated import model
@@ -144,7 +144,7 @@ def test_both_engines_write_the_same_json_and_another_host_goes_on_with_it(
     def by_prefill(given: list[int]) -> list[int]:
         made: list[Token] = []
         constraint = constrain(prefill.tokenizer, grammar(GRADE), given)
-        run = prefill.start_answer(PROMPT + given, LONG, made.append, answered=len(given), constraint=constraint)
+        run = prefill.start_answer(AnswerRequest(PROMPT + given, LONG, len(given), constraint=constraint), made.append)
         while not run.done:
             run.step()
         return [token.id for token in made]

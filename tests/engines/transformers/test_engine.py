@@ -16,7 +16,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from disagg.api.sampling import Sampling
 from disagg.config import DType, EngineOptions
-from disagg.engines.base import EmittingEngine, PrefillRun
+from disagg.engines.base import AnswerRequest, EmittingEngine, PrefillRun
 from disagg.engines.transformers.engine import TransformersPrefillEngine
 from disagg.errors import Cancelled, PeerLost, PreflightRefused
 from disagg.kv.blocks import Block, KVBlock
@@ -158,7 +158,9 @@ def test_several_prompts_are_computed_by_turns_as_if_each_were_alone(gpt_oss: Tr
     ]
     answer: list[int] = []
     sampling = Sampling(max_tokens=6)
-    runs.append(gpt_oss.start_answer(prompt(30, seed=4), sampling, lambda token: answer.append(token.id)))
+    runs.append(
+        gpt_oss.start_answer(AnswerRequest(prompt(30, seed=4), sampling), lambda token: answer.append(token.id))
+    )
     while not all(run.done for run in runs):
         for run in runs:
             if not run.done:

@@ -11,6 +11,7 @@ import torch
 
 from disagg.api.sampling import Sampling
 from disagg.config import EngineOptions
+from disagg.engines.base import AnswerRequest
 from disagg.engines.transformers.cache import PreallocatedCache
 from disagg.engines.transformers.engine import TransformersPrefillEngine
 from disagg.errors import ModelError
@@ -84,7 +85,7 @@ def test_an_answer_is_the_same_with_a_held_prompt(tiny: TinyModel, architecture:
     tokens, sampling = prompt(300), Sampling(max_tokens=48, temperature=0.7, seed=5)
     before = [token.id for token in sharing.generate(tokens, sampling)]
     kv(sharing, tokens[:200])
-    run = sharing.start_answer(tokens, sampling, lambda token: None)
+    run = sharing.start_answer(AnswerRequest(tokens, sampling), lambda token: None)
     assert run.held == 200
     assert [token.id for token in sharing.generate(tokens, sampling)] == before
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from disagg.api.sampling import Sampling
+from disagg.engines.base import AnswerRequest
 from disagg.engines.vllm.sampling import parameters
 from disagg.errors import CapabilityMissing
 
@@ -12,4 +13,4 @@ from disagg.errors import CapabilityMissing
 @pytest.mark.parametrize("penalty", [{"presence_penalty": 1.0}, {"frequency_penalty": -0.5}])
 def test_an_answer_whose_beginning_would_have_to_be_penalised_is_left_to_other_hosts(penalty: dict[str, float]) -> None:
     with pytest.raises(CapabilityMissing, match="penalty cannot be continued by vLLM"):
-        parameters(Sampling(**penalty), answered=3)  # type: ignore[arg-type]  # of a parameter
+        parameters(AnswerRequest([1], Sampling(**penalty), 3))  # type: ignore[arg-type]  # of a parameter

@@ -15,15 +15,10 @@ from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple
 
-import numpy
-import numpy.typing
-
 from disagg.api.delivery import KVProgress
-from disagg.api.sampling import Sampling
 from disagg.config import EngineOptions
 from disagg.config.key import key_of
-from disagg.engines.base import PrefillRun, SendingEngine, SendingRun, Token
-from disagg.engines.model.constraint import Constraint
+from disagg.engines.base import AnswerRequest, Logits, PrefillRun, SendingEngine, SendingRun, Token
 from disagg.engines.model.reference import Reference
 from disagg.engines.sending.reports import Awaited, Reports
 from disagg.engines.sending.runs import AnswerRun, Engine, NothingToCompute, PromptRun, Run, refusal
@@ -112,21 +107,12 @@ class ServedEngine(SendingEngine):
             self._begin(run, BEGIN_S, make, lambda ended: run.take_end(ended, time.monotonic()))
         return run
 
-    def start_answer(
-        self,
-        tokens: Sequence[int],
-        sampling: Sampling,
-        emit: Callable[[Token], None],
-        *,
-        answered: int = 0,
-        salt: str = "",
-        constraint: Constraint | None = None,
-    ) -> PrefillRun:
+    def start_answer(self, request: AnswerRequest, emit: Callable[[Token], None]) -> PrefillRun:
         """As of the engine `vllm`. The server describes itself first: unlike a prompt's KV, whose
         header the decode host checks, tokens do not show which weights they are from."""
-        run = AnswerRun(self, len(tokens), emit, sampling)
-        wanted = fields(sampling, answered=answered, eos_ids=self.info.eos_ids, constraint=constraint)
-        body = answer_body(self._model, tokens, salt, wanted)
+        tokens = request.tokens
+        run = AnswerRun(self, len(tokens), emit, request.sampling)
+        body = answer_body(self._model, tokens, request.salt, fields(request, self.info.eos_ids))
         began = time.monotonic()
 
         def line(text: bytes) -> None:
@@ -145,9 +131,7 @@ class ServedEngine(SendingEngine):
         self._begin(run, BEGIN_S + len(tokens) / SLOWEST_TOKENS_S, make, lambda ended: _end_answer(run, ended))
         return run
 
-    def logits(
-        self, tokens: Sequence[int], last: int, *, chunk_tokens: int | None = None
-    ) -> numpy.typing.NDArray[numpy.float32]:
+    def logits(self, tokens: Sequence[int], last: int, *, chunk_tokens: int | None = None) -> Logits:
         raise ModelError("vllm serve gives no logits", "verify with the engine vllm: disagg verify --engine vllm")
 
     def step(self) -> None:

@@ -18,7 +18,7 @@ import pytest
 from disagg.api.delivery import DESCRIBE, ORDER_FIELD, KVOrder, KVProgress, KVReport, OrderAnswer, ReportHello
 from disagg.api.sampling import Sampling
 from disagg.config import EngineOptions
-from disagg.engines.base import SendingRun
+from disagg.engines.base import AnswerRequest, SendingRun
 from disagg.engines.model.reference import Reference
 from disagg.engines.sending.runs import AnswerRun
 from disagg.engines.vllm.served.engine import ServedEngine, _end_answer
@@ -148,7 +148,7 @@ def test_prompts_are_ordered_with_the_key_of_the_server(bench: Bench) -> None:
 
 
 def test_requests_that_a_server_leaves_unanswered_fail_whoevers_turn_the_step_is(bench: Bench) -> None:
-    first, second = bench.send(), bench.engine.start_answer(TOKENS, Sampling(), lambda token: None)
+    first, second = bench.send(), bench.engine.start_answer(AnswerRequest(TOKENS, Sampling()), lambda token: None)
     for request in bench.engine._requests.values():
         request.limit_s = -1.0
     first.step()

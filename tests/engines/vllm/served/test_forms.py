@@ -10,6 +10,7 @@ import pytest
 
 from disagg.api.delivery import ORDER_FIELD, OrderAnswer
 from disagg.api.sampling import Sampling
+from disagg.engines.base import AnswerRequest
 from disagg.engines.vllm.sampling import fields
 from disagg.engines.vllm.served.forms import (
     START_COMMAND,
@@ -36,7 +37,7 @@ def test_a_prompt_is_sent_as_it_is_with_its_order_and_its_salt() -> None:
 
 def test_an_answer_states_all_of_its_sampling_so_that_no_default_of_the_server_applies() -> None:
     sampling = Sampling(max_tokens=9, temperature=0.5, top_p=0.9, seed=3, logit_bias=((7, 2.0),), logprobs=2)
-    body = json.loads(answer_body("tiny", [5], "", fields(sampling, answered=4, eos_ids={2, 1})))
+    body = json.loads(answer_body("tiny", [5], "", fields(AnswerRequest([5], sampling, 4), {2, 1})))
     stated = {"max_tokens", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty"}
     assert stated | {"frequency_penalty", "seed", "logprobs", "stop_token_ids", "ignore_eos"} <= body.keys()
     assert (body["max_tokens"], body["logit_bias"], body["stop_token_ids"]) == (5, {"7": 2.0}, [1, 2])
