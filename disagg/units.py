@@ -22,8 +22,10 @@ def counted(count: int, noun: str) -> str:
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
-def seconds(value: float) -> str:
-    """A measured or predicted duration: 0.04 ms, 1.8 ms, 42 ms, 1.23 s, 95 s."""
+def seconds(value: float | None) -> str:
+    """A measured or predicted duration: 0.04 ms, 1.8 ms, 42 ms, 1.23 s, 95 s; a dash if there is none."""
+    if value is None:
+        return "–"
     if abs(value) < 0.000995:
         return f"{value * 1e3:.2g} ms"
     if value < 0.9995:
@@ -70,7 +72,7 @@ def uptime(value: float | None) -> str:
 
 def ms(value: float | None) -> str:
     """A latency in its unit; "–" if it was not measured."""
-    return "–" if value is None else seconds(value / 1e3)
+    return seconds(None if value is None else value / 1e3)
 
 
 def tick(value: float) -> str:

@@ -12,9 +12,9 @@ from pathlib import Path
 
 from disagg.api.requests import DEFAULT_DEADLINE_S
 from disagg.api.status import Health
-from disagg.bench import MAX_REQUESTS, WorkloadKind, energy, load, workloads
+from disagg.bench import MAX_REQUESTS, Mode, WorkloadKind, energy, load, workloads
 from disagg.bench.plan import ArrivalPattern, BenchPlan, Point
-from disagg.bench.records import MODES, ROLES, Mode, TurnResult
+from disagg.bench.records import MODES, ROLES, TurnResult
 from disagg.bench.result import BenchHost, BenchResult, gather, judge
 from disagg.bench.workloads import LengthTrace, RandomTokens, Texts, Workload
 from disagg.config import Fleet, Host

@@ -20,7 +20,8 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from disagg.bench.records import ROLES, Mode, TurnResult
+from disagg.bench import Mode
+from disagg.bench.records import ROLES, TurnResult
 
 ReadWatts = Callable[[], float | None]
 INTERVAL_S = 0.2

@@ -14,8 +14,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from disagg.bench import Mode
 from disagg.bench.plan import ArrivalPattern, BenchPlan, BenchTurn, RequestSpeed, expected_seconds, turns
-from disagg.bench.records import ALONE, WRONG_COUNT, Mode, Record, TurnResult
+from disagg.bench.records import ALONE, WRONG_COUNT, Record, TurnResult
 from disagg.bench.workloads import Workload, WorkloadItem
 from disagg.errors import DisaggError
 from disagg.inference.several import OpenStream

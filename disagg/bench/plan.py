@@ -12,7 +12,7 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from disagg.bench.records import Mode
+from disagg.bench import Mode
 
 
 @dataclass(frozen=True, slots=True)

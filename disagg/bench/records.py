@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from disagg.api.names import Role
+from disagg.bench import Mode
 from disagg.inference.attempt import Alone
 from disagg.inference.metrics import Metrics
 
-Mode = Literal["disaggregated", "decode-alone", "prefill-alone", "whole"]
 MODES: tuple[Mode, ...] = ("disaggregated", "decode-alone", "prefill-alone")
-"""Those of hosts that disagg runs. "whole": the model's whole-request hosts, which take texts only."""
+"""Those of hosts that disagg runs."""
 ALONE: Mapping[Mode, Alone | None] = {
     "disaggregated": None,
     "decode-alone": "decode",

@@ -8,9 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from disagg.bench import Mode
 from disagg.bench.energy import Power
 from disagg.bench.plan import BenchPlan, Point
-from disagg.bench.records import Mode, Record, TurnResult
+from disagg.bench.records import Record, TurnResult
 from disagg.bench.stats import Figures, summary
 from disagg.bench.verdict import METRICS, LinkShare, Metric, Samples, Verdict, verdict
 from disagg.inference.metrics import Metrics

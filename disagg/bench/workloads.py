@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import Any, NoReturn, Protocol, TypeVar
 
 from disagg.api.sampling import MAX_TOKENS
-from disagg.bench import MAX_REQUESTS
+from disagg.bench import MAX_REQUESTS, Mode
 from disagg.bench.plan import Point
-from disagg.bench.records import Mode
 from disagg.config.document import fault
 from disagg.errors import ConfigError, UsageError
 

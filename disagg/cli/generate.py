@@ -92,7 +92,7 @@ def generate(
         "alone": alone,
         "on_kv_failure": on_kv_failure,
     }
-    _run(fleet, _answers(models), request, as_json=as_json, explain=explain)
+    _run(fleet, models, request, as_json=as_json, explain=explain)
 
 
 def _require_hosts(fleet: Fleet, models: Sequence[str], alone: Alone | None) -> None:
@@ -109,15 +109,14 @@ def _import_client_meanwhile() -> None:
     threading.Thread(target=importlib.import_module, args=("disagg.inference.client",), daemon=True).start()
 
 
-def _run(
-    fleet: Fleet, answers: Sequence[ModelAnswer], request: dict[str, Any], *, as_json: bool, explain: bool
-) -> None:
+def _run(fleet: Fleet, models: Sequence[str], request: dict[str, Any], *, as_json: bool, explain: bool) -> None:
     """Ask the models and show the answers. Ctrl-C shows what has arrived."""
     import uvloop
 
     from disagg.inference.client import AsyncClient
-    from disagg.inference.several import ask
+    from disagg.inference.several import ModelAnswer, ask
 
+    answers = [ModelAnswer(model) for model in models]
     prompt = request.get("prompt") or ""
     view = _view(answers, prompt, as_json)
 
@@ -140,12 +139,6 @@ def _run(
         raise
     _finish(view, answers, as_json=as_json, explain=explain)
     _raise_errors(answers)
-
-
-def _answers(models: Sequence[str]) -> list[ModelAnswer]:
-    from disagg.inference.several import ModelAnswer
-
-    return [ModelAnswer(model) for model in models]
 
 
 def _explain(client: AsyncClient, answers: Sequence[ModelAnswer], request: dict[str, Any], as_json: bool) -> None:

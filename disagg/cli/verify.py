@@ -12,7 +12,7 @@ from rich.markup import escape
 from disagg.api.engines import engines_for
 from disagg.cli.common.completion import complete_model
 from disagg.cli.common.context import Settings, print_json, settings, stderr, stdout
-from disagg.cli.common.options import AsJson, one_of, seconds_option, with_options
+from disagg.cli.common.options import AsJson, choice_option, one_of, seconds_option, with_options
 from disagg.config import DType
 from disagg.errors import CapabilityMissing, DisaggError, ServerUnavailable, UsageError
 from disagg.extras import require
@@ -27,12 +27,6 @@ PROMPT_TOKENS, MAX_TOKENS = 200, 64
 STATUS_S = 30.0
 PREFILL_ENGINES: Final = [one.name for one in engines_for("prefill", loads=True)]
 DECODE_ENGINE: Final = engines_for("decode", loads=True)[0].name
-
-
-def _known_engine(name: str | None) -> str | None:
-    if name is not None and name not in PREFILL_ENGINES:
-        raise typer.BadParameter(f"{name!r} is not one of {', '.join(map(repr, PREFILL_ENGINES))}.")
-    return name
 
 
 def _options_of_here(
@@ -50,10 +44,9 @@ def _options_of_here(
     ] = None,
     engine: Annotated[
         str | None,
-        typer.Option(
+        choice_option(
+            PREFILL_ENGINES,
             metavar="NAME",
-            callback=_known_engine,
-            autocompletion=lambda: PREFILL_ENGINES,
             help=f"With --here: of the prefill end: {one_of(PREFILL_ENGINES)}. Default: that of the model's prefill "
             f"host, or {PREFILL_ENGINES[0]}.",
         ),

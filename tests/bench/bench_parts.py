@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from disagg.bench import Mode
 from disagg.bench.energy import Power
 from disagg.bench.plan import ArrivalPattern, BenchPlan, Point
-from disagg.bench.records import MODES, Mode, Record, TurnResult
+from disagg.bench.records import MODES, Record, TurnResult
 from disagg.bench.result import BenchHost, BenchResult, gather, judge
 from disagg.inference.metrics import Metrics, TTFTParts
 from tests.cli.answers import metrics as cli_metrics

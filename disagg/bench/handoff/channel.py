@@ -10,7 +10,6 @@ import hmac
 import json
 import socket
 import time
-from types import TracebackType
 from typing import Self, TypeVar
 
 from disagg.api.base import Contract
@@ -71,7 +70,7 @@ class MessageChannel:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self._lines.close()
         self._socket.close()
 

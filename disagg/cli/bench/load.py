@@ -6,19 +6,18 @@ import signal
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_args
+from typing import TYPE_CHECKING, Annotated, Any, cast, get_args
 
 import typer
 
 from disagg.api.requests import DEFAULT_DEADLINE_S
-from disagg.bench import MAX_REQUESTS, WorkloadKind
+from disagg.bench import MAX_REQUESTS, Mode, WorkloadKind
 from disagg.cli.bench.checks import numbers, pairs, refuse_subcommand, require_two_files, require_writable
 from disagg.cli.bench.result import live, result_view
 from disagg.cli.common.completion import complete_device
 from disagg.cli.common.context import print_json, settings, stderr, stdout
-from disagg.cli.common.options import AsJson, model_option, one_of, refuse_options, seconds_option
+from disagg.cli.common.options import AsJson, choice_option, model_option, one_of, refuse_options, seconds_option
 from disagg.cli.common.process import uninterrupted
 from disagg.cli.views.progress import HostProgress
 from disagg.cli.words import choose_models
@@ -41,24 +40,16 @@ Device = Annotated[
 ]
 
 
-class ModeName(StrEnum):
-    """The values of --mode."""
-
-    disaggregated = "disaggregated"
-    decode_alone = "decode-alone"
-    prefill_alone = "prefill-alone"
-    whole = "whole"
-
-
 def load(
     context: typer.Context,
     *,
     model: Annotated[str | None, model_option("Required if the fleet has several models.")] = None,
     mode: Annotated[
-        list[ModeName] | None,
-        typer.Option(
+        list[str] | None,
+        choice_option(
+            get_args(Mode),
             metavar="MODE",
-            help=f"{one_of(ModeName)}; repeatable. [default: all that the fleet can run]",
+            help=f"{one_of(get_args(Mode))}; repeatable. [default: all that the fleet can run]",
             show_default=False,
         ),
     ] = None,
@@ -139,7 +130,7 @@ def load(
         model=choose_models(fleet, [model] if model else [], "name one with -m")[0],
         kind=workload,
         file=file,
-        modes=tuple(one.value for one in mode or ()),
+        modes=tuple(cast("list[Mode]", mode or ())),
         prompt_tokens=numbers("--prompt-tokens", prompt_tokens, int),
         output_tokens=numbers("--output-tokens", output_tokens, int),
         concurrency=numbers("--concurrency", concurrency, int),
@@ -161,22 +152,40 @@ def load(
     with _served(fleet, spec.model, simulate, (prefill_device, decode_device)) as (served, token):
         result, signalled = _run(served, spec, token)
     _show(result, as_json, output, report)
-    _exit(result, signalled)
+    if signalled:
+        raise typer.Exit(128 + signalled)
+    if any(not cell.figures.completed for cell in result.cells):
+        raise typer.Exit(1)
 
 
 @contextmanager
 def _served(
     fleet: Fleet, model: str, simulate: bool, devices: tuple[str | None, str | None]
 ) -> Iterator[tuple[Fleet, str | None]]:
-    """The fleet to measure, and its token; None if it is in the fleet's token file."""
+    """The fleet to measure, and its token; None if that is in the fleet's token file.
+
+    simulate: a copy of the model's hosts that runs on this machine until the end of the block. devices: machines in
+    place of those of hosts.toml. Raises UsageError if a host's hardware or the model's size is unknown.
+    """
+    from disagg.fleet.lifecycle.temporary import Devices, running_simulated
+
     if not simulate:
         if any(devices):
             raise UsageError("--prefill-device and --decode-device need --simulate", "add --simulate")
         yield fleet, None
         return
-
-    with simulated(fleet, model, *devices) as (copy, token):
-        yield copy, token
+    hosts = {name: host for name, host in fleet.hosts.items() if host.model == model}
+    if not hosts:
+        raise UsageError(f"no host of {fleet.path.name} serves {model}", "there is nothing to simulate")
+    only = replace(fleet, hosts=hosts, models={model: fleet.models[model]})
+    shown = HostProgress(stderr())
+    with running_simulated(
+        only,
+        Devices(*devices),
+        report=lambda host, doing: shown.report(f"simulated {host}", doing),
+        ending=uninterrupted,
+    ) as (copy, state):
+        yield copy, state.tokens.current
 
 
 def _run(fleet: Fleet, spec: BenchSpec, token: str | None) -> tuple[BenchResult, int]:
@@ -235,14 +244,6 @@ def _show(result: BenchResult, as_json: bool, output: Path | None, report: Path 
     _write(texts)
 
 
-def _exit(result: BenchResult, signalled: int) -> None:
-    """With 128 + the signal that stopped the run; with 1 if no request of a mode and point has completed."""
-    if signalled:
-        raise typer.Exit(128 + signalled)
-    if any(not cell.figures.completed for cell in result.cells):
-        raise typer.Exit(1)
-
-
 def _write(texts: Mapping[Path, str]) -> None:
     """Write all files that can be written, then raise UsageError for the others: the run cannot be repeated."""
     faults = []
@@ -254,26 +255,3 @@ def _write(texts: Mapping[Path, str]) -> None:
             faults.append(f"{path}: {error.strerror}")
     if faults:
         raise UsageError(f"cannot write {' and '.join(faults)}")
-
-
-@contextmanager
-def simulated(fleet: Fleet, model: str, prefill: str | None, decode: str | None) -> Iterator[tuple[Fleet, str]]:
-    """The simulated fleet with running servers, and its token. prefill, decode: machines in place of hosts.toml's.
-
-    The servers are stopped at the end of the block. Raises UsageError if a host's hardware or the model's size is
-    unknown.
-    """
-    from disagg.fleet.lifecycle.temporary import Devices, running_simulated
-
-    hosts = {name: host for name, host in fleet.hosts.items() if host.model == model}
-    if not hosts:
-        raise UsageError(f"no host of {fleet.path.name} serves {model}", "there is nothing to simulate")
-    only = replace(fleet, hosts=hosts, models={model: fleet.models[model]})
-    shown = HostProgress(stderr())
-    with running_simulated(
-        only,
-        Devices(prefill, decode),
-        report=lambda host, doing: shown.report(f"simulated {host}", doing),
-        ending=uninterrupted,
-    ) as (copy, state):
-        yield copy, state.tokens.current

@@ -182,6 +182,18 @@ def within(limits: Bounds) -> Callable[[Any], Any]:
     return check
 
 
+def choice_option(choices: Sequence[str], **named: Any) -> Any:
+    """An option whose value is one of these, or several if it is a list; typer takes no list of Literals."""
+
+    def check(value: Any) -> Any:
+        for one in value if isinstance(value, list) else [value]:
+            if one is not None and one not in choices:
+                raise typer.BadParameter(f"one of {', '.join(choices)} (got {one})")
+        return value
+
+    return typer.Option(callback=check, autocompletion=lambda: list(choices), **named)
+
+
 def _within(value: float, limits: Bounds) -> bool:
     low, high = limits.minimum, limits.maximum
     above = low is None or value > low or (value == low and not limits.exclusive_minimum)

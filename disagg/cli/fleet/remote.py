@@ -14,14 +14,13 @@ from rich.text import Text
 
 from disagg.cli.common.context import print_error, print_json, settings, stderr, stdout
 from disagg.cli.common.options import AsJson, HostName, seconds_option
+from disagg.cli.views.logs import coloured
 from disagg.config import Host
 from disagg.errors import FleetError, exit_code_of_all, printable
 from disagg.fleet.machine.base import CommandResult
 from disagg.fleet.machine.connect import machine_for
 from disagg.fleet.machine.fan_out import HostOutcome, each
 from disagg.fleet.machine.ssh.settings import ssh_command
-
-_COLOURS = ("cyan", "magenta", "green", "yellow", "blue", "bright_red", "bright_cyan", "bright_magenta")
 
 
 def ssh(
@@ -104,12 +103,11 @@ class Prefixed:
     def __init__(self, console: Console, hosts: Sequence[str]) -> None:
         self._console = console
         self._lock = Lock()
-        width = max(map(len, hosts), default=0)
-        self._names = {
-            host: Text(f"{host:<{width}} │ ", _COLOURS[number % len(_COLOURS)]) for number, host in enumerate(hosts)
-        }
+        self._names = coloured(hosts)
 
     def line(self, host: str, text: str) -> None:
         """One line of a host's output, without control characters: what a file has is shown on a terminal later."""
         with self._lock:
-            self._console.print(Text.assemble(self._names[host], printable(text)), soft_wrap=True)
+            self._console.print(
+                Text.assemble(self._names[host], (" │ ", self._names[host].style), printable(text)), soft_wrap=True
+            )

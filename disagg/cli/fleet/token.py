@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -39,14 +39,17 @@ def show(
     fleet = settings(context).fleet()
     state = State.of(fleet)
     if reveal:
-        _reveal(state, as_json)
+        current = state.tokens.current
+        print_json({"token": current}) if as_json else typer.echo(current)
         return
     hosts = deployed(fleet, settings(context).names(fleet, managed=True))
     ours, known = state.tokens.all, read_tokens(hosts)
     theirs = {name: [token_digest(one) for one in tokens] for name, tokens in known.by_host.items()}
     foreign = [name for name, digests in theirs.items() if another(ours, digests, name)]
     if as_json:
-        print_json(_body(fleet, [token_digest(one) for one in ours], theirs, known))
+        errors = {name: error.to_json() for name, error in known.missing.items()}
+        here = [token_digest(one) for one in ours]
+        print_json({"fleet": fleet.name, "here": here, "hosts": theirs, "errors": errors})
     else:
         print_line = stdout().print
         print_line(f"this machine: {shown(ours)}  {state.tokens.path}", soft_wrap=True, highlight=False)
@@ -110,13 +113,6 @@ def _question(fleet: Fleet, state: State) -> str:
     return f"Replace the token {shown([current])} of {fleet.name} in {state.tokens.path}?"
 
 
-def _reveal(state: State, as_json: bool) -> None:
-    if as_json:
-        print_json({"token": state.tokens.current})
-    else:
-        typer.echo(state.tokens.current)
-
-
 def deployed(fleet: Fleet, names: Sequence[str] = ()) -> list[Host]:
     """Those with a token of their own. names: of the selected hosts; none if all are meant."""
     return [host for host in fleet.deployed_hosts if not names or host.name in names]
@@ -126,8 +122,3 @@ def read_tokens(hosts: Sequence[Host]) -> KnownTokens:
     """The tokens of these hosts."""
     with stderr().status("reading tokens …"):
         return known_tokens(hosts, connect.machine_for)
-
-
-def _body(fleet: Fleet, ours: list[str], theirs: dict[str, list[str]], known: KnownTokens) -> dict[str, Any]:
-    errors = {name: error.to_json() for name, error in known.missing.items()}
-    return {"fleet": fleet.name, "here": ours, "hosts": theirs, "errors": errors}

@@ -13,7 +13,8 @@ from rich.table import Table
 from rich.text import Text
 
 from disagg.api.gateway import ENDED_HOSTS, MAX_ENTRIES, EntryState, HistoryEntry
-from disagg.cli.common.context import print_json, settings, stderr, stdout
+from disagg.cli.common.change import finish
+from disagg.cli.common.context import settings, stderr
 from disagg.cli.common.options import AsJson, model_option
 from disagg.cli.views.items import Items, plain_table
 from disagg.gateway.watch.history import Filter, history_path, read
@@ -39,37 +40,20 @@ def history(
 
     With --json all figures of each: times, parts of the time to the first token, tokens, speeds, hosts, errors.
     """
-    found = _read(context, model, state, hours, limit)
-    if as_json:
-        print_json({"entries": [entry.to_json() for entry in found]})
-        return
-    if not found:
+    fleet = settings(context).fleet()
+    models = (fleet.model(model).name,) if model else None
+    since = None if hours is None else time.time() - hours * 3600
+    found = read(history_path(fleet), Filter(models=models, state=state, since=since, limit=limit))
+    if not found and not as_json:
         stderr().print("There are no such requests.")
         return
-
-    stdout().print(history_view(found))
-
-
-def _read(
-    context: typer.Context, model: str | None, state: EntryState | None, hours: float | None, limit: int
-) -> tuple[HistoryEntry, ...]:
-    fleet = settings(context).fleet()
-    wanted = Filter(
-        models=(fleet.model(model).name,) if model else None,
-        state=state,
-        since=None if hours is None else time.time() - hours * 3600,
-        limit=limit,
-    )
-    return read(history_path(fleet), wanted)
+    finish(as_json, {"entries": [entry.to_json() for entry in found]}, HistoryView(found))
 
 
-def history_view(entries: Sequence[HistoryEntry]) -> RenderableType:
+class HistoryView:
     """One row per answer, on a narrow terminal a few lines. What went wrong, or differently than usual, stands after
     its hosts; below the table, why requests failed."""
-    return _History(entries)
 
-
-class _History:
     def __init__(self, entries: Sequence[HistoryEntry]) -> None:
         self._entries = entries
 
@@ -87,9 +71,8 @@ class _History:
 def _stacked(entry: HistoryEntry) -> Iterator[RenderableType]:
     style = "dim" if entry.state == "cancelled" else ""
     yield Text.assemble(f"{moment(entry.time)} ", (entry.model, "bold"), style=style)
-    ttft = "–" if entry.ttft is None else seconds(entry.ttft)
     tokens = f"{entry.prompt_tokens:,}+{entry.completion_tokens:,} tokens"
-    yield Items(Text("  ", style), (tokens, f"TTFT {ttft}", f"total {seconds(entry.total_time)}"))
+    yield Items(Text("  ", style), (tokens, f"TTFT {seconds(entry.ttft)}", f"total {seconds(entry.total_time)}"))
     if last := Text.assemble(hosts(entry.prefill_server, entry.decode_server), remark(entry), style=style):
         yield Padding(last, (0, 0, 0, 2))
 
@@ -106,7 +89,7 @@ def _table(entries: Sequence[HistoryEntry], *, beside: bool) -> Table:
             moment(entry.time),
             Text(entry.model) if beside else Text.assemble(entry.model, "\n", where),
             f"{entry.prompt_tokens:,}+{entry.completion_tokens:,}",
-            "–" if entry.ttft is None else seconds(entry.ttft),
+            seconds(entry.ttft),
             _rate(entry.prefill_speed),
             _rate(entry.decode_speed),
             seconds(entry.total_time),

@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Annotated, Any, cast
 
 import typer
@@ -18,7 +17,7 @@ from rich.console import RenderableType
 from disagg.api.requests import MAX_ANSWERS, MAX_WEIGHT
 from disagg.cli.common.context import print_json, settings, stderr, stdout
 from disagg.cli.common.hosts import FanOutCommand
-from disagg.cli.common.options import AsJson, command_group, model_option, one_of, with_options
+from disagg.cli.common.options import AsJson, choice_option, command_group, model_option, one_of, with_options
 from disagg.cli.views.items import plain_table
 from disagg.config import Fleet, Host
 from disagg.errors import ConfigError, DisaggError, FleetError, HostUnreachable, UsageError
@@ -28,18 +27,11 @@ from disagg.units import counted
 
 keys = command_group("keys", "Add, edit, list and revoke the keys of the clients of `disagg serve`.")
 Name = Annotated[str, typer.Argument(metavar="NAME", help="Who uses the key.", show_default=False)]
+_LIMITS = ("model", "requests", "tokens", "parallel")
+"""What `disagg keys edit` can remove."""
 _MONITOR = "See the requests of all keys, not only its own."
 _FIELDS = {"model": "models", "requests": "requests_per_minute", "tokens": "tokens_per_minute"}
 """Options -> fields of a key, where they differ."""
-
-
-class LimitName(StrEnum):
-    """What `disagg keys edit` can remove."""
-
-    model = "model"
-    requests = "requests"
-    tokens = "tokens"
-    parallel = "parallel"
 
 
 def _grants(
@@ -99,7 +91,8 @@ def edit(
     options: dict[str, Any],
     monitor: Annotated[bool | None, typer.Option("--monitor/--no-monitor", help=_MONITOR)] = None,
     remove: Annotated[
-        list[LimitName] | None, typer.Option(metavar="LIMIT", help=f"Remove {one_of(LimitName)}; repeatable.")
+        list[str] | None,
+        choice_option(_LIMITS, metavar="LIMIT", help=f"Remove {one_of(_LIMITS)}; repeatable."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -111,7 +104,7 @@ def edit(
     grants = _known(fleet, options, monitor)
     for limit in remove or ():
         if _FIELDS.get(limit, limit) in grants:
-            raise UsageError(f"--remove {limit.value}: --{limit.value} sets it", "give one of the two")
+            raise UsageError(f"--remove {limit}: --{limit} sets it", "give one of the two")
     changes = cast("Grants", {**grants, **dict.fromkeys(_FIELDS.get(limit, limit) for limit in remove or ())})
     if not changes:
         raise UsageError(f"nothing is to be changed about the key of {name}", "see `disagg keys edit --help`")

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from disagg.api.gateway import LiveHost, LiveModel, LiveRequest, LiveState
-from disagg.cli.gateway.history import history_view, hosts
+from disagg.cli.gateway.history import HistoryView, hosts
 from disagg.cli.views.items import plain_table
 from disagg.units import seconds, size, speed
 
@@ -82,7 +82,7 @@ def top_view(state: LiveState, shown: ScreenChoice, note: str = "", *, keys: boo
     parts: dict[Part, RenderableType] = {
         "requests": _UNKNOWN if unknown else _requests(_sorted(requests, shown.order)[:many], shown.order),
         "hosts": _hosts(seen),
-        "last": history_view(last[:many]) if last else _UNKNOWN if unknown else _NONE_ENDED,
+        "last": HistoryView(last[:many]) if last else _UNKNOWN if unknown else _NONE_ENDED,
     }
     everything = [part for name, part in parts.items() if not (unknown and name == "last")]
     chosen = everything if shown.part == "all" else [parts[shown.part]]
@@ -162,8 +162,8 @@ def _models(models: Sequence[LiveModel], *, unknown: bool) -> RenderableType:
             "–" if unknown else f"{totals.completion_tokens_s:,.0f}",
             _at(last.prefill_time or None, last.prefill_speed) if last else "–",
             _at(last.decode_time or None, last.decode_speed) if last else "–",
-            _seconds(last.ttft) if last else "–",
-            _seconds(last.total_time) if last else "–",
+            seconds(last.ttft) if last else "–",
+            seconds(last.total_time) if last else "–",
         )
     return _Fitting(table, ("wait", "prefill", "decode", "total"))
 
@@ -225,8 +225,4 @@ def _hosts(seen: Sequence[LiveHost]) -> RenderableType:
 
 
 def _at(time: float | None, rate: float | None) -> str:
-    return _seconds(time) + (f" @ {rate:,.0f}" if rate else "")
-
-
-def _seconds(value: float | None) -> str:
-    return "–" if value is None else seconds(value)
+    return seconds(time) + (f" @ {rate:,.0f}" if rate else "")

@@ -18,19 +18,24 @@ _LEVELS: Final = {"error": "bold red", "critical": "bold red", "warning": "yello
 _SHOWN: Final = frozenset({"time", "level", "event", "traceback"})
 
 
+def coloured(hosts: Sequence[str]) -> dict[str, Text]:
+    """The names of these hosts, of one width, each in a colour of its own."""
+    width = max(map(len, hosts), default=0)
+    return {host: Text(f"{host:<{width}}", _COLOURS[index % len(_COLOURS)]) for index, host in enumerate(hosts)}
+
+
 class LogView:
     """Lines of these hosts, their names in one column. dated: with the day, for lines that are rare."""
 
     def __init__(self, hosts: Sequence[str], *, dated: bool = False) -> None:
         self._clock = "%Y-%m-%d %H:%M:%S" if dated else "%H:%M:%S.%f"
-        self._width = max(map(len, hosts), default=0)
-        self._colours = {host: _COLOURS[index % len(_COLOURS)] for index, host in enumerate(hosts)}
+        self._names = coloured(hosts)
 
     def line(self, line: LogLine) -> Text:
         """One line of a log; a traceback in it goes on below."""
         clock = datetime.fromtimestamp(line.time).strftime(self._clock) if line.time else " " * 12
         clock = clock[:-3] if self._clock.endswith("%f") and line.time else clock
-        head = Text.assemble((clock, "dim"), " ", (line.host.ljust(self._width), self._colours.get(line.host, "")), " ")
+        head = Text.assemble((clock, "dim"), " ", self._names.get(line.host, Text(line.host)), " ")
         if line.notice:
             return head.append(printable(line.text), "italic yellow")
         fields = line.fields
