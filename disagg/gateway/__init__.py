@@ -8,7 +8,7 @@ document    what /openapi.json describes
 dashboard   the page at /, whose files are in page/
 health      whether it can answer a request
 clients/    their keys, their models, their limits
-dialects/   the APIs, each a pure translation: body -> request, events -> answer
+dialects/   the APIs, each a translation without I/O: body -> request, events -> answer
 models      the lists of models
 run         a request's events, from AsyncClient
 answer      events -> HTTP, streamed or whole, to a caller that may disconnect

@@ -1,4 +1,4 @@
-"""The APIs that the gateway serves, each a pure translation.
+"""The APIs that the gateway serves, each a translation that reads nothing but, for Ollama, the clock.
 
 base      a request in the gateway's own form, what happens to it, and what translates both: a Dialect and its Writer
 problems  errors as clients expect them

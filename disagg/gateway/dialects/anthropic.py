@@ -1,4 +1,7 @@
-"""Anthropic's POST /v1/messages, and POST /v1/messages/count_tokens, whose body is the same without max_tokens."""
+"""Anthropic's POST /v1/messages, and POST /v1/messages/count_tokens, whose body is the same without max_tokens.
+
+A message is a list of blocks, of which one may hold what others write as several messages.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""POST /v1/chat/completions."""
+"""OpenAI's POST /v1/chat/completions: how a chat is read, and how its answer is written."""
 
 from __future__ import annotations
 

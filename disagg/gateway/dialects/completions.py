@@ -1,4 +1,4 @@
-"""POST /v1/completions."""
+"""OpenAI's POST /v1/completions: the continuation of one text or several."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""OpenAI's POST /v1/responses, as far as it needs no memory of earlier requests."""
+"""OpenAI's POST /v1/responses, as far as it needs no memory of earlier requests: how its body and items are read."""
 
 from __future__ import annotations
 
