@@ -26,7 +26,7 @@ from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
 from disagg.http.protocol import ConnectionBounds, Encryption
-from disagg.http.server import BoundedServer, ListenHints, listen
+from disagg.http.server import BoundedServer, ListenHints, listen, run
 from disagg.tls.certificate import ServerTLS, unchecked_context
 
 REQUESTS: Final = 3000
@@ -80,7 +80,7 @@ def serve(parent: Connection) -> None:
     listener = listen("127.0.0.1", 0, ListenHints("", ""))
     encryption = Encryption(ServerTLS(lambda: ("a-token-of-this-benchmark",)))
     parent.send(listener.getsockname()[1])
-    asyncio.run(BoundedServer(application, ConnectionBounds(), 1, encryption).serve(sockets=[listener]))
+    run(BoundedServer(application, ConnectionBounds(), 1, encryption).serve(sockets=[listener]))
 
 
 async def measured(port: int, process: psutil.Process, context: ssl.SSLContext | None) -> dict[str, float]:

@@ -55,7 +55,8 @@ def run(main: Coroutine[Any, Any, None]) -> None:
 
 class BoundedServer(uvicorn.Server):
     """Serves an application until `should_exit` or a signal. shutdown_s: for the last requests and their last bytes;
-    what still runs then is cancelled."""
+    what still runs then is cancelled. granian takes no less for an event (9.4 us at 32 streams, 84 at one; uvicorn 9.5
+    and 78), and gives no access to its connections."""
 
     def __init__(self, app: ASGIApp, bounds: ConnectionBounds, shutdown_s: int, encryption: Encryption) -> None:
         super().__init__(
@@ -132,7 +133,7 @@ def application(
 
 
 class RequestMiddleware:
-    """Outermost ASGI layer."""
+    """Outermost ASGI layer. Starlette's BaseHTTPMiddleware costs 76 us per request and 13 us per part of an answer."""
 
     def __init__(self, app: Starlette, refusal: Callable[[Request], Response | None], *, echo: bool) -> None:
         self.app = app

