@@ -45,7 +45,6 @@ class FleetLocks:
     if_full: bool = False
     left_out: dict[str, DisaggError] = field(default_factory=dict)
     _hosts: dict[str, Host] = field(default_factory=dict)
-    _homes: dict[str, str] = field(default_factory=dict)
     _kept: dict[tuple[str, str], HostLock] = field(default_factory=dict)
     _failed: dict[str, BaseException] = field(default_factory=dict)
 
@@ -70,9 +69,7 @@ class FleetLocks:
         self._hosts |= {place.machine.name: place.machine for place in places}
         outcomes = each([self._hosts[name] for name in dict.fromkeys(place.machine.name for place in places)], found)
         self.left_out |= {one.host.name: one.error for one in outcomes if one.error is not None}
-        seen = {place: there for one in outcomes for place, there in (one.value or {}).items()}
-        self._homes |= {place.machine.name: there.home for place, there in seen.items()}
-        return seen
+        return {place: there for one in outcomes for place, there in (one.value or {}).items()}
 
     def _acquire(self, place: LockedPlace, holder: Caller, home: str) -> None:
         machine, paths = self.machines[place.machine], HostPaths(home, place.name)
@@ -100,10 +97,6 @@ class FleetLocks:
         if (error := self.left_out.get(host.name)) is not None:
             raise error
         return self.machines[host]
-
-    def paths(self, host: Host) -> HostPaths:
-        """Of a host that was not left out."""
-        return HostPaths(self._homes[host.name], host.name)
 
     def lock(self, host: Host) -> HostLock | None:
         """The host's lock; None if it is not locked."""
@@ -142,7 +135,7 @@ def places(hosts: Sequence[Host], make: bool = False) -> list[LockedPlace]:
 
 @contextmanager
 def kept(locks: FleetLocks, wanted: Sequence[LockedPlace]) -> Iterator[dict[str, DisaggError]]:
-    """Within, the locks of these places are held. Yields what has afterwards the hosts whose lock could not be given
+    """Within, the locks of these places are kept. Yields what has afterwards the hosts whose lock could not be given
     back, and why: the next command on this machine takes it over."""
     unreleased: dict[str, DisaggError] = {}
     try:

@@ -21,7 +21,7 @@ from disagg.fleet.machine.base import Machine
 from disagg.fleet.machine.interruption import interrupted_by
 from disagg.fleet.machine.shell import Fence, last_lines, script
 
-_HELD: Final = 75
+_TAKEN: Final = 75
 _FULL: Final = 28
 _WAIT: Final = "nothing was changed; wait until that command has ended, or if it no longer runs: --break-lock"
 _SMALL_S: Final = 20.0
@@ -80,8 +80,8 @@ def look(machine: Machine, name: str) -> LockFound:
         words = last_lines(result.stderr, 3)
         raise FleetError(f"{name}: its home folder cannot be read: {words}", f"disagg ssh {machine.name}")
     home, exists, *lock = result.stdout.split("\n", 3)
-    held = "\n".join(lock[1:]).strip() if lock and lock[0] == "locked" else None
-    return LockFound(home, exists == "yes", held)
+    holder = "\n".join(lock[1:]).strip() if lock and lock[0] == "locked" else None
+    return LockFound(home, exists == "yes", holder)
 
 
 def acquire(
@@ -111,19 +111,16 @@ def acquire(
 
 
 @contextmanager
-def locked(
-    machine: Machine, paths: HostPaths, why: str, break_lock: bool = False, if_full: bool = False
-) -> Iterator[HostLock | None]:
-    """Hold one host's lock, and write both to its audit. See `acquire`."""
-    lock = acquire(machine, paths, Caller.this_process(why), break_lock=break_lock, if_full=if_full)
+def locked(machine: Machine, paths: HostPaths, why: str, break_lock: bool = False) -> Iterator[HostLock]:
+    """Within, one host's lock is kept. break_lock: take it from any holder."""
+    lock = acquire(machine, paths, Caller.this_process(why), break_lock=break_lock)
+    assert lock is not None, "without if_full a full disk is an error"
     try:
         yield lock
     except BaseException as error:  # also an interruption, which the audit names
-        if lock is not None:
-            _release_after(lock, error)
+        _release_after(lock, error)
         raise
-    if lock is not None:
-        lock.release()
+    lock.release()
 
 
 def _release_after(lock: HostLock, error: BaseException) -> None:
@@ -151,7 +148,7 @@ def _take(lock: HostLock, take_over: str, if_full: bool) -> bool:
         return True
     if result.code == _FULL and if_full:
         return False
-    if result.code != _HELD:
+    if result.code != _TAKEN:
         words = last_lines(result.stderr, 3) or f"exit code {result.code}"
         full = "its disk is full: make room there, or disagg uninstall"
         raise CommandFailed(

@@ -177,7 +177,7 @@ class Deployment:
     ) -> list[DeployResult]:
         """Carry out the plans, made anew under the locks, because another command may have changed a host before; not
         if they are `sure`, because they were made under them. Hosts that failed keep their result. Takes the locks if
-        they are not held already."""
+        they are not kept already."""
         if self.locks is not None:
             return self._carry_out(planned, self.locks, sure)
         if not any(one.result == "planned" for one in planned):

@@ -8,10 +8,11 @@ from typing import Any, Final
 from disagg.config import Fleet, Model, served_digest
 from disagg.fleet.doctor.gather import HostReadings
 from disagg.fleet.facts.findings import Finding, fault, note, ok, warning
-from disagg.fleet.lifecycle.status.compare import ROTATE, grouped
+from disagg.fleet.lifecycle.status.compare import ROTATE
 from disagg.fleet.lifecycle.status.host_status import HostStatus
 from disagg.fleet.link.judge import hidden_tokens_per_s
 from disagg.fleet.link.measure import MeasuredLink
+from disagg.fleet.token.there import grouped
 from disagg.planning.checkpoint import kv_bytes_per_token
 from disagg.units import counted, size
 

@@ -5,7 +5,7 @@ $XDG_STATE_HOME/disagg/<fleet name>-<hash of the file's path>/     mode 0700
     <host>.pid    the process that is this host's server (JSON)
     <host>.log    output of that process; <host>.log.1 is the run before, or what was written before the log was full
     <host>.audit  which commands changed the host, when, by whom
-    lock          held by the command that starts or stops servers, rolls out or rotates the token
+    lock          kept by the command that starts or stops servers, rolls out or rotates the token
 """
 
 from __future__ import annotations

@@ -106,15 +106,15 @@ PortChoice = Literal["taken", "all"]
 
 
 class MovedPort(NamedTuple):
-    """One replaced port. `key`: "port" or "kv_port" of the host."""
+    """One replaced port."""
 
-    host: str
-    key: str
     old: int
     new: int
 
 
 class _Port(NamedTuple):
+    """key: "port" or "kv_port" of the host."""
+
     host: str
     key: str
     address: str
@@ -137,17 +137,16 @@ def with_free_ports(fleet: Fleet, folder: Path, which: PortChoice = "taken") -> 
     if not leaving:
         return fleet, []
     free = free_ports([port.address for port in leaving], {port.number for port in ports})
-    moved = [MovedPort(port.host, port.key, port.number, new) for port, new in zip(leaving, free, strict=True)]
     hosts = dict(fleet.hosts)
-    for one in moved:
-        host = hosts[one.host]
-        hosts[one.host] = replace(host, port=one.new) if one.key == "port" else replace(host, kv_port=one.new)
+    for port, new in zip(leaving, free, strict=True):
+        host = hosts[port.host]
+        hosts[port.host] = replace(host, port=new) if port.key == "port" else replace(host, kv_port=new)
     copy = replace(fleet, path=folder / "hosts.toml", hosts=hosts, token_file=None)
     sources = {
         name: {str(engine): source for engine, source in model.sources.items()} for name, model in copy.models.items()
     }
     copy.path.write_text(render(copy, list(copy.hosts), sources), encoding="utf-8")
-    return copy, moved
+    return copy, [MovedPort(port.number, new) for port, new in zip(leaving, free, strict=True)]
 
 
 def free_ports(addresses: Sequence[str], avoid: set[int]) -> list[int]:

@@ -128,7 +128,7 @@ class Pruning:
         return tuple(one.name for one in self.hosts if self._places.get(one.name) == place)
 
     def _prune(self, machine: Machine, shown: Pruned, names: Sequence[str]) -> Pruned:
-        """Remove what was shown and is still left over now that all locks are held, which other commands need to use
+        """Remove what was shown and is still left over now that all locks are kept, which other commands need to use
         it. names: of the hosts whose locks these are."""
         there = read_contents(machine)
         left = self._leftovers(shown.host, there, frozenset(names))

@@ -15,12 +15,11 @@ VERB_S: Final = 90.0
 
 @dataclass(frozen=True, slots=True)
 class Definition:
-    """A file of a service manager. key: its name in HostFacts.installed. as_root: only root may write it."""
+    """A file of a service manager. key: its name in HostFacts.installed."""
 
     key: str
     path: str
     content: bytes
-    as_root: bool = False
 
     @property
     def digest(self) -> str:

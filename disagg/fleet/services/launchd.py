@@ -24,7 +24,7 @@ def definitions(host: Host, facts: HostFacts) -> tuple[Definition, ...]:
 
 
 def _definition(name: str, content: bytes) -> Definition:
-    return Definition(f"launchd:{name}", plist_path(name), content, as_root=True)
+    return Definition(f"launchd:{name}", plist_path(name), content)
 
 
 def label(name: str) -> str:

@@ -1,7 +1,7 @@
 """The fleet's token on this machine: a file that disagg makes once unless a setting names one.
 
 Beside it are `token.next` with the token that a rotation is about to make current, `token.DIGEST` with those that an
-adoption has replaced, and `token.lock`, held by a rotation.
+adoption has replaced, and `token.lock`, kept by a rotation.
 """
 
 from __future__ import annotations

@@ -32,10 +32,7 @@ class KnownTokens:
     @property
     def groups(self) -> str:
         """Which hosts have which tokens: `3f2a11bc on a, b; 9c04d7e1 on c`."""
-        names: dict[tuple[str, ...], list[str]] = {}
-        for name, tokens in self.by_host.items():
-            names.setdefault(tokens, []).append(name)
-        return "; ".join(f"{shown(tokens)} on {', '.join(hosts)}" for tokens, hosts in names.items())
+        return grouped({name: shown(tokens) for name, tokens in self.by_host.items()})
 
     def common(self) -> tuple[str, ...]:
         """The tokens that all these hosts have; hosts without any do not count. UsageError if none has one, if they
@@ -54,6 +51,12 @@ class KnownTokens:
             hint = f"disagg deploy --replace-token --host {names[0]} puts this machine's there"
             raise UsageError(f"the token of {', '.join(names)} is no token of disagg", hint)
         return tokens
+
+
+def grouped(found: Mapping[str, str]) -> str:
+    """`3f2a11bc on a, b; 9c04d7e1 on c`, of values by host."""
+    values = dict.fromkeys(found.values())
+    return "; ".join(f"{value} on {', '.join(name for name in found if found[name] == value)}" for value in values)
 
 
 def shown(tokens: Sequence[str]) -> str:

@@ -24,7 +24,6 @@ from disagg.fleet.machine.local import LocalMachine
 from disagg.fleet.machine.shell import script
 from disagg.fleet.token.here import OwnTokens
 from tests.cli.commandline import run, write_fleet
-from tests.values import present
 
 HOST = Host("spark", "127.0.0.1", ("prefill",), "tiny", EngineOptions("transformers"), 8000)
 
@@ -48,7 +47,7 @@ def lines(paths: HostPaths) -> list[Mapping[str, Any]]:
 def test_a_command_is_written_when_it_begins_and_when_it_has_ended(machine: LocalMachine, paths: HostPaths) -> None:
     with locked(machine, paths, "deploy") as lock:
         (began,) = lines(paths)
-        present(lock).current = "0123456789abcdef"
+        lock.current = "0123456789abcdef"
     assert (began["event"], began["by"]) == ("deploy", f"{getpass.getuser()}@{socket.gethostname()}")
     assert (began["pid"], began["disagg"]) == (os.getpid(), origin())
     ended = lines(paths)[1]

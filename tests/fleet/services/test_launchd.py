@@ -27,7 +27,7 @@ HOSTILE = ["a b", "it's", "<string>&amp;</string>", "$(id)", "a;b", "é"]
 
 def test_the_server_runs_as_the_user_restarts_and_brings_its_own_environment() -> None:
     server, wired = definitions(HOST, FACTS)
-    assert (server.path, server.as_root) == ("/Library/LaunchDaemons/disagg.mac-1.plist", True)
+    assert server.path == "/Library/LaunchDaemons/disagg.mac-1.plist"
     said = plistlib.loads(server.content)
     assert said["ProgramArguments"] == ["/bin/sh", "/Users/studio/.disagg/hosts/mac-1/running/run"]
     assert said["UserName"] == "studio" and said["KeepAlive"] is True and said["RunAtLoad"] is True

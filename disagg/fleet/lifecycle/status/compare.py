@@ -5,7 +5,7 @@ Those that differ serve, so they stay healthy; but the fleet is not what hosts.t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Final, NamedTuple
 
@@ -13,6 +13,7 @@ from disagg.config import Fleet, served_digest
 from disagg.fleet.changes.links import described
 from disagg.fleet.lifecycle.status.host_status import Difference, HostStatus
 from disagg.fleet.lifecycle.status.verdicts import Verdict
+from disagg.fleet.token.there import grouped
 from disagg.version import code_hash
 
 ROTATE: Final = "disagg token rotate"
@@ -96,12 +97,6 @@ def _different_settings(fleet: Fleet, status: HostStatus) -> Iterator[tuple[Diff
         yield "settings", _Remark(f"{what} other settings than {fleet.path.name} here", f"{deploy}{restart}")
     elif status.config and status.config != here:
         yield "settings", _Remark(f"it runs other settings than {fleet.path.name} here", restart)
-
-
-def grouped(found: Mapping[str, str]) -> str:
-    """`3f2a11bc on a, b; 9c04d7e1 on c`, of values by host."""
-    values = dict.fromkeys(found.values())
-    return "; ".join(f"{value} on {', '.join(name for name in found if found[name] == value)}" for value in values)
 
 
 def flag_refuted(statuses: Sequence[HostStatus]) -> list[HostStatus]:
