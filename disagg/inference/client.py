@@ -13,6 +13,7 @@ import functools
 import os
 import random
 import re
+import sys
 import time
 import weakref
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
@@ -198,7 +199,9 @@ class Client(BaseClient):
     def __init__(self, fleet: Fleet | str | Path | None = None, *, token: str | None = None) -> None:
         super().__init__(fleet, token=token)
         self._stack = ExitStack()
-        self._portal: BlockingPortal = self._stack.enter_context(start_blocking_portal("asyncio", {"use_uvloop": True}))
+        self._portal: BlockingPortal = self._stack.enter_context(
+            start_blocking_portal("asyncio", {"use_uvloop": sys.platform != "win32"})
+        )
         self._stack.callback(lambda: self._portal.call(self._driver.close))
         # The loop's thread must end before the interpreter does, which would wait for it for ever.
         self._at_exit = functools.partial(_close, weakref.ref(self))

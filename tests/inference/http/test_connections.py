@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import socket
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -239,3 +241,22 @@ async def test_a_name_is_looked_up_once_at_a_time(no_names: threading.Event) -> 
                 await one
         lookups = [thread for thread in threading.enumerate() if thread.name == "look up a-host-of-the-fleet"]
         assert len(lookups) == 1
+
+
+async def test_a_connection_that_is_closed_is_freed_without_the_garbage_collector() -> None:
+    """It has buffers of TLS, of which the collector does not know."""
+    host = KeepingHost()
+    gc.collect()
+    gc.disable()
+    try:
+        async with host.listening() as port, Connections(Tokens("t")) as http:
+            sent = await http.send(HostRequest(described_host("d", port), "GET", "/load"), PATIENCE_S)
+            closed = weakref.ref(sent.connection)
+            sent.connection.close()
+            http.release(sent)
+            del sent
+            async with asyncio.timeout(PATIENCE_S):
+                while closed() is not None:
+                    await asyncio.sleep(0.001)
+    finally:
+        gc.enable()
