@@ -43,7 +43,7 @@ def tags(fleet: Fleet, key: Key | None, created: float) -> dict[str, Any]:
     return {"models": [{**_tagged(model), "modified_at": timestamp(created)} for model in visible]}
 
 
-def running(fleet: Fleet, key: Key | None, live: Collection[str]) -> dict[str, Any]:
+def served(fleet: Fleet, key: Key | None, live: Collection[str]) -> dict[str, Any]:
     """Ollama's GET /api/ps. live: the names of models that a host serves now. They are never unloaded."""
     visible = (model for model in fleet.models.values() if may_use(key, model) and model.name in live)
     more = {"size_vram": 0, "expires_at": _NEVER}

@@ -94,7 +94,7 @@ async def _serve(
     async with AsyncClient(fleet) as client:
         await client.connect()  # so that no request's time includes it
         watch = GatewayWatch(client, Recorder(history_path(client.fleet)), keep_text=keep_text)
-        async with watch.running():
+        async with watch.watching():
             url_host, port = listener.getsockname()[:2]
             application = build(client, access, GatewayHealth(client, member), watch)
             # Programs of the fleet ask with its token, by TLS; clients have keys, and a proxy if they want TLS.

@@ -64,7 +64,7 @@ class Views:
             "/models": self._listed(models.listed),
             "/models/{model:path}": self._model,
             "/api/tags": self._listed(models.tags),
-            "/api/ps": self._running,
+            "/api/ps": self._served,
             "/api/version": self._version,
             "/api/live": self._live,
             "/api/history": self._history,
@@ -92,9 +92,9 @@ class Views:
         name = request.path_params["model"]
         return json_response(models.described(self._fleet, self._access.key(request), name, self._started))
 
-    async def _running(self, request: Request) -> Response:
+    async def _served(self, request: Request) -> Response:
         live = live_models(self._fleet, self._client.view, time.monotonic())
-        return json_response(models.running(self._fleet, self._access.key(request), live))
+        return json_response(models.served(self._fleet, self._access.key(request), live))
 
     async def _version(self, _: Request) -> Response:
         return json_response({"version": VERSION})

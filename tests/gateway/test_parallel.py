@@ -166,7 +166,7 @@ async def test_a_caller_that_disconnects_ends_all_requests(stream: bool) -> None
     running = call(fake_client.app(client, watch=watch), body, disconnect_after_s=0.05, path=PATH)
     await asyncio.wait_for(running, 30)
     assert [one.closed for one in client.streams] == [True, True]
-    assert watch.board.running("m") == (0, 0)
+    assert watch.board.requests("m") == (0, 0)
     assert b"disagg_requests_cancelled_total" in watch.metrics()
 
 

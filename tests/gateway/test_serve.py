@@ -162,7 +162,7 @@ async def test_the_history_has_the_answers_that_the_gateways_stop_cut(
                 pass
 
     asking = asyncio.ensure_future(ask())
-    async with watch.running():
+    async with watch.watching():
         await asyncio.wait_for(server.serve(sockets=[listener]), 30)
     assert [entry.state for entry in read(path, Filter())] == ["cancelled"]
     asking.cancel()

@@ -76,15 +76,17 @@ class Board(Observer):
                 model.prompts.add(answer.stage.prompt_tokens if answer.stage else 0, now)
 
     def completed(self, request: ObservedRequest, choice: int) -> None:
+        fell_back, entry = request.answers[choice].fell_back, entry_of_completion(request, choice)
         for board in self._boards(request):
-            board._models[request.model].counts["fallbacks"] += request.answers[choice].fell_back
-            board._remember(entry_of_completion(request, choice))
+            board._models[request.model].counts["fallbacks"] += fell_back
+            board._remember(entry)
 
     def ended(self, request: ObservedRequest) -> None:
+        failed, entry = request.state == "failed" and not request.refused, entry_of_end(request)
         for board in self._boards(request):
             board._running.pop(request.number, None)
-            board._models[request.model].counts["failed"] += request.state == "failed" and not request.refused
-            if (entry := entry_of_end(request)) is not None:
+            board._models[request.model].counts["failed"] += failed
+            if entry is not None:
                 board._remember(entry)
 
     def _boards(self, request: ObservedRequest) -> Sequence[Board]:
@@ -96,7 +98,7 @@ class Board(Observer):
         """Whether a request runs."""
         return bool(self._running)
 
-    def running(self, model: str) -> tuple[int, int]:
+    def requests(self, model: str) -> tuple[int, int]:
         """Requests of a model that run, and that wait in a queue."""
         phases = [one.phase for one in self._running.values() if one.model == model]
         waiting = phases.count("queue")
@@ -144,7 +146,7 @@ class Board(Observer):
         self._models[entry.model].count(entry, time.monotonic())
 
     def _totals(self, name: str, hosts: Sequence[LiveHost], now: float) -> Totals:
-        model, (running, waiting) = self._models[name], self.running(name)
+        model, (running, waiting) = self._models[name], self.requests(name)
         decode = [one for one in hosts if one.model == name and one.role == "decode"]
         return Totals(
             running=running,

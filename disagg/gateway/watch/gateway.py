@@ -47,7 +47,7 @@ class GatewayWatch:
         models = tuple(client.fleet.models)
         self.board = Board(client.fleet.name, models)
         self.feed = Feed(self.board, self.hosts, feed)
-        self._registry.register(LiveCollector(models, self.hosts, self.board.running))
+        self._registry.register(LiveCollector(models, self.hosts, self.board.requests))
         harmful = HarmfulRequests()
         self._of_keys = CollectorRegistry()
         self._of_keys.register(harmful)
@@ -68,7 +68,7 @@ class GatewayWatch:
         return figures + bytes(generate_latest(self._of_keys)) if of_keys else figures
 
     @asynccontextmanager
-    async def running(self) -> AsyncIterator[None]:
+    async def watching(self) -> AsyncIterator[None]:
         """Within the block the view of the hosts is kept fresh, and the plots get their points."""
         sampling = asyncio.ensure_future(self.feed.sample())
         try:

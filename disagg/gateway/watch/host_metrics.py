@@ -22,16 +22,16 @@ _HOST_GAUGES: Final[Mapping[str, tuple[str, Callable[[LiveHost], float]]]] = {
 class LiveCollector:
     """A collector for prometheus_client.
 
-    hosts: as they are now. running: requests of a model that run and that wait, in this gateway.
+    hosts: as they are now. requests: of a model that run and that wait, in this gateway.
     """
 
     def __init__(
         self,
         models: Sequence[str],
         hosts: Callable[[], Sequence[LiveHost]],
-        running: Callable[[str], tuple[int, int]],
+        requests: Callable[[str], tuple[int, int]],
     ) -> None:
-        self._models, self._hosts, self._running = models, hosts, running
+        self._models, self._hosts, self._requests = models, hosts, requests
 
     def collect(self) -> Iterator[Metric]:
         hosts = self._hosts()
@@ -52,7 +52,7 @@ class LiveCollector:
             "vllm:kv_cache_usage_perc", "Share of the decode hosts' KV memory that requests use, 0 to 1", labels=labels
         )
         for model in self._models:
-            active, queued = self._running(model)
+            active, queued = self._requests(model)
             requests.add_metric((model,), active + queued)
             running.add_metric((model,), active)
             waiting.add_metric((model,), queued)
