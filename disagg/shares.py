@@ -20,20 +20,14 @@ from typing import Final
 
 from disagg.api.requests import Share
 
-
-@dataclass(frozen=True, slots=True)
-class SharePolicy:
-    """present_s: a key counts for so long after its last request. kept_free: at most this part of the places stays free
-    for keys that have none. computing_s: of about so many last seconds the computing counts; least_s: as much of it for
-    its weight gives no key a lower rank, nor does less than the double of what another one has had."""
-
-    present_s: float = 60.0
-    kept_free: float = 0.5
-    computing_s: float = 10.0
-    least_s: float = 0.1
-
-
-POLICY: Final = SharePolicy()
+PRESENT_S: Final = 60.0
+"""A key counts for so long after its last request."""
+KEPT_FREE: Final = 0.5
+"""At most this part of the places stays free for keys that have none."""
+COMPUTING_S: Final = 10.0
+"""Of about so many last seconds the computing counts."""
+LEAST_S: Final = 0.1
+"""As much of it for its weight gives no key a lower rank, nor does less than the double of what another one has had."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,16 +57,16 @@ def within(claims: Claims, key: str, limit: float, more: float = 0.0) -> bool:
     return claims[key].held + more <= share(claims, key, limit)
 
 
-def may_take(claims: Claims, key: str, limit: int, more: int = 1, policy: SharePolicy = POLICY) -> bool:
+def may_take(claims: Claims, key: str, limit: int, more: int = 1) -> bool:
     """Whether the key may take so many more places while no other key yields any."""
     free = limit - sum(claim.held for claim in claims.values()) - more
-    return free >= 0 and (_has_right(claims, key, limit, more) or free >= kept_free(claims, key, limit, policy))
+    return free >= 0 and (_has_right(claims, key, limit, more) or free >= kept_free(claims, key, limit))
 
 
-def kept_free(claims: Claims, key: str, limit: int, policy: SharePolicy = POLICY) -> int:
+def kept_free(claims: Claims, key: str, limit: int) -> int:
     """How many places this key leaves free for others if it has more than its share."""
     without = sum(not claim.held for other, claim in claims.items() if other != key)
-    return min(without, int(limit * policy.kept_free))
+    return min(without, int(limit * KEPT_FREE))
 
 
 def yielding(claims: Claims, key: str, limit: int, more: int = 1) -> list[str]:
@@ -84,10 +78,10 @@ def yielding(claims: Claims, key: str, limit: int, more: int = 1) -> list[str]:
     return sorted((other for other in over if other != key), key=lambda other: -claims[other].relative)
 
 
-def next_in_turn(claims: Claims, waiting: Sequence[str], limit: int, policy: SharePolicy = POLICY) -> int | None:
+def next_in_turn(claims: Claims, waiting: Sequence[str], limit: int) -> int | None:
     """Who of those that wait for one place each gets the next one; None if nobody may have one now. waiting: their
     keys, the first comer first."""
-    may = [at for at, key in enumerate(waiting) if may_take(claims, key, limit, 1, policy)]
+    may = [at for at, key in enumerate(waiting) if may_take(claims, key, limit, 1)]
     return may[least(claims, [waiting[at] for at in may])] if may else None
 
 
@@ -96,11 +90,11 @@ def least(claims: Claims, waiting: Sequence[str]) -> int:
     return min(range(len(waiting)), key=lambda at: claims[waiting[at]].relative)
 
 
-def rank(claim: Claim, policy: SharePolicy = POLICY) -> int:
+def rank(claim: Claim) -> int:
     """The rank of a key's prompts by the seconds of computing that it has had lately, the lowest first: how many times
-    they are the double of `least_s`. Keys that have had about the same have the same rank, and prompts of one rank are
+    they are the double of LEAST_S. Keys that have had about the same have the same rank, and prompts of one rank are
     computed one after the other, not a chunk of each in turn."""
-    return max(0, math.ceil(math.log2(max(claim.relative, 1e-9) / policy.least_s)))
+    return max(0, math.ceil(math.log2(max(claim.relative, 1e-9) / LEAST_S)))
 
 
 def ahead(claims: Claims, share: Share, total: float) -> float:
@@ -131,8 +125,7 @@ class Counted:
     """How much each key has, and which keys count now: those that have something, and those seen lately. Times are
     time.monotonic()."""
 
-    def __init__(self, policy: SharePolicy = POLICY) -> None:
-        self.policy = policy
+    def __init__(self) -> None:
         self._keys: dict[str, _Key] = {}
 
     def see(self, share: Share, now: float) -> None:
@@ -162,17 +155,17 @@ class Counted:
 
     def claims(self, now: float) -> dict[str, Claim]:
         """The claims of all keys that count now; the others are forgotten."""
-        gone = [key for key, one in self._keys.items() if not one.held and now - one.seen > self.policy.present_s]
+        gone = [key for key, one in self._keys.items() if not one.held and now - one.seen > PRESENT_S]
         for key in gone:
             del self._keys[key]
         return self.all
 
 
 class Computing(Counted):
-    """The seconds of computing that each key has had lately: earlier ones fade, to a third in `computing_s`."""
+    """The seconds of computing that each key has had lately: earlier ones fade, to a third in COMPUTING_S."""
 
-    def __init__(self, policy: SharePolicy = POLICY) -> None:
-        super().__init__(policy)
+    def __init__(self) -> None:
+        super().__init__()
         self._faded = 0.0
 
     def computed(self, key: str, seconds: float, now: float) -> None:
@@ -186,7 +179,7 @@ class Computing(Counted):
         return super().claims(now)
 
     def _fade(self, now: float) -> None:
-        factor = math.exp((self._faded - now) / self.policy.computing_s)
+        factor = math.exp((self._faded - now) / COMPUTING_S)
         self._faded = now
         for one in self._keys.values():
             one.held = 0.0 if one.held * factor < 0.001 else one.held * factor
@@ -207,9 +200,9 @@ class Place:
 class Places:
     """Who has how many of `limit` places; the oldest first. Nothing waits here."""
 
-    def __init__(self, limit: int, policy: SharePolicy = POLICY) -> None:
+    def __init__(self, limit: int) -> None:
         self.limit = limit
-        self._counted = Counted(policy)
+        self._counted = Counted()
         self._taken: dict[Place, None] = {}
 
     @property
@@ -249,9 +242,7 @@ class Places:
     def enter(self, share: Share, now: float) -> Place | None:
         """A place, beyond the limit if it is within the key's share: who yields for it is decided elsewhere."""
         claims = self.claims(share, now)
-        if may_take(claims, share.key, self.limit, 1, self._counted.policy) or _has_right(
-            claims, share.key, self.limit, 1
-        ):
+        if may_take(claims, share.key, self.limit, 1) or _has_right(claims, share.key, self.limit, 1):
             return self._taken_by(Place(share, 1, lambda: False, lambda: None))
         return None
 
@@ -271,7 +262,7 @@ class Places:
     def _to_yield(self, share: Share, count: int, now: float) -> list[Place] | None:
         """What has to be yielded for so many places; None if they cannot be had."""
         claims = self.claims(share, now)
-        if may_take(claims, share.key, self.limit, count, self._counted.policy):
+        if may_take(claims, share.key, self.limit, count):
             return []
         found: list[Place] = []
         missing = count - (self.limit - self.taken)

@@ -11,7 +11,6 @@ from disagg.shares import (
     Counted,
     Place,
     Places,
-    SharePolicy,
     ahead,
     kept_free,
     least,
@@ -137,7 +136,7 @@ def test_prompts_rank_by_what_their_key_has_had_for_its_weight(seconds: float, w
 
 
 def test_what_a_key_has_had_of_the_computing_fades() -> None:
-    computing = Computing(SharePolicy(computing_s=10.0))
+    computing = Computing()
     computing.see(Share("a"), NOW)
     computing.computed("b", 1.0, NOW)  # its job has ended long ago
     seen = []
