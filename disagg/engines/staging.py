@@ -18,7 +18,6 @@ are then rounded to the tensor's dtype.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Protocol
 
 import torch
 
@@ -29,20 +28,12 @@ from disagg.kv.blocks import Block, KVBlock, StateBlock
 Wait = Callable[[], None]
 # Writes rows into the memory that was given for them. Called once, on the computing thread or the sender's.
 Fill = Callable[[], None]
+Planes = tuple[torch.Tensor, ...]
 
-
-class Stager(Protocol):
-    """Brings rows and states to CPU memory."""
-
-    def __call__(
-        self, keys: torch.Tensor, values: torch.Tensor, fill: Fill | None
-    ) -> tuple[Planes, Planes, Wait | None]:
-        """Rows [heads, rows, dim] of keys and values -> the planes of each, and the `wait` of their block."""
-        ...
-
-    def copied(self, tensors: Planes) -> tuple[Planes, Wait | None]:
-        """Contiguous tensors that nothing else uses -> the same, and the `wait` of their block."""
-        ...
+LEVELS = 255
+SMALLEST_SCALE = 1e-7
+# Groups at a time on a CPU: temporaries stay in its cache, and torch does not distribute the work over threads.
+PIECE = 32768 // GROUP
 
 
 class RowEmitter:
@@ -110,14 +101,15 @@ def head_views(rows: torch.Tensor) -> list[memoryview]:
     return [head.reshape(-1).data for head in array]
 
 
-def _stager_for(device: torch.device, wire: WireForm) -> Stager:
+def _stager_for(device: torch.device, wire: WireForm) -> _CpuStager | _BlockingStager | _CudaStager:
     if device.type == "cuda":
         return _CudaStager(device, wire)
     return _CpuStager(wire) if device.type == "cpu" else _BlockingStager(wire)
 
 
 class _CpuStager:
-    """Rows are not copied; they are filled in and quantised in the block's `wait`."""
+    """Rows [heads, rows, dim] of keys and values -> the planes of each, and the `wait` of their block. They are not
+    copied, but filled in and quantised in that `wait`. copied: the same for tensors that nothing else uses."""
 
     def __init__(self, wire: WireForm) -> None:
         self._wire = wire
@@ -200,14 +192,6 @@ class _CudaStager:
         """Copy a plane, which was allocated on this stream."""
         host = torch.empty(plane.shape, dtype=plane.dtype, pin_memory=True)
         return host.copy_(plane, non_blocking=True)
-
-
-LEVELS = 255
-SMALLEST_SCALE = 1e-7
-# Groups at a time on a CPU: temporaries stay in its cache, and torch does not distribute the work over threads.
-PIECE = 32768 // GROUP
-
-Planes = tuple[torch.Tensor, ...]
 
 
 def empty_planes(rows: torch.Tensor) -> Planes:

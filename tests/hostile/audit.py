@@ -121,7 +121,7 @@ class Peers:
         """What an audit finds, without bounds. held: what the decode engine has of the tokens before the received."""
 
         def run(backend: Any) -> AuditFinding:
-            model = backend.model
+            model = backend.loaded.model
             before = held.read() if held is not None else None
             caches = mlx_cache.build(model, kv, before)
             known = [_bytes_of(caches), bytes(kv.arena.data)]  # type: ignore[union-attr]  # it is not released

@@ -6,6 +6,6 @@ held      KV of finished requests
 sampling  the next token from logits, and log-probabilities
 cache     received bytes -> mlx-lm caches; audit: computes some of received KV again and compares
 memory    what KV is received into, and what is kept of freed arrays
-load      checkpoint -> model; prepare: load, patch and check it
+load      checkpoint -> model, patched and checked
 profile   measures what the loaded model computes
 """

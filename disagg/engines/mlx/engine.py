@@ -24,8 +24,7 @@ from disagg.engines.mlx import cache as mlx_cache
 from disagg.engines.mlx import memory
 from disagg.engines.mlx.groups import GroupedBatch
 from disagg.engines.mlx.held import Rows, hold, make_store
-from disagg.engines.mlx.load import select_device
-from disagg.engines.mlx.prepare import Prepared, prepare
+from disagg.engines.mlx.load import LoadedModel, prepare, select_device
 from disagg.engines.model.architectures import MLX_PATCHES, Patch
 from disagg.engines.model.evidence import gather
 from disagg.engines.model.prefix_cache import LayerSnapshot, PrefixCache
@@ -74,7 +73,7 @@ class MLXDecodeEngine(DecodeEngine):
         if kv is not None:
             require_fitting(kv, self._info.layout, len(tokens) - last)
         chunk = chunk_tokens or self._chunk_tokens
-        return self.call(lambda backend: _logits(backend.model, list(tokens), last, kv, chunk))
+        return self.call(lambda backend: _logits(backend.loaded.model, list(tokens), last, kv, chunk))
 
     def warm_up(self) -> None:
         """One request with KV and one without, so that all kernels are compiled."""
@@ -91,28 +90,15 @@ class MLXDecodeEngine(DecodeEngine):
 class MLXBackend:
     """A Backend."""
 
-    prepared: Prepared
+    loaded: LoadedModel
+    info: EngineInfo
+    tokenizer: PromptTokenizer
     held: PrefixCache[Rows, LayerSnapshot]
     options: EngineOptions
     stream: Any
 
-    @property
-    def info(self) -> EngineInfo:
-        return self.prepared.info
-
-    @property
-    def tokenizer(self) -> PromptTokenizer:
-        return self.prepared.tokenizer
-
-    @property
-    def model(self) -> Any:
-        return self.prepared.model
-
     def new_batch(self) -> GroupedBatch:
-        options = self.options
-        return GroupedBatch(
-            self.prepared, stream=self.stream, max_batch=options.max_batch, chunk_tokens=options.chunk_tokens
-        )
+        return GroupedBatch(self.loaded, self.info, self.options, self.stream)
 
     def hold(self, job: Job, tokens: list[int], caches: Any) -> None:
         hold(self.held, tokens, caches, job.request.salt, job.snapshots)
@@ -133,8 +119,8 @@ def _opened(source: str | Path, context: int, options: EngineOptions, patches: S
     stream = mx.new_thread_local_stream(device)
     with mx.stream(stream):
         memory.bound_memory()
-        prepared = prepare(source, options, context=context, device=device, patches=patches)
-        yield MLXBackend(prepared, make_store(prepared.model, options.max_kv_bytes), options, stream)
+        loaded, info, tokenizer = prepare(source, options, context=context, device=device, patches=patches)
+        yield MLXBackend(loaded, info, tokenizer, make_store(loaded.model, options.max_kv_bytes), options, stream)
 
 
 def _logits(

@@ -15,6 +15,7 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.utils import maybe_set_recommended_wired_limit
 
+from disagg.config import EngineOptions
 from disagg.engines.base import Token
 from disagg.engines.base.audit import AuditBounds, plan, refutation
 from disagg.engines.decoding import Caches, Job
@@ -22,8 +23,9 @@ from disagg.engines.mlx import cache as mlx_cache
 from disagg.engines.mlx.audit import audit
 from disagg.engines.mlx.batch import Group, row_of
 from disagg.engines.mlx.held import CachedPrefix, snapshot
+from disagg.engines.mlx.load import LoadedModel
 from disagg.engines.mlx.passes import ChunkLength, choose_group, kv_growth
-from disagg.engines.mlx.prepare import Prepared
+from disagg.engines.model.reference import EngineInfo
 from disagg.kv.received import ReceivedKV
 
 _log = logging.getLogger(__name__)
@@ -34,18 +36,16 @@ _LAYER_BYTES = 12_000_000
 
 
 class GroupedBatch:
-    """A Batch. Running requests, at most `max_batch` in all groups together, and a queue of those that wait.
+    """A Batch. Running requests, at most `options.max_batch` in all groups together, and a queue of those that wait.
+    Prompts that are computed together share `options.chunk_tokens` tokens per step."""
 
-    chunk_tokens: the most prompt tokens per step, shared by the prompts that are computed together.
-    """
-
-    def __init__(self, prepared: Prepared, *, stream: Any, max_batch: int, chunk_tokens: int) -> None:
-        self._model, self._stream = prepared.model, stream
-        self._eos_ids = prepared.info.eos_ids
-        self._max_batch, self._chunk = max_batch, ChunkLength(chunk_tokens)
-        layout = prepared.info.layout
+    def __init__(self, loaded: LoadedModel, info: EngineInfo, options: EngineOptions, stream: Any) -> None:
+        self._model, self._stream = loaded.model, stream
+        self._eos_ids = info.eos_ids
+        self._max_batch, self._chunk = options.max_batch, ChunkLength(options.chunk_tokens)
+        layout = info.layout
         self._kv_bytes: Callable[[int], int] = kv_growth(layout)
-        self._pass_bytes = prepared.active_bytes + _LAYER_BYTES * len(layout.layers)
+        self._pass_bytes = loaded.active_bytes + _LAYER_BYTES * len(layout.layers)
         self._groups: list[Group] = []
         self._group_of: dict[Job, Group] = {}
         self._waiting: deque[tuple[Job, Caches]] = deque()  # bounded by the engine's requests

@@ -1,4 +1,5 @@
-"""Load a checkpoint with mlx-lm's own loader, with corrections for what mlx-lm 0.32 misreads.
+"""Load a checkpoint with mlx-lm's own loader, with corrections for what mlx-lm 0.32 misreads, and check that it
+computes what the checkpoint describes.
 
 Each correction is one function, without effect on checkpoints that do not need it:
 - `flat_config`: checkpoints saved by transformers >= 5 nest the rotary settings under `rope_parameters` and rename
@@ -13,8 +14,9 @@ belong to the stream of the thread that created them.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +26,13 @@ from mlx.utils import tree_flatten
 from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
 from mlx_lm.utils import _get_classes, load_config, load_model
 
-from disagg.config import DType
-from disagg.engines.model.architectures import mlx_model
+from disagg.config import DType, EngineOptions
+from disagg.engines.mlx.profile import measure, rope_modules
+from disagg.engines.model.architectures import LoadedByMLX, Patch, mlx_model
+from disagg.engines.model.reference import EngineInfo, Reference
+from disagg.engines.model.text import HFTokenizer
 from disagg.errors import ModelError
+from disagg.planning.checkpoint import weights_form
 
 DTYPES: Mapping[str, Any] = {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16}
 
@@ -42,6 +48,40 @@ class LoadedModel:
     memory_bytes: int
     active_bytes: int
     mixture: bool
+
+
+def prepare(
+    source: str | Path, options: EngineOptions, *, context: int, device: Any, patches: Sequence[Patch]
+) -> tuple[LoadedModel, EngineInfo, HFTokenizer]:
+    """Load `source`, patch it and compare it with its checkpoint. Raises ModelError if it cannot be loaded, and
+    PreflightRefused, with every reason, if mlx-lm computes something else."""
+    reference = Reference.open(source, context)
+    loaded = load(reference.path, dtype=options.dtype, device=device)
+    measured = measure(loaded.model)
+    ropes = tuple(rope_modules(loaded.model))
+    whole = LoadedByMLX(loaded.model, loaded.config, reference.profile, measured.layers, ropes)
+    patched = [finding for patch in patches for finding in patch(whole)]
+    if patched:
+        measured = measure(loaded.model)
+    # Tokenizer and end-of-sequence ids are those of the checkpoint, which this engine uses.
+    actual = replace(
+        reference.profile,
+        source="mlx-lm",
+        architecture=_text_type(loaded.config),
+        vocab_size=measured.vocab_size,
+        layers=measured.layers,
+    )
+    info = reference.info(
+        actual,
+        reference.verdict(actual, patched),
+        measured.dtype,
+        backend=f"mlx/{'cpu' if device == mx.cpu else 'gpu'}",
+        versions={name: version(name) for name in ("mlx", "mlx-lm", "transformers")},
+        memory_bytes=loaded.memory_bytes,
+        weights=weights_form(loaded.config, options.dtype),
+        mixture=loaded.mixture,
+    )
+    return loaded, info, reference.tokenizer
 
 
 def select_device(name: str) -> Any:
@@ -181,3 +221,8 @@ def _modules(model: Any) -> list[Any]:
 def _short(error: BaseException) -> str:
     text = " ".join(str(error).split())
     return text if len(text) <= 300 else text[:297] + "..."
+
+
+def _text_type(config: Mapping[str, Any]) -> str:
+    """The model type of the part that reads text."""
+    return str((config.get("text_config") or {}).get("model_type") or config["model_type"])

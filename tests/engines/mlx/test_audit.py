@@ -63,7 +63,7 @@ def test_an_audit_leaves_the_caches_of_a_request_as_they_are(
     kv = reference(model).kv(tokens[:-1], engine.info.layout)
 
     def audited(backend: Any) -> tuple[Any, Any, int]:
-        loaded = backend.model
+        loaded = backend.loaded.model
         caches = mlx_cache.build(loaded, kv)
         before = state_of(caches)
         found = audit(loaded, caches, tokens[:-1], plan(kv.layout, 0, kv.tokens))

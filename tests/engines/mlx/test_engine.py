@@ -119,8 +119,7 @@ def eos_engine(tiny: TinyModel, engine: MLXDecodeEngine) -> Iterator[tuple[MLXDe
     greedy = start(engine, prompt(20), max_tokens=8).result()
     assert greedy[4] not in greedy[:4]
     ending = MLXDecodeEngine(tiny("llama"), 8192, OPTIONS)
-    info = replace(ending._backend.prepared.info, eos_ids=frozenset({greedy[4]}))
-    ending._backend.prepared = replace(ending._backend.prepared, info=info)
+    ending._backend.info = replace(ending._backend.info, eos_ids=frozenset({greedy[4]}))
     ending.call(lambda model: setattr(ending, "_batch", ending._backend.new_batch()))
     yield ending, greedy
     ending.close()
@@ -169,7 +168,7 @@ def test_the_model_itself_sees_one_prompt_token_after_a_hand_off_and_all_of_them
 ) -> None:
     """The engine's counter against the shapes that really go into the model. Generation runs one step ahead: an
     answer of n tokens takes the last prompt token and n generated ones."""
-    model = engine._backend.prepared.model
+    model = engine._backend.loaded.model
     fed: list[int] = []
     original = type(model).__call__
     monkeypatch.setattr(type(model), "__call__", counting(original, fed))
@@ -372,7 +371,7 @@ def test_a_listener_that_fails_loses_its_own_request_only(
 def test_a_failing_step_fails_the_batch_with_a_clear_error_and_the_engine_goes_on(
     engine: MLXDecodeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = engine._backend.prepared.model
+    model = engine._backend.loaded.model
     original, failing = type(model).__call__, threading.Event()
 
     def call(self: object, x: Any, **kw: Any) -> Any:
@@ -541,7 +540,7 @@ def test_a_batch_that_cannot_be_measured_fails_its_requests_finished_ones_too(
 def test_prompts_side_by_side_share_one_chunk_per_step(
     engine: MLXDecodeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = engine._backend.prepared.model
+    model = engine._backend.loaded.model
     fed: list[int] = []
     original = type(model).__call__
     monkeypatch.setattr(mlx_chunk, "LEAST_TOKENS", 4)

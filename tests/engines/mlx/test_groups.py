@@ -166,7 +166,7 @@ def test_a_failing_step_of_one_group_fails_all_requests_and_the_engine_goes_on(
 def test_prompts_in_several_groups_share_one_chunk_per_step(
     engine: MLXDecodeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = engine._backend.prepared.model
+    model = engine._backend.loaded.model
     fed: list[int] = []
     original = type(model).__call__
     monkeypatch.setattr(type(model), "__call__", counting(original, fed))
