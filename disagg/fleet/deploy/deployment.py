@@ -13,7 +13,6 @@ from disagg.fleet.changes.fleet_locks import FleetLocks, LockedPlace, kept
 from disagg.fleet.conditions.table import Subject, judged
 from disagg.fleet.deploy import plan as planning
 from disagg.fleet.deploy.compare import Difference, difference, read_content
-from disagg.fleet.deploy.environment import cuda_for_cpu
 from disagg.fleet.deploy.release import Installation, target_state
 from disagg.fleet.deploy.steps import OnStep, Plan, Refusal, apply, ignore
 from disagg.fleet.facts.host import HostFacts, read_host_facts
@@ -86,8 +85,6 @@ def planner(installation: Installation, replace_token: bool = False) -> Planner:
         wanted = target_state(installation, host, facts)
         if isinstance(wanted, Refusal):
             return planning.refused(host, *dict.fromkeys([*reasons, wanted]))
-        if not installation.fleet.deploy.cuda_on_cpu:
-            reasons += cuda_for_cpu(wanted.environment, host, facts)
         if reasons:
             return planning.refused(host, *reasons)
         made = planning.plan(wanted, facts)

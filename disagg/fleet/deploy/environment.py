@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -115,20 +115,20 @@ def environment(host: Host, deploy: Deploy, facts: HostFacts, needed: PackageReq
         return Refusal.of(found)
     made = [_environment(host, deploy, facts, python, needed) for python in found]
     there = (one for one in made if isinstance(one, Environment) and facts.environments.get(one.hash))
-    return next(there, made[0])
+    return next(there, None) or (made[0] if deploy.cuda_on_cpu else _without_cuda(made[0], host))
 
 
-def cuda_for_cpu(wanted: Environment, host: Host, facts: HostFacts) -> Iterator[Refusal]:
+def _without_cuda(wanted: Environment | Refusal, host: Host) -> Environment | Refusal:
     """A Refusal if CUDA's packages were downloaded for a host that computes on its CPU. Not if hosts.toml names a
     source that may have smaller ones."""
-    total = sum(one.nbytes for one in wanted.packages.values())
-    chosen = wanted.site_packages or wanted.other_sources
-    there = facts.environments.get(wanted.hash)
-    if host.engine.device == "cpu" and total >= LARGE_BYTES and not chosen and not there:
-        yield Refusal(
-            f'{total / 1e9:.2g} GB to download, most of it for CUDA, and engine.device is "cpu"',
-            "in [deploy] of hosts.toml: extra_index_urls with an index of torch for CPUs, or cuda_on_cpu = true",
-        )
+    if isinstance(wanted, Refusal) or host.engine.device != "cpu" or wanted.site_packages or wanted.other_sources:
+        return wanted
+    if (total := sum(one.nbytes for one in wanted.packages.values())) < LARGE_BYTES:
+        return wanted
+    return Refusal(
+        f'{total / 1e9:.2g} GB to download, most of it for CUDA, and engine.device is "cpu"',
+        "in [deploy] of hosts.toml: extra_index_urls with an index of torch for CPUs, or cuda_on_cpu = true",
+    )
 
 
 def _environment(

@@ -57,13 +57,9 @@ def committed_locks() -> dict[str, str]:
     return {path.stem: path.read_text(encoding="utf-8") for path in sorted(FOLDER.glob("*.txt"))}
 
 
-def locked_packages(text: str) -> dict[str, Pin]:
-    """Canonical name -> package, from the lines of a lock or of constraints.txt."""
-    return dict(_parsed(text))
-
-
 @lru_cache(maxsize=32)
-def _parsed(text: str) -> Mapping[str, Pin]:
+def locked_packages(text: str) -> Mapping[str, Pin]:
+    """Canonical name -> package, from the lines of a lock or of constraints.txt."""
     packages: dict[str, Pin] = {}
     for line in text.splitlines():
         pin, _, comment = line.partition("#")

@@ -93,8 +93,7 @@ def _target_state(installation: Installation, host: Host, facts: HostFacts) -> T
     if isinstance(model_source, Refusal):
         return model_source
     defined = definitions(host, facts)
-    files = {**installation.package, **_own_files(installation.fleet, host, facts.paths, made, model_source)}
-    files[DIGESTS] = f"{installation.code} {served_digest(installation.fleet, host)}\n".encode()
+    files = {**installation.package, **_own_files(installation, host, facts.paths, made, model_source)}
     files |= {f"service/{one.path.rpartition('/')[2]}": one.content for one in defined}
     keys = installation.keys if host.gateway else b""
     asked = [one for one in installation.fleet.hosts.values() if one.whole] if host.gateway else [host]
@@ -114,11 +113,13 @@ def _target_state(installation: Installation, host: Host, facts: HostFacts) -> T
 
 
 def _own_files(
-    fleet: Fleet, host: Host, paths: HostPaths, environment: Environment, source: ModelSource
+    here: Installation, host: Host, paths: HostPaths, environment: Environment, source: ModelSource
 ) -> dict[str, bytes]:
+    """The files of a release beside the package: those of one host."""
     python = f"{paths.environment(environment.hash)}/bin/python"
     texts = {
-        "hosts.toml": fleet_file(fleet, host, source),
+        "hosts.toml": fleet_file(here.fleet, host, source),
+        DIGESTS: f"{here.code} {served_digest(here.fleet, host)}\n",
         "run": run_script(paths, host, python),
         # For every service manager: a supervisor from before hosts.toml named another one must still be stopped.
         "supervise": script_with("supervise.sh", python=python, folder=paths.folder),

@@ -68,5 +68,4 @@ def number(text: str) -> int | None:
 
 def kib(text: str) -> int | None:
     """KiB as bytes."""
-    value = number(text)
-    return None if value is None else value << 10
+    return None if (value := number(text)) is None else value << 10

@@ -13,7 +13,6 @@ from disagg.fleet.conditions.table import Subject, judged
 from disagg.fleet.deploy import plan as planning
 from disagg.fleet.deploy import undo
 from disagg.fleet.deploy.deployment import planner
-from disagg.fleet.deploy.environment import cuda_for_cpu
 from disagg.fleet.deploy.release import Installation, ModelSource, TargetState, target_state
 from disagg.fleet.deploy.requirements import installed_requirements
 from disagg.fleet.deploy.steps import Plan, PutTree, Refusal, WriteFile
@@ -203,14 +202,15 @@ def test_gigabytes_for_cuda_are_refused_on_a_host_that_computes_on_its_cpu() -> 
     on_cpu = replace(spark(), engine=replace(spark().engine, device="cpu"))
 
     def refused(host: Host, deploy: Deploy | None = None, found: HostFacts = found) -> list[Refusal]:
-        return [*cuda_for_cpu(made(with_locks(host, deploy), host, found).environment, host, found)]
+        wanted = target_state(with_locks(host, deploy), host, found)
+        return [wanted] if isinstance(wanted, Refusal) else []
 
     (refusal,) = refused(on_cpu)
     assert "GB to download, most of it for CUDA" in refusal.cause and "cuda_on_cpu = true" in refusal.hint
     assert not refused(spark()), "it has a GPU"
     assert not refused(on_cpu, Deploy(find_links=("/srv/wheels",))), "there may be smaller packages"
     assert refused(on_cpu, Deploy(index_url="http://mirror/simple")), "of a mirror, the lock's files are installed"
-    there = {made(with_locks(on_cpu), on_cpu, found).environment.hash: True}
+    there = {made(with_locks(on_cpu, Deploy(cuda_on_cpu=True)), on_cpu, found).environment.hash: True}
     assert not refused(on_cpu, found=replace(found, environments=there)), "nothing is downloaded"
 
 
