@@ -6,7 +6,6 @@ import difflib
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Final, Literal
 
 from packaging.utils import canonicalize_name
@@ -17,7 +16,7 @@ from disagg.fleet.deploy.steps import Plan, PutTree, WriteFile
 from disagg.fleet.facts.host import HostFacts
 from disagg.fleet.facts.probe import ProbeOutput, run_probe
 from disagg.fleet.machine.base import Machine
-from disagg.fleet.machine.upload import split
+from disagg.fleet.machine.upload import size_of, split
 from disagg.version import DIGESTS
 
 _OF_VENV: Final = frozenset({"pip", "setuptools", "wheel"})
@@ -112,8 +111,7 @@ def _sent(plan: Plan, facts: HostFacts) -> Iterator[int]:
     for step in plan.steps:
         match step.action:
             case PutTree(_, files, parts):
-                for content in files.values():
-                    yield content.stat().st_size if isinstance(content, Path) else len(content)
+                yield from map(size_of, files.values())
                 if parts:
                     yield -sum(facts.uploads.get(file.part, 0) for file in split(files)[1])
             case WriteFile(_, content):

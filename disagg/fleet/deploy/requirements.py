@@ -76,15 +76,15 @@ def parse_requirement(line: str) -> Requirement:
 
 def requirements(wanted: Sequence[str], lines: Iterable[str], target: dict[str, str]) -> tuple[str, ...]:
     """The lines that apply to `target` (a marker environment) with these extras, without their markers, sorted."""
-    return tuple(sorted(set(_chosen(wanted, lines, target))))
+    return tuple(sorted({str(one) for one in _applying(wanted, lines, target)}))
 
 
-def _chosen(wanted: Sequence[str], lines: Iterable[str], target: dict[str, str]) -> Iterator[str]:
+def _applying(wanted: Iterable[str], lines: Iterable[str], target: dict[str, str]) -> Iterator[Requirement]:
     for line in lines:
         requirement = parse_requirement(line)
         marker, requirement.marker = requirement.marker, None
         if marker is None or any(marker.evaluate({**target, "extra": extra}) for extra in ("", *wanted)):
-            yield str(requirement)
+            yield requirement
 
 
 def marker_environment(facts: HostFacts, python: Python | None) -> dict[str, str]:
@@ -147,7 +147,9 @@ def choose_wheels(
             missing.append(f"{name}=={pins[name]}" if name in pins else str(requirement))
             continue
         chosen[name] = wheel
-        waiting += _requires(wheel.path, frozenset(requirement.extras), target)
+        stamp = wheel.path.stat()
+        lines = _metadata(wheel.path, stamp.st_size, stamp.st_mtime_ns)
+        waiting += _applying(requirement.extras, lines, target)
     return sorted(chosen.values(), key=lambda wheel: wheel.name), sorted(missing)
 
 
@@ -196,15 +198,6 @@ def _best(wheels: Sequence[Wheel], requirement: Requirement, pinned: str | None)
     if pinned is not None:
         fitting = [wheel for wheel in fitting if wheel.version.public == pinned or str(wheel.version) == pinned]
     return max(fitting, key=lambda wheel: wheel.version, default=None)
-
-
-def _requires(path: Path, extras: frozenset[str], target: dict[str, str]) -> Iterator[Requirement]:
-    stamp = path.stat()
-    for line in _metadata(path, stamp.st_size, stamp.st_mtime_ns):
-        requirement = parse_requirement(line)
-        marker = requirement.marker
-        if marker is None or any(marker.evaluate({**target, "extra": extra}) for extra in ("", *extras)):
-            yield requirement
 
 
 @lru_cache(maxsize=1024)

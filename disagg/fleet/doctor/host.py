@@ -56,13 +56,13 @@ def findings(fleet: Fleet, readings: HostReadings, status: HostStatus | None, to
 
 def _subject(fleet: Fleet, readings: HostReadings) -> Subject:
     """A model that is complete there is judged by its files. The first deployment needs room for an environment."""
-    host, facts, held = readings.host, readings.facts, readings.model
+    host, facts, stored = readings.host, readings.facts, readings.model
     extras = host.engine.kind.extras_for(host.roles)
     first = host.server_kind.deployed and not facts.current and not any(facts.environments.values())
     disk = RELEASE_BYTES + environment_bytes(extras, host.site_packages) if first else 0
-    if held is None or not held.complete:
+    if stored is None or not stored.complete:
         return Subject(fleet, host, facts, disk=disk)
-    return Subject(fleet, host, facts, held.config, held.bytes, disk)
+    return Subject(fleet, host, facts, stored.config, stored.bytes, disk)
 
 
 def _then_deploy(readings: HostReadings, found: Finding) -> Finding:
@@ -139,17 +139,17 @@ def _wired_limit(subject: Subject) -> Iterator[Finding]:
 
 
 def _model(readings: HostReadings, model: Model) -> Iterator[Finding]:
-    held, wanted = readings.model, readings.required
-    if held is None or wanted is None:
+    stored, wanted = readings.model, readings.required
+    if stored is None or wanted is None:
         return
     pull = f"disagg models pull '{model.name}' --host {readings.host.name}"
-    if held.complete:
-        revision = f" {held.revision[:8]}" if held.revision else ""
-        yield ok("model", f"{size(held.bytes)}{revision}")
+    if stored.complete:
+        revision = f" {stored.revision[:8]}" if stored.revision else ""
+        yield ok("model", f"{size(stored.bytes)}{revision}")
     elif wanted.carried:
         yield warning("model", f"{model.name} is not there yet", f"disagg deploy --host {readings.host.name}")
-    elif held.state == "partial":
-        yield fault("model", f"{wanted.source} is partial: {held.missing or f'{size(held.bytes)} of it'}", pull)
+    elif stored.state == "partial":
+        yield fault("model", f"{wanted.source} is partial: {stored.missing or f'{size(stored.bytes)} of it'}", pull)
     else:
         yield fault("model", f"{wanted.source} is not there", pull)
 

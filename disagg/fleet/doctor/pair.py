@@ -126,8 +126,8 @@ def settings(fleet: Fleet, hosts: Sequence[HostReadings], statuses: Mapping[str,
 
 def tokens(hosts: Sequence[HostReadings], rotating: bool) -> Iterator[Finding]:
     """Whether a rotation of the token is unfinished. rotating: this machine has begun one."""
-    held = {one.host.name: ", ".join(digest[:8] for digest in one.facts.token_digests) for one in hosts}
-    there = {name: digests for name, digests in held.items() if digests}
+    known = {one.host.name: ", ".join(digest[:8] for digest in one.facts.token_digests) for one in hosts}
+    there = {name: digests for name, digests in known.items() if digests}
     if rotating or any(len(one.facts.token_digests) > 1 for one in hosts):
         where = f": {grouped(there)}" if there else ""
         yield warning("token", f"a rotation of the token is not finished{where}", ROTATE)

@@ -128,19 +128,19 @@ class _Ready:
     per_token: float | None = None
 
 
-def _prepare(fleet: Fleet, host: Host, where: Machine, sends: bool) -> _Ready:
+def _prepare(fleet: Fleet, host: Host, machine: Machine, sends: bool) -> _Ready:
     """The facts of a host that a measurement needs. Raises HostUnreachable, and FleetError if it has no Python."""
-    facts = read_host_facts(where, host)
+    facts = read_host_facts(machine, host)
     python = python_on(host, facts)
     if python is None:
         raise FleetError(f"{host.name}: it has no Python to measure with", f"disagg doctor --host {host.name}")
     per_token = None
     if sends:
         source = required_model(fleet, host, facts).source
-        config = stored_models(where, python, host, [source])[source].config
+        config = stored_models(machine, python, host, [source])[source].config
         model = fleet.models[host.model]
         per_token = kv_bytes_per_token(config, host.engine.dtype, model.context) if config else _by_name(fleet, host)
-    return _Ready(LinkEnd(host, where, python), per_token)
+    return _Ready(LinkEnd(host, machine, python), per_token)
 
 
 def _by_name(fleet: Fleet, host: Host) -> float | None:

@@ -12,7 +12,7 @@ from disagg.errors import CommandFailed, FleetError, HostUnreachable
 from disagg.fleet.machine import shell
 from disagg.fleet.machine.base import CommandResult
 from disagg.fleet.machine.shell import MAX_OUTPUT, OutputStream, last_lines
-from disagg.fleet.machine.upload import LargeFile, MovedBytes, OnMoved, Payload, held, packed, split
+from disagg.fleet.machine.upload import LargeFile, MovedBytes, OnMoved, Payload, arrived, packed, split
 
 _SMALL_S = 30.0
 """For reading and writing one file."""
@@ -99,7 +99,7 @@ class ShellMachine(ABC):
         argv, look = [parts, *(file.part for file in large)], shell.script("path.sh", "parts.sh")
         found = self.run(argv, script=look, timeout=_SMALL_S)
         self._require(found, f"cannot use {parts}")
-        there, sent = held(found.stdout, large), 0
+        there, sent = arrived(found.stdout, large), 0
         for file in large:
             offset = there[file.part]
             moved.found(offset)

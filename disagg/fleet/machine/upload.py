@@ -72,7 +72,7 @@ class LargeFile:
             yield file
 
 
-def held(output: str, large: Sequence[LargeFile]) -> dict[str, int]:
+def arrived(output: str, large: Sequence[LargeFile]) -> dict[str, int]:
     """How many bytes of each part a machine has, from the lines `PART BYTES`. One that is too long counts as none."""
     sizes = {
         part: int(size) for part, _, size in (line.partition(" ") for line in output.splitlines()) if size.isdigit()
@@ -136,7 +136,7 @@ class Archive:
 def packed(files: Mapping[str, bytes | Path]) -> Iterator[Archive]:
     """The files as an archive, in memory up to 64 MiB. Raises FleetError for a path that leads out of the folder, or a
     file that cannot be read."""
-    level = 1 if sum(map(_size, files.values())) <= _COMPRESSED_UP_TO else 0
+    level = 1 if sum(map(size_of, files.values())) <= _COMPRESSED_UP_TO else 0
     with tempfile.SpooledTemporaryFile(_IN_MEMORY) as spool:
         with tarfile.open(fileobj=spool, mode="w:gz", compresslevel=level, format=tarfile.PAX_FORMAT) as tar:
             for name, content in files.items():
@@ -152,25 +152,19 @@ def _add(tar: tarfile.TarFile, name: str, content: bytes | Path) -> None:
         entry.size, entry.mtime, entry.mode = len(content), int(time.time()), 0o644
         tar.addfile(entry, io.BytesIO(content))
         return
-    try:
-        with content.open("rb") as file:
-            status = content.stat()
-            entry.size, entry.mtime = status.st_size, int(status.st_mtime)
-            entry.mode = 0o755 if status.st_mode & 0o100 else 0o644
-            tar.addfile(entry, file)
-    except OSError as error:
-        raise _unreadable(content, error) from error
+    with _readable(content), content.open("rb") as file:
+        status = content.stat()
+        entry.size, entry.mtime = status.st_size, int(status.st_mtime)
+        entry.mode = 0o755 if status.st_mode & 0o100 else 0o644
+        tar.addfile(entry, file)
 
 
-def _size(content: bytes | Path) -> int:
-    try:
-        return len(content) if isinstance(content, bytes) else content.stat().st_size
-    except OSError as error:
-        raise _unreadable(content, error) from error
-
-
-def _unreadable(path: object, error: OSError) -> FleetError:
-    return FleetError(f"cannot read {path}: {error.strerror or error}", f"ls -l {path}")
+def size_of(content: bytes | Path) -> int:
+    """Bytes of a file or of its content."""
+    if isinstance(content, bytes):
+        return len(content)
+    with _readable(content):
+        return content.stat().st_size
 
 
 def _relative(name: str) -> str:

@@ -45,23 +45,23 @@ class CopyEnd:
 
 
 def copy(
-    source: CopyEnd, target: CopyEnd, held: StoredModel, root: str, on_bytes: OnBytes = lambda done, total: None
+    source: CopyEnd, target: CopyEnd, stored: StoredModel, root: str, on_bytes: OnBytes = lambda done, total: None
 ) -> CopyResult:
-    """Copy the model `held` of the source to the folder `root` of the target.
+    """Copy the model `stored` of the source to the folder `root` of the target.
 
     The source's machine must be used by this copy only: it is closed at the end, which ends the server. Raises
     FleetError if the copy fails; files that arrived stay, and the next copy resumes from them.
     """
     token = secrets.token_hex(32)
     with listening(
-        source.machine, lambda on_line: _serve(source, held, token, on_line), start_timeout=_START_S
+        source.machine, lambda on_line: _serve(source, stored, token, on_line), start_timeout=_START_S
     ) as port:
         return _fetch(source, target, (source.host.kv_address, str(port), root), token, on_bytes)
 
 
-def _serve(source: CopyEnd, held: StoredModel, token: str, on_line: OnLine) -> None:
+def _serve(source: CopyEnd, stored: StoredModel, token: str, on_line: OnLine) -> None:
     """Run the serving program until the machine is closed."""
-    argv, secret = (source.host.kv_address, held.root, held.revision), {"DISAGG_COPY_TOKEN": token}
+    argv, secret = (source.host.kv_address, stored.root, stored.revision), {"DISAGG_COPY_TOKEN": token}
     try:
         run_program(source.machine, source.python, SERVE, argv, environment=secret, timeout=_LONGEST_S, on_line=on_line)
     except CommandFailed as error:

@@ -17,7 +17,7 @@ from disagg.fleet.machine.interruption import interrupted_by
 from disagg.fleet.machine.local import LocalMachine
 from disagg.fleet.machine.posix import Invocation
 from disagg.fleet.machine.shell import OutputStream
-from disagg.fleet.machine.upload import LargeFile, MovedBytes, Payload, held
+from disagg.fleet.machine.upload import LargeFile, MovedBytes, Payload, arrived
 
 
 @pytest.fixture
@@ -133,7 +133,7 @@ def test_only_whole_lines_of_plausible_sizes_count(tmp_path: Path, output: str, 
     path = tmp_path / "file"
     path.write_bytes(b"0123456789")
     file = LargeFile.of("file", path)
-    assert held(output.format(part=file.part), [file]) == {file.part: size}
+    assert arrived(output.format(part=file.part), [file]) == {file.part: size}
 
 
 @pytest.mark.parametrize(

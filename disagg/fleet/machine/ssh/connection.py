@@ -202,16 +202,16 @@ class Keys(AuthStrategy):
         user = self.settings.user
         agent = paramiko.Agent()
         try:
-            held = {key.asbytes(): key for key in agent.get_keys()}
+            in_agent = {key.asbytes(): key for key in agent.get_keys()}
             asked = {path: blob for path in self.settings.identities if (blob := _public_half(path))}
             for blob in asked.values():
-                if blob in held:
-                    yield InMemoryPrivateKey(user, held[blob])
+                if blob in in_agent:
+                    yield InMemoryPrivateKey(user, in_agent[blob])
             for path in self.settings.identities:
-                if asked.get(path) not in held and (key := self._load(path)) and key.asbytes() not in held:
+                if asked.get(path) not in in_agent and (key := self._load(path)) and key.asbytes() not in in_agent:
                     yield InMemoryPrivateKey(user, key)
             if not self.settings.identities_only:
-                for blob, key in held.items():
+                for blob, key in in_agent.items():
                     if blob not in asked.values():
                         yield InMemoryPrivateKey(user, key)
         finally:
