@@ -21,6 +21,7 @@ from disagg.errors import UsageError, exit_code_of_all
 from disagg.fleet.deploy.steps import Plan
 from disagg.fleet.facts.host import HostFacts
 from disagg.fleet.lifecycle.state import State
+from disagg.fleet.machine.connect import Machines
 from disagg.fleet.removal.removal import Pruned, Pruning
 from disagg.fleet.removal.removal import uninstall as planned
 from disagg.token import token_digest
@@ -91,7 +92,8 @@ def _remove_unused(
     state = State.of(fleet)
     tokens = frozenset(map(token_digest, state.tokens.all)) if state.tokens.exists() else frozenset[str]()
     progress = DeployProgress(stderr())
-    with Pruning(fleet, hosts, tokens, others, models, break_lock, progress.report) as work:
+    with Machines() as machines:
+        work = Pruning(fleet, hosts, machines, tokens, others, models, break_lock, progress.report)
         with change.looking("reading what is there …"):
             found = work.find()
         if dry_run or not any(one.orphans for one in found):

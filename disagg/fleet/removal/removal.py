@@ -18,7 +18,7 @@ from disagg.fleet.facts.paths import HostPaths
 from disagg.fleet.facts.probe import kib
 from disagg.fleet.facts.server import FoundHost, MachineContents, read_contents
 from disagg.fleet.machine.base import Machine
-from disagg.fleet.machine.connect import Connect, Machines, machine_for
+from disagg.fleet.machine.connect import Machines
 from disagg.fleet.machine.fan_out import each
 from disagg.fleet.machine.shell import script
 from disagg.fleet.removal.leftovers import Leftovers, Orphan, leftovers, scope_of
@@ -56,31 +56,21 @@ class Pruned:
 @dataclass(slots=True)
 class Pruning:
     """One command on the machines of some deployed hosts. token_digests: of this machine's tokens. others, cached: see
-    Scope. Machines stay connected until it is closed."""
+    Scope."""
 
     fleet: Fleet
     hosts: Sequence[Host]
+    machines: Machines
     token_digests: frozenset[str] = frozenset()
     others: bool = False
     cached: bool = False
     break_lock: bool = False
     report: OnStep = ignore
-    connect: Connect = machine_for
-    _machines: Machines = field(init=False)
     _places: dict[str, str] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self._machines = Machines(self.connect)
-
-    def __enter__(self) -> Pruning:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._machines.close()
 
     def find(self) -> list[Pruned]:
         """What is left over, by machine. Hosts that share a machine have one result. Changes nothing."""
-        read = each(self.hosts, lambda host: read_contents(self._machines[host]))
+        read = each(self.hosts, lambda host: read_contents(self.machines[host]))
         contents = {one.host.name: one.value for one in read if one.value is not None}
         self._places = {name: one.machine for name, one in contents.items()}
         first = {place: name for name, place in reversed(self._places.items())}
@@ -97,7 +87,7 @@ class Pruning:
         HostLocked if another command holds one. Results without orphans stay as they are."""
         chosen = {one.host.name: one for one in found if one.orphans}
         hosts = [one.host for one in found if one.orphans]
-        locks = FleetLocks(self._machines, WHY, self.break_lock, if_full=True)
+        locks = FleetLocks(self.machines, WHY, self.break_lock, if_full=True)
         wanted = {host.name: _places(chosen[host.name]) for host in hosts}
 
         def prune(host: Host) -> Pruned:
@@ -115,7 +105,7 @@ class Pruning:
 
     def _measured(self, host: Host, there: MachineContents) -> Pruned:
         left = self._leftovers(host, there)
-        return Pruned(host, self._together(host), tuple(_sized(self._machines[host], left.orphans)), left.notes)
+        return Pruned(host, self._together(host), tuple(_sized(self.machines[host], left.orphans)), left.notes)
 
     def _leftovers(self, host: Host, there: MachineContents, locked: frozenset[str] = frozenset()) -> Leftovers:
         elsewhere = frozenset(name for name, place in self._places.items() if place != self._places[host.name])

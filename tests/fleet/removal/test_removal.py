@@ -18,6 +18,7 @@ from disagg.errors import CommandFailed, HostLocked
 from disagg.fleet.changes.lock import locked
 from disagg.fleet.deploy.steps import StepProgress
 from disagg.fleet.facts.paths import HostPaths
+from disagg.fleet.machine.connect import Machines
 from disagg.fleet.machine.local import LocalMachine
 from disagg.fleet.machine.shell import script
 from disagg.fleet.removal.removal import Pruned, Pruning
@@ -38,10 +39,8 @@ def renamed(deployed: Site) -> Site:
 @contextmanager
 def pruning(site: Site, **options: Any) -> Iterator[Pruning]:
     fleet = site.fleet
-    with Pruning(
-        fleet, list(fleet.hosts.values()), connect=lambda host: LocalMachine(host.name), others=True, **options
-    ) as work:
-        yield work
+    with Machines(lambda host: LocalMachine(host.name)) as machines:
+        yield Pruning(fleet, list(fleet.hosts.values()), machines, others=True, **options)
 
 
 def find(site: Site, **options: Any) -> Pruned:
@@ -137,8 +136,8 @@ def test_hosts_that_share_a_machine_have_one_result(renamed: Site) -> None:
     fleet = renamed.fleet
     second = replace(fleet.hosts["new"], name="second")
     both = replace(fleet, hosts={**fleet.hosts, "second": second})
-    with Pruning(both, [*both.hosts.values()], connect=lambda host: LocalMachine(host.name), others=True) as work:
-        (found,) = work.find()
+    with Machines(lambda host: LocalMachine(host.name)) as machines:
+        (found,) = Pruning(both, [*both.hosts.values()], machines, others=True).find()
     assert found.host.name == "new" and found.hosts == ("new", "second")
 
 
