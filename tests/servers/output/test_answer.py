@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import math
+import threading
+import time
 from collections.abc import Collection, Sequence
 
 import pytest
 
-from disagg.api.events import FinishReason, TokenLogprob, TokensEvent
+from disagg.api.events import Event, FinishReason, TokenLogprob, TokensEvent
 from disagg.api.requests import ToolCall
 from disagg.api.sampling import Sampling
 from disagg.engines.base import DecodeTiming, Token
 from disagg.engines.simulated.model import ByteTokenizer
 from disagg.errors import ModelError
-from disagg.servers.host.feed import StepTokens
-from disagg.servers.output.answer import GrowingAnswer
+from disagg.servers.host.feed import StepTokens, TokenBridge, TokenFeed
+from disagg.servers.output.answer import GrowingAnswer, rest_of
 from disagg.servers.output.part import OutputPart, Plain
+from tests.values import of_type
 
 
 def steps(letters: str, finish: FinishReason | None = None) -> Sequence[StepTokens]:
@@ -157,3 +161,64 @@ def test_an_answer_that_ends_after_a_call_says_so(letters: str, finish: FinishRe
     asyncio.run(resumed.resume([ord(letter) for letter in letters], Sampling(), ()))
     resumed.add(steps("b", finish))
     assert one.finish_reason == resumed.finish_reason == reason
+
+
+class Reader:
+    """A caller that is slow now and then. An EventWriter, and the stream that sends what is yielded."""
+
+    def __init__(self) -> None:
+        self.ready = True
+        self.text, self.at_once = "", 0
+
+    def write_event(self, event: Event) -> None:
+        assert self.ready
+        self.text += of_type(event, TokensEvent).text
+        self.at_once += 1
+
+    async def send(self, event: Event, seconds: float) -> None:
+        self.ready = False
+        await asyncio.sleep(seconds)
+        self.text += of_type(event, TokensEvent).text
+        self.ready = True
+
+
+async def test_steps_are_sent_as_they_arrive_and_in_order_beside_those_that_wait_for_a_slow_caller() -> None:
+    bridge, count = TokenBridge(), 3000
+    feed, reader, growing = TokenFeed(bridge, time.monotonic() + 60.0), Reader(), answer()
+    letters = [chr(97 + at % 26) for at in range(count)]
+
+    def steps() -> None:
+        for at, letter in enumerate(letters):
+            finish: FinishReason | None = "length" if at + 1 == count else None
+            feed.on_tokens((Token(ord(letter), -0.5, finish=finish),), DecodeTiming())
+            feed.flush()
+            if at % 10 == 0:
+                time.sleep(0.0001)
+            if at % 500 == 250:
+                loop.call_soon_threadsafe(stop)
+
+    def stop() -> None:
+        reader.ready = False
+
+    loop = asyncio.get_running_loop()
+    engine = threading.Thread(target=steps)
+    engine.start()
+    async for event in rest_of(growing, feed, growing.add, reader):
+        await reader.send(event, 0.001)
+    engine.join()
+    feed.close()
+    assert reader.text == "".join(letters) and growing.completion_tokens == count
+    assert reader.at_once > 1
+
+
+async def test_an_error_of_a_step_that_is_sent_at_once_ends_the_answer() -> None:
+    bridge = TokenBridge()
+    feed, growing = TokenFeed(bridge, time.monotonic() + 60.0), answer()
+    rest = rest_of(growing, feed, growing.add, Reader())
+    ended = asyncio.ensure_future(anext(rest))
+    await asyncio.sleep(0)
+    feed.on_tokens((Token(97, math.nan),), DecodeTiming())
+    feed.flush()
+    with pytest.raises(ModelError, match="NaN"):
+        await ended
+    feed.close()
