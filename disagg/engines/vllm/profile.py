@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from disagg.api.layout import LayerKind, LayerLayout
 from disagg.engines.model.architectures import architecture_of
@@ -16,11 +16,9 @@ def measure(engine: Any, reference: ModelProfile) -> ModelProfile:
     """The profile of the model in vLLM's LLMEngine. Tokenizer and context, which vLLM does not change, are
     `reference`'s. The ranks of a stage have the same modules; the first one of each is asked, for its share of the
     heads."""
-    stated, ranks = stated_epsilon(engine.model_config), engine.vllm_config.parallel_config.tensor_parallel_size
+    ranks = engine.vllm_config.parallel_config.tensor_parallel_size
     for found in engine.collective_rpc(norm_epsilons)[::ranks]:
-        require_norms(found, stated)
-    for found in engine.collective_rpc(latent_norm_epsilons)[::ranks]:
-        require_latent_norms(found, latent_epsilon(engine.model_config))
+        require_norms(found, engine.model_config)
     stages: list[list[LayerProfile]] = engine.collective_rpc(layer_profiles)[::ranks]
     return of_ranks([layer for stage in stages for layer in stage], engine.vllm_config, reference)
 
@@ -48,48 +46,38 @@ def of_all_ranks(layers: Sequence[LayerProfile], ranks: int, reference: ModelPro
         yield replace(layer, layout=replace(layer.layout, kv_heads=heads))
 
 
-def stated_epsilon(model: Any) -> float | None:
-    """What the config.json of vLLM's ModelConfig has for the norms of the text model; None if nothing."""
-    return getattr(model.hf_text_config, "rms_norm_eps", None)
+class NormEpsilons(NamedTuple):
+    """Those of the norms before the layers, and of the norms of latent vectors."""
+
+    layers: list[float]
+    latent: list[float]
 
 
-def latent_epsilon(model: Any) -> float | None:
-    """What mlx-lm normalises latent vectors of the model of vLLM's ModelConfig with."""
-    return architecture_of(model.hf_text_config).latent_epsilon(model.hf_text_config)
+def norm_epsilons(worker: Any) -> NormEpsilons:
+    """Called in a worker."""
+    modules = list(worker.get_model().named_modules())
+
+    def found(*names: str) -> list[float]:
+        norms = [module for name, module in modules if name.endswith(names)]
+        return sorted({float(norm.variance_epsilon) for norm in norms if hasattr(norm, "variance_epsilon")})
+
+    return NormEpsilons(found(".input_layernorm"), found(".q_a_layernorm", ".kv_a_layernorm"))
 
 
-def require_norms(found: Sequence[float], stated: float | None) -> None:
-    """Raise ModelError if layers normalise with another epsilon than the checkpoint states. vLLM's gpt-oss has 1e-5,
-    whatever config.json has."""
-    if stated is not None and (other := [one for one in found if one != stated]):
-        raise ModelError(
-            f"vLLM normalises this model with an epsilon of {other[0]:g}, its config.json has {stated:g}",
-            "use the engine transformers for this checkpoint",
-        )
-
-
-def require_latent_norms(found: Sequence[float], computed: float | None) -> None:
-    """Raise ModelError if vLLM normalises latent vectors with another epsilon than mlx-lm."""
-    if computed is not None and (other := [one for one in found if one != computed]):
-        raise ModelError(
-            f"vLLM normalises this model's latent vectors with an epsilon of {other[0]:g}, mlx-lm with {computed:g}",
-            "use the engine transformers for this checkpoint",
-        )
-
-
-def norm_epsilons(worker: Any) -> list[float]:
-    """The epsilons of the norms before the layers. Called in a worker."""
-    return _epsilons(worker, ".input_layernorm")
-
-
-def latent_norm_epsilons(worker: Any) -> list[float]:
-    """The epsilons of the norms of latent vectors. Called in a worker."""
-    return _epsilons(worker, ".q_a_layernorm", ".kv_a_layernorm")
-
-
-def _epsilons(worker: Any, *names: str) -> list[float]:
-    norms = [module for name, module in worker.get_model().named_modules() if name.endswith(names)]
-    return sorted({float(norm.variance_epsilon) for norm in norms if hasattr(norm, "variance_epsilon")})
+def require_norms(found: NormEpsilons, model: Any) -> None:
+    """Raise ModelError if layers normalise with another epsilon than the checkpoint states, or latent vectors than
+    mlx-lm. vLLM's gpt-oss has 1e-5, whatever config.json has. model: vLLM's ModelConfig."""
+    config = model.hf_text_config
+    stated, latent = getattr(config, "rms_norm_eps", None), architecture_of(config).latent_epsilon(config)
+    for epsilons, wanted, what, whose in (
+        (found.layers, stated, "this model", "its config.json has"),
+        (found.latent, latent, "this model's latent vectors", "mlx-lm with"),
+    ):
+        if wanted is not None and (other := [one for one in epsilons if one != wanted]):
+            raise ModelError(
+                f"vLLM normalises {what} with an epsilon of {other[0]:g}, {whose} {wanted:g}",
+                "use the engine transformers for this checkpoint",
+            )
 
 
 def weight_bytes(engine: Any) -> int:

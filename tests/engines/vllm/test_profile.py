@@ -14,24 +14,26 @@ from disagg.config import EngineOptions
 from disagg.engines.model.profile import LayerProfile, ModelProfile
 from disagg.engines.vllm.load import arguments, require_device, version_fits
 from disagg.engines.vllm.profile import (
-    latent_epsilon,
-    latent_norm_epsilons,
+    NormEpsilons,
     norm_epsilons,
     of_all_ranks,
     of_ranks,
-    require_latent_norms,
     require_norms,
-    stated_epsilon,
 )
 from disagg.errors import ModelError
 
 
+def model_with(stated: float | None, kind: str = "llama") -> Any:
+    """vLLM's ModelConfig of a model whose config.json states this epsilon."""
+    return SimpleNamespace(hf_text_config=SimpleNamespace(model_type=kind, rms_norm_eps=stated))
+
+
 def test_an_epsilon_that_config_json_does_not_have_is_refused() -> None:
-    require_norms([1e-5], 1e-5)
-    require_norms([1e-5], None)
-    require_norms([], 1e-6)
-    with pytest.raises(ModelError, match=r"with an epsilon of 1e-05, its config\.json has 1e-06"):
-        require_norms([1e-5], 1e-6)
+    require_norms(NormEpsilons([1e-5], []), model_with(1e-5))
+    require_norms(NormEpsilons([1e-5], []), model_with(None))
+    require_norms(NormEpsilons([], []), model_with(1e-6))
+    with pytest.raises(ModelError, match=r"normalises this model with an epsilon of 1e-05, its config\.json has 1e-06"):
+        require_norms(NormEpsilons([1e-5], []), model_with(1e-6))
 
 
 def worker_of(layer: float, latent: float) -> Any:
@@ -50,18 +52,16 @@ def test_latent_vectors_that_mlx_lm_normalises_with_another_epsilon_are_refused(
 ) -> None:
     """vLLM's modules have what config.json has."""
     worker = worker_of(stated, stated)
-    model = SimpleNamespace(hf_text_config=SimpleNamespace(model_type=kind, rms_norm_eps=stated))
-    require_norms(norm_epsilons(worker), stated_epsilon(model))
-    wrong = pytest.raises(ModelError, match="with an epsilon of 1e-05, mlx-lm with 1e-06")
+    wrong = pytest.raises(ModelError, match="latent vectors with an epsilon of 1e-05, mlx-lm with 1e-06")
     with wrong if refused else nullcontext():
-        require_latent_norms(latent_norm_epsilons(worker), latent_epsilon(model))
+        require_norms(norm_epsilons(worker), model_with(stated, kind))
 
 
 def test_the_norms_before_the_layers_and_those_of_latent_vectors_are_distinguished() -> None:
     worker = worker_of(1e-5, 1e-6)
-    assert (norm_epsilons(worker), latent_norm_epsilons(worker)) == ([1e-5], [1e-6])
-    require_latent_norms([], 1e-6)
-    require_latent_norms([1e-5], None)
+    assert norm_epsilons(worker) == NormEpsilons([1e-5], [1e-6])
+    require_norms(NormEpsilons([], []), model_with(1e-6))
+    require_norms(NormEpsilons([], [1e-5]), model_with(None))
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,8 @@ def test_of_a_multimodal_checkpoint_the_text_model_is_measured() -> None:
     config = SimpleNamespace(model_config=model, parallel_config=SimpleNamespace(tensor_parallel_size=1))
     reference = ModelProfile("checkpoint", "gemma3_text", 9, 99, (), "", "", "", frozenset())
     assert of_ranks([], config, reference).architecture == "gemma3_text"
-    assert stated_epsilon(model) == 1e-6
+    with pytest.raises(ModelError, match="has 1e-06"):
+        require_norms(NormEpsilons([1e-5], []), model)
 
 
 @pytest.mark.parametrize(("wanted", "built_for"), [("cpu", "cuda"), ("cuda", "cpu"), ("cuda", "")])

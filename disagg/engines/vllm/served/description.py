@@ -106,9 +106,7 @@ def rank_info(config: Any, reference: ModelProfile, attention: Sequence[Any]) ->
         model = model_around(attention)
         worker = SimpleNamespace(get_model=lambda: model)
         actual = profile.of_ranks(profile.layer_profiles(worker), config, reference)
-        profile.require_norms(profile.norm_epsilons(worker), profile.stated_epsilon(config.model_config))
-        latent = profile.latent_epsilon(config.model_config)
-        profile.require_latent_norms(profile.latent_norm_epsilons(worker), latent)
+        profile.require_norms(profile.norm_epsilons(worker), config.model_config)
         return RankInfo(compare(reference, actual), profile.rank_weight_bytes(worker))
     except DisaggError as error:
         return RankInfo((PreflightFinding("model", "refused", str(error)),), 0)
