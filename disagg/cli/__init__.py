@@ -1,4 +1,4 @@
-"""The command line: one module per command, what they show in `views/`.
+"""The command line: one module per command with what it shows; `views/` is what several of them show.
 
 This module and `disagg` itself import almost nothing: until `main` runs, Ctrl-C gives a traceback.
 """

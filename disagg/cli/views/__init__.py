@@ -1,1 +1,1 @@
-"""What the commands show: pure functions from values to Rich renderables."""
+"""What several commands show: pure functions from values to Rich renderables."""
