@@ -71,7 +71,8 @@ def _notes(result: BenchResult) -> str:
     if result.on_cpu:
         notes.append(("", f"CPU: {', '.join(result.on_cpu)} ran the model on a CPU. These are not figures of a GPU."))
     if result.simulated:
-        notes.append(("", f"Simulated: {result.simulated_text}. {SIMULATED}"))
+        machines = ", ".join(f"{host} as {machine}" for host, machine in result.simulated.items())
+        notes.append(("", f"Simulated: {machines}. {SIMULATED}"))
     if result.stopped:
         notes.append(("", f"Stopped: {result.stopped_early}."))
     if result.left_out:

@@ -128,11 +128,6 @@ class BenchResult:
         return families
 
     @property
-    def simulated_text(self) -> str:
-        """The machine that each simulated host stood for: "dgx-spark-1 as dgx-spark, mac-studio-2 as m4-max"."""
-        return ", ".join(f"{host} as {machine}" for host, machine in self.simulated.items())
-
-    @property
     def stopped_early(self) -> str:
         """Why the run stopped, and how many requests were under way, as text."""
         if not self.unfinished:

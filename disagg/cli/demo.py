@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console, Group, RenderableType
 from rich.panel import Panel
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from disagg.cli.common.context import note_interrupt, print_json, settings, stderr, stdout
@@ -156,10 +156,8 @@ def _worth(it: Comparison) -> str:
 
 def comparison_panel(comparison: Comparison) -> Panel:
     """The models at the same time against one after the other, each figure with its formula."""
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column(style="dim")
-    grid.add_column(justify="right", style="bold")
-    grid.add_column(style="dim", overflow="fold")
+    figure, formula = Column(justify="right", style="bold"), Column(style="dim", overflow="fold")
+    grid = Table.grid(Column(style="dim"), figure, formula, padding=(0, 2))
     own = " + ".join(f"{name} {seconds(wall)}" for name, wall in comparison.own.items())
     slower = max(comparison.own, key=lambda name: comparison.own[name])
     grid.add_row("at the same time", seconds(comparison.parallel_wall), "from the first request to the last token")

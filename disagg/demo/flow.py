@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -51,7 +51,6 @@ class DemoResult:
         }
 
 
-@contextmanager
 def demo_fleet(
     config: Path | None,
     *,
@@ -59,12 +58,12 @@ def demo_fleet(
     report: OnProgress,
     note: Callable[[str], None],
     ending: Callable[[], AbstractContextManager[None]],
-) -> Iterator[RunningFleet]:
+) -> AbstractContextManager[RunningFleet]:
     """Run the servers of `config` on their own ports, or those of the demo fleet on free ports; stop them at the end.
 
     Raises the first host's error if not all servers are healthy within `timeout_s`.
     """
-    with temporary_fleet(
+    return temporary_fleet(
         load(HOSTS_FILE if config is None else config),
         move="taken" if config is None else "none",
         timeout_s=timeout_s,
@@ -72,8 +71,7 @@ def demo_fleet(
         report=report,
         note=note,
         ending=ending,
-    ) as running:
-        yield running
+    )
 
 
 async def compare(

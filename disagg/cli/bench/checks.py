@@ -75,12 +75,6 @@ def pairs(option: str, words: Sequence[str] | None, known: Sequence[str]) -> dic
     return values
 
 
-def require_two_files(output: Path | None, report: Path | None) -> None:
-    """Raise UsageError if one would overwrite the other."""
-    if output is not None and report is not None and output.absolute() == report.absolute():
-        raise UsageError(f"--output and --report both name {report}", "give each a file of its own")
-
-
 def require_writable(path: Path | None) -> None:
     """Raise UsageError if this file cannot be written: before the run, not after it."""
     if path is None:

@@ -13,7 +13,7 @@ import typer
 
 from disagg.api.requests import DEFAULT_DEADLINE_S
 from disagg.bench import MAX_REQUESTS, Mode, WorkloadKind
-from disagg.cli.bench.checks import numbers, pairs, refuse_subcommand, require_two_files, require_writable
+from disagg.cli.bench.checks import numbers, pairs, refuse_subcommand, require_writable
 from disagg.cli.bench.result import live, result_view
 from disagg.cli.common.completion import complete_device
 from disagg.cli.common.context import print_json, settings, stderr, stdout
@@ -148,7 +148,8 @@ def load(
     for option, path in (("--output", output), ("--report", report)):  # before the run, which may take hours
         refuse_subcommand(context, option, path)
         require_writable(path)
-    require_two_files(output, report)
+    if output is not None and report is not None and output.absolute() == report.absolute():
+        raise UsageError(f"--output and --report both name {report}", "give each a file of its own")
     with _served(fleet, spec.model, simulate, (prefill_device, decode_device)) as (served, token):
         result, signalled = _run(served, spec, token)
     _show(result, as_json, output, report)

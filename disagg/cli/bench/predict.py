@@ -107,21 +107,14 @@ def setups(
 
     for name in models:
         model = fleet.models[name]
-        seen: set[tuple[str, str]] = set()
+        found: dict[tuple[str, str], Setup] = {}
         for source, sink in _pairs(fleet, name):
             reader = device(hardware_of(source.name, source.hardware, prefill))
             writer = device(hardware_of(sink.name, sink.hardware, decode))
-            if (reader.name, writer.name) not in seen:
-                seen.add((reader.name, writer.name))
-                options = source.engine
-                setup = Setup(
-                    read_size(size_source(model.name, model.sources.values())),
-                    reader,
-                    writer,
-                    link,
-                    options.dtype,
-                    options.chunk_tokens,
-                )
+            if (reader.name, writer.name) not in found:
+                size = read_size(size_source(model.name, model.sources.values()))
+                setup = Setup(size, reader, writer, link, source.engine.dtype, source.engine.chunk_tokens)
+                found[reader.name, writer.name] = setup
                 yield name, setup, model.context
 
 

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from disagg.cli.chat.answer import ShownAnswer, ShownMarkdown
@@ -96,9 +96,7 @@ class ChatView:
 
     def help(self) -> None:
         """The commands and the keys."""
-        grid = Table.grid(padding=(0, 2))
-        grid.add_column(style="bold", no_wrap=True)
-        grid.add_column(style="dim", overflow="fold")
+        grid = Table.grid(Column(style="bold", no_wrap=True), Column(style="dim", overflow="fold"), padding=(0, 2))
         for name, (form, meaning) in COMMANDS.items():
             grid.add_row(f"/{name} {form}".rstrip(), meaning)
         grid.add_row("Enter", "Send the message; between triple quotes, begin a new line.")

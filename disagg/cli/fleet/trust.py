@@ -77,7 +77,11 @@ def _handled(outcome: HostOutcome[Iterable[HostKeyOffer]], decide: Decide, *, si
     """Show the keys, jump hosts first, and add those that `decide` confirms, up to one that is not added: a gateway's
     key comes before the next hop is asked. No key for this machine."""
     name, keys, failed = outcome.host.name, list[dict[str, str]](), None
-    show = _silent if silent else _print
+
+    def show(line: str) -> None:
+        if not silent:  # else stdout has nothing but the object
+            _print(line)
+
     if not outcome.host.server_kind.ssh:
         show(f"{name}: this machine, no key needed")
     try:
@@ -113,10 +117,6 @@ def _decided(offer: HostKeyOffer, decide: Decide, show: Callable[[str], None]) -
 
 def _print(line: str) -> None:
     stdout().print(line, soft_wrap=True, markup=False)
-
-
-def _silent(line: str) -> None:
-    """With --json stdout has nothing but the object."""
 
 
 def _confirmed(offer: HostKeyOffer) -> bool:

@@ -132,7 +132,7 @@ def list_keys(context: typer.Context, *, as_json: AsJson = False) -> None:
     """Show the keys: whose they are, their models and limits, and which are revoked."""
     fleet = settings(context).fleet()
     others = _GatewayKeys.fetched(fleet)
-    found = joined([KeyFile.of(fleet).read(), *others.keys])
+    found = joined([KeyFile.of(fleet).read(), *others.by_host.values()])
     if as_json:
         print_json({"keys": [_shown(key) for key in found]})
     elif found:
@@ -195,10 +195,6 @@ class _GatewayKeys:
                 damaged[host.name] = error
         return cls([host for host, _ in deployed], by_host, failed, damaged)
 
-    @property
-    def keys(self) -> list[Sequence[Key]]:
-        return list(self.by_host.values())
-
     def lacking(self, keys: Sequence[Key]) -> list[str]:
         """The gateways that have other keys than these."""
         return [*self.damaged, *(name for name, theirs in self.by_host.items() if set(theirs) != set(keys))]
@@ -235,7 +231,7 @@ def _merging(ours: Sequence[Key]) -> Callable[[str, bytes], bytes]:
 def _joined(fleet: Fleet) -> tuple[_GatewayKeys, KeyFile, Sequence[Key]]:
     """The gateways' keys, and this machine's file, which has theirs too: how a change begins."""
     others, file = _GatewayKeys.fetched(fleet), KeyFile.of(fleet)
-    return others, file, file.join(others.keys)
+    return others, file, file.join([*others.by_host.values()])
 
 
 def keys_view(keys: Sequence[Key]) -> RenderableType:

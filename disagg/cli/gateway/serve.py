@@ -100,7 +100,7 @@ def _log_requests() -> None:
     """One line on stderr for each request that has ended, and for each that could not be read; with --quiet only what
     went wrong in the gateway itself."""
     handler = logging.StreamHandler()
-    handler.setFormatter(_Line())
+    handler.setFormatter(_Line("%(asctime)s %(message)s"))
     logger = logging.getLogger("disagg")
     logger.addHandler(handler)
     logger.setLevel(logging.ERROR if CommandOutput.quiet else logging.INFO)
@@ -108,9 +108,6 @@ def _log_requests() -> None:
 
 class _Line(logging.Formatter):
     """The time, the event, and its fields as NAME=VALUE."""
-
-    def __init__(self) -> None:
-        super().__init__("%(asctime)s %(message)s")
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         fields = getattr(record, "fields", {})

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from disagg.fleet.facts.findings import Finding, Level
@@ -59,8 +59,6 @@ def marked(level: Level, text: RenderableType) -> RenderableType:
 
 
 def _hanging(mark: Text, text: RenderableType, width: int) -> RenderableType:
-    grid = Table.grid(padding=(0, 1, 0, 0))
-    grid.add_column(width=width, justify="right")
-    grid.add_column(ratio=1)
+    grid = Table.grid(Column(width=width, justify="right"), Column(ratio=1), padding=(0, 1, 0, 0))
     grid.add_row(mark, text)
     return grid

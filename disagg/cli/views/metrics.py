@@ -8,7 +8,7 @@ from dataclasses import fields
 from rich.columns import Columns
 from rich.console import Group, RenderableType
 from rich.panel import Panel
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from disagg.api.gateway import ParallelFigures
@@ -81,11 +81,8 @@ def together_view(figures: ParallelFigures, *, formulas: bool = False) -> Render
 def model_panel(completion: Completion) -> Panel:
     """One answer's cost: prefill, decode and total, the KV transfer, then the parts of TTFT."""
     metrics = completion.metrics
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column(style="dim")
-    grid.add_column(justify="right", style="bold")
-    grid.add_column(justify="right", style="bold")
-    grid.add_column(style="dim", overflow="fold")
+    time, rate = Column(justify="right", style="bold"), Column(justify="right", style="bold")
+    grid = Table.grid(Column(style="dim"), time, rate, Column(style="dim", overflow="fold"), padding=(0, 2))
     tokens = counted(metrics.completion_tokens, "token")
     prompt = counted(metrics.prompt_tokens, "token")
     grid.add_row("prefill", _known(metrics.prefill_time), speed(metrics.prefill_speed), _at(prompt, metrics, True))

@@ -11,7 +11,7 @@ from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderR
 from rich.live import Live
 from rich.padding import Padding
 from rich.spinner import Spinner
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from disagg.cli.views.errors import error_views
@@ -129,12 +129,9 @@ class DeployProgress:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         # A terminal writes "^C" where the cursor is; a full line would then be two, and one be left on the screen.
-        grid = Table.grid(padding=(0, 1), expand=True)
+        name, count = Column(style="bold", no_wrap=True), Column(style="dim", justify="right", no_wrap=True)
+        grid = Table.grid(Column(width=1), name, count, Column(no_wrap=True, ratio=1), padding=(0, 1), expand=True)
         grid.width = max(1, options.max_width - 3)
-        grid.add_column(width=1)
-        grid.add_column(style="bold", no_wrap=True)
-        grid.add_column(style="dim", justify="right", no_wrap=True)
-        grid.add_column(no_wrap=True, overflow="ellipsis", ratio=1)
         with self._lock:
             events = list(self._events.values())
         for event in events:

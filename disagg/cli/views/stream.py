@@ -13,7 +13,7 @@ from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderR
 from rich.live import Live
 from rich.measure import Measurement
 from rich.panel import Panel
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from disagg.cli.common.context import stderr
@@ -170,9 +170,7 @@ def arranged(panels: Sequence[Panel], beside: bool) -> RenderableType:
     """The panels in one row of equal widths, or one below the other."""
     if not beside:
         return Group(*panels)
-    grid = Table.grid(expand=True, padding=0)
-    for _ in panels:
-        grid.add_column(ratio=1)
+    grid = Table.grid(*(Column(ratio=1) for _ in panels), expand=True, padding=0)
     grid.add_row(*panels)
     return grid
 
