@@ -38,10 +38,15 @@ class StoredWeights:
     nbytes: int | None = None
 
 
-def stored_weights(config: Mapping[str, Any], name: str, nbytes: int | None = None) -> StoredWeights:
-    """What a config.json describes. Raises as `config_size`."""
-    packing, _ = packed(config)
-    return StoredWeights(config_size(config, name), packing, config.get("model_type") == "gpt_oss", nbytes)
+def stored_weights(config: Mapping[str, Any], name: str, nbytes: int | None = None) -> StoredWeights | None:
+    """What a config.json describes. None for an architecture whose size cannot be computed, or if it is malformed:
+    loading it reports what is wrong with it."""
+    try:
+        return StoredWeights(
+            config_size(config, name), packed(config)[0], config.get("model_type") == "gpt_oss", nbytes
+        )
+    except (KeyError, TypeError, ValueError, AttributeError, ModelError):
+        return None
 
 
 def read_object(path: Path, what: str = "", hint: str = "download the model again") -> dict[str, Any]:

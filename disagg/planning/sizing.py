@@ -69,7 +69,7 @@ def stored(source: str) -> StoredWeights | None:
         return PUBLISHED.get(source)
     try:
         return stored_weights(read_object(file), file.parent.name)
-    except (ValueError, KeyError, TypeError, AttributeError, ModelError):
+    except ModelError:
         return None  # loading it reports what is wrong with the file
 
 

@@ -12,6 +12,12 @@ from disagg.planning.checkpoint import StoredWeights, packed, stored_weights
 from disagg.planning.memory import Loading, need
 from disagg.planning.sizing import PUBLISHED, stored
 from tests.planning.published_configs import GPT_OSS, GPT_OSS_MLX, QWEN, QWEN_FP8, QWEN_MLX
+from tests.values import present
+
+
+def described(config: dict[str, Any], name: str, nbytes: int | None = None) -> StoredWeights:
+    return present(stored_weights(config, name, nbytes))
+
 
 CUDA = Loading(TRANSFORMERS, "cuda", "bfloat16", 8192, 1024, 0)
 GB = 1e9
@@ -36,50 +42,50 @@ GB = 1e9
 def test_weights_take_what_their_form_in_this_engine_takes(
     config: dict[str, Any], changes: dict[str, Any], weights: float, form: str
 ) -> None:
-    found = need(stored_weights(config, "m"), replace(CUDA, **changes))
+    found = need(described(config, "m"), replace(CUDA, **changes))
     assert found.weights / GB == pytest.approx(weights, abs=0.1)
     assert found.form == form
 
 
 def test_the_size_of_the_files_corrects_what_the_config_says() -> None:
-    whole = stored_weights(GPT_OSS, "m", nbytes=65_300_000_000)
+    whole = described(GPT_OSS, "m", nbytes=65_300_000_000)
     assert need(whole, replace(CUDA, engine=VLLM)).weights == pytest.approx(65.3 * GB)
     assert need(whole, CUDA).weights / need(replace(whole, nbytes=None), CUDA).weights == pytest.approx(1.0, abs=0.01)
 
 
 def test_attention_sinks_make_transformers_compute_all_scores_of_a_chunk() -> None:
     eager, other = (
-        need(stored_weights(GPT_OSS, "m"), CUDA),
-        need(stored_weights(GPT_OSS, "m"), replace(CUDA, attention="flex")),
+        need(described(GPT_OSS, "m"), CUDA),
+        need(described(GPT_OSS, "m"), replace(CUDA, attention="flex")),
     )
     assert eager.workspace - other.workspace == 1024 * 8192 * 64 * (2 + 4)
-    wide = need(stored_weights(GPT_OSS, "m"), replace(CUDA, chunk_tokens=2048))
+    wide = need(described(GPT_OSS, "m"), replace(CUDA, chunk_tokens=2048))
     assert wide.workspace - other.workspace > 2 * (eager.workspace - other.workspace)
 
 
 def test_kv_is_what_hosts_toml_allows_and_at_least_one_whole_request() -> None:
-    found = need(stored_weights(QWEN, "m"), replace(CUDA, context=32768, kv_bytes=1 << 30))
+    found = need(described(QWEN, "m"), replace(CUDA, context=32768, kv_bytes=1 << 30))
     assert (found.one_request, found.kv) == (3 << 30, 3 << 30)
-    assert need(stored_weights(QWEN, "m"), replace(CUDA, context=32768, kv_bytes=32 << 30)).kv == 32 << 30
+    assert need(described(QWEN, "m"), replace(CUDA, context=32768, kv_bytes=32 << 30)).kv == 32 << 30
     assert found.total == found.least == found.weights + (3 << 30) + found.workspace
 
 
 def test_ranks_with_memory_of_their_own_share_weights_and_kv_heads() -> None:
     one = replace(CUDA, engine=VLLM, context=32768, kv_bytes=1 << 30)
-    alone, shared = (need(stored_weights(QWEN_FP8, "m"), replace(one, tensor_parallel=n)) for n in (1, 2))
+    alone, shared = (need(described(QWEN_FP8, "m"), replace(one, tensor_parallel=n)) for n in (1, 2))
     assert (shared.weights, shared.one_request) == (alone.weights // 2, alone.one_request // 2)
     assert shared.workspace == alone.workspace
 
 
 def test_the_stages_of_a_pipeline_share_the_layers() -> None:
     one = replace(CUDA, engine=VLLM, context=32768, tensor_parallel=8)
-    alone, shared = (need(stored_weights(QWEN_FP8, "m"), replace(one, stages=n)) for n in (1, 2))
+    alone, shared = (need(described(QWEN_FP8, "m"), replace(one, stages=n)) for n in (1, 2))
     assert (shared.weights, shared.one_request) == (alone.weights // 2, alone.one_request // 2)
 
 
 def test_with_more_ranks_than_kv_heads_each_rank_has_a_whole_head() -> None:
     one = replace(CUDA, engine=VLLM, context=32768)
-    four, eight = (need(stored_weights(QWEN_FP8, "m"), replace(one, tensor_parallel=n)) for n in (4, 8))
+    four, eight = (need(described(QWEN_FP8, "m"), replace(one, tensor_parallel=n)) for n in (4, 8))
     assert (eight.one_request, eight.kv) == (four.one_request, four.kv) == (768 << 20, 768 << 20)
 
 
@@ -108,7 +114,7 @@ def test_how_a_checkpoint_packs_its_weights_is_read_from_its_config(config: dict
     ],
 )
 def test_what_is_known_before_a_download_is_what_the_published_config_says(source: str, config: dict[str, Any]) -> None:
-    known, read = PUBLISHED[source], stored_weights(config, "m")
+    known, read = PUBLISHED[source], described(config, "m")
     plain = {"name": "", "hub_ids": (), "context": 0, "head_bits": None}
     assert replace(known.shape, **plain) == replace(read.shape, **plain)  # type: ignore[arg-type]  # fields of several types
     assert known.shape.table_bits == read.shape.table_bits

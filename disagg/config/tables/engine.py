@@ -60,7 +60,7 @@ def read_engine(table: Table, roles: tuple[Role, ...]) -> EngineOptions:
 
 def _readers(name: str) -> Mapping[str, Reader]:
     """The options of an engine."""
-    return OPENAI_OPTIONS if name == "openai" else {key: _OPTIONS[key] for key in ENGINES[name].options}
+    return _OPENAI_OPTIONS if name == "openai" else {key: _OPTIONS[key] for key in ENGINES[name].options}
 
 
 def _nodes_fit(table: Table, options: EngineOptions) -> None:
@@ -137,6 +137,18 @@ def one_of(allowed: tuple[str, ...]) -> Reader:
     return lambda table, key: table.choice(key, allowed)
 
 
+def absolute_path(example: str, hint: str) -> Reader:
+    """Reads a path that begins with / or ~/."""
+
+    def read(table: Table, key: str) -> str:
+        path = table.value(key, str, f'{key} = "{example}"')
+        if not path.startswith(("/", "~/")) or not path.isprintable():
+            raise table.fault_at_value(key, f"{key} is not an absolute path", f"{hint}: begin with / or ~/")
+        return path
+
+    return read
+
+
 def unmanaged_models(tables: Table) -> set[str]:
     """The models of whole-request hosts: they need no source."""
     hosts = (table for table in tables.data.values() if isinstance(table, dict) and _has_role(table))
@@ -154,27 +166,30 @@ def _has_role(table: Mapping[str, Any]) -> bool:
 
 
 def _url(table: Table, key: str) -> str:
-    url = table.value(key, str, f'url = "{OPENAI_URL}"').rstrip("/")
-    fault = url_fault(url, "put the key into a file and name that: key_file")
-    if fault is None and ("?" in url or "#" in url):
-        fault = "this URL has a query or fragment", f'it ends with a path, as in "{OPENAI_URL}"'
-    if fault is not None:
-        raise table.fault_at_value(key, *fault)
+    url = _checked_url(table, key, OPENAI_URL, "put the key into a file and name that: key_file")
+    if "?" in url or "#" in url:
+        raise table.fault_at_value(
+            key, "this URL has a query or fragment", f'it ends with a path, as in "{OPENAI_URL}"'
+        )
     return url
 
 
-def read_server_url(table: Table, key: str) -> str:
+def _server_url(table: Table, key: str) -> str:
     """The URL of a server whose paths disagg knows."""
-    url = table.value(key, str, f'url = "{SERVER_URL}"').rstrip("/")
-    fault = url_fault(url, "this server is asked without one")
-    if fault is None and urlsplit(url)._replace(scheme="", netloc="").geturl():
-        fault = "this URL has a path", f'it ends with the port, as in "{SERVER_URL}"'
-    if fault is not None:
+    url = _checked_url(table, key, SERVER_URL, "this server is asked without one")
+    if urlsplit(url)._replace(scheme="", netloc="").geturl():
+        raise table.fault_at_value(key, "this URL has a path", f'it ends with the port, as in "{SERVER_URL}"')
+    return url
+
+
+def _checked_url(table: Table, key: str, example: str, password: str) -> str:
+    url = table.value(key, str, f'url = "{example}"').rstrip("/")
+    if fault := url_fault(url, password):
         raise table.fault_at_value(key, *fault)
     return url
 
 
-def read_name_there(table: Table, key: str) -> str:
+def _name_there(table: Table, key: str) -> str:
     """A model's name at the server that is asked."""
     name = table.value(key, str, 'model = "qwen3-coder:30b"')
     if not is_label(name):
@@ -191,21 +206,11 @@ def _variable(table: Table, key: str) -> str:
     return name
 
 
-def _key_file(table: Table, key: str) -> str:
-    path = table.value(key, str, 'key_file = "~/.config/disagg/ollama.key"')
-    if not path.startswith(("/", "~/")) or not path.isprintable():
-        raise table.fault_at_value(key, "key_file is not an absolute path", "a file with the key: begin with / or ~/")
-    return path
-
-
-KEY_OPTIONS: Final[Mapping[str, Callable[[Table, str], Any]]] = {"key_file": _key_file, "key_variable": _variable}
-"""Readers of the keys that state where a server's key is."""
-OPENAI_OPTIONS: Final[Mapping[str, Callable[[Table, str], Any]]] = {
-    "url": _url,
-    "model": read_name_there,
-    **KEY_OPTIONS,
+_KEY_OPTIONS: Final[Mapping[str, Reader]] = {
+    "key_file": absolute_path("~/.config/disagg/ollama.key", "a file with the key"),
+    "key_variable": _variable,
 }
-"""Readers of the keys of an engine table with name = "openai"."""
+_OPENAI_OPTIONS: Final[Mapping[str, Reader]] = {"url": _url, "model": _name_there, **_KEY_OPTIONS}
 _OPTIONS: Final[Mapping[str, Reader]] = {
     "dtype": one_of(get_args(DType)),
     "device": _device,
@@ -226,8 +231,8 @@ _OPTIONS: Final[Mapping[str, Reader]] = {
     "max_kv_bytes": within(1, 1 << 50),
     "kv_audit": _kv_audit,
     "kv_audit_tolerance": _factor,
-    "url": read_server_url,
-    "model": read_name_there,
-    **KEY_OPTIONS,
+    "url": _server_url,
+    "model": _name_there,
+    **_KEY_OPTIONS,
 }
 """All options of all engines: which engine has which is in its value."""

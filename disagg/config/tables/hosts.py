@@ -19,7 +19,7 @@ from disagg.config.schema import (
 )
 from disagg.config.table import Table
 from disagg.config.tables.agree import require_nodes_agree
-from disagg.config.tables.engine import Reader, is_whole, one_of, read_engine, within
+from disagg.config.tables.engine import Reader, absolute_path, is_whole, one_of, read_engine, within
 from disagg.planning.devices import DEVICES as HARDWARE
 
 
@@ -187,21 +187,10 @@ def _user(table: Table, key: str) -> str:
 
 
 def _key(table: Table, key: str) -> str:
-    path = table.value(key, str, f'{key} = "~/.ssh/id_ed25519"')
-    if not path.startswith(("/", "~/")) or not path.isprintable():
-        raise table.fault_at_value(
-            key, f"{key} is not an absolute path", "a private key file on this machine: begin with / or ~/"
-        )
+    path = absolute_path("~/.ssh/id_ed25519", "a private key file on this machine")(table, key)
     if path.endswith(".pub"):
         raise table.fault_at_value(key, f"{key} is a public key", "name the private one, without .pub")
-    return path
-
-
-def _python(table: Table, key: str) -> str:
-    path = table.value(key, str, f'{key} = "/opt/homebrew/bin/python3"')
-    if not path.startswith(("/", "~/")) or not path.isprintable():
-        raise table.fault_at_value(key, f"{key} is not an absolute path", "PATH is short over ssh: begin with / or ~/")
-    return path
+    return str(path)
 
 
 _TWO_HOSTS: Final = "describe the machine as two hosts with the same address and different ports"
@@ -220,7 +209,7 @@ _HOST_OPTIONS: Final[Mapping[str, Reader]] = {
     "data_address": _address,
     "connector": one_of(get_args(Connector)),
     "service": one_of(get_args(ServiceManager)),
-    "python": _python,
+    "python": absolute_path("/opt/homebrew/bin/python3", "PATH is short over ssh"),
     "site_packages": lambda table, key: table.boolean(key),
     "wired_limit_mb": within(1024, 1 << 24),
     "queue_size": within(1, 1 << 16),

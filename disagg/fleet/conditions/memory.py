@@ -8,10 +8,9 @@ from typing import Any, Final
 
 from disagg.api.engines import engines_for
 from disagg.config import Host, Model
-from disagg.errors import ModelError
 from disagg.fleet.facts.findings import Finding, fault, warning
 from disagg.fleet.facts.host import HardwareFacts
-from disagg.planning.checkpoint import Packing, StoredWeights, stored_weights
+from disagg.planning.checkpoint import Packing, stored_weights
 from disagg.planning.devices import DEVICES
 from disagg.planning.memory import Loading, Need, need
 from disagg.planning.sizing import stored
@@ -59,21 +58,13 @@ def fit(
         return None
     device = _device(host, hardware, os)
     room = _room(host, hardware, device)
-    known = _checkpoint(config, model.name, nbytes) if config else stored(model.sources[host.engine.name])
+    known = stored_weights(config, model.name, nbytes) if config else stored(model.sources[host.engine.name])
     if room is None or (known is None and nbytes is None):
         return None
     serving = _serving(host, model, device, own=room[-1])
     if known is None:
         return Fit(host, Need(nbytes or 0, serving.kv_bytes, 0, 0, to_send=serving.to_send_bytes), *room)
     return Fit(host, need(known, serving), *room, packing=known.packing)
-
-
-def _checkpoint(config: Mapping[str, Any], name: str, nbytes: int | None) -> StoredWeights | None:
-    """None for an architecture whose size cannot be computed: then the size of the files has to do."""
-    try:
-        return stored_weights(config, name, nbytes)
-    except (KeyError, TypeError, ValueError, AttributeError, ModelError):
-        return None
 
 
 def unmet(found: Fit) -> Iterator[Finding]:
