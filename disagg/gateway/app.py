@@ -63,7 +63,7 @@ def build(
         Route("/api/chat", gateway.post(ollama.Chat()), methods=["POST"]),
         Route("/api/generate", gateway.post(ollama.Generate()), methods=["POST"]),
         Route("/api/show", gateway.about(started), methods=["POST"]),
-        *Views(client, access, serving, watch, started).routes(),
+        *Views(client.fleet, access, serving, watch, started).routes(),
     ]
     for prefix in ("/v1", ""):
         routes += [

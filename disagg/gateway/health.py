@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from starlette.requests import Request
@@ -25,12 +26,12 @@ def live_models(fleet: Fleet, view: FleetView, now: float) -> list[str]:
         seen = view.of(host.name)
         return seen.reachable == "up" and not seen.obstacle(now)
 
-    def answered(name: str) -> bool:
-        decode = fleet.serving(name, "decode")
-        usable = [*fleet.serving(name, "whole"), *(fleet.serving(name, "prefill") if decode else ()), *decode]
-        return any(map(up, usable))
+    def usable(name: str) -> Iterator[Host]:
+        yield from fleet.serving(name, "whole")
+        if decode := fleet.serving(name, "decode"):
+            yield from (*fleet.serving(name, "prefill"), *decode)
 
-    return [name for name in fleet.models if answered(name)]
+    return [name for name in fleet.models if any(map(up, usable(name)))]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +52,13 @@ class GatewayHealth:
         self._boot_id = secrets.token_hex(8)
         self._started = time.monotonic()
 
+    def live_models(self) -> list[str]:
+        """The models that have a host which would get a request now."""
+        return live_models(self._client.fleet, self._client.view, time.monotonic())
+
     def check(self) -> ServerState:
         """Whether a model can be served now. Noted: until one could at a call of this, the hosts count as starting."""
-        if live_models(self._client.fleet, self._client.view, time.monotonic()):
+        if self.live_models():
             self._served = True
             return "ok"
         return "no_host" if self._served else "loading"

@@ -6,7 +6,6 @@ import asyncio
 import gc
 import logging
 import socket
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -16,7 +15,7 @@ from disagg.config import Fleet, Host
 from disagg.gateway.app import build
 from disagg.gateway.clients.access import Access, is_loopback, require_keys_if_public
 from disagg.gateway.clients.keys import KeyFile, KeyRing
-from disagg.gateway.health import GatewayHealth, Member, live_models
+from disagg.gateway.health import GatewayHealth, Member
 from disagg.gateway.watch.gateway import GatewayWatch
 from disagg.gateway.watch.history import history_path
 from disagg.gateway.watch.recorder import Recorder
@@ -96,11 +95,12 @@ async def _serve(
         watch = GatewayWatch(client, Recorder(history_path(client.fleet)), keep_text=keep_text)
         async with watch.watching():
             url_host, port = listener.getsockname()[:2]
-            application = build(client, access, GatewayHealth(client, member), watch)
+            health = GatewayHealth(client, member)
+            application = build(client, access, health, watch)
             # Programs of the fleet ask with its token, by TLS; clients have keys, and a proxy if they want TLS.
             encryption = Encryption(ServerTLS(lambda: member.tokens.all)) if member is not None else Encryption()
             spare_collector()
-            ready(Listening(url_host, port, tuple(live_models(fleet, client.view, time.monotonic()))))
+            ready(Listening(url_host, port, tuple(health.live_models())))
             await GatewayServer(application, encryption, stopping=watch.feed.stop).serve(sockets=[listener])
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -25,12 +24,11 @@ from disagg.gateway.answer import json_response
 from disagg.gateway.clients.access import Access, may_use, require_model
 from disagg.gateway.clients.keys import Key
 from disagg.gateway.document import gateway_document
-from disagg.gateway.health import GatewayHealth, live_models
+from disagg.gateway.health import GatewayHealth
 from disagg.gateway.watch.entry import without_texts
 from disagg.gateway.watch.gateway import METRICS_TYPE, GatewayWatch
 from disagg.gateway.watch.history import Filter, history_path, read
 from disagg.http.server import Handler
-from disagg.inference.client import AsyncClient
 from disagg.version import VERSION
 
 MAX_ANSWER: Final = 8 << 20  # bytes of entries in one answer to GET /api/history
@@ -45,9 +43,9 @@ class Views:
     """
 
     def __init__(
-        self, client: AsyncClient, access: Access, serving: GatewayHealth, watch: GatewayWatch, started: float
+        self, fleet: Fleet, access: Access, serving: GatewayHealth, watch: GatewayWatch, started: float
     ) -> None:
-        self._client, self._fleet, self._access = client, client.fleet, access
+        self._fleet, self._access = fleet, access
         self._serving, self._watch, self._started = serving, watch, started
         self._readers = ThreadPoolExecutor(READERS, "history")
         self._reading = 0
@@ -55,17 +53,20 @@ class Views:
 
     def routes(self) -> list[Route]:
         """The routes."""
+        fleet, key, started = self._fleet, self._access.key, self._started
+        listed = _json(lambda request: models.listed(fleet, key(request), started))
+        one = _json(lambda request: models.described(fleet, key(request), request.path_params["model"], started))
         handlers = {
             "/health": self._health,
             openapi.PATH: self._openapi,
             "/metrics": self._metrics,
-            "/v1/models": self._listed(models.listed),
-            "/v1/models/{model:path}": self._model,
-            "/models": self._listed(models.listed),
-            "/models/{model:path}": self._model,
-            "/api/tags": self._listed(models.tags),
-            "/api/ps": self._served,
-            "/api/version": self._version,
+            "/v1/models": listed,
+            "/v1/models/{model:path}": one,
+            "/models": listed,
+            "/models/{model:path}": one,
+            "/api/tags": _json(lambda request: models.tags(fleet, key(request), started)),
+            "/api/ps": _json(lambda request: models.served(fleet, key(request), self._serving.live_models())),
+            "/api/version": _json(lambda request: {"version": VERSION}),
             "/api/live": self._live,
             "/api/history": self._history,
         }
@@ -81,23 +82,6 @@ class Views:
     async def _metrics(self, request: Request) -> Response:
         key = self._access.key(request)
         return Response(self._watch.metrics(of_keys=key is None or key.monitor), media_type=METRICS_TYPE)
-
-    def _listed(self, body: Callable[[Fleet, Key | None, float], Mapping[str, Any]]) -> Handler:
-        async def listed(request: Request) -> Response:
-            return json_response(body(self._fleet, self._access.key(request), self._started))
-
-        return listed
-
-    async def _model(self, request: Request) -> Response:
-        name = request.path_params["model"]
-        return json_response(models.described(self._fleet, self._access.key(request), name, self._started))
-
-    async def _served(self, request: Request) -> Response:
-        live = live_models(self._fleet, self._client.view, time.monotonic())
-        return json_response(models.served(self._fleet, self._access.key(request), live))
-
-    async def _version(self, _: Request) -> Response:
-        return json_response({"version": VERSION})
 
     async def _live(self, request: Request) -> Response:
         key = self._access.key(request)
@@ -125,6 +109,13 @@ class Views:
             return await asyncio.get_running_loop().run_in_executor(self._readers, page)
         finally:
             self._reading -= 1
+
+
+def _json(body: Callable[[Request], Mapping[str, Any]]) -> Handler:
+    async def answer(request: Request) -> Response:
+        return json_response(body(request))
+
+    return answer
 
 
 def _page(path: Path, wanted: Filter, key: Key | None, stopped: str | None) -> bytes:

@@ -19,7 +19,7 @@ from disagg.gateway.watch.history import HistoryBounds, Store
 from disagg.gateway.watch.request import ObservedRequest, Observer
 
 QUEUED: Final = 4096  # entries that wait for the disk; more are dropped and counted
-TOGETHER: Final = 256  # entries of one transaction
+TOGETHER: Final = 256  # of one transaction
 PRUNE_S: Final = 60.0
 CLOSE_S: Final = 5.0
 
@@ -129,18 +129,9 @@ class Recorder(Observer):
 
     def _next(self) -> tuple[list[HistoryEntry], list[_Mark], bool]:
         """What is queued, at least one item: entries, marks, and whether it is the end."""
-        entries: list[HistoryEntry] = []
-        marks: list[_Mark] = []
-        item = self._queue.get()
-        while item is not None:
-            if isinstance(item, _Mark):
-                marks.append(item)
-            else:
-                entries.append(item)
-            if len(entries) >= TOGETHER:
-                return entries, marks, False
-            try:
-                item = self._queue.get_nowait()
-            except Empty:
-                return entries, marks, False
-        return entries, marks, True
+        items = [self._queue.get()]
+        with suppress(Empty):
+            while items[-1] is not None and len(items) < TOGETHER:
+                items.append(self._queue.get_nowait())
+        entries = [one for one in items if isinstance(one, HistoryEntry)]
+        return entries, [one for one in items if isinstance(one, _Mark)], items[-1] is None
