@@ -23,7 +23,7 @@ from disagg.inference.attempt import Attempt
 from disagg.inference.attempts.answer import FALLBACK_WARNING, ArrivingAnswer, AttemptOutcome, Deliver
 from disagg.inference.attempts.perform import HostCaller, PrefillFailed, perform, perform_whole
 from disagg.inference.attempts.plausible import AnswerBounds
-from disagg.inference.attempts.retry import Failure, Pause, Route, after, forget_frames, remaining, route_of
+from disagg.inference.attempts.retry import Failure, Pause, after, forget_frames, remaining
 from disagg.inference.attempts.suspects import Suspects, Suspicion, may_have_ended
 from disagg.inference.attempts.view_updates import ViewUpdates
 from disagg.inference.attempts.waiting import RetryBudget, Waiting
@@ -142,7 +142,7 @@ class _Run:
         while True:
             failures: list[Failure] = []
             await self.suspicion.take_turn(self.answer.note)
-            ranked, route, untried = self._look(failures)
+            ranked, untried = self._look(failures)
             while (attempt := next(untried, None)) is not None:
                 self._announce(attempt, failures, started=self.answer.begun or not ranked.unseen)
                 outcome = await self._try(attempt, ranked, failures)
@@ -150,8 +150,8 @@ class _Run:
                     return self._complete(attempt, outcome, failures)
                 waited = await self.suspicion.take_turn(self.answer.note)
                 if waited or failures[-1].busy:  # it may have waited for long: other hosts may have room now
-                    ranked, route, untried = self._look(failures)
-            pause = after(route, self.request.policy, failures, self.failures)
+                    ranked, untried = self._look(failures)
+            pause = after(ranked, self.request.policy, failures, self.failures)
             self.failures = [*self.failures, *failures][-8:]
             self.first = False
             self.suspicion.end_turn()
@@ -161,13 +161,12 @@ class _Run:
     def deadline(self) -> float:
         return self.request.called + self.request.body.deadline_s
 
-    def _look(self, failures: list[Failure]) -> tuple[Ranking, Route, Iterator[Attempt]]:
+    def _look(self, failures: list[Failure]) -> tuple[Ranking, Iterator[Attempt]]:
         """The hosts as the view sees them now, and the attempts that these failures and later ones leave."""
         self.give_up_claim()
         self.suspicion.look()
         ranked = ranking(self.driver.view, self.request, self.prompt, last_look=self.last_look)
-        route = route_of(ranked, begun=self.answer.begun)
-        return ranked, route, remaining(route, self.request.policy, failures)
+        return ranked, remaining(ranked, self.request.policy, failures, begun=self.answer.begun)
 
     async def _pause(self, pause: Pause, busy: Collection[str]) -> None:
         """busy: the hosts at which a place is waited for."""

@@ -39,52 +39,12 @@ from disagg.errors import (
     ServerSilent,
     ServerUnavailable,
 )
-from disagg.inference.attempt import Alone, Attempt, Reason
+from disagg.inference.attempt import Attempt, Reason
 from disagg.inference.hosts.route import Ranking
 from disagg.inference.policy import RetryPolicy
 
 STATED = 6  # hosts that an error names
 LOOK_AGAIN_S = 0.25  # while no host is up: costs nothing but a look at the view
-
-
-@dataclass(frozen=True, slots=True)
-class Route:
-    """The hosts to try, best first. handed_off: the model has prefill hosts, up or not. prefill_waits, decode_waits:
-    which host is starting or stopping, if there is one. unseen: all hosts, if none has ever answered this client;
-    refused: those of them that have refused the last connection.
-    left_out: the other hosts that could answer, each with the reason. begun: some of the answer has arrived."""
-
-    model: str
-    decode: tuple[Host, ...]
-    prefill: tuple[Host, ...]
-    alone: Alone | None = None
-    handed_off: bool = True
-    prefill_waits: str = ""
-    decode_waits: str = ""
-    unseen: frozenset[str] = frozenset()
-    left_out: tuple[str, ...] = ()
-    whole: tuple[Host, ...] = ()
-    begun: bool = False
-    refused: frozenset[str] = frozenset()
-
-
-def route_of(ranking: Ranking, *, begun: bool = False) -> Route:
-    """The route that a ranking gives. begun: some of the answer has arrived."""
-    hosts = ranking.candidates
-    return Route(
-        hosts.model,
-        tuple(choice.host for choice in ranking.decode),
-        tuple(choice.host for choice in ranking.prefill),
-        hosts.alone,
-        bool(hosts.prefill),
-        ranking.waits_for(hosts.prefill),
-        ranking.waits_for(hosts.decode),
-        ranking.unseen,
-        tuple(f"{name}: {reason}" for name, reason in islice(ranking.left_out.items(), STATED)),
-        tuple(choice.host for choice in ranking.whole),
-        begun,
-        ranking.refused,
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,29 +120,38 @@ class Pause:
     detail: str = ""
 
 
-def attempts(route: Route, policy: RetryPolicy) -> Iterator[Attempt]:
-    """Every attempt that the policy allows for this route, best first."""
+def attempts(ranking: Ranking, policy: RetryPolicy) -> Iterator[Attempt]:
+    """Every attempt that the policy allows for hosts ranked so, best first."""
+    prefills, alone = [choice.host for choice in ranking.prefill], ranking.candidates.alone
     reason: Reason = "first choice"
-    for decode in route.decode:
-        if not route.handed_off:
-            yield Attempt("decode-alone", decode, None, reason)
+    for decode in ranking.decode:
+        if not ranking.candidates.prefill:
+            yield Attempt("decode-alone", decode.host, None, reason)
         else:
-            for prefill in (route.prefill * policy.prefill_attempts)[: policy.prefill_attempts]:
-                yield Attempt("disaggregated", decode, prefill, reason)
+            for prefill in (prefills * policy.prefill_attempts)[: policy.prefill_attempts]:
+                yield Attempt("disaggregated", decode.host, prefill, reason)
                 reason = "prefill failed"
             if policy.on_kv_failure == "fallback":
-                yield Attempt("fallback", decode, None, "prefill failed" if route.prefill else "no prefill host is up")
+                yield Attempt("fallback", decode.host, None, "prefill failed" if prefills else "no prefill host is up")
         reason = "decode host failed"
-    for whole in route.whole:
-        yield Attempt("whole", whole, None, "first choice" if route.alone else "no decode host is left")
-    for prefill in route.prefill:
-        yield Attempt("prefill-alone", None, prefill, "first choice" if route.alone else "no decode host is left")
+    reason = "first choice" if alone else "no decode host is left"
+    for whole in ranking.whole:
+        yield Attempt("whole", whole.host, None, reason)
+    for prefill in prefills:
+        yield Attempt("prefill-alone", None, prefill, reason)
 
 
-def remaining(route: Route, policy: RetryPolicy, failures: Sequence[Failure]) -> Iterator[Attempt]:
-    """The attempts that no failure rules out. `failures` may grow between two attempts."""
-    for attempt in attempts(route, policy):
-        if not any(_same(failure, attempt) for failure in failures) and _allowed(attempt, route, policy, failures):
+def remaining(
+    ranking: Ranking, policy: RetryPolicy, failures: Sequence[Failure], *, begun: bool = False
+) -> Iterator[Attempt]:
+    """The attempts that no failure rules out. `failures` may grow between two attempts. begun: some of the answer had
+    arrived before them."""
+    for attempt in attempts(ranking, policy):
+        if any(_same(failure, attempt) for failure in failures):
+            continue
+        if attempt.method == "whole" and (begun or any(failure.begun for failure in failures)):
+            continue
+        if _allowed(attempt, ranking, policy, failures):
             yield attempt
 
 
@@ -198,46 +167,47 @@ def _same(failure: Failure, later: Attempt) -> bool:
     return isinstance(failure.error, ServerSilent | Overloaded | RequestError)
 
 
-def _allowed(attempt: Attempt, route: Route, policy: RetryPolicy, failures: Sequence[Failure]) -> bool:
-    undelivered = [failure for failure in failures if failure.side == "prefill"]
+def _allowed(attempt: Attempt, ranking: Ranking, policy: RetryPolicy, failures: Sequence[Failure]) -> bool:
+    hosts, undelivered = ranking.candidates, [failure for failure in failures if failure.side == "prefill"]
     if attempt.method == "disaggregated":
         return sum(not failure.busy for failure in undelivered) < policy.prefill_attempts
     if attempt.method == "fallback":
-        return not any(failure.busy for failure in undelivered) and (bool(route.prefill) or not route.prefill_waits)
-    if attempt.method == "whole" and (route.begun or any(failure.begun for failure in failures)):
-        return False
-    if attempt.method in ("whole", "prefill-alone") and route.alone is None:
+        return not any(failure.busy for failure in undelivered) and (
+            bool(ranking.prefill) or not ranking.waits_for(hosts.prefill)
+        )
+    if attempt.method in ("whole", "prefill-alone") and hosts.alone is None:
         undone = [failure for failure in failures if failure.side == "decode" and not failure.busy]
         failed = {failure.host.name for failure in undone if not failure.too_large}
-        return not route.decode_waits and all(host.name in failed for host in route.decode)
+        return not ranking.waits_for(hosts.decode) and all(choice.host.name in failed for choice in ranking.decode)
     return True
 
 
-def after(route: Route, policy: RetryPolicy, failures: Sequence[Failure], earlier: Sequence[Failure] = ()) -> Pause:
+def after(ranking: Ranking, policy: RetryPolicy, failures: Sequence[Failure], earlier: Sequence[Failure] = ()) -> Pause:
     """What follows if no attempt is left. Raises the request's error if waiting would not help.
 
     earlier: failures before the last look at the fleet, for the error.
     """
+    hosts, role = ranking.candidates, ranking.candidates.alone or "decode"
     undelivered = [failure for failure in failures if failure.side == "prefill" and not failure.busy]
     busy = [failure for failure in failures if failure.busy]
     spent = len(undelivered) >= policy.prefill_attempts or not busy
-    if policy.on_kv_failure == "fail" and route.alone is None and undelivered and spent:
+    if policy.on_kv_failure == "fail" and hosts.alone is None and undelivered and spent:
         raise _kv_failure(undelivered)
-    error = final_error(route, (*earlier, *failures))
-    if route.unseen and route.unseen <= _not_running(failures) | route.refused:
-        if not route.whole:
+    error = final_error(ranking, (*earlier, *failures))
+    if ranking.unseen and ranking.unseen <= _not_running(failures) | ranking.refused:
+        if not ranking.whole:
             error.hint = "the fleet is not started: run `disagg start`"
         raise error
     if busy:
         error = Overloaded(f"every host was busy until the request's deadline: {_messages(busy)}", "try again later")
         seconds = min(float(failure.error.retry_after_s) for failure in busy if isinstance(failure.error, Overloaded))
         return Pause(seconds, f"{busy[0].host.name} is busy", False, error, busy[0].error.message)
-    if waits := route.decode_waits or route.prefill_waits:
+    if waits := ranking.waits_for(hosts.decode) or ranking.waits_for(hosts.prefill):
         return Pause(LOOK_AGAIN_S, waits, False, error)
-    if policy.on_kv_failure == "fail" and route.decode and not undelivered and not route.prefill:
-        return Pause(LOOK_AGAIN_S, f"no prefill host of {route.model} is up", True, error)
+    if policy.on_kv_failure == "fail" and ranking.decode and not undelivered and not ranking.prefill:
+        return Pause(LOOK_AGAIN_S, f"no prefill host of {hosts.model} is up", True, error)
     if all(failure.passing for failure in failures if failure.answering):
-        return Pause(LOOK_AGAIN_S, f"no {route.alone or 'decode'} host of {route.model} is up", True, error)
+        return Pause(LOOK_AGAIN_S, f"no {role} host of {hosts.model} is up", True, error)
     raise error
 
 
@@ -250,25 +220,26 @@ def _kv_failure(failures: Sequence[Failure]) -> DisaggError:
     return HandoffError(f"the KV hand-off failed: {_messages(failures)}", last.hint or "run `disagg status`")
 
 
-def final_error(route: Route, failures: Sequence[Failure]) -> DisaggError:
+def final_error(ranking: Ranking, failures: Sequence[Failure]) -> DisaggError:
     """The one error of a request for which no attempt is left."""
-    if route.alone in ("prefill", "whole"):
-        missing = f"no {route.alone} host of {route.model} is up"
+    hosts = ranking.candidates
+    if hosts.alone in ("prefill", "whole"):
+        missing = f"no {hosts.alone} host of {hosts.model} is up"
         return failures[-1].error if failures else ServerUnavailable(missing, _HINT)
     decode = [failure for failure in failures if failure.answering]
     if decode and all(failure.too_large for failure in decode):
         return decode[-1].error
     hint = next((failure.error.hint for failure in reversed(decode) if failure.error.hint), _HINT)
-    messages = _messages(decode) or _none_up(route)
+    messages = _messages(decode) or _none_up(ranking)
     return ServerUnavailable(f"Decode server unavailable - request failed: {messages}", hint)
 
 
 _HINT = "run `disagg status`; `disagg start` starts what is stopped"
 
 
-def _none_up(route: Route) -> str:
-    reasons = f" ({', '.join(route.left_out)})" if route.left_out else ""
-    return f"no decode host of {route.model} is up{reasons}"
+def _none_up(ranking: Ranking) -> str:
+    left_out = [f"{name}: {reason}" for name, reason in islice(ranking.left_out.items(), STATED)]
+    return f"no decode host of {ranking.candidates.model} is up" + (f" ({', '.join(left_out)})" if left_out else "")
 
 
 def _messages(failures: Sequence[Failure]) -> str:

@@ -247,8 +247,8 @@ class HostConnection(asyncio.BufferedProtocol):
             self._complete = True
         if self._complete:
             self._ended()
-        else:
-            self._fail(ConnectionError("the host closed the connection"))
+        else:  # not as if the link had broken: a whole-request host that does so is not asked again and again
+            self._fail(HttpParserError("the host closed the connection"))
 
     def _ended(self) -> None:
         self._settle(False)

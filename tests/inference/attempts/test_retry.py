@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Literal, get_args
+from typing import Literal
 
 import pytest
 
@@ -26,7 +26,8 @@ from disagg.errors import (
     UnknownModel,
 )
 from disagg.inference.attempt import Alone, Attempt
-from disagg.inference.attempts.retry import Failure, Pause, Route, after, attempts, remaining
+from disagg.inference.attempts.retry import Failure, Pause, after, attempts, remaining
+from disagg.inference.hosts.route import Candidates, Choice, Ranking
 from disagg.inference.policy import DEFAULT_POLICY, RetryPolicy
 
 LOST, BUSY, SILENT, DOWN = PeerLost("lost"), Overloaded("full"), ServerSilent("silent"), ServerUnavailable("gone")
@@ -41,10 +42,22 @@ def host(name: str) -> Host:
     return Host(name, "127.0.0.1", ("decode",), "m", EngineOptions("simulated"), 1)
 
 
-def route(decode: str, prefill: str, alone: Alone | None = None, *, waits: str = "", handed_off: bool = True) -> Route:
+def hosts(names: str) -> tuple[Host, ...]:
+    return tuple(map(host, names.split()))
+
+
+def choices(names: str) -> tuple[Choice, ...]:
+    return tuple(Choice(one, {}) for one in hosts(names))
+
+
+def route(
+    decode: str, prefill: str, alone: Alone | None = None, *, waits: str = "", handed_off: bool = True
+) -> Ranking:
     """waits: "prefill" or "decode" if a host of that role is loading."""
-    loading: dict[str, Any] = {f"{role}_waits": f"{role[0]}9 is loading" for role in get_args(Alone) if role == waits}
-    return Route("m", tuple(map(host, decode.split())), tuple(map(host, prefill.split())), alone, handed_off, **loading)
+    loading = {f"{waits[0]}9": "loading"} if waits else {}
+    of_decode, of_prefill = (f"{up} {role[0]}9" for role, up in (("decode", decode), ("prefill", prefill)))
+    serving = Candidates("m", hosts(of_decode), hosts(of_prefill) if handed_off else (), alone)
+    return Ranking(serving, choices(decode), choices(prefill), loading)
 
 
 def row(attempt: Attempt) -> str:
@@ -78,12 +91,12 @@ def test_every_attempt_of_a_route_in_order_and_why() -> None:
         (route("", "p1 p2", "prefill"), RetryPolicy(), ["prefill-alone p1 -", "prefill-alone p2 -"]),
     ],
 )
-def test_small_routes(which: Route, policy: RetryPolicy, expected: Sequence[str]) -> None:
+def test_small_routes(which: Ranking, policy: RetryPolicy, expected: Sequence[str]) -> None:
     assert [row(attempt) for attempt in attempts(which, policy)] == expected
 
 
 def performed(
-    which: Route, outcomes: Sequence[tuple[Side, DisaggError]], policy: RetryPolicy = DEFAULT_POLICY
+    which: Ranking, outcomes: Sequence[tuple[Side, DisaggError]], policy: RetryPolicy = DEFAULT_POLICY
 ) -> tuple[list[str], list[Failure]]:
     """The attempts that are performed if they fail in this way, one after the other, and the next one answers."""
     failures: list[Failure] = []
@@ -164,7 +177,7 @@ def test_a_loading_decode_host_is_waited_for_before_a_prefill_host_answers_alone
     ],
 )
 def test_what_is_waited_for_when_no_attempt_is_left(
-    which: Route, outcomes: Sequence[tuple[Side, DisaggError]], expected: str
+    which: Ranking, outcomes: Sequence[tuple[Side, DisaggError]], expected: str
 ) -> None:
     rows, failures = performed(which, outcomes)
     assert rows[-1] == "none"
@@ -275,8 +288,8 @@ def test_a_request_that_is_too_large_for_every_decode_host_fails_as_such() -> No
         after(which, DEFAULT_POLICY, failures)
 
 
-def with_whole(decode: str, *, begun: bool = False, alone: Alone | None = None) -> Route:
-    return replace(route(decode, "p1" if decode else "", alone), whole=(host("w1"), host("w2")), begun=begun)
+def with_whole(decode: str, *, alone: Alone | None = None) -> Ranking:
+    return replace(route(decode, "p1" if decode else "", alone), whole=choices("w1 w2"))
 
 
 def test_whole_hosts_come_after_every_decode_host_and_before_a_prefill_host_alone() -> None:
@@ -301,6 +314,9 @@ def test_a_whole_host_is_asked_if_the_decode_host_failed_and_nothing_of_the_answ
     routed = with_whole("d1")
     failed = Failure(Attempt("disaggregated", host("d1"), host("p1")), "decode", error, begun)
     assert [row(attempt) for attempt in remaining(routed, RetryPolicy(), [failed])] == left
+    if begun:  # or it had arrived before an earlier look at the fleet
+        earlier = replace(failed, begun=False)
+        assert [row(attempt) for attempt in remaining(routed, RetryPolicy(), [earlier], begun=True)] == left
 
 
 def test_no_host_goes_on_after_what_a_whole_host_has_sent() -> None:
@@ -310,7 +326,7 @@ def test_no_host_goes_on_after_what_a_whole_host_has_sent() -> None:
 
 
 def test_a_host_that_refuses_this_client_is_not_waited_for() -> None:
-    routed = replace(with_whole("", alone="whole"), whole=(host("w1"),))
+    routed = replace(with_whole("", alone="whole"), whole=choices("w1"))
     failed = Failure(Attempt("whole", host("w1"), None), "decode", ServerRefused("bad key"))
     with pytest.raises(ServerRefused):
         after(routed, RetryPolicy(), [failed])
