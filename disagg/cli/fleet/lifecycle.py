@@ -19,8 +19,8 @@ from disagg.cli.common.context import (
 from disagg.cli.common.hooks import hook_runner
 from disagg.cli.common.options import AsJson, BreakLock, seconds_option
 from disagg.cli.views.progress import HostProgress, failures_view, results_table
-from disagg.fleet.lifecycle.base import ServerResult, exit_code
 from disagg.fleet.lifecycle.fleet_servers import FleetServers
+from disagg.fleet.lifecycle.one_server import ServerResult, exit_code
 from disagg.fleet.lifecycle.state import State
 
 Timeout = Annotated[float, seconds_option(0, "Seconds to wait for the servers to be healthy.")]

@@ -19,7 +19,7 @@ from disagg.cli.views.items import plain_table
 from disagg.cli.views.logs import raw_line
 from disagg.errors import DisaggError, StartFailed, printable
 from disagg.fleet.deploy.steps import StepProgress
-from disagg.fleet.lifecycle.base import ServerResult
+from disagg.fleet.lifecycle.one_server import ServerResult
 from disagg.units import counted, seconds
 
 _STYLE = {

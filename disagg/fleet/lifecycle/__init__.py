@@ -1,8 +1,8 @@
 """Servers: start, stop, restart, watch.
 
 fleet_servers  starts, stops and restarts the servers of many hosts, also those that no host of this fleet stands for
-one_server     starts, stops and restarts one server, and waits until it is healthy
-base           the Server interface; local: a process of this machine; deployed: a server under a service manager
+one_server     the Server interface; starts, stops and restarts one, and waits until it is healthy
+local          a server that is a process of this machine; deployed: one under a service manager
 logs           all hosts' logs in one stream; loglines: what a log line contains
 state          the state folders of this user's fleets: process records, logs, lock
 watch          reports when a host goes down and when it comes back

@@ -13,7 +13,7 @@ from disagg.fleet import services
 from disagg.fleet.changes.links import move_links
 from disagg.fleet.facts.paths import HostPaths
 from disagg.fleet.facts.server import ServerFacts, read_server_facts
-from disagg.fleet.lifecycle.base import LAST_LINES, UNDECIDED, ProcessState, start_failed
+from disagg.fleet.lifecycle.one_server import LAST_LINES, UNDECIDED, ProcessState, start_failed
 from disagg.fleet.lifecycle.status.host_status import HealthState
 from disagg.fleet.machine import interruption
 from disagg.fleet.machine.base import Machine

@@ -19,10 +19,9 @@ from disagg.fleet.changes.audit import audited_here
 from disagg.fleet.changes.fleet_locks import FleetLocks, LockedPlace, kept, places
 from disagg.fleet.changes.hooks import Change
 from disagg.fleet.facts.server import read_server_facts
-from disagg.fleet.lifecycle.base import Server, ServerResult
 from disagg.fleet.lifecycle.deployed import DeployedServer, hosts_there, stop_there
 from disagg.fleet.lifecycle.local import Argv, LocalServer, end_recorded, server_argv
-from disagg.fleet.lifecycle.one_server import OneServer, OnProgress, attempt, stopped
+from disagg.fleet.lifecycle.one_server import OneServer, OnProgress, Server, ServerResult, attempt, stopped
 from disagg.fleet.lifecycle.state import State
 from disagg.fleet.machine.base import Machine
 from disagg.fleet.machine.connect import Connect, Machines, machine_for

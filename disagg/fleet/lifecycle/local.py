@@ -10,7 +10,7 @@ from typing import ClassVar
 from disagg.api.names import LOG_FILE_VARIABLE
 from disagg.config import Fleet, Host
 from disagg.errors import FleetError, PortInUse, StartFailed
-from disagg.fleet.lifecycle.base import LAST_LINES, UNDECIDED, ProcessState, start_failed
+from disagg.fleet.lifecycle.one_server import LAST_LINES, UNDECIDED, ProcessState, start_failed
 from disagg.fleet.lifecycle.state import ProcessRecord, State, started_elsewhere
 from disagg.fleet.lifecycle.status.host_status import HealthState
 from disagg.fleet.machine import process as local

@@ -16,8 +16,7 @@ from disagg.config import Deploy, EngineOptions, Fleet, Host, Model
 from disagg.config.render import render
 from disagg.errors import DisaggError, FleetError, PortInUse, UsageError
 from disagg.fleet.lifecycle import fleet_servers
-from disagg.fleet.lifecycle.base import ServerResult
-from disagg.fleet.lifecycle.one_server import OnProgress
+from disagg.fleet.lifecycle.one_server import OnProgress, ServerResult
 from disagg.fleet.lifecycle.state import State
 from disagg.fleet.machine.process import port_taken
 from disagg.planning.sizing import hardware_of, size_source

@@ -17,9 +17,8 @@ from disagg.fleet.deploy.plan import refused
 from disagg.fleet.deploy.steps import OnStep, Plan, Refusal, ignore
 from disagg.fleet.deploy.undo import rollback
 from disagg.fleet.facts.host import HostFacts
-from disagg.fleet.lifecycle.base import ServerResult
 from disagg.fleet.lifecycle.fleet_servers import FleetServers
-from disagg.fleet.lifecycle.one_server import OnProgress
+from disagg.fleet.lifecycle.one_server import OnProgress, ServerResult
 from disagg.fleet.lifecycle.state import State
 from disagg.fleet.lifecycle.status.ask import poll_host
 from disagg.fleet.machine import interruption

@@ -26,8 +26,8 @@ from disagg.cli.views.stream import LiveView, final_view
 from disagg.config import EngineOptions, Host
 from disagg.demo.flow import HOSTS_FILE, Comparison
 from disagg.errors import DisaggError, PortInUse, StartFailed, printable
-from disagg.fleet.lifecycle.base import ServerResult
 from disagg.fleet.lifecycle.logs import LogLine
+from disagg.fleet.lifecycle.one_server import ServerResult
 from disagg.fleet.lifecycle.status.host_status import HostStatus
 from disagg.fleet.machine.fan_out import HostOutcome
 from disagg.fleet.models.inventory import ModelInventory, RequiredModel, StoredModel

@@ -21,9 +21,9 @@ from disagg.fleet.changes.audit import Caller
 from disagg.fleet.facts.host import read_host_facts
 from disagg.fleet.facts.server import ServerFacts, read_server_facts
 from disagg.fleet.lifecycle import deployed, fleet_servers
-from disagg.fleet.lifecycle.base import ServerResult, exit_code, start_failed
 from disagg.fleet.lifecycle.deployed import DeployedServer
 from disagg.fleet.lifecycle.fleet_servers import FleetServers
+from disagg.fleet.lifecycle.one_server import ServerResult, exit_code, start_failed
 from disagg.fleet.lifecycle.state import State
 from disagg.fleet.machine import interruption
 from disagg.fleet.machine.base import Machine
