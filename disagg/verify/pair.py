@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import queue
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, field
-from types import TracebackType
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
 from typing import Any, Self
 
 from disagg.api.requests import KVAddress
@@ -58,29 +57,21 @@ class EnginePair:
     decode_engine: DecodeEngine
     tickets: Tickets
     server: KVServer
-    _ends: ExitStack = field(default_factory=ExitStack)
 
     @classmethod
-    def load(cls, spec: PrefillSpec, reference: Reference, decode_source: str, options: EngineOptions) -> Self:
-        """Load the model in both engines, at the same time. reference: of the prefill engine's source. options: of the
-        decode engine. ModelError or
-        PreflightRefused if it cannot be served, FingerprintMismatch if the two are not forms of one model."""
-        with ExitStack() as stack:
-            prefill = stack.enter_context(PrefillProcess(spec))
-            decode = open_decode(options, decode_source, spec.context)
-            stack.callback(decode.close)
+    @contextmanager
+    def load(
+        cls, spec: PrefillSpec, reference: Reference, decode_source: str, options: EngineOptions
+    ) -> Iterator[Self]:
+        """Load the model in both engines, at the same time, and end them. reference: what `spec.source` describes.
+        options: those of the decode engine. ModelError or PreflightRefused if it cannot be served, FingerprintMismatch
+        if the two are not forms of one model."""
+        with PrefillProcess(spec) as prefill, closing(open_decode(options, decode_source, spec.context)) as decode:
             reference.fingerprint.require_same(decode.info.fingerprint, mine="prefill", theirs="decode")
             ready = prefill.ready()
             tickets = Tickets(Arenas(decode.allocate))
-            server = KVServer("127.0.0.1", 0, tickets)
-            stack.callback(server.close)
-            return cls(prefill, ready, decode, tickets, server, stack.pop_all())
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self._ends.__exit__(kind, error, tb)
+            with closing(KVServer("127.0.0.1", 0, tickets)) as server:
+                yield cls(prefill, ready, decode, tickets, server)
 
     def sample_prompts(self, length: int) -> tuple[list[int], list[int]]:
         """Two different prompts of exactly `length` tokens, from `sample_text`."""
