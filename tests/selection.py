@@ -53,10 +53,10 @@ SLOW_PATHS = {
     "engines/transformers",
     "faults/test_linked.py",
     "faults/test_matrix.py",
-    "fleet/deploy/prune/test_pruning.py",
     "fleet/deploy/test_apply.py",
     "fleet/bootstrap/test_bootstrap.py",
     "fleet/lifecycle",
+    "fleet/removal/test_removal.py",
     "fleet/rollout/test_rollout.py",
     "fleet/services/test_supervise.py",
     "gateway/test_called_tools.py",
@@ -74,7 +74,7 @@ SLOW_PATHS = {
     "servers/output/test_tool_choice.py",
     "test_environment.py",
     "test_tiny_models.py",
-    "verify/test_process.py",
+    "verify/test_prefill_process.py",
     "verify/test_verify.py",
 }
 LONGEST = (

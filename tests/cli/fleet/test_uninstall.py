@@ -1,4 +1,4 @@
-"""`disagg uninstall --unused` from the command line; what is left over is tested in tests/fleet/deploy/prune."""
+"""`disagg uninstall --unused` from the command line; what is left over is tested in tests/fleet/removal."""
 
 from __future__ import annotations
 
