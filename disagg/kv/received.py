@@ -55,7 +55,7 @@ class ReceivedKV:
     @property
     def keys(self) -> list[list[Buffer]]:
         """Per layer one uint8 array per plane, C order: [kv_heads, len(layers[l].rows(tokens, start)), bytes of a row].
-        The form as-is has one plane, with rows of key_dim elements; see `wire` for the three of the quantised form."""
+        The form as-is has one plane, with rows of key_dim elements; the quantised form has three (see api.layout)."""
         return [self._views(planes) for planes in self.ranges.keys]
 
     @property

@@ -5,17 +5,11 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from disagg.errors import DisaggError, ModelError
 
-
-@dataclass(frozen=True, slots=True)
-class _Command:
-    """A function to run on the thread. fail: called with the error if `run` raises or the thread ends before it."""
-
-    run: Callable[[], object]
-    fail: Callable[[DisaggError], object]
+Run = Callable[[], object]
+Fail = Callable[[DisaggError], object]
 
 
 class Commands:
@@ -24,34 +18,34 @@ class Commands:
 
     def __init__(self) -> None:
         self.changed = threading.Condition()
-        self._queue: deque[_Command] = deque()  # bounded: at most two per job, and one per waiting caller
+        self._queue: deque[tuple[Run, Fail]] = deque()  # bounded: at most two per job, and one per waiting caller
 
     def __len__(self) -> int:
         return len(self._queue)
 
-    def post(self, run: Callable[[], object], fail: Callable[[DisaggError], object]) -> None:
+    def post(self, run: Run, fail: Fail) -> None:
         """Queue a function and wake the thread. fail: gets the error if `run` raises, or the thread ends before it."""
         with self.changed:
-            self._queue.append(_Command(run, fail))
+            self._queue.append((run, fail))
             self.changed.notify()
 
     def run_first(self) -> None:
         """Run the first function. A method of its own, so that a waiting thread does not reference the KV of it."""
         with self.changed:
-            command = self._queue.popleft()
+            run, fail = self._queue.popleft()
         try:
-            command.run()
-        except Exception as error:  # noqa: BLE001 - an error of mlx in one command is that command's error
-            command.fail(as_disagg(error, "the decode engine failed to run a command"))
+            run()
+        except Exception as error:  # noqa: BLE001 - an error of the framework in one command is that command's error
+            fail(as_disagg(error, "the decode engine failed to run a command"))
         except BaseException:  # the thread ends: `take_all` fails this command and the others
             with self.changed:
-                self._queue.appendleft(command)
+                self._queue.appendleft((run, fail))
             raise
 
-    def take_all(self) -> list[Callable[[DisaggError], object]]:
+    def take_all(self) -> list[Fail]:
         """Empty the queue. Returns what fails each command in it with an error: their functions do not run."""
         with self.changed:
-            failed = [command.fail for command in self._queue]
+            failed = [fail for _, fail in self._queue]
             self._queue.clear()
             return failed
 

@@ -116,7 +116,7 @@ class PromptRun(Run):
         return self.finished or (done.done() and done.exception() is not None)
 
     def take(self, output: Any, began: float, ended: float) -> None:
-        """See Run. Of a prompt that vLLM gave up before its first step no worker reports anything."""
+        """Of a prompt that vLLM gave up before its first step no worker reports anything."""
         super().take(output, began, ended)
         if (error := refusal(output.outputs[0].finish_reason)) is not None:
             self._awaited.fail(error)
@@ -160,22 +160,31 @@ def combined(reports: Sequence[KVReport]) -> SentKV:
     )
 
 
-class NothingToCompute:
-    """A SendingRun for a prompt whose KV the decode host has already, but for the last token: the transfer is empty."""
+class EmptyRun:
+    """A PrefillRun with nothing to do."""
 
-    def __init__(self, to: tuple[str, int], header: Header, deadline: float) -> None:
-        self._transfer = Transfer(*to, header, deadline=deadline)
-        self._now = time.monotonic()
-        self.remaining = 0
+    def __init__(self) -> None:
+        self.remaining = self.held = 0
         self.done = True
-        self.held = header.tokens
-        self.timing = PrefillTiming(self._now, 0)
+        self.timing = PrefillTiming(time.monotonic(), 0)
 
     def step(self, max_tokens: int | None = None) -> None:
         """Nothing to do."""
 
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+class NothingToCompute(EmptyRun):
+    """A SendingRun for a prompt whose KV the decode host has already, but for the last token: the transfer is empty."""
+
+    def __init__(self, to: tuple[str, int], header: Header, deadline: float) -> None:
+        self._transfer = Transfer(*to, header, deadline=deadline)
+        super().__init__()
+        self.held = header.tokens
+
     def sent(self) -> SentKV:
-        return self._transfer.finish().sent(self._now, ())
+        return self._transfer.finish().sent(self.timing.started, ())
 
     def close(self) -> None:
         self._transfer.abort()

@@ -16,11 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from disagg.config import EngineOptions
-from disagg.engines.base import EngineInfo, Token
+from disagg.engines.base import Token
 from disagg.engines.decoding import Caches, DecodeEngine, Job
-from disagg.engines.model.prefix_cache import PrefixCache
 from disagg.engines.simulated import model as simulated_model
-from disagg.engines.simulated.model import END, ByteTokenizer, CountedKV, SimulatedModel, sleep_until
+from disagg.engines.simulated.model import END, CountedKV, SimulatedModel, sleep_until
 from disagg.errors import DisaggError
 from disagg.kv.arena import allocate_numpy
 from disagg.kv.received import ReceivedKV
@@ -63,32 +62,19 @@ class SimulatedDecodeEngine(DecodeEngine):
         self.on_beat()  # which may have been set since
 
 
-@dataclass(frozen=True, slots=True)
 class SimulatedBackend:
     """A Backend. on_beat: called after each piece of work."""
 
-    model: SimulatedModel
-    counted: CountedKV
-    on_beat: Callable[[], None]
-
-    @property
-    def info(self) -> EngineInfo:
-        return self.model.info
-
-    @property
-    def tokenizer(self) -> ByteTokenizer:
-        return self.model.tokenizer
-
-    @property
-    def held(self) -> PrefixCache[Any, Any]:
-        return self.counted.store
+    def __init__(self, model: SimulatedModel, counted: CountedKV, on_beat: Callable[[], None]) -> None:
+        self._model, self._counted, self._on_beat = model, counted, on_beat
+        self.info, self.tokenizer, self.held = model.info, model.tokenizer, counted.store
 
     def new_batch(self) -> SimulatedBatch:
-        return SimulatedBatch(self.model, self.on_beat)
+        return SimulatedBatch(self._model, self._on_beat)
 
     def hold(self, job: Job, tokens: list[int], caches: Any) -> None:
         prompt = job.request.tokens
-        self.counted.hold(prompt, tokens[len(prompt) :], job.request.salt)
+        self._counted.hold(prompt, tokens[len(prompt) :], job.request.salt)
 
     def release_memory(self) -> None:
         """Nothing is kept."""

@@ -64,13 +64,13 @@ class FullLayer(_Layer):
         return self.keys[:, :, :end], self.values[:, :, :end]
 
     def rows(self, start: int, end: int) -> Layer:
-        """See PreallocatedCache.rows. All rows at once are not copied."""
+        """Rows [start, end) in memory of their own; all rows at once are not copied."""
         if start == 0 and end == self.keys.shape[2]:
             return self.keys, self.values
         return copies((self.keys, self.values), start, end)
 
     def load(self, pieces: Iterable[tuple[int, Layer]], tokens: int) -> tuple[int, torch.Tensor, torch.Tensor]:
-        """See PreallocatedCache.load. Returns the first row's index, and the rows."""
+        """Begin with these rows. Returns the first row's index, and the rows."""
         for start, (keys, values) in pieces:
             end = start + keys.shape[2]
             self.keys[:, :, start:end] = keys
@@ -123,7 +123,7 @@ class SlidingLayer(_Layer):
         return copies((self.keys, self.values), self.end - self._last(), self.end)
 
     def load(self, rows: Layer, tokens: int) -> tuple[int, torch.Tensor, torch.Tensor]:
-        """See PreallocatedCache.load. rows: the last ones before token `tokens`. Returns the first row's index, and the
+        """Begin with these rows, the last ones before token `tokens`. Returns the first row's index, and the
         rows that it needs of them."""
         self.end, self.seen = min(rows[0].shape[2], self.window), tokens
         for buffer, held in zip((self.keys, self.values), rows, strict=True):

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Final
 
 from disagg.config import EngineOptions
-from disagg.engines.base import AnswerRequest, Logits, PrefillRun, PrefillTiming, SendingEngine, SendingRun, Token
+from disagg.engines.base import AnswerRequest, Logits, PrefillRun, SendingEngine, SendingRun, Token
 from disagg.engines.model.reference import Reference
+from disagg.engines.sending.runs import EmptyRun
 from disagg.engines.vllm import load
 from disagg.engines.vllm.nodes import Endpoint, head
 from disagg.engines.vllm.rows import Sharding
@@ -86,21 +87,6 @@ class VLLMFollower(SendingEngine):
 
     def _end(self, why: str) -> None:
         self._failure = self._failure or ModelError(why, "the server ends itself, and its service manager starts it")
-
-
-class EmptyRun:
-    """A PrefillRun with nothing to do."""
-
-    def __init__(self) -> None:
-        self.remaining = self.held = 0
-        self.done = True
-        self.timing = PrefillTiming(0.0, 0)
-
-    def step(self, max_tokens: int | None = None) -> None:
-        """Nothing to do."""
-
-    def close(self) -> None:
-        """Nothing is held."""
 
 
 def _follows() -> ModelError:
