@@ -290,7 +290,7 @@ def _surplus(desired: TargetState, facts: HostFacts) -> Iterator[str]:
 
 
 def _earlier(desired: TargetState, facts: HostFacts, kept: set[str]) -> Sequence[str]:
-    """See EARLIER_RELEASES. kept: what stays anyway."""
+    """The releases that stay for `disagg rollback --to`, besides those that are `kept` anyway."""
     environments = {desired.environment.hash, *(facts.environment_of(hash) for hash in kept)}
     possible = [hash for hash in facts.intact_releases - kept if facts.environment_of(hash) in environments]
     possible.sort(key=lambda hash: (facts.sent.get(hash, 0), hash), reverse=True)
@@ -309,7 +309,7 @@ def _down(facts: HostFacts) -> str:
 
 
 def restarts_at_once(facts: HostFacts, release: str) -> bool:
-    """See Plan.at_once."""
+    """Whether what runs is from before TLS, and this release is not."""
     return facts.runs in facts.before_tls and release not in facts.before_tls
 
 

@@ -44,7 +44,7 @@ class PackageRequirements:
 
 def installed_requirements() -> PackageRequirements:
     """Requirements of this installation."""
-    return PackageRequirements(declared(), locked(), committed_locks())
+    return PackageRequirements(declared(), CONSTRAINTS.read_text(encoding="utf-8"), committed_locks())
 
 
 def extras(host: Host) -> tuple[str, ...]:
@@ -60,11 +60,6 @@ def declared() -> tuple[str, ...]:
     except importlib.metadata.PackageNotFoundError as error:
         reason = "disagg is not installed here, so its requirements are unknown"
         raise FleetError(reason, "pip install -e . in a clone of it") from error
-
-
-def locked() -> str:
-    """The locked versions, one `name==version` a line."""
-    return CONSTRAINTS.read_text(encoding="utf-8")
 
 
 def parse_requirement(line: str) -> Requirement:

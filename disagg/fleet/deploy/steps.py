@@ -180,7 +180,7 @@ class UploadPace:
         self._seen: deque[tuple[float, int]] = deque()
 
     def moved(self, moved: int, total: int, sent: int) -> None:
-        """So many of all bytes are there. See OnMoved."""
+        """An OnMoved: so many of all bytes are there."""
         now = self._clock()
         if not self._seen:
             self._seen.append((now, sent))

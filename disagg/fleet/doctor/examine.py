@@ -14,11 +14,12 @@ from disagg.fleet.doctor import host as about_host
 from disagg.fleet.doctor import pair as about_pair
 from disagg.fleet.doctor.gather import HostReadings, examine_host
 from disagg.fleet.facts.findings import Finding, fault, ok
+from disagg.fleet.facts.python import HostPython
 from disagg.fleet.lifecycle.state import State
 from disagg.fleet.lifecycle.status.ask import poll
 from disagg.fleet.lifecycle.status.host_status import HostStatus
 from disagg.fleet.link.judge import judge
-from disagg.fleet.link.measure import LinkEnd, MeasuredLink, MeasurementBounds, measure_all
+from disagg.fleet.link.measure import MeasuredLink, MeasurementBounds, measure_all
 from disagg.fleet.link.survey import kv_pairs
 from disagg.fleet.machine.connect import Connect, Machines, machine_for
 from disagg.fleet.machine.fan_out import HostOutcome, each
@@ -148,9 +149,9 @@ def _links(
 ) -> list[tuple[Host, Host, MeasuredLink | DisaggError | None]]:
     """Each pair's measured link, or the error; None if one end could not be examined or has no Python."""
 
-    def end(host: Host) -> LinkEnd | None:
+    def end(host: Host) -> HostPython | None:
         python = readings[host.name].python if host.name in readings else None
-        return None if python is None else LinkEnd(host, machines[host], python)
+        return None if python is None else HostPython(host, machines[host], python)
 
     ends = [(end(prefill), end(decode)) for prefill, decode in pairs]
     usable = [(one, other) for one, other in ends if one is not None and other is not None]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -24,6 +25,15 @@ from disagg.fleet.machine.shell import last_lines, script
 T = TypeVar("T")
 
 OLDEST: Final = (3, 8)
+
+
+@dataclass(frozen=True, slots=True)
+class HostPython:
+    """A host, its machine, and a Python on it."""
+
+    host: Host
+    machine: Machine
+    python: str
 
 
 def python_on(host: Host, facts: HostFacts) -> str | None:

@@ -12,9 +12,8 @@ from disagg.api.base import Contract
 from disagg.config import Host
 from disagg.config.addresses import same_machine
 from disagg.errors import CommandFailed, DisaggError, FleetError, PeerLost
-from disagg.fleet.facts.python import json_or_none, last_json, run_program
+from disagg.fleet.facts.python import HostPython, json_or_none, last_json, run_program
 from disagg.fleet.link.route import NetworkPath, read_path
-from disagg.fleet.machine.base import Machine
 from disagg.fleet.machine.fan_out import each
 from disagg.fleet.machine.listening import OnLine, listening
 
@@ -22,15 +21,6 @@ PROBE: Final = Path(__file__).with_name("probe_program.py")
 _SLACK_S: Final = 20.0
 _MAC_DENIED: Final = 65
 """EHOSTUNREACH of macOS, where Linux has 113."""
-
-
-@dataclass(frozen=True, slots=True)
-class LinkEnd:
-    """One end of a link: the host, its machine, and a Python on it."""
-
-    host: Host
-    machine: Machine
-    python: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +67,7 @@ class MeasuredLink:
         }
 
 
-def measure(sender: LinkEnd, receiver: LinkEnd, bounds: MeasurementBounds = MeasurementBounds()) -> MeasuredLink:
+def measure(sender: HostPython, receiver: HostPython, bounds: MeasurementBounds = MeasurementBounds()) -> MeasuredLink:
     """Measure the link from `sender` to the address where `receiver` takes KV.
 
     A failure of the link is the result's error. Raises HostUnreachable if a machine does not answer, FleetError if the
@@ -104,7 +94,7 @@ def measure(sender: LinkEnd, receiver: LinkEnd, bounds: MeasurementBounds = Meas
 
 
 def measure_all(
-    pairs: Sequence[tuple[LinkEnd, LinkEnd]],
+    pairs: Sequence[tuple[HostPython, HostPython]],
     bounds: MeasurementBounds = MeasurementBounds(),
     on_begin: Callable[[Host, Host], None] = lambda sender, receiver: None,
 ) -> list[MeasuredLink | DisaggError]:
@@ -141,7 +131,7 @@ def rounds(pairs: Sequence[tuple[Host, Host]]) -> list[list[int]]:
     return made
 
 
-def _receive(receiver: LinkEnd, target: str, token: str, bounds: MeasurementBounds, on_line: OnLine) -> None:
+def _receive(receiver: HostPython, target: str, token: str, bounds: MeasurementBounds, on_line: OnLine) -> None:
     run_program(
         receiver.machine,
         receiver.python,
@@ -153,7 +143,7 @@ def _receive(receiver: LinkEnd, target: str, token: str, bounds: MeasurementBoun
     )
 
 
-def _send(sender: LinkEnd, target: str, port: int, token: str, bounds: MeasurementBounds) -> _Sent:
+def _send(sender: HostPython, target: str, port: int, token: str, bounds: MeasurementBounds) -> _Sent:
     result = run_program(
         sender.machine,
         sender.python,

@@ -10,9 +10,9 @@ from disagg.config import Fleet, Host
 from disagg.errors import DisaggError, FleetError, HostUnreachable, UsageError
 from disagg.fleet.facts.findings import Finding, fault, note
 from disagg.fleet.facts.host import read_host_facts
-from disagg.fleet.facts.python import python_on
+from disagg.fleet.facts.python import HostPython, python_on
 from disagg.fleet.link.judge import hidden_tokens_per_s, judge
-from disagg.fleet.link.measure import LinkEnd, MeasuredLink, MeasurementBounds, measure_all
+from disagg.fleet.link.measure import MeasuredLink, MeasurementBounds, measure_all
 from disagg.fleet.machine.base import Machine
 from disagg.fleet.machine.connect import Connect, Machines, machine_for
 from disagg.fleet.machine.fan_out import each
@@ -124,7 +124,7 @@ def survey(
 
 @dataclass(frozen=True, slots=True)
 class _Ready:
-    end: LinkEnd
+    end: HostPython
     per_token: float | None = None
 
 
@@ -140,7 +140,7 @@ def _prepare(fleet: Fleet, host: Host, machine: Machine, sends: bool) -> _Ready:
         config = stored_models(machine, python, host, [source])[source].config
         model = fleet.models[host.model]
         per_token = kv_bytes_per_token(config, host.engine.dtype, model.context) if config else _by_name(fleet, host)
-    return _Ready(LinkEnd(host, machine, python), per_token)
+    return _Ready(HostPython(host, machine, python), per_token)
 
 
 def _by_name(fleet: Fleet, host: Host) -> float | None:

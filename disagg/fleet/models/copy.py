@@ -11,8 +11,7 @@ from typing import Final
 from disagg.api.base import Contract
 from disagg.config import Host
 from disagg.errors import CommandFailed, FleetError
-from disagg.fleet.facts.python import json_or_none, last_json, run_program
-from disagg.fleet.machine.base import Machine
+from disagg.fleet.facts.python import HostPython, json_or_none, last_json, run_program
 from disagg.fleet.machine.listening import OnLine, listening
 from disagg.fleet.models.inventory import ProgramFailure, StoredModel
 
@@ -35,17 +34,8 @@ class CopyResult:
     repaired: int
 
 
-@dataclass(frozen=True, slots=True)
-class CopyEnd:
-    """A host to copy from or to, and a Python on it."""
-
-    host: Host
-    machine: Machine
-    python: str
-
-
 def copy(
-    source: CopyEnd, target: CopyEnd, stored: StoredModel, root: str, on_bytes: OnBytes = lambda done, total: None
+    source: HostPython, target: HostPython, stored: StoredModel, root: str, on_bytes: OnBytes = lambda done, total: None
 ) -> CopyResult:
     """Copy the model `stored` of the source to the folder `root` of the target.
 
@@ -59,7 +49,7 @@ def copy(
         return _fetch(source, target, (source.host.kv_address, str(port), root), token, on_bytes)
 
 
-def _serve(source: CopyEnd, stored: StoredModel, token: str, on_line: OnLine) -> None:
+def _serve(source: HostPython, stored: StoredModel, token: str, on_line: OnLine) -> None:
     """Run the serving program until the machine is closed."""
     argv, secret = (source.host.kv_address, stored.root, stored.revision), {"DISAGG_COPY_TOKEN": token}
     try:
@@ -71,7 +61,7 @@ def _serve(source: CopyEnd, stored: StoredModel, token: str, on_line: OnLine) ->
         raise FleetError(f"{source.host.name}: cannot serve the model: {failure.error}") from error
 
 
-def _fetch(source: CopyEnd, target: CopyEnd, argv: Sequence[str], token: str, on_bytes: OnBytes) -> CopyResult:
+def _fetch(source: HostPython, target: HostPython, argv: Sequence[str], token: str, on_bytes: OnBytes) -> CopyResult:
     def on_line(line: str) -> None:
         if progress := json_or_none(line, _Progress):
             on_bytes(progress.done, progress.total)

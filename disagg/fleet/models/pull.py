@@ -16,10 +16,10 @@ from disagg.config import Fleet, Host
 from disagg.config.addresses import same_machine
 from disagg.errors import CommandFailed, DisaggError, FleetError
 from disagg.fleet.facts.host import read_host_facts
-from disagg.fleet.facts.python import json_or_none, python_on, run_program, server_python
+from disagg.fleet.facts.python import HostPython, json_or_none, python_on, run_program, server_python
 from disagg.fleet.machine.connect import Connect, Machines, machine_for
 from disagg.fleet.machine.fan_out import each
-from disagg.fleet.models.copy import CopyEnd, copy
+from disagg.fleet.models.copy import copy
 from disagg.fleet.models.inventory import (
     ModelInventory,
     ProgramFailure,
@@ -189,8 +189,8 @@ class Models:
         with closing(self.connect(source_host.host)) as source:  # for this copy only: closing it ends the server
             there = stored_models(source, source_host.python, source_host.host, [task.source])[task.source]
             copied = copy(
-                CopyEnd(source_host.host, source, source_host.python),
-                CopyEnd(task.host, self.machines[task.host], inventory.python),
+                HostPython(source_host.host, source, source_host.python),
+                HostPython(task.host, self.machines[task.host], inventory.python),
                 there,
                 inventory.model.root or task.source,
                 progress,

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from disagg.config import load
+from disagg.fleet.facts.python import HostPython
 from disagg.fleet.link.judge import far_below, judge
-from disagg.fleet.link.measure import PROBE, LinkEnd, MeasuredLink, MeasurementBounds, measure, measure_all, rounds
+from disagg.fleet.link.measure import PROBE, MeasuredLink, MeasurementBounds, measure, measure_all, rounds
 from disagg.fleet.machine.connect import machine_for
 from tests.deadlines import LONG_S, ends_by_itself
 from tests.testbed.bed import HOSTS_TOML, Bed
@@ -22,15 +23,15 @@ PYTHON = "/usr/bin/python3"
 
 
 @pytest.fixture
-def ends(bed: Bed) -> Iterator[dict[str, LinkEnd]]:
+def ends(bed: Bed) -> Iterator[dict[str, HostPython]]:
     bed.need_links()
-    made = {name: LinkEnd(bed.host(name), machine_for(bed.host(name)), PYTHON) for name in bed.hosts}
+    made = {name: HostPython(bed.host(name), machine_for(bed.host(name)), PYTHON) for name in bed.hosts}
     yield made
     for end in made.values():
         end.machine.close()
 
 
-def test_a_link_is_measured_where_kv_goes_with_the_interface_it_takes(bed: Bed, ends: dict[str, LinkEnd]) -> None:
+def test_a_link_is_measured_where_kv_goes_with_the_interface_it_takes(bed: Bed, ends: dict[str, HostPython]) -> None:
     link = measure(ends["dgx-spark-1"], ends["mac-studio-2"], SHORT)
     assert link.error is None and link.target == "169.254.150.102"
     assert link.path.interface == "eth0" and link.path.source == "169.254.150.103" and not link.path.gateway
@@ -40,7 +41,7 @@ def test_a_link_is_measured_where_kv_goes_with_the_interface_it_takes(bed: Bed, 
 
 @pytest.mark.parametrize("megabit", [40, 150])
 def test_a_shaped_link_is_measured_as_no_faster_than_its_limit_and_called_far_below(
-    bed: Bed, ends: dict[str, LinkEnd], megabit: int
+    bed: Bed, ends: dict[str, HostPython], megabit: int
 ) -> None:
     with bed.limited("mac-studio-2", megabit):
         link = measure(ends["dgx-spark-1"], ends["mac-studio-2"], MeasurementBounds(seconds=1.0))
@@ -51,7 +52,7 @@ def test_a_shaped_link_is_measured_as_no_faster_than_its_limit_and_called_far_be
     assert finding.level == "warning" and "far below the 10 Gb/s of eth0" in finding.text
 
 
-def test_only_the_kv_direction_counts(bed: Bed, ends: dict[str, LinkEnd]) -> None:
+def test_only_the_kv_direction_counts(bed: Bed, ends: dict[str, HostPython]) -> None:
     """A link that is slow the other way only, as some direct cables are, is not called slow."""
     shape = ["root", "tbf", "rate", "8mbit", "burst", "64kb", "latency", "50ms"]
     bed.hosts["dgx-spark-1"].as_root("tc", "qdisc", "replace", "dev", "eth0", *shape)
@@ -63,11 +64,13 @@ def test_only_the_kv_direction_counts(bed: Bed, ends: dict[str, LinkEnd]) -> Non
     assert present(slow.bits_per_s) < 9.6e6 < present(fast.bits_per_s)
 
 
-def replace_kv(end: Any) -> LinkEnd:
-    return LinkEnd(replace(end.host, kv_port=9001), end.machine, end.python)
+def replace_kv(end: Any) -> HostPython:
+    return HostPython(replace(end.host, kv_port=9001), end.machine, end.python)
 
 
-def test_a_route_that_is_not_there_is_named_and_the_receiver_does_not_wait(bed: Bed, ends: dict[str, LinkEnd]) -> None:
+def test_a_route_that_is_not_there_is_named_and_the_receiver_does_not_wait(
+    bed: Bed, ends: dict[str, HostPython]
+) -> None:
     bed.hosts["dgx-spark-1"].as_root("ip", "route", "add", "unreachable", "169.254.150.102/32")
     try:
         with ends_by_itself():
@@ -79,9 +82,9 @@ def test_a_route_that_is_not_there_is_named_and_the_receiver_does_not_wait(bed: 
     assert measure(ends["dgx-spark-1"], ends["mac-studio-2"], SHORT).error is None  # and can be measured again
 
 
-def test_a_data_address_that_the_receiver_does_not_have_is_named(ends: dict[str, LinkEnd]) -> None:
+def test_a_data_address_that_the_receiver_does_not_have_is_named(ends: dict[str, HostPython]) -> None:
     wrong = ends["mac-studio-2"]
-    wrong = LinkEnd(replace(wrong.host, data_address="10.99.0.1"), wrong.machine, wrong.python)
+    wrong = HostPython(replace(wrong.host, data_address="10.99.0.1"), wrong.machine, wrong.python)
     link = measure(ends["dgx-spark-1"], wrong, SHORT)
     assert "mac-studio-2: cannot listen on 10.99.0.1" in present(link.error).message
 
@@ -94,7 +97,7 @@ def test_links_that_share_no_machine_are_measured_at_the_same_time() -> None:
     assert rounds([(one, three), (twin, four)]) == [[0], [1]]
 
 
-def test_several_links_come_back_in_the_order_of_their_pairs(ends: dict[str, LinkEnd]) -> None:
+def test_several_links_come_back_in_the_order_of_their_pairs(ends: dict[str, HostPython]) -> None:
     pairs = [("dgx-spark-1", "mac-studio-2"), ("dgx-spark-1", "mac-studio-1"), ("dgx-spark-2", "mac-studio-1")]
     links = measure_all([(ends[one], ends[other]) for one, other in pairs], SHORT)
     found = [of_type(link, MeasuredLink) for link in links]

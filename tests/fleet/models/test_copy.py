@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from disagg.errors import FleetError
+from disagg.fleet.facts.python import HostPython
 from disagg.fleet.machine.connect import machine_for
-from disagg.fleet.models.copy import CopyEnd, copy
+from disagg.fleet.models.copy import copy
 from disagg.fleet.models.inventory import SERVICES_CACHE, stored_models
 from tests.deadlines import LONG_S
 from tests.fleet.models.hub_models import REVISION, SOURCE, content, files, own, write_folder, write_hub
@@ -31,7 +32,7 @@ def ends(clean_homes: Bed) -> Iterator[Any]:
     def run(source: Any = SOURCE, root: Any = ROOT, report: Any = lambda done, total: None) -> Any:
         giving = machine_for(source_host)
         there = stored_models(giving, PYTHON, source_host, [source])[source]
-        return copy(CopyEnd(source_host, giving, PYTHON), CopyEnd(taker, taking, PYTHON), there, root, report)
+        return copy(HostPython(source_host, giving, PYTHON), HostPython(taker, taking, PYTHON), there, root, report)
 
     ends: Any = run
     ends.bed, ends.source_host, ends.taker = bed, bed.hosts["dgx-spark-1"], bed.hosts["mac-studio-2"]

@@ -83,7 +83,7 @@ class SSHMachine(ShellMachine):
         return code, time.monotonic() - began
 
     def close(self) -> None:
-        """See Machine. The guard's input ends with the connection, so it kills what still runs."""
+        """The guard's input ends with the connection, so it kills what still runs."""
         from disagg.fleet.machine.ssh.connection import close_connection
 
         with self._lock:

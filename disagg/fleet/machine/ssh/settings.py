@@ -83,7 +83,7 @@ def settings_for(host: Host) -> HopSettings:
 
     try:
         config = paramiko.SSHConfig.from_text("\n".join(_config_lines()))
-        return _hop(config, _Target(host.address, host.user, host.ssh_port, host.key))
+        return _hop(config, host.address, user=host.user, port=host.ssh_port, key=host.key)
     # ValueError: an unbalanced quote, a port that is not a number.
     except (paramiko.ssh_exception.ConfigParseError, paramiko.ssh_exception.CouldNotCanonicalize, ValueError) as error:
         raise FleetError(
@@ -113,31 +113,30 @@ def ssh_command(host: Host, command: Sequence[str] = (), *, terminal: bool = Fal
     return [*argv, "--", host.address, *([line] if command else [])]
 
 
-@dataclass(frozen=True, slots=True)
-class _Target:
-    """A host to connect to, before ssh_config is applied."""
-
-    name: str
-    user: str | None = None
-    port: int | None = None
-    key: str | None = None
-
-
-def _hop(config: paramiko.SSHConfig, target: _Target, depth: int = 0) -> HopSettings:
+def _hop(
+    config: paramiko.SSHConfig,
+    name: str,
+    *,
+    user: str | None = None,
+    port: int | None = None,
+    key: str | None = None,
+    depth: int = 0,
+) -> HopSettings:
+    """The hop to a host, with what ssh_config has for it."""
     if depth > _MAX_JUMPS:
-        raise FleetError(f"ProxyJump in ~/.ssh/config is circular at {target.name}", f"ssh -G {target.name}")
+        raise FleetError(f"ProxyJump in ~/.ssh/config is circular at {name}", f"ssh -G {name}")
     own_name = _own_name()  # without one, paramiko fails to look anything up
-    options = config.lookup(target.name)
-    address = options.get("hostname", target.name)
-    number = target.port or _number(options, "port", 22)
-    explicit = expanded(target.key) if target.key else None
+    options = config.lookup(name)
+    address = options.get("hostname", name)
+    number = port or _number(options, "port", 22)
+    explicit = expanded(key) if key else None
     jump = options.get("proxyjump", "none")
     proxy_command = options.get("proxycommand", "none")
     named = tuple(expanded(path) for path in options.get("identityfile", ()))
     return HopSettings(
         address=address,
         port=number,
-        user=target.user or options.get("user") or own_name,
+        user=user or options.get("user") or own_name,
         known_as=options["hostkeyalias"].lower() if "hostkeyalias" in options else host_name(address, number),
         identities=(explicit,) if explicit else named or _default_identities(),
         identities_only=explicit is not None or options.get("identitiesonly", "no").lower() == "yes",
@@ -160,7 +159,7 @@ def _jump(config: paramiko.SSHConfig, jump: str, towards: str, depth: int) -> Ho
             name, port = place.split(":")
         if config.lookup(name).get("hostname", name) == towards:
             return before  # a wildcard in the file makes the gateway its own gateway
-        settings = _hop(config, _Target(name, user or None, int(port) if port else None), depth + 1)
+        settings = _hop(config, name, user=user or None, port=int(port) if port else None, depth=depth + 1)
         before = replace(settings, jump=before, proxy_command=None) if before else settings
     return before
 
