@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich.console import Console, Group, RenderableType
@@ -26,14 +26,20 @@ from disagg.cli.views.metrics import footnote, model_panel
 from disagg.cli.views.progress import HostProgress
 from disagg.cli.views.stream import Panels, arranged, final_view
 from disagg.cli.words import read_prompt
-from disagg.demo.flow import HOSTS_FILE, MAX_TOKENS, METHOD_TOKENS, PROMPT, PROMPT_FILE, DemoResult, compare, demo_fleet
+from disagg.demo.flow import (
+    HOSTS_FILE,
+    MAX_TOKENS,
+    METHOD_TOKENS,
+    PROMPT,
+    PROMPT_FILE,
+    Comparison,
+    DemoResult,
+    compare,
+    demo_fleet,
+)
 from disagg.errors import UsageError
+from disagg.inference.several import ModelAnswer
 from disagg.units import seconds, size, speed
-
-if TYPE_CHECKING:
-    from disagg.demo.flow import Comparison
-    from disagg.inference.several import ModelAnswer
-
 
 _SVG_WIDTH = 100
 _MODEL_PANEL_WIDTH = 60

@@ -17,26 +17,8 @@ from disagg.cli.common.context import stdout
 from disagg.cli.common.hosts import HostCommand
 from disagg.cli.common.options import Command, CommandGroup
 
-FIRST: Final[Mapping[str, str]] = {
-    "demo": "Run a fleet on this machine, and show what it costs",
-    "init": "Write a hosts.toml to start from",
-    "deploy": "Bring this disagg, its environment and its settings to the hosts",
-    "start": "Start the fleet's servers and wait until they are healthy",
-    "status": "Show the health of every server",
-    "generate": "Continue a prompt with one or several models",
-    "chat": "Talk with a model in the terminal",
-    "serve": "Serve the fleet to clients of the OpenAI API",
-    "bench": "Compare the fleet with each of its machines alone",
-    "doctor": "Check every host and measure the links that carry KV",
-}
-"""In the order of a first use."""
-FURTHER: Final[Mapping[str, tuple[str, ...]]] = {
-    "Prepare machines": ("trust", "bootstrap", "models", "token"),
-    "Operate servers": ("stop", "restart", "logs", "ssh", "exec"),
-    "Change releases": ("rollout", "rollback", "uninstall"),
-    "Follow requests": ("keys", "history", "top", "verify"),
-}
-"""By what one wants to do."""
+_GOALS: Final = ("Prepare machines", "Operate servers", "Change releases", "Follow requests")
+_PREPARE, _OPERATE, _RELEASE, _FOLLOW = _GOALS
 OTHER_WORDS: Final[Mapping[str, tuple[str, ...]]] = {
     "plan": ("deploy", "--dry-run"),
     "watch": ("status", "--notify"),
@@ -53,9 +35,11 @@ _NAME: Final = "bold cyan"
 
 
 class Source(NamedTuple):
-    """Where a command is below disagg.cli, as MODULE:NAME of a function or of a typer.Typer with subcommands."""
+    """Where a command is below disagg.cli, as MODULE:NAME of a function or of a typer.Typer with subcommands. about:
+    its line in the help of `disagg`; of those that are listed by what one wants to do, that."""
 
     path: str
+    about: str
     kind: type[Command] = Command
 
 
@@ -66,33 +50,36 @@ class _WordsCommand(Command):
 
 
 SOURCES: Final[Mapping[str, Source]] = {
-    "demo": Source("demo:demo"),
-    "init": Source("init:init"),
-    "deploy": Source("fleet.deploy:deploy", HostCommand),
-    "start": Source("fleet.lifecycle:start", HostCommand),
-    "status": Source("fleet.status:status", HostCommand),
-    "generate": Source("generate:generate", _WordsCommand),
-    "chat": Source("chat.command:chat"),
-    "serve": Source("gateway.serve:app"),
-    "bench": Source("bench:app"),
-    "doctor": Source("fleet.doctor:doctor", HostCommand),
-    "trust": Source("fleet.trust:trust", HostCommand),
-    "bootstrap": Source("fleet.bootstrap:bootstrap"),
-    "models": Source("fleet.models:models"),
-    "token": Source("fleet.token:token"),
-    "stop": Source("fleet.lifecycle:stop", HostCommand),
-    "restart": Source("fleet.lifecycle:restart", HostCommand),
-    "logs": Source("fleet.logs:logs", HostCommand),
-    "ssh": Source("fleet.remote:ssh"),
-    "exec": Source("fleet.remote:exec_", HostCommand),
-    "rollout": Source("fleet.rollout:rollout", HostCommand),
-    "rollback": Source("fleet.deploy:rollback", HostCommand),
-    "uninstall": Source("fleet.uninstall:uninstall", HostCommand),
-    "keys": Source("gateway.keys:keys"),
-    "history": Source("gateway.history:history"),
-    "top": Source("gateway.top:top"),
-    "verify": Source("verify:verify"),
+    "demo": Source("demo:demo", "Run a fleet on this machine, and show what it costs"),
+    "init": Source("init:init", "Write a hosts.toml to start from"),
+    "deploy": Source(
+        "fleet.deploy:deploy", "Bring this disagg, its environment and its settings to the hosts", HostCommand
+    ),
+    "start": Source("fleet.lifecycle:start", "Start the fleet's servers and wait until they are healthy", HostCommand),
+    "status": Source("fleet.status:status", "Show the health of every server", HostCommand),
+    "generate": Source("generate:generate", "Continue a prompt with one or several models", _WordsCommand),
+    "chat": Source("chat.command:chat", "Talk with a model in the terminal"),
+    "serve": Source("gateway.serve:app", "Serve the fleet to clients of the OpenAI API"),
+    "bench": Source("bench:app", "Compare the fleet with each of its machines alone"),
+    "doctor": Source("fleet.doctor:doctor", "Check every host and measure the links that carry KV", HostCommand),
+    "trust": Source("fleet.trust:trust", _PREPARE, HostCommand),
+    "bootstrap": Source("fleet.bootstrap:bootstrap", _PREPARE),
+    "models": Source("fleet.models:models", _PREPARE),
+    "token": Source("fleet.token:token", _PREPARE),
+    "stop": Source("fleet.lifecycle:stop", _OPERATE, HostCommand),
+    "restart": Source("fleet.lifecycle:restart", _OPERATE, HostCommand),
+    "logs": Source("fleet.logs:logs", _OPERATE, HostCommand),
+    "ssh": Source("fleet.remote:ssh", _OPERATE),
+    "exec": Source("fleet.remote:exec_", _OPERATE, HostCommand),
+    "rollout": Source("fleet.rollout:rollout", _RELEASE, HostCommand),
+    "rollback": Source("fleet.deploy:rollback", _RELEASE, HostCommand),
+    "uninstall": Source("fleet.uninstall:uninstall", _RELEASE, HostCommand),
+    "keys": Source("gateway.keys:keys", _FOLLOW),
+    "history": Source("gateway.history:history", _FOLLOW),
+    "top": Source("gateway.top:top", _FOLLOW),
+    "verify": Source("verify:verify", _FOLLOW),
 }
+"""First those that have a line of their own, in the order of a first use."""
 
 
 class Program(CommandGroup):
@@ -110,18 +97,19 @@ class Program(CommandGroup):
 
     def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:
         """Without importing any of them."""
-        texts = {**FIRST, **{name: title for title, names in FURTHER.items() for name in names}}
-        listed: list[Any] = [TyperCommand(name, help=text) for name, text in texts.items()]
+        listed: list[Any] = [TyperCommand(name, help=source.about) for name, source in SOURCES.items()]
         group = TyperGroup(commands=listed, params=self.params)
         return list(group.shell_complete(typer.Context(group), incomplete))
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """A screen of 80 x 24, with the next prompt below it."""
         first, further = Table.grid(padding=(0, 2)), Table.grid(padding=(0, 2))
-        for name, text in FIRST.items():
-            first.add_row(Text(f"  {name}", _NAME), text)
-        for title, names in FURTHER.items():
-            further.add_row(f"  {title}", Text(", ").join(Text(name, _NAME) for name in names))
+        for name, source in SOURCES.items():
+            if source.about not in _GOALS:
+                first.add_row(Text(f"  {name}", _NAME), source.about)
+        for goal in _GOALS:
+            names = (Text(name, _NAME) for name, source in SOURCES.items() if source.about == goal)
+            further.add_row(f"  {goal}", Text(", ").join(names))
         usage = Text.assemble(("Usage: ", "bold"), "disagg [OPTIONS] COMMAND [ARGS]...")
         for part in (usage, self.help or "", Text(), first, Text(), further, Text(), Text(_OPTIONS, "dim")):
             stdout().print(part)

@@ -4,24 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, get_args
+from typing import Annotated, Any, Final, get_args
 
 import typer
 from rich.markup import escape
 
 from disagg.api.engines import engines_for
+from disagg.api.verify import HostsReport, VerifyReport
 from disagg.cli.common.completion import complete_model
 from disagg.cli.common.context import Settings, print_json, settings, stderr, stdout
 from disagg.cli.common.options import AsJson, choice_option, one_of, seconds_option, with_options
-from disagg.config import DType
+from disagg.config import DType, Fleet, Model
 from disagg.errors import CapabilityMissing, DisaggError, ServerUnavailable, UsageError
 from disagg.extras import require
-
-if TYPE_CHECKING:
-    from disagg.api.verify import HostsReport
-    from disagg.config import Fleet, Model
-    from disagg.fleet.lifecycle.state import State
-    from disagg.fleet.lifecycle.status.host_status import HostStatus
+from disagg.fleet.lifecycle.state import State
+from disagg.fleet.lifecycle.status.host_status import HostStatus
+from disagg.fleet.lifecycle.status.verdicts import Verdict, VerifiedEngine, keep
 
 PROMPT_TOKENS, MAX_TOKENS = 200, 64
 STATUS_S = 30.0
@@ -105,9 +103,7 @@ def _here(
 ) -> bool:
     """Run both engines on this machine. folders: of the two models; without any, a verdict is kept for the fleet whose
     model it is."""
-    from disagg.api.verify import VerifyReport
     from disagg.cli.views.verify import verify_view
-    from disagg.fleet.lifecycle.status.verdicts import Verdict, VerifiedEngine, keep
     from disagg.fleet.machine.process import python_command, run_json
 
     arguments = [*(folders or _named(chosen, model, options))]
@@ -140,7 +136,6 @@ def _require_here_for(model: str, options: Mapping[str, Any]) -> None:
 
 def _on_hosts(chosen: Settings, name: str, tokens: tuple[int, int], timeout: float, *, as_json: bool) -> bool:
     """Compare the answers of the fleet's servers. tokens: of a prompt, about, and of an answer."""
-    from disagg.fleet.lifecycle.state import State
     from disagg.verify.hosts import FleetClients, Way, pairs_of, require_lengths, verify_hosts
 
     fleet = chosen.fleet()
@@ -183,7 +178,6 @@ def _healthy(fleet: Fleet, model: Model, state: State, names: list[str]) -> Mapp
 
 def _keep(fleet: Fleet, report: HostsReport, statuses: Mapping[str, HostStatus]) -> None:
     """Keep a verdict about each pair whose answers are right."""
-    from disagg.fleet.lifecycle.status.verdicts import Verdict, VerifiedEngine, keep
 
     def verified(name: str) -> VerifiedEngine:
         return VerifiedEngine(fleet.hosts[name].engine.dtype, statuses[name].versions)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich.console import Group, RenderableType
@@ -17,14 +17,13 @@ from disagg.cli.common.context import Settings, settings
 from disagg.cli.common.options import AsJson, model_option
 from disagg.cli.views.items import plain_table
 from disagg.cli.words import choose_models
+from disagg.config import Fleet, Host
 from disagg.errors import UsageError
+from disagg.planning.capacity import Capacity, Forecast, Setup, Traffic, assess, hypothetical, traffic_within
+from disagg.planning.devices import device
+from disagg.planning.sizing import hardware_of, is_size, read_size, size_source
+from disagg.planning.times import Link
 from disagg.units import seconds
-
-if TYPE_CHECKING:
-    from disagg.config import Fleet, Host
-    from disagg.planning.capacity import Capacity, Forecast, Setup, Traffic
-    from disagg.planning.times import Link
-
 
 Device = Annotated[
     str | None,
@@ -65,9 +64,6 @@ def predict(
     as_json: AsJson = False,
 ) -> None:
     """Predict the hand-off against each machine alone, for the fleet of hosts.toml or for other machines."""
-    from disagg.planning.capacity import traffic_within
-    from disagg.planning.times import Link
-
     traffic = partial(traffic_within, prompt_tokens=prompt_tokens, output_tokens=output_tokens, batch=batch)
     link = Link(link_gbps, link_latency_ms / 1e3)
     results = _assess(settings(context), model or (), link, traffic, (prefill_device, decode_device))
@@ -83,9 +79,6 @@ def _assess(
     devices: tuple[str | None, str | None],
 ) -> list[Capacity]:
     """The named models. `shape:NAME` and paths need no hosts.toml, but both devices. traffic: by context."""
-    from disagg.planning.capacity import assess, hypothetical
-    from disagg.planning.sizing import is_size
-
     setups_ = [hypothetical(name, link, *devices) for name in names if is_size(name)]
     served = [name for name in names if not is_size(name)]
     if served or not names:
@@ -101,10 +94,6 @@ def setups(
 
     prefill, decode: devices in place of those of hosts.toml. Raises UsageError if a host has neither.
     """
-    from disagg.planning.capacity import Setup
-    from disagg.planning.devices import device
-    from disagg.planning.sizing import hardware_of, read_size, size_source
-
     for name in models:
         model = fleet.models[name]
         found: dict[tuple[str, str], Setup] = {}

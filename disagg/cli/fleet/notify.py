@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -21,7 +21,7 @@ URL_VARIABLE = "DISAGG_WATCH_URL"
 
 def notify_changes(
     context: typer.Context, *, run: str, url: str, misses: int, every: float, timeout: float, as_json: bool
-) -> NoReturn:
+) -> None:
     """Print a line when a host goes down or comes back, until interrupted. run: for sh. misses: readings in a row
     without a healthy answer until a host is down."""
     from disagg.cli.common.process import require_reader
@@ -52,7 +52,6 @@ def notify_changes(
             for change in changes:
                 _show(change, as_json)
                 notifier.send(change)
-    raise AssertionError("readings have no end")
 
 
 def _readings(look: Callable[[], list[HostChange]], every: float) -> Iterator[list[HostChange]]:

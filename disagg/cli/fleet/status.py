@@ -67,6 +67,7 @@ def status(
         notify_changes(
             context, run=run, url=url, misses=misses, every=every or 5.0, timeout=timeout or 3.0, as_json=as_json
         )
+        return
     for name in ("run", "url", "misses"):
         if was_given(context, name):
             raise UsageError(f"--{name} needs --notify", f"disagg status --notify --{name} ...")
