@@ -52,7 +52,8 @@ def init(
     It writes the file that commands read: --config, else $DISAGG_CONFIG, else ./hosts.toml; but ./fleet.toml in place
     of a file that is part of disagg.
     """
-    path = _target(settings(context).config)
+    default = default_hosts_file()
+    path = settings(context).config or (_OTHER_FILE if comes_with_disagg(default) else default)
     refuse_to_overwrite(path, force)
     ignored: tuple[str, ...] = ()
     if json_file is None:
@@ -78,11 +79,6 @@ def init(
     typer.echo(NEXT)
     if given and sys.stdin.isatty() and stdout().is_terminal:
         _offer(context, path)
-
-
-def _target(named: Path | None) -> Path:
-    default = default_hosts_file()
-    return named or (_OTHER_FILE if comes_with_disagg(default) else default)
 
 
 def _say_how_it_is_read(path: Path) -> None:

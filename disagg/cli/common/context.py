@@ -17,7 +17,6 @@ from disagg.errors import DisaggError
 
 if TYPE_CHECKING:
     from disagg.config import Fleet
-    from disagg.fleet.machine.fan_out import FanOutLimits
 
 T = TypeVar("T")
 
@@ -37,13 +36,6 @@ class Settings:
     def path(self) -> Path:
         """--config, else $DISAGG_CONFIG, else ./hosts.toml. ConfigError if that file does not exist."""
         return find_hosts_file(self.config)
-
-    @property
-    def limits(self) -> FanOutLimits:
-        """For work on many hosts."""
-        from disagg.fleet.machine.fan_out import FanOutLimits
-
-        return FanOutLimits(self.parallel, self.host_s)
 
     def fleet(self) -> Fleet:
         """The fleet that this file describes."""

@@ -40,9 +40,9 @@ class FanOutCommand(Command):
         self.params[at:at] = options
 
     def invoke(self, ctx: Any) -> Any:
-        from disagg.fleet.machine.fan_out import limited
+        from disagg.fleet.machine.fan_out import FanOutLimits, limited
 
-        with limited(settings(ctx).limits):
+        with limited(FanOutLimits(settings(ctx).parallel, settings(ctx).host_s)):
             return super().invoke(ctx)
 
 

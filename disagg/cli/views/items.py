@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 
 from rich import box
 from rich.console import Console, ConsoleOptions, RenderResult
@@ -42,13 +42,10 @@ class Items:
         self._head, self._items, self._separator = head, items, separator
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        yield from self._lines(options.max_width)
-
-    def _lines(self, width: int) -> Iterator[Text]:
         line, empty = self._head.copy(), True
         for index, item in enumerate(self._items):
             text = item + (self._separator.rstrip() if index < len(self._items) - 1 else "")
-            if not empty and line.cell_len + 1 + len(text) > width:
+            if not empty and line.cell_len + 1 + len(text) > options.max_width:
                 yield line
                 line, empty = Text("  "), True
             line.append(text if empty else f" {text}")
