@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 VERSION = "0.1.0"
+OLDEST_PYTHON: Final = (3, 11)  # as `requires-python` in pyproject.toml
 RELEASE_VARIABLE: Final = "DISAGG_RELEASE"  # names the release that a deployed server runs
 DIGESTS: Final = "digests"
 """The file of a release that has the hashes of its code and of its host's settings, in one line."""

@@ -1,10 +1,16 @@
 """Which release a deployed server runs, and which one was deployed since."""
 
+import tomllib
 from pathlib import Path
 
 import pytest
 
-from disagg.version import RELEASE_VARIABLE, DeployedRelease, pending_release
+from disagg.version import OLDEST_PYTHON, RELEASE_VARIABLE, DeployedRelease, pending_release
+
+
+def test_the_oldest_python_is_that_of_pyproject_toml() -> None:
+    project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
+    assert project["requires-python"] == ">={}.{}".format(*OLDEST_PYTHON)
 
 
 def test_a_deployed_server_reports_the_release_that_was_deployed_since_it_started(

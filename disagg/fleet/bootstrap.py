@@ -18,6 +18,7 @@ from disagg.fleet.machine.base import Machine
 from disagg.fleet.machine.shell import last_lines
 from disagg.fleet.machine.ssh.settings import ssh_line
 from disagg.nvidia import OLDEST_DRIVER
+from disagg.version import OLDEST_PYTHON
 
 _STEP_S: Final = 1800.0
 _PLAIN: Final = re.compile(r"[\w./ -]+")
@@ -174,7 +175,7 @@ _PYTHON: Final = SetUpStep(
     "python",
     "environments are built with it",
     "for python in python3.14 python3.13 python3.12 python3.11 python3; do "
-    '"$python" -I -c "import sys, venv, ensurepip; assert sys.version_info >= (3, 11); print(sys.executable)" '
+    f'"$python" -I -c "import sys, venv, ensurepip; assert sys.version_info >= {OLDEST_PYTHON}; print(sys.executable)" '
     "2>/dev/null && exit 0; done; exit 1",
     "apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install -y python3 python3-venv",
     root=True,
