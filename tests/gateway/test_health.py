@@ -39,7 +39,7 @@ def seen(**replies: Reply) -> FleetView:
             view.missed(host)
         for _ in range(10 * (reply == "failed")):
             view.began(host, 1)
-            view.failed(host, 1, ServerUnavailable("gone"), ejection=0.0, now=0.0, jitter=0.0)
+            view.ended(host, 1, view.of(host).breaker.failed(ServerUnavailable("gone"), 0.0, 0.0, 0.0))
     return view
 
 

@@ -301,7 +301,8 @@ class _Run:
         """Whatever place was claimed is free again."""
         if self.claimed is not None:
             name, ejection = self.claimed
-            self.driver.view.ended(name, self.prompt.tokens, ejection)
+            view = self.driver.view
+            view.ended(name, self.prompt.tokens, view.of(name).breaker.ended(ejection))
             self.claimed = None
 
     def _announce(self, attempt: Attempt, failures: list[Failure], *, started: bool) -> None:

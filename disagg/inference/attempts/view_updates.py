@@ -44,12 +44,12 @@ class ViewUpdates:
         """The first token has arrived."""
         for name, ejection in (self._began | self._sent).items():
             if name == self._attempt.answering.name or name in self._sent:
-                self._view.began_to_answer(name, ejection)
+                self._view.judged(name, self._view.of(name).breaker.began_to_answer(ejection))
 
     def not_asked(self, prefill: str) -> None:
         """The decode host computes the prompt itself."""
         self._leave(prefill)
-        self._view.ended(prefill, self._tokens, self._began.pop(prefill))
+        self._view.ended(prefill, self._tokens, self._view.of(prefill).breaker.ended(self._began.pop(prefill)))
 
     def shipped(self, prefill: str) -> None:
         """The prefill host has sent the KV: its part is over."""
@@ -84,21 +84,18 @@ class ViewUpdates:
         if outcome is not None and outcome.shipped is not None and self._attempt.prefill is not None:
             self.shipped(self._attempt.prefill.name)
         audited = outcome is not None and outcome.done.audited_tokens > 0 and not outcome.done.refuted
-        for name, ejection in self._sent.items():
+        for name, ejection in (self._sent | self._began).items():
             breaker = view.of(name).breaker
             if failure is not None and failure.host.name == name:
                 breaker = breaker.failed(failure.error, time.monotonic(), random.random(), ejection)
+            elif outcome is not None and (name == answering or name in self._sent):
+                breaker = breaker.succeeded(audited=audited)
             else:
-                breaker = breaker.ended(ejection) if outcome is None else breaker.succeeded(audited=audited)
-            view.judged(name, breaker)
-        for name, ejection in self._began.items():
-            if outcome is not None and name == answering:
-                view.succeeded(name, tokens, audited=audited)
-            elif failure is not None and failure.host.name == name:
-                now, jitter = time.monotonic(), random.random()
-                view.failed(name, tokens, failure.error, now=now, jitter=jitter, ejection=ejection)
+                breaker = breaker.ended(ejection)
+            if name in self._sent:
+                view.judged(name, breaker)
             else:
-                view.ended(name, tokens, ejection)
+                view.ended(name, tokens, breaker)
 
     def _leave(self, name: str) -> None:
         if name in self._places:

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 
 from disagg.api.status import Load
-from disagg.errors import DisaggError
 from disagg.inference.hosts.affinity import Affinity
 from disagg.inference.hosts.breaker import CLOSED, Breaker
 from disagg.inference.hosts.places import HostPlaces
@@ -167,14 +166,9 @@ class FleetView:
         self.hosts[name] = self.of(name).missed(refused=refused)
 
     def began(self, name: str, tokens: int) -> float:
-        """A request was sent to the host; `succeeded`, `failed` or `ended` follows. Returns their `ejection`."""
+        """A request was sent to the host; `ended` follows. Returns the `ejection` of its breaker's events."""
         self.hosts[name] = view = self.of(name).began(tokens)
         return view.breaker.until
-
-    def began_to_answer(self, name: str, ejection: float) -> None:
-        """The first token of the request's answer has arrived; the request goes on."""
-        view = self.of(name)
-        self.hosts[name] = replace(view, breaker=view.breaker.began_to_answer(ejection))
 
     @property
     def verdicts(self) -> list[Load]:
@@ -188,7 +182,7 @@ class FleetView:
         self.hosts[name] = view if view.breaker.refuted else replace(view, breaker=view.breaker.succeeded())
 
     def judged(self, name: str, breaker: Breaker) -> None:
-        """What came of the KV of that host."""
+        """What the host showed while the request goes on, or came of its KV."""
         self.hosts[name] = replace(self.of(name), breaker=breaker)
 
     def refutes_alone(self, decode: str, sender: str) -> bool:
@@ -201,16 +195,6 @@ class FleetView:
         accepted = {name for senders in others for name, one in senders.items() if one.verdict == "accepted"}
         return sender in accepted and len(refuted & accepted) >= REFUTED_ALONE
 
-    def succeeded(self, name: str, tokens: int, *, audited: bool = False) -> None:
-        """The host has completed its part of the request. audited: KV that it sent or received was."""
-        view = self.of(name)
-        self.hosts[name] = view.ended(tokens, view.breaker.succeeded(audited=audited))
-
-    def failed(self, name: str, tokens: int, error: DisaggError, *, now: float, jitter: float, ejection: float) -> None:
-        view = self.of(name)
-        self.hosts[name] = view.ended(tokens, view.breaker.failed(error, now, jitter, ejection))
-
-    def ended(self, name: str, tokens: int, ejection: float) -> None:
-        """The request ended without a verdict about the host."""
-        view = self.of(name)
-        self.hosts[name] = view.ended(tokens, view.breaker.ended(ejection))
+    def ended(self, name: str, tokens: int, breaker: Breaker) -> None:
+        """The request has ended there. breaker: the host's, after what it showed."""
+        self.hosts[name] = self.of(name).ended(tokens, breaker)

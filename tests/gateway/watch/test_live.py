@@ -48,8 +48,8 @@ def view(*loads: Load | DisaggError | None) -> FleetView:
         elif one is None:
             seen.missed("d")
         else:
-            began_at = seen.began("d", 1)
-            seen.failed("d", 1, one, now=100.0, jitter=1.0, ejection=began_at)
+            ejection = seen.began("d", 1)
+            seen.ended("d", 1, seen.of("d").breaker.failed(one, 100.0, 1.0, ejection))
     return seen
 
 

@@ -69,7 +69,7 @@ def test_a_restart_drops_what_was_remembered_about_the_host() -> None:
     view = FleetView()
     view.answered("d", load(boot_id="a"))
     ejection = view.began("d", 10)
-    view.failed("d", 10, ServerUnavailable(""), now=0.0, jitter=1.0, ejection=ejection)
+    view.ended("d", 10, view.of("d").breaker.failed(ServerUnavailable(""), 0.0, 1.0, ejection))
     view.affinity.remember((b"1",), "d", 64, 256)
     assert view.of("d").obstacle(0.5)
     view.answered("d", load(boot_id="a"))
