@@ -70,7 +70,9 @@ def demo(
     if as_json:
         print_json(result.to_json())
     else:
-        _print(stdout(), result, answers=not live, explain=explain)
+        console = stdout()
+        console.print(demo_view(result, console.width, not live, explain), "")
+        console.print(next_steps(), soft_wrap=True)
     if svg is not None:
         _save_svg(result, svg)
 
@@ -100,12 +102,6 @@ def _run(config: Path | None, prompt: str, max_tokens: int, timeout: float, *, l
         except KeyboardInterrupt:
             note_interrupt("interrupted; stopping the servers")
             raise
-
-
-def _print(console: Console, result: DemoResult, *, answers: bool, explain: bool) -> None:
-    console.print(demo_view(result, console.width, answers, explain))
-    console.print()
-    console.print(next_steps(), soft_wrap=True)
 
 
 def _save_svg(result: DemoResult, path: Path) -> None:
