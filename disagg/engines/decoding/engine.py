@@ -253,15 +253,16 @@ class DecodeEngine(ABC):
 
     def _wait(self) -> int | None:
         """Wait until there is work; returns the number of queued commands, None once the engine is closed."""
-        if not self._has_work(within_s=_TRIM_AFTER_S):
-            self._backend.trim_memory()
-            self._has_work()
         with self._lock:
+            if self._lock.wait_for(self._has_work, _TRIM_AFTER_S):
+                return None if self._closed else len(self._commands)
+        self._backend.trim_memory()
+        with self._lock:
+            self._lock.wait_for(self._has_work)
             return None if self._closed else len(self._commands)
 
-    def _has_work(self, within_s: float | None = None) -> bool:
-        with self._lock:
-            return bool(self._lock.wait_for(lambda: self._commands or self._closed or len(self._batch), within_s))
+    def _has_work(self) -> bool:
+        return bool(self._closed or self._commands or len(self._batch))
 
     def _turn(self, commands: int) -> None:
         """Run this many commands and take one step."""
