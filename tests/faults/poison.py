@@ -4,32 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import os
-import re
-import subprocess
-import sys
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Final
 
 import httpx
 import psutil
 
-from disagg.token import GATEWAY_FOLDER_VARIABLE, TOKEN_FILE_VARIABLE
 from tests.faults.fleet import MODEL, FaultFleet
-from tests.fleets import wait_until
 from tests.hostile.schemas import POISONS, Schema
+from tests.served_gateway import served_gateway
 
 ALLOWED_GAP_S: Final = 1.0
 SETTLED_S: Final = 10.0
 ALLOWED_BYTES: Final = 64 << 20
 """By which the memory of all processes may be larger SETTLED_S after the last request: warm allocators."""
 STREAMS: Final = 4
-START_S, STOP_S, TIMEOUT_S = 60.0, 60.0, 120.0
+TIMEOUT_S: Final = 120.0
 SAY: Final = [{"role": "user", "content": "say"}]
 
 Body = dict[str, Any]
@@ -119,23 +112,24 @@ async def run(fleet: FaultFleet, settings: Settings, dialects: Dialects = DIALEC
     """All poisons by these APIs, beside the streams."""
     report, stop = Report(), asyncio.Event()
     pids = {name: fleet.pid(name) for name in fleet.names()}
-    async with gateway(fleet) as (http, process):
-        processes = [*pids.values(), process.pid]
-        # First until held KV and allocators have what they keep, so that what is left of the poisons shows.
-        await asyncio.gather(*_streams(http, settings, Report(), lambda turn: turn < settings.warm))
-        await _poison(http, Report(), {"harmless": {"type": "object"}}, dialects, 1)
-        report.before = memory(processes)
-        streams = asyncio.gather(*_streams(http, settings, report, lambda turn: not stop.is_set()))
-        began = time.monotonic()
-        await _poison(http, report, POISONS, dialects, settings.times)
-        report.seconds = time.monotonic() - began
-        stop.set()
-        await streams
-        report.ended = [name for name, pid in pids.items() if not psutil.pid_exists(pid) or fleet.ended(name)]
-        ends = time.monotonic() + SETTLED_S
-        while (after := memory(processes)) > report.before + ALLOWED_BYTES and time.monotonic() < ends:
-            await asyncio.sleep(0.2)
-        report.after = after
+    with served_gateway(fleet.seen) as gateway:
+        async with httpx.AsyncClient(base_url=gateway.url, timeout=TIMEOUT_S, trust_env=False) as http:
+            processes = [*pids.values(), gateway.process.pid]
+            # First until held KV and allocators have what they keep, so that what is left of the poisons shows.
+            await asyncio.gather(*_streams(http, settings, Report(), lambda turn: turn < settings.warm))
+            await _poison(http, Report(), {"harmless": {"type": "object"}}, dialects, 1)
+            report.before = memory(processes)
+            streams = asyncio.gather(*_streams(http, settings, report, lambda turn: not stop.is_set()))
+            began = time.monotonic()
+            await _poison(http, report, POISONS, dialects, settings.times)
+            report.seconds = time.monotonic() - began
+            stop.set()
+            await streams
+            report.ended = [name for name, pid in pids.items() if not psutil.pid_exists(pid) or fleet.ended(name)]
+            ends = time.monotonic() + SETTLED_S
+            while (after := memory(processes)) > report.before + ALLOWED_BYTES and time.monotonic() < ends:
+                await asyncio.sleep(0.2)
+            report.after = after
     return report
 
 
@@ -189,34 +183,6 @@ def _family(process: psutil.Process) -> int:
         except psutil.Error:  # it has ended meanwhile
             continue
     return total
-
-
-@asynccontextmanager
-async def gateway(fleet: FaultFleet) -> AsyncIterator[tuple[httpx.AsyncClient, subprocess.Popen[bytes]]]:
-    """`disagg serve` in front of the fleet: a client of it, and its process."""
-    with served(fleet.seen) as (url, process):
-        async with httpx.AsyncClient(base_url=url, timeout=TIMEOUT_S, trust_env=False) as http:
-            yield http, process
-
-
-@contextmanager
-def served(path: Path) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
-    """`disagg serve` of this hosts.toml: its URL and its process."""
-    command = [sys.executable, "-m", "disagg", "serve", "--port", "0", "--config", str(path)]
-    variables = {TOKEN_FILE_VARIABLE: str(path.parent / "token"), GATEWAY_FOLDER_VARIABLE: str(path.parent)}
-    log = path.parent / "gateway.log"
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env={**os.environ, **variables}
-        )
-    try:
-        wait_until(lambda: process.poll() is not None or "Serving" in log.read_text(), START_S, "the gateway")
-        found = re.search(r"at (http://\S+)/v1", log.read_text())
-        assert found is not None, log.read_text()
-        yield found[1], process
-    finally:
-        process.terminate()
-        process.wait(STOP_S)
 
 
 def table(report: Report) -> list[str]:

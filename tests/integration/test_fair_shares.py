@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import re
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,11 +12,10 @@ import httpx
 import pytest
 
 from disagg.gateway.clients.keys import KeyFile
-from disagg.token import GATEWAY_FOLDER_VARIABLE, TOKEN_FILE_VARIABLE
-from tests.fleets import running, wait_until
+from tests.fleets import running
+from tests.served_gateway import served_gateway
 from tests.simulated import write_simulated
 
-START_S, STOP_S = 60.0, 60.0
 REQUESTS, ITEMS, MODEST = 16, 32, 3
 LONGEST_S = 30.0
 
@@ -28,21 +23,8 @@ LONGEST_S = 30.0
 @pytest.fixture
 def gateway(tmp_path: Path) -> Iterator[tuple[str, KeyFile]]:
     """The URL of a gateway in front of a simulated pair, and the file of its keys."""
-    with running(write_simulated(tmp_path)) as fleet:
-        command = [sys.executable, "-m", "disagg", "serve", "--port", "0", "--config", str(fleet.fleet.path)]
-        variables = {TOKEN_FILE_VARIABLE: str(tmp_path / "token"), GATEWAY_FOLDER_VARIABLE: str(tmp_path)}
-        log = tmp_path / "gateway.log"
-        with log.open("wb") as output:
-            environment = {**os.environ, **variables}
-            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment)
-        try:
-            wait_until(lambda: process.poll() is not None or "Serving" in log.read_text(), START_S, "the gateway")
-            found = re.search(r"at (http://\S+)/v1", log.read_text())
-            assert found is not None, log.read_text()
-            yield found[1], KeyFile(tmp_path / "keys.json")
-        finally:
-            process.terminate()
-            process.wait(STOP_S)
+    with running(write_simulated(tmp_path)) as fleet, served_gateway(fleet.fleet.path) as served:
+        yield served.url, KeyFile(tmp_path / "keys.json")
 
 
 def body(number: int, tokens: int) -> dict[str, Any]:
