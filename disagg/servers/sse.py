@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing, suppress
 from typing import Any
 
@@ -34,13 +34,6 @@ def encode(event: Event | ErrorEvent) -> bytes:
     return _FIRST_LINE[type(event)] + _to_json(event) + b"\n\n"
 
 
-class _EventParts(BodyParts):
-    """A response of events. An EventWriter."""
-
-    def write_event(self, event: Event) -> None:
-        self.write(encode(event))
-
-
 class EventStream(Response):
     """Streams events; a progress event if PROGRESS_S pass without one.
 
@@ -65,8 +58,15 @@ class EventStream(Response):
         self._retry_after_s = retry_after_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        parts = _EventParts(scope, send, EVENT_STREAM, STALL_S)
-        self._caller = Caller(scope.get(REQUEST_ID_KEY, ""), lambda: parts.part(self._progress()), parts)
+        parts = BodyParts(scope, send, EVENT_STREAM, STALL_S)
+
+        def send_now(events: Callable[[], Sequence[Event]]) -> bool:
+            if ready := parts.ready:
+                for event in events():
+                    parts.write(encode(event))
+            return ready
+
+        self._caller = Caller(scope.get(REQUEST_ID_KEY, ""), lambda: parts.part(self._progress()), send_now)
         writing = asyncio.ensure_future(self._write(parts, scope, receive, send))
         try:
             async with running(

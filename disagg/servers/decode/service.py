@@ -218,7 +218,7 @@ class DecodeService(Service[DecodeEngine]):
             events = partial(self._tokens, answer, kv)
             for event in events(first):
                 yield event
-            async with aclosing(rest_of(answer, feed, events, self.active[request.key].writer)) as rest:
+            async with aclosing(rest_of(answer, feed, events, self.active[request.key].send_now)) as rest:
                 async for event in rest:
                     yield event
         done = self._done(request, answer, kv, turn_s)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
-from typing import Final, Literal, Protocol, TypeVar
+from typing import Final, Literal, TypeVar
 
 from disagg.api.events import Event, Timing
 from disagg.api.requests import Share
@@ -23,6 +23,10 @@ Phase = Literal[
     "tokenising", "queued", "waiting for KV", "receiving KV", "computing the prompt", "sending KV", "generating"
 ]
 STATE_S: Final = 0.05
+
+SendNow = Callable[[Callable[[], Sequence[Event]]], bool]
+"""Sends the events that the function makes, without a task to wait in. False, and none are made, if the caller takes
+none now or an earlier event still waits."""
 
 
 def _unnoted(*_: object) -> None:
@@ -117,19 +121,6 @@ class ActiveRequest:
         )
 
 
-class EventWriter(Protocol):
-    """Sends events without a task to wait in."""
-
-    @property
-    def ready(self) -> bool:
-        """Whether the caller takes an event now, and all before it have been sent."""
-        ...
-
-    def write_event(self, event: Event) -> None:
-        """Send an event at once; only if it is ready."""
-        ...
-
-
 class Caller:
     """The caller of one request. Create it on the event loop.
 
@@ -141,12 +132,12 @@ class Caller:
         self,
         request_id: str,
         progress: Callable[[], Awaitable[None]] | None = None,
-        writer: EventWriter | None = None,
+        send_now: SendNow = lambda _: False,
     ) -> None:
-        """progress: sends a progress event. writer: None if the caller gets what the service yields and no more."""
+        """progress: sends a progress event."""
         self.request_id = request_id
         self.request: ActiveRequest | None = None
-        self.writer = writer
+        self.send_now = send_now
         self.stated = ""  # the phase in the last progress event
         self._progress = progress
         self.ended: asyncio.Future[DisaggError] = asyncio.get_running_loop().create_future()

@@ -18,7 +18,7 @@ from disagg.engines.model.constraint import Constraint
 from disagg.engines.model.text import PromptTokenizer
 from disagg.errors import ModelError
 from disagg.servers.host.feed import StepTokens, TokenFeed
-from disagg.servers.host.request import ActiveRequest, EventWriter
+from disagg.servers.host.request import ActiveRequest, SendNow
 from disagg.servers.host.work import RequestWork
 from disagg.servers.output.choose import output_of, thinking
 from disagg.servers.output.forced import grammar_of
@@ -148,17 +148,14 @@ async def rest_of(
     answer: GrowingAnswer,
     feed: TokenFeed,
     events: Callable[[Sequence[StepTokens]], Sequence[TokensEvent]],
-    writer: EventWriter | None,
+    send_now: SendNow,
 ) -> AsyncGenerator[TokensEvent, None]:
-    """The events of an answer from its second step on, which `writer` sends as the steps arrive. What it cannot send
-    then, because its caller is slow, is yielded. events: those of some steps."""
+    """The events of an answer from its second step on, which are sent as the steps arrive. What cannot be sent then,
+    because the caller is slow, is yielded. events: those of some steps."""
 
     def take(steps: Sequence[StepTokens]) -> bool:
-        if answer.finish_reason is None:
-            if writer is None or not writer.ready:
-                return False
-            for event in events(steps):
-                writer.write_event(event)
+        if answer.finish_reason is None and not send_now(lambda: events(steps)):
+            return False
         if answer.finish_reason is not None:
             feed.wake()
         return True

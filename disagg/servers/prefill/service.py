@@ -254,7 +254,7 @@ class PrefillService(Service[PrefillEngine]):
             request.computed()
             for event in answer.add(first):
                 yield event
-            async with aclosing(rest_of(answer, feed, answer.add, self.active[request.key].writer)) as rest:
+            async with aclosing(rest_of(answer, feed, answer.add, self.active[request.key].send_now)) as rest:
                 async for event in rest:
                     yield event
         finally:

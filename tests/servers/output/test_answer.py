@@ -6,7 +6,7 @@ import asyncio
 import math
 import threading
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import pytest
 
@@ -164,16 +164,17 @@ def test_an_answer_that_ends_after_a_call_says_so(letters: str, finish: FinishRe
 
 
 class Reader:
-    """A caller that is slow now and then. An EventWriter, and the stream that sends what is yielded."""
+    """A caller that is slow now and then, and the stream that sends what is yielded."""
 
     def __init__(self) -> None:
         self.ready = True
         self.text, self.at_once = "", 0
 
-    def write_event(self, event: Event) -> None:
-        assert self.ready
-        self.text += of_type(event, TokensEvent).text
-        self.at_once += 1
+    def send_now(self, events: Callable[[], Sequence[Event]]) -> bool:
+        if self.ready:
+            self.text += "".join(of_type(event, TokensEvent).text for event in events())
+            self.at_once += 1
+        return self.ready
 
     async def send(self, event: Event, seconds: float) -> None:
         self.ready = False
@@ -203,7 +204,7 @@ async def test_steps_are_sent_as_they_arrive_and_in_order_beside_those_that_wait
     loop = asyncio.get_running_loop()
     engine = threading.Thread(target=steps)
     engine.start()
-    async for event in rest_of(growing, feed, growing.add, reader):
+    async for event in rest_of(growing, feed, growing.add, reader.send_now):
         await reader.send(event, 0.001)
     engine.join()
     feed.close()
@@ -214,7 +215,7 @@ async def test_steps_are_sent_as_they_arrive_and_in_order_beside_those_that_wait
 async def test_an_error_of_a_step_that_is_sent_at_once_ends_the_answer() -> None:
     bridge = TokenBridge()
     feed, growing = TokenFeed(bridge, time.monotonic() + 60.0), answer()
-    rest = rest_of(growing, feed, growing.add, Reader())
+    rest = rest_of(growing, feed, growing.add, Reader().send_now)
     ended = asyncio.ensure_future(anext(rest))
     await asyncio.sleep(0)
     feed.on_tokens((Token(97, math.nan),), DecodeTiming())
