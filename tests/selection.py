@@ -44,6 +44,7 @@ SLOW_PATHS = {
     "engines/vllm/test_kv.py",
     "engines/vllm/test_pages.py",
     "engines/vllm/test_rope.py",
+    "engines/vllm/test_rows.py",
     "engines/vllm/test_worker.py",
     "engines/vllm/served/test_description.py",
     "engines/vllm/served/test_engine.py",

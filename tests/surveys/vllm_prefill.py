@@ -29,7 +29,7 @@ from disagg.api.verify import PrefillCall, PrefillReady, PrefillReply
 from disagg.config import EngineOptions
 from disagg.engines.mlx.engine import MLXDecodeEngine
 from disagg.engines.model.profile import layout_of
-from disagg.engines.vllm.rows import Sharding
+from disagg.engines.vllm.sharding import Sharding
 from disagg.errors import DisaggError, ModelError
 from disagg.kv.arena import Arenas
 from disagg.kv.fingerprint import token_hash

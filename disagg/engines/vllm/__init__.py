@@ -5,8 +5,8 @@ load       options of hosts.toml -> vLLM's arguments, and every reason to refuse
 connector  the KV connector that vLLM loads: orders in, rows out
 scheduler  its side beside the scheduler: which rows each step adds to which prompt; pure
 worker     its side in every worker: rows out of the pages, into shipments
-rows       which rows a step of the scheduler adds, and in which blocks they lie; pure
-pages      rows in vLLM's page tensors, and the self-test of how they are read
+sharding   how the KV is spread over the ranks; pure
+pages      rows in vLLM's page tensors, by blocks, and the self-test of how they are read
 sampling   the sampling parameters of a request as vLLM's
 profile    what the loaded model computes, measured
 nodes      ranks on several machines; follower: one that is not the head

@@ -25,9 +25,9 @@ from disagg.engines.sending.reports import Reports
 from disagg.engines.sending.runs import AnswerRun, LogitsRun, NothingToCompute, PromptRun, Run
 from disagg.engines.vllm import load
 from disagg.engines.vllm.nodes import head
-from disagg.engines.vllm.rows import Sharding
 from disagg.engines.vllm.sampling import one_token, parameters
 from disagg.engines.vllm.scheduler import StepTimes
+from disagg.engines.vllm.sharding import Sharding
 from disagg.errors import DisaggError, ModelError, first_line
 from disagg.kv.frames import Header
 

@@ -14,7 +14,7 @@ from disagg.engines.model.reference import Reference
 from disagg.engines.sending.runs import EmptyRun
 from disagg.engines.vllm import load
 from disagg.engines.vllm.nodes import Endpoint, head
-from disagg.engines.vllm.rows import Sharding
+from disagg.engines.vllm.sharding import Sharding
 from disagg.errors import ModelError
 from disagg.kv.frames import Header
 

@@ -5,6 +5,9 @@ and those of latent attention, have in each row its key, then its value. That of
 as [key_dim, rows], then all values as [rows, value_dim]. Which of the two a tensor has is not guessed: `detect` writes
 rows with vLLM's own operation and takes the form that reads them back.
 
+A request has one table of block ids per group of layers. Row p of a layer lies in block table[p // block_size], at
+p % block_size. Block 0 stands for a block that has been given up, as those behind a sliding window are.
+
 Whole blocks are copied in the order of the computation, before a later step can reuse one, and put in the order of the
 wire afterwards, which on a CPU is the sender's work.
 """
@@ -18,9 +21,9 @@ from typing import NamedTuple
 import torch
 
 from disagg.api.layout import LayerLayout
-from disagg.engines.vllm.rows import blocks_of
 from disagg.errors import ModelError
 
+NULL_BLOCK = 0
 # Pages [blocks, heads, rows, key_dim + value_dim], contiguous, and key_dim -> views of keys and values, [blocks, heads,
 # rows, dim].
 Form = Callable[[torch.Tensor, int], tuple[torch.Tensor, torch.Tensor]]
@@ -97,6 +100,16 @@ class PageTables:
             blocks = torch.tensor(blocks_of(rows, table, block_size), pin_memory=device.type == "cuda")
             self._known[key] = PageRows(blocks.to(device, non_blocking=True), rows.start % block_size, len(rows))
         return self._known[key]
+
+
+def blocks_of(rows: range, table: Sequence[int], block_size: int) -> Sequence[int]:
+    """The blocks that hold `rows`, in their order. ModelError if the request does not have one of them."""
+    first, last = rows.start // block_size, (rows.stop - 1) // block_size
+    blocks = [*table[first : last + 1], *[NULL_BLOCK] * (last + 1 - max(first, len(table)))]
+    if NULL_BLOCK in blocks:
+        row = max(rows.start, (first + blocks.index(NULL_BLOCK)) * block_size)
+        raise ModelError(f"vLLM gave up the block of row {row} before it was read", "report this with vLLM's version")
+    return blocks
 
 
 def require_shape(

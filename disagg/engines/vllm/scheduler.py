@@ -11,7 +11,6 @@ from typing import Any, Final, NamedTuple
 
 from disagg.api.base import InvalidValue
 from disagg.api.delivery import DESCRIBE, ORDER_FIELD, ConnectorInfo, KVOrder, KVProgress, OrderAnswer
-from disagg.engines.vllm.rows import PromptRows
 from disagg.errors import HandoffError
 from disagg.kv.fingerprint import token_hash
 
@@ -46,6 +45,27 @@ class StepOrders:
 
     pieces: list[PromptPiece] = field(default_factory=list)
     dropped: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class PromptRows:
+    """What has been sent of one prompt. tokens: how many the prompt has. sent: rows before this one were sent, or never
+    will be."""
+
+    tokens: int
+    sent: int = 0
+
+    def step(self, computed: int, scheduled: int) -> range:
+        """The rows that become available in a step which computes `scheduled` tokens after `computed` ones. The first
+        step also has those of a cached prefix; after a preemption none comes twice."""
+        rows = range(self.sent, max(self.sent, min(computed + scheduled, self.tokens)))
+        self.sent = rows.stop
+        return rows
+
+    @property
+    def complete(self) -> bool:
+        """Whether no row is left."""
+        return self.sent >= self.tokens
 
 
 class _Prompt:

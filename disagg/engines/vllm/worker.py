@@ -14,9 +14,9 @@ from disagg.engines.model.reference import Reference
 from disagg.engines.sending.shipment import Shipment, report_failure
 from disagg.engines.staging import RowEmitter
 from disagg.engines.vllm import pages as page_forms
-from disagg.engines.vllm.rows import Sharding
 from disagg.engines.vllm.scheduler import Begun, PromptPiece, StepOrders
 from disagg.engines.vllm.served.description import RankInfo, rank_info
+from disagg.engines.vllm.sharding import Sharding
 from disagg.errors import DisaggError, HandoffError, ModelError
 from disagg.kv.frames import Header
 from disagg.kv.parts import Part

@@ -11,16 +11,40 @@ import pytest
 
 from disagg.api.layout import LayerLayout, Layout
 from disagg.api.sampling import Sampling
-from disagg.engines.base import DecodeRequest, EngineInfo, Token
+from disagg.engines.base import DecodeRequest, DecodeTiming, EngineInfo, Token
 from disagg.engines.decoding import Caches, DecodeEngine, Job
 from disagg.engines.decoding import engine as module
 from disagg.engines.model.prefix_cache import PrefixCache
 from disagg.engines.model.text import PromptTokenizer
 from disagg.errors import Cancelled, ModelError, Overloaded
-from tests.engines.mlx.mlx_parts import Collector
 
 LAYOUT = Layout((LayerLayout("full", 1, 1, 1),), "float32")
 THREE = Sampling(max_tokens=3)
+
+
+class Collector:
+    """A listener that records the tokens and the error of its request."""
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+        self.error: Exception | None = None
+        self.ended = threading.Event()
+
+    def on_tokens(self, tokens: Sequence[Token], timing: DecodeTiming) -> None:
+        self.tokens += [token.id for token in tokens]
+        if tokens[-1].finish:
+            self.ended.set()
+
+    def on_error(self, error: Exception) -> None:
+        self.error = error
+        self.ended.set()
+
+    def result(self) -> list[int]:
+        """The token ids, once the request has ended well."""
+        assert self.ended.wait(60)
+        if self.error is not None:
+            raise self.error
+        return self.tokens
 
 
 class Counting:

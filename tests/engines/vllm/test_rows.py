@@ -1,11 +1,13 @@
-"""disagg/engines/vllm/rows.py: which rows each step of vLLM's scheduler adds, and where they lie."""
+"""disagg/engines/vllm: which rows each step of vLLM's scheduler adds, where they lie, and which rank sends them."""
 
 from __future__ import annotations
 
 import pytest
 
 from disagg.api.layout import LayerLayout, Layout, StateTensor
-from disagg.engines.vllm.rows import PromptRows, Sharding, blocks_of
+from disagg.engines.vllm.pages import blocks_of
+from disagg.engines.vllm.scheduler import PromptRows
+from disagg.engines.vllm.sharding import Sharding
 from disagg.errors import ModelError
 from disagg.kv.parts import Coverage, Part
 

@@ -19,9 +19,9 @@ from disagg.api.status import PreflightFinding
 from disagg.engines.model import profile
 from disagg.engines.model.profile import ModelProfile, compare
 from disagg.engines.model.reference import Reference
-from disagg.engines.vllm.rows import Sharding
 from disagg.engines.vllm.served.calls import VLLMServer
 from disagg.engines.vllm.served.forms import COMPLETIONS, MODELS, START_COMMAND, model_names, order_answer, prompt_body
+from disagg.engines.vllm.sharding import Sharding
 from disagg.errors import DisaggError, FingerprintMismatch, LayoutMismatch, ModelError
 from disagg.extras import install
 from disagg.kv.fingerprint import Fingerprint

@@ -1,8 +1,4 @@
-"""Which rows of a prompt's KV one step of vLLM's scheduler adds, and where they lie. Pure; imports no framework.
-
-A request has one table of block ids per group of layers. Row p of a layer lies in block table[p // block_size], at
-p % block_size. Block 0 stands for a block that has been given up, as those behind a sliding window are.
-"""
+"""How the KV of one model is spread over vLLM's ranks. Pure; imports no framework."""
 
 from __future__ import annotations
 
@@ -13,43 +9,10 @@ from disagg.api.layout import LayerLayout, Layout
 from disagg.errors import ModelError
 from disagg.kv.parts import Part
 
-NULL_BLOCK = 0
-
-
-@dataclass(slots=True)
-class PromptRows:
-    """What has been sent of one prompt. tokens: how many the prompt has. sent: rows before this one were sent, or never
-    will be."""
-
-    tokens: int
-    sent: int = 0
-
-    def step(self, computed: int, scheduled: int) -> range:
-        """The rows that become available in a step which computes `scheduled` tokens after `computed` ones. The first
-        step also has those of a cached prefix; after a preemption none comes twice."""
-        rows = range(self.sent, max(self.sent, min(computed + scheduled, self.tokens)))
-        self.sent = rows.stop
-        return rows
-
-    @property
-    def complete(self) -> bool:
-        """Whether no row is left."""
-        return self.sent >= self.tokens
-
-
-def blocks_of(rows: range, table: Sequence[int], block_size: int) -> Sequence[int]:
-    """The blocks that hold `rows`, in their order. ModelError if the request does not have one of them."""
-    first, last = rows.start // block_size, (rows.stop - 1) // block_size
-    blocks = [*table[first : last + 1], *[NULL_BLOCK] * (last + 1 - max(first, len(table)))]
-    if NULL_BLOCK in blocks:
-        row = max(rows.start, (first + blocks.index(NULL_BLOCK)) * block_size)
-        raise ModelError(f"vLLM gave up the block of row {row} before it was read", "report this with vLLM's version")
-    return blocks
-
 
 @dataclass(frozen=True, slots=True)
 class Sharding:
-    """How the KV of one model is spread. ranks: tensor-parallel ones, which share the heads. heads: the most KV heads
+    """ranks: tensor-parallel ones, which share the heads. heads: the most KV heads
     of a layer. stages: how many a pipeline has, each with layers of its own and as many ranks."""
 
     ranks: int
