@@ -34,9 +34,9 @@ from disagg.engines.model.architectures.verified import verified
 from disagg.errors import DisaggError, ServerUnavailable
 from disagg.servers.host.admission import Admission, retry_after
 from disagg.servers.host.health import EngineHealth, EngineProgress
+from disagg.servers.host.record import RequestRecord
 from disagg.servers.host.request import Caller
 from disagg.servers.host.work import RequestWork
-from disagg.strikes import Verdicts
 from disagg.version import RELEASE_VARIABLE, VERSION, code_hash, pending_release
 
 COMPUTED = frozenset({"sending KV", "generating"})
@@ -80,6 +80,7 @@ class ReportingHost(ABC, Generic[Engine]):
         self.progress = EngineProgress()
         self.stalled = False  # set by the monitor
         self.work = RequestWork()
+        self.record = RequestRecord(host.name)  # `serve` sets one with a file
         self.active: dict[str, Caller] = {}  # of every request from its arrival to its end, by the request's key
         self._started = time.monotonic()
         self.engine_health = EngineHealth(self._started)
@@ -119,11 +120,6 @@ class ReportingHost(ABC, Generic[Engine]):
         return sum(len(request.tokens) for request in requests if request is not None)
 
     @property
-    @abstractmethod
-    def verdicts(self) -> Verdicts:
-        """Which requests have ended this host, and which have not."""
-
-    @property
     def busy(self) -> bool:
         """Whether the engine has work, so that its beats must go on. Engines without beats have none."""
         return False
@@ -140,7 +136,7 @@ class ReportingHost(ABC, Generic[Engine]):
 
     def load_figures(self) -> Load:
         """The answer of GET /load."""
-        verdicts, figures = self.verdicts, self.figures()
+        verdicts, figures = self.record.verdicts, self.figures()
         return Load(
             status=self.health_state,
             boot_id=self.boot_id,

@@ -33,7 +33,6 @@ from disagg.errors import (
 )
 from disagg.servers.host.admission import Admission, Leases
 from disagg.servers.host.health import TEST_LIMIT_S
-from disagg.servers.host.record import RequestRecord, StatedVerdicts
 from disagg.servers.host.report import Engine, ReportingHost, last_error
 from disagg.servers.host.request import ActiveRequest, Caller
 from disagg.shares import Places
@@ -63,7 +62,6 @@ class Service(ReportingHost[Engine]):
     def __init__(self, fleet: Fleet, host: Host, admission: Admission) -> None:
         super().__init__(fleet, host, admission)
         self.leases = Leases()
-        self.record = RequestRecord(host.name)  # `serve` sets one with a file
         self._counts = Places(max(1, int(COUNTS * admission.limit)))  # of calls of POST /count
 
     @property
@@ -76,10 +74,6 @@ class Service(ReportingHost[Engine]):
     @abstractmethod
     async def probe_engine(self) -> None:
         """Let the engine compute one token. Raises what the engine raises; the caller keeps to `test_limit_s`."""
-
-    @property
-    def verdicts(self) -> StatedVerdicts:
-        return self.record.verdicts
 
     @property
     def test_limit_s(self) -> float:
