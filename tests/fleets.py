@@ -7,7 +7,6 @@ import ctypes
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -24,6 +23,7 @@ from disagg.fleet.machine.process import python_command
 from disagg.inference.client import Client
 from disagg.token import TOKEN_FILE_VARIABLE
 from tests import preloaded
+from tests.deadlines import wait_until
 from tests.ports import free_ports
 from tests.preloaded import ForkedServer, Preloaded
 
@@ -241,14 +241,6 @@ def vllm_process() -> Preloaded:
     process = Preloaded(VLLM_VARIABLES, str(VLLM_PYTHON), "vllm")
     atexit.register(process.close)
     return process
-
-
-def wait_until(condition: Any, seconds: float, what: str) -> None:
-    """Poll until the condition holds; fails when it does not within `seconds`."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"waited {seconds:g} s for {what}"
-        time.sleep(0.02)
 
 
 def _toml(value: object) -> str:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from disagg.token import GATEWAY_FOLDER_VARIABLE, TOKEN_FILE_VARIABLE
-from tests.fleets import wait_until
+from tests.deadlines import wait_until
 
 START_S, STOP_S = 100.0, 60.0
 

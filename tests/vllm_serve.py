@@ -12,7 +12,8 @@ import httpx
 import psutil
 
 from disagg.engines.vllm.load import ENVIRONMENT
-from tests.fleets import VLLM_START_S, vllm_process, wait_until
+from tests.deadlines import wait_until
+from tests.fleets import VLLM_START_S, vllm_process
 from tests.preloaded import ForkedServer
 
 CONNECTOR = (

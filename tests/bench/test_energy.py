@@ -13,7 +13,7 @@ import pytest
 from disagg.bench.energy import Power, macmon_watts, mean_watts, sampled
 from disagg.bench.records import TurnResult
 from tests.bench.bench_parts import record
-from tests.fleets import wait_until
+from tests.deadlines import wait_until
 from tests.programs import python_program
 
 

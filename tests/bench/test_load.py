@@ -22,7 +22,8 @@ from disagg.inference.types import Chunk, Completion
 from tests import tiny_models
 from tests.bench.bench_parts import plan, point
 from tests.cli.answers import completion
-from tests.fleets import TOKEN, RunningFleet, running, wait_until, write_hosts
+from tests.deadlines import wait_until
+from tests.fleets import TOKEN, RunningFleet, running, write_hosts
 
 WORKLOAD = RandomTokens(tiny_models.VOCAB)
 

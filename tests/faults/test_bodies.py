@@ -9,8 +9,9 @@ import httpx
 import pytest
 
 from disagg.api.events import ErrorAnswer
+from tests.deadlines import wait_until
 from tests.faults.bodies import VALID, body
-from tests.fleets import RunningFleet, wait_until
+from tests.fleets import RunningFleet
 
 ROUNDS = 150
 SEED = 20

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 import disagg
+from tests.deadlines import wait_until
 from tests.faults.fleet import leaked_threads
 from tests.faults.ptrace import StoppedThread, busiest_thread
-from tests.fleets import wait_until
 from tests.threads import threads_by_name
 
 ECHO = """

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.deadlines import wait_until
 from tests.faults.flow import Fault
 from tests.faults.proxy import Injection, Proxy
-from tests.fleets import wait_until
 
 WAIT_S = 60.0
 

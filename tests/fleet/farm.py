@@ -1,27 +1,17 @@
 """Local fleets of fake servers, started through the real spawn path."""
 
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from disagg.config import EngineOptions, Fleet, Host, Model
 from disagg.fleet.lifecycle.fleet_servers import FleetServers
 from disagg.fleet.lifecycle.state import State
-from tests.deadlines import LONG_S
 from tests.ports import free_ports
 
 FAKE = Path(__file__).with_name("fake_server.py")
 PLAIN_PATH = "/usr/bin:/bin"
 """For hosts that are this machine: pyenv's shims, one per Python, take five times as long as the rest of a probe."""
-
-
-def wait_until(condition: Callable[[], bool], seconds: float = LONG_S) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "the condition never held"
-        time.sleep(0.02)
 
 
 def make_fleet(folder: Path, names: tuple[str, ...] = ("a", "b"), **host_fields: object) -> Fleet:

@@ -12,7 +12,7 @@ from disagg.config import Fleet, load
 from disagg.fleet.lifecycle.fleet_servers import FleetServers
 from disagg.fleet.lifecycle.state import State
 from disagg.fleet.lifecycle.status.ask import poll
-from tests.fleets import wait_until
+from tests.deadlines import wait_until
 from tests.ports import free_ports
 from tests.simulated import write_simulated
 

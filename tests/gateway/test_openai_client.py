@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pytest
 
-from tests.fleets import RunningFleet, wait_until
+from tests.deadlines import wait_until
+from tests.fleets import RunningFleet
 
 if TYPE_CHECKING:  # 2 s, which only the process that runs these tests spends
     import openai

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import httpx
 
-from tests.fleets import TOKEN, wait_until, write_hosts
+from tests.deadlines import wait_until
+from tests.fleets import TOKEN, write_hosts
 from tests.served_gateway import served_gateway
 
 WITHIN_S = 60.0

@@ -28,7 +28,8 @@ from disagg.engines.model.reference import Reference
 from disagg.inference.client import Client
 from disagg.kv import frames
 from disagg.kv.fingerprint import token_hash
-from tests.fleets import TOKEN, RunningFleet, running, wait_until, write_hosts
+from tests.deadlines import wait_until
+from tests.fleets import TOKEN, RunningFleet, running, write_hosts
 from tests.inference.fake_hosts import start_at, with_first
 from tests.kv.kv_parts import introduce, opened
 from tests.secure import SecureHTTPServer

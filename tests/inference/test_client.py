@@ -32,8 +32,8 @@ from disagg.inference.metrics import Metrics
 from disagg.inference.types import Chunk, Completion
 from tests import tiny_models
 from tests.cli.commandline import ROOT, write_fleet
-from tests.deadlines import LONG_S
-from tests.fleets import TOKEN, RunningFleet, wait_until
+from tests.deadlines import LONG_S, wait_until
+from tests.fleets import TOKEN, RunningFleet
 from tests.ports import free_ports
 
 PROMPT = "def fibonacci(n):\n    if n < 2:\n        return n\n" * 20

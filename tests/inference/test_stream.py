@@ -14,7 +14,7 @@ from disagg.errors import RequestError, ServerUnavailable
 from disagg.inference.stream import AsyncStream, Stream
 from disagg.inference.types import Chunk, Completion
 from tests.cli.answers import completion
-from tests.fleets import wait_until
+from tests.deadlines import wait_until
 
 Deliver = Callable[[Chunk], None]
 

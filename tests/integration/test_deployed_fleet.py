@@ -30,8 +30,7 @@ from disagg.inference.http.connections import Connections
 from disagg.kv.preamble import PREAMBLE
 from disagg.tls.transport import HANDSHAKE
 from disagg.token import Tokens
-from tests.deadlines import ends_by_itself
-from tests.fleets import wait_until
+from tests.deadlines import ends_by_itself, wait_until
 from tests.integration.deployed import Operator, edited, operator
 from tests.testbed.bed import Bed
 from tests.testbed.capture import Capture, capturing

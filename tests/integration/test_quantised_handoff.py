@@ -35,7 +35,8 @@ from disagg.kv.receive.tickets import Tickets
 from disagg.kv.received import ReceivedKV
 from disagg.kv.transfer import Transfer
 from tests import tiny_models
-from tests.fleets import RunningFleet, running, wait_until, write_hosts
+from tests.deadlines import wait_until
+from tests.fleets import RunningFleet, running, write_hosts
 from tests.simulated import CONFIG, write_simulated
 
 WIDE = {"hidden_size": 128, "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 64}

@@ -16,7 +16,8 @@ import pytest
 from disagg.errors import RequestEndedHosts
 from disagg.inference.client import AsyncClient, Client
 from disagg.inference.options import RequestOptions
-from tests.fleets import TOKEN, RunningFleet, running, wait_until
+from tests.deadlines import wait_until
+from tests.fleets import TOKEN, RunningFleet, running
 from tests.hostile.ending import ENDLESS, ENDS_DECODE, ENDS_PREFILL
 from tests.simulated import write_simulated
 

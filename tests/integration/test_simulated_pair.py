@@ -9,7 +9,8 @@ import pytest
 
 from disagg.errors import ContextLengthExceeded, DeadlineExceeded
 from disagg.planning.shapes import SHAPES
-from tests.fleets import RunningFleet, running, wait_until
+from tests.deadlines import wait_until
+from tests.fleets import RunningFleet, running
 from tests.simulated import ROW_BYTES, write_simulated
 
 PATIENCE_S = 60.0

@@ -15,7 +15,8 @@ from disagg.inference.client import AsyncClient
 from disagg.inference.types import Completion
 from disagg.servers.monitor import EXIT_CODE
 from tests import tiny_models
-from tests.fleets import TOKEN, RunningFleet, needs_vllm, running, wait_until, write_hosts
+from tests.deadlines import wait_until
+from tests.fleets import TOKEN, RunningFleet, needs_vllm, running, write_hosts
 from tests.integration.test_vllm import ANSWER, PREFILL, events, ids, prompt, require_those_of_transformers
 from tests.ports import free_ports
 
@@ -84,8 +85,7 @@ async def test_a_request_whose_rank_on_another_machine_is_killed_while_it_sends_
     assert answer.metrics.method != "disaggregated" and answer.warnings
     assert ids(answer) == ids(alone)
     for host in NODES:
-        wait_until(lambda host=host: fleet.processes[host].poll() is not None, PATIENCE_S, f"{host} to end")
-        assert fleet.processes.pop(host).poll() == EXIT_CODE
+        assert fleet.processes.pop(host).wait(PATIENCE_S) == EXIT_CODE
     wait_until(lambda: not any(process.is_running() for process in ranks), PATIENCE_S, "the ranks to end")
     status = fleet.status("m-decode")
     assert (status["running"], status["queue"], status["kv_bytes"]) == (0, 0, 0)

@@ -6,8 +6,7 @@ The `vllm serve` is a process of its own, as somebody else would run it; the pre
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +17,7 @@ import pytest
 from disagg.inference.client import AsyncClient
 from disagg.servers.monitor import EXIT_CODE
 from tests import tiny_models
+from tests.deadlines import wait_until
 from tests.fleets import TOKEN, RunningFleet, needs_vllm, running, write_hosts
 from tests.integration.test_vllm import ANSWER, ARCHITECTURES, LENGTHS, ids, prompt, require_those_of_transformers
 from tests.ports import free_ports
@@ -86,14 +86,14 @@ async def test_what_is_cancelled_leaves_no_request_no_block_and_no_kv(pair: Pair
         answers = [
             asyncio.ensure_future(client.generate("m", tokens=prompt(3000, seed), **ANSWER)) for seed in range(10, 14)
         ]
-        await until(lambda: pair.vllm.busy()[0] > 0)
+        await asyncio.to_thread(wait_until, lambda: pair.vllm.busy()[0] > 0)
         for answer in answers:
             answer.cancel()
         ends = await asyncio.gather(*answers, return_exceptions=True)
     assert any(isinstance(end, asyncio.CancelledError) for end in ends)
-    await until(lambda: pair.vllm.busy() == (0, 0))
-    await until(lambda: load(pair, "m-prefill")["kv_bytes"] == 0)
-    await until(lambda: load(pair, "m-decode")["kv_bytes"] == 0)
+    await asyncio.to_thread(wait_until, lambda: pair.vllm.busy() == (0, 0))
+    await asyncio.to_thread(wait_until, lambda: load(pair, "m-prefill")["kv_bytes"] == 0)
+    await asyncio.to_thread(wait_until, lambda: load(pair, "m-decode")["kv_bytes"] == 0)
 
 
 async def test_a_server_that_hangs_is_left_in_seconds_and_the_decode_host_answers_its_prompts(
@@ -105,7 +105,7 @@ async def test_a_server_that_hangs_is_left_in_seconds_and_the_decode_host_answer
     with stopped(pair.vllm):
         async with AsyncClient(pair.fleet.fleet, token=TOKEN) as client:
             completion = await client.generate("m", tokens=tokens, cache_salt="hangs", **ANSWER)
-        await until(lambda: pair.fleet.processes["m-prefill"].poll() is not None)
+        await asyncio.to_thread(wait_until, lambda: pair.fleet.processes["m-prefill"].poll() is not None)
     assert pair.fleet.processes.pop("m-prefill").poll() == EXIT_CODE
     require_those_of_transformers(pair.fleet, [tokens], [completion])
     assert completion.metrics.method == "fallback"
@@ -135,7 +135,7 @@ async def test_a_server_that_is_killed_while_it_sends_leaves_the_prompt_to_the_d
     require_those_of_transformers(pair.fleet, [tokens], [completion])
     assert completion.metrics.method == "fallback"
     assert any("Using fallback mode" in warning for warning in completion.warnings)
-    await until(lambda: pair.fleet.processes["m-prefill"].poll() is not None)
+    await asyncio.to_thread(wait_until, lambda: pair.fleet.processes["m-prefill"].poll() is not None)
 
 
 @contextmanager
@@ -155,10 +155,3 @@ def stopped(server: VLLMServe) -> Iterator[None]:
 def load(pair: Pair, host: str) -> dict[str, Any]:
     with pair.fleet.http(host) as http:
         return dict(http.get("/load").json())
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not await asyncio.to_thread(condition):
-        assert time.monotonic() < deadline
-        await asyncio.sleep(0.02)

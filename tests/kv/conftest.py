@@ -7,7 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.kv.kv_parts import Receiver, start_receiver, until
+from tests.deadlines import wait_until
+from tests.kv.kv_parts import Receiver, start_receiver
 
 
 @pytest.fixture
@@ -28,4 +29,4 @@ def receivers_look_often_whether_they_are_closed(monkeypatch: pytest.MonkeyPatch
 def no_thread_is_left() -> Iterator[None]:
     before = set(threading.enumerate())
     yield
-    until(lambda: not {t for t in threading.enumerate() if t.name.startswith("kv-")} - before)
+    wait_until(lambda: not {t for t in threading.enumerate() if t.name.startswith("kv-")} - before)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import queue
-import random
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -27,6 +26,7 @@ from disagg.kv.receive import KVServer, ReceiveLimits
 from disagg.kv.receive.incoming import Expected
 from disagg.kv.receive.tickets import IssuedTicket, Tickets
 from disagg.kv.received import ReceivedKV
+from tests.deadlines import wait_until
 
 FINGERPRINT = Fingerprint("tiny", 1000, "rope-1", "tokenizer-1", "template-1", "special-1")
 PATIENCE_S = 60.0
@@ -221,7 +221,7 @@ class Receiver:
 
     def require_serving(self) -> None:
         """Nothing is held, and a good transfer is taken as ever."""
-        until(self.settled)
+        wait_until(self.settled)
         cache = Cache.random(mixed_layout(), 9, seed=99)
         slot = self.issue(cache, "good")
         replies = self.exchange(stream(header_for(slot), parts_of(cache)), slot.ticket)
@@ -229,7 +229,7 @@ class Receiver:
         kv = self.result(slot)
         assert isinstance(kv, ReceivedKV) and cache.matches(kv)
         kv.release()
-        until(self.settled)
+        wait_until(self.settled)
 
 
 def start_receiver(limits: ReceiveLimits | None = None) -> Receiver:
@@ -267,11 +267,3 @@ def read_replies(sock: socket.socket) -> list[dict[str, Any]]:
         replies.append(json.loads(raw[frames.REPLY_LENGTH.size :][:size]))
         raw = raw[frames.REPLY_LENGTH.size + size :]
     return replies
-
-
-def until(condition: Callable[[], bool], patience_s: float = PATIENCE_S) -> None:
-    """Wait for a condition, at most `patience_s`."""
-    deadline = time.monotonic() + patience_s
-    while not condition():
-        assert time.monotonic() < deadline, f"still not true after {patience_s} s"
-        time.sleep(random.uniform(0.001, 0.01))

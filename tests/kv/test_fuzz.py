@@ -6,8 +6,8 @@ from disagg.errors import DisaggError
 from disagg.kv.preamble import NONCE_BYTES, encode_preamble
 from disagg.kv.receive import ReceiveLimits
 from disagg.kv.received import ReceivedKV
-from tests.deadlines import ends_by_itself
-from tests.kv.kv_parts import Cache, header_for, mixed_layout, parts_of, start_receiver, stream, until
+from tests.deadlines import ends_by_itself, wait_until
+from tests.kv.kv_parts import Cache, header_for, mixed_layout, parts_of, start_receiver, stream
 
 CACHE = Cache.random(mixed_layout(), 12)
 ROUNDS = 400
@@ -58,6 +58,6 @@ def test_damaged_transfers_never_hang_the_receiver_nor_leak_a_byte() -> None:
         else:
             assert isinstance(result, DisaggError)
     assert unharmed < ROUNDS / 10
-    until(receiver.settled)
+    wait_until(receiver.settled)
     receiver.require_serving()
     receiver.server.close()

@@ -17,6 +17,7 @@ from disagg.kv.parts import WHOLE, Coverage, Part
 from disagg.kv.receive.tickets import IssuedTicket
 from disagg.kv.received import ReceivedKV
 from disagg.kv.transfer import Transfer
+from tests.deadlines import wait_until
 from tests.kv.kv_parts import (
     PATIENCE_S,
     Cache,
@@ -30,7 +31,6 @@ from tests.kv.kv_parts import (
     read_replies,
     start_receiver,
     stream,
-    until,
 )
 
 LAYOUT = mixed_layout()  # 3 heads; 2 heads; a state; 1 head
@@ -163,7 +163,7 @@ def test_a_part_that_does_not_fit_fails_the_slot_and_ends_the_others(
     slot = receiver.issue(cache)
     with receiver.dial() as other:
         introduce(other, slot.ticket, opened(header_for(slot, part=Part(heads=(0, 1)), parts=2)))
-        until(lambda: receiver.held_bytes > 0)
+        wait_until(lambda: receiver.held_bytes > 0)
         (refused,) = receiver.exchange(opened(header_for(slot, part=second, parts=parts)), slot.ticket)
         error = receiver.result(slot)
         assert isinstance(error, ProtocolError) and message in error.message
@@ -181,7 +181,7 @@ def test_a_part_that_is_lost_fails_the_slot_and_ends_the_others(receiver: Receiv
     with receiver.dial() as waits, receiver.dial() as dies:
         introduce(waits, slot.ticket, raw[1][:-10])
         introduce(dies, slot.ticket, raw[2][:-10])
-        until(lambda: slot.incoming.full)
+        wait_until(lambda: slot.incoming.full)
         dies.shutdown(socket.SHUT_WR)
         assert isinstance(receiver.result(slot), DisaggError)
         assert read_replies(waits)[-1]["error"]["code"] == "PeerLost"
@@ -196,7 +196,7 @@ def test_one_connection_more_than_parts_is_refused_and_harms_none(receiver: Rece
         socks = [stack.enter_context(receiver.dial()) for _ in raw]
         for sock, one in zip(socks, raw, strict=True):
             introduce(sock, slot.ticket, one[:-10])
-        until(lambda: slot.incoming.full)
+        wait_until(lambda: slot.incoming.full)
         (refused,) = receiver.exchange(raw[0], slot.ticket)
         assert refused["error"]["code"] == "TicketRefused"
         for sock, one in zip(socks, raw, strict=True):

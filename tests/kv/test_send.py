@@ -29,8 +29,8 @@ from disagg.kv.receive.tickets import IssuedTicket
 from disagg.kv.received import ReceivedKV
 from disagg.kv.sent import ComputeStep, LinkWait, Span, TransferResult
 from disagg.kv.transfer import SendLimits, Transfer
-from tests.deadlines import ends_by_itself
-from tests.kv.kv_parts import FINGERPRINT, PATIENCE_S, Cache, Receiver, header_for, mixed_layout, until
+from tests.deadlines import ends_by_itself, wait_until
+from tests.kv.kv_parts import FINGERPRINT, PATIENCE_S, Cache, Receiver, header_for, mixed_layout
 
 CACHE = Cache.random(mixed_layout(), 10)
 WIDE = Layout((LayerLayout("full", 1, 1 << 18, 0),), "float32")  # 1 MiB a token: fills every socket buffer
@@ -171,7 +171,7 @@ def test_a_sender_that_waits_for_kv_begins_its_stretch_anew(receiver: Receiver) 
         for block in CACHE.blocks():
             gone = len(transfer._spans)
             transfer.send(block)
-            until(partial(lambda before: len(transfer._spans) > before, gone))
+            wait_until(partial(lambda before: len(transfer._spans) > before, gone))
         result = transfer.finish()
     assert result.backlog > 0
     kv = receiver.result(slot)
@@ -244,7 +244,7 @@ def test_a_revoked_transfer_fails_at_the_next_send_with_the_receivers_reason(rec
                 return True
             return False
 
-        until(refused)
+        wait_until(refused)
         with pytest.raises(Cancelled):
             transfer.finish()
     receiver.require_serving()
@@ -254,7 +254,7 @@ def test_a_sender_with_nothing_to_send_notices_that_the_receiver_gave_up(receive
     slot = receiver.issue(CACHE)
     with open_to(receiver, slot) as transfer:
         receiver.tickets.revoke(slot.ticket)
-        until(lambda: not transfer._thread.is_alive())
+        wait_until(lambda: not transfer._thread.is_alive())
         with pytest.raises(Cancelled):
             transfer.send(next(CACHE.blocks()))
     receiver.require_serving()
@@ -312,7 +312,7 @@ def test_send_never_waits_for_a_receiver_that_takes_nothing_and_fails_once_it_st
         send_masses(transfer, 20, mass)
         assert transfer.failed is None and time.monotonic() - began < limits.stall_s
         assert transfer.queued_bytes >= 19 * (64 << 20)
-        until(lambda: transfer.failed is not None)
+        wait_until(lambda: transfer.failed is not None)
         assert isinstance(transfer.failed, PeerLost) and "no progress for 1 s" in transfer.failed.message
         with pytest.raises(PeerLost, match="no progress"):
             transfer.send(KVBlock(0, 0, 64, [mass], []))
@@ -350,7 +350,7 @@ def test_bytes_count_as_queued_until_they_are_sent(receiver: Receiver) -> None:
     with open_to(receiver, slot) as transfer:
         for block in CACHE.blocks():
             transfer.send(block)
-        until(lambda: transfer.queued_bytes == 0)
+        wait_until(lambda: transfer.queued_bytes == 0)
         transfer.finish()
     kv = receiver.result(slot)
     assert isinstance(kv, ReceivedKV)
@@ -389,7 +389,7 @@ def test_a_transfer_aborted_while_it_connects_uses_up_no_ticket(
         transfer = Transfer("127.0.0.1", receiver.server.port, header_for(slot), deadline=soon())
         transfer.abort()
         aborted.set()
-        until(lambda: not transfer._thread.is_alive())
+        wait_until(lambda: not transfer._thread.is_alive())
     assert slot.state == "issued"
     receiver.tickets.revoke(slot.ticket)
     receiver.require_serving()
@@ -477,7 +477,7 @@ def test_a_receiver_that_never_acknowledges_is_lost() -> None:
 def test_the_deadline_ends_a_transfer_whose_compute_never_ends() -> None:
     with peer(accept) as port:
         transfer = Transfer.open("127.0.0.1", port, any_header(WIDE, 1), deadline=soon(0.3))
-        until(lambda: not transfer._thread.is_alive())
+        wait_until(lambda: not transfer._thread.is_alive())
         with pytest.raises(PeerLost, match="before all blocks were computed"):
             transfer.send(wide_block(0))
 

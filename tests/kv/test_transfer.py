@@ -15,7 +15,8 @@ from disagg.errors import Cancelled, PeerLost, TicketRefused
 from disagg.kv.frames import Header
 from disagg.kv.received import ReceivedKV
 from disagg.kv.transfer import Transfer
-from tests.kv.kv_parts import PATIENCE_S, WINDOW, Cache, Receiver, groups_layout, header_for, mixed_layout, until
+from tests.deadlines import wait_until
+from tests.kv.kv_parts import PATIENCE_S, WINDOW, Cache, Receiver, groups_layout, header_for, mixed_layout
 
 
 def ship(port: int, header: Header, cache: Cache, chunk: int) -> None:
@@ -87,7 +88,7 @@ def test_many_transfers_at_once_do_not_mix(receiver: Receiver) -> None:
         kv = receiver.result(slot)
         assert isinstance(kv, ReceivedKV) and cache.matches(kv)
         kv.release()
-    until(receiver.settled)
+    wait_until(receiver.settled)
 
 
 def test_transfers_revoked_at_random_moments_leave_nothing_behind(receiver: Receiver) -> None:

@@ -13,7 +13,8 @@ import pytest
 
 from disagg.inference.client import Client
 from tests import tiny_models
-from tests.fleets import RunningFleet, running, wait_until, write_hosts
+from tests.deadlines import wait_until
+from tests.fleets import RunningFleet, running, write_hosts
 
 PROMPT = {"model": "tiny", "prompt": "def fibonacci(n):"}
 DELIVERY = {"deliver": {"host": "127.0.0.1", "port": 1}, "ticket": "x" * 43}

@@ -13,7 +13,8 @@ from typing import Any
 import httpx
 
 from tests import tiny_models
-from tests.fleets import TOKEN, RunningFleet, running, wait_until, write_hosts
+from tests.deadlines import wait_until
+from tests.fleets import TOKEN, RunningFleet, running, write_hosts
 
 ROOT = Path(__file__).parents[2]
 LONG = {"model": "tiny", "tokens": [9] * 40, "sampling": {"max_tokens": 1500, "ignore_eos": True}}

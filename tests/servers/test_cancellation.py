@@ -13,7 +13,8 @@ import httpx
 import pytest
 
 from disagg.inference.client import AsyncClient
-from tests.fleets import TOKEN, RunningFleet, wait_until
+from tests.deadlines import wait_until
+from tests.fleets import TOKEN, RunningFleet
 
 CANCELLED_REQUESTS = 200
 AT_ONCE = 8

@@ -16,8 +16,9 @@ from schemathesis.specs.openapi import checks
 
 from disagg.api.calls import calls
 from disagg.api.names import Role
+from tests.deadlines import wait_until
 from tests.faults.test_bodies import bugs, idle
-from tests.fleets import TOKEN, RunningFleet, wait_until
+from tests.fleets import TOKEN, RunningFleet
 
 EXAMPLES = 12
 STATED = {502, 503, 504}

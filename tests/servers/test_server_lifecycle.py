@@ -15,7 +15,8 @@ from disagg.config import load
 from disagg.errors import ServerUnavailable
 from disagg.inference.types import Chunk
 from tests import tiny_models
-from tests.fleets import TOKEN, RunningFleet, running, wait_until, write_hosts
+from tests.deadlines import wait_until
+from tests.fleets import TOKEN, RunningFleet, running, write_hosts
 
 END_S = 60.0
 

@@ -18,7 +18,8 @@ from disagg.cli.bench.checks import Group, spread_pairs
 from disagg.cli.bench.load import load
 from disagg.errors import UsageError
 from tests.cli.commandline import ROOT, run
-from tests.fleets import RunningFleet, wait_until
+from tests.deadlines import wait_until
+from tests.fleets import RunningFleet
 
 SMALL = ["--prompt-tokens", "16,64", "--output-tokens", "3", "-n", "2", "--warmup", "0"]
 

@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from tests.cli.commandline import ROOT, run
-from tests.fleets import wait_until
+from tests.deadlines import wait_until
 from tests.simulated import write_simulated
 from tests.testbed.bed import HOSTS_TOML
 

@@ -20,8 +20,8 @@ from disagg.fleet.lifecycle.fleet_servers import FleetServers
 from disagg.fleet.lifecycle.state import State
 from disagg.fleet.machine import process as local
 from tests.cli.commandline import ROOT, run, write_fleet
-from tests.deadlines import LONG_S
-from tests.fleet.farm import FAKE, wait_until
+from tests.deadlines import LONG_S, wait_until
+from tests.fleet.farm import FAKE
 from tests.values import present
 
 

@@ -16,8 +16,7 @@ from disagg.cli.fleet.remote import Prefixed
 from disagg.errors import UsageError
 from disagg.fleet.machine.ssh.settings import ssh_command
 from tests.cli.commandline import ROOT, run, write_fleet
-from tests.deadlines import LONG_S
-from tests.fleet.farm import wait_until
+from tests.deadlines import LONG_S, wait_until
 from tests.testbed.bed import HOSTS_TOML, Bed
 
 

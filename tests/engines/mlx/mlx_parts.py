@@ -73,14 +73,6 @@ def start(engine: MLXDecodeEngine, tokens: Sequence[int], kv: ReceivedKV | None 
     return collector
 
 
-def until(condition: Callable[[], object], seconds: float = 60.0) -> None:
-    """Wait for a condition that another thread brings about."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "the condition did not come true"
-        time.sleep(0.002)
-
-
 @contextmanager
 def held_up(engine: MLXDecodeEngine) -> Iterator[None]:
     """The engine's thread, busy until the block ends."""

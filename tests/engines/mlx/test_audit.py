@@ -21,7 +21,8 @@ from disagg.engines.mlx.audit import audit
 from disagg.engines.mlx.engine import MLXDecodeEngine
 from disagg.errors import KVRefuted
 from disagg.kv.received import ReceivedKV
-from tests.engines.mlx.mlx_parts import Collector, Engines, References, held_up, prompt, start, until
+from tests.deadlines import wait_until
+from tests.engines.mlx.mlx_parts import Collector, Engines, References, held_up, prompt, start
 from tests.tiny_models import WINDOW
 
 LIMITS = bounds("float32", "as-is", same_weights=True)
@@ -192,7 +193,7 @@ def test_answers_of_one_batch_are_the_same_to_the_bit_with_and_without_audits(
                 engine.submit(request, collectors[-1])
         for collector in collectors:
             collector.result()
-        until(lambda: not engine.running)
+        wait_until(lambda: not engine.running)
         engine.give_up_held(engine.held_bytes)
         return [[(token.id, token.logprob) for token in collector.tokens] for collector in collectors]
 

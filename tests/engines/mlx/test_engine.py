@@ -28,7 +28,8 @@ from disagg.engines.mlx.engine import MLXDecodeEngine
 from disagg.engines.mlx.memory import MAX_CACHE_BYTES
 from disagg.engines.process import COMPUTE_NICE
 from disagg.errors import Cancelled, ModelError, Overloaded, RequestError
-from tests.engines.mlx.mlx_parts import Collector, Engines, References, counting, held_up, prompt, start, until
+from tests.deadlines import wait_until
+from tests.engines.mlx.mlx_parts import Collector, Engines, References, counting, held_up, prompt, start
 from tests.tiny_models import VOCAB, TinyModel
 
 OPTIONS = EngineOptions("mlx", dtype="float32", device="cpu", chunk_tokens=32, max_batch=4)
@@ -50,7 +51,7 @@ def engine(tiny: TinyModel) -> Iterator[MLXDecodeEngine]:
 @pytest.fixture(autouse=True)
 def left_idle(engine: MLXDecodeEngine) -> Iterator[None]:
     yield
-    until(lambda: idle(engine))
+    wait_until(lambda: idle(engine))
 
 
 def test_an_answer_ends_at_max_tokens_with_one_call_per_step(engine: MLXDecodeEngine) -> None:
@@ -95,7 +96,7 @@ def test_after_step_is_called_once_after_all_listeners(
         after_step(lambda: seen.append([len(collector.tokens) for collector in collectors]))
     for collector in collectors:
         collector.result()
-    until(lambda: len(seen) == 6)
+    wait_until(lambda: len(seen) == 6)
 
     assert seen == [[n] * 3 for n in range(1, 7)]
 
@@ -267,10 +268,10 @@ def test_cancelling_at_random_moments_leaves_nothing_behind(engine: MLXDecodeEng
         engine.cancel(f"c{index}")
         heard = len(collector.tokens)
         if index % 10 == 0:
-            until(lambda: idle(engine), seconds=5.0)
+            wait_until(lambda: idle(engine), seconds=5.0)
         assert len(collector.tokens) == heard, "no call begins after cancel returned"
         assert collector.error is None
-    until(lambda: idle(engine), seconds=5.0)
+    wait_until(lambda: idle(engine), seconds=5.0)
     assert len(start(engine, prompts[2], kvs[2], max_tokens=5).result()) == 5
 
 
@@ -287,8 +288,8 @@ def test_a_token_computed_while_its_request_was_cancelled_is_not_handed_out(
 
     monkeypatch.setattr(engine._batch, "step", step_then_cancel)
     engine.submit(DecodeRequest("late", prompt(5), Sampling(max_tokens=50, ignore_eos=True)), collector)
-    until(lambda: len(collector.tokens) == 2)
-    until(lambda: idle(engine))
+    wait_until(lambda: len(collector.tokens) == 2)
+    wait_until(lambda: idle(engine))
 
     assert len(collector.tokens) == 2
 
@@ -301,7 +302,7 @@ def test_a_cancelled_request_counts_as_dropped_only_when_its_row_has_left_the_ba
         engine.cancel("leaving", dropped.set)
         assert len(engine._batch) == 1 and not dropped.is_set()
     assert dropped.wait(60)
-    until(lambda: idle(engine))
+    wait_until(lambda: idle(engine))
 
 
 @pytest.mark.parametrize("closed", [False, True])
@@ -325,7 +326,7 @@ def test_a_request_that_is_cancelled_as_the_engine_closes_counts_as_dropped(tiny
         engine.cancel("leaving", dropped.set)
         closing = threading.Thread(target=engine.close)
         closing.start()
-        until(lambda: not engine.alive)
+        wait_until(lambda: not engine.alive)
     closing.join(60)
     assert dropped.is_set()
 
@@ -349,7 +350,7 @@ def test_a_listener_may_cancel_its_own_request(engine: MLXDecodeEngine) -> None:
 
     quitter = Quitter()
     engine.submit(DecodeRequest("quitter", prompt(5), Sampling(max_tokens=50, ignore_eos=True)), quitter)
-    until(lambda: idle(engine))
+    wait_until(lambda: idle(engine))
 
     assert len(quitter.tokens) == 1
 
@@ -365,7 +366,7 @@ def test_a_listener_that_fails_loses_its_own_request_only(
     engine.submit(DecodeRequest("broken", prompt(5), Sampling(max_tokens=50, ignore_eos=True)), Broken())
 
     assert len(neighbour.result()) == 20
-    until(lambda: "the listener of request broken failed" in caplog.text)
+    wait_until(lambda: "the listener of request broken failed" in caplog.text)
 
 
 def test_a_failing_step_fails_the_batch_with_a_clear_error_and_the_engine_goes_on(
@@ -462,7 +463,7 @@ def test_a_thread_that_dies_fails_all_requests_and_commands_then_and_later(
         monkeypatch.setattr(mortal._batch, "build", break_down)
         waiting = [start(mortal, prompt(20)) for _ in range(2)]
         asking = ThreadPoolExecutor(1).submit(mortal.logits, [9], 1)
-        until(lambda: len(mortal._commands) == 3)
+        wait_until(lambda: len(mortal._commands) == 3)
 
     for collector in (running, *waiting):
         with pytest.raises(ModelError, match="the decode engine's thread ended: SystemExit: the end"):

@@ -19,7 +19,8 @@ from disagg.engines.mlx import passes
 from disagg.engines.mlx.engine import MLXDecodeEngine
 from disagg.errors import ModelError
 from disagg.kv.received import ReceivedKV
-from tests.engines.mlx.mlx_parts import Collector, References, counting, held_up, prompt, start, until
+from tests.deadlines import wait_until
+from tests.engines.mlx.mlx_parts import Collector, References, counting, held_up, prompt, start
 from tests.tiny_models import TinyModel
 
 OPTIONS = EngineOptions("mlx", dtype="float32", device="cpu", chunk_tokens=256, max_batch=6)
@@ -32,7 +33,7 @@ def engine(tiny: TinyModel, monkeypatch: pytest.MonkeyPatch) -> Iterator[MLXDeco
     monkeypatch.setattr(mlx_groups, "_LAYER_BYTES", 0)
     engine = MLXDecodeEngine(tiny("llama"), 8192, OPTIONS)
     yield engine
-    until(lambda: (engine.running, engine.kv_bytes, engine._batch._groups) == (0, 0, []))
+    wait_until(lambda: (engine.running, engine.kv_bytes, engine._batch._groups) == (0, 0, []))
     engine.close()
 
 
@@ -196,7 +197,7 @@ def test_memory_stays_wired_until_the_last_group_and_the_batch_are_gone(
     engine.call(lambda _: setattr(engine, "_batch", engine._backend.new_batch()))
     for tokens in (5, 2600):
         start(engine, prompt(tokens), max_tokens=tokens // 100 + 1)
-    until(lambda: engine.running == 0)
+    wait_until(lambda: engine.running == 0)
     assert limit == [100]
     engine.close()
     assert limit == [0]

@@ -11,7 +11,8 @@ import pytest
 from disagg.api.sampling import Sampling
 from disagg.engines.base import DecodeRequest
 from disagg.kv.received import ReceivedKV
-from tests.engines.mlx.mlx_parts import Collector, Engines, References, prompt, start, until
+from tests.deadlines import wait_until
+from tests.engines.mlx.mlx_parts import Collector, Engines, References, prompt, start
 from tests.tiny_models import ARCHITECTURES, WINDOW
 
 SERVED = [name for name in ARCHITECTURES if name != "mistral_windowed"]  # mlx-lm ignores that window
@@ -89,7 +90,7 @@ def test_answers_to_one_prompt_go_on_from_kv_that_was_received_once(
     first, second = Collector(), Collector()
     kv, sampling = torch_model.kv(tokens[:-1], engine.info.layout), Sampling(max_tokens=200)
     engine.submit(DecodeRequest("first", tokens, sampling, kv, salt=salt, hold_prompt=True), first)
-    until(lambda: first.tokens)
+    wait_until(lambda: first.tokens)
 
     held = engine.find_held(tokens, salt)
     assert held is not None and held.tokens == len(tokens) - 1

@@ -19,7 +19,8 @@ from disagg.engines.mlx import held as mlx_held
 from disagg.engines.mlx.engine import MLXDecodeEngine
 from disagg.errors import DisaggError, LayoutMismatch, ModelError, RequestError
 from disagg.kv.received import ReceivedKV
-from tests.engines.mlx.mlx_parts import Collector, Reference, References, prompt, start, until
+from tests.deadlines import wait_until
+from tests.engines.mlx.mlx_parts import Collector, Reference, References, prompt, start
 from tests.tiny_models import WINDOW, TinyModel
 from tests.values import present
 
@@ -215,9 +216,9 @@ def test_other_salts_do_not_find_it(chat: Chat) -> None:
 def test_a_request_that_is_cancelled_in_its_answer_leaves_its_kv(chat: Chat) -> None:
     tokens = prompt(150)
     answer, _ = chat.send(tokens, 5000)
-    until(lambda: len(answer.tokens) >= 10)
+    wait_until(lambda: len(answer.tokens) >= 10)
     chat.engine.cancel(f"chat-{chat.requests}")
-    until(lambda: chat.engine.held_bytes >= chat.engine.info.layout.nbytes(len(tokens)))
+    wait_until(lambda: chat.engine.held_bytes >= chat.engine.info.layout.nbytes(len(tokens)))
     second = [*tokens, *answer.ids, *prompt(20, seed=2)]
 
     again, held = chat.send(second)
@@ -245,7 +246,7 @@ def test_bytes_are_those_of_the_layout_and_are_free_once_given_up(chat: Chat) ->
     layout = chat.engine.info.layout
     chat.send(prompt(20), 1)[0].result()  # what the first request leaves behind
     chat.engine.give_up_held(chat.engine.held_bytes)
-    until(lambda: not chat.engine.kv_bytes)
+    wait_until(lambda: not chat.engine.kv_bytes)
     chat.engine.call(lambda model: None)
     before = mx.get_active_memory()
 
@@ -257,7 +258,7 @@ def test_bytes_are_those_of_the_layout_and_are_free_once_given_up(chat: Chat) ->
 
     chat.engine.call(lambda model: None)  # the arrays are dropped on the engine's thread
     assert chat.engine.held_bytes == 0
-    until(lambda: mx.get_active_memory() <= before)
+    wait_until(lambda: mx.get_active_memory() <= before)
 
 
 def _full(layout: Layout) -> tuple[LayerLayout, ...]:

@@ -13,7 +13,8 @@ from disagg.config import EngineOptions
 from disagg.engines.base import DecodeRequest
 from disagg.engines.mlx.engine import MLXDecodeEngine
 from disagg.engines.model.constraint import Constraint
-from tests.engines.mlx.mlx_parts import Collector, held_up, prompt, start, until
+from tests.deadlines import wait_until
+from tests.engines.mlx.mlx_parts import Collector, held_up, prompt, start
 from tests.tiny_models import VOCAB, TinyModel
 
 TOKENS = 16
@@ -70,7 +71,7 @@ def answer(engine: MLXDecodeEngine, request: str, beside: str = "") -> list[Any]
             other = [start(engine, prompt(21), max_tokens=TOKENS, **REQUESTS[beside])] if beside else []
     for one in (ours, *other):
         one.result()
-    until(lambda: engine.running == 0)
+    wait_until(lambda: engine.running == 0)
     engine.give_up_held(engine.held_bytes)
     return [(token.id, token.logprob, token.top) for token in ours.tokens]
 

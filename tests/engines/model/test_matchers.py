@@ -28,7 +28,7 @@ from disagg.engines.model.matchers.limits import (
     require_bounded,
 )
 from disagg.errors import DisaggError, Overloaded, RequestError, SchemaTooComplex, ServerUnavailable
-from tests.fleets import wait_until
+from tests.deadlines import wait_until
 from tests.hostile import schemas
 from tests.hostile.schemas import POISONS, Schema
 from tests.values import present

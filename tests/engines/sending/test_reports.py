@@ -12,7 +12,8 @@ import pytest
 from disagg.api.delivery import KVReport, ReportHello
 from disagg.engines.sending.reports import Awaited, Reports
 from disagg.errors import Cancelled, PeerLost
-from tests.kv.kv_parts import PATIENCE_S, until
+from tests.deadlines import wait_until
+from tests.kv.kv_parts import PATIENCE_S
 
 
 @pytest.fixture
@@ -29,7 +30,7 @@ def hello(reports: Reports, worker: socket.socket, id: str = "an id of sixteen")
     """A worker has announced itself."""
     awaited = reports.expect(id)
     worker.sendall(ReportHello(id, 1).to_bytes() + b"\n")
-    until(lambda: bool(awaited.connections))
+    wait_until(lambda: bool(awaited.connections))
     return awaited
 
 
@@ -108,7 +109,7 @@ def test_without_descriptors_it_listens_again_after_a_pause_and_reads_on_meanwhi
     listener = OutOfDescriptors(reports._listener)
     monkeypatch.setattr(reports, "_listener", listener)
     with connected(reports):
-        until(lambda: listener.tried > 0)
+        wait_until(lambda: listener.tried > 0)
         for line, awaited in zip(lines, prompts, strict=True):
             line.sendall(KVReport().to_bytes() + b"\n")
             awaited.done.result(PATIENCE_S)
@@ -121,7 +122,7 @@ def test_it_listens_again_after_the_pause(monkeypatch: pytest.MonkeyPatch) -> No
         listener = OutOfDescriptors(reports._listener)
         monkeypatch.setattr(reports, "_listener", listener)
         with connected(reports):
-            until(lambda: listener.tried > 1)
+            wait_until(lambda: listener.tried > 1)
 
 
 def test_who_connects_and_says_nothing_is_disconnected() -> None:

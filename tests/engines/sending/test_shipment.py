@@ -24,7 +24,8 @@ from disagg.kv.parts import WHOLE, Part
 from disagg.kv.receive.tickets import IssuedTicket
 from disagg.kv.received import ReceivedKV
 from disagg.kv.transfer import Transfer
-from tests.kv.kv_parts import PATIENCE_S, Cache, Receiver, header_for, mixed_layout, start_receiver, until
+from tests.deadlines import wait_until
+from tests.kv.kv_parts import PATIENCE_S, Cache, Receiver, header_for, mixed_layout, start_receiver
 from tests.values import of_type
 
 
@@ -41,7 +42,7 @@ def reports() -> Iterator[Reports]:
     reports = Reports()
     yield reports
     reports.close()
-    until(lambda: not {t for t in threading.enumerate() if t.name.startswith("kv-")} - before)
+    wait_until(lambda: not {t for t in threading.enumerate() if t.name.startswith("kv-")} - before)
 
 
 def order(receiver: Receiver, reports: Reports, slot: IssuedTicket, awaited: Awaited) -> KVOrder:
@@ -108,12 +109,12 @@ def test_what_is_sent_in_a_prompts_steps_is_hidden_by_its_share_of_them(
     began = time.monotonic()
     shipment.step(KVProgress(0, 9, share))
     shipment.send(next(blocks))
-    until(lambda: shipment._transfer.queued_bytes == 0)
+    wait_until(lambda: shipment._transfer.queued_bytes == 0)
     shipment.end_step()
     took, inside = time.monotonic() - began, len(shipment._transfer._spans)
     for block in blocks:  # in a step of others
         shipment.send(block)
-    until(lambda: shipment._transfer.queued_bytes == 0)
+    wait_until(lambda: shipment._transfer.queued_bytes == 0)
     shipment.computed()
     (report,) = awaited.done.result(PATIENCE_S)
     of_type(receiver.result(slot), ReceivedKV).release()
@@ -156,17 +157,17 @@ def test_a_prompt_that_the_engine_drops_is_given_up_on_every_worker(receiver: Re
     cache = Cache.random(mixed_layout(), 9)
     slot, awaited = receiver.issue(cache), reports.expect("an id of sixteen")
     Shipment(order(receiver, reports, slot, awaited), header_for(slot))
-    until(lambda: bool(awaited.connections) and slot.state == "claimed")
+    wait_until(lambda: bool(awaited.connections) and slot.state == "claimed")
     reports.drop(awaited)
     assert isinstance(receiver.result(slot), DisaggError)
-    until(receiver.settled)
+    wait_until(receiver.settled)
 
 
 def test_a_prompt_that_vllm_drops_is_given_up(receiver: Receiver, reports: Reports) -> None:
     cache = Cache.random(mixed_layout(), 9)
     slot, awaited = receiver.issue(cache), reports.expect("an id of sixteen")
     shipment = Shipment(order(receiver, reports, slot, awaited), header_for(slot))
-    until(lambda: slot.state == "claimed")
+    wait_until(lambda: slot.state == "claimed")
     shipment.abort()
     with pytest.raises(Cancelled):
         awaited.done.result(PATIENCE_S)
@@ -177,7 +178,7 @@ class LateShipment(Shipment):
     """Finishes once its other thread has seen everything that has happened."""
 
     def _finish(self) -> None:
-        until(lambda: self._woken.fileno() < 0 or not select.select([self._woken], [], [], 0)[0])
+        wait_until(lambda: self._woken.fileno() < 0 or not select.select([self._woken], [], [], 0)[0])
         super()._finish()
 
 
@@ -192,7 +193,7 @@ def test_a_prompt_that_fails_in_every_layer_is_reported_with_its_first_failure(
     shipment.computed()
     with pytest.raises(ModelError, match="layer 0"):
         awaited.done.result(PATIENCE_S)
-    until(receiver.settled)
+    wait_until(receiver.settled)
 
 
 def test_a_shipment_that_cannot_be_made_leaves_nothing_and_is_reported(
@@ -220,7 +221,7 @@ def test_a_shipment_that_cannot_be_made_leaves_nothing_and_is_reported(
     report_failure(wanted, 1, HandoffError("no threads are left"))
     with pytest.raises(HandoffError, match="no threads are left"):
         awaited.done.result(PATIENCE_S)
-    until(receiver.settled)
+    wait_until(receiver.settled)
 
 
 def test_an_engine_that_cannot_be_reached_is_logged_with_its_address(
@@ -234,7 +235,7 @@ def test_an_engine_that_cannot_be_reached_is_logged_with_its_address(
     log = SimpleNamespace(error=lambda event, extra: logged.append((event, extra["fields"]["message"])))
     monkeypatch.setattr("disagg.engines.sending.shipment.logs", SimpleNamespace(log=log))
     Shipment(msgspec.structs.replace(order(receiver, reports, slot, awaited), report=nobody), header_for(slot))
-    until(lambda: bool(logged))
+    wait_until(lambda: bool(logged))
     ((event, message),) = logged
     assert event == "kv_report_failed" and f"{nobody.host}:{nobody.port}" in message
 
@@ -258,7 +259,7 @@ def test_a_worker_that_dies_fails_its_prompt_at_once(reports: Reports) -> None:
     awaited = reports.expect("an id of sixteen")
     with socket.create_connection((reports.address.host, reports.address.port)) as worker:
         worker.sendall(ReportHello(awaited.id, 2).to_bytes() + b"\n")
-        until(lambda: bool(awaited.connections))
+        wait_until(lambda: bool(awaited.connections))
     with pytest.raises(PeerLost, match="a worker of vLLM ended while it sent KV"):
         awaited.done.result(PATIENCE_S)
 

@@ -19,7 +19,7 @@ from disagg.engines.simulated.prefill import SimulatedPrefillEngine
 from disagg.errors import Cancelled, LayoutMismatch, ModelError, RequestError
 from disagg.kv.received import ReceivedKV
 from disagg.planning.times import ingest, step
-from tests.fleets import wait_until
+from tests.deadlines import wait_until
 from tests.simulated import write_config
 
 PATIENCE_S = 60.0

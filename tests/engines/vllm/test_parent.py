@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from disagg.engines.vllm.nodes import _parent as parent_of_this_process
-from tests.fleets import wait_until
+from tests.deadlines import wait_until
 
 WORKER = """
 import sys, time

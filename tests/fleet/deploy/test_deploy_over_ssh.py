@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,7 +23,7 @@ from disagg.config import load
 from disagg.fleet.facts.host import read_host_facts
 from disagg.fleet.machine.connect import machine_for
 from disagg.fleet.services import command
-from tests.deadlines import LONG_S
+from tests.deadlines import LONG_S, wait_until
 from tests.fleet.deploy.guests import install_uv
 from tests.testbed.bed import Bed
 
@@ -86,13 +85,6 @@ def fleet(
         shutil.rmtree(host.home / ".disagg", ignore_errors=True)
 
 
-def wait_for(condition: Callable[[], bool], seconds: float = LONG_S) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "the condition never held"
-        time.sleep(0.05)
-
-
 def test_four_bare_hosts_are_deployed_and_a_second_run_touches_nothing(fleet: Fleet) -> None:
     code, out, _ = fleet.disagg("deploy", "--dry-run")
     assert code == 0 and "4 planned" in out and "switch to the new release" in out
@@ -130,7 +122,7 @@ def test_what_was_deployed_serves(fleet: Fleet) -> None:
             return bool(answer.get("status") == "ok")
 
         try:
-            wait_for(healthy)
+            wait_until(healthy)
         except AssertionError as error:
             raise AssertionError((own / "logs/server.log").read_text()) from error
         assert read_host_facts(remote, host).runs == fleet.current(name)
@@ -172,7 +164,7 @@ def cut_when(fleet: Fleet, name: str, begun: Callable[[], bool]) -> Iterator[Non
     """Pull a host's cable once something has begun."""
 
     def pull() -> None:
-        wait_for(begun)
+        wait_until(begun)
         fleet.bed.cut_link(name)
 
     thread = threading.Thread(target=pull)
@@ -269,13 +261,13 @@ def test_an_interruption_gives_the_lock_back_and_leaves_no_process(fleet: Fleet)
         pipe = subprocess.PIPE
         process = subprocess.Popen(argv, stdout=pipe, stderr=pipe, stdin=subprocess.DEVNULL, env=environment, text=True)
         with process:
-            wait_for(lambda: any(mine.glob("uploads/*")) or any(mine.glob("incoming/.model*")))
+            wait_until(lambda: any(mine.glob("uploads/*")) or any(mine.glob("incoming/.model*")))
             process.send_signal(signal.SIGINT)
             _, err = process.communicate(timeout=LONG_S)
     assert process.returncode == 130
     assert "interrupted: each host has the release it had, or the whole new one" in err
     assert not (mine / "lock").exists()
-    wait_for(lambda: fleet.bed.hosts[name].as_root("pgrep", "-x", "tar", check=False).returncode == 1)
+    wait_until(lambda: fleet.bed.hosts[name].as_root("pgrep", "-x", "tar", check=False).returncode == 1)
     assert fleet.deploy("--host", name)[name]["result"] == "changed"
     assert not (mine / "incoming").exists()
 

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from disagg.fleet.machine.shell import script
-from tests.deadlines import LONG_S
-from tests.fleets import wait_until
+from tests.deadlines import LONG_S, wait_until
 from tests.programs import needs
 
 QUICKER_UV = """\

@@ -30,8 +30,7 @@ from disagg.fleet.machine.base import Machine
 from disagg.fleet.machine.local import LocalMachine
 from disagg.fleet.services import supervise
 from disagg.token import token_digest
-from tests.deadlines import LONG_S
-from tests.fleet.farm import wait_until
+from tests.deadlines import LONG_S, wait_until
 from tests.fleet.lifecycle.yard import Yard
 from tests.values import of_type, present
 

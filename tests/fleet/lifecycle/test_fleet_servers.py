@@ -16,8 +16,8 @@ from disagg.errors import ConfigError, FleetError, HostLocked, PortInUse, StartF
 from disagg.fleet.lifecycle.fleet_servers import FleetServers
 from disagg.fleet.lifecycle.state import ProcessRecord, State
 from disagg.fleet.machine import process as local
-from tests.deadlines import LONG_S
-from tests.fleet.farm import Farm, make_fleet, wait_until
+from tests.deadlines import LONG_S, wait_until
+from tests.fleet.farm import Farm, make_fleet
 from tests.values import no_space, of_type, present
 
 

@@ -18,7 +18,8 @@ from disagg.fleet.lifecycle.logs import LogLine, follow, read
 from disagg.fleet.lifecycle.state import State
 from disagg.fleet.machine.base import CommandResult
 from disagg.fleet.machine.local import LocalMachine
-from tests.fleet.farm import make_fleet, wait_until
+from tests.deadlines import wait_until
+from tests.fleet.farm import make_fleet
 
 
 class Place:

@@ -28,9 +28,8 @@ from disagg.fleet.lifecycle.watch import (
     explained,
     is_retryable,
 )
-from tests.deadlines import LONG_S
+from tests.deadlines import LONG_S, wait_until
 from tests.fleet.facts.fixture_facts import fleet
-from tests.fleet.farm import wait_until
 
 
 def status(host: str, state: HealthState) -> HostStatus:

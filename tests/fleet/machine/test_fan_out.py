@@ -11,8 +11,7 @@ from disagg.errors import Cancelled, FleetError
 from disagg.fleet.machine import interruption
 from disagg.fleet.machine.fan_out import FanOutLimits, each, in_background, limited
 from disagg.fleet.machine.ssh.settings import SHORTEST_S, SSHTimeouts
-from tests.deadlines import LONG_S
-from tests.fleet.farm import wait_until
+from tests.deadlines import LONG_S, wait_until
 
 HOSTS = [
     Host(name, "127.0.0.1", ("prefill",), "tiny", EngineOptions("transformers"), 8000, connector="local")

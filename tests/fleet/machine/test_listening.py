@@ -14,7 +14,7 @@ import pytest
 from disagg.errors import FleetError
 from disagg.fleet.machine.listening import OnLine, listening
 from disagg.fleet.machine.local import LocalMachine
-from tests.fleet.farm import wait_until
+from tests.deadlines import wait_until
 
 SERVER = """
 import json, socket, time

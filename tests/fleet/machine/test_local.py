@@ -22,8 +22,7 @@ from disagg.fleet.machine.local import LocalMachine
 from disagg.fleet.machine.posix import Invocation
 from disagg.fleet.machine.shell import OutputStream
 from disagg.fleet.machine.upload import Payload
-from tests.deadlines import LONG_S, ends_by_itself
-from tests.fleet.farm import wait_until
+from tests.deadlines import LONG_S, ends_by_itself, wait_until
 
 VALUE = "a 'b' \"c\" ; $(id) `id`\n-x \\ ünï\n"
 

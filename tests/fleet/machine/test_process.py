@@ -11,8 +11,7 @@ import pytest
 
 from disagg.errors import FleetError, ModelError
 from disagg.fleet.machine import process as local
-from tests.deadlines import ends_by_itself
-from tests.fleet.farm import wait_until
+from tests.deadlines import ends_by_itself, wait_until
 from tests.values import present
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from disagg.fleet.machine import shell
 from disagg.fleet.machine.upload import packed
-from tests.fleets import wait_until
+from tests.deadlines import wait_until
 
 SLEEP_S = 4321.5
 """Of no other sleep on this machine."""

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 import disagg.fleet.services.supervise as module
-from tests.deadlines import LONG_S, ends_by_itself
+from tests.deadlines import LONG_S, ends_by_itself, wait_until
 from tests.programs import needs
 
 SUPERVISE = Path(module.__file__)
@@ -61,13 +61,6 @@ def folder(tmp_path: Path) -> Iterator[Folder]:
     made.call("stop")
 
 
-def wait_for(condition: Callable[[], bool], seconds: float = LONG_S) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "the condition never held"
-        time.sleep(0.05)
-
-
 def alive(pid: int) -> bool:
     try:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
@@ -89,8 +82,8 @@ def test_it_starts_once_detached_and_stops(folder: Folder) -> None:
 def test_a_killed_server_is_back_and_the_log_says_so(folder: Folder) -> None:
     child = folder.call("start")["child"]
     os.killpg(child, signal.SIGKILL)
-    wait_for(lambda: folder.log().count("up ") == 2)
-    wait_for(lambda: folder.call("status")["child"] != child)  # the server may print before its supervisor notes it
+    wait_until(lambda: folder.log().count("up ") == 2)
+    wait_until(lambda: folder.call("status")["child"] != child)  # the server may print before its supervisor notes it
     state = folder.call("status")
     assert state["restarts"] == 1 and state["last_exit"] == -9
     line = next(json.loads(line) for line in folder.log().splitlines() if "server_ended" in line)
@@ -101,7 +94,7 @@ def test_a_server_that_crashes_at_start_is_tried_again_after_longer_and_longer(f
     folder.change("FIRST_DELAY_S = 1.0", "FIRST_DELAY_S = 0.1")
     folder.serve("exit 3")
     folder.call("start")
-    wait_for(lambda: folder.log().count("server_ended") == 4)
+    wait_until(lambda: folder.log().count("server_ended") == 4)
     delays = [json.loads(line)["restart_in_s"] for line in folder.log().splitlines()]
     assert delays[:4] == [0.1, 0.2, 0.4, 0.8]
 
@@ -110,7 +103,7 @@ def test_a_supervisor_that_waits_for_the_next_start_is_stopped_at_once(folder: F
     folder.change("FIRST_DELAY_S = 1.0", f"FIRST_DELAY_S = {LONG_S}")
     folder.serve("exit 3")
     folder.call("start")
-    wait_for(lambda: "server_ended" in folder.log())
+    wait_until(lambda: "server_ended" in folder.log())
     with ends_by_itself():
         folder.call("stop")
 
@@ -137,7 +130,7 @@ def notifying(folder: Folder, times: int, within_s: float) -> None:
 def test_a_server_that_hangs_as_a_whole_is_restarted(folder: Folder) -> None:
     notifying(folder, times=10, within_s=0.7)
     first = folder.call("start")
-    wait_for(lambda: folder.log().count("up ") >= 2)
+    wait_until(lambda: folder.log().count("up ") >= 2)
     hung, ended, *_ = (json.loads(line) for line in folder.log().splitlines() if line.startswith("{"))
     assert hung["event"] == "server_hangs" and "it hung as a whole" in hung["message"]
     assert (ended["event"], ended["exit"]) == ("server_ended", -signal.SIGABRT) and not alive(first["child"])
@@ -148,9 +141,9 @@ def test_a_frozen_server_is_restarted(folder: Folder) -> None:
     folder.change("TRACES_S = 3.0", "TRACES_S = 0.5")
     notifying(folder, times=100_000, within_s=3)
     first = folder.call("start")
-    wait_for(lambda: "up " in folder.log())
+    wait_until(lambda: "up " in folder.log())
     os.kill(first["child"], signal.SIGSTOP)
-    wait_for(lambda: folder.log().count("up ") >= 2)
+    wait_until(lambda: folder.log().count("up ") >= 2)
     assert folder.call("status")["last_exit"] == -signal.SIGKILL and not alive(first["child"])
 
 
@@ -165,7 +158,7 @@ def test_a_server_that_notifies_is_left_alone(folder: Folder) -> None:
 def test_a_line_of_the_supervisor_is_in_the_log_that_the_server_began_anew(folder: Folder) -> None:
     folder.serve(f"mv {folder.path}/logs/server.log {folder.path}/logs/server.log.1; exit 3")
     folder.call("start")
-    wait_for(lambda: (folder.path / "logs/server.log").exists() and "server_ended" in folder.log())
+    wait_until(lambda: (folder.path / "logs/server.log").exists() and "server_ended" in folder.log())
 
 
 @pytest.mark.parametrize(
@@ -188,7 +181,7 @@ def test_the_next_start_runs_the_release_that_is_current_then(folder: Folder) ->
     child = folder.call("start")["child"]
     folder.serve("echo newer; exec sleep 1000")
     os.killpg(child, signal.SIGKILL)
-    wait_for(lambda: "newer" in folder.log())
+    wait_until(lambda: "newer" in folder.log())
 
 
 def test_restart_changes_supervisor_and_server(folder: Folder) -> None:
@@ -209,7 +202,7 @@ def test_a_supervisor_that_ends_by_itself_just_then_is_stopped(tmp_path: Path, m
 def test_a_server_whose_supervisor_was_killed_does_not_stay_in_the_way(folder: Folder) -> None:
     first = folder.call("start")
     os.kill(first["pid"], signal.SIGKILL)
-    wait_for(lambda: not alive(first["pid"]))
+    wait_until(lambda: not alive(first["pid"]))
     assert alive(first["child"])
     second = folder.call("start")
     assert second["running"] and not alive(first["child"])
@@ -257,7 +250,7 @@ def test_a_supervisor_that_cannot_write_its_record_survives_and_is_found_to_be_s
     (folder.path / "supervisor.json").unlink()
     (folder.path / "supervisor.json").mkdir()
     os.killpg(first["child"], signal.SIGKILL)
-    wait_for(lambda: folder.log().count("up ") == 2, seconds=60)
+    wait_until(lambda: folder.log().count("up ") == 2, seconds=60)
     assert alive(first["pid"])
     second = int(folder.log().split("up ")[-1].split()[0])
     assert not folder.call("stop")["running"]
@@ -268,7 +261,7 @@ def test_a_server_that_is_deaf_to_sigterm_is_killed(folder: Folder) -> None:
     folder.change("GRACE_S = 30.0", "GRACE_S = 1.0")
     folder.serve("trap '' TERM; echo deaf; while :; do sleep 1; done")
     child = folder.call("start")["child"]
-    wait_for(lambda: "deaf" in folder.log())
+    wait_until(lambda: "deaf" in folder.log())
     folder.call("stop")
     assert not alive(child)
 

@@ -27,7 +27,7 @@ from disagg.gateway.watch.recorder import Recorder
 from disagg.gateway.watch.request import ObservedRequest, Observers
 from disagg.inference.client import AsyncClient
 from disagg.inference.types import Stage
-from tests.fleets import wait_until
+from tests.deadlines import wait_until
 from tests.gateway import fake_client
 from tests.gateway.fake_client import FakeClient, completion
 

@@ -46,7 +46,7 @@ from disagg.kv.receive import KVServer, ReceiveLimits
 from disagg.kv.receive.tickets import IssuedTicket, Tickets
 from disagg.kv.received import ReceivedKV
 from disagg.kv.transfer import SendLimits, Transfer
-from tests.deadlines import ends_by_itself
+from tests.deadlines import ends_by_itself, wait_until
 from tests.kv.kv_parts import (
     FINGERPRINT,
     PATIENCE_S,
@@ -63,7 +63,6 @@ from tests.kv.kv_parts import (
     read_reply,
     start_receiver,
     stream,
-    until,
 )
 
 CACHE = Cache.random(mixed_layout(), 10)
@@ -335,7 +334,7 @@ def test_revoking_while_bytes_arrive_ends_the_connection_with_the_reason(
     raw = stream(header_for(slot), parts_of(CACHE))
     with receiver.dial() as sock:
         introduce(sock, slot.ticket, raw[: len(raw) // 2])
-        until(lambda: receiver.held_bytes > 0)
+        wait_until(lambda: receiver.held_bytes > 0)
         assert receiver.tickets.revoke(slot.ticket)
         assert isinstance(receiver.result(slot), Cancelled)
         accepted, refused = read_replies(sock)
@@ -350,7 +349,7 @@ def test_a_silent_peer_is_dropped_and_blocks_nobody(said: bytes) -> None:
     receiver = start_receiver(QUICK)
     with receiver.dial() as silent:
         silent.sendall(said)
-        until(lambda: receiver.server.connections == 1)
+        wait_until(lambda: receiver.server.connections == 1)
         cache = Cache.random(mixed_layout(), 3)
         slot = receiver.issue(cache)
         receiver.exchange(stream(header_for(slot), parts_of(cache)), slot.ticket)
@@ -411,7 +410,7 @@ def test_transfers_over_the_bound_are_rejected_at_once_and_keep_their_ticket() -
     held = [receiver.dial() for _ in range(2)]
     for sock, slot in zip(held, slots, strict=False):
         introduce(sock, slot.ticket, opened(header_for(slot)))
-    until(lambda: [slot.state for slot in slots[:2]] == ["claimed", "claimed"])
+    wait_until(lambda: [slot.state for slot in slots[:2]] == ["claimed", "claimed"])
     (refused,) = receiver.exchange(opened(header_for(slots[2])), slots[2].ticket)
     assert refused["error"]["code"] == "Overloaded"
     assert slots[2].state == "issued"
@@ -426,7 +425,7 @@ def test_transfers_over_the_bound_are_rejected_at_once_and_keep_their_ticket() -
 def test_however_many_connections_are_silent_a_transfer_finds_a_place_at_once(limits: ReceiveLimits) -> None:
     receiver = start_receiver(replace(limits, linger_s=0.3, preamble_s=60.0))
     silent = [receiver.dial() for _ in range(64)]
-    until(lambda: receiver.server.connections == 8)
+    wait_until(lambda: receiver.server.connections == 8)
     (evicted,) = read_replies(silent[0])
     assert evicted["error"]["code"] == "Overloaded"
     slot = receiver.issue(CACHE)
@@ -469,7 +468,7 @@ def test_when_descriptors_run_out_accepting_backs_off_and_recovers(
         return accept(sock)
 
     with receiver.dial() as silent:
-        until(lambda: receiver.server.connections == 1)
+        wait_until(lambda: receiver.server.connections == 1)
         monkeypatch.setattr(socket.socket, "accept", no_descriptors)
         slot = receiver.issue(CACHE)
         receiver.exchange(stream(header_for(slot), parts_of(CACHE)), slot.ticket)
@@ -531,7 +530,7 @@ def test_failed_transfers_leave_no_memory_behind() -> None:
         receiver.exchange(bytes(raw), slot.ticket)
         kept.append(receiver.result(slot))  # an owner that logs the error later keeps no buffer alive
         del raw
-    until(receiver.settled)
+    wait_until(receiver.settled)
     gc.collect()
     held, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
@@ -545,7 +544,7 @@ def test_closing_ends_transfers_tickets_and_threads_and_frees_the_port() -> None
     waiting, arriving = receiver.issue(CACHE, "waiting"), receiver.issue(CACHE, "arriving")
     with receiver.dial() as sock:
         introduce(sock, arriving.ticket, stream(header_for(arriving), parts_of(CACHE))[:-50])
-        until(lambda: receiver.held_bytes > 0)
+        wait_until(lambda: receiver.held_bytes > 0)
         with ends_by_itself():
             receiver.server.close()
     assert isinstance(receiver.result(waiting), Cancelled)
@@ -582,7 +581,7 @@ def test_a_defect_in_the_receiver_reaches_the_owner_and_frees_the_bytes(
         receiver.exchange(stream(header_for(slot), parts_of(CACHE)), slot.ticket)
     error = receiver.result(slot)
     assert isinstance(error, DisaggError) and "internal error of the KV receiver in request r1" in error.message
-    until(lambda: [type(b.exc_value) for b in broken] == [ZeroDivisionError])
+    wait_until(lambda: [type(b.exc_value) for b in broken] == [ZeroDivisionError])
     broken.clear()
     receiver.require_serving()
 
@@ -591,7 +590,7 @@ def test_a_peer_that_never_reads_its_reply_is_left_after_the_linger_time() -> No
     receiver = start_receiver(QUICK)
     with socket.create_connection((receiver.server.host, receiver.server.port)) as sock:
         sock.sendall(b"GET / HTTP/1.1\r\n\r\n")
-        until(receiver.settled, 30)
+        wait_until(receiver.settled, 30)
     receiver.server.close()
 
 

@@ -19,6 +19,7 @@ from disagg.errors import Cancelled, DisaggError, ModelError, Overloaded, PeerLo
 from disagg.servers.prefill.order import ON_CPU, Candidate, Policy, chunk, is_alone, order
 from disagg.servers.prefill.scheduler import PromptJob, Scheduler
 from disagg.shares import Claim, Claims
+from tests.deadlines import wait_until
 
 PATIENCE_S = 60.0
 POLICY = Policy(chunk_tokens=2048, kv_bytes=1000, queue_tokens=100_000)
@@ -187,13 +188,6 @@ def waited(event: threading.Event) -> None:
     assert event.wait(PATIENCE_S)
 
 
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
-
-
 def test_a_short_prompt_is_computed_between_two_chunks_of_a_long_one() -> None:
     log: list[str] = []
     begun, go_on = threading.Event(), threading.Event()
@@ -292,7 +286,7 @@ def test_a_prompt_whose_receiver_is_behind_waits_and_others_do_not() -> None:
     slow = job(Run("slow", 1500, log), lambda: queued if log else 0)
     with scheduling() as scheduler:
         scheduler.submit(slow)
-        until(lambda: log == ["slow"] and not scheduler.busy)
+        wait_until(lambda: log == ["slow"] and not scheduler.busy)
         other = job(Run("other", 1500, log))
         scheduler.submit(other)
         other.computed.result(PATIENCE_S)
@@ -307,7 +301,7 @@ def test_the_thread_beats_while_it_waits_for_receivers() -> None:
     log: list[str] = []
     scheduler = Scheduler(POLICY, lambda: beats.append(None))
     scheduler.submit(job(Run("slow", 1500, log), lambda: POLICY.behind_bytes + 1 if log else 0))
-    until(lambda: len(beats) > 5)
+    wait_until(lambda: len(beats) > 5)
     assert log == ["slow"]
     scheduler.close()
 
@@ -331,7 +325,7 @@ def test_a_released_prompt_is_computed_no_further() -> None:
         assert run.closed.wait(PATIENCE_S) and log == ["left"]
         with pytest.raises(Cancelled):
             left.computed.result(PATIENCE_S)
-        until(lambda: scheduler.kv_bytes == 0)
+        wait_until(lambda: scheduler.kv_bytes == 0)
 
 
 def test_more_tokens_than_may_wait_are_refused() -> None:
@@ -385,7 +379,7 @@ def test_closing_ends_every_prompt_and_takes_no_more() -> None:
     scheduler = Scheduler(POLICY)
     for one in jobs:
         scheduler.submit(one)
-    until(lambda: any(one.started.done() for one in jobs))
+    wait_until(lambda: any(one.started.done() for one in jobs))
     threading.Timer(0.05, go_on.set).start()
     scheduler.close()
     assert not scheduler.alive
@@ -407,4 +401,4 @@ def test_a_thread_that_dies_leaves_nobody_waiting() -> None:
     for one in (dead, other):
         with pytest.raises(ModelError, match="thread has ended"):
             one.computed.result(PATIENCE_S)
-    until(lambda: not scheduler.alive)
+    wait_until(lambda: not scheduler.alive)

@@ -25,8 +25,9 @@ from disagg.engines.vllm.served.engine import ServedEngine, _end_answer
 from disagg.errors import Cancelled, ModelError, PeerLost
 from disagg.kv.frames import Header
 from tests import tiny_models
+from tests.deadlines import wait_until
 from tests.engines.vllm.served.fake_serve import INFO, FakeServe, completed, serving
-from tests.kv.kv_parts import PATIENCE_S, until
+from tests.kv.kv_parts import PATIENCE_S
 
 TOKENS = [11, 12, 13]
 Answer = tuple[int, bytes]
@@ -59,11 +60,11 @@ class Bench:
 
     def order(self) -> KVOrder:
         """The order that the server has got."""
-        until(lambda: len(self.fake.bodies) > 1)
+        wait_until(lambda: len(self.fake.bodies) > 1)
         return KVOrder.from_json(self.fake.bodies[-1]["kv_transfer_params"][ORDER_FIELD])
 
     def stepped(self, run: SendingRun) -> SendingRun:
-        until(lambda: run.step() or run.done)  # type: ignore[func-returns-value]  # None, then the condition
+        wait_until(lambda: run.step() or run.done)  # type: ignore[func-returns-value]  # None, then the condition
         return run
 
 
@@ -92,7 +93,7 @@ def test_a_prompt_is_sent_once_its_worker_has_reported_and_vllm_has_answered(ben
     assert (order.ticket, order.next_token, order.deliver.port, order.progress) == ("ticket", 14, 9001, True)
     with worker(order) as sock:
         sock.sendall(KVReport(progress=KVProgress(1, 3, 1.0)).to_bytes() + b"\n")
-        until(lambda: run.step() or (run.held == 0 and run._running is not None))  # type: ignore[attr-defined, func-returns-value]  # of ServedPrompt
+        wait_until(lambda: run.step() or (run.held == 0 and run._running is not None))  # type: ignore[attr-defined, func-returns-value]  # of ServedPrompt
         bench.go_on.set()
         bench.stepped(run)
         sock.sendall(KVReport(kv_bytes=70).to_bytes() + b"\n")
@@ -112,7 +113,7 @@ def test_a_prompt_whose_worker_dies_fails_before_vllm_answers(bench: Bench) -> N
 def test_a_prompt_that_is_closed_is_awaited_no_more_and_its_worker_sees_it(bench: Bench) -> None:
     run = bench.send()
     with worker(bench.order()) as sock:
-        until(lambda: bool(run._awaited.connections))  # type: ignore[attr-defined]  # of ServedPrompt
+        wait_until(lambda: bool(run._awaited.connections))  # type: ignore[attr-defined]  # of ServedPrompt
         run.close()
         assert sock.recv(1) == b""
     assert bench.engine._reports.outstanding == 0
@@ -133,7 +134,7 @@ def test_an_engine_whose_server_does_not_listen_any_more_is_not_alive(bench: Ben
 
 def test_an_engine_whose_server_answers_nothing_is_not_alive_and_takes_no_prompt(bench: Bench) -> None:
     bench.fake.healthy = 503
-    until(lambda: not bench.engine.alive)
+    wait_until(lambda: not bench.engine.alive)
     assert "HTTP 503" in bench.engine.failure
     with pytest.raises(ModelError, match="HTTP 503"):
         bench.send()
@@ -164,7 +165,7 @@ def test_steps_show_that_vllm_computes_and_the_end_of_a_request_does_not(bench: 
     run = bench.send()
     with worker(bench.order()) as sock:
         sock.sendall(KVReport(progress=KVProgress(1, 3, 1.0)).to_bytes() + b"\n")
-        until(lambda: run.step() or bench.engine._latest > -math.inf)  # type: ignore[func-returns-value]  # None, then the condition
+        wait_until(lambda: run.step() or bench.engine._latest > -math.inf)  # type: ignore[func-returns-value]  # None, then the condition
         latest, bench.taken = bench.engine._latest, (500, b"refused")
         bench.go_on.set()
         with pytest.raises(ModelError, match="refused"):

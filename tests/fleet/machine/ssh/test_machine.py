@@ -33,8 +33,7 @@ from disagg.fleet.machine.ssh.guard import Guard
 from disagg.fleet.machine.ssh.machine import SSHMachine, _Execution, _stays
 from disagg.fleet.machine.ssh.settings import SSHTimeouts
 from disagg.fleet.machine.upload import Payload
-from tests.deadlines import LONG_S, ends_by_itself
-from tests.fleet.farm import wait_until
+from tests.deadlines import LONG_S, ends_by_itself, wait_until
 from tests.testbed.bed import Bed, BedHost
 from tests.values import present
 
