@@ -33,6 +33,7 @@ from disagg.inference.hosts.route import Ranking, candidates
 from disagg.inference.hosts.view import FleetView
 from disagg.inference.http.connections import Connections
 from disagg.inference.options import RequestOptions, request_body
+from disagg.inference.policy import DEFAULT_POLICY, RetryPolicy
 from disagg.inference.several import Together, generate_all
 from disagg.inference.stream import AsyncStream, Perform, Stream
 from disagg.inference.types import Completion, Watch, unwatched
@@ -47,18 +48,31 @@ class BaseClient:
     """What both clients share, without their public calls. The coroutines run on the one event loop that has the
     client's connections."""
 
-    def __init__(self, fleet: Fleet | str | Path | None = None, *, token: str | None = None) -> None:
+    def __init__(
+        self,
+        fleet: Fleet | str | Path | None = None,
+        *,
+        token: str | None = None,
+        policy: RetryPolicy = DEFAULT_POLICY,
+        start: int | None = None,
+    ) -> None:
         self.fleet = fleet if isinstance(fleet, Fleet) else load(find_hosts_file(Path(fleet) if fleet else None))
         of_file = token is None and bool(self.fleet.engine_hosts)  # whole-request hosts never get it
         tokens = Tokens.of(self.fleet) if of_file else Tokens(token or "")
-        self._driver = execute.Driver(Connections(tokens))
+        self._driver = execute.Driver(Connections(tokens), policy)
         self._process = os.getpid()
-        self._next_start = random.getrandbits(32)
+        self._start = start
+        self._next_start = self._new_start()
 
     def explain(self, model: str, prompt: str | None = None, **options: Unpack[RequestOptions]) -> Ranking:
         """Which hosts this request would try if it were sent now, best first, and why. Sends nothing."""
         request = self._request(model, prompt, options)
         return execute.ranking(self._driver.view, request, prompt_of(request.body))
+
+    @property
+    def view(self) -> FleetView:
+        """This client's view of its hosts: which are up, how loaded they are, which fail."""
+        return self._driver.view
 
     async def _connect(self, *models: str) -> None:
         names = {self.fleet.model(model).name for model in models} or self.fleet.models.keys()
@@ -82,7 +96,7 @@ class BaseClient:
         if not _REQUEST_ID.fullmatch(request_id):
             raise RequestError(f"request_id: at most 47 of letters, digits and ._- (got {request_id!r})")
         request = replace(self._request(model, prompt, options), via=via)
-        self._next_start = random.getrandbits(32)
+        self._next_start = self._new_start()
         return functools.partial(execute.run, self._driver, request, watch=watch, request_id=request_id)
 
     def _request(self, model: str, prompt: str | None, options: RequestOptions) -> execute.GenerationRequest:
@@ -101,6 +115,9 @@ class BaseClient:
         policy = replace(self._driver.policy, on_kv_failure=on_kv_failure, local_prefill=local_prefill)
         return execute.GenerationRequest(hosts, body, called, policy, self._next_start)
 
+    def _new_start(self) -> int:
+        return random.getrandbits(32) if self._start is None else self._start
+
     @property
     def _forked(self) -> bool:
         """Whether this process is a child of the one that made the client, and so lacks its event loop."""
@@ -118,7 +135,9 @@ class AsyncClient(BaseClient):
     event loop of its first request, asyncio's own or uvloop's; trio has none that it runs on.
 
     fleet: hosts.toml or what it describes; by default the file that $DISAGG_CONFIG names, else ./hosts.toml. token: the
-    fleet's secret, by default read from its token file. Raises ConfigError if either is missing or wrong.
+    fleet's secret, by default read from its token file. Raises ConfigError if either is missing or wrong. policy: how
+    long requests wait and how often they are tried. start: which of equal hosts gets the requests, counted from the
+    first; by default each request begins with another one.
     """
 
     async def connect(self, *models: str) -> None:
@@ -170,11 +189,6 @@ class AsyncClient(BaseClient):
         sent = self._perform(model, prompt, options, watch=watch, request_id=request_id, via=via)
         return AsyncStream(sent)
 
-    @property
-    def view(self) -> FleetView:
-        """This client's view of its hosts: which are up, how loaded they are, which fail."""
-        return self._driver.view
-
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Keep the view of all hosts fresh within the block, which runs on the event loop. Without it, only hosts of
@@ -196,8 +210,15 @@ class AsyncClient(BaseClient):
 class Client(BaseClient):
     """AsyncClient for synchronous code: the same calls, on an event loop in a thread of its own."""
 
-    def __init__(self, fleet: Fleet | str | Path | None = None, *, token: str | None = None) -> None:
-        super().__init__(fleet, token=token)
+    def __init__(
+        self,
+        fleet: Fleet | str | Path | None = None,
+        *,
+        token: str | None = None,
+        policy: RetryPolicy = DEFAULT_POLICY,
+        start: int | None = None,
+    ) -> None:
+        super().__init__(fleet, token=token, policy=policy, start=start)
         self._stack = ExitStack()
         self._portal: BlockingPortal = self._stack.enter_context(
             start_blocking_portal("asyncio", {"use_uvloop": sys.platform != "win32"})

@@ -348,12 +348,12 @@ def hostile_peer(requests: int = 200, together: int = 8) -> None:
             asked = [prompt(100 + number % 50, seed=number) for number in range(first, first + together)]
             given = _together(client, asked, local_prefill=False)
             refuted += sum(answer.metrics.method == "fallback" for answer in given)
-            if not client._driver.view.of("p-liar").breaker.ejections:
+            if not client.view.of("p-liar").breaker.ejections:
                 before_out = refuted
             alone = _together(client, asked, alone="decode")
             wrong += sum(_ids(one) != _ids(other) for one, other in zip(given, alone, strict=True))
         states = {name: servers.status(name) for name in hosts}
-        breaker = client._driver.view.of("p-liar").breaker
+        breaker = client.view.of("p-liar").breaker
     _write(f"\n{requests} requests, {together} at a time, beside a prefill host that lies: {wrong} wrong answers")
     _write(f"{refuted} were refuted: {before_out} before the group in which it was left out; now {breaker}")
     _write({name: status["status"] for name, status in states.items()})

@@ -30,7 +30,7 @@ from disagg.kv import frames
 from disagg.kv.fingerprint import token_hash
 from tests.deadlines import wait_until
 from tests.fleets import TOKEN, RunningFleet, running, write_hosts
-from tests.inference.fake_hosts import start_at, with_first
+from tests.inference.fake_hosts import with_first
 from tests.kv.kv_parts import introduce, opened
 from tests.secure import SecureHTTPServer
 
@@ -133,8 +133,10 @@ def lying_prefill(fleet: RunningFleet, name: str, way: Way) -> Iterator[int]:
 @contextmanager
 def client_of_liar(fleet: RunningFleet, name: str, way: Way) -> Iterator[Client]:
     """A client that asks the lying host before the host `name`, which is good."""
-    with lying_prefill(fleet, name, way) as port, Client(with_first(fleet.fleet, name, port), token=TOKEN) as client:
-        start_at(client, f"bad-{name}")
+    with (
+        lying_prefill(fleet, name, way) as port,
+        Client(with_first(fleet.fleet, name, port), token=TOKEN, start=0) as client,
+    ):
         yield client
 
 
@@ -164,13 +166,11 @@ def main() -> int:
 
 
 def _knows_the_speed(client: Client) -> bool:
-    load = client._driver.view.of("tiny-prefill").load
+    load = client.view.of("tiny-prefill").load
     return load is not None and load.prefill_tokens_s is not None
 
 
 def _seconds(client: Client, prompt: list[int]) -> float:
-    if "bad-tiny-prefill" in client.fleet.hosts:
-        start_at(client, "bad-tiny-prefill")
     began = time.monotonic()
     client.generate("tiny", tokens=prompt, max_tokens=64, timeout=60, local_prefill=False)
     return time.monotonic() - began

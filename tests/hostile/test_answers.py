@@ -40,7 +40,7 @@ async def test_the_next_host_answers_after_a_host_that_lies(lie: str, caplog: py
 @pytest.mark.parametrize("lie", ["a token beyond the vocabulary", "more tokens counted than sent"])
 async def test_the_only_host_that_lies_ends_the_request_at_once_with_the_reason(lie: str) -> None:
     async with client_of(d1={"generate": LIES[lie]}) as (client, _):
-        client._driver.view.answered("d2", stated("d2"))
+        client.view.answered("d2", stated("d2"))
         with pytest.raises(DisaggError, match="does not fit") as raised:
             await client.generate("m", tokens=PROMPT, max_tokens=4, alone="decode", timeout=20)
     assert "d1" in str(raised.value) and len(raised.value.message) < 300
@@ -52,7 +52,7 @@ async def test_a_host_whose_load_is_impossible_counts_as_one_that_does_not_answe
         for boot_id, load in (("d1", Load("ok", boot_id="d1", queue=-1_000_000)), ("d2", stated("d2"))):
             hosts[boot_id].load = load
         await client._driver.refresher.read(client.fleet.hosts.values())
-        assert client._driver.view.of("d1").load is None and client._driver.view.of("d2").load == stated("d2")
+        assert client.view.of("d1").load is None and client.view.of("d2").load == stated("d2")
 
 
 @pytest.mark.parametrize("lie", SHIPPED_LIES)

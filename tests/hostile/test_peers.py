@@ -97,7 +97,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningFleet]:
 def test_a_liar_beside_a_good_host_is_out_after_three_and_every_answer_is_right(fleet: RunningFleet) -> None:
     """So many at a time that the liar is asked, too, once it is known to be the slower one."""
     with fleet.client() as client:
-        view = client._driver.view
+        view = client.view
         refuted = 0
         for first in range(0, 80, 8):
             asked = [prompt(80 + number, seed=number) for number in range(first, first + 8)]

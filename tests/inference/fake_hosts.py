@@ -13,8 +13,8 @@ from typing import Literal
 import httpx
 
 from disagg.config import Fleet, Host
-from disagg.inference.client import AsyncClient, Client
-from disagg.inference.policy import Timeouts
+from disagg.inference.client import Client
+from disagg.inference.policy import RetryPolicy, Timeouts
 from tests.fleets import RunningFleet
 from tests.secure import SecureHTTPServer
 
@@ -83,23 +83,13 @@ def only(running: RunningFleet, *hosts: Host) -> Fleet:
     return dataclasses.replace(running.fleet, hosts={host.name: host for host in hosts})
 
 
-def start_at(client: Client | AsyncClient, name: str) -> None:
-    """Make equal hosts be ranked beginning with this one, of its role."""
-    like = client.fleet.hosts[name].roles
-    names = [host.name for host in client.fleet.hosts.values() if host.roles == like]
-    client._next_start = names.index(name)
+PATIENT = RetryPolicy(timeouts=Timeouts(silence=60.0, stall=60.0, note=60.0, slow_transfer=60.0))
+"""No host is given up for being slow: this machine may be."""
 
 
-def change_timeouts(client: Client, **seconds: float) -> None:
-    """Change the timeouts of this client."""
-    driver = client._driver
-    driver.policy = dataclasses.replace(driver.policy, timeouts=dataclasses.replace(Timeouts(), **seconds))
-
-
-def be_patient(client: Client) -> None:
-    """Let no host be given up for being slow: this machine may be."""
+def ask_nothing(client: Client) -> None:
+    """Let no host be given up for a slow answer about its load."""
 
     async def ask(host: Host) -> None: ...
 
-    change_timeouts(client, silence=60.0, stall=60.0, note=60.0, slow_transfer=60.0)
     client._driver.refresher._ask = ask  # type: ignore[method-assign]  # answers without a host

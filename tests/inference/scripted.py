@@ -5,7 +5,6 @@ With the fixture `virtual_time` their waits and the client's timers take no time
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
@@ -20,7 +19,7 @@ from disagg.config import EngineOptions, Fleet, Host, Model
 from disagg.errors import DisaggError
 from disagg.inference.client import AsyncClient
 from disagg.inference.http.connections import Connections
-from disagg.inference.policy import Timeouts
+from disagg.inference.policy import DEFAULT_POLICY, RetryPolicy
 from disagg.token import Tokens
 from tests import secure
 
@@ -216,13 +215,11 @@ async def scripted(**hosts: Mapping[str, Script]) -> AsyncIterator[tuple[Fleet, 
 
 @asynccontextmanager
 async def client_of(
-    timeouts: Timeouts = Timeouts(),  # noqa: B008 - frozen
+    policy: RetryPolicy = DEFAULT_POLICY,
     **hosts: Mapping[str, Script],
 ) -> AsyncIterator[tuple[AsyncClient, dict[str, ScriptedHost]]]:
     """A client of such a fleet, which begins with the first host."""
-    async with scripted(**hosts) as (fleet, scripts), AsyncClient(fleet, token="t") as client:
-        client._next_start = 0
-        client._driver.policy = dataclasses.replace(client._driver.policy, timeouts=timeouts)
+    async with scripted(**hosts) as (fleet, scripts), AsyncClient(fleet, token="t", policy=policy, start=0) as client:
         yield client, scripts
 
 

@@ -14,7 +14,7 @@ from disagg.api.status import Load
 from disagg.errors import DisaggError, Overloaded, RequestError
 from disagg.inference.attempts.answer import FALLBACK_WARNING
 from disagg.inference.hosts.view import HostView
-from disagg.inference.policy import Timeouts, patience_s
+from disagg.inference.policy import RetryPolicy, Timeouts, patience_s
 from tests.inference.scripted import (
     Body,
     Script,
@@ -87,7 +87,7 @@ def test_a_host_has_room_if_it_would_begin_with_a_request_at_once(load: Load | N
 @pytest.mark.parametrize("first", [queued, silent, stuck])
 async def test_a_decode_host_that_does_not_get_on_is_left_while_another_can_still_answer(first: Script) -> None:
     hosts: dict[str, Mapping[str, Script]] = {"d1": {"generate": first}, "d2": {"generate": whole}}
-    async with client_of(Timeouts(silence=300.0, stall=300.0), **hosts) as (client, _):
+    async with client_of(RetryPolicy(timeouts=Timeouts(silence=300.0, stall=300.0)), **hosts) as (client, _):
         answer = await client.generate("m", tokens=[1, 2], max_tokens=2, alone="decode", timeout=60)
     assert answer.metrics.decode_server == "d2" and answer.metrics.ttft_parts.failed_attempts >= 19
 
@@ -218,9 +218,7 @@ async def test_how_long_kv_is_waited_for_is_a_third_of_the_time_that_is_left_whe
 
     d1 = {"decode": slot_is_late, "generate": whole}
     ends = {"prefill": sends_nothing}
-    async with client_of(d1=d1, p1=ends, p2=ends) as (client, _):
-        policy = client._driver.policy
-        client._driver.policy = replace(policy, prefill_attempts=1)
+    async with client_of(RetryPolicy(prefill_attempts=1), d1=d1, p1=ends, p2=ends) as (client, _):
         answer = await client.generate("m", tokens=[1, 2], max_tokens=2, timeout=60)
     assert answer.warnings[-1].startswith(f"{FALLBACK_WARNING}: no KV has arrived 5 s after its prefill began")
 
@@ -265,7 +263,7 @@ async def test_an_answer_that_is_complete_does_not_fail_because_the_prefill_host
             yield event
 
     hosts: dict[str, Mapping[str, Script]] = {"d1": {"decode": answers}, "p1": {"prefill": still_sending}}
-    async with client_of(Timeouts(figures=300.0), **hosts) as (client, _):
+    async with client_of(RetryPolicy(timeouts=Timeouts(figures=300.0)), **hosts) as (client, _):
         answer = await client.generate("m", tokens=[1, 2], max_tokens=1, timeout=60)
     assert answer.metrics.method == "disaggregated" and "the figures of p1 are missing" in answer.warnings[0]
 

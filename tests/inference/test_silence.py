@@ -92,8 +92,7 @@ async def test_a_silent_decode_host_is_to_blame_if_the_prefill_host_still_sends_
 
 async def test_a_host_that_falls_silent_in_mid_answer_is_given_up_in_seconds() -> None:
     d1, d2 = {"generate": two_tokens_then_silence}, {"generate": whole}
-    async with scripted(d1=d1, d2=d2) as (fleet, hosts), AsyncClient(fleet, token="t") as client:
-        client._next_start = 0
+    async with scripted(d1=d1, d2=d2) as (fleet, hosts), AsyncClient(fleet, token="t", start=0) as client:
         began = time.monotonic()
         answer = await client.generate("m", tokens=[1, 2], max_tokens=4, alone="decode")
         assert SILENCE_S <= time.monotonic() - began < SILENCE_S + 1
@@ -104,9 +103,8 @@ async def test_a_host_that_falls_silent_in_mid_answer_is_given_up_in_seconds() -
 async def test_only_the_first_request_pays_for_a_silent_host() -> None:
     """Every request would begin there if its failure were not remembered."""
     d1, d2, waits = {"generate": silent}, {"generate": whole}, []
-    async with scripted(d1=d1, d2=d2) as (fleet, _), AsyncClient(fleet, token="t") as client:
+    async with scripted(d1=d1, d2=d2) as (fleet, _), AsyncClient(fleet, token="t", start=0) as client:
         for _ in range(5):
-            client._next_start = 0
             answer = await client.generate("m", tokens=[1, 2], max_tokens=2, alone="decode")
             waits.append(answer.metrics.ttft_parts.failed_attempts)
     assert waits[0] >= SILENCE_S and waits[1:] == [0, 0, 0, 0]

@@ -12,7 +12,7 @@ import pytest
 from disagg.api.events import Event
 from disagg.errors import DeadlineExceeded, DisaggError, Overloaded
 from disagg.inference.attempts.answer import FALLBACK_WARNING
-from disagg.inference.policy import Timeouts
+from disagg.inference.policy import RetryPolicy, Timeouts
 from tests.inference.scripted import Body, Script, client_of, progress, queued, slot, stuck, waiting, whole
 
 pytestmark = pytest.mark.usefixtures("virtual_time")
@@ -70,7 +70,7 @@ async def test_connect_a_host_that_accepts_no_connection_is_given_up(monkeypatch
 
 async def test_queue_a_host_that_does_not_begin_counts_as_busy_and_another_one_answers() -> None:
     hosts: dict[str, Mapping[str, Script]] = {"d1": {"generate": queued}, "d2": {"generate": whole}}
-    async with client_of(Timeouts(queue=8.0), **hosts) as (client, _):
+    async with client_of(RetryPolicy(timeouts=Timeouts(queue=8.0)), **hosts) as (client, _):
         answer = await client.generate("m", tokens=[1, 2], max_tokens=2, alone="decode")
         assert not client.view.of("d1").obstacle(time.monotonic())
     assert answer.metrics.decode_server == "d2" and 8 <= answer.metrics.ttft_parts.failed_attempts < 10

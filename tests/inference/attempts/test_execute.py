@@ -14,8 +14,9 @@ import pytest
 from disagg.config import Host
 from disagg.errors import HandoffError, ServerUnavailable
 from disagg.inference.client import Client
+from disagg.inference.policy import RetryPolicy, Timeouts
 from tests.fleets import TOKEN, RunningFleet
-from tests.inference.fake_hosts import change_timeouts, start_at, with_first
+from tests.inference.fake_hosts import with_first
 from tests.ports import free_ports
 from tests.secure import SecureHTTPServer
 
@@ -60,8 +61,10 @@ def misbehaving(kind: str, real: Host) -> Iterator[int]:
 @pytest.mark.parametrize("kind", ["overloaded", "foreign"])
 def test_a_prefill_host_that_fails_is_followed_by_another(tiny_fleet: RunningFleet, kind: str) -> None:
     real = tiny_fleet.fleet.hosts["tiny-prefill"]
-    with misbehaving(kind, real) as port, Client(with_first(tiny_fleet.fleet, real.name, port), token=TOKEN) as client:
-        start_at(client, "bad-tiny-prefill")
+    with (
+        misbehaving(kind, real) as port,
+        Client(with_first(tiny_fleet.fleet, real.name, port), token=TOKEN, start=0) as client,
+    ):
         answer = client.generate("tiny", tokens=PROMPT, cache_salt=f"after {kind}", local_prefill=False, max_tokens=3)
     assert (answer.metrics.method, answer.metrics.prefill_server) == ("disaggregated", "tiny-prefill")
     assert answer.metrics.ttft_parts.failed_attempts > 0
@@ -90,8 +93,7 @@ def test_an_answer_that_is_complete_survives_the_loss_of_its_prefill_figures(tin
 
 def test_a_decode_host_that_is_not_there_is_followed_by_another(tiny_fleet: RunningFleet) -> None:
     (port,) = free_ports(1)
-    with Client(with_first(tiny_fleet.fleet, "tiny-decode", port), token=TOKEN) as client:
-        start_at(client, "bad-tiny-decode")
+    with Client(with_first(tiny_fleet.fleet, "tiny-decode", port), token=TOKEN, start=0) as client:
         answer = client.generate("tiny", tokens=PROMPT, cache_salt="not there", local_prefill=False, max_tokens=3)
     assert (answer.metrics.method, answer.metrics.decode_server) == ("disaggregated", "tiny-decode")
     assert "no server answers" in answer.warnings[0] and "asking tiny-decode" in answer.warnings[0]
@@ -102,6 +104,9 @@ def test_a_decode_host_that_breaks_off_is_one_clear_error(tiny_fleet: RunningFle
     with misbehaving("half", real) as port:
         half = dataclasses.replace(real, port=port)
         fleet = dataclasses.replace(tiny_fleet.fleet, hosts={"d": half})
-        with Client(fleet, token=TOKEN) as client, pytest.raises(ServerUnavailable, match="Decode server unavailable"):
-            change_timeouts(client, none_up=0.2)
+        policy = RetryPolicy(timeouts=Timeouts(none_up=0.2))
+        with (
+            Client(fleet, token=TOKEN, policy=policy) as client,
+            pytest.raises(ServerUnavailable, match="Decode server unavailable"),
+        ):
             client.generate("tiny", tokens=PROMPT, cache_salt="half", max_tokens=3)

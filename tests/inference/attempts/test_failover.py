@@ -7,16 +7,24 @@ from typing import Any
 
 import pytest
 
+from disagg.config import Fleet
 from disagg.errors import ServerUnavailable
 from disagg.inference.attempts.answer import FALLBACK_WARNING
 from disagg.inference.client import Client
 from disagg.inference.types import Completion
 from tests.fleets import TOKEN, RunningFleet
-from tests.inference.fake_hosts import End, be_patient, breaking_off, only, start_at, with_first
+from tests.inference.fake_hosts import PATIENT, End, ask_nothing, breaking_off, only, with_first
 from tests.values import present
 
 PROMPT = "def fibonacci(n):\n    if n < 2:\n        return n\n"
 SAMPLED = {"temperature": 1.0, "top_p": 0.95, "seed": 7}
+
+
+def patient(fleet: Fleet) -> Client:
+    """A client that begins with the first host, and gives none up for being slow."""
+    client = Client(fleet, token=TOKEN, policy=PATIENT, start=0)
+    ask_nothing(client)
+    return client
 
 
 def ids(answer: Completion) -> list[int]:
@@ -35,11 +43,12 @@ def test_an_answer_that_is_cut_off_goes_on_as_if_nothing_had_happened(
     with tiny_fleet.client() as client:
         whole = client.generate("tiny", PROMPT, max_tokens=24, ignore_eos=True, **sampling)
     fleet = tiny_fleet.fleet
-    with breaking_off(real, after, end) as port, Client(with_first(fleet, real.name, port), token=TOKEN) as client:
-        start_at(client, "bad-tiny-decode")
-        be_patient(client)
-        with client.stream("tiny", PROMPT, max_tokens=24, ignore_eos=True, **sampling) as stream:
-            chunks = list(stream)
+    with (
+        breaking_off(real, after, end) as port,
+        patient(with_first(fleet, real.name, port)) as client,
+        client.stream("tiny", PROMPT, max_tokens=24, ignore_eos=True, **sampling) as stream,
+    ):
+        chunks = list(stream)
     answer = stream.completion
     assert ids(answer) == ids(whole) and answer.text == whole.text == stream.text
     assert after <= answer.metrics.resumed_tokens <= 24
@@ -56,8 +65,7 @@ def test_without_another_decode_host_the_prefill_host_goes_on_alone(tiny_fleet: 
         whole = client.generate("tiny", PROMPT, max_tokens=24, **SAMPLED)  # type: ignore[arg-type]  # options of several types
     with breaking_off(real, 5, "cut") as port:
         broken = dataclasses.replace(real, port=port)
-        with Client(only(tiny_fleet, broken, prefill), token=TOKEN) as client:
-            be_patient(client)
+        with patient(only(tiny_fleet, broken, prefill)) as client:
             answer = client.generate("tiny", PROMPT, max_tokens=24, **SAMPLED)  # type: ignore[arg-type]  # options of several types
     assert ids(answer) == ids(whole) and answer.text == whole.text
     assert answer.metrics.method == "prefill-alone"
@@ -70,10 +78,9 @@ def test_when_no_host_is_left_the_error_has_what_had_arrived(tiny_fleet: Running
         whole = client.generate("tiny", PROMPT, max_tokens=24)
     with (
         breaking_off(real, 4, "error") as port,
-        Client(only(tiny_fleet, dataclasses.replace(real, port=port)), token=TOKEN) as client,
+        patient(only(tiny_fleet, dataclasses.replace(real, port=port))) as client,
         pytest.raises(ServerUnavailable, match=r"request failed: out of memory") as raised,
     ):
-        be_patient(client)
         client.generate("tiny", PROMPT, max_tokens=24)
     partial = present(raised.value.partial)
     assert 4 <= len(partial.token_ids) < 24

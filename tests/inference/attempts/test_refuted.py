@@ -14,8 +14,7 @@ from disagg.api.status import Load, SenderAudits, Verdict
 from disagg.errors import DisaggError, HandoffError, KVRefuted
 from disagg.inference.attempts.answer import FALLBACK_WARNING
 from disagg.inference.hosts.breaker import FAILURES_IF_IT_ANSWERS
-from disagg.inference.policy import Timeouts
-from tests.inference.fake_hosts import start_at
+from disagg.inference.policy import DEFAULT_POLICY
 from tests.inference.scripted import Body, Script, client_of, done, slot, tokens, whole
 
 Events = AsyncGenerator[Event | DisaggError, None]
@@ -77,7 +76,7 @@ class Links:
 
 
 async def test_the_answer_says_that_its_kv_was_wrong_and_its_prompt_computed_by_the_decode_host() -> None:
-    async with client_of(Timeouts(), **Links().hosts("p1")) as (client, scripts):
+    async with client_of(DEFAULT_POLICY, **Links().hosts("p1")) as (client, scripts):
         notes = []
         async with client.stream("m", tokens=[1, 2], **MORE) as stream:
             async for chunk in stream:
@@ -93,8 +92,8 @@ async def test_the_answer_says_that_its_kv_was_wrong_and_its_prompt_computed_by_
 
 
 async def test_a_sender_is_out_after_three_and_then_gets_one_request_to_find_out() -> None:
-    async with client_of(Timeouts(), **Links().hosts("p1")) as (client, scripts):
-        view = client._driver.view
+    async with client_of(DEFAULT_POLICY, **Links().hosts("p1")) as (client, scripts):
+        view = client.view
         for count in range(1, FAILURES_IF_IT_ANSWERS + 1):
             assert not view.of("p1").obstacle(0.0), "KV that was sent and refuted does not count as a success"
             await client.generate("m", tokens=[1, 2], **MORE)
@@ -106,8 +105,8 @@ async def test_a_sender_is_out_after_three_and_then_gets_one_request_to_find_out
 
 @pytest.mark.parametrize(("audited_tokens", "failures"), [(0, 2), (2, 0)])
 async def test_only_kv_that_passes_an_audit_is_the_way_back(audited_tokens: int, failures: int) -> None:
-    async with client_of(Timeouts(), **Links().hosts(audited_tokens=audited_tokens)) as (client, _):
-        view = client._driver.view
+    async with client_of(DEFAULT_POLICY, **Links().hosts(audited_tokens=audited_tokens)) as (client, _):
+        view = client.view
         for _ in range(2):
             view.judged("p1", view.of("p1").breaker.failed(KVRefuted(""), 0.0, 1.0, 0.0))
         answer = await client.generate("m", tokens=[1, 2], **MORE)
@@ -118,18 +117,18 @@ async def test_only_kv_that_passes_an_audit_is_the_way_back(audited_tokens: int,
 async def test_without_a_fallback_another_prefill_host_is_asked_and_then_the_request_fails() -> None:
     links = Links()
     hosts = {**links.hosts("p1", "p2"), "p2": {"prefill": links.sending("p2")}}
-    async with client_of(Timeouts(), **hosts) as (client, scripts):
+    async with client_of(DEFAULT_POLICY, **hosts) as (client, scripts):
         with pytest.raises(HandoffError, match="the KV hand-off failed: the KV from p1 is wrong"):
             await client.generate("m", tokens=[1, 2], on_kv_failure="fail", **MORE)
         assert [len(scripts[name].asked) for name in ("p1", "p2", "d1")] == [1, 1, 2]
 
 
 async def test_nobody_is_blamed_if_held_kv_may_be_wrong() -> None:
-    async with client_of(Timeouts(), **Links().hosts("p1", blamed=False)) as (client, _):
+    async with client_of(DEFAULT_POLICY, **Links().hosts("p1", blamed=False)) as (client, _):
         for _ in range(2 * FAILURES_IF_IT_ANSWERS):
             answer = await client.generate("m", tokens=[1, 2], **MORE)
             assert answer.metrics.method == "fallback"
-        assert client._driver.view.of("p1").breaker.failures == 0
+        assert client.view.of("p1").breaker.failures == 0
 
 
 def stating(name: str, **senders: Verdict) -> Load:
@@ -157,8 +156,8 @@ async def test_a_decode_host_that_refutes_two_senders_whose_kv_others_accept_is_
         "p2": {"prefill": links.sending("p2")},
         "d2": {"decode": links.refuting()},
     }
-    async with client_of(Timeouts(), **hosts) as (client, scripts):
-        view = client._driver.view
+    async with client_of(DEFAULT_POLICY, **hosts) as (client, scripts):
+        view = client.view
         view.answered("d1", stating("d1", **d1))
         view.answered("d2", stating("d2", **d2))
         answer = await client.generate("m", tokens=[1, 2], **MORE)
@@ -183,9 +182,8 @@ async def test_kv_that_is_found_wrong_in_mid_answer_counts_against_its_sender_an
             yield done(body)
 
     hosts: dict[str, Mapping[str, Script]] = {name: {"prefill": links.sending(name)} for name in ("p1", "p2")}
-    async with client_of(Timeouts(), **hosts, d1={"decode": finds_out_late}) as (client, _):
-        view = client._driver.view
-        start_at(client, "p1")
+    async with client_of(DEFAULT_POLICY, **hosts, d1={"decode": finds_out_late}) as (client, _):
+        view = client.view
         answer = await client.generate("m", tokens=[1, 2], **MORE)
         failures = {name: view.of(name).breaker.failures for name in ("p1", "p2", "d1")}
     assert [token.id for token in answer.tokens] == [0, 1] and answer.metrics.prefill_server == "p2"
@@ -193,8 +191,8 @@ async def test_kv_that_is_found_wrong_in_mid_answer_counts_against_its_sender_an
 
 
 async def test_the_kv_of_a_sender_that_was_refuted_is_audited_wherever_it_goes() -> None:
-    async with client_of(Timeouts(), **Links().hosts()) as (client, scripts):
-        view = client._driver.view
+    async with client_of(DEFAULT_POLICY, **Links().hosts()) as (client, scripts):
+        view = client.view
         await client.generate("m", tokens=[1, 2], **MORE)
         view.judged("p1", view.of("p1").breaker.failed(KVRefuted(""), 0.0, 1.0, 0.0))
         for _ in range(2):

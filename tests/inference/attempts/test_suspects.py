@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -17,7 +17,7 @@ from disagg.api.status import Load
 from disagg.errors import DisaggError, RequestEndedHosts
 from disagg.inference.client import AsyncClient
 from disagg.inference.options import request_body
-from disagg.inference.policy import Timeouts
+from disagg.inference.policy import DEFAULT_POLICY, RetryPolicy
 from disagg.inference.types import Completion
 from disagg.strikes import marks
 from tests.inference.scripted import Body, Script, ScriptedHost, client_of, progress, tokens, whole
@@ -75,13 +75,13 @@ class Fleet:
 
 
 @asynccontextmanager
-async def fleet(hosts: int, **options: Any) -> AsyncIterator[Fleet]:
+async def fleet(hosts: int, policy: RetryPolicy = DEFAULT_POLICY, **options: Any) -> AsyncIterator[Fleet]:
     made = Fleet(**options)
     made.gate.set()
     scripts: dict[str, dict[str, Script]] = {
         name: {"generate": partial(made.answer, name), "count": partial(made.answer, name)} for name in names(hosts)
     }
-    async with client_of(Timeouts(), **scripts) as (made.client, made.hosts):
+    async with client_of(policy, **scripts) as (made.client, made.hosts):
         await made.client.connect()
         yield made
 
@@ -185,8 +185,6 @@ async def test_hosts_learn_whether_a_request_is_a_suspect_or_innocent_though_it_
 
 
 async def test_how_many_hosts_a_request_may_end_is_the_policys() -> None:
-    async with fleet(4) as made:
-        driver = made.client._driver
-        driver.policy = replace(driver.policy, host_losses=3)
+    async with fleet(4, RetryPolicy(host_losses=3)) as made:
         with pytest.raises(RequestEndedHosts, match="d1 and d2 and d3"):
             await made.generate(POISON)
