@@ -52,16 +52,13 @@ class BodyParts:
         self._over = False
         self._quiet = True  # nothing was sent since `keep_alive` looked last
         self._sending = asyncio.Lock()
+        self._unsent = 0  # parts that are being sent, or wait for that: the lock is free for a moment between two
 
     @property
     def ready(self) -> bool:
         """Whether `write` can send a part now."""
         return (
-            self.started
-            and not self._over
-            and not self._sending.locked()
-            and self._writer is not None
-            and self._writer.writable
+            self.started and not self._over and not self._unsent and self._writer is not None and self._writer.writable
         )
 
     def write(self, part: bytes) -> None:
@@ -95,6 +92,7 @@ class BodyParts:
             seconds = every_s
 
     async def _body(self, part: bytes, *, more: bool) -> None:
+        self._unsent += 1
         try:
             async with asyncio.timeout(self._stall_s), self._sending:
                 if self._over:  # a part of `keep_alive` that waited for the end to be sent
@@ -107,6 +105,8 @@ class BodyParts:
                 await self.send({"type": "http.response.body", "body": part, "more_body": more})
         except TimeoutError:
             raise Cancelled(f"the caller read nothing for {self._stall_s:g} s") from None
+        finally:
+            self._unsent -= 1
 
 
 @asynccontextmanager

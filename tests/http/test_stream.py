@@ -9,7 +9,7 @@ import pytest
 from starlette.types import Message
 
 from disagg.errors import Cancelled
-from disagg.http.stream import BodyParts, event_bytes, running
+from disagg.http.stream import PART_WRITER, BodyParts, event_bytes, running
 
 
 class Sent:
@@ -27,6 +27,18 @@ class Sent:
     @property
     def bodies(self) -> list[Any]:
         return [message["body"] for message in self.messages if message["type"] == "http.response.body"]
+
+
+class Writer:
+    """A PartWriter whose parts are among what was sent."""
+
+    writable = True
+
+    def __init__(self, sent: Sent) -> None:
+        self._sent = sent
+
+    def write_part(self, part: bytes) -> None:
+        self._sent.messages.append({"type": "http.response.body", "body": part})
 
 
 def parts(sent: Sent, stall_s: float = 30.0) -> BodyParts:
@@ -83,6 +95,38 @@ async def test_a_response_with_parts_of_its_own_is_not_kept_alive() -> None:
         await response.end()
         await keeping
     assert b"-" not in sent.bodies
+
+
+async def test_a_part_that_is_written_at_once_does_not_overtake_one_that_waits() -> None:
+    """The caller takes something again: until the task of the part that waits runs, there is none to write at once."""
+    sent, taking = Sent(), asyncio.Event()
+    taking.set()
+
+    async def send(message: Message) -> None:
+        await taking.wait()
+        await sent(message)
+
+    response = BodyParts({"state": {PART_WRITER: Writer(sent)}}, send, "text/plain", 30.0)
+    loop, sending = asyncio.get_running_loop(), [asyncio.ensure_future(response.part(b"1"))]
+
+    def write_when_ready() -> None:
+        if response.ready:
+            response.write(b"4")
+        else:
+            loop.call_soon(write_when_ready)
+
+    await sending[0]
+    taking.clear()
+    for part in (b"2", b"3"):
+        sending.append(asyncio.ensure_future(response._body(part, more=True)))
+        await asyncio.sleep(0)
+    taking.set()
+    loop.call_soon(write_when_ready)
+    await asyncio.wait(sending)
+    async with asyncio.timeout(30):
+        while len(sent.bodies) < 4:
+            await asyncio.sleep(0)
+    assert sent.bodies == [b"1", b"2", b"3", b"4"]
 
 
 async def test_what_runs_beside_the_block_has_ended_when_the_block_has() -> None:
