@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import Final, cast
 
-from httptools import HttpParserError, HttpResponseParser
+from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
 from disagg.errors import RequestError
 from disagg.tls.certificate import client_tls
@@ -142,6 +142,7 @@ class HostConnection(asyncio.BufferedProtocol):
 
     def close(self) -> None:
         """Close the connection at once."""
+        self._failure = None  # the traceback of one that was raised refers to this
         self._fail(ConnectionError("the connection was closed"))
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -230,6 +231,9 @@ class HostConnection(asyncio.BufferedProtocol):
         self._outside += len(data)
         try:
             self._parser.feed_data(data)
+        except HttpParserUpgrade:
+            self._fail(HttpParserError("the host changes to another protocol"))
+            return
         except HttpParserError as error:
             if not self._complete:
                 self._fail(error)
@@ -293,6 +297,7 @@ class HostConnection(asyncio.BufferedProtocol):
             return await waiter
         finally:
             self._waiter = None
+            del waiter  # it has the exception, whose traceback has this frame
 
     def _settle(self, result: bool | Exception) -> None:
         """End the wait, if there is one."""

@@ -64,6 +64,11 @@ async def test_a_response_that_is_cut_off_is_no_answer(cut: bytes) -> None:
         await load(cut)
 
 
+async def test_a_response_that_changes_the_protocol_is_an_error_of_the_host() -> None:
+    with pytest.raises(ServerUnavailable, match="lost the connection to d: the host changes to another protocol"):
+        await load(b"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n")
+
+
 async def test_what_has_arrived_when_a_wait_is_over_counts() -> None:
     """As in a process that was stopped for a while: one of the event loops looks at its timers before it reads."""
     loop = asyncio.get_running_loop()

@@ -15,6 +15,7 @@ from types import SimpleNamespace
 from typing import Any, NoReturn
 
 import pytest
+from httptools import HttpParserError
 
 from disagg.api.events import DoneEvent, ProgressEvent
 from disagg.config import EngineOptions, Host
@@ -257,6 +258,26 @@ async def test_a_connection_that_is_closed_is_freed_without_the_garbage_collecto
             del sent
             async with asyncio.timeout(PATIENCE_S):
                 while closed() is not None:
+                    await asyncio.sleep(0.001)
+    finally:
+        gc.enable()
+
+
+async def test_a_connection_that_failed_is_freed_without_the_garbage_collector() -> None:
+    """The error that it raised refers to it by its traceback."""
+    host = KeepingHost(each=0)
+    gc.collect()
+    gc.disable()
+    try:
+        async with host.listening() as port, Connections(Tokens("t")) as http:
+            sent = await http.send(HostRequest(described_host("d", port), "GET", "/load"), PATIENCE_S)
+            failed = weakref.ref(sent.connection)
+            with pytest.raises((OSError, HttpParserError)):
+                await http.head(sent, PATIENCE_S, PATIENCE_S)
+            http.release(sent)
+            del sent
+            async with asyncio.timeout(PATIENCE_S):
+                while failed() is not None:
                     await asyncio.sleep(0.001)
     finally:
         gc.enable()
