@@ -14,8 +14,7 @@ from typing import Any, Final, Literal
 from disagg.config import Deploy, Host
 from disagg.errors import FleetError
 from disagg.fleet.facts.probe import ProbeOutput, number, run_probe
-from disagg.fleet.machine.base import Machine
-from disagg.fleet.machine.shell import last_lines
+from disagg.fleet.machine.machine import Machine, last_lines
 from disagg.fleet.machine.ssh.settings import ssh_line
 from disagg.nvidia import OLDEST_DRIVER
 from disagg.version import OLDEST_PYTHON

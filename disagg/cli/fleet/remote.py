@@ -17,9 +17,9 @@ from disagg.cli.common.options import AsJson, HostName, seconds_option
 from disagg.cli.views.logs import coloured
 from disagg.config import Host
 from disagg.errors import FleetError, exit_code_of_all, printable
-from disagg.fleet.machine.base import CommandResult
 from disagg.fleet.machine.connect import machine_for
 from disagg.fleet.machine.fan_out import HostOutcome, each
+from disagg.fleet.machine.machine import CommandResult
 from disagg.fleet.machine.ssh.settings import ssh_command
 
 

@@ -17,10 +17,10 @@ from disagg.errors import Cancelled, DisaggError, HostLocked
 from disagg.fleet.changes.audit import Caller
 from disagg.fleet.changes.lock import HostLock, LockFound, acquire, look
 from disagg.fleet.facts.paths import HostPaths
-from disagg.fleet.machine.base import Machine
 from disagg.fleet.machine.connect import Machines
 from disagg.fleet.machine.fan_out import each
 from disagg.fleet.machine.interruption import interrupted_by
+from disagg.fleet.machine.machine import Machine
 
 
 class LockedPlace(NamedTuple):

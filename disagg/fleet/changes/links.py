@@ -14,8 +14,7 @@ from typing import Literal
 from disagg.errors import FleetError
 from disagg.fleet.facts.host import HostFacts
 from disagg.fleet.facts.paths import HostPaths
-from disagg.fleet.machine.base import Machine
-from disagg.fleet.machine.shell import last_lines, script
+from disagg.fleet.machine.machine import Machine, last_lines, script
 
 ReleaseLink = Literal["current", "running", "previous"]
 Move = tuple[ReleaseLink, str]

@@ -17,9 +17,8 @@ from typing import Final
 from disagg.errors import Cancelled, CommandFailed, DisaggError, FleetError, HostLocked, HostUnreachable, LockLost
 from disagg.fleet.changes.audit import AUDIT_BOUNDS, Caller
 from disagg.fleet.facts.paths import HostPaths
-from disagg.fleet.machine.base import Machine
 from disagg.fleet.machine.interruption import interrupted_by
-from disagg.fleet.machine.shell import Fence, last_lines, script
+from disagg.fleet.machine.machine import Fence, Machine, last_lines, script
 
 _TAKEN: Final = 75
 _FULL: Final = 28

@@ -12,9 +12,9 @@ from disagg.fleet.changes.lock import locked
 from disagg.fleet.facts.paths import HostPaths
 from disagg.fleet.facts.server import read_server_facts
 from disagg.fleet.machine import interruption
-from disagg.fleet.machine.base import Machine
 from disagg.fleet.machine.connect import Connect, machine_for
 from disagg.fleet.machine.fan_out import HostOutcome, each
+from disagg.fleet.machine.machine import Machine
 
 MAX_FILE = 16 << 20  # bytes; a key has some 250
 WAIT_S = 20.0  # for another command that changes the host; most take seconds

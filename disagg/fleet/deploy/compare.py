@@ -15,7 +15,7 @@ from disagg.fleet.deploy.release import TargetState, digest
 from disagg.fleet.deploy.steps import Plan, PutTree, WriteFile
 from disagg.fleet.facts.host import HostFacts
 from disagg.fleet.facts.probe import ProbeOutput, run_probe
-from disagg.fleet.machine.base import Machine
+from disagg.fleet.machine.machine import Machine
 from disagg.fleet.machine.upload import size_of, split
 from disagg.version import DIGESTS
 

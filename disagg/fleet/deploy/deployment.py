@@ -16,9 +16,9 @@ from disagg.fleet.deploy.compare import Difference, difference, read_content
 from disagg.fleet.deploy.release import Installation, target_state
 from disagg.fleet.deploy.steps import OnStep, Plan, Refusal, apply, ignore
 from disagg.fleet.facts.host import HostFacts, read_host_facts
-from disagg.fleet.machine.base import Machine
 from disagg.fleet.machine.connect import Connect, Machines, machine_for
 from disagg.fleet.machine.fan_out import HostOutcome, each
+from disagg.fleet.machine.machine import Machine
 from disagg.fleet.token.there import another
 
 Planner = Callable[[Host, HostFacts], Plan]

@@ -19,7 +19,7 @@ from disagg.fleet.deploy.release import TargetState
 from disagg.fleet.deploy.steps import Plan, PutTree, Refusal, ServiceAction, Step, WriteFile
 from disagg.fleet.facts.host import HostFacts
 from disagg.fleet.facts.paths import HASH
-from disagg.fleet.machine.shell import script
+from disagg.fleet.machine.machine import script
 from disagg.fleet.machine.ssh.settings import ssh_line
 from disagg.fleet.machine.upload import split
 from disagg.fleet.services import launchd, program, systemd

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
@@ -19,7 +20,7 @@ from disagg.fleet.deploy.requirements import PackageRequirements, installed_requ
 from disagg.fleet.deploy.steps import Refusal
 from disagg.fleet.facts.host import HostFacts
 from disagg.fleet.facts.paths import HostPaths
-from disagg.fleet.machine.shell import script_with
+from disagg.fleet.machine.machine import SCRIPTS
 from disagg.fleet.services import definitions, program
 from disagg.fleet.services.base import Definition
 from disagg.token import keys_path
@@ -122,18 +123,24 @@ def _own_files(
         DIGESTS: f"{here.code} {served_digest(here.fleet, host)}\n",
         "run": run_script(paths, host, python),
         # For every service manager: a supervisor from before hosts.toml named another one must still be stopped.
-        "supervise": script_with("supervise.sh", python=python, folder=paths.folder),
+        "supervise": _script_with("supervise.sh", python=python, folder=paths.folder),
         "environment": f"{environment.hash}\n",
     }
     if host.service == "launchd":
-        texts["service/install"] = script_with("install_plists.sh")
+        texts["service/install"] = _script_with("install_plists.sh")
     return {name: text.encode() for name, text in texts.items()}
 
 
 def run_script(paths: HostPaths, host: Host, python: str) -> str:
     """The script that serves a host. It runs the release it is part of, whichever link it is called by."""
     log = {"log_limit": LOG_BYTES, "log_variable": LOG_FILE_VARIABLE}
-    return script_with("run.sh", folder=paths.folder, python=python, program=program(host), host=host.name, **log)
+    return _script_with("run.sh", folder=paths.folder, python=python, program=program(host), host=host.name, **log)
+
+
+def _script_with(name: str, **values: object) -> str:
+    """A script as a program of its own, in which these variables have these values."""
+    lines = [f"{key}={shlex.quote(str(value))}\n" for key, value in values.items()]
+    return "".join(["#!/bin/sh\n", *lines, (SCRIPTS / name).read_text(encoding="utf-8")])
 
 
 def fleet_file(fleet: Fleet, host: Host, source: ModelSource) -> str:

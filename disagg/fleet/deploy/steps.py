@@ -5,8 +5,6 @@ Every step may be repeated.
 
 from __future__ import annotations
 
-import time
-from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,16 +13,11 @@ from typing import Any, Literal
 from disagg.errors import CommandFailed, DisaggError
 from disagg.fleet.facts.findings import Finding
 from disagg.fleet.machine import interruption
-from disagg.fleet.machine.base import Machine
-from disagg.fleet.machine.shell import last_lines
+from disagg.fleet.machine.machine import Machine, last_lines
+from disagg.fleet.machine.upload import UploadPace, put_tree
 from disagg.fleet.services.base import RunScript
-from disagg.units import estimate
 
 _LAST_LINES = 12
-EVERY_S = 1.0
-"""Between two lines."""
-OVER_S = 15.0
-"""The rate is that of the last so many seconds."""
 
 
 ServiceAction = Literal["", "start", "restart"]
@@ -32,7 +25,7 @@ ServiceAction = Literal["", "start", "restart"]
 
 @dataclass(frozen=True, slots=True)
 class PutTree:
-    """Write a folder of files atomically. parts: where large ones are gathered, see Machine.put_tree."""
+    """Write a folder of files atomically. parts: where large ones are gathered, see `upload.put_tree`."""
 
     target: str
     files: Mapping[str, bytes | Path] = field(repr=False)
@@ -158,7 +151,7 @@ def _perform(machine: Machine, step: Step, on_line: Callable[[str], None]) -> in
     """Carry out one step; returns the bytes sent."""
     match step.action:
         case PutTree(target, files, parts):
-            return machine.put_tree(files, target, parts=parts, on_moved=UploadPace(on_line).moved)
+            return put_tree(machine, files, target, parts=parts, on_moved=UploadPace(on_line).moved)
         case WriteFile(path, content, mode):
             machine.write(path, content, mode=mode)
             return len(content)
@@ -170,32 +163,3 @@ def _perform(machine: Machine, step: Step, on_line: Callable[[str], None]) -> in
     raise CommandFailed(
         f"{machine.name}: exit code {result.code}:\n{output}", step.hint, exit_status=result.code, stdout=result.stdout
     )
-
-
-class UploadPace:
-    """Makes lines of the progress of one upload. clock: in seconds."""
-
-    def __init__(self, on_line: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
-        self._on_line, self._clock = on_line, clock
-        self._seen: deque[tuple[float, int]] = deque()
-
-    def moved(self, moved: int, total: int, sent: int) -> None:
-        """An OnMoved: so many of all bytes are there."""
-        now = self._clock()
-        if not self._seen:
-            self._seen.append((now, sent))
-        if now - self._seen[-1][0] < EVERY_S:
-            return
-        while len(self._seen) > 1 and now - self._seen[0][0] > OVER_S:
-            self._seen.popleft()
-        began, before = self._seen[0]
-        self._seen.append((now, sent))
-        self._on_line(line(moved, total, (sent - before) / (now - began)))
-
-
-def line(moved: int, total: int, rate: float) -> str:
-    """`12 of 242 MB, 1.1 MB/s, 3 min left`. rate: bytes per second."""
-    done = f"{moved / 1e6:.0f} of {total / 1e6:.0f} MB"
-    if rate <= 0:
-        return done
-    return f"{done}, {rate / 1e6:.1f} MB/s, {estimate((total - moved) / rate)} left"

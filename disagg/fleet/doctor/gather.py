@@ -12,7 +12,7 @@ from disagg.config import Fleet, Host
 from disagg.errors import DisaggError, FleetError, HostUnreachable
 from disagg.fleet.facts.host import Clock, HostFacts, read_clock, read_host_facts
 from disagg.fleet.facts.python import last_json, python_on, run_program
-from disagg.fleet.machine.base import Machine
+from disagg.fleet.machine.machine import Machine
 from disagg.fleet.models.inventory import RequiredModel, StoredModel, required_model, stored_models
 
 REACH: Final = Path(__file__).with_name("reach_program.py")

@@ -13,8 +13,7 @@ from disagg.config import Host
 from disagg.fleet.facts.paths import HostPaths
 from disagg.fleet.facts.probe import ProbeOutput, kib, number, run_probe
 from disagg.fleet.facts.server import InstalledServer, installed
-from disagg.fleet.machine.base import Machine
-from disagg.fleet.machine.shell import script
+from disagg.fleet.machine.machine import Machine, script
 from disagg.nvidia import GPU
 
 _TIMEOUT_S: Final = 60.0

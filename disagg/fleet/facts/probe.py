@@ -6,8 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from disagg.errors import FleetError
-from disagg.fleet.machine.base import Machine
-from disagg.fleet.machine.shell import last_lines, script
+from disagg.fleet.machine.machine import Machine, last_lines, script
 
 
 def run_probe(

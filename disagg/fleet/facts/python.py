@@ -19,8 +19,7 @@ from disagg.api.base import prepared
 from disagg.config import Host
 from disagg.errors import CommandFailed, FleetError
 from disagg.fleet.facts.host import HostFacts
-from disagg.fleet.machine.base import CommandResult, Machine
-from disagg.fleet.machine.shell import last_lines, script
+from disagg.fleet.machine.machine import CommandResult, Machine, last_lines, script
 
 T = TypeVar("T")
 

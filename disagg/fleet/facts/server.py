@@ -10,7 +10,7 @@ import tomli
 
 from disagg.config import Host, ServiceManager
 from disagg.fleet.facts.probe import ProbeOutput, number, run_probe
-from disagg.fleet.machine.base import Machine
+from disagg.fleet.machine.machine import Machine
 
 _SERVER_S: Final = 30.0
 _CONTENTS_S: Final = 60.0

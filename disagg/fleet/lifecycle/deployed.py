@@ -16,8 +16,7 @@ from disagg.fleet.facts.server import ServerFacts, read_server_facts
 from disagg.fleet.lifecycle.one_server import LAST_LINES, UNDECIDED, ProcessState, start_failed
 from disagg.fleet.lifecycle.status.host_status import HealthState
 from disagg.fleet.machine import interruption
-from disagg.fleet.machine.base import Machine
-from disagg.fleet.machine.shell import last_lines, script
+from disagg.fleet.machine.machine import Machine, last_lines, script
 
 _APPEAR_S: Final = 15.0
 """From the manager's reply until the process must be visible."""

@@ -23,9 +23,9 @@ from disagg.fleet.lifecycle.deployed import DeployedServer, hosts_there, stop_th
 from disagg.fleet.lifecycle.local import Argv, LocalServer, end_recorded, server_argv
 from disagg.fleet.lifecycle.one_server import OneServer, OnProgress, Server, ServerResult, attempt, stopped
 from disagg.fleet.lifecycle.state import State
-from disagg.fleet.machine.base import Machine
 from disagg.fleet.machine.connect import Connect, Machines, machine_for
 from disagg.fleet.machine.fan_out import each
+from disagg.fleet.machine.machine import Machine
 from disagg.fleet.services import needs
 
 Row = Sequence[Sequence[Host]]

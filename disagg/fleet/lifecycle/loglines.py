@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from disagg.errors import DisaggError
-from disagg.fleet.machine.shell import last_lines
+from disagg.fleet.machine.machine import last_lines
 
 _FATAL = "Fatal Python error"  # faulthandler's first line, before the traces of all threads
 

@@ -24,7 +24,7 @@ from disagg.fleet.lifecycle.state import State
 from disagg.fleet.machine import interruption
 from disagg.fleet.machine.connect import Connect, machine_for
 from disagg.fleet.machine.fan_out import each, in_background
-from disagg.fleet.machine.shell import last_lines, script
+from disagg.fleet.machine.machine import last_lines, script
 
 _NONE: Final = 66
 _READ_S: Final = 60.0

@@ -19,12 +19,11 @@ from disagg.config import Host
 from disagg.errors import DisaggError, FleetError
 from disagg.fleet.facts.host import read_host_facts
 from disagg.fleet.facts.python import deployed_python, json_or_none, last_json
-from disagg.fleet.machine.base import CommandResult, Machine
 from disagg.fleet.machine.connect import machine_for
 from disagg.fleet.machine.listening import OnLine, listening
 from disagg.fleet.machine.local import LocalMachine
+from disagg.fleet.machine.machine import CommandResult, Machine, last_lines
 from disagg.fleet.machine.process import python_command
-from disagg.fleet.machine.shell import last_lines
 
 MODULE: Final = "disagg.bench.handoff"
 LOOPBACK: Final = "127.0.0.1"

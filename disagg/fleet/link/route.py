@@ -8,8 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-from disagg.fleet.machine.base import Machine
-from disagg.fleet.machine.shell import script
+from disagg.fleet.machine.machine import Machine, script
 
 Kind = Literal["wired", "wifi", "tunnel", "thunderbolt", "loopback"]
 _TUNNEL_NAMES: Final = re.compile(r"(utun|tun|tap|wg|tailscale|zt|ppp|ipsec|gif|nordlynx|feth)[0-9a-z]*")

@@ -13,9 +13,9 @@ from disagg.fleet.facts.host import read_host_facts
 from disagg.fleet.facts.python import HostPython, python_on
 from disagg.fleet.link.judge import hidden_tokens_per_s, judge
 from disagg.fleet.link.measure import MeasuredLink, MeasurementBounds, measure_all
-from disagg.fleet.machine.base import Machine
 from disagg.fleet.machine.connect import Connect, Machines, machine_for
 from disagg.fleet.machine.fan_out import each
+from disagg.fleet.machine.machine import Machine
 from disagg.fleet.models.inventory import required_model, stored_models
 from disagg.planning.checkpoint import kv_bytes_per_token
 from disagg.planning.sizing import read_size, size_source

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from threading import Lock
 
 from disagg.config import Host
-from disagg.fleet.machine.base import Machine
+from disagg.fleet.machine.machine import Machine
 
 Connect = Callable[[Host], Machine]
 """Makes a host's machine: `machine_for`, or a test's."""

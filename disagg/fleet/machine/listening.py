@@ -12,7 +12,7 @@ from threading import Thread
 
 from disagg.errors import FleetError
 from disagg.fleet.machine import interruption
-from disagg.fleet.machine.base import Machine
+from disagg.fleet.machine.machine import Machine
 
 OnLine = Callable[[str], None]
 """Called with every line that a program prints."""

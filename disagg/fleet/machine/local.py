@@ -1,4 +1,4 @@
-"""The Machine interface on this machine, through the same scripts as over SSH."""
+"""This machine, through the same scripts as one over SSH."""
 
 from __future__ import annotations
 
@@ -13,15 +13,14 @@ from typing import IO
 
 from disagg.config.addresses import home
 from disagg.errors import FleetError
-from disagg.fleet.machine import interruption, shell
-from disagg.fleet.machine.posix import Invocation, ShellMachine
-from disagg.fleet.machine.shell import OutputStream
+from disagg.fleet.machine import interruption
+from disagg.fleet.machine.machine import BOOTSTRAP, Invocation, Machine, OutputStream
 
 _DRAIN_S = 1.0
 """How long to wait for output after the command ended: a process that it left behind may keep the pipe open."""
 
 
-class LocalMachine(ShellMachine):
+class LocalMachine(Machine):
     """A host with connector "local"."""
 
     def __init__(self, name: str) -> None:
@@ -32,11 +31,11 @@ class LocalMachine(ShellMachine):
     def name(self) -> str:
         return self._name
 
-    def execute(self, invocation: Invocation) -> tuple[int, float]:
+    def execute(self, invocation: Invocation) -> int:
         began = time.monotonic()
         try:
             process = subprocess.Popen(
-                ["/bin/sh", "-c", shell.BOOTSTRAP],
+                ["/bin/sh", "-c", BOOTSTRAP],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
@@ -59,7 +58,7 @@ class LocalMachine(ShellMachine):
                 process.wait()
                 feeder.join()
         code = process.returncode
-        return (128 - code if code < 0 else code), time.monotonic() - began
+        return 128 - code if code < 0 else code
 
     def close(self) -> None:
         process = self._running

@@ -7,6 +7,7 @@ import io
 import tarfile
 import tempfile
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,17 +15,77 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Final
 
 from disagg.errors import FleetError
+from disagg.fleet.machine.machine import Machine, Payload, script
+from disagg.units import estimate
 
 RESUMED_FROM: Final = 4 << 20
 """Bytes. Smaller files are sent again as a whole, in one archive."""
 _IN_MEMORY = 64 << 20
 _COMPRESSED_UP_TO = 16 << 20
 """Bytes. Larger archives hold wheels, which do not compress, and gzip is slower than SSH."""
-
+_SMALL_S = 30.0
+"""For looking which parts are there."""
+_STALLED_S = 60.0
+"""For the next piece of a large file."""
+EVERY_S = 1.0
+"""Between two lines about an upload."""
+OVER_S = 15.0
+"""The rate is that of the last so many seconds."""
 
 OnMoved = Callable[[int, int, int], None]
 """Called with the bytes of an upload that are on their way or there, the bytes of all of it, and those that this upload
 has sent: the others were there already."""
+
+
+def put_tree(
+    machine: Machine,
+    files: Mapping[str, bytes | Path],
+    target: str,
+    *,
+    parts: str = "",
+    timeout: float = 600.0,
+    on_moved: OnMoved = lambda moved, total, sent: None,
+) -> int:
+    """Write files (relative POSIX path -> content) into the folder `target`. Returns the bytes sent.
+
+    parts: a folder beside it, in which large files are gathered: an upload that broke off goes on where it stopped.
+    Whoever names it removes it. timeout: seconds from the last bytes that the machine has taken.
+
+    Atomic: the folder is filled under another name and renamed, replacing an existing one. Modes are 0644, or 0755
+    for an executable Path; parents are created. Raises CommandFailed with the machine's error: disk full,
+    read-only, not permitted.
+    """
+    small, large = split(files) if parts else (dict(files), [])
+    with packed(small) as archive:
+        moved = MovedBytes(archive.size + sum(file.size for file in large), on_moved)
+        sent = _send_parts(machine, parts, large, moved) if large else 0
+        words = [word for file in large for word in (file.part, file.digest(), file.mode, file.name)]
+        argv = (target, parts, *words) if large else (target,)
+        scripts, payload = ("path.sh", "beside.sh", "put_tree.sh"), Payload(archive.stream, moved.add)
+        what = f"cannot put {len(files)} files into {target}"
+        machine.send(("put_tree", target), argv, scripts, payload, timeout=timeout, what=what)
+        return archive.size + sent
+
+
+def _send_parts(machine: Machine, parts: str, large: Sequence[LargeFile], moved: MovedBytes) -> int:
+    """Send what the machine does not have of these files; returns the bytes sent."""
+    argv, look = [parts, *(file.part for file in large)], script("path.sh", "parts.sh")
+    found = machine.run(argv, script=look, timeout=_SMALL_S)
+    machine.require(found, f"cannot use {parts}")
+    there, sent = arrived(found.stdout, large), 0
+    for file in large:
+        offset = there[file.part]
+        moved.found(offset)
+        if offset == file.size:
+            continue
+        with file.after(offset) as rest:
+            argv, payload = [f"{parts}/{file.part}", str(offset)], Payload(rest, moved.add)
+            what = f"cannot send {file.name}"
+            machine.send(
+                ("put_tree", file.name), argv, ("path.sh", "append.sh"), payload, timeout=_STALLED_S, what=what
+            )
+        sent += file.size - offset
+    return sent
 
 
 def split(files: Mapping[str, bytes | Path]) -> tuple[dict[str, bytes | Path], list[LargeFile]]:
@@ -78,30 +139,6 @@ def arrived(output: str, large: Sequence[LargeFile]) -> dict[str, int]:
         part: int(size) for part, _, size in (line.partition(" ") for line in output.splitlines()) if size.isdigit()
     }
     return {file.part: size if (size := sizes.get(file.part, 0)) <= file.size else 0 for file in large}
-
-
-class Payload:
-    """A command's input that notes when it was read last: the machine has taken what was read before.
-
-    error: why it could not be read to its end. The thread that sends it must go on to end the command's input."""
-
-    def __init__(self, stream: IO[bytes], on_read: Callable[[int], None] = lambda count: None) -> None:
-        """on_read: called with the number of bytes of each piece, on the thread that sends it."""
-        self.at = time.monotonic()
-        self.error: Exception | None = None
-        self._stream = stream
-        self._on_read = on_read
-
-    def read(self, count: int) -> bytes:
-        """The next piece, empty at the end and after an error."""
-        self.at = time.monotonic()
-        try:
-            piece = self._stream.read(count)
-            self._on_read(len(piece))
-        except Exception as error:  # noqa: BLE001 - raised on the thread that waits for the command
-            self.error = error
-            return b""
-        return piece
 
 
 class MovedBytes:
@@ -180,3 +217,32 @@ def _readable(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise FleetError(f"cannot read {path}: {error.strerror or error}", f"ls -l {path}") from error
+
+
+class UploadPace:
+    """Makes lines of the progress of one upload. clock: in seconds."""
+
+    def __init__(self, on_line: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
+        self._on_line, self._clock = on_line, clock
+        self._seen: deque[tuple[float, int]] = deque()
+
+    def moved(self, moved: int, total: int, sent: int) -> None:
+        """An OnMoved: so many of all bytes are there."""
+        now = self._clock()
+        if not self._seen:
+            self._seen.append((now, sent))
+        if now - self._seen[-1][0] < EVERY_S:
+            return
+        while len(self._seen) > 1 and now - self._seen[0][0] > OVER_S:
+            self._seen.popleft()
+        began, before = self._seen[0]
+        self._seen.append((now, sent))
+        self._on_line(line(moved, total, (sent - before) / (now - began)))
+
+
+def line(moved: int, total: int, rate: float) -> str:
+    """`12 of 242 MB, 1.1 MB/s, 3 min left`. rate: bytes per second."""
+    done = f"{moved / 1e6:.0f} of {total / 1e6:.0f} MB"
+    if rate <= 0:
+        return done
+    return f"{done}, {rate / 1e6:.1f} MB/s, {estimate((total - moved) / rate)} left"

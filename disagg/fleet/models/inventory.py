@@ -16,7 +16,7 @@ from disagg.fleet.deploy.release import source
 from disagg.fleet.deploy.steps import Refusal
 from disagg.fleet.facts.host import HostFacts
 from disagg.fleet.facts.python import last_json, run_program
-from disagg.fleet.machine.base import Machine
+from disagg.fleet.machine.machine import Machine
 
 PROGRAM: Final = Path(__file__).with_name("inventory_program.py")
 SERVICES_CACHE: Final = "~/.cache/huggingface/hub"

@@ -17,10 +17,9 @@ from disagg.fleet.facts.host import HostFacts
 from disagg.fleet.facts.paths import HostPaths
 from disagg.fleet.facts.probe import kib
 from disagg.fleet.facts.server import FoundHost, MachineContents, read_contents
-from disagg.fleet.machine.base import Machine
 from disagg.fleet.machine.connect import Machines
 from disagg.fleet.machine.fan_out import each
-from disagg.fleet.machine.shell import script
+from disagg.fleet.machine.machine import Machine, script
 from disagg.fleet.removal.leftovers import Leftovers, Orphan, leftovers, scope_of
 from disagg.fleet.services import VERB_S, command
 from disagg.fleet.services.base import RunScript

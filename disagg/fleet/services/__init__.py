@@ -14,7 +14,7 @@ from __future__ import annotations
 from disagg.config import Host, ServiceManager
 from disagg.fleet.facts.host import HostFacts
 from disagg.fleet.facts.paths import HostPaths
-from disagg.fleet.machine.shell import script
+from disagg.fleet.machine.machine import script
 from disagg.fleet.services import launchd, systemd
 from disagg.fleet.services.base import VERB_S, Definition, RunScript, Verb
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 from disagg.config import Host
 from disagg.fleet.facts.host import HostFacts
 from disagg.fleet.facts.paths import HostPaths
-from disagg.fleet.machine.shell import script
+from disagg.fleet.machine.machine import script
 from disagg.fleet.services.base import VERB_S, Definition, RunScript, Verb
 
 FOLDER: Final = "/Library/LaunchDaemons"

@@ -7,7 +7,7 @@ from typing import Final, Literal
 from disagg.config import Host
 from disagg.fleet.facts.host import HostFacts
 from disagg.fleet.facts.paths import HostPaths
-from disagg.fleet.machine.shell import script
+from disagg.fleet.machine.machine import script
 from disagg.fleet.services.base import VERB_S, Definition, RunScript, Verb
 
 _BACK_OFF_SINCE: Final = 254  # the version that introduced RestartSteps

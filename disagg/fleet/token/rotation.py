@@ -24,9 +24,9 @@ from disagg.fleet.changes.fleet_locks import FleetLocks, kept, places
 from disagg.fleet.facts.paths import HostPaths
 from disagg.fleet.facts.server import read_server_facts
 from disagg.fleet.machine import interruption
-from disagg.fleet.machine.base import Machine
 from disagg.fleet.machine.connect import Connect, Machines, machine_for
 from disagg.fleet.machine.fan_out import each
+from disagg.fleet.machine.machine import Machine
 from disagg.fleet.token.here import OwnTokens
 from disagg.fleet.token.there import read_there, require_own, shown
 from disagg.token import token_digest, tokens_text

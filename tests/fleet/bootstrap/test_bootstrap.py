@@ -13,7 +13,7 @@ from disagg.config import Deploy, EngineOptions
 from disagg.errors import HostUnreachable
 from disagg.fleet.bootstrap import Bootstrap, SetUpStep, StepResult, steps
 from disagg.fleet.machine.local import LocalMachine
-from disagg.fleet.machine.posix import Invocation
+from disagg.fleet.machine.machine import Invocation
 from tests.fleet.facts.fixture_facts import spark
 
 HOST = spark(engine=EngineOptions("transformers", device="cpu"), service="process", python="~/own/python")
@@ -145,7 +145,7 @@ def test_of_a_download_that_fails_nothing_is_run_and_the_cause_is_shown(work: Bo
 class Restarting(LocalMachine):
     """Is out of reach as soon as there is a file `gone`."""
 
-    def execute(self, invocation: Invocation) -> tuple[int, float]:
+    def execute(self, invocation: Invocation) -> int:
         if Path.home().joinpath("gone").exists():
             raise HostUnreachable("it restarts")
         return super().execute(invocation)

@@ -21,7 +21,7 @@ from disagg.fleet.facts.paths import HostPaths
 from disagg.fleet.lifecycle.logs import read
 from disagg.fleet.lifecycle.state import State
 from disagg.fleet.machine.local import LocalMachine
-from disagg.fleet.machine.shell import script
+from disagg.fleet.machine.machine import script
 from disagg.fleet.token.here import OwnTokens
 from tests.cli.commandline import run, write_fleet
 

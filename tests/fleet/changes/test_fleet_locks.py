@@ -16,9 +16,10 @@ from disagg.config import EngineOptions, Host
 from disagg.errors import Cancelled, HostLocked, HostUnreachable, LockLost
 from disagg.fleet.changes.audit import Caller
 from disagg.fleet.changes.fleet_locks import FleetLocks, kept, places
-from disagg.fleet.machine.base import CommandResult, Machine
 from disagg.fleet.machine.connect import Machines
 from disagg.fleet.machine.local import LocalMachine
+from disagg.fleet.machine.machine import CommandResult, Machine
+from disagg.fleet.machine.upload import put_tree
 
 HOSTS = [Host(name, "127.0.0.1", ("prefill",), "tiny", EngineOptions("transformers"), 8000) for name in "cab"]
 ADA = Caller("ada", "desk", 7, "x", 1.0, "rollout")
@@ -179,12 +180,12 @@ def write(machine: Machine, path: Path) -> None:
 
 
 def put(machine: Machine, path: Path) -> None:
-    machine.put_tree({"file": b"x"}, str(path))
+    put_tree(machine, {"file": b"x"}, str(path))
 
 
 def put_large(machine: Machine, path: Path) -> None:
     (path.parent / "large").write_bytes(bytes(5 << 20))
-    machine.put_tree({"file": path.parent / "large"}, str(path), parts=f"{path}.parts")
+    put_tree(machine, {"file": path.parent / "large"}, str(path), parts=f"{path}.parts")
 
 
 @pytest.mark.parametrize("step", [change, write, put, put_large])

@@ -16,7 +16,7 @@ from disagg.fleet.deploy.deployment import Deployment, DeployResult, planner
 from disagg.fleet.doctor.gather import HostReadings
 from disagg.fleet.doctor.host import findings
 from disagg.fleet.facts.host import HardwareFacts, HostFacts, Python
-from disagg.fleet.machine.base import CommandResult
+from disagg.fleet.machine.machine import CommandResult
 from disagg.nvidia import GPU
 from tests.fleet.facts.fixture_facts import facts, fleet, here, spark, studio
 from tests.values import printed
@@ -96,7 +96,7 @@ class Silent:
     name = "silent"
 
     def run(self, argv: Any, **options: Any) -> CommandResult:
-        return CommandResult(tuple(argv), 0, "end\n", "", 0.0)
+        return CommandResult(0, "end\n", "")
 
     def close(self) -> None:
         pass

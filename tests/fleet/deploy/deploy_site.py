@@ -14,9 +14,8 @@ from disagg.fleet.deploy.deployment import Deployment, DeployResult, planner
 from disagg.fleet.deploy.release import Installation
 from disagg.fleet.deploy.requirements import PackageRequirements
 from disagg.fleet.facts.host import HostFacts, read_host_facts
-from disagg.fleet.machine.base import CommandResult, Machine
 from disagg.fleet.machine.local import LocalMachine
-from disagg.fleet.machine.shell import Fence, script
+from disagg.fleet.machine.machine import CommandResult, Invocation, Machine, script
 
 T = TypeVar("T")
 STEPS = ("prepare", "environment", "adopt", "check_release", "install_daemons", "tidy", "uninstall")
@@ -148,44 +147,33 @@ class Site:
         return release.resolve().name
 
 
-class Saboteur:
+class Saboteur(Machine):
     """A machine that counts what changes it, and breaks at one of these: before it is carried out, or after."""
 
     def __init__(self, inner: Machine, at: int = 0, after: bool = False, error: BaseException | None = None) -> None:
         self.inner, self.at, self.after, self.error = inner, at, after, error
-        self.trees: dict[str, int] = {}
+        self.trees: list[str] = []
         self.changes = 0
 
     @property
     def name(self) -> str:
         return self.inner.name
 
-    @property
-    def fences(self) -> tuple[Fence, ...]:
-        return self.inner.fences
-
-    @fences.setter
-    def fences(self, fences: tuple[Fence, ...]) -> None:
-        self.inner.fences = fences
-
-    def run(self, argv: Sequence[str], **options: Any) -> CommandResult:
-        if options.get("script") not in STEP_SCRIPTS:
-            return self.inner.run(argv, **options)
-        return self._change(lambda: self.inner.run(argv, **options))
-
-    def put_tree(self, files: Mapping[str, bytes | Path], target: str, **options: Any) -> int:
-        sent = self._change(lambda: self.inner.put_tree(files, target, **options))
-        self.trees[target] = sent
-        return sent
-
-    def write(self, path: str, content: bytes, *, mode: int = 0o644) -> None:
-        self._change(lambda: self.inner.write(path, content, mode=mode))
-
-    def read(self, path: str, *, limit: int = 1 << 20) -> bytes | None:
-        return self.inner.read(path, limit=limit)
+    def execute(self, invocation: Invocation) -> int:
+        return self.inner.execute(invocation)
 
     def close(self) -> None:
         self.inner.close()
+
+    def run(self, argv: Sequence[str], **options: Any) -> CommandResult:
+        if options.get("script") not in STEP_SCRIPTS:
+            return super().run(argv, **options)
+        return self._change(lambda: super(Saboteur, self).run(argv, **options))
+
+    def send(self, shown: tuple[str, ...], *arguments: Any, **options: Any) -> None:
+        self._change(lambda: super(Saboteur, self).send(shown, *arguments, **options))
+        if shown[0] == "put_tree":
+            self.trees.append(shown[1])
 
     def _change(self, action: Callable[[], T]) -> T:
         self.changes += 1

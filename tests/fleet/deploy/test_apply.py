@@ -83,7 +83,7 @@ def test_a_changed_line_transfers_the_package_alone(deployed: Site) -> None:
     machine = Saboteur(LocalMachine("spark"))
     report = deployed.deploy(machine)
     assert report.result == "changed"
-    assert list(machine.trees) == [f"{deployed.own}/releases/{deployed.current()}"]
+    assert machine.trees == [f"{deployed.own}/releases/{deployed.current()}"]
     assert stamps(deployed.root / "envs") == environments
     assert "2" in (deployed.own / "current/disagg/servers/__main__.py").read_text()
 
@@ -317,10 +317,10 @@ def test_a_second_deployment_at_once_says_who_holds_the_lock_and_leaves_it(site:
     inside, go_on = threading.Event(), threading.Event()
 
     class Slow(Saboteur):
-        def put_tree(self, *arguments: Any, **options: Any) -> int:
+        def send(self, *arguments: Any, **options: Any) -> None:
             inside.set()
             assert go_on.wait(LONG_S)
-            return super().put_tree(*arguments, **options)
+            super().send(*arguments, **options)
 
     first = threading.Thread(target=site.deploy, args=(Slow(LocalMachine("spark")),))
     first.start()

@@ -14,8 +14,8 @@ from disagg.fleet.changes.lock import locked
 from disagg.fleet.deploy.client_keys import deliver_keys, fetch_keys, gateways
 from disagg.fleet.facts.paths import HostPaths
 from disagg.fleet.machine import interruption
-from disagg.fleet.machine.base import Machine
 from disagg.fleet.machine.local import LocalMachine
+from disagg.fleet.machine.machine import Machine
 from tests.deadlines import LONG_S
 from tests.fleet.facts.fixture_facts import fleet, front, spark
 

@@ -20,7 +20,7 @@ from disagg.fleet.deploy.pins import Pin, hash_lines, locked_packages, render
 from disagg.fleet.deploy.release import TargetState, target_state
 from disagg.fleet.deploy.requirements import installed_requirements
 from disagg.fleet.facts.host import Python
-from disagg.fleet.machine.shell import script
+from disagg.fleet.machine.machine import script
 from disagg.fleet.services.base import RunScript
 from tests.deadlines import LONG_S
 from tests.fleet.facts.fixture_facts import facts, fleet, front, here, spark

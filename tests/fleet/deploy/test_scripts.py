@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from disagg.fleet.machine.shell import script
+from disagg.fleet.machine.machine import script
 from tests.deadlines import LONG_S, wait_until
 from tests.programs import needs
 

@@ -22,7 +22,7 @@ from disagg.fleet.facts.host import (
 )
 from disagg.fleet.facts.probe import ProbeOutput
 from disagg.fleet.machine.local import LocalMachine
-from disagg.fleet.machine.shell import script
+from disagg.fleet.machine.machine import script
 from disagg.nvidia import GPU
 from tests.fleet.facts.fixture_facts import facts, spark
 

@@ -11,8 +11,8 @@ import pytest
 from disagg.fleet.facts import probe
 from disagg.fleet.facts.paths import HostPaths
 from disagg.fleet.facts.server import FoundHost, MachineContents, read_contents
-from disagg.fleet.machine import shell
 from disagg.fleet.machine.local import LocalMachine
+from disagg.fleet.machine.machine import script
 from disagg.fleet.services import launchd
 
 ENVIRONMENT = "e" * 16
@@ -93,7 +93,7 @@ def test_environments_and_models_are_found(home: Path) -> None:
 
 
 def test_of_launchds_daemons_only_those_of_this_account_are_found(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    daemons, text = home / "daemons", shell.script
+    daemons, text = home / "daemons", script
     daemons.mkdir()
     monkeypatch.setattr(probe, "script", lambda *names: text(*names).replace(launchd.FOLDER, str(daemons)))
     for name, account in (("ours", str(home)), ("theirs", "/Users/other"), ("both", "/Users/other")):

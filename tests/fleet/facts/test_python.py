@@ -5,8 +5,8 @@ import pytest
 from disagg.api.base import Contract
 from disagg.errors import FleetError
 from disagg.fleet.facts.python import json_or_none, last_json
-from disagg.fleet.machine.base import CommandResult
 from disagg.fleet.machine.local import LocalMachine
+from disagg.fleet.machine.machine import CommandResult
 
 
 class Count(Contract, frozen=True):
@@ -14,7 +14,7 @@ class Count(Contract, frozen=True):
 
 
 def read(stdout: str) -> Count:
-    return last_json(CommandResult(("python",), 0, stdout, "", 0.0), LocalMachine("h"), Count)
+    return last_json(CommandResult(0, stdout, ""), LocalMachine("h"), Count)
 
 
 def test_the_last_line_of_the_output_is_read() -> None:

@@ -26,8 +26,8 @@ from disagg.fleet.lifecycle.fleet_servers import FleetServers
 from disagg.fleet.lifecycle.one_server import ServerResult, exit_code, start_failed
 from disagg.fleet.lifecycle.state import State
 from disagg.fleet.machine import interruption
-from disagg.fleet.machine.base import Machine
 from disagg.fleet.machine.local import LocalMachine
+from disagg.fleet.machine.machine import Machine
 from disagg.fleet.services import supervise
 from disagg.token import token_digest
 from tests.deadlines import LONG_S, wait_until
@@ -431,7 +431,7 @@ def test_stop_all_also_stops_what_hosts_toml_no_longer_has(yard: Yard) -> None:
 
 def test_a_machine_that_does_not_answer_is_that_hosts_failure_with_its_own_exit_code(yard: Yard) -> None:
     class Gone(LocalMachine):
-        def execute(self, job: Any) -> tuple[int, float]:
+        def execute(self, job: Any) -> int:
             raise HostUnreachable("a: no route", "ping a")
 
     yard.deploy("b")

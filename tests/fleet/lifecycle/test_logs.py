@@ -16,8 +16,8 @@ from disagg.config import Host
 from disagg.errors import HostUnreachable
 from disagg.fleet.lifecycle.logs import LogLine, follow, read
 from disagg.fleet.lifecycle.state import State
-from disagg.fleet.machine.base import CommandResult
 from disagg.fleet.machine.local import LocalMachine
+from disagg.fleet.machine.machine import CommandResult
 from tests.deadlines import wait_until
 from tests.fleet.farm import make_fleet
 

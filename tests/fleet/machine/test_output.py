@@ -6,8 +6,7 @@ import subprocess
 
 import pytest
 
-from disagg.fleet.machine import shell
-from disagg.fleet.machine.shell import OutputStream, last_lines
+from disagg.fleet.machine.machine import BOOTSTRAP, OutputStream, last_lines, program
 
 SAID = b"Welcome\nback\n@disagg 4711\none\ntwo\r\nthree\rfour\n\nlast"
 
@@ -25,8 +24,8 @@ def test_lines_come_out_the_same_however_the_bytes_are_cut(size: int) -> None:
 
 
 def test_a_greeting_without_a_line_end_does_not_hide_the_mark() -> None:
-    login = f"printf Welcome; printf Careful >&2; {shell.BOOTSTRAP}"
-    done = subprocess.run(["sh", "-c", login], input=shell.program(["echo", "one"]), capture_output=True, check=True)
+    login = f"printf Welcome; printf Careful >&2; {BOOTSTRAP}"
+    done = subprocess.run(["sh", "-c", login], input=program(["echo", "one"]), capture_output=True, check=True)
     out, err = OutputStream(), OutputStream()
     out.feed(done.stdout)
     err.feed(done.stderr)

@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from disagg.fleet.machine import shell
+from disagg.fleet.machine.machine import BOOTSTRAP, program, script
 from disagg.fleet.machine.upload import packed
 from tests.deadlines import wait_until
 
@@ -24,7 +24,7 @@ def test_a_folder_that_was_to_be_replaced_is_there_again_where_that_is_broken_of
         argv = [
             "sh",
             "-c",
-            ENDED_AFTER_FIRST_MV + shell.script("path.sh", "beside.sh", "put_tree.sh"),
+            ENDED_AFTER_FIRST_MV + script("path.sh", "beside.sh", "put_tree.sh"),
             "sh",
             str(tmp_path / "tree"),
         ]
@@ -37,12 +37,12 @@ def test_a_folder_that_was_to_be_replaced_is_there_again_where_that_is_broken_of
 @pytest.mark.parametrize("sh", ["sh", "bash"])
 def test_a_guard_leaves_no_sleep_behind_however_soon_its_client_goes(sh: str) -> None:
     """Each message replaces the sleep that the one before has begun, and the end comes while the last one begins."""
-    program = shell.program([f"{SLEEP_S}"], shell.script("guard.sh"), takes_input=True)
-    argv = [sh, "-c", shell.BOOTSTRAP.replace("/bin/sh", sh)]
+    guarding = program([f"{SLEEP_S}"], script("guard.sh"), takes_input=True)
+    argv = [sh, "-c", BOOTSTRAP.replace("/bin/sh", sh)]
     pipe, null = subprocess.PIPE, subprocess.DEVNULL
     for number in range(25):
         with subprocess.Popen(argv, stdin=pipe, stdout=null, stderr=null, start_new_session=True) as guard:
-            guard.communicate(program + b"live\n" * (number % 5), timeout=20)
+            guard.communicate(guarding + b"live\n" * (number % 5), timeout=20)
     try:  # the last guard has ended; what it has begun may be ending
         wait_until(lambda: not sleeping(), 10, "the last sleep to end")
     finally:

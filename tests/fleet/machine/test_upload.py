@@ -11,13 +11,11 @@ from threading import Event
 import pytest
 
 from disagg.errors import Cancelled, CommandFailed, FleetError
-from disagg.fleet.deploy.steps import UploadPace, line
-from disagg.fleet.machine import posix, upload
+from disagg.fleet.machine import upload
 from disagg.fleet.machine.interruption import interrupted_by
 from disagg.fleet.machine.local import LocalMachine
-from disagg.fleet.machine.posix import Invocation
-from disagg.fleet.machine.shell import OutputStream
-from disagg.fleet.machine.upload import LargeFile, MovedBytes, Payload, arrived
+from disagg.fleet.machine.machine import Invocation, Payload
+from disagg.fleet.machine.upload import LargeFile, MovedBytes, UploadPace, arrived, line, put_tree
 
 
 @pytest.fixture
@@ -38,8 +36,12 @@ def big(tmp_path: Path) -> Path:
 def put(files: dict[str, bytes | Path]) -> tuple[int, list[tuple[int, int]]]:
     """Bytes sent, and what was reported."""
     moved: list[tuple[int, int]] = []
-    sent = LocalMachine("spark").put_tree(
-        files, "~/tree", parts="~/parts", on_moved=lambda so_far, total, sent: moved.append((so_far, total))
+    sent = put_tree(
+        LocalMachine("spark"),
+        files,
+        "~/tree",
+        parts="~/parts",
+        on_moved=lambda so_far, total, sent: moved.append((so_far, total)),
     )
     return sent, moved
 
@@ -56,7 +58,8 @@ def test_a_large_file_arrives_beside_the_small_ones_and_its_bytes_are_reported(h
 def test_an_upload_that_broke_off_goes_on_where_it_stopped(home: Path, big: Path) -> None:
     stop = Event()
     with interrupted_by(stop), pytest.raises(Cancelled):
-        LocalMachine("spark").put_tree(
+        put_tree(
+            LocalMachine("spark"),
             {"big.whl": big, "a.txt": b"small"},
             "~/tree",
             parts="~/parts",
@@ -84,7 +87,7 @@ def test_a_part_that_is_not_of_this_file_is_not_taken_for_it(home: Path, big: Pa
 
 def test_the_time_of_an_upload_begins_anew_with_every_piece_that_is_taken() -> None:
     payload = Payload(io.BytesIO(b"x"))
-    upload, command = (Invocation(b"", OutputStream(), OutputStream(), 60.0, one) for one in (payload, None))
+    upload, command = (Invocation(b"", 60.0, one) for one in (payload, None))
     payload.at = 500.0
     assert (upload.due(100.0), command.due(100.0)) == (560.0, 160.0)
     payload.read(1)
@@ -103,7 +106,7 @@ def test_a_file_that_cannot_be_read_to_its_end_ends_the_upload_with_that_reason(
             return super().read(count)
 
     with monkeypatch.context() as broken, pytest.raises(FleetError, match=f"cannot read {big}: Input/output error"):
-        broken.setattr(posix, "Payload", lambda stream, on_read: Payload(Failing(stream.read()), on_read))
+        broken.setattr(upload, "Payload", lambda stream, on_read: Payload(Failing(stream.read()), on_read))
         put({"big.whl": big})
     assert not (home / "tree").exists()
     put({"big.whl": big})
@@ -115,7 +118,7 @@ def test_a_report_that_fails_ends_the_upload_with_that_error(home: Path, big: Pa
         raise RuntimeError("the terminal is gone")
 
     with pytest.raises(RuntimeError, match="the terminal is gone"):
-        LocalMachine("spark").put_tree({"big.whl": big}, "~/tree", parts="~/parts", on_moved=report)
+        put_tree(LocalMachine("spark"), {"big.whl": big}, "~/tree", parts="~/parts", on_moved=report)
     assert not (home / "tree").exists()
 
 

@@ -20,7 +20,7 @@ from disagg.fleet.deploy.steps import StepProgress
 from disagg.fleet.facts.paths import HostPaths
 from disagg.fleet.machine.connect import Machines
 from disagg.fleet.machine.local import LocalMachine
-from disagg.fleet.machine.shell import script
+from disagg.fleet.machine.machine import script
 from disagg.fleet.removal.removal import Pruned, Pruning
 from tests.deadlines import LONG_S
 from tests.fleet.deploy.deploy_site import Site

@@ -13,7 +13,7 @@ import pytest
 from disagg.config import EngineOptions, Host
 from disagg.fleet.facts.host import HostFacts
 from disagg.fleet.facts.paths import HostPaths
-from disagg.fleet.machine.shell import script
+from disagg.fleet.machine.machine import script
 from disagg.fleet.services import Verb, command, definitions
 from disagg.fleet.services.launchd import server_plist
 

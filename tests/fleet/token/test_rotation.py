@@ -14,8 +14,8 @@ from disagg.errors import FleetError, HostLocked, HostUnreachable
 from disagg.fleet.lifecycle.status.ask import poll_host, refusal
 from disagg.fleet.lifecycle.status.host_status import HostStatus
 from disagg.fleet.machine import interruption
-from disagg.fleet.machine.base import Machine
 from disagg.fleet.machine.local import LocalMachine
+from disagg.fleet.machine.machine import Machine
 from disagg.fleet.token.here import OwnTokens
 from disagg.fleet.token.rotation import GRACE_S, Rotated, Rotation
 from disagg.http.protocol import HEAD_S

@@ -25,9 +25,9 @@ from disagg.fleet.lifecycle.status.http_get import fetch, get
 from disagg.fleet.lifecycle.status.judge import Asked, blank, explained, failed, judge, judge_whole
 from disagg.fleet.lifecycle.status.verdicts import known_verdicts
 from disagg.fleet.machine import process as local
-from disagg.fleet.machine.base import Machine
 from disagg.fleet.machine.connect import machine_for
 from disagg.fleet.machine.fan_out import HostOutcome, each
+from disagg.fleet.machine.machine import Machine
 from disagg.whole.answers import MAX_REPLY_BYTES
 from disagg.whole.refusals import Reply, not_openai
 from disagg.whole.request import MODELS

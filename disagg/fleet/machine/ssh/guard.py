@@ -8,7 +8,8 @@ from contextlib import suppress
 from threading import Lock
 from typing import TYPE_CHECKING
 
-from disagg.fleet.machine import interruption, shell
+from disagg.fleet.machine import interruption
+from disagg.fleet.machine.machine import program, script
 
 if TYPE_CHECKING:
     import paramiko
@@ -27,7 +28,7 @@ class Guard:
         self._channel = channel
         self._reply = b""
         self._lock = Lock()  # a line must not be sent behind one that knows more groups
-        channel.sendall(shell.program([f"{timeout:g}"], shell.script("guard.sh"), takes_input=True))
+        channel.sendall(program([f"{timeout:g}"], script("guard.sh"), takes_input=True))
 
     @property
     def closed(self) -> bool:

@@ -1,4 +1,4 @@
-"""The Machine interface over SSH: one connection, reused; at most four channels, one of them for the guard.
+"""A machine over SSH: one connection, reused; at most four channels, one of them for the guard.
 
 sshd gives every command a session and process group of its own, on Linux and macOS, whose id is the process id that
 BOOTSTRAP prints. A command without a terminal survives its connection, and sshd notices a cut cable hours later. So
@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from disagg.config import Host
 from disagg.errors import DisaggError, HostUnreachable
-from disagg.fleet.machine import interruption, shell
-from disagg.fleet.machine.posix import Invocation, ShellMachine
+from disagg.fleet.machine import interruption
+from disagg.fleet.machine.machine import BOOTSTRAP, Invocation, Machine
 from disagg.fleet.machine.ssh.guard import Guard
 from disagg.fleet.machine.ssh.settings import DEFAULT_TIMEOUTS, SSHTimeouts
 
@@ -39,7 +39,7 @@ _KILL_S = 4.0
 _KILLED = 137
 
 
-class SSHMachine(ShellMachine):
+class SSHMachine(Machine):
     """A host with connector "ssh". Connects when first used, and again after a broken connection."""
 
     def __init__(self, host: Host, *, timeouts: SSHTimeouts = DEFAULT_TIMEOUTS, guard_s: float = GUARD_S) -> None:
@@ -64,7 +64,7 @@ class SSHMachine(ShellMachine):
             self._settings = settings_for(self._host)
         return self._settings
 
-    def execute(self, invocation: Invocation) -> tuple[int, float]:
+    def execute(self, invocation: Invocation) -> int:
         import paramiko
 
         began = time.monotonic()
@@ -80,7 +80,7 @@ class SSHMachine(ShellMachine):
             if not _stays(transport):
                 raise self._lost()
             code = _KILLED
-        return code, time.monotonic() - began
+        return code
 
     def close(self) -> None:
         """The guard's input ends with the connection, so it kills what still runs."""
@@ -110,7 +110,7 @@ class SSHMachine(ShellMachine):
     def _open(self, transport: paramiko.Transport) -> Any:
         channel = transport.open_session(timeout=self._timeouts.channel)
         channel.settimeout(self._timeouts.channel)
-        channel.exec_command(shell.BOOTSTRAP)
+        channel.exec_command(BOOTSTRAP)
         channel.settimeout(None)  # a slow upload may block for long; the invocation's timeout bounds it
         return channel
 

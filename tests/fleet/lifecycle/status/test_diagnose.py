@@ -18,7 +18,7 @@ from disagg.fleet.lifecycle.status.ask import diagnose
 from disagg.fleet.lifecycle.status.host_status import HostStatus
 from disagg.fleet.lifecycle.status.judge import explained
 from disagg.fleet.machine import interruption
-from disagg.fleet.machine.base import Machine
+from disagg.fleet.machine.machine import Machine
 
 HOST = Host("spark", "10.0.0.1", ("prefill",), "tiny", EngineOptions("transformers"), 8000, service="process")
 DEPLOYED = ServerFacts("/home/x", current="abc", release="abc", managers={"process": True})

@@ -22,17 +22,15 @@ import pytest
 
 from disagg.config import Host
 from disagg.errors import Cancelled, CommandFailed, FleetError, HostKeyRefused, HostUnreachable, LoginRefused
-from disagg.fleet.machine.base import Machine
 from disagg.fleet.machine.connect import machine_for
 from disagg.fleet.machine.fan_out import FanOutLimits, each, limited
 from disagg.fleet.machine.interruption import interrupted_by
-from disagg.fleet.machine.posix import Invocation
-from disagg.fleet.machine.shell import MAX_OUTPUT, OutputStream
+from disagg.fleet.machine.machine import MAX_OUTPUT, Invocation, Machine, Payload
 from disagg.fleet.machine.ssh.connection import _tune
 from disagg.fleet.machine.ssh.guard import Guard
 from disagg.fleet.machine.ssh.machine import SSHMachine, _Execution, _stays
 from disagg.fleet.machine.ssh.settings import SSHTimeouts
-from disagg.fleet.machine.upload import Payload
+from disagg.fleet.machine.upload import put_tree
 from tests.deadlines import LONG_S, ends_by_itself, wait_until
 from tests.testbed.bed import Bed, BedHost
 from tests.values import present
@@ -233,7 +231,7 @@ def test_hostile_paths_and_contents_round_trip(machine: Machine) -> None:
         machine.write(f"~/{name}/{name}", content)
         assert machine.read(f"~/{name}/{name}") == content
         assert machine.read(f"{name}/{name}") == content
-        machine.put_tree({f"{name}/{name}": content}, f"tree/{name}")
+        put_tree(machine, {f"{name}/{name}": content}, f"tree/{name}")
         assert machine.read(f"tree/{name}/{name}/{name}") == content
         machine.run(["tree", name], script='rm -rf -- "$1" "./$2"')
 
@@ -312,7 +310,7 @@ def test_a_tree_arrives_whole_with_modes(machine: Machine, tmp_path: Path) -> No
     script.chmod(0o755)
     big = tmp_path / "big"
     big.write_bytes(os.urandom(3 << 20))
-    sent = machine.put_tree({"bin/run": script, "a/b/c.txt": b"deep", "big": big}, "deep/er/tree")
+    sent = put_tree(machine, {"bin/run": script, "a/b/c.txt": b"deep", "big": big}, "deep/er/tree")
     assert sent > 3 << 20
     assert machine.run(["deep/er/tree/bin/run"]).stdout == "ran\n"
     assert machine.read("deep/er/tree/big", limit=4 << 20) == big.read_bytes()
@@ -323,15 +321,15 @@ def test_a_tree_arrives_whole_with_modes(machine: Machine, tmp_path: Path) -> No
 
 def test_a_large_tree_and_a_file_that_is_not_there(spark: SSHMachine, there: BedHost, tmp_path: Path) -> None:
     large = os.urandom(20 << 20)
-    spark.put_tree({"large": large}, "tree")
+    put_tree(spark, {"large": large}, "tree")
     assert (there.home / "tree/large").read_bytes() == large
     with pytest.raises(FleetError, match=r"cannot read .*/missing: No such file"):
-        spark.put_tree({"missing": tmp_path / "missing"}, "tree")
+        put_tree(spark, {"missing": tmp_path / "missing"}, "tree")
 
 
 def test_a_tree_replaces_the_one_that_is_there(spark: SSHMachine, there: BedHost) -> None:
-    spark.put_tree({"old": b"1"}, "tree")
-    spark.put_tree({"new": b"2"}, "tree")
+    put_tree(spark, {"old": b"1"}, "tree")
+    put_tree(spark, {"new": b"2"}, "tree")
     assert [path.name for path in (there.home / "tree").iterdir()] == ["new"]
     assert sorted(path.name for path in there.home.iterdir()) == [".ssh", "tree"]
 
@@ -339,7 +337,7 @@ def test_a_tree_replaces_the_one_that_is_there(spark: SSHMachine, there: BedHost
 @pytest.mark.parametrize("name", ["/etc/passwd", "../escape", "a/../../b", "", "."])
 def test_a_path_out_of_the_tree_is_refused(spark: SSHMachine, name: str) -> None:
     with pytest.raises(FleetError, match="not a relative path within a folder"):
-        spark.put_tree({name: b""}, "tree")
+        put_tree(spark, {name: b""}, "tree")
 
 
 def test_a_full_disk_is_reported_and_leaves_nothing(spark: SSHMachine, there: BedHost, bed: Bed) -> None:
@@ -349,7 +347,7 @@ def test_a_full_disk_is_reported_and_leaves_nothing(spark: SSHMachine, there: Be
     try:
         noise = os.urandom(4 << 20)
         with pytest.raises(CommandFailed, match="No space left on device") as caught:
-            spark.put_tree({"a": b"x", "noise": noise}, "small/tree")
+            put_tree(spark, {"a": b"x", "noise": noise}, "small/tree")
         assert caught.value.hint == "make room: disagg exec --host dgx-spark-1 -- df -h"
         with pytest.raises(CommandFailed, match="No space left on device"):
             spark.write("small/file", noise)
@@ -362,7 +360,7 @@ def test_a_read_only_home_is_reported(spark: SSHMachine, there: BedHost, bed: Be
     bed.need_links()
     there.as_root("mount", "-o", "remount,bind,ro", there.remote_home)
     try:
-        for action in (lambda: spark.write("conf/f", b"x"), lambda: spark.put_tree({"a": b"x"}, "tree")):
+        for action in (lambda: spark.write("conf/f", b"x"), lambda: put_tree(spark, {"a": b"x"}, "tree")):
             with pytest.raises(CommandFailed, match="Read-only file system") as caught:
                 action()
             assert "mounted read-only" in caught.value.hint
@@ -373,7 +371,7 @@ def test_a_read_only_home_is_reported(spark: SSHMachine, there: BedHost, bed: Be
 def test_a_folder_of_somebody_else_is_reported(spark: SSHMachine, bed: Bed) -> None:
     bed.need_links()
     with pytest.raises(CommandFailed, match="Permission denied"):
-        spark.put_tree({"a": b"x"}, "/etc/tree")
+        put_tree(spark, {"a": b"x"}, "/etc/tree")
 
 
 # What goes wrong while connecting
@@ -587,12 +585,12 @@ def test_a_cut_link_ends_an_upload_and_leaves_no_half_tree(make_guarded: Make, b
         cut.start()
         try:
             with ends_by_itself(), pytest.raises(HostUnreachable, match="connection lost"):
-                machine.put_tree({"a": b"first", "noise": noise}, "tree")
+                put_tree(machine, {"a": b"first", "noise": noise}, "tree")
             wait_until(lambda: [path.name for path in there.home.iterdir()] == [".ssh"])
         finally:
             cut.join()
             bed.restore_link("dgx-spark-1")
-    machine.put_tree({"a": b"first"}, "tree")
+    put_tree(machine, {"a": b"first"}, "tree")
     assert machine.read("tree/a") == b"first"
 
 
@@ -613,7 +611,7 @@ def test_a_large_file_goes_on_after_a_cut_link_where_it_stopped(
         cut: list[int] = []
         try:
             with ends_by_itself(), pytest.raises(HostUnreachable, match="connection lost"):
-                machine.put_tree({"big": big}, "tree", parts="parts", on_moved=cut_midway)
+                put_tree(machine, {"big": big}, "tree", parts="parts", on_moved=cut_midway)
         finally:
             bed.restore_link("dgx-spark-1")
     kept = next((there.home / "parts").iterdir())
@@ -621,17 +619,20 @@ def test_a_large_file_goes_on_after_a_cut_link_where_it_stopped(
     wait_until(lambda: there.as_root("pgrep", "-x", "cat", check=False).returncode == 1)
     assert 0 < kept.stat().st_size < big.stat().st_size
     before = kept.stat().st_size
-    assert machine.put_tree({"big": big}, "tree", parts="parts") < big.stat().st_size - before + (1 << 20)
+    assert put_tree(machine, {"big": big}, "tree", parts="parts") < big.stat().st_size - before + (1 << 20)
     assert machine.read("tree/big", limit=8 << 20) == big.read_bytes()
 
 
 def test_an_interrupted_upload_leaves_no_half_tree(spark: SSHMachine, there: BedHost, bed: Bed) -> None:
     bed.need_links()
-    spark.put_tree({"version": b"old"}, "tree")
+    put_tree(spark, {"version": b"old"}, "tree")
     stop = threading.Event()
     with bed.limited("dgx-spark-1", 8), interrupted_by(stop), pytest.raises(Cancelled):
-        spark.put_tree(
-            {"version": b"new", "noise": os.urandom(4 << 20)}, "tree", on_moved=lambda moved, total, sent: stop.set()
+        put_tree(
+            spark,
+            {"version": b"new", "noise": os.urandom(4 << 20)},
+            "tree",
+            on_moved=lambda moved, total, sent: stop.set(),
         )
     assert sorted(path.name for path in there.home.iterdir()) == [".ssh", "tree"]
     assert spark.read("tree/version") == b"old"
@@ -653,7 +654,7 @@ def test_an_upload_whose_command_has_ended_reads_no_closed_file() -> None:
 
     payload = io.BytesIO(b"rest")
     payload.close()
-    invocation = Invocation(b"", OutputStream(), OutputStream(), 1.0, Payload(payload))
+    invocation = Invocation(b"", 1.0, Payload(payload))
     _Execution(cast(SSHMachine, None), Taking(), invocation, 0.0)._feed()
 
 
