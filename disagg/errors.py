@@ -57,7 +57,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 MAX_ERROR_CHARS = 2000
-"""Of the message, and of the hint, of an error that another process states. The rest is dropped."""
+"""The longest message, and the longest hint, of an error that another process states. The rest is dropped."""
 MAX_RETRY_AFTER_S = 3600
 _MAX_CLIPPED_CHARS = 64
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
@@ -362,7 +362,8 @@ class LoginRefused(HostUnreachable):
 
 
 def exit_code_of_all(codes: Iterable[int]) -> int:
-    """Of a command on several hosts, from theirs: 4 if one cannot be reached, else 1 if one failed, else 0."""
+    """The exit code of a command on several hosts, from theirs: 4 if one cannot be reached, else 1 if one failed, else
+    0."""
     failed = set(codes) - {0}
     return HostUnreachable.exit_code if HostUnreachable.exit_code in failed else int(bool(failed))
 

@@ -21,7 +21,7 @@ MODULES: Final[Mapping[str, tuple[str, ...]]] = {
     "decode": (*_SERVER, "mlx", "mlx_lm"),
     "vllm": (*_SERVER, "vllm"),
 }
-"""By extra, the modules without which its programs do not start."""
+"""The modules without which the programs of an extra do not start."""
 IMPORTED: Final[Mapping[str, tuple[str, ...]]] = {
     "prefill": ("torch", "transformers"),
     "quantize": ("torchao",),
@@ -29,9 +29,9 @@ IMPORTED: Final[Mapping[str, tuple[str, ...]]] = {
     "decode": ("mlx.core", "mlx_lm"),
     "gateway": ("starlette", "uvicorn"),
 }
-"""By extra, the modules whose import shows that an environment fits its machine."""
+"""The modules of an extra whose import shows that an environment fits its machine."""
 DISK_BYTES: Final[Mapping[str, int]] = {"prefill": 9 << 30, "vllm": 14 << 30, "decode": 3 << 30, "gateway": 256 << 20}
-"""By extra, the disk that an environment needs while it is built: torch has CUDA's libraries, mlx transformers."""
+"""The disk that an environment with an extra needs while it is built: torch has CUDA's libraries, mlx transformers."""
 
 
 def install(*extras: str) -> str:

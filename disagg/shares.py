@@ -25,9 +25,9 @@ PRESENT_S: Final = 60.0
 KEPT_FREE: Final = 0.5
 """At most this part of the places stays free for keys that have none."""
 COMPUTING_S: Final = 10.0
-"""Of about so many last seconds the computing counts."""
+"""About so many of the last seconds count as what a key has computed lately."""
 LEAST_S: Final = 0.1
-"""As much of it for its weight gives no key a lower rank, nor does less than the double of what another one has had."""
+"""So much computing, for its weight, gives no key a lower rank; nor does less than twice as much as another has had."""
 
 
 @dataclass(frozen=True, slots=True)

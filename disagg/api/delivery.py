@@ -45,7 +45,7 @@ class KVOrder(Contract, frozen=True, kw_only=True, forbid_unknown_fields=True):
     weights: str = ""
 
     def __repr__(self) -> str:
-        """Without its secrets: vLLM logs its requests if a step fails."""
+        """The order without its secrets: vLLM logs its requests if a step fails."""
         return f"KVOrder({self.request_id!r}, to {self.deliver.host}:{self.deliver.port})"
 
 

@@ -41,7 +41,8 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """How hosts run a model.
+    """A way to run a model: what is the same of it on every host. What hosts.toml states for one host is its
+    EngineOptions.
 
     name: in hosts.toml. title: in messages. prefill, decode, follower: the class that its hosts of a role run, and
     those of node_rank 1 and more, as `module:name`, called with source, context and options; a simulated one also with
@@ -159,4 +160,4 @@ SIMULATED: Final = Engine(
     simulated=True,
 )
 ENGINES: Final[dict[str, Engine]] = {one.name: one for one in (TRANSFORMERS, VLLM, VLLM_SERVER, MLX, SIMULATED)}
-"""By name. The first one of a role is what hints suggest for it."""
+"""The engines by name. The first one of a role is what hints suggest for it."""

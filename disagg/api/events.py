@@ -51,8 +51,8 @@ class SlotEvent(Contract, frozen=True, kw_only=True):
 
 
 class LocalEvent(Contract, frozen=True, kw_only=True):
-    """The decode host computes the rest of the prompt itself: no prefill host is needed. held_tokens: see SlotEvent.
-    reason: why it does, e.g. "12 tokens: 0.02 s here, 0.31 s on a prefill host"."""
+    """The decode host computes the rest of the prompt itself: no prefill host is needed. held_tokens: KV of so many
+    first tokens is here already. reason: why it does, e.g. "12 tokens: 0.02 s here, 0.31 s on a prefill host"."""
 
     event: ClassVar[str] = "local"
     request_id: Name

@@ -1,5 +1,8 @@
-"""What a gateway answers beside the APIs of others: GET /api/live, the requests, hosts and models that it knows now;
-GET /api/history, those that have ended; POST /v1/parallel, several requests in one body.
+"""What a gateway answers beside the APIs of others.
+
+GET /api/live      the requests, hosts and models that it knows now
+GET /api/history   the requests that have ended
+POST /v1/parallel  several requests in one body
 """
 
 from __future__ import annotations
@@ -14,16 +17,16 @@ from disagg.api.names import Role
 from disagg.api.status import SenderAudits
 
 MAX_SHOWN: Final = 100
-"""Running requests of one state; the numbers count them all."""
+"""Running requests that one LiveState lists; its totals count them all."""
 LAST: Final = 20
-"""Finished answers of one state."""
+"""Finished answers that one LiveState lists."""
 
 LivePhase = Literal["queue", "prefill", "transfer", "decode"]
 HostState = Literal["up", "loading", "draining", "stalled", "error", "failing", "down", "unknown"]
 ENDED_HOSTS: Final = "request_ended_hosts"
 """The error_code of a request that ended the processes of hosts."""
 MAX_ENTRIES: Final = 1000
-"""Entries of one answer."""
+"""Entries of one HistoryAnswer."""
 MAX_ID: Final = (1 << 63) - 1
 EntryState = Literal["ok", "failed", "cancelled"]
 MAX_ITEMS: Final = 32
@@ -77,9 +80,9 @@ class LiveHost(Contract, frozen=True, kw_only=True):
 
 
 class Totals(Contract, frozen=True, kw_only=True):
-    """Of one model, or of all. Since the gateway started, except: running and waiting (in the queue) are of now, and
-    the speeds, tokens per second of all requests together, are of the last seconds. kv_bytes: held and reserved on the
-    decode hosts, now."""
+    """The figures of one model, or of all. They count since the gateway started, except: running and waiting (in the
+    queue) are of now, and the speeds, tokens per second of all requests together, are of the last seconds. kv_bytes:
+    held and reserved on the decode hosts, now."""
 
     running: int = 0
     waiting: int = 0
@@ -157,9 +160,9 @@ class HistoryEntry(Contract, frozen=True, kw_only=True):
     complete, and one more if it failed or was cancelled.
 
     Times in seconds, speeds in tokens per second, those that are not known are None. id: counts up. time: when the
-    request began, seconds since 1970. api: the dialect. key, key_id: name and id of the caller's key; the name
-    may have been that of another key, which is revoked. choice: number of the answer. reason: why these hosts and this
-    method were tried. ttft_parts: see Metrics. prompt, answer: only if the gateway keeps texts.
+    request began, seconds since 1970. api: the dialect. key, key_id: name and id of the caller's key; the name may have
+    been that of another key, which is revoked. choice: number of the answer. reason: why these hosts and this method
+    were tried. ttft_parts: seconds by name, which add up to ttft. prompt, answer: only if the gateway keeps texts.
     """
 
     time: float

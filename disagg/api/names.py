@@ -20,4 +20,4 @@ DTYPE_BYTES: Final[Mapping[str, int]] = MappingProxyType({"float32": 4, "float16
 LOG_FILE_VARIABLE: Final = "DISAGG_LOG_FILE"
 """Names the file that is a server's stdout and stderr, so that the server can rotate it."""
 LOG_BYTES: Final = 64 << 20
-"""A log longer than this becomes FILE.1."""
+"""A server renames its log to LOG.1 once it is longer than this."""

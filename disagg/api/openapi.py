@@ -144,6 +144,6 @@ def _event(name: str, schema: Any) -> dict[str, Any]:
 
 
 def _tidy(schema: dict[str, Any]) -> dict[str, Any]:
-    """Without the indentation of the docstring that describes it."""
+    """The schema without the indentation of the docstring that describes it."""
     text = schema.get("description")
     return schema if text is None else {**schema, "description": inspect.cleandoc(text)}

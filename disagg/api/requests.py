@@ -106,11 +106,11 @@ class PromptBody(Contract, frozen=True, kw_only=True, forbid_unknown_fields=True
     """What all requests have: the model, and exactly one of prompt, messages and tokens.
 
     answer_tokens: the answer's first tokens, if a host that failed has generated them: the request goes on after them.
-    deadline_s: seconds until the request must have ended. lease_s: seconds after which it ends unless POST /lease
-    names it; None: it lasts as long as its connection. cache_salt: only requests with the same salt share held KV.
-    share: whose share of the host the request counts for. standing: "suspect", a host's process has ended with it;
-    "innocent", its caller has weighed what hosts state of it; see disagg/strikes.py. tools, chat_template_kwargs: what
-    the chat template gets beside the messages.
+    deadline_s: seconds until the request must have ended. lease_s: seconds after which it ends unless POST /lease names
+    it; None: it lasts as long as its connection. cache_salt: only requests with the same salt share held KV. share:
+    whose share of the host the request counts for. standing: what its caller knows of it. "suspect": a host's process
+    has ended while it ran, so it may be what ends hosts; "innocent": hosts stated that of it, and its caller has
+    weighed it; see disagg/strikes.py. tools, chat_template_kwargs: what the chat template gets beside the messages.
     """
 
     more_schema: ClassVar[Mapping[str, Any]] = {

@@ -106,7 +106,7 @@ class Evidence(Contract, frozen=True):
     likeliest: tuple[int, ...]
 
     def agreeing(self, other: Evidence) -> int | None:
-        """In how many places both found the same token; None if their texts differ."""
+        """The number of places in which both found the same token; None if their texts differ."""
         if (self.prompt, len(self.likeliest)) != (other.prompt, len(other.likeliest)):
             return None
         return sum(one == two for one, two in zip(self.likeliest, other.likeliest, strict=True))

@@ -17,7 +17,7 @@ charts     plots as SVG, of any data
 from typing import Final, Literal
 
 MAX_REQUESTS: Final = 100_000
-"""Of one benchmark, all modes and points together."""
+"""The most requests of one benchmark, all modes and points together."""
 
 Mode = Literal["disaggregated", "decode-alone", "prefill-alone", "whole"]
 """Which machines answer. "whole": the model's whole-request hosts, which take texts only."""

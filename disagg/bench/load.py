@@ -1,4 +1,4 @@
-"""Sends the requests of a plan to a fleet, turn by turn.
+"""Sends the requests of a plan to a fleet, turn by turn: a turn is the requests of one mode at one point of the sweep.
 
 A failed request is a Record with its kind of error; it is neither sent again nor dropped. Stopping the run cancels the
 requests under way and keeps all records so far.

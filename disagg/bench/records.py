@@ -1,4 +1,5 @@
-"""The record of one request, and of one turn: the requests of one mode at one point of the sweep."""
+"""The record of one request, and of one turn: the requests of one mode at one point of the sweep. A point is one length
+of prompt and answer at one load."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from disagg.inference.attempt import Alone
 from disagg.inference.metrics import Metrics
 
 MODES: tuple[Mode, ...] = ("disaggregated", "decode-alone", "prefill-alone")
-"""Those of hosts that disagg runs."""
+"""The modes that hosts which disagg runs can have."""
 ALONE: Mapping[Mode, Alone | None] = {
     "disaggregated": None,
     "decode-alone": "decode",

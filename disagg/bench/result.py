@@ -68,7 +68,7 @@ class Cell:
 
     @property
     def prompt_tokens(self) -> int | None:
-        """Of the point, else the median of its requests; None if nothing completed."""
+        """The prompt length of the point, else the median of its requests; None if nothing completed."""
         lengths = [record.metrics.prompt_tokens for record in self.records if record.metrics]
         return self.point.prompt_tokens or (int(statistics.median(lengths)) if lengths else None)
 

@@ -105,7 +105,7 @@ LATENCIES: Mapping[str, Callable[[Figures], float | None]] = {
     "E2E p50": lambda figures: figures.e2el.median,
     "E2E p99": lambda figures: figures.e2el.p99,
 }
-"""Those of a table, in milliseconds."""
+"""The latencies that tables show, in milliseconds, by their heads."""
 
 
 def summary(records: Sequence[Record], duration: float, limits: Mapping[str, float] | None = None) -> Figures:

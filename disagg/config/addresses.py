@@ -116,7 +116,7 @@ def resolve(source: str, folder: Path) -> str:
 
 
 def home() -> Path:
-    """That of this program's user. ConfigError if there is none, as in some containers."""
+    """The home folder of this program's user. ConfigError if there is none, as in some containers."""
     try:
         return Path.home()
     except RuntimeError as error:

@@ -21,7 +21,7 @@ KVAudit = Literal["auto", "always", "off"] | int
 HookName = Literal["before_deploy", "after_deploy", "before_restart", "after_restart", "on_failure"]
 MIN_TOLERANCE: Final = 0.1
 MAX_TOLERANCE: Final = 100
-"""Of EngineOptions.kv_audit_tolerance."""
+"""The bounds of EngineOptions.kv_audit_tolerance."""
 Connector = Literal["ssh", "local"]
 
 
@@ -43,7 +43,8 @@ class Model:
 
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
-    """How a host runs its model. `load` refuses options that the engine does not have."""
+    """The [hosts.*.engine] table: how a host runs its model. name: of its engine; `kind` is the Engine of this name,
+    with all that is the same on every host. `load` refuses options that this engine does not have."""
 
     name: str
     dtype: DType = "bfloat16"
@@ -329,4 +330,4 @@ SERVER_KINDS: Final[dict[Connector, ServerKind]] = {
     "ssh": ServerKind(ssh=True, deployed=True, spawned=False),
 }
 NOT_MANAGED: Final = ServerKind(ssh=False, deployed=False, spawned=False)
-"""Of a whole-request host: disagg sends it requests and does nothing else with it."""
+"""The kind of a whole-request host: disagg sends it requests and does nothing else with it."""

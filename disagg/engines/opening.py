@@ -20,7 +20,7 @@ def open_prefill(options: EngineOptions, source: str, context: int, hardware: st
 
 
 def open_decode(options: EngineOptions, source: str, context: int, hardware: str = "") -> DecodeEngine:
-    """As `open_prefill`."""
+    """The engine `options.name`, with the model `source` loaded to decode. The rest as in `open_prefill`."""
     opened: DecodeEngine = _open(options.kind.decode, options, source, context, hardware)
     return opened
 

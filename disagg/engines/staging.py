@@ -59,7 +59,7 @@ class RowEmitter:
         self._stager = _stager_for(device, wire)
 
     def wanted(self, layer: int, rows: range) -> range:
-        """Those of `rows` that are emitted, if they are given."""
+        """The part of `rows` that is emitted, if they are given."""
         return range(min(max(rows.start, self._kept[layer].start), rows.stop), rows.stop)
 
     def __call__(

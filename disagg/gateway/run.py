@@ -16,7 +16,7 @@ from disagg.inference.types import Chunk
 
 MAX_ID = 47  # of the 64 characters of an id on a host: an attempt's own id follows
 COUNT_S = 30.0
-"""For counting the tokens of a prompt."""
+"""How long counting the tokens of a prompt may take."""
 WAITING_EVENTS = 64  # of several answers together; the streams hold what does not fit
 
 

@@ -44,13 +44,13 @@ class Listening:
 
     @property
     def url(self) -> str:
-        """At which programs of this machine reach it, also if it listens on all addresses."""
+        """The URL at which programs of this machine reach it, also if it listens on all addresses."""
         address = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.address, self.address)
         return f"http://{f'[{address}]' if ':' in address else address}:{self.port}"
 
     @property
     def public_url(self) -> str:
-        """At which other machines reach it, if it listens for all of them; else empty."""
+        """The URL at which other machines reach it, if it listens for all of them; else empty."""
         return f"http://{socket.gethostname()}:{self.port}" if self.address in ("0.0.0.0", "::") else ""
 
 
@@ -70,6 +70,7 @@ def serve(
     Raises UsageError, PortInUse or FleetError if it cannot listen, and ConfigError if the fleet has no token.
     """
     ring = KeyRing(KeyFile.of(fleet))
+    # A gateway of hosts.toml is a server of the fleet, whose programs ask for its health with the fleet's token.
     member = Member(host, Tokens.of(fleet)) if host is not None else None
     if member is None:
         require_keys_if_public(address, ring)
@@ -97,7 +98,7 @@ async def _serve(
             url_host, port = listener.getsockname()[:2]
             health = GatewayHealth(client, member)
             application = build(client, access, health, watch)
-            # Programs of the fleet ask with its token, by TLS; clients have keys, and a proxy if they want TLS.
+            # Programs of the fleet ask by TLS; clients have keys, and a proxy if they want TLS.
             encryption = Encryption(ServerTLS(lambda: member.tokens.all)) if member is not None else Encryption()
             spare_collector()
             ready(Listening(url_host, port, tuple(health.live_models())))

@@ -5,7 +5,7 @@ What a request costs before it is read is work per piece, not per byte: bodies i
 program writes at a time: a few thousand small ones are free.
 
 A request that a proxy in front of this server could read in another way is refused: its body could hide a second one.
-llhttp refuses most of that; what is checked here is what it lets through.
+llhttp, with which httptools parses, refuses most of that; what is checked here is what it lets through.
 """
 
 from __future__ import annotations

@@ -81,6 +81,7 @@ class BoundedProtocol(LazyProtocol):
         self._expect_head(HEAD_S)
 
     def opened(self, data: bytes) -> bytes:
+        """What has arrived, decrypted if the connection has TLS, which its first byte shows."""
         if not self._begun:
             self._begun = True
             if data[0] == HANDSHAKE and self._encryption.tls is not None:

@@ -32,7 +32,7 @@ from disagg.http.protocol import KEEP_ALIVE_S, BoundedProtocol, ConnectionBounds
 
 Handler = Callable[[Request], Awaitable[Response]]
 ErrorHandlers = Mapping[Any, Callable[[Request, Exception], Response | Awaitable[Response]]]
-"""By the kind of the error, as Starlette has them."""
+"""Starlette's handlers, by the kind of the error."""
 BACKLOG = 512
 RETRY_S = 0.5
 KEEPALIVE_IDLE_S, KEEPALIVE_PROBE_S, KEEPALIVE_PROBES = 10, 3, 3

@@ -15,7 +15,7 @@ from disagg.errors import DisaggError, Overloaded, ServerSilent
 OnKVFailure = Literal["fallback", "fail"]
 """If no prefill host delivers the KV: the decode host computes the prompt, or the request fails."""
 SHARE: Final = 1 / 3
-"""Of the time that a request has left, the most that an attempt waits in the queue of one host, or for its KV, if
+"""The most of the time that a request has left that an attempt waits in the queue of one host, or for its KV, if
 another host of its role is up: the next attempt has the rest."""
 LEAST_S: Final = 2.0
 """The least that such a wait is shortened to."""

@@ -72,4 +72,4 @@ Watch = Callable[[Stage], None]
 
 
 def unwatched(_: Stage) -> None:
-    """For requests that nobody watches."""
+    """The Watch of requests that nobody watches."""

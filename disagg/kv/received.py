@@ -60,7 +60,7 @@ class ReceivedKV:
 
     @property
     def values(self) -> list[list[Buffer]]:
-        """As `keys`."""
+        """The memory of the values, as `keys` has that of the keys."""
         return [self._views(planes) for planes in self.ranges.values]
 
     @property
@@ -95,7 +95,7 @@ class ByteRanges:
 
     @classmethod
     def of(cls, layout: Layout, tokens: int, start: int = 0, wire: WireForm = AS_IS) -> ByteRanges:
-        """For the KV of tokens [start, tokens); all ranges are empty if there are no tokens."""
+        """The ranges of the KV of tokens [start, tokens); all ranges are empty if there are no tokens."""
         end = 0
 
         def take(nbytes: int) -> slice:

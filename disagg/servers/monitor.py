@@ -25,7 +25,7 @@ from disagg.servers.host.service import AnyService
 TICK_S = 1.0
 STOPPED_S = 3.0  # between two ticks: the process was stopped, or its machine slept
 EXIT_CODE = 70
-"""Of a process that ended itself because its engine, or its event loop, did not come back."""
+"""The exit code of a process that ended itself because its engine, or its event loop, did not come back."""
 WATCH_S = 5.0
 STUCK_S = 60.0
 """How long a problem that may pass lasts before the process ends."""

@@ -112,7 +112,7 @@ def client_tls(token: str) -> ClientTLS:
 
 
 def unchecked_context() -> ssl.SSLContext:
-    """For a caller without a token: any server is accepted, so nothing that is secret may be sent."""
+    """The context of a caller without a token: any server is accepted, so nothing that is secret may be sent."""
     return _context()
 
 
@@ -142,8 +142,8 @@ class ServerTLS:
         self.context()
 
     def context(self) -> ssl.SSLContext:
-        """For a new connection: a client that names one of the tokens is shown its certificate, any other that of the
-        current one."""
+        """The context of a new connection: a client that names one of the tokens is shown its certificate, any other
+        that of the current one."""
         tokens = self._tokens()
         self._contexts = {token: self._contexts.get(token) or self._new(token) for token in tokens}
         return self._contexts[tokens[0]]

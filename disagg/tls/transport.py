@@ -18,7 +18,7 @@ WRITE_BYTES = 1 << 18  # encrypted at a time, so that a long body is in memory o
 MAX_HANDSHAKE_BYTES = 1 << 14
 """The most that the other end may send before its handshake is complete; OpenSSL alone would buffer 128 KiB."""
 MAX_UNREAD_BYTES = 1 << 20
-"""Of what this end has sent and the other one does not read, if it asks for still more without sending data."""
+"""The most that this end sends and the other one does not read, if it asks for still more without sending data."""
 HANDSHAKE = 0x16
 """The first byte of a connection with TLS; no method of HTTP begins with it."""
 

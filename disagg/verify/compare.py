@@ -33,9 +33,9 @@ NOISE = {
     "bfloat16": VerifyBounds(max_kl=5e-2, min_top1=0.85),
 }
 ALONE = {**NOISE, "float32": VerifyBounds(max_kl=1e-5, min_top1=1.0, max_logit_diff=1e-1)}
-"""Of two engines with the same weights, each alone. Their rounding adds up to 0.02 in some models."""
+"""The bounds of two engines with the same weights, each alone. Their rounding adds up to 0.02 in some models."""
 OTHER_WEIGHTS = VerifyBounds(max_kl=0.5, min_top1=0.7)
-"""Of two engines whose weights have different forms, each alone."""
+"""The bounds of two engines whose weights have different forms, each alone."""
 KL_FACTOR = 1.25
 """The hand-off's KL over that of the two engines alone: the two are means over the same few positions."""
 DIFF_FACTOR = 3.0
@@ -44,7 +44,7 @@ Z = 1.96  # 95 %
 
 Logits = Any  # numpy.ndarray [positions, vocab]
 LEAST_REST: Final = 1e-5
-"""Of the probability that the compared tokens leave to all others: less is rounding."""
+"""The least probability that the compared tokens leave to all others: less is rounding."""
 _BY_NOISE: Final[Sequence[DType]] = ("bfloat16", "float16", "float32")
 """The largest rounding first. KV that is quantised on its way counts as the first."""
 Answer = Sequence[TokenLogprob]
@@ -128,8 +128,8 @@ def interval(agreeing: int, positions: int) -> tuple[float, float]:
 def bounds(
     dtype: DType, *, same_weights: bool, alone: RunComparison, again: Sequence[RunComparison] = ()
 ) -> VerifyBounds:
-    """Of the hand-off compared with either engine alone. The controls, alone: the two engines, each alone, compared;
-    again: each compared with itself."""
+    """What the hand-off may differ by from either engine alone. The controls are `alone`, the two engines compared,
+    each alone, and `again`, each compared with itself."""
     noise = NOISE[dtype]
     if same_weights:
         controls = (alone, *again)
@@ -148,7 +148,7 @@ def bounds(
 
 
 def bounds_alone(dtype: DType, *, same_weights: bool) -> VerifyBounds:
-    """Of the two engines, each alone."""
+    """What the two engines, each alone, may differ by."""
     return ALONE[dtype] if same_weights else OTHER_WEIGHTS
 
 

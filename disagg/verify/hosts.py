@@ -30,7 +30,7 @@ PROMPTS: Final = 8
 ALTERNATIVES: Final = 20
 LEAST_PROMPT_TOKENS: Final = 16
 SAMPLE_CHARS: Final = 4000
-"""Of the text whose tokens are counted to find prompts of the wanted length."""
+"""The length of the text whose tokens are counted to find prompts of the wanted length."""
 Outcome = Sequence[Completion] | DisaggError
 SAMPLE_MODULES: Final = (
     "argparse", "tarfile", "typing", "subprocess", "inspect", "turtle", "pydoc", "zipfile", "decimal",

@@ -96,7 +96,8 @@ class EnginePair:
     def decode(
         self, prompt: Sequence[int], sampling: Sampling, kv: ReceivedKV | None, audit: AuditBounds | None = None
     ) -> tuple[list[int], DecodeTiming]:
-        """The decode engine's answer, with `kv` or alone, and its figures. audit: see DecodeRequest."""
+        """The decode engine's answer, with `kv` or alone, and its figures. audit: the bounds that `kv` is audited
+        with."""
         collector = _Collector()
         self.decode_engine.submit(DecodeRequest("verify", prompt, sampling, kv, audit=audit), collector)
         outcome = collector.outcome.get(timeout=TIMEOUT_S)

@@ -41,12 +41,12 @@ from disagg.servers.host.health import EngineProgress
 from disagg.servers.prefill.delivery import delivery_by
 
 TIMEOUT_S = 3600.0
-"""For what an engine computes for one call, its transfer included."""
+"""How long an engine may compute for one call, its transfer included."""
 END_S = 10.0
 READ_BYTES = 1 << 20
 T = TypeVar("T", bound=Contract)
 CACHE_SPARE_BYTES = 64 << 20
-"""Of vLLM's paged cache, beside two requests of the whole context: a block of each layer may be partly filled."""
+"""Bytes of vLLM's paged cache beside two requests of the whole context: a block of each layer may be partly filled."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from disagg.errors import DisaggError, ProtocolError, ServerUnavailable, clipped
 T = TypeVar("T")
 MAX_MODELS: Final = 10_000
 MAX_REPLY_BYTES: Final = 4 << 20
-"""Of an answer that is not streamed, and of one piece of one that is."""
+"""The longest answer that is not streamed, and the longest piece of one that is."""
 MAX_ANSWER_BYTES: Final = 16 << 20
 NO_ID: Final = -1
 """The id of a token that has a text only."""

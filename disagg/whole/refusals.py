@@ -53,7 +53,7 @@ class Reply:
 
     @property
     def message(self) -> str | None:
-        """As the server states it; None if it is not JSON."""
+        """What the server states; None if it is not JSON."""
         text = error_in(self.content)
         return text if text is None or len(text) <= MAX_MESSAGE else f"{text[: MAX_MESSAGE - 1]}…"
 

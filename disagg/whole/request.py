@@ -1,4 +1,7 @@
-"""A request of ours as one of OpenAI's API: the path below the host's URL, and the JSON body. Pure."""
+"""A request of ours as one of OpenAI's API: the path below the host's URL, and the JSON body. Pure.
+
+It goes to a whole-request host: a server of another program, which computes prompt and answer itself.
+"""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ ATTENTION: Final = ("eager", "sdpa", "flash_attention_2", "flash_attention_3", "
 AUDITS: Final[tuple[Literal["auto", "always", "off"], ...]] = ("auto", "always", "off")
 MAX_AUDIT_EVERY: Final = 1000
 MAX_RANKS: Final = 64
-"""As many connections a transfer has at most."""
+"""The most ranks of an engine: each opens a connection for its part of a transfer, which has as many at most."""
 _KV_WIRES: Final[Mapping[str, WireForm | Literal["auto"]]] = {"as-is": AS_IS, "auto": "auto", "int8": INT8}
 OPENAI_URL: Final = "http://10.0.0.9:11434/v1"
 SERVER_URL: Final = "http://127.0.0.1:8100"

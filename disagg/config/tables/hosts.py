@@ -33,14 +33,14 @@ def read_hosts(tables: Table, models: Mapping[str, Model]) -> dict[str, Host]:
             _claim_ports(hosts[name], table, ports)
     if not hosts:
         raise tables.document.fault_at_value(tables.path, "no host is defined", "add [hosts.dgx-spark-1]")
-    _keys_reach_gateways(tables, hosts)
+    _require_keys_in_files(tables, hosts)
     require_nodes_agree(tables, hosts)
     return hosts
 
 
-def _keys_reach_gateways(tables: Table, hosts: Mapping[str, Host]) -> None:
-    """A service manager starts what is deployed, a gateway or a server beside a `vllm serve`, without the variables of
-    anyone's shell."""
+def _require_keys_in_files(tables: Table, hosts: Mapping[str, Host]) -> None:
+    """Refuse the key of another server that is in a variable, if a deployed gateway or server is to read it: a service
+    manager starts these without the variables of anyone's shell."""
     gateway = next((host.name for host in hosts.values() if host.gateway and host.server_kind.deployed), None)
     for name, table in tables.tables("[hosts.dgx-spark-1]"):
         host = hosts[name]

@@ -74,7 +74,8 @@ class AuditPlan:
 
 
 def plan(layout: Layout, start: int, tokens: int, seed: str = "") -> AuditPlan:
-    """For received KV of tokens [start, tokens), at least one. seed: what the sample's places are drawn from."""
+    """The plan for received KV of tokens [start, tokens), at least one. seed: what the sample's places are drawn
+    from."""
     passes = []
     beyond = any(layer.window is not None and layer.window < tokens for layer in layout.layers)
     stateful = any(layer.states for layer in layout.layers)
@@ -129,7 +130,7 @@ BOUNDS: Final[Mapping[str, AuditBounds]] = MappingProxyType(
         "other weights": AuditBounds(sample=0.5, rows=1.1, few=2.0),
     }
 )
-"""By dtype, or by what rounds more than it: the form on the wire, weights of another form.
+"""The bounds by dtype, or by what rounds more than it: the form on the wire, weights of another form.
 
 Measured with tiny random models of ten families of caches, which amplify rounding more than trained ones do, from torch
 to MLX, 2,000 hand-offs of each form (`python -m tests.hostile.audit honest`). The largest sample, rows and few: 5e-6,

@@ -1,5 +1,5 @@
 """The interfaces of engines that compute prompts: EmittingEngine passes each layer's KV to its caller, SendingEngine
-sends it. Both also run requests alone, prompt and answer."""
+sends it. Both also run requests alone, prompt and answer. Below them: what their runs have in common."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class PrefillTiming:
         return sum(step.seconds for step in self.steps)
 
     def plus(self, began: float, ended: float) -> PrefillTiming:
-        """With one more token, computed between these two times."""
+        """This timing with one more token, computed between these two times."""
         return PrefillTiming(self.started, self.tokens + 1, (*self.steps, ComputeStep(began, ended)))
 
 
@@ -91,7 +91,7 @@ def _ignore() -> None:
 
 
 ONE_TOKEN = Sampling(max_tokens=1)
-"""What a prompt needs room for at least."""
+"""The sampling of a request that only computes a prompt: it needs room for the prompt and one token."""
 
 
 Logits = numpy.typing.NDArray[numpy.float32]
@@ -225,7 +225,7 @@ class EmittingEngine(PrefillEngine):
             return run.timing
 
     def probe(self) -> PrefillRun:
-        """Without an answer, for engines that compute none."""
+        """A run of two tokens without an answer, for engines that compute none."""
         return self.start([0, 0], lambda block: None)
 
 
@@ -309,7 +309,7 @@ class PromptAndAnswer(ABC):
 
     @property
     def timing(self) -> PrefillTiming:
-        """With the first token of the answer."""
+        """The prompt's timing, with the first token of the answer as its last step."""
         return self._timing
 
     def step(self, max_tokens: int | None = None) -> None:

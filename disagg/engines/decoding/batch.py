@@ -89,11 +89,11 @@ class Batch(Protocol):
 class Job:
     """A request in the engine, with the calls to its listener.
 
-    request: without its KV. kv, held: its KV, until the caches are built. covered: how many tokens' KV the caches
-    contain that it begins with. written: tokens of the answer that were computed here. snapshots: what PrefixCache.add
-    needs for the KV that is held after its end. ended: its tokens and caches, taken out of the batch at its end. error:
-    why the answer cannot go on with the token of this step. finite: no probability was NaN, so that its KV may be used
-    again. lock: taken during calls to the listener. open: it may be called."""
+    request: without its KV. kv, held: its KV, until the caches are built. covered: of how many of its first tokens the
+    caches have the KV. written: tokens of the answer that were computed here. snapshots: what PrefixCache.add needs for
+    the KV that is held after its end. ended: its tokens and caches, taken out of the batch at its end. error: why the
+    answer cannot go on with the token of this step. finite: no probability was NaN, so that its KV may be used again.
+    lock: taken during calls to the listener. open: it may be called."""
 
     request: DecodeRequest
     listener: Listener

@@ -1,5 +1,8 @@
 """Audit of received KV: computes some of it again, and states how much it differs from what arrived.
 
+The AuditPlan states what: passes of tokens through all layers, and of the first layer a sample of rows, or the last
+inputs of its convolution.
+
 The tokens run over stand-ins of the request's caches, which give the model the rows that arrived, also those of the
 tokens that run, and put aside what it computes. So no row that is computed here is used by the request, and its caches
 are not touched: what follows is the same, bit for bit, with an audit and without.

@@ -78,7 +78,7 @@ class MLXDecodeEngine(DecodeEngine):
     def warm_up(self) -> None:
         """One request with KV and one without, so that all kernels are compiled."""
         audits = _run_once(self)
-        self.give_up_held(self.held_bytes)  # the KV of its requests is not that of their tokens
+        self.give_up_held(self.held_bytes)  # the KV of its requests was made of zeros
         evidence = gather(self.tokenizer, self._info.layout, self._info.profile.context, self._likeliest)
         self._info = replace(self._info, evidence=evidence, audits=audits)
 
@@ -88,7 +88,7 @@ class MLXDecodeEngine(DecodeEngine):
 
 @dataclass(slots=True)
 class MLXBackend:
-    """A Backend."""
+    """The Backend of this engine: the loaded model, and the stream of the thread that computes with it."""
 
     loaded: LoadedModel
     info: EngineInfo

@@ -59,8 +59,8 @@ def prepare(
     loaded = load(reference.path, dtype=options.dtype, device=device)
     measured = measure(loaded.model)
     ropes = tuple(rope_modules(loaded.model))
-    whole = LoadedByMLX(loaded.model, loaded.config, reference.profile, measured.layers, ropes)
-    patched = [finding for patch in patches for finding in patch(whole)]
+    by_mlx = LoadedByMLX(loaded.model, loaded.config, reference.profile, measured.layers, ropes)
+    patched = [finding for patch in patches for finding in patch(by_mlx)]
     if patched:
         measured = measure(loaded.model)
     # Tokenizer and end-of-sequence ids are those of the checkpoint, which this engine uses.

@@ -111,7 +111,8 @@ def read_row(array: Any) -> Any:
 
 
 def log_probability(logits: Any, token: int) -> float:
-    """That of one token by a `read_row` of logits: as by `log_softmax`, to the last bit. NaN if any logit is NaN."""
+    """The log-probability of one token by a `read_row` of logits: as by `log_softmax`, to the last bit. NaN if any
+    logit is NaN."""
     highest = logits.max()
     weights = logits - highest
     np.exp(weights, out=weights)

@@ -247,7 +247,7 @@ class Constraints:
 
     @property
     def pid(self) -> int | None:
-        """Of the fork server."""
+        """The process id of the fork server; None if it does not run."""
         with self._lock:
             return self._server.process.pid if self._server is not None else None
 

@@ -19,9 +19,9 @@ from disagg.kv.fingerprint import token_hash
 PLACES: Final = 16
 LEAST_TOKENS: Final = 256
 MOST_BYTES: Final = 1 << 30
-"""Of KV, for a prompt that is longer than LEAST_TOKENS."""
+"""The most KV that a prompt of more than LEAST_TOKENS may take."""
 CHARACTERS: Final = 8
-"""Of text for each token: more than any tokenizer puts into one on average."""
+"""Characters of text for each token: more than any tokenizer puts into one on average."""
 
 # (tokens, last) -> the likeliest next token after each of the last `last` tokens.
 Likeliest = Callable[[Sequence[int], int], Sequence[int]]

@@ -16,7 +16,7 @@ from disagg.api.status import PreflightFinding
 from disagg.errors import PreflightRefused
 
 MODEL_DTYPE = "model"
-"""Of a state tensor that has the dtype of the model, whichever that is."""
+"""The dtype of a state tensor that has the dtype of the model, whichever that is."""
 # Relative. Over thirteen architectures, a rope measured in float32 was within 1e-6 of the formula if both agreed. The
 # difference to detect, gpt-oss without `truncate: false`, is 27 to 43 %.
 FREQUENCY_TOLERANCE = 1e-4

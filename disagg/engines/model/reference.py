@@ -112,7 +112,7 @@ class Reference:
         return weights_form(self.config, dtype, quantization)
 
     def verdict(self, actual: ModelProfile, patched: Sequence[PreflightFinding] = ()) -> tuple[PreflightFinding, ...]:
-        """As `profile.verdict`, about a loaded model."""
+        """What a loaded model computes differently from this checkpoint, by `profile.verdict`."""
         return verdict(self.profile, actual, patched)
 
     def info(

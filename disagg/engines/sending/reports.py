@@ -27,9 +27,9 @@ PAUSE_S = 0.5  # after a connection that could not be accepted
 
 @dataclass(slots=True, eq=False)
 class Awaited:
-    """The reports of one prompt. done: all of them, one per part, or the first error. Whichever thread comes second
-    changes nothing. on_step: called on the reading thread for each step that a worker begins; it must not block.
-    computed: when all rows were, by time.monotonic() here; None until `done` has the reports."""
+    """The reports that are awaited of one prompt. done: all of them, one per part, or the first error. Whichever thread
+    comes second changes nothing. on_step: called on the reading thread for each step that a worker begins; it must not
+    block. computed: when all rows were, by time.monotonic() here; None until `done` has the reports."""
 
     id: str
     done: Future[Sequence[KVReport]] = field(default_factory=Future)
@@ -121,7 +121,8 @@ class Reports:
         next_token: int,
         progress: bool = False,
     ) -> KVOrder:
-        """To send the KV of `header` to the decode host at `to`, and to report here. The rest as of SendingEngine."""
+        """The order to send the KV of `header` to the decode host at `to`, and to report here. deadline, next_token: as
+        in SendingEngine.send. progress: steps are reported, too."""
         return KVOrder(
             id=awaited.id,
             report=self.address,

@@ -1,4 +1,4 @@
-"""The PrefillRuns of a VLLMEngine: a prompt whose KV is sent, and a prompt with its answer."""
+"""The PrefillRuns of engines whose vLLM sends the KV itself: a prompt whose KV is sent, and a prompt with its answer."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Run:
 
     @property
     def timing(self) -> PrefillTiming:
-        """Of each step's time, a prompt's share is that of its tokens."""
+        """The prompt's steps. Its share of each step's time is that of its tokens."""
         return PrefillTiming(self._started, self._computed - self.held, tuple(self._steps))
 
     def step(self, max_tokens: int | None = None) -> None:
@@ -116,7 +116,7 @@ class PromptRun(Run):
         return self.finished or (done.done() and done.exception() is not None)
 
     def take(self, output: Any, began: float, ended: float) -> None:
-        """Of a prompt that vLLM gave up before its first step no worker reports anything."""
+        """No worker reports anything of a prompt that vLLM gave up before its first step."""
         super().take(output, began, ended)
         if (error := refusal(output.outputs[0].finish_reason)) is not None:
             self._awaited.fail(error)
@@ -212,7 +212,7 @@ class AnswerRun(Run):
 
     @property
     def timing(self) -> PrefillTiming:
-        """With the first token of the answer."""
+        """The prompt's timing, with the first token of the answer as its last step."""
         return self._timing or super().timing
 
     def step(self, max_tokens: int | None = None) -> None:

@@ -30,7 +30,7 @@ class Shipment:
     """
 
     def __init__(self, order: KVOrder, header: Header, beats: Callable[[], int] = lambda: 0) -> None:
-        """beats: see Transfer."""
+        """beats: how many pieces of work the worker has finished; the transfer states them while it sends nothing."""
         self._order = order
         self._steps: list[ComputeStep] = []
         self._running: tuple[float, float] | None = None  # when the prompt's newest step began, and its share of it
@@ -115,8 +115,8 @@ class Shipment:
             self._woken.close()
 
     def _connect(self) -> socket.socket:
-        """To the engine that gave the order. A failure is logged, since it cannot be reported: the engine's address is
-        wrong from here if vLLM runs in a container."""
+        """A connection to the engine that gave the order. A failure is logged, since it cannot be reported: the
+        engine's address is wrong from here if vLLM runs in a container."""
         address = self._order.report
         try:
             return socket.create_connection((address.host, address.port), timeout=CONNECT_S)

@@ -186,7 +186,7 @@ class HybridLayer(FullLayer, StateLayer):
         FullLayer.__init__(self, layout, total, chunk, dtype, device)
 
     def lazy_initialization(self, *args: Any, **kwargs: Any) -> None:
-        """Of the state: the buffers are allocated in the constructor."""
+        """Initialize the state only: the buffers of rows are allocated in the constructor."""
         if kwargs:
             LinearAttentionLayer.lazy_initialization(self, **kwargs)
 

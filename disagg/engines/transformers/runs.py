@@ -69,7 +69,7 @@ class AnswerRun(PromptAndAnswer):
     ) -> None:
         super().__init__(prompt, emit)
         self._forward = forward
-        self._cached = prompt
+        self._tokens_run = prompt
         self._last, self._left = last, left
         self._sampler = sampler
         self._eos_ids = eos_ids
@@ -79,7 +79,7 @@ class AnswerRun(PromptAndAnswer):
         return self._left == 0
 
     def _next(self) -> Token:
-        token = self._sampler.next(self._forward.logits([self._last], self._cached.cache)[0])
+        token = self._sampler.next(self._forward.logits([self._last], self._tokens_run.cache)[0])
         self._last = token.id
         self._left -= 1
         if token.id in self._eos_ids:

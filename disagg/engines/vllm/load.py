@@ -23,7 +23,7 @@ LONG_SHARE = 4
 """A prompt that is not alone gets this part of a step's tokens at most: vLLM serves prompts in order of arrival, and a
 long one would take whole steps until its end."""
 OUT_OF_MEMORY = ("out of memory", "allocate memory", "alloc_failed")
-"""In what torch, CUDA and its libraries state then."""
+"""What the errors of torch, CUDA and its libraries contain if memory does not suffice."""
 
 # vLLM sends no usage statistics, and logs warnings only.
 ENVIRONMENT = {
@@ -182,7 +182,8 @@ def worker_connector() -> Any:
 
 
 def cannot_compute(error: Exception) -> ModelError:
-    """Of what vLLM raised for its first prompts: anything, and of a rank in another process the text only."""
+    """The error for what vLLM raised for its first prompts: anything, and of a rank in another process the text
+    only."""
     reason = ": ".join([type(error).__name__, *str(error).strip().splitlines()[:1]])
     if isinstance(error, MemoryError) or any(words in str(error).lower() for words in OUT_OF_MEMORY):
         return ModelError(

@@ -94,7 +94,8 @@ class PageTables:
     def of(
         self, prompt: tuple[str, int], rows: range, table: Sequence[int], block_size: int, device: torch.device
     ) -> PageRows:
-        """Of `rows` of a prompt: its request and the group of layers, whose table is given. Raises as `blocks_of`."""
+        """The rows of the pages that hold `rows` of a prompt. prompt: its request, and the group of layers whose table
+        is given. Raises what `blocks_of` raises."""
         key = prompt, rows
         if key not in self._known:
             blocks = torch.tensor(blocks_of(rows, table, block_size), pin_memory=device.type == "cuda")

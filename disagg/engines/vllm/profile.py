@@ -24,7 +24,7 @@ def measure(engine: Any, reference: ModelProfile) -> ModelProfile:
 
 
 def of_ranks(layers: Sequence[LayerProfile], config: Any, reference: ModelProfile) -> ModelProfile:
-    """The profile of a model of which one rank, or one of each stage, has these layers. config: a VllmConfig."""
+    """The profile of a whole model, from the layers of one rank, or of one rank of each stage. config: a VllmConfig."""
     model = config.model_config
     return replace(
         reference,
@@ -36,8 +36,9 @@ def of_ranks(layers: Sequence[LayerProfile], config: Any, reference: ModelProfil
 
 
 def of_all_ranks(layers: Sequence[LayerProfile], ranks: int, reference: ModelProfile) -> Iterator[LayerProfile]:
-    """The layers of one of `ranks` ranks with the heads of all. With more ranks than the model has heads, each has one,
-    and some the same: then there are as many as in `reference`, a number that no rank has."""
+    """The layers of one of `ranks` ranks, each with the heads that all ranks have together. With more ranks than the
+    model has heads, each has one, and some the same: then there are as many as in `reference`, a number that no rank
+    has."""
     expected = [layer.layout.kv_heads for layer in reference.layers]
     for index, layer in enumerate(layers):
         own = layer.layout.kv_heads
@@ -47,14 +48,14 @@ def of_all_ranks(layers: Sequence[LayerProfile], ranks: int, reference: ModelPro
 
 
 class NormEpsilons(NamedTuple):
-    """Those of the norms before the layers, and of the norms of latent vectors."""
+    """The epsilons of the norms before the layers, and of the norms of latent vectors."""
 
     layers: list[float]
     latent: list[float]
 
 
 def norm_epsilons(worker: Any) -> NormEpsilons:
-    """Called in a worker."""
+    """The epsilons that one rank's norms have. Called in a worker."""
     modules = list(worker.get_model().named_modules())
 
     def found(*names: str) -> list[float]:
@@ -163,6 +164,6 @@ def _rotates(attention: Any) -> bool:
 
 
 def _inverse_frequencies(module: Any) -> Rope:
-    """Of a rotary module of transformers."""
+    """The frequencies and scale of a rotary module of transformers."""
     frequencies = module.inv_freq.double().cpu()
     return Rope(tuple(float(one) for one in frequencies), float(getattr(module, "attention_scaling", 1.0)))

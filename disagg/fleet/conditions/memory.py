@@ -94,7 +94,7 @@ def unmet(found: Fit) -> Iterator[Finding]:
 
 
 def _serving(host: Host, model: Model, device: str, own: bool) -> Loading:
-    """What the servers need of a machine's memory. own: whether each rank has memory of its own; else the machine's has
+    """How the model is loaded on this host. own: whether each rank has memory of its own; else the machine's has
     to hold what all of them take, and the KV that waits to be sent."""
     engine, memory = host.engine, host.engine.kind.memory
     here = getattr(engine, memory.kv) * engine.ranks_here

@@ -51,7 +51,7 @@ def required_model(fleet: Fleet, host: Host, facts: HostFacts) -> RequiredModel:
 
 
 def chosen(fleet: Fleet, models: Sequence[str], hosts: Sequence[Host]) -> list[Host]:
-    """Those of these hosts that serve one of these models (by name or alias); all if no model is named. Gateways and
+    """The hosts of these that serve one of these models (by name or alias); all if no model is named. Gateways and
     simulated hosts have no model."""
     names = {fleet.model(model).name for model in models}
     return [host for host in hosts if (not names or host.model in names) and not (host.gateway or host.simulated)]

@@ -1,4 +1,5 @@
-"""Remove hosts from their machines: those that are named, or what no host of hosts.toml needs any more.
+"""Remove hosts from their machines: those that are named (`uninstall`), or what no host of hosts.toml needs any more
+(`Pruning`, for `disagg uninstall --unused`).
 
 A host's server ends before its files go. All machines are handled at the same time.
 """
@@ -31,8 +32,9 @@ _REMOVE_S: Final = 600.0
 
 @dataclass(frozen=True, slots=True)
 class Pruned:
-    """The result on one machine. host: through which it was reached. hosts: those of the fleet on it. removed: whether
-    the orphans are gone. error: why the machine could not be read, or what could not be removed."""
+    """What is left over on one machine, or was removed. host: through which it was reached. hosts: those of the fleet
+    on it. removed: whether the orphans are gone. error: why the machine could not be read, or what could not be
+    removed."""
 
     host: Host
     hosts: tuple[str, ...]
@@ -54,8 +56,8 @@ class Pruned:
 
 @dataclass(slots=True)
 class Pruning:
-    """One command on the machines of some deployed hosts. token_digests: of this machine's tokens. others, cached: see
-    Scope."""
+    """One removal of what is left over on the machines of some deployed hosts. token_digests: of this machine's tokens.
+    others: also hosts of other fleets and with another token. cached: also models of the hub's cache."""
 
     fleet: Fleet
     hosts: Sequence[Host]

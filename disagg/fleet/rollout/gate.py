@@ -85,7 +85,7 @@ def kind(host: Host) -> str:
 
 
 def tolerance(host: Host) -> float:
-    """In nats."""
+    """How much less likely another token may be on this host, in nats."""
     return QUANTIZED_TIE_NATS if host.engine.quantization else TIE_NATS.get(host.engine.dtype, QUANTIZED_TIE_NATS)
 
 

@@ -267,7 +267,7 @@ class _Notices:
                 self._read(self._socket.recv(4096).decode("utf-8", "replace"))
 
     def overdue(self) -> float:
-        """For how many seconds there was no notice, if that is too long; else 0."""
+        """The seconds for which there was no notice, if that is too long; else 0."""
         silent_s = time.monotonic() - self._at
         return silent_s if silent_s > self._limit_s else 0.0
 

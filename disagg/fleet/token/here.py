@@ -38,7 +38,7 @@ class OwnTokens:
 
     @staticmethod
     def of(fleet: Fleet, state: Path | None = None) -> OwnTokens:
-        """Those of this fleet. Creates nothing. state: a state folder to use instead of the user's."""
+        """The tokens of this fleet. Creates nothing. state: a state folder to use instead of the user's."""
         if state is None:
             return OwnTokens(token_path(fleet), named_token_path(fleet) is None)
         return OwnTokens(fleet.token_file or made_token_path(fleet, state), fleet.token_file is None)

@@ -106,7 +106,7 @@ def _prove(request: Request) -> None:
 
 
 def _secret(request: Request) -> str:
-    """As OpenAI's clients send it, or as Anthropic's do."""
+    """The key of a request, as OpenAI's clients send it, or as Anthropic's do."""
     return bearer(request) or request.headers.get("x-api-key", "")
 
 

@@ -167,7 +167,7 @@ class OutputConfig(Contract, frozen=True):
 
 
 def _choice(given: ToolChoice | None) -> Any:
-    """As OpenAI's chats write it."""
+    """The choice of a tool as OpenAI's chats write it."""
     if given is None or given.type in ("auto", "none"):
         return given and given.type
     if given.type == "any":

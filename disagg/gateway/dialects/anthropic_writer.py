@@ -13,7 +13,7 @@ from disagg.gateway.dialects.problems import Problem
 from disagg.inference.types import Completion
 
 SIGNATURE: Final = "unsigned"
-"""Of reasoning. Some clients send reasoning back only if it has one."""
+"""The signature of reasoning. Some clients send reasoning back only if it has one."""
 _STOP_REASONS: Final = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 _ERRORS: Final = {
     400: "invalid_request_error",

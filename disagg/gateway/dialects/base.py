@@ -95,7 +95,7 @@ DATA_EVENTS: Final = Framing(
 )
 """Server-sent events without names."""
 JSON_LINES: Final = Framing("application/x-ndjson", lambda body: msgspec.json.encode(body) + b"\n")
-"""Without a sign of life: a line that is no JSON would break Ollama's clients."""
+"""Lines of JSON, without a sign of life: a line that is none would break Ollama's clients."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,10 +64,10 @@ UNSUPPORTED: Final[Mapping[str, tuple[Any, ...]]] = {
 }
 """Fields that would change the answer and cannot be honoured, with the values besides null that change nothing."""
 OF_CHATS: Final = frozenset({"tools", "tool_choice", "response_format", "reasoning_effort", "chat_template_kwargs"})
-"""Of these fields, those that are honoured in chats."""
+"""Those of the fields above that are honoured in chats."""
 
 MAX_DIGITS: Final = 10
-"""Of a token's id."""
+"""The most digits of a token's id."""
 
 
 class StreamOptions(Contract, frozen=True):

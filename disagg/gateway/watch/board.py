@@ -27,7 +27,7 @@ from disagg.version import VERSION
 SAMPLES: Final = 300
 SAMPLE_S: Final = 2.0
 MAX_KEYS: Final = 1024
-"""Of which a board of their own requests is kept."""
+"""The most keys of which a board of their own requests is kept."""
 WINDOW_S: Final = 5
 MAX_VALUES: Final = 1000
 _SUMMED: Final = {*Sample.__struct_fields__} & {*Totals.__struct_fields__}

@@ -37,7 +37,7 @@ _INDEX: Final = f"CREATE INDEX IF NOT EXISTS answers_by_key ON answers ({_KEY_ID
 
 
 CACHE_KIB: Final = 256
-"""Of the file's pages in memory. The writer only appends and removes the oldest: SQLite's own 2,000 KiB would fill up
+"""The pages of the file in memory. The writer only appends and removes the oldest: SQLite's own 2,000 KiB would fill up
 in the first 1,300 requests for nothing."""
 
 

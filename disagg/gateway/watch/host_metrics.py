@@ -63,7 +63,7 @@ class LiveCollector:
 
 
 def _audits(hosts: Sequence[LiveHost]) -> Iterator[Metric]:
-    """Of each pair, since the decode host started: what it found of the KV that the prefill host sent."""
+    """What each decode host has found of the KV of each prefill host since it started."""
     labels = ("host", "sender", "model_name")
     verdicts = CounterMetricFamily("disagg_kv_audits", "Audited hand-offs", labels=(*labels, "verdict"))
     deviation = GaugeMetricFamily(

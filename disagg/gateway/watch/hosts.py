@@ -18,7 +18,7 @@ _STATES: Final[Mapping[str, tuple[HostState, str, str]]] = {
     "stalled": ("stalled", "its engine makes no progress", "disagg restart --host {name}"),
     "error": ("error", "its engine has stopped", "disagg restart --host {name}"),
 }
-"""By the status of GET /load: state, reason, and the command that helps."""
+"""State, reason and the command that helps, by the status of GET /load."""
 _OF_LOAD: Final = {*LiveHost.__struct_fields__} & {*Load.__struct_fields__}
 """The figures of a host that it states itself."""
 

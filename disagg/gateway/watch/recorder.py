@@ -27,7 +27,7 @@ log = logging.getLogger("disagg.gateway")
 
 
 class _Mark:
-    """In the queue: `done` is called when everything before it is written."""
+    """A place in the queue: `done` is called when everything before it is written."""
 
     def __init__(self, done: Callable[[], None]) -> None:
         self.done = done

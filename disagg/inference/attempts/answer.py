@@ -27,7 +27,8 @@ _PHASES: Final[Mapping[str, Phase]] = {
     "sending KV": "transfer",
     "generating": "decode",
 }
-"""By the phase that a host's progress event states. "waiting for KV" is left out: the prefill host says more."""
+"""A request's phase by what a host's progress event states. "waiting for KV" is left out: the prefill host says
+more."""
 
 Deliver = Callable[[Chunk], None]
 
@@ -134,7 +135,7 @@ class ArrivingAnswer:
         self.trace.first_token = self.trace.first_token or now
 
     def note_with_answer(self, text: str) -> None:
-        """As `note`, once something of the answer arrives; nothing if nothing does."""
+        """Note this once something of the answer arrives; if nothing does, it is not noted."""
         self.deferred_notes.append(text)
 
     def note(self, text: str) -> None:

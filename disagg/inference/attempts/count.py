@@ -19,8 +19,8 @@ from disagg.inference.http import host_calls
 from disagg.inference.policy import patience_s
 
 HOST_S = 20.0
-"""For each step of one host's answer; the longest prompts take seconds to tokenise. Less if the next host would else
-have too little time."""
+"""How long each step of one host's answer may take; the longest prompts take seconds to tokenise. Less if the next host
+would else have too little time."""
 
 
 async def count(driver: Driver, request: GenerationRequest) -> int:

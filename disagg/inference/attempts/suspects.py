@@ -67,7 +67,7 @@ class Suspicion:
 
     @property
     def standing(self) -> Literal["", "suspect", "innocent"]:
-        """As hosts are told; see PromptBody."""
+        """The `standing` of the request's body."""
         return "suspect" if self.lost else "innocent" if self.struck else ""
 
     def look(self) -> None:

@@ -70,7 +70,7 @@ class Affinity:
     _holders: OrderedDict[bytes, dict[str, int]] = field(default_factory=OrderedDict)
 
     def held(self, hashes: Sequence[bytes]) -> Mapping[str, int]:
-        """By host: how many of the prompt's tokens it holds. Hosts that hold none are left out."""
+        """How many of the prompt's tokens each host holds. Hosts that hold none are left out."""
         found: dict[str, int] = {}
         for one in reversed(hashes):
             for host, tokens in self._holders.get(one, {}).items():

@@ -85,7 +85,7 @@ class Refresher:
         return sorted(stale, key=lambda host: self._asked.get(host.name, 0.0))[:PER_INTERVAL]
 
     def _used(self, now: float) -> dict[str, Host]:
-        """By name: the hosts that some request uses, or did until lately."""
+        """The hosts that some request uses, or did until lately, by name."""
         uses = [use for use in self._uses.values() if use.requests or now - use.last < IDLE_S]
         return {host.name: host for use in uses for host in use.hosts}
 
@@ -162,7 +162,7 @@ class Heartbeat:
             self._drop(host, request_id)
 
     def due(self, now: float) -> dict[str, list[str]]:
-        """By host: the requests that are older than the interval, whose leases have to be extended."""
+        """The requests of each host that are older than the interval, whose leases have to be extended."""
         old = {
             host: [i for i, began in ids.items() if now - began >= self._every_s] for host, ids in self._since.items()
         }

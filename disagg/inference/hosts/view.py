@@ -53,7 +53,7 @@ class HostView:
 
     @property
     def boot_id(self) -> str:
-        """Of the server's start that answered last; empty if none has."""
+        """The id of the server's start that answered last; empty if none has."""
         return self.load.boot_id if self.load is not None else ""
 
     @property

@@ -24,7 +24,7 @@ from disagg.tls.transport import SecureTransport
 READ_BYTES: Final = 1 << 16
 MAX_UNREAD_BYTES: Final = 1 << 20  # of a response whose reader is slower than its sender
 MAX_HEAD_BYTES: Final = 1 << 16
-"""Of what is no body, in a row: a head, or what a chunk or the end of a response states beside its length."""
+"""The most in a row that is no body: a head, or what a chunk or the end of a response states beside its length."""
 GRACE_S: Final = 0.005
 """After a wait is over, for what has arrived meanwhile: uvloop looks at its timers before it reads."""
 
@@ -42,8 +42,8 @@ class ResponseHead:
 
 
 class HostConnection(asyncio.BufferedProtocol):
-    """For one request at a time. Raises OSError and HttpParserError if it breaks, TimeoutError if the host is silent.
-    What it has beside the parser are the bounds and waits of a response that nobody trusts.
+    """A connection for one request at a time. Raises OSError and HttpParserError if it breaks, TimeoutError if the host
+    is silent. What it has beside the parser are the bounds and waits of a response that nobody trusts.
 
     token: the fleet's, which the host proves that it has (`secured`), and which it may be shown. Without one, there is
     no TLS, or that of asyncio. buffer: what is read from the socket, of all connections in turn: their memory does not

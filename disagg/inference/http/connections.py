@@ -331,7 +331,7 @@ def _unreachable(host: Host, errors: Sequence[Exception]) -> ServerUnavailable:
 
 @cache
 def _tls_context() -> ssl.SSLContext:
-    """With the certificates that this machine trusts. Reading them takes 20 ms."""
+    """A context with the certificates that this machine trusts. Reading them takes 20 ms."""
     return ssl.create_default_context()
 
 

@@ -53,7 +53,8 @@ class Expected:
 
 
 class Incoming:
-    """Used by one thread per connection: each joins with its part, fills its share of `kv`, completes and leaves.
+    """The KV of one ticket while it arrives. One thread per connection uses it: each joins with its part, fills its
+    share of `kv`, completes and leaves.
 
     The reserved memory is in use from the moment that the first part joins. If the ticket ends without its KV, the use
     ends when the last connection has left, because until then a connection may still write.

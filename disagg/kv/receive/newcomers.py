@@ -144,7 +144,7 @@ class Newcomers:
             self._end(newcomer)
 
     def _that_have_named(self, named: bool) -> list[Newcomer]:
-        """Those that have named a valid ticket, or those that have not; oldest first."""
+        """The newcomers that have named a valid ticket, or those that have not; oldest first."""
         return [one for one in self._waiting.values() if (one.named is not None) == named]
 
     def _missing(self, newcomer: Newcomer) -> str:

@@ -88,7 +88,8 @@ class Tickets:
 
         on_outcome is called exactly once, on any thread, with the KV or the error; it must neither block nor raise.
         memory: reserved for the KV; in use from its first part to the KV's release, None if nobody counts it.
-        elsewhere_s: seconds in which the KV would come in another way; None if none is known. See Pace.
+        elsewhere_s: seconds in which the KV would come in another way, for which a slow sender is waited at least; None
+        if none is known.
         """
         incoming = Incoming(expected, memory, self.arenas)
         ticket = secrets.token_urlsafe(TICKET_BYTES)

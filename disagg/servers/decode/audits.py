@@ -22,7 +22,7 @@ from disagg.kv.received import ReceivedKV
 from disagg.servers.host.feed import StepTokens
 
 COST: Final = 0.02
-"""Of the time to the first token, what audits may add to its mean."""
+"""The share of the mean time to the first token that audits may add to it."""
 UNMEASURED: Final = 8
 """One in so many of a mixture's hand-offs, until their times are measured."""
 MOST: Final = 64
@@ -37,7 +37,7 @@ SPARE: Final[dict[Measure, float]] = {"sample": 4.0, "rows": 4.0, "few": 8.0}
 3.9 times that of the first 256 (`python -m tests.hostile.audit honest`); of 1,500 with a linear attention in bfloat16,
 the rows of one were 3.8 times as far off as the worst of the first 64."""
 TIGHTEST: Final = 1 / 8
-"""Of the bound in the table: no bound is tightened further."""
+"""The least share of the bound in the table: no bound is tightened further."""
 
 MAX_SENDERS: Final = 64
 _WEIGHT: Final = 0.9  # of all earlier measurements when a new one comes
@@ -99,7 +99,7 @@ class Audits:
 
     @property
     def every(self) -> int:
-        """See `every`."""
+        """One in so many hand-offs is audited, by what audits have taken so far; 0: none."""
         info = self._info
         if info is None or not info.audits:
             return 0

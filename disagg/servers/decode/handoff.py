@@ -43,7 +43,7 @@ class Slots:
         elsewhere_s: float | None = None,
     ) -> OpenSlot:
         """A slot for the KV of tokens [held_tokens, all but the last), which comes into `memory`. It ends with the
-        request at the latest. elsewhere_s: see Tickets.issue."""
+        request at the latest. elsewhere_s: seconds in which the KV would come in another way; None if none is known."""
         cleanup = ExitStack()
         turn = self._turns.take(request.share, cleanup)
         await request.within_deadline(turn, "there was no free slot for its KV")

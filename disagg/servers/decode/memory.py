@@ -73,7 +73,7 @@ class KVMemory:
         return self._reservation(nbytes, share, cleanup)
 
     async def reserve(self, nbytes: int, share: Share, cleanup: ExitStack) -> Reservation:
-        """As `try_reserve`, but wait for room."""
+        """Reserve memory as `try_reserve` does, but wait for room."""
         if (reservation := self.try_reserve(nbytes, share, cleanup)) is not None:
             return reservation
         waiting = _Waiting(nbytes, share)

@@ -18,7 +18,7 @@ UNMEASURED_TOKENS = 32
 MEASURED_TOKENS = 16
 """Shorter computations do not predict longer ones: their time is that of one pass through the weights."""
 OVERHEAD_S = 0.01
-"""To ask a prefill host, and to open the KV connection. Assumed for a local network."""
+"""What it takes to ask a prefill host, and to open the KV connection. Assumed for a local network."""
 SPEED_WEIGHT = 0.7  # of all earlier measurements when a new one comes
 
 

@@ -124,7 +124,8 @@ class Admission:
         waiting: Callable[[], bool] = lambda: False,
         give_up: Callable[[], None] = lambda: None,
     ) -> None:
-        """Take a place until `cleanup` is closed. Raises Overloaded if there is none. waiting, give_up: see Place."""
+        """Take a place until `cleanup` is closed. Raises Overloaded if there is none. waiting, give_up: whether, and
+        how, the place may be yielded to another key, as in Place."""
         place = self._places.take(share, 1, time.monotonic(), waiting=waiting, give_up=give_up)
         if place is None:
             kept = self.limit - self._places.taken

@@ -58,7 +58,7 @@ class Gauge:
         self._last: float | None = None
 
     async def read(self, backend: str) -> float | None:
-        """As `utilisation`, or the last figure if that takes over READ_S."""
+        """The utilisation, or the last figure if reading it takes over READ_S."""
         if self._reading is None:
             self._reading = asyncio.ensure_future(on_daemon_thread(partial(utilisation, backend), "utilisation"))
         reading = self._reading

@@ -1,5 +1,6 @@
-"""Whether an engine works: judged by its requests and self-tests, and by the pieces of work that it finishes. Times are
-time.monotonic().
+"""Whether an engine works: judged by its requests and self-tests, and by the pieces of work that it finishes.
+
+Times are time.monotonic().
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ FAILURES_IN_A_ROW = 3
 IDLE_TEST_S = 60.0  # an engine that has shown nothing for this long is tested
 FAULT_TEST_S = 5.0  # between two tests of an engine that does not work
 TEST_LIMIT_S = 10.0
-"""Of a test, unless the engine states another limit."""
+"""How long a test may take, unless the engine states another limit."""
 
 
 class EngineHealth:

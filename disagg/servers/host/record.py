@@ -74,7 +74,7 @@ class RequestRecord:
 
     @property
     def verdicts(self) -> StatedVerdicts:
-        """For GET /load."""
+        """What GET /load states of requests that end hosts."""
         now = time.time()
         return StatedVerdicts(self.strikes.stated(now), self.strikes.acquitted(now))
 

@@ -69,7 +69,7 @@ class RequestWork:
         return await asyncio.shield(running)
 
     def stuck_s(self, now: float) -> float:
-        """For how many seconds every thread has worked on one piece, if that is over the bound; else 0. now:
+        """The seconds for which every thread has worked on one piece, if that is over the bound; else 0. now:
         time.monotonic()."""
         if len(self._begun) < self.bounds.threads:
             return 0.0

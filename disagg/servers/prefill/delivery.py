@@ -45,7 +45,7 @@ class Delivery(ABC, Generic[E]):
         salt: str,
         beats: Callable[[], int],
     ) -> None:
-        """beats: see Transfer."""
+        """beats: how many pieces of work the engine has finished; the transfer states them while it sends nothing."""
         self._engine, self._tokens, self._salt = engine, tokens, salt
         self._to, self._header, self._deadline, self._beats = to, header, deadline, beats
         self._ended = False

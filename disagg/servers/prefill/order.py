@@ -50,7 +50,7 @@ class Policy:
 
 
 ON_CPU: Mapping[str, Any] = {"least_chunk_tokens": 64, "chunk_s": 0.15, "shared_chunk_s": 0.03, "yields": True}
-"""Of a policy for a CPU, which is as fast with short chunks, and which the threads of HTTP need too."""
+"""What a policy has for a CPU, which is as fast with short chunks, and which the threads of HTTP need too."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -271,7 +271,7 @@ class Scheduler:
             job.waits.append(LinkWait(time.monotonic(), behind))
 
     def _started(self) -> list[PromptJob]:
-        """Those whose runs a step may have finished."""
+        """The jobs whose runs a step may have finished."""
         with self._changed:
             return [job for job in self._jobs if job.state == "started"]
 

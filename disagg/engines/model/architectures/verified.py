@@ -64,7 +64,7 @@ VERIFIED: Final = frozenset(
         "starcoder2",
     }
 )
-"""By the `model_type` of the part that reads text. Written by `python -m tests.surveys.architectures`."""
+"""Verdicts by the `model_type` of the part that reads text. Written by `python -m tests.surveys.architectures`."""
 
 
 def verified(architecture: str, versions: Mapping[str, str]) -> bool:

@@ -17,9 +17,9 @@ from disagg.errors import RequestError, SchemaTooComplex
 MAX_PARTS: Final = 10_000
 """Objects and lists of a schema."""
 MAX_NESTING: Final = 100
-"""Of objects and lists in each other. llguidance's own bound is 128, with what is around the schema."""
+"""Objects and lists in each other. llguidance's own bound is 128, with what is around the schema."""
 MAX_DEPTH: Final = 500
-"""Of objects and lists that lead to each other, also by $ref: a compiler needs some of its stack for each."""
+"""Objects and lists that lead to each other, also by $ref: a compiler needs some of its stack for each."""
 MAX_MULTIPLE: Final = 100_000
 """The largest multipleOf, as an integer without its decimal point. An automaton has as many states: with this many,
 compiling takes 0.45 s and 45 MiB."""

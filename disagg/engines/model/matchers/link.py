@@ -1,4 +1,8 @@
-"""The server's ends: of the connection to a fork server, and of what an answer shares with the process of its form."""
+"""The server's ends of two connections: to its fork server, and of each answer to the process that its form has.
+
+A form is what the answer must look like, as a grammar. Its process says which tokens may come next; the fork server
+makes these processes and ends them.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +24,8 @@ from disagg.engines.model.matchers.wire import Attach, Region, Reply
 
 _log = logging.getLogger(__name__)
 fork_servers: set[int] = set()
-"""The fork servers of this process, by their process ids. What they and the processes of forms compute is no engine's
-work."""
+"""The process ids of this process's fork servers. What they and their children compute is no engine's work, and does
+not count as progress of one."""
 
 
 class Link:
@@ -88,7 +92,7 @@ class Link:
 
     @property
     def memory(self) -> mmap.mmap:
-        """What is shared: the last mask, or why the form is refused."""
+        """The shared memory: it has the last mask, or why the form is refused."""
         return self._region.memory
 
     def hang_up(self) -> None:

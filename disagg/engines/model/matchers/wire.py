@@ -1,7 +1,8 @@
 """What crosses the sockets between a server, its fork server and the processes of forms; and the memory they share.
 
-Every message has a fixed length. A `Frame` stands in for a form: its text and the tokens given are in the shared
-memory of its answer, where the masks come later.
+A form is what an answer must look like, as a grammar, such as that of a JSON schema. Every message has a fixed length:
+an `Attach` names the form by a digest, and its text and the tokens given are in the shared memory of the answer, where
+the masks come later.
 """
 
 from __future__ import annotations

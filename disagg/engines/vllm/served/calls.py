@@ -21,7 +21,7 @@ from disagg.errors import Cancelled, DeadlineExceeded, DisaggError, ModelError
 
 CONNECT_S: Final = 3.0
 MAX_BYTES: Final = 1 << 24
-"""Of an answer, and of a line of one that is streamed."""
+"""The longest answer, and the longest line of one that is streamed."""
 _LEAST_S: Final = 0.001  # a socket's timeout; one of 0 would not block
 _KEYED: Final = "/v1/"  # what vLLM answers only to those who have its key
 _JSON: Final = {"Content-Type": "application/json"}

@@ -28,7 +28,7 @@ from disagg.kv.fingerprint import Fingerprint
 from disagg.version import VERSION
 
 PATIENCE_S: Final = 60.0
-"""For the one token that describes a server: it may be computing long prompts of other callers."""
+"""How long the one token that describes a server may take: it may be computing long prompts of other callers."""
 
 
 def describe(server: VLLMServer, wanted: str | None) -> tuple[str, ConnectorInfo]:

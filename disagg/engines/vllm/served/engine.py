@@ -41,7 +41,7 @@ from disagg.kv.frames import Header
 POLL_S: Final = 0.02  # that a new prompt waits for a step without messages
 MAX_MESSAGES: Final = 4096
 ANSWER_S: Final = 24 * 3600.0
-"""For an answer, whose own deadline is its request's."""
+"""The bound on an HTTP request for an answer. The answer's own deadline is that of its request, whose end closes it."""
 
 
 class _Message(NamedTuple):
@@ -108,8 +108,8 @@ class ServedEngine(SendingEngine):
         return run
 
     def start_answer(self, request: AnswerRequest, emit: Callable[[Token], None]) -> PrefillRun:
-        """As of the engine `vllm`. The server describes itself first: unlike a prompt's KV, whose
-        header the decode host checks, tokens do not show which weights they are from."""
+        """A run of a whole request. The server describes itself first: unlike a prompt's KV, whose header the decode
+        host checks, tokens do not show which weights they are from."""
         tokens = request.tokens
         run = AnswerRun(self, len(tokens), emit, request.sampling)
         body = answer_body(self._model, tokens, request.salt, fields(request, self.info.eos_ids))

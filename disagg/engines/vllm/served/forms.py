@@ -22,7 +22,7 @@ _BAD_REQUEST, _UNAUTHORIZED, _NOT_FOUND = 400, 401, 404
 
 
 class Logprob(NamedTuple):
-    """Of one token, as vLLM's own type has it."""
+    """The log-probability of one token, as vLLM's own type has it."""
 
     logprob: float
 
@@ -44,14 +44,15 @@ class StepOutput(NamedTuple):
 
 
 def prompt_body(model: str, tokens: Sequence[int], salt: str, order: Any) -> bytes:
-    """To compute a prompt. Its one token of answer, which vLLM cannot do without, is not used. order: a KVOrder as
-    JSON, or DESCRIBE."""
+    """The body of a request to compute a prompt. Its one token of answer, which vLLM cannot do without, is not used.
+    order: a KVOrder as JSON, or DESCRIBE."""
     body: dict[str, Any] = {"max_tokens": 1, "temperature": 0.0, "ignore_eos": True}
     return _body(model, tokens, salt, {**body, "kv_transfer_params": {ORDER_FIELD: order}})
 
 
 def answer_body(model: str, tokens: Sequence[int], salt: str, sampling: Mapping[str, Any]) -> bytes:
-    """To compute a prompt and its answer, token by token. sampling: what `sampling.fields` gives."""
+    """The body of a request to compute a prompt and its answer, token by token. sampling: what `sampling.fields`
+    gives."""
     bias = {str(id): value for id, value in (sampling["logit_bias"] or {}).items()}
     form = {"stream": True, "return_token_ids": True, "return_tokens_as_token_ids": True}
     return _body(model, tokens, salt, {**sampling, "logit_bias": bias or None, **form})

@@ -54,9 +54,9 @@ class Request:
 HEALTH: Final = "/health"
 EVERY_S: Final = 1.0
 LIMIT_S: Final = 8.0
-"""For an answer: a server that tokenises long prompts, or writes many answers, may take seconds."""
+"""How long an answer may take: a server that tokenises long prompts, or writes many answers, may take seconds."""
 FAILURES: Final = 2
-"""In a row, after which it is left."""
+"""Failures in a row after which the server is given up."""
 
 
 class Pulse:

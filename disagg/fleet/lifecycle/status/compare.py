@@ -18,7 +18,8 @@ from disagg.version import code_hash
 
 ROTATE: Final = "disagg token rotate"
 LEAST_AGREEING: Final = 0.5
-"""Of the places: with weights of other forms, such as 4 bits, 0.9 is usual; with a wrong position embedding 0.4 was
+"""The least share of the places in which two hosts agree: with weights of other forms, such as 4 bits, 0.9 is usual;
+with a wrong position embedding 0.4 was
 seen, and 0 with a window that is ignored."""
 
 
@@ -59,7 +60,7 @@ UNFINISHED: Final = _Remark("a rotation of the token is not finished: the one be
 
 
 def _remarked(status: HostStatus, remarks: Sequence[_Remark]) -> HostStatus:
-    """With these remarks beside its own. A command that another one ends with is not repeated."""
+    """The status with these remarks beside its own. A command that another one ends with is not repeated."""
     whole = [_Remark(status.why, status.hint), *remarks]
     why = "; ".join(dict.fromkeys(one.why for one in whole if one.why))
     hints = list(dict.fromkeys(one.hint for one in whole if one.hint))
@@ -140,7 +141,8 @@ def with_remarks(
 def _with_release(
     fleet: Fleet, status: HostStatus, statuses: Sequence[HostStatus], verdicts: Sequence[Verdict]
 ) -> HostStatus:
-    """With a remark if it does not run what is deployed, or runs other code than is here, else `_with_doubt`."""
+    """The status with a remark if the host does not run what is deployed, or runs other code than is here; else that of
+    `_with_doubt`."""
     host = fleet.hosts[status.host]
     restart = f"disagg restart --host {host.name}"
     if "code" in status.differs:
@@ -158,8 +160,8 @@ def _with_release(
 def _with_doubt(
     fleet: Fleet, status: HostStatus, statuses: Sequence[HostStatus], verdicts: Sequence[Verdict]
 ) -> HostStatus:
-    """With a remark if this host and a partner, as a pair not verified by `disagg verify`, find other tokens likely, or
-    if disagg's own tests have not compared this model's answers either."""
+    """The status with a remark if this host and a partner, as a pair not verified by `disagg verify`, find other tokens
+    likely, or if disagg's own tests have not compared this model's answers either."""
     host = fleet.hosts[status.host]
     own = [verdict for verdict in verdicts if verdict.covers(status, host)]
     partners = [one for one in statuses if one.ok and _hand_over(status, one)]

@@ -1,4 +1,4 @@
-"""What the state of a server is, by what came of asking it, and for one that does not serve by its machine, too.
+"""The state of a server: judged by what came of asking it and, if it does not serve, by its machine, too.
 
 Pure: `ask` asks. What this machine knows beside the answer is read only where it matters, through `Here`.
 """
@@ -221,7 +221,7 @@ class _Case:
         return self._is("foreign", why, self.here.stop_other or f"stop that process; disagg {upgrade}")
 
     def _unanswered(self, error: OSError) -> HostStatus:
-        """By the network error alone: a server without a process record here."""
+        """The state of a server without a process record here, by the network error alone."""
         host, at = self.host, f"{self.host.address}:{self.host.port}"
         in_time = f"did not answer within {self.asked.timeout_s:g} s"
         if host.whole:
