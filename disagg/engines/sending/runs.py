@@ -1,4 +1,4 @@
-"""The PrefillRuns of engines whose vLLM sends the KV itself: a prompt whose KV is sent, and a prompt with its answer."""
+"""The PrefillRuns of engines whose vLLM sends KV itself: a prompt whose KV is sent, and a prompt with its answer."""
 
 from __future__ import annotations
 
