@@ -8,4 +8,5 @@ peers      prefill engines and hosts that send wrong KV under a right digest
 schemas    JSON schemas that grow by depth, width, references, arithmetic and repetition
 senders    prefill hosts that send next to nothing of a KV transfer
 texts      texts that keep tokenizers and templates busy, and parsers of tool calls
+work       what requests make a host do beside its engine, and the most that it takes: a table
 """

@@ -1,4 +1,4 @@
-"""disagg/servers/host/work.py: each kind of work that a request makes a host do keeps to its row of the table."""
+"""Each kind of work that a request makes a host do keeps to its row of the table in `work`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,6 @@ from disagg.engines.model.stream import StopStrings
 from disagg.engines.model.text import HFTokenizer, check_ids
 from disagg.errors import ContextLengthExceeded, DisaggError, RequestError
 from disagg.http.requests import body_bounds
-from disagg.servers.host.work import CONTEXT, WORK, Work
 from disagg.servers.output import tool_calls
 from disagg.servers.output.answer import RESUMED_AT_ONCE, GrowingAnswer, _logprob
 from disagg.servers.output.forced import grammar_of
@@ -38,6 +37,7 @@ from disagg.servers.output.part import Output
 from tests import tiny_models
 from tests.engines.model import test_matchers
 from tests.hostile import schemas, texts
+from tests.hostile.work import CONTEXT, WORK, Work
 from tests.servers.output.texts import Texts
 
 SLOWER = 4.0
