@@ -21,7 +21,8 @@ from typing import Any
 
 from transformers import CONFIG_MAPPING
 
-from disagg.engines.model.architectures import architecture_of, verified
+from disagg.engines.model.architectures import architecture_of
+from disagg.engines.model.architectures.verified import FILE
 from disagg.engines.model.profile import LayerProfile, layout_of
 from disagg.errors import DisaggError
 from disagg.inference.client import AsyncClient
@@ -138,7 +139,7 @@ def main(page: Path, names: Sequence[str]) -> None:
         made = row(name, entries[name])
         print(made, end="", file=sys.stderr)
         write_rows(page, FIRST, LAST, HEAD, {name: made})
-    write_verified(page, Path(verified.__file__))
+    write_verified(page, FILE)
 
 
 if __name__ == "__main__":

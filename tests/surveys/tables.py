@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -35,12 +34,10 @@ def read_rows(page: Path, first: str, last: str) -> dict[str, list[str]]:
 
 
 def write_verified(page: Path, file: Path) -> None:
-    """Put the model types whose rows in the table of the page are exact, or patched, into the set of `file`."""
+    """Make `file` the list of the model types whose rows in the table of the page are exact, or patched."""
     rows = read_rows(page, FIRST, LAST)
     types = sorted({text_type(known()[name]) for name, (_, verdict, *_) in rows.items() if verdict in GOOD})
-    lines = "".join(f'        "{one}",\n' for one in types)
-    found = re.compile(r"(VERIFIED: Final = frozenset\(\n    \{\n)[^}]*(    \})")
-    file.write_text(found.sub(lambda match: match[1] + lines + match[2], file.read_text(encoding="utf-8")), "utf-8")
+    file.write_text("".join(f"{one}\n" for one in types), "utf-8")
 
 
 def text_type(entry: Mapping[str, Any]) -> str:
