@@ -102,10 +102,11 @@ class FleetLocks:
         """The host's lock; None if it is not locked."""
         return self._kept.get((host.name, host.name))
 
-    def note(self, host: Host, lines: Sequence[str]) -> None:
-        """Write these lines to the host's audit when its lock is given back; nowhere if it is not locked."""
-        if (lock := self.lock(host)) is not None:
-            lock.lines += lines
+    def note(self, hosts: Sequence[Host], lines: Sequence[str]) -> None:
+        """Write these lines to the audits of those of the hosts that are locked, also if this thread is interrupted."""
+        by_host = {host.name: lock for host in hosts if (lock := self.lock(host)) is not None}
+        with interrupted_by(Event()):
+            each([host for host in hosts if host.name in by_host], lambda host: by_host[host.name].note(lines))
 
     def failed(self, name: str, error: BaseException) -> None:
         """Note for the audit that the command has failed on a host."""

@@ -90,7 +90,7 @@ class HookRunner:
         locks: FleetLocks | None = None,
     ) -> Iterator[Change]:
         """Run hooks before and after the block, which calls `Change.end`. CommandFailed if the one before fails. locks:
-        of the hosts; what has run is written to their audits when they are given back."""
+        of the hosts; what has run is written to their audits."""
         change = Change(kind, hosts, releases or {})
         try:
             if (refusal := self._run(_BEFORE[kind], change)) is not None:
@@ -143,11 +143,14 @@ class HookRunner:
     def _audit(self, change: Change, locks: FleetLocks | None) -> None:
         """Write to the audit of each host of a change which hooks ran."""
         lines, self._audited = self._audited, []
-        for host in (self.fleet.hosts[name] for name in change.hosts):
+        if not lines:
+            return
+        hosts = [self.fleet.hosts[name] for name in change.hosts]
+        for host in hosts:
             if host.server_kind.spawned:
                 append_here(audit_file(state_folder(self.fleet), host.name), *lines)
-            elif locks is not None:
-                locks.note(host, lines)
+        if locks is not None:
+            locks.note([host for host in hosts if host.server_kind.deployed], lines)
 
 
 @dataclass(frozen=True, slots=True)

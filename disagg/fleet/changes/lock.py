@@ -7,7 +7,7 @@ lock first (`Machine.fences`). `fleet_locks` takes the locks of several hosts.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -18,7 +18,7 @@ from disagg.errors import Cancelled, CommandFailed, DisaggError, FleetError, Hos
 from disagg.fleet.changes.audit import AUDIT_BOUNDS, Caller
 from disagg.fleet.facts.paths import HostPaths
 from disagg.fleet.machine.interruption import interrupted_by
-from disagg.fleet.machine.machine import Fence, Machine, last_lines, script
+from disagg.fleet.machine.machine import CommandResult, Fence, Machine, last_lines, script
 
 _TAKEN: Final = 75
 _FULL: Final = 28
@@ -48,7 +48,7 @@ class LockFound:
 @dataclass(slots=True)
 class HostLock:
     """A lock that this process holds on a machine. For the host's audit, when it is given back: current, the release
-    that is current then, and more lines."""
+    that is current then, and lines that could not be written before."""
 
     machine: Machine
     paths: HostPaths
@@ -64,12 +64,24 @@ class HostLock:
         lines = [*self.lines, self.holder.ended(error, self.current)]
         argv = [self.paths.lock, self.holder.to_json(), self.paths.audit, *lines]
         with interrupted_by(Event()):
-            result = self.machine.run(
-                argv, script=script("audit.sh", "lock_release.sh"), environment=AUDIT_BOUNDS, timeout=_SMALL_S
-            )
+            result = self._run(argv, "lock_release.sh")
         if not result.ok:
             words = last_lines(result.stderr, 3)
             raise HostUnreachable(f"{self.machine.name}: the lock could not be released: {words}")
+
+    def note(self, lines: Sequence[str]) -> None:
+        """Write these lines to the host's audit now, since this process may be killed before it gives the lock back;
+        then, if that fails now."""
+        try:
+            written = self._run([self.paths.audit, *lines], "audit_lines.sh").ok
+        except DisaggError:
+            written = False
+        if not written:
+            self.lines += lines
+
+    def _run(self, argv: Sequence[str], name: str) -> CommandResult:
+        """Run a script that appends to the audit."""
+        return self.machine.run(argv, script=script("audit.sh", name), environment=AUDIT_BOUNDS, timeout=_SMALL_S)
 
 
 def look(machine: Machine, name: str) -> LockFound:
@@ -140,9 +152,9 @@ def _lost(host: str, found: str) -> LockLost:
 def _take(lock: HostLock, take_over: str, if_full: bool) -> bool:
     """False if there is no room for a lock and `if_full` allows to go on without one. take_over: the holder whose lock
     may be taken, or "*" for any."""
-    machine, paths = lock.machine, lock.paths
+    paths = lock.paths
     argv = [paths.lock, lock.holder.to_json(), take_over, paths.audit, lock.holder.began()]
-    result = machine.run(argv, script=script("audit.sh", "lock_acquire.sh"), environment=AUDIT_BOUNDS, timeout=_SMALL_S)
+    result = lock._run(argv, "lock_acquire.sh")
     if result.ok:
         return True
     if result.code == _FULL and if_full:

@@ -18,6 +18,7 @@ from disagg.fleet.changes.fleet_locks import FleetLocks, kept, places
 from disagg.fleet.changes.hooks import Change, HookRunner, around, variables
 from disagg.fleet.machine.connect import Machines
 from disagg.fleet.machine.local import LocalMachine
+from disagg.fleet.machine.machine import script
 from tests.fleet.facts.fixture_facts import fleet
 
 NOTE = 'echo "$DISAGG_HOOK $DISAGG_RESULT" >>"$HOME/ran"'
@@ -173,6 +174,34 @@ def test_the_audits_of_the_changed_hosts_have_their_hooks(site: Site) -> None:
     assert (before["event"], before["ended"]) == ("hook before_deploy", "done")
     assert (after["event"], after["ended"], after["level"]) == ("hook after_deploy", "failed", "error")
     assert not (site.folder / f".disagg/hosts/{HOSTS[1]}/logs/audit.log").exists()
+
+
+def test_what_has_run_is_in_the_audits_while_the_locks_are_kept(site: Site) -> None:
+    """Whoever kills a rollout while it restarts finds the hooks of its deployment there."""
+    with Machines(lambda host: LocalMachine(host.name)) as machines:
+        locks = FleetLocks(machines, "rollout")
+        with kept(locks, places([site.fleet.hosts[name] for name in HOSTS])):
+            with site.runner.around("deploy", HOSTS, locks=locks) as change:
+                change.end({})
+            for host in HOSTS:
+                assert [one["event"] for one in site.audit(host)] == ["hook before_deploy", "hook after_deploy"]
+    assert len(site.audit(HOSTS[0])) == 2
+
+
+def test_what_cannot_be_written_now_is_written_with_the_locks_last_line(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = LocalMachine.run
+
+    def failing(machine: LocalMachine, argv: Any, **more: Any) -> Any:
+        if more.get("script") == script("audit.sh", "audit_lines.sh"):
+            raise HostUnreachable("no answer")
+        return run(machine, argv, **more)
+
+    monkeypatch.setattr(LocalMachine, "run", failing)
+    with site.deploying(HOSTS[:1]) as change:
+        change.end({})
+    assert [one["event"] for one in site.audit(HOSTS[0])] == ["hook before_deploy", "hook after_deploy"]
 
 
 def test_a_host_on_which_nothing_is_deployed_gets_no_audit(site: Site) -> None:
