@@ -14,8 +14,8 @@ from disagg.api.engines import ENGINES, Engine, Memory
 from disagg.config import Fleet, load
 from disagg.engines.simulated.decode import SimulatedDecodeEngine
 from disagg.errors import ConfigError
-from disagg.fleet.conditions.machine import engine as meets
 from disagg.fleet.conditions.memory import fit, unmet
+from disagg.fleet.conditions.table import engine as meets
 from disagg.fleet.deploy.requirements import extras
 from disagg.fleet.facts.host import HardwareFacts
 from disagg.fleet.services import needs

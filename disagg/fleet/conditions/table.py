@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from disagg.config import Fleet, Host
-from disagg.fleet.conditions import machine, memory
-from disagg.fleet.conditions import python as pythons
+from disagg.config import Deploy, Fleet, Host
+from disagg.errors import ConfigError
+from disagg.extras import DISK_BYTES
+from disagg.fleet.conditions import memory
 from disagg.fleet.conditions.memory import Fit
-from disagg.fleet.facts.findings import Finding
-from disagg.fleet.facts.host import HostFacts
+from disagg.fleet.facts.findings import Finding, fault
+from disagg.fleet.facts.host import HostFacts, Python
+from disagg.nvidia import GPU, OLDEST_DRIVER
+from disagg.units import counted, size
+from disagg.version import OLDEST_PYTHON
+
+RELEASE_BYTES: Final = 64 << 20
+_BESIDE_SITE_PACKAGES: Final = 1 << 30
+"""Disk that an environment needs if most of its packages are the host's own."""
+PREFERRED: Final = ((3, 12), (3, 13), (3, 11), (3, 14))
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,14 +61,14 @@ def _memory(one: Subject) -> Iterable[Finding]:
 
 
 CONDITIONS: Final = (
-    Condition("system", lambda one: machine.system(one.facts)),
-    Condition("engine", lambda one: machine.engine(one.host, one.facts)),
-    Condition("disk", lambda one: machine.disk(one.host, one.facts, one.disk)),
-    Condition("service", lambda one: machine.service(one.host, one.facts)),
-    Condition("driver", lambda one: machine.driver(one.host, one.facts), refuses=False),
-    Condition("cards", lambda one: machine.cards(one.host, one.facts)),
-    Condition("nodes", lambda one: machine.nodes(one.fleet, one.host)),
-    Condition("python", lambda one: pythons.unmet(one.host, one.fleet.deploy, one.facts)),
+    Condition("system", lambda one: system(one.facts)),
+    Condition("engine", lambda one: engine(one.host, one.facts)),
+    Condition("disk", lambda one: disk(one.host, one.facts, one.disk)),
+    Condition("service", lambda one: service(one.host, one.facts)),
+    Condition("driver", lambda one: driver(one.host, one.facts), refuses=False),
+    Condition("cards", lambda one: cards(one.host, one.facts)),
+    Condition("nodes", lambda one: nodes(one.fleet, one.host)),
+    Condition("python", lambda one: unmet_python(one.host, one.fleet.deploy, one.facts)),
     Condition("memory", _memory),
 )
 
@@ -76,3 +86,169 @@ def judged(subject: Subject) -> tuple[list[Finding], list[Finding]]:
         for one in condition.unmet(subject):
             (refused if condition.refuses and one.level == "fault" else noted).append(one)
     return refused, noted
+
+
+# The machine
+
+
+def system(facts: HostFacts) -> Iterator[Finding]:
+    if facts.os not in ("Linux", "Darwin"):
+        yield fault("system", f"{facts.os or 'its system'} is neither Linux nor macOS", "disagg serves on those two")
+    elif not facts.home.startswith("/") or re.search(r"[\x00-\x1f\x7f:]", facts.home):
+        text = f"the home folder {facts.home!r} contains characters that PATH cannot hold"
+        yield fault("system", text, "use another account")
+
+
+def engine(host: Host, facts: HostFacts) -> Iterator[Finding]:
+    """Whether the engine, and the device that it is told to use, exist on this system."""
+    if facts.os not in ("Linux", "Darwin"):
+        return
+    mac, device, kind = facts.os == "Darwin", host.engine.device, host.engine.kind
+    line = f"engine.device of [hosts.{host.name}]"
+    if kind.apple_silicon and mac and facts.arch != "arm64":
+        text = f"{kind.title} needs a Mac with Apple silicon, and this one has an Intel processor"
+        yield fault("engine", text, "decode elsewhere")
+    if device == "gpu" and not mac:
+        yield fault("engine", f"{kind.title} reaches no GPU on Linux", f'{line}: "cpu", or decode on a Mac')
+    if facts.os not in kind.systems:
+        yield fault("engine", f"{kind.title} runs on Linux", "prefill on a machine with an NVIDIA GPU")
+    if device.startswith("cuda") and mac:
+        hint = f'{line}: "mps" or "cpu", or prefill on a machine with an NVIDIA GPU'
+        yield fault("engine", "macOS has no CUDA", hint)
+    if device == "mps" and not mac:
+        yield fault("engine", "Linux has no mps device", f'{line}: "cuda" or "cpu"')
+
+
+def uses_cuda(host: Host, facts: HostFacts) -> bool:
+    """Whether the engine computes on NVIDIA's cards if there are any."""
+    return facts.os == "Linux" and "cuda" in host.engine.kind.devices and host.engine.device != "cpu"
+
+
+def driver(host: Host, facts: HostFacts) -> Iterator[Finding]:
+    """Whether NVIDIA's driver is there, works, and is new enough."""
+    hardware, device = facts.hardware, host.engine.device
+    if not uses_cuda(host, facts):
+        return
+    package = f'disagg ssh {host.name} -- "sudo apt install nvidia-driver-{OLDEST_DRIVER}-open"'
+    install = f"{package}; then restart the machine"
+    if not hardware.smi:
+        told = f'engine.device is "{device}", and there is no'
+        if hardware.devices or device.startswith("cuda"):
+            what = "there is an NVIDIA card and no" if hardware.devices else told
+            yield fault("gpu", f"{what} driver: nvidia-smi is missing", install)
+    elif hardware.smi_failed or not hardware.gpus:
+        reload = f"restart the machine; if it stays: {package}"
+        yield fault("gpu", f"nvidia-smi: {hardware.smi_failed or 'finds no card'}", reload)
+    for card in hardware.gpus if hardware.smi else ():
+        if _driver_of(card) < OLDEST_DRIVER:
+            text = f"driver {card.driver} of {card.name} is older than {OLDEST_DRIVER}, which CUDA 13 needs"
+            yield fault("gpu", text, install)
+
+
+def cards(host: Host, facts: HostFacts) -> Iterator[Finding]:
+    """Whether there are as many cards as ranks, which vLLM finds out after the deploy."""
+    ranks, there = host.engine.ranks_here, len(facts.hardware.gpus)
+    if 0 < there < ranks and uses_cuda(host, facts):
+        of = f" on {host.engine.nnodes} nodes" if host.engine.nnodes > 1 else ""
+        options = "tensor_parallel" if host.engine.pipeline_parallel == 1 else "tensor_parallel * pipeline_parallel"
+        yield fault(
+            "gpu",
+            f"{options} of {host.name} is {host.engine.ranks}{of}, and the machine has {counted(there, 'GPU')}",
+            f"{options} = {there * host.engine.nnodes} in [hosts.{host.name}.engine]: each rank takes a GPU of its own",
+        )
+
+
+def nodes(fleet: Fleet, host: Host) -> Iterator[Finding]:
+    """Whether each node that the host would wait for is a host of hosts.toml."""
+    try:
+        fleet.require_all_nodes(host)
+    except ConfigError as error:
+        yield fault("nodes", error.message, error.hint)
+
+
+def disk(host: Host, facts: HostFacts, needed: int) -> Iterator[Finding]:
+    """Whether the home can be written to and has so many bytes free."""
+    if not facts.writable:
+        mounted = f"mount it read-write (disagg exec --host {host.name} -- mount)"
+        yield fault("disk", f"{facts.home} is read-only", f"{mounted}, or give {facts.user} a home it may write to")
+    elif facts.disk_free is not None and needed > facts.disk_free:
+        text = f"{facts.home} has {size(facts.disk_free)} free, and this needs about {size(needed)}"
+        yield fault("disk", text, f"make room, or see what is large: du -sh {facts.paths.root}/*")
+
+
+def environment_bytes(extras: tuple[str, ...], site_packages: bool) -> int:
+    """Disk that an environment with these extras of disagg needs while it is built."""
+    return _BESIDE_SITE_PACKAGES if site_packages else max((DISK_BYTES.get(extra, 0) for extra in extras), default=0)
+
+
+def service(host: Host, facts: HostFacts) -> Iterator[Finding]:
+    """Whether the service manager that hosts.toml names runs there."""
+    otherwise = f'service = "process" in [hosts.{host.name}]'
+    if host.service == "launchd" and not facts.launchd:
+        yield fault("service", "there is no launchd", otherwise)
+    if host.service == "systemd":
+        if facts.systemd is None:
+            yield fault("service", "systemd does not run there", otherwise)
+        elif facts.systemd.linger and not facts.systemd.usable:
+            text = f"the user's systemd does not answer, though {facts.user} may linger"
+            start = f"disagg ssh {host.name} -- sudo systemctl start user@{facts.uid}.service"
+            yield fault("service", text, f"{start}; or {otherwise}")
+
+
+def _driver_of(card: GPU) -> int:
+    """The major version; a large one if nvidia-smi does not print it."""
+    found = re.match(r"\d+", card.driver)
+    return int(found[0]) if found else OLDEST_DRIVER
+
+
+# Its Pythons
+
+
+def unmet_python(host: Host, deploy: Deploy, facts: HostFacts) -> Iterator[Finding]:
+    if isinstance(found := pythons(host, deploy, facts), Finding):
+        yield found
+
+
+def pythons(host: Host, deploy: Deploy, facts: HostFacts) -> list[Python | None] | Finding:
+    """Usable interpreters, best first; None stands for one that uv downloads."""
+    if deploy.installer == "uv" and not facts.uv:
+        return fault("python", "there is no uv", 'install uv there, or set installer = "auto" in [deploy]')
+    if host.python is not None:
+        return _configured(host, facts)
+    new = [python for python in facts.pythons if python.version[:2] >= OLDEST_PYTHON and not python.configured]
+    by_uv = facts.uv and deploy.installer != "pip"
+    usable = [python for python in new if python.makes_venvs or by_uv]
+    usable.sort(key=lambda python: PREFERRED.index(v) if (v := python.version[:2]) in PREFERRED else len(PREFERRED))
+    if usable:
+        return [*usable]
+    if by_uv:
+        return [None]
+    return _without_venv(host, new[0]) if new else _none(host, facts)
+
+
+def _configured(host: Host, facts: HostFacts) -> list[Python | None] | Finding:
+    own = next((python for python in facts.pythons if python.configured), None)
+    if own is None:
+        return fault("python", f"{facts.no_python or host.python} does not run there", "correct `python` in hosts.toml")
+    if own.version[:2] < OLDEST_PYTHON:
+        text = f"{own.path} is Python {dotted(own.version)}, and disagg needs {dotted(OLDEST_PYTHON)}"
+        return fault("python", text, "name a newer one as `python` in hosts.toml")
+    return [own] if own.makes_venvs else _without_venv(host, own)
+
+
+def _without_venv(host: Host, python: Python) -> Finding:
+    install = f'disagg ssh {host.name} -- "sudo apt install python{dotted(python.version[:2])}-venv"'
+    return fault("python", f"{python.path} has no venv module", install)
+
+
+def _none(host: Host, facts: HostFacts) -> Finding:
+    install = "brew install python@3.12" if facts.os == "Darwin" else "sudo apt install python3 python3-venv"
+    hint = f'disagg ssh {host.name} -- "{install}"; or uv, which downloads one: https://docs.astral.sh/uv'
+    found = ", ".join(f"{python.path} is {dotted(python.version)}" for python in facts.pythons)
+    if found:
+        return fault("python", f"every Python there is older than {dotted(OLDEST_PYTHON)}: {found}", hint)
+    return fault("python", f"there is no Python {dotted(OLDEST_PYTHON)} or newer", hint)
+
+
+def dotted(version: Sequence[int]) -> str:
+    return ".".join(map(str, version))

@@ -13,7 +13,7 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from disagg.config import Deploy, Host
-from disagg.fleet.conditions.python import PREFERRED, pythons
+from disagg.fleet.conditions.table import PREFERRED, pythons
 from disagg.fleet.deploy import requirements
 from disagg.fleet.deploy.pins import PYTHONS, Pin, hash_lines, locked_packages, pin_lines
 from disagg.fleet.deploy.requirements import PackageRequirements, Wheel, choose_wheels, host_tags

@@ -13,7 +13,7 @@ from typing import Final
 from disagg.config import Host
 from disagg.extras import IMPORTED
 from disagg.fleet.changes.links import described, move_argv, service_moves, service_release, switch_moves
-from disagg.fleet.conditions.machine import RELEASE_BYTES, disk, environment_bytes
+from disagg.fleet.conditions.table import RELEASE_BYTES, disk, environment_bytes
 from disagg.fleet.deploy.environment import Environment
 from disagg.fleet.deploy.release import TargetState
 from disagg.fleet.deploy.steps import Plan, PutTree, Refusal, ServiceAction, Step, WriteFile

@@ -8,9 +8,7 @@ from typing import Final
 
 from disagg.config import Fleet, Model
 from disagg.fleet.conditions import table
-from disagg.fleet.conditions.machine import RELEASE_BYTES, environment_bytes, uses_cuda
-from disagg.fleet.conditions.python import dotted
-from disagg.fleet.conditions.table import Subject
+from disagg.fleet.conditions.table import RELEASE_BYTES, Subject, dotted, environment_bytes, uses_cuda
 from disagg.fleet.doctor.gather import HostReadings
 from disagg.fleet.facts.findings import Finding, fault, note, ok, warning
 from disagg.fleet.facts.python import deployed_python

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from disagg.config import EngineOptions, Fleet, Host, Model
-from disagg.fleet.conditions.machine import cards as enough_cards
-from disagg.fleet.conditions.machine import nodes
 from disagg.fleet.conditions.memory import Fit, fit, unmet
+from disagg.fleet.conditions.table import cards as enough_cards
+from disagg.fleet.conditions.table import nodes
 from disagg.fleet.deploy.deployment import planner
 from disagg.fleet.facts.host import HardwareFacts
 from disagg.nvidia import GPU
