@@ -23,7 +23,7 @@ from disagg.fleet.machine import process as local
 from disagg.inference import client
 from disagg.inference.types import Chunk, Completion
 from tests.cli.answers import FakeClient
-from tests.fleet.farm import FAKE
+from tests.fleet.yards import fake_server
 
 NUMBER, PIDS = int(sys.argv[1]), Path(sys.argv[2])
 
@@ -45,7 +45,7 @@ class Signalled(FakeClient):
 
 
 def argv(fleet: Any, host: Any) -> tuple[list[str], dict[str, str]]:
-    return [sys.executable, "-P", str(FAKE), host.name, host.model, host.address, str(host.port), "serve"], {}
+    return fake_server(host, "serve"), {}
 
 
 def spawn(*arguments: Any, **options: Any) -> int:

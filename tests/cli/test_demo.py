@@ -25,7 +25,7 @@ from disagg.fleet.machine import process as local
 from disagg.inference import client
 from tests.cli.answers import FakeClient
 from tests.cli.commandline import run, write_fleet
-from tests.fleet.farm import FAKE
+from tests.fleet.yards import fake_server
 
 SIGNALLED = Path(__file__).with_name("signalled.py")
 
@@ -42,7 +42,7 @@ class Stage:
     def argv(self, fleet: Any, host: Any) -> tuple[list[str], dict[str, str]]:
         self.fleets.append(fleet)
         how = self.behaviour.get(host.name, "serve")
-        return [sys.executable, "-P", str(FAKE), host.name, host.model, host.address, str(host.port), how], {}
+        return fake_server(host, how), {}
 
 
 @pytest.fixture

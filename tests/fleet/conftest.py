@@ -6,9 +6,7 @@ import pytest
 from disagg.fleet.machine import process as local
 from disagg.fleet.machine.ssh.machine import SSHMachine
 from disagg.fleet.machine.ssh.settings import SSHTimeouts
-from disagg.fleet.services import supervise
-from tests.fleet.farm import PLAIN_PATH, Farm
-from tests.fleet.lifecycle.yard import Yard
+from tests.fleet.yards import Farm, Yard, deployed_hosts
 from tests.values import present
 
 
@@ -23,12 +21,8 @@ def farm(tmp_path: Path) -> Iterator[Farm]:
 
 @pytest.fixture
 def yard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Yard]:
-    yard = Yard(tmp_path, ("a", "b"))
-    monkeypatch.setenv("HOME", str(yard.home))
-    monkeypatch.setenv("PATH", PLAIN_PATH)
-    yield yard
-    for folder in (yard.home / ".disagg/hosts").glob("*"):
-        supervise.stop(folder)
+    with deployed_hosts(Yard(tmp_path), monkeypatch) as yard:
+        yield yard
 
 
 @pytest.fixture

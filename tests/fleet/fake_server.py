@@ -1,10 +1,11 @@
-"""A tiny server that stands in for disagg's in tests of starting, stopping and watching: no model, no framework.
+"""A tiny server that stands in for disagg's in tests of the fleet: no model, no framework. It answers requests as a
+prefill host does for a request of its own, and drains on SIGTERM.
 
     python fake_server.py HOST MODEL ADDRESS PORT BEHAVIOUR
 
 BEHAVIOUR: serve | slow (loads forever) | crash (logs an error, exits 1) | die (exits 1 with plain words) |
 broken (answers with status error) | stalled | stubborn (ignores SIGTERM) | mute (listens, never answers) |
-older (another version) | early (reads its token once).
+older (another version) | early (reads its token once) | wrong (generates other tokens).
 
 Standard library and disagg.tls only: tests start it some hundred times, and the imports of uvicorn take half a second
 of CPU time.
@@ -17,6 +18,7 @@ import signal
 import socket
 import socketserver
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -36,6 +38,10 @@ def tokens() -> list[str]:
 
 
 TLS = ServerTLS(tokens)
+FIRST = 500 if behaviour == "wrong" else 100
+"""The first token of every answer."""
+work: dict[str, Any] = {"draining": False, "active": 0}
+changed = threading.Condition()
 status = {"slow": "loading", "broken": "error", "stalled": "stalled"}.get(behaviour, "ok")
 health_body = {
     "status": status,
@@ -47,7 +53,7 @@ health_body = {
     "simulated": False,
     "code": "",
     "config": "",
-    "release": None,
+    "release": os.environ.get("DISAGG_RELEASE"),
     "pending": None,
     "tokens": [],
     "version": "0.0.1" if behaviour == "older" else "0.1.0",
@@ -63,7 +69,7 @@ health_body = {
     "preflight": [],
     "verified": True,
     "evidence": {"prompt": "", "tokens": 0, "likeliest": []},
-    "boot_id": "0123456789abcdef",
+    "boot_id": f"boot-{os.getpid()}",
     "pid": os.getpid(),
 }
 load_body = {
@@ -101,14 +107,15 @@ def accepted(given: str) -> bool:
 
 def answer(path: str, authorised: bool) -> tuple[int, dict[str, Any]]:
     """Status code and body."""
-    if path not in ("/health", "/status"):
+    if path not in ("/health", "/status", "/load"):
         return 404, {"error": {"code": "NotFound", "message": "no such path", "hint": ""}}
     if not authorised and path == "/health":
         return 200, {"status": status}
     if not authorised:
         return 401, {"error": {"code": "Unauthorized", "message": "wrong token", "hint": ""}}
     body = {**health_body, **(load_body if path == "/status" else {})}
-    return 200, {**body, "tokens": digests(), "uptime_s": time.monotonic() - began}
+    now = {"status": "draining"} if work["draining"] else {}
+    return 503 if now else 200, {**body, **now, "tokens": digests(), "uptime_s": time.monotonic() - began}
 
 
 class Handler(socketserver.StreamRequestHandler):
@@ -124,10 +131,43 @@ class Handler(socketserver.StreamRequestHandler):
             headers[name.lower()] = value.strip().decode()
         if len(words) != 3:  # a connection that was closed before its request
             return
-        code, body = answer(words[1].decode(), accepted(headers.get(b"authorization", "")))
+        authorised = accepted(headers.get(b"authorization", ""))
+        if words[0] == b"POST" and authorised:
+            self.generate(json.loads(self.rfile.read(int(headers.get(b"content-length", "0")))))
+        else:
+            self.reply(*answer(words[1].decode(), authorised))
+
+    def reply(self, code: int, body: dict[str, Any]) -> None:
         content = json.dumps(body).encode()
         head = f"HTTP/1.1 {code} -\r\nContent-Type: application/json\r\nContent-Length: {len(content)}\r\n"
         self.wfile.write(f"{head}Connection: close\r\n\r\n".encode() + content)
+
+    def generate(self, body: dict[str, Any]) -> None:
+        with changed:
+            refused = work["draining"]
+            work["active"] += not refused
+        if refused:
+            self.reply(503, {"error": {"code": "Overloaded", "message": f"{host} is draining", "hint": ""}})
+            return
+        try:
+            self.stream(int(body["sampling"]["max_tokens"]), len(body.get("answer_tokens", ())))
+        finally:
+            with changed:
+                work["active"] -= 1
+                changed.notify_all()
+
+    def stream(self, count: int, begin: int) -> None:
+        self.wfile.write(b"HTTP/1.1 200 -\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n")
+        for number in range(begin, count):
+            token = {"id": FIRST + number, "logprob": -0.1, "top": [[FIRST + number, -0.1]]}
+            self.event("tokens", {"text": f"{FIRST + number} ", "tokens": [token]})
+            time.sleep(0.02)
+        done = {"finish_reason": "length", "prompt_tokens": 3, "completion_tokens": count}
+        self.event("done", {**done, "computed_prompt_tokens": 3, "timing": {"tokenise_s": 0.0}})
+
+    def event(self, name: str, data: dict[str, Any]) -> None:
+        self.wfile.write(f"event: {name}\ndata: {json.dumps(data)}\n\n".encode())
+        self.wfile.flush()
 
 
 class Server(socketserver.ThreadingTCPServer):
@@ -144,6 +184,14 @@ class Server(socketserver.ThreadingTCPServer):
             super().handle_error(request, client_address)
 
 
+def drain() -> None:
+    """Refuse new requests, and end once those that run have their answers."""
+    with changed:
+        work["draining"] = True
+        changed.wait_for(lambda: work["active"] == 0)
+    os._exit(0)
+
+
 def main() -> None:
     if behaviour == "crash":
         entry = {"level": "error", "code": "ModelError", "message": "no weights in /models/x", "hint": "fetch them"}
@@ -156,6 +204,8 @@ def main() -> None:
             signal.pause()
     if behaviour == "stubborn":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    else:
+        signal.signal(signal.SIGTERM, lambda *_: threading.Thread(target=drain).start())
     with Server((address, int(port)), Handler) as server:
         server.serve_forever()
 

@@ -21,7 +21,7 @@ from disagg.fleet.lifecycle.state import State
 from disagg.fleet.machine import process as local
 from tests.cli.commandline import ROOT, run, write_fleet
 from tests.deadlines import LONG_S, wait_until
-from tests.fleet.farm import FAKE
+from tests.fleet.yards import fake_server
 from tests.values import present
 
 
@@ -32,7 +32,7 @@ def behaviour(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
 
     def argv(fleet: Any, host: Any) -> tuple[list[str], dict[str, str]]:
         how = chosen.get(host.name, "serve")
-        return [sys.executable, "-P", str(FAKE), host.name, host.model, host.address, str(host.port), how], {}
+        return fake_server(host, how), {}
 
     monkeypatch.setattr("disagg.cli.fleet.lifecycle.FleetServers", functools.partial(FleetServers, argv=argv))
     return chosen

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.fleet.deploy.deploy_site import Site
-from tests.fleet.farm import PLAIN_PATH
+from tests.fleet.yards import PLAIN_PATH
 
 
 @pytest.fixture

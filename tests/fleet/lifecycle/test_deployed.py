@@ -31,7 +31,7 @@ from disagg.fleet.machine.machine import Machine
 from disagg.fleet.services import supervise
 from disagg.token import token_digest
 from tests.deadlines import LONG_S, wait_until
-from tests.fleet.lifecycle.yard import Yard
+from tests.fleet.yards import Yard
 from tests.values import of_type, present
 
 

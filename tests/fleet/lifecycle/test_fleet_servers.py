@@ -17,7 +17,7 @@ from disagg.fleet.lifecycle.fleet_servers import FleetServers
 from disagg.fleet.lifecycle.state import ProcessRecord, State
 from disagg.fleet.machine import process as local
 from tests.deadlines import LONG_S, wait_until
-from tests.fleet.farm import Farm, make_fleet
+from tests.fleet.yards import Farm, make_fleet
 from tests.values import no_space, of_type, present
 
 

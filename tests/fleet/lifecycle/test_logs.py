@@ -19,7 +19,7 @@ from disagg.fleet.lifecycle.state import State
 from disagg.fleet.machine.local import LocalMachine
 from disagg.fleet.machine.machine import CommandResult
 from tests.deadlines import wait_until
-from tests.fleet.farm import make_fleet
+from tests.fleet.yards import make_fleet
 
 
 class Place:

@@ -15,7 +15,7 @@ from disagg.errors import ConfigError, FleetError
 from disagg.fleet.lifecycle.state import ProcessRecord, State, started_elsewhere
 from disagg.fleet.machine import process as local
 from disagg.token import TOKEN_FILE_VARIABLE
-from tests.fleet.farm import make_fleet
+from tests.fleet.yards import make_fleet
 from tests.values import no_space
 
 

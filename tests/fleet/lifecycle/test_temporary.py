@@ -25,7 +25,7 @@ from disagg.fleet.lifecycle.temporary import (
 )
 from disagg.fleet.machine import process as local
 from disagg.inference.client import Client
-from tests.fleet.farm import Farm
+from tests.fleet.yards import Farm
 from tests.simulated import write_simulated
 
 Choose = Callable[..., tuple[Fleet, Any]]

@@ -20,7 +20,7 @@ from disagg.fleet.token.here import OwnTokens
 from disagg.fleet.token.rotation import GRACE_S, Rotated, Rotation
 from disagg.http.protocol import HEAD_S
 from disagg.token import read_tokens
-from tests.fleet.lifecycle.yard import Yard
+from tests.fleet.yards import Yard
 
 
 class Written(LocalMachine):
@@ -57,7 +57,6 @@ def rotation(yard: Yard, connect: Callable[[Host], Machine] | None = None) -> Ro
 def deployed(yard: Yard) -> Yard:
     for name in yard.fleet.hosts:
         yard.deploy(name)
-        (yard.own(name) / "token").chmod(0o600)
     return yard
 
 

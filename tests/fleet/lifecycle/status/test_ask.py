@@ -23,7 +23,7 @@ from disagg.fleet.lifecycle.status.host_status import exit_code
 from disagg.fleet.machine import process as local
 from disagg.version import code_hash
 from tests.deadlines import wait_until
-from tests.fleet.farm import Farm
+from tests.fleet.yards import Farm
 from tests.fleets import RunningFleet
 from tests.values import present
 
