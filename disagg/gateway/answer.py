@@ -37,7 +37,7 @@ class ResponseTimes:
 
 @dataclass(frozen=True, slots=True)
 class AcceptedRequest:
-    """A request that has a place, which it gives back when it ends. writer: of its answer."""
+    """A request that has a place, which it gives back when it ends. writer: writes its answer."""
 
     dialect: Dialect
     observed: ObservedRequest

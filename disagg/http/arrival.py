@@ -105,7 +105,8 @@ def end_of_lines(data: bytes, start: int) -> int:
 
 
 class Refused(Exception):
-    """A request that is read no further. status: of the answer. Its text is one line, with nothing of the request."""
+    """A request that is read no further, and is answered with this HTTP status. Its text is one line, in which nothing
+    of the request is."""
 
     def __init__(self, status: int, text: str) -> None:
         super().__init__(text)

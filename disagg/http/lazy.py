@@ -1,8 +1,9 @@
 """HTTP/1.1 that is parsed no further than it is needed.
 
 uvicorn parses whatever arrives: bodies in chunks of one byte kept it busy for seconds. Here a connection reads at most
-READ_BYTES per turn of the event loop, the body of a request is parsed as the application asks for it, the next request
-once this one has been answered, and nothing of what follows a refusal.
+READ_BYTES at a time, of which uvloop takes up to 32 in one turn, unless reading is paused meanwhile. The body of a
+request is parsed as the application asks for it, the next request once this one has been answered, and nothing of what
+follows a refusal.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ that is closed with unread data is reset, and its caller would never see the ans
 
 
 class LazyProtocol(HttpToolsProtocol, asyncio.BufferedProtocol):
-    """uvicorn's httptools protocol, which by itself parses all that arrives. read_buffer: of READ_BYTES, for all
-    connections of one event loop."""
+    """uvicorn's httptools protocol, which by itself parses all that arrives. read_buffer: has READ_BYTES, for
+    all connections of one event loop."""
 
     cycle: BoundedCycle | None  # type: ignore[assignment]  # as uvicorn uses it
 

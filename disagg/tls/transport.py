@@ -24,8 +24,8 @@ HANDSHAKE = 0x16
 
 
 class SecureTransport(asyncio.Transport):
-    """What a protocol writes to. What it receives it passes to `decrypt`. client: the caller's end; else `context` is
-    the server's.
+    """What a protocol writes to. What it receives it passes to `decrypt`. client: what the caller's end has besides
+    `context`; None at the server's end.
 
     established: the handshake is complete, and the server is one of the fleet. ended: the other end has stated that it
     sends nothing more; a connection that ends without that was cut.

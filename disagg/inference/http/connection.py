@@ -22,7 +22,7 @@ from disagg.tls.certificate import client_tls
 from disagg.tls.transport import SecureTransport
 
 READ_BYTES: Final = 1 << 16
-MAX_UNREAD_BYTES: Final = 1 << 20  # of a response whose reader is slower than its sender
+MAX_UNREAD_BYTES: Final = 1 << 20  # that are kept of a response whose reader is slower than its sender
 MAX_HEAD_BYTES: Final = 1 << 16
 """The most in a row that is no body: a head, or what a chunk or the end of a response states beside its length."""
 GRACE_S: Final = 0.005
@@ -45,9 +45,9 @@ class HostConnection(asyncio.BufferedProtocol):
     """A connection for one request at a time. Raises OSError and HttpParserError if it breaks, TimeoutError if the host
     is silent. What it has beside the parser are the bounds and waits of a response that nobody trusts.
 
-    token: the fleet's, which the host proves that it has (`secured`), and which it may be shown. Without one, there is
-    no TLS, or that of asyncio. buffer: what is read from the socket, of all connections in turn: their memory does not
-    grow with their number, and none is allocated for a read (asyncio allocates 256 KiB).
+    token: the fleet's token, which the host proves that it has (`secured`), and which it may be shown. Without one,
+    there is no TLS, or asyncio does it. buffer: gets what is read from the sockets of all connections, in turn: memory
+    does not grow with their number, and none is allocated for a read (asyncio allocates 256 KiB).
     """
 
     def __init__(self, buffer: memoryview, token: str = "") -> None:

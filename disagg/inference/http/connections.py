@@ -34,14 +34,14 @@ from disagg.token import Tokens
 Address = tuple[str, int]
 
 IDLE_S = 30.0
-MAX_IDLE = 64  # of one host
+MAX_IDLE = 64  # connections to one host
 ENDING_S = 1.0  # for a response to end after its last event
 
 
 @dataclass(frozen=True, slots=True)
 class HostRequest:
-    """A request to a host. id: names it to its lease and in logs; empty if it has none. key: a whole-request host's,
-    empty if it needs none; it never gets the fleet's token. via: its Via header, empty if it has none."""
+    """A request to a host. id: names it to its lease and in logs; empty if it has none. key: what a whole-request host
+    wants to be shown, empty if nothing; it never gets the fleet's token. via: its Via header, empty if it has none."""
 
     host: Host
     method: Literal["GET", "POST"]
