@@ -86,7 +86,7 @@ LONGEST = (
     "fleet/deploy/test_apply.py",
     "integration/test_vllm.py",
     "fleet/lifecycle/test_deployed.py",
-    "engines/mlx/test_held.py",
+    "engines/mlx/test_prefix_cache.py",
     "fleet/machine/ssh/test_machine.py",
     "integration/test_vllm_server.py",
     "engines/mlx/test_handoff.py",

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Final, Literal
 from msgspec import UNSET, Meta, UnsetType
 
 from disagg.api.base import Contract
-from disagg.api.names import Role
+from disagg.api.names import RequestPhase, Role
 from disagg.api.status import SenderAudits
 
 MAX_SHOWN: Final = 100
@@ -21,7 +21,6 @@ MAX_SHOWN: Final = 100
 LAST: Final = 20
 """Finished answers that one LiveState lists."""
 
-LivePhase = Literal["queue", "prefill", "transfer", "decode"]
 HostState = Literal["up", "loading", "draining", "stalled", "error", "failing", "down", "unknown"]
 ENDED_HOSTS: Final = "request_ended_hosts"
 """The error_code of a request that ended the processes of hosts."""
@@ -43,7 +42,7 @@ class LiveRequest(Contract, frozen=True, kw_only=True):
     request_id: str
     api: str
     model: str
-    phase: LivePhase
+    phase: RequestPhase
     seconds: float
     phase_seconds: float
     key: str | None = None

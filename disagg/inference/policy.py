@@ -65,7 +65,7 @@ class Timeouts:
         little time would else have healthy hosts left out for everybody. `queue` stays: a place in a queue is kept if
         every other host is full, see ProgressJudge. So do the waits for an answer of whole-request hosts: they send no
         progress, and once an answer has begun no other host goes on with it."""
-        most, usual = patience_s(left_s), DEFAULT_POLICY.timeouts
+        most, usual = longest_wait_s(left_s), DEFAULT_POLICY.timeouts
         return replace(
             self,
             first_kv=min(self.first_kv, most),
@@ -82,7 +82,8 @@ class RetryPolicy:
     computed by the decode host, if on_kv_failure is "fallback". local_prefill: the decode host may compute a prompt
     itself if that takes less time. retries_per_s: of one client, for hosts that were busy. host_losses: hosts whose
     processes may end with a request that has no token of them yet; ended_s: within which a host that broke off states
-    that it was started again, which it may do while it loads. strikes: see disagg/strikes.py. timeouts: see there."""
+    that it was started again, which it may do while it loads. strikes: how many hosts
+    a request may end, see disagg/strikes.py."""
 
     prefill_attempts: int = 2
     on_kv_failure: OnKVFailure = "fallback"
@@ -97,23 +98,25 @@ class RetryPolicy:
 DEFAULT_POLICY = RetryPolicy()
 
 
-def patience_s(left_s: float) -> float:
+def longest_wait_s(left_s: float) -> float:
     """The longest wait for one host if another could take over, for a request with `left_s` seconds left."""
     return max(LEAST_S, SHARE * left_s)
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
+class QueueExit:
     """When a request leaves a host's queue: after `seconds` in it, if another host would begin with it at once.
 
     claim: takes a free place at another host of this one's role, which then is the request's; False if there is none.
+    The other waits for one host are bounded by `Timeouts.within`.
     """
 
     seconds: float = inf
     claim: Callable[[], bool] = lambda: False
 
 
-UNLIMITED: Final = Patience()
+STAYS: Final = QueueExit()
+"""The request waits in the queue until its own `Timeouts.queue`."""
 
 
 @dataclass(slots=True)
@@ -128,7 +131,7 @@ class ProgressJudge:
     host: Host
     timeouts: Timeouts
     queued_since: float | None
-    patience: Patience = UNLIMITED
+    queue_exit: QueueExit = STAYS
     has_begun: bool = False
     beats: int = -1
     stalled_since: float = 0.0
@@ -161,4 +164,4 @@ class ProgressJudge:
         """Whether another host begins sooner. A place in a queue is given up only for a host that has room: at the end
         of another queue the request would wait again. A request that its host has gone on with stays: it may have KV
         there, and waits for its place in the batch."""
-        return not self.has_begun and queued_s >= self.patience.seconds and self.patience.claim()
+        return not self.has_begun and queued_s >= self.queue_exit.seconds and self.queue_exit.claim()

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
 
 import msgspec
 
 from disagg.api.events import FinishReason, TokenLogprob
+from disagg.api.names import RequestPhase
 from disagg.api.requests import ToolCall
 from disagg.inference.attempt import Method, Reason
 from disagg.inference.metrics import Metrics
@@ -48,17 +48,12 @@ class Completion:
     stop: str = ""
 
 
-Phase = Literal["queue", "prefill", "transfer", "decode"]
-"""queue: waiting for a host. prefill: the prompt is computed; its KV crosses meanwhile. transfer: the prompt is
-computed, its KV is not yet there. decode: the answer is generated."""
-
-
 @dataclass(frozen=True, slots=True)
 class Stage:
     """Where a request is. reason: why these hosts and this method. prompt_tokens, held_tokens: 0 until the decode host
     has counted them."""
 
-    phase: Phase
+    phase: RequestPhase
     method: Method
     prefill_server: str | None
     decode_server: str | None

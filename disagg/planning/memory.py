@@ -65,38 +65,38 @@ class Need:
         return self.weights + self.one_request + self.workspace
 
 
-def need(stored: StoredWeights, serving: Loading) -> Need:
+def need(stored: StoredWeights, loading: Loading) -> Need:
     """The memory that one host takes to serve a model."""
-    how = weights(stored.packing, serving)
-    shape = in_memory(stored.shape, how, serving.dtype)
-    one_request = stored.shape.layout(serving.dtype).nbytes(serving.context)
+    how = weights(stored.packing, loading)
+    shape = in_memory(stored.shape, how, loading.dtype)
+    one_request = stored.shape.layout(loading.dtype).nbytes(loading.context)
     scale = stored.nbytes / stored.shape.weight_bytes if stored.nbytes else 1.0
-    ranks = serving.tensor_parallel
+    ranks = loading.tensor_parallel
     sharing = min(ranks, stored.shape.kv_heads)  # with more ranks than heads, each has a whole head
-    one_request //= sharing * serving.stages
+    one_request //= sharing * loading.stages
     return Need(
-        int(shape.weight_bytes * scale / (ranks * serving.stages)),
-        max(one_request, serving.kv_bytes),
-        workspace(stored, serving),
+        int(shape.weight_bytes * scale / (ranks * loading.stages)),
+        max(one_request, loading.kv_bytes),
+        workspace(stored, loading),
         one_request,
-        _title(stored.packing, how, serving.dtype),
-        serving.to_send_bytes,
+        _title(stored.packing, how, loading.dtype),
+        loading.to_send_bytes,
     )
 
 
-def weights(packing: Packing, serving: Loading) -> Weights:
+def weights(packing: Packing, loading: Loading) -> Weights:
     """The form that the weights of a checkpoint have in an engine's memory.
 
     Engines that dequantise do so with MXFP4 unless hosts.toml states `quantization = "mxfp4"`, and with FP8 without a
     CUDA device.
     """
-    if not serving.engine.memory.dequantises:
+    if not loading.engine.memory.dequantises:
         return "as stored"
-    if packing == "none" and serving.quantization in _ONLY_LINEAR:
-        return "int8" if serving.quantization == "int8" else "int4"
-    if packing == "mxfp4" and serving.quantization != "mxfp4":
+    if packing == "none" and loading.quantization in _ONLY_LINEAR:
+        return "int8" if loading.quantization == "int8" else "int4"
+    if packing == "mxfp4" and loading.quantization != "mxfp4":
         return "dequantised"
-    if packing == "fp8" and serving.device != "cuda":
+    if packing == "fp8" and loading.device != "cuda":
         return "dequantised"
     return "as stored"
 
@@ -114,18 +114,18 @@ def in_memory(shape: ModelShape, how: Weights, dtype: str) -> ModelShape:
     return shape
 
 
-def workspace(stored: StoredWeights, serving: Loading) -> int:
+def workspace(stored: StoredWeights, loading: Loading) -> int:
     """Estimated bytes for activations of one chunk and for the framework, on one device."""
     shape = stored.shape
-    item = DTYPE_BYTES[serving.dtype]
+    item = DTYPE_BYTES[loading.dtype]
     widest = max(shape.hidden, shape.feed_forward, shape.experts_per_token * shape.expert_width)
-    chunk = min(serving.chunk_tokens, serving.context)
+    chunk = min(loading.chunk_tokens, loading.context)
     nbytes = _LIVE_ACTIVATIONS * chunk * widest * item
-    eager = serving.attention or ("eager" if stored.sinks else "")
-    if "attention" in serving.engine.options and eager == "eager":
+    eager = loading.attention or ("eager" if stored.sinks else "")
+    if "attention" in loading.engine.options and eager == "eager":
         # Scores of every head, in the model's dtype and once more in float32 for the softmax.
-        nbytes += chunk * serving.context * shape.heads * (item + 4)
-    return nbytes + serving.engine.memory.framework.get(serving.device, 0)
+        nbytes += chunk * loading.context * shape.heads * (item + 4)
+    return nbytes + loading.engine.memory.framework.get(loading.device, 0)
 
 
 def _title(packing: Packing, how: Weights, dtype: str) -> str:

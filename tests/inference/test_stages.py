@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from disagg.api.events import Event, LocalEvent, ProgressEvent, ShippedEvent, TokenLogprob, TokensEvent
+from disagg.api.names import RequestPhase
 from disagg.api.requests import GenerateBody
 from disagg.config import EngineOptions, Host
 from disagg.errors import DisaggError, ModelError, RequestError
@@ -17,7 +18,7 @@ from disagg.inference.attempts.answer import ArrivingAnswer, phase_of
 from disagg.inference.client import AsyncClient
 from disagg.inference.hosts.affinity import prompt_of
 from disagg.inference.http import host_calls
-from disagg.inference.types import Phase, Stage
+from disagg.inference.types import Stage
 from tests.fleets import TOKEN, RunningFleet
 from tests.inference.scripted import Body, answering, client_of, scripted, silent, slot, tokens, whole
 
@@ -32,7 +33,7 @@ class Watcher:
         self.stages: list[Stage] = []
 
     @property
-    def phases(self) -> list[Phase]:
+    def phases(self) -> list[RequestPhase]:
         return [stage.phase for stage in self.stages]
 
 
@@ -52,7 +53,7 @@ def answer(watcher: Watcher) -> ArrivingAnswer:
         ("a phase of a later version", None),
     ],
 )
-def test_a_phase_that_a_host_reports_becomes_one_of_four(reported: str, phase: Phase | None) -> None:
+def test_a_phase_that_a_host_reports_becomes_one_of_four(reported: str, phase: RequestPhase | None) -> None:
     assert phase_of(reported) == phase
 
 

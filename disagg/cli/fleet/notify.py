@@ -12,7 +12,7 @@ from disagg.cli.common.context import CommandOutput, print_error, settings, stde
 from disagg.errors import DisaggError, UsageError
 
 if TYPE_CHECKING:
-    from disagg.api.watch import HostChange
+    from disagg.api.host_change import HostChange
     from disagg.config import Fleet
     from disagg.fleet.lifecycle.watch import Notifier
 

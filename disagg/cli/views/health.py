@@ -11,8 +11,8 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from disagg.api.host_change import HostChange
 from disagg.api.status import SenderAudits
-from disagg.api.watch import HostChange
 from disagg.cli.views.errors import SharedProblem, host_names, together
 from disagg.cli.views.items import plain_table, two_lines
 from disagg.errors import printable

@@ -1,11 +1,11 @@
 """Decode with MLX and mlx-lm.
 
-engine    the DecodeEngine: the thread of `decoding` with this model
-groups    the running batch: groups of requests with similar lengths; batch: one of them; passes: who decodes with whom
-held      KV of finished requests
-sampling  the next token from logits, and log-probabilities
-cache     received bytes -> mlx-lm caches; audit: computes some of received KV again and compares
-memory    what KV is received into, and what is kept of freed arrays
-load      checkpoint -> model, patched and checked
-profile   measures what the loaded model computes
+engine        the DecodeEngine: the thread of `decoding` with this model
+groups        the running batch: groups of requests with similar lengths; batch: one of them; passes: who joins which
+prefix_cache  rows and snapshots of mlx-lm's caches, held for requests that begin alike
+sampling      the next token from logits, and log-probabilities
+cache         received bytes -> mlx-lm caches; audit: computes some of received KV again and compares
+memory        what KV is received into, and what is kept of freed arrays
+load          checkpoint -> model, patched and checked
+profile       measures what the loaded model computes
 """

@@ -21,7 +21,7 @@ from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, RotatingKVCache
 
 from disagg.engines.base.audit import MEASURES, AuditFinding, AuditPass, AuditPlan, Deviation, Measure
 from disagg.engines.mlx.cache import fill_from_held, parts_of
-from disagg.engines.mlx.held import CachedPrefix
+from disagg.engines.mlx.prefix_cache import CachedPrefix
 
 _LEAST = 1e-12  # of a size that is divided by
 

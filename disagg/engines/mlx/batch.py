@@ -17,8 +17,8 @@ from disagg.api.events import FinishReason
 from disagg.engines.base import Token
 from disagg.engines.decoding import Caches, Job
 from disagg.engines.mlx import sampling as mlx_sampling
-from disagg.engines.mlx.held import covers, snapshot
 from disagg.engines.mlx.passes import Row
+from disagg.engines.mlx.prefix_cache import covers, snapshot
 from disagg.engines.mlx.sampling import Adjustment, adjustment, constrained
 
 # Prompts that may be computed together, right-padded, while other requests decode.

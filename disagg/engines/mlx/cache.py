@@ -15,7 +15,7 @@ import mlx.core as mx
 from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, RotatingKVCache, make_prompt_cache
 
 from disagg.api.layout import BITS, GROUP, LayerLayout
-from disagg.engines.mlx.held import CachedPrefix
+from disagg.engines.mlx.prefix_cache import CachedPrefix
 from disagg.engines.model.prefix_cache import Layer, last_rows, segments
 from disagg.errors import LayoutMismatch
 from disagg.kv.received import ALIGNMENT, ReceivedKV

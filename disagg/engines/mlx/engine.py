@@ -23,8 +23,8 @@ from disagg.engines.decoding.valid import require_fitting
 from disagg.engines.mlx import cache as mlx_cache
 from disagg.engines.mlx import memory
 from disagg.engines.mlx.groups import GroupedBatch
-from disagg.engines.mlx.held import Rows, hold, make_store
 from disagg.engines.mlx.load import LoadedModel, prepare, select_device
+from disagg.engines.mlx.prefix_cache import Rows, hold, make_prefix_cache
 from disagg.engines.model.architectures import MLX_PATCHES, Patch
 from disagg.engines.model.evidence import gather
 from disagg.engines.model.prefix_cache import LayerSnapshot, PrefixCache
@@ -120,7 +120,9 @@ def _opened(source: str | Path, context: int, options: EngineOptions, patches: S
     with mx.stream(stream):
         memory.bound_memory()
         loaded, info, tokenizer = prepare(source, options, context=context, device=device, patches=patches)
-        yield MLXBackend(loaded, info, tokenizer, make_store(loaded.model, options.max_kv_bytes), options, stream)
+        yield MLXBackend(
+            loaded, info, tokenizer, make_prefix_cache(loaded.model, options.max_kv_bytes), options, stream
+        )
 
 
 def _logits(

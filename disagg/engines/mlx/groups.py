@@ -22,9 +22,9 @@ from disagg.engines.decoding import Caches, Job
 from disagg.engines.mlx import cache as mlx_cache
 from disagg.engines.mlx.audit import audit
 from disagg.engines.mlx.batch import Group, row_of
-from disagg.engines.mlx.held import CachedPrefix, snapshot
 from disagg.engines.mlx.load import LoadedModel
 from disagg.engines.mlx.passes import ChunkLength, choose_group, kv_growth
+from disagg.engines.mlx.prefix_cache import CachedPrefix, snapshot
 from disagg.engines.model.reference import EngineInfo
 from disagg.kv.received import ReceivedKV
 

@@ -90,7 +90,7 @@ class Run:
         self.finished = True
 
 
-class PromptRun(Run):
+class SentPromptRun(Run):
     """A SendingRun: the KV of the prompt leaves from vLLM's workers, which report to `awaited`."""
 
     def __init__(self, engine: Engine, tokens: int, awaited: Awaited, reports: Reports, deadline: float) -> None:

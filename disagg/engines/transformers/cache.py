@@ -52,7 +52,7 @@ class PreallocatedCache(Cache):
 
     def __init__(
         self,
-        kept: CachePlan,
+        plan: CachePlan,
         total: int,
         chunk: int,
         device: torch.device,
@@ -60,13 +60,13 @@ class PreallocatedCache(Cache):
         *,
         on_state: OnState | None = None,
     ) -> None:
-        layout, places = kept.layout, kept.places
+        layout, places = plan.layout, plan.places
         dtype = getattr(torch, layout.dtype)
-        layers: list[Any] = [DummyLayer() for _ in range(max(kept.count, len(places)))]
+        layers: list[Any] = [DummyLayer() for _ in range(max(plan.count, len(places)))]
         for place, layer in zip(places, layout.layers, strict=True):
             layers[place] = make_layer(layer, total, chunk, dtype, device)
         super().__init__(layers=layers)
-        self._architecture = kept.architecture
+        self._architecture = plan.architecture
         self._kept = [layers[place] for place in places]
         self._numbers = {place: number for number, place in enumerate(places)}
         self._total, self._after = total, 0

@@ -21,7 +21,7 @@ from disagg.engines.model.architectures.base import cached_layers
 from disagg.engines.model.reference import Reference
 from disagg.engines.staging import RowEmitter
 from disagg.engines.transformers.cache import CachePlan, PreallocatedCache
-from disagg.engines.transformers.layers import make_store
+from disagg.engines.transformers.layers import make_prefix_cache
 from disagg.engines.transformers.load import choose_device, load_model, weight_bytes
 from disagg.engines.transformers.profile import measure
 from disagg.engines.transformers.runs import AnswerRun, Forward, TokensRun, is_out_of_memory
@@ -47,7 +47,7 @@ class TransformersPrefillEngine(EmittingEngine):
         actual = measure(self._model, reference.profile)
         findings = reference.verdict(actual)
         self._layout = reference.layout(options.dtype)
-        self._held = make_store(self._layout, options.max_held_bytes)
+        self._held = make_prefix_cache(self._layout, options.max_held_bytes)
         self._forward = Forward(self._model, self._kept(), self._device, self._held.clear)
         self.info = reference.info(
             actual,

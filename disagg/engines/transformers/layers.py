@@ -215,7 +215,7 @@ class Rows(LayerArrays):
         return Rows(tuple(upper for upper, _ in halves)), Rows(tuple(lower for _, lower in halves))
 
 
-def make_store(layout: Layout, limit: int) -> PrefixCache[Rows, LayerSnapshot]:
+def make_prefix_cache(layout: Layout, limit: int) -> PrefixCache[Rows, LayerSnapshot]:
     """A store for KV of this layout, of at most `limit` bytes. It holds nothing if a layer has both rows and a
     state."""
     if any(layer.states and layer.kv_heads for layer in layout.layers):

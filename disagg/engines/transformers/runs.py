@@ -97,13 +97,13 @@ class Forward:
     """The model on its device. free: called if its memory does not suffice, lets go of what can be spared. If that is
     not enough, or a chunk was being computed, a ModelError says so."""
 
-    def __init__(self, model: Any, kept: CachePlan, device: torch.device, free: Callable[[], None]) -> None:
+    def __init__(self, model: Any, plan: CachePlan, device: torch.device, free: Callable[[], None]) -> None:
         self._model = model
-        self._kept = kept
+        self._plan = plan
         self._device = device
         self._free = free
         self._running: PreallocatedCache | None = None
-        if any(layer.states for layer in kept.layout.layers):
+        if any(layer.states for layer in plan.layout.layers):
             for index, layer in enumerate(model.get_decoder().layers):
                 layer.register_forward_hook(partial(self._layer_done, index))
 
@@ -113,10 +113,10 @@ class Forward:
         """An empty cache of `total` tokens, computed in chunks of at most `chunk`."""
         try:
             with self._memory_for(total):
-                return PreallocatedCache(self._kept, total, chunk, self._device, on_rows, on_state=on_state)
+                return PreallocatedCache(self._plan, total, chunk, self._device, on_rows, on_state=on_state)
         except ModelError:  # once more, with what was freed
             with self._memory_for(total):
-                return PreallocatedCache(self._kept, total, chunk, self._device, on_rows, on_state=on_state)
+                return PreallocatedCache(self._plan, total, chunk, self._device, on_rows, on_state=on_state)
 
     def layers(self, tokens: Sequence[int], cache: PreallocatedCache) -> None:
         """Run the next tokens through the layers, without the output head."""

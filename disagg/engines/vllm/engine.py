@@ -22,7 +22,7 @@ from disagg.config import EngineOptions
 from disagg.engines.base import AnswerRequest, Logits, PrefillRun, SendingEngine, SendingRun, Token
 from disagg.engines.model.reference import Reference
 from disagg.engines.sending.reports import Reports
-from disagg.engines.sending.runs import AnswerRun, LogitsRun, NothingToCompute, PromptRun, Run
+from disagg.engines.sending.runs import AnswerRun, LogitsRun, NothingToCompute, Run, SentPromptRun
 from disagg.engines.vllm import load
 from disagg.engines.vllm.nodes import head
 from disagg.engines.vllm.sampling import one_token, parameters
@@ -97,7 +97,7 @@ class VLLMEngine(SendingEngine):
             return NothingToCompute(to, header, deadline)
         with self._reports.expecting() as awaited:
             order = self._reports.order(awaited, to, header, deadline=deadline, next_token=next_token)
-            run = PromptRun(self, len(tokens), awaited, self._reports, deadline)
+            run = SentPromptRun(self, len(tokens), awaited, self._reports, deadline)
             self._add(run, tokens, parameters(one_token(tokens), {ORDER_FIELD: order}), salt)
         return run
 

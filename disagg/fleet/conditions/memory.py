@@ -61,10 +61,10 @@ def fit(
     known = stored_weights(config, model.name, nbytes) if config else stored(model.sources[host.engine.name])
     if room is None or (known is None and nbytes is None):
         return None
-    serving = _serving(host, model, device, own=room[-1])
+    loading = _loading(host, model, device, own=room[-1])
     if known is None:
-        return Fit(host, Need(nbytes or 0, serving.kv_bytes, 0, 0, to_send=serving.to_send_bytes), *room)
-    return Fit(host, need(known, serving), *room, packing=known.packing)
+        return Fit(host, Need(nbytes or 0, loading.kv_bytes, 0, 0, to_send=loading.to_send_bytes), *room)
+    return Fit(host, need(known, loading), *room, packing=known.packing)
 
 
 def unmet(found: Fit) -> Iterator[Finding]:
@@ -93,7 +93,7 @@ def unmet(found: Fit) -> Iterator[Finding]:
         yield warning(check, room, f"{memory.kv} = {_kv_that_fits(found)} in {table}")
 
 
-def _serving(host: Host, model: Model, device: str, own: bool) -> Loading:
+def _loading(host: Host, model: Model, device: str, own: bool) -> Loading:
     """How the model is loaded on this host. own: whether each rank has memory of its own; else the machine's has
     to hold what all of them take, and the KV that waits to be sent."""
     engine, memory = host.engine, host.engine.kind.memory

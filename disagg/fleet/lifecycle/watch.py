@@ -14,7 +14,7 @@ from typing import Final, Literal
 import httpx
 import msgspec
 
-from disagg.api.watch import HostChange
+from disagg.api.host_change import HostChange
 from disagg.config import Fleet
 from disagg.errors import Cancelled, ConfigError, DisaggError, FleetError
 from disagg.fleet.changes.hooks import run_line

@@ -12,12 +12,13 @@ from http import HTTPStatus
 from typing import Final
 
 from disagg.api.gateway import EntryState
+from disagg.api.names import RequestPhase
 from disagg.gateway.dialects.base import Head, Prompt
 from disagg.gateway.dialects.problems import Problem
-from disagg.inference.types import Completion, Phase, Stage
+from disagg.inference.types import Completion, Stage
 
 SETTLE_S: Final = 0.1  # the longest that the end of an answer waits until it is recorded
-_ORDER: Final[Sequence[Phase]] = ("queue", "prefill", "transfer", "decode")
+_ORDER: Final[Sequence[RequestPhase]] = ("queue", "prefill", "transfer", "decode")
 
 log = logging.getLogger("disagg.gateway")
 
@@ -158,7 +159,7 @@ class ObservedRequest:
     observers: Observers
     charge: Callable[[int], None]
     began: float = field(default_factory=time.monotonic)
-    phase: Phase = "queue"
+    phase: RequestPhase = "queue"
     phase_began: float | None = None
     tokens: int = 0
     prompt_tokens: int = 0

@@ -10,17 +10,18 @@ from typing import Final, NamedTuple
 import msgspec
 
 from disagg.api.events import DoneEvent, Event, LocalEvent, ShippedEvent, SlotEvent, TokenLogprob, TokensEvent
+from disagg.api.names import RequestPhase
 from disagg.api.requests import GenerateBody, ToolCall
 from disagg.errors import Partial
 from disagg.inference.attempt import Attempt
 from disagg.inference.attempts.plausible import AnswerBounds
 from disagg.inference.metrics import Trace, metrics
-from disagg.inference.types import Chunk, Completion, Phase, Stage, Watch, unwatched
+from disagg.inference.types import Chunk, Completion, Stage, Watch, unwatched
 
 FALLBACK_WARNING = "Using fallback mode - slower performance"
 SIMULATED_WARNING = "simulated: no model ran, the times are predicted and the text is noise"
 
-_PHASES: Final[Mapping[str, Phase]] = {
+_PHASES: Final[Mapping[str, RequestPhase]] = {
     "tokenising": "queue",
     "queued": "queue",
     "computing the prompt": "prefill",
@@ -77,7 +78,7 @@ class ArrivingAnswer:
         self.stage = None
         self.enter("queue")
 
-    def enter(self, phase: Phase, prompt_tokens: int = 0, held_tokens: int = 0) -> None:
+    def enter(self, phase: RequestPhase, prompt_tokens: int = 0, held_tokens: int = 0) -> None:
         """The request comes to this phase of the attempt that runs. The tokens: 0 if no host has counted them anew."""
         if self.stage is not None:
             prompt_tokens = prompt_tokens or self.stage.prompt_tokens
@@ -174,12 +175,12 @@ class ArrivingAnswer:
         )
 
 
-def phase_of(reported: str) -> Phase | None:
+def phase_of(reported: str) -> RequestPhase | None:
     """The phase of a request whose host reports this one; None if that says nothing new."""
     return _PHASES.get(reported)
 
 
-def stage_of(attempt: Attempt, phase: Phase, prompt_tokens: int = 0, held_tokens: int = 0) -> Stage:
+def stage_of(attempt: Attempt, phase: RequestPhase, prompt_tokens: int = 0, held_tokens: int = 0) -> Stage:
     """The stage of a request that performs this attempt."""
     prefill = attempt.prefill.name if attempt.prefill else None
     decode = attempt.decode.name if attempt.decode else None

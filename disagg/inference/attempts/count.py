@@ -16,7 +16,7 @@ from disagg.errors import CapabilityMissing, DeadlineExceeded, DisaggError, KVMe
 from disagg.inference.attempts.execute import Driver, GenerationRequest
 from disagg.inference.attempts.suspects import Suspicion, broke_off
 from disagg.inference.http import host_calls
-from disagg.inference.policy import patience_s
+from disagg.inference.policy import longest_wait_s
 
 HOST_S = 20.0
 """How long each step of one host's answer may take; the longest prompts take seconds to tokenise. Less if the next host
@@ -58,7 +58,7 @@ class _Count:
         suspicion.look()
         for host in hosts:
             left_s = self.request.called + self.body.deadline_s - time.monotonic()
-            seconds = HOST_S if host is hosts[-1] else min(HOST_S, patience_s(left_s))
+            seconds = HOST_S if host is hosts[-1] else min(HOST_S, longest_wait_s(left_s))
             sent, boot_id = asyncio.Event(), self.driver.view.of(host.name).boot_id
             body = replace(self.body, standing=suspicion.standing)
             try:

@@ -33,7 +33,7 @@ from disagg.inference.hosts.route import Candidates, Ranking, RouteRequest, rank
 from disagg.inference.hosts.view import FleetView
 from disagg.inference.http.connections import Connections
 from disagg.inference.http.host_calls import WholeCall
-from disagg.inference.policy import DEFAULT_POLICY, RetryPolicy, patience_s
+from disagg.inference.policy import DEFAULT_POLICY, RetryPolicy, longest_wait_s
 from disagg.inference.types import Completion, Stage, Watch, unwatched
 from disagg.whole.request import openai_request
 
@@ -171,7 +171,7 @@ class _Run:
     async def _pause(self, pause: Pause, busy: Collection[str]) -> None:
         """busy: the hosts at which a place is waited for."""
         self.driver.http.require_open()
-        seconds = min(pause.seconds * random.uniform(0.75, 1.25), patience_s(self.deadline - time.monotonic()))
+        seconds = min(pause.seconds * random.uniform(0.75, 1.25), longest_wait_s(self.deadline - time.monotonic()))
         if not pause.limited:
             seconds += self.driver.budget.delay(time.monotonic())
         if pause.limited and self.last_look:

@@ -23,14 +23,15 @@ from disagg.inference.attempts.view_updates import ViewUpdates
 from disagg.inference.hosts.background import Heartbeat
 from disagg.inference.http import host_calls
 from disagg.inference.http.connections import Connections
-from disagg.inference.policy import SHARE, OnKVFailure, Patience, Timeouts, patience_s
+from disagg.inference.policy import SHARE, OnKVFailure, QueueExit, Timeouts, longest_wait_s
 from disagg.whole.answers import WholeAnswer
 
 
 @dataclass(frozen=True, slots=True)
 class HostCaller:
     """How the hosts of one attempt are called. deadline: the request's, by time.monotonic(). elsewhere: whether
-    another host of this one's role gets requests now. claim: see Patience, for any host. on_kv_failure: see there.
+    another host of this one's role gets requests now. claim: takes a free place for the request
+    at another host of this one's role, False if there is none. on_kv_failure: what follows if no prefill host delivers.
     sent: the last call of each host, by its name."""
 
     http: Connections
@@ -63,9 +64,9 @@ class HostCaller:
     ) -> host_calls.EventCall:
         """A POST whose lease is extended until `leases` is closed. reported: gets the phases that the host states."""
         leases.enter_context(self.heartbeat.lease(host, request_id))
-        patience = Patience(patience_s(self.left_s), partial(self.claim, host))
+        queue_exit = QueueExit(longest_wait_s(self.left_s), partial(self.claim, host))
         call = host_calls.EventCall(
-            host, path, body, request_id, self.waits(host), reported=reported, patience=patience
+            host, path, body, request_id, self.waits(host), reported=reported, queue_exit=queue_exit
         )
         self.sent[host.name] = call
         return call

@@ -29,7 +29,7 @@ from disagg.errors import (
 )
 from disagg.inference.http.connection import ResponseHead
 from disagg.inference.http.connections import Connections, HostRequest, SentRequest
-from disagg.inference.policy import DEFAULT_POLICY, UNLIMITED, Patience, ProgressJudge, Timeouts
+from disagg.inference.policy import DEFAULT_POLICY, STAYS, ProgressJudge, QueueExit, Timeouts
 from disagg.whole.answers import MAX_REPLY_BYTES, models
 from disagg.whole.refusals import Reply, error_of, not_openai, unknown_model
 from disagg.whole.request import MODELS, OpenAIRequest
@@ -48,8 +48,8 @@ _ERRORS: Final = msgspec.json.Decoder(ErrorEvent)
 class EventCall:
     """A POST to one host that is answered with events. Times by time.monotonic(), 0 until they are known: `written`, it
     was about to be written to an open connection; `last_sign`, the host sent the last piece of its answer. phase: the
-    last one that the host has stated. reported: is called with each; what it raises ends the call. patience: with the
-    host's queue."""
+    last one that the host has stated. reported: is called with each; what it raises ends the call. queue_exit:
+    when the request leaves the host's queue."""
 
     host: Host
     path: str
@@ -60,7 +60,7 @@ class EventCall:
     last_sign: float = 0.0
     phase: str = ""
     reported: Callable[[str], None] | None = None
-    patience: Patience = UNLIMITED
+    queue_exit: QueueExit = STAYS
 
 
 @dataclass(slots=True)
@@ -129,7 +129,7 @@ class EventStream:
     def __init__(self, exchange: SentRequest, call: EventCall) -> None:
         self._exchange, self._call = exchange, call
         self._reader = EventReader()
-        self._judge = ProgressJudge(call.host, call.timeouts, call.written, call.patience)
+        self._judge = ProgressJudge(call.host, call.timeouts, call.written, call.queue_exit)
         self._arrived: deque[Event] = deque()
         self._error: Exception | None = None  # that came with them, and follows them
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from disagg.api.watch import HostChange
+from disagg.api.host_change import HostChange
 from disagg.cli.fleet.notify import _checked
 from disagg.errors import ConfigError
 from disagg.fleet.lifecycle.status import ask

@@ -15,7 +15,7 @@ from disagg.api.layout import LayerLayout, Layout, StateTensor
 from disagg.api.names import INT8
 from disagg.engines.mlx import cache as mlx_cache
 from disagg.engines.mlx import memory as mlx_memory
-from disagg.engines.mlx.held import CachedPrefix, covers, make_store, rows, snapshot
+from disagg.engines.mlx.prefix_cache import CachedPrefix, covers, make_prefix_cache, rows, snapshot
 from disagg.errors import LayoutMismatch
 from disagg.kv.arena import Arenas
 from disagg.kv.received import ByteRanges, ReceivedKV
@@ -61,7 +61,7 @@ def kv_of(tokens: int, start: int = 0) -> ReceivedKV:
 
 def held(tokens: int, *parts: int) -> CachedPrefix:
     """What is held of the first `tokens` tokens after requests that ended there and at `parts`."""
-    store = make_store(MODEL, 1 << 30)
+    store = make_prefix_cache(MODEL, 1 << 30)
     for end in sorted({*parts, tokens}):
         caches = mlx_cache.build(MODEL, kv_of(end))
         taken = present(snapshot(caches, end))
@@ -113,7 +113,7 @@ def test_a_received_state_replaces_the_held_one() -> None:
     layout = Layout((LayerLayout("state", states=(StateTensor((3, 4)),)),), "bfloat16")
     states_model, nothing = model(lambda: ArraysCache(1)), [np.zeros(0, np.uint8)]
     first, second = (RNG.normal(size=12).astype(np.float32) for _ in range(2))
-    store = make_store(states_model, 1 << 20)
+    store = make_prefix_cache(states_model, 1 << 20)
     caches = mlx_cache.build(states_model, received(layout, 20, nothing, nothing, [[first.view(np.uint8)]]))
     store.add(range(20), "", partial(rows, caches), {20: present(snapshot(caches, 20))})
     assert store.find(range(19), "") is None, "a state cannot be cut"
@@ -145,7 +145,7 @@ def test_held_rows_that_do_not_reach_the_received_ones_are_refused() -> None:
 
 @pytest.mark.parametrize("kind", [QuantizedKVCache, CacheList, lambda: RotatingKVCache(WINDOW, keep=4)])
 def test_caches_that_cannot_be_held_are_not(kind: Any) -> None:
-    assert make_store(model(KVCache, kind), 1 << 30).limit == 0
+    assert make_prefix_cache(model(KVCache, kind), 1 << 30).limit == 0
 
 
 def test_caches_without_their_rows_do_not_cover_a_request() -> None:

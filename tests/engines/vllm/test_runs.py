@@ -22,7 +22,7 @@ from disagg.engines.model.profile import LayerProfile, ModelProfile
 from disagg.engines.model.reference import Reference
 from disagg.engines.model.text import HFTokenizer
 from disagg.engines.sending.reports import Reports
-from disagg.engines.sending.runs import AnswerRun, PromptRun
+from disagg.engines.sending.runs import AnswerRun, SentPromptRun
 from disagg.engines.vllm import load, profile
 from disagg.engines.vllm.engine import VLLMEngine
 from disagg.engines.vllm.scheduler import StepTimes
@@ -67,7 +67,7 @@ def engine_on(vllm: FakeVLLM, reports: Reports) -> VLLMEngine:
     return engine
 
 
-def output(run: AnswerRun | PromptRun, reason: str | None, *ids: int) -> Any:
+def output(run: AnswerRun | SentPromptRun, reason: str | None, *ids: int) -> Any:
     """What vLLM has for a request after a step."""
     answer = SimpleNamespace(
         finish_reason=reason, token_ids=ids, logprobs=[{id: SimpleNamespace(logprob=-1.0)} for id in ids]
@@ -115,7 +115,7 @@ def test_an_answer_whose_listener_fails_raises_that_itself_and_is_aborted(report
 def test_a_step_of_a_pipeline_counts_when_it_has_ended_and_not_when_it_is_planned(reports: Reports) -> None:
     vllm = FakeVLLM()
     engine = engine_on(vllm, reports)
-    run = PromptRun(engine, 10, reports.expect("an id of sixteen"), reports, deadline=float("inf"))
+    run = SentPromptRun(engine, 10, reports.expect("an id of sixteen"), reports, deadline=float("inf"))
     engine._add(run, list(range(10)), None, "")
     vllm.planned.append({run.id: KVProgress(0, 6, 1.0)})
     vllm.under_way.append(None)
@@ -132,7 +132,7 @@ def test_a_step_of_a_pipeline_counts_when_it_has_ended_and_not_when_it_is_planne
 def test_a_prompt_that_vllm_gives_up_before_its_first_step_fails_at_once(reports: Reports) -> None:
     vllm = FakeVLLM()
     engine = engine_on(vllm, reports)
-    run = PromptRun(engine, 3, reports.expect("an id of sixteen"), reports, deadline=float("inf"))
+    run = SentPromptRun(engine, 3, reports.expect("an id of sixteen"), reports, deadline=float("inf"))
     engine._add(run, [1, 2, 3], None, "")
     vllm.outputs = [output(run, "abort")]
     run.step()
@@ -144,7 +144,7 @@ def test_a_prompt_that_vllm_gives_up_before_its_first_step_fails_at_once(reports
 def test_a_prompt_is_not_awaited_any_more_if_vllm_fails_while_it_is_closed(reports: Reports) -> None:
     vllm = FakeVLLM()
     engine = engine_on(vllm, reports)
-    run = PromptRun(engine, 3, reports.expect("an id of sixteen"), reports, deadline=0.0)
+    run = SentPromptRun(engine, 3, reports.expect("an id of sixteen"), reports, deadline=0.0)
     engine._add(run, [1, 2, 3], None, "")
     engine._failure = None
     vllm.step = lambda: 1 / 0  # type: ignore[method-assign, assignment, return-value]  # raises

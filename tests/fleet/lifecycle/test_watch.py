@@ -15,7 +15,7 @@ import httpx
 import psutil
 import pytest
 
-from disagg.api.watch import HostChange
+from disagg.api.host_change import HostChange
 from disagg.errors import FleetError
 from disagg.fleet.lifecycle.status.host_status import HealthState, HostStatus
 from disagg.fleet.lifecycle.watch import (

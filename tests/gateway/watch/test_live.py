@@ -12,6 +12,7 @@ import httpx
 import pytest
 
 from disagg.api.gateway import LiveState
+from disagg.api.names import RequestPhase
 from disagg.api.status import Load, SenderAudits
 from disagg.config import EngineOptions, Fleet, Host, Model
 from disagg.errors import DisaggError, Overloaded, RequestError, ServerUnavailable
@@ -26,7 +27,7 @@ from disagg.gateway.watch.request import Observers
 from disagg.inference.attempt import Reason
 from disagg.inference.client import AsyncClient
 from disagg.inference.hosts.view import FleetView
-from disagg.inference.types import Phase, Stage
+from disagg.inference.types import Stage
 from tests.gateway import fake_client
 from tests.gateway.fake_client import FakeClient, completion
 from tests.gateway.test_serve import new_http, running
@@ -140,7 +141,7 @@ class Seen:
     ],
 )
 def test_a_request_is_in_the_phase_of_the_answer_that_is_furthest_behind(
-    moves: list[tuple[int, Phase]], phase: Phase
+    moves: list[tuple[int, RequestPhase]], phase: RequestPhase
 ) -> None:
     seen = Seen(n=2)
     for choice, one in moves:

@@ -13,7 +13,7 @@ from disagg.inference.attempts.view_updates import ViewUpdates
 from disagg.inference.hosts.breaker import Breaker
 from disagg.inference.hosts.view import FleetView, HostView
 from tests.inference.scripted import done
-from tests.inference.test_patience import NOTHING_SHIPPED
+from tests.inference.test_queue_exit import NOTHING_SHIPPED
 
 P = Host("p", "127.0.0.1", ("prefill",), "m", EngineOptions("simulated"), 1)
 D = Host("d", "127.0.0.1", ("decode",), "m", EngineOptions("simulated"), 2)

@@ -21,7 +21,7 @@ from disagg.config.key import key_of
 from disagg.engines.base import AnswerRequest, Logits, PrefillRun, SendingEngine, SendingRun, Token
 from disagg.engines.model.reference import Reference
 from disagg.engines.sending.reports import Awaited, Reports
-from disagg.engines.sending.runs import AnswerRun, Engine, NothingToCompute, PromptRun, Run, refusal
+from disagg.engines.sending.runs import AnswerRun, Engine, NothingToCompute, Run, SentPromptRun, refusal
 from disagg.engines.vllm.sampling import fields
 from disagg.engines.vllm.served import description
 from disagg.engines.vllm.served.calls import Call, VLLMServer
@@ -193,9 +193,9 @@ class ServedEngine(SendingEngine):
             raise ModelError(f"no vllm serve answers at {self._server.url}: {error}", "start it") from error
 
 
-class ServedPrompt(PromptRun):
-    """A PromptRun whose steps are known from the workers' reports. A step lasts until the next one of the same prompt
-    begins, or until the answer comes: the GPU may still compute when the worker has launched all of a step."""
+class ServedPrompt(SentPromptRun):
+    """A SentPromptRun whose steps are known from the workers' reports. A step lasts until the next one of the same
+    prompt begins, or until the answer comes: the GPU may still compute when the worker has launched all of a step."""
 
     def __init__(self, engine: Engine, tokens: int, awaited: Awaited, reports: Reports, deadline: float) -> None:
         super().__init__(engine, tokens, awaited, reports, deadline)

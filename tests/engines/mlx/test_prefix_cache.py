@@ -15,7 +15,7 @@ from disagg.api.layout import LayerLayout, Layout
 from disagg.api.sampling import Sampling
 from disagg.config import EngineOptions
 from disagg.engines.base import DecodeRequest, DecodeTiming, HeldKV, Token
-from disagg.engines.mlx import held as mlx_held
+from disagg.engines.mlx import prefix_cache as mlx_prefix_cache
 from disagg.engines.mlx.engine import MLXDecodeEngine
 from disagg.errors import DisaggError, LayoutMismatch, ModelError, RequestError
 from disagg.kv.received import ReceivedKV
@@ -323,7 +323,7 @@ def test_kv_that_cannot_be_copied_is_not_held_and_its_answer_is_whole(
     chat: Chat, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tokens = prompt(100)
-    monkeypatch.setattr(mlx_held, "rows", _raise)
+    monkeypatch.setattr(mlx_prefix_cache, "rows", _raise)
     answer, _ = chat.send(tokens)
     assert answer.result() == chat.reference.greedy(tokens, ANSWER, draft=answer.ids)
     assert (chat.engine.held_bytes, chat.engine.find_held(tokens, "")) == (0, None)

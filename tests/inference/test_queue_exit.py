@@ -14,7 +14,7 @@ from disagg.api.status import Load
 from disagg.errors import DisaggError, Overloaded, RequestError
 from disagg.inference.attempts.answer import FALLBACK_WARNING
 from disagg.inference.hosts.view import HostView
-from disagg.inference.policy import RetryPolicy, Timeouts, patience_s
+from disagg.inference.policy import RetryPolicy, Timeouts, longest_wait_s
 from tests.inference.scripted import (
     Body,
     Script,
@@ -53,7 +53,7 @@ NOTHING_SHIPPED = ShippedEvent(
 def test_a_request_waits_a_third_of_its_time_in_a_queue_and_for_kv_if_another_host_could_take_over(
     left_s: float, in_queue: float, first_kv: float
 ) -> None:
-    assert min(patience_s(left_s), Timeouts().queue) == in_queue
+    assert min(longest_wait_s(left_s), Timeouts().queue) == in_queue
     assert Timeouts().within(left_s) == Timeouts(first_kv=first_kv)
 
 

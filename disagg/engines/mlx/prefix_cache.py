@@ -1,4 +1,5 @@
-"""KV of finished requests in mlx arrays. The engine's thread makes and reads the arrays; any thread may look up."""
+"""What of mlx-lm's caches a PrefixCache holds: rows and snapshots. The engine's thread makes and reads the arrays; any
+thread may look up."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ class Rows(LayerArrays):
         return Rows(tuple(upper)), Rows(tuple(lower))
 
 
-def make_store(model: Any, limit: int) -> PrefixCache[Rows, LayerSnapshot]:
+def make_prefix_cache(model: Any, limit: int) -> PrefixCache[Rows, LayerSnapshot]:
     """A store for the caches of `model`, of at most `limit` bytes. It holds nothing if mlx-lm's cache for some layer
     cannot be held."""
     windows: set[int] = set()
