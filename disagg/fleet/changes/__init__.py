@@ -1,7 +1,6 @@
 """Changes of a host: who may make one, who has made one, which release waits for a restart.
 
-lock          one command at a time per host, whichever machine it comes from
-fleet_locks   the locks of all hosts that a command changes
+locks         one command at a time per host, and of all hosts that it changes, whichever machine it comes from
 audit         which command changed a host, when, and how it ended
 links         which release is deployed, runs, ran before, or waits for a restart
 state_files   files of this machine, written in one step and locked by one command at a time

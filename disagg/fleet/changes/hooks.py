@@ -15,7 +15,7 @@ from typing import Final, Literal
 from disagg.config import Fleet, HookName
 from disagg.errors import Cancelled, CommandFailed, DisaggError, FleetError
 from disagg.fleet.changes.audit import Caller, append_here, audit_file
-from disagg.fleet.changes.fleet_locks import FleetLocks
+from disagg.fleet.changes.locks import FleetLocks
 from disagg.fleet.machine.local import LocalMachine
 from disagg.fleet.machine.machine import last_lines, script
 from disagg.token import state_folder

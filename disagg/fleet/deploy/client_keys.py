@@ -8,7 +8,7 @@ from contextlib import ExitStack, closing, contextmanager
 
 from disagg.config import Fleet, Host
 from disagg.errors import HostLocked
-from disagg.fleet.changes.lock import locked
+from disagg.fleet.changes.locks import locked
 from disagg.fleet.facts.paths import HostPaths
 from disagg.fleet.facts.server import read_server_facts
 from disagg.fleet.machine import interruption

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from disagg.config import Fleet, Host
 from disagg.errors import DeployRefused, DisaggError, UsageError, exit_code_of_all
-from disagg.fleet.changes.fleet_locks import FleetLocks, LockedPlace, kept
+from disagg.fleet.changes.locks import FleetLocks, LockedPlace, kept
 from disagg.fleet.conditions.table import Subject, judged
 from disagg.fleet.deploy import plan as planning
 from disagg.fleet.deploy.compare import Difference, difference, read_content

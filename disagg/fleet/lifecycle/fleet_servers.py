@@ -16,8 +16,8 @@ from disagg.config.addresses import same_machine
 from disagg.errors import ConfigError, DisaggError
 from disagg.extras import require
 from disagg.fleet.changes.audit import audited_here
-from disagg.fleet.changes.fleet_locks import FleetLocks, LockedPlace, kept, places
 from disagg.fleet.changes.hooks import Change
+from disagg.fleet.changes.locks import FleetLocks, LockedPlace, kept, places
 from disagg.fleet.facts.server import read_server_facts
 from disagg.fleet.lifecycle.deployed import DeployedServer, hosts_there, stop_there
 from disagg.fleet.lifecycle.local import Argv, LocalServer, end_recorded, server_argv

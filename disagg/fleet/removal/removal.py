@@ -12,7 +12,7 @@ from typing import Any, Final, get_args
 
 from disagg.config import Fleet, Host, ServiceManager
 from disagg.errors import DisaggError
-from disagg.fleet.changes.fleet_locks import FleetLocks, LockedPlace, kept
+from disagg.fleet.changes.locks import FleetLocks, LockedPlace, kept
 from disagg.fleet.deploy.steps import OnStep, Plan, Step, apply, ignore
 from disagg.fleet.facts.host import HostFacts
 from disagg.fleet.facts.paths import HostPaths

@@ -10,8 +10,8 @@ from typing import Final
 
 from disagg.config import Fleet, Host
 from disagg.errors import DisaggError, LockLost, UsageError
-from disagg.fleet.changes.fleet_locks import FleetLocks, kept, places
 from disagg.fleet.changes.hooks import Change, ChangeKind, HookRunner, around
+from disagg.fleet.changes.locks import FleetLocks, kept, places
 from disagg.fleet.deploy.deployment import Deployment, DeployResult, Planner
 from disagg.fleet.deploy.plan import refused
 from disagg.fleet.deploy.steps import OnStep, Plan, Refusal, ignore

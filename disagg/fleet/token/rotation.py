@@ -20,7 +20,7 @@ from typing import Final, NamedTuple
 
 from disagg.config import Fleet, Host
 from disagg.errors import DisaggError, FleetError
-from disagg.fleet.changes.fleet_locks import FleetLocks, kept, places
+from disagg.fleet.changes.locks import FleetLocks, kept, places
 from disagg.fleet.facts.paths import HostPaths
 from disagg.fleet.facts.server import read_server_facts
 from disagg.fleet.machine import interruption

@@ -16,7 +16,7 @@ import pytest
 from disagg.config import EngineOptions, Host
 from disagg.errors import CommandFailed, HostLocked
 from disagg.fleet.changes.audit import AUDIT_BOUNDS, AUDIT_BYTES, AUDIT_LINES, origin
-from disagg.fleet.changes.lock import locked
+from disagg.fleet.changes.locks import locked
 from disagg.fleet.facts.paths import HostPaths
 from disagg.fleet.lifecycle.logs import read
 from disagg.fleet.lifecycle.state import State

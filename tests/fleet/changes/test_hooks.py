@@ -14,8 +14,8 @@ import pytest
 from disagg.cli.fleet.notify import URL_VARIABLE
 from disagg.config import Fleet, Hooks
 from disagg.errors import Cancelled, CommandFailed, DisaggError, FleetError, HostUnreachable
-from disagg.fleet.changes.fleet_locks import FleetLocks, kept, places
 from disagg.fleet.changes.hooks import Change, HookRunner, around, variables
+from disagg.fleet.changes.locks import FleetLocks, kept, places
 from disagg.fleet.machine.connect import Machines
 from disagg.fleet.machine.local import LocalMachine
 from disagg.fleet.machine.machine import script

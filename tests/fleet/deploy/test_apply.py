@@ -18,7 +18,7 @@ import pytest
 
 from disagg.errors import Cancelled, CommandFailed, DeployRefused, FleetError, HostLocked, HostUnreachable
 from disagg.fleet.changes.audit import Caller
-from disagg.fleet.changes.lock import locked
+from disagg.fleet.changes.locks import locked
 from disagg.fleet.deploy.compare import read_content
 from disagg.fleet.deploy.deployment import Deployment, DeployResult, Planner, comparer, exit_code
 from disagg.fleet.deploy.steps import Plan, Step

@@ -10,7 +10,7 @@ import pytest
 
 from disagg.config import Host
 from disagg.errors import HostLocked, HostUnreachable
-from disagg.fleet.changes.lock import locked
+from disagg.fleet.changes.locks import locked
 from disagg.fleet.deploy.client_keys import deliver_keys, fetch_keys, gateways
 from disagg.fleet.facts.paths import HostPaths
 from disagg.fleet.machine import interruption

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from disagg.errors import CommandFailed, HostLocked
-from disagg.fleet.changes.lock import locked
+from disagg.fleet.changes.locks import locked
 from disagg.fleet.deploy.steps import StepProgress
 from disagg.fleet.facts.paths import HostPaths
 from disagg.fleet.machine.connect import Machines

@@ -15,7 +15,7 @@ import pytest
 from disagg.config import EngineOptions, Host
 from disagg.errors import Cancelled, HostLocked, HostUnreachable, LockLost
 from disagg.fleet.changes.audit import Caller
-from disagg.fleet.changes.fleet_locks import FleetLocks, kept, places
+from disagg.fleet.changes.locks import FleetLocks, kept, places
 from disagg.fleet.machine.connect import Machines
 from disagg.fleet.machine.local import LocalMachine
 from disagg.fleet.machine.machine import CommandResult, Machine
