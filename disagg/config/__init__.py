@@ -27,6 +27,7 @@ from disagg.config.schema import (
     Host,
     Installer,
     KVAudit,
+    KVWire,
     Model,
     ServiceManager,
 )
@@ -44,6 +45,7 @@ __all__ = [
     "Host",
     "Installer",
     "KVAudit",
+    "KVWire",
     "Model",
     "ServiceManager",
     "load",

@@ -10,7 +10,7 @@ from typing import Final, Literal, get_args
 
 from disagg.api import engines
 from disagg.api.engines import Engine
-from disagg.api.names import AS_IS, Role, WireForm
+from disagg.api.names import Role
 from disagg.config.document import nearest, on_one_line, one_of
 from disagg.errors import ConfigError, UnknownModel, UsageError
 
@@ -18,6 +18,7 @@ ServiceManager = Literal["systemd", "launchd", "process"]
 DType = Literal["float32", "float16", "bfloat16"]
 Installer = Literal["auto", "uv", "pip"]
 KVAudit = Literal["auto", "always", "off"] | int
+KVWire = Literal["as-is", "auto", "int8"]
 HookName = Literal["before_deploy", "after_deploy", "before_restart", "after_restart", "on_failure"]
 MIN_TOLERANCE: Final = 0.1
 MAX_TOLERANCE: Final = 100
@@ -53,8 +54,8 @@ class EngineOptions:
     quantization: str | None = None  # transformers: int8 | int4, or mxfp4: the checkpoint's own, kept
     chunk_tokens: int = 2048  # tokens per prefill chunk; vllm: per step, of all its prompts
     threads: int | None = None  # CPU compute threads
-    kv_wire: WireForm | Literal["auto"] = (
-        AS_IS  # prefill: the form KV is sent in; int8 is not exact, auto takes it if the link is too slow
+    kv_wire: KVWire = (
+        "as-is"  # prefill: the form KV is sent in; int8 is not exact, auto takes it if the link is too slow
     )
     max_held_bytes: int = 2 << 30  # prefill: KV of finished prompts, for prompts that begin alike; 0: none is held
     kv_cache_memory_bytes: int = 8 << 30  # vllm: its paged KV cache, taken when it starts; finished prompts stay in it

@@ -10,7 +10,7 @@ from typing import Any, Final, Literal, get_args
 from urllib.parse import urlsplit
 
 from disagg.api.engines import ENGINES, engines_for
-from disagg.api.names import AS_IS, INT8, Role, WireForm
+from disagg.api.names import Role
 from disagg.config.addresses import address_fault, is_hub_id, is_label, url_fault
 from disagg.config.schema import (
     MAX_TOLERANCE,
@@ -18,6 +18,7 @@ from disagg.config.schema import (
     DType,
     EngineOptions,
     KVAudit,
+    KVWire,
 )
 from disagg.config.table import Table
 
@@ -29,7 +30,6 @@ AUDITS: Final[tuple[Literal["auto", "always", "off"], ...]] = ("auto", "always",
 MAX_AUDIT_EVERY: Final = 1000
 MAX_RANKS: Final = 64
 """The most ranks of an engine: each opens a connection for its part of a transfer, which has as many at most."""
-_KV_WIRES: Final[Mapping[str, WireForm | Literal["auto"]]] = {"as-is": AS_IS, "auto": "auto", "int8": INT8}
 OPENAI_URL: Final = "http://10.0.0.9:11434/v1"
 SERVER_URL: Final = "http://127.0.0.1:8100"
 """Examples."""
@@ -104,11 +104,6 @@ def _attention(table: Table, key: str) -> str:
     """The name of an attention of transformers, or of a kernel on the hub, `owner/name`."""
     attention = table.value(key, str, f'{key} = "sdpa"')
     return attention if "/" in attention and is_hub_id(attention) else table.choice(key, ATTENTION)
-
-
-def _kv_wire(table: Table, key: str) -> WireForm | Literal["auto"]:
-    """A form of KV on the wire, by its short name."""
-    return _KV_WIRES[table.choice(key, tuple(_KV_WIRES))]
 
 
 def _kv_audit(table: Table, key: str) -> KVAudit:
@@ -216,7 +211,7 @@ _OPTIONS: Final[Mapping[str, Reader]] = {
     "device": _device,
     "chunk_tokens": within(1, 1 << 17),
     "threads": within(1, 1024),
-    "kv_wire": _kv_wire,
+    "kv_wire": one_of(get_args(KVWire)),
     "max_held_bytes": within(0, 1 << 50),
     "attention": _attention,
     "quantization": one_of(("int8", "int4", "mxfp4")),

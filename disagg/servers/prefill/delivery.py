@@ -8,10 +8,11 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Generic, TypeVar
 
 from disagg.api.layout import Layout
 from disagg.api.names import AS_IS, INT8, WireForm
+from disagg.config import KVWire
 from disagg.engines.base import EmittingEngine, PrefillEngine, PrefillRun, PrefillTiming, SendingEngine, SendingRun
 from disagg.errors import Cancelled
 from disagg.kv.frames import Header
@@ -147,12 +148,12 @@ class Rates:
     link_bytes_s: float | None = None
 
 
-def choose_form(wanted: WireForm | Literal["auto"], layout: Layout, tokens: int, rates: Rates) -> WireForm:
+def choose_form(wanted: KVWire, layout: Layout, tokens: int, rates: Rates) -> WireForm:
     """The form for the KV of a prompt of `tokens` tokens. Never a quantised form that is not smaller."""
     nbytes = layout.nbytes(tokens)
-    if wanted == AS_IS or layout.nbytes(tokens, wire=INT8) == nbytes:
+    if wanted == "as-is" or layout.nbytes(tokens, wire=INT8) == nbytes:
         return AS_IS
-    if wanted == INT8:
+    if wanted == "int8":
         return INT8
     if rates.link_bytes_s is None or rates.tokens_s is None:
         return AS_IS

@@ -56,12 +56,12 @@ def test_only_the_rows_that_are_sent_count() -> None:
 def test_what_was_asked_for_does_not_depend_on_rates() -> None:
     slow, fast = Rates(1e9, 1.0), Rates(1.0, 1e12)
     assert {choose_form("as-is", CODER, 8000, rates) for rates in (Rates(), slow, fast)} == {AS_IS}
-    assert {choose_form(INT8, CODER, 8000, rates) for rates in (Rates(), slow, fast)} == {INT8}
+    assert {choose_form("int8", CODER, 8000, rates) for rates in (Rates(), slow, fast)} == {INT8}
 
 
 def test_kv_that_would_not_shrink_goes_as_it_is_and_is_called_so() -> None:
-    assert choose_form(INT8, NARROW, 8000, Rates()) == AS_IS
-    assert choose_form(INT8, CODER, 0, Rates()) == AS_IS
+    assert choose_form("int8", NARROW, 8000, Rates()) == AS_IS
+    assert choose_form("int8", CODER, 0, Rates()) == AS_IS
 
 
 def transfer(began: float, ended: float, nbytes: int, waited: bool = False) -> SentKV:
