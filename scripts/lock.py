@@ -26,8 +26,16 @@ import httpx
 from packaging.tags import Tag
 from packaging.utils import canonicalize_name, parse_wheel_filename
 
-from disagg.fleet.deploy.pins import FOLDER, PLATFORMS, PYTHONS, Pin, locked_packages, pin_lines, render
-from disagg.fleet.deploy.requirements import host_tags
+from disagg.fleet.deploy.requirements import (
+    LOCKS,
+    PLATFORMS,
+    PYTHONS,
+    Pin,
+    host_tags,
+    locked_packages,
+    pin_lines,
+    render,
+)
 from disagg.fleet.facts.host import HostFacts, Python
 
 ROOT: Final = Path(__file__).parents[1]
@@ -78,12 +86,12 @@ class Resolved:
 
 
 def main(names: Sequence[str]) -> None:
-    FOLDER.mkdir(exist_ok=True)
+    LOCKS.mkdir(exist_ok=True)
     for name, kind in KINDS.items():
         if names and name not in names:
             continue
         for platform in kind.platforms:
-            target = FOLDER / f"{name}-{platform}.txt"
+            target = LOCKS / f"{name}-{platform}.txt"
             known = locked_packages(target.read_text(encoding="utf-8")) if target.exists() else {}
             packages = dict(_sized(_resolved(kind, platform, known), known, kind))
             target.write_text(render(packages, kind.extras, platform, kind.pythons), encoding="utf-8")

@@ -37,8 +37,7 @@ from packaging.utils import (
     parse_wheel_filename,
 )
 
-from disagg.fleet.deploy.pins import committed_locks, locked_packages
-from disagg.fleet.deploy.requirements import CONSTRAINTS
+from disagg.fleet.deploy.requirements import CONSTRAINTS, committed_locks, locked_packages
 from tests.offline import outside
 from tests.testbed.bed import Bed
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -15,8 +15,16 @@ from urllib.parse import urlsplit
 from disagg.config import Deploy, Host
 from disagg.fleet.conditions.table import PREFERRED, pythons
 from disagg.fleet.deploy import requirements
-from disagg.fleet.deploy.pins import PYTHONS, Pin, hash_lines, locked_packages, pin_lines
-from disagg.fleet.deploy.requirements import PackageRequirements, Wheel, choose_wheels, host_tags
+from disagg.fleet.deploy.requirements import (
+    PYTHONS,
+    PackageRequirements,
+    Pin,
+    Wheel,
+    choose_wheels,
+    hash_lines,
+    host_tags,
+    pin_lines,
+)
 from disagg.fleet.deploy.steps import Refusal
 from disagg.fleet.facts.findings import Finding
 from disagg.fleet.facts.host import HostFacts, Python
@@ -31,11 +39,11 @@ LARGE_BYTES: Final = 1_000_000_000
 
 @dataclass(frozen=True)
 class Environment:
-    """A Python environment. constraints: text of the lock, or of constraints.txt. python: None if uv is to download
+    """A Python environment. locked: the packages of the lock, or of constraints.txt. python: None if uv is to download
     one. uv: path of uv, "" if pip installs. extras: of disagg."""
 
     requirements: tuple[str, ...]
-    constraints: str
+    locked: Mapping[str, Pin]
     python: Python | None
     uv: str
     site_packages: bool
@@ -66,8 +74,7 @@ class Environment:
     @cached_property
     def packages(self) -> dict[str, Pin]:
         """What is installed, by name. Empty without a lock of its own: constraints.txt also has what others need."""
-        packages = locked_packages(self.constraints).items()
-        needed = {name: one for name, one in packages if not one.pythons or self.version in one.pythons}
+        needed = {name: one for name, one in self.locked.items() if not one.pythons or self.version in one.pythons}
         return needed if any(one.nbytes for one in needed.values()) else {}
 
     @property
@@ -105,7 +112,7 @@ class Environment:
 
     @property
     def _pins(self) -> str:
-        return pin_lines(locked_packages(self.constraints))
+        return pin_lines(self.locked)
 
 
 def environment(host: Host, deploy: Deploy, facts: HostFacts, needed: PackageRequirements) -> Environment | Refusal:
@@ -170,13 +177,13 @@ def _wheels(
     python: Python | None,
     *,
     lines: Sequence[str],
-    locked: str,
+    locked: Mapping[str, Pin],
     source: tuple[str, tuple[str, ...]],
 ) -> tuple[Wheel, ...] | Refusal:
     """The wheels that the host needs. source: the lock's path below disagg/fleet, and the extras, for the hint."""
     assumed = python or Python("", (*PREFERRED[0], 0))
     target = requirements.marker_environment(facts, assumed)
-    found, missing = choose_wheels(folder, lines, requirements.pins(locked), target, host_tags(facts, assumed))
+    found, missing = choose_wheels(folder, lines, locked, target, host_tags(facts, assumed))
     if not missing:
         return tuple(found)
     what = f"cp{assumed.version[0]}{assumed.version[1]} on {facts.sys_platform} {facts.arch}"

@@ -1,9 +1,15 @@
-"""What a host's Python environment has to hold: its engine's requirements there, and the wheels that meet them."""
+"""What a host's Python environment has to hold: its engine's requirements there, at the versions of a lock, and the
+wheels that meet them.
+
+There is a lock per set of extras and platform, made by `scripts.lock`: a requirements file of pip and uv with lines
+`NAME==VERSION --hash=sha256:... --hash=sha256:...  # BYTES`.
+"""
 
 from __future__ import annotations
 
 import email.parser
 import importlib.metadata
+import re
 import threading
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -19,12 +25,21 @@ from packaging.version import Version
 
 from disagg.config import Host
 from disagg.errors import FleetError
-from disagg.fleet.deploy.pins import committed_locks, lock_name, locked_packages
 from disagg.fleet.facts.host import HostFacts, Python
 
 CONSTRAINTS: Final = Path(__file__).parents[1] / "constraints.txt"
 _PARSING: Final = threading.Lock()
 _OLDEST_GLIBC = 5  # 2.5, of manylinux1
+LOCKS: Final = Path(__file__).parents[1] / "locks"
+PLATFORMS: Final[Mapping[str, tuple[str, str]]] = {
+    "linux-aarch64": ("Linux", "aarch64"),
+    "linux-x86_64": ("Linux", "x86_64"),
+    "macosx-arm64": ("Darwin", "arm64"),
+}
+PYTHONS: Final = ("3.11", "3.12", "3.13", "3.14")
+"""The versions of Python that locks have wheels for; vLLM's locks, for one of them."""
+_HASH: Final = re.compile(r"--hash=sha256:([0-9a-f]{64})")
+_PYTHON: Final = re.compile(r'python_version == "([0-9.]+)"')
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +51,11 @@ class PackageRequirements:
     locked: str
     locks: Mapping[str, str] = field(default_factory=dict)
 
-    def lock(self, extras: Sequence[str], facts: HostFacts) -> tuple[str, str]:
-        """Path below disagg/fleet and text of the lock for these extras on a host."""
+    def lock(self, extras: Sequence[str], facts: HostFacts) -> tuple[str, Mapping[str, Pin]]:
+        """Path below disagg/fleet and packages of the lock for these extras on a host."""
         name = lock_name(extras, facts)
-        return (f"locks/{name}.txt", self.locks[name]) if name in self.locks else (CONSTRAINTS.name, self.locked)
+        path, text = (f"locks/{name}.txt", self.locks[name]) if name in self.locks else (CONSTRAINTS.name, self.locked)
+        return path, locked_packages(text)
 
 
 def installed_requirements() -> PackageRequirements:
@@ -100,9 +116,73 @@ def marker_environment(facts: HostFacts, python: Python | None) -> dict[str, str
     }
 
 
-def pins(constraints: str) -> dict[str, str]:
-    """Canonical name -> version, from the lines that pin one."""
-    return {name: one.version for name, one in locked_packages(constraints).items()}
+# Locks
+
+
+@dataclass(frozen=True, slots=True)
+class Pin:
+    """One package. nbytes: of its wheel for the lock's platform, 0 if the file does not state it. hashes: SHA-256, in
+    hexadecimal, of its wheels for that platform; none in constraints.txt. pythons: the versions that need it; empty:
+    all."""
+
+    version: str
+    nbytes: int = 0
+    hashes: tuple[str, ...] = ()
+    pythons: tuple[str, ...] = ()
+
+    def line(self, name: str) -> str:
+        """The line of a requirements file that accepts these files alone."""
+        marker = " or ".join(f'python_version == "{python}"' for python in self.pythons)
+        words = [f"{name}=={self.version}", *([f"; {marker}"] if marker else [])]
+        return " ".join([*words, *(f"--hash=sha256:{digest}" for digest in self.hashes)])
+
+
+def lock_name(extras: Sequence[str], facts: HostFacts) -> str:
+    """The name of the lock for these extras on a host: `vllm-linux-aarch64`; "" for a platform without locks."""
+    platform = next((name for name, kind in PLATFORMS.items() if kind == (facts.os, facts.arch)), "")
+    return "-".join([*extras, platform]) if platform else ""
+
+
+def committed_locks() -> dict[str, str]:
+    """The locks of this installation by name."""
+    return {path.stem: path.read_text(encoding="utf-8") for path in sorted(LOCKS.glob("*.txt"))}
+
+
+@lru_cache(maxsize=32)
+def locked_packages(text: str) -> Mapping[str, Pin]:
+    """Canonical name -> package, from the lines of a lock or of constraints.txt."""
+    packages: dict[str, Pin] = {}
+    for line in text.splitlines():
+        pin, _, comment = line.partition("#")
+        name, pinned, rest = pin.partition("==")
+        if pinned:
+            version = re.split(r"[\s;]", rest.strip(), maxsplit=1)[0]
+            nbytes = int(comment) if comment.strip().isdigit() else 0
+            hashes, pythons = tuple(_HASH.findall(rest)), tuple(_PYTHON.findall(rest))
+            packages[canonicalize_name(name.strip())] = Pin(version, nbytes, hashes, pythons)
+    return packages
+
+
+def pin_lines(packages: Mapping[str, Pin]) -> str:
+    """The versions alone, as a file of constraints."""
+    return "".join(f"{name}=={one.version}\n" for name, one in packages.items())
+
+
+def hash_lines(packages: Mapping[str, Pin]) -> str:
+    """A requirements file of these packages that accepts no other files of them."""
+    return "".join(f"{one.line(name)}\n" for name, one in packages.items())
+
+
+def render(packages: Mapping[str, Pin], extras: Iterable[str], platform: str, pythons: Sequence[str] = PYTHONS) -> str:
+    """The text of a lock. `locked_packages` reads it."""
+    head = (
+        f"# disagg[{','.join(extras)}] on {platform}, Python {', '.join(pythons)}: version, the index's hashes of"
+        " the wheels, bytes of one.\n# Made by: python -m scripts.lock\n"
+    )
+    return head + "".join(f"{one.line(name)}  # {one.nbytes}\n" for name, one in sorted(packages.items()))
+
+
+# Wheels
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +198,7 @@ class Wheel:
 def choose_wheels(
     folder: Path,
     requirements: Sequence[str],
-    pins: Mapping[str, str],
+    pins: Mapping[str, Pin],
     target: dict[str, str],
     tags: Sequence[Tag],
 ) -> tuple[list[Wheel], list[str]]:
@@ -139,7 +219,7 @@ def choose_wheels(
         seen.add((name, frozenset(requirement.extras)))
         wheel = _best(usable.get(name, []), requirement, pins.get(name))
         if wheel is None:
-            missing.append(f"{name}=={pins[name]}" if name in pins else str(requirement))
+            missing.append(f"{name}=={pins[name].version}" if name in pins else str(requirement))
             continue
         chosen[name] = wheel
         stamp = wheel.path.stat()
@@ -187,11 +267,11 @@ def _usable(folder: Path, tags: Sequence[Tag]) -> dict[str, list[Wheel]]:
     return by_name
 
 
-def _best(wheels: Sequence[Wheel], requirement: Requirement, pinned: str | None) -> Wheel | None:
+def _best(wheels: Sequence[Wheel], requirement: Requirement, pinned: Pin | None) -> Wheel | None:
     """The newest wheel that fits requirement and pin; among equal versions the one with the best tag."""
     fitting = [wheel for wheel in wheels if requirement.specifier.contains(wheel.version, prereleases=True)]
     if pinned is not None:
-        fitting = [wheel for wheel in fitting if wheel.version.public == pinned or str(wheel.version) == pinned]
+        fitting = [wheel for wheel in fitting if pinned.version in (wheel.version.public, str(wheel.version))]
     return max(fitting, key=lambda wheel: wheel.version, default=None)
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from disagg.config import Deploy, Host
 from disagg.fleet.deploy.environment import Environment, environment
+from disagg.fleet.deploy.requirements import locked_packages
 from disagg.fleet.deploy.steps import Refusal
 from disagg.fleet.facts.host import HostFacts, Python
 from tests.fleet.facts.fixture_facts import NEEDS, facts, spark, studio
@@ -86,7 +87,7 @@ def test_its_name_changes_with_all_that_changes_its_content() -> None:
         made(own, with_own),
         made(replace(own, site_packages=True), with_own),
         made(spark(), facts("spark_bare", arch="x86_64")),
-        replace(made(spark(), found), constraints="torch==2.14.0\n"),
+        replace(made(spark(), found), locked=locked_packages("torch==2.14.0\n")),
         replace(made(spark(), found), requirements=("anyio>=5",)),
     ]
     assert len({one.hash for one in variants}) == len(variants)

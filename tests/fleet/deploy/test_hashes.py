@@ -16,9 +16,8 @@ from uv import find_uv_bin
 from disagg.config import Deploy, Host
 from disagg.fleet.deploy import plan as planning
 from disagg.fleet.deploy.environment import OTHER_BUILDS, Environment, environment
-from disagg.fleet.deploy.pins import Pin, hash_lines, locked_packages, render
 from disagg.fleet.deploy.release import TargetState, target_state
-from disagg.fleet.deploy.requirements import installed_requirements
+from disagg.fleet.deploy.requirements import Pin, hash_lines, installed_requirements, locked_packages, render
 from disagg.fleet.facts.host import Python
 from disagg.fleet.machine.machine import script
 from disagg.fleet.services.base import RunScript
@@ -89,7 +88,7 @@ def test_what_a_vendor_has_installed_keeps_its_files() -> None:
 
 def test_an_environment_has_what_its_own_python_needs_of_a_lock() -> None:
     locked = f'a==1 --hash=sha256:{ONE}  # 5\nb==1 ; python_version == "3.11" --hash=sha256:{ONE}  # 5\n'
-    host_python = replace(made(), constraints=locked)
+    host_python = replace(made(), locked=locked_packages(locked))
     assert host_python.version == "3.12" and host_python.packages.keys() == {"a"}
     old = replace(host_python, python=Python("/usr/bin/python3.11", (3, 11, 2)))
     assert old.packages.keys() == {"a", "b"}
@@ -98,7 +97,7 @@ def test_an_environment_has_what_its_own_python_needs_of_a_lock() -> None:
 def test_the_index_may_get_further_wheels_without_a_new_environment() -> None:
     found = made()
     more = {name: replace(one, hashes=(*one.hashes, OTHER)) for name, one in found.packages.items()}
-    assert replace(found, constraints=render(more, ("prefill",), "linux-aarch64")).hash == found.hash
+    assert replace(found, locked=locked_packages(render(more, ("prefill",), "linux-aarch64"))).hash == found.hash
 
 
 @pytest.mark.parametrize(("links", "required"), [((), True), (("/srv/wheels",), False)])

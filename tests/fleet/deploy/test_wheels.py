@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from disagg.errors import FleetError
-from disagg.fleet.deploy.requirements import choose_wheels, host_tags, marker_environment, pins
+from disagg.fleet.deploy.requirements import choose_wheels, host_tags, locked_packages, marker_environment
 from disagg.fleet.facts.host import Python
 from tests.fleet.facts.fixture_facts import facts
 
@@ -25,7 +25,7 @@ def wheel(folder: Path, name: str, *requires: str) -> None:
 def chosen(folder: Path, *lines: str, on: str = "spark_bare", locked: str = "") -> tuple[list[str], list[str]]:
     found = facts(on)
     target = marker_environment(found, PYTHON)
-    wheels, missing = choose_wheels(folder, lines, pins(locked), target, host_tags(found, PYTHON))
+    wheels, missing = choose_wheels(folder, lines, locked_packages(locked), target, host_tags(found, PYTHON))
     return [one.path.name for one in wheels], missing
 
 

@@ -13,13 +13,20 @@ from packaging.utils import canonicalize_name
 
 from disagg.config import Deploy, EngineOptions, Host
 from disagg.fleet.deploy.environment import Environment, environment
-from disagg.fleet.deploy.pins import FOLDER, committed_locks, lock_name, locked_packages
-from disagg.fleet.deploy.requirements import CONSTRAINTS, PackageRequirements, extras, pins
+from disagg.fleet.deploy.requirements import (
+    CONSTRAINTS,
+    LOCKS,
+    PackageRequirements,
+    committed_locks,
+    extras,
+    lock_name,
+    locked_packages,
+)
 from disagg.fleet.facts.host import HostFacts
 from scripts.lock import KINDS, PYTHON
 from tests.fleet.facts.fixture_facts import facts, spark, studio
 
-PROJECT: Final[dict[str, Any]] = tomllib.loads((FOLDER.parents[2] / "pyproject.toml").read_text())["project"]
+PROJECT: Final[dict[str, Any]] = tomllib.loads((LOCKS.parents[2] / "pyproject.toml").read_text())["project"]
 NAMES: Final = [f"{name}-{platform}" for name, kind in KINDS.items() for platform in kind.platforms]
 MARKERS: Final = {
     "linux-aarch64": {"sys_platform": "linux", "platform_machine": "aarch64", "platform_system": "Linux"},
@@ -58,9 +65,11 @@ def test_a_lock_meets_the_ranges_of_pyproject_and_states_sizes_and_hashes(name: 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if not name.startswith(("vllm", "prefill-quantize"))])
 def test_a_lock_has_the_versions_that_the_tests_run_with(name: str) -> None:
-    tested = pins(CONSTRAINTS.read_text())
+    tested = locked_packages(CONSTRAINTS.read_text())
     packages = locked_packages(committed_locks()[name])
-    assert {key: one.version for key, one in packages.items() if key in tested and tested[key] != one.version} == {}
+    assert {
+        key: one.version for key, one in packages.items() if key in tested and tested[key].version != one.version
+    } == {}
 
 
 def test_frameworks_come_with_cuda_for_both_kinds_of_linux_and_with_metal_for_macs() -> None:
@@ -104,8 +113,7 @@ def test_a_host_gets_the_lock_of_its_engine_and_platform_alone(host: Host, found
     needed = PackageRequirements(("anyio>=4.5", "vllm>=0.32; extra == 'vllm'"), "anyio==4.16.0\n", committed_locks())
     made = environment(host, Deploy(), found, needed)
     assert isinstance(made, Environment)
-    assert made.constraints == (committed_locks()[lock] if lock else "anyio==4.16.0\n") and made.all_hashed == bool(
-        lock
-    )
+    text = committed_locks()[lock] if lock else "anyio==4.16.0\n"
+    assert made.locked == locked_packages(text) and made.all_hashed == bool(lock)
     assert any(line.startswith("vllm") for line in made.requirements) == lock.startswith("vllm")
     assert bool(made.packages) == bool(lock)
