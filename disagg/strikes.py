@@ -80,7 +80,7 @@ def marks(body: PromptBody, token: str) -> Marks:
 
 
 def _seedless(sampling: Sampling) -> Sampling:
-    """As any process that has read it from JSON has it: a caller may have 1 where a host has 1.0."""
+    """The sampling without its seed, as every process reads it from JSON: a caller may have 1 where a host has 1.0."""
     return msgspec.json.decode(msgspec.json.encode(msgspec.structs.replace(sampling, seed=None)), type=Sampling)
 
 
@@ -141,7 +141,7 @@ class Strikes:
         return tuple(mark for mark, at in self._acquitted.items() if self._counts(at, now))
 
     def _counts(self, at: float, now: float) -> bool:
-        """Also if the clock was set back a little."""
+        """Whether what was stated at this time still counts, also if the clock was set back a little."""
         return math.isfinite(at) and -60.0 <= now - at < self.policy.refused_s
 
 

@@ -53,7 +53,7 @@ class DeployedRelease(NamedTuple):
 
 
 def pending_release(root: Path = ROOT) -> DeployedRelease | None:
-    """On a deployed host: the release that was deployed since this server started. root: the package, in
+    """The release that was deployed since this server started, on a deployed host. root: the package, in
     HOST/releases/RELEASE; beside these, the link `current` points at the deployed release."""
     if not (runs := os.environ.get(RELEASE_VARIABLE)):
         return None

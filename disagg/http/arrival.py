@@ -78,7 +78,7 @@ class ArrivingBody:
             self._chunks.feed_data(_ANY_HEAD)
 
     def end(self, data: bytes, start: int) -> int:
-        """Up to where the bytes from `start` may belong to this body."""
+        """The index up to which the bytes from `start` may belong to this body."""
         return end_of_lines(data, start) if self._chunks is not None else min(len(data), start + self._left)
 
     def feed(self, data: bytes) -> None:
@@ -96,8 +96,8 @@ class ArrivingBody:
 
 
 def end_of_lines(data: bytes, start: int) -> int:
-    """Up to where to parse what consists of lines, so that nothing of a next request is parsed: after an empty line,
-    with which heads and bodies in chunks end, or before what may be the beginning of one."""
+    """The index up to which to parse what consists of lines, so that nothing of a next request is parsed: after an
+    empty line, with which heads and bodies in chunks end, or before what may be the beginning of one."""
     found = data.find(_EMPTY_LINE, start)
     if found >= 0:
         return found + len(_EMPTY_LINE)

@@ -107,7 +107,7 @@ class LazyProtocol(HttpToolsProtocol, asyncio.BufferedProtocol):
             self._held = data[at:]
 
     def _parse_to(self, data: bytes, at: int) -> int:
-        """Up to where the bytes from `at` may be parsed now."""
+        """The index up to which the bytes from `at` may be parsed now."""
         if self.between_requests:
             return end_of_lines(data, at)
         assert self.cycle is not None and self._body is not None

@@ -178,7 +178,8 @@ def metrics(trace: Trace, done: DoneEvent, shipped: ShippedEvent | None = None) 
 
 
 def _prefill_speed(done: DoneEvent, shipped: ShippedEvent | None, seconds: float) -> float | None:
-    """None if all of the prompt but its last token was held: a pass over one token says nothing of a prompt's speed."""
+    """Computed prompt tokens per second; None if all but the last were held: a pass over one shows no prompt's
+    speed."""
     if done.prompt_tokens - done.held_tokens <= 1:
         return None
     return _rate(shipped.computed_tokens if shipped else done.computed_prompt_tokens, seconds)

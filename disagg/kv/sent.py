@@ -40,7 +40,8 @@ class ComputeStep:
 
 @dataclass(frozen=True, slots=True)
 class LinkWait:
-    """At `since`, time.monotonic(), a prompt was not computed further until so many more bytes were sent."""
+    """A prompt that waited for the link: from `since`, time.monotonic(), it was not computed further until so many more
+    bytes were sent."""
 
     since: float
     nbytes: int

@@ -102,7 +102,8 @@ class DecodeEngine(ABC):
     def logits(
         self, tokens: Sequence[int], last: int, kv: ReceivedKV | None = None, *, chunk_tokens: int | None = None
     ) -> numpy.typing.NDArray[numpy.float32]:
-        """Like PrefillEngine.logits; with `kv`, which covers tokens[:-last], only the last tokens are computed."""
+        """Logits [last, vocab] as of PrefillEngine.logits; with `kv`, which covers tokens[:-last], only the last tokens
+        are computed."""
 
     @property
     def alive(self) -> bool:

@@ -34,6 +34,8 @@ class Prefix(Generic[R, S]):
 
 
 class PinnedPrefix(Generic[R, S]):
+    """Held KV of the first `tokens` tokens of a prompt, which is not given up until it is released."""
+
     def __init__(self, store: PrefixCache[R, S], node: Node[R, S], tokens: int) -> None:
         self._store, self._node, self._tokens = store, node, tokens
         self._released = False

@@ -111,7 +111,7 @@ class SentPromptRun(Run):
 
     @property
     def done(self) -> bool:
-        """Also if the transfer has failed: `sent` then raises why."""
+        """Whether nothing is left to do, also if the transfer has failed: `sent` then raises why."""
         done = self._awaited.done
         return self.finished or (done.done() and done.exception() is not None)
 
@@ -202,7 +202,7 @@ class AnswerRun(Run):
 
     @property
     def done(self) -> bool:
-        """Not if it has failed: its next step then raises why."""
+        """Whether the answer is complete; not if it has failed: its next step then raises why."""
         return self.finished and self._failure is None
 
     @property

@@ -97,7 +97,8 @@ class Shipment:
             self._wake.send(b"\0")
 
     def _run(self) -> None:
-        """On the shipment's thread: until the end of the prompt, or until the engine closes the connection."""
+        """Report to the engine until the end of the prompt, or until it closes the connection. On the shipment's
+        thread."""
         try:
             with self._connect() as sock:
                 sock.sendall(ReportHello(self._order.id, self._parts).to_bytes() + b"\n")

@@ -114,7 +114,7 @@ class SlidingLayer(_Layer):
 
     @property
     def usable_from(self) -> int:
-        """After how many tokens `last_rows` has a whole window, or all rows."""
+        """The number of tokens after which `last_rows` has a whole window, or all rows."""
         first = self.seen - self._last()
         return first + self.window if first else 0
 
@@ -179,7 +179,7 @@ class StateLayer(LinearAttentionLayer):
 
 
 class HybridLayer(FullLayer, StateLayer):
-    """Both in one layer: attention over all tokens, and a state."""
+    """A layer with both: attention over all tokens, and a state."""
 
     def __init__(self, layout: LayerLayout, total: int, chunk: int, dtype: torch.dtype, device: torch.device) -> None:
         StateLayer.__init__(self)

@@ -158,7 +158,7 @@ class VLLMEngine(SendingEngine):
         self._vllm.engine_core.shutdown()
 
     def _worker_ended(self) -> None:
-        """On vLLM's thread that watches its workers. It ends the others."""
+        """A worker has ended: vLLM ends the others. Called on its thread that watches them."""
         hint = "see the server's log; the server ends itself, and its service manager starts it again"
         self._failure = ModelError("a worker process of vLLM has ended", hint)
 

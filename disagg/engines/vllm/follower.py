@@ -77,7 +77,7 @@ class VLLMFollower(SendingEngine):
         self._executor.shutdown()
 
     def _watch_head(self) -> None:
-        """Until the connection ends. vLLM's workers would wait for a head that has ended."""
+        """End with the connection to the head: vLLM's workers would wait for a head that has ended."""
         try:
             while self._head.recv(1):
                 pass

@@ -119,7 +119,8 @@ class WorkerSide:
         self._sending = {}
 
     def _open(self, begun: Begun) -> _Sending | None:
-        """None, with a report to the engine, if nothing can be opened: no descriptors, threads or memory are left."""
+        """Open the shipment of a prompt. None, with a report to the engine, if no descriptors, threads or memory are
+        left."""
         order, part = begun.order, self._part
         assert part is not None
         header = Header(

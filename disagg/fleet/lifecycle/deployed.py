@@ -19,7 +19,7 @@ from disagg.fleet.machine import interruption
 from disagg.fleet.machine.machine import Machine, last_lines, script
 
 _APPEAR_S: Final = 15.0
-"""From the manager's reply until the process must be visible."""
+"""How long after the manager's reply the process must be visible at the latest."""
 _BRIEF_S: Final = 1.5
 """A process that has written to its log and is not visible for this long has ended."""
 _INSPECT_EVERY_S: Final = 1.0

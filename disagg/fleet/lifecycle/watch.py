@@ -231,7 +231,7 @@ class Notifier:
             self._report(f"{MAX_WAITING} changes wait for their delivery: that of {change.host} is left out")
 
     def _work(self) -> None:
-        """Until stopped: an interruption ends the wait, a pause or the command at hand."""
+        """Deliver changes until stopped: an interruption ends the wait, a pause or the command at hand."""
         with interrupted_by(self._stopped), suppress(Cancelled):
             while not self._stopped.is_set():
                 try:

@@ -57,6 +57,7 @@ def quoted(text: str) -> str:
 
 
 def command(paths: HostPaths, verb: Verb | Literal["enable", "disable"]) -> RunScript:
-    """After `disable` a server that runs goes on, until the next boot."""
+    """The command that does this with a host's unit. After `disable` a server that runs goes on, until the next
+    boot."""
     file = (paths.systemd_unit,) if verb == "remove" else ()
     return RunScript(script("systemd.sh"), (verb, unit_name(paths.host), *file), VERB_S)

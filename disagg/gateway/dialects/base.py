@@ -220,7 +220,8 @@ class AnswerPiece:
     tool_calls: tuple[ToolCall, ...] = ()
 
     def joined(self, later: AnswerPiece) -> AnswerPiece | None:
-        """Both in one; None if that would change the order of what they hold, or which tokens belong to the text."""
+        """This piece and the next one as one; None if that would change the order of what they hold, or which tokens
+        belong to the text."""
         if self.tool_calls or (self.reasoning and later.text) or (self.text and later.reasoning):
             return None
         return AnswerPiece(

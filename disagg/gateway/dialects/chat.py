@@ -132,7 +132,7 @@ def _answer(completion: Completion) -> dict[str, Any]:
 
 
 def _reasoning(text: str) -> dict[str, str]:
-    """Under both names that clients read."""
+    """The reasoning under both names that clients read."""
     return {"reasoning": text, "reasoning_content": text}
 
 

@@ -123,7 +123,8 @@ def _has_grammar(tool: Tool) -> bool:
 
 
 def _description(tool: Tool, namespace: Tool | None) -> str | None:
-    """After that of its namespace, and before the grammar of a custom tool's input, which the model is not held to."""
+    """The description of a tool: after that of its namespace, and before the grammar of a custom tool's input, which
+    the model is not held to."""
     parts = [namespace.description if namespace else None, tool.description]
     if tool.format is not None and tool.format.definition:
         parts.append(f"Its input has this form ({tool.format.syntax}):\n{tool.format.definition}")

@@ -177,7 +177,7 @@ class Tickets:
         return issued
 
     def _place(self, digest: bytes) -> bytes:
-        """The key of a ticket's issued."""
+        """The key under which the ticket with this digest is kept."""
         return hashlib.blake2b(digest, key=self._key, digest_size=16).digest()
 
 

@@ -210,7 +210,7 @@ class Fading:
 
     @property
     def value(self) -> float | None:
-        """None if nothing was measured."""
+        """The ratio; None if nothing was measured."""
         return self._sum / self._per if self._per > 0 else None
 
     def add(self, value: float, per: float = 1.0) -> None:

@@ -130,7 +130,7 @@ class KVMemory:
             self._counted.add(share.key, nbytes)
 
     def _free(self, loop: asyncio.AbstractEventLoop, share: Share, nbytes: int) -> None:
-        """On any thread. Those who wait are woken on the event loop."""
+        """A reservation has ended, on any thread: those who wait are woken on the event loop."""
         self._count(-nbytes, share)
         with suppress(RuntimeError):  # the event loop is closed: nobody waits
             loop.call_soon_threadsafe(self.wake)

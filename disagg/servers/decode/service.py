@@ -296,7 +296,7 @@ class DecodeService(Service[DecodeEngine]):
         return feed
 
     def _release_inputs(self, kv: PromptKV) -> None:
-        """From the first token on the engine uses its own copies."""
+        """Release what the request has given the engine: from the first token on it uses its own copies."""
         if kv.received is not None:
             kv.received.release(reuse=True)
         if kv.held is not None:

@@ -87,7 +87,8 @@ class TokenFeed:
         self._bridge.flush()
 
     def receive(self, item: StepTokens | Exception) -> None:
-        """On the event loop. Nothing is received after an error: a slow reader must not outlast the deadline."""
+        """Take what has come from the engine, on the event loop. Nothing is taken after an error: a slow reader must
+        not outlast the deadline."""
         if isinstance(item, Exception):
             self._fail(item)
         elif self._error is None:

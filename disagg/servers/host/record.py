@@ -166,7 +166,7 @@ class RecordedRequest:
             self._running.innocent(self._marks, suspect=self._suspect)
 
     def ended(self) -> None:
-        """It is not computed any more."""
+        """The request is not computed any more."""
         with self._lock:
             self._over = True
             self._drop()

@@ -61,7 +61,8 @@ class Forced:
 
 
 def grammar_of(body: GenerateBody, form: AnswerFormat) -> str | None:
-    """None if the answer may have any form. Raises SchemaTooComplex for a schema that is not to be compiled."""
+    """The grammar that an answer must fit; None if it may have any form. Raises SchemaTooComplex for a schema that is
+    not to be compiled."""
     if body.must_call:
         rules = _calls(body)
     elif body.json_schema is not None:

@@ -148,7 +148,7 @@ class Scheduler:
         self._thread.join(JOIN_S)
 
     def _run(self) -> None:
-        """On the thread. However it ends, nobody is left waiting."""
+        """Compute jobs until the scheduler is closed, on its thread. However that ends, nobody is left waiting."""
         error: DisaggError = ModelError("the engine's thread has ended", "see the server's log, then `disagg restart`")
         try:
             while (job := self._next()) is not None:

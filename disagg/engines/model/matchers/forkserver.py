@@ -169,7 +169,7 @@ class ForkServer:
         answer.region = -1
 
     def _watch_caller(self, answer: WaitingAnswer, form: Form | None) -> None:
-        """Until the form is compiled, nothing is sent on the socket: what comes is its end."""
+        """Notice the end of the caller's socket, on which it sends nothing until the form is compiled."""
         self._forget_caller(answer)
         self._selector.register(answer.sock, selectors.EVENT_READ, lambda: self._left(answer, form))
 
@@ -231,7 +231,7 @@ class ForkServer:
         return form
 
     def _close_all(self, first: WaitingAnswer) -> None:
-        """In a new process: the sockets of all others, whose ends would not be noticed otherwise."""
+        """Close the sockets of all other processes in a new one: their ends would not be noticed otherwise."""
         with suppress(OSError):  # a kqueue does not survive a fork
             self._selector.close()
         self._control.close()
