@@ -9,26 +9,18 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
-from typing import Any
+from typing import Any, Self
 
+from disagg.api.status import ModelFingerprint
 from disagg.errors import FingerprintMismatch, ProtocolError, clipped
 
 
-@dataclass(frozen=True, slots=True)
-class Fingerprint:
-    """Identifies a model. rope, tokenizer, chat_template and special_tokens are short hashes."""
-
-    architecture: str
-    vocab_size: int
-    rope: str
-    tokenizer: str
-    chat_template: str
-    special_tokens: str
+class Fingerprint(ModelFingerprint, frozen=True):
+    """Identifies a model."""
 
     def require_same(self, other: Fingerprint, *, mine: str, theirs: str) -> None:
         """Raise FingerprintMismatch naming every component that differs."""
-        differing = [f.name for f in fields(self) if getattr(self, f.name) != getattr(other, f.name)]
+        differing = [name for name in self.__struct_fields__ if getattr(self, name) != getattr(other, name)]
         if differing:
             pairs = "; ".join(
                 f"{n}: {mine} {clipped(getattr(self, n))}, {theirs} {clipped(getattr(other, n))}" for n in differing
@@ -38,14 +30,11 @@ class Fingerprint:
                 "put the same revision of the model, with the same tokenizer files, on both hosts",
             )
 
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @staticmethod
-    def from_json(body: Any) -> Fingerprint:
+    @classmethod
+    def from_json(cls, body: Any) -> Self:
         """The fingerprint that a peer sent. ProtocolError if it is malformed."""
         try:
-            return Fingerprint(**{f.name: body[f.name] for f in fields(Fingerprint)})
+            return cls(**{name: body[name] for name in cls.__struct_fields__})
         except (KeyError, TypeError) as error:
             raise ProtocolError(f"malformed fingerprint in the transfer header: {clipped(repr(error))}") from error
 

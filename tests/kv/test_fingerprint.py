@@ -1,6 +1,5 @@
-from dataclasses import replace
-
 import pytest
+from msgspec import structs
 
 from disagg.errors import FingerprintMismatch, ProtocolError
 from disagg.kv.fingerprint import Fingerprint, token_hash
@@ -8,7 +7,7 @@ from tests.kv.kv_parts import FINGERPRINT
 
 
 def test_every_differing_component_is_named_with_both_values() -> None:
-    other = replace(FINGERPRINT, tokenizer="tokenizer-2", vocab_size=7)
+    other = structs.replace(FINGERPRINT, tokenizer="tokenizer-2", vocab_size=7)
     with pytest.raises(FingerprintMismatch) as caught:
         FINGERPRINT.require_same(other, mine="decode", theirs="prefill")
     assert "vocab_size: decode 1000, prefill 7" in caught.value.message

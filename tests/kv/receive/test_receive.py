@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from disagg.api.layout import LayerLayout, Layout
 from disagg.api.names import AS_IS, INT8, WireForm
@@ -127,7 +128,9 @@ def test_without_a_valid_ticket_the_header_is_neither_awaited_nor_parsed(
 
 def test_the_differences_of_a_ticket_holder_are_quoted_in_short(receiver: Receiver) -> None:
     slot = receiver.issue(CACHE)
-    receiver.exchange(stream(replace(header_for(slot), fingerprint=replace(FINGERPRINT, rope=LONG)), []), slot.ticket)
+    receiver.exchange(
+        stream(replace(header_for(slot), fingerprint=structs.replace(FINGERPRINT, rope=LONG)), []), slot.ticket
+    )
     error = receiver.result(slot)
     assert isinstance(error, FingerprintMismatch) and "rope: decode " in error.message and len(error.message) < 500
 
@@ -243,7 +246,7 @@ OTHER_LAYOUT = Layout((replace(mixed_layout().layers[0], key_dim=16), *mixed_lay
     [
         ({"layout": OTHER_LAYOUT}, LayoutMismatch, "layers[0].key_dim: decode has 8, prefill has 16"),
         ({"layout": mixed_layout("float32")}, LayoutMismatch, "dtype"),
-        ({"fingerprint": replace(FINGERPRINT, tokenizer="t2")}, FingerprintMismatch, "tokenizer"),
+        ({"fingerprint": structs.replace(FINGERPRINT, tokenizer="t2")}, FingerprintMismatch, "tokenizer"),
         ({"token_hash": "0" * 64}, FingerprintMismatch, "token_hash"),
         ({"tokens": 11}, FingerprintMismatch, "token_hash"),
         ({"start": 1}, ProtocolError, "from token 1"),

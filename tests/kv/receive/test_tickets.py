@@ -1,9 +1,9 @@
 import threading
 import time
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from disagg.errors import (
     Cancelled,
@@ -145,7 +145,7 @@ def test_a_part_whose_request_has_ended_gets_no_memory() -> None:
     ("changes", "error", "names"),
     [
         ({"layout": mixed_layout("float16")}, LayoutMismatch, "dtype"),
-        ({"fingerprint": replace(FINGERPRINT, chat_template="other")}, FingerprintMismatch, "chat_template"),
+        ({"fingerprint": structs.replace(FINGERPRINT, chat_template="other")}, FingerprintMismatch, "chat_template"),
         ({"token_hash": "0" * 64}, FingerprintMismatch, "token_hash"),
         ({"tokens": 6}, FingerprintMismatch, "token_hash"),
         ({"start": 1}, ProtocolError, "from token 1"),
