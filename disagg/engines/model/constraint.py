@@ -285,7 +285,7 @@ class _Form:
         ours, theirs = socket.socketpair()
         try:
             with theirs:
-                attach = Attach(self._digest, self._owner, len(self._text), len(tokens))
+                attach = Attach(self._digest, self._owner, 0, len(self._text), len(tokens))
                 self.source.attach(attach, (theirs.fileno(), fd))
         except BaseException:
             ours.close()

@@ -135,8 +135,7 @@ class ForkServer:
             os._exit(0)
         attach, (sock, region) = received
         self._number = self._number % 0xFFFFFFFF + 1
-        attach = Attach(attach.digest, attach.owner, attach.text, attach.tokens, self._number)
-        answer = WaitingAnswer(attach, socket.socket(fileno=sock), region)
+        answer = WaitingAnswer(attach._replace(number=self._number), socket.socket(fileno=sock), region)
         reason, until = self._refused.get(attach.digest, (Reason.NONE, 0.0))
         if until > time.monotonic():
             answer.refuse(reason)
@@ -209,7 +208,7 @@ class ForkServer:
 
     def _fork(self, first: WaitingAnswer) -> Form:
         ours, theirs = socket.socketpair()
-        state, parent = State(), os.getpid()
+        state, parent = State.shared(), os.getpid()
         base = psutil.Process().memory_info().rss
         pid = os.fork()
         if pid == 0:
@@ -295,7 +294,6 @@ class ForkServer:
         for number, answer in form.answers.items():
             self._forget_caller(answer)
             answer.refuse(reason if form.compiling or number == working_for else Reason.LOST)
-        form.state.close()
 
     def _refuse_again(self, digest: bytes, reason: Reason) -> None:
         """Each try of a form that is too much costs all that it may take."""

@@ -14,13 +14,12 @@ import resource
 import selectors
 import signal
 import socket
-import struct
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn, Self
 
 from disagg.engines.model.matchers import wire
 from disagg.engines.model.matchers.limits import FormLimits, Reason
@@ -32,36 +31,20 @@ if TYPE_CHECKING:
 OUT_OF_MEMORY: Final = 3
 """The exit code of a process without memory."""
 _PARENT_ENDS: Final = 1  # PR_SET_PDEATHSIG
-_STATE: Final = struct.Struct("<II")
 
 
-class State:
-    """What a process works on, in memory that the fork server shares."""
+class State(ctypes.Structure):
+    """What a process works on. number: the answer for which it works now, 0 if none. done: how much work it has
+    ended."""
 
-    def __init__(self) -> None:
-        self._memory = mmap.mmap(-1, mmap.PAGESIZE)
+    _fields_ = (("number", ctypes.c_uint32), ("done", ctypes.c_uint32))
+    number: int
+    done: int
 
-    def begin(self, number: int) -> None:
-        """Work for this answer begins."""
-        _, done = _STATE.unpack_from(self._memory)
-        _STATE.pack_into(self._memory, 0, number, done)
-
-    def end(self) -> None:
-        _, done = _STATE.unpack_from(self._memory)
-        _STATE.pack_into(self._memory, 0, 0, (done + 1) & 0xFFFFFFFF)
-
-    @property
-    def number(self) -> int:
-        """The answer for which it works now, 0 if none."""
-        return int(_STATE.unpack_from(self._memory)[0])
-
-    @property
-    def done(self) -> int:
-        """How much work it has ended."""
-        return int(_STATE.unpack_from(self._memory)[1])
-
-    def close(self) -> None:
-        self._memory.close()
+    @classmethod
+    def shared(cls) -> Self:
+        """In memory that a fork shares, which is freed with the last of both processes' values."""
+        return cls.from_buffer(mmap.mmap(-1, mmap.PAGESIZE))
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,10 +203,11 @@ class FormProcess:
 
     @contextmanager
     def _work(self, number: int) -> Iterator[None]:
-        self._state.begin(number)
+        self._state.number = number
         with _cpu_limit(self._limits.step_cpu_s):
             yield
-        self._state.end()
+        self._state.done += 1
+        self._state.number = 0
 
 
 @contextmanager

@@ -15,7 +15,7 @@ import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from disagg.engines.model.matchers.limits import Reason
 
@@ -32,8 +32,7 @@ READY, LEFT = range(1, 3)
 """Process -> fork server: the form is compiled; an answer has left."""
 
 
-@dataclass(frozen=True, slots=True)
-class Attach:
+class Attach(NamedTuple):
     """An answer that is to have a form. Server -> fork server -> process, with two descriptors: the process's end of
     the answer's socket, and the shared memory. digest: of form and owner. owner: whose request it is. number: of the
     answer, set by the fork server. text, tokens: how many bytes of the form and tokens of the answer are in the
@@ -41,13 +40,13 @@ class Attach:
 
     digest: bytes
     owner: bytes
+    number: int
     text: int
     tokens: int
-    number: int = 0
 
     def send(self, to: socket.socket, fds: Sequence[int]) -> None:
         """Raises OSError, BlockingIOError if there is no room for it."""
-        packed = _ATTACH.pack(self.digest, self.owner, self.number, self.text, self.tokens)
+        packed = _ATTACH.pack(*self)
         if socket.send_fds(to, [packed], list(fds)) != len(packed):
             raise BrokenPipeError("a message was cut")  # never seen: the kernel takes so short a message whole
 
@@ -59,8 +58,7 @@ class Attach:
             for fd in fds:
                 os.close(fd)
             return None
-        digest, owner, number, text, tokens = _ATTACH.unpack(data)
-        return Attach(digest, owner, text, tokens, number), (fds[0], fds[1])
+        return Attach(*_ATTACH.unpack(data)), (fds[0], fds[1])
 
 
 @dataclass(frozen=True, slots=True)
