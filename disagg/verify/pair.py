@@ -16,8 +16,9 @@ from disagg.api.requests import KVAddress
 from disagg.api.sampling import Sampling
 from disagg.api.verify import PrefillReady
 from disagg.config import EngineOptions
-from disagg.engines.base import DecodeRequest, DecodeTiming, Token
+from disagg.engines.base import DecodeRequest, DecodeTiming
 from disagg.engines.base.audit import AuditBounds
+from disagg.engines.base.decode import Collector
 from disagg.engines.decoding import DecodeEngine
 from disagg.engines.model.reference import Reference
 from disagg.engines.opening import open_decode
@@ -30,22 +31,6 @@ from disagg.kv.receive.tickets import KVOutcome, Tickets
 from disagg.kv.received import ReceivedKV
 from disagg.verify.hosts import sample_text
 from disagg.verify.prefill import TIMEOUT_S, PrefillProcess, PrefillSpec
-
-
-class _Collector:
-    """A Listener that collects a whole answer. outcome: its timing, or the error that ended it."""
-
-    def __init__(self) -> None:
-        self.outcome: queue.Queue[DecodeTiming | Exception] = queue.Queue()
-        self.tokens: list[int] = []
-
-    def on_tokens(self, tokens: Sequence[Token], timing: DecodeTiming) -> None:
-        self.tokens += [token.id for token in tokens]
-        if tokens[-1].finish:
-            self.outcome.put(timing)
-
-    def on_error(self, error: Exception) -> None:
-        self.outcome.put(error)
 
 
 @dataclass(slots=True)
@@ -98,12 +83,10 @@ class EnginePair:
     ) -> tuple[list[int], DecodeTiming]:
         """The decode engine's answer, with `kv` or alone, and its figures. audit: the bounds that `kv` is audited
         with."""
-        collector = _Collector()
+        collector = Collector()
         self.decode_engine.submit(DecodeRequest("verify", prompt, sampling, kv, audit=audit), collector)
-        outcome = collector.outcome.get(timeout=TIMEOUT_S)
-        if isinstance(outcome, Exception):
-            raise outcome
-        return collector.tokens, outcome
+        timing = collector.timing.result(TIMEOUT_S)
+        return collector.tokens, timing
 
     def decode_logits(
         self, tokens: Sequence[int], last: int, kv: ReceivedKV | None = None, chunk_tokens: int | None = None

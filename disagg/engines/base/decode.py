@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -80,3 +81,19 @@ class Listener(Protocol):
     def on_tokens(self, tokens: Sequence[Token], timing: DecodeTiming) -> None: ...
 
     def on_error(self, error: Exception) -> None: ...
+
+
+class Collector:
+    """A Listener that collects a whole answer. tokens: so far. timing: of the answer, once it has ended."""
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+        self.timing: Future[DecodeTiming] = Future()
+
+    def on_tokens(self, tokens: Sequence[Token], timing: DecodeTiming) -> None:
+        self.tokens += [token.id for token in tokens]
+        if tokens[-1].finish:
+            self.timing.set_result(timing)
+
+    def on_error(self, error: Exception) -> None:
+        self.timing.set_exception(error)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -16,8 +15,9 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from disagg.api.sampling import Sampling
 from disagg.config import EngineOptions
-from disagg.engines.base import DecodeRequest, DecodeTiming, EngineInfo, Token
+from disagg.engines.base import DecodeRequest, DecodeTiming, EngineInfo
 from disagg.engines.base.audit import UNBOUNDED
+from disagg.engines.base.decode import Collector
 from disagg.engines.decoding import DecodeEngine, Job
 from disagg.engines.decoding.valid import require_fitting
 from disagg.engines.mlx import cache as mlx_cache
@@ -141,12 +141,12 @@ def _run_once(engine: DecodeEngine) -> bool:
     """Run one request with KV (zeros), which is audited, and one that computes its prompt, together in one batch.
     Returns whether the audit worked. ModelError if the requests fail or take longer than ten minutes."""
     sampling = Sampling(max_tokens=_WARM_UP_TOKENS, ignore_eos=True)
-    waiters = []
+    answers = []
     for name, kv in (("handed-over", _zero_kv(engine, len(_WARM_UP_PROMPT) - 1)), ("alone", None)):
-        waiters.append(_Waiter())
+        answers.append(Collector())
         request = DecodeRequest(f"warm-up-{name}", _WARM_UP_PROMPT, sampling, kv, audit=UNBOUNDED)
-        engine.submit(request, waiters[-1])
-    handed_over, _ = [waiter.wait() for waiter in waiters]
+        engine.submit(request, answers[-1])
+    handed_over, _ = map(_ended, answers)
     return handed_over.audit is not None
 
 
@@ -158,26 +158,11 @@ def _zero_kv(engine: DecodeEngine, tokens: int) -> ReceivedKV:
     return ReceivedKV(layout, tokens, arena)
 
 
-class _Waiter:
-    """A listener that waits for the end of its request."""
-
-    def __init__(self) -> None:
-        self._ended = threading.Event()
-        self._error: Exception | None = None
-        self._timing = DecodeTiming()
-
-    def on_tokens(self, tokens: Sequence[Token], timing: DecodeTiming) -> None:
-        self._timing = timing
-        if any(token.finish for token in tokens):
-            self._ended.set()
-
-    def on_error(self, error: Exception) -> None:
-        self._error = error
-        self._ended.set()
-
-    def wait(self) -> DecodeTiming:
-        if not self._ended.wait(_WARM_UP_S):
-            raise ModelError(f"the warm-up did not end in {_WARM_UP_S:.0f} s", "check the host's load and memory")
-        if self._error is not None:
-            raise ModelError(f"the warm-up failed: {self._error}") from self._error
-        return self._timing
+def _ended(answer: Collector) -> DecodeTiming:
+    try:
+        return answer.timing.result(_WARM_UP_S)
+    except TimeoutError:
+        hint = "check the host's load and memory"
+        raise ModelError(f"the warm-up did not end in {_WARM_UP_S:.0f} s", hint) from None
+    except Exception as error:
+        raise ModelError(f"the warm-up failed: {error}") from error
