@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from starlette.types import ASGIApp
 
 from disagg.config import Fleet, Host
+from disagg.config.addresses import is_loopback
 from disagg.gateway.app import build
-from disagg.gateway.clients.access import Access, is_loopback, require_keys_if_public
+from disagg.gateway.clients.access import Access, require_keys_if_public
 from disagg.gateway.clients.keys import KeyFile, KeyRing
 from disagg.gateway.health import GatewayHealth, Member
 from disagg.gateway.watch.gateway import GatewayWatch

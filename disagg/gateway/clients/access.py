@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import ipaddress
 import logging
 from dataclasses import replace
 
 from starlette.requests import Request
 
 from disagg.config import Fleet, Model
+from disagg.config.addresses import is_loopback
 from disagg.errors import ConfigError, DisaggError, ModelNotAllowed, Unauthorized, UnknownModel, UsageError
 from disagg.gateway.clients.keys import Key, KeyRing
 from disagg.http.arrival import host_name
@@ -89,14 +89,6 @@ def require_keys_if_public(address: str, ring: KeyRing) -> None:
     """Raises UsageError if other machines can reach the address and there is no key that they could use."""
     if not is_loopback(address) and not ring.usable:
         raise UsageError(f"--host {address}: other machines can reach it, and there is no key", _ADD_ONE)
-
-
-def is_loopback(address: str) -> bool:
-    """Whether only this machine can reach the address."""
-    try:
-        return address == "localhost" or ipaddress.ip_address(address).is_loopback
-    except ValueError:
-        return False
 
 
 def _prove(request: Request) -> None:

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 from starlette.requests import Request
 
+from disagg.config.addresses import is_loopback
 from disagg.errors import ConfigError, DisaggError, Overloaded, Unauthorized, UsageError
-from disagg.gateway.clients.access import Access, is_loopback, require_keys_if_public
+from disagg.gateway.clients.access import Access, require_keys_if_public
 from disagg.gateway.clients.keys import Key, KeyFile, KeyRing, joined
 from disagg.gateway.clients.limits import Bucket, KeyLimits
 
