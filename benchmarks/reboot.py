@@ -24,10 +24,10 @@ from typing import Any
 import psutil
 
 from disagg.config import load
-from tests.fleet.deploy.guests import install_uv
 from tests.integration.deployed import ROOT, Operator
 from tests.testbed import network
 from tests.testbed.bed import Bed, await_sshd, make_client, make_known, namespace_host
+from tests.testbed.uv import install_uv
 
 NAME = "spark-1"
 PATIENCE_S = 120.0

@@ -27,6 +27,19 @@ PACKAGES: Final = {
     "tc": "iproute2",
 }
 """Debian's packages. tests/testbed/requirements.sh brings them."""
+UV: Final = """\
+#!/bin/sh
+case $1 in venv | pip) echo "$*" >>"$HOME/.local/uv.log" ;; esac
+case $1 in
+    --version) echo uv 0.0.0 ;;
+    venv)
+        for target; do :; done
+        mkdir -p "$target/bin"
+        printf '#!/bin/sh\\nexec "{python}" "$@"\\n' >"$target/bin/python"
+        chmod 755 "$target/bin/python" ;;
+    pip) if test -f "$HOME/no-index"; then echo 'error: no index answers' >&2; exit 2; fi ;;
+esac
+"""
 
 
 def missing(*programs: str) -> str:
@@ -52,4 +65,12 @@ def python_program(path: Path, code: str) -> None:
     """Write a program that runs `code`. Its first lines are for sh: a path with a space cannot follow "#!"."""
     python = shlex.quote(sys.executable)
     path.write_text(f"#!/bin/sh\n'''exec' {python} \"$0\" \"$@\"\n'''\n{code}")
+    path.chmod(0o755)
+
+
+def fake_uv(path: Path, python: str) -> None:
+    """Write a program that stands for uv. An environment is there at once and runs this python; what is asked for is in
+    ~/.local/uv.log. Installing fails, as without an index, if the home has a file `no-index`."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(UV.replace("{python}", python))
     path.chmod(0o755)

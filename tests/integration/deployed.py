@@ -17,9 +17,9 @@ from typing import Any
 
 import disagg
 from tests import preloaded
-from tests.fleet.deploy.guests import install_uv
 from tests.preloaded import Preloaded
 from tests.testbed.bed import Bed
+from tests.testbed.uv import install_uv
 
 ROOT = str(Path(disagg.__file__).parents[1])
 

@@ -32,11 +32,11 @@ import psutil
 
 from disagg.token import token_digest
 from disagg.version import DIGESTS, RELEASE_VARIABLE
-from tests.fleet.deploy.guests import install_uv
 from tests.integration.deployed import ROOT, Operator
 from tests.simulated import write_config
 from tests.testbed import bed as testbed
 from tests.testbed.bed import Bed, BedHost
+from tests.testbed.uv import install_uv
 
 COMMANDS: Final[Mapping[str, tuple[object, ...]]] = {
     "deploy": ("deploy", "--yes"),

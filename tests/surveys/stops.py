@@ -88,7 +88,7 @@ def noted(what: str, last: str = "") -> Iterator[None]:
 
 def deploy(folder: Path) -> None:
     """One host without anything, planned and deployed to."""
-    from tests.fleet.deploy.deploy_site import Site
+    from tests.fleet.site import Site
 
     (folder / "home").mkdir()
     os.environ |= {"HOME": str(folder / "home"), "PATH": "/usr/bin:/bin"}

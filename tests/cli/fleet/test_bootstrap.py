@@ -10,8 +10,8 @@ import pytest
 
 from disagg.fleet.bootstrap import Bootstrap, SetUpStep, StepResult
 from tests.cli.commandline import run, write_fleet
-from tests.fleet.deploy.guests import install_uv
 from tests.testbed.bed import HOSTS_TOML, Bed
+from tests.testbed.uv import install_uv
 
 CLOCK = SetUpStep("clock", "clocks must agree", "true", "timedatectl set-ntp true", root=True)
 DRIVER = SetUpStep("driver", "CUDA needs it", "true", by_hand="sudo apt install it")

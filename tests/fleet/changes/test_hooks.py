@@ -30,7 +30,7 @@ RELEASES = {"dgx-spark-1": "1" * 16}
 
 
 @dataclass
-class Site:
+class HookedFleet:
     """A fleet with hooks, whose hosts are this machine with another HOME; `said`: what the hooks printed."""
 
     folder: Path
@@ -69,11 +69,11 @@ class Site:
 
 
 @pytest.fixture
-def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
+def hooked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> HookedFleet:
     monkeypatch.setenv("HOME", str(tmp_path))
     for host in HOSTS:
         (tmp_path / f".disagg/hosts/{host}/logs").mkdir(parents=True)
-    return Site(tmp_path)
+    return HookedFleet(tmp_path)
 
 
 def test_a_hooks_environment_names_what_is_changed_where_and_how_it_ended() -> None:
@@ -112,23 +112,23 @@ def test_a_change_that_broke_off_is_interrupted_or_failed(error: BaseException, 
     assert change.result == result
 
 
-def test_hooks_run_before_and_after_a_change(site: Site) -> None:
-    with site.runner.around("deploy", HOSTS, RELEASES) as change:
-        assert site.ran == ["before_deploy planned"]
+def test_hooks_run_before_and_after_a_change(hooked: HookedFleet) -> None:
+    with hooked.runner.around("deploy", HOSTS, RELEASES) as change:
+        assert hooked.ran == ["before_deploy planned"]
         change.end({})
-    assert site.ran == ["before_deploy planned", "after_deploy done"]
+    assert hooked.ran == ["before_deploy planned", "after_deploy done"]
 
 
-def test_a_change_that_failed_has_a_hook_of_its_own(site: Site) -> None:
-    with site.runner.around("restart", HOSTS) as change:
+def test_a_change_that_failed_has_a_hook_of_its_own(hooked: HookedFleet) -> None:
+    with hooked.runner.around("restart", HOSTS) as change:
         change.end({"mac-studio-1": FleetError("x")})
-    assert site.ran == ["before_restart planned", "after_restart failed", "on_failure failed"]
+    assert hooked.ran == ["before_restart planned", "after_restart failed", "on_failure failed"]
 
 
-def test_an_interrupted_change_runs_the_hooks_after_it_and_stays_interrupted(site: Site) -> None:
-    with pytest.raises(KeyboardInterrupt), site.runner.around("deploy", HOSTS):
+def test_an_interrupted_change_runs_the_hooks_after_it_and_stays_interrupted(hooked: HookedFleet) -> None:
+    with pytest.raises(KeyboardInterrupt), hooked.runner.around("deploy", HOSTS):
         raise KeyboardInterrupt
-    assert site.ran == ["before_deploy planned", "after_deploy interrupted", "on_failure interrupted"]
+    assert hooked.ran == ["before_deploy planned", "after_deploy interrupted", "on_failure interrupted"]
 
 
 @pytest.mark.parametrize(
@@ -139,57 +139,57 @@ def test_an_interrupted_change_runs_the_hooks_after_it_and_stays_interrupted(sit
         ("sleep 1000", "sleep 1000 did not end within 0.2 s"),
     ],
 )
-def test_a_hook_before_a_change_that_fails_stops_it(site: Site, line: str, why: str) -> None:
-    site.commands, site.timeout_s = {**ALL, "before_deploy": line}, 0.2 if "sleep" in line else 60
-    with pytest.raises(CommandFailed) as failed, site.runner.around("deploy", HOSTS):
+def test_a_hook_before_a_change_that_fails_stops_it(hooked: HookedFleet, line: str, why: str) -> None:
+    hooked.commands, hooked.timeout_s = {**ALL, "before_deploy": line}, 0.2 if "sleep" in line else 60
+    with pytest.raises(CommandFailed) as failed, hooked.runner.around("deploy", HOSTS):
         pytest.fail("the change began")
     assert f"the hook before_deploy failed: {why}" in failed.value.message
     assert "before_deploy in [hooks] of hosts.toml" in failed.value.hint
-    assert site.ran == [], "there is no change that an after_ hook could follow"
+    assert hooked.ran == [], "there is no change that an after_ hook could follow"
 
 
-def test_a_hook_after_a_change_that_fails_is_reported_only(site: Site) -> None:
-    site.commands = {"after_deploy": "exit 1", "on_failure": NOTE}
-    with site.runner.around("deploy", HOSTS) as change:
+def test_a_hook_after_a_change_that_fails_is_reported_only(hooked: HookedFleet) -> None:
+    hooked.commands = {"after_deploy": "exit 1", "on_failure": NOTE}
+    with hooked.runner.around("deploy", HOSTS) as change:
         change.end({})
-    assert ("after_deploy", "the hook after_deploy failed: exit code 1") in site.said
-    assert site.ran == []
+    assert ("after_deploy", "the hook after_deploy failed: exit code 1") in hooked.said
+    assert hooked.ran == []
 
 
-def test_hooks_run_in_the_folder_of_hosts_toml_without_input_and_their_output_is_shown(site: Site) -> None:
-    (site.folder / "hook.sh").write_text("pwd; cat; echo end >&2\n")
-    site.commands = {"before_deploy": "sh ./hook.sh"}
-    with site.runner.around("deploy", HOSTS):
+def test_hooks_run_in_the_folder_of_hosts_toml_without_input_and_their_output_is_shown(hooked: HookedFleet) -> None:
+    (hooked.folder / "hook.sh").write_text("pwd; cat; echo end >&2\n")
+    hooked.commands = {"before_deploy": "sh ./hook.sh"}
+    with hooked.runner.around("deploy", HOSTS):
         pass
-    command, *printed = site.said
+    command, *printed = hooked.said
     assert command == ("before_deploy", "$ sh ./hook.sh")
-    assert sorted(printed) == [("before_deploy", str(site.folder)), ("before_deploy", "end")]
+    assert sorted(printed) == [("before_deploy", str(hooked.folder)), ("before_deploy", "end")]
 
 
-def test_the_audits_of_the_changed_hosts_have_their_hooks(site: Site) -> None:
-    site.commands = {"before_deploy": "true", "after_deploy": "exit 2"}
-    with site.deploying(HOSTS[:1]) as change:
+def test_the_audits_of_the_changed_hosts_have_their_hooks(hooked: HookedFleet) -> None:
+    hooked.commands = {"before_deploy": "true", "after_deploy": "exit 2"}
+    with hooked.deploying(HOSTS[:1]) as change:
         change.end({})
-    before, after = site.audit(HOSTS[0])
+    before, after = hooked.audit(HOSTS[0])
     assert (before["event"], before["ended"]) == ("hook before_deploy", "done")
     assert (after["event"], after["ended"], after["level"]) == ("hook after_deploy", "failed", "error")
-    assert not (site.folder / f".disagg/hosts/{HOSTS[1]}/logs/audit.log").exists()
+    assert not (hooked.folder / f".disagg/hosts/{HOSTS[1]}/logs/audit.log").exists()
 
 
-def test_what_has_run_is_in_the_audits_while_the_locks_are_kept(site: Site) -> None:
+def test_what_has_run_is_in_the_audits_while_the_locks_are_kept(hooked: HookedFleet) -> None:
     """Whoever kills a rollout while it restarts finds the hooks of its deployment there."""
     with Machines(lambda host: LocalMachine(host.name)) as machines:
         locks = FleetLocks(machines, "rollout")
-        with kept(locks, places([site.fleet.hosts[name] for name in HOSTS])):
-            with site.runner.around("deploy", HOSTS, locks=locks) as change:
+        with kept(locks, places([hooked.fleet.hosts[name] for name in HOSTS])):
+            with hooked.runner.around("deploy", HOSTS, locks=locks) as change:
                 change.end({})
             for host in HOSTS:
-                assert [one["event"] for one in site.audit(host)] == ["hook before_deploy", "hook after_deploy"]
-    assert len(site.audit(HOSTS[0])) == 2
+                assert [one["event"] for one in hooked.audit(host)] == ["hook before_deploy", "hook after_deploy"]
+    assert len(hooked.audit(HOSTS[0])) == 2
 
 
 def test_what_cannot_be_written_now_is_written_with_the_locks_last_line(
-    site: Site, monkeypatch: pytest.MonkeyPatch
+    hooked: HookedFleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = LocalMachine.run
 
@@ -199,24 +199,24 @@ def test_what_cannot_be_written_now_is_written_with_the_locks_last_line(
         return run(machine, argv, **more)
 
     monkeypatch.setattr(LocalMachine, "run", failing)
-    with site.deploying(HOSTS[:1]) as change:
+    with hooked.deploying(HOSTS[:1]) as change:
         change.end({})
-    assert [one["event"] for one in site.audit(HOSTS[0])] == ["hook before_deploy", "hook after_deploy"]
+    assert [one["event"] for one in hooked.audit(HOSTS[0])] == ["hook before_deploy", "hook after_deploy"]
 
 
-def test_a_host_on_which_nothing_is_deployed_gets_no_audit(site: Site) -> None:
-    (site.folder / f".disagg/hosts/{HOSTS[0]}/logs").rmdir()
-    (site.folder / f".disagg/hosts/{HOSTS[0]}").rmdir()
-    with site.deploying(HOSTS[:1]) as change:
+def test_a_host_on_which_nothing_is_deployed_gets_no_audit(hooked: HookedFleet) -> None:
+    (hooked.folder / f".disagg/hosts/{HOSTS[0]}/logs").rmdir()
+    (hooked.folder / f".disagg/hosts/{HOSTS[0]}").rmdir()
+    with hooked.deploying(HOSTS[:1]) as change:
         change.end({})
-    assert not (site.folder / f".disagg/hosts/{HOSTS[0]}").exists()
+    assert not (hooked.folder / f".disagg/hosts/{HOSTS[0]}").exists()
 
 
-def test_a_plan_names_the_hooks_of_its_changes_in_their_order(site: Site) -> None:
-    assert list(site.runner.planned("deploy")) == ["before_deploy", "after_deploy", "on_failure"]
-    assert list(site.runner.planned("deploy", "restart")) == list(ALL)
-    site.commands = {}
-    assert site.runner.planned("deploy") == {}
+def test_a_plan_names_the_hooks_of_its_changes_in_their_order(hooked: HookedFleet) -> None:
+    assert list(hooked.runner.planned("deploy")) == ["before_deploy", "after_deploy", "on_failure"]
+    assert list(hooked.runner.planned("deploy", "restart")) == list(ALL)
+    hooked.commands = {}
+    assert hooked.runner.planned("deploy") == {}
 
 
 def test_a_command_without_hooks_runs_none() -> None:
@@ -228,25 +228,25 @@ def test_a_command_without_hooks_runs_none() -> None:
 @pytest.mark.parametrize(
     ("line", "ended"), [("echo secret >&2; exit 3", "exit code 3"), ("echo secret; exec sleep 1000", "no exit code")]
 )
-def test_what_a_hook_prints_does_not_reach_the_hosts(site: Site, line: str, ended: str) -> None:
-    site.commands, site.timeout_s = {"after_deploy": line}, 0.5 if "sleep" in line else 60
-    with site.deploying(HOSTS[:1]) as change:
+def test_what_a_hook_prints_does_not_reach_the_hosts(hooked: HookedFleet, line: str, ended: str) -> None:
+    hooked.commands, hooked.timeout_s = {"after_deploy": line}, 0.5 if "sleep" in line else 60
+    with hooked.deploying(HOSTS[:1]) as change:
         change.end({})
-    (entry,) = site.audit(HOSTS[0])
+    (entry,) = hooked.audit(HOSTS[0])
     assert entry["message"] == f"the hook after_deploy failed: {ended}"
 
 
-def test_a_hook_does_not_have_the_url_of_the_watch(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hook_does_not_have_the_url_of_the_watch(hooked: HookedFleet, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(URL_VARIABLE, "https://alerts.example/secret")
-    site.commands = {"before_deploy": f'echo "<${URL_VARIABLE}>"'}
-    with site.runner.around("deploy", HOSTS):
+    hooked.commands = {"before_deploy": f'echo "<${URL_VARIABLE}>"'}
+    with hooked.runner.around("deploy", HOSTS):
         pass
-    assert site.said[-1] == ("before_deploy", "<>")
+    assert hooked.said[-1] == ("before_deploy", "<>")
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, Cancelled("interrupted")])
 def test_a_hook_that_was_interrupted_is_in_the_audit(
-    site: Site, monkeypatch: pytest.MonkeyPatch, error: type[BaseException] | BaseException
+    hooked: HookedFleet, monkeypatch: pytest.MonkeyPatch, error: type[BaseException] | BaseException
 ) -> None:
     run = LocalMachine.run
 
@@ -256,7 +256,7 @@ def test_a_hook_that_was_interrupted_is_in_the_audit(
         return run(machine, argv, **more)
 
     monkeypatch.setattr(LocalMachine, "run", interrupted)
-    with pytest.raises((KeyboardInterrupt, Cancelled)), site.deploying(HOSTS[:1]):
+    with pytest.raises((KeyboardInterrupt, Cancelled)), hooked.deploying(HOSTS[:1]):
         pytest.fail("the change began")
-    (entry,) = site.audit(HOSTS[0])
+    (entry,) = hooked.audit(HOSTS[0])
     assert (entry["event"], entry["ended"]) == ("hook before_deploy", "failed")

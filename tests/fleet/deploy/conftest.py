@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fleet.deploy.deploy_site import Site
+from tests.fleet.site import Site
 from tests.fleet.yards import PLAIN_PATH
 
 

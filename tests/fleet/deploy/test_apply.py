@@ -29,7 +29,7 @@ from disagg.fleet.removal.removal import uninstall
 from disagg.fleet.services.base import RunScript
 from disagg.token import token_digest
 from tests.deadlines import LONG_S
-from tests.fleet.deploy.deploy_site import PACKAGE, Saboteur, Site
+from tests.fleet.site import PACKAGE, Saboteur, Site
 from tests.programs import needs
 from tests.values import of_type, present
 
@@ -105,7 +105,7 @@ def test_a_host_with_another_operators_token_is_refused_with_a_choice(deployed: 
 def test_uv_is_asked_for_the_locked_versions_from_where_hosts_toml_says(site: Site) -> None:
     site.changes = {'installer = "uv"': 'installer = "uv"\nindex_url = "http://mirror.lab/simple"'}
     assert site.deploy().result == "changed"
-    venv, install = (site.home / "uv.log").read_text().splitlines()
+    venv, install = (site.home / ".local/uv.log").read_text().splitlines()
     build, spec = f"{site.own}/incoming/environment", f"{site.own}/incoming/spec"
     assert venv.startswith("venv --quiet --python /") and venv.endswith(f" {build}")
     files = f"-r {spec}/requirements.txt -c {spec}/constraints.txt"

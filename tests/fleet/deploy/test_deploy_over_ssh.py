@@ -24,8 +24,8 @@ from disagg.fleet.facts.host import read_host_facts
 from disagg.fleet.machine.connect import machine_for
 from disagg.fleet.services import command
 from tests.deadlines import LONG_S, wait_until
-from tests.fleet.deploy.guests import install_uv
 from tests.testbed.bed import Bed
+from tests.testbed.uv import install_uv
 
 NAMES = ["dgx-spark-1", "dgx-spark-2", "mac-studio-1", "mac-studio-2"]
 

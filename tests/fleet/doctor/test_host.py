@@ -12,7 +12,7 @@ from disagg.fleet.facts.host import HardwareFacts, Python, Systemd, parse_hardwa
 from disagg.fleet.facts.probe import ProbeOutput
 from disagg.fleet.models.inventory import RequiredModel, StoredModel
 from disagg.nvidia import GPU
-from tests.fleet.doctor.patients import CONFIG, FLEET, RELEASE, TOKEN, mac, spark, status
+from tests.fleet.doctor.healthy_hosts import CONFIG, FLEET, RELEASE, TOKEN, mac, spark, status
 from tests.planning.published_configs import QWEN_FP8
 
 GIB = 1 << 30

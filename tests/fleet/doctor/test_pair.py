@@ -13,7 +13,7 @@ from disagg.fleet.facts.host import Clock
 from disagg.fleet.link.measure import MeasuredLink
 from disagg.fleet.link.route import NetworkPath
 from disagg.planning.checkpoint import kv_bytes_per_token
-from tests.fleet.doctor.patients import CONFIG, FLEET, mac, spark, status
+from tests.fleet.doctor.healthy_hosts import CONFIG, FLEET, mac, spark, status
 
 MARK = ModelFingerprint("qwen3_moe", 151936, "r1", "t1", "c1", "s1")
 

@@ -23,7 +23,7 @@ from disagg.fleet.machine.local import LocalMachine
 from disagg.fleet.machine.machine import script
 from disagg.fleet.removal.removal import Pruned, Pruning
 from tests.deadlines import LONG_S
-from tests.fleet.deploy.deploy_site import Site
+from tests.fleet.site import Site
 from tests.programs import needs
 from tests.values import of_type
 

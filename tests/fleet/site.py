@@ -16,6 +16,7 @@ from disagg.fleet.deploy.requirements import PackageRequirements
 from disagg.fleet.facts.host import HostFacts, read_host_facts
 from disagg.fleet.machine.local import LocalMachine
 from disagg.fleet.machine.machine import CommandResult, Invocation, Machine, script
+from tests.programs import fake_uv
 
 T = TypeVar("T")
 STEPS = ("prepare", "environment", "adopt", "check_release", "install_daemons", "tidy", "uninstall")
@@ -48,20 +49,6 @@ dtype = "float32"
 device = "cpu"
 threads = 1
 """
-FAKE_UV = """\
-#!/bin/sh
-# Stands for uv: an environment that runs the tests' own python. Fails where a test says so.
-case $1 in venv | pip) echo "$*" >>"$HOME/uv.log" ;; esac
-case $1 in
-    --version) echo uv 0.0.0 ;;
-    venv)
-        for target; do :; done
-        mkdir -p "$target/bin"
-        printf '#!/bin/sh\\nexec "{python}" "$@"\\n' >"$target/bin/python"
-        chmod 755 "$target/bin/python" ;;
-    pip) if test -f "$HOME/no-index"; then echo 'error: no index answers' >&2; exit 2; fi ;;
-esac
-"""
 PACKAGE = {
     "disagg/__init__.py": b"",
     "disagg/config/__init__.py": b"class Fleet:\n    hosts = {'spark': 1}\ndef load(path):\n    return Fleet\n",
@@ -87,10 +74,7 @@ class Site:
         weights = self.folder / "fleet" / "weights"
         weights.mkdir(parents=True, exist_ok=True)
         (weights / "config.json").write_text("{}")
-        uv = self.home / ".local" / "bin" / "uv"
-        uv.parent.mkdir(parents=True, exist_ok=True)
-        uv.write_text(FAKE_UV.replace("{python}", sys.executable))
-        uv.chmod(0o755)
+        fake_uv(self.home / ".local/bin/uv", sys.executable)
 
     @property
     def home(self) -> Path:

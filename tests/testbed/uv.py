@@ -8,20 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.programs import fake_uv
 from tests.testbed.bed import Bed
-
-UV = """\
-#!/bin/sh
-case $1 in
-    --version) echo uv 0.0.0 ;;
-    venv)
-        for target; do :; done
-        mkdir -p "$target/bin"
-        printf '#!/bin/sh\\nexec $HOME/guest/bin/python "$@"\\n' >"$target/bin/python"
-        chmod 755 "$target/bin/python" ;;
-    pip) if test -f "$HOME/no-index"; then echo 'error: no index answers' >&2; exit 2; fi ;;
-esac
-"""
 
 
 def install_uv(bed: Bed) -> None:
@@ -31,9 +19,7 @@ def install_uv(bed: Bed) -> None:
         if uv.exists():
             continue
         _make_guest(host.home / "guest", bed.real, without_torch=host.mac)
-        uv.parent.mkdir(parents=True, exist_ok=True)
-        uv.write_text(UV)
-        uv.chmod(0o755)
+        fake_uv(uv, "$HOME/guest/bin/python")
         owner = host.home.stat()
         for top in ("guest", ".local"):
             for path in (host.home / top, *(host.home / top).rglob("*")):

@@ -1,4 +1,4 @@
-"""Hosts in good health, as they are found; tests make them ill."""
+"""Hosts as doctor finds them in good health; a test changes what is wrong with its own."""
 
 from __future__ import annotations
 
