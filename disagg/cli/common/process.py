@@ -4,6 +4,7 @@ have few characters."""
 from __future__ import annotations
 
 import asyncio
+import codecs
 import io
 import os
 import select
@@ -17,18 +18,23 @@ from typing import Final
 INTERRUPTED: Final = 130
 """The exit code of a command that Ctrl-C has ended."""
 LOOK_S = 0.5
+_SIGNS: Final = {"✔": "+", "✘": "x", "·": "-"}
+"""Characters that an encoding may lack, and that must stay apart -> in place of them."""
 
 
 @contextmanager
 def terminating() -> Iterator[None]:
     """Let SIGTERM and a closed terminal interrupt as Ctrl-C does; the exit code is 128 + the signal's number.
 
-    A SIGHUP that is ignored, as under nohup, stays ignored.
+    A SIGHUP that is ignored, as under nohup, stays ignored. A Ctrl-C that is ignored, as by a script's background job,
+    stays so, too, but SIGTERM ends that command.
     """
     received: list[int] = []
 
     def interrupt(number: int, frame: object) -> None:
         received.append(number)
+        if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+            raise KeyboardInterrupt
         signal.raise_signal(signal.SIGINT)
 
     numbers = [one for one in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(one) != signal.SIG_IGN]
@@ -100,7 +106,15 @@ def open_closed_streams() -> None:
 
 
 def replace_what_has_no_code() -> None:
-    """From now on stdout gets a ? for a character that its encoding does not have, such as an arrow. stderr gets an
-    escape sequence, which is Python's default there."""
-    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
-        sys.stdout.reconfigure(errors="replace")
+    """From now on stdout gets a sign of ASCII, or a ?, for a character that its encoding does not have, such as an
+    arrow. stderr gets an escape sequence, which is Python's default there."""
+    # In a locale of ASCII the default is "surrogateescape", which fails at such a character as "strict" does.
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors in ("strict", "surrogateescape"):
+        codecs.register_error("disagg.signs", _sign)
+        sys.stdout.reconfigure(errors="disagg.signs")
+
+
+def _sign(error: UnicodeError) -> tuple[str, int]:
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    return "".join(_SIGNS.get(one, "?") for one in error.object[error.start : error.end]), error.end

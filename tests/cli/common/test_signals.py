@@ -21,8 +21,8 @@ def wait():
     finally:
         print("given back", flush=True)
 
-if sys.argv[1:] == ["nohup"]:
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+for name in sys.argv[1:]:
+    signal.signal(signal.Signals[name], signal.SIG_IGN)
 app.main(["wait"])
 """
 
@@ -44,9 +44,15 @@ def test_a_command_that_is_ended_gives_back_what_it_holds_and_its_code_tells_the
 
 
 def test_a_closed_terminal_does_not_end_a_command_under_nohup() -> None:
-    process = waiting("nohup")
+    process = waiting("SIGHUP")
     process.send_signal(signal.SIGHUP)
     time.sleep(0.3)  # a signal that is ignored leaves nothing to wait for
     assert process.poll() is None
+    process.send_signal(signal.SIGTERM)
+    assert (process.communicate(timeout=60)[0], process.returncode) == ("given back\n", 143)
+
+
+def test_a_background_job_of_a_script_which_ignores_ctrl_c_is_ended_by_sigterm() -> None:
+    process = waiting("SIGINT")
     process.send_signal(signal.SIGTERM)
     assert (process.communicate(timeout=60)[0], process.returncode) == ("given back\n", 143)

@@ -53,3 +53,12 @@ def test_a_character_that_the_encoding_of_stdout_does_not_have_is_replaced(tmp_p
     done = subprocess.run(argv, capture_output=True, env=environment, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (3, b"")
     assert "? disagg start" in done.stdout.decode("latin-1")
+
+
+@pytest.mark.parametrize("locale", [{"PYTHONIOENCODING": "ascii"}, {"PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}])
+def test_marks_stay_apart_in_an_encoding_that_does_not_have_them(locale: dict[str, str]) -> None:
+    begin = "from disagg.cli.common.process import replace_what_has_no_code as begin\nbegin()\n"
+    script = f"{begin}print('\\u2714 \\u2718 \\xb7 \\u2192')"
+    environment = {**os.environ, "PYTHONPATH": ROOT, "LC_ALL": "C", **locale}
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, env=environment, timeout=60, check=True)
+    assert done.stdout == b"+ x - ?\n"
