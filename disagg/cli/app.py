@@ -26,6 +26,7 @@ _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """Errors of writing to an open file whose device is full. An error of opening a file also has its name."""
 _CLOSED_PIPE = 128 + signal.SIGPIPE
 """What a shell reports of a program such as `yes | head` whose reader has closed the pipe."""
+_INSTALL = "--install-completion"
 _CommandLineError: type[Exception] = typer.BadParameter.__mro__[1]
 """click's UsageError, which typer does not export: newer versions of typer contain click, older ones import it."""
 
@@ -102,6 +103,9 @@ def _report_system_error(error: OSError, arguments: Sequence[str]) -> int:
     """The exit code of an error of a path that was given, or of the output. Raises any other, which is a fault."""
     if error.errno == errno.ENAMETOOLONG and error.filename is not None:
         return _report(UsageError(f"{clipped(error.filename)}: {error.strerror}", "name a shorter path"), arguments)
+    if _INSTALL in arguments and error.filename is not None:
+        reason = f"cannot write the completion to {clipped(error.filename)}: {error.strerror}"
+        return _report(DisaggError(reason, "--show-completion prints it"), arguments)
     if error.errno not in _NO_SPACE or error.filename is not None:
         raise error
     _discard_stdout()

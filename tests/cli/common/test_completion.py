@@ -141,3 +141,13 @@ def test_verify_devices_and_shapes_are_completed(complete: Complete) -> None:
 def test_config_behind_the_command_counts_too(complete: Complete) -> None:
     line = f"disagg ssh --config {shlex.quote(str(HOSTS_TOML))} mac-studio-1"
     assert complete(line, COMP_CWORD="4") == ["mac-studio-1"]
+
+
+def test_a_completion_that_cannot_be_written_is_one_message(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "home").write_text("no folder")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    assert run("--install-completion", "bash") == 1
+    written = capsys.readouterr().err
+    assert written.startswith("error: cannot write the completion to ") and "--show-completion prints it" in written
