@@ -43,9 +43,11 @@ def history(
     fleet = settings(context).fleet()
     models = (fleet.model(model).name,) if model else None
     since = None if hours is None else time.time() - hours * 3600
-    found = read(history_path(fleet), Filter(models=models, state=state, since=since, limit=limit))
+    path = history_path(fleet)
+    found = read(path, Filter(models=models, state=state, since=since, limit=limit))
     if not found and not as_json:
-        stderr().print("There are no such requests.")
+        nothing_served = "" if path.exists() else " disagg serve keeps those that it has finished."
+        stderr().print(f"There are no such requests.{nothing_served}")
         return
     finish(as_json, {"entries": [entry.to_json() for entry in found]}, HistoryView(found))
 

@@ -108,7 +108,7 @@ def test_filters_as_json(
 
 def test_a_fleet_without_a_history_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("history", "--config", write_fleet(tmp_path)) == 0
-    assert "There are no such requests." in capsys.readouterr().err
+    assert "There are no such requests. disagg serve keeps those" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("columns", "lines"), [(80, 2), (130, 1)])
