@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import http.server
 import socket
+import socketserver
 import ssl
 import threading
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from functools import cache
 from typing import Any
 
@@ -31,6 +33,19 @@ def accept(listener: socket.socket, *tokens: str) -> ssl.SSLSocket:
 def connect(address: str, port: int, token: str, timeout: float = 60.0) -> ssl.SSLSocket:
     """A connection to a server of the fleet with this token."""
     return client_tls(token).secure(socket.create_connection((address, port), timeout))
+
+
+@contextmanager
+def in_thread(server: socketserver.TCPServer) -> Iterator[int]:
+    """The port of a server that answers until the block ends, in a thread of this process."""
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    with server:
+        thread.start()
+        try:
+            yield int(server.server_address[1])
+        finally:
+            server.shutdown()
+            thread.join()
 
 
 class SecureHTTPServer(http.server.ThreadingHTTPServer):

@@ -32,7 +32,7 @@ from tests.deadlines import wait_until
 from tests.fleets import TOKEN, RunningFleet, running, write_hosts
 from tests.inference.fake_hosts import with_first
 from tests.kv.kv_parts import introduce, opened
-from tests.secure import SecureHTTPServer
+from tests.secure import SecureHTTPServer, in_thread
 
 PROGRESS_S: Final = 0.5
 IDLE_S: Final = 0.25
@@ -119,15 +119,10 @@ def lying_prefill(fleet: RunningFleet, name: str, way: Way) -> Iterator[int]:
 
         def log_message(self, *_: object) -> None: ...
 
-    with SecureHTTPServer(("127.0.0.1", 0), Handler) as server:
-        server.daemon_threads, server.block_on_close = True, False
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        try:
-            yield server.server_port
-        finally:
-            server.shutdown()
-            thread.join()
+    server = SecureHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads, server.block_on_close = True, False
+    with in_thread(server) as port:
+        yield port
 
 
 @contextmanager

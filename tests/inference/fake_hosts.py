@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import http.server
 import json
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Literal
@@ -16,9 +15,10 @@ from disagg.config import Fleet, Host
 from disagg.inference.client import Client
 from disagg.inference.policy import RetryPolicy, Timeouts
 from tests.fleets import RunningFleet
-from tests.secure import SecureHTTPServer
+from tests.secure import SecureHTTPServer, in_thread
 
 End = Literal["cut", "error"]
+OVERLOADED = b'{"error": {"code": "Overloaded", "message": "the queue is full", "hint": ""}}'
 ENGINE_ERROR = b'event: error\ndata: {"code": "ModelError", "message": "out of memory", "hint": ""}\n\n'
 
 
@@ -62,14 +62,36 @@ def breaking_off(real: Host, after: int, end: End) -> Iterator[int]:
 
         def log_message(self, *_: object) -> None: ...
 
-    with SecureHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        try:
-            yield server.server_port
-        finally:
-            server.shutdown()
-            thread.join()
+    with in_thread(SecureHTTPServer(("127.0.0.1", 0), Handler)) as port:
+        yield port
+
+
+@contextmanager
+def misbehaving(kind: str, real: Host) -> Iterator[int]:
+    """The port of a server that fails in one way: "overloaded", "foreign", "forgetful" (does what it is
+    asked, through `real`, and drops the answer) or "half" (opens a stream and closes it)."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            if kind == "forgetful":
+                headers = {name: self.headers[name] for name in ("Authorization", "X-Request-Id")}
+                with httpx.Client(headers=headers, timeout=60, trust_env=False, verify=False) as plain:
+                    plain.post(real.url + self.path, content=body)
+            elif kind == "half":
+                self.send_response(200)
+                self.end_headers()
+                self.wfile.write(b'event: slot\ndata: {"kv": {}, "ticket": "x"}\n\n')
+            else:
+                self.send_response(503)
+                self.end_headers()
+                self.wfile.write(OVERLOADED if kind == "overloaded" else b'{"error": "not found"}')
+            self.close_connection = True
+
+        def log_message(self, *_: object) -> None: ...
+
+    with in_thread(SecureHTTPServer(("127.0.0.1", 0), Handler)) as port:
+        yield port
 
 
 def with_first(fleet: Fleet, like: str, port: int) -> Fleet:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import socket
-import threading
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from socketserver import BaseRequestHandler, ThreadingTCPServer
 from typing import Final
 
 from disagg.kv.preamble import NONCE_BYTES, PROOF_BYTES
+from tests.secure import in_thread
 from tests.testbed import network
 from tests.testbed.bed import BedHost
 
@@ -27,21 +27,8 @@ def false_server(host: BedHost, answers: Mapping[int, bytes]) -> Iterator[None]:
         for port, answer in answers.items():
             with network.inside(host.process):
                 listener = socket.create_server(("0.0.0.0", port))
-            stack.enter_context(_serving(listener, answer))
+            stack.enter_context(in_thread(_Server(listener, type("Handler", (_Handler,), {"answer": answer}))))
         yield
-
-
-@contextmanager
-def _serving(listener: socket.socket, answer: bytes) -> Iterator[None]:
-    server = _Server(listener, type("Handler", (_Handler,), {"answer": answer}))
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        yield
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
 
 
 class _Handler(BaseRequestHandler):

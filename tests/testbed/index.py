@@ -39,6 +39,7 @@ from packaging.utils import (
 
 from disagg.fleet.deploy.requirements import CONSTRAINTS, committed_locks, locked_packages
 from tests.offline import outside
+from tests.secure import in_thread
 from tests.testbed.bed import Bed
 
 _SECTIONS = ("global.", "install.", ":env:.")  # a later one overrides
@@ -254,12 +255,5 @@ def package_index(bed: Bed) -> Iterator[Index]:
     listener = bed.listener()
     address, port = listener.getsockname()
     index = Index(f"http://{address}:{port}/simple", Sources.of_pip())
-    server = _Server(listener, type("Handler", (_Handler,), {"index": index}))
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
+    with in_thread(_Server(listener, type("Handler", (_Handler,), {"index": index}))):
         yield index
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import http.server
 import json
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from disagg.config import EngineOptions, Fleet, Host
+from tests.secure import in_thread
 
 MODEL_THERE = "llama:8b"
 
@@ -77,14 +77,8 @@ def openai_server(script: Script) -> Iterator[int]:
     class Server(http.server.ThreadingHTTPServer):
         daemon_threads = True  # idle connections of a client end with it
 
-    with Server(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        try:
-            yield server.server_port
-        finally:
-            server.shutdown()
-            thread.join()
+    with in_thread(Server(("127.0.0.1", 0), Handler)) as port:
+        yield port
 
 
 def whole_host(model: str, port: int, path: str = "/v1", **options: Any) -> Host:

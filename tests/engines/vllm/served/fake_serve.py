@@ -12,6 +12,7 @@ from typing import Any, Final
 from disagg.api.delivery import ConnectorInfo
 from disagg.version import VERSION
 from tests.kv.kv_parts import FINGERPRINT, mixed_layout
+from tests.secure import in_thread
 
 INFO: Final = ConnectorInfo(
     version=VERSION,
@@ -71,15 +72,9 @@ def serving(answer: Callable[[dict[str, Any]], tuple[int, bytes]]) -> Iterator[F
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
-    thread.start()
-    fake.url = f"http://127.0.0.1:{server.server_address[1]}"
-    try:
+    with in_thread(server) as port:
+        fake.url = f"http://127.0.0.1:{port}"
         yield fake
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
 
 
 def completed(connector: Any, reason: str = "length") -> bytes:
