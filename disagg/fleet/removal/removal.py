@@ -25,7 +25,7 @@ from disagg.fleet.removal.leftovers import Leftovers, Orphan, leftovers, scope_o
 from disagg.fleet.services import VERB_S, command
 from disagg.fleet.services.base import RunScript
 
-WHY: Final = "prune"
+WHY: Final = "uninstall --unused"
 _SIZES_S: Final = 300.0
 _REMOVE_S: Final = 600.0
 

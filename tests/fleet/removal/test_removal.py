@@ -99,7 +99,7 @@ def test_an_environment_that_another_host_needs_stays(renamed: Site) -> None:
     assert [one.kind for one in done.orphans] == ["host", "model"]
     assert (environment / ".complete").exists() and release.is_dir()
     audit = (renamed.root / "hosts/new/logs/audit.log").read_text()
-    assert '"event": "prune"' in audit and '"ended": "done"' in audit
+    assert '"event": "uninstall --unused"' in audit and '"ended": "done"' in audit
 
 
 def test_a_host_that_another_command_changes_is_not_removed(renamed: Site) -> None:
@@ -188,6 +188,22 @@ def test_an_interruption_while_it_looks_leaves_no_environment_aside_that_a_relea
     path = {"PATH": f"{tmp_path}/bin:/usr/bin:/bin"}
     subprocess.run(argv, input=script("remove_shared.sh"), text=True, env=path, start_new_session=True, check=False)
     assert environment.exists() == needed and not (tmp_path / "envs/1.removed").exists()
+
+
+@pytest.mark.parametrize("moment", ["rm", "mv"])
+def test_a_deploy_that_begins_while_an_environment_goes_keeps_it(tmp_path: Path, moment: str) -> None:
+    """It locks its host when the script first removes, or moves, anything. moment: that command."""
+    environment, lock = tmp_path / "envs/1", tmp_path / "hosts/a/lock"
+    for folder in (environment, tmp_path / "bin", lock.parent):
+        folder.mkdir(parents=True)
+    command = tmp_path / "bin" / moment
+    command.write_text(f'#!/bin/sh\nmkdir -p {lock}\nexec {shutil.which(moment)} "$@"\n')
+    command.chmod(0o755)
+    argv = ["/bin/sh", "-s", "--", str(environment), str(tmp_path / "hosts")]
+    path = {"PATH": f"{tmp_path}/bin:/usr/bin:/bin"}
+    done = subprocess.run(argv, input=script("remove_shared.sh"), text=True, env=path, capture_output=True, check=False)
+    assert done.returncode == 1 and "a command changes a and may need it" in done.stderr
+    assert environment.exists() and not (tmp_path / "envs/1.removed").exists()
 
 
 def test_what_an_interrupted_removal_left_is_removed(deployed: Site) -> None:
