@@ -1,6 +1,7 @@
 """What a model costs: parameters that a token is multiplied with, bytes of weights and KV.
 
-The known shapes are taken from the models' config.json files; `checkpoint.file_size` reads one from such a file.
+The known shapes, in shapes.toml, are taken from the models' config.json files; `checkpoint.file_size` reads one from
+such a file.
 """
 
 from __future__ import annotations
@@ -8,7 +9,10 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
+from pathlib import Path
+from typing import Any, Final
+
+import tomli
 
 from disagg.api.layout import Layout, StateTensor, uniform
 from disagg.errors import UsageError
@@ -136,67 +140,18 @@ def _plain(label: str) -> str:
     return re.sub(r"[^a-z0-9]", "", label.lower())
 
 
-def _every_fourth(layers: int) -> tuple[int | None, ...]:
-    """The layers of Qwen3-Next: three with a state, then one of full attention."""
-    return tuple(None if layer % 4 == 3 else 0 for layer in range(layers))
+def _read(text: str) -> dict[str, ModelShape]:
+    """The shapes of a file, whose layers repeat a pattern of kinds."""
+    return {name: _shape(name, table) for name, table in tomli.loads(text).items()}
 
 
-def _alternating(layers: int, window: int) -> tuple[int | None, ...]:
-    """The layers of gpt-oss: sliding and full attention alternate."""
-    return tuple(window if layer % 2 == 0 else None for layer in range(layers))
+def _shape(name: str, table: dict[str, Any]) -> ModelShape:
+    layers, pattern = table.pop("layers"), table.pop("pattern", ["full"])
+    kinds = {"full": None, "state": 0, "sliding": table.pop("window", None)}
+    windows = tuple(kinds[pattern[layer % len(pattern)]] for layer in range(layers))
+    states = tuple(StateTensor(tuple(one.pop("shape")), **one) for one in table.pop("states", ()))
+    hub_ids = tuple(table.pop("hub_ids", ()))
+    return ModelShape(name, windows=windows, states=states, hub_ids=hub_ids, **table)
 
 
-# 8.5 bits: int8 in groups of 64 with a float16 scale and bias each. 4.25: MXFP4, one 8-bit scale for 32 weights.
-SHAPES: Final[Mapping[str, ModelShape]] = {
-    entry.name: entry
-    for entry in (
-        ModelShape("llama-3.1-8b", 4096, 32, 8, 128, 128256, (None,) * 32, feed_forward=14336),
-        ModelShape("llama-3.3-70b", 8192, 64, 8, 128, 128256, (None,) * 80, feed_forward=28672, weight_bits=8.5),
-        ModelShape("qwen3-8b", 4096, 32, 8, 128, 151936, (None,) * 36, feed_forward=12288, context=40960),
-        ModelShape(
-            "qwen3-coder-30b",
-            *(2048, 32, 4, 128, 151936, (None,) * 48),
-            experts=128,
-            experts_per_token=8,
-            expert_width=768,
-            weight_bits=8.5,
-            expert_bits=8.5,
-            context=262144,
-            hub_ids=("Qwen/Qwen3-Coder-30B-A3B-Instruct", "Qwen/Qwen3-30B-A3B"),
-        ),
-        ModelShape(
-            "qwen3-next-80b",
-            *(2048, 16, 2, 256, 151936, _every_fourth(48)),
-            # 32 matrices of 128 x 128 in float32, and three inputs of a convolution over 8,192 channels
-            states=(StateTensor((32, 128, 128)), StateTensor((3, 8192), "bfloat16")),
-            state_params=2048 * (2 * 2048 + 2 * 4096 + 64) + 4096 * 2048,
-            gated=True,
-            feed_forward=512,
-            experts=512,
-            experts_per_token=10,
-            expert_width=512,
-            weight_bits=8.5,
-            expert_bits=8.5,
-            context=262144,
-            hub_ids=("Qwen/Qwen3-Next-80B-A3B-Instruct", "Qwen/Qwen3-Next-80B-A3B-Thinking"),
-        ),
-        ModelShape(
-            "gpt-oss-120b",
-            *(2880, 64, 8, 64, 201088, _alternating(36, 128)),
-            experts=128,
-            experts_per_token=4,
-            expert_width=2880,
-            weight_bits=8.5,
-            expert_bits=4.25,
-        ),
-        ModelShape(
-            "gpt-oss-20b",
-            *(2880, 64, 8, 64, 201088, _alternating(24, 128)),
-            experts=32,
-            experts_per_token=4,
-            expert_width=2880,
-            weight_bits=8.5,
-            expert_bits=4.25,
-        ),
-    )
-}
+SHAPES: Final[Mapping[str, ModelShape]] = _read(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
