@@ -10,8 +10,10 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
+from pathlib import Path
 from typing import Any, Final, Literal, TypeVar
 
+import tomli
 import tomli_w
 
 from disagg.config.addresses import address_fault, is_hub_id, is_label, is_loopback, same_machine
@@ -24,24 +26,7 @@ _SECTIONS: tuple[Section, ...] = ("prefill_servers", "decode_servers")
 _KEYS = ("host", "port", "model", "name")
 _ENGINES = {"prefill_servers": "transformers", "decode_servers": "mlx"}
 _KV_PORT = 9001
-_KNOWN_MODELS: Final[Mapping[str, Mapping[str, Any]]] = {  # as in the shipped hosts.toml
-    "qwen3-coder:30b": {
-        "context": 32768,
-        "sources": {
-            "vllm": "Qwen/Qwen3-Coder-30B-A3B-Instruct-FP8",
-            "transformers": "Qwen/Qwen3-Coder-30B-A3B-Instruct",
-            "mlx": "mlx-community/Qwen3-Coder-30B-A3B-Instruct-8bit",
-        },
-    },
-    "gpt-oss:120b": {
-        "context": 8192,
-        "sources": {
-            "vllm": "openai/gpt-oss-120b",
-            "transformers": "openai/gpt-oss-120b",
-            "mlx": "mlx-community/gpt-oss-120b-MXFP4-Q8",
-        },
-    },
-}
+_KNOWN_MODELS: Final = Path(__file__).with_name("known_models.toml")
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +167,7 @@ def _render(servers: list[_Server]) -> str:
 
 
 def _model_table(model: str, engines: list[str]) -> str:
-    if known := _KNOWN_MODELS.get(model):
+    if known := tomli.loads(_KNOWN_MODELS.read_text(encoding="utf-8"))["models"].get(model):
         return tomli_w.dumps({"models": {model: known}})
     hub = "/" in model and is_hub_id(model)
     source = model if hub else "./models/" + (re.sub(r"[^A-Za-z0-9._-]+", "-", model).strip("-.") or "model")
