@@ -16,7 +16,7 @@ from typing import Any, Final
 from urllib.parse import unquote
 
 import httptools
-from uvicorn._types import ASGIReceiveEvent, ASGISendEvent
+from uvicorn._types import ASGI3Application, ASGIReceiveEvent, ASGISendEvent
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from disagg import logs
@@ -50,6 +50,7 @@ class LazyProtocol(HttpToolsProtocol, asyncio.BufferedProtocol):
         if self._dropping is not None:
             self._dropping.cancel()
         super().connection_lost(exc)
+        self._unset_keepalive_if_required()  # uvicorn's timer goes on after a reset
 
     @property
     def between_requests(self) -> bool:
@@ -261,6 +262,13 @@ class BoundedCycle(RequestResponseCycle):
         if not self.disconnected:
             self.transport.write(b"%x\r\n%b\r\n" % (len(part), part))
 
+    async def run_asgi(self, app: ASGI3Application) -> None:
+        try:
+            await super().run_asgi(app)
+        finally:  # else only the garbage collector would free this and its connection, with 25 KB of TLS
+            self._more = _nothing
+            self.scope["state"].pop(PART_WRITER)
+
     async def receive(self) -> ASGIReceiveEvent:
         """Raises RequestError if the body is not one that is read."""
         if not self.more_body:
@@ -284,3 +292,7 @@ class BoundedCycle(RequestResponseCycle):
             if message["type"] == "http.response.body":
                 self.expected_content_length = len(message.get("body", b""))
         await super().send(message)
+
+
+def _nothing() -> None:
+    pass

@@ -15,6 +15,7 @@ import asyncio
 import math
 import ssl
 import time
+import weakref
 from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
@@ -70,7 +71,7 @@ class BoundedProtocol(LazyProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn
         others = places(self.connections)
         super().connection_made(transport)
-        self.place = ServedConnection(self.client[0] if self.client else "", self, time.monotonic())
+        self.place = ServedConnection(self.client[0] if self.client else "", weakref.proxy(self), time.monotonic())
         self.app_state = {**self.app_state, _CONNECTION: self.place}
         victim = make_room(self.place, others, self._bounds)
         if victim is not None:
@@ -187,8 +188,9 @@ class ConnectionBounds:
 class ServedConnection:
     """One connection.
 
-    owner: what closes it. idle_since: its last answer, or its begin. answered: it has had an answer. proven: a request
-    on it had a valid token or key. busy: it carries a request. surplus: there was no place for it.
+    owner: what closes it, by a weak reference. idle_since: its last answer, or its begin. answered: it has had an
+    answer. proven: a request on it had a valid token or key. busy: it carries a request. surplus: there was no place
+    for it.
     """
 
     address: str

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import socket
 import ssl
+import struct
 from contextlib import AbstractAsyncContextManager, suppress
 
 import pytest
@@ -49,6 +51,31 @@ async def answer(port: int, request: bytes, context: ssl.SSLContext | None = Non
 async def test_a_caller_with_tls_is_served(plain: bool) -> None:
     async with serving(plain=plain) as port:
         assert (await answer(port, GET, client_tls(TOKEN).context)).endswith(b"\r\n\r\nhttps")
+
+
+@pytest.mark.parametrize("reset", [False, True], ids=["by its end", "by a reset"])
+async def test_a_connection_that_was_closed_is_freed_without_the_garbage_collector(reset: bool) -> None:
+    """It has buffers of TLS, of which the collector does not know."""
+
+    def left() -> int:
+        return sum(type(one) is protocol.BoundedProtocol for one in gc.get_objects())
+
+    gc.collect()
+    gc.disable()
+    try:
+        async with serving(plain=False) as port, asyncio.timeout(PATIENCE_S):
+            before, context = left(), client_tls(TOKEN).context
+            reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context, server_hostname="disagg")
+            writer.write(GET.replace(b"Connection: close\r\n", b""))
+            assert (await reader.readuntil(b"https")).endswith(b"https") and left() == before + 1
+            if reset:
+                closed_by_reset = struct.pack("ii", 1, 0)
+                writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, closed_by_reset)
+            writer.transport.abort()
+            while left() > before:
+                await asyncio.sleep(0.01)
+    finally:
+        gc.enable()
 
 
 async def test_a_gateway_serves_callers_without_tls_on_the_same_port() -> None:
