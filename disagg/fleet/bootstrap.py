@@ -14,7 +14,7 @@ from typing import Any, Final, Literal
 from disagg.config import Deploy, Host
 from disagg.errors import FleetError
 from disagg.fleet.facts.probe import ProbeOutput, number, run_probe
-from disagg.fleet.machine.machine import Machine, last_lines
+from disagg.fleet.machine.machine import Machine
 from disagg.fleet.machine.ssh.settings import ssh_line
 from disagg.nvidia import OLDEST_DRIVER
 from disagg.version import OLDEST_PYTHON
@@ -122,7 +122,7 @@ class Bootstrap:
         result = self.machine.run(
             ["/bin/sh", "-c", line], timeout=_STEP_S, on_line=lambda text: self.report(step.name, text)
         )
-        return "" if result.ok else last_lines(result.stderr.strip() or result.stdout, 3) or f"exit code {result.code}"
+        return "" if result.ok else result.reason(3)
 
     def _checked(self, wanted: Iterable[SetUpStep], system: CheckedMachine) -> CheckedMachine:
         """The machine with the results of these checks."""

@@ -14,7 +14,7 @@ from typing import Literal
 from disagg.errors import FleetError
 from disagg.fleet.facts.host import HostFacts
 from disagg.fleet.facts.paths import HostPaths
-from disagg.fleet.machine.machine import Machine, last_lines, script
+from disagg.fleet.machine.machine import Machine, script
 
 ReleaseLink = Literal["current", "running", "previous"]
 Move = tuple[ReleaseLink, str]
@@ -30,8 +30,8 @@ def move_links(machine: Machine, paths: HostPaths, moves: Sequence[Move]) -> Non
     """Move links on a machine. FleetError names the first that cannot be moved."""
     result = machine.run(move_argv(paths, moves), script=script("move_links.sh"))
     if not result.ok:
-        words = last_lines(result.stderr, 3) or f"exit code {result.code}"
-        raise FleetError(f"{paths.host}: cannot point its service at a release: {words}", f"disagg ssh {paths.host}")
+        message = f"{paths.host}: cannot point its service at a release: {result.reason(3)}"
+        raise FleetError(message, f"disagg ssh {paths.host}")
 
 
 def service_release(facts: HostFacts) -> str:

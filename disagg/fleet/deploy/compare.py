@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Final, Literal
 
 from packaging.utils import canonicalize_name
@@ -49,13 +49,7 @@ class Difference:
     to_download: int = 0
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "files": dict(self.files),
-            "settings": list(self.settings),
-            "packages": [{"name": one.name, "before": one.before, "after": one.after} for one in self.packages],
-            "to_send": self.to_send,
-            "to_download": self.to_download,
-        }
+        return asdict(self)
 
 
 def difference(desired: TargetState, plan: Plan, facts: HostFacts, there: Content) -> Difference:

@@ -114,7 +114,12 @@ def examine(
         on_step(f"{len(everyone)} hosts")
         outcomes = each(involved, lambda host: examine_host(fleet, host, machines[host], _peers(fleet, host)))
         readings = {outcome.host.name: outcome.value for outcome in outcomes if outcome.value is not None}
-        links = _links(pairs, readings, machines, bounds, on_step)
+        ends = {
+            name: HostPython(one.host, machines[one.host], one.python)
+            for name, one in readings.items()
+            if one.python is not None
+        }
+        links = measure_all(pairs, ends, bounds, lambda one, other: on_step(f"the link {one.name} → {other.name}"))
         server_statuses = statuses.result(timeout=60)
     token = state.tokens.known
     examined = {outcome.host.name: _host(fleet, outcome, server_statuses, token) for outcome in outcomes}
@@ -127,7 +132,8 @@ def examine(
         *about_pair.tokens(read, token is not None and state.tokens.rotating),
         *about_pair.clocks(read),
     )
-    return Diagnosis(hosts, tuple(_pair(fleet, link, readings, server_statuses) for link in links), everywhere)
+    about_pairs = [_pair(fleet, pair, link, readings, server_statuses) for pair, link in zip(pairs, links, strict=True)]
+    return Diagnosis(hosts, tuple(about_pairs), everywhere)
 
 
 def _peers(fleet: Fleet, host: Host) -> list[Host]:
@@ -138,28 +144,6 @@ def _peers(fleet: Fleet, host: Host) -> list[Host]:
 def _statuses(fleet: Fleet, state: State, hosts: Sequence[Host]) -> dict[str, HostStatus]:
     token = state.tokens.known
     return {status.host: status for status in poll(fleet, token, state, [host.name for host in hosts])}
-
-
-def _links(
-    pairs: Sequence[tuple[Host, Host]],
-    readings: dict[str, HostReadings],
-    machines: Machines,
-    bounds: MeasurementBounds,
-    on_step: OnStep,
-) -> list[tuple[Host, Host, MeasuredLink | DisaggError | None]]:
-    """Each pair's measured link, or the error; None if one end could not be examined or has no Python."""
-
-    def end(host: Host) -> HostPython | None:
-        python = readings[host.name].python if host.name in readings else None
-        return None if python is None else HostPython(host, machines[host], python)
-
-    ends = [(end(prefill), end(decode)) for prefill, decode in pairs]
-    usable = [(one, other) for one, other in ends if one is not None and other is not None]
-    measured = iter(measure_all(usable, bounds, lambda one, other: on_step(f"the link {one.name} → {other.name}")))
-    return [
-        (*pair, next(measured) if one is not None and other is not None else None)
-        for pair, (one, other) in zip(pairs, ends, strict=True)
-    ]
 
 
 def _host(
@@ -186,11 +170,12 @@ def _whole(host: Host, status: HostStatus) -> HostFindings:
 
 def _pair(
     fleet: Fleet,
-    measured: tuple[Host, Host, MeasuredLink | DisaggError | None],
+    pair: tuple[Host, Host],
+    link: MeasuredLink | DisaggError | None,
     readings: dict[str, HostReadings],
     statuses: dict[str, HostStatus],
 ) -> PairFindings:
-    prefill, decode, link = measured
+    prefill, decode = pair
     findings: list[Finding] = []
     if isinstance(link, DisaggError):
         findings.append(fault("link", link.message, link.hint))

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from disagg.errors import FleetError
-from disagg.fleet.machine.machine import Machine, last_lines, script
+from disagg.fleet.machine.machine import Machine, script
 
 
 def run_probe(
@@ -21,8 +21,7 @@ def run_probe(
     end."""
     result = machine.run(argv, script=script("probe.sh", name), environment=environment, timeout=timeout)
     if not result.ok:
-        reason = last_lines(result.stderr or result.stdout, 3) or f"exit code {result.code}"
-        raise FleetError(f"{machine.name}: {name} failed there: {reason}", f"disagg ssh {machine.name}")
+        raise FleetError(f"{machine.name}: {name} failed there: {result.reason(3)}", f"disagg ssh {machine.name}")
     return ProbeOutput.parse(machine.name, result.stdout)
 
 

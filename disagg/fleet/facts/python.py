@@ -19,7 +19,7 @@ from disagg.api.base import prepared
 from disagg.config import Host
 from disagg.errors import CommandFailed, FleetError
 from disagg.fleet.facts.host import HostFacts
-from disagg.fleet.machine.machine import CommandResult, Machine, last_lines, script
+from disagg.fleet.machine.machine import CommandResult, Machine, script
 
 T = TypeVar("T")
 
@@ -70,8 +70,7 @@ def run_program(
         [python, *argv], script=script("python.sh"), environment=variables, timeout=timeout, on_line=on_line
     )
     if not result.ok:
-        reason = last_lines(result.stderr.strip() or result.stdout, 1) or f"exit code {result.code}"
-        raise CommandFailed(f"{machine.name}: {reason}", exit_status=result.code, stdout=result.stdout)
+        raise CommandFailed(f"{machine.name}: {result.reason(1)}", exit_status=result.code, stdout=result.stdout)
     return result
 
 

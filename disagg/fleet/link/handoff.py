@@ -22,7 +22,7 @@ from disagg.fleet.facts.python import deployed_python, json_or_none, last_json
 from disagg.fleet.machine.connect import machine_for
 from disagg.fleet.machine.listening import OnLine, listening
 from disagg.fleet.machine.local import LocalMachine
-from disagg.fleet.machine.machine import CommandResult, Machine, last_lines
+from disagg.fleet.machine.machine import CommandResult, Machine
 from disagg.fleet.machine.process import python_command
 
 MODULE: Final = "disagg.bench.handoff"
@@ -83,9 +83,8 @@ def _run(place: EndPlace, end: str, task: EndTask, timeout: float, on_line: OnLi
         error.message = f"{place.machine.name}: {error.message}"
         raise error
     if not result.ok:
-        output = last_lines(result.stderr.strip() or result.stdout, 1) or f"exit code {result.code}"
         raise FleetError(
-            f"{place.machine.name}: the hand-off benchmark ended early: {output}",
+            f"{place.machine.name}: the hand-off benchmark ended early: {result.reason(1)}",
             "is torch (prefill) or mlx (decode) installed there?",
         )
     return result

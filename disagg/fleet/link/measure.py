@@ -94,26 +94,27 @@ def measure(sender: HostPython, receiver: HostPython, bounds: MeasurementBounds 
 
 
 def measure_all(
-    pairs: Sequence[tuple[HostPython, HostPython]],
+    pairs: Sequence[tuple[Host, Host]],
+    ends: Mapping[str, HostPython],
     bounds: MeasurementBounds = MeasurementBounds(),
     on_begin: Callable[[Host, Host], None] = lambda sender, receiver: None,
-) -> list[MeasuredLink | DisaggError]:
-    """Measure several links; results in the pairs' order. Links that share a machine are measured one after the
-    other, since measuring both at once would make each look slower. A DisaggError ends its own link only."""
-    results: dict[int, MeasuredLink | DisaggError] = {}
-    for batch in rounds([(sender.host, receiver.host) for sender, receiver in pairs]):
-        by_sender = {pairs[index][0].host.name: index for index in batch}
+) -> list[MeasuredLink | DisaggError | None]:
+    """Measure several links; results in the pairs' order, None where one of the `ends` is missing. Links that share a
+    machine are measured one after the other, since measuring both at once would make each look slower. A DisaggError
+    ends its own link only."""
+    results: dict[int, MeasuredLink | DisaggError | None] = {}
+    usable = [index for index, pair in enumerate(pairs) if all(host.name in ends for host in pair)]
+    for batch in rounds([pairs[index] for index in usable]):
+        by_sender = {pairs[usable[number]][0].name: usable[number] for number in batch}
 
         def one(host: Host, by_sender: Mapping[str, int] = by_sender) -> MeasuredLink:
             sender, receiver = pairs[by_sender[host.name]]
-            on_begin(sender.host, receiver.host)
-            return measure(sender, receiver, bounds)
+            on_begin(sender, receiver)
+            return measure(ends[sender.name], ends[receiver.name], bounds)
 
-        for outcome in each([pairs[index][0].host for index in batch], one):
-            result = outcome.value if outcome.value is not None else outcome.error
-            assert result is not None, "an outcome has one of both"
-            results[by_sender[outcome.host.name]] = result
-    return [results[index] for index in range(len(pairs))]
+        for outcome in each([pairs[index][0] for index in by_sender.values()], one):
+            results[by_sender[outcome.host.name]] = outcome.value or outcome.error
+    return [results.get(index) for index in range(len(pairs))]
 
 
 def rounds(pairs: Sequence[tuple[Host, Host]]) -> list[list[int]]:

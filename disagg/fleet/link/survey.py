@@ -112,14 +112,9 @@ def survey(
         outcomes = each(hosts, lambda host: _prepare(fleet, host, machines[host], host.name in senders))
         ready = {outcome.host.name: outcome.value for outcome in outcomes if outcome.value is not None}
         errors = {outcome.host.name: outcome.error for outcome in outcomes if outcome.error is not None}
-        usable = [pair for pair in pairs if pair[0].name in ready and pair[1].name in ready]
-        measured = measure_all(
-            [(ready[one.name].end, ready[other.name].end) for one, other in usable],
-            bounds,
-            lambda one, other: on_step(f"{one.name} → {other.name}"),
-        )
-    links = dict(zip(((one.name, other.name) for one, other in usable), measured, strict=True))
-    return [_judged(pair, ready, errors, links.get((pair[0].name, pair[1].name))) for pair in pairs]
+        ends = {name: one.end for name, one in ready.items()}
+        links = measure_all(pairs, ends, bounds, lambda one, other: on_step(f"{one.name} → {other.name}"))
+    return [_judged(pair, ready, errors, link) for pair, link in zip(pairs, links, strict=True)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,6 +43,10 @@ class CommandResult:
     def ok(self) -> bool:
         return self.code == 0
 
+    def reason(self, lines: int) -> str:
+        """Why it failed, for a message: its last lines, or else its exit code."""
+        return last_lines(self.stderr.strip() or self.stdout, lines) or f"exit code {self.code}"
+
 
 class Machine(ABC):
     """One machine. Safe to use from one thread at a time; `close` from any. fences: what everything that runs, writes

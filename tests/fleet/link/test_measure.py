@@ -99,7 +99,7 @@ def test_links_that_share_no_machine_are_measured_at_the_same_time() -> None:
 
 def test_several_links_come_back_in_the_order_of_their_pairs(ends: dict[str, HostPython]) -> None:
     pairs = [("dgx-spark-1", "mac-studio-2"), ("dgx-spark-1", "mac-studio-1"), ("dgx-spark-2", "mac-studio-1")]
-    links = measure_all([(ends[one], ends[other]) for one, other in pairs], SHORT)
+    links = measure_all([(ends[one].host, ends[other].host) for one, other in pairs], ends, SHORT)
     found = [of_type(link, MeasuredLink) for link in links]
     assert [(link.sender, link.receiver) for link in found] == pairs
     assert all(link.bits_per_s for link in found)
