@@ -49,7 +49,13 @@ class Difference:
     to_download: int = 0
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        return {
+            "files": dict(self.files),
+            "settings": list(self.settings),
+            "packages": [asdict(one) for one in self.packages],
+            "to_send": self.to_send,
+            "to_download": self.to_download,
+        }
 
 
 def difference(desired: TargetState, plan: Plan, facts: HostFacts, there: Content) -> Difference:

@@ -6,7 +6,7 @@ Every step may be repeated.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -93,9 +93,19 @@ class Plan:
     rotating: bool = False
 
     def to_json(self) -> dict[str, Any]:
-        values = {one.name: getattr(self, one.name) for one in fields(self)}
-        refusals = [asdict(refusal) for refusal in self.refusals]
-        return {**values, "steps": [step.to_json() for step in self.steps], "refusals": refusals}
+        return {
+            "host": self.host,
+            "release": self.release,
+            "steps": [step.to_json() for step in self.steps],
+            "refusals": [asdict(refusal) for refusal in self.refusals],
+            "needs": self.needs,
+            "notes": list(self.notes),
+            "packages": dict(self.packages),
+            "package_bytes": self.package_bytes,
+            "down": self.down,
+            "at_once": self.at_once,
+            "rotating": self.rotating,
+        }
 
 
 @dataclass(frozen=True, slots=True)
