@@ -235,6 +235,8 @@ class HostConnection(asyncio.BufferedProtocol):
             self._fail(HttpParserError("the host changes to another protocol"))
             return
         except HttpParserError as error:
+            if isinstance(interrupt := error.__context__, KeyboardInterrupt):  # in what the parser has called
+                raise interrupt from None
             if not self._complete:
                 self._fail(error)
                 return

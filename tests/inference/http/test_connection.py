@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
+from unittest.mock import Mock
 
 import pytest
 
 from disagg.errors import ServerUnavailable
 from disagg.inference.http import host_calls
-from disagg.inference.http.connection import MAX_HEAD_BYTES
+from disagg.inference.http.connection import MAX_HEAD_BYTES, READ_BYTES, HostConnection
 from disagg.inference.http.connections import Connections
 from disagg.token import Tokens
 from tests.inference.scripted import FixedHost, described_host
@@ -67,6 +68,23 @@ async def test_a_response_that_is_cut_off_is_no_answer(cut: bytes) -> None:
 async def test_a_response_that_changes_the_protocol_is_an_error_of_the_host() -> None:
     with pytest.raises(ServerUnavailable, match="lost the connection to d: the host changes to another protocol"):
         await load(b"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n")
+
+
+def test_ctrl_c_while_a_piece_is_read_is_no_error_of_the_host() -> None:
+    """As in a program that runs its event loop without asyncio.run, where it is raised wherever Python is."""
+    buffer = memoryview(bytearray(READ_BYTES))
+    connection = HostConnection(buffer)
+    connection.connection_made(Mock(asyncio.Transport))
+    connection.send("GET", "/load", (), b"")
+
+    def interrupted(piece: bytes) -> bool:
+        raise KeyboardInterrupt
+
+    connection._take = interrupted
+    response = OK + b"Content-Length: 2\r\n\r\n{}"
+    buffer[: len(response)] = response
+    with pytest.raises(KeyboardInterrupt):
+        connection.buffer_updated(len(response))
 
 
 async def test_what_has_arrived_when_a_wait_is_over_counts() -> None:
