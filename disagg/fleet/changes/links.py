@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from typing import Literal
 
 from disagg.errors import FleetError
-from disagg.fleet.facts.host import HostFacts
 from disagg.fleet.facts.paths import HostPaths
 from disagg.fleet.machine.machine import Machine, script
 
@@ -32,37 +31,6 @@ def move_links(machine: Machine, paths: HostPaths, moves: Sequence[Move]) -> Non
     if not result.ok:
         message = f"{paths.host}: cannot point its service at a release: {result.reason(3)}"
         raise FleetError(message, f"disagg ssh {paths.host}")
-
-
-def service_release(facts: HostFacts) -> str:
-    """The release that a host's service manager must start after a crash or a reboot, until the next `disagg start`.
-
-    That is what runs. If nothing does, it is what `running` points at; without one, the release that ran last, or else
-    the deployed one. Earlier versions of disagg have no such link, and do not move one that is there.
-    """
-    alive = facts.pid is not None
-    candidates = (facts.release, facts.service) if alive else (facts.service, facts.release)
-    return next((one for one in (*candidates, facts.current) if one in facts.own_releases), "")
-
-
-def service_moves(facts: HostFacts) -> tuple[Move, ...]:
-    """The move of `running` that a host needs, whatever else changes there. Not to files that have changed, which may
-    lack what starts them."""
-    wanted = service_release(facts)
-    return (("running", wanted),) if wanted in facts.intact_releases - {facts.service} else ()
-
-
-def switch_moves(facts: HostFacts, release: str) -> tuple[Move, ...]:
-    """The moves that make a release current. A host on which none ever ran starts with it."""
-    moves: list[Move] = []
-    if not facts.release and facts.service != release:
-        moves.append(("running", release))
-    if facts.current != release:
-        last = facts.release if facts.release in facts.own_releases - {release} else facts.current
-        if last in facts.intact_releases:
-            moves.append(("previous", last))
-        moves.append(("current", release))
-    return tuple(moves)
 
 
 def described(release: str, runs: str, since: float | None) -> str:

@@ -12,7 +12,7 @@ from typing import Final
 
 from disagg.config import Host
 from disagg.extras import IMPORTED
-from disagg.fleet.changes.links import described, move_argv, service_moves, service_release, switch_moves
+from disagg.fleet.changes.links import Move, described, move_argv
 from disagg.fleet.conditions.table import RELEASE_BYTES, disk, environment_bytes
 from disagg.fleet.deploy.environment import Environment
 from disagg.fleet.deploy.release import TargetState
@@ -330,3 +330,37 @@ def needed_after(facts: HostFacts, release: str) -> ServiceAction:
     if facts.pid is None:
         return "start"
     return "" if facts.runs == release else "restart"
+
+
+# The links to releases, see `changes.links`
+
+
+def service_release(facts: HostFacts) -> str:
+    """The release that a host's service manager must start after a crash or a reboot, until the next `disagg start`.
+
+    That is what runs. If nothing does, it is what `running` points at; without one, the release that ran last, or else
+    the deployed one. Earlier versions of disagg have no such link, and do not move one that is there.
+    """
+    alive = facts.pid is not None
+    candidates = (facts.release, facts.service) if alive else (facts.service, facts.release)
+    return next((one for one in (*candidates, facts.current) if one in facts.own_releases), "")
+
+
+def service_moves(facts: HostFacts) -> tuple[Move, ...]:
+    """The move of `running` that a host needs, whatever else changes there. Not to files that have changed, which may
+    lack what starts them."""
+    wanted = service_release(facts)
+    return (("running", wanted),) if wanted in facts.intact_releases - {facts.service} else ()
+
+
+def switch_moves(facts: HostFacts, release: str) -> tuple[Move, ...]:
+    """The moves that make a release current. A host on which none ever ran starts with it."""
+    moves: list[Move] = []
+    if not facts.release and facts.service != release:
+        moves.append(("running", release))
+    if facts.current != release:
+        last = facts.release if facts.release in facts.own_releases - {release} else facts.current
+        if last in facts.intact_releases:
+            moves.append(("previous", last))
+        moves.append(("current", release))
+    return tuple(moves)

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from disagg.errors import FleetError
-from disagg.fleet.changes.links import Move, move_links, service_moves, service_release, switch_moves
+from disagg.fleet.changes.links import Move, move_links
+from disagg.fleet.deploy.plan import service_moves, service_release, switch_moves
 from disagg.fleet.facts.host import HostFacts, Release
 from disagg.fleet.facts.paths import HostPaths
 from disagg.fleet.machine.local import LocalMachine
