@@ -48,6 +48,17 @@ def write_fleet(folder: Path, models: tuple[str, ...] = ("tiny",), connector: st
     return path
 
 
+def write_simulated_fleet(folder: Path) -> Path:
+    """That fleet with simulated engines, behind SSH."""
+    path = write_fleet(folder, connector="ssh")
+    text = path.read_text().replace('service = "process"', 'service = "process"\nhardware = "dgx-spark"')
+    for engine in ("transformers", "mlx"):
+        text = text.replace(f'name = "{engine}"\ndtype = "float32"\ndevice = "cpu"', 'name = "simulated"')
+        text = text.replace(f'{engine} = "./weights"\n', 'simulated = "shape:qwen3-8b"\n' if engine == "mlx" else "")
+    path.write_text(text)
+    return path
+
+
 def run(*arguments: object) -> int:
     """Run `disagg ARGUMENTS` here; its exit code."""
     with pytest.raises(SystemExit) as exit_info:

@@ -229,7 +229,7 @@ def show(
     note: str = "",
 ) -> NoReturn:
     """Print how it ended on each host, and exit. words: other words for results."""
-    pulling = [host.name for host in fleet.engine_hosts if not carried(fleet, host)]
+    pulling = [host.name for host in fleet.engine_hosts if not (host.simulated or carried(fleet, host))]
     _end(fleet, reports, as_json, reports_view(reports, tuple(fleet.hosts), pulling, words), note=note)
 
 

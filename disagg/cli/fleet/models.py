@@ -98,9 +98,11 @@ def rm(
 
 def _chosen(context: typer.Context, fleet: Fleet, names: Sequence[str] | None) -> list[Host]:
     selection = settings(context).selection
-    selected = chosen(fleet, names or (), fleet.select(**selection, managed=True))
-    if not selected and not (names or selection):
-        raise UsageError(f"no host of {fleet.path} needs a model's files: all are simulated, or gateways")
+    among = fleet.select(**selection, managed=True)
+    selected = chosen(fleet, names or (), among)
+    if not selected and not chosen(fleet, (), among):
+        of = "none of these hosts" if selection else "no host"
+        raise UsageError(f"{of} of {fleet.path} needs a model's files: all are simulated, or gateways")
     if not selected:
         raise UsageError(f"no host of {fleet.path} has that name and that model", "leave out MODEL or --host")
     return selected

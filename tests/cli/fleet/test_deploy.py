@@ -13,13 +13,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 
+from disagg.cli.fleet.deploy import show
+from disagg.config import load
 from disagg.fleet.deploy.deployment import Deployment, DeployResult
 from disagg.fleet.deploy.steps import Plan, Step
 from disagg.fleet.machine.local import LocalMachine
 from disagg.fleet.services.base import RunScript
 from disagg.token import token_digest
-from tests.cli.commandline import ROOT, run, write_fleet
+from tests.cli.commandline import ROOT, run, write_fleet, write_simulated_fleet
 from tests.testbed.bed import Bed
 from tests.values import present
 
@@ -225,3 +228,14 @@ def test_at_the_question_no_is_1_and_ctrl_c_130(
     assert process.returncode == code
     assert f"{message}nothing was changed" in said
     assert set((bed.hosts["dgx-spark-1"].home / ".disagg").rglob("*")) == before
+
+
+def test_after_a_deployment_no_model_is_pulled_to_simulated_hosts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fleet = load(write_simulated_fleet(tmp_path))
+    steps = (Step("release", "send", RunScript("", ())),)
+    reports = [DeployResult(name, "changed", Plan(name, "0" * 16, steps, needs="start")) for name in fleet.hosts]
+    with pytest.raises(typer.Exit):
+        show(fleet, reports, as_json=False)
+    assert capsys.readouterr().out.endswith("next: disagg start\n")

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.commandline import run
+from tests.cli.commandline import run, write_simulated_fleet
 from tests.testbed.bed import HOSTS_TOML, Bed
 
 
@@ -62,3 +62,12 @@ def test_rm_on_one_host_asks_that_machine_alone(bed: Bed, tmp_path: Path, capsys
     with bed.cut("mac-studio-2"), bed.cut("dgx-spark-1"):
         assert run("--config", path, "models", "rm", "--host", "mac-studio-1", "--yes", "--json") == 0
     assert json.loads(capsys.readouterr().out)["errors"] == {}
+
+
+@pytest.mark.parametrize(("options", "which"), [((), "no host"), (("--host", "decode-1"), "none of these hosts of ")])
+def test_simulated_hosts_have_no_model_to_pull(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: tuple[str, ...], which: str
+) -> None:
+    assert run("models", "pull", *options, "--config", write_simulated_fleet(tmp_path)) == 2
+    written = capsys.readouterr().err
+    assert written.startswith(f"error: {which}") and "all are simulated, or gateways" in written
