@@ -56,7 +56,7 @@ def doctor_view(diagnosis: Diagnosis) -> RenderableType:
 
 def _host(report: HostFindings) -> Iterator[RenderableType]:
     host = report.host
-    yield _header(host.name, f"{host.address}  {', '.join(host.roles)}  {host.model}")
+    yield _header(host.name, f"{host.address}  {', '.join(host.roles)}  {host.model}".rstrip())
     yield from finding_lines(report.findings)
 
 

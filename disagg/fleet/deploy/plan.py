@@ -25,6 +25,7 @@ from disagg.fleet.machine.upload import split
 from disagg.fleet.services import launchd, program, systemd
 from disagg.fleet.services.base import RunScript
 from disagg.token import token_digest, tokens_text
+from disagg.units import size
 
 _BUILD_S: Final = 3600.0
 _BUILD_HINT: Final = "is the package index reachable there? [deploy] in hosts.toml takes index_url, find_links, wheels"
@@ -180,7 +181,7 @@ def _download(environment: Environment) -> str:
     if not packages or environment.site_packages:
         return ""
     total = sum(one.nbytes for one in packages.values())
-    return f": disagg[{','.join(environment.extras)}], {len(packages)} packages, {total / 1e9:.2g} GB to download"
+    return f": disagg[{','.join(environment.extras)}], {len(packages)} packages, {size(total)} to download"
 
 
 def _content(desired: TargetState, facts: HostFacts) -> Iterator[Step]:
