@@ -130,24 +130,23 @@ class AsyncStream(_Stream):
 
 
 class _Arrived:
-    """What has arrived and was not read. A deque and one future: asyncio.Queue takes 3 us more for each item."""
+    """What has arrived and was not read. A deque and a future for each reader that waits, mostly one: asyncio.Queue
+    takes 3 us more for each item."""
 
     def __init__(self) -> None:
         self.items: deque[Item] = deque()
-        self._waiter: asyncio.Future[None] | None = None
+        self._waiting: list[asyncio.Future[None]] = []
 
     def put(self, item: Item) -> None:
         self.items.append(item)
-        if self._waiter is not None:
-            if not self._waiter.done():
-                self._waiter.set_result(None)
-            self._waiter = None
+        while self._waiting:
+            if not (waiter := self._waiting.pop()).done():
+                waiter.set_result(None)
 
     async def more(self) -> None:
         """Wait for the next item. A second reader waits for the same one."""
-        if self._waiter is None or self._waiter.done():
-            self._waiter = asyncio.get_running_loop().create_future()
-        await self._waiter
+        self._waiting.append(waiter := asyncio.get_running_loop().create_future())
+        await waiter
 
 
 class Stream(_Stream):

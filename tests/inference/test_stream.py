@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
-from disagg.errors import RequestError, ServerUnavailable
+from disagg.errors import Cancelled, RequestError, ServerUnavailable
 from disagg.inference.stream import AsyncStream, Stream
 from disagg.inference.types import Chunk, Completion
 from tests.cli.answers import completion
@@ -112,6 +112,18 @@ async def test_cancelling_the_task_that_reads_a_stream_cancels_its_request() -> 
     await asyncio.wait((reading,))
     await asyncio.sleep(0.01)
     assert answering.ended
+
+
+async def test_of_two_readers_the_one_that_is_cancelled_does_not_cancel_the_other() -> None:
+    stream = AsyncStream(Answering())
+    assert [(await anext(stream)).text for _ in "ab"] == ["a", "b"]
+    cancelled, other = (asyncio.ensure_future(anext(stream)) for _ in range(2))
+    await asyncio.sleep(0)
+    cancelled.cancel()
+    await asyncio.wait((cancelled, other), timeout=60)
+    assert cancelled.cancelled()
+    with pytest.raises(Cancelled, match="the request was cancelled"):
+        other.result()
 
 
 async def test_a_stream_that_is_dropped_unread_cancels_its_request() -> None:
