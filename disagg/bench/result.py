@@ -152,7 +152,7 @@ class BenchResult:
             "date": self.date,
             "fleet": self.fleet,
             "model_id": self.model,
-            "hosts": [_host_json(host) for host in self.hosts],
+            "hosts": [asdict(host) for host in self.hosts],
             "on_cpu": self.on_cpu,
             "workload": self.workload,
             "seed": self.plan.seed,
@@ -212,10 +212,6 @@ def _link_share(length: int, cell: Cell) -> LinkShare:
     return LinkShare(
         length, statistics.mean(one.exposed_transfer for one in done), statistics.mean(one.ttft for one in done)
     )
-
-
-def _host_json(host: BenchHost) -> dict[str, Any]:
-    return {**asdict(host), "versions": dict(host.versions)}
 
 
 def _cell_json(cell: Cell) -> dict[str, Any]:

@@ -99,7 +99,7 @@ class Receiver(Protocol):
 
 
 class HandoffSender:
-    """See transport.Sender."""
+    """Sends as a prefill host does, one transfer of the KV protocol for each round."""
 
     def __init__(self, shape: RandomKV, source: SyntheticKV) -> None:
         self._shape = shape
@@ -122,7 +122,7 @@ class HandoffSender:
 
 
 class HandoffReceiver:
-    """See transport.Receiver."""
+    """Receives as a decode host does, into memory of its engine; each round has a ticket."""
 
     def __init__(self, shape: RandomKV, host: str) -> None:
         from disagg.engines.mlx import memory  # the sending host need not have mlx
@@ -154,7 +154,7 @@ class HandoffReceiver:
 
 
 class BareSender:
-    """See transport.Sender."""
+    """Sends nothing but the tensors' bytes, over one connection for all rounds."""
 
     def __init__(self, shape: RandomKV, source: SyntheticKV) -> None:
         self._tensors = source.flat()
@@ -175,7 +175,7 @@ class BareSender:
 
 
 class BareReceiver:
-    """See transport.Receiver."""
+    """Receives the tensors' bytes into memory that is mapped before the clock starts."""
 
     def __init__(self, shape: RandomKV, host: str) -> None:
         ranges = ByteRanges.of(shape.layout, shape.tokens)
@@ -219,7 +219,7 @@ def fill(connection: socket.socket, tensor: Any) -> None:
 
 
 class JSONSender:
-    """See transport.Sender."""
+    """Posts each layer as JSON to one HTTP server."""
 
     def __init__(self, shape: RandomKV, source: SyntheticKV) -> None:
         self._tensors = source.flat()
@@ -247,7 +247,7 @@ class JSONSender:
 
 
 class JSONReceiver:
-    """See transport.Receiver."""
+    """An HTTP server that takes each layer as JSON."""
 
     def __init__(self, shape: RandomKV, host: str) -> None:
         self._count = 2 * len(shape.layout.layers)

@@ -7,6 +7,7 @@ profile from its loaded modules. `compare` returns one finding per component tha
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -253,10 +254,7 @@ def _kind(layer: LayerProfile) -> str:
 
 
 def _summary(items: Sequence[str]) -> str:
-    counts: dict[str, int] = {}
-    for item in items:
-        counts[item] = counts.get(item, 0) + 1
-    return ", ".join(f"{count} x {item}" for item, count in counts.items())
+    return ", ".join(f"{count} x {item}" for item, count in Counter(items).items())
 
 
 def _ranges(indices: Sequence[int]) -> str:
