@@ -12,7 +12,7 @@ deploy/     brings disagg to a host: facts -> plan (pure) -> apply
 conditions/ what a host must have for its engine: deploy refuses by it, doctor reports it
 lifecycle/  starts, stops and watches servers: health, logs, state
 services/   the service managers that keep a server running: systemd, launchd, a plain process
-token/      the fleet's secret here and on the hosts, and its rotation
+tokens/     the fleet's secret here and on the hosts, and its rotation
 changes/    who may change a host, which release waits for a restart; hooks around changes
 facts/      what a host is and has: probes and their parsers
 machine/    runs commands and moves files on a host, over SSH or on this machine

@@ -36,7 +36,7 @@ from disagg.fleet.deploy.deployment import (
 )
 from disagg.fleet.deploy.release import Installation, carried
 from disagg.fleet.lifecycle.state import State
-from disagg.fleet.token.there import KnownTokens, adoptable, settle
+from disagg.fleet.tokens.there import KnownTokens, adoptable, settle
 
 _INTERRUPTED: Final = {
     "deploy": "each host has the release it had, or the whole new one; `disagg deploy` goes on from here",

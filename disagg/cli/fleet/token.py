@@ -15,8 +15,8 @@ from disagg.config import Fleet, Host
 from disagg.fleet.lifecycle.state import State
 from disagg.fleet.lifecycle.status.ask import poll_host, refusal
 from disagg.fleet.machine import connect
-from disagg.fleet.token.rotation import Rotation
-from disagg.fleet.token.there import KnownTokens, another, known_tokens, shown
+from disagg.fleet.tokens.rotation import Rotation
+from disagg.fleet.tokens.there import KnownTokens, another, known_tokens, shown
 from disagg.tls.certificate import certificate_pem
 from disagg.token import fleet_token, token_digest
 

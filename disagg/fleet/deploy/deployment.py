@@ -19,7 +19,7 @@ from disagg.fleet.facts.host import HostFacts, read_host_facts
 from disagg.fleet.machine.connect import Connect, Machines, machine_for
 from disagg.fleet.machine.fan_out import HostOutcome, each
 from disagg.fleet.machine.machine import Machine
-from disagg.fleet.token.there import another
+from disagg.fleet.tokens.there import another
 
 Planner = Callable[[Host, HostFacts], Plan]
 """Makes a host's plan from its facts."""

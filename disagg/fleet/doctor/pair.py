@@ -12,7 +12,7 @@ from disagg.fleet.lifecycle.status.compare import ROTATE
 from disagg.fleet.lifecycle.status.host_status import HostStatus
 from disagg.fleet.link.judge import hidden_tokens_per_s
 from disagg.fleet.link.measure import MeasuredLink
-from disagg.fleet.token.there import grouped
+from disagg.fleet.tokens.there import grouped
 from disagg.planning.checkpoint import kv_bytes_per_token
 from disagg.units import counted, size
 

@@ -19,7 +19,7 @@ from disagg.fleet.lifecycle.state import State
 from disagg.fleet.lifecycle.status.ask import poll_host
 from disagg.fleet.lifecycle.status.host_status import HealthState, HostStatus
 from disagg.fleet.machine import interruption
-from disagg.fleet.token.there import require_own
+from disagg.fleet.tokens.there import require_own
 
 OnProgress = Callable[[str, str], None]
 """Called with (host, what it does now), from several threads."""

@@ -25,7 +25,7 @@ from disagg.fleet.changes.audit import audit_file
 from disagg.fleet.changes.state_files import locked_file, reported, write_private
 from disagg.fleet.lifecycle.loglines import end_of_run
 from disagg.fleet.machine import process as local
-from disagg.fleet.token.here import OwnTokens
+from disagg.fleet.tokens.here import OwnTokens
 from disagg.token import state_folder
 
 _LOG_TAIL_BYTES = 64 << 10

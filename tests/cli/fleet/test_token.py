@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from disagg.fleet.machine import interruption
-from disagg.fleet.token.rotation import GRACE_S
+from disagg.fleet.tokens.rotation import GRACE_S
 from disagg.tls.certificate import certificate_pem
 from disagg.token import token_digest
 from tests.cli.commandline import run, write_fleet

@@ -22,7 +22,7 @@ from disagg.fleet.lifecycle.logs import read
 from disagg.fleet.lifecycle.state import State
 from disagg.fleet.machine.local import LocalMachine
 from disagg.fleet.machine.machine import script
-from disagg.fleet.token.here import OwnTokens
+from disagg.fleet.tokens.here import OwnTokens
 from tests.cli.commandline import run, write_fleet
 
 HOST = Host("spark", "127.0.0.1", ("prefill",), "tiny", EngineOptions("transformers"), 8000)

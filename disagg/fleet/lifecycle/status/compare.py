@@ -13,7 +13,7 @@ from disagg.config import Fleet, served_digest
 from disagg.fleet.changes.links import described
 from disagg.fleet.lifecycle.status.host_status import Difference, HostStatus
 from disagg.fleet.lifecycle.status.verdicts import Verdict
-from disagg.fleet.token.there import grouped
+from disagg.fleet.tokens.there import grouped
 from disagg.version import code_hash
 
 ROTATE: Final = "disagg token rotate"

@@ -16,8 +16,8 @@ from disagg.fleet.lifecycle.status.host_status import HostStatus
 from disagg.fleet.machine import interruption
 from disagg.fleet.machine.local import LocalMachine
 from disagg.fleet.machine.machine import Machine
-from disagg.fleet.token.here import OwnTokens
-from disagg.fleet.token.rotation import GRACE_S, Rotated, Rotation
+from disagg.fleet.tokens.here import OwnTokens
+from disagg.fleet.tokens.rotation import GRACE_S, Rotated, Rotation
 from disagg.http.protocol import HEAD_S
 from disagg.token import read_tokens
 from tests.fleet.yards import Yard

@@ -27,8 +27,8 @@ from disagg.fleet.machine import interruption
 from disagg.fleet.machine.connect import Connect, Machines, machine_for
 from disagg.fleet.machine.fan_out import each
 from disagg.fleet.machine.machine import Machine
-from disagg.fleet.token.here import OwnTokens
-from disagg.fleet.token.there import read_there, require_own, shown
+from disagg.fleet.tokens.here import OwnTokens
+from disagg.fleet.tokens.there import read_there, require_own, shown
 from disagg.token import token_digest, tokens_text
 
 WHY: Final = "token rotate"

@@ -11,8 +11,8 @@ from disagg.config import Host
 from disagg.errors import ConfigError, HostUnreachable, UsageError
 from disagg.fleet.machine.local import LocalMachine
 from disagg.fleet.machine.machine import Machine
-from disagg.fleet.token.here import OwnTokens
-from disagg.fleet.token.there import KnownTokens, adoptable, another, known_tokens, settle
+from disagg.fleet.tokens.here import OwnTokens
+from disagg.fleet.tokens.there import KnownTokens, adoptable, another, known_tokens, settle
 from disagg.token import token_digest
 from tests.fleet.facts.fixture_facts import spark
 

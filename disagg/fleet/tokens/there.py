@@ -12,7 +12,7 @@ from disagg.fleet.facts.paths import HostPaths
 from disagg.fleet.machine.connect import Connect, machine_for
 from disagg.fleet.machine.fan_out import each
 from disagg.fleet.machine.machine import Machine
-from disagg.fleet.token.here import OwnTokens
+from disagg.fleet.tokens.here import OwnTokens
 from disagg.token import is_usable, parse_tokens, token_digest
 
 
