@@ -27,15 +27,15 @@ from disagg.http.server import application
 from disagg.http.stream import unless_disconnected
 from disagg.servers.host import gpu
 from disagg.servers.host.service import AnyService, ServiceCall
-from disagg.servers.sse import INTERNAL_ERROR, EventStream
+from disagg.servers.sse import INTERNAL_ERROR, TIMES, EventStream, StreamTimes
 from disagg.token import Tokens
 
 Received = TypeVar("Received", bound=Contract)
 
 
-def build(service: AnyService, tokens: Tokens) -> ASGIApp:
-    """The ASGI application of one server."""
-    host = _Application(service, tokens)
+def build(service: AnyService, tokens: Tokens, times: StreamTimes = TIMES) -> ASGIApp:
+    """The ASGI application of one server. times: of the streams in which it answers."""
+    host = _Application(service, tokens, times)
     routes = [
         Route("/health", host.health, methods=["GET"]),
         Route("/load", host.load, methods=["GET"]),
@@ -61,8 +61,8 @@ def error_response(error: DisaggError, status: int | None = None, retry_after_s:
 class _Application:
     """What each path answers."""
 
-    def __init__(self, service: AnyService, tokens: Tokens) -> None:
-        self._service, self._tokens = service, tokens
+    def __init__(self, service: AnyService, tokens: Tokens, times: StreamTimes) -> None:
+        self._service, self._tokens, self._times = service, tokens, times
         self._gauge = gpu.Gauge()
         self._document = json.dumps(server_document(service.role)).encode()
 
@@ -87,7 +87,7 @@ class _Application:
         service = self._service
         body = _parsed(endpoint.body, await self._prompt(request))
         beats, retry_after_s = lambda: service.progress.beats, lambda: service.retry_after_s
-        return EventStream(partial(endpoint.events, body), self._error, beats, retry_after_s)
+        return EventStream(partial(endpoint.events, body), self._error, beats, retry_after_s, self._times)
 
     async def count(self, request: Request) -> Response:
         body = _parsed(PromptBody, await self._prompt(request))

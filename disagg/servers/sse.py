@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing, suppress
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -19,9 +20,6 @@ from disagg.http.requests import REQUEST_ID_KEY, disconnected
 from disagg.http.stream import EVENT_STREAM, BodyParts, running
 from disagg.servers.host.request import Caller
 
-PROGRESS_S = 1.0  # without another event, a progress event is sent
-STALL_S = 30.0  # a caller that reads nothing for this long counts as disconnected
-CLEANUP_S = 5.0  # a request that has not released what it holds by then does so without its stream waiting for it
 INTERNAL_ERROR = DisaggError("internal error in the server", "its log has the traceback")
 
 _FIRST_LINE = {kind: f"event: {kind.event}\ndata: ".encode() for kind in (*EVENTS.values(), ErrorEvent)}
@@ -34,8 +32,20 @@ def encode(event: Event | ErrorEvent) -> bytes:
     return _FIRST_LINE[type(event)] + _to_json(event) + b"\n\n"
 
 
+@dataclass(frozen=True, slots=True)
+class StreamTimes:
+    """How long a stream waits, in seconds."""
+
+    progress_s: float = 1.0  # without another event, a progress event is sent
+    stall_s: float = 30.0  # a caller that reads nothing for this long counts as disconnected
+    cleanup_s: float = 5.0  # a request that still holds something then releases it without its stream waiting for it
+
+
+TIMES = StreamTimes()
+
+
 class EventStream(Response):
-    """Streams events; a progress event if PROGRESS_S pass without one.
+    """Streams events; a progress event if so much time passes without one.
 
     The response starts with its first event. An error before that is answered by `on_error`, with the error's HTTP
     status; a later one is the last event. If the caller disconnects or stops reading, the generator is cancelled, and
@@ -50,15 +60,17 @@ class EventStream(Response):
         on_error: Callable[[DisaggError], ASGIApp],
         beats: Callable[[], int] = lambda: 0,
         retry_after_s: Callable[[], int] = lambda: 1,
+        times: StreamTimes = TIMES,
     ) -> None:
         super().__init__()
         self._events = events
         self._on_error = on_error
         self._beats = beats
         self._retry_after_s = retry_after_s
+        self._times = times
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        parts = BodyParts(scope, send, EVENT_STREAM, STALL_S)
+        parts = BodyParts(scope, send, EVENT_STREAM, self._times.stall_s)
 
         def send_now(events: Callable[[], Sequence[Event]]) -> bool:
             if ready := parts.ready:
@@ -68,14 +80,13 @@ class EventStream(Response):
 
         self._caller = Caller(scope.get(REQUEST_ID_KEY, ""), lambda: parts.part(self._progress()), send_now)
         writing = asyncio.ensure_future(self._write(parts, scope, receive, send))
+        keep_alive = parts.keep_alive(self._progress, self._times.progress_s, self._times.progress_s)
         try:
-            async with running(
-                disconnected(receive), parts.keep_alive(self._progress, PROGRESS_S, PROGRESS_S)
-            ) as others:
+            async with running(disconnected(receive), keep_alive) as others:
                 ends: tuple[asyncio.Future[Any], ...] = (writing, *others, self._caller.ended)
                 await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            ended = await _ended(writing)
+            ended = await _ended(writing, self._times.cleanup_s)
         if (error := self._caller.error) is not None and (not ended or writing.cancelled()):
             await self._end(parts, error, scope, receive, send)
         elif ended and not writing.cancelled():
@@ -108,7 +119,7 @@ class EventStream(Response):
     async def _end(self, parts: BodyParts, error: DisaggError, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer with the error for which the service has ended the request."""
         with suppress(TimeoutError):
-            async with asyncio.timeout(CLEANUP_S):
+            async with asyncio.timeout(self._times.cleanup_s):
                 if not parts.started:
                     await self._on_error(error)(scope, receive, send)
                     return
@@ -118,14 +129,14 @@ class EventStream(Response):
         return ErrorEvent.of(error, self._retry_after_s())
 
 
-async def _ended(task: asyncio.Task[None]) -> bool:
-    """Cancel the task unless it has ended, and wait up to CLEANUP_S. False if it still runs: it releases what it holds
+async def _ended(task: asyncio.Task[None], cleanup_s: float) -> bool:
+    """Cancel the task unless it has ended, and wait up to cleanup_s. False if it still runs: it releases what it holds
     when it can."""
     task.cancel()
-    await asyncio.wait((task,), timeout=CLEANUP_S)
+    await asyncio.wait((task,), timeout=cleanup_s)
     if task.done():
         return True
-    logs.event(logging.WARNING, "request_stuck", seconds=CLEANUP_S)
+    logs.event(logging.WARNING, "request_stuck", seconds=cleanup_s)
     _still_ending.add(task)
     task.add_done_callback(_forget)
     return False

@@ -12,10 +12,9 @@ import pytest
 
 from disagg.api.events import ErrorEvent, Event, ProgressEvent, TokenLogprob, TokensEvent
 from disagg.errors import DisaggError, Overloaded, ServerUnavailable
-from disagg.servers import sse
 from disagg.servers.app import error_response
 from disagg.servers.host.request import Caller
-from disagg.servers.sse import EventStream, encode
+from disagg.servers.sse import TIMES, EventStream, StreamTimes, encode, unfinished
 
 EVENT = TokensEvent("a\nb", (TokenLogprob(7, -0.25),))
 
@@ -37,8 +36,8 @@ class Connection:
         await self.disconnect.wait()
         return {"type": "http.disconnect"}
 
-    async def run(self, events: Callable[[Caller], AsyncGenerator[Event, None]]) -> None:
-        await EventStream(events, error_response)({"type": "http"}, self.receive, self.send)
+    async def run(self, events: Callable[[Caller], AsyncGenerator[Event, None]], times: StreamTimes = TIMES) -> None:
+        await EventStream(events, error_response, times=times)({"type": "http"}, self.receive, self.send)
 
     @property
     def status(self) -> int:
@@ -123,18 +122,16 @@ async def test_a_caller_that_disconnects_ends_the_generator() -> None:
     assert ended == ["ended"]
 
 
-async def test_a_caller_that_reads_nothing_ends_the_generator(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sse, "STALL_S", 0.01)
+async def test_a_caller_that_reads_nothing_ends_the_generator() -> None:
     connection, ended = Connection(), list[str]()
     connection.stalled = True
-    await connection.run(lambda _: endless(ended))
+    await connection.run(lambda _: endless(ended), StreamTimes(stall_s=0.01))
     assert ended == ["ended"]
 
 
-async def test_a_progress_event_is_sent_while_there_is_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sse, "PROGRESS_S", 0.001)
+async def test_a_progress_event_is_sent_while_there_is_no_other() -> None:
     connection, ended = Connection(), list[str]()
-    stream = EventStream(lambda _: endless(ended), error_response, lambda: 42)
+    stream = EventStream(lambda _: endless(ended), error_response, lambda: 42, times=StreamTimes(progress_s=0.001))
     running = asyncio.ensure_future(stream({"type": "http"}, connection.receive, connection.send))
     while b"event: progress\ndata: " not in connection.body:
         await asyncio.sleep(0.001)
@@ -156,14 +153,11 @@ async def stuck(release: asyncio.Event, started: bool, caller: Caller) -> AsyncG
 
 
 @pytest.mark.parametrize("started", [True, False])
-async def test_a_request_that_the_service_ends_is_answered_though_its_engine_is_stuck(
-    monkeypatch: pytest.MonkeyPatch, started: bool
-) -> None:
-    monkeypatch.setattr(sse, "CLEANUP_S", 0.05)
+async def test_a_request_that_the_service_ends_is_answered_though_its_engine_is_stuck(started: bool) -> None:
     connection, release = Connection(), asyncio.Event()
-    await connection.run(partial(stuck, release, started))
+    await connection.run(partial(stuck, release, started), StreamTimes(cleanup_s=0.05))
     assert connection.status == (200 if started else 502)
     assert b"the engine is stuck" in connection.body and not connection.sent[-1].get("more_body")
     release.set()
-    while sse._still_ending:
+    while unfinished():
         await asyncio.sleep(0)

@@ -16,12 +16,13 @@ import httpx
 import pytest
 
 from disagg.http.protocol import Encryption
-from disagg.servers import monitor, sse
+from disagg.servers import monitor
 from disagg.servers.app import build
 from disagg.servers.host.health import StallPolicy
 from disagg.servers.host.service import AnyService
 from disagg.servers.monitor import EXIT_CODE, Monitor
 from disagg.servers.run import _Server, listener_of
+from disagg.servers.sse import StreamTimes, unfinished
 from disagg.tls.certificate import ServerTLS
 from disagg.token import TOKEN_FILE_VARIABLE, Tokens
 from tests.servers.host.test_service import idle, serving
@@ -42,10 +43,9 @@ async def service(
 ) -> AsyncIterator[AnyService]:
     """A service behind HTTP whose engine is given time, until a test has blocked it."""
     monkeypatch.setattr(monitor, "TICK_S", 0.05)
-    monkeypatch.setattr(sse, "CLEANUP_S", 0.2)
     async with serving(tmp_path, request.param) as one:
         one.progress.policy = PATIENT
-        server = _Server(one, build(one, Tokens(TOKEN)), ENCRYPTION)
+        server = _Server(one, build(one, Tokens(TOKEN), StreamTimes(cleanup_s=0.2)), ENCRYPTION)
         running = asyncio.ensure_future(server.serve([listener_of(one.host)]))
         watching = asyncio.ensure_future(Monitor(one).run())
         while not server.started:
@@ -110,7 +110,7 @@ async def test_callers_of_an_engine_that_hangs_in_a_step_get_an_error_and_it_may
     service.progress.beat()
     await until(service, "ok")
     async with asyncio.timeout(PATIENCE_S):
-        while service.active or sse.unfinished() or not idle(service):
+        while service.active or unfinished() or not idle(service):
             await asyncio.sleep(0.02)
     assert service.status().counters.failed == 1
 

@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+import asyncio
+import os
 import subprocess
 import threading
+from pathlib import Path
 
 import pytest
 
-from disagg.servers.host import gpu
+from disagg.servers.host.gpu import Gauge, GPUTool, parse
 
 PATIENCE_S = 60.0
 IOREG = '+-o AGXAccelerator\n  "PerformanceStatistics" = {"Tiler Utilization %"=3,"Device Utilization %"=42,"x"=1}\n'
@@ -15,83 +18,85 @@ def card(percent: str) -> str:
     return f"NVIDIA GB10, 580.95.05, [N/A], [N/A], [N/A], 41, {percent}\n"
 
 
+HALF = {"cuda": ("printf", card("50"))}
+MISSING = {"cuda": ("no-such-tool",)}
+
+
 @pytest.mark.parametrize(
     ("text", "share"),
     [(card("17"), 0.17), (card("17") + card("93"), 0.93), (IOREG, 0.42), (card("[N/A]"), None), ("", None)],
 )
 def test_both_tools_are_read(text: str, share: float | None) -> None:
-    assert gpu.parse(text) == share
+    assert parse(text) == share
 
 
-def test_utilisation_is_none_for_a_cpu_and_without_the_tool(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(gpu._COMMANDS, "cuda", ("no-such-tool",))
-    assert gpu.utilisation("transformers/cpu") is None and gpu.utilisation("transformers/cuda:1") is None
+def test_utilisation_is_none_for_a_cpu_and_without_the_tool() -> None:
+    tool = GPUTool(MISSING)
+    assert tool.utilisation("transformers/cpu") is None and tool.utilisation("transformers/cuda:1") is None
 
 
-def test_the_tool_runs_at_most_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu, "_cached", {})
-    monkeypatch.setattr(gpu, "_TIMEOUT_S", PATIENCE_S)
-    monkeypatch.setattr(gpu, "_MAX_AGE_S", 1e9)
-    monkeypatch.setitem(gpu._COMMANDS, "cuda", ("sh", "-c", f"printf '{card('50')}'"))
-    assert gpu.utilisation("transformers/cuda") == 0.5
-    monkeypatch.setitem(gpu._COMMANDS, "cuda", ("no-such-tool",))
-    assert gpu.utilisation("transformers/cuda") == 0.5
+def test_the_tool_runs_at_most_once_a_second() -> None:
+    tool = GPUTool(HALF, PATIENCE_S, max_age_s=1e9)
+    assert tool.utilisation("transformers/cuda") == 0.5
+    tool.commands = MISSING
+    assert tool.utilisation("transformers/cuda") == 0.5
 
 
 def test_a_tool_that_cannot_be_killed_is_not_waited_for_and_not_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """As nvidia-smi in a driver that hangs."""
-    monkeypatch.setattr(gpu, "_cached", {})
-    monkeypatch.setattr(gpu, "_killed", killed := dict[str, subprocess.Popen[str]]())
-    monkeypatch.setattr(gpu, "_TIMEOUT_S", 0.01)
-    monkeypatch.setattr(gpu, "_MAX_AGE_S", -1.0)
-    monkeypatch.setitem(gpu._COMMANDS, "cuda", ("sleep", "1000"))
+    tool, killed = GPUTool({"cuda": ("sleep", "1000")}, 0.01, max_age_s=-1.0), list[subprocess.Popen[str]]()
+
+    def survive(process: subprocess.Popen[str]) -> None:
+        killed.append(process)
+
     with monkeypatch.context() as patched:
-        patched.setattr(subprocess.Popen, "kill", lambda _: None)
-        assert gpu.utilisation("transformers/cuda") is None
-    tool = killed["cuda"]
-    monkeypatch.setattr(gpu, "_TIMEOUT_S", PATIENCE_S)
-    monkeypatch.setitem(gpu._COMMANDS, "cuda", ("sh", "-c", f"printf '{card('50')}'"))
+        patched.setattr(subprocess.Popen, "kill", survive)
+        assert tool.utilisation("transformers/cuda") is None
+    tool.commands, tool.timeout_s = HALF, PATIENCE_S
     try:
-        assert tool.poll() is None
-        assert gpu.utilisation("transformers/cuda") is None, "the first one has not ended"
+        assert killed[0].poll() is None
+        assert tool.utilisation("transformers/cuda") is None, "the first one has not ended"
     finally:
-        tool.kill()
-        tool.wait(PATIENCE_S)
-    assert gpu.utilisation("transformers/cuda") == 0.5
+        killed[0].kill()
+        killed[0].wait(PATIENCE_S)
+    assert tool.utilisation("transformers/cuda") == 0.5
 
 
-def test_whoever_asks_while_another_thread_measures_gets_the_last_value(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu, "_cached", {"cuda": (0.0, 0.25)})
-    monkeypatch.setattr(gpu, "_MAX_AGE_S", -1.0)
-    monkeypatch.setitem(gpu._COMMANDS, "cuda", ("no-such-tool",))
-    with gpu._lock:
-        assert gpu.utilisation("transformers/cuda") == 0.25
-    assert gpu.utilisation("transformers/cuda") is None
+async def test_whoever_asks_while_a_thread_measures_gets_the_last_value(tmp_path: Path) -> None:
+    figure, pipe = tmp_path / "figure", tmp_path / "pipe"
+    figure.write_text(card("25"))
+    gauge = Gauge(GPUTool({"cuda": ("cat", str(figure))}, PATIENCE_S, max_age_s=-1.0).utilisation, 0.01)
+    while await gauge.read("transformers/cuda") is None:
+        pass
+    os.mkfifo(pipe)
+    pipe.replace(figure)  # the tool waits for somebody who writes
+    assert [await gauge.read("transformers/cuda") for _ in range(3)] == [0.25] * 3
+    await asyncio.to_thread(figure.write_text, "")
+    while await gauge.read("transformers/cuda") is not None:
+        pass
 
 
-async def test_a_driver_that_hangs_costs_one_thread_and_the_last_figure_is_stated(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    goes_on, measured = threading.Event(), list[str]()
+async def test_a_driver_that_hangs_costs_one_thread_and_the_last_figure_is_stated() -> None:
+    hangs, goes_on, measured = threading.Event(), threading.Event(), list[str]()
 
-    def hanging(backend: str) -> float:
+    def measure(backend: str) -> float:
+        if not hangs.is_set():
+            return 0.25
         measured.append(backend)
         assert goes_on.wait(PATIENCE_S)
         return 0.5
 
-    monkeypatch.setattr(gpu, "READ_S", 0.01)
-    gauge = gpu.Gauge()
-    monkeypatch.setattr(gpu, "utilisation", lambda _: 0.25)
+    gauge = Gauge(measure, 0.01)
     while await gauge.read("x/cuda") is None:
         pass
-    monkeypatch.setattr(gpu, "utilisation", hanging)
+    hangs.set()
     assert [await gauge.read("x/cuda") for _ in range(3)] == [0.25] * 3 and len(measured) == 1
     goes_on.set()
     while await gauge.read("x/cuda") != 0.5:
         pass
 
 
-async def test_a_measurement_that_failed_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_measurement_that_failed_is_made_again() -> None:
     """GET /status fails once then, not until the server is started again."""
     shares = iter([None, 0.5])
 
@@ -100,8 +105,7 @@ async def test_a_measurement_that_failed_is_made_again(monkeypatch: pytest.Monke
             raise RuntimeError("can't start new thread")
         return share
 
-    monkeypatch.setattr(gpu, "utilisation", measured)
-    gauge = gpu.Gauge()
+    gauge = Gauge(measured)
     with pytest.raises(RuntimeError, match="new thread"):
         await gauge.read("transformers/cuda")
     assert await gauge.read("transformers/cuda") == 0.5
