@@ -15,6 +15,7 @@ from disagg.api.requests import MAX_MESSAGES, MAX_TOOLS
 from disagg.errors import RequestError
 from disagg.gateway.dialects.anthropic_writer import AnthropicWriter, error_body
 from disagg.gateway.dialects.base import (
+    REFUSED,
     Framing,
     GatewayRequest,
     Head,
@@ -27,12 +28,8 @@ from disagg.gateway.dialects.form import FunctionBody, form_of
 from disagg.gateway.dialects.problems import Problem
 from disagg.http.stream import EVENT_STREAM
 
-UNSUPPORTED: Final[Mapping[str, tuple[Any, ...]]] = {
-    "container": (),
-    "mcp_servers": ([],),
-}
-"""Fields that would change the answer and cannot be honoured, with the values besides null that change nothing."""
-UNSUPPORTED_IN_TOOLS: Final[Mapping[str, tuple[Any, ...]]] = {"type": ("custom",)}
+UNSUPPORTED: Final = REFUSED["anthropic"]
+UNSUPPORTED_IN_TOOLS: Final = REFUSED["anthropic-tools"]
 _EFFORTS: Final = {"xhigh": "high", "max": "high"}
 """Efforts that chat templates do not have."""
 BILLING: Final = "x-anthropic-billing-header:"

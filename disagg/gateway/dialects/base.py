@@ -5,9 +5,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, ClassVar, Final, Literal, NamedTuple, Protocol, TypedDict, TypeVar
 
 import msgspec
+import tomli
 
 from disagg.api.base import Contract, InvalidValue
 from disagg.api.events import TokenLogprob
@@ -26,6 +28,12 @@ DEFAULT_MAX_TOKENS: Final = 4096
 the KV of prompt and answer."""
 SLOWEST_TOKENS_S: Final = 5.0
 """Tokens per second of the slowest answer that is complete at its deadline."""
+
+REFUSED: Final[Mapping[str, Mapping[str, Sequence[Any]]]] = tomli.loads(
+    Path(__file__).with_name("refused.toml").read_text("utf-8")
+)
+"""The fields of each API that would change the answer and cannot be honoured, with the values besides null that change
+nothing."""
 
 Written = Mapping[str, Any]
 """A JSON object as a caller gets it."""
@@ -192,7 +200,7 @@ def thinking(on: bool) -> dict[str, Any]:
 
 
 def read_fields(
-    kind: type[Body], body: Mapping[str, Any], unsupported: Mapping[str, tuple[Any, ...]], place: str = ""
+    kind: type[Body], body: Mapping[str, Any], unsupported: Mapping[str, Sequence[Any]], place: str = ""
 ) -> Body:
     """The fields of a body that its dialect honours; all others are ignored, except those that would change the answer.
 

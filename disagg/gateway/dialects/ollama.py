@@ -14,6 +14,7 @@ from disagg.api.requests import MAX_MESSAGES, MAX_TOOLS, ToolCall
 from disagg.errors import RequestError
 from disagg.gateway.dialects.base import (
     JSON_LINES,
+    REFUSED,
     AnswerPiece,
     Finished,
     GatewayRequest,
@@ -32,19 +33,8 @@ from disagg.inference.types import Completion
 
 DEFAULTS: Final[Mapping[str, Any]] = {"temperature": 0.8, "top_k": 40, "top_p": 0.9}
 """Ollama's defaults, unlike those of the other dialects."""
-UNSUPPORTED: Final[Mapping[str, tuple[Any, ...]]] = {
-    "images": ([],),
-    "suffix": ("",),
-    "template": ("",),
-    "context": ([],),
-}
-"""Fields that would change the answer and cannot be honoured, with the values besides null that change nothing."""
-UNSUPPORTED_OPTIONS: Final[Mapping[str, tuple[Any, ...]]] = {
-    "mirostat": (0,),
-    "typical_p": (1,),
-    "tfs_z": (1,),
-}
-"""The same for `options`. Those about memory and threads, such as num_ctx, are the fleet's business and ignored."""
+UNSUPPORTED: Final = REFUSED["ollama"]
+UNSUPPORTED_OPTIONS: Final = REFUSED["ollama-options"]
 
 
 class Chat:

@@ -15,6 +15,7 @@ from disagg.errors import RequestError
 from disagg.gateway.dialects.base import (
     DATA_EVENTS,
     MAX_CHOICES,
+    REFUSED,
     Body,
     Head,
     Usage,
@@ -25,44 +26,7 @@ from disagg.gateway.dialects.base import (
 from disagg.gateway.dialects.problems import Problem
 from disagg.inference.types import Completion
 
-UNSUPPORTED: Final[Mapping[str, tuple[Any, ...]]] = {
-    # tools
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
-    "functions": ([],),
-    "function_call": ("none", "auto"),
-    "parallel_tool_calls": (True,),
-    # the form of the answer
-    "response_format": ({"type": "text"},),
-    "structured_outputs": (),
-    "guided_json": (),
-    "guided_regex": (),
-    "guided_choice": (),
-    "guided_grammar": (),
-    "modalities": (["text"],),
-    "audio": (),
-    "echo": (False,),
-    "suffix": ("",),
-    "prompt_logprobs": (),
-    "include_stop_str_in_output": (False,),
-    "skip_special_tokens": (True,),
-    "no_stop_trim": (False,),
-    # which tokens are chosen
-    "min_tokens": (0,),
-    "stop_token_ids": ([],),
-    "bad_words": ([],),
-    "use_beam_search": (False,),
-    "length_penalty": (1,),
-    # how the prompt is rendered
-    "reasoning_effort": (),
-    "chat_template": (),
-    "chat_template_kwargs": ({},),
-    "add_generation_prompt": (True,),
-    "continue_final_message": (False,),
-    "documents": ([],),
-    "web_search_options": (),
-}
-"""Fields that would change the answer and cannot be honoured, with the values besides null that change nothing."""
+UNSUPPORTED: Final = REFUSED["openai"]
 OF_CHATS: Final = frozenset({"tools", "tool_choice", "response_format", "reasoning_effort", "chat_template_kwargs"})
 """Those of the fields above that are honoured in chats."""
 

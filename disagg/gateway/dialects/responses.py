@@ -11,7 +11,7 @@ from disagg.api.base import Contract
 from disagg.api.requests import MAX_MESSAGES, MAX_TOOLS
 from disagg.errors import RequestError
 from disagg.gateway.dialects import openai
-from disagg.gateway.dialects.base import COMMENT, Framing, GatewayRequest, Head, named_event, read_fields
+from disagg.gateway.dialects.base import COMMENT, REFUSED, Framing, GatewayRequest, Head, named_event, read_fields
 from disagg.gateway.dialects.chat import CallBody, ContentPart, FunctionCall, call_of, text_of
 from disagg.gateway.dialects.form import ANY_OBJECT, form_of
 from disagg.gateway.dialects.responses_tools import INPUT, Offer, Tool, function_name, offered
@@ -19,22 +19,11 @@ from disagg.gateway.dialects.responses_writer import SEALED, ResponseWriter
 from disagg.http.stream import EVENT_STREAM
 
 _ELSEWHERE: Final = ("tools", "tool_choice", "parallel_tool_calls")
-UNSUPPORTED: Final[Mapping[str, tuple[Any, ...]]] = {
-    **{name: values for name, values in openai.UNSUPPORTED.items() if name not in _ELSEWHERE},
-    # memory of earlier requests
-    "previous_response_id": (),
-    "conversation": (),
-    "store": (False,),
-    "background": (False,),
-    "prompt": (),
-    # names of other APIs
-    "n": (1,),
-    "max_tokens": (),
-    "max_completion_tokens": (),
-    "truncation": ("disabled",),
+UNSUPPORTED: Final = {
+    **{name: neutral for name, neutral in openai.UNSUPPORTED.items() if name not in _ELSEWHERE},
+    **REFUSED["responses"],
 }
-"""Fields that would change the answer and cannot be honoured, with the values besides null that change nothing."""
-UNSUPPORTED_IN_TEXT: Final[Mapping[str, tuple[Any, ...]]] = {"verbosity": ("medium",)}
+UNSUPPORTED_IN_TEXT: Final = REFUSED["responses-text"]
 _REASONING: Final = "reasoning.encrypted_content"
 _LOGPROBS: Final = "message.output_text.logprobs"
 _CALLS: Final = ("function_call", "custom_tool_call")
