@@ -1,4 +1,4 @@
-"""From records to figures. Pure.
+"""The figures of the requests that a benchmark has recorded: spreads, rates, goodput. Pure.
 
 The keys are those of `vllm bench serve` if it has the figure; `_ms` marks milliseconds. A figure that was not measured
 is None: if nothing completed, or TPOT of answers with one token.

@@ -19,6 +19,7 @@ DType = Literal["float32", "float16", "bfloat16"]
 Installer = Literal["auto", "uv", "pip"]
 KVAudit = Literal["auto", "always", "off"] | int
 KVWire = Literal["as-is", "auto", "int8"]
+"""What hosts.toml asks for. The form of one transfer is a WireForm."""
 HookName = Literal["before_deploy", "after_deploy", "before_restart", "after_restart", "on_failure"]
 MIN_TOLERANCE: Final = 0.1
 MAX_TOLERANCE: Final = 100

@@ -275,8 +275,8 @@ def _linger(account: str) -> SetUpStep:
 
 
 def _account(host: Host, account: str, login: str, linux: bool) -> SetUpStep:
-    """In place if someone can log in: it has a key. Its password is none, but not locked: without PAM, sshd refuses an
-    account that is. Names of accounts have no characters that a shell interprets:
+    """The account that serves. It is there if someone can log in: it has a key. Its password is none, but not locked:
+    without PAM, sshd refuses an account that is. Names of accounts have no characters that a shell interprets:
     `config.addresses.is_user`."""
     there = f"id -u {account} >/dev/null"
     check, why = f'{there} && test -s "$HOME/.ssh/authorized_keys" && echo {account}', "hosts.toml names it"

@@ -1,4 +1,4 @@
-"""A service definition, and a command on the host's machine."""
+"""What every service manager has in common: verbs, the files that define a service, and the scripts that run there."""
 
 from __future__ import annotations
 
