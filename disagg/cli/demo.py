@@ -116,8 +116,8 @@ def _save_svg(result: DemoResult, path: Path) -> None:
 
 
 def demo_view(result: DemoResult, width: int, answers: bool, explain: bool) -> RenderableType:
-    """From each model's figures to the servers' health. `answers`: the texts too, which a terminal has shown. explain:
-    every part of each time, with its formula; without, about a screen in all."""
+    """The result of a demo, from each model's figures to the servers' health. `answers`: the texts too, which a
+    terminal has shown. explain: every part of each time, with its formula; without, about a screen in all."""
     if not explain:
         return _brief(result, width, answers)
     models = [model_panel(answer.completion) for answer in result.together if answer.completion]

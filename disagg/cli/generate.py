@@ -205,7 +205,7 @@ def ranking_view(ranking: Ranking) -> RenderableType:
 
 
 def _why(choice: Choice) -> str:
-    """As `Choice.reason`, its times in the units of the table."""
+    """Why a host may get the request, as in `Choice.reason`, its times in the units of the table."""
     parts = [f"{name} {seconds(cost)}" for name, cost in choice.costs.items() if cost >= _SHOWN_S]
     held = [f"holds {choice.held_tokens} tokens of the prompt"] if choice.held_tokens else []
     return ", ".join(held + parts) or "idle"

@@ -96,7 +96,7 @@ class Program(CommandGroup):
         return list(self.commands)
 
     def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:
-        """Without importing any of them."""
+        """The commands that begin so, without importing any of them."""
         listed: list[Any] = [TyperCommand(name, help=source.about) for name, source in SOURCES.items()]
         group = TyperGroup(commands=listed, params=self.params)
         return list(group.shell_complete(typer.Context(group), incomplete))

@@ -53,7 +53,7 @@ def _options_of_here(
         Path | None, typer.Option(metavar="FOLDER", help="Weights of another form for MLX, if MODEL is a folder.")
     ] = None,
 ) -> dict[str, Any]:
-    """Those that were given, by the names of their options."""
+    """The values that were given, by the names of their options."""
     return {f"--{name.replace('_', '-')}": value for name, value in locals().items() if value is not None}
 
 

@@ -98,7 +98,7 @@ def _figures(one: LinkSurvey) -> Iterator[str]:
 
 
 def _gigabits(bits_per_s: float | None) -> str:
-    """In one unit, to be compared: 9.41, 0.0385."""
+    """A rate in Gbit/s, whatever its size, so that rates can be compared: 9.41, 0.0385."""
     if bits_per_s is None:
         return "–"
     value = bits_per_s / 1e9

@@ -244,7 +244,7 @@ def whole_blocks(text: str) -> int:
 
 
 def end_of_block(text: str, lines: int, columns: int) -> str:
-    """As much of the end of an unfinished block as a screen of this size shows, so that to draw it costs the same
+    """The end of an unfinished block, as much of it as a screen of this size shows, so that to draw it costs the same
     however long the block is. The end of a code block or of a table keeps its head."""
     rows = text.splitlines(keepends=True)
     if len(rows) <= lines and len(text) <= lines * columns:

@@ -71,17 +71,17 @@ class _Stdout(Console):
 
 
 def stdout() -> Console:
-    """For results. What is in square brackets is text here and below: extras, names of models."""
+    """The console for results. What is in square brackets is text here and below: extras, names of models."""
     return _Stdout(highlight=False, markup=False)
 
 
 def stderr() -> Console:
-    """For progress, metrics and notes. Prints nothing with --quiet."""
+    """The console for progress, metrics and notes. Prints nothing with --quiet."""
     return Console(stderr=True, highlight=False, markup=False, quiet=CommandOutput.quiet)
 
 
 def error_console() -> Console:
-    """For errors and questions, with --quiet too."""
+    """The console for errors and questions, with --quiet too."""
     return Console(stderr=True, highlight=False, markup=False)
 
 
@@ -101,7 +101,7 @@ def print_error(error: DisaggError) -> None:
 
 @contextmanager
 def note_if_interrupted(state: str) -> Iterator[None]:
-    """On Ctrl-C, print in which state the hosts are left."""
+    """Print in which state the hosts are left if the block ends with Ctrl-C."""
     try:
         yield
     except KeyboardInterrupt:
@@ -111,8 +111,8 @@ def note_if_interrupted(state: str) -> Iterator[None]:
 
 @contextmanager
 def note_if_interrupted_after(begun: AbstractContextManager[T], state: str) -> Iterator[T]:
-    """On Ctrl-C, print the state that the hosts are left in: unchanged as long as `begun` is entered, as its hook runs
-    before the change."""
+    """Print the state that the hosts are left in if the block ends with Ctrl-C: unchanged as long as `begun` is
+    entered, as its hook runs before the change."""
     with note_if_interrupted(state), ExitStack() as stack:
         with note_if_interrupted("nothing was changed"):
             entered = stack.enter_context(begun)

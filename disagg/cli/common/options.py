@@ -148,7 +148,7 @@ def params_of(signature: Callable[..., None]) -> Sequence[Any]:
 
 
 def shared_options() -> Sequence[Any]:
-    """Those of every command."""
+    """The options of every command."""
     return params_of(_options_of_every_command)
 
 

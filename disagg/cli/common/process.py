@@ -106,7 +106,7 @@ def open_closed_streams() -> None:
 
 
 def replace_what_has_no_code() -> None:
-    """From now on stdout gets a sign of ASCII, or a ?, for a character that its encoding does not have, such as an
+    """Have stdout get a sign of ASCII, or a ?, from now on for a character that its encoding does not have, such as an
     arrow. stderr gets an escape sequence, which is Python's default there."""
     # In a locale of ASCII the default is "surrogateescape", which fails at such a character as "strict" does.
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors in ("strict", "surrogateescape"):

@@ -23,7 +23,6 @@ from disagg.cli.views.progress import DeployProgress
 from disagg.config import Fleet, Host
 from disagg.errors import UsageError
 from disagg.fleet.changes.hooks import HookRunner, around
-from disagg.fleet.deploy import undo
 from disagg.fleet.deploy.deployment import (
     Comparer,
     Deployment,
@@ -35,6 +34,8 @@ from disagg.fleet.deploy.deployment import (
     planner,
 )
 from disagg.fleet.deploy.release import Installation, carried
+from disagg.fleet.deploy.rollback import list_releases, rollback_to
+from disagg.fleet.deploy.rollback import rollback as to_previous
 from disagg.fleet.lifecycle.state import State
 from disagg.fleet.tokens.there import KnownTokens, adoptable, settle
 
@@ -121,9 +122,9 @@ def rollback(
     fleet = settings(context).fleet()
     hosts = chosen(context, fleet)
     if list_:
-        reports = plan_only(hosts, undo.list_releases)
+        reports = plan_only(hosts, list_releases)
     else:
-        decide: Planner = undo.rollback_to(to) if to else undo.rollback
+        decide: Planner = rollback_to(to) if to else to_previous
         change = Change("rollback", yes=True, as_json=as_json)
         reports = run(change, hosts, decide, "rollback", break_lock=break_lock)
     show(fleet, reports, as_json, note=notes(reports))
@@ -149,7 +150,7 @@ def _installation(fleet: Fleet, *, adopted: tuple[str, ...] = (), dry: bool = Fa
 def _with_token(
     fleet: Fleet, decide: Planner, *, adopted: tuple[str, ...], needed: bool, replace_token: bool
 ) -> Planner:
-    """After the question: keep the adopted tokens, or make one if it is needed. The planner with it. UsageError if this
+    """Keep the adopted tokens after the question, or make one if it is needed; the planner with it. UsageError if this
     machine has none and the fleet has."""
 
     def read() -> KnownTokens:

@@ -114,7 +114,7 @@ def _question(fleet: Fleet, state: State) -> str:
 
 
 def deployed(fleet: Fleet, names: Sequence[str] = ()) -> list[Host]:
-    """Those with a token of their own. names: of the selected hosts; none if all are meant."""
+    """The hosts with a token of their own. names: of the selected hosts; none if all are meant."""
     return [host for host in fleet.deployed_hosts if not names or host.name in names]
 
 

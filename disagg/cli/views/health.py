@@ -94,7 +94,7 @@ def change_line(change: HostChange) -> Text:
 
 
 class _Table:
-    """As many columns as there is room for."""
+    """The table of statuses, with as many columns as there is room for."""
 
     def __init__(self, statuses: Sequence[HostStatus]) -> None:
         self._statuses = statuses

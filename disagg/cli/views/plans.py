@@ -21,9 +21,9 @@ from disagg.units import counted, seconds, size
 _START = "disagg start --host "
 _STYLE = {"changed": "green", "unchanged": "dim", "planned": "cyan", "failed": "bold red"}
 MAX_NAMES: Final = 6
-"""Of files and of packages of one host; `--json` has all."""
+"""The most names of files, and of packages, that are shown of one host; `--json` has all."""
 MAX_LINES: Final = 60
-"""Of one host's settings."""
+"""The most lines that are shown of one host's settings."""
 _STYLES: Final = {"+": "green", "-": "red", "@": "cyan"}
 
 

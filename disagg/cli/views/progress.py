@@ -30,7 +30,7 @@ _STYLE = {
 
 _USUAL = ("starting", "loading", "healthy", "stopping")
 LINE_EVERY_S = 10.0
-"""Without a terminal, the least time between two lines of what one host's steps print."""
+"""The least time between two lines of what one host's steps print, without a terminal."""
 
 
 class HostProgress:
@@ -124,7 +124,7 @@ class DeployProgress:
                 self._console.print(line, soft_wrap=True)
 
     def _is_due(self, event: StepProgress) -> bool:
-        """Without a terminal: every step, and of what it prints a line now and then."""
+        """Whether to print this event without a terminal: every step, and of what a step prints a line now and then."""
         return not event.line or self._clock() - self._printed.get(event.host, 0.0) >= LINE_EVERY_S
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:

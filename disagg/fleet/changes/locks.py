@@ -71,7 +71,7 @@ class FleetLocks:
                 self._acquire(place, holder, seen[place].home)
 
     def _look(self, places: Sequence[LockedPlace]) -> dict[LockedPlace, LockFound]:
-        """At all of them at the same time. It connects, and mostly refuses without having taken anything."""
+        """Look at all locks at the same time. It connects, and mostly refuses without having taken anything."""
 
         def found(host: Host) -> dict[LockedPlace, LockFound]:
             return {one: look(self.machines[host], one.name) for one in places if one.machine == host}

@@ -5,7 +5,7 @@ release       the target state of a host: its files and the hash that names them
 steps         the steps of a plan, and how they are carried out on a machine
 plan          facts and target state -> steps
 compare       what a plan changes on a host, for whoever reads it
-undo          facts -> the steps of a rollback
+rollback      facts -> the steps back to an earlier release
 deployment    all hosts of a fleet at the same time
 client_keys   the files of keys on the gateways that are deployed elsewhere
 """

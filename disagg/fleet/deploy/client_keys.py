@@ -1,4 +1,4 @@
-"""The files of keys of the gateways' clients, on the gateways that are deployed elsewhere."""
+"""The key files of the gateways that are deployed elsewhere, with the keys of their clients: fetched and replaced."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ OTHER_BUILDS: Final = re.compile(r"torch.*|triton|vllm|tilelang|(flashinfer|nccl
 """Packages of which sources other than PyPI have builds of their own, such as torch 2.13.0+cpu, or that only some such
 builds need."""
 LARGE_BYTES: Final = 1_000_000_000
-"""Of packages for a host that computes on its CPU: MLX's are 0.1 GB, torch's with CUDA 2.9 GB."""
+"""More bytes of packages are refused for a host that computes on its CPU: MLX has 0.1 GB, torch with CUDA 2.9 GB."""
 
 
 @dataclass(frozen=True)

@@ -63,7 +63,7 @@ class Installation:
 class TargetState:
     """What a host should have. files: of the release. hash: over all of them, and the release's name. key_files: where
     it reads the keys of servers that somebody else runs, by the names of hosts: a gateway those of whole-request hosts,
-    any other its own. They stay with whoever administers that machine. returns: see Installation.
+    any other its own. They stay with whoever administers that machine. returns: as of Installation.
     """
 
     host: Host

@@ -25,7 +25,8 @@ ServiceAction = Literal["", "start", "restart"]
 
 @dataclass(frozen=True, slots=True)
 class PutTree:
-    """Write a folder of files atomically. parts: where large ones are gathered, see `upload.put_tree`."""
+    """Write a folder of files atomically. parts: a folder beside it in which large ones are gathered, so that a broken
+    upload goes on where it stopped; "": none."""
 
     target: str
     files: Mapping[str, bytes | Path] = field(repr=False)

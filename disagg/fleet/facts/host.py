@@ -120,7 +120,7 @@ class HostFacts(InstalledServer):
 
     @property
     def sys_platform(self) -> str:
-        """As `sys.platform` of Python."""
+        """What Python's `sys.platform` is there."""
         return "darwin" if self.os == "Darwin" else "linux"
 
     @cached_property
@@ -130,7 +130,7 @@ class HostFacts(InstalledServer):
 
     @property
     def intact_releases(self) -> frozenset[str]:
-        """Of these, those with intact files."""
+        """Hashes of this host's releases whose files are intact."""
         return self.own_releases - self.damaged
 
     def environment_of(self, release: str) -> str:

@@ -31,7 +31,7 @@ _CLEANUP_S = 25.0
 behind bytes that a slow link still carries (20 s, then that attempt fails)."""
 
 PARALLEL: Final = 32
-"""On how many hosts an action runs at the same time."""
+"""The most hosts on which an action runs at the same time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,8 @@ class FanOutLimits:
     host_s: float | None = None
 
     def at_once(self, hosts: int, timeout: float | None) -> int:
-        """On how many of so many hosts at the same time. timeout: of each, if the action has one."""
+        """The number of hosts, of so many, on which an action runs at the same time. timeout: of each, if the action
+        has one."""
         return min(hosts, self.parallel or (PARALLEL if timeout is None else hosts))
 
 
@@ -148,7 +149,8 @@ class _Actions(Generic[T]):
         self._ended: SimpleQueue[tuple[int, HostOutcome[T] | BaseException]] = SimpleQueue()
 
     def run(self) -> None:
-        """Until each has ended or was given up. Without a timeout, Cancelled if this thread is interrupted."""
+        """Run the actions until each has ended or was given up. Without a timeout, Cancelled if this thread is
+        interrupted."""
         while self._waiting or self._running:
             if self._timeout is None:
                 interruption.check()

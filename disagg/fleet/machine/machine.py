@@ -26,7 +26,7 @@ from disagg.errors import CommandFailed, DisaggError, FleetError, HostUnreachabl
 MAX_OUTPUT: Final = 1 << 18
 """Bytes kept of the start and of the end of a command's output, per stream."""
 _SMALL_S = 30.0
-"""For reading and writing one file."""
+"""How long reading or writing one file may take."""
 _QUOTED_LINES = 5
 """Lines of a command's output that an error message quotes."""
 
@@ -386,8 +386,8 @@ def last_lines(text: str, count: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Invocation:
-    """One run of BOOTSTRAP. program: see `program`. payload: the program's input. timeout: seconds; they begin anew
-    whenever the machine takes more of the payload."""
+    """One run of BOOTSTRAP. program: its input, made by `program`. payload: the program's input. timeout: seconds; they
+    begin anew whenever the machine takes more of the payload."""
 
     program: bytes
     timeout: float

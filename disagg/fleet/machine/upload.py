@@ -24,11 +24,11 @@ _IN_MEMORY = 64 << 20
 _COMPRESSED_UP_TO = 16 << 20
 """Bytes. Larger archives hold wheels, which do not compress, and gzip is slower than SSH."""
 _SMALL_S = 30.0
-"""For looking which parts are there."""
+"""How long looking which parts are there may take."""
 _STALLED_S = 60.0
-"""For the next piece of a large file."""
+"""How long the next piece of a large file may take."""
 EVERY_S = 1.0
-"""Between two lines about an upload."""
+"""The time between two lines about an upload."""
 OVER_S = 15.0
 """The rate is that of the last so many seconds."""
 

@@ -14,8 +14,8 @@ from disagg.fleet.changes.hooks import Change, ChangeKind, HookRunner, around
 from disagg.fleet.changes.locks import FleetLocks, kept, places
 from disagg.fleet.deploy.deployment import Deployment, DeployResult, Planner
 from disagg.fleet.deploy.plan import refused
+from disagg.fleet.deploy.rollback import rollback
 from disagg.fleet.deploy.steps import OnStep, Plan, Refusal, ignore
-from disagg.fleet.deploy.undo import rollback
 from disagg.fleet.facts.host import HostFacts
 from disagg.fleet.lifecycle.fleet_servers import FleetServers
 from disagg.fleet.lifecycle.one_server import OnProgress, ServerResult

@@ -21,8 +21,8 @@ from disagg.fleet.changes.audit import Caller
 from disagg.fleet.changes.locks import locked
 from disagg.fleet.deploy.compare import read_content
 from disagg.fleet.deploy.deployment import Deployment, DeployResult, Planner, comparer, exit_code
+from disagg.fleet.deploy.rollback import releases_there, rollback, rollback_to
 from disagg.fleet.deploy.steps import Plan, Step
-from disagg.fleet.deploy.undo import releases_there, rollback, rollback_to
 from disagg.fleet.facts.paths import HostPaths
 from disagg.fleet.machine.local import LocalMachine
 from disagg.fleet.removal.removal import uninstall

@@ -11,10 +11,10 @@ import pytest
 from disagg.config import Deploy, EngineOptions, Fleet, Host
 from disagg.fleet.conditions.table import Subject, judged
 from disagg.fleet.deploy import plan as planning
-from disagg.fleet.deploy import undo
 from disagg.fleet.deploy.deployment import planner
 from disagg.fleet.deploy.release import Installation, ModelSource, TargetState, target_state
 from disagg.fleet.deploy.requirements import installed_requirements
+from disagg.fleet.deploy.rollback import list_releases, rollback, rollback_to
 from disagg.fleet.deploy.steps import Plan, PutTree, Refusal, WriteFile
 from disagg.fleet.facts.host import HostFacts, InstalledService, Python, Release
 from disagg.fleet.machine.upload import LargeFile
@@ -354,7 +354,7 @@ def test_too_little_disk_is_refused_before_anything_is_sent() -> None:
 
 
 def test_rollback_switches_to_the_previous_release_and_nothing_else() -> None:
-    plan = undo.rollback(spark(), facts("spark_deployed"))
+    plan = rollback(spark(), facts("spark_deployed"))
     assert names(plan) == ["switch"]
     assert plan.release == "2" * 16
     assert plan.needs == "", "that very release is still being served"
@@ -367,37 +367,37 @@ def test_a_plan_and_a_rollback_state_which_release_runs_and_which_is_pending() -
     found = facts("spark_deployed", switched=1_772_373_900)
     pending = deployed_now(found).notes[0]
     assert pending.startswith("release 11111111 pending since 2026-03-01 ") and "22222222 runs" in pending
-    assert undo.rollback(spark(), found).notes == ("22222222 runs already: 11111111 was deployed and never started",)
+    assert rollback(spark(), found).notes == ("22222222 runs already: 11111111 was deployed and never started",)
     started = replace(found, pid=7, release="1" * 16)
     assert not any("pending" in note for note in deployed_now(started).notes)
     assert not any("pending" in note for note in planned(found).notes), "this plan replaces 11111111"
-    assert undo.rollback(spark(), started).notes == ("11111111 runs until: disagg restart --host dgx-spark-1",)
-    stopped = undo.rollback(spark(), replace(found, pid=None, release=""))
+    assert rollback(spark(), started).notes == ("11111111 runs until: disagg restart --host dgx-spark-1",)
+    stopped = rollback(spark(), replace(found, pid=None, release=""))
     assert stopped.notes == ("nothing runs there: disagg start --host dgx-spark-1 runs 22222222",)
 
 
 def test_rollback_without_a_whole_previous_release_is_refused() -> None:
-    refusal = undo.rollback(spark(), facts("spark_bare")).refusals[0]
+    refusal = rollback(spark(), facts("spark_bare")).refusals[0]
     assert "no release to go back to" in refusal.cause and refusal.hint == "disagg deploy --host dgx-spark-1"
     found = facts("spark_deployed")
-    only = undo.rollback(spark(), replace(found, previous="")).refusals[0]
+    only = rollback(spark(), replace(found, previous="")).refusals[0]
     assert "only the current one is there" in only.hint, "deploying alone would change nothing"
     gone = replace(found, environments={"a" * 16: True})
-    assert f"environment {'b' * 16}, which no longer exists" in undo.rollback(spark(), gone).refusals[0].cause
+    assert f"environment {'b' * 16}, which no longer exists" in rollback(spark(), gone).refusals[0].cause
 
 
 def test_rollback_goes_to_the_release_that_is_named_by_the_beginning_of_its_name() -> None:
     found = replace(with_earlier("a", "a"), sent={"1" * 16: 1_772_373_900})
-    plan = undo.rollback_to(["ffff", "dddd"])(spark(), found)
+    plan = rollback_to(["ffff", "dddd"])(spark(), found)
     assert (names(plan), plan.release, plan.needs) == (["switch"], "d" * 16, "restart")
-    refusal = undo.rollback_to(["ffff"])(spark(), found).refusals[0]
+    refusal = rollback_to(["ffff"])(spark(), found).refusals[0]
     assert refusal.cause == "it has no release ffff"
     assert (
         "11111111 of 2026-03-01 " in refusal.hint and "(current, runs)" in refusal.hint and "cccccccc" in refusal.hint
     )
-    two = undo.rollback_to(["c", "d"])(spark(), found).refusals[0]
+    two = rollback_to(["c", "d"])(spark(), found).refusals[0]
     assert two.cause == "c or d is the beginning of 2 releases"
-    assert undo.list_releases(spark(), found).notes == (refusal.hint,)
+    assert list_releases(spark(), found).notes == (refusal.hint,)
 
 
 def test_uninstall_leaves_other_hosts_and_models_alone() -> None:

@@ -16,8 +16,8 @@ from disagg.config import HookName, Hooks, Host
 from disagg.errors import DisaggError, HostLocked, LockLost, UsageError
 from disagg.fleet.changes.audit import Caller
 from disagg.fleet.changes.hooks import HookRunner
+from disagg.fleet.deploy.rollback import rollback
 from disagg.fleet.deploy.steps import Plan
-from disagg.fleet.deploy.undo import rollback
 from disagg.fleet.facts.host import HostFacts
 from disagg.fleet.lifecycle.state import State
 from disagg.fleet.rollout.progress import Progress, RolloutRecord, RolloutReport

@@ -39,7 +39,7 @@ class Guard:
         return bool(self._channel.status_event.wait(seconds))
 
     def add(self, group: int) -> None:
-        """Send the groups with a new one; the guard replies, see `wait_until_watching`."""
+        """Send the groups with a new one; `wait_until_watching` waits for the guard's reply."""
         self._reply = b""
         with self._lock:
             self.groups.add(group)

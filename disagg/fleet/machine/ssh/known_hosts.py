@@ -27,7 +27,7 @@ class HostKey:
 
     @property
     def fingerprint(self) -> str:
-        """As `ssh-keygen -l` shows it: SHA256:..."""
+        """The fingerprint of the key as `ssh-keygen -l` shows it: SHA256:..."""
         return "SHA256:" + base64.b64encode(hashlib.sha256(self.blob).digest()).decode("ascii").rstrip("=")
 
 
