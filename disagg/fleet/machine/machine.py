@@ -194,7 +194,6 @@ program without input is read by cat."""
 
 SCRIPTS: Final = Path(__file__).parents[1] / "scripts"
 """The shell that hosts run: POSIX sh, as of dash and macOS. Values come as parameters, never in the text."""
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _FENCED: Final = 76
 """The exit code of a program that a fence has ended."""
 _FENCE_MARK: Final = "@fence "
@@ -242,13 +241,17 @@ def program(
     fences: Sequence[Fence] = (),
 ) -> bytes:
     """The input of BOOTSTRAP: fences, environment, then the script with argv as $1, $2, ..., or argv as a command."""
-    for text in (*argv, *(environment or {}).values()):
-        if "\0" in text:
-            raise FleetError(
-                "an argument or environment value contains a NUL character", "remove it: no command accepts one"
-            )
+    variables = sorted((environment or {}).items())
+    if any("\0" in text for text in (*argv, *(value for _, value in variables))):
+        raise FleetError(
+            "an argument or environment value contains a NUL character", "remove it: no command accepts one"
+        )
+    for key, _ in variables:
+        if not (key.isascii() and key.isidentifier()):
+            message = f"{key!r} is not a valid name of an environment variable"
+            raise FleetError(message, "use letters, digits and _ only")
     lines = [_COMPARE, *(fence.check(number) for number, fence in enumerate(fences))] if fences else []
-    lines += [f"export {_name(key)}={shlex.quote(value)}" for key, value in sorted((environment or {}).items())]
+    lines += [f"export {key}={shlex.quote(value)}" for key, value in variables]
     lines.append("cd 2>/dev/null")  # home: a forced command or a container may start elsewhere
     words = " ".join(map(shlex.quote, argv))
     if not takes_input:
@@ -260,12 +263,6 @@ def program(
         lines += [f"set -- {words}", script]
     body = "\n".join(lines).encode("utf-8", "surrogateescape") + b"\n"
     return b"%s\n%s" % (b"%d" % len(body) if takes_input else b"all", body)
-
-
-def _name(key: str) -> str:
-    if not _VARIABLE.fullmatch(key):
-        raise FleetError(f"{key!r} is not a valid name of an environment variable", "use letters, digits and _ only")
-    return key
 
 
 @dataclass(frozen=True, slots=True)
