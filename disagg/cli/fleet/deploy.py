@@ -37,7 +37,7 @@ from disagg.fleet.deploy.release import Installation, carried
 from disagg.fleet.deploy.rollback import list_releases, rollback_to
 from disagg.fleet.deploy.rollback import rollback as to_previous
 from disagg.fleet.lifecycle.state import State
-from disagg.fleet.tokens.there import KnownTokens, adoptable, settle
+from disagg.fleet.tokens.there import KnownTokens, adopt_or_make, adoptable
 
 _INTERRUPTED: Final = {
     "deploy": "each host has the release it had, or the whole new one; `disagg deploy` goes on from here",
@@ -156,7 +156,7 @@ def _with_token(
     def read() -> KnownTokens:
         return read_tokens(deployed(fleet))
 
-    made = (adopted or needed) and settle(State.of(fleet).tokens, adopted, replace_token, read)
+    made = (adopted or needed) and adopt_or_make(State.of(fleet).tokens, adopted, replace_token, read)
     return planner(_installation(fleet), replace_token) if made else decide
 
 

@@ -16,7 +16,7 @@ from disagg.fleet.lifecycle.state import State
 from disagg.fleet.lifecycle.status.ask import poll_host, refusal
 from disagg.fleet.machine import connect
 from disagg.fleet.tokens.rotation import Rotation
-from disagg.fleet.tokens.there import KnownTokens, another, known_tokens, shown
+from disagg.fleet.tokens.there import KnownTokens, foreign_token, known_tokens, shown
 from disagg.tls.certificate import certificate_pem
 from disagg.token import fleet_token, token_digest
 
@@ -45,7 +45,7 @@ def show(
     hosts = deployed(fleet, settings(context).names(fleet, managed=True))
     ours, known = state.tokens.all, read_tokens(hosts)
     theirs = {name: [token_digest(one) for one in tokens] for name, tokens in known.by_host.items()}
-    foreign = [name for name, digests in theirs.items() if another(ours, digests, name)]
+    foreign = [name for name, digests in theirs.items() if foreign_token(ours, digests, name)]
     if as_json:
         errors = {name: error.to_json() for name, error in known.missing.items()}
         here = [token_digest(one) for one in ours]

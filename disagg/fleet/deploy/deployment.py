@@ -19,7 +19,7 @@ from disagg.fleet.facts.host import HostFacts, read_host_facts
 from disagg.fleet.machine.connect import Connect, Machines, machine_for
 from disagg.fleet.machine.fan_out import HostOutcome, each
 from disagg.fleet.machine.machine import Machine
-from disagg.fleet.tokens.there import another
+from disagg.fleet.tokens.there import foreign_token
 
 Planner = Callable[[Host, HostFacts], Plan]
 """Makes a host's plan from its facts."""
@@ -80,8 +80,9 @@ def planner(installation: Installation, replace_token: bool = False) -> Planner:
     def make_plan(host: Host, facts: HostFacts) -> Plan:
         refused, noted = judged(Subject(installation.fleet, host, facts))
         reasons = [Refusal.of(one) for one in refused]
-        if not replace_token and (found := another(installation.tokens, facts.token_digests, facts.host)) is not None:
-            reasons.append(Refusal(*found))
+        foreign = foreign_token(installation.tokens, facts.token_digests, facts.host)
+        if foreign is not None and not replace_token:
+            reasons.append(Refusal(*foreign))
         wanted = target_state(installation, host, facts)
         if isinstance(wanted, Refusal):
             return planning.refused(host, *dict.fromkeys([*reasons, wanted]))

@@ -107,7 +107,7 @@ def adoptable(own: OwnTokens, chosen: Sequence[Host], there: KnownTokens) -> tup
     return tokens
 
 
-def another(tokens: Sequence[str], there: Sequence[str], host: str) -> tuple[str, str] | None:
+def foreign_token(tokens: Sequence[str], there: Sequence[str], host: str) -> tuple[str, str] | None:
     """Cause and hint if a host has tokens, and none of them is this machine's. there: the digests of the host's."""
     if not there or not set(there).isdisjoint(map(token_digest, tokens)):
         return None
@@ -122,11 +122,11 @@ def another(tokens: Sequence[str], there: Sequence[str], host: str) -> tuple[str
 def require_own(tokens: Sequence[str], there: Sequence[str], host: str) -> None:
     """FleetError if a host has tokens, and none of them is this machine's: whether its server is healthy could not be
     seen."""
-    if (found := another(tokens, there, host)) is not None:
+    if (found := foreign_token(tokens, there, host)) is not None:
         raise FleetError(f"{host}: {found[0]}", found[1])
 
 
-def settle(own: OwnTokens, adopted: Sequence[str], replace: bool, read: Callable[[], KnownTokens]) -> bool:
+def adopt_or_make(own: OwnTokens, adopted: Sequence[str], replace: bool, read: Callable[[], KnownTokens]) -> bool:
     """Before a deployment: keep the adopted tokens here, or make one if there is none. Whether one was made. read:
     those of all deployed hosts. UsageError if they have one and this machine has none; replace: make one anyway."""
     if adopted:

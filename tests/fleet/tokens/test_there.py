@@ -12,7 +12,7 @@ from disagg.errors import ConfigError, HostUnreachable, UsageError
 from disagg.fleet.machine.local import LocalMachine
 from disagg.fleet.machine.machine import Machine
 from disagg.fleet.tokens.here import OwnTokens
-from disagg.fleet.tokens.there import KnownTokens, adoptable, another, known_tokens, settle
+from disagg.fleet.tokens.there import KnownTokens, adopt_or_make, adoptable, foreign_token, known_tokens
 from disagg.token import token_digest
 from tests.fleet.facts.fixture_facts import spark
 
@@ -104,7 +104,7 @@ def test_while_tokens_are_rotated_the_ones_that_all_hosts_have_are_adopted(
 def test_a_host_is_another_operators_if_it_has_none_of_this_machines_tokens(
     ours: tuple[str, ...], there: tuple[str, ...], foreign: bool
 ) -> None:
-    assert (another(ours, [token_digest(token) for token in there], "a") is not None) is foreign
+    assert (foreign_token(ours, [token_digest(token) for token in there], "a") is not None) is foreign
 
 
 def test_a_token_that_other_hosts_have_from_this_machine_is_not_replaced(tmp_path: Path) -> None:
@@ -122,9 +122,9 @@ def test_a_token_that_other_hosts_have_from_this_machine_is_not_replaced(tmp_pat
 def test_a_machine_without_a_token_makes_none_while_a_host_has_one(tmp_path: Path) -> None:
     own = OwnTokens(tmp_path / "token", made=True)
     with pytest.raises(UsageError, match=r"this machine has no token, and the fleet has one: \w+ on a, b"):
-        settle(own, (), replace=False, read=lambda: known(a=THEIRS, b=THEIRS))
+        adopt_or_make(own, (), replace=False, read=lambda: known(a=THEIRS, b=THEIRS))
     assert not own.exists()
-    assert settle(own, (), replace=False, read=known) and own.exists()
+    assert adopt_or_make(own, (), replace=False, read=known) and own.exists()
 
 
 def test_a_file_that_a_setting_names_is_not_overwritten_by_adopted_tokens(tmp_path: Path) -> None:
