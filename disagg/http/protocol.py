@@ -30,10 +30,9 @@ from disagg.http.lazy import LazyProtocol
 from disagg.tls.certificate import ServerTLS
 from disagg.tls.transport import HANDSHAKE, SecureTransport
 
-HEAD_S = 10.0  # from the moment a request may start until its head is complete
 KEEP_ALIVE_S = 75
 _CONNECTION = "connection"  # in the state of an ASGI scope
-NEW_S = 2.0  # for the first bytes of a connection's first request
+NEW_S = 2.0  # see ConnectionBounds
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +70,8 @@ class BoundedProtocol(LazyProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn
         others = places(self.connections)
         super().connection_made(transport)
-        self.place = ServedConnection(self.client[0] if self.client else "", weakref.proxy(self), time.monotonic())
+        address, now = self.client[0] if self.client else "", time.monotonic()
+        self.place = ServedConnection(address, weakref.proxy(self), now, new_s=self._bounds.new_s)
         self.app_state = {**self.app_state, _CONNECTION: self.place}
         victim = make_room(self.place, others, self._bounds)
         if victim is not None:
@@ -79,7 +79,7 @@ class BoundedProtocol(LazyProtocol):
         elif self.place.surplus and sum(one.surplus for one in others) >= self._bounds.surplus:
             transport.abort()
             return
-        self._expect_head(HEAD_S)
+        self._expect_head()
 
     def opened(self, data: bytes) -> bytes:
         """What has arrived, decrypted if the connection has TLS, which its first byte shows."""
@@ -108,7 +108,7 @@ class BoundedProtocol(LazyProtocol):
         if self.place.busy:
             self._stop_timer()
         elif idle and self._head_timer is None and not self.dropping:  # a head has started on a kept-alive connection
-            self._expect_head(HEAD_S)
+            self._expect_head()
 
     def on_response_complete(self) -> None:
         self.place.busy, self.place.answered, self.place.idle_since = False, True, time.monotonic()
@@ -136,8 +136,8 @@ class BoundedProtocol(LazyProtocol):
         self._stop_timer()
         self.transport.close()
 
-    def _expect_head(self, seconds: float) -> None:
-        self._head_timer = self.loop.call_later(seconds, self._on_head_timeout)
+    def _expect_head(self) -> None:
+        self._head_timer = self.loop.call_later(self._bounds.head_s, self._on_head_timeout)
 
     def _on_head_timeout(self) -> None:
         self._head_timer = None
@@ -171,17 +171,21 @@ def free_descriptor(connections: Iterable[Any]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class ConnectionBounds:
-    """How many connections a server has.
+    """How many connections a server has, and how long it waits for what is sent on them.
 
     unproven: of them, for callers that have not shown that they may use it; the rest of the places are for those that
     have. unproven_per_address: of those; connections that are new take more, while no other address needs the places.
     surplus: beyond `connections`; they are answered with 503, or with the server's health, instead of a reset.
+    head_s: from the moment a request may start until its head is complete. new_s: for the first bytes of a connection's
+    first request; until then it is not closed for another.
     """
 
     connections: int = 512
     unproven: int = 384
     unproven_per_address: int = 64
     surplus: int = 64
+    head_s: float = 10.0
+    new_s: float = NEW_S
 
 
 @dataclass(slots=True, eq=False)
@@ -190,7 +194,7 @@ class ServedConnection:
 
     owner: what closes it, by a weak reference. idle_since: its last answer, or its begin. answered: it has had an
     answer. proven: a request on it had a valid token or key. busy: it carries a request. surplus: there was no place
-    for it.
+    for it. new_s: see ConnectionBounds.
     """
 
     address: str
@@ -200,10 +204,11 @@ class ServedConnection:
     proven: bool = False
     busy: bool = False
     surplus: bool = False
+    new_s: float = NEW_S
 
     def is_new(self, now: float) -> bool:
         """Whether its caller may not have had the time to send a request."""
-        return not self.answered and now - self.idle_since < NEW_S
+        return not self.answered and now - self.idle_since < self.new_s
 
 
 def make_room(

@@ -22,7 +22,6 @@ from disagg import logs
 from disagg.errors import ServerUnavailable
 from disagg.servers.host.service import AnyService
 
-TICK_S = 1.0
 STOPPED_S = 3.0  # between two ticks: the process was stopped, or its machine slept
 EXIT_CODE = 70
 """The exit code of a process that ended itself because its engine, or its event loop, did not come back."""
@@ -36,27 +35,29 @@ NOTIFIED_S = 90
 
 
 class Monitor:
-    """Watches one service. `ticks` counts up while the event loop runs."""
+    """Watches one service, every tick_s seconds. `ticks` counts up while the event loop runs. testing: the self-test
+    that runs now."""
 
-    def __init__(self, service: AnyService) -> None:
+    def __init__(self, service: AnyService, tick_s: float = 1.0) -> None:
         self.ticks = 0
+        self.testing: asyncio.Task[None] | None = None
+        self._tick_s = tick_s
         self._service = service
         self._ticked = time.monotonic()
-        self._testing: asyncio.Task[None] | None = None
         self._stuck = False  # the threads that prepare requests
 
     async def run(self) -> None:
         """Tick until cancelled. A tick that fails is logged and does not end the next ones."""
         try:
             while True:
-                await asyncio.sleep(TICK_S)
+                await asyncio.sleep(self._tick_s)
                 try:
                     self.tick(time.monotonic())
                 except Exception as error:  # noqa: BLE001 - a bug in one check must not end all of them
                     logs.log.error("monitor_failed", exc_info=error)
         finally:
-            if self._testing is not None:
-                self._testing.cancel()
+            if self.testing is not None:
+                self.testing.cancel()
 
     def tick(self, now: float) -> None:
         """One round of checks."""
@@ -107,8 +108,8 @@ class Monitor:
         elif not alive:
             self._end_requests(f"the engine of {service.host.name} has stopped")
         busy = bool(service.active) or stalled
-        if self._testing is None and service.engine_health.test_due(now, busy):
-            self._testing = asyncio.ensure_future(self._test_engine())
+        if self.testing is None and service.engine_health.test_due(now, busy):
+            self.testing = asyncio.ensure_future(self._test_engine())
 
     def _end_requests(self, message: str, phases: Container[str] | None = None) -> None:
         """Answer all requests with an error, or all in these phases: none of them can go on here."""
@@ -128,7 +129,7 @@ class Monitor:
         except Exception as failure:  # noqa: BLE001 - whatever it is, the engine does not work
             error = failure
         finally:
-            self._testing = None
+            self.testing = None
         before = health.fault
         health.tested(error, time.monotonic())
         if health.fault:

@@ -7,6 +7,7 @@ import json
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
@@ -19,7 +20,6 @@ from disagg.gateway.watch.feed import FeedBounds
 from disagg.gateway.watch.gateway import GatewayWatch
 from disagg.gateway.watch.history import Filter, read
 from disagg.gateway.watch.recorder import Recorder
-from disagg.http import protocol
 from disagg.http.protocol import ConnectionBounds
 from disagg.http.server import BoundedServer, listen
 from disagg.inference.client import AsyncClient
@@ -63,9 +63,8 @@ def new_http() -> httpx.AsyncClient:
     return httpx.AsyncClient(trust_env=False, verify=False, timeout=60)
 
 
-async def test_a_connection_that_sends_no_request_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(protocol, "HEAD_S", 0.1)
-    async with running(FakeClient()) as gateway:
+async def test_a_connection_that_sends_no_request_is_closed() -> None:
+    async with running(FakeClient(), replace(serve.BOUNDS, head_s=0.1)) as gateway:
         for start in (b"", b"POST /v1/chat/completions HTTP/1.1\r\nHost: "):
             reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
             writer.write(start)
@@ -74,9 +73,8 @@ async def test_a_connection_that_sends_no_request_is_closed(monkeypatch: pytest.
             writer.close()
 
 
-async def test_idle_connections_make_room_for_new_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(protocol, "NEW_S", 0.0)
-    crowd = ConnectionBounds(connections=6, unproven=4, unproven_per_address=4)
+async def test_idle_connections_make_room_for_new_ones() -> None:
+    crowd = ConnectionBounds(connections=6, unproven=4, unproven_per_address=4, new_s=0.0)
     async with running(FakeClient("one "), crowd) as gateway, new_http() as http:
         idle = [await asyncio.open_connection("127.0.0.1", gateway.port) for _ in range(12)]
         answer = await http.post(f"{gateway.url}/v1/chat/completions", json=CHAT)
@@ -108,13 +106,13 @@ async def test_a_caller_without_a_place_is_refused_and_health_is_still_answered(
 async def test_a_slow_answer_is_not_taken_for_a_slow_head(monkeypatch: pytest.MonkeyPatch) -> None:
     loop, ahead_s = asyncio.get_running_loop(), 0.0
     monkeypatch.setattr(loop, "time", lambda: time.monotonic() + ahead_s)
-    client = FakeClient(protocol.HEAD_S + 1, "late ")
+    client = FakeClient(serve.BOUNDS.head_s + 1, "late ")
     async with running(client) as gateway, new_http() as http:
         for requests in (1, 2):
             answer = asyncio.ensure_future(http.post(f"{gateway.url}/v1/chat/completions", json=CHAT))
             while len(client.streams) < requests:
                 await asyncio.sleep(0.01)
-            ahead_s += protocol.HEAD_S + 2  # the timer of the head, if it still runs, is due before the fake's
+            ahead_s += serve.BOUNDS.head_s + 2  # the timer of the head, if it still runs, is due before the fake's
             assert (await answer).text.endswith("data: [DONE]\n\n")
 
 

@@ -10,8 +10,8 @@ from starlette.requests import Request
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from disagg.http import protocol
 from disagg.http.lazy import READ_BYTES, LazyProtocol
+from disagg.http.protocol import ConnectionBounds
 from tests.http.served import PATIENCE_S, served
 
 GET = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
@@ -63,9 +63,8 @@ async def test_http_1_0_gets_no_chunks_and_its_answer_ends_with_the_connection()
         assert b"transfer-encoding: chunked" in await received(port, LAST)
 
 
-async def test_a_second_head_has_as_long_as_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(protocol, "HEAD_S", 0.2)
-    async with served(unread) as port:
+async def test_a_second_head_has_as_long_as_the_first() -> None:
+    async with served(unread, bounds=ConnectionBounds(head_s=0.2)) as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(GET + GET[:20])
         async with asyncio.timeout(PATIENCE_S):

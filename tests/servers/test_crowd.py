@@ -14,7 +14,6 @@ import pytest
 
 from disagg.api.events import ErrorAnswer
 from disagg.api.status import Load
-from disagg.http import protocol
 from disagg.http.protocol import ConnectionBounds, Encryption
 from disagg.servers.app import build
 from disagg.servers.host.service import AnyService
@@ -76,12 +75,10 @@ async def test_connections_that_only_polled_bare_health_make_room(service: AnySe
         writer.close()
 
 
-@pytest.mark.parametrize("bounds", [ConnectionBounds(unproven=2)])
+@pytest.mark.parametrize("bounds", [ConnectionBounds(unproven=2, new_s=math.inf, head_s=1e6)])
 async def test_connections_that_were_just_opened_stay_and_a_caller_with_the_token_has_a_place(
-    service: AnyService, monkeypatch: pytest.MonkeyPatch
+    service: AnyService,
 ) -> None:
-    monkeypatch.setattr(protocol, "NEW_S", math.inf)
-    monkeypatch.setattr(protocol, "HEAD_S", 1e6)
     opened = [await asyncio.open_connection(service.host.address, service.host.port) for _ in range(2)]
     async with client(service, **WITH_TOKEN) as caller:
         answer = await caller.post("/generate", json=SHORT)
@@ -92,11 +89,9 @@ async def test_connections_that_were_just_opened_stay_and_a_caller_with_the_toke
         writer.close()
 
 
+@pytest.mark.parametrize("bounds", [ConnectionBounds(head_s=0.1)])
 @pytest.mark.parametrize("sent", [b"", b"\x16\x03\x01", b"GET /health HTTP/1.1\r\n"])  # of a handshake, of a head
-async def test_a_connection_that_never_sends_a_whole_head_is_closed(
-    service: AnyService, monkeypatch: pytest.MonkeyPatch, sent: bytes
-) -> None:
-    monkeypatch.setattr(protocol, "HEAD_S", 0.1)
+async def test_a_connection_that_never_sends_a_whole_head_is_closed(service: AnyService, sent: bytes) -> None:
     reader, writer = await asyncio.open_connection(service.host.address, service.host.port)
     writer.write(sent)
     async with asyncio.timeout(PATIENCE_S):

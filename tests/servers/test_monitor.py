@@ -39,13 +39,13 @@ async def decode(tmp_path: Path) -> AsyncIterator[AnyService]:
 async def until_tested(monitor: Monitor) -> None:
     """Wait for the end of the running self-test."""
     async with asyncio.timeout(PATIENCE_S):
-        await asyncio.wait((present(monitor._testing),))
+        await asyncio.wait((present(monitor.testing),))
 
 
 async def test_an_idle_engine_proves_that_it_works(service: AnyService) -> None:
     monitor = Monitor(service)
     monitor.tick(time.monotonic())
-    assert monitor._testing is None, "it has just been loaded"
+    assert monitor.testing is None, "it has just been loaded"
     monitor.tick(time.monotonic() + IDLE_TEST_S)
     await until_tested(monitor)
     assert service.health().status == "ok" and service.status().running == 0

@@ -10,23 +10,23 @@ import sys
 import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
 
 from disagg.http.protocol import Encryption
-from disagg.servers import monitor
 from disagg.servers.app import build
 from disagg.servers.host.health import StallPolicy
 from disagg.servers.host.service import AnyService
 from disagg.servers.monitor import EXIT_CODE, Monitor
+from disagg.servers.prefill.service import PrefillService
 from disagg.servers.run import _Server, listener_of
 from disagg.servers.sse import StreamTimes, unfinished
 from disagg.tls.certificate import ServerTLS
 from disagg.token import TOKEN_FILE_VARIABLE, Tokens
 from tests.servers.host.test_service import idle, serving
 from tests.simulated import write_simulated
+from tests.values import of_type
 
 ROOT = Path(__file__).parents[2]
 PATIENCE_S = 60.0
@@ -38,16 +38,13 @@ STRICT = StallPolicy(quiet_s=0.5, computing_s=0.5)
 
 
 @pytest.fixture(params=["m-prefill", "m-decode"])
-async def service(
-    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> AsyncIterator[AnyService]:
+async def service(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[AnyService]:
     """A service behind HTTP whose engine is given time, until a test has blocked it."""
-    monkeypatch.setattr(monitor, "TICK_S", 0.05)
     async with serving(tmp_path, request.param) as one:
         one.progress.policy = PATIENT
         server = _Server(one, build(one, Tokens(TOKEN), StreamTimes(cleanup_s=0.2)), ENCRYPTION)
         running = asyncio.ensure_future(server.serve([listener_of(one.host)]))
-        watching = asyncio.ensure_future(Monitor(one).run())
+        watching = asyncio.ensure_future(Monitor(one, tick_s=0.05).run())
         while not server.started:
             await asyncio.sleep(0)
         yield one
@@ -73,14 +70,7 @@ async def hang_after_the_next_step(service: AnyService, goes_on: threading.Event
     if service.role == "decode":
         service.engine.on_beat = hang
     else:
-        scheduler: Any = service._scheduler  # type: ignore[attr-defined]  # of PrefillService
-        advance = scheduler._advance
-
-        def advance_and_hang(job: object) -> None:
-            advance(job)
-            hang()
-
-        scheduler._advance = advance_and_hang
+        of_type(service, PrefillService).scheduler.on_beat = hang
     assert await asyncio.to_thread(hangs.wait, PATIENCE_S)
 
 
@@ -129,11 +119,11 @@ async def test_a_lease_that_is_not_extended_ends_its_request_within_a_tick(
 
 
 PROGRAM = """
-import asyncio, sys, threading, time
-from disagg.servers import __main__
+import asyncio, sys, time
+from functools import partial
+from disagg.servers import __main__, monitor, run
 from disagg.servers.decode import service as decode
-from disagg.servers import monitor
-monitor.WATCH_S, monitor.TICK_S = 0.2, 0.05
+monitor.WATCH_S, run.Monitor = 0.2, partial(run.Monitor, tick_s=0.05)
 {limits}
 load = decode.DecodeService.load
 

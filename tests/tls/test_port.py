@@ -12,14 +12,14 @@ from contextlib import AbstractAsyncContextManager, suppress
 import pytest
 from starlette.types import Receive, Scope, Send
 
-from disagg.http import protocol
-from disagg.http.protocol import Encryption
+from disagg.http.protocol import BoundedProtocol, ConnectionBounds, Encryption
 from disagg.tls.certificate import ServerTLS, client_tls
 from disagg.tls.transport import HANDSHAKE
 from tests.http.served import served
 
 TOKEN = "the-token-of-this-fleet"
 PATIENCE_S = 60.0
+BOUNDS = ConnectionBounds()
 GET = b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
 
 
@@ -30,9 +30,9 @@ async def scheme(scope: Scope, receive: Receive, send: Send) -> None:
     await send({"type": "http.response.body", "body": body})
 
 
-def serving(*, plain: bool) -> AbstractAsyncContextManager[int]:
+def serving(*, plain: bool, bounds: ConnectionBounds = BOUNDS) -> AbstractAsyncContextManager[int]:
     """The port of a server of `scheme`. plain: it serves connections without TLS, too, as a gateway does."""
-    return served(scheme, Encryption(ServerTLS(lambda: (TOKEN,)), plain=plain))
+    return served(scheme, Encryption(ServerTLS(lambda: (TOKEN,)), plain=plain), bounds)
 
 
 async def answer(port: int, request: bytes, context: ssl.SSLContext | None = None) -> bytes:
@@ -58,7 +58,7 @@ async def test_a_connection_that_was_closed_is_freed_without_the_garbage_collect
     """It has buffers of TLS, of which the collector does not know."""
 
     def left() -> int:
-        return sum(type(one) is protocol.BoundedProtocol for one in gc.get_objects())
+        return sum(type(one) is BoundedProtocol for one in gc.get_objects())
 
     gc.collect()
     gc.disable()
@@ -91,9 +91,8 @@ async def test_a_caller_without_tls_gets_one_line_that_says_so_and_nothing_else(
 
 
 @pytest.mark.parametrize("start", [b"", bytes([HANDSHAKE]), b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"])
-async def test_a_handshake_has_as_long_as_a_first_head(start: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(protocol, "HEAD_S", 0.1)
-    async with serving(plain=False) as port:
+async def test_a_handshake_has_as_long_as_a_first_head(start: bytes) -> None:
+    async with serving(plain=False, bounds=ConnectionBounds(head_s=0.1)) as port:
         with suppress(ConnectionResetError):
             assert await answer(port, start) == b""
 

@@ -27,12 +27,13 @@ be needed by others. A caller with a lease ends its request if no KV comes, and 
 
 class Slots:
     """Admits at most `limit` requests to wait for KV at the same time. Others keep their places and wait for their
-    turns."""
+    turns. unused_s: how long a slot stays open that no prefill host uses and whose caller extends no lease."""
 
-    def __init__(self, tickets: Tickets, address: KVAddress, limit: int) -> None:
+    def __init__(self, tickets: Tickets, address: KVAddress, limit: int, unused_s: float) -> None:
         self._tickets = tickets
         self._address = address
         self._turns = Turns(limit)
+        self._unused_s = unused_s
 
     async def open(
         self,
@@ -74,7 +75,7 @@ class Slots:
             prompt_tokens=request.prompt_tokens,
             held_tokens=held_tokens,
         )
-        return OpenSlot(event, slot, request, arrival, cleanup)
+        return OpenSlot(event, slot, request, arrival, cleanup, self._unused_s)
 
 
 @dataclass(slots=True, eq=False)
@@ -86,10 +87,11 @@ class OpenSlot:
     _request: ActiveRequest
     _arrival: asyncio.Future[ReceivedKV]
     _cleanup: ExitStack
+    _unused_s: float
 
     async def kv(self, sender: str) -> ReceivedKV:
         """Wait for the KV, then close the slot. sender: whose it is, by the caller; "" if that does not
-        say. Raises the transfer's error, PeerLost if the request has no lease and none begins in UNUSED_S, and
+        say. Raises the transfer's error, PeerLost if the request has no lease and none begins in unused_s, and
         DeadlineExceeded at the request's deadline."""
         with self._cleanup:
             kv = await self._request.within_deadline(self._wait(), "the KV had not arrived")
@@ -97,9 +99,10 @@ class OpenSlot:
             return kv
 
     async def _wait(self) -> ReceivedKV:
-        await asyncio.wait((self._arrival,), timeout=None if self._request.leased else UNUSED_S)
+        await asyncio.wait((self._arrival,), timeout=None if self._request.leased else self._unused_s)
         if not self._arrival.done() and self._slot.state == "issued":
-            raise PeerLost(f"no prefill host has sent KV within {UNUSED_S:g} s", "see the log of the prefill host")
+            text = f"no prefill host has sent KV within {self._unused_s:g} s"
+            raise PeerLost(text, "see the log of the prefill host")
         return await self._arrival
 
 

@@ -28,7 +28,7 @@ from disagg.kv.arena import Arenas
 from disagg.kv.receive import KVServer
 from disagg.kv.receive.tickets import Tickets
 from disagg.servers.decode.audits import AuditOrder, Audits, Fading
-from disagg.servers.decode.handoff import Slots
+from disagg.servers.decode.handoff import UNUSED_S, Slots
 from disagg.servers.decode.memory import KVMemory
 from disagg.servers.decode.prompt_kv import (
     MEASURED_TOKENS,
@@ -53,11 +53,13 @@ KEEP_SHARE = 4
 
 
 class DecodeService(Service[DecodeEngine]):
-    """Serves POST /decode and POST /generate with one DecodeEngine and one KV listener."""
+    """Serves POST /decode and POST /generate with one DecodeEngine and one KV listener. unused_s: see Slots."""
 
     role = "decode"
 
-    def __init__(self, fleet: Fleet, host: Host, make_engine: Callable[[], DecodeEngine]) -> None:
+    def __init__(
+        self, fleet: Fleet, host: Host, make_engine: Callable[[], DecodeEngine], unused_s: float = UNUSED_S
+    ) -> None:
         options = host.engine
         super().__init__(fleet, host, Admission(options.max_batch, host.queue_size))
         assert host.kv_port is not None, "config requires kv_port on decode hosts"
@@ -67,11 +69,11 @@ class DecodeService(Service[DecodeEngine]):
         places = options.max_batch + host.queue_size
         arenas = Arenas(self._allocate, keep_bytes=options.max_kv_bytes // KEEP_SHARE, left=lambda: self._memory.left)
         self._memory = KVMemory(options.max_kv_bytes, self._held_bytes, self._give_up_held, arenas.trim)
-        self._tickets = Tickets(arenas, max_outstanding=places)
-        self._slots = Slots(self._tickets, self._kv_address, max(options.max_batch, places * 3 // 4))
+        self.tickets = Tickets(arenas, max_outstanding=places)
+        self._slots = Slots(self.tickets, self._kv_address, max(options.max_batch, places * 3 // 4), unused_s)
         self._prefill_speed, self._decode_speed = Fading(SPEED_WEIGHT), Fading(SPEED_WEIGHT)
         self._kv_server: KVServer | None = None
-        self._audits = Audits(options)
+        self.audits = Audits(options)
 
     @property
     def engine_alive(self) -> bool:
@@ -86,8 +88,8 @@ class DecodeService(Service[DecodeEngine]):
             queue_tokens=self.waiting_tokens,
             prefill_tokens_s=self._prefill_speed.value,
             decode_tokens_s=self._decode_speed.value,
-            senders=self._audits.figures,
-            audit_every=self._audits.every,
+            senders=self.audits.figures,
+            audit_every=self.audits.every,
         )
 
     @property
@@ -106,13 +108,13 @@ class DecodeService(Service[DecodeEngine]):
 
     async def load(self) -> None:
         # The KV port is bound before the model loads, so that a port in use is reported at once.
-        self._kv_server = KVServer(self._kv_address.host, self._kv_address.port, self._tickets)
+        self._kv_server = KVServer(self._kv_address.host, self._kv_address.port, self.tickets)
         engine = await on_daemon_thread(self._prepare, "load")
         self._bridge = TokenBridge()
         engine.after_step(self._bridge.flush)
         engine.on_beat = self.progress.beat
         self._engine = engine
-        self._audits = Audits(self.host.engine, engine.info)
+        self.audits = Audits(self.host.engine, engine.info)
         self.state = "ok"
 
     def _prepare(self) -> DecodeEngine:
@@ -232,7 +234,7 @@ class DecodeService(Service[DecodeEngine]):
         except ModelError as error:
             if kv.received is None or kv.deviation is not None:
                 raise
-            self._audits.refuted(kv.received.sender)
+            self.audits.refuted(kv.received.sender)
             raise KVRefuted(wrong(kv.received.sender, "a probability that it gives is no number")) from error
 
     async def _take_turn(self, request: ActiveRequest) -> float:
@@ -251,13 +253,13 @@ class DecodeService(Service[DecodeEngine]):
     ) -> tuple[TokenFeed, Sequence[StepTokens]]:
         """Let the engine begin. KVRefuted if the received KV is wrong, whose request then is not in the engine."""
         received = kv.received
-        order = self._audits.order(received, kv.audit) if received is not None else None
+        order = self.audits.order(received, kv.audit) if received is not None else None
         feed = self._submit(request, kv, salt, order)
         steps = await feed.steps()
         request.computed()
         if received is not None:
             try:
-                kv.deviation = self._audits.judge(received.sender, order, steps[0], request.arrived)
+                kv.deviation = self.audits.judge(received.sender, order, steps[0], request.arrived)
             except KVRefuted:
                 self.engine.cancel(request.key)
                 raise
@@ -265,7 +267,7 @@ class DecodeService(Service[DecodeEngine]):
 
     def _refute(self, request: ActiveRequest, kv: PromptKV, error: KVRefuted, salt: str) -> RefutedEvent:
         """Let go of wrong KV, and of held KV that may be wrong, so that the engine computes the prompt."""
-        refuted, held = kv.refute(error, self._audits, f"run `disagg verify {self.model.name}`")
+        refuted, held = kv.refute(error, self.audits, f"run `disagg verify {self.model.name}`")
         if held is not None:
             self._release_held(held)
             self.engine.forget_held(request.tokens, salt)

@@ -67,11 +67,11 @@ class PromptJob:
 
 class Scheduler:
     """The compute thread of a prefill host. Its methods may be called from any thread. policy: may be replaced before
-    the first job."""
+    the first job. on_beat: called after each step."""
 
     def __init__(self, policy: Policy, on_beat: Callable[[], None] = lambda: None) -> None:
         self.policy = policy
-        self._on_beat = on_beat
+        self.on_beat = on_beat
         self._jobs: list[PromptJob] = []
         self._computing = Computing()
         self._changed = threading.Condition()
@@ -184,7 +184,7 @@ class Scheduler:
         """Wait for a change. Started prompts wait for their receivers, which their transfers watch."""
         behind = any(job.state == "started" for job in self._jobs)
         if behind:
-            self._on_beat()
+            self.on_beat()
         self._changed.wait(POLL_S if behind else None)
 
     def _keys(self, *more: PromptJob) -> Claims:
@@ -233,7 +233,7 @@ class Scheduler:
             self._fail(job, ModelError(f"the engine failed: {type(error).__name__}: {text}", hint))
         finally:
             logs.request_id.reset(current)
-        self._on_beat()
+        self.on_beat()
 
     def _advance(self, job: PromptJob) -> None:
         if job.run is None:

@@ -47,26 +47,26 @@ class PrefillService(Service[PrefillEngine]):
         policy = Policy(host.engine.chunk_tokens, host.engine.prompts_kv_bytes, QUEUE_CONTEXTS * context)
         super().__init__(fleet, host, Admission(policy.started, host.queue_size))
         self._make_engine = make_engine
-        self._scheduler = Scheduler(policy, self.progress.beat)
+        self.scheduler = Scheduler(policy, self.progress.beat)
         self._rates = MeasuredRates()
 
     def figures(self) -> Figures:
         return Figures(
-            kv_bytes=self._scheduler.kv_bytes,
-            kv_limit=self._scheduler.policy.kv_bytes,
+            kv_bytes=self.scheduler.kv_bytes,
+            kv_limit=self.scheduler.policy.kv_bytes,
             kv_held_bytes=self._engine.held_bytes if self._engine else 0,
-            queue_tokens=self._scheduler.tokens,
-            prefill_tokens_s=self._scheduler.tokens_s,
+            queue_tokens=self.scheduler.tokens,
+            prefill_tokens_s=self.scheduler.tokens_s,
             links=self._rates.links(),
         )
 
     @property
     def busy(self) -> bool:
-        return self._scheduler.busy
+        return self.scheduler.busy
 
     @property
     def engine_alive(self) -> bool:
-        return self._scheduler.alive and (self._engine is None or self._engine.alive)
+        return self.scheduler.alive and (self._engine is None or self._engine.alive)
 
     @property
     def engine_failure(self) -> str:
@@ -74,15 +74,15 @@ class PrefillService(Service[PrefillEngine]):
 
     @property
     def queue_s(self) -> float:
-        return self._scheduler.queue_s
+        return self.scheduler.queue_s
 
     async def probe_engine(self) -> None:
         job = PromptJob("probe", 2, 0, self.engine.probe)
-        self._scheduler.submit(job)
+        self.scheduler.submit(job)
         try:
             await asyncio.wrap_future(job.computed)
         finally:
-            self._scheduler.release(job)
+            self.scheduler.release(job)
 
     @property
     def test_limit_s(self) -> float:
@@ -91,10 +91,10 @@ class PrefillService(Service[PrefillEngine]):
     async def load(self) -> None:
         self._engine = await on_daemon_thread(self._prepare, "load")
         if self._engine.info.backend.endswith("/cpu"):
-            self._scheduler.policy = replace(self._scheduler.policy, **ON_CPU)
-        limit = self._scheduler.policy.kv_bytes
+            self.scheduler.policy = replace(self.scheduler.policy, **ON_CPU)
+        limit = self.scheduler.policy.kv_bytes
         kv_bytes = min(limit, self._engine.info.kv_bytes or limit)
-        self._scheduler.policy = replace(self._scheduler.policy, together=self._engine.together, kv_bytes=kv_bytes)
+        self.scheduler.policy = replace(self.scheduler.policy, together=self._engine.together, kv_bytes=kv_bytes)
         self.state = "ok"
 
     def _prepare(self) -> PrefillEngine:
@@ -106,7 +106,7 @@ class PrefillService(Service[PrefillEngine]):
         return engine
 
     async def close(self) -> None:
-        await asyncio.to_thread(self._scheduler.close)
+        await asyncio.to_thread(self.scheduler.close)
         if self._engine is not None:
             await asyncio.to_thread(self._engine.close)
 
@@ -170,8 +170,8 @@ class PrefillService(Service[PrefillEngine]):
 
     async def _computed(self, request: ActiveRequest, job: PromptJob, phase: Phase) -> PrefillRun:
         """The job's run after its last step. phase: the request's, from the first step on."""
-        self._scheduler.submit(job)
-        request.cleanup.callback(self._scheduler.release, job)
+        self.scheduler.submit(job)
+        request.cleanup.callback(self.scheduler.release, job)
         await request.within_deadline(asyncio.wrap_future(job.started), "the prompt's turn had not come")
         self._admission.start(request.share, request.cleanup)
         request.enter(phase)

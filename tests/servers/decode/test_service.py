@@ -7,6 +7,8 @@ import dataclasses
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing
+from dataclasses import dataclass
+from functools import partial
 from math import nan
 from pathlib import Path
 from typing import Any
@@ -17,18 +19,18 @@ from msgspec.structs import replace
 from disagg.api.events import DoneEvent, Event, LocalEvent, RefutedEvent, SlotEvent, TokensEvent
 from disagg.api.requests import DecodeBody, GenerateBody, PrefillOffer, PromptBody
 from disagg.api.sampling import Sampling
-from disagg.config import EngineOptions, load
-from disagg.engines.base import DecodeRequest, DecodeTiming, Listener, Token
+from disagg.config import KVAudit, load
+from disagg.engines.base import DecodeRequest, DecodeTiming, EngineInfo, Listener, Token
 from disagg.engines.base.audit import AuditBounds, AuditFinding, Deviation
 from disagg.engines.model.prefix_cache import PinnedPrefix
+from disagg.engines.simulated.decode import SimulatedDecodeEngine
 from disagg.errors import DeadlineExceeded, KVMemoryExceeded, KVRefuted, ModelError, PeerLost
 from disagg.kv.received import ReceivedKV
-from disagg.servers.decode import handoff
-from disagg.servers.decode.audits import NEW, Audits
+from disagg.servers.decode.audits import NEW
+from disagg.servers.decode.handoff import UNUSED_S
 from disagg.servers.decode.service import DecodeService
 from disagg.servers.host.health import FAILURES_IN_A_ROW
 from disagg.servers.host.request import Caller
-from disagg.servers.run import make_service
 from tests.simulated import ROW_BYTES, write_simulated
 from tests.values import of_type, present
 
@@ -39,8 +41,30 @@ DECODE = DecodeBody(model="m", tokens=PROMPT, sampling=Sampling(max_tokens=4))
 MAX_BATCH, QUEUE = 2, 2
 
 
+@dataclass(frozen=True)
+class Setting:
+    """Of a service. audits: its engine states that it audits. kv_audit: of hosts.toml."""
+
+    unused_s: float = UNUSED_S
+    audits: bool = False
+    kv_audit: KVAudit = "auto"
+
+
+class AuditingEngine(SimulatedDecodeEngine):
+    """States that it audits, and makes no audit."""
+
+    @property
+    def info(self) -> EngineInfo:
+        return dataclasses.replace(super().info, audits=True)
+
+
 @pytest.fixture
-async def service(tmp_path: Path) -> AsyncIterator[DecodeService]:
+def setting() -> Setting:
+    return Setting()
+
+
+@pytest.fixture
+async def service(tmp_path: Path, setting: Setting) -> AsyncIterator[DecodeService]:
     """Two requests may run and two wait, three may have a slot, and there is KV memory for 200 tokens."""
     path = write_simulated(tmp_path)
     limits = f"max_batch = {MAX_BATCH}, max_kv_bytes = {200 * ROW_BYTES}"
@@ -48,7 +72,11 @@ async def service(tmp_path: Path) -> AsyncIterator[DecodeService]:
     head, decode = text.split("[hosts.m-decode]")
     path.write_text(f"{head}[hosts.m-decode]{decode.replace('chunk_tokens = 512', f'chunk_tokens = 512, {limits}')}")
     fleet = load(path)
-    made = of_type(make_service(fleet, fleet.hosts["m-decode"]), DecodeService)
+    host, model = fleet.hosts["m-decode"], fleet.models["m"]
+    options = dataclasses.replace(host.engine, kv_audit=setting.kv_audit)
+    engine = AuditingEngine if setting.audits else SimulatedDecodeEngine
+    make = partial(engine, model.sources.get(options.name, ""), model.context, options, present(host.hardware))
+    made = DecodeService(fleet, dataclasses.replace(host, engine=options), make, setting.unused_s)
     await made.load()
     yield made
     await made.close()
@@ -179,24 +207,22 @@ async def test_slots_leave_places_for_requests_that_need_none(service: DecodeSer
     await idle(service)
 
 
-async def test_a_slot_that_nobody_uses_is_closed_long_before_the_deadline(
-    service: DecodeService, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(handoff, "UNUSED_S", 0.05)
+@pytest.mark.parametrize("setting", [Setting(unused_s=0.05)])
+async def test_a_slot_that_nobody_uses_is_closed_long_before_the_deadline(service: DecodeService) -> None:
     with pytest.raises(PeerLost, match=r"no prefill host has sent KV within 0\.05 s"):
         await answered(service, DECODE)
     await idle(service)
-    assert service._tickets.outstanding == 0
+    assert service.tickets.outstanding == 0
 
 
+@pytest.mark.parametrize("setting", [Setting(unused_s=0.0)])
 async def test_a_slot_stays_open_while_its_caller_has_a_lease_as_its_prompt_may_be_in_a_long_queue(
-    service: DecodeService, monkeypatch: pytest.MonkeyPatch
+    service: DecodeService,
 ) -> None:
-    monkeypatch.setattr(handoff, "UNUSED_S", 0.0)
     with pytest.raises(DeadlineExceeded, match="the KV had not arrived"):
         await answered(service, replace(DECODE, lease_s=60.0, deadline_s=0.5))
     await idle(service)
-    assert service._tickets.outstanding == 0
+    assert service.tickets.outstanding == 0
 
 
 async def test_held_kv_is_used_for_what_is_computed_here_and_released_with_the_first_token(
@@ -222,7 +248,7 @@ async def test_a_slot_names_the_tokens_that_are_held_and_awaits_only_the_others(
     monkeypatch.setattr(service.engine, "find_held", lambda tokens, salt: held)
     async with aclosing(ask(service, DECODE)) as events:
         slot = of_type(await anext(events), SlotEvent)
-        expected = next(iter(service._tickets._issued.values())).expected
+        expected = next(iter(service.tickets._issued.values())).expected
     assert (slot.held_tokens, expected.start, expected.tokens) == (25, 25, 39)
     await idle(service)
     assert held.released
@@ -287,7 +313,7 @@ async def handed_over(service: DecodeService, body: DecodeBody = DECODE) -> list
     layout = service.engine.info.layout
     async with asyncio.timeout(PATIENCE_S), aclosing(ask(service, body)) as events:
         slot = of_type(await anext(events), SlotEvent)
-        (issued,) = service._tickets._issued.values()
+        (issued,) = service.tickets._issued.values()
         issued.on_outcome(ReceivedKV(layout, 39, None, slot.held_tokens, sender="p-1"))
         return [event async for event in events]
 
@@ -344,15 +370,13 @@ async def test_kv_that_is_no_number_with_kv_that_was_computed_here_is_this_engin
     await idle(service)
 
 
-@pytest.mark.parametrize("audited", [True, False])
+@pytest.mark.parametrize(("setting", "audited"), [(Setting(audits=True), True), (Setting(audits=False), False)])
 async def test_a_later_nan_is_the_senders_fault_unless_an_audit_has_accepted_its_kv(
     service: DecodeService, monkeypatch: pytest.MonkeyPatch, audited: bool
 ) -> None:
     finding = AuditFinding(8, (Deviation("rows", 1e-4, 2),)) if audited else None
     submit = service.engine.submit
     monkeypatch.setattr(service.engine, "submit", lambda work, to: submit(work, NotANumber(to, 2, finding)))
-    info = dataclasses.replace(service.engine.info, audits=audited)
-    service._audits = Audits(EngineOptions("mlx"), info)
     for count in range(1, FAILURES_IN_A_ROW + 1):
         with pytest.raises(ModelError if audited else KVRefuted, match="NaN" if audited else "the KV from p-1 is wro"):
             await handed_over(service, replace(DECODE, cache_salt=f"nothing is held for {count}"))
@@ -361,26 +385,27 @@ async def test_a_later_nan_is_the_senders_fault_unless_an_audit_has_accepted_its
     assert stated == {"p-1": "accepted" if audited else "refuted"}
 
 
+@pytest.mark.parametrize("setting", [Setting(audits=True)])
 async def test_an_answer_states_by_how_much_its_kv_differed(
     service: DecodeService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     finding = AuditFinding(8, (Deviation("rows", 1.1, 2),))
     submit = service.engine.submit
     monkeypatch.setattr(service.engine, "submit", lambda work, to: submit(work, NotANumber(to, 99, finding)))
-    service._audits = Audits(EngineOptions("mlx"), dataclasses.replace(service.engine.info, audits=True))
     done = of_type((await handed_over(service))[-1], DoneEvent)
     assert done.audited_tokens == 8 and done.deviation == pytest.approx(1.0), "the weights are not stated"
     assert service.status().senders["p-1"].deviation == done.deviation
 
 
+@pytest.mark.parametrize("setting", [Setting(audits=True)])
 async def test_kv_whose_audit_could_not_be_made_is_used_and_not_counted_as_accepted(service: DecodeService) -> None:
     """The engine of this host simulates, and audits nothing."""
-    service._audits = Audits(EngineOptions("mlx"), dataclasses.replace(service.engine.info, audits=True))
     done = of_type((await handed_over(service))[-1], DoneEvent)
     assert (done.computed_prompt_tokens, done.deviation) == (1, None)
-    assert not service._audits.all_accepted and service.status().senders == {}
+    assert not service.audits.all_accepted and service.status().senders == {}
 
 
+@pytest.mark.parametrize("setting", [Setting(audits=True, kv_audit=4)])
 @pytest.mark.parametrize(("asked", "audited"), [(False, False), (True, True)])
 async def test_a_caller_can_ask_for_an_audit(
     service: DecodeService, monkeypatch: pytest.MonkeyPatch, asked: bool, audited: bool
@@ -392,12 +417,14 @@ async def test_a_caller_can_ask_for_an_audit(
         submit(work, listener)
 
     monkeypatch.setattr(service.engine, "submit", note)
-    service._audits = Audits(EngineOptions("mlx", kv_audit=4), dataclasses.replace(service.engine.info, audits=True))
-    monkeypatch.setattr(service._audits._of("p-1"), "passed", NEW)
+    order = present(service.audits.order(ReceivedKV(service.engine.info.layout, 39, None, 0, sender="p-1")))
+    for _ in range(NEW):
+        service.audits.passed("p-1", order, AuditFinding(8, (Deviation("rows", 1e-4, 2),)), 0.0)
     await handed_over(service, replace(DECODE, audit=asked))
     assert [one is not None for one in orders] == [audited]
 
 
+@pytest.mark.parametrize("setting", [Setting(audits=True)])
 @pytest.mark.parametrize(
     ("all_accepted", "of_received", "blamed", "used"),
     [
@@ -420,9 +447,7 @@ async def test_held_kv_that_was_perhaps_not_audited_is_forgotten_and_may_be_to_b
     find_wrong(service, monkeypatch, error)
     monkeypatch.setattr(service.engine, "find_held", lambda tokens, salt: held)
     monkeypatch.setattr(service.engine, "forget_held", lambda tokens, salt: forgotten.append((tokens, salt)))
-    info = dataclasses.replace(service.engine.info, audits=True)
-    service._audits = Audits(EngineOptions("mlx"), info)
-    service._audits.all_accepted = all_accepted
+    service.audits.all_accepted = all_accepted
 
     refuted, *_, last = await handed_over(service, replace(DECODE, cache_salt="tenant"))
 

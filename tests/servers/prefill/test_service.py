@@ -35,6 +35,7 @@ from disagg.servers.prefill import service as services
 from disagg.servers.prefill.service import PrefillService
 from disagg.servers.run import make_service
 from tests.ports import free_ports
+from tests.servers.host.test_service import answer
 from tests.simulated import write_simulated
 from tests.values import of_type
 
@@ -113,7 +114,7 @@ def address(service: PrefillService, name: str) -> KVAddress:
 
 
 def prefill(service: PrefillService, body: PrefillBody) -> AsyncGenerator[Event, None]:
-    return service._prefill(body, Caller("r"))
+    return answer(service, "/prefill", body, Caller("r"))
 
 
 async def shipped(service: PrefillService, body: PrefillBody) -> ShippedEvent:
@@ -165,7 +166,7 @@ async def test_a_generated_answer_goes_on_after_the_tokens_of_another_host(tmp_p
 
         async def ids(*given: int) -> list[int]:
             body = GenerateBody(model="m", tokens=tuple(PROMPT), answer_tokens=given, sampling=Sampling(max_tokens=10))
-            *tokens, done = [event async for event in service._generate(body, Caller("r"))]
+            *tokens, done = [event async for event in answer(service, "/generate", body, Caller("r"))]
             finished = of_type(done, DoneEvent)
             assert (finished.completion_tokens, finished.prompt_tokens) == (10, len(PROMPT))
             return [token.id for event in tokens for token in of_type(event, TokensEvent).tokens]
@@ -218,7 +219,7 @@ async def test_a_request_ends_at_its_deadline_even_if_the_engine_is_stuck(
         body = GenerateBody(model="m", prompt="x", deadline_s=0.2)
         with pytest.raises(DeadlineExceeded):
             async with asyncio.timeout(PATIENCE_S):
-                await anext(service._generate(body, Caller("r")))
+                await anext(answer(service, "/generate", body, Caller("r")))
         assert service.busy
         go_on.set()
         await until_idle(service)
@@ -245,7 +246,7 @@ async def test_a_draining_host_refuses_what_has_not_begun_and_finishes_the_rest(
 
 
 async def collect(service: PrefillService, body: GenerateBody, caller: Caller | None = None) -> list[Event]:
-    return [event async for event in service._generate(body, caller or Caller("r"))]
+    return [event async for event in answer(service, "/generate", body, caller or Caller("r"))]
 
 
 @pytest.mark.parametrize(

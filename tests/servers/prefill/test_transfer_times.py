@@ -90,7 +90,7 @@ async def slow_prefill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Async
     """A prefill host that waits for its link when 1 MiB waits to be sent: an eighth of the prompt's KV."""
     monkeypatch.setattr(transfer, "SEND_BUFFER_BYTES", BUFFER_BYTES)
     async with serving(tmp_path, "m4-max") as service:
-        service._scheduler.policy = replace(service._scheduler.policy, behind_bytes=1 << 20)
+        service.scheduler.policy = replace(service.scheduler.policy, behind_bytes=1 << 20)
         yield service
 
 
