@@ -7,6 +7,6 @@ commands  what other threads want done on that thread
 """
 
 from disagg.engines.decoding.batch import Backend, Batch, Caches, Job
-from disagg.engines.decoding.engine import DecodeEngine
+from disagg.engines.decoding.engine import DecodeBounds, DecodeEngine
 
-__all__ = ["Backend", "Batch", "Caches", "DecodeEngine", "Job"]
+__all__ = ["Backend", "Batch", "Caches", "DecodeBounds", "DecodeEngine", "Job"]

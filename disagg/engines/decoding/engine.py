@@ -21,8 +21,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import replace
-from typing import Any, Final, TypeVar
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 import numpy
 import numpy.typing
@@ -38,15 +38,17 @@ from disagg.kv.received import ReceivedKV
 _log = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
 
-MAX_REQUESTS: Final = 1024
-"""Requests in an engine at once, decoding or waiting for a place in the batch: a bound, not a target."""
 
-# Steps between two updates of the batch's KV bytes while no request joins or leaves: an update takes about 25 us with
-# 48 layers, and caches grow every 256 tokens.
-_COUNT_STEPS = 64
+@dataclass(frozen=True, slots=True)
+class DecodeBounds:
+    """max_requests: in an engine at once, decoding or waiting for a place in the batch: a bound, not a target.
+    count_steps: between two updates of the batch's KV bytes while no request joins or leaves: an update takes about
+    25 us with 48 layers, and caches grow every 256 tokens. trim_after_s: without work, before memory is trimmed: a
+    request that follows at once would pay for the page faults, about 5 ms."""
 
-# Without work, before memory is trimmed: a request that follows at once would pay for the page faults, about 5 ms.
-_TRIM_AFTER_S = 1.0
+    max_requests: int = 1024
+    count_steps: int = 64
+    trim_after_s: float = 1.0
 
 
 def _ignore() -> None:
@@ -59,6 +61,8 @@ class DecodeEngine(ABC):
     opened: loads the model, on the engine's thread, and keeps what else that thread needs until it ends. The
     constructor returns once the engine serves, and raises what loading raises.
     """
+
+    bounds = DecodeBounds()
 
     def __init__(self, opened: Callable[[], AbstractContextManager[Backend]], *, name: str) -> None:
         self.on_beat: Callable[[], None] = _ignore
@@ -141,8 +145,9 @@ class DecodeEngine(ABC):
             self._require_open()
             if request.id in self._jobs:
                 raise RequestError(f"request {request.id} is already running", "give every request an id of its own")
-            if len(self._jobs) >= MAX_REQUESTS:
-                raise Overloaded(f"{MAX_REQUESTS} requests are already in the decode engine", "try again later")
+            if len(self._jobs) >= self.bounds.max_requests:
+                text = f"{self.bounds.max_requests} requests are already in the decode engine"
+                raise Overloaded(text, "try again later")
             self._jobs[request.id] = job
             self._commands.post(lambda: self._insert(job), lambda error: self._fail(job, error))
 
@@ -255,7 +260,7 @@ class DecodeEngine(ABC):
     def _wait(self) -> int | None:
         """Wait until there is work; returns the number of queued commands, None once the engine is closed."""
         with self._lock:
-            if self._lock.wait_for(self._has_work, _TRIM_AFTER_S):
+            if self._lock.wait_for(self._has_work, self.bounds.trim_after_s):
                 return None if self._closed else len(self._commands)
         self._backend.trim_memory()
         with self._lock:
@@ -337,7 +342,7 @@ class DecodeEngine(ABC):
         for job in finished:
             self._hold(job)
         self._steps += 1
-        if finished or self._steps % _COUNT_STEPS == 0:
+        if finished or self._steps % self.bounds.count_steps == 0:
             self._update_counters(finished)
         undelivered = [job for job, token in generated if not self._deliver(job, token)]
         for job in undelivered:

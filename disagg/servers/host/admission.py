@@ -19,8 +19,6 @@ from disagg.errors import Overloaded
 from disagg.shares import Counted, Places, next_in_turn
 
 MAX_RETRY_AFTER_S = 30
-LOOK_AGAIN_S = 1.0
-"""While some wait and turns are kept free: the keys for which they are kept are forgotten after a while."""
 
 
 def retry_after(wait_s: float) -> int:
@@ -31,10 +29,14 @@ def retry_after(wait_s: float) -> int:
 
 class Turns:
     """`limit` turns at a time, for which requests wait. The next one is that of the key that has fewest for its weight,
-    and of one key, of the request that came first."""
+    and of one key, of the request that came first.
 
-    def __init__(self, limit: int) -> None:
+    look_again_s: while some wait and turns are kept free: the keys for which they are kept are forgotten after a while.
+    """
+
+    def __init__(self, limit: int, look_again_s: float = 1.0) -> None:
         self.limit = limit
+        self._look_again_s = look_again_s
         self._counted = Counted()
         self._waiting: list[tuple[Share, asyncio.Future[None]]] = []
         self._timer: asyncio.TimerHandle | None = None
@@ -88,7 +90,7 @@ class Turns:
 
     def _look_again(self) -> None:
         if self._timer is None and self.taken < self.limit:
-            self._timer = asyncio.get_running_loop().call_later(LOOK_AGAIN_S, self._look)
+            self._timer = asyncio.get_running_loop().call_later(self._look_again_s, self._look)
 
     def _look(self) -> None:
         self._timer = None

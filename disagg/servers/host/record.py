@@ -28,7 +28,6 @@ from disagg.token import Tokens, token_path
 COMPUTING: Final[frozenset[Phase]] = frozenset({"tokenising", "computing the prompt", "generating"})
 """Phases in which this process works on a request."""
 PLACES: Final = 4096
-"""Requests that are noted down at a time; with more, the last ones are not."""
 MARKS: Final = 2  # of one request
 _ENTRY: Final = struct.Struct(f"<d{MARK_BYTES}s")
 _FREE: Final = _ENTRY.pack(0.0, b"")
@@ -48,14 +47,16 @@ class StatedVerdicts(NamedTuple):
 class RequestRecord:
     """The record of one server, and the strikes that its earlier ones gave. Without a path nothing is noted down."""
 
-    def __init__(self, name: str, path: Path | None = None, tokens: Tokens | None = None) -> None:
-        """name: of the host. tokens: the fleet's, under which marks are made. A file that cannot be used is logged."""
+    def __init__(self, name: str, path: Path | None = None, tokens: Tokens | None = None, places: int = PLACES) -> None:
+        """name: of the host. tokens: the fleet's, under which marks are made. places: requests that are noted down at a
+        time; with more, the last ones are not. A file that cannot be used is logged."""
         self._name = name
         self._tokens = tokens or Tokens("")
         self._policy: StrikePolicy = POLICY
+        self._places = places
         self.strikes = Strikes(self._policy)
         self._file: int | None = None
-        self._free = list(range(PLACES - 1, -1, -1))
+        self._free = list(range(places - 1, -1, -1))
         if path is not None:
             try:
                 self._open(path)
@@ -83,7 +84,7 @@ class RequestRecord:
         file, self._file = self._file, None  # first: engines' threads write, too
         if file is not None:
             with suppress(OSError):  # the file has gone, or its disk has
-                os.pwrite(file, _FREE * (MARKS * PLACES), self._offset(0))
+                os.pwrite(file, _FREE * (MARKS * self._places), self._offset(0))
             os.close(file)
 
     def note(self, of: Marks) -> int | None:
@@ -110,7 +111,7 @@ class RequestRecord:
 
     def _open(self, path: Path) -> None:
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        size = _ENTRY.size * (self._policy.kept + MARKS * PLACES)
+        size = _ENTRY.size * (self._policy.kept + MARKS * self._places)
         data = os.pread(self._file, size, 0)
         found = [_ENTRY.unpack_from(data, at) for at in range(0, len(data) - _ENTRY.size + 1, _ENTRY.size)]
         known = [(mark.hex(), at) for at, mark in found[: self._policy.kept] if at]

@@ -12,8 +12,7 @@ import pytest
 from disagg.api.layout import LayerLayout, Layout
 from disagg.api.sampling import Sampling
 from disagg.engines.base import DecodeRequest, DecodeTiming, EngineInfo, Token
-from disagg.engines.decoding import Caches, DecodeEngine, Job
-from disagg.engines.decoding import engine as module
+from disagg.engines.decoding import Caches, DecodeBounds, DecodeEngine, Job
 from disagg.engines.model.prefix_cache import PrefixCache
 from disagg.engines.model.text import PromptTokenizer
 from disagg.errors import Cancelled, ModelError, Overloaded
@@ -172,8 +171,8 @@ def test_a_request_that_is_cancelled_hears_nothing_more(toy: Toy) -> None:
     assert (collector.tokens, collector.error, toy.running) == ([], None, 0)
 
 
-def test_no_more_requests_than_the_bound_are_taken(toy: Toy, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MAX_REQUESTS", 0)
+def test_no_more_requests_than_the_bound_are_taken(toy: Toy) -> None:
+    toy.bounds = DecodeBounds(max_requests=0)
     with pytest.raises(Overloaded):
         submit(toy, "a")
 

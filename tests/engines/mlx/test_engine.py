@@ -21,7 +21,7 @@ from mlx_lm.generate import BatchGenerator
 from disagg.api.sampling import Sampling
 from disagg.config import EngineOptions
 from disagg.engines.base import DecodeRequest
-from disagg.engines.decoding import engine as decoding_engine
+from disagg.engines.decoding import DecodeBounds
 from disagg.engines.mlx import memory as mlx_memory
 from disagg.engines.mlx import passes as mlx_chunk
 from disagg.engines.mlx.engine import MLXDecodeEngine
@@ -51,6 +51,7 @@ def engine(tiny: TinyModel) -> Iterator[MLXDecodeEngine]:
 @pytest.fixture(autouse=True)
 def left_idle(engine: MLXDecodeEngine) -> Iterator[None]:
     yield
+    engine.bounds = DecodeBounds()
     wait_until(lambda: idle(engine))
 
 
@@ -394,9 +395,7 @@ def test_a_failing_step_fails_the_batch_with_a_clear_error_and_the_engine_goes_o
     assert start(engine, prompt(20), max_tokens=10).result() == expected
 
 
-def test_requests_that_cannot_be_run_are_refused_at_once(
-    engine: MLXDecodeEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_requests_that_cannot_be_run_are_refused_at_once(engine: MLXDecodeEngine) -> None:
     with pytest.raises(RequestError, match="the prompt is empty"):
         start(engine, [])
     with pytest.raises(RequestError, match="temperature: "):
@@ -405,7 +404,7 @@ def test_requests_that_cannot_be_run_are_refused_at_once(
     engine.submit(DecodeRequest("twice", prompt(5), Sampling(max_tokens=400, ignore_eos=True)), running)
     with pytest.raises(RequestError, match="twice is already running"):
         engine.submit(DecodeRequest("twice", prompt(5), Sampling()), Collector())
-    monkeypatch.setattr("disagg.engines.decoding.engine.MAX_REQUESTS", 1)
+    engine.bounds = DecodeBounds(max_requests=1)
     with pytest.raises(Overloaded):
         start(engine, prompt(5))
     engine.cancel("twice")
@@ -521,7 +520,7 @@ def test_a_batch_from_which_nothing_can_be_removed_fails_its_requests_and_the_en
 def test_a_batch_that_cannot_be_measured_fails_its_requests_finished_ones_too(
     engine: MLXDecodeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(decoding_engine, "_COUNT_STEPS", 1 << 30)  # measured when the short answer ends, not before
+    engine.bounds = DecodeBounds(count_steps=1 << 30)  # measured when the short answer ends, not before
 
     class Breaking(Collector):
         def on_tokens(self, tokens: Any, timing: Any) -> None:
@@ -565,13 +564,16 @@ def test_mlx_keeps_no_more_freed_buffers_than_it_may(tiny: TinyModel) -> None:
     assert mx.set_cache_limit(usual) == MAX_CACHE_BYTES
 
 
+class Hasty(MLXDecodeEngine):
+    bounds = DecodeBounds(trim_after_s=0.01)
+
+
 def test_memory_is_trimmed_when_no_request_is_left_and_again_after_the_next_one(
     tiny: TinyModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     idle = threading.Semaphore(0)
-    monkeypatch.setattr(decoding_engine, "_TRIM_AFTER_S", 0.01)
     monkeypatch.setattr(mlx_memory, "trim_memory", idle.release)
-    engine = MLXDecodeEngine(tiny("llama"), 8192, OPTIONS)
+    engine = Hasty(tiny("llama"), 8192, OPTIONS)
     try:
         assert idle.acquire(timeout=60)
         start(engine, prompt(16), max_tokens=3).result()

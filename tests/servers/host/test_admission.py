@@ -91,8 +91,7 @@ async def test_the_next_turn_is_that_of_the_key_that_has_fewest() -> None:
 
 
 async def test_turns_that_are_kept_free_for_a_key_are_given_once_it_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("disagg.servers.host.admission.LOOK_AGAIN_S", 0.01)
-    turns, gone = Turns(2), ExitStack()
+    turns, gone = Turns(2, look_again_s=0.01), ExitStack()
     monkeypatch.setattr("disagg.shares.PRESENT_S", 0.1)
     await turns.take(B, gone)
     gone.close()

@@ -13,13 +13,12 @@ from msgspec import structs
 
 from disagg.api.requests import GenerateBody, PrefillBody
 from disagg.errors import RequestEndedHosts
-from disagg.servers.host import record
-from disagg.servers.host.record import RequestRecord
+from disagg.servers.host.record import PLACES, RequestRecord
 from disagg.servers.host.request import Phase
 from disagg.strikes import marks
 from disagg.token import Tokens
 
-Start = Callable[[], RequestRecord]
+Start = Callable[..., RequestRecord]
 TOKENS = Tokens("a token of the fleet that nobody guesses")
 
 
@@ -38,8 +37,8 @@ def start(path: Path) -> Iterator[Start]:
     descriptor is closed at the test's end."""
     opened = list[RequestRecord]()
 
-    def begin() -> RequestRecord:
-        opened.append(RequestRecord("host", path, TOKENS))
+    def begin(places: int = PLACES) -> RequestRecord:
+        opened.append(RequestRecord("host", path, TOKENS, places))
         return opened[-1]
 
     yield begin
@@ -162,17 +161,14 @@ def test_a_server_that_cannot_write_the_file_serves_without_it(
     assert "requests_not_recorded" in caplog.text
 
 
-def test_more_requests_than_places_are_served_and_places_are_used_again(
-    start: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(record, "PLACES", 2)
-    server = start()
+def test_more_requests_than_places_are_served_and_places_are_used_again(start: Start) -> None:
+    server = start(2)
     requests = [server.admit(body(str(number))) for number in range(3)]
     for request in requests:
         request.entered("generating")
     requests[0].ended()
     server.admit(body("3")).entered("generating")
-    again = start()
+    again = start(2)
     assert [strikes(again, str(number)) for number in range(4)] == [0, 1, 0, 1]
 
 
@@ -184,4 +180,4 @@ def test_an_engines_thread_and_the_end_of_a_request_may_meet(start: Start) -> No
         thread.start()
         request.ended()
         thread.join()
-    assert strikes(start()) == 0 and len(server._free) == record.PLACES
+    assert strikes(start()) == 0 and len(server._free) == PLACES

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import re
+from itertools import islice
 
 import pytest
 
 from disagg.engines.model.format import HARMONY
-from disagg.servers.output import tool_calls
 from disagg.servers.output.forced import Forced
 from disagg.servers.output.harmony import MAX_HEADER_CHARS, Harmony
 from disagg.servers.output.part import Plain
+from disagg.servers.output.tool_calls import MAX_CALL_CHARS
 from tests.servers.output.texts import Texts, cuts, run
 
 MARKS = {name: 1000 + number for number, name in enumerate(HARMONY)}
@@ -27,8 +28,8 @@ def found(text: str, cut: int, stop: str = "", *, with_tools: bool = True) -> li
         if (name := piece[2:-2]) in MARKS and piece.startswith("<|"):
             tokens.append(MARKS[name])
         elif piece:
-            ways = list(cuts(piece))
-            for part in ways[cut % len(ways)]:
+            ways = len(piece) + 3
+            for part in next(islice(cuts(piece), cut % ways, None)):
                 tokens.append(len(texts))
                 texts.append(part)
     one = Harmony(lambda: Texts(texts, [stop] if stop else []), MARKS, with_tools=with_tools)
@@ -66,10 +67,10 @@ def test_stop_strings_count_in_messages_and_not_in_their_headers() -> None:
     assert found(FINAL, 1, stop=" 42") == [("text", "It is")]
 
 
-def test_arguments_beyond_the_limit_are_text_and_no_longer_held_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    for limit, kind in ((len('{"city": "Ulm"}'), "call"), (len('{"city": "Ulm"}') - 1, "text")):
-        monkeypatch.setattr(tool_calls, "MAX_CALL_CHARS", limit)
-        assert [part[0] for part in found(CALL, 0)] == [kind]
+def test_arguments_beyond_the_limit_are_text_and_no_longer_held_back() -> None:
+    for chars, kind in ((MAX_CALL_CHARS, "call"), (MAX_CALL_CHARS + 1, "text")):
+        arguments = '{"city": "Ulm"'.ljust(chars - 1) + "}"
+        assert [part[0] for part in found(CALL.replace('{"city": "Ulm"}', arguments), 0)] == [kind]
 
 
 def test_a_header_that_goes_on_for_ever_is_cut() -> None:
@@ -77,8 +78,7 @@ def test_a_header_that_goes_on_for_ever_is_cut() -> None:
     assert [part for _ in range(3) for part in one.push(0)] == [] and len(one._header) == MAX_HEADER_CHARS
 
 
-def test_a_forced_call_beyond_the_limit_is_text_and_no_longer_held_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    text = '{"name": "f", "arguments": {}}'
-    for limit, kind in ((len(text), "call"), (len(text) - 1, "text")):
-        monkeypatch.setattr(tool_calls, "MAX_CALL_CHARS", limit)
+def test_a_forced_call_beyond_the_limit_is_text_and_no_longer_held_back() -> None:
+    for chars, kind in ((MAX_CALL_CHARS, "call"), (MAX_CALL_CHARS + 1, "text")):
+        text = '{"name": "f", "arguments": {}'.ljust(chars - 1) + "}"
         assert [part.kind for part in run(Forced(Plain(Texts([text]))), [0])] == [kind]

@@ -10,8 +10,8 @@ import pytest
 
 from disagg.api.requests import Tool
 from disagg.engines.model.format import ToolFormat
-from disagg.servers.output import tool_calls
 from disagg.servers.output.marked import MAX_BLANKS, Marked, Marks
+from disagg.servers.output.tool_calls import MAX_CALL_CHARS, parsed
 from tests.servers.output.texts import Texts, cuts, run
 
 THINK = ("<think>", "</think>")
@@ -99,11 +99,11 @@ def test_every_call_has_an_id_of_its_own() -> None:
     assert len(ids) == len(set(ids)) == 2 and all(id.startswith("call_") for id in ids)
 
 
-def test_a_call_beyond_the_limit_stays_text(monkeypatch: pytest.MonkeyPatch) -> None:
-    inside = len(HERMES) - len("<tool_call></tool_call>")
-    for limit, kinds in ((inside, ["call"]), (inside - 1, ["text"])):
-        monkeypatch.setattr(tool_calls, "MAX_CALL_CHARS", limit)
-        found = run(Marked(Texts([HERMES]), Marks(None, form("json_tools")), TOOLS), range(1))
+def test_a_call_beyond_the_limit_stays_text() -> None:
+    start, end = "<tool_call>", "</tool_call>"
+    for chars, kinds in ((MAX_CALL_CHARS, ["call"]), (MAX_CALL_CHARS + 1, ["text"])):
+        text = HERMES.removesuffix(end).ljust(len(start) + chars) + end
+        found = run(Marked(Texts([text]), Marks(None, form("json_tools")), TOOLS), range(1))
         assert [part.kind for part in found] == kinds
 
 
@@ -114,17 +114,16 @@ def test_a_model_that_writes_blanks_for_ever_has_few_of_them_held_back() -> None
 
 
 @pytest.mark.parametrize("state", ["ended", "not ended"])
-def test_a_call_that_grows_beyond_the_limit_is_no_longer_held_back(state: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tool_calls, "MAX_CALL_CHARS", 10)
-    texts = ["<tool_call>", "123456", "78901", "</tool_call>"][: None if state == "ended" else 3]
+def test_a_call_that_grows_beyond_the_limit_is_no_longer_held_back(state: str) -> None:
+    long = "x" * MAX_CALL_CHARS
+    texts = ["<tool_call>", long, "1", "</tool_call>"][: None if state == "ended" else 3]
     one = Marked(Texts(texts), Marks(None, form("json_tools")), TOOLS)
-    assert [part.text for token in range(3) for part in one.push(token)] == ["<tool_call>12345678901"]
+    assert [part.text for token in range(3) for part in one.push(token)] == [f"<tool_call>{long}1"]
     assert not one._held
 
 
-def test_a_parser_that_takes_too_long_is_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_parser_that_takes_too_long_is_interrupted() -> None:
     """It holds the interpreter's lock, so that no thread could go on meanwhile."""
-    monkeypatch.setattr(tool_calls, "PARSE_S", 0.05)
     began = time.monotonic()
-    assert tool_calls.parsed("f<arg_key>a</arg_key><arg_value>" * 3000, form("glm47"), TOOLS) is None
+    assert parsed("f<arg_key>a</arg_key><arg_value>" * 3000, form("glm47"), TOOLS) is None
     assert time.monotonic() - began < 5
