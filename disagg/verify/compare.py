@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy
 
@@ -69,9 +69,8 @@ class Runs:
     decode_again: EngineRun
 
 
-@dataclass(frozen=True, slots=True)
-class Comparisons:
-    """The comparisons of a VerifyReport."""
+class Comparisons(NamedTuple):
+    """The comparisons of a VerifyReport, under the names that it has for them."""
 
     handoff_vs_prefill: RunComparison
     handoff_vs_decode: RunComparison
@@ -105,13 +104,22 @@ def compare(run: EngineRun, other: EngineRun) -> RunComparison:
         difference = max(difference, float(numpy.abs(ours - theirs).max()))
         divergences.append(float((numpy.exp(theirs) * (theirs - ours)).sum()))
         agreeing += int(ours.argmax() == theirs.argmax())
-    low, high = interval(agreeing, len(divergences))
+    equal = len(run.tokens) if divergence is None else divergence
+    return _comparison(equal, divergence, difference, divergences, agreeing)
+
+
+def _comparison(
+    equal: int, first: int | None, difference: float, divergences: Sequence[float], agreeing: int
+) -> RunComparison:
+    """divergences: the KL at each position. agreeing: the positions whose likeliest token is the same."""
+    positions = len(divergences)
+    low, high = interval(agreeing, positions)
     return RunComparison(
-        equal_tokens=len(run.tokens) if divergence is None else divergence,
-        first_divergence=divergence,
+        equal_tokens=equal,
+        first_divergence=first,
         max_logit_diff=difference,
-        mean_kl=max(0.0, math.fsum(divergences) / len(divergences)),
-        top1=agreeing / len(divergences),
+        mean_kl=max(0.0, math.fsum(divergences) / positions),
+        top1=agreeing / positions,
         top1_low=low,
         top1_high=high,
     )
@@ -197,16 +205,7 @@ def compare_answers(ours: Sequence[Answer], theirs: Sequence[Answer]) -> RunComp
                 first = place if first is None else min(first, place)
                 break
             equal += 1
-    low, high = interval(equal, len(divergences))
-    return RunComparison(
-        equal_tokens=equal,
-        first_divergence=first,
-        max_logit_diff=difference,
-        mean_kl=math.fsum(divergences) / len(divergences),
-        top1=equal / len(divergences),
-        top1_low=low,
-        top1_high=high,
-    )
+    return _comparison(equal, first, difference, divergences, equal)
 
 
 def _shared(one: TokenLogprob, other: TokenLogprob) -> Mapping[int, tuple[float, float]]:
