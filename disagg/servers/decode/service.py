@@ -46,7 +46,7 @@ from disagg.servers.host.report import Figures
 from disagg.servers.host.request import ActiveRequest, Caller
 from disagg.servers.host.service import Service, ServiceCall
 from disagg.servers.host.work import on_daemon_thread
-from disagg.servers.output.answer import GrowingAnswer, begin_answer, constraint_of, rest_of, warm_up_tokenizer
+from disagg.servers.output.answer import GrowingAnswer, begin_answer, constraint_of, rest_of
 
 KEEP_SHARE = 4
 """One part in so many of max_kv_bytes may lie idle, for later transfers: fresh memory costs more than a transfer."""
@@ -61,10 +61,9 @@ class DecodeService(Service[DecodeEngine]):
         self, fleet: Fleet, host: Host, make_engine: Callable[[], DecodeEngine], unused_s: float = UNUSED_S
     ) -> None:
         options = host.engine
-        super().__init__(fleet, host, Admission(options.max_batch, host.queue_size))
+        super().__init__(fleet, host, Admission(options.max_batch, host.queue_size), make_engine)
         assert host.kv_port is not None, "config requires kv_port on decode hosts"
         self._kv_address = KVAddress(host.kv_address, host.kv_port)
-        self._make_engine = make_engine
         self._bridge: TokenBridge  # set with the engine
         places = options.max_batch + host.queue_size
         arenas = Arenas(self._allocate, keep_bytes=options.max_kv_bytes // KEEP_SHARE, left=lambda: self._memory.left)
@@ -112,22 +111,14 @@ class DecodeService(Service[DecodeEngine]):
         engine = await on_daemon_thread(self._prepare, "load")
         self._bridge = TokenBridge()
         engine.after_step(self._bridge.flush)
-        engine.on_beat = self.progress.beat
         self._engine = engine
         self.audits = Audits(self.host.engine, engine.info)
         self.state = "ok"
 
-    def _prepare(self) -> DecodeEngine:
-        engine = self._make_engine()
-        engine.warm_up()
-        warm_up_tokenizer(engine.tokenizer)
-        return engine
-
     async def close(self) -> None:
         if self._kv_server:
             await asyncio.to_thread(self._kv_server.close)
-        if self._engine:
-            await asyncio.to_thread(self._engine.close)
+        await super().close()
 
     def endpoints(self) -> Sequence[ServiceCall[Any]]:
         return [

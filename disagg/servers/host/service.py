@@ -59,8 +59,9 @@ class ServiceCall(Generic[Body]):
 class Service(ReportingHost[Engine]):
     """One host's server, without HTTP. `load` runs once; until it returns only health and status answer."""
 
-    def __init__(self, fleet: Fleet, host: Host, admission: Admission) -> None:
+    def __init__(self, fleet: Fleet, host: Host, admission: Admission, make_engine: Callable[[], Engine]) -> None:
         super().__init__(fleet, host, admission)
+        self._make_engine = make_engine
         self.leases = Leases()
         self._counts = Places(max(1, int(COUNTS * admission.limit)))  # of calls of POST /count
 
@@ -84,9 +85,20 @@ class Service(ReportingHost[Engine]):
     async def load(self) -> None:
         """Load the model, warm up, open what must be open. Sets `state` to ok."""
 
-    @abstractmethod
+    def _prepare(self) -> Engine:
+        """Load the engine, run every kernel once, and let the tokenizer make what it makes on first use: seconds of
+        work for a large one, which the event loop must not do."""
+        engine = self._make_engine()
+        engine.warm_up()
+        _ = engine.tokenizer.format
+        engine.tokenizer.token_bytes(engine.tokenizer.encode("a")[0])
+        engine.on_beat = self.progress.beat
+        return engine
+
     async def close(self) -> None:
         """Stop the engine and close everything that `load` opened."""
+        if self._engine is not None:
+            await asyncio.to_thread(self._engine.close)
 
     @abstractmethod
     def endpoints(self) -> Sequence[ServiceCall[Any]]:

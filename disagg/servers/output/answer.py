@@ -167,12 +167,6 @@ async def rest_of(
                 yield event
 
 
-def warm_up_tokenizer(tokenizer: PromptTokenizer) -> None:
-    """What a tokenizer makes on first use: seconds of work for a large one, which the event loop must not do."""
-    _ = tokenizer.format
-    tokenizer.token_bytes(tokenizer.encode("a")[0])
-
-
 async def begin_answer(
     request: ActiveRequest, engine: PrefillEngine | DecodeEngine, body: GenerateBody, work: RequestWork
 ) -> GrowingAnswer:

@@ -29,7 +29,7 @@ from disagg.servers.host.report import Figures
 from disagg.servers.host.request import STATE_S, ActiveRequest, Caller, Phase
 from disagg.servers.host.service import Service, ServiceCall
 from disagg.servers.host.work import on_daemon_thread
-from disagg.servers.output.answer import GrowingAnswer, begin_answer, rest_of, warm_up_tokenizer
+from disagg.servers.output.answer import GrowingAnswer, begin_answer, rest_of
 from disagg.servers.prefill.delivery import MeasuredRates, choose_form, delivery_by
 from disagg.servers.prefill.order import ON_CPU, Policy
 from disagg.servers.prefill.scheduler import PromptJob, Scheduler
@@ -45,8 +45,7 @@ class PrefillService(Service[PrefillEngine]):
     def __init__(self, fleet: Fleet, host: Host, make_engine: Callable[[], PrefillEngine]) -> None:
         context = fleet.models[host.model].context
         policy = Policy(host.engine.chunk_tokens, host.engine.prompts_kv_bytes, QUEUE_CONTEXTS * context)
-        super().__init__(fleet, host, Admission(policy.started, host.queue_size))
-        self._make_engine = make_engine
+        super().__init__(fleet, host, Admission(policy.started, host.queue_size), make_engine)
         self.scheduler = Scheduler(policy, self.progress.beat)
         self._rates = MeasuredRates()
 
@@ -97,18 +96,9 @@ class PrefillService(Service[PrefillEngine]):
         self.scheduler.policy = replace(self.scheduler.policy, together=self._engine.together, kv_bytes=kv_bytes)
         self.state = "ok"
 
-    def _prepare(self) -> PrefillEngine:
-        """Load, and run every kernel once."""
-        engine = self._make_engine()
-        engine.warm_up()
-        warm_up_tokenizer(engine.tokenizer)
-        engine.on_beat = self.progress.beat
-        return engine
-
     async def close(self) -> None:
         await asyncio.to_thread(self.scheduler.close)
-        if self._engine is not None:
-            await asyncio.to_thread(self._engine.close)
+        await super().close()
 
     def endpoints(self) -> Sequence[ServiceCall[Any]]:
         return [
