@@ -2,7 +2,7 @@
 # The demo fleet, a gateway in front of it, and the page. Ctrl-C stops what was started here.
 set -euo pipefail
 cd "$(dirname "$0")"
-export DISAGG_CONFIG=${DISAGG_CONFIG:-$PWD/../../disagg/demo/hosts.toml}
+export DISAGG_CONFIG=${DISAGG_CONFIG:-$(cd ../.. && pwd)/disagg/demo/hosts.toml}
 gateway_port=${GATEWAY_PORT:-8080} page_port=${PAGE_PORT:-8090}
 page=http://127.0.0.1:$page_port
 # A fleet of which anything runs before is left running.

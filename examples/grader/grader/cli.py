@@ -13,6 +13,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Column
 
 from grader import pipeline, report, rubric
 from grader.errors import GraderError
@@ -49,7 +50,7 @@ def grade(
         out.write_text(report.table(kept, name, loaded.rubric), "utf-8")
     except (GraderError, OSError, sqlite3.Error) as error:
         raise SystemExit(f"grade: {error}") from error
-    Console(stderr=True).print(f"{out}: {len(notebooks)} notebooks, {failed} not graded")
+    Console(stderr=True).print(f"{out}: {len(notebooks)} notebook{'s'[: len(notebooks) != 1]}, {failed} not graded")
     sys.exit(1 if failed else 0)
 
 
@@ -59,11 +60,22 @@ def bounded(path: Path) -> bytes:
         return file.read(MAX_BYTES + 1)
 
 
+def layer_bars(console: Console) -> Progress:
+    """A layer's name, bar, count and time, whole on 80 columns, too; then the detail, as far as it fits."""
+    columns = (
+        TextColumn("{task.description:>11}", table_column=Column(min_width=11, no_wrap=True)),
+        BarColumn(10, table_column=Column(min_width=10, no_wrap=True)),
+        MofNCompleteColumn(table_column=Column(min_width=7, no_wrap=True)),
+        TimeElapsedColumn(table_column=Column(min_width=7, no_wrap=True)),
+        TextColumn("{task.fields[detail]}", markup=False, table_column=Column(no_wrap=True, overflow="ellipsis")),
+    )
+    return Progress(*columns, console=console)
+
+
 async def run(store: Store, assignment: Assignment, batch: str, url: str) -> int:
     """Grade what is queued, with a bar per layer. Returns the number of notebooks that failed."""
     total = len(store.batch(batch))
-    columns = (TextColumn("{task.description:>11}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, TextColumn("{task.fields[detail]}", markup=False), console=Console(stderr=True)) as bars:
+    with layer_bars(Console(stderr=True)) as bars:
         done = sum(one.state == "done" for one in store.batch(batch))
         names = (*LAYERS, None)
         tasks = {layer: bars.add_task(layer or "notebooks", total=total, completed=done, detail="") for layer in names}

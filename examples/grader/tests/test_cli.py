@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from grader import cli, rubric
 from grader.pipeline import LAYERS
@@ -63,3 +65,14 @@ async def test_the_bars_of_a_batch_that_goes_on_begin_with_what_was_graded(
     store.requeue("b", ("running", "failed"))
     assert await cli.run(store, SAMPLE, "b", "http://127.0.0.1:9/v1") == 1
     assert bars(capsys.readouterr().err) == far("4/4", "3/4")
+
+
+@pytest.mark.parametrize("columns", [60, 80])
+def test_on_a_narrow_terminal_names_and_counts_are_whole_and_the_detail_is_cut(columns: int) -> None:
+    console = Console(file=io.StringIO(), width=columns, force_terminal=False)
+    with console.capture() as captured, cli.layer_bars(console) as shown:
+        for layer in LAYERS:
+            shown.add_task(layer, total=200, completed=7, detail="x" * 100)
+    lines = captured.get().splitlines()
+    assert [line.split()[0] for line in lines if line] == list(LAYERS)
+    assert all(" 7/200 " in line and len(line) <= columns for line in lines if line)
