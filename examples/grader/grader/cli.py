@@ -64,7 +64,7 @@ def layer_bars(console: Console) -> Progress:
     """A layer's name, bar, count and time, whole on 80 columns, too; then the detail, as far as it fits."""
     columns = (
         TextColumn("{task.description:>11}", table_column=Column(min_width=11, no_wrap=True)),
-        BarColumn(10, table_column=Column(min_width=10, no_wrap=True)),
+        BarColumn(10),
         MofNCompleteColumn(table_column=Column(min_width=7, no_wrap=True)),
         TimeElapsedColumn(table_column=Column(min_width=7, no_wrap=True)),
         TextColumn("{task.fields[detail]}", markup=False, table_column=Column(no_wrap=True, overflow="ellipsis")),
