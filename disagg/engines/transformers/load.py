@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -88,7 +89,24 @@ def _is_of_text(config: Any) -> bool:
     return known and MODEL_FOR_CAUSAL_LM_MAPPING[type(config)].__name__.endswith("ForCausalLM")
 
 
-def quantization(name: str | None) -> dict[str, Any]:
+class MXFP4Support(NamedTuple):
+    """What there is of what MXFP4 weights need. capability: of the CUDA device, (0, 0) without one. triton, kernels:
+    these packages, in versions that transformers takes."""
+
+    capability: tuple[int, int]
+    triton: bool
+    kernels: bool
+
+
+def mxfp4_support() -> MXFP4Support:
+    """That of this machine."""
+    from transformers.utils import is_kernels_available, is_triton_available
+
+    capability = torch.cuda.get_device_capability() if torch.cuda.is_available() else (0, 0)
+    return MXFP4Support(capability, is_triton_available("3.4.0"), is_kernels_available())
+
+
+def quantization(name: str | None, support: Callable[[], MXFP4Support] = mxfp4_support) -> dict[str, Any]:
     """from_pretrained's arguments for weight-only `int8` or `int4` by torchao. {} for None, because
     quantization_config=None would override the checkpoint's own.
 
@@ -99,7 +117,7 @@ def quantization(name: str | None) -> dict[str, Any]:
     if name is None:
         return {}
     if name == "mxfp4":
-        _require_mxfp4()
+        _require_mxfp4(support())
         return {}
     try:
         from torchao.quantization import Int4WeightOnlyConfig, Int8WeightOnlyConfig
@@ -126,15 +144,12 @@ def require_mxfp4_weights(path: Path) -> None:
         )
 
 
-def _require_mxfp4() -> None:
+def _require_mxfp4(support: MXFP4Support) -> None:
     """Raise ModelError if transformers would warn and dequantise MXFP4 to four times its size."""
-    from transformers.utils import is_kernels_available, is_triton_available
-
     missing = {
-        "a CUDA device of compute capability 7.5 or newer": not torch.cuda.is_available()
-        or torch.cuda.get_device_capability() < (7, 5),
-        "triton 3.4 or newer": not is_triton_available("3.4.0"),
-        "the package kernels in a version that this transformers takes": not is_kernels_available(),
+        "a CUDA device of compute capability 7.5 or newer": support.capability < (7, 5),
+        "triton 3.4 or newer": not support.triton,
+        "the package kernels in a version that this transformers takes": not support.kernels,
     }
     if lacking := [what for what, is_missing in missing.items() if is_missing]:
         raise ModelError(

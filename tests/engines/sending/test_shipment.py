@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import select
 import socket
 import threading
@@ -14,6 +15,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from disagg import logs
 from disagg.api.delivery import KVOrder, KVProgress, KVReport, ReportHello
 from disagg.api.requests import KVAddress
 from disagg.engines.sending.reports import Awaited, Reports
@@ -225,19 +227,21 @@ def test_a_shipment_that_cannot_be_made_leaves_nothing_and_is_reported(
 
 
 def test_an_engine_that_cannot_be_reached_is_logged_with_its_address(
-    receiver: Receiver, reports: Reports, monkeypatch: pytest.MonkeyPatch
+    receiver: Receiver, reports: Reports, caplog: pytest.LogCaptureFixture
 ) -> None:
     cache = Cache.random(mixed_layout(), 9)
     slot, awaited = receiver.issue(cache), reports.expect("an id of sixteen")
     with socket.create_server(("127.0.0.1", 0)) as server:
         nobody = KVAddress(*server.getsockname())
-    logged: list[tuple[str, str]] = []
-    log = SimpleNamespace(error=lambda event, extra: logged.append((event, extra["fields"]["message"])))
-    monkeypatch.setattr("disagg.engines.sending.shipment.logs", SimpleNamespace(log=log))
     Shipment(msgspec.structs.replace(order(receiver, reports, slot, awaited), report=nobody), header_for(slot))
-    wait_until(lambda: bool(logged))
-    ((event, message),) = logged
-    assert event == "kv_report_failed" and f"{nobody.host}:{nobody.port}" in message
+
+    def logged() -> list[logging.LogRecord]:
+        return [one for one in caplog.records if one.name == logs.log.name]
+
+    wait_until(lambda: bool(logged()))
+    (record,) = logged()
+    message = record.fields["message"]  # type: ignore[attr-defined]  # of logs.event
+    assert record.getMessage() == "kv_report_failed" and f"{nobody.host}:{nobody.port}" in message
 
 
 def test_descriptors_above_1023_are_waited_for(

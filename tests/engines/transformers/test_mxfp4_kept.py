@@ -6,29 +6,27 @@ from pathlib import Path
 
 import pytest
 import torch
-import transformers.utils
 
-from disagg.engines.transformers.load import quantization, require_mxfp4_weights
+from disagg.engines.transformers.load import MXFP4Support, quantization, require_mxfp4_weights
 from disagg.errors import ModelError
 
 
-def test_without_cuda_or_kernels_mxfp4_is_refused_with_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(transformers.utils, "is_triton_available", lambda version: True)
-    monkeypatch.setattr(transformers.utils, "is_kernels_available", lambda: False)
+def test_without_cuda_or_kernels_mxfp4_is_refused_with_what_is_missing() -> None:
     with pytest.raises(ModelError) as caught:
-        quantization("mxfp4")
+        quantization("mxfp4", lambda: MXFP4Support((0, 0), triton=True, kernels=False))
     assert "needs a CUDA device of compute capability 7.5 or newer and the package kernels" in caught.value.message
     assert "triton" not in caught.value.message
     assert "'.[prefill,quantize]' in a clone" in caught.value.hint
 
 
-def test_where_transformers_keeps_mxfp4_it_loads_the_checkpoint_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (12, 1))
-    monkeypatch.setattr(transformers.utils, "is_triton_available", lambda version: True)
-    monkeypatch.setattr(transformers.utils, "is_kernels_available", lambda: True)
-    assert quantization("mxfp4") == {}
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has CUDA")
+def test_a_machine_without_cuda_refuses_mxfp4() -> None:
+    with pytest.raises(ModelError, match="needs a CUDA device"):
+        quantization("mxfp4")
+
+
+def test_where_transformers_keeps_mxfp4_it_loads_the_checkpoint_as_it_is() -> None:
+    assert quantization("mxfp4", lambda: MXFP4Support((12, 1), triton=True, kernels=True)) == {}
 
 
 @pytest.mark.parametrize("config", ["{}", '{"quantization_config": {"quant_method": "fp8"}}'])
