@@ -90,6 +90,8 @@ class Program(CommandGroup):
         self.commands = _Commands(self.commands)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args == ["gateway"]:  # a group whose only command was `endpoints`: alone it must start nothing
+            args = [*args, "--help"]
         return super().resolve_command(ctx, [*OTHER_WORDS.get(args[0], args[:1]), *args[1:]])
 
     def list_commands(self, ctx: Any) -> list[str]:

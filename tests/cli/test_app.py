@@ -265,6 +265,11 @@ def test_other_words_for_a_command_are_understood_and_not_listed(
     assert words not in typer.main.get_command(app.app).commands  # type: ignore[attr-defined]  # of a group
 
 
+def test_gateway_alone_starts_no_gateway(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("gateway") == 0
+    assert "Usage: disagg serve" in capsys.readouterr().out
+
+
 def test_a_mistyped_command_is_told_what_it_may_have_been(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("statsu") == 2
     assert "no such command 'statsu'. Did you mean 'status'" in capsys.readouterr().err
