@@ -29,7 +29,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -106,7 +106,8 @@ def main() -> None:
         print(json.dumps([asdict(metrics) for metrics in drive(args.drive, args)]))
         return
     setup = Setup(shape(args.shape), device(args.prefill), device(args.decode), Link(args.gbit or 100.0), args.dtype)
-    gbit = args.gbit if args.share is None else shared_link(setup, args)
+    if (gbit := args.gbit if args.share is None else shared_link(setup, args)) is not None:
+        setup = replace(setup, link=Link(gbit))
     with tempfile.TemporaryDirectory(prefix="disagg-simulated-pair-") as folder, ExitStack() as stack:
         link = stack.enter_context(shaped_link(gbit)) if gbit else None
         hosts = write_hosts(Path(folder), args, link)
