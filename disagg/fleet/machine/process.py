@@ -92,14 +92,17 @@ def identity(pid: int) -> str | None:
 
 
 def _linux_identity(pid: int) -> str | None:
-    """Boot id and start tick: psutil's create_time() changes when the wall clock is set, these do not."""
+    """Boot id and start tick: psutil's create_time() changes when the wall clock is set, these do not.
+
+    A killed process is a zombie with threads until the last of them has ended, and holds its ports until then.
+    """
     try:
         fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
         return None
-    state, start_tick = fields[0], fields[19]
+    state, threads, start_tick = fields[0], int(fields[17]), fields[19]
     boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-    return None if state in "ZX" else f"{boot}:{start_tick}"
+    return None if state in "ZX" and threads <= 1 else f"{boot}:{start_tick}"
 
 
 def end(pid: int, expected: str, grace_s: float) -> bool:

@@ -328,11 +328,14 @@ def _signal_group(pid: int, number: int) -> None:
 
 
 def _began(pid: int) -> str:
-    """A process's start time from ps: distinguishes it from a later one with the same pid. "" for none or a zombie."""
+    """A process's start time from ps: distinguishes it from a later one with the same pid. "" for none or a zombie.
+
+    A zombie with threads ("l") still holds its ports.
+    """
     argv = ["ps", "-p", str(pid), "-o", "stat=,lstart="]
     done = subprocess.run(argv, capture_output=True, text=True, check=False, env={**os.environ, "LC_ALL": "C"})
     state, _, began = done.stdout.strip().partition(" ")
-    return "" if state.startswith("Z") else began.strip()
+    return "" if state.startswith("Z") and "l" not in state else began.strip()
 
 
 def _supervisors(folder: Path) -> list[int]:

@@ -11,7 +11,9 @@ import pytest
 
 from disagg.errors import FleetError, ModelError
 from disagg.fleet.machine import process as local
+from disagg.fleet.services import supervise
 from tests.deadlines import ends_by_itself, wait_until
+from tests.programs import need
 from tests.values import present
 
 
@@ -43,6 +45,24 @@ def test_a_process_that_ended_or_is_a_zombie_has_no_identity(bystander: subproce
     wait_until(lambda: local.identity(bystander.pid) is None)  # not reaped yet: a zombie
     bystander.wait()
     assert local.identity(bystander.pid) is None
+
+
+def test_a_process_runs_until_the_last_of_its_threads_has_ended() -> None:
+    need("ps")
+    code = """if True:
+        import ctypes, threading, time
+        threading.Thread(target=time.sleep, args=(60,)).start()
+        print(flush=True)
+        ctypes.CDLL(None).pthread_exit(None)
+    """
+    with subprocess.Popen(python(code), stdout=subprocess.PIPE, start_new_session=True) as process:
+        try:
+            present(process.stdout).readline()
+            stat = Path(f"/proc/{process.pid}/stat")
+            wait_until(lambda: stat.read_text().rpartition(")")[2].split()[0] == "Z")
+            assert local.identity(process.pid) and supervise._began(process.pid)
+        finally:
+            process.kill()
 
 
 def test_ended_servers_leave_no_zombies(tmp_path: Path) -> None:
