@@ -158,13 +158,15 @@ class PromptBody(Contract, frozen=True, kw_only=True, forbid_unknown_fields=True
 class GenerateBody(PromptBody, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """POST /generate: prompt and answer on this host alone.
 
-    must_call: the answer is a call of one of these tools; empty: the model decides. json_schema: the answer is JSON
-    that fits this schema. hold_prompt: keep the prompt's KV from the first token on, as more answers to it follow;
-    KV that this host has computed itself is kept only when the answer ends.
+    must_call: the answer is a call of one of these tools; empty: the model decides. parallel_tool_calls: False: the
+    answer ends after its first call. json_schema: the answer is JSON that fits this schema. hold_prompt: keep the
+    prompt's KV from the first token on, as more answers to it follow; KV that this host has computed itself is kept
+    only when the answer ends.
     """
 
     sampling: Sampling = field(default_factory=Sampling)
     must_call: Annotated[tuple[ToolName, ...], Meta(max_length=MAX_TOOLS)] = ()
+    parallel_tool_calls: bool = True
     json_schema: Mapping[str, Any] | None = None
     hold_prompt: bool = False
 

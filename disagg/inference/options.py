@@ -15,13 +15,22 @@ from disagg.errors import RequestError
 from disagg.inference.attempt import Alone
 from disagg.inference.policy import OnKVFailure
 
-_OF_THE_BODY = ("cache_salt", "share", "tools", "must_call", "json_schema", "chat_template_kwargs", "hold_prompt")
+_OF_THE_BODY = (
+    "cache_salt",
+    "share",
+    "tools",
+    "must_call",
+    "parallel_tool_calls",
+    "json_schema",
+    "chat_template_kwargs",
+    "hold_prompt",
+)
 _PROMPTS = ("messages", "tokens")
 _NOT_SAMPLING = ("alone", "timeout", "on_kv_failure", "local_prefill", *_PROMPTS, *_OF_THE_BODY)
 
 
 class GenerateOptions(TypedDict, total=False):
-    """The options of a request: those of `disagg.api.Sampling`, with its defaults and bounds, and eleven more.
+    """The options of a request: those of `disagg.api.Sampling`, with its defaults and bounds, and twelve more.
 
     stop: one string or several. logit_bias: token id -> number, or pairs of both. alone: "decode" or "prefill" runs the
     request on one host of that role, without a hand-off, "whole" on a whole-request host; None by default. timeout:
@@ -32,7 +41,8 @@ class GenerateOptions(TypedDict, total=False):
     share of the hosts the request counts for, {"key", "weight"}; by default that of all requests without a key.
 
     The rest are fields of `disagg.api.GenerateBody`. tools: each {"name", "description", "parameters"}. must_call:
-    names of tools, one of which the answer calls. json_schema: the answer is JSON that fits it. chat_template_kwargs:
+    names of tools, one of which the answer calls. parallel_tool_calls: False: the answer has one call at most.
+    json_schema: the answer is JSON that fits it. chat_template_kwargs:
     further variables of the chat template. hold_prompt: more answers to this prompt follow.
     """
 
@@ -58,6 +68,7 @@ class GenerateOptions(TypedDict, total=False):
     share: Mapping[str, Any]
     tools: Sequence[Mapping[str, Any]]
     must_call: Sequence[str]
+    parallel_tool_calls: bool
     json_schema: Mapping[str, Any] | None
     chat_template_kwargs: Mapping[str, Any]
     hold_prompt: bool

@@ -31,10 +31,12 @@ _FINISHED: Final[dict[str, FinishReason]] = {
 
 @dataclass(slots=True)
 class WholeAnswer:
-    """One answer while its pieces arrive. host: its name, for errors. pieces: that had text, reasoning or a call.
+    """One answer while its pieces arrive. host: its name, for errors. one_call: calls after the first are left out, as
+    some servers ignore that only one was asked for. pieces: that had text, reasoning or a call.
     finish: as the host states it, empty until it does. warnings: what the caller should know about it."""
 
     host: str
+    one_call: bool = False
     pieces: int = 0
     finish: str = ""
     usage: Usage | None = None
@@ -52,6 +54,9 @@ class WholeAnswer:
         choice = one.choices[0] if one.choices else Choice()
         text, reasoning = self._texts(choice)
         calls = tuple(self._finished_calls()) if choice.finish_reason and not self.finish else ()
+        if self.one_call and len(calls) > 1:
+            self.warnings.append(f"{self.host} sent {len(calls)} tool calls, and one was asked for: the first is used")
+            calls = calls[:1]
         self.finish = choice.finish_reason or self.finish
         tokens = tuple(_tokens(choice.logprobs)) if choice.logprobs else ()
         if not (text or reasoning or calls or tokens):

@@ -115,7 +115,7 @@ def _tools(body: GenerateBody) -> dict[str, Any]:
     if not body.tools:
         return {}
     fields: dict[str, Any] = {"tools": [tool.for_template() for tool in body.tools]}
-    if body.must_call:
+    if body.must_call or not body.parallel_tool_calls:
         fields["parallel_tool_calls"] = False  # a forced answer is one call, as on a decode host
     if len(body.must_call) == 1:
         fields["tool_choice"] = {"type": "function", "function": {"name": body.must_call[0]}}

@@ -124,3 +124,17 @@ async def test_the_stream_has_the_same_calls(client: openai.AsyncOpenAI) -> None
         '{"city":"Ulm"}',
         '{"city":"Neu-Ulm"}',
     ]
+
+
+async def test_an_answer_ends_after_its_first_call_if_the_caller_wants_no_more(client: openai.AsyncOpenAI) -> None:
+    asked: dict[str, Any] = {"model": "m", "messages": ASKED, "tools": TOOLS, "parallel_tool_calls": False}
+    (whole,) = (await client.chat.completions.create(**asked)).choices
+    async with client.chat.completions.stream(**asked) as stream:
+        final = await stream.get_final_completion()
+    for choice in (whole, final.choices[0]):
+        assert choice.finish_reason == "tool_calls"
+        assert [call.function.arguments for call in choice.message.tool_calls or []] == ['{"city":"Ulm"}']
+    tools: Any = [{"type": "function", **TOOLS[0]["function"]}]
+    response = await client.responses.create(model="m", input=ASKED, tools=tools, parallel_tool_calls=False)
+    assert [item.type for item in response.output] == ["reasoning", "function_call"]
+    assert response.parallel_tool_calls is False

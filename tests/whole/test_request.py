@@ -48,6 +48,11 @@ def test_a_forced_answer_is_one_call(must_call: tuple[str, ...], fields: dict[st
     assert {name: body[name] for name in ("tool_choice", "parallel_tool_calls") if name in body} == fields
 
 
+def test_one_call_at_most_is_asked_for_if_there_are_tools() -> None:
+    assert asked(tools=(F,), parallel_tool_calls=False)["parallel_tool_calls"] is False
+    assert "parallel_tool_calls" not in asked(tools=(F,)) | asked(parallel_tool_calls=False)
+
+
 TEXT = {"type": "string"}
 CLOSED = {"type": "object", "properties": {"a": TEXT}, "required": ["a"], "additionalProperties": False}
 

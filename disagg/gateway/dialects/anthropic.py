@@ -104,7 +104,9 @@ class CountBody(Contract, frozen=True, kw_only=True):
             field, form = "output_format", self.output_format
         choice = _choice(self.tool_choice)
         tools = [] if choice == "none" else [_function(tool, place) for place, tool in enumerate(self.tools or ())]
-        return {"chat_template_kwargs": template, **form_of(tools, choice, _schema(form, field), field)}
+        one_call = self.tool_choice is not None and self.tool_choice.disable_parallel_tool_use
+        made = form_of(tools, choice, _schema(form, field), field, parallel=not one_call)
+        return {"chat_template_kwargs": template, **made}
 
     def request(self, **fields: Any) -> GatewayRequest:
         """The request for the answer to these messages."""
@@ -136,10 +138,11 @@ class ToolBody(Contract, frozen=True):
 
 
 class ToolChoice(Contract, frozen=True):
-    """type: auto, any, tool or none. name: of the tool."""
+    """type: auto, any, tool or none. name: of the tool. disable_parallel_tool_use: the answer has one call at most."""
 
     type: str
     name: str | None = None
+    disable_parallel_tool_use: bool = False
 
 
 class Thinking(Contract, frozen=True):

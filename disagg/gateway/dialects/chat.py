@@ -24,7 +24,7 @@ class ChatCompletions(openai.OpenAIDialect):
     name: ClassVar = "chat"
 
     def read(self, body: Mapping[str, Any]) -> GatewayRequest:
-        fields = openai.read(ChatBody, _without_single_call(body), openai.OF_CHATS)
+        fields = openai.read(ChatBody, body, openai.OF_CHATS)
         longest = fields.max_tokens if fields.max_completion_tokens is None else fields.max_completion_tokens
         options = fields.options(longest)
         if fields.logprobs:
@@ -33,7 +33,8 @@ class ChatCompletions(openai.OpenAIDialect):
             raise RequestError("top_logprobs: needs logprobs", "set logprobs to true")
         options |= openai.template_options(fields.chat_template_kwargs, fields.reasoning_effort)
         tools = () if fields.tool_choice == "none" else functions(fields.tools or ())
-        options |= form_of(tools, fields.tool_choice, schema_of(fields.response_format))
+        schema = schema_of(fields.response_format)
+        options |= form_of(tools, fields.tool_choice, schema, parallel=fields.parallel_tool_calls)
         return GatewayRequest(
             model=fields.model,
             prompts=({"messages": messages(fields.messages)},),
@@ -56,6 +57,7 @@ class ChatBody(openai.SamplingFields, frozen=True, kw_only=True):
     top_logprobs: int | None = None
     tools: Annotated[tuple[ToolBody, ...], Meta(max_length=MAX_TOOLS)] | None = None
     tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
     response_format: ResponseFormat | None = None
     reasoning_effort: str | None = None
     chat_template_kwargs: Mapping[str, Any] | None = None
@@ -134,15 +136,6 @@ def _answer(completion: Completion) -> dict[str, Any]:
 def _reasoning(text: str) -> dict[str, str]:
     """The reasoning under both names that clients read."""
     return {"reasoning": text, "reasoning_content": text}
-
-
-def _without_single_call(body: Mapping[str, Any]) -> Mapping[str, Any]:
-    """parallel_tool_calls = false is honoured if a call is forced: a forced answer is one call. LangChain sends both
-    for structured output."""
-    forced = body.get("tool_choice") == "required" or isinstance(body.get("tool_choice"), dict)
-    if forced and body.get("parallel_tool_calls") is False:
-        return {name: value for name, value in body.items() if name != "parallel_tool_calls"}
-    return body
 
 
 def messages(given: Sequence[Message]) -> list[dict[str, Any]]:

@@ -64,18 +64,25 @@ def schema_of(response: ResponseFormat | None) -> Mapping[str, Any] | None:
 
 
 def form_of(
-    tools: Sequence[FunctionBody], choice: Any, schema: Mapping[str, Any] | None, schema_field: str = "response_format"
+    tools: Sequence[FunctionBody],
+    choice: Any,
+    schema: Mapping[str, Any] | None,
+    schema_field: str = "response_format",
+    *,
+    parallel: bool | None = None,
 ) -> dict[str, Any]:
     """The options of AsyncClient.stream. Raises RequestError for what cannot be honoured, by the name of the field.
 
     choice: "auto", "none", "required", or a tool as OpenAI's chats name it. schema_field: where the schema was given.
+    parallel: whether an answer may have several calls; None: not given, it may.
     """
     given = [_tool(tool) for tool in tools] if choice != "none" else []
     must_call = _must_call(choice, [tool["name"] for tool in given])
     if schema is not None and given:
         raise RequestError(f"{schema_field}: not supported together with tools", "leave out one of them")
     options = {"tools": given, "must_call": must_call, "json_schema": schema}
-    return {name: value for name, value in options.items() if value}
+    one_call = {"parallel_tool_calls": False} if given and parallel is False else {}
+    return {name: value for name, value in options.items() if value} | one_call
 
 
 def _tool(tool: FunctionBody) -> dict[str, Any]:

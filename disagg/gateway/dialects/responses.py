@@ -18,7 +18,7 @@ from disagg.gateway.dialects.responses_tools import INPUT, Offer, Tool, function
 from disagg.gateway.dialects.responses_writer import SEALED, ResponseWriter
 from disagg.http.stream import EVENT_STREAM
 
-_ELSEWHERE: Final = ("tools", "tool_choice", "parallel_tool_calls")
+_ELSEWHERE: Final = ("tools", "tool_choice")
 UNSUPPORTED: Final = {
     **{name: neutral for name, neutral in openai.UNSUPPORTED.items() if name not in _ELSEWHERE},
     **REFUSED["responses"],
@@ -72,6 +72,7 @@ class ResponsesBody(openai.SamplingFields, frozen=True, kw_only=True):
     max_output_tokens: int | None = None
     tools: Annotated[tuple[Tool, ...], Meta(max_length=MAX_TOOLS)] | None = None
     tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
     text: dict[str, Any] | None = None
     reasoning: Reasoning | None = None
     include: tuple[str, ...] | None = None
@@ -103,7 +104,8 @@ def _form(fields: ResponsesBody, offer: Offer) -> dict[str, Any]:
     if isinstance(choice, Mapping):
         choice = _named(choice, offer)
     text = read_fields(TextConfig, fields.text or {}, UNSUPPORTED_IN_TEXT, "text.")
-    return form_of(offer.functions, choice, _schema(text.format), "text.format")
+    parallel = fields.parallel_tool_calls
+    return form_of(offer.functions, choice, _schema(text.format), "text.format", parallel=parallel)
 
 
 def _named(choice: Mapping[str, Any], offer: Offer) -> Mapping[str, Any]:

@@ -171,7 +171,7 @@ class ResponseWriter:
             "error": None,
             "incomplete_details": cut,
             "max_output_tokens": None if options.get("fit_context") else options["max_tokens"],
-            "parallel_tool_calls": True,
+            "parallel_tool_calls": options.get("parallel_tool_calls", True),
             "reasoning": {"effort": template.get("reasoning_effort"), "summary": None},
             "store": False,
             "temperature": options["temperature"],

@@ -137,7 +137,7 @@ async def perform(
 
 async def perform_whole(http: Connections, call: host_calls.WholeCall, answer: ArrivingAnswer) -> AttemptOutcome:
     """The whole answer of a whole-request host. Raises the host's error."""
-    arriving = WholeAnswer(call.host.name)
+    arriving = WholeAnswer(call.host.name, one_call=call.request.body.get("parallel_tool_calls") is False)
     begun = False
 
     def opened() -> None:

@@ -32,11 +32,13 @@ RESUMED_AT_ONCE: Final = 64
 
 @dataclass(slots=True)
 class GrowingAnswer:
-    """One answer as it grows. answered: tokens that it began with. completion_tokens: those included. called: whether
-    it has a tool call. stop: the stop string that has ended it. name: the bytes of a token, if alternatives are
-    reported. first_at, last_at: time.monotonic() when the engine had its first and last token."""
+    """One answer as it grows. one_call: it ends after its first tool call. answered: tokens that it began with.
+    completion_tokens: those included. called: whether it has a tool call. stop: the stop string that has ended it.
+    name: the bytes of a token, if alternatives are reported. first_at, last_at: time.monotonic() when the engine had
+    its first and last token."""
 
     output: Output
+    one_call: bool = False
     answered: int = 0
     completion_tokens: int = 0
     reasoning_tokens: int = 0
@@ -55,9 +57,10 @@ class GrowingAnswer:
         self.answered = self.completion_tokens = len(given)
         for number, token in enumerate(given, 1):
             self._note(self.output.push(token))
+            self.reasoning_tokens += self.output.reasoning
             if number % RESUMED_AT_ONCE == 0:
                 await asyncio.sleep(0)
-        if self.output.stopped or (given and given[-1] in eos_ids and not sampling.ignore_eos):
+        if self._complete or (given and given[-1] in eos_ids and not sampling.ignore_eos):
             self._finish("stop")
         elif len(given) >= sampling.max_tokens:
             self._finish("length")
@@ -94,23 +97,29 @@ class GrowingAnswer:
     def _parts(self, token: Token) -> Sequence[OutputPart]:
         """What became certain with this token."""
         found = self._note(self.output.push(token.id))
-        if self.output.stopped or token.finish:
+        self.reasoning_tokens += self.output.reasoning
+        if self._complete or token.finish:
             found = [*found, *self._finish(token.finish or "stop")]
         return found
 
+    @property
+    def _complete(self) -> bool:
+        """Whether the answer ends here, whatever the model would go on with."""
+        return bool(self.output.stopped) or (self.one_call and self.called)
+
     def _note(self, found: Sequence[OutputPart]) -> Sequence[OutputPart]:
-        self.reasoning_tokens += self.output.reasoning
-        for part in found:
-            if part.call is not None:
-                self.called = True
+        """These parts, without those after the only call."""
+        if self.one_call:
+            first = next((at for at, part in enumerate(found, 1) if part.call), len(found))
+            found = () if self.called else found[:first]
+        self.called = self.called or any(part.call for part in found)
         return found
 
     def _finish(self, reason: FinishReason) -> Sequence[OutputPart]:
         """What the output held back. Text that it held may be a stop string, too."""
-        found = self.output.finish()
-        self.called = self.called or any(part.call for part in found)
+        found = self._note(self.output.finish())
         self.stop = self.output.stopped
-        reason = "stop" if self.stop else reason
+        reason = "stop" if self._complete else reason
         self.finish_reason = "tool_calls" if self.called and reason == "stop" else reason
         return found
 
@@ -172,7 +181,8 @@ async def begin_answer(
 ) -> GrowingAnswer:
     """The answer to a request, with the tokens that another host has sent. Sets the request's constraint and
     hold_prompt. Long work is done in pieces, on a thread of `work`, or in the processes of forms."""
-    answer = GrowingAnswer(output_of(body, request.tokens[: request.prompt_tokens], engine.tokenizer))
+    output = output_of(body, request.tokens[: request.prompt_tokens], engine.tokenizer)
+    answer = GrowingAnswer(output, one_call=not body.parallel_tool_calls)
     request.hold_prompt = body.hold_prompt
     if request.sampling.logprobs is not None:
         answer.name = engine.tokenizer.token_bytes

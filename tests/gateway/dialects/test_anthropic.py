@@ -51,6 +51,10 @@ def read(**fields: Any) -> GatewayRequest:
         ({"tools": [TOOL]}, {"tools": [FLAT]}),
         ({"tools": [{**TOOL, "type": "custom"}], "tool_choice": {"type": "auto"}}, {"tools": [FLAT]}),
         ({"tools": [TOOL], "tool_choice": {"type": "none"}}, {}),
+        (
+            {"tools": [TOOL], "tool_choice": {"type": "auto", "disable_parallel_tool_use": True}},
+            {"tools": [FLAT], "parallel_tool_calls": False},
+        ),
         ({"tools": [TOOL], "tool_choice": {"type": "any"}}, {"tools": [FLAT], "must_call": ["f"]}),
         ({"tools": [TOOL], "tool_choice": {"type": "tool", "name": "f"}}, {"tools": [FLAT], "must_call": ("f",)}),
     ],

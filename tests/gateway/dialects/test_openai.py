@@ -177,7 +177,6 @@ def test_a_prompt_has_four_forms(given: Any, prompts: Any) -> None:
         (text, {"prompt": ["x"] * 9, "n": 2}, "n"),
         (text, {"best_of": 3}, "best_of"),
         (text, {"echo": True}, "echo"),
-        (chat, {"tools": [TOOL], "parallel_tool_calls": False}, "parallel_tool_calls"),
         (text, {"logit_bias": {"a": -100}}, "logit_bias"),
         (text, {"logit_bias": {"9" * 5000: -100}}, "logit_bias"),
     ],
@@ -342,7 +341,8 @@ def test_log_probabilities_name_tokens_by_their_text_and_bytes() -> None:
     assert [(one["token"], one["bytes"]) for one in found["top_logprobs"]] == [(" a", [32, 97]), ("\ufffd", [195])]
 
 
-def test_a_forced_call_is_a_single_one_as_langchain_asks_for_it() -> None:
-    forced = chat(tools=[TOOL], tool_choice="required")
-    assert chat(tools=[TOOL], tool_choice="required", parallel_tool_calls=False) == forced
-    assert forced.options["must_call"]
+def test_an_answer_has_one_call_at_most_if_the_caller_wants_no_more_and_there_are_tools() -> None:
+    for choice in ("auto", "required"):
+        assert chat(tools=[TOOL], tool_choice=choice, parallel_tool_calls=False).options["parallel_tool_calls"] is False
+        assert "parallel_tool_calls" not in chat(tools=[TOOL], tool_choice=choice, parallel_tool_calls=True).options
+    assert "parallel_tool_calls" not in chat(parallel_tool_calls=False).options

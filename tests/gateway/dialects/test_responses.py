@@ -22,6 +22,7 @@ DIALECT = Responses()
 DEFAULTS = {"temperature": 1.0, "max_tokens": 4096, "fit_context": True}
 TOOL = {"type": "function", "name": "f", "parameters": {"type": "object"}, "strict": True}
 FLAT = {"name": "f", "description": "", "parameters": {"type": "object"}}
+ONE_CALL = {"parallel_tool_calls": False}
 SCHEMA = {"type": "json_schema", "name": "x", "schema": {"type": "array"}, "strict": True}
 LOGPROBS = ["message.output_text.logprobs"]
 SEAL = ["reasoning.encrypted_content"]
@@ -45,7 +46,7 @@ def read(**fields: Any) -> GatewayRequest:
         ({"text": {"format": {"type": "text"}, "verbosity": "medium"}}, DEFAULTS),
         ({"text": {"format": {"type": "json_object"}}}, {**DEFAULTS, "json_schema": {"type": "object"}}),
         ({"text": {"format": SCHEMA}}, {**DEFAULTS, "json_schema": {"type": "array"}}),
-        ({"tools": [TOOL], "parallel_tool_calls": False}, {**DEFAULTS, "tools": [FLAT]}),
+        ({"tools": [TOOL], "parallel_tool_calls": False}, {**DEFAULTS, "tools": [FLAT], **ONE_CALL}),
         ({"tools": [TOOL, {"type": "web_search"}], "tool_choice": "none"}, DEFAULTS),
         ({"tools": [TOOL, {"type": "web_search"}], "tool_choice": "auto"}, {**DEFAULTS, "tools": [FLAT]}),
         ({"tools": [TOOL], "tool_choice": "required"}, {**DEFAULTS, "tools": [FLAT], "must_call": ["f"]}),

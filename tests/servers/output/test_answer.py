@@ -223,3 +223,32 @@ async def test_an_error_of_a_step_that_is_sent_at_once_ends_the_answer() -> None
     with pytest.raises(ModelError, match="NaN"):
         await ended
     feed.close()
+
+
+class Calling:
+    """An Output in which a capital letter is a call, and an exclamation mark two."""
+
+    reasoning, stopped = False, ""
+
+    def push(self, token: int) -> Sequence[OutputPart]:
+        letter = chr(token)
+        count = 2 if letter == "!" else int(letter.isupper())
+        return [OutputPart("call", call=ToolCall(letter))] * count if count else [OutputPart("text", letter)]
+
+    def finish(self) -> Sequence[OutputPart]:
+        return [OutputPart("text", "rest")]
+
+
+@pytest.mark.parametrize("text", ["abXcdY", "ab!cd"])
+def test_an_answer_of_one_call_at_most_ends_with_it(text: str) -> None:
+    one = GrowingAnswer(Calling(), one_call=True)
+    event = added(one, steps(text))
+    assert (event.text, len(event.tool_calls), len(event.tokens)) == ("ab", 1, 3)
+    assert one.finish_reason == "tool_calls"
+
+
+async def test_an_answer_that_another_host_has_ended_with_its_only_call_is_complete() -> None:
+    one, more = GrowingAnswer(Calling(), one_call=True), GrowingAnswer(Calling())
+    for growing in (one, more):
+        await growing.resume(b"abX", Sampling(), ())
+    assert (one.finish_reason, more.finish_reason) == ("tool_calls", None)
