@@ -16,8 +16,8 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 from msgspec import Meta
 
 from disagg.api.base import BoundShare, Contract, Count
-from disagg.api.names import WireForm
-from disagg.api.requests import KVAddress, ToolCall
+from disagg.api.names import KV_WHOLE, WireForm
+from disagg.api.requests import KVAddress, KVVersion, Layers, ToolCall
 from disagg.errors import DisaggError, Overloaded
 
 FinishReason = Literal["stop", "length", "tool_calls"]
@@ -40,7 +40,12 @@ class TokenLogprob(Contract, frozen=True, omit_defaults=True, gc=False):
 
 class SlotEvent(Contract, frozen=True, kw_only=True):
     """The decode host is ready for KV: deliver it to `kv` with this one-time ticket. That of all prompt tokens but the
-    last is due. held_tokens: of its first tokens, those whose KV the host already has and which are not to be sent."""
+    last is due. held_tokens: of its first tokens, those whose KV the host already has and which are not to be sent.
+    layers: the model's first so many are due, with the hidden states after the last of them; None: all, without hidden
+    states. kv_version: that of the KV protocol to send it by.
+
+    A second one, before the first token: the prefill host of the first has failed, and the KV from held_tokens on is
+    due from another."""
 
     event: ClassVar[str] = "slot"
     request_id: Name
@@ -48,6 +53,8 @@ class SlotEvent(Contract, frozen=True, kw_only=True):
     kv: KVAddress
     prompt_tokens: Count
     held_tokens: Count = 0
+    layers: Layers | None = None
+    kv_version: KVVersion = KV_WHOLE
 
 
 class LocalEvent(Contract, frozen=True, kw_only=True):
@@ -99,7 +106,8 @@ class Timing(Contract, frozen=True):
     kv_wait_s: slot sent -> KV accepted. queue_s: waiting for a place in the batch and for the engine's thread.
     ingest_s: received bytes -> engine cache, and its audit; audit_s: this alone. refuted_s: slot sent -> the KV was
     refuted, but for the wait for a place. compute_s: the prompt, if this host computed it. first_step_s: the last
-    prompt token through the model. decode_s: first token -> last token.
+    prompt token through the model. decode_s: first token -> last token. tail_compute_s: this host's layers of a prompt
+    whose first ones a prefill host computed; tail_s: of it, what followed the last KV that was accepted.
     """
 
     tokenise_s: float = 0.0
@@ -111,6 +119,8 @@ class Timing(Contract, frozen=True):
     decode_s: float = 0.0
     audit_s: float = 0.0
     refuted_s: float = 0.0
+    tail_s: float = 0.0
+    tail_compute_s: float = 0.0
 
 
 class DoneEvent(Contract, frozen=True, kw_only=True):
@@ -120,7 +130,9 @@ class DoneEvent(Contract, frozen=True, kw_only=True):
     computed here, empty if it was. local: why the prompt's rest was computed here without asking a prefill host, empty
     if one was asked. held_tokens: prompt tokens whose KV the host had from earlier requests. kv_wire: the form in which
     KV arrived, None if none did. simulated: no model ran, the times are predicted. reasoning_tokens: of the answer.
-    stop: the stop string that ended it, empty if none did."""
+    stop: the stop string that ended it, empty if none did. layers: of the model, computed by a prefill host; None: all
+    or none. resumed_at: prompt tokens that had arrived when the prefill host failed, after which this host went on;
+    None if it did not fail."""
 
     event: ClassVar[str] = "done"
     finish_reason: FinishReason
@@ -137,6 +149,8 @@ class DoneEvent(Contract, frozen=True, kw_only=True):
     audited_tokens: Count = 0
     deviation: BoundShare | None = None
     refuted: Reason = ""
+    layers: Layers | None = None
+    resumed_at: Count | None = None
 
     @property
     def figures(self) -> dict[str, Any]:
@@ -150,6 +164,7 @@ class ShippedEvent(Contract, frozen=True, kw_only=True):
     hidden_transfer_s: sending while the prompt was computed. exposed_transfer_s: the prompt waited for the link and was
     not computed, and end of compute -> acknowledgement. queue_s: the rest of the time until the end of compute.
     kv_bytes: as sent, in the form `kv_wire`. held_tokens: prompt tokens whose KV this host had from earlier requests.
+    layers: of the model, that it computed; None: all.
     """
 
     event: ClassVar[str] = "shipped"
@@ -163,6 +178,7 @@ class ShippedEvent(Contract, frozen=True, kw_only=True):
     hidden_transfer_s: float
     exposed_transfer_s: float
     held_tokens: Count = 0
+    layers: Layers | None = None
 
 
 class ErrorEvent(Contract, frozen=True):

@@ -16,6 +16,7 @@ layers, are always sent as-is.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
@@ -118,6 +119,30 @@ class Layout:
         if layout.dtype not in DTYPE_BYTES or not 1 <= len(layout.layers) <= MAX_LAYERS:
             raise ProtocolError(f"unusable layout: dtype {clipped(repr(layout.dtype))}, {len(layout.layers)} layers")
         return layout
+
+
+@dataclass(frozen=True, slots=True)
+class SplitLayout:
+    """How the layers of a model can be divided between two hosts: one computes the first k of them for each token, its
+    *head*, the other the rest, its *tail*, from the hidden states that the head ends with.
+
+    layers: of the model, also those that keep nothing. places: which of them each layer of the layout is, ascending.
+    hidden: elements of one token's hidden state, in the layout's dtype. refusal: why 0 < k < layers is refused; empty
+    if it is not.
+    """
+
+    layers: int
+    places: tuple[int, ...]
+    hidden: int
+    refusal: str = ""
+
+    def head(self, layout: Layout, k: int) -> Layout:
+        """The layout of the KV that the model's first k layers keep; `layout` itself if these are all."""
+        return layout if k >= self.layers else Layout(layout.layers[: self.count(k)], layout.dtype)
+
+    def count(self, k: int) -> int:
+        """How many layers of the layout are among the model's first k."""
+        return bisect_left(self.places, k)
 
 
 @lru_cache(maxsize=64)

@@ -19,6 +19,10 @@ and the command line say "int8"."""
 AS_IS: Final = "as-is"
 INT8: Final = "int8-g64"
 WIRE_FORMS: Final[tuple[WireForm, ...]] = (AS_IS, INT8)
+KV_WHOLE: Final = 4
+"""The version of the KV protocol whose transfers have one digest, at their end, and the KV of all layers."""
+KV_CHUNKS: Final = 5
+"""That in which each chunk of the prompt has a digest of its own, and which can have the first layers only."""
 DTYPE_BYTES: Final[Mapping[str, int]] = MappingProxyType({"float32": 4, "float16": 2, "bfloat16": 2})
 LOG_FILE_VARIABLE: Final = "DISAGG_LOG_FILE"
 """Names the file that is a server's stdout and stderr, so that the server can rotate it."""

@@ -9,6 +9,8 @@ import msgspec
 from msgspec import Meta, field
 
 from disagg.api.base import Contract
+from disagg.api.layout import MAX_LAYERS
+from disagg.api.names import KV_CHUNKS, KV_WHOLE
 from disagg.api.sampling import MAX_TOKENS, Sampling
 
 MAX_MESSAGES = 4096
@@ -32,6 +34,14 @@ ToolName = Annotated[str, Meta(min_length=1, max_length=128)]
 Messages = Sequence[Mapping[str, Any]]
 Weight = Annotated[int, Meta(ge=1, le=MAX_WEIGHT)]
 PerMinute = Annotated[int, Meta(ge=1)]
+Layers = Annotated[int, Meta(ge=1, le=MAX_LAYERS)]
+"""The first so many layers of a model."""
+KVVersion = Annotated[int, Meta(ge=KV_WHOLE, le=KV_CHUNKS)]
+NewestKV = Annotated[int, Meta(ge=KV_WHOLE, le=1 << 16)]
+"""The latest version of the KV protocol that a host knows, which may be later than what this one knows."""
+Split = Literal["auto", "off"] | Annotated[int, Meta(ge=0, le=MAX_LAYERS)]
+"""How many of a model's layers a prefill host computes of a prompt: "auto": as many as take the least time; "off": all
+or none. 0: none; a number that the model has not: all."""
 Parallel = Annotated[int, Meta(ge=1, le=MAX_ANSWERS)]
 
 
@@ -155,13 +165,16 @@ class PromptBody(Contract, frozen=True, kw_only=True, forbid_unknown_fields=True
         return {**self.chat_template_kwargs, **tools}
 
 
-class GenerateBody(PromptBody, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class GenerateBody(PromptBody, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """POST /generate: prompt and answer on this host alone.
 
     must_call: the answer is a call of one of these tools; empty: the model decides. parallel_tool_calls: False: the
     answer ends after its first call. json_schema: the answer is JSON that fits this schema. hold_prompt: keep the
     prompt's KV from the first token on, as more answers to it follow; KV that this host has computed itself is kept
-    only when the answer ends.
+    only when the answer ends. split: the layers that a prefill host computes; "auto": what the decode host's own
+    setting says.
+
+    Fields with their default value are left out, so that hosts which do not know them take the others.
     """
 
     sampling: Sampling = field(default_factory=Sampling)
@@ -169,6 +182,7 @@ class GenerateBody(PromptBody, frozen=True, kw_only=True, forbid_unknown_fields=
     parallel_tool_calls: bool = True
     json_schema: Mapping[str, Any] | None = None
     hold_prompt: bool = False
+    split: Split = "auto"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -183,14 +197,20 @@ class GenerateBody(PromptBody, frozen=True, kw_only=True, forbid_unknown_fields=
             raise ValueError(f"must_call: there is no tool {min(unknown)!r}")
 
 
-class PrefillOffer(Contract, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class PrefillOffer(Contract, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """The prefill host that the caller would ask: the decode host compares it with itself. wait_s: expected wait in its
-    queue. tokens_s: measured prefill speed. link_bytes_s: measured rate of the link between the two hosts, None if
-    unknown."""
+    queue. tokens_s: measured prefill speed, of all layers. link_bytes_s: measured rate of the link between the two
+    hosts, None if unknown. splits: it can compute a model's first layers only. layers: it has no more than these, None
+    if it has all. kv_version: the latest version of the KV protocol that it sends. alone: the decode host may compute
+    all of the prompt itself."""
 
     wait_s: Annotated[float, Meta(ge=0, le=MAX_DEADLINE_S)] = 0.0
     tokens_s: Annotated[float, Meta(gt=0, le=1e9)]
     link_bytes_s: Annotated[float, Meta(gt=0, le=1e13)] | None = None
+    splits: bool = False
+    layers: Layers | None = None
+    kv_version: NewestKV = KV_WHOLE
+    alone: bool = True
 
 
 class DecodeBody(GenerateBody, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -206,13 +226,16 @@ class DecodeBody(GenerateBody, frozen=True, kw_only=True, forbid_unknown_fields=
     elsewhere_s: Annotated[float, Meta(ge=0, le=MAX_DEADLINE_S)] | None = None
 
 
-class PrefillBody(PromptBody, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class PrefillBody(PromptBody, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """POST /prefill. `deliver` and `ticket`: as the decode host's slot event stated them. `start`: its `held_tokens`,
-    the first token whose KV is sent."""
+    the first token whose KV is sent. `layers`, `kv_version`: the slot's, too. Fields with their default value are left
+    out, as of GenerateBody."""
 
     deliver: KVAddress
     ticket: Annotated[str, Meta(min_length=8, max_length=128)]
     start: Annotated[int, Meta(ge=0, le=MAX_TOKENS)] = 0
+    layers: Layers | None = None
+    kv_version: KVVersion = KV_WHOLE
 
 
 class LeaseBody(Contract, frozen=True, forbid_unknown_fields=True):

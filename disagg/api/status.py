@@ -8,7 +8,8 @@ from typing import Annotated, Literal
 from msgspec import Meta
 
 from disagg.api.base import BoundShare, Contract, Count
-from disagg.api.names import Role
+from disagg.api.names import KV_WHOLE, Role
+from disagg.api.requests import Layers, NewestKV
 
 Verdict = Literal["accepted", "refuted"]
 Rate = Annotated[float, Meta(ge=0, le=1e13)]
@@ -40,13 +41,15 @@ class Load(Liveness, frozen=True, kw_only=True):
     """GET /load: what routing needs, cheap enough to be read every second.
 
     boot_id: random, new at every start of the server. queue, running: requests. queue_tokens: prompt tokens that are
-    not computed yet. kv_bytes: reserved by requests; kv_limit: the bound on them.
-    kv_held_bytes: of finished conversations, given up if a request needs the room. prefill_tokens_s, decode_tokens_s:
-    measured lately, None if not measured; decode_tokens_s is that of one request. links: rate in bytes/s of recent
+    not computed yet. kv_bytes: reserved by requests; kv_limit: the bound on them. kv_held_bytes: of finished
+    conversations, given up if a request needs the room. prefill_tokens_s, decode_tokens_s: measured lately, None if not
+    measured; prefill_tokens_s is that of all layers, decode_tokens_s of one request. links: rate in bytes/s of recent
     transfers from this host, by "address:port" of the decode host. vocab_size: of the model, 0 until it has loaded.
     senders: what audits found of the KV of each prefill host, by its name; empty if it has not stated one. strikes: of
     requests that this host computed when it ended, by their marks; acquitted: marks of those that it has computed after
-    another host had ended with them; see disagg/strikes.py.
+    another host had ended with them; see disagg/strikes.py. splits: the host can compute a prompt together with another
+    one, each some of the layers. layers: it has the model's first so many, None: all. kv_version: the latest of the KV
+    protocol that it knows.
     """
 
     boot_id: Annotated[str, Meta(max_length=64)]
@@ -64,6 +67,9 @@ class Load(Liveness, frozen=True, kw_only=True):
     senders: Annotated[Mapping[Annotated[str, Meta(max_length=256)], SenderAudits], Meta(max_length=1024)] = {}
     strikes: Annotated[Mapping[Annotated[str, Meta(max_length=64)], Count], Meta(max_length=1024)] = {}
     acquitted: Annotated[tuple[Annotated[str, Meta(max_length=64)], ...], Meta(max_length=1024)] = ()
+    splits: bool = False
+    layers: Layers | None = None
+    kv_version: NewestKV = KV_WHOLE
 
 
 class LeaseAnswer(Contract, frozen=True):
@@ -200,7 +206,9 @@ class LastError(Contract, frozen=True):
 class Status(Health, frozen=True, kw_only=True):
     """GET /status: health, load, memory and counters. kv_bytes: KV of requests that the host holds now. kv_held_bytes:
     KV of finished conversations, kept for their next turns. audit_every: one hand-off in so many is audited, 0: none.
-    senders: what these audits found, by the name of the prefill host; empty if it stated none."""
+    senders: what these audits found, by the name of the prefill host; empty if it stated none. layers: as of Load.
+    split_refusal: why the model's layers cannot be divided between two hosts; empty if they can, or the host has not
+    loaded."""
 
     queue: int
     running: int
@@ -212,3 +220,5 @@ class Status(Health, frozen=True, kw_only=True):
     last_error: LastError | None = None
     audit_every: int = 0
     senders: Mapping[str, SenderAudits] = {}
+    layers: Layers | None = None
+    split_refusal: str = ""
