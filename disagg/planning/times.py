@@ -15,7 +15,7 @@ every sequence:
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from disagg.api.names import AS_IS, WireForm
@@ -64,12 +64,14 @@ def prefill(device: Device, shape: ModelShape, tokens: int, dtype: str, chunk_to
     return Prefill(tokens, tuple(emissions), tuple(chunk_ends))
 
 
-def piece(device: Device, shape: ModelShape, tokens: int, dtype: str, chunk: range) -> Prefill:
-    """Predict one chunk of a prompt of `tokens` tokens, from its own start on."""
+def piece(
+    device: Device, shape: ModelShape, tokens: int, dtype: str, chunk: range, *, layers: range | None = None
+) -> Prefill:
+    """Predict one chunk of a prompt of `tokens` tokens, from its own start on. layers: that are computed; None: all."""
     now, layout = 0.0, shape.layout(dtype)
-    emissions = []
-    for layer in range(shape.layers):
-        ready, seconds = _layer(device, shape, dtype, layer, chunk)
+    emissions, of_layer = [], layer_times(device, shape, dtype, chunk)
+    for layer in range(shape.layers) if layers is None else layers:
+        ready, seconds = of_layer[shape.windows[layer]]
         rows = layout.layers[layer].rows(tokens)
         first = max(chunk.start, rows.start)
         if rows and first < chunk.stop:
@@ -78,17 +80,23 @@ def piece(device: Device, shape: ModelShape, tokens: int, dtype: str, chunk: ran
     return Prefill(len(chunk), tuple(emissions), (now,))
 
 
-def _layer(device: Device, shape: ModelShape, dtype: str, layer: int, chunk: range) -> tuple[float, float]:
-    """Seconds from the start of the layer to its KV, and to its end, for this chunk of tokens."""
+def layer_times(
+    device: Device, shape: ModelShape, dtype: str, chunk: range
+) -> Mapping[int | None, tuple[float, float]]:
+    """Seconds from the start of a layer to its KV, and to its end, for this chunk of tokens; by the layer's window."""
     new = len(chunk)
-    pairs = attended(chunk.start, chunk.stop, shape.windows[layer])
-    dense = 2 * new * shape.dense_params + 4 * shape.heads * shape.head_dim * pairs
-    experts = 2 * new * shape.experts_per_token * shape.expert_params
-    compute = dense / device.flops(dtype) + experts / device.expert_flops(dtype)
+    experts = 2 * new * shape.experts_per_token * shape.expert_params / device.expert_flops(dtype)
     weights = shape.dense_params * shape.weight_bits / 8
     weights += shape.distinct_experts(new) * shape.expert_params * shape.expert_bits / 8
-    seconds = max(compute, weights / device.bytes_per_s) + device.layer_overhead_s
-    return seconds * (2 * new * shape.qkv_params / device.flops(dtype)) / compute, seconds
+    to_kv = 2 * new * shape.qkv_params / device.flops(dtype)
+    times = {}
+    for window in set(shape.windows):
+        pairs = attended(chunk.start, chunk.stop, window)
+        dense = 2 * new * shape.dense_params + 4 * shape.heads * shape.head_dim * pairs
+        compute = dense / device.flops(dtype) + experts
+        seconds = max(compute, weights / device.bytes_per_s) + device.layer_overhead_s
+        times[window] = seconds * to_kv / compute, seconds
+    return times
 
 
 def attended(start: int, end: int, window: int | None) -> int:
