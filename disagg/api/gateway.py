@@ -98,10 +98,11 @@ class Totals(Contract, frozen=True, kw_only=True):
 
 
 class LiveModel(Contract, frozen=True, kw_only=True):
-    """A model. last: its last complete answer."""
+    """A model. context: tokens of the longest request, prompt and answer together. last: its last complete answer."""
 
     name: str
     totals: Totals
+    context: int = 0
     last: HistoryEntry | None = None
 
 

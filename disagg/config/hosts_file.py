@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Final
 
 from disagg.config.addresses import NAME_RULE, is_name, is_path
-from disagg.config.document import Document, nearest, on_one_line, parse, read
-from disagg.config.schema import Deploy, Fleet, Hooks
+from disagg.config.document import Document, nearest, on_one_line, one_of, parse, read
+from disagg.config.schema import Deploy, Fleet, Hooks, Model
 from disagg.config.table import Table
 from disagg.config.tables.agree import require_one_kv_dtype
 from disagg.config.tables.deploy import read_deploy, read_hooks
@@ -34,7 +34,7 @@ def build(document: Document, path: Path) -> Fleet:
     root = Table(document, (), document.data)
     root.only(("fleet", "models", "hosts", "deploy", "groups", "hooks"))
     head = root.table("fleet", '[fleet] with name = "studio"')
-    head.only(("name", "token_file"))
+    head.only(("name", "token_file", "default_model"))
     name = _name(head, "name")
     tables = root.table("models", '[models."qwen3-coder:30b"]')
     models = read_models(tables, path.parent)
@@ -45,7 +45,21 @@ def build(document: Document, path: Path) -> Fleet:
     deploy = read_deploy(root.table("deploy", "[deploy]"), path.parent) if "deploy" in root else Deploy()
     groups = _groups(root.table("groups", _GROUP), hosts) if "groups" in root else {}
     hooks = read_hooks(root.table("hooks", "[hooks]")) if "hooks" in root else Hooks()
-    return Fleet(name, path.absolute(), models, hosts, _token_file(head, path.parent), deploy, groups, hooks)
+    token_file, default = _token_file(head, path.parent), _default_model(head, models)
+    return Fleet(name, path.absolute(), models, hosts, token_file, deploy, groups, hooks, default)
+
+
+def _default_model(head: Table, models: Mapping[str, Model]) -> str | None:
+    """The name of the default model, which may be given as an alias."""
+    if "default_model" not in head:
+        return None
+    given = head.value("default_model", str, 'default_model = "qwen3-coder:30b"')
+    names = {name: model.name for model in models.values() for name in (model.name, *model.aliases)}
+    if given in names:
+        return names[given]
+    raise head.fault_at_value(
+        "default_model", f'no model "{on_one_line(given)}"', nearest(given, names) or one_of(list(names))
+    )
 
 
 def _groups(table: Table, hosts: Collection[str]) -> dict[str, tuple[str, ...]]:

@@ -24,9 +24,10 @@ def render(fleet: Fleet, hosts: Collection[str], sources: Mapping[str, Mapping[s
     """
     chosen = [host for host in fleet.hosts.values() if host.name in hosts]
     served = {host.model for host in chosen}
+    default = {"default_model": fleet.default_model} if fleet.default_model in served else {}
     return tomli_w.dumps(
         {
-            "fleet": {"name": fleet.name},
+            "fleet": {"name": fleet.name, **default},
             "models": {
                 model.name: {
                     "context": model.context,
@@ -48,7 +49,8 @@ def served_digest(fleet: Fleet, host: Host) -> str:
     """
     own = [(name, getattr(host, name)) for name in sorted(SERVER_KEYS)]
     if host.gateway:
-        text = repr((host.name, own, [served_digest(fleet, one) for one in fleet.answering_hosts]))
+        hosts = [served_digest(fleet, one) for one in fleet.answering_hosts]
+        text = repr((host.name, own, hosts, fleet.default_model))
     else:
         model = fleet.models[host.model]
         text = repr((host.name, own, host.engine, model.name, model.context, model.aliases))

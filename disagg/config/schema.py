@@ -191,7 +191,8 @@ class Hooks:
 @dataclass(frozen=True, slots=True)
 class Fleet:
     """All of hosts.toml. `path`: of the file. `token_file`: holds the fleet's shared secret. groups: names of hosts, or
-    patterns of names, by the name of their group."""
+    patterns of names, by the name of their group. default_model: which model a gateway asks for names that no model
+    has."""
 
     name: str
     path: Path
@@ -201,6 +202,7 @@ class Fleet:
     deploy: Deploy = Deploy()
     groups: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     hooks: Hooks = Hooks()
+    default_model: str | None = None
 
     @property
     def engine_hosts(self) -> list[Host]:

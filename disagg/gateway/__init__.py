@@ -4,6 +4,7 @@ serve       the process: listen, serve, drain
 app         routes, and what every POST passes through: model, limits, a place
 posted      a POST as it arrives: key, the gateways that have passed it on, body
 views       every GET
+refusals    in which API's form a request is refused that no dialect has read
 document    what /openapi.json describes
 dashboard   the page at /, whose files are in page/
 health      whether it can answer a request

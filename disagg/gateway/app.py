@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Final
 
-from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -20,19 +18,19 @@ from disagg.errors import Cancelled, DisaggError
 from disagg.gateway import models
 from disagg.gateway import parallel as several
 from disagg.gateway.answer import AcceptedRequest, AnswerResponse, ResponseTimes, json_response, problem_response
-from disagg.gateway.clients.access import Access, require_model
+from disagg.gateway.clients.access import Access, chosen_model
 from disagg.gateway.clients.keys import Key
 from disagg.gateway.clients.limits import AnswerPlaces, KeyLimits, share_of
 from disagg.gateway.dialects import anthropic, ollama
 from disagg.gateway.dialects.base import Dialect, GatewayRequest, Head, read_fields
 from disagg.gateway.dialects.chat import ChatCompletions
 from disagg.gateway.dialects.completions import Completions
-from disagg.gateway.dialects.openai import error_body
-from disagg.gateway.dialects.problems import INTERNAL, Problem, not_found, problem_of
+from disagg.gateway.dialects.problems import Problem, problem_of
 from disagg.gateway.dialects.responses import Responses
 from disagg.gateway.health import GatewayHealth
 from disagg.gateway.parallel import ItemRun, ParallelResponse
 from disagg.gateway.posted import Posted, PostReader
+from disagg.gateway.refusals import HANDLERS, respond
 from disagg.gateway.run import prompt_tokens, run, unless
 from disagg.gateway.views import Views
 from disagg.gateway.watch.gateway import GatewayWatch
@@ -41,8 +39,6 @@ from disagg.http.protocol import connection_of
 from disagg.http.server import Handler, application
 from disagg.http.stream import unless_disconnected
 from disagg.inference.client import AsyncClient
-
-log = logging.getLogger("disagg.gateway")
 
 
 def build(
@@ -75,8 +71,7 @@ def build(
             Route(f"{prefix}/messages/count_tokens", gateway.count(anthropic.CountTokens()), methods=["POST"]),
         ]
     watch.board.serves(route.path for route in routes)
-    handlers = {DisaggError: _on_error, HTTPException: _on_http_error, Exception: _on_bug}
-    return application(routes, handlers, _refusal, echo=True)
+    return application(routes, HANDLERS, _refusal, echo=True)
 
 
 class Gateway:
@@ -167,7 +162,8 @@ class Gateway:
     def _admitted(self, key: Key | None, asked: GatewayRequest) -> GatewayRequest:
         """The request, if this key may make it now. Clients with different keys share no held KV: whether a prompt is
         answered early would tell one what the other has asked."""
-        require_model(self._client.fleet, key, asked.model)
+        model, warning = chosen_model(self._client.fleet, key, asked.model)
+        asked = replace(asked, model=model, left_out=(*([warning] if warning else []), *asked.left_out))
         self._places.require(key, asked.choices)
         if key is None:
             return asked
@@ -211,28 +207,4 @@ def _refusal(request: Request) -> Response | None:
     """What is answered on a connection for which there was no place, unless it is /health."""
     connection = connection_of(request.scope)
     full = connection is not None and connection.surplus and request.scope["path"] != "/health"
-    return respond(_NO_PLACE) if full else None
-
-
-def respond(problem: Problem) -> Response:
-    """A problem as OpenAI's clients read it."""
-    return json_response(error_body(problem), problem.status, problem.headers)
-
-
-async def _on_error(_: Request, error: Exception) -> Response:
-    assert isinstance(error, DisaggError)
-    return respond(problem_of(error))
-
-
-async def _on_http_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    if error.status_code == 404:
-        return respond(not_found(request.scope["path"]))
-    allowed = (error.headers or {}).get("Allow", "")
-    message = f"{request.method} {request.scope['path']} is not served" + (f": use {allowed}" if allowed else "")
-    return respond(Problem(error.status_code, "invalid_request_error", None, message, headers=error.headers or {}))
-
-
-async def _on_bug(_: Request, error: Exception) -> Response:
-    log.error("internal_error", exc_info=error)
-    return respond(INTERNAL)
+    return respond(request, _NO_PLACE) if full else None

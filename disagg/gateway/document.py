@@ -69,12 +69,18 @@ def calls() -> Iterator[Operation]:
         yield Operation("GET", f"{prefix}/models/{{model}}", "Describe a model.", model)
     yield _post("/api/chat", "Ollama: answer a chat.", ollama.OllamaChatBody, OllamaError)
     yield _post("/api/generate", "Ollama: continue a text.", ollama.OllamaGenerateBody, OllamaError)
-    yield Operation("GET", "/api/tags", "Ollama: list the models.", _answers("The models.", ErrorBody, 401))
+    yield Operation("GET", "/api/tags", "Ollama: list the models.", _answers("The models.", OllamaError, 401))
     show = _answers("The model.", OllamaError, 400, 401, 403, 404, 413)
     yield Operation("POST", "/api/show", "Ollama: describe a model.", show, ollama.ShowBody)
-    served = _answers("The models.", ErrorBody, 401)
+    served = _answers("The models.", OllamaError, 401)
     yield Operation("GET", "/api/ps", "Ollama: list the models that a host serves now.", served)
-    yield Operation("GET", "/api/version", "The version of disagg.", {200: AnswerSpec("The version.")}, public=True)
+    yield Operation(
+        "GET",
+        "/api/version",
+        "Ollama: its version, and that of disagg.",
+        {200: AnswerSpec("The version.")},
+        public=True,
+    )
     history = {200: AnswerSpec("The newest first.", (HistoryAnswer,)), **_failures(ErrorBody, 400, 401, 403, 404)}
     yield Operation("GET", "/api/history", "Requests that have ended.", history)
     live = _answers("Server-sent events: what the fleet is doing.", ErrorBody, 401)

@@ -18,7 +18,7 @@ from disagg.api.event_stream import EventReader
 from disagg.api.gateway import LiveState, Totals
 from disagg.config import Fleet
 from disagg.errors import DisaggError, ProtocolError, ServerUnavailable, Unauthorized
-from disagg.gateway.watch.board import Board
+from disagg.gateway.watch.board import Board, contexts
 from disagg.gateway.watch.hosts import live_hosts
 from disagg.inference.client import AsyncClient
 
@@ -62,7 +62,7 @@ async def host_states(fleet: Fleet, first_s: float = FIRST_S) -> AsyncGenerator[
 
     first_s: until the first one at most, if a host has neither answered nor is known to be down.
     """
-    board = Board(fleet.name, fleet.models)
+    board = Board(fleet.name, contexts(fleet))
     async with AsyncClient(fleet) as client:
         await client.connect()
         with client.watching():

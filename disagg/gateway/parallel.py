@@ -71,7 +71,7 @@ def item_id(request_id: str, index: int) -> str:
 
 def _item(index: int, given: Mapping[str, Any], stream: bool) -> RequestedItem:
     name = given.get("id")
-    fields = {key: value for key, value in given.items() if key not in ("id", "stream")}
+    fields = {key: value for key, value in given.items() if key != "id"} | {"stream": stream}
     dialect: Dialect = CHAT if "messages" in given else COMPLETION
     if name is not None and not (isinstance(name, str) and 0 < len(name) <= MAX_NAME):
         wrong = RequestError(f"id: not a text of 1 to {MAX_NAME} characters")

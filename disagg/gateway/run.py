@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, aclosing, contextmanager
+from dataclasses import replace
 from functools import partial
 
 from disagg.errors import DisaggError, ServerUnavailable, Unauthorized
@@ -12,7 +13,7 @@ from disagg.gateway.dialects.base import AnswerEvent, AnswerPiece, Finished, Gat
 from disagg.gateway.watch.request import ObservedRequest
 from disagg.inference.client import AsyncClient
 from disagg.inference.stream import AsyncStream
-from disagg.inference.types import Chunk
+from disagg.inference.types import Chunk, Completion, Stage
 
 MAX_ID = 47  # of the 64 characters of an id on a host: an attempt's own id follows
 COUNT_S = 30.0
@@ -26,7 +27,7 @@ async def run(client: AsyncClient, observed: ObservedRequest) -> AsyncGenerator[
     observed: gets the events, and has recorded each answer before its end is yielded.
     """
     head, request = observed.head, observed.head.request
-    request_id = head.request_id[:MAX_ID]
+    request_id, context = head.request_id[:MAX_ID], client.fleet.model(request.model).context
 
     with _own_token():
         async with AsyncExitStack() as stack:
@@ -39,7 +40,7 @@ async def run(client: AsyncClient, observed: ObservedRequest) -> AsyncGenerator[
 
             begun = [asyncio.Event() for _ in request.prompts]
             answers = [
-                _answer(choice, opened, observed, begun[choice // request.n], first=choice % request.n == 0)
+                _answer(choice, opened, observed, begun[choice // request.n], context, first=choice % request.n == 0)
                 for choice in range(request.choices)
             ]
             async with aclosing(answers[0] if len(answers) == 1 else _together(answers)) as events:
@@ -86,33 +87,44 @@ async def _answer(
     opened: Callable[[int], Awaitable[AsyncStream]],
     observed: ObservedRequest,
     begun: asyncio.Event,
+    context: int,
     *,
     first: bool,
 ) -> AsyncGenerator[AnswerEvent, None]:
-    """The events of one answer. first: of its prompt. The others are asked for once that one has `begun`, and go on
-    from the prompt's KV, which the decode host then has."""
+    """The events of one answer. context: of the model, in tokens. first: of its prompt. The others are asked for once
+    that one has `begun`, and go on from the prompt's KV, which the decode host then has."""
     if not first:
         await begun.wait()
     stream = await opened(choice)
     async for chunk in stream:
         begun.set()
-        for piece in pieces(choice, [chunk, *stream.waiting()]):
+        for piece in pieces(choice, [chunk, *stream.waiting()], observed.answers[choice].stage):
             observed.generated(choice, len(piece.tokens))
             yield piece
     begun.set()
-    observed.completed(choice, stream.completion)
+    completion = warned(stream.completion, observed.head.request, context)
+    observed.completed(choice, completion)
     await observed.settle()
-    yield Finished(choice, stream.completion)
+    yield Finished(choice, completion)
 
 
-def pieces(choice: int, chunks: Sequence[Chunk]) -> list[AnswerPiece]:
+def warned(completion: Completion, request: GatewayRequest, context: int) -> Completion:
+    """The answer with what its caller should know about the request, before what the hosts had to note. context: of
+    the model, in tokens."""
+    lowered, left = [], context - completion.metrics.prompt_tokens
+    if request.longest is not None and request.options.get("fit_context") and request.longest > left:
+        lowered.append(f"max_tokens: {request.longest} was lowered to {left}, which the context of {context} leaves")
+    return replace(completion, warnings=(*request.left_out, *lowered, *completion.warnings))
+
+
+def pieces(choice: int, chunks: Sequence[Chunk], stage: Stage | None) -> list[AnswerPiece]:
     """Chunks that arrived together, in as few pieces as keep their order: a gateway that is behind writes fewer events.
     Notes are left out: they are among the completion's warnings, too."""
     found: list[AnswerPiece] = []
     for chunk in chunks:
         if chunk.note:
             continue
-        piece = AnswerPiece(choice, chunk.text, chunk.tokens, chunk.reasoning, chunk.tool_calls)
+        piece = AnswerPiece(choice, chunk.text, chunk.tokens, chunk.reasoning, chunk.tool_calls, stage)
         joined = found[-1].joined(piece) if found else None
         if joined is None:
             found.append(piece)

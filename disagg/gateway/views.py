@@ -25,11 +25,11 @@ from disagg.gateway.clients.access import Access, may_use, require_model
 from disagg.gateway.clients.keys import Key
 from disagg.gateway.document import gateway_document
 from disagg.gateway.health import GatewayHealth
+from disagg.gateway.refusals import of_anthropic
 from disagg.gateway.watch.entry import without_texts
 from disagg.gateway.watch.gateway import METRICS_TYPE, GatewayWatch
 from disagg.gateway.watch.history import Filter, history_path, read
 from disagg.http.server import Handler
-from disagg.version import VERSION
 
 MAX_ANSWER: Final = 8 << 20  # bytes of entries in one answer to GET /api/history
 READERS: Final = 2  # threads that read the history
@@ -54,19 +54,26 @@ class Views:
     def routes(self) -> list[Route]:
         """The routes."""
         fleet, key, started = self._fleet, self._access.key, self._started
-        listed = _json(lambda request: models.listed(fleet, key(request), started))
-        one = _json(lambda request: models.described(fleet, key(request), request.path_params["model"], started))
+
+        def listed(request: Request) -> Mapping[str, Any]:
+            form = models.listed_by_anthropic if of_anthropic(request) else models.listed
+            return form(fleet, key(request), started)
+
+        def one(request: Request) -> Mapping[str, Any]:
+            form = models.described_by_anthropic if of_anthropic(request) else models.described
+            return form(fleet, key(request), request.path_params["model"], started)
+
         handlers = {
             "/health": self._health,
             openapi.PATH: self._openapi,
             "/metrics": self._metrics,
-            "/v1/models": listed,
-            "/v1/models/{model:path}": one,
-            "/models": listed,
-            "/models/{model:path}": one,
+            "/v1/models": _json(listed),
+            "/v1/models/{model:path}": _json(one),
+            "/models": _json(listed),
+            "/models/{model:path}": _json(one),
             "/api/tags": _json(lambda request: models.tags(fleet, key(request), started)),
             "/api/ps": _json(lambda request: models.served(fleet, key(request), self._serving.live_models())),
-            "/api/version": _json(lambda request: {"version": VERSION}),
+            "/api/version": _json(lambda _: models.version()),
             "/api/live": self._live,
             "/api/history": self._history,
         }

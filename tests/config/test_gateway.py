@@ -44,6 +44,17 @@ def test_a_gateway_survives_being_written_with_the_models_of_the_other_hosts(tmp
     assert served_digest(copy, front) == served_digest(fleet, front)
 
 
+def test_a_gateway_knows_the_default_model_and_is_outdated_if_it_changes(tmp_path: Path, fleet_text: str) -> None:
+    path, digests = tmp_path / "hosts.toml", set()
+    for line in ("", 'default_model = "qwen"\n', 'default_model = "plain"\n'):
+        path.write_text(fleet_text.replace('name = "lab"\n', f'name = "lab"\n{line}') + GATEWAY)
+        fleet = load(path)
+        digests.add(served_digest(fleet, fleet.hosts["front"]))
+        served = fleet.default_model if "qwen" in line else None
+        assert written(fleet, tmp_path).default_model == served, "only models that have hosts are written"
+    assert fleet.default_model == "plain" and len(digests) == 3
+
+
 def test_a_gateway_is_outdated_if_any_host_changes(tmp_path: Path, fleet_text: str) -> None:
     def digest(text: str) -> str:
         (tmp_path / "hosts.toml").write_text(text + GATEWAY)

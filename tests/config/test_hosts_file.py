@@ -46,6 +46,11 @@ def load_text(folder: Path, text: str) -> Fleet:
             'as in [fleet] with name = "studio"',
         ),
         (
+            {'name = "lab"': 'name = "lab"\ndefault_model = «"qwn"»'},
+            'no model "qwn"',
+            'did you mean "qwen"?',
+        ),
+        (
             {'name = "lab"': 'name = "lab"\ntoken_file = «""»'},
             "token_file is not a path",
             "",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -412,6 +413,61 @@ async def test_a_method_that_a_path_does_not_have_is_answered_with_those_that_it
         refused = await http.get("/v1/chat/completions")
     assert (refused.status_code, refused.headers["allow"]) == (405, "POST")
     assert refused.json()["error"]["message"] == "GET /v1/chat/completions is not served: use POST"
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "form"),
+    [
+        ("POST", "/api/pull", "ollama"),
+        ("DELETE", "/api/delete", "ollama"),
+        ("GET", "/api/chat", "ollama"),
+        ("POST", "/v1/messages/batches", "anthropic"),
+        ("GET", "/messages", "anthropic"),
+        ("GET", "/api/history?limit=0", "openai"),
+        ("POST", "/v1/embeddings", "openai"),
+    ],
+)
+async def test_what_is_not_served_is_refused_in_the_form_of_its_api(method: str, path: str, form: str) -> None:
+    async with fake_client.http(fake_client.app(FakeClient())) as http:
+        answer = await http.request(method, path)
+    error = answer.json()["error"]
+    assert 400 <= answer.status_code < 500
+    known = {
+        "ollama": isinstance(error, str),
+        "anthropic": answer.json().get("type") == "error",
+        "openai": "code" in error,
+    }
+    assert [name for name, fits in known.items() if fits] == [form]
+
+
+async def test_an_unknown_model_is_the_default_one_for_keys_that_may_use_it(tmp_path: Path) -> None:
+    file, client = KeyFile(tmp_path / "keys.json"), FakeClient("text ")
+    client.fleet = replace(client.fleet, default_model="m")
+    mine, others = file.add("mine"), file.add("others", models=["other"])
+    body = {**CHAT, "model": "claude-sonnet-9"}
+    async with fake_client.http(fake_client.app(client, file.path)) as http:
+        answer = await http.post("/v1/chat/completions", json=body, headers={"x-api-key": mine})
+        refused = await http.post("/v1/chat/completions", json=body, headers={"x-api-key": others})
+        known = await http.post("/v1/chat/completions", json={**body, "model": "other"}, headers={"x-api-key": mine})
+        listed = await http.get("/v1/models/claude-sonnet-9", headers={"x-api-key": mine})
+    assert (answer.status_code, answer.json()["model"], client.asked[0]["model"]) == (200, "m", "m")
+    assert answer.json()["choices"][0]["disagg"]["warnings"] == [
+        'model: no model is named "claude-sonnet-9", and m answers, by default_model'
+    ]
+    assert (refused.status_code, listed.status_code) == (404, 404)
+    assert (known.json()["model"], client.asked[1]["model"]) == ("other", "other")
+
+
+@pytest.mark.parametrize(("path", "lowered"), [("/v1/chat/completions", True), ("/v1/completions", False)])
+async def test_an_answer_longer_than_the_context_leaves_is_lowered_with_a_warning(path: str, lowered: bool) -> None:
+    client = FakeClient("text ")
+    async with fake_client.http(fake_client.app(client)) as http:
+        answer = await http.post(path, json={**CHAT, "prompt": "x", "max_tokens": 32_768})
+        fits = await http.post(path, json={**CHAT, "prompt": "x", "max_tokens": 4091})
+    warnings = [one.json()["choices"][0]["disagg"]["warnings"] for one in (answer, fits)]
+    text = "max_tokens: 32768 was lowered to 4091, which the context of 4096 leaves"
+    assert warnings == [[text] if lowered else [], []]
+    assert client.asked[0].get("fit_context", False) is lowered, "hosts refuse what they may not lower"
 
 
 async def test_without_a_key_a_gateway_that_has_keys_answers_only_what_it_declares(tmp_path: Path) -> None:

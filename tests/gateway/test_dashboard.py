@@ -40,6 +40,15 @@ def test_text_is_never_inserted_as_html() -> None:
     assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(|new Function|DOMParser", JS)
 
 
+def test_the_settings_of_clients_are_whole_and_state_the_context_of_the_model() -> None:
+    settings = dict(re.findall(r'^  \["([^"]+)", .*?=> `(.*)`\],$', JS, re.M))
+    assert settings["Continue (config.yaml)"].startswith(r"name: disagg\nversion: 1.0.0\nschema: v1\nmodels:")
+    for client in ("Continue (config.yaml)", "Claude Code", "Codex (config.toml)"):
+        assert "${context}" in settings[client]
+    codex = settings["Codex (config.toml)"]
+    assert codex.startswith("${key === NO_KEY ?") and codex.count("DISAGG_API_KEY") == 2, "it fails if that is not set"
+
+
 def test_one_host_takes_no_requests_and_two_take_none() -> None:
     assert 'hosts ${down === 1 ? "takes" : "take"} no requests' in JS
 

@@ -34,7 +34,7 @@ NOTE = Chunk("", (), note="prefill-1 failed")
 def test_chunks_that_arrive_together_are_one_piece_unless_that_changes_their_order(
     chunks: list[Chunk], expected: list[str]
 ) -> None:
-    found = pieces(0, chunks)
+    found = pieces(0, chunks, None)
     assert [written(piece) for piece in found] == expected
     assert [token for piece in found for token in piece.tokens] == [token for chunk in chunks for token in chunk.tokens]
 

@@ -9,6 +9,7 @@ from starlette.requests import Request
 
 from disagg.config import Fleet, Model
 from disagg.config.addresses import is_loopback
+from disagg.config.document import on_one_line
 from disagg.errors import ConfigError, DisaggError, ModelNotAllowed, Unauthorized, UnknownModel, UsageError
 from disagg.gateway.clients.keys import Key, KeyRing
 from disagg.http.arrival import host_name
@@ -67,17 +68,37 @@ class Access:
             return False
 
 
+def chosen_model(fleet: Fleet, key: Key | None, name: str) -> tuple[str, str | None]:
+    """The name under which the fleet has the model that a request names, and a warning if that is not what it names:
+    the fleet's default model answers for names that no model has, if the key is for it. Raises UnknownModel and
+    ModelNotAllowed."""
+    try:
+        require_model(fleet, key, name)
+        return _untagged(fleet, name), None
+    except UnknownModel:
+        default = fleet.default_model
+        if default is None or not may_use(key, fleet.models[default]):
+            raise
+    return default, f'model: no model is named "{on_one_line(name)}", and {default} answers, by default_model'
+
+
 def require_model(fleet: Fleet, key: Key | None, name: str) -> Model:
     """The model of this name or alias. Raises UnknownModel, which names the models that the key is for, and
     ModelNotAllowed if it is for another one."""
     try:
-        model = fleet.model(name)
+        model = fleet.model(_untagged(fleet, name))
     except UnknownModel:
         replace(fleet, models={one.name: one for one in fleet.models.values() if may_use(key, one)}).model(name)
         raise
     if not may_use(key, model):
         raise ModelNotAllowed(f"this key is not for the model {model.name}", "see /v1/models for those that it is for")
     return model
+
+
+def _untagged(fleet: Fleet, name: str) -> str:
+    """The name without the tag that Ollama's clients give to a name without one."""
+    known = {word for model in fleet.models.values() for word in (model.name, *model.aliases)}
+    return name if name in known else name.removesuffix(":latest")
 
 
 def may_use(key: Key | None, model: Model) -> bool:

@@ -50,12 +50,11 @@ class Messages:
             "temperature": 1.0,
             **{name: value for name, value in given.items() if value is not None},
             **answer_length(fields.max_tokens),
-            "fit_context": True,
             **fields.options(),
         }
         if fields.stop_sequences:
             options["stop"] = fields.stop_sequences
-        return fields.request(options=options, stream=bool(fields.stream))
+        return fields.request(options=options, stream=bool(fields.stream), longest=fields.max_tokens)
 
     def writer(self, head: Head) -> AnthropicWriter:
         return AnthropicWriter(head)

@@ -52,8 +52,8 @@ def error_body(problem: Problem) -> dict[str, Any]:
 
 
 class AnthropicWriter:
-    """Writes one answer. The number of a prompt's tokens is known at its end: `message_start` has 0, `message_delta`
-    has it."""
+    """Writes one answer. `message_start` has the number of the prompt's tokens if a host has counted them before the
+    first token; a whole-request host does so at the end, in `message_delta`."""
 
     def __init__(self, head: Head) -> None:
         self._head = head
@@ -62,7 +62,7 @@ class AnthropicWriter:
         self._open: Kind | None = None  # the kind of the last block, unless it has ended
 
     def piece(self, piece: AnswerPiece) -> Iterator[Written]:
-        yield from self._start()
+        yield from self._start(*((piece.stage.prompt_tokens, piece.stage.held_tokens) if piece.stage else ()))
         if piece.reasoning and self._head.request.reasoning:
             yield from self._more("thinking", piece.reasoning)
         if piece.text:
@@ -75,7 +75,7 @@ class AnthropicWriter:
 
     def finished(self, finished: Finished) -> Iterator[Written]:
         done = finished.completion
-        yield from self._start()
+        yield from self._start(done.metrics.prompt_tokens, done.metrics.held_tokens)
         yield from self._close()
         yield {"type": "message_delta", "delta": _ending(done), "usage": _usage(done), "disagg": disagg_body(done)}
         yield {"type": "message_stop"}
@@ -99,10 +99,10 @@ class AnthropicWriter:
             content.append({"type": "text", "text": done.text})
         return [*content, *({**_tool_use(call), "input": call.arguments} for call in done.tool_calls)]
 
-    def _start(self) -> Iterator[Written]:
+    def _start(self, prompt_tokens: int = 0, held_tokens: int = 0) -> Iterator[Written]:
         if not self._started:
             self._started = True
-            yield {"type": "message_start", "message": self._message([], {"input_tokens": 0, "output_tokens": 0})}
+            yield {"type": "message_start", "message": self._message([], _usage_of(prompt_tokens, held_tokens, 0))}
 
     def _message(self, content: Sequence[Mapping[str, Any]], usage: Mapping[str, Any]) -> dict[str, Any]:
         return {
@@ -157,11 +157,15 @@ def _ending(done: Completion) -> dict[str, Any]:
 
 
 def _usage(done: Completion) -> dict[str, Any]:
-    """Tokens whose KV was held count as read from a cache, and not as input."""
     usage = Usage.of([done], 1)
+    return _usage_of(usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens)
+
+
+def _usage_of(prompt_tokens: int, held_tokens: int, answer_tokens: int) -> dict[str, Any]:
+    """Tokens whose KV was held count as read from a cache, and not as input."""
     return {
-        "input_tokens": usage.prompt_tokens - usage.cached_tokens,
+        "input_tokens": prompt_tokens - held_tokens,
         "cache_creation_input_tokens": 0,
-        "cache_read_input_tokens": usage.cached_tokens,
-        "output_tokens": usage.completion_tokens,
+        "cache_read_input_tokens": held_tokens,
+        "output_tokens": answer_tokens,
     }

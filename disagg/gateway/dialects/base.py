@@ -17,7 +17,7 @@ from disagg.api.requests import DEFAULT_DEADLINE_S, MAX_DEADLINE_S, Messages, To
 from disagg.errors import RequestError
 from disagg.gateway.dialects.problems import Problem
 from disagg.http.stream import EVENT_STREAM, event_bytes
-from disagg.inference.types import Completion
+from disagg.inference.types import Completion, Stage
 
 MAX_CHOICES: Final = 16
 """Answers to one request: prompts times `n`."""
@@ -127,10 +127,12 @@ class GatewayRequest:
 
     prompts: each is answered `n` times; the answers are numbered prompt by prompt. options: those of
     AsyncClient.stream that the caller has set. stream: send the answer while it is generated. include_usage: end a
-    stream with the numbers of tokens. reasoning: the caller wants the model's reasoning, if its dialect makes a choice.
-    seal_reasoning: it is also sent in a form that agents send back as it is. called_as: the caller's names of functions
-    that have another name in the prompt, by that name. left_out: a line for each part of the request that is not in the
-    prompt, or not enforced; the answer's warnings begin with them. echoed: fields of the body that the answer repeats.
+    stream with the numbers of tokens; usage_so_far: each object of it has those so far. longest: the bound on the
+    answer that the caller has set, in tokens. reasoning: the caller wants the model's reasoning, if its dialect
+    makes a choice. seal_reasoning: it is also sent in a form that agents send back as it is. called_as: the
+    caller's names of functions that have another name in the prompt, by that name. left_out: a line for each part
+    of the request that is not in the prompt, or not enforced; the answer's warnings begin with them. echoed: fields
+    of the body that the answer repeats.
     """
 
     model: str
@@ -139,6 +141,8 @@ class GatewayRequest:
     options: Mapping[str, Any] = field(default_factory=dict)
     stream: bool = False
     include_usage: bool = False
+    usage_so_far: bool = False
+    longest: int | None = None
     reasoning: bool = True
     seal_reasoning: bool = False
     called_as: Mapping[str, CalledAs] = field(default_factory=dict)
@@ -183,9 +187,12 @@ class CalledAs:
     namespace: str | None = None
 
 
-def answer_length(given: int | None) -> dict[str, Any]:
-    """The options of AsyncClient.stream that bound the answer; given: what the caller has set, in tokens."""
-    return {"max_tokens": DEFAULT_MAX_TOKENS, "fit_context": True} if given is None else {"max_tokens": given}
+def answer_length(given: int | None, *, lowered: bool = True) -> dict[str, Any]:
+    """The options of AsyncClient.stream that bound the answer; given: what the caller has set, in tokens. lowered: to
+    what the context leaves; else a longer one is refused."""
+    if given is None:
+        return {"max_tokens": DEFAULT_MAX_TOKENS, "fit_context": True}
+    return {"max_tokens": given} | ({"fit_context": True} if lowered else {})
 
 
 def deadline_s(max_tokens: int) -> float:
@@ -219,13 +226,14 @@ def read_fields(
 @dataclass(frozen=True, slots=True)
 class AnswerPiece:
     """More of answer number `choice`: the tokens of a decode step or several. They have completed reasoning, then text,
-    then tool calls."""
+    then tool calls. stage: where its request is; None in parts of an answer that is complete."""
 
     choice: int
     text: str
     tokens: tuple[TokenLogprob, ...]
     reasoning: str = ""
     tool_calls: tuple[ToolCall, ...] = ()
+    stage: Stage | None = None
 
     def joined(self, later: AnswerPiece) -> AnswerPiece | None:
         """This piece and the next one as one; None if that would change the order of what they hold, or which tokens
@@ -238,6 +246,7 @@ class AnswerPiece:
             self.tokens + later.tokens,
             self.reasoning + later.reasoning,
             later.tool_calls,
+            later.stage,
         )
 
 

@@ -42,6 +42,8 @@ class ChatCompletions(openai.OpenAIDialect):
             options=options,
             stream=bool(fields.stream),
             include_usage=fields.include_usage,
+            usage_so_far=fields.usage_so_far,
+            longest=longest,
         )
 
     def writer(self, head: Head) -> ChatWriter:
@@ -75,6 +77,7 @@ class ChatWriter(openai.ObjectWriter):
 
     def piece(self, piece: AnswerPiece) -> Iterator[Written]:
         choice, logprobs = piece.choice, self._logprobs_body(piece.tokens)
+        self._count(piece)
         if choice not in self._calls:
             yield self._start(choice)
         if piece.reasoning:

@@ -29,7 +29,7 @@ class Completions(openai.OpenAIDialect):
         prompts = _prompts(fields.prompt)
         if len(prompts) * n > MAX_CHOICES:
             raise RequestError(f"n: {len(prompts)} prompts times {n} answers are over {MAX_CHOICES}", "send fewer")
-        options = fields.options(fields.max_tokens)
+        options = fields.options(fields.max_tokens, lowered=False)
         if fields.logprobs is not None:
             options["logprobs"] = fields.logprobs
         return GatewayRequest(
@@ -39,6 +39,8 @@ class Completions(openai.OpenAIDialect):
             options=options,
             stream=bool(fields.stream),
             include_usage=fields.include_usage,
+            usage_so_far=fields.usage_so_far,
+            longest=fields.max_tokens,
         )
 
     def writer(self, head: Head) -> CompletionWriter:
@@ -80,6 +82,7 @@ class CompletionWriter(openai.ObjectWriter):
         self._offsets: dict[int, int] = {}
 
     def piece(self, piece: AnswerPiece) -> Iterator[Written]:
+        self._count(piece)
         if piece.text or self._logprobs:
             offset = self._offsets.get(piece.choice, 0)
             self._offsets[piece.choice] = offset + len(piece.text)
@@ -103,9 +106,15 @@ class CompletionWriter(openai.ObjectWriter):
         return {
             "tokens": [openai.token_name(token.id, token.bytes) for token in tokens],
             "token_logprobs": [token.logprob for token in tokens],
-            "top_logprobs": [{one.name: one.logprob for one in openai.alternatives(token)} for token in tokens],
+            "top_logprobs": [_likeliest(token) for token in tokens],
             "text_offset": [offset for _ in tokens],
         }
+
+
+def _likeliest(token: TokenLogprob) -> dict[str, float]:
+    """The likeliest tokens and this one, which may not be among them."""
+    likeliest = {one.name: one.logprob for one in openai.alternatives(token)}
+    return likeliest | {openai.token_name(token.id, token.bytes): token.logprob}
 
 
 def _choice(index: int, text: str, logprobs: Written | None, completion: Completion | None = None) -> Written:

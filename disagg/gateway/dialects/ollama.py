@@ -106,6 +106,7 @@ class OllamaBody(Contract, frozen=True, kw_only=True):
                 **form_of(functions(tools), None, self._schema(), "format"),
             },
             stream=self.stream is not False,
+            longest=None if longest < 0 else longest,
             reasoning=self.think is not False,
         )
 

@@ -16,6 +16,7 @@ from disagg.gateway.dialects.base import (
     DATA_EVENTS,
     MAX_CHOICES,
     REFUSED,
+    AnswerPiece,
     Body,
     Head,
     Usage,
@@ -35,9 +36,11 @@ MAX_DIGITS: Final = 10
 
 
 class StreamOptions(Contract, frozen=True):
-    """include_usage: end the stream with a chunk that has the numbers of tokens and no choice."""
+    """include_usage: end the stream with a chunk that has the numbers of tokens and no choice. continuous_usage_stats:
+    then every chunk has those so far, as in vLLM."""
 
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
 
 
 class SamplingFields(Contract, frozen=True, kw_only=True):
@@ -63,8 +66,9 @@ class SamplingFields(Contract, frozen=True, kw_only=True):
     stop: str | tuple[str, ...] | None = None
     ignore_eos: bool | None = None
 
-    def options(self, longest: int | None) -> dict[str, Any]:
+    def options(self, longest: int | None, *, lowered: bool = True) -> dict[str, Any]:
         """The options of AsyncClient.stream. longest: tokens of the answer, None if the request names no bound.
+        lowered: see `answer_length`.
 
         OpenAI's temperature is 1 if the request does not set it.
         """
@@ -73,11 +77,15 @@ class SamplingFields(Contract, frozen=True, kw_only=True):
             given["top_k"] = 0 if self.top_k == -1 else self.top_k
         if self.logit_bias:
             given["logit_bias"] = biases(self.logit_bias)
-        return {"temperature": 1.0, **given, **answer_length(longest)}
+        return {"temperature": 1.0, **given, **answer_length(longest, lowered=lowered)}
 
     @property
     def include_usage(self) -> bool:
         return bool(self.stream_options and self.stream_options.include_usage)
+
+    @property
+    def usage_so_far(self) -> bool:
+        return self.include_usage and bool(self.stream_options and self.stream_options.continuous_usage_stats)
 
 
 SAME_NAME: Final = {*SamplingFields.__struct_fields__} & {*Sampling.__struct_fields__} - {
@@ -107,6 +115,8 @@ def read(kind: type[Body], body: Mapping[str, Any], honoured: Collection[str] = 
 
     honoured: of the fields that would change the answer.
     """
+    if body.get("stream_options") and not body.get("stream"):
+        raise RequestError("stream_options: there is no stream", "set stream to true, or leave out stream_options")
     return read_fields(kind, body, {name: neutral for name, neutral in UNSUPPORTED.items() if name not in honoured})
 
 
@@ -130,10 +140,18 @@ class ObjectWriter:
         self._logprobs = head.request.options.get("logprobs") is not None
         self._id = f"{self.prefix}-{head.request_id}"
         self._created, self._model = int(head.created), head.model
+        self._prompts: dict[int, int] = {}  # tokens of each, as far as they are known
+        self._tokens = 0  # of the answers so far
 
     def end(self, completions: Sequence[Completion]) -> Iterator[Written]:
         if self._request.include_usage:
             yield self._object(self.chunk, (), completions)
+
+    def _count(self, piece: AnswerPiece) -> None:
+        """Note the tokens that a chunk's usage so far has."""
+        self._tokens += len(piece.tokens)
+        if piece.stage is not None:
+            self._prompts[piece.choice // self._request.n] = piece.stage.prompt_tokens
 
     def error(self, problem: Problem) -> Iterator[Written]:
         yield error_body(problem)
@@ -149,7 +167,13 @@ class ObjectWriter:
             "model": self._model,
             "choices": choices,
         }
-        return body if completions is None else {**body, "usage": usage_body(completions, self._request.n)}
+        if completions is not None:
+            return {**body, "usage": usage_body(completions, self._request.n)}
+        return {**body, "usage": self._usage_so_far()} if self._request.usage_so_far else body
+
+    def _usage_so_far(self) -> Written:
+        prompt, answer = sum(self._prompts.values()), self._tokens
+        return {"prompt_tokens": prompt, "completion_tokens": answer, "total_tokens": prompt + answer}
 
 
 class ErrorFields(Contract, frozen=True):

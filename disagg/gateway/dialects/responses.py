@@ -54,6 +54,7 @@ class Responses(openai.OpenAIDialect):
             prompts=({"messages": messages(fields.instructions, fields.input)},),
             options=options | _form(fields, offer),
             stream=bool(fields.stream),
+            longest=fields.max_output_tokens,
             seal_reasoning=_REASONING in include,
             called_as=offer.names,
             left_out=tuple(offer.left_out),

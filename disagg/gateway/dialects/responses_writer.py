@@ -170,7 +170,7 @@ class ResponseWriter:
             "output": list(self._items),
             "error": None,
             "incomplete_details": cut,
-            "max_output_tokens": None if options.get("fit_context") else options["max_tokens"],
+            "max_output_tokens": head.request.longest,
             "parallel_tool_calls": options.get("parallel_tool_calls", True),
             "reasoning": {"effort": template.get("reasoning_effort"), "summary": None},
             "store": False,
@@ -181,10 +181,7 @@ class ResponseWriter:
             "truncation": "disabled",
             "usage": None if done is None else _usage(done),
         }
-        if done is None:
-            return response
-        body = openai.disagg_body(done)
-        return {**response, "disagg": {**body, "warnings": (*head.request.left_out, *body["warnings"])}}
+        return response if done is None else {**response, "disagg": openai.disagg_body(done)}
 
 
 def _format(schema: Mapping[str, Any] | None) -> dict[str, Any]:

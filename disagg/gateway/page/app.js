@@ -384,25 +384,29 @@ async function send(event) {
 // ---- connect
 
 const LOOPBACK = /^https?:\/\/(127\.|localhost|\[::1\])/; // an address that a container has for itself
+const NO_KEY = "unused"; // in the place of a key, where a client wants one
 const CLIENTS = [
   ["curl", null, (base, model, key) => `curl ${base}/v1/chat/completions \\\n  -H "Authorization: Bearer ${key}" \\\n  -H "Content-Type: application/json" \\\n  -d '{"model": "${model}", "messages": [{"role": "user", "content": "Hello"}]}'`],
   ["OpenAI for Python", null, (base, model, key) => `from openai import OpenAI\n\nclient = OpenAI(base_url="${base}/v1", api_key="${key}")\nanswer = client.chat.completions.create(\n    model="${model}",\n    messages=[{"role": "user", "content": "Hello"}],\n)\nprint(answer.choices[0].message.content)`],
   ["LangChain", null, (base, model, key) => `from langchain_openai import ChatOpenAI\n\nllm = ChatOpenAI(\n    base_url="${base}/v1",\n    api_key="${key}",\n    model="${model}",\n)\nprint(llm.invoke("Hello").content)`],
-  ["Continue (config.yaml)", null, (base, model, key) => `models:\n  - name: ${model}\n    provider: openai\n    model: ${model}\n    apiBase: ${base}/v1\n    apiKey: ${key}\n    roles: [chat, edit, apply]`],
+  ["Continue (config.yaml)", null, (base, model, key, context) => `name: disagg\nversion: 1.0.0\nschema: v1\nmodels:\n  - name: ${model}\n    provider: openai\n    model: ${model}\n    apiBase: ${base}/v1\n    apiKey: ${key}\n    roles: [chat, edit, apply]\n    defaultCompletionOptions:\n      contextLength: ${context}`],
   ["Open WebUI", null, (base, model, key) => `docker run -d ${LOOPBACK.test(base) ? "--network host -e PORT=3000" : "-p 3000:8080"} \\\n  -e OPENAI_API_BASE_URL=${base}/v1 \\\n  -e OPENAI_API_KEY=${key} \\\n  ghcr.io/open-webui/open-webui:main`],
   ["Ollama", "/api/show", (base, model) => `OLLAMA_HOST=${base} ollama run ${model}`],
-  ["Claude Code", "/v1/messages", (base, model, key) => `export ANTHROPIC_BASE_URL=${base}\nexport ANTHROPIC_AUTH_TOKEN=${key}\nexport ANTHROPIC_MODEL=${model}\nexport ANTHROPIC_DEFAULT_HAIKU_MODEL=${model}\nclaude`],
-  ["Codex (config.toml)", "/v1/responses", (base, model) => `model = "${model}"\nmodel_provider = "disagg"\n\n[model_providers.disagg]\nname = "disagg"\nbase_url = "${base}/v1"\nenv_key = "DISAGG_API_KEY"\nwire_api = "responses"`],
+  ["Claude Code", "/v1/messages", (base, model, key, context) => `export ANTHROPIC_BASE_URL=${base}\nexport ANTHROPIC_AUTH_TOKEN=${key}\nexport ANTHROPIC_MODEL=${model}\nexport ANTHROPIC_DEFAULT_HAIKU_MODEL=${model}\nexport CLAUDE_CODE_MAX_CONTEXT_TOKENS=${context}\nexport CLAUDE_CODE_AUTO_COMPACT_WINDOW=${context}\nclaude`],
+  ["Codex (config.toml)", "/v1/responses", (base, model, key, context) => `${key === NO_KEY ? "" : `# before codex: export DISAGG_API_KEY=${key}\n`}model = "${model}"\nmodel_provider = "disagg"\nmodel_context_window = ${context}\n\n[model_providers.disagg]\nname = "disagg"\nbase_url = "${base}/v1"\n${key === NO_KEY ? "" : 'env_key = "DISAGG_API_KEY"\n'}wire_api = "responses"`],
 ];
 
 function drawConnect() {
   const select = el("select", { id: "model-of-clients" }, ...latest.models.map(({ name }) => el("option", {}, name)));
-  $("connect-model").replaceChildren(el("label", { for: "model-of-clients" }, "Model"), select);
+  const context = el("span", { class: "muted" });
+  $("connect-model").replaceChildren(el("label", { for: "model-of-clients" }, "Model"), select, context);
   const base = location.origin + location.pathname.replace(/\/[^/]*$/, "");
   const drawClients = () => {
+    const model = latest.models.find(({ name }) => name === select.value);
+    context.textContent = `context: ${count(model.context)} tokens, prompt and answer together`;
     const served = CLIENTS.filter(([, path]) => !path || latest.apis.includes(path));
     $("clients").replaceChildren(...served.map(([name, , write]) => {
-      const text = write(base, select.value, sessionStorage.getItem("key") ? "YOUR-KEY" : "unused");
+      const text = write(base, model.name, sessionStorage.getItem("key") ? "YOUR-KEY" : NO_KEY, model.context);
       const copy = el("button", { type: "button", "aria-label": `Copy the settings of ${name}` }, "Copy");
       copy.addEventListener("click", async () => {
         await navigator.clipboard.writeText(text);

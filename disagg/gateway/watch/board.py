@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Any, Final
@@ -20,6 +20,7 @@ from disagg.api.gateway import (
     Sample,
     Totals,
 )
+from disagg.config import Fleet
 from disagg.gateway.watch.entry import entry_of_completion, entry_of_end, of_stage, without_texts
 from disagg.gateway.watch.request import ObservedRequest, Observer
 from disagg.version import VERSION
@@ -33,15 +34,20 @@ MAX_VALUES: Final = 1000
 _SUMMED: Final = {*Sample.__struct_fields__} & {*Totals.__struct_fields__}
 
 
-class Board(Observer):
-    """What the fleet's gateway is doing. models: of the fleet, by canonical name. `own` has it for one key, without the
-    plots."""
+def contexts(fleet: Fleet) -> dict[str, int]:
+    """The models of a board."""
+    return {model.name: model.context for model in fleet.models.values()}
 
-    def __init__(self, fleet: str, models: Iterable[str]) -> None:
+
+class Board(Observer):
+    """What the fleet's gateway is doing. models: the context of each, by canonical name. `own` has it for one key,
+    without the plots."""
+
+    def __init__(self, fleet: str, models: Mapping[str, int]) -> None:
         self._fleet = fleet
         self._apis: tuple[str, ...] = ()
         self._started = time.time()
-        self._models = {model: _Model() for model in models}
+        self._models = {model: _Model(context) for model, context in models.items()}
         self._running: dict[int, ObservedRequest] = {}
         self._last: deque[HistoryEntry] = deque(maxlen=LAST * 5)
         self._samples: deque[dict[str, Sample]] = deque(maxlen=SAMPLES)
@@ -53,7 +59,7 @@ class Board(Observer):
             if len(self._own) >= MAX_KEYS:
                 idle = next((key for key, board in self._own.items() if not board.busy), next(iter(self._own)))
                 del self._own[idle]
-            self._own[key_id] = board = Board(self._fleet, self._models)
+            self._own[key_id] = board = Board(self._fleet, {name: one.context for name, one in self._models.items()})
             board._started, board._apis = self._started, self._apis
         return self._own[key_id]
 
@@ -117,7 +123,7 @@ class Board(Observer):
             time=time.time(),
             started=self._started,
             totals=_sum(totals.values()),
-            models=tuple(LiveModel(name=name, totals=totals[name], last=self._models[name].last) for name in names),
+            models=tuple(self._shown(name, totals[name]) for name in names),
             hosts=tuple(seen),
             requests=tuple(_live(one, now) for one in shown[:MAX_SHOWN]),
             last=tuple(last[:LAST]),
@@ -144,6 +150,10 @@ class Board(Observer):
         entry = without_texts(entry)  # a key that monitors sees the requests of all
         self._last.append(entry)
         self._models[entry.model].count(entry, time.monotonic())
+
+    def _shown(self, name: str, totals: Totals) -> LiveModel:
+        model = self._models[name]
+        return LiveModel(name=name, totals=totals, context=model.context, last=model.last)
 
     def _totals(self, name: str, hosts: Sequence[LiveHost], now: float) -> Totals:
         model, (running, waiting) = self._models[name], self.requests(name)
@@ -214,8 +224,9 @@ class RecentMedian:
 
 @dataclass(slots=True)
 class _Model:
-    """One model since the gateway started. counts: by the names of Totals."""
+    """One model since the gateway started. context: of its requests, in tokens. counts: by the names of Totals."""
 
+    context: int
     counts: Counter[str] = field(default_factory=Counter)
     prompts: Rate = field(default_factory=Rate)
     answers: Rate = field(default_factory=Rate)

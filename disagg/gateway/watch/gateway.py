@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from disagg.api.base import without_value
 from disagg.api.gateway import LiveHost
-from disagg.gateway.watch.board import Board
+from disagg.gateway.watch.board import Board, contexts
 from disagg.gateway.watch.feed import Feed, FeedBounds
 from disagg.gateway.watch.host_metrics import LiveCollector
 from disagg.gateway.watch.hosts import live_hosts
@@ -45,7 +45,7 @@ class GatewayWatch:
         self.recorder = recorder
         self._registry = CollectorRegistry()
         models = tuple(client.fleet.models)
-        self.board = Board(client.fleet.name, models)
+        self.board = Board(client.fleet.name, contexts(client.fleet))
         self.feed = Feed(self.board, self.hosts, feed)
         self._registry.register(LiveCollector(models, self.hosts, self.board.requests))
         harmful = HarmfulRequests()

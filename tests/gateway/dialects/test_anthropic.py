@@ -15,6 +15,7 @@ from disagg.gateway.clients.keys import KeyFile
 from disagg.gateway.dialects.anthropic import UNSUPPORTED, Messages
 from disagg.gateway.dialects.anthropic_writer import SIGNATURE
 from disagg.gateway.dialects.base import AnswerPiece, Finished, GatewayRequest, Head
+from disagg.inference.types import Stage
 from tests.gateway import fake_client
 from tests.gateway.fake_client import FakeClient, completion, tokens_of
 
@@ -208,7 +209,7 @@ def test_a_stream_is_blocks_that_begin_and_end_in_turn() -> None:
         "content": [],
         "stop_reason": None,
         "stop_sequence": None,
-        "usage": {"input_tokens": 0, "output_tokens": 0},
+        "usage": {**USAGE, "input_tokens": 0, "cache_read_input_tokens": 0, "output_tokens": 0},
     }
     assert [(one["index"], one.get("content_block") or one.get("delta")) for one in blocks] == [
         (0, {"type": "thinking", "thinking": "", "signature": ""}),
@@ -329,3 +330,26 @@ async def test_tokens_that_cannot_be_counted_are_an_error(
     async with fake_client.http(fake_client.app(client)) as http:
         refused = await http.post("/v1/messages/count_tokens", json={**BODY, **fields})
     assert (refused.status_code, refused.json()["type"]) == (status, "error")
+
+
+async def test_a_stream_begins_with_the_number_of_the_prompts_tokens() -> None:
+    client = FakeClient("one ")
+    client.stages = [Stage("prefill", "disaggregated", "m-prefill", "m-decode", prompt_tokens=5, held_tokens=2)]
+    async with fake_client.http(fake_client.app(client)) as http:
+        answer = await http.post("/v1/messages", json={**BODY, "stream": True})
+    start = json.loads(
+        next(line for line in answer.text.splitlines() if "message_start" in line and "data" in line)[6:]
+    )
+    usage = start["message"]["usage"]
+    assert (usage["input_tokens"], usage["cache_read_input_tokens"], usage["output_tokens"]) == (3, 2, 0)
+
+
+async def test_models_are_listed_as_anthropic_s_client_reads_them() -> None:
+    async with fake_client.http(fake_client.app(FakeClient()), **{"anthropic-version": "2023-06-01"}) as http:
+        listed = (await http.get("/v1/models")).json()
+        one = (await http.get("/v1/models/alias-of-m")).json()
+        unknown = await http.get("/v1/models/gpt")
+    assert ([model["id"] for model in listed["data"]], listed["has_more"]) == (["m", "other"], False)
+    assert (listed["first_id"], listed["last_id"]) == ("m", "other")
+    assert one == listed["data"][0] and one["max_input_tokens"] == 4096
+    assert (unknown.status_code, unknown.json()["error"]["type"]) == (404, "not_found_error")

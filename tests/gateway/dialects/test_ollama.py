@@ -26,7 +26,7 @@ DEFAULTS = {"temperature": 0.8, "top_k": 40, "top_p": 0.9, "max_tokens": 4096, "
     [
         (None, DEFAULTS),
         ({"temperature": 0, "num_predict": -1, "num_ctx": 8192, "num_gpu": 1}, {**DEFAULTS, "temperature": 0}),
-        ({"num_predict": 7}, {"temperature": 0.8, "top_k": 40, "top_p": 0.9, "max_tokens": 7}),
+        ({"num_predict": 7}, {"temperature": 0.8, "top_k": 40, "top_p": 0.9, "max_tokens": 7, "fit_context": True}),
         ({"repeat_penalty": 1.1, "seed": 3}, {**DEFAULTS, "repetition_penalty": 1.1, "seed": 3}),
         ({"stop": ["a"], "min_p": 0.1, "mirostat": 0}, {**DEFAULTS, "stop": ("a",), "min_p": 0.1}),
         (
@@ -152,8 +152,22 @@ async def test_errors_are_a_text_and_end_a_cut_stream() -> None:
 async def test_models_and_version_are_listed() -> None:
     async with fake_client.http(fake_client.app(FakeClient())) as http:
         tags, version = await http.get("/api/tags"), await http.get("/api/version")
-    assert [one["model"] for one in tags.json()["models"]] == ["m", "other"]
-    assert version.json() == {"version": VERSION}
+    digests = {one["model"]: one["digest"] for one in tags.json()["models"]}
+    assert [*digests] == ["m", "alias-of-m", "other"]
+    assert digests["m"] == digests["alias-of-m"] != digests["other"] and {len(one) for one in digests.values()} == {64}
+    assert version.json()["disagg"] == VERSION
+    assert tuple(map(int, version.json()["version"].split("."))) >= (0, 13, 4), "what Codex --oss asks for"
+
+
+async def test_a_name_with_the_tag_latest_is_the_name_without_it() -> None:
+    client = FakeClient("one ")
+    async with fake_client.http(fake_client.app(client)) as http:
+        answer = await http.post("/api/chat", json={"model": "m:latest", "messages": MESSAGES, "stream": False})
+        shown = await http.post("/api/show", json={"model": "alias-of-m:latest"})
+        unknown = await http.post("/api/show", json={"model": "gpt:latest"})
+        tagged = await http.post("/api/show", json={"model": "m:7b"})
+    assert [one.status_code for one in (answer, shown, unknown, tagged)] == [200, 200, 404, 404]
+    assert client.asked[0]["model"] == "m"
 
 
 CALL = ToolCall("f", {"a": 1}, "c1")

@@ -16,12 +16,13 @@ from disagg.gateway.dialects.chat import ChatCompletions
 from disagg.gateway.dialects.completions import Completions
 from disagg.gateway.dialects.openai import UNSUPPORTED
 from disagg.gateway.dialects.problems import Problem
+from disagg.inference.types import Stage
 from tests.gateway.fake_client import completion, tokens_of
 
 CHAT, TEXT = ChatCompletions(), Completions()
 MESSAGES = [{"role": "user", "content": "hello"}]
 DEFAULTS = {"temperature": 1.0, "max_tokens": 4096, "fit_context": True}
-BOUNDED = {"temperature": 1.0, "max_tokens": 7}
+BOUNDED = {**DEFAULTS, "max_tokens": 7}
 SUM = {"name": "sum", "arguments": '{"of": [2, 2]}'}
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}, "strict": True}}
 FLAT = {"name": "f", "description": "", "parameters": {"type": "object"}}
@@ -40,7 +41,6 @@ def text(**fields: Any) -> GatewayRequest:
     ("fields", "options"),
     [
         ({}, DEFAULTS),
-        ({"max_tokens": 7}, BOUNDED),
         ({"temperature": 0, "top_p": 0.5, "min_p": 0.1}, {**DEFAULTS, "temperature": 0, "top_p": 0.5, "min_p": 0.1}),
         ({"top_k": -1}, {**DEFAULTS, "top_k": 0}),
         ({"top_k": 40, "seed": 3}, {**DEFAULTS, "top_k": 40, "seed": 3}),
@@ -158,6 +158,8 @@ def test_a_prompt_has_four_forms(given: Any, prompts: Any) -> None:
         (chat, {"n": 17}, "n"),
         (chat, {"temperature": "hot"}, "temperature"),
         (chat, {"top_logprobs": 2}, "top_logprobs"),
+        (chat, {"stream_options": {"include_usage": True}}, "stream_options"),
+        (text, {"stream_options": {"include_usage": True}, "stream": False}, "stream_options"),
         (chat, {"tools": [{"type": "function"}]}, "tools[0].type"),
         (chat, {"tools": [TOOL] * 129}, "tools"),
         (chat, {"tools": [{"type": "web_search", "function": {"name": "f"}}]}, "tools[0].type"),
@@ -197,13 +199,16 @@ def test_null_is_neutral(name: str) -> None:
     assert chat(**{name: None}).options == DEFAULTS
 
 
-def streamed(dialect: Dialect, request: GatewayRequest) -> list[Any]:
+STAGE = Stage("decode", "disaggregated", "m-prefill", "m-decode", prompt_tokens=5, held_tokens=3)
+
+
+def streamed(dialect: Dialect, request: GatewayRequest, stage: Stage | None = None) -> list[Any]:
     """The events of an answer "one two" in two pieces."""
     writer, whole = dialect.writer(Head(request, "id", 5.5)), completion("one two", held_tokens=3)
     parts = [
-        writer.piece(AnswerPiece(0, "one ", tokens_of("one"))),
+        writer.piece(AnswerPiece(0, "one ", tokens_of("one"), stage=stage)),
         writer.piece(AnswerPiece(0, "", ())),
-        writer.piece(AnswerPiece(0, "two", tokens_of("two"))),
+        writer.piece(AnswerPiece(0, "two", tokens_of("two"), stage=stage)),
         writer.finished(Finished(0, whole)),
         writer.end([whole]),
     ]
@@ -228,6 +233,22 @@ def test_a_streamed_chat_is_role_then_text_then_reason_then_usage() -> None:
     assert choices[-1]["disagg"]["decode_server"] == "m-decode"
     assert usage["choices"] == [] and usage["usage"]["prompt_tokens_details"] == {"cached_tokens": 3}
     assert done == "[DONE]"
+
+
+@pytest.mark.parametrize(("dialect", "read"), [(CHAT, chat), (TEXT, text)])
+def test_with_continuous_usage_stats_every_chunk_states_the_tokens_so_far(dialect: Dialect, read: Any) -> None:
+    given = {"include_usage": True, "continuous_usage_stats": True}
+    *chunks, usage, _ = streamed(dialect, read(stream=True, stream_options=given), STAGE)
+    so_far = [(one["usage"]["prompt_tokens"], one["usage"]["completion_tokens"]) for one in chunks if "usage" in one]
+    assert len(so_far) == len(chunks) and so_far == sorted(so_far)
+    assert so_far[-1] == (usage["usage"]["prompt_tokens"], usage["usage"]["completion_tokens"]) == (5, 2)
+    *alone, _ = streamed(dialect, read(stream=True, stream_options={**given, "include_usage": False}), STAGE)
+    assert not any("usage" in one for one in alone), "as in vLLM, they come with include_usage"
+
+
+def test_only_a_completion_refuses_an_answer_that_its_context_has_no_room_for() -> None:
+    assert chat(max_tokens=7).options == BOUNDED
+    assert text(max_tokens=7).options == {"temperature": 1.0, "max_tokens": 7}
 
 
 def test_without_include_usage_a_stream_has_none() -> None:
@@ -255,6 +276,14 @@ def test_a_streamed_completion_is_text_then_reason() -> None:
     offsets = [choice["logprobs"]["text_offset"] for choice in choices if choice["logprobs"]]
     assert offsets == [[0], [4]]
     assert choices[-1]["finish_reason"] == "stop" and done == "[DONE]"
+
+
+@pytest.mark.parametrize(("asked", "likeliest"), [(0, [{"a": -0.5}]), (1, [{"b": -0.1, "a": -0.5}])])
+def test_the_likeliest_tokens_of_a_completion_include_the_one_that_was_chosen(asked: int, likeliest: Any) -> None:
+    token = TokenLogprob(1, -0.5, ((2, -0.1),)[:asked], b"a", (b"b",)[:asked])
+    writer = TEXT.writer(Head(text(stream=True, logprobs=asked), "id", 0.0))
+    (chunk,) = writer.piece(AnswerPiece(0, "a", (token,)))
+    assert chunk["choices"][0]["logprobs"]["top_logprobs"] == likeliest
 
 
 def test_whole_answers_count_each_prompt_once() -> None:

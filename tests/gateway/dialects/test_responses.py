@@ -36,7 +36,7 @@ def read(**fields: Any) -> GatewayRequest:
     ("fields", "options"),
     [
         ({}, DEFAULTS),
-        ({"max_output_tokens": 7}, {"temperature": 1.0, "max_tokens": 7}),
+        ({"max_output_tokens": 7}, {**DEFAULTS, "max_tokens": 7}),
         ({"temperature": 0, "top_p": 0.5, "seed": 3}, {**DEFAULTS, "temperature": 0, "top_p": 0.5, "seed": 3}),
         ({"top_k": -1, "priority": 1, "service_tier": "auto", "metadata": {}, "user": "u"}, {**DEFAULTS, "top_k": 0}),
         (
@@ -87,8 +87,7 @@ FREE = {"type": "custom", "name": "say", "description": "Say it.", "format": {"t
 def test_an_agents_tools_become_functions_or_are_left_out_with_a_warning() -> None:
     request = read(tools=OF_AGENT)
     assert request.options == {**DEFAULTS, "tools": TOLD}
-    body = DIALECT.writer(Head(request, "id", 0.0)).whole([DONE])
-    assert body["disagg"]["warnings"] == (
+    assert request.left_out == (
         "tools[1].format: the model is told this grammar, and not held to it",
         "tools[3]: the model is not told about web_search, which is no function",
         "tools[4]: the model is not told about local_shell, which is no function",

@@ -121,7 +121,7 @@ class Seen:
     """A board, and a request whose events it gets."""
 
     def __init__(self, n: int = 1) -> None:
-        self.board = Board("test", ("m", "other"))
+        self.board = Board("test", {"m": 4096, "other": 2048})
         request = GatewayRequest(model="m", prompts=({"prompt": "x"},), n=n)
         self.observed = Observers([self.board]).accept(Head(request, "r1", time.time()), "openai-chat", "m", "editor")
 
@@ -200,7 +200,7 @@ def test_answers_of_hosts_that_stand_in_for_decode_hosts_count_as_fallbacks() ->
 
 
 def test_the_live_view_has_no_texts_although_the_history_keeps_them() -> None:
-    board = Board("test", ("m",))
+    board = Board("test", {"m": 4096})
     request = GatewayRequest(model="m", prompts=({"prompt": "secret"},))
     observed = Observers([board], keep_text=True).accept(Head(request, "r1", 0.0), "openai-chat", "m", "editor")
     observed.completed(0, completion("secret too"))
@@ -219,7 +219,7 @@ def test_a_view_of_one_model_has_nothing_of_the_others() -> None:
 
 
 def test_many_requests_are_all_counted_but_not_all_listed() -> None:
-    board = Board("test", ("m",))
+    board = Board("test", {"m": 4096})
     observers = Observers([board])
     for number in range(300):
         request = GatewayRequest(model="m", prompts=({"prompt": "x"},))
@@ -313,7 +313,7 @@ async def test_a_key_sees_its_own_requests_and_one_that_monitors_those_of_all(
 
 
 def test_the_last_answers_and_the_totals_of_a_key_are_its_own() -> None:
-    board = Board("test", ("m",))
+    board = Board("test", {"m": 4096})
     request = GatewayRequest(model="m", prompts=({"prompt": "x"},))
     for key in ("1", "2", "2"):
         observed = Observers([board]).accept(Head(request, f"of {key}", 0.0), "openai-chat", "m", key, key)
@@ -362,7 +362,7 @@ async def test_a_key_that_is_revoked_ends_its_streams(tmp_path: Path, monkeypatc
 
 
 async def test_a_key_has_only_so_many_watchers_and_the_others_still_have_places() -> None:
-    live = feed.Feed(Board("test", ("m",)), tuple, feed.FeedBounds(watchers_of_key=1))
+    live = feed.Feed(Board("test", {"m": 4096}), tuple, feed.FeedBounds(watchers_of_key=1))
     one = asyncio.ensure_future(watched(live, "editor"))
     while not live.watchers:
         await asyncio.sleep(0)
