@@ -198,12 +198,18 @@ class EmittingEngine(PrefillEngine):
         wire: WireForm = AS_IS,
         salt: str = "",
         chunk_tokens: int | None = None,
+        layers: int | None = None,
     ) -> PrefillRun:
         """A run that computes the KV of tokens and emits each layer's new rows as soon as they are computed. `emit` is
         called from inside the computation, and here for rows that are held; an exception in it ends the run.
 
         tokens: the prompt without its last token; may be empty. Only rows from `start` on that the layout keeps for
         len(tokens) tokens are emitted, in the form `wire`. salt: only prompts with the same salt share held KV.
+
+        layers: only the model's first so many layers are computed, and the prompt is emitted in chunks that can be used
+        one by one: of each chunk the rows that the layout keeps at its end, then the hidden states after the last of
+        these layers, unless they are all, then a ChunkEnd. States come with the last chunk. KV that
+        is held of other layers is not used, nor are hidden states held: a head computes all tokens from `start` on.
         """
 
     def prefill(

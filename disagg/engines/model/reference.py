@@ -14,9 +14,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Self
 
-from disagg.api.layout import Layout
+from disagg.api.layout import Layout, SplitLayout
 from disagg.api.status import Evidence, PreflightFinding
 from disagg.engines.model.architectures import architecture_of, layers_of
+from disagg.engines.model.architectures.base import cached_layers
 from disagg.engines.model.profile import ModelProfile, Rope, layout_of, verdict
 from disagg.engines.model.text import HFTokenizer
 from disagg.errors import ModelError, first_line
@@ -34,13 +35,15 @@ _HINT: Final = "download the model again"
 class EngineInfo:
     """A loaded engine: backend, package versions, the model's profile, layout and fingerprint, and its preflight.
     evidence: its likeliest tokens after a fixed text, from its warm-up. weights: their form, in words; empty if it is
-    not known. mixture: it has experts, of which a token uses some. audits: it can audit received KV."""
+    not known. mixture: it has experts, of which a token uses some. audits: it can audit received KV. split: how its
+    layers can be divided between hosts. loaded: only the first so many of them are loaded; None: all."""
 
     backend: str  # e.g. "transformers/cuda", "mlx/cpu"
     versions: dict[str, str]  # package -> version
     profile: ModelProfile
     layout: Layout
     fingerprint: Fingerprint
+    split: SplitLayout
     preflight: tuple[PreflightFinding, ...] = ()
     memory_bytes: int = 0  # weights, as loaded
     eos_ids: frozenset[int] = field(default_factory=frozenset)
@@ -49,6 +52,7 @@ class EngineInfo:
     weights: str = ""
     mixture: bool = False
     audits: bool = False
+    loaded: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +99,17 @@ class Reference:
         return layout_of(self.profile.layers, dtype)
 
     @property
+    def split(self) -> SplitLayout:
+        """How its layers can be divided between hosts."""
+        config = self.text_config
+        return SplitLayout(
+            layers=int(config.num_hidden_layers),
+            places=tuple(cached_layers(config)),
+            hidden=int(config.hidden_size),
+            refusal=architecture_of(config).split(config),
+        )
+
+    @property
     def fingerprint(self) -> Fingerprint:
         """Rotary frequencies are compared to six significant digits."""
         profile = self.profile
@@ -127,6 +142,7 @@ class Reference:
         kv_bytes: int | None = None,
         weights: str = "",
         mixture: bool = False,
+        loaded: int | None = None,
     ) -> EngineInfo:
         """What an engine with this model states about itself. The layout has the reference's layers, not the measured
         ones: if the context fits a window, "full" and "sliding" keep the same rows, and both hosts must use the same
@@ -137,12 +153,14 @@ class Reference:
             profile=actual,
             layout=self.layout(dtype),
             fingerprint=self.fingerprint,
+            split=self.split,
             preflight=preflight,
             memory_bytes=memory_bytes,
             eos_ids=self.profile.eos_ids,
             kv_bytes=kv_bytes,
             weights=weights,
             mixture=mixture,
+            loaded=loaded,
         )
 
     def require_for_vllm(self, device: str) -> None:

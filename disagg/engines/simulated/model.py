@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy
 
-from disagg.api.layout import Layout
+from disagg.api.layout import Layout, SplitLayout
 from disagg.api.requests import Messages
 from disagg.api.sampling import MAX_TOKENS, Sampling
 from disagg.config import EngineOptions
@@ -254,6 +254,7 @@ def _info(
         ),
         layout=layout,
         fingerprint=Fingerprint(architecture, sizes.vocab, none, tokenizer.digest, none, none),
+        split=SplitLayout(sizes.layers, tuple(range(sizes.layers)), sizes.hidden),
         memory_bytes=round(sizes.weight_bytes),
         eos_ids=tokenizer.eos_ids,
     )

@@ -43,6 +43,7 @@ class SimulatedPrefillEngine(EmittingEngine):
         wire: WireForm = AS_IS,
         salt: str = "",
         chunk_tokens: int | None = None,
+        layers: int | None = None,
     ) -> _PromptRun:
 
         def send(emission: Emission) -> None:

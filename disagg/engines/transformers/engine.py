@@ -73,6 +73,7 @@ class TransformersPrefillEngine(EmittingEngine):
         wire: WireForm = AS_IS,
         salt: str = "",
         chunk_tokens: int | None = None,
+        layers: int | None = None,
     ) -> TokensRun:
         emitter = RowEmitter(self._layout, len(tokens), self._device, emit, wire=wire, start=start)
         cache = self._cache(salt, tokens, len(tokens), chunk_tokens or self._chunk_tokens, emitter)

@@ -9,11 +9,16 @@ import sys
 from pathlib import Path
 
 import pytest
+from transformers import AutoConfig
 
+from disagg.api.layout import SplitLayout
+from disagg.engines.model.architectures import architecture_of
 from disagg.engines.model.profile import ModelProfile
 from disagg.engines.model.reference import Reference, find
 from disagg.errors import ModelError
 from tests import tiny_models
+from tests.engines.architectures.configs import config
+from tests.engines.architectures.pairs import make
 from tests.tiny_models import TinyModel
 
 W = tiny_models.WINDOW
@@ -98,6 +103,35 @@ def test_fingerprints_differ_by_what_differs(tiny: TinyModel, tmp_path: Path) ->
 def test_layout_counts_the_bytes_of_the_rows_that_are_kept(tiny: TinyModel) -> None:
     layout = Reference.open(tiny("gpt_oss"), 1024).layout("bfloat16")
     assert layout.nbytes(200) == 2 * (W + 200) * 2 * (32 + 32) * 2  # layers, rows, heads, dims, bytes
+
+
+def test_a_split_counts_layers_of_the_model_and_names_those_of_the_layout(tmp_path: Path) -> None:
+    make(config("nemotron_h"), tmp_path)  # Mamba, attention, and layers that keep nothing
+    reference = Reference.open(tmp_path, 1024)
+    split, layout = reference.split, reference.layout("float32")
+    kinds = reference.text_config.layer_types
+    kept = [place for place, kind in enumerate(kinds) if kind in ("linear_attention", "full_attention")]
+
+    assert split == SplitLayout(len(kinds), tuple(kept), reference.text_config.hidden_size)
+    assert len(kept) < len(kinds), "all layers keep something: this proves nothing"
+    assert [len(split.head(layout, k).layers) for k in range(len(kinds) + 1)] == [
+        sum(place < k for place in kept) for k in range(len(kinds) + 1)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("gemma3n", "its layers pass on 4 hidden states per token"),
+        ("gemma4_text_shared", "its late layers read the KV of early ones"),
+        ("gemma4_text", ""),
+        ("kimi_linear", ""),
+    ],
+)
+def test_models_that_two_hosts_cannot_divide_are_refused_by_name(name: str, reason: str, tmp_path: Path) -> None:
+    tiny_models.write_json(tmp_path / "config.json", config(name))
+    text = AutoConfig.from_pretrained(tmp_path).get_text_config(decoder=True)
+    assert architecture_of(text).split(text) == reason
 
 
 def test_profiles_need_neither_torch_nor_mlx(tiny: TinyModel) -> None:

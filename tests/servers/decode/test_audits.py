@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from disagg.api.layout import LayerLayout, Layout
+from disagg.api.layout import LayerLayout, Layout, SplitLayout
 from disagg.config import EngineOptions, KVAudit
 from disagg.engines.base import EngineInfo
 from disagg.engines.base.audit import BOUNDS, AuditBounds, AuditFinding, Deviation
@@ -18,7 +18,9 @@ from disagg.servers.decode.audits import COST, ENOUGH, MAX_SENDERS, MOST, NEW, T
 
 LAYOUT = Layout((LayerLayout("full", 2, 16, 16),), "float32")
 PROFILE = ModelProfile("mlx-lm", "llama", 8, 64, (), "", "", "", frozenset())
-DENSE = EngineInfo("mlx/cpu", {}, PROFILE, LAYOUT, Fingerprint("", 8, "", "", "", ""), audits=True, weights="float32")
+SPLIT = SplitLayout(1, (0,), 16)
+MODEL = Fingerprint("", 8, "", "", "", "")
+DENSE = EngineInfo("mlx/cpu", {}, PROFILE, LAYOUT, MODEL, SPLIT, audits=True, weights="float32")
 MIXTURE = replace(DENSE, mixture=True)
 
 

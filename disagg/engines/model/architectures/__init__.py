@@ -7,6 +7,7 @@ delta     gated delta nets: qwen3_next, qwen3_5, kimi_linear
 mamba     Mamba 2: nemotron_h, falcon_h1, granitemoehybrid
 latent    latent attention: deepseek, glm4_moe_lite
 cohere    rotation on sliding layers only: cohere2, exaone4, afmoe
+gemma     streams beside the hidden state: gemma3n
 experts   mixtures that a framework computes otherwise: qwen2_moe, olmoe, ernie4_5_moe
 gpt_oss   its experts, and its YaRN
 verified  which of all architectures disagg itself was run with
@@ -20,7 +21,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from disagg.engines.model.architectures import cohere, delta, experts, gpt_oss, latent, lfm2, mamba
+from disagg.engines.model.architectures import cohere, delta, experts, gemma, gpt_oss, latent, lfm2, mamba
 from disagg.engines.model.architectures.base import Architecture, LoadedByMLX, Patch, refused
 from disagg.engines.model.profile import LayerProfile
 from disagg.errors import ModelError
@@ -33,6 +34,7 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = {
     **mamba.ARCHITECTURES,
     **latent.ARCHITECTURES,
     **cohere.ARCHITECTURES,
+    **gemma.ARCHITECTURES,
     **experts.ARCHITECTURES,
     **gpt_oss.ARCHITECTURES,
     "bailing_hybrid": refused("its layers of linear attention are not handed over"),

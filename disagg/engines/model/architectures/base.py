@@ -85,6 +85,12 @@ def _not_refused(config: Config, device: str = "") -> str:
     return ""
 
 
+def _shares_kv(config: Config) -> str:
+    """Whether late layers read what earlier ones keep: of a sliding layer they would need rows that are not sent."""
+    shares = "reuse" in (getattr(config, "kv_sharing_modes", None) or ())
+    return "its late layers read the KV of early ones" if shares else ""
+
+
 def _as_it_is(model: MLXModel) -> MLXModel:
     return model
 
@@ -105,6 +111,7 @@ class Architecture:
     rope: the rotary embedding of one layer.
     wire_states, wire_values: what transformers keeps -> the wire. refusal: why such a model cannot be handed over;
     empty if it can.
+    split: why two hosts cannot compute a part of its layers each; empty if they can.
     refusal_of_vllm: why vLLM alone computes it otherwise. latent_epsilon: what mlx-lm normalises latent vectors with.
     mlx_model: mlx-lm's Model as a class that also loads what mlx-lm 0.32 misreads.
     """
@@ -114,6 +121,7 @@ class Architecture:
     wire_states: ToStates = _without_states
     wire_values: ToRows = _as_they_are
     refusal: Refusal = _not_refused
+    split: Refusal = _shares_kv
     refusal_of_vllm: RefusalOfVLLM = _not_refused
     latent_epsilon: Callable[[Config], float | None] = _stated_epsilon
     mlx_model: Callable[[MLXModel], MLXModel] = _as_it_is
