@@ -1,7 +1,10 @@
-"""A hand-off against each machine alone, predicted: when it wins, which link it needs, how much a pair serves.
+"""A hand-off and a split against each machine alone, predicted: when they win, which link they need, how much a pair
+serves.
 
-TTFT  = overhead + prefill + exposed transfer + ingest + first decode step
-total = overhead + prefill + exposed transfer + ingest + all decode steps
+TTFT  = overhead + prefill + exposed transfer + tail + ingest + first decode step
+total = overhead + prefill + exposed transfer + tail + ingest + all decode steps
+
+Of a split, prefill is what its prefill host computes, tail what the decode host computes after that.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from disagg.errors import UsageError
 from disagg.planning.devices import DEVICES, Device, device
 from disagg.planning.shapes import ModelShape
 from disagg.planning.sizing import read_size
+from disagg.planning.split import CHUNKS, PredictedSplit, SplitPair, best_split
 from disagg.planning.times import Link, generation, ingest, prefill, ship, step
 
 # A transfer counts as hidden if it adds at most this share of the prefill, or this many seconds.
@@ -47,8 +51,9 @@ def traffic_within(context: int, prompt_tokens: int | None, output_tokens: int, 
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """One model on one pair of machines. hiding_gbit_s, crossover_tokens: None if there is none. context: tokens of the
-    longest request. crowded: machines whose memory is too small for this traffic."""
+    """One model on one pair of machines. split: of the layers that take the least time, `split_layers` of which the
+    prefill host computes. hiding_gbit_s, crossover_tokens: None if there is none. context: tokens of the longest
+    request. crowded: machines whose memory is too small for this traffic."""
 
     model: str
     setup: Setup
@@ -58,6 +63,8 @@ class Capacity:
     decode_alone: Forecast
     prefill_alone: Forecast
     int8: Forecast
+    split: Forecast
+    split_layers: int
     crossover_tokens: int | None
     hiding_gbit_s: float | None
     throughput: Throughput
@@ -79,7 +86,7 @@ class Capacity:
     def to_json(self) -> dict[str, Any]:
         """Everything, seconds and bytes; `predicted` is always true."""
         setup = self.setup
-        forecasts = ("disaggregated", "decode_alone", "prefill_alone", "int8")
+        forecasts = ("disaggregated", "decode_alone", "prefill_alone", "int8", "split")
         return {
             "predicted": True,
             "model": self.model,
@@ -92,6 +99,7 @@ class Capacity:
             **asdict(self.traffic),
             "context": self.context,
             **{name: _forecast_json(getattr(self, name)) for name in forecasts},
+            "split_layers": self.split_layers,
             "speedup_over_decode_alone": self.speedup_over_decode,
             "speedup_over_prefill_alone": self.speedup_over_prefill,
             "crossover_prompt_tokens": self.crossover_tokens,
@@ -118,7 +126,8 @@ class Setup:
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """One predicted request, in seconds. decode_s: all steps, first_step_s included. kv_bytes: on the wire."""
+    """One predicted request, in seconds. decode_s: all steps, first_step_s included. kv_bytes: on the wire. tail_s:
+    from the end of a split's head to that of its tail."""
 
     prefill_s: float
     decode_s: float
@@ -129,14 +138,19 @@ class Forecast:
     exposed_s: float = 0.0
     ingest_s: float = 0.0
     overhead_s: float = 0.0
+    tail_s: float = 0.0
 
     @property
     def ttft_s(self) -> float:
-        return self.overhead_s + self.prefill_s + self.exposed_s + self.ingest_s + self.first_step_s
+        return self._before_answer_s + self.first_step_s
 
     @property
     def total_s(self) -> float:
-        return self.overhead_s + self.prefill_s + self.exposed_s + self.ingest_s + self.decode_s
+        return self._before_answer_s + self.decode_s
+
+    @property
+    def _before_answer_s(self) -> float:
+        return self.overhead_s + self.prefill_s + self.exposed_s + self.tail_s + self.ingest_s
 
     @property
     def hidden(self) -> bool:
@@ -157,6 +171,7 @@ class Throughput:
 def assess(model: str, setup: Setup, traffic: Traffic, context: int) -> Capacity:
     """Predict one model on one pair of machines. context: tokens of the longest request."""
     prompt, output = traffic.prompt_tokens, traffic.output_tokens
+    layers, split = split_prefill(setup, prompt, output)
     return Capacity(
         model=model,
         setup=setup,
@@ -166,6 +181,8 @@ def assess(model: str, setup: Setup, traffic: Traffic, context: int) -> Capacity
         decode_alone=alone(setup, setup.decode_device, prompt, output),
         prefill_alone=alone(setup, setup.prefill_device, prompt, output),
         int8=disaggregated(replace(setup, wire=INT8), prompt, output),
+        split=split,
+        split_layers=layers,
         crossover_tokens=crossover(setup, output, max(prompt, context - output)),
         hiding_gbit_s=hiding_gbit_s(setup, prompt),
         throughput=throughput(setup, prompt, output, traffic.batch),
@@ -210,6 +227,32 @@ def disaggregated(setup: Setup, prompt: int, output: int) -> Forecast:
         overhead_s=HANDOFF_OVERHEAD_S,
         ingest_s=ingest(setup.shape.layout(setup.dtype).nbytes(prompt - 1)),
     )
+
+
+def split_prefill(setup: Setup, prompt: int, output: int) -> tuple[int, Forecast]:
+    """The same request, its prompt but the last token computed by both machines: how many layers the prefill host
+    computes, at the chunk length that takes the least time; and the forecast. 0 and all layers are forecasts of their
+    own: the decode host alone, the hand-off."""
+    best = min((_best(setup, prompt - 1, chunk) for chunk in CHUNKS), key=lambda one: one.seconds)
+    if best.layers == 0:
+        return 0, alone(setup, setup.decode_device, prompt, output)
+    if best.layers == setup.shape.layers:
+        return best.layers, disaggregated(setup, prompt, output)
+    forecast = replace(
+        _decoding(setup, setup.decode_device, prompt, output),
+        prefill_s=best.head_s,
+        tail_s=best.seconds - best.head_s,
+        kv_bytes=best.nbytes,
+        transfer_s=best.nbytes / setup.link.bytes_per_s,
+        overhead_s=HANDOFF_OVERHEAD_S,
+        ingest_s=ingest(best.nbytes),
+    )
+    return best.layers, forecast
+
+
+def _best(setup: Setup, tokens: int, chunk_tokens: int) -> PredictedSplit:
+    machines = setup.prefill_device, setup.decode_device
+    return best_split(SplitPair(setup.shape, *machines, setup.link, setup.dtype, chunk_tokens), tokens)
 
 
 def alone(setup: Setup, device: Device, prompt: int, output: int) -> Forecast:

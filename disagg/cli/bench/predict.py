@@ -32,8 +32,8 @@ Device = Annotated[
 PREDICTED = "predicted: "
 FORMULAS = (
     "nothing was run; the sources of the figures: basis in --json",
-    "TTFT = overhead + prefill + exposed + ingest + first step",
-    "total = overhead + prefill + exposed + ingest + decode (every step)",
+    "TTFT = overhead + prefill + exposed + tail + ingest + first step",
+    "total = overhead + prefill + exposed + tail + ingest + all steps",
 )
 
 
@@ -133,11 +133,12 @@ def capacity_view(capacity: Capacity) -> RenderableType:
 
 def _table(capacity: Capacity) -> Table:
     setup = capacity.setup
-    first, figures = ["predicted"], ("prefill", "exposed", "decode", "TTFT", "total")
+    first, figures = ["predicted"], ("prefill", "exposed", "tail", "decode", "TTFT", "total")
     table = plain_table(*first, *figures, bold=first, fold=first, right=figures, whole=figures, gap=2)
     rows = (
         ("disaggregated", capacity.disaggregated),
         ("disaggregated, int8 KV", capacity.int8),
+        ("split", capacity.split),
         (f"{setup.decode_device.name} alone", capacity.decode_alone),
         (f"{setup.prefill_device.name} alone", capacity.prefill_alone),
     )
@@ -149,8 +150,9 @@ def _table(capacity: Capacity) -> Table:
 
 def _cells(forecast: Forecast) -> list[str]:
     exposed = seconds(forecast.exposed_s) if forecast.kv_bytes else "–"
+    tail = seconds(forecast.tail_s) if forecast.tail_s else "–"
     parts = (forecast.decode_s, forecast.ttft_s, forecast.total_s)
-    return [seconds(forecast.prefill_s), exposed, *(seconds(part) for part in parts)]
+    return [seconds(forecast.prefill_s), exposed, tail, *(seconds(part) for part in parts)]
 
 
 def _findings(capacity: Capacity) -> Iterator[str]:
@@ -163,6 +165,7 @@ def _findings(capacity: Capacity) -> Iterator[str]:
         yield "it is faster than both machines alone at no prompt length"
     else:
         yield f"it is faster than both machines alone from {capacity.crossover_tokens:,} prompt tokens on"
+    yield from _split(capacity)
     yield _link(capacity)
     saved = whole.total_s - capacity.int8.total_s
     yield (
@@ -180,6 +183,21 @@ def _findings(capacity: Capacity) -> Iterator[str]:
         yield "lower --prompt-tokens or --output-tokens"
     for machine in capacity.crowded:
         yield f"does not fit into the memory of {machine}"
+
+
+def _split(capacity: Capacity) -> Iterator[str]:
+    """What it is worth that both machines compute the prompt."""
+    setup, layers, whole = capacity.setup, capacity.split_layers, capacity.setup.shape.layers
+    reader = setup.prefill_device.name
+    if layers == 0:
+        yield f"split: {reader} computes none of {whole} layers"
+    elif layers == whole:
+        yield f"split: {reader} computes all {whole} layers, as in a hand-off"
+    else:
+        saved = capacity.disaggregated.ttft_s - capacity.split.ttft_s
+        sent = _megabytes(capacity.split.kv_bytes)
+        yield f"split: {reader} computes {layers} of {whole} layers and sends {sent}"
+        yield f"its TTFT is {seconds(saved)} less than that of the hand-off"
 
 
 def _link(capacity: Capacity) -> str:

@@ -16,7 +16,7 @@ RULE = "─"
 def test_every_line_says_predicted(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("--config", SHIPPED, "bench", "predict", "--link-gbps", 1) == 0
     shown = capsys.readouterr().out
-    tables = ("disaggregated", "dgx-spark alone", "m4-max alone", "m3-ultra alone", RULE, "predicted")
+    tables = ("disaggregated", "split", "dgx-spark alone", "m4-max alone", "m3-ultra alone", RULE, "predicted")
     lines = [line for line in shown.splitlines() if line.strip()]
     assert all(line.startswith(tables) for line in lines)
     assert sum(line.startswith("predicted ") for line in lines) == 2  # the head of each table
@@ -86,3 +86,31 @@ def test_what_cannot_be_planned_is_one_error(
 def test_a_fleet_that_says_too_little_is_asked(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert run("--config", write_fleet(tmp_path), "bench", "predict") == 2
     assert "the hardware of prefill-1 is not stated" in capsys.readouterr().err
+
+
+def test_a_split_is_predicted_beside_the_hand_off(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The published pair of a DGX Spark and an M3 Ultra: 1.16 s and what fills the pipe, instead of 1.47."""
+    monkeypatch.chdir(tmp_path)
+    sizes = ("-m", "shape:llama-3.1-8b", "--prefill-device", "dgx-spark", "--decode-device", "m3-ultra")
+    assert run("bench", "predict", *sizes, "--output-tokens", 32, "--json") == 0
+    (result,) = json.loads(capsys.readouterr().out)["results"]
+    split, handoff = result["split"], result["disaggregated"]
+    assert result["split_layers"] == 26
+    assert split["prefill_s"] + split["tail_s"] == pytest.approx(1.27, abs=0.02)
+    assert handoff["prefill_s"] == pytest.approx(1.47, abs=0.01)
+    assert split["kv_bytes"] < handoff["kv_bytes"]
+    assert run("bench", "predict", *sizes) == 0
+    assert "dgx-spark computes 26 of 32 layers and sends 939 MB" in capsys.readouterr().out
+
+
+def test_a_split_of_no_layer_or_of_all_says_so(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    sizes = ("-m", "shape:llama-3.1-8b", "--prefill-device", "dgx-spark", "--decode-device", "m3-ultra")
+    assert run("bench", "predict", *sizes, "--prompt-tokens", 500) == 0
+    assert "dgx-spark computes all 32 layers, as in a hand-off" in capsys.readouterr().out
+    assert run("bench", "predict", *sizes, "--link-gbps", 0.05) == 0
+    assert "dgx-spark computes none of 32 layers" in capsys.readouterr().out
