@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from disagg.inference.client import AsyncClient, Client
     from disagg.inference.metrics import Metrics
     from disagg.inference.stream import AsyncStream, Stream
-    from disagg.inference.types import Chunk, Completion
+    from disagg.inference.types import Chunk, Completion, PromptScores
     from disagg.version import VERSION as __version__
 
 __all__ = [
@@ -26,6 +26,7 @@ __all__ = [
     "Client",
     "Completion",
     "Metrics",
+    "PromptScores",
     "Stream",
     "__version__",
     "errors",
@@ -38,6 +39,7 @@ _MODULES = {
     "Client": "disagg.inference.client",
     "Completion": "disagg.inference.types",
     "Metrics": "disagg.inference.metrics",
+    "PromptScores": "disagg.inference.types",
     "Stream": "disagg.inference.stream",
 }
 

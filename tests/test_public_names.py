@@ -16,6 +16,7 @@ def test_dir_shows_the_public_names_only() -> None:
         "Client",
         "Completion",
         "Metrics",
+        "PromptScores",
         "Stream",
         "__version__",
         "errors",

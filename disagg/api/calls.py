@@ -11,13 +11,15 @@ from disagg.api.events import (
     ErrorEvent,
     LocalEvent,
     ProgressEvent,
+    ScoredEvent,
+    ScoresEvent,
     ShippedEvent,
     SlotEvent,
     TokensEvent,
 )
 from disagg.api.names import Role
 from disagg.api.openapi import AnswerSpec, Operation, failures
-from disagg.api.requests import DecodeBody, GenerateBody, LeaseBody, PrefillBody, PromptBody
+from disagg.api.requests import DecodeBody, GenerateBody, LeaseBody, PrefillBody, PromptBody, ScoreBody
 from disagg.api.status import CountAnswer, Health, LeaseAnswer, Liveness, Load, Status
 from disagg.errors import (
     BodyTooLarge,
@@ -54,7 +56,7 @@ _TOKEN: Final = "the fleet's token; hosts.toml names its file as token_file"
 
 def calls(role: Role) -> tuple[Operation, ...]:
     """Every call that a server of this role answers."""
-    return (*(_DECODE if role == "decode" else _PREFILL), _GENERATE, *_COMMON)
+    return (*(_DECODE if role == "decode" else _PREFILL), _GENERATE, _SCORE, *_COMMON)
 
 
 def server_document(role: Role) -> dict[str, Any]:
@@ -90,6 +92,13 @@ _PREFILL: Final = (
 )
 _GENERATE: Final = _streamed(
     "/generate", "Prompt and answer on this host alone.", GenerateBody, _ANSWER, (KVMemoryExceeded, SchemaTooComplex)
+)
+_SCORE: Final = _streamed(
+    "/score",
+    "The log-probability of each token of a prompt.",
+    ScoreBody,
+    (ScoresEvent, ScoredEvent),
+    (KVMemoryExceeded,),
 )
 _LEASE: Final = Operation(
     "POST",

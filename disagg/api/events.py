@@ -3,6 +3,7 @@
 POST /decode    slot or local, tokens..., done; refuted before the tokens, if the KV that came was wrong
 POST /generate  tokens..., done
 POST /prefill   shipped
+POST /score     scores..., scored
 
 `progress` may come at any time; each stream may end with `error` instead.
 """
@@ -181,6 +182,37 @@ class ShippedEvent(Contract, frozen=True, kw_only=True):
     layers: Layers | None = None
 
 
+class PromptToken(Contract, frozen=True, omit_defaults=True, gc=False):
+    """One token of a prompt, with its log-probability after those before it, and the likeliest tokens there as (id,
+    log-probability). rank: 1 if it is the likeliest itself. The first token has none of these. bytes, top_bytes: the
+    bytes of the text that the token and each alternative stand for."""
+
+    id: TokenId
+    bytes: builtins.bytes
+    logprob: float | None = None
+    rank: Annotated[int, Meta(ge=1, le=(1 << 31) - 1)] | None = None
+    top: tuple[tuple[TokenId, float], ...] = ()
+    top_bytes: tuple[builtins.bytes, ...] = ()
+
+
+class ScoresEvent(Contract, frozen=True):
+    """The next tokens of the prompt."""
+
+    event: ClassVar[str] = "scores"
+    tokens: tuple[PromptToken, ...]
+
+
+class ScoredEvent(Contract, frozen=True, kw_only=True):
+    """The end of a prompt's scores. Durations in seconds on this host's clock. queue_s: waiting for a turn and for the
+    engine, also between the prompt's chunks."""
+
+    event: ClassVar[str] = "scored"
+    prompt_tokens: Count
+    tokenise_s: float
+    queue_s: float
+    compute_s: float
+
+
 class ErrorEvent(Contract, frozen=True):
     """A DisaggError: `code` is the name of its class, `hint` what to do about it. retry_after_s: seconds after which
     an Overloaded host may have a place, None for other errors."""
@@ -204,9 +236,29 @@ class ErrorAnswer(Contract, frozen=True):
     error: ErrorEvent
 
 
-Event = SlotEvent | LocalEvent | RefutedEvent | ProgressEvent | TokensEvent | DoneEvent | ShippedEvent
+Event = (
+    SlotEvent
+    | LocalEvent
+    | RefutedEvent
+    | ProgressEvent
+    | TokensEvent
+    | DoneEvent
+    | ShippedEvent
+    | ScoresEvent
+    | ScoredEvent
+)
 EVENTS: Final[Mapping[str, type[Event]]] = {
     kind.event: kind
-    for kind in (SlotEvent, LocalEvent, RefutedEvent, ProgressEvent, TokensEvent, DoneEvent, ShippedEvent)
+    for kind in (
+        SlotEvent,
+        LocalEvent,
+        RefutedEvent,
+        ProgressEvent,
+        TokensEvent,
+        DoneEvent,
+        ShippedEvent,
+        ScoresEvent,
+        ScoredEvent,
+    )
 }
 """The type of each event but `error`, by its name on the wire."""

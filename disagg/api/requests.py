@@ -1,4 +1,4 @@
-"""The bodies of POST /generate, POST /decode, POST /prefill and POST /lease."""
+"""The bodies of POST /generate, POST /decode, POST /prefill, POST /score and POST /lease."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from msgspec import Meta, field
 from disagg.api.base import Contract
 from disagg.api.layout import MAX_LAYERS
 from disagg.api.names import KV_CHUNKS, KV_WHOLE
-from disagg.api.sampling import MAX_TOKENS, Sampling
+from disagg.api.sampling import MAX_TOKENS, MAX_TOP, Sampling
 
 MAX_MESSAGES = 4096
 MAX_DEADLINE_S = 86400.0
@@ -195,6 +195,17 @@ class GenerateBody(PromptBody, frozen=True, kw_only=True, omit_defaults=True, fo
             raise ValueError(f"must_call: the parameters of its tools are over {MAX_SCHEMA_BYTES} bytes")
         if unknown := set(self.must_call) - {tool.name for tool in self.tools}:
             raise ValueError(f"must_call: there is no tool {min(unknown)!r}")
+
+
+class ScoreBody(PromptBody, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """POST /score. top: the likeliest alternatives to report per token."""
+
+    top: Annotated[int, Meta(ge=0, le=MAX_TOP)] = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.answer_tokens:
+            raise ValueError("answer_tokens: a prompt is scored, not an answer")
 
 
 class PrefillOffer(Contract, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):

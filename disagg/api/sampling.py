@@ -16,6 +16,7 @@ LEAST_TEMPERATURE = 1e-4
 """Lower temperatures count as 0: at this one a token is drawn only if its logit lies within 0.003 of the highest."""
 
 MAX_BIASES = 1024
+MAX_TOP = 20  # likeliest alternatives of a token
 
 StopString = Annotated[str, Meta(min_length=1, max_length=256)]
 Bias = tuple[Annotated[int, Meta(ge=0, le=(1 << 31) - 1)], Annotated[float, Meta(ge=-100, le=100)]]
@@ -41,7 +42,7 @@ class Sampling(Contract, frozen=True, kw_only=True, forbid_unknown_fields=True):
     stop: Annotated[
         tuple[StopString, ...], Meta(max_length=16, description="End the answer before any of these texts.")
     ] = ()
-    logprobs: Annotated[int, Meta(ge=0, le=20, description="Likeliest alternatives to report per token.")] | None = None
+    logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP, description="Likeliest alternatives to report.")] | None = None
     fit_context: Annotated[bool, Meta(description="Lower max_tokens to what the context leaves.")] = False
     ignore_eos: Annotated[bool, Meta(description="Go on to max_tokens (benchmarks).")] = False
 

@@ -24,10 +24,11 @@ from typing import Any, Self, TypeVar, Unpack
 
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
+from disagg.api.sampling import MAX_TOP
 from disagg.config import Fleet, load
 from disagg.config.hosts_file import find_hosts_file
 from disagg.errors import RequestError
-from disagg.inference.attempts import count, execute
+from disagg.inference.attempts import count, execute, score
 from disagg.inference.hosts.affinity import prompt_of
 from disagg.inference.hosts.route import Ranking, candidates
 from disagg.inference.hosts.view import FleetView
@@ -36,7 +37,7 @@ from disagg.inference.options import RequestOptions, request_body
 from disagg.inference.policy import DEFAULT_POLICY, RetryPolicy
 from disagg.inference.several import Together, generate_all
 from disagg.inference.stream import AsyncStream, Perform, Stream
-from disagg.inference.types import Completion, Watch, unwatched
+from disagg.inference.types import Completion, PromptScores, Watch, unwatched
 from disagg.token import Tokens
 
 T = TypeVar("T")
@@ -82,6 +83,21 @@ class BaseClient:
     async def _count(self, model: str, prompt: str | None, options: RequestOptions) -> int:
         return await count.count(self._driver, self._request(model, prompt, options))
 
+    async def _score(
+        self,
+        model: str,
+        prompt: str | None,
+        top: int,
+        options: RequestOptions,
+        *,
+        watch: Watch = unwatched,
+        request_id: str = "",
+    ) -> PromptScores:
+        if not 0 <= top <= MAX_TOP:
+            raise RequestError(f"top: 0 to {MAX_TOP} (got {top!r})")
+        _require_request_id(request_id)
+        return await score.score(self._driver, self._request(model, prompt, options), top, watch, request_id)
+
     def _perform(
         self,
         model: str,
@@ -93,8 +109,7 @@ class BaseClient:
         via: str = "",
     ) -> Perform:
         """The validated request, to be run by a stream."""
-        if not _REQUEST_ID.fullmatch(request_id):
-            raise RequestError(f"request_id: at most 47 of letters, digits and ._- (got {request_id!r})")
+        _require_request_id(request_id)
         request = replace(self._request(model, prompt, options), via=via)
         self._next_start = self._new_start()
         return functools.partial(execute.run, self._driver, request, watch=watch, request_id=request_id)
@@ -168,6 +183,22 @@ class AsyncClient(BaseClient):
         """How many tokens the prompt of this request has. A host tokenises it and computes nothing."""
         _require_asyncio()
         return await self._count(model, prompt, options)
+
+    async def score(
+        self,
+        model: str,
+        prompt: str | None = None,
+        *,
+        top: int = 0,
+        watch: Watch = unwatched,
+        request_id: str = "",
+        **options: Unpack[RequestOptions],
+    ) -> PromptScores:
+        """The log-probability that the model gives each token of the prompt after those before it. No answer is
+        generated. top: the likeliest tokens to report at each place, at most 20. watch, request_id: as of `stream`.
+        CapabilityMissing if no host of the model can."""
+        _require_asyncio()
+        return await self._score(model, prompt, top, options, watch=watch, request_id=request_id)
 
     def stream(
         self,
@@ -248,6 +279,12 @@ class Client(BaseClient):
         """How many tokens the prompt of this request has; see AsyncClient.count_tokens."""
         return self._run(functools.partial(self._count, model, prompt, options))
 
+    def score(
+        self, model: str, prompt: str | None = None, *, top: int = 0, **options: Unpack[RequestOptions]
+    ) -> PromptScores:
+        """The log-probability of each token of the prompt; see AsyncClient.score."""
+        return self._run(functools.partial(self._score, model, prompt, top, options))
+
     def stream(self, model: str, prompt: str | None = None, **options: Unpack[RequestOptions]) -> Stream:
         """Send the request; its answer can be read while it arrives. See AsyncClient.stream."""
         return Stream(self._portal, self._perform(model, prompt, options))
@@ -283,6 +320,11 @@ class Client(BaseClient):
 def _close(client: weakref.ref[Client]) -> None:
     if (left_open := client()) is not None:
         left_open.close()
+
+
+def _require_request_id(given: str) -> None:
+    if not _REQUEST_ID.fullmatch(given):
+        raise RequestError(f"request_id: at most 47 of letters, digits and ._- (got {given!r})")
 
 
 def _require_asyncio() -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from disagg.api.events import FinishReason, TokenLogprob
+from disagg.api.events import FinishReason, PromptToken, TokenLogprob
 from disagg.api.names import RequestPhase
 from disagg.api.requests import ToolCall
 from disagg.inference.attempt import Method, Reason
@@ -46,6 +46,14 @@ class Completion:
     tool_calls: tuple[ToolCall, ...] = ()
     reasoning_tokens: int = 0
     stop: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PromptScores:
+    """What a model gives the tokens of a prompt. metrics: as of an answer without tokens."""
+
+    tokens: tuple[PromptToken, ...]
+    metrics: Metrics
 
 
 @dataclass(frozen=True, slots=True)

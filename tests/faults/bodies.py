@@ -35,6 +35,7 @@ VALID: Final[Mapping[str, Mapping[str, JSON]]] = {
         "ticket": "a-ticket-of-nobody",
         "start": 0,
     },
+    "/score": {"model": "tiny", "prompt": "def add(a, b):", "top": 2, "deadline_s": 2.0},
     "/count": {"model": "tiny", "messages": [{"role": "user", "content": "hello"}], "deadline_s": 2.0},
     "/lease": {"request_ids": ["a", "b"]},
 }

@@ -2,6 +2,7 @@
 
 prefill   EmittingEngine: tokens -> stream of layer KV; SendingEngine: the same, and it sends the KV itself
 decode    a request to a decode engine, and the tokens that its listener hears
+scores    what a model gives the tokens of a prompt
 audit     which tokens of received KV are computed again, and by how much it may differ
 """
 
@@ -19,11 +20,13 @@ from disagg.engines.base.prefill import (
     SendingEngine,
     SendingRun,
 )
+from disagg.engines.base.scores import ChunkScores
 from disagg.engines.model.reference import EngineInfo
 
 __all__ = [
     "ONE_TOKEN",
     "AnswerRequest",
+    "ChunkScores",
     "DecodeRequest",
     "DecodeTiming",
     "EmittingEngine",

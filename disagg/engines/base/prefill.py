@@ -17,11 +17,12 @@ from disagg.api.names import AS_IS, WireForm
 from disagg.api.sampling import Sampling
 from disagg.api.status import Evidence
 from disagg.engines.base.decode import Token
+from disagg.engines.base.scores import ChunkScores
 from disagg.engines.model.constraint import Constraint
 from disagg.engines.model.evidence import gather
 from disagg.engines.model.reference import EngineInfo
 from disagg.engines.model.text import PromptTokenizer
-from disagg.errors import Cancelled, DisaggError
+from disagg.errors import Cancelled, CapabilityMissing, DisaggError
 from disagg.kv.blocks import Block
 from disagg.kv.frames import Header
 from disagg.kv.sent import ComputeStep, SentKV
@@ -110,6 +111,14 @@ class AnswerRequest:
     constraint: Constraint | None = None
 
 
+def no_scores(backend: str) -> CapabilityMissing:
+    """The error of an engine that scores no prompts."""
+    return CapabilityMissing(
+        f"the engine {backend} scores no prompts",
+        "give the model a prefill host on transformers, or a decode host on mlx",
+    )
+
+
 class PrefillEngine(ABC):
     """What every engine of a prefill host can do. Calls come from one thread at a time; several runs may be open at
     once."""
@@ -155,6 +164,11 @@ class PrefillEngine(ABC):
                 run.step()
                 yield from made
                 made.clear()
+
+    def start_scores(self, tokens: Sequence[int], top: int, emit: Callable[[ChunkScores], None]) -> PrefillRun:
+        """A run that scores all tokens but the first, on KV of its own: `emit` gets those of each chunk. top: how many
+        alternatives each has. CapabilityMissing if the engine cannot."""
+        raise no_scores(self.info.backend)
 
     @property
     def held_bytes(self) -> int:

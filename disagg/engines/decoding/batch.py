@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from disagg.engines.base import DecodeRequest, DecodeTiming, EngineInfo, Listener, Token
+from disagg.engines.base import ChunkScores, DecodeRequest, DecodeTiming, EngineInfo, Listener, Token
 from disagg.engines.model.prefix_cache import PinnedPrefix, PrefixCache
 from disagg.engines.model.text import PromptTokenizer
 from disagg.errors import DisaggError
@@ -37,6 +37,11 @@ class Backend(Protocol):
 
     def new_batch(self) -> Batch: ...
 
+    def scoring(self, tokens: Sequence[int], top: int) -> Scoring:
+        """A pass that scores all of these tokens but the first, with `top` alternatives of each. CapabilityMissing if
+        the framework cannot."""
+        ...
+
     def hold(self, job: Job, tokens: list[int], caches: Any) -> None:
         """Keep the KV of these tokens of a request, for one that begins with the same."""
         ...
@@ -47,6 +52,21 @@ class Backend(Protocol):
 
     def trim_memory(self) -> None:
         """Return what takes longer to return: there has been no request for a second."""
+        ...
+
+
+class Scoring(Protocol):
+    """A pass over a prompt beside the batch, a chunk at a time."""
+
+    @property
+    def remaining(self) -> int:
+        """Tokens that are not scored yet."""
+        ...
+
+    def step(self) -> ChunkScores: ...
+
+    def close(self) -> None:
+        """Let go of its caches."""
         ...
 
 

@@ -20,14 +20,14 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import numpy
 import numpy.typing
 
-from disagg.engines.base import DecodeRequest, EngineInfo, HeldKV, Listener, Token
+from disagg.engines.base import ChunkScores, DecodeRequest, EngineInfo, HeldKV, Listener, Token
 from disagg.engines.decoding.batch import Backend, Batch, Job
 from disagg.engines.decoding.commands import Commands, as_disagg
 from disagg.engines.decoding.valid import require_valid
@@ -179,6 +179,19 @@ class DecodeEngine(ABC):
             self._require_open()
             self._commands.post(lambda: future.set_result(function(self._backend)), future.set_exception)
         return future.result()
+
+    def score(
+        self, tokens: Sequence[int], top: int, emit: Callable[[ChunkScores], None], cancelled: Callable[[], bool]
+    ) -> None:
+        """Score all tokens but the first, a chunk between two steps of the batch: `emit` gets those of each chunk.
+        Waits for the end, or until it is cancelled. top: how many alternatives each token has."""
+        scoring = self.call(lambda backend: backend.scoring(tokens, top))
+        try:
+            while scoring.remaining and not cancelled():
+                emit(self.call(lambda backend: scoring.step()))
+        finally:
+            with suppress(DisaggError):  # the thread has ended, and its arrays with it
+                self.call(lambda backend: scoring.close())
 
     def find_held(self, tokens: Sequence[int], salt: str) -> HeldKV | None:
         """The longest held KV that a request with these tokens and this salt can go on from. It is shorter than

@@ -3,7 +3,7 @@
 engine        the DecodeEngine: the thread of `decoding` with this model
 groups        the running batch: groups of requests with similar lengths; batch: one of them; passes: who joins which
 prefix_cache  rows and snapshots of mlx-lm's caches, held for requests that begin alike
-sampling      the next token from logits, and log-probabilities
+sampling      the next token from logits, and log-probabilities; scores: those of a prompt
 cache         received bytes -> mlx-lm caches; audit: computes some of received KV again and compares
 memory        what KV is received into, and what is kept of freed arrays
 load          checkpoint -> model, patched and checked

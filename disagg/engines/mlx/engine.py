@@ -18,6 +18,7 @@ from disagg.config import EngineOptions
 from disagg.engines.base import DecodeRequest, DecodeTiming, EngineInfo
 from disagg.engines.base.audit import UNBOUNDED
 from disagg.engines.base.decode import Collector
+from disagg.engines.base.scores import scored_chunk
 from disagg.engines.decoding import DecodeEngine, Job
 from disagg.engines.decoding.valid import require_fitting
 from disagg.engines.mlx import cache as mlx_cache
@@ -25,6 +26,7 @@ from disagg.engines.mlx import memory
 from disagg.engines.mlx.groups import GroupedBatch
 from disagg.engines.mlx.load import LoadedModel, prepare, select_device
 from disagg.engines.mlx.prefix_cache import Rows, hold, make_prefix_cache
+from disagg.engines.mlx.scores import ScoringPass
 from disagg.engines.model.architectures import MLX_PATCHES, Patch
 from disagg.engines.model.evidence import gather
 from disagg.engines.model.prefix_cache import LayerSnapshot, PrefixCache
@@ -99,6 +101,10 @@ class MLXBackend:
 
     def new_batch(self) -> GroupedBatch:
         return GroupedBatch(self.loaded, self.info, self.options, self.stream)
+
+    def scoring(self, tokens: Sequence[int], top: int) -> ScoringPass:
+        chunk = scored_chunk(self.options.chunk_tokens, self.info.profile.vocab_size)
+        return ScoringPass(self.loaded.model, tokens, top, chunk)
 
     def hold(self, job: Job, tokens: list[int], caches: Any) -> None:
         hold(self.held, tokens, caches, job.request.salt, job.snapshots)

@@ -17,6 +17,7 @@ from typing import Any
 
 from disagg.config import EngineOptions
 from disagg.engines.base import Token
+from disagg.engines.base.prefill import no_scores
 from disagg.engines.decoding import Caches, DecodeEngine, Job
 from disagg.engines.simulated import model as simulated_model
 from disagg.engines.simulated.model import END, CountedKV, SimulatedModel, sleep_until
@@ -71,6 +72,10 @@ class SimulatedBackend:
 
     def new_batch(self) -> SimulatedBatch:
         return SimulatedBatch(self._model, self._on_beat)
+
+    def scoring(self, tokens: Sequence[int], top: int) -> Any:
+        """Raises CapabilityMissing: there are no logits."""
+        raise no_scores(self.info.backend)
 
     def hold(self, job: Job, tokens: list[int], caches: Any) -> None:
         prompt = job.request.tokens

@@ -15,7 +15,8 @@ import transformers
 from disagg.api.names import AS_IS, WireForm
 from disagg.api.sampling import Sampling
 from disagg.config import EngineOptions
-from disagg.engines.base import AnswerRequest, EmittingEngine, Logits, Token
+from disagg.engines.base import AnswerRequest, ChunkScores, EmittingEngine, Logits, Token
+from disagg.engines.base.scores import scored_chunk
 from disagg.engines.model.architectures import architecture_of
 from disagg.engines.model.architectures.base import cached_layers
 from disagg.engines.model.reference import Reference
@@ -24,7 +25,7 @@ from disagg.engines.transformers.cache import CachePlan, PreallocatedCache
 from disagg.engines.transformers.layers import make_prefix_cache
 from disagg.engines.transformers.load import choose_device, load_model, weight_bytes
 from disagg.engines.transformers.profile import measure
-from disagg.engines.transformers.runs import AnswerRun, Forward, TokensRun, is_out_of_memory
+from disagg.engines.transformers.runs import AnswerRun, Forward, ScoresRun, TokensRun, is_out_of_memory
 from disagg.engines.transformers.sampling import Sampler
 from disagg.kv.blocks import Block
 
@@ -90,6 +91,11 @@ class TransformersPrefillEngine(EmittingEngine):
         sampler = Sampler(sampling, tokens, request.answered, request.constraint)
         eos_ids = () if sampling.ignore_eos else self.info.eos_ids
         return AnswerRun(self._forward, prompt, tokens[-1], sampler, emit, eos_ids=eos_ids, left=left)
+
+    def start_scores(self, tokens: Sequence[int], top: int, emit: Callable[[ChunkScores], None]) -> ScoresRun:
+        chunk = scored_chunk(self._chunk_tokens, self.info.profile.vocab_size)
+        cache = self._forward.cache(len(tokens) - 1, min(chunk, len(tokens) - 1), lambda *_: self.on_beat())
+        return ScoresRun(self._forward, cache, tokens, chunk, top=top, emit=emit)
 
     def logits(self, tokens: Sequence[int], last: int, *, chunk_tokens: int | None = None) -> Logits:
         head, chunk = len(tokens) - last, chunk_tokens or self._chunk_tokens

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from disagg.engines.base import PromptAndAnswer, PromptRun, Token
+from disagg.engines.base import ChunkScores, PromptAndAnswer, PromptRun, Token
 from disagg.engines.transformers.cache import CachePlan, OnRows, OnState, PreallocatedCache
 from disagg.engines.transformers.sampling import Sampler
 from disagg.errors import ModelError
@@ -50,6 +50,28 @@ class TokensRun(PromptRun):
 
     def _end(self) -> None:
         self._on_done(self.cache)
+
+
+class ScoresRun(TokensRun):
+    """A TokensRun that scores `tokens`, all but the first. emit: gets the scores of each chunk, with `top`
+    alternatives of each token."""
+
+    def __init__(
+        self,
+        forward: Forward,
+        cache: PreallocatedCache,
+        tokens: Sequence[int],
+        chunk_tokens: int,
+        *,
+        top: int,
+        emit: Callable[[ChunkScores], None],
+    ) -> None:
+        super().__init__(forward, cache, tokens[:-1], chunk_tokens)
+        self._following, self._top, self._emit = tokens[1:], top, emit
+
+    def _compute(self, first: int, end: int) -> None:
+        ids, following = self._ids[first:end], self._following[first:end]
+        self._emit(self._forward.scores(ids, following, self._top, self.cache))
 
 
 class AnswerRun(PromptAndAnswer):
@@ -126,6 +148,22 @@ class Forward:
         """Logits [len(tokens), vocab] after each of the next tokens."""
         logits: torch.Tensor = self._run(self._model, tokens, cache).logits[0]
         return logits
+
+    def scores(
+        self, tokens: Sequence[int], following: Sequence[int], top: int, cache: PreallocatedCache
+    ) -> ChunkScores:
+        """The scores of `following`, each of which follows one of the next tokens."""
+        logits = self.logits(tokens, cache)
+        with self._memory_for(cache.get_seq_length()), torch.inference_mode():
+            rows = logits.float()
+            chosen = rows.gather(1, torch.tensor(list(following), device=rows.device)[:, None])
+            sums, best = rows.logsumexp(-1, keepdim=True), rows.topk(min(top, rows.shape[-1]))
+            return ChunkScores(
+                (chosen - sums)[:, 0].cpu().numpy(),
+                ((rows > chosen).sum(-1, dtype=torch.int32) + 1).cpu().numpy(),
+                best.indices.int().cpu().numpy(),
+                (best.values - sums).cpu().numpy(),
+            )
 
     def finish(self) -> None:
         """Wait for the device. Kernels run asynchronously, and a time must not be the one at which they were queued."""

@@ -7,6 +7,8 @@ suspects      requests that may have ended a host go on one at a time
 waiting       waits for hosts that are busy or not up
 view_updates  updates the view of the fleet with what an attempt shows about its hosts
 perform       one attempt: a hand-off, or the whole request on one host
-count         how many tokens a prompt has
+question      what any one host can answer about a prompt
+count         how many tokens it has
+score         what its model gives each of them
 answer        an answer from its first to its last token, from one host or several
 """

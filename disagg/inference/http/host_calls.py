@@ -16,7 +16,17 @@ from httptools import HttpParserError
 
 from disagg.api.base import Contract, InvalidValue
 from disagg.api.event_stream import EventReader
-from disagg.api.events import ERROR, EVENTS, DoneEvent, ErrorAnswer, ErrorEvent, Event, ProgressEvent, ShippedEvent
+from disagg.api.events import (
+    ERROR,
+    EVENTS,
+    DoneEvent,
+    ErrorAnswer,
+    ErrorEvent,
+    Event,
+    ProgressEvent,
+    ScoredEvent,
+    ShippedEvent,
+)
 from disagg.config import Host
 from disagg.config.key import key_of
 from disagg.errors import (
@@ -35,7 +45,7 @@ from disagg.whole.refusals import Reply, error_of, not_openai, unknown_model
 from disagg.whole.request import MODELS, OpenAIRequest
 
 MAX_EVENT_BYTES: Final = 4 << 20
-LAST_EVENTS: Final = (DoneEvent, ShippedEvent)
+LAST_EVENTS: Final = (DoneEvent, ShippedEvent, ScoredEvent)
 END: Final = b"[DONE]"
 
 T = TypeVar("T", bound=Event)

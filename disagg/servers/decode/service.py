@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
+import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
@@ -17,11 +18,11 @@ from functools import partial
 from typing import Any
 
 from disagg import logs
-from disagg.api.events import DoneEvent, Event, LocalEvent, RefutedEvent, TokensEvent
-from disagg.api.requests import DecodeBody, GenerateBody, KVAddress, PrefillOffer
+from disagg.api.events import DoneEvent, Event, LocalEvent, RefutedEvent, ScoredEvent, TokensEvent
+from disagg.api.requests import DecodeBody, GenerateBody, KVAddress, PrefillOffer, ScoreBody
 from disagg.api.sampling import Sampling
 from disagg.config import Fleet, Host
-from disagg.engines.base import DecodeRequest, HeldKV
+from disagg.engines.base import ONE_TOKEN, DecodeRequest, HeldKV
 from disagg.engines.decoding import DecodeEngine
 from disagg.errors import KVRefuted, ModelError
 from disagg.kv.arena import Arenas
@@ -47,13 +48,14 @@ from disagg.servers.host.request import ActiveRequest, Caller
 from disagg.servers.host.service import Service, ServiceCall
 from disagg.servers.host.work import on_daemon_thread
 from disagg.servers.output.answer import GrowingAnswer, begin_answer, constraint_of, rest_of
+from disagg.servers.output.scores import PromptScores
 
 KEEP_SHARE = 4
 """One part in so many of max_kv_bytes may lie idle, for later transfers: fresh memory costs more than a transfer."""
 
 
 class DecodeService(Service[DecodeEngine]):
-    """Serves POST /decode and POST /generate with one DecodeEngine and one KV listener. unused_s: see Slots."""
+    """Serves POST /decode, /generate and /score with one DecodeEngine and one KV listener. unused_s: see Slots."""
 
     role = "decode"
 
@@ -72,6 +74,7 @@ class DecodeService(Service[DecodeEngine]):
         self._slots = Slots(self.tickets, self._kv_address, max(options.max_batch, places * 3 // 4), unused_s)
         self._prefill_speed, self._decode_speed = Fading(SPEED_WEIGHT), Fading(SPEED_WEIGHT)
         self._kv_server: KVServer | None = None
+        self._scoring = 0  # prompts
         self.audits = Audits(options)
 
     @property
@@ -93,7 +96,7 @@ class DecodeService(Service[DecodeEngine]):
 
     @property
     def busy(self) -> bool:
-        return self._engine is not None and self._engine.running > 0
+        return self._scoring > 0 or (self._engine is not None and self._engine.running > 0)
 
     async def probe_engine(self) -> None:
         request = DecodeRequest(f"self-test-{secrets.token_hex(4)}", [0, 0], Sampling(max_tokens=1))
@@ -124,6 +127,7 @@ class DecodeService(Service[DecodeEngine]):
         return [
             ServiceCall("/decode", DecodeBody, self._events),
             ServiceCall("/generate", GenerateBody, self._events),
+            ServiceCall("/score", ScoreBody, self._score),
         ]
 
     def _held_bytes(self) -> int:
@@ -164,6 +168,47 @@ class DecodeService(Service[DecodeEngine]):
             async with aclosing(self._answer(request, answer, kv, body)) as events:
                 async for event in events:
                     yield event
+
+    async def _score(self, body: ScoreBody, caller: Caller) -> AsyncGenerator[Event, None]:
+        """POST /score: has a place in the batch, as an answer has."""
+        async with self.admitted(body, caller, ONE_TOKEN) as request:
+            tokens = request.tokens
+            scores = PromptScores(tokens, body.top, self.engine.tokenizer.token_bytes)
+            room = self._memory.reserve(self.engine.info.layout.nbytes(len(tokens)), request.share, request.cleanup)
+            memory = await request.within_deadline(room, "there was no room for its KV")
+            turn_s, began = await self._take_turn(request), time.monotonic()
+            score = partial(self.engine.score, tokens, body.top, scores.add)
+            await self._scored(request, score, memory.use())
+            compute_s = time.monotonic() - began
+            self.count(computed_prompt_tokens=len(tokens) - 1)
+            for event in scores.events():
+                yield event
+            scored = ScoredEvent(
+                prompt_tokens=len(tokens), tokenise_s=request.tokenise_s, queue_s=turn_s, compute_s=compute_s
+            )
+            logs.info("scored", **scored.to_json())
+            yield scored
+
+    async def _scored(
+        self, request: ActiveRequest, score: Callable[[Callable[[], bool]], None], dropped: Callable[[], None]
+    ) -> None:
+        """Wait for the engine, which ends after the chunk that it is in if the request does. dropped: is called when it
+        has nothing of the request any more."""
+        left = threading.Event()
+        request.cleanup.callback(left.set)
+
+        def work() -> None:
+            try:
+                score(left.is_set)
+            finally:
+                dropped()
+
+        self._scoring += 1
+        try:
+            await request.within_deadline(on_daemon_thread(work, f"score-{request.id}"), "the prompt was not scored")
+        finally:
+            self._scoring -= 1
+        request.computed()
 
     async def _reserve(self, request: ActiveRequest, salt: str) -> PromptKV:
         """Reserve the KV of prompt and answer, and look for held KV that the request can go on from."""

@@ -6,5 +6,6 @@ part        what an Output is; all text is the answer
 marked      models that mark reasoning and calls in their text
 harmony     gpt-oss, whose answers have channels
 forced      answers that must have a form: their grammar, and an answer that is one call
+scores      the scores of a prompt's tokens to events
 tool_calls  a call from what the model has written
 """

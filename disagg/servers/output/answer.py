@@ -213,13 +213,13 @@ async def constraint_of(
 
 
 def _logprob(token: Token, name: Callable[[int], bytes] | None) -> TokenLogprob:
-    top = tuple((id, _finite(logprob)) for id, logprob in token.top) if token.top else ()
+    top = tuple((id, finite(logprob)) for id, logprob in token.top) if token.top else ()
     if name is None:
-        return TokenLogprob(token.id, _finite(token.logprob), top)
-    return TokenLogprob(token.id, _finite(token.logprob), top, name(token.id), tuple(name(id) for id, _ in top))
+        return TokenLogprob(token.id, finite(token.logprob), top)
+    return TokenLogprob(token.id, finite(token.logprob), top, name(token.id), tuple(name(id) for id, _ in top))
 
 
-def _finite(logprob: float) -> float:
+def finite(logprob: float) -> float:
     """The number as JSON can hold it. Raises ModelError if it is NaN, which callers would read as a broken event."""
     if math.isnan(logprob):
         raise ModelError(

@@ -15,9 +15,9 @@ from functools import partial
 from typing import Any
 
 from disagg import logs
-from disagg.api.events import DoneEvent, Event, ShippedEvent
+from disagg.api.events import DoneEvent, Event, ScoredEvent, ShippedEvent
 from disagg.api.names import WireForm
-from disagg.api.requests import GenerateBody, KVAddress, PrefillBody
+from disagg.api.requests import GenerateBody, KVAddress, PrefillBody, ScoreBody
 from disagg.config import Fleet, Host
 from disagg.engines.base import ONE_TOKEN, AnswerRequest, DecodeTiming, PrefillEngine, PrefillRun, PrefillTiming, Token
 from disagg.errors import RequestError
@@ -30,6 +30,7 @@ from disagg.servers.host.request import STATE_S, ActiveRequest, Caller, Phase
 from disagg.servers.host.service import Service, ServiceCall
 from disagg.servers.host.work import on_daemon_thread
 from disagg.servers.output.answer import GrowingAnswer, begin_answer, rest_of
+from disagg.servers.output.scores import PromptScores
 from disagg.servers.prefill.delivery import MeasuredRates, choose_form, delivery_by
 from disagg.servers.prefill.order import ON_CPU, Policy
 from disagg.servers.prefill.scheduler import PromptJob, Scheduler
@@ -38,7 +39,7 @@ QUEUE_CONTEXTS = 16  # the most prompt tokens that may wait, in contexts of the 
 
 
 class PrefillService(Service[PrefillEngine]):
-    """Serves POST /prefill and POST /generate with one EmittingEngine or SendingEngine."""
+    """Serves POST /prefill, POST /generate and POST /score with one EmittingEngine or SendingEngine."""
 
     role = "prefill"
 
@@ -104,6 +105,7 @@ class PrefillService(Service[PrefillEngine]):
         return [
             ServiceCall("/prefill", PrefillBody, self._prefill),
             ServiceCall("/generate", GenerateBody, self._generate),
+            ServiceCall("/score", ScoreBody, self._score),
         ]
 
     async def _prefill(self, body: PrefillBody, caller: Caller) -> AsyncGenerator[Event, None]:
@@ -231,6 +233,30 @@ class PrefillService(Service[PrefillEngine]):
                     async for event in events:
                         yield event
             yield self._done(request, answer)
+
+    async def _score(self, body: ScoreBody, caller: Caller) -> AsyncGenerator[Event, None]:
+        """POST /score: a job of the scheduler, whose KV is nobody else's."""
+        async with self.admitted(body, caller, ONE_TOKEN) as request:
+            tokens = request.tokens
+            scores = PromptScores(tokens, body.top, self.engine.tokenizer.token_bytes)
+            start = partial(self.engine.start_scores, tokens, body.top, scores.add)
+            begin = self._beginning(request, "computing the prompt", start)
+            kv_bytes = self.engine.info.layout.nbytes(len(tokens) - 1)
+            job = PromptJob(request.id, len(tokens) - 1, kv_bytes, begin, share=request.share)
+            timing = (await self._computed(request, job, "computing the prompt")).timing
+            self.scheduler.release(job)
+            request.computed()
+            self.count(computed_prompt_tokens=timing.tokens)
+            for event in scores.events():
+                yield event
+            scored = ScoredEvent(
+                prompt_tokens=len(tokens),
+                tokenise_s=request.tokenise_s,
+                queue_s=timing.ended - request.tokenised - timing.compute_s,
+                compute_s=timing.compute_s,
+            )
+            logs.info("scored", **scored.to_json())
+            yield scored
 
     async def _answer(
         self, request: ActiveRequest, body: GenerateBody, answer: GrowingAnswer

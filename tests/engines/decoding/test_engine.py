@@ -7,11 +7,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
 
+import numpy
 import pytest
 
 from disagg.api.layout import LayerLayout, Layout
 from disagg.api.sampling import Sampling
-from disagg.engines.base import DecodeRequest, DecodeTiming, EngineInfo, Token
+from disagg.engines.base import ChunkScores, DecodeRequest, DecodeTiming, EngineInfo, Token
 from disagg.engines.decoding import Caches, DecodeBounds, DecodeEngine, Job
 from disagg.engines.model.prefix_cache import PrefixCache
 from disagg.engines.model.text import PromptTokenizer
@@ -84,6 +85,25 @@ class Counting:
         self.jobs.clear()
 
 
+class Counted:
+    """Scoring of so many tokens, one at a step; notes on which threads it is called."""
+
+    def __init__(self, remaining: int) -> None:
+        self.remaining = remaining
+        self.threads: list[str] = []
+        self.closed = False
+
+    def step(self) -> ChunkScores:
+        self.threads.append(threading.current_thread().name)
+        self.remaining -= 1
+        floats, integers = numpy.zeros((1, 0), numpy.float32), numpy.zeros((1, 0), numpy.int32)
+        return ChunkScores(floats, integers, integers, floats)
+
+    def close(self) -> None:
+        self.threads.append(threading.current_thread().name)
+        self.closed = True
+
+
 class Backend:
     """A Backend whose framework has nothing to release."""
 
@@ -92,10 +112,15 @@ class Backend:
         self.tokenizer = cast(PromptTokenizer, None)
         self.held: PrefixCache[Any, Any] = PrefixCache(0, None)
         self.batches: list[Counting] = []
+        self.scored = Counted(0)
 
     def new_batch(self) -> Counting:
         self.batches.append(Counting())
         return self.batches[-1]
+
+    def scoring(self, tokens: Sequence[int], top: int) -> Any:
+        self.scored = Counted(len(tokens) - 1)
+        return self.scored
 
     def hold(self, job: Job, tokens: list[int], caches: Any) -> None:
         raise AssertionError("nothing was held")
@@ -192,3 +217,23 @@ def test_a_closed_engine_refuses_requests(toy: Toy) -> None:
     toy.close()
     with pytest.raises(Cancelled, match="closed"):
         submit(toy, "a")
+
+
+def test_a_prompt_is_scored_on_the_thread_chunk_by_chunk_while_answers_go_on(toy: Toy) -> None:
+    chunks: list[ChunkScores] = []
+    answers: list[Collector] = []
+
+    def emit(scores: ChunkScores) -> None:
+        chunks.append(scores)
+        answers.append(submit(toy, f"a{len(chunks)}"))
+        assert answers[-1].result() == [1, 2, 3]
+
+    toy.score([7, 8, 9], 0, emit, lambda: False)
+    scored = toy.backend.scored
+    assert (len(chunks), scored.closed, set(scored.threads)) == (2, True, {"toy-decode"})
+
+
+def test_a_scoring_that_is_cancelled_ends_after_its_chunk(toy: Toy) -> None:
+    chunks: list[ChunkScores] = []
+    toy.score([7, 8, 9], 0, chunks.append, lambda: bool(chunks))
+    assert (len(chunks), toy.backend.scored.closed) == (1, True)
