@@ -242,6 +242,12 @@ class PrefixCache(Generic[R, S]):
             self._leaves.move_to_end(node)
 
 
+def salted(salt: str, head: int | None) -> str:
+    """The salt of a prefix whose KV is that of the model's first `head` layers, None for all: KV of one number of
+    layers is never found for another, whatever the salts are."""
+    return f"{'' if head is None else head}:{salt}"
+
+
 Layer = tuple[Any, ...]
 """Keys and values; or the arrays of a state."""
 

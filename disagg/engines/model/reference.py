@@ -54,6 +54,19 @@ class EngineInfo:
     audits: bool = False
     loaded: int | None = None
 
+    def cannot_compute(self, layers: int | None) -> str:
+        """Why this engine does not compute the model's first `layers` layers, None for all of them; empty if it
+        does."""
+        count = self.split.layers
+        wanted = count if layers is None else layers
+        if not 0 < wanted <= count:
+            return f"the model has {count} layers: its first {wanted} cannot be computed"
+        if wanted < count and self.split.refusal:
+            return f"the model cannot be divided between hosts: {self.split.refusal}"
+        if self.loaded is not None and wanted > self.loaded:
+            return f"only the first {self.loaded} of the model's {count} layers are loaded here"
+        return ""
+
 
 @dataclass(frozen=True, slots=True)
 class Reference:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from disagg.engines.model.prefix_cache import MAX_SNAPSHOTS, PinnedPrefix, PrefixCache
+from disagg.engines.model.prefix_cache import MAX_SNAPSHOTS, PinnedPrefix, PrefixCache, salted
 
 WINDOW = 32
 
@@ -390,3 +390,8 @@ def test_a_lookup_among_1000_conversations_takes_no_longer_than_reading_the_prom
         assert held is not None and held.tokens == 8000
         held.release()
     assert min(times) < 0.02, times
+
+
+def test_no_two_pairs_of_salt_and_layers_are_held_under_one_salt() -> None:
+    salts, heads = ("", "1", "1:", ":", "12:x", "x"), (None, 1, 12)
+    assert len({salted(salt, head) for salt in salts for head in heads}) == len(salts) * len(heads)

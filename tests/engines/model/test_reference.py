@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -132,6 +133,30 @@ def test_models_that_two_hosts_cannot_divide_are_refused_by_name(name: str, reas
     tiny_models.write_json(tmp_path / "config.json", config(name))
     text = AutoConfig.from_pretrained(tmp_path).get_text_config(decoder=True)
     assert architecture_of(text).split(text) == reason
+
+
+@pytest.mark.parametrize(
+    ("refusal", "loaded", "layers", "reason"),
+    [
+        ("", None, None, ""),
+        ("", None, 3, ""),
+        ("", None, 1, ""),
+        ("", None, 0, "the model has 3 layers: its first 0 cannot be computed"),
+        ("", None, 4, "the model has 3 layers: its first 4 cannot be computed"),
+        ("it has streams", None, 2, "the model cannot be divided between hosts: it has streams"),
+        ("it has streams", None, 3, ""),
+        ("", 2, 2, ""),
+        ("", 2, 3, "only the first 2 of the model's 3 layers are loaded here"),
+        ("", 2, None, "only the first 2 of the model's 3 layers are loaded here"),
+    ],
+)
+def test_an_engine_computes_the_layers_that_it_has(
+    tiny: TinyModel, refusal: str, loaded: int | None, layers: int | None, reason: str
+) -> None:
+    reference = Reference.open(tiny("llama"), 1024)
+    info = reference.info(reference.profile, (), "float32", backend="", versions={}, loaded=loaded)
+    info = replace(info, split=replace(info.split, refusal=refusal))
+    assert info.cannot_compute(layers) == reason
 
 
 def test_profiles_need_neither_torch_nor_mlx(tiny: TinyModel) -> None:
