@@ -16,6 +16,8 @@ computed, its KV is not yet there. decode: the answer is generated."""
 WireForm = Literal["as-is", "int8-g64"]
 """The form in which keys and values are sent: unchanged, or quantised to eight bits; see disagg.api.layout. hosts.toml
 and the command line say "int8"."""
+SplitWord = Literal["auto", "off"]
+"""Instead of a number of layers that a prefill host computes of a prompt."""
 AS_IS: Final = "as-is"
 INT8: Final = "int8-g64"
 WIRE_FORMS: Final[tuple[WireForm, ...]] = (AS_IS, INT8)

@@ -10,7 +10,7 @@ from msgspec import Meta, field
 
 from disagg.api.base import Contract
 from disagg.api.layout import MAX_LAYERS
-from disagg.api.names import KV_CHUNKS, KV_WHOLE
+from disagg.api.names import KV_CHUNKS, KV_WHOLE, SplitWord
 from disagg.api.sampling import MAX_TOKENS, MAX_TOP, Sampling
 
 MAX_MESSAGES = 4096
@@ -39,7 +39,7 @@ Layers = Annotated[int, Meta(ge=1, le=MAX_LAYERS)]
 KVVersion = Annotated[int, Meta(ge=KV_WHOLE, le=KV_CHUNKS)]
 NewestKV = Annotated[int, Meta(ge=KV_WHOLE, le=1 << 16)]
 """The latest version of the KV protocol that a host knows, which may be later than what this one knows."""
-Split = Literal["auto", "off"] | Annotated[int, Meta(ge=0, le=MAX_LAYERS)]
+Split = SplitWord | Annotated[int, Meta(ge=0, le=MAX_LAYERS)]
 """How many of a model's layers a prefill host computes of a prompt: "auto": as many as take the least time; "off": all
 or none. 0: none; a number that the model has not: all."""
 Parallel = Annotated[int, Meta(ge=1, le=MAX_ANSWERS)]

@@ -10,7 +10,7 @@ from typing import Final, Literal, get_args
 
 from disagg.api import engines
 from disagg.api.engines import Engine
-from disagg.api.names import Role
+from disagg.api.names import Role, SplitWord
 from disagg.config.document import nearest, on_one_line, one_of
 from disagg.errors import ConfigError, UnknownModel, UsageError
 
@@ -18,6 +18,7 @@ ServiceManager = Literal["systemd", "launchd", "process"]
 DType = Literal["float32", "float16", "bfloat16"]
 Installer = Literal["auto", "uv", "pip"]
 KVAudit = Literal["auto", "always", "off"] | int
+Split = SplitWord | int
 KVWire = Literal["as-is", "auto", "int8"]
 """What hosts.toml asks for. The form of one transfer is a WireForm."""
 HookName = Literal["before_deploy", "after_deploy", "before_restart", "after_restart", "on_failure"]
@@ -68,6 +69,7 @@ class EngineOptions:
     head_address: str | None = None  # vllm: address:port of the head, at which the ranks find each other
     max_batch: int = 16  # decode: requests in the running batch
     max_kv_bytes: int = 8 << 30  # decode: KV bytes, received and in use
+    split: Split = "auto"  # decode: layers of a prompt that a prefill host computes, while this one computes the others
     kv_audit: KVAudit = "auto"  # mlx: which hand-offs are audited; a number: one in so many
     kv_audit_tolerance: float = 1.0  # mlx: what received KV may differ by, over the bounds for its dtypes
     url: str | None = None  # openai, vllm-server: without / at its end

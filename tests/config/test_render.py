@@ -61,6 +61,7 @@ OPTIONS = {
     "mlx": """dtype = "float16"
         max_batch = 2
         max_kv_bytes = 1_073_741_824
+        split = 24
         kv_audit = "always"
         kv_audit_tolerance = 2.5""",
 }

@@ -10,7 +10,8 @@ from typing import Any, Final, Literal, get_args
 from urllib.parse import urlsplit
 
 from disagg.api.engines import ENGINES, engines_for
-from disagg.api.names import Role
+from disagg.api.layout import MAX_LAYERS
+from disagg.api.names import Role, SplitWord
 from disagg.config.addresses import address_fault, is_hub_id, is_label, url_fault
 from disagg.config.schema import (
     MAX_TOLERANCE,
@@ -19,6 +20,7 @@ from disagg.config.schema import (
     EngineOptions,
     KVAudit,
     KVWire,
+    Split,
 )
 from disagg.config.table import Table
 
@@ -111,6 +113,14 @@ def _kv_audit(table: Table, key: str) -> KVAudit:
     if type(table.data[key]) is int:
         return table.integer(key, 1, MAX_AUDIT_EVERY)
     return table.choice(key, AUDITS, f'{key} = "auto", or a number: one hand-off in so many')
+
+
+def _split(table: Table, key: str) -> Split:
+    """A word, or a number of layers."""
+    if type(table.data[key]) is int:
+        return table.integer(key, 0, MAX_LAYERS)
+    word: SplitWord = table.choice(key, get_args(SplitWord), f'{key} = "auto", or a number of layers')
+    return word
 
 
 def _factor(table: Table, key: str) -> float:
@@ -224,6 +234,7 @@ _OPTIONS: Final[Mapping[str, Reader]] = {
     "head_address": _head_address,
     "max_batch": within(1, 1024),
     "max_kv_bytes": within(1, 1 << 50),
+    "split": _split,
     "kv_audit": _kv_audit,
     "kv_audit_tolerance": _factor,
     "url": _server_url,

@@ -2,7 +2,8 @@
 
 service    POST /decode and POST /generate
 handoff    the slots in which requests wait for KV from a prefill host
-prompt_kv  where the KV of one request comes from, and whether this host computes it itself
+spans      which layers of a prompt a prefill host computes, by measured speeds
+prompt_kv  where the KV of one request comes from
 audits     what was found of the KV of each prefill host: whom this host audits, within which bounds
 memory     reserves room for the KV of prompt and answer; requests wait for it in turn
 """

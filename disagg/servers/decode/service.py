@@ -19,7 +19,7 @@ from typing import Any
 
 from disagg import logs
 from disagg.api.events import DoneEvent, Event, LocalEvent, RefutedEvent, ScoredEvent, TokensEvent
-from disagg.api.requests import DecodeBody, GenerateBody, KVAddress, PrefillOffer, ScoreBody
+from disagg.api.requests import DecodeBody, GenerateBody, KVAddress, ScoreBody
 from disagg.api.sampling import Sampling
 from disagg.config import Fleet, Host
 from disagg.engines.base import ONE_TOKEN, DecodeRequest, HeldKV
@@ -31,15 +31,8 @@ from disagg.kv.receive.tickets import Tickets
 from disagg.servers.decode.audits import AuditOrder, Audits, Fading
 from disagg.servers.decode.handoff import UNUSED_S, Slots
 from disagg.servers.decode.memory import KVMemory
-from disagg.servers.decode.prompt_kv import (
-    MEASURED_TOKENS,
-    SPEED_WEIGHT,
-    PrefillChoice,
-    PromptKV,
-    choose_prefill,
-    sooner,
-    wrong,
-)
+from disagg.servers.decode.prompt_kv import PromptKV, wrong
+from disagg.servers.decode.spans import LONG_TOKENS, SPEED_WEIGHT, Here, Rest, Spans, Speeds, plan, sooner
 from disagg.servers.host.admission import Admission
 from disagg.servers.host.feed import StepTokens, TokenBridge, TokenFeed
 from disagg.servers.host.health import TEST_LIMIT_S
@@ -72,7 +65,7 @@ class DecodeService(Service[DecodeEngine]):
         self._memory = KVMemory(options.max_kv_bytes, self._held_bytes, self._give_up_held, arenas.trim)
         self.tickets = Tickets(arenas, max_outstanding=places)
         self._slots = Slots(self.tickets, self._kv_address, max(options.max_batch, places * 3 // 4), unused_s)
-        self._prefill_speed, self._decode_speed = Fading(SPEED_WEIGHT), Fading(SPEED_WEIGHT)
+        self._prefill_speeds, self._decode_speed = Speeds(), Fading(SPEED_WEIGHT)
         self._kv_server: KVServer | None = None
         self._scoring = 0  # prompts
         self.audits = Audits(options)
@@ -88,7 +81,7 @@ class DecodeService(Service[DecodeEngine]):
             kv_limit=self._memory.limit,
             kv_held_bytes=self._held_bytes(),
             queue_tokens=self.waiting_tokens,
-            prefill_tokens_s=self._prefill_speed.value,
+            prefill_tokens_s=self._prefill_speeds.latest,
             decode_tokens_s=self._decode_speed.value,
             senders=self.audits.figures,
             audit_every=self.audits.every,
@@ -149,9 +142,9 @@ class DecodeService(Service[DecodeEngine]):
             if answer.finish_reason is None:
                 kv = await self._reserve(request, body.cache_salt)
                 if isinstance(body, DecodeBody):
-                    choice = self._choose(request, kv.held_tokens, body.prefill)
-                    if choice.local:
-                        kv.local = choice.reason
+                    spans = self._plan(request, kv.held_tokens, body)
+                    if spans.local:
+                        kv.local = spans.reason
                         yield LocalEvent(
                             request_id=request.id,
                             prompt_tokens=request.prompt_tokens,
@@ -159,7 +152,8 @@ class DecodeService(Service[DecodeEngine]):
                             reason=kv.local,
                         )
                     else:
-                        rest, speed = len(request.tokens) - 1 - kv.held_tokens, self._prefill_speed.value
+                        rest = len(request.tokens) - 1 - kv.held_tokens
+                        speed = self._prefill_speeds.of(rest)
                         elsewhere_s = sooner(rest / speed if speed else None, body.elsewhere_s)
                         slot = await self._slots.open(request, self.engine.info, kv.held_tokens, kv.memory, elsewhere_s)
                         yield slot.event
@@ -232,10 +226,13 @@ class DecodeService(Service[DecodeEngine]):
         held.release()
         self._memory.wake()
 
-    def _choose(self, request: ActiveRequest, held_tokens: int, offer: PrefillOffer | None) -> PrefillChoice:
-        last = len(request.tokens) - 1
-        rest_bytes = self.engine.info.layout.nbytes(last, held_tokens)
-        return choose_prefill(last - held_tokens, offer, self._prefill_speed.value, rest_bytes)
+    def _plan(self, request: ActiveRequest, held_tokens: int, body: DecodeBody) -> Spans:
+        """Who computes which layers of what is not held of the prompt."""
+        info, speeds = self.engine.info, self._prefill_speeds
+        wanted = self.host.engine.split if body.split == "auto" else body.split
+        rest = Rest(held_tokens, len(request.tokens) - 1, wanted)
+        here = Here(info.layout, info.split, speeds.of(rest.tokens), speeds.of(rest.tokens, LONG_TOKENS))
+        return plan(rest, body.prefill, here)
 
     async def _answer(
         self, request: ActiveRequest, answer: GrowingAnswer, kv: PromptKV, body: GenerateBody
@@ -346,8 +343,8 @@ class DecodeService(Service[DecodeEngine]):
         timing, computed = answer.timing, answer.timing.computed_prompt_tokens
         audited = kv.audited_tokens + (timing.audit.tokens if timing.audit is not None else 0)
         self.count(completion_tokens=answer.generated_tokens, computed_prompt_tokens=computed, audited_tokens=audited)
-        if kv.received is None and computed >= MEASURED_TOKENS:
-            self._prefill_speed.add(computed, timing.first_token - timing.ingested)
+        if kv.received is None:
+            self._prefill_speeds.add(computed, timing.first_token - timing.ingested)
         if answer.generated_tokens > 1:
             self._decode_speed.add(answer.generated_tokens - 1, answer.decode_s)
         accepted = kv.received.timing.accepted if kv.received else None

@@ -301,6 +301,7 @@ def test_roles_that_do_not_go_together_are_refused(expect_fault: Expect, roles: 
             "from 1 to 1125899906842624",
         ),
         (MAC_ENGINE, MAC_ENGINE + "\nengine.kv_audit = «0»", "kv_audit is out of range", "from 1 to 1000"),
+        (MAC_ENGINE, MAC_ENGINE + "\nengine.split = «-1»", "split is out of range", "from 0 to 1024"),
         (
             MAC_ENGINE,
             MAC_ENGINE + "\nengine.kv_audit_tolerance = «nan»",
@@ -510,6 +511,7 @@ chunk_tokens = 7
 threads = 2
 max_batch = 3
 max_kv_bytes = 1_000
+split = 12
 kv_audit = 4
 kv_audit_tolerance = 2.5
 """
@@ -520,12 +522,17 @@ kv_audit_tolerance = 2.5
     engine = host.engine
     assert (engine.dtype, engine.device, engine.chunk_tokens, engine.threads) == ("float16", "gpu", 7, 2)
     assert (engine.max_batch, engine.max_kv_bytes) == (3, 1000)
-    assert (engine.kv_audit, engine.kv_audit_tolerance) == (4, 2.5)
+    assert (engine.split, engine.kv_audit, engine.kv_audit_tolerance) == (12, 4, 2.5)
 
 
 @pytest.mark.parametrize("setting", ["auto", "always", "off"])
 def test_which_hand_offs_are_audited_can_be_a_word(host_with: Callable[[str, str, str], Host], setting: str) -> None:
     assert host_with("mac", MAC_ENGINE, f'{MAC_ENGINE}\nengine.kv_audit = "{setting}"').engine.kv_audit == setting
+
+
+@pytest.mark.parametrize("setting", ["auto", "off"])
+def test_whether_prompts_are_divided_can_be_a_word(host_with: Callable[[str, str, str], Host], setting: str) -> None:
+    assert host_with("mac", MAC_ENGINE, f'{MAC_ENGINE}\nengine.split = "{setting}"').engine.split == setting
 
 
 @pytest.mark.parametrize("device", ["auto", "cuda", "cuda:1", "mps", "cpu"])
