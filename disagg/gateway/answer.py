@@ -14,7 +14,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from disagg.errors import Cancelled, DisaggError
-from disagg.gateway.dialects.base import AnswerEvent, Dialect, Framing, Writer, Written, written
+from disagg.gateway.dialects.base import AnswerEvent, Dialect, Framing, ScoredPrompt, Writer, Written, written
 from disagg.gateway.dialects.problems import INTERNAL, Problem, problem_of
 from disagg.gateway.watch.request import ObservedRequest
 from disagg.http.requests import disconnected
@@ -53,6 +53,8 @@ class AcceptedRequest:
                 async for event in events:
                     if send is not None:
                         await send(written(self.writer, event))
+                    elif isinstance(event, ScoredPrompt):
+                        written(self.writer, event)
                 completions = self.observed.completions
                 return [*self.writer.end(completions)] if send is not None else [self.writer.whole(completions)]
             except DisaggError as error:

@@ -5,15 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, aclosing, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
-from disagg.errors import DisaggError, ServerUnavailable, Unauthorized
-from disagg.gateway.dialects.base import AnswerEvent, AnswerPiece, Finished, GatewayRequest
+from disagg.errors import CapabilityMissing, DisaggError, ServerUnavailable, Unauthorized
+from disagg.gateway.dialects.base import AnswerEvent, AnswerPiece, Finished, GatewayRequest, ScoredPrompt, Scoring
 from disagg.gateway.watch.request import ObservedRequest
 from disagg.inference.client import AsyncClient
 from disagg.inference.stream import AsyncStream
-from disagg.inference.types import Chunk, Completion, Stage
+from disagg.inference.types import Chunk, Completion, PromptScores, Stage
 
 MAX_ID = 47  # of the 64 characters of an id on a host: an attempt's own id follows
 COUNT_S = 30.0
@@ -38,9 +38,19 @@ async def run(client: AsyncClient, observed: ObservedRequest) -> AsyncGenerator[
                 stream = client.stream(**arguments, watch=watch, request_id=request_id, via=head.via)
                 return await stack.enter_async_context(stream)
 
-            begun = [asyncio.Event() for _ in request.prompts]
+            async def scored(choice: int, scoring: Scoring) -> PromptScores:
+                watch = partial(observed.entered, choice)
+                try:
+                    return await client.score(
+                        **request.arguments(choice), top=scoring.top or 0, watch=watch, request_id=request_id
+                    )
+                except CapabilityMissing as error:
+                    raise CapabilityMissing(f"{scoring.field}: {error.message}", error.hint) from error
+
+            asking = _Asking(opened, scored, observed, context)
+            begun = [_BegunPrompt() for _ in request.prompts]
             answers = [
-                _answer(choice, opened, observed, begun[choice // request.n], context, first=choice % request.n == 0)
+                _answer(choice, asking, begun[choice // request.n], first=choice % request.n == 0)
                 for choice in range(request.choices)
             ]
             async with aclosing(answers[0] if len(answers) == 1 else _together(answers)) as events:
@@ -82,27 +92,49 @@ def _own_token() -> Iterator[None]:
         raise ServerUnavailable(error.message, error.hint) from error
 
 
+@dataclass(frozen=True, slots=True)
+class _Asking:
+    """How one request is carried out. opened, scored: ask for an answer, and for the scores of its prompt. context: of
+    the model, in tokens."""
+
+    opened: Callable[[int], Awaitable[AsyncStream]]
+    scored: Callable[[int, Scoring], Awaitable[PromptScores]]
+    observed: ObservedRequest
+    context: int
+
+
+@dataclass(slots=True)
+class _BegunPrompt:
+    """A prompt. begun: is set once its first answer has begun. scores: if the caller wants them, before that."""
+
+    begun: asyncio.Event = field(default_factory=asyncio.Event)
+    scores: PromptScores | None = None
+
+
 async def _answer(
-    choice: int,
-    opened: Callable[[int], Awaitable[AsyncStream]],
-    observed: ObservedRequest,
-    begun: asyncio.Event,
-    context: int,
-    *,
-    first: bool,
+    choice: int, asking: _Asking, prompt: _BegunPrompt, *, first: bool
 ) -> AsyncGenerator[AnswerEvent, None]:
-    """The events of one answer. context: of the model, in tokens. first: of its prompt. The others are asked for once
-    that one has `begun`, and go on from the prompt's KV, which the decode host then has."""
+    """The events of one answer. first: of its prompt. The others are asked for once that one has begun, and go on
+    from the prompt's KV, which the decode host then has."""
+    observed, scoring, begun = asking.observed, asking.observed.head.request.scoring, prompt.begun
     if not first:
         await begun.wait()
-    stream = await opened(choice)
-    async for chunk in stream:
-        begun.set()
-        for piece in pieces(choice, [chunk, *stream.waiting()], observed.answers[choice].stage):
-            observed.generated(choice, len(piece.tokens))
-            yield piece
+    elif scoring is not None and scoring.top is not None:
+        prompt.scores = await asking.scored(choice, scoring)
+    if scoring is not None:
+        yield ScoredPrompt(choice, prompt.scores.tokens if prompt.scores is not None else ())
+    if scoring is not None and scoring.alone:
+        assert prompt.scores is not None, "there is nothing else"
+        completion = Completion("", (), "length", prompt.scores.metrics)
+    else:
+        stream = await asking.opened(choice)
+        async for chunk in stream:
+            begun.set()
+            for piece in pieces(choice, [chunk, *stream.waiting()], observed.answers[choice].stage):
+                observed.generated(choice, len(piece.tokens))
+                yield piece
+        completion = warned(stream.completion, observed.head.request, asking.context)
     begun.set()
-    completion = warned(stream.completion, observed.head.request, context)
     observed.completed(choice, completion)
     await observed.settle()
     yield Finished(choice, completion)

@@ -11,7 +11,7 @@ from typing import Any, Self, cast
 import httpx
 from starlette.types import ASGIApp
 
-from disagg.api.events import TokenLogprob
+from disagg.api.events import PromptToken, TokenLogprob
 from disagg.api.status import Load
 from disagg.config import EngineOptions, Fleet, Host, Model
 from disagg.errors import RequestError
@@ -23,7 +23,7 @@ from disagg.gateway.watch.gateway import GatewayWatch
 from disagg.inference.client import AsyncClient
 from disagg.inference.hosts.view import UNKNOWN, FleetView
 from disagg.inference.metrics import Metrics, TTFTParts
-from disagg.inference.types import Chunk, Completion, Stage, Watch
+from disagg.inference.types import Chunk, Completion, PromptScores, Stage, Watch
 
 Step = str | Exception | float | asyncio.Barrier
 """What a fake answer does next: one token of text, an error, so many seconds of nothing, or waiting at a barrier."""
@@ -58,6 +58,14 @@ def completion(text: str, *, prompt_tokens: int = 5, held_tokens: int = 0, **fie
 
 def tokens_of(text: str) -> tuple[TokenLogprob, ...]:
     return tuple(TokenLogprob(number, -0.5, ((number, -0.5), (99, -2.0))) for number, _ in enumerate(text.split()))
+
+
+SCORED = (
+    PromptToken(7, b"H"),
+    PromptToken(8, b"\xc3", -1.5, 2, ((9, -1.0), (7, -2.0)), (b"i", b"H")),
+    PromptToken(10, b"\xa4y", -0.25, 1, ((10, -0.25), (9, -3.0)), (b"\xa4y", b"i")),
+)
+"""What every prompt is found to be."""
 
 
 class FakeStream:
@@ -117,6 +125,13 @@ class FakeClient:
             watch(stage)
         self.streams.append(FakeStream(self.steps))
         return self.streams[-1]
+
+    async def score(self, *, watch: Watch, request_id: str, **arguments: Any) -> PromptScores:
+        self.asked.append(arguments)
+        for step in self.steps:
+            if isinstance(step, Exception):
+                raise step
+        return PromptScores(SCORED, completion("", prompt_tokens=len(SCORED)).metrics)
 
     async def count_tokens(self, **arguments: Any) -> int:
         self.asked.append(arguments)

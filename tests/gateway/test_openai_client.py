@@ -286,3 +286,28 @@ def test_several_requests_together_have_the_answers_of_each_alone(client: openai
     first, second = (one["body"]["choices"][0] for one in together["results"])
     assert [first["message"]["content"], second["text"]] == alone
     assert together["disagg"]["complete"] == 2 and together["disagg"]["wall"] > 0
+
+
+def test_a_prompt_is_scored_with_and_without_an_answer(client: openai.OpenAI, tiny_fleet: RunningFleet) -> None:
+    """As lm-eval-harness asks for the likelihood of a continuation."""
+    prompt = "def add(a, b):\n"
+    with tiny_fleet.client() as direct:
+        expected = direct.score("tiny", prompt, top=1)
+    ids = [token.id for token in expected.tokens]
+    asked: dict[str, Any] = {"model": "tiny", "echo": True, "logprobs": 1, "temperature": 0}
+    scored = client.completions.create(prompt=[ids, ids[:4]], max_tokens=0, **asked).choices
+    answered = client.completions.create(prompt=prompt, max_tokens=1, **asked).choices[0]
+    assert (scored[0].text, scored[0].finish_reason) == (prompt, "length") and answered.text.startswith(prompt)
+    values = [token.logprob for token in expected.tokens]
+    for choice, count in ((scored[0], len(ids)), (scored[1], 4), (answered, len(ids))):
+        assert choice.logprobs is not None and choice.logprobs.token_logprobs is not None
+        assert choice.logprobs.token_logprobs[:count] == pytest.approx(values[:count], abs=1e-4)
+    assert len(answered.logprobs.token_logprobs) == len(ids) + 1
+    listed = client.completions.create(
+        model="tiny", prompt=prompt, max_tokens=1, extra_body={"prompt_logprobs": 2}
+    ).choices[0]
+    assert listed.model_extra is not None
+    first, *rest = listed.model_extra["prompt_logprobs"]
+    assert first is None and [entry[str(id)]["logprob"] for id, entry in zip(ids[1:], rest, strict=True)] == (
+        pytest.approx(values[1:], abs=1e-4)
+    )

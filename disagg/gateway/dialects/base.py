@@ -6,13 +6,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Final, Literal, NamedTuple, Protocol, TypedDict, TypeVar
+from typing import Any, ClassVar, Final, Literal, NamedTuple, Protocol, TypedDict, TypeVar, runtime_checkable
 
 import msgspec
 import tomli
 
 from disagg.api.base import Contract, InvalidValue
-from disagg.api.events import TokenLogprob
+from disagg.api.events import PromptToken, TokenLogprob
 from disagg.api.requests import DEFAULT_DEADLINE_S, MAX_DEADLINE_S, Messages, ToolCall
 from disagg.errors import RequestError
 from disagg.gateway.dialects.problems import Problem
@@ -73,8 +73,19 @@ class Writer(Protocol):
     def whole(self, completions: Sequence[Completion]) -> Written: ...
 
 
+@runtime_checkable
+class ScoresWriter(Protocol):
+    """A Writer of a dialect whose requests may have a `scoring`. scored: is called before the pieces of the answer,
+    also if it is no stream."""
+
+    def scored(self, prompt: ScoredPrompt) -> Sequence[Written]: ...
+
+
 def written(writer: Writer, event: AnswerEvent) -> Iterable[Written]:
     """The objects of a stream for this event."""
+    if isinstance(event, ScoredPrompt):
+        assert isinstance(writer, ScoresWriter), "only its dialect asks for scores"
+        return writer.scored(event)
     return writer.piece(event) if isinstance(event, AnswerPiece) else writer.finished(event)
 
 
@@ -132,7 +143,7 @@ class GatewayRequest:
     makes a choice. seal_reasoning: it is also sent in a form that agents send back as it is. called_as: the
     caller's names of functions that have another name in the prompt, by that name. left_out: a line for each part
     of the request that is not in the prompt, or not enforced; the answer's warnings begin with them. echoed: fields
-    of the body that the answer repeats.
+    of the body that the answer repeats. scoring: what the caller wants to know of the prompts themselves.
     """
 
     model: str
@@ -148,6 +159,7 @@ class GatewayRequest:
     called_as: Mapping[str, CalledAs] = field(default_factory=dict)
     left_out: tuple[str, ...] = ()
     echoed: Mapping[str, Any] = field(default_factory=dict)
+    scoring: Scoring | None = None
 
     @property
     def choices(self) -> int:
@@ -168,6 +180,23 @@ class GatewayRequest:
             options["seed"] = seed - SEEDS if options["seed"] < SEEDS <= seed else seed
         timeout = deadline_s(options.get("max_tokens", DEFAULT_MAX_TOKENS))
         return {"model": self.model, **self.prompts[prompt], **options, "timeout": timeout}
+
+
+@dataclass(frozen=True, slots=True)
+class Scoring:
+    """What a caller wants to know of a prompt. echo: its text comes before that of the answer, with log-probabilities
+    if the answer has them. listed: its tokens are listed with so many alternatives, None: they are not. top: the most
+    alternatives that are needed; None: the text suffices. alone: there is no answer."""
+
+    echo: bool
+    listed: int | None
+    top: int | None
+    alone: bool
+
+    @property
+    def field(self) -> str:
+        """The field of the body that asks for it."""
+        return "echo" if self.echo else "prompt_logprobs"
 
 
 class Prompt(TypedDict, total=False):
@@ -258,7 +287,15 @@ class Finished:
     completion: Completion
 
 
-AnswerEvent = AnswerPiece | Finished
+@dataclass(frozen=True, slots=True)
+class ScoredPrompt:
+    """The tokens of the prompt of answer number `choice`, which follows; none if its text suffices."""
+
+    choice: int
+    tokens: tuple[PromptToken, ...]
+
+
+AnswerEvent = AnswerPiece | Finished | ScoredPrompt
 
 
 def arguments_text(call: ToolCall) -> str:

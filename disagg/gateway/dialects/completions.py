@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Final
 
 from msgspec import Meta
 
-from disagg.api.events import TokenLogprob
+from disagg.api.events import PromptToken, TokenLogprob
+from disagg.api.sampling import MAX_TOP
 from disagg.errors import RequestError
 from disagg.gateway.dialects import openai
-from disagg.gateway.dialects.base import MAX_CHOICES, AnswerPiece, Finished, GatewayRequest, Head, Prompt, Written
+from disagg.gateway.dialects.base import (
+    MAX_CHOICES,
+    AnswerPiece,
+    Finished,
+    GatewayRequest,
+    Head,
+    Prompt,
+    ScoredPrompt,
+    Scoring,
+    Written,
+)
 from disagg.inference.types import Completion
 
 Ids = tuple[int, ...]
@@ -22,14 +34,15 @@ class Completions(openai.OpenAIDialect):
     name: ClassVar = "completions"
 
     def read(self, body: Mapping[str, Any]) -> GatewayRequest:
-        fields = openai.read(CompletionBody, body)
+        fields = openai.read(CompletionBody, body, OF_COMPLETIONS)
         n = fields.n or 1
         if fields.best_of not in (None, n):
             raise RequestError("best_of: not supported by this gateway unless it equals n", "leave out best_of")
         prompts = _prompts(fields.prompt)
         if len(prompts) * n > MAX_CHOICES:
             raise RequestError(f"n: {len(prompts)} prompts times {n} answers are over {MAX_CHOICES}", "send fewer")
-        options = fields.options(fields.max_tokens, lowered=False)
+        scoring = _scoring(fields, prompts)
+        options = fields.options(1 if scoring is not None and scoring.alone else fields.max_tokens, lowered=False)
         if fields.logprobs is not None:
             options["logprobs"] = fields.logprobs
         return GatewayRequest(
@@ -41,6 +54,7 @@ class Completions(openai.OpenAIDialect):
             include_usage=fields.include_usage,
             usage_so_far=fields.usage_so_far,
             longest=fields.max_tokens,
+            scoring=scoring,
         )
 
     def writer(self, head: Head) -> CompletionWriter:
@@ -54,6 +68,27 @@ class CompletionBody(openai.SamplingFields, frozen=True, kw_only=True):
     prompt: str | tuple[str | int | Ids, ...]
     logprobs: Annotated[int, Meta(ge=0)] | None = None
     best_of: int | None = None
+    echo: bool | None = None
+    prompt_logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP)] | None = None
+
+
+OF_COMPLETIONS: Final = frozenset({"echo", "prompt_logprobs"})
+"""Those of the refused fields that are honoured here."""
+
+
+def _scoring(fields: CompletionBody, prompts: Sequence[Prompt]) -> Scoring | None:
+    """What the caller wants to know of its prompts. Raises RequestError if it wants nothing at all."""
+    echo, listed, alone = bool(fields.echo), fields.prompt_logprobs, fields.max_tokens == 0
+    if not echo and listed is None:
+        if alone:
+            raise RequestError("max_tokens: 0 gives no answer", "set echo or prompt_logprobs too, or send at least 1")
+        return None
+    if listed is not None and fields.stream:
+        raise RequestError("prompt_logprobs: a stream has none", "set stream to false, or use echo with logprobs")
+    wanted = [count for count in (fields.logprobs if echo else None, listed) if count is not None]
+    if not wanted and (alone or any("tokens" in prompt for prompt in prompts)):
+        wanted = [0]
+    return Scoring(echo, listed, max(wanted, default=None), alone)
 
 
 def _prompts(given: str | tuple[str | int | Ids, ...]) -> tuple[Prompt, ...]:
@@ -80,6 +115,15 @@ class CompletionWriter(openai.ObjectWriter):
     def __init__(self, head: Head) -> None:
         super().__init__(head)
         self._offsets: dict[int, int] = {}
+        self._scoring, self._top = head.request.scoring, head.request.options.get("logprobs")
+        self._scored: dict[int, ScoredPrompt] = {}
+
+    def scored(self, prompt: ScoredPrompt) -> Sequence[Written]:
+        self._scored[prompt.choice] = prompt
+        if not (text := self._echo(prompt.choice)):
+            return ()
+        self._offsets[prompt.choice] = len(text)
+        return (self._chunk(_choice(prompt.choice, text, self._prompt_logprobs(prompt.choice))),)
 
     def piece(self, piece: AnswerPiece) -> Iterator[Written]:
         self._count(piece)
@@ -92,10 +136,38 @@ class CompletionWriter(openai.ObjectWriter):
         yield self._chunk(_choice(finished.choice, "", None, finished.completion))
 
     def whole(self, completions: Sequence[Completion]) -> Written:
-        choices = [
-            _choice(index, one.text, self._logprobs_body(one.tokens, 0), one) for index, one in enumerate(completions)
-        ]
+        choices = [self._whole(index, one) for index, one in enumerate(completions)]
         return self._object("text_completion", choices, completions)
+
+    def _whole(self, index: int, one: Completion) -> Written:
+        before = self._echo(index)
+        logprobs = self._logprobs_body(one.tokens, len(before))
+        if (echoed := self._prompt_logprobs(index)) is not None:
+            logprobs = {name: [*values, *(logprobs or {}).get(name, ())] for name, values in echoed.items()}
+        choice = _choice(index, before + one.text, logprobs, one)
+        if self._scoring is not None and (top := self._scoring.listed) is not None:
+            choice["prompt_logprobs"] = [_listed(token, top) for token in self._scored[index].tokens]
+        return choice
+
+    def _echo(self, choice: int) -> str:
+        """The prompt's text, if it comes before that of the answer."""
+        if self._scoring is None or not self._scoring.echo:
+            return ""
+        if (given := self._request.prompts[choice // self._request.n].get("prompt")) is not None:
+            return given
+        return b"".join(token.bytes for token in self._scored[choice].tokens).decode(errors="replace")
+
+    def _prompt_logprobs(self, choice: int) -> dict[str, Any] | None:
+        """Log-probabilities of the prompt that comes before the answer."""
+        if self._scoring is None or not self._scoring.echo or self._top is None:
+            return None
+        tokens = self._scored[choice].tokens
+        return {
+            "tokens": [openai.token_name(token.id, token.bytes) for token in tokens],
+            "token_logprobs": [token.logprob for token in tokens],
+            "top_logprobs": [_likeliest_there(token, self._top) for token in tokens],
+            "text_offset": _offsets(tokens),
+        }
 
     def _chunk(self, *choices: Written) -> Written:
         return self._object("text_completion", choices)
@@ -117,7 +189,38 @@ def _likeliest(token: TokenLogprob) -> dict[str, float]:
     return likeliest | {openai.token_name(token.id, token.bytes): token.logprob}
 
 
-def _choice(index: int, text: str, logprobs: Written | None, completion: Completion | None = None) -> Written:
+def _likeliest_there(token: PromptToken, top: int) -> dict[str, float] | None:
+    """The same of a token of the prompt; None of its first."""
+    if token.logprob is None:
+        return None
+    pairs = zip(token.top[:top], token.top_bytes[:top], strict=True)
+    likeliest = {openai.token_name(id, data): logprob for (id, logprob), data in pairs}
+    return likeliest | {openai.token_name(token.id, token.bytes): token.logprob}
+
+
+def _offsets(tokens: Sequence[PromptToken]) -> list[int]:
+    """Where the text of each token begins, in characters."""
+    decoder, offsets, offset = codecs.getincrementaldecoder("utf-8")("replace"), list[int](), 0
+    for token in tokens:
+        offsets.append(offset)
+        offset += len(decoder.decode(token.bytes))
+    return offsets
+
+
+def _listed(token: PromptToken, top: int) -> dict[str, Any] | None:
+    """A token of the prompt as vLLM lists it: it and the likeliest ones there by their ids; None of the first one."""
+    if token.logprob is None:
+        return None
+    alternatives = zip(token.top[:top], token.top_bytes[:top], strict=True)
+    listed = {
+        str(id): {"logprob": logprob, "rank": rank, "decoded_token": openai.token_name(id, data)}
+        for rank, ((id, logprob), data) in enumerate(alternatives, 1)
+    }
+    own = {"logprob": token.logprob, "rank": token.rank, "decoded_token": openai.token_name(token.id, token.bytes)}
+    return {str(token.id): own, **listed}
+
+
+def _choice(index: int, text: str, logprobs: Written | None, completion: Completion | None = None) -> dict[str, Any]:
     """completion: of the answer, if it is complete with this text."""
     choice = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": None}
     if completion is not None:

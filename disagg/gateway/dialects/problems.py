@@ -82,10 +82,10 @@ INTERNAL = Problem(500, "server_error", "internal_error", "internal error in the
 
 
 def _param(error: DisaggError) -> str | None:
-    """The field that a RequestError's message begins with: `top_p: expected ...`."""
+    """The field that the message of an error of the request begins with: `top_p: expected ...`."""
     if isinstance(error, UnknownModel | ModelNotAllowed):
         return "model"
-    named = _FIELD.match(error.message) if isinstance(error, RequestError) else None
+    named = _FIELD.match(error.message) if isinstance(error, RequestError | CapabilityMissing) else None
     return named[1] if named else None
 
 
