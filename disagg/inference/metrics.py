@@ -58,6 +58,8 @@ class Metrics:
     simulated: no model ran; the times are predicted.
     local: why the decode host computed the rest of the prompt without a hand-off; empty if it did not.
     held_tokens: prompt tokens whose KV the decode host had from earlier requests.
+    layers: of the model, that the prefill host computed of the prompt, while the decode host computed the others; None:
+    one host computed all.
     resumed_tokens: tokens of the answer that came from hosts that failed before its end. If there are any, ttft and its
     parts are those of the attempt that brought the first token; what its answering host would have stated is lost with
     it and part of `network`. The other figures are those of the attempt that ended the answer.
@@ -88,6 +90,7 @@ class Metrics:
     resumed_tokens: int = 0
     audited_tokens: int = 0
     deviation: float | None = None
+    layers: int | None = None
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -174,6 +177,7 @@ def metrics(trace: Trace, done: DoneEvent, shipped: ShippedEvent | None = None) 
         resumed_tokens=trace.resumed_tokens,
         audited_tokens=done.audited_tokens,
         deviation=done.deviation,
+        layers=done.layers,
     )
 
 

@@ -9,7 +9,7 @@ from typing import Any, TypedDict
 import msgspec
 
 from disagg.api.base import InvalidValue, bounds
-from disagg.api.requests import GenerateBody, Messages
+from disagg.api.requests import GenerateBody, Messages, Split
 from disagg.api.sampling import Sampling
 from disagg.errors import RequestError
 from disagg.inference.attempt import Alone
@@ -24,13 +24,14 @@ _OF_THE_BODY = (
     "json_schema",
     "chat_template_kwargs",
     "hold_prompt",
+    "split",
 )
 _PROMPTS = ("messages", "tokens")
 _NOT_SAMPLING = ("alone", "timeout", "on_kv_failure", "local_prefill", *_PROMPTS, *_OF_THE_BODY)
 
 
 class GenerateOptions(TypedDict, total=False):
-    """The options of a request: those of `disagg.api.Sampling`, with its defaults and bounds, and twelve more.
+    """The options of a request: those of `disagg.api.Sampling`, with its defaults and bounds, and thirteen more.
 
     stop: one string or several. logit_bias: token id -> number, or pairs of both. alone: "decode" or "prefill" runs the
     request on one host of that role, without a hand-off, "whole" on a whole-request host; None by default. timeout:
@@ -43,7 +44,9 @@ class GenerateOptions(TypedDict, total=False):
     The rest are fields of `disagg.api.GenerateBody`. tools: each {"name", "description", "parameters"}. must_call:
     names of tools, one of which the answer calls. parallel_tool_calls: False: the answer has one call at most.
     json_schema: the answer is JSON that fits it. chat_template_kwargs:
-    further variables of the chat template. hold_prompt: more answers to this prompt follow.
+    further variables of the chat template. hold_prompt: more answers to this prompt follow. split: how many layers of
+    the model a prefill host computes of the prompt, while the decode host computes the others: "auto", the default: as
+    many as take the least time; "off": all; or a number.
     """
 
     max_tokens: int
@@ -72,6 +75,7 @@ class GenerateOptions(TypedDict, total=False):
     json_schema: Mapping[str, Any] | None
     chat_template_kwargs: Mapping[str, Any]
     hold_prompt: bool
+    split: Split
 
 
 class RequestOptions(GenerateOptions, total=False):
