@@ -83,7 +83,7 @@ def test_bounds_are_read_from_the_type() -> None:
     ("text", "left"),
     [
         ("top_p: expected float > 0.0 (got 'secret')", "top_p: expected float > 0.0"),
-        ("tools[0].type: 'secret' is not supported by this gateway", "tools[0].type"),
+        ("tools[0].type: 'secret' is no type of tool", "tools[0].type"),
         ("messages[0].role: invalid enum value 'secret'", "messages[0].role: invalid enum value"),
         ("tools[0].secret: unknown field", "unknown field"),
         ("no full answer by the request's deadline", "no full answer by the request's deadline"),

@@ -5,6 +5,7 @@ A message is a list of blocks, of which one may hold what others write as severa
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Final
 
@@ -29,7 +30,11 @@ from disagg.gateway.dialects.problems import Problem
 from disagg.http.stream import EVENT_STREAM
 
 UNSUPPORTED: Final = REFUSED["anthropic"]
-UNSUPPORTED_IN_TOOLS: Final = REFUSED["anthropic-tools"]
+_OF_ANTHROPIC: Final = re.compile(
+    r"(web_search|web_fetch|code_execution|bash|text_editor|computer|memory|mcp_toolset|tool_search_tool(_\w+)?)(_\d{8})?"
+)
+"""Types of tools that run at Anthropic, or that only its models can call. They are left out of the prompt, and the
+answer is one that a caller must expect anyway: no tool has to be called."""
 _EFFORTS: Final = {"xhigh": "high", "max": "high"}
 """Efforts that chat templates do not have."""
 BILLING: Final = "x-anthropic-billing-header:"
@@ -102,7 +107,7 @@ class CountBody(Contract, frozen=True, kw_only=True):
         if form is None and self.output_format is not None:
             field, form = "output_format", self.output_format
         choice = _choice(self.tool_choice)
-        tools = [] if choice == "none" else [_function(tool, place) for place, tool in enumerate(self.tools or ())]
+        tools = [] if choice == "none" else _offered(self.tools or ())[0]
         one_call = self.tool_choice is not None and self.tool_choice.disable_parallel_tool_use
         made = form_of(tools, choice, _schema(form, field), field, parallel=not one_call)
         return {"chat_template_kwargs": template, **made}
@@ -113,6 +118,7 @@ class CountBody(Contract, frozen=True, kw_only=True):
             model=self.model,
             prompts=({"messages": [*system(self.system), *messages(self.messages)]},),
             reasoning=self.shows_thinking,
+            left_out=tuple(_offered(self.tools or ())[1]),
             **fields,
         )
 
@@ -129,7 +135,7 @@ class MessagesBody(CountBody, frozen=True, kw_only=True):
 
 
 class ToolBody(Contract, frozen=True):
-    """A tool. Those with a type of their own run at Anthropic and are refused."""
+    """A tool that is a function."""
 
     name: str
     description: str | None = None
@@ -176,9 +182,21 @@ def _choice(given: ToolChoice | None) -> Any:
     raise RequestError(f"tool_choice.type: not auto, any, tool or none (got {given.type!r})")
 
 
-def _function(tool: Mapping[str, Any], place: int) -> FunctionBody:
-    fields = read_fields(ToolBody, tool, UNSUPPORTED_IN_TOOLS, f"tools[{place}].")
-    return FunctionBody(fields.name, fields.description, fields.input_schema)
+def _offered(tools: Sequence[Mapping[str, Any]]) -> tuple[list[FunctionBody], list[str]]:
+    """The functions that the model is told, and a line for each tool that it is not. Raises RequestError for a type
+    that is unknown."""
+    told, left_out = list[FunctionBody](), list[str]()
+    for index, tool in enumerate(tools):
+        place, kind = f"tools[{index}]", tool.get("type") or "custom"
+        if kind == "custom":
+            fields = read_fields(ToolBody, tool, {}, f"{place}.")
+            told.append(FunctionBody(fields.name, fields.description, fields.input_schema))
+        elif isinstance(kind, str) and _OF_ANTHROPIC.fullmatch(kind):
+            left_out.append(f"{place}: the model is not told about {kind}, which is no function")
+        else:
+            message = f"{place}.type: no tool of this type is known here (got {kind!r})"
+            raise RequestError(message, "describe it by an input_schema, without a type")
+    return told, left_out
 
 
 def _schema(form: OutputFormat | None, field: str) -> Mapping[str, Any] | None:
@@ -278,4 +296,4 @@ def _texts(blocks: Sequence[Block], place: str, first: int = 0) -> list[str]:
 
 
 def _unsupported(block: Block, place: str) -> RequestError:
-    return RequestError(f"{place}.type: {block.type!r} is not supported by this gateway", "send text only")
+    return RequestError(f"{place}.type: models here read text only (got {block.type!r})", "send blocks of text")

@@ -29,11 +29,22 @@ the KV of prompt and answer."""
 SLOWEST_TOKENS_S: Final = 5.0
 """Tokens per second of the slowest answer that is complete at its deadline."""
 
-REFUSED: Final[Mapping[str, Mapping[str, Sequence[Any]]]] = tomli.loads(
-    Path(__file__).with_name("refused.toml").read_text("utf-8")
+
+class RefusedField(Contract, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A field that would change the answer and cannot be honoured. but: the values besides null that change nothing.
+    why: it cannot be. instead: what to send."""
+
+    why: str
+    instead: str
+    but: tuple[Any, ...] = ()
+
+
+Refused = Mapping[str, RefusedField]
+"""Fields by name."""
+REFUSED: Final[Mapping[str, Refused]] = msgspec.convert(
+    tomli.loads(Path(__file__).with_name("refused.toml").read_text("utf-8")), dict[str, dict[str, RefusedField]]
 )
-"""The fields of each API that would change the answer and cannot be honoured, with the values besides null that change
-nothing."""
+"""The refused fields of each API."""
 
 Written = Mapping[str, Any]
 """A JSON object as a caller gets it."""
@@ -235,17 +246,15 @@ def thinking(on: bool) -> dict[str, Any]:
     return {"enable_thinking": on, "thinking": on}
 
 
-def read_fields(
-    kind: type[Body], body: Mapping[str, Any], unsupported: Mapping[str, Sequence[Any]], place: str = ""
-) -> Body:
+def read_fields(kind: type[Body], body: Mapping[str, Any], unsupported: Refused, place: str = "") -> Body:
     """The fields of a body that its dialect honours; all others are ignored, except those that would change the answer.
 
-    unsupported: those, each with the values besides null that change nothing. Raises RequestError for one with another
-    value, and for a field of the wrong type. place: before the name of a field, such as `text.`
+    unsupported: those. Raises RequestError for one that would, and for a field of the wrong type. place: before the
+    name of a field, such as `text.`
     """
-    for name, values in unsupported.items():
-        if (value := body.get(name)) is not None and value not in values:
-            raise RequestError(f"{place}{name}: not supported by this gateway", f"leave out {name}")
+    for name, refused in unsupported.items():
+        if (value := body.get(name)) is not None and value not in refused.but:
+            raise RequestError(f"{place}{name}: not supported: {refused.why}", refused.instead)
     try:
         return kind.from_json(body)
     except InvalidValue as error:

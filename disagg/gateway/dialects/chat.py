@@ -15,6 +15,7 @@ from disagg.errors import RequestError
 from disagg.gateway.dialects import openai
 from disagg.gateway.dialects.base import AnswerPiece, Finished, GatewayRequest, Head, Written, arguments_text
 from disagg.gateway.dialects.form import ResponseFormat, ToolBody, form_of, functions, schema_of
+from disagg.gateway.dialects.reasoning import ReasoningFields
 from disagg.inference.types import Completion
 
 
@@ -31,7 +32,7 @@ class ChatCompletions(openai.OpenAIDialect):
             options["logprobs"] = fields.top_logprobs or 0
         elif fields.top_logprobs:
             raise RequestError("top_logprobs: needs logprobs", "set logprobs to true")
-        options |= openai.template_options(fields.chat_template_kwargs, fields.reasoning_effort)
+        options |= fields.template()
         tools = () if fields.tool_choice == "none" else functions(fields.tools or ())
         schema = schema_of(fields.response_format)
         options |= form_of(tools, fields.tool_choice, schema, parallel=fields.parallel_tool_calls)
@@ -44,14 +45,16 @@ class ChatCompletions(openai.OpenAIDialect):
             include_usage=fields.include_usage,
             usage_so_far=fields.usage_so_far,
             longest=longest,
+            reasoning=fields.include_reasoning is not False and not (fields.reasoning and fields.reasoning.exclude),
+            left_out=verbosity(fields.verbosity, "verbosity"),
         )
 
     def writer(self, head: Head) -> ChatWriter:
         return ChatWriter(head)
 
 
-class ChatBody(openai.SamplingFields, frozen=True, kw_only=True):
-    """The fields of the body that the gateway honours."""
+class ChatBody(ReasoningFields, frozen=True, kw_only=True):
+    """The fields of the body that the gateway honours. include_reasoning: whether it is sent."""
 
     messages: Annotated[tuple[Message, ...], Meta(min_length=1, max_length=MAX_MESSAGES)]
     max_completion_tokens: int | None = None
@@ -61,8 +64,8 @@ class ChatBody(openai.SamplingFields, frozen=True, kw_only=True):
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None
     response_format: ResponseFormat | None = None
-    reasoning_effort: str | None = None
-    chat_template_kwargs: Mapping[str, Any] | None = None
+    include_reasoning: bool | None = None
+    verbosity: str | None = None
 
 
 class ChatWriter(openai.ObjectWriter):
@@ -80,7 +83,7 @@ class ChatWriter(openai.ObjectWriter):
         self._count(piece)
         if choice not in self._calls:
             yield self._start(choice)
-        if piece.reasoning:
+        if piece.reasoning and self._request.reasoning:
             yield self._chunk(choice, _reasoning(piece.reasoning))
         if piece.text or logprobs:
             yield self._chunk(choice, {"content": piece.text}, logprobs=logprobs)
@@ -102,7 +105,7 @@ class ChatWriter(openai.ObjectWriter):
         choices = [
             {
                 "index": index,
-                "message": _answer(one),
+                "message": _answer(one, reasoning=self._request.reasoning),
                 "logprobs": self._logprobs_body(one.tokens),
                 "finish_reason": one.finish_reason,
                 "disagg": openai.disagg_body(one),
@@ -125,10 +128,10 @@ class ChatWriter(openai.ObjectWriter):
         return {"content": [openai.logprob_body(token) for token in tokens]}
 
 
-def _answer(completion: Completion) -> dict[str, Any]:
+def _answer(completion: Completion, *, reasoning: bool) -> dict[str, Any]:
     """The whole answer. A message that only calls tools has no content."""
     message: dict[str, Any] = {"role": "assistant", "content": completion.text}
-    if completion.reasoning:
+    if completion.reasoning and reasoning:
         message |= _reasoning(completion.reasoning)
     if completion.tool_calls:
         message["content"] = completion.text or None
@@ -139,6 +142,11 @@ def _answer(completion: Completion) -> dict[str, Any]:
 def _reasoning(text: str) -> dict[str, str]:
     """The reasoning under both names that clients read."""
     return {"reasoning": text, "reasoning_content": text}
+
+
+def verbosity(given: str | None, field: str) -> tuple[str, ...]:
+    """What is not in the prompt of a request for a longer or shorter answer. field: where it was given."""
+    return () if given in (None, "medium") else (f"{field}: the model is not told",)
 
 
 def messages(given: Sequence[Message]) -> list[dict[str, Any]]:
@@ -188,7 +196,7 @@ def call_body(call: ToolCall) -> dict[str, Any]:
 def _message(message: Message, place: str, names: dict[str, str]) -> dict[str, Any]:
     """names: of the tools that were called before, by the id of the call."""
     if message.role == "function":
-        raise RequestError(f"{place}.role: 'function' is not supported by this gateway", "use the role tool")
+        raise RequestError(f"{place}.role: tool has taken the place of function", "send the role tool")
     role = "system" if message.role == "developer" else message.role
     written: dict[str, Any] = {"role": role, "content": text_of(message.content, f"{place}.content")}
     if reasoning := message.reasoning or message.reasoning_content:
@@ -211,7 +219,8 @@ def text_of(content: str | Sequence[ContentPart] | None, place: str, kinds: Sequ
         return content or ""
     for index, part in enumerate(content):
         if part.type not in kinds:
-            raise RequestError(f"{place}[{index}].type: {part.type!r} is not supported", "send text only")
+            message = f"{place}[{index}].type: models here read text only (got {part.type!r})"
+            raise RequestError(message, "send parts of text")
     return "".join(part.text for part in content)
 
 

@@ -72,7 +72,7 @@ class CompletionBody(openai.SamplingFields, frozen=True, kw_only=True):
     prompt_logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP)] | None = None
 
 
-OF_COMPLETIONS: Final = frozenset({"echo", "prompt_logprobs"})
+OF_COMPLETIONS: Final = frozenset({"best_of", "echo", "prompt_logprobs"})
 """Those of the refused fields that are honoured here."""
 
 

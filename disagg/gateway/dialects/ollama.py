@@ -183,7 +183,7 @@ class OllamaFunction(Contract, frozen=True):
 
 def _message(message: OllamaMessage, place: int) -> dict[str, Any]:
     if message.images:
-        raise RequestError(f"messages[{place}].images: not supported by this gateway", "send text only")
+        raise RequestError(f"messages[{place}].images: models here read text only", "send text")
     written: dict[str, Any] = {"role": message.role, "content": message.content or ""}
     calls = [
         {"name": one.function.name, "arguments": dict(one.function.arguments or {}), "id": one.id or ""}

@@ -28,7 +28,10 @@ from disagg.gateway.dialects.problems import Problem
 from disagg.inference.types import Completion
 
 UNSUPPORTED: Final = REFUSED["openai"]
-OF_CHATS: Final = frozenset({"tools", "tool_choice", "response_format", "reasoning_effort", "chat_template_kwargs"})
+OF_REASONING: Final = frozenset(
+    {"chat_template_kwargs", "enable_thinking", "reasoning", "reasoning_effort", "think", "thinking"}
+)
+OF_CHATS: Final = OF_REASONING | {"tools", "tool_choice", "response_format", "include_reasoning"}
 """Those of the fields above that are honoured in chats."""
 
 MAX_DIGITS: Final = 10
@@ -47,6 +50,7 @@ class SamplingFields(Contract, frozen=True, kw_only=True):
     """The fields of /chat/completions and /completions that say how to answer. None: not given.
 
     Bounds are those of disagg.api.Sampling, which AsyncClient applies. top_k -1 means all tokens, as in vLLM.
+    repeat_penalty: another name of repetition_penalty.
     """
 
     model: str
@@ -59,6 +63,7 @@ class SamplingFields(Contract, frozen=True, kw_only=True):
     top_k: int | None = None
     min_p: float | None = None
     repetition_penalty: float | None = None
+    repeat_penalty: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     logit_bias: Mapping[str, float] | None = None
@@ -75,6 +80,8 @@ class SamplingFields(Contract, frozen=True, kw_only=True):
         given = {name: value for name in SAME_NAME if (value := getattr(self, name)) is not None}
         if self.top_k is not None:
             given["top_k"] = 0 if self.top_k == -1 else self.top_k
+        if self.repeat_penalty is not None:
+            given.setdefault("repetition_penalty", self.repeat_penalty)
         if self.logit_bias:
             given["logit_bias"] = biases(self.logit_bias)
         return {"temperature": 1.0, **given, **answer_length(longest, lowered=lowered)}
@@ -96,12 +103,6 @@ SAME_NAME: Final = {*SamplingFields.__struct_fields__} & {*Sampling.__struct_fie
 """Fields of a request that are options of AsyncClient.stream as they are."""
 
 
-def template_options(given: Mapping[str, Any] | None, effort: str | None) -> dict[str, Any]:
-    """The options of AsyncClient.stream with the variables of the chat template."""
-    variables = {**(given or {}), **({} if effort is None else {"reasoning_effort": effort})}
-    return {"chat_template_kwargs": variables} if variables else {}
-
-
 def biases(given: Mapping[str, float]) -> list[tuple[int, float]]:
     """Token ids and what is added to their logits. Raises RequestError for a name that is no id."""
     for name in given:
@@ -117,7 +118,7 @@ def read(kind: type[Body], body: Mapping[str, Any], honoured: Collection[str] = 
     """
     if body.get("stream_options") and not body.get("stream"):
         raise RequestError("stream_options: there is no stream", "set stream to true, or leave out stream_options")
-    return read_fields(kind, body, {name: neutral for name, neutral in UNSUPPORTED.items() if name not in honoured})
+    return read_fields(kind, body, {name: field for name, field in UNSUPPORTED.items() if name not in honoured})
 
 
 class OpenAIDialect:

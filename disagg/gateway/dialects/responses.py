@@ -12,21 +12,22 @@ from disagg.api.requests import MAX_MESSAGES, MAX_TOOLS
 from disagg.errors import RequestError
 from disagg.gateway.dialects import openai
 from disagg.gateway.dialects.base import COMMENT, REFUSED, Framing, GatewayRequest, Head, named_event, read_fields
-from disagg.gateway.dialects.chat import CallBody, ContentPart, FunctionCall, call_of, text_of
+from disagg.gateway.dialects.chat import CallBody, ContentPart, FunctionCall, call_of, text_of, verbosity
 from disagg.gateway.dialects.form import ANY_OBJECT, form_of
+from disagg.gateway.dialects.reasoning import ReasoningFields
 from disagg.gateway.dialects.responses_tools import INPUT, Offer, Tool, function_name, offered
 from disagg.gateway.dialects.responses_writer import SEALED, ResponseWriter
 from disagg.http.stream import EVENT_STREAM
 
-_ELSEWHERE: Final = ("tools", "tool_choice")
+_HONOURED: Final = (openai.OF_REASONING | {"tools", "tool_choice"}) - {"reasoning_effort"}
 UNSUPPORTED: Final = {
-    **{name: neutral for name, neutral in openai.UNSUPPORTED.items() if name not in _ELSEWHERE},
+    **{name: field for name, field in openai.UNSUPPORTED.items() if name not in _HONOURED},
     **REFUSED["responses"],
 }
-UNSUPPORTED_IN_TEXT: Final = REFUSED["responses-text"]
 _REASONING: Final = "reasoning.encrypted_content"
 _LOGPROBS: Final = "message.output_text.logprobs"
 _CALLS: Final = ("function_call", "custom_tool_call")
+_REPEATED: Final = ("instructions", "user", "safety_identifier", "prompt_cache_key", "top_logprobs")
 _TEXTS: Final = ("input_text", "output_text", "text", "reasoning_text")
 
 
@@ -44,28 +45,26 @@ class Responses(openai.OpenAIDialect):
             options["logprobs"] = fields.top_logprobs or 0
         elif fields.top_logprobs:
             raise RequestError(f"top_logprobs: needs {_LOGPROBS} in include")
-        options |= openai.template_options(
-            fields.chat_template_kwargs, fields.reasoning.effort if fields.reasoning else None
-        )
-        choice = fields.tool_choice
+        options |= fields.template()
+        choice, text = fields.tool_choice, read_fields(TextConfig, fields.text or {}, {}, "text.")
         offer = offered(() if choice == "none" else fields.tools or ())
         return GatewayRequest(
             model=fields.model,
             prompts=({"messages": messages(fields.instructions, fields.input)},),
-            options=options | _form(fields, offer),
+            options=options | _form(fields, offer, text.format),
             stream=bool(fields.stream),
             longest=fields.max_output_tokens,
             seal_reasoning=_REASONING in include,
             called_as=offer.names,
-            left_out=tuple(offer.left_out),
-            echoed={"tools": body.get("tools") or [], "tool_choice": "auto" if choice is None else choice},
+            left_out=(*offer.left_out, *verbosity(text.verbosity, "text.verbosity")),
+            echoed=_echoed(body, fields, text),
         )
 
     def writer(self, head: Head) -> ResponseWriter:
         return ResponseWriter(head)
 
 
-class ResponsesBody(openai.SamplingFields, frozen=True, kw_only=True):
+class ResponsesBody(ReasoningFields, frozen=True, kw_only=True):
     """The fields of the body that the gateway honours."""
 
     input: str | Items
@@ -75,16 +74,16 @@ class ResponsesBody(openai.SamplingFields, frozen=True, kw_only=True):
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None
     text: dict[str, Any] | None = None
-    reasoning: Reasoning | None = None
     include: tuple[str, ...] | None = None
     top_logprobs: int | None = None
-    chat_template_kwargs: Mapping[str, Any] | None = None
+    metadata: Mapping[str, Any] | None = None
 
 
 class TextConfig(Contract, frozen=True):
-    """The form of the answer's text."""
+    """The form of the answer's text. verbosity: low, medium or high."""
 
     format: TextFormat | None = None
+    verbosity: str | None = None
 
 
 class TextFormat(Contract, frozen=True):
@@ -94,19 +93,26 @@ class TextFormat(Contract, frozen=True):
     schema: Mapping[str, Any] | None = None
 
 
-class Reasoning(Contract, frozen=True):
-    """effort: a variable of the chat template."""
+def _echoed(body: Mapping[str, Any], fields: ResponsesBody, text: TextConfig) -> dict[str, Any]:
+    """What the response repeats of the body, as it was sent."""
+    form = (fields.text or {}).get("format") or {"type": "text"}
+    given = {name: body[name] for name in _REPEATED if body.get(name) is not None}
+    return {
+        **given,
+        "metadata": fields.metadata or {},
+        "parallel_tool_calls": fields.parallel_tool_calls is not False,
+        "text": {"format": form} | ({"verbosity": text.verbosity} if text.verbosity else {}),
+        "tools": body.get("tools") or [],
+        "tool_choice": "auto" if fields.tool_choice is None else fields.tool_choice,
+    }
 
-    effort: str | None = None
 
-
-def _form(fields: ResponsesBody, offer: Offer) -> dict[str, Any]:
+def _form(fields: ResponsesBody, offer: Offer, form: TextFormat | None) -> dict[str, Any]:
     choice = fields.tool_choice
     if isinstance(choice, Mapping):
         choice = _named(choice, offer)
-    text = read_fields(TextConfig, fields.text or {}, UNSUPPORTED_IN_TEXT, "text.")
     parallel = fields.parallel_tool_calls
-    return form_of(offer.functions, choice, _schema(text.format), "text.format", parallel=parallel)
+    return form_of(offer.functions, choice, _schema(form), "text.format", parallel=parallel)
 
 
 def _named(choice: Mapping[str, Any], offer: Offer) -> Mapping[str, Any]:
@@ -161,7 +167,8 @@ def messages(instructions: str | None, given: str | Sequence[Item]) -> list[dict
                 name = names.get(item.call_id)
                 written.append(result | ({"name": name} if name else {}))
             case _:
-                raise RequestError(f"{place}.type: {item.type!r} is not supported by this gateway")
+                message = f"{place}.type: models here cannot read such an item (got {item.type!r})"
+                raise RequestError(message, "leave it out, or send what it says as a message")
     return written
 
 

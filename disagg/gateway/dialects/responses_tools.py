@@ -104,7 +104,8 @@ def _add(offer: Offer, tool: Tool, place: str, namespace: Tool | None) -> None:
     elif tool.type in LEFT_OUT:
         offer.left_out.append(f"{place}: the model is not told about {tool.type}, which is no function")
     else:
-        raise RequestError(f"{place}.type: {tool.type!r} is not supported by this gateway")
+        message = f"{place}.type: no tool of this type is known here (got {tool.type!r})"
+        raise RequestError(message, "describe it as a function, or as a custom tool")
 
 
 def _tell(offer: Offer, tool: Tool, place: str, namespace: Tool | None) -> None:

@@ -171,23 +171,15 @@ class ResponseWriter:
             "error": None,
             "incomplete_details": cut,
             "max_output_tokens": head.request.longest,
-            "parallel_tool_calls": options.get("parallel_tool_calls", True),
             "reasoning": {"effort": template.get("reasoning_effort"), "summary": None},
             "store": False,
             "temperature": options["temperature"],
-            "text": {"format": _format(options.get("json_schema"))},
             **head.request.echoed,
             "top_p": options.get("top_p", 1.0),
             "truncation": "disabled",
             "usage": None if done is None else _usage(done),
         }
         return response if done is None else {**response, "disagg": openai.disagg_body(done)}
-
-
-def _format(schema: Mapping[str, Any] | None) -> dict[str, Any]:
-    if schema is None:
-        return {"type": "text"}
-    return {"type": "json_schema", "name": "answer", "schema": schema, "strict": True}
 
 
 def _usage(done: Completion) -> dict[str, Any]:

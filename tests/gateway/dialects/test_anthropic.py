@@ -28,6 +28,7 @@ SILENT = {"enable_thinking": False, "thinking": False}
 ALOUD = {"enable_thinking": True, "thinking": True}
 DEFAULTS = {"temperature": 1.0, "max_tokens": 7, "fit_context": True, "chat_template_kwargs": SILENT}
 SCHEMA = {"type": "json_schema", "schema": {"type": "array"}}
+SEARCH = {"type": "web_search_20250305", "name": "web_search", "max_uses": 3}
 
 
 def read(**fields: Any) -> GatewayRequest:
@@ -153,7 +154,9 @@ IMAGE = {"type": "image", "source": {"type": "base64", "data": "aGk="}}
             "messages[0].content[0].type",
         ),
         ({"system": [IMAGE]}, "system[0].type"),
-        ({"tools": [TOOL, {"type": "web_search_20250305", "name": "web_search"}]}, "tools[1].type"),
+        ({"tools": [TOOL, {"type": "web_surf_20250305", "name": "web_search"}]}, "tools[1].type"),
+        ({"tools": [TOOL, SEARCH], "tool_choice": {"type": "tool", "name": "web_search"}}, "tool_choice"),
+        ({"tools": [SEARCH], "tool_choice": {"type": "any"}}, "tool_choice"),
         ({"tools": [{"input_schema": {}}]}, "tools[0].name"),
         ({"tool_choice": {"type": "any"}}, "tool_choice"),
         ({"tools": [TOOL], "tool_choice": {"type": "tool", "name": "g"}}, "tool_choice"),
@@ -171,7 +174,7 @@ def test_what_cannot_be_honoured_is_refused_by_name(fields: dict[str, Any], name
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [(name, value) for name in UNSUPPORTED for value in (None, *UNSUPPORTED[name])]
+    ("name", "value"), [(name, value) for name in UNSUPPORTED for value in (None, *UNSUPPORTED[name].but)]
 )
 def test_the_neutral_value_of_a_refused_field_is_accepted(name: str, value: object) -> None:
     assert read(**{name: value}).options == DEFAULTS
@@ -353,3 +356,16 @@ async def test_models_are_listed_as_anthropic_s_client_reads_them() -> None:
     assert (listed["first_id"], listed["last_id"]) == ("m", "other")
     assert one == listed["data"][0] and one["max_input_tokens"] == 4096
     assert (unknown.status_code, unknown.json()["error"]["type"]) == (404, "not_found_error")
+
+
+async def test_tools_that_run_at_anthropic_are_left_out_with_a_warning() -> None:
+    client, tools = FakeClient("one "), [TOOL, SEARCH, {"type": "bash_20250124", "name": "bash"}]
+    async with fake_client.http(fake_client.app(client)) as http:
+        answer = await http.post("/v1/messages", json={**BODY, "tools": tools})
+        counted = await http.post("/v1/messages/count_tokens", json={**BODY, "tools": tools})
+    assert (answer.status_code, counted.status_code) == (200, 200)
+    assert [asked["tools"] for asked in client.asked] == [[FLAT], [FLAT]]
+    assert answer.json()["disagg"]["warnings"] == [
+        "tools[1]: the model is not told about web_search_20250305, which is no function",
+        "tools[2]: the model is not told about bash_20250124, which is no function",
+    ]

@@ -11,10 +11,18 @@ import pytest
 from disagg.api.events import TokenLogprob
 from disagg.api.requests import ToolCall
 from disagg.errors import RequestError
-from disagg.gateway.dialects.base import AnswerPiece, Dialect, Finished, GatewayRequest, Head
+from disagg.gateway.dialects.base import (
+    REFUSED,
+    AnswerPiece,
+    Dialect,
+    Finished,
+    GatewayRequest,
+    Head,
+    read_fields,
+)
 from disagg.gateway.dialects.chat import ChatCompletions
 from disagg.gateway.dialects.completions import Completions
-from disagg.gateway.dialects.openai import UNSUPPORTED
+from disagg.gateway.dialects.openai import UNSUPPORTED, StreamOptions
 from disagg.gateway.dialects.problems import Problem
 from disagg.inference.types import Stage
 from tests.gateway.fake_client import completion, tokens_of
@@ -84,10 +92,53 @@ def test_sampling_fields_become_options(read: Any, fields: dict[str, Any], optio
             {"reasoning_effort": "high", "chat_template_kwargs": {"enable_thinking": False}},
             {**DEFAULTS, "chat_template_kwargs": {"enable_thinking": False, "reasoning_effort": "high"}},
         ),
+        ({"repeat_penalty": 1.2}, {**DEFAULTS, "repetition_penalty": 1.2}),
     ],
 )
 def test_fields_that_only_chats_have(fields: dict[str, Any], options: dict[str, Any]) -> None:
     assert chat(**fields).options == options
+
+
+@pytest.mark.parametrize(
+    ("given", "on", "effort"),
+    [
+        ({"enable_thinking": False}, False, None),
+        ({"enable_thinking": True, "reasoning_effort": "low"}, True, "low"),
+        ({"think": False}, False, None),
+        ({"think": "high"}, True, "high"),
+        ({"thinking": {"type": "disabled"}}, False, None),
+        ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, True, None),
+        ({"reasoning": {"effort": "medium"}}, None, "medium"),
+        ({"reasoning": {"enabled": True, "exclude": False}}, True, None),
+        ({"reasoning_effort": "none"}, False, "none"),
+        ({"enable_thinking": False, "chat_template_kwargs": {"enable_thinking": True, "thinking": True}}, True, None),
+    ],
+)
+def test_reasoning_is_turned_on_and_off_by_the_names_that_clients_have_for_it(
+    given: Any, on: bool | None, effort: str | None
+) -> None:
+    template: dict[str, Any] = {} if on is None else {"enable_thinking": on, "thinking": on}
+    template |= {} if effort is None else {"reasoning_effort": effort}
+    assert chat(**given).options["chat_template_kwargs"] == template
+
+
+@pytest.mark.parametrize("given", [{"include_reasoning": False}, {"reasoning": {"exclude": True}}])
+def test_reasoning_that_the_caller_does_not_want_is_not_sent(given: Any) -> None:
+    done = completion("So.", reasoning="hm")
+    for request, shown in ((chat(**given), False), (chat(), True)):
+        writer = CHAT.writer(Head(request, "id", 0.0))
+        deltas = [one["choices"][0]["delta"] for one in writer.piece(AnswerPiece(0, "So.", (), reasoning="hm"))]
+        assert any("reasoning" in one for one in deltas) is shown
+        assert ("reasoning" in writer.whole([done])["choices"][0]["message"]) is shown
+
+
+@pytest.mark.parametrize("api", REFUSED)
+def test_every_refusal_names_the_field_the_reason_and_what_to_send_instead(api: str) -> None:
+    for name, field in REFUSED[api].items():
+        with pytest.raises(RequestError) as caught:
+            read_fields(StreamOptions, {name: "surely not neutral"}, REFUSED[api])
+        assert str(caught.value) == f"{name}: not supported: {field.why} ({field.instead})"
+        assert field.why and field.instead and not set(field.why + field.instead) & set("\n()")
 
 
 @pytest.mark.parametrize(
@@ -193,7 +244,9 @@ def test_what_cannot_be_honoured_is_refused_by_name(read: Any, fields: dict[str,
     assert caught.value.message.partition(": ")[0] == named
 
 
-@pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in UNSUPPORTED.items() for value in values])
+@pytest.mark.parametrize(
+    ("name", "value"), [(name, value) for name, field in UNSUPPORTED.items() for value in field.but]
+)
 def test_the_neutral_value_of_a_refused_field_is_accepted(name: str, value: object) -> None:
     assert chat(**{name: value}).options == DEFAULTS
 
