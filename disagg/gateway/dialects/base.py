@@ -147,19 +147,21 @@ class Head:
 class GatewayRequest:
     """What a caller asks for.
 
-    prompts: each is answered `n` times; the answers are numbered prompt by prompt. options: those of
-    AsyncClient.stream that the caller has set. stream: send the answer while it is generated. include_usage: end a
-    stream with the numbers of tokens; usage_so_far: each object of it has those so far. longest: the bound on the
-    answer that the caller has set, in tokens. reasoning: the caller wants the model's reasoning, if its dialect
-    makes a choice. seal_reasoning: it is also sent in a form that agents send back as it is. called_as: the
-    caller's names of functions that have another name in the prompt, by that name. left_out: a line for each part
-    of the request that is not in the prompt, or not enforced; the answer's warnings begin with them. echoed: fields
-    of the body that the answer repeats. scoring: what the caller wants to know of the prompts themselves.
+    prompts: each is answered `n` times; the answers are numbered prompt by prompt. shown: so many of the `n` are
+    sent, the likeliest; None: all. options: those of AsyncClient.stream that the caller has set. stream: send the
+    answer while it is generated. include_usage: end a stream with the numbers of tokens; usage_so_far: each object
+    of it has those so far. longest: the bound on the answer that the caller has set, in tokens. reasoning: the
+    caller wants the model's reasoning, if its dialect makes a choice. seal_reasoning: it is also sent in a form
+    that agents send back as it is. called_as: the caller's names of functions that have another name in the prompt,
+    by that name. left_out: a line for each part of the request that is not in the prompt, or not enforced; the
+    answer's warnings begin with them. echoed: fields of the body that the answer repeats. scoring: what the caller
+    wants to know of the prompts themselves.
     """
 
     model: str
     prompts: tuple[Prompt, ...]
     n: int = 1
+    shown: int | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
     stream: bool = False
     include_usage: bool = False

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Iterator, Mapping, Sequence
+from math import inf
+from statistics import fmean
 from typing import Annotated, Any, ClassVar, Final
 
 from msgspec import Meta
 
 from disagg.api.events import PromptToken, TokenLogprob
 from disagg.api.sampling import MAX_TOP
-from disagg.errors import RequestError
+from disagg.errors import CapabilityMissing, RequestError
 from disagg.gateway.dialects import openai
 from disagg.gateway.dialects.base import (
     MAX_CHOICES,
@@ -36,11 +38,11 @@ class Completions(openai.OpenAIDialect):
     def read(self, body: Mapping[str, Any]) -> GatewayRequest:
         fields = openai.read(CompletionBody, body, OF_COMPLETIONS)
         n = fields.n or 1
-        if fields.best_of not in (None, n):
-            raise RequestError("best_of: not supported by this gateway unless it equals n", "leave out best_of")
+        best_of = _best_of(fields, n)
         prompts = _prompts(fields.prompt)
-        if len(prompts) * n > MAX_CHOICES:
-            raise RequestError(f"n: {len(prompts)} prompts times {n} answers are over {MAX_CHOICES}", "send fewer")
+        if len(prompts) * best_of > MAX_CHOICES:
+            answers = f"{len(prompts)} prompts times {best_of} answers"
+            raise RequestError(f"{'n' if best_of == n else 'best_of'}: {answers} are over {MAX_CHOICES}", "send fewer")
         scoring = _scoring(fields, prompts)
         options = fields.options(1 if scoring is not None and scoring.alone else fields.max_tokens, lowered=False)
         if fields.logprobs is not None:
@@ -48,7 +50,8 @@ class Completions(openai.OpenAIDialect):
         return GatewayRequest(
             model=fields.model,
             prompts=prompts,
-            n=n,
+            n=best_of,
+            shown=n,
             options=options,
             stream=bool(fields.stream),
             include_usage=fields.include_usage,
@@ -70,6 +73,16 @@ class CompletionBody(openai.SamplingFields, frozen=True, kw_only=True):
     best_of: int | None = None
     echo: bool | None = None
     prompt_logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP)] | None = None
+
+
+def _best_of(fields: CompletionBody, n: int) -> int:
+    """How many answers a prompt gets, of which `n` are shown."""
+    best_of = n if fields.best_of is None else fields.best_of
+    if best_of < n:
+        raise RequestError(f"best_of: fewer than n, which is {n}", "send at least n, or leave out best_of")
+    if best_of > n and fields.stream:
+        raise RequestError("best_of: answers are compared when all are complete", "set stream to false, or send n")
+    return best_of
 
 
 OF_COMPLETIONS: Final = frozenset({"best_of", "echo", "prompt_logprobs"})
@@ -136,10 +149,11 @@ class CompletionWriter(openai.ObjectWriter):
         yield self._chunk(_choice(finished.choice, "", None, finished.completion))
 
     def whole(self, completions: Sequence[Completion]) -> Written:
-        choices = [self._whole(index, one) for index, one in enumerate(completions)]
+        shown = [*_shown(completions, self._request.n, self._request.shown or self._request.n)]
+        choices = [self._whole(number, completions[number]) | {"index": index} for index, number in enumerate(shown)]
         return self._object("text_completion", choices, completions)
 
-    def _whole(self, index: int, one: Completion) -> Written:
+    def _whole(self, index: int, one: Completion) -> dict[str, Any]:
         before = self._echo(index)
         logprobs = self._logprobs_body(one.tokens, len(before))
         if (echoed := self._prompt_logprobs(index)) is not None:
@@ -181,6 +195,21 @@ class CompletionWriter(openai.ObjectWriter):
             "top_logprobs": [_likeliest(token) for token in tokens],
             "text_offset": [offset for _ in tokens],
         }
+
+
+def _shown(completions: Sequence[Completion], n: int, shown: int) -> Iterator[int]:
+    """The numbers of the answers that are shown: for each prompt, so many of its `n`, the likeliest per token first.
+    Raises CapabilityMissing if that is not known."""
+    if shown < n and any(one.metrics.completion_tokens and not one.tokens for one in completions):
+        raise CapabilityMissing("best_of: whole-request hosts state no log-probabilities to compare by", "send n")
+
+    def likelihood(number: int) -> float:
+        logprobs = [token.logprob for token in completions[number].tokens]
+        return fmean(logprobs) if logprobs else -inf
+
+    for first in range(0, len(completions), n):
+        of_prompt = range(first, first + n)
+        yield from of_prompt if shown == n else sorted(of_prompt, key=likelihood, reverse=True)[:shown]
 
 
 def _likeliest(token: TokenLogprob) -> dict[str, float]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from itertools import chain
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 
 from disagg.api.events import TokenLogprob
 from disagg.api.requests import ToolCall
-from disagg.errors import RequestError
+from disagg.errors import CapabilityMissing, RequestError
 from disagg.gateway.dialects.base import (
     REFUSED,
     AnswerPiece,
@@ -24,7 +25,7 @@ from disagg.gateway.dialects.chat import ChatCompletions
 from disagg.gateway.dialects.completions import Completions
 from disagg.gateway.dialects.openai import UNSUPPORTED, StreamOptions
 from disagg.gateway.dialects.problems import Problem
-from disagg.inference.types import Stage
+from disagg.inference.types import Completion, Stage
 from tests.gateway.fake_client import completion, tokens_of
 
 CHAT, TEXT = ChatCompletions(), Completions()
@@ -228,7 +229,10 @@ def test_a_prompt_has_four_forms(given: Any, prompts: Any) -> None:
         (text, {"prompt": ["x", 1]}, "prompt"),
         (text, {"prompt": 1}, "prompt"),
         (text, {"prompt": ["x"] * 9, "n": 2}, "n"),
-        (text, {"best_of": 3}, "best_of"),
+        (text, {"best_of": 1, "n": 2}, "best_of"),
+        (text, {"best_of": 3, "stream": True}, "best_of"),
+        (text, {"best_of": 17}, "best_of"),
+        (chat, {"best_of": 3}, "best_of"),
         (chat, {"echo": True}, "echo"),
         (chat, {"prompt_logprobs": 1}, "prompt_logprobs"),
         (text, {"prompt_logprobs": 21}, "prompt_logprobs"),
@@ -349,6 +353,22 @@ def test_whole_answers_count_each_prompt_once() -> None:
     assert [choice["index"] for choice in body["choices"]] == [0, 1, 2, 3]
     assert (body["usage"]["prompt_tokens"], body["usage"]["completion_tokens"]) == (10, 6)
     assert body["usage"]["total_tokens"] == 16
+
+
+def test_the_likeliest_of_the_answers_to_each_prompt_are_shown() -> None:
+    request = TEXT.read({"model": "m", "prompt": ["x", "y"], "best_of": 3, "n": 2})
+    assert request.choices == 6
+
+    def scored(name: str, *logprobs: float) -> Completion:
+        return replace(completion(name), tokens=tuple(TokenLogprob(1, one) for one in logprobs))
+
+    given = [scored("a", -3.0), scored("b", -1.0, -1.0), scored("c", -2.0), *map(scored, "def", (-1.0, -2.0, -0.5))]
+    body = TEXT.writer(Head(request, "id", 0.0)).whole(given)
+    assert [(choice["index"], choice["text"]) for choice in body["choices"]] == [(0, "b"), (1, "c"), (2, "f"), (3, "d")]
+    assert body["usage"]["completion_tokens"] == 6, "of all answers"
+    unknown = replace(given[0], tokens=())
+    with pytest.raises(CapabilityMissing, match="best_of"):
+        TEXT.writer(Head(request, "id", 0.0)).whole([unknown] * 6)
 
 
 def test_each_answer_of_a_seeded_request_has_its_own_seed() -> None:
