@@ -8,6 +8,7 @@ the rest, and every other part is measured on one server's clock.
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
@@ -62,7 +63,9 @@ class Metrics:
     one host computed all.
     resumed_tokens: tokens of the answer that came from hosts that failed before its end. If there are any, ttft and its
     parts are those of the attempt that brought the first token; what its answering host would have stated is lost with
-    it and part of `network`. The other figures are those of the attempt that ended the answer.
+    it and part of `network`. Prefill, transfers and kv_bytes are those of all attempts from that one on, as far as
+    their hosts stated them, and decode_time is on the caller's clock, with what the changes of hosts took. The hosts,
+    and what an answering host counts, are those of the attempt that ended the answer.
     """
 
     method: Method
@@ -104,7 +107,8 @@ class Trace:
     host, at `ordered`, which stays 0 if one host does everything.
 
     called: the caller asked for the answer. began: the attempt began; later than `called` if others failed before it.
-    resumed_tokens: tokens of the answer that had arrived by then. opening: the attempt that brought the first of them.
+    resumed_tokens: tokens of the answer that had arrived by then. earlier: the attempts before this one, from that on
+    which brought the first of them.
     shipped: the prefill host's figures, once the attempt has ended, if they arrived before.
     requested, ordered: the body of the request was about to be written. slot: the slot event of the first arrived.
     """
@@ -119,12 +123,12 @@ class Trace:
     first_token: float = 0.0
     last_token: float = 0.0
     resumed_tokens: int = 0
-    opening: Trace | None = None
+    earlier: tuple[Trace, ...] = ()
     shipped: ShippedEvent | None = None
 
     def follow(self, before: Trace, tokens: int) -> None:
         """This attempt goes on after `tokens` tokens of the answer, the last of which the attempt before it brought."""
-        self.resumed_tokens, self.opening = tokens, before.opening or before
+        self.resumed_tokens, self.earlier = tokens, (*before.earlier, before)
         self.first_token, self.last_token = before.first_token, before.last_token
 
     def ended(self, now: float) -> None:
@@ -143,14 +147,14 @@ def metrics(trace: Trace, done: DoneEvent, shipped: ShippedEvent | None = None) 
     if done.refuted:  # what was sent has not contributed
         shipped = None
     ttft = (trace.first_token or trace.last_token or trace.called) - trace.called
-    exposed_s = _exposed(trace, shipped, timing)
-    prefill_s = shipped.compute_s if shipped else timing.compute_s
-    if (opening := trace.opening) is None:
-        parts = _parts(trace, ttft, timing, shipped)
-    else:  # the timing of its answering host is lost with it
-        parts = _parts(opening, ttft, Timing(kv_wait_s=opening.first_token - opening.slot), opening.shipped)
+    attempts = [(trace, timing, shipped), *((one, _left(one), one.shipped) for one in trace.earlier)]
+    sent = [stated for *_, stated in attempts if stated is not None]
+    prefill_s = sum(one.compute_s for one in sent) + (0.0 if shipped else timing.compute_s)
+    computed = sum(one.computed_tokens for one in sent) + (0 if shipped else done.computed_prompt_tokens)
+    opening = trace.earlier[0] if trace.earlier else None
+    parts = _parts(opening, ttft, _left(opening), opening.shipped) if opening else _parts(trace, ttft, timing, shipped)
     # A host's own: several events that arrive in one packet would give speeds that no engine has.
-    decode_s = _arrival(trace, done) if attempt.method == "whole" else timing.decode_s
+    decode_s = _arrival(trace, done) if attempt.method == "whole" or opening else timing.decode_s
     return Metrics(
         method="local" if done.local else "fallback" if done.refuted else attempt.method,
         model=trace.model,
@@ -162,13 +166,13 @@ def metrics(trace: Trace, done: DoneEvent, shipped: ShippedEvent | None = None) 
         prefill_time=prefill_s,
         decode_time=decode_s,
         total_time=trace.last_token - trace.called,
-        prefill_speed=_prefill_speed(done, shipped, prefill_s),
-        decode_speed=_rate(done.completion_tokens - trace.resumed_tokens - 1, decode_s),
+        prefill_speed=_prefill_speed(done, computed, prefill_s),
+        decode_speed=_rate(done.completion_tokens - 1, decode_s),
         ttft=ttft,
         ttft_parts=parts,
-        hidden_transfer=shipped.hidden_transfer_s if shipped else 0.0,
-        exposed_transfer=exposed_s,
-        kv_bytes=shipped.kv_bytes if shipped else 0,
+        hidden_transfer=sum(one.hidden_transfer_s for one in sent),
+        exposed_transfer=sum(_exposed(one, stated, its) for one, its, stated in attempts),
+        kv_bytes=sum(one.kv_bytes for one in sent),
         decode_computed_tokens=done.computed_prompt_tokens if attempt.decode else 0,
         kv_wire=done.kv_wire,
         simulated=done.simulated,
@@ -181,16 +185,22 @@ def metrics(trace: Trace, done: DoneEvent, shipped: ShippedEvent | None = None) 
     )
 
 
-def _prefill_speed(done: DoneEvent, shipped: ShippedEvent | None, seconds: float) -> float | None:
+def _left(trace: Trace) -> Timing:
+    """What is known of the timing of an answering host that failed: if its attempt brought the first token, the KV was
+    accepted by then."""
+    return Timing(kv_wait_s=math.inf if trace.earlier else trace.first_token - trace.slot)
+
+
+def _prefill_speed(done: DoneEvent, computed_tokens: int, seconds: float) -> float | None:
     """Computed prompt tokens per second; None if all but the last were held: a pass over one shows no prompt's
     speed."""
     if done.prompt_tokens - done.held_tokens <= 1:
         return None
-    return _rate(shipped.computed_tokens if shipped else done.computed_prompt_tokens, seconds)
+    return _rate(computed_tokens, seconds)
 
 
 def _arrival(trace: Trace, done: DoneEvent) -> float:
-    """First piece -> last piece of a whole-request host's answer; 0, unknown, if they came in one burst."""
+    """First piece -> last piece, as they arrived here; 0, unknown, if they came in one burst."""
     seconds = trace.last_token - trace.first_token
     return seconds if done.completion_tokens - 1 <= FASTEST_TOKENS_S * seconds else 0.0
 

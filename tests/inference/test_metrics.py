@@ -177,6 +177,31 @@ def test_the_first_of_three_attempts_has_the_parts_if_it_brought_the_first_token
     assert metrics(resumed(second, 7), DONE).ttft_parts == metrics(second, DONE).ttft_parts
 
 
+def test_the_figures_of_a_resumed_answer_are_those_of_all_its_attempts() -> None:
+    opening = replace(TRACE, shipped=SHIPPED)
+    second = replace(resumed(opening), shipped=shipped(exposed_transfer_s=0.02))
+    last = resumed(second, 7)
+    last.last_token = 14.0
+    alone, figures = metrics(TRACE, DONE, SHIPPED), metrics(last, DONE, SHIPPED)
+    assert figures.kv_bytes == 3 * SHIPPED.kv_bytes
+    assert figures.prefill_time == pytest.approx(3 * alone.prefill_time)
+    assert figures.prefill_speed == pytest.approx(alone.prefill_speed), "of three times as many tokens"
+    assert figures.hidden_transfer == pytest.approx(3 * SHIPPED.hidden_transfer_s)
+    assert figures.exposed_transfer == pytest.approx(
+        metrics(opening, DONE, SHIPPED).exposed_transfer * 2 + 0.02, abs=0.1
+    )
+    assert figures.decode_time == pytest.approx(14.0 - TRACE.first_token)
+    assert figures.decode_speed == pytest.approx(10 / figures.decode_time)
+
+
+def test_an_answer_that_its_decode_host_computes_after_a_failure_has_the_prefill_of_both() -> None:
+    local = msgspec.structs.replace(DONE, computed_prompt_tokens=100, timing=Timing(compute_s=2.0))
+    figures = metrics(resumed(replace(TRACE, shipped=SHIPPED)), local)
+    assert figures.prefill_time == pytest.approx(SHIPPED.compute_s + 2.0)
+    assert figures.prefill_speed == pytest.approx((SHIPPED.computed_tokens + 100) / figures.prefill_time)
+    assert figures.kv_bytes == SHIPPED.kv_bytes
+
+
 @pytest.mark.parametrize(("last_token", "speed"), [(13.0, 5.0), (11.0002, None)])
 def test_a_whole_answer_that_arrives_in_one_burst_has_no_decode_speed(last_token: float, speed: float | None) -> None:
     trace = replace(TRACE, attempt=Attempt("whole", W, None), last_token=last_token)
