@@ -4,8 +4,9 @@ fingerprint          what both hosts must have in common beside the layout of th
 parts                the layers and heads that one of several connections carries
 preamble, frames     the bytes on a connection: how it begins, and what follows
 channel              a connected socket whose every read and write ends in time
-blocks               KV in the memory of the sender: rows of one layer, or its state
+blocks               what is sent, in the sender's memory: rows of one layer, its state, hidden states, a chunk's end
 transfer             the sending end; outbox: the frames that it has not sent yet; sent: what it took
 receive/             the receiving end, which issues the tickets
-arena, received      memory to receive into, and what is reserved of it; a complete KV cache in it
+arena, received      memory to receive into, and what is reserved of it; a KV cache in it
+arriving             KV that is used while it arrives, chunk by chunk
 """

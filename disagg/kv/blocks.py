@@ -1,4 +1,5 @@
-"""What a prefill engine emits and a transfer sends: rows of one layer's keys and values, or one layer's state."""
+"""What a prefill engine emits and a transfer sends: rows of one layer's keys and values, one layer's state, what the
+last computed layer passes on to the next, and the end of a chunk."""
 
 from __future__ import annotations
 
@@ -35,4 +36,26 @@ class StateBlock:
     wait: Callable[[], None] | None = None
 
 
-Block = KVBlock | StateBlock
+@dataclass(frozen=True, slots=True)
+class HiddenBlock:
+    """The hidden states of tokens [start, end) after the last layer that this host computes.
+
+    rows: [end - start, hidden] in the layout's dtype, contiguous bytes. wait: see KVBlock.
+    """
+
+    start: int
+    end: int
+    rows: memoryview
+    wait: Callable[[], None] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkEnd:
+    """Every block of tokens [start, end) but states has been emitted: of each layer those rows that are kept after
+    `end` tokens, in one block."""
+
+    start: int
+    end: int
+
+
+Block = KVBlock | StateBlock | HiddenBlock | ChunkEnd

@@ -17,11 +17,12 @@ IOV_MAX = 1024  # buffers per system call, on Linux and macOS
 PIECE_BYTES = 1 << 20
 DRAIN_BYTES = 1 << 20
 
+OnReply = Callable[[], bool]
 OnPiece = Callable[[memoryview], object]  # called with each piece right after it was sent or received
 
 
 class Channel:
-    """One connection, used by one thread; only `abort` may be called from another.
+    """One connection, used by one thread; only `abort` and `reply` may be called from another.
 
     deadline: when all calls must have ended, by time.monotonic(). idle_s: the longest wait without any progress.
     Both may be changed between calls. Every failure is a PeerLost that names the peer.
@@ -52,21 +53,23 @@ class Channel:
             first = _advance(todo, first, self._receive(_batch(todo, first)), on_piece)
 
     def write(
-        self, views: Sequence[memoryview], on_piece: OnPiece | None = None, *, stop_on_reply: bool = False
+        self, views: Sequence[memoryview], on_piece: OnPiece | None = None, *, on_reply: OnReply | None = None
     ) -> bool:
         """Send every view, in order; returns True.
 
-        stop_on_reply: if the socket is not writable but the peer has sent something, stop and return False.
+        on_reply: called if the socket is not writable but the peer has sent something. If it returns False, nothing
+        more is sent, and this returns False.
         """
         todo = [view for view in views if len(view)]
         first = 0
         while first < len(todo):
-            if stop_on_reply and self._aborted:
+            if on_reply is not None and self._aborted:
                 raise self._ended_here()
             try:
                 count = self._sock.sendmsg(_batch(todo, first))
             except BlockingIOError:
-                if self._wait(select.POLLOUT | (select.POLLIN if stop_on_reply else 0)) & select.POLLIN:
+                replied = self._wait(select.POLLOUT | (select.POLLIN if on_reply else 0)) & select.POLLIN
+                if replied and on_reply is not None and not on_reply():
                     return False
             except OSError as error:
                 raise self._lost(error) from error
@@ -74,13 +77,25 @@ class Channel:
                 first = _advance(todo, first, count, on_piece)
         return True
 
-    def readable(self) -> bool:
-        """True if a read would return at once: with bytes, the end of the stream, or an error."""
+    def readable(self, wait_s: float = 0.0) -> bool:
+        """True if a read would return at once: with bytes, the end of the stream, or an error. Waits so long for it."""
         self._poll.modify(self._sock, select.POLLIN)
-        return bool(self._poll.poll(0))
+        return bool(self._poll.poll(wait_s * 1000))
+
+    def reply(self, raw: bytes) -> None:
+        """Send a few bytes while the owning thread reads. May be called from any thread, one at a time, which does not
+        wait: a peer that has left as many unread as its connection holds is given up."""
+        try:
+            if self._sock.send(raw) == len(raw):
+                return
+        except BlockingIOError:
+            pass
+        except OSError:  # the owning thread finds out
+            return
+        self.abort()
 
     def abort(self) -> None:
-        """Make the owning thread's read, or write with `stop_on_reply`, fail at once; it can still send a reply.
+        """Make the owning thread's read, or write with `on_reply`, fail at once; it can still send a reply.
 
         May be called from any thread, at any time.
         """

@@ -7,6 +7,8 @@
     sender   -> receiver   frames, end frame
     receiver -> sender     reply: acknowledged, or failed with the reason
 
+With hidden states the receiver also replies while frames come: how many chunks have come, and how many may be sent.
+
 Integers are little-endian. Everything from a peer is validated here; ProtocolError names what is wrong with it.
 docs/wire-protocol.md specifies the same for other implementations.
 """
@@ -21,8 +23,8 @@ from typing import Any, NamedTuple
 
 import xxhash
 
-from disagg.api.layout import Layout
-from disagg.api.names import AS_IS, WIRE_FORMS, WireForm
+from disagg.api.layout import MAX_LAYERS, Layout
+from disagg.api.names import AS_IS, KV_CHUNKS, KV_WHOLE, WIRE_FORMS, WireForm
 from disagg.errors import MAX_ERROR_CHARS, DisaggError, ProtocolError, clipped
 from disagg.kv.fingerprint import Fingerprint
 from disagg.kv.parts import MAX_PARTS, WHOLE, Part
@@ -31,10 +33,13 @@ from disagg.kv.preamble import MAX_HEADER_BYTES, NONCE_BYTES
 MAX_REPLY_BYTES = 1 << 16
 MAX_TOKENS = (1 << 32) - 1
 MAX_NAME_CHARS = 256  # request ids and token hashes
+MAX_HIDDEN = 1 << 16  # elements of one token's hidden state
+MAX_CHUNK_TOKENS = 8192  # of a chunk with hidden states, which have memory of their own
 
 REPLY_LENGTH = struct.Struct("<I")
 FRAME = struct.Struct("<HHIIIQ")  # kind, layer, tensor, start, end, payload length
 TOTALS = struct.Struct("<QQ16s")  # frames, payload bytes, digest
+DIGEST_BYTES = 16
 
 
 _STATED = ("sender", "weights")
@@ -49,12 +54,18 @@ class Kind(IntEnum):
     STATE = 3
     END = 4
     IDLE = 5  # nothing: the sender runs and waits for KV; `end` is what its engine has done so far
+    HIDDEN = 6  # the hidden states of a chunk
+    CHUNK = 7  # the end of a chunk
 
 
 @dataclass(frozen=True, slots=True)
 class Header:
     """What the sender will deliver: the KV of tokens [start, tokens) of one prompt, or one of `parts` parts of it.
-    sender, weights: the name of the prefill host and the form of its weights, each empty if it states none."""
+    sender, weights: the name of the prefill host and the form of its weights, each empty if it states none.
+
+    chunks: it comes chunk by chunk, each checked by itself. layers: only what the first so many layers of the model
+    keep; None: all. `layout` is that of these layers. hidden: elements of a hidden state; 0 if none are sent.
+    """
 
     ticket: str
     request_id: str
@@ -68,6 +79,24 @@ class Header:
     parts: int = 1
     sender: str = ""
     weights: str = ""
+    chunks: bool = False
+    layers: int | None = None
+    hidden: int = 0
+
+    @property
+    def version(self) -> int:
+        """Of the protocol that carries it."""
+        return KV_CHUNKS if self.chunks else KV_WHOLE
+
+    @property
+    def hidden_bytes(self) -> int:
+        """Of one token's hidden state."""
+        return self.hidden * self.layout.itemsize
+
+
+def carries_hidden(header: Header) -> bool:
+    """Whether the connection with this header carries hidden states."""
+    return header.hidden > 0 and header.part.hidden
 
 
 class Frame(NamedTuple):
@@ -83,16 +112,39 @@ class Frame(NamedTuple):
 
 
 class TransferTotals(NamedTuple):
-    """The payload of the end frame. digest: see `new_digest`."""
+    """The payload of the end frame. digest: see `Digest.end`."""
 
     frames: int
     payload_bytes: int
     digest: bytes
 
 
-def new_digest() -> xxhash.xxh3_128:
-    """The running checksum of a transfer: XXH3-128 over all frame heads and payloads before the end frame, in order."""
-    return xxhash.xxh3_128()
+class Digest:
+    """The running checksums of a transfer: XXH3-128 over frame heads and payloads in their order. No byte is in two."""
+
+    def __init__(self) -> None:
+        self._since = xxhash.xxh3_128()  # the last chunk frame
+        self._chunks: xxhash.xxh3_128 | None = None
+
+    def update(self, piece: bytes | memoryview) -> None:
+        """A frame's head, or a piece of its payload; of every frame but idle, chunk and end frames."""
+        self._since.update(piece)
+
+    def chunk(self, head: bytes) -> bytes:
+        """Of everything since the chunk frame before the one with this head: its payload."""
+        digest = self._since.digest()
+        self._since.reset()
+        self._chunks = self._chunks or xxhash.xxh3_128()
+        self._chunks.update(head + digest)
+        return digest
+
+    def end(self) -> bytes:
+        """For the end frame: of everything; if there are chunk frames, of these and of the digest of what follows
+        them."""
+        if self._chunks is None:
+            return self._since.digest()
+        self._chunks.update(self._since.digest())
+        return self._chunks.digest()
 
 
 def encode_header(header: Header) -> bytes:
@@ -108,6 +160,7 @@ def encode_header(header: Header) -> bytes:
             "token_hash": header.token_hash,
             "fingerprint": header.fingerprint.to_json(),
             "layout": header.layout.to_json(),
+            **({"layers": header.layers, "hidden": header.hidden} if header.chunks else {}),
             **{name: _ascii(text) for name in _STATED if (text := getattr(header, name))},
         }
     )
@@ -116,11 +169,13 @@ def encode_header(header: Header) -> bytes:
     return body
 
 
-def decode_header(raw: bytes, ticket: str) -> Header:
+def decode_header(raw: bytes, ticket: str, version: int = KV_WHOLE) -> Header:
     """The header that followed the proof of this ticket, each field of the right type and size. The caller compares it
     with what the ticket allows."""
     body = _json_object(raw, "transfer header")
     tokens = _count(body, "tokens", MAX_TOKENS)
+    chunks = version == KV_CHUNKS
+    part_of_model = chunks and body.get("layers") is not None
     return Header(
         ticket=ticket,
         request_id=_name(body, "request_id"),
@@ -132,6 +187,9 @@ def decode_header(raw: bytes, ticket: str) -> Header:
         wire=_wire(body),
         part=Part.from_json(body.get("part")),
         parts=_count(body, "parts", MAX_PARTS, minimum=1),
+        chunks=chunks,
+        layers=_count(body, "layers", MAX_LAYERS, minimum=1) if part_of_model else None,
+        hidden=_count(body, "hidden", MAX_HIDDEN) if chunks else 0,
         **{name: _name(body, name) for name in _STATED if name in body},
     )
 
@@ -139,6 +197,29 @@ def decode_header(raw: bytes, ticket: str) -> Header:
 def encode_ok(**facts: float | str) -> bytes:
     """The receiver's reply of success, with what it measured."""
     return _reply({"ok": True, **facts})
+
+
+class Credit(NamedTuple):
+    """How far a transfer with hidden states has come, in chunks from its first on. checked: these were received and are
+    right. allowed: so many may be sent so far."""
+
+    checked: int
+    allowed: int
+
+
+def encode_credit(credit: Credit) -> bytes:
+    """The receiver's reply to a header or a chunk with hidden states."""
+    return encode_ok(chunks=credit.checked, credit=credit.allowed)
+
+
+def decode_credit(body: dict[str, Any]) -> Credit | None:
+    """What a reply of success says of chunks; None if nothing."""
+    if "credit" not in body:
+        return None
+    checked, allowed = body.get("chunks"), body["credit"]
+    if type(checked) is not int or type(allowed) is not int or not 0 <= checked <= allowed <= MAX_TOKENS:
+        raise ProtocolError("the receiver's reply states chunks that are no whole numbers, or more than it allowed")
+    return Credit(checked, allowed)
 
 
 def encode_identity(nonce: bytes, proof: bytes) -> bytes:
@@ -190,7 +271,12 @@ def decode_frame(raw: bytes) -> Frame:
     if kind not in Kind.__members__.values():
         raise ProtocolError(f"unknown frame kind {kind}")
     frame = Frame(Kind(kind), *rest)
-    fixed = {Kind.END: (0, 0, 0, 0, TOTALS.size), Kind.IDLE: (0, 0, 0, frame.end, 0)}.get(frame.kind)
+    fixed = {
+        Kind.END: (0, 0, 0, 0, TOTALS.size),
+        Kind.IDLE: (0, 0, 0, frame.end, 0),
+        Kind.HIDDEN: (0, 0, frame.start, frame.end, frame.length),
+        Kind.CHUNK: (0, 0, frame.start, frame.end, DIGEST_BYTES),
+    }.get(frame.kind)
     if fixed is not None and frame[1:] != fixed:
         raise ProtocolError(f"malformed {frame.kind.name.lower()} frame: {rest}")
     return frame

@@ -3,25 +3,28 @@ them."""
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from disagg.api.layout import Layout, plane_bytes
+from disagg.api.layout import LayerLayout, Layout, plane_bytes
 from disagg.api.names import AS_IS, WireForm
 from disagg.errors import DisaggError, PeerLost, ProtocolError
-from disagg.kv.blocks import Block, StateBlock
-from disagg.kv.frames import MAX_TOKENS, Frame, Kind
+from disagg.kv.blocks import Block, ChunkEnd, HiddenBlock, KVBlock, StateBlock
+from disagg.kv.frames import DIGEST_BYTES, MAX_TOKENS, Frame, Kind
 from disagg.kv.parts import WHOLE, Part
 
 
 @dataclass(frozen=True, slots=True)
 class FramedBlock:
-    """A block ready to send: its `wait` (see KVBlock), and its frames with their payloads."""
+    """A block ready to send: its `wait` (see KVBlock), and its frames with their payloads. chunk: the number of the one
+    that it belongs to; states belong to none."""
 
     wait: Callable[[], None] | None
     frames: list[tuple[Frame, list[memoryview]]]
+    chunk: int = -1
 
     @property
     def nbytes(self) -> int:
@@ -71,17 +74,19 @@ class Outbox:
             self._ended = True
             self._changed.notify_all()
 
-    def take(self, timeout: float) -> FramedBlock | None:
-        """The next block, or None after the last one. TimeoutError if there is none yet; raises the failure if there
-        is one. Its bytes count as queued until `sent`."""
+    def take(self, timeout: float, allowed: float = math.inf) -> FramedBlock | None:
+        """The next block, or None after the last one. TimeoutError if there is none yet, or if it is one of a chunk
+        from number `allowed` on; raises the failure if there is one. Its bytes count as queued until `sent`."""
+
+        def ready() -> bool:
+            return self._blocks[0].chunk < allowed if self._blocks else self._ended
+
         with self._changed:
-            self._changed.wait_for(lambda: self._blocks or self._ended or self._failure is not None, timeout)
+            self._changed.wait_for(lambda: ready() or self._failure is not None, timeout)
             self._raise_failure()
-            if self._blocks:
-                return self._blocks.popleft()
-            if self._ended:
-                return None
-            raise TimeoutError
+            if not ready():
+                raise TimeoutError
+            return self._blocks.popleft() if self._blocks else None
 
     def sent(self, nbytes: int) -> None:
         """So many bytes of a taken block were sent."""
@@ -106,19 +111,30 @@ class Outbox:
 
 
 def frames_of(
-    block: Block, layout: Layout, wire: WireForm = AS_IS, part: Part = WHOLE
+    block: Block, layout: Layout, wire: WireForm = AS_IS, part: Part = WHOLE, hidden_bytes: int = 0
 ) -> list[tuple[Frame, list[memoryview]]]:
-    """The frames that carry a block, each with its payload. ProtocolError if the block does not fit the layout and the
-    part."""
-    if not 0 <= block.layer < len(layout.layers):
-        raise ProtocolError(f"a block for layer {block.layer} of a model with {len(layout.layers)} layers")
-    layer = layout.layers[block.layer]
+    """The frames that carry a block, each with its payload; that of a chunk's end follows from what was sent before.
+    hidden_bytes: of one token's hidden state. ProtocolError if the block does not fit the layout and the part."""
     if isinstance(block, StateBlock):
+        layer = _layer(layout, block.layer)
         sizes = [state.nbytes for state in layer.states] if part.has_states(layout, block.layer) else []
         views = _fitting(block.tensors, sizes, f"the state of layer {block.layer}")
         return [(Frame(Kind.STATE, block.layer, i, 0, 0, len(v)), [v]) for i, v in enumerate(views)]
     if not 0 <= block.start < block.end <= MAX_TOKENS:
-        raise ProtocolError(f"a block of layer {block.layer} with rows [{block.start}, {block.end})")
+        raise ProtocolError(f"a block with rows [{block.start}, {block.end})")
+    if isinstance(block, ChunkEnd):
+        return [(Frame(Kind.CHUNK, 0, 0, block.start, block.end, DIGEST_BYTES), [])]
+    if isinstance(block, HiddenBlock):
+        size = (block.end - block.start) * hidden_bytes
+        if not size or not part.hidden:
+            raise ProtocolError("a block with hidden states, which this transfer does not carry")
+        views = _fitting([block.rows], [size], "the hidden states")
+        return [(Frame(Kind.HIDDEN, 0, 0, block.start, block.end, size), views)]
+    return _frames_of_rows(block, layout, wire, part)
+
+
+def _frames_of_rows(block: KVBlock, layout: Layout, wire: WireForm, part: Part) -> list[tuple[Frame, list[memoryview]]]:
+    layer = _layer(layout, block.layer)
     heads = len(part.heads_of(layout, block.layer))
     if not heads:
         raise ProtocolError(f"a block of layer {block.layer}, of which this transfer carries no KV head")
@@ -133,6 +149,12 @@ def frames_of(
             frame = Frame(kind, block.layer, plane, block.start, block.end, size * heads)
             frames.append((frame, views[plane * heads : (plane + 1) * heads]))
     return frames
+
+
+def _layer(layout: Layout, layer: int) -> LayerLayout:
+    if not 0 <= layer < len(layout.layers):
+        raise ProtocolError(f"a block for layer {layer} of a model with {len(layout.layers)} layers")
+    return layout.layers[layer]
 
 
 def _fitting(views: Sequence[memoryview], sizes: Sequence[int], what: str) -> list[memoryview]:

@@ -20,11 +20,12 @@ MAX_HEADS = 1 << 16
 class Part:
     """layers: indices in ascending order, None for all. heads: the KV heads of each of these layers, [first, end), None
     for all; a layer with fewer heads has none beyond its last. states: whether the states of these layers come on this
-    connection too, each whole."""
+    connection too, each whole. hidden: whether the hidden states do, if any are sent."""
 
     layers: tuple[int, ...] | None = None
     heads: tuple[int, int] | None = None
     states: bool = True
+    hidden: bool = True
 
     def heads_of(self, layout: Layout, layer: int) -> range:
         """The KV heads of one layer that this part carries."""
@@ -42,17 +43,18 @@ class Part:
         return self.layers is None or layer in self.layers
 
     def to_json(self) -> dict[str, Any]:
-        return {"layers": self.layers, "heads": self.heads, "states": self.states}
+        body = {"layers": self.layers, "heads": self.heads, "states": self.states}
+        return body if self.hidden else {**body, "hidden": False}
 
     @staticmethod
     def from_json(body: Any) -> Part:
         """The part that a peer stated. ProtocolError if it is malformed or out of bounds."""
         try:
-            part = Part(_layers(body["layers"]), _heads(body["heads"]), body["states"])
-        except (KeyError, TypeError, ValueError) as error:
+            part = Part(_layers(body["layers"]), _heads(body["heads"]), body["states"], body.get("hidden", True))
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ProtocolError(f"malformed part in the transfer header: {clipped(repr(error))}") from error
-        if type(part.states) is not bool:
-            raise ProtocolError("malformed part in the transfer header: states is neither true nor false")
+        if type(part.states) is not bool or type(part.hidden) is not bool:
+            raise ProtocolError("malformed part in the transfer header: states or hidden is neither true nor false")
         return part
 
 
@@ -60,10 +62,13 @@ WHOLE = Part()
 
 
 class Coverage:
-    """Which KV heads and states of a layout the parts added so far carry."""
+    """Which KV heads and states of a layout the parts added so far carry. hidden: whether hidden states are sent, too,
+    which come in one part."""
 
-    def __init__(self, layout: Layout) -> None:
+    def __init__(self, layout: Layout, *, hidden: bool = False) -> None:
         self._layout = layout
+        self._no_hidden = hidden  # so far
+        self._hidden = hidden
         self._heads = [0] * len(layout.layers)  # per layer a bit for each KV head
         self._states = [False] * len(layout.layers)
 
@@ -81,6 +86,10 @@ class Coverage:
                 raise ProtocolError(f"two parts carry the states of layer {layer}")
             self._heads[layer] |= bits
             self._states[layer] |= states
+        if self._hidden and part.hidden:
+            if not self._no_hidden:
+                raise ProtocolError("two parts carry the hidden states")
+            self._no_hidden = False
 
     def require_complete(self) -> None:
         """ProtocolError that names the first layer of which something is in no part."""
@@ -90,6 +99,8 @@ class Coverage:
                 raise ProtocolError(f"no part carries KV head {missing[0]} of layer {index}")
             if layer.states and not self._states[index]:
                 raise ProtocolError(f"no part carries the states of layer {index}")
+        if self._no_hidden:
+            raise ProtocolError("no part carries the hidden states")
 
 
 def _layers(body: Any) -> tuple[int, ...] | None:

@@ -13,10 +13,11 @@ import hmac
 import struct
 from typing import Literal, NamedTuple
 
+from disagg.api.names import KV_CHUNKS, KV_WHOLE
 from disagg.errors import ProtocolError
 
 MAGIC = b"DISAGG"
-VERSION = 4
+VERSIONS = (KV_WHOLE, KV_CHUNKS)
 MAX_HEADER_BYTES = 1 << 18  # over twice what 1024 layers need
 
 OPENING = struct.Struct("<6sH")  # magic, version: the same in every version
@@ -30,10 +31,11 @@ End = Literal["sender", "receiver"]
 
 class Preamble(NamedTuple):
     """What a sender sends first. ticket_digest: names its ticket. nonce: the sender's own, drawn for this
-    connection."""
+    connection. version: of the protocol that it uses."""
 
     ticket_digest: bytes
     nonce: bytes
+    version: int = KV_WHOLE
 
 
 class SenderProof(NamedTuple):
@@ -48,9 +50,9 @@ def ticket_digest(ticket: str) -> bytes:
     return hashlib.sha256(ticket.encode("utf-8", "surrogatepass")).digest()
 
 
-def encode_preamble(ticket: str, nonce: bytes) -> bytes:
+def encode_preamble(ticket: str, nonce: bytes, version: int = KV_WHOLE) -> bytes:
     """What the sender sends first."""
-    return PREAMBLE.pack(MAGIC, VERSION, ticket_digest(ticket), nonce)
+    return PREAMBLE.pack(MAGIC, version, ticket_digest(ticket), nonce)
 
 
 def check_opening(raw: bytes) -> None:
@@ -58,9 +60,9 @@ def check_opening(raw: bytes) -> None:
     magic, version = OPENING.unpack(raw)
     if magic != MAGIC:
         raise ProtocolError(f"not a KV transfer: it begins with {magic!r}", "point the sender at the KV port")
-    if version != VERSION:
+    if version not in VERSIONS:
         raise ProtocolError(
-            f"the sender uses KV protocol version {version}, the receiver version {VERSION}",
+            f"the sender uses KV protocol version {version}, the receiver version {' or '.join(map(str, VERSIONS))}",
             "install the same disagg version on both hosts",
         )
 
@@ -68,8 +70,8 @@ def check_opening(raw: bytes) -> None:
 def decode_preamble(raw: bytes) -> Preamble:
     """The preamble, whose opening is right."""
     check_opening(raw[: OPENING.size])
-    _, _, digest, nonce = PREAMBLE.unpack(raw)
-    return Preamble(digest, nonce)
+    _, version, digest, nonce = PREAMBLE.unpack(raw)
+    return Preamble(digest, nonce, version)
 
 
 def encode_proof(proof: bytes, header_bytes: int) -> bytes:
@@ -86,15 +88,16 @@ def decode_proof(raw: bytes) -> SenderProof:
 
 
 class Nonces(NamedTuple):
-    """What each end of one connection has drawn at random."""
+    """What each end of one connection has drawn at random, and the version that both use on it."""
 
     sender: bytes
     receiver: bytes
+    version: int = KV_WHOLE
 
 
 def proof(ticket: str, end: End, nonces: Nonces) -> bytes:
     """HMAC-SHA256 under the ticket, PROOF_BYTES: this end of the connection with these nonces has it."""
-    text = f"disagg kv {VERSION} {end}".encode() + ticket_digest(ticket) + nonces.sender + nonces.receiver
+    text = f"disagg kv {nonces.version} {end}".encode() + ticket_digest(ticket) + nonces.sender + nonces.receiver
     return hmac.digest(ticket.encode("utf-8", "surrogatepass"), text, "sha256")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import secrets
 import socket
 import threading
@@ -14,8 +15,10 @@ from typing import Any, Self
 
 from disagg.errors import Cancelled, DisaggError, HandoffError, PeerLost, ProtocolError, TicketRefused
 from disagg.kv import frames
-from disagg.kv.blocks import Block
+from disagg.kv.arriving import CREDIT_CHUNKS
+from disagg.kv.blocks import Block, ChunkEnd, StateBlock
 from disagg.kv.channel import Channel, OnPiece, give_up_unacknowledged
+from disagg.kv.frames import Credit, carries_hidden
 from disagg.kv.outbox import FramedBlock, Outbox, frames_of
 from disagg.kv.preamble import NONCE_BYTES, Nonces, encode_preamble, encode_proof, proof, proves
 from disagg.kv.sent import Span, TransferResult
@@ -23,6 +26,7 @@ from disagg.kv.sent import Span, TransferResult
 SEND_BUFFER_BYTES = 4 << 20
 POLL_S = 0.1  # interval between checks for a reply or the deadline while there is nothing to send
 STOP_S = 5.0  # how long abort() waits for the sender thread
+CREDIT_POLL_S = 0.02  # the same with hidden states: the receiver has three more chunks to compute meanwhile
 WAITED_S = 1e-4  # shorter pauses do not count: the socket's buffers keep the link busy for longer
 
 
@@ -30,12 +34,14 @@ WAITED_S = 1e-4  # shorter pauses do not count: the socket's buffers keep the li
 class SendLimits:
     """How long the sending end waits for what, in seconds. The deadline bounds the whole. connect_s: until the
     connection stands. answer_s: until the receiver replies to the preamble, and to the header. stall_s: while bytes
-    wait to be sent and the receiver takes none, or until it acknowledges the last one. idle_s: between two idle frames
-    while there is no KV to send. max_queued_bytes: the most that may wait to be sent."""
+    wait to be sent and the receiver takes none, or until it acknowledges the last one, or while the next chunk may not
+    be sent and it says nothing. credit_s: while the next chunk may not be sent. idle_s: between two idle frames while
+    there is nothing to send. max_queued_bytes: the most that may wait to be sent."""
 
     connect_s: float = 3.0
     answer_s: float = 5.0
     stall_s: float = 5.0
+    credit_s: float = 120.0
     idle_s: float = 0.25
     max_queued_bytes: int = 16 << 30
 
@@ -72,7 +78,10 @@ class Transfer:
         self._channel: Channel | None = None  # from the moment in which the connection stands
         self._answered = threading.Event()  # the receiver has accepted the header, or the transfer has failed
         self._result: TransferResult | None = None
-        self._digest = frames.new_digest()
+        self._digest = frames.Digest()
+        self._put_chunks = 0  # chunks that were put, or begun to be
+        self._credit = Credit(0, CREDIT_CHUNKS)  # as long as the receiver has not said how much it gives
+        self._heard = self._given = 0.0  # when the receiver said something last, and gave credit
         self._spans: list[Span] = []
         self._backlog = 0  # the first span after the last wait for KV: from there on the link is the bottleneck
         self._thread = threading.Thread(target=self._run, name=f"kv-send-{header.request_id}", daemon=True)
@@ -108,11 +117,22 @@ class Transfer:
         """The error that ended the transfer, None while there is none. Readable from any thread."""
         return self._outbox.failure
 
+    @property
+    def starved(self) -> bool:
+        """Whether what is computed next may not be sent yet: the receiver is behind. Readable from any thread."""
+        return carries_hidden(self._header) and self._put_chunks >= self._credit.allowed
+
     def send(self, block: Block) -> None:
-        """Queue a block; returns at once."""
+        """Queue a block; returns at once. In a transfer without chunks their ends are left out."""
         header = self._header
-        framed = frames_of(block, header.layout, header.wire, header.part)
-        self._outbox.put(FramedBlock(block.wait, framed))
+        if isinstance(block, ChunkEnd):
+            if header.chunks:
+                self._outbox.put(FramedBlock(None, frames_of(block, header.layout), self._put_chunks))
+                self._put_chunks += 1
+            return
+        framed = frames_of(block, header.layout, header.wire, header.part, header.hidden_bytes)
+        chunk = -1 if isinstance(block, StateBlock) else self._put_chunks
+        self._outbox.put(FramedBlock(block.wait, framed, chunk))
 
     def finish(self) -> TransferResult:
         """Send what is queued and the end frame; returns once the receiver has acknowledged all of it."""
@@ -152,7 +172,9 @@ class Transfer:
             self._answered.set()
 
     def _send_all(self, channel: Channel) -> TransferResult:
-        _send_header(channel, self._header.ticket, self._raw_header)
+        reply = _send_header(channel, self._header, self._raw_header)
+        if carries_hidden(self._header):
+            self._take_credit(reply)
         channel.idle_s = self._limits.stall_s
         self._answered.set()
         while (block := self._next(channel)) is not None:
@@ -160,26 +182,33 @@ class Transfer:
         return self._conclude(channel)
 
     def _next(self, channel: Channel) -> FramedBlock | None:
-        """The next block to send, None for the end. While there is none, sends idle frames, and raises if the receiver
-        reports a failure."""
+        """The next block to send, None for the end. While there is none, or it may not be sent, sends idle frames, and
+        raises if the receiver reports a failure."""
         with contextlib.suppress(TimeoutError):
-            return self._outbox.take(0)
+            return self._outbox.take(0, self._allowed)
+        poll_s = CREDIT_POLL_S if carries_hidden(self._header) else POLL_S
         began = sent = time.monotonic()
         while True:
             try:
-                block = self._outbox.take(POLL_S)
+                block = self._outbox.take(poll_s, self._allowed)
                 if block is not None or time.monotonic() - began > WAITED_S:
                     self._backlog = len(self._spans)
                 return block
             except TimeoutError:
                 if channel.readable():
-                    raise _reason(channel) from None
+                    self._read(channel)
                 now = time.monotonic()
                 if now >= channel.deadline:
                     raise PeerLost("the KV transfer's deadline passed before all blocks were computed") from None
+                if self._outbox.queued_bytes:
+                    self._require_credit(now, began)
                 if now - sent >= self._limits.idle_s:
-                    _write(channel, [memoryview(frames.encode_idle(self._beats()))])
+                    self._write(channel, [memoryview(frames.encode_idle(self._beats()))])
                     sent = now
+
+    @property
+    def _allowed(self) -> float:
+        return self._credit.allowed if carries_hidden(self._header) else math.inf
 
     def _send_block(self, channel: Channel, block: FramedBlock) -> None:
         if block.wait is not None:
@@ -188,16 +217,68 @@ class Transfer:
             if time.monotonic() - began > WAITED_S:
                 self._backlog = len(self._spans)
         for frame, views in block.frames:
+            head = frames.encode_frame(frame)
+            if frame.kind is frames.Kind.CHUNK:
+                self._write(channel, [memoryview(head + self._digest.chunk(head))])
+                self._outbox.sent(frame.length)
+                continue
             began = time.monotonic()
-            _write(channel, [memoryview(frames.encode_frame(frame)), *views], self._digest.update)
+            self._write(channel, [memoryview(head), *views], self._digest.update)
             self._spans.append(Span(began, time.monotonic(), frame.length))
             self._outbox.sent(frame.length)
 
     def _conclude(self, channel: Channel) -> TransferResult:
-        totals = frames.TransferTotals(len(self._spans), sum(s.nbytes for s in self._spans), self._digest.digest())
-        _write(channel, [memoryview(frames.encode_end(totals))])
-        _read_reply(channel)
+        totals = frames.TransferTotals(len(self._spans), sum(s.nbytes for s in self._spans), self._digest.end())
+        self._write(channel, [memoryview(frames.encode_end(totals))])
+        while frames.decode_credit(_read_reply(channel)) is not None and carries_hidden(self._header):
+            pass  # credit that was sent before the acknowledgement
         return TransferResult(time.monotonic(), tuple(self._spans), self._backlog)
+
+    def _write(self, channel: Channel, views: list[memoryview], on_piece: OnPiece | None = None) -> None:
+        """Send all views. Raises why the transfer ended, if it did: the receiver's error if there is one."""
+
+        def on_reply() -> bool:
+            self._read(channel)
+            return True
+
+        try:
+            channel.write(views, on_piece, on_reply=on_reply)
+        except PeerLost as lost:
+            raise self._reason(channel, lost) from lost
+
+    def _read(self, channel: Channel) -> None:
+        """What the receiver sends while frames are sent: credit, or the error that it raises."""
+        self._take_credit(_read_reply(channel))
+
+    def _reason(self, channel: Channel, lost: PeerLost) -> DisaggError:
+        """Why the connection ended: the error that the receiver replied if there is one, else `lost`."""
+        try:
+            while channel.readable():
+                self._read(channel)
+        except PeerLost:
+            pass
+        except DisaggError as refusal:
+            return refusal
+        return lost
+
+    def _take_credit(self, reply: dict[str, Any]) -> None:
+        credit = frames.decode_credit(reply) if carries_hidden(self._header) else None
+        if credit is None:
+            raise ProtocolError(f"{self._peer} acknowledged KV that it had not received")
+        now = time.monotonic()
+        self._heard = now
+        if credit.allowed > self._credit.allowed or not self._given:
+            self._given = now
+        self._credit = credit
+
+    def _require_credit(self, now: float, began: float) -> None:
+        """PeerLost if what waits to be sent has waited too long for its credit, since `began` at the earliest."""
+        unheard_s, ungiven_s = now - max(began, self._heard), now - max(began, self._given)
+        if unheard_s > self._limits.stall_s or ungiven_s > self._limits.credit_s:
+            raise PeerLost(
+                f"{self._peer} has computed no chunk for {ungiven_s:.0f} s, and let none be sent",
+                "see its log: its engine may hang",
+            )
 
 
 def _connect(address: tuple[str, int], peer: str, deadline: float, limits: SendLimits) -> Channel:
@@ -221,48 +302,29 @@ def _connect(address: tuple[str, int], peer: str, deadline: float, limits: SendL
     return Channel(sock, peer, deadline=deadline, idle_s=limits.answer_s)
 
 
-def _send_header(channel: Channel, ticket: str, raw: bytes) -> None:
-    """Send the header to a receiver that has proven that it has the ticket. Raises TicketRefused if it has not."""
+def _send_header(channel: Channel, header: frames.Header, raw: bytes) -> dict[str, Any]:
+    """Send the header to a receiver that has proven that it has the ticket; its reply. Raises TicketRefused if it has
+    not."""
     nonce = secrets.token_bytes(NONCE_BYTES)
-    nonce_there, given = frames.decode_identity(_answer(channel, encode_preamble(ticket, nonce)))
-    nonces = Nonces(nonce, nonce_there)
-    if not proves(given, ticket, "receiver", nonces):
+    preamble = encode_preamble(header.ticket, nonce, header.version)
+    nonce_there, given = frames.decode_identity(_answer(channel, preamble))
+    nonces = Nonces(nonce, nonce_there, header.version)
+    if not proves(given, header.ticket, "receiver", nonces):
         raise TicketRefused(
             f"{channel.peer} does not have the KV ticket that it should have issued",
             "find the program on that port: it is not the decode host's server",
         )
-    _answer(channel, encode_proof(proof(ticket, "sender", nonces), len(raw)), raw)
+    return _answer(channel, encode_proof(proof(header.ticket, "sender", nonces), len(raw)), raw)
 
 
 def _answer(channel: Channel, *raw: bytes) -> dict[str, Any]:
     """The reply to these bytes; a refusal may arrive before all of them are sent."""
     try:
-        channel.write([memoryview(piece) for piece in raw], stop_on_reply=True)
+        channel.write([memoryview(piece) for piece in raw], on_reply=lambda: False)
     except PeerLost:
         if not channel.readable():
             raise
     return _read_reply(channel)
-
-
-def _write(channel: Channel, views: list[memoryview], on_piece: OnPiece | None = None) -> None:
-    try:
-        written = channel.write(views, on_piece, stop_on_reply=True)
-    except PeerLost as lost:
-        raise _reason(channel, lost) from lost
-    if not written:
-        raise _reason(channel)
-
-
-def _reason(channel: Channel, lost: PeerLost | None = None) -> DisaggError:
-    """Why the transfer ended early: the error that the receiver replied if there is one, else `lost`."""
-    try:
-        if channel.readable():
-            _read_reply(channel)
-    except PeerLost as no_reply:
-        return lost or no_reply
-    except DisaggError as refusal:
-        return refusal
-    return lost or ProtocolError(f"{channel.peer} acknowledged KV that it had not received")
 
 
 def _read_reply(channel: Channel) -> dict[str, Any]:

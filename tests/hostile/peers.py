@@ -301,6 +301,7 @@ class _Collected:
     _states: dict[int, tuple[Rows, ...]] = field(default_factory=dict)
 
     def take(self, block: Block) -> None:
+        assert isinstance(block, KVBlock | StateBlock)
         if block.wait is not None:
             block.wait()
         layer = self.layout.layers[block.layer]

@@ -79,10 +79,13 @@ class MemoryChannel(Channel):
         views: Sequence[memoryview],
         on_piece: Callable[[memoryview], object] | None = None,
         *,
-        stop_on_reply: bool = False,
+        on_reply: Callable[[], bool] | None = None,
     ) -> bool:
         self.replies += b"".join(views)
         return True
+
+    def reply(self, raw: bytes) -> None:
+        self.replies += raw
 
     def abort(self) -> None:
         pass
@@ -163,10 +166,10 @@ def fuzz_one(data: bytes) -> None:
     elif kind == 2:
         host.receive(header + rest)
     else:
-        digest = frames.new_digest()
+        digest = frames.Digest()
         digest.update(rest)
         host.receive(
-            header + rest + frames.encode_end(frames.TransferTotals(_count(rest), _payload(rest), digest.digest()))
+            header + rest + frames.encode_end(frames.TransferTotals(_count(rest), _payload(rest), digest.end()))
         )
     host.require_sound()
 

@@ -147,9 +147,9 @@ def parts_of(cache: Cache, chunk: int = 4, part: Part = WHOLE) -> Parts:
 def stream(header: frames.Header, parts: Parts) -> bytes:
     """All that a sender sends after its preamble, with an end frame that is true for `parts`; see `opened`."""
     body = b"".join(frames.encode_frame(frame) + payload for frame, payload in parts)
-    digest = frames.new_digest()
+    digest = frames.Digest()
     digest.update(body)
-    totals = frames.TransferTotals(len(parts), sum(len(payload) for _, payload in parts), digest.digest())
+    totals = frames.TransferTotals(len(parts), sum(len(payload) for _, payload in parts), digest.end())
     return opened(header) + body + frames.encode_end(totals)
 
 

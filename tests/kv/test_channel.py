@@ -92,7 +92,7 @@ def test_a_closed_peer_is_lost(pair: tuple[Channel, socket.socket]) -> None:
 def test_a_write_that_stops_on_a_reply_returns_when_the_peer_sends_one(pair: tuple[Channel, socket.socket]) -> None:
     channel, peer = pair
     peer.sendall(b"stop")
-    assert channel.write([memoryview(bytes(1 << 24))], stop_on_reply=True) is False
+    assert channel.write([memoryview(bytes(1 << 24))], on_reply=lambda: False) is False
     assert channel.read(4) == b"stop"
 
 
@@ -103,7 +103,7 @@ def test_abort_from_another_thread_wakes_the_owner(pair: tuple[Channel, socket.s
 
     def work() -> None:
         try:
-            channel.write([memoryview(bytes(1 << 24))], stop_on_reply=True) if writing else channel.read(1)
+            channel.write([memoryview(bytes(1 << 24))], on_reply=lambda: False) if writing else channel.read(1)
         except PeerLost as error:
             failures.append(error)
 

@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from disagg.api.names import AS_IS, INT8, WireForm
+from disagg.api.names import AS_IS, INT8, KV_WHOLE, WireForm
 from disagg.errors import DisaggError, LayoutMismatch, Overloaded, ProtocolError
 from disagg.kv import frames
 from disagg.kv.blocks import KVBlock, StateBlock
@@ -51,7 +51,7 @@ def test_a_header_survives_the_wire() -> None:
 def test_what_a_sender_sends_first_names_its_ticket_and_contains_no_part_of_it() -> None:
     raw = encode_preamble("one-time-ticket", bytes(range(16)))
     assert len(raw) == PREAMBLE.size and b"one-time" not in raw
-    assert decode_preamble(raw) == (ticket_digest("one-time-ticket"), bytes(range(16)))
+    assert decode_preamble(raw) == (ticket_digest("one-time-ticket"), bytes(range(16)), KV_WHOLE)
 
 
 @pytest.mark.parametrize(
@@ -202,7 +202,15 @@ def test_the_end_frame_carries_totals() -> None:
 
 @pytest.mark.parametrize(
     "fields",
-    [(0, 0, 0, 0, 0, 0), (6, 0, 0, 0, 0, 0), (5, 0, 0, 0, 0, 1), (4, 1, 0, 0, 0, 32), (4, 0, 0, 0, 0, 33)],
+    [
+        (0, 0, 0, 0, 0, 0),
+        (8, 0, 0, 0, 0, 0),
+        (6, 1, 0, 0, 4, 32),
+        (7, 0, 0, 0, 4, 15),
+        (5, 0, 0, 0, 0, 1),
+        (4, 1, 0, 0, 0, 32),
+        (4, 0, 0, 0, 0, 33),
+    ],
 )
 def test_unknown_kinds_and_odd_end_frames_are_protocol_errors(fields: tuple[int, ...]) -> None:
     with pytest.raises(ProtocolError):

@@ -13,12 +13,13 @@ import numpy
 import pytest
 
 from disagg.api.layout import LayerLayout, Layout
+from disagg.api.names import KV_WHOLE
 from disagg.kv import frames
 from disagg.kv.blocks import KVBlock
 from disagg.kv.fingerprint import Fingerprint, token_hash
 from disagg.kv.outbox import frames_of
 from disagg.kv.parts import MAX_PARTS
-from disagg.kv.preamble import MAX_HEADER_BYTES, PROOF_BYTES, VERSION, Nonces, encode_preamble, encode_proof, proof
+from disagg.kv.preamble import MAX_HEADER_BYTES, PROOF_BYTES, Nonces, encode_preamble, encode_proof, proof
 from disagg.kv.receive.incoming import Expected
 from disagg.kv.received import ReceivedKV
 from tests.kv.kv_parts import Receiver, read_replies
@@ -42,7 +43,7 @@ def sender_pieces() -> tuple[list[Piece], list[Piece]]:
         frames.Header(TICKET, e.request_id, e.fingerprint, e.layout, e.token_hash, e.tokens, e.start)
     )
     block = KVBlock(0, 0, 2, [head.data for head in KEYS], [head.data for head in VALUES])
-    digest = frames.new_digest()
+    digest = frames.Digest()
     body: list[Piece] = []
     for frame, views in frames_of(block, LAYOUT):
         name = frame.kind.name.lower()
@@ -56,7 +57,7 @@ def sender_pieces() -> tuple[list[Piece], list[Piece]]:
         digest.update(head)
         for view in views:
             digest.update(view)
-    end = frames.encode_end(frames.TransferTotals(2, 24, digest.digest()))
+    end = frames.encode_end(frames.TransferTotals(2, 24, digest.end()))
     for what, first, last in (
         ("kind 4 (end), layer 0", 0, 4),
         ("tensor, from, to: 0", 4, 16),
@@ -78,7 +79,7 @@ def preamble_pieces() -> list[Piece]:
     raw = encode_preamble(TICKET, NONCES.sender)
     return [
         ("magic", raw[:6]),
-        (f"version {VERSION}", raw[6:8]),
+        (f"version {KV_WHOLE}", raw[6:8]),
         ("SHA-256 of the ticket, one-time-ticket", raw[8:40]),
         ("the sender's nonce", raw[40:]),
     ]

@@ -6,20 +6,25 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from disagg.api.layout import Layout
+from disagg.api.layout import Layout, SplitLayout
 from disagg.api.names import AS_IS, WireForm
-from disagg.errors import Cancelled, FingerprintMismatch, LayoutMismatch, ProtocolError, TicketRefused
+from disagg.errors import Cancelled, DisaggError, FingerprintMismatch, LayoutMismatch, ProtocolError, TicketRefused
 from disagg.kv.arena import Arenas, Reservation
+from disagg.kv.arriving import ArrivingKV
 from disagg.kv.fingerprint import Fingerprint
-from disagg.kv.frames import Header
+from disagg.kv.frames import Header, carries_hidden
 from disagg.kv.parts import Coverage
-from disagg.kv.received import ByteRanges, ReceivedKV, ReceiveTiming
+from disagg.kv.receive.chunks import Chunks
+from disagg.kv.received import ReceivedKV, ReceiveTiming
 
 
 @dataclass(frozen=True, slots=True)
 class Expected:
     """The one transfer that a ticket allows. It is the KV of tokens [start, tokens) of this prompt on this model, in
-    one of the forms `wires`."""
+    one of the forms `wires`.
+
+    layers: of the model's first so many layers only, for a `split` of it; None: of all. chunks: it may come in chunks.
+    """
 
     request_id: str
     layout: Layout
@@ -28,10 +33,35 @@ class Expected:
     tokens: int
     start: int = 0
     wires: tuple[WireForm, ...] = (AS_IS,)
+    layers: int | None = None
+    split: SplitLayout | None = None
+    chunks: bool = False
+
+    @property
+    def head(self) -> Layout:
+        """The layout of what is transferred: of the layers that the sender computes."""
+        if self.layers is None or self.split is None:
+            return self.layout
+        return self.split.head(self.layout, self.layers)
+
+    @property
+    def hidden(self) -> int:
+        """Elements of one token's hidden state; 0 if none are sent, since the sender computes all layers."""
+        if self.layers is None or self.split is None or self.layers >= self.split.layers:
+            return 0
+        return self.split.hidden
 
     def require(self, header: Header) -> None:
         """Raise an error that names the first field in which the header differs."""
-        self.layout.require_same(header.layout, mine="decode", theirs="prefill")
+        if header.layers != self.layers or header.hidden != self.hidden:
+            raise LayoutMismatch(
+                f"the prefill host would send {_what(header.layers, header.hidden)}, "
+                f"this ticket is for {_what(self.layers, self.hidden)}",
+                "install the same disagg on both hosts, and serve the same model",
+            )
+        if header.chunks and not self.chunks:
+            raise ProtocolError("the prefill host would send the KV in chunks, this ticket is for KV that is not")
+        self.head.require_same(header.layout, mine="decode", theirs="prefill")
         if header.wire not in self.wires:
             raise LayoutMismatch(
                 f"the prefill host would send the KV as {header.wire}, this ticket allows {' or '.join(self.wires)}",
@@ -54,101 +84,106 @@ class Expected:
 
 class Incoming:
     """The KV of one ticket while it arrives. One thread per connection uses it: each joins with its part, fills its
-    share of `kv`, completes and leaves.
+    share of the memory, completes and leaves.
 
-    The reserved memory is in use from the moment that the first part joins. If the ticket ends without its KV, the use
-    ends when the last connection has left, because until then a connection may still write.
+    arriving: where it arrives. None: the KV is of use once all of it has come, and is released if that fails.
     """
 
-    def __init__(self, expected: Expected, memory: Reservation | None, arenas: Arenas) -> None:
+    def __init__(
+        self, expected: Expected, memory: Reservation | None, arenas: Arenas, arriving: ArrivingKV | None = None
+    ) -> None:
+        e = expected
         self._expected = expected
-        self._memory = memory
-        self._arenas = arenas
+        self._owned = arriving is None
+        self.arriving = arriving or ArrivingKV(
+            e.head, e.tokens, e.start, arenas=arenas, memory=memory, layers=e.layers, hidden=e.hidden
+        )
+        self.attempt = self.arriving.attempt
         self._lock = threading.Lock()
-        self._coverage = Coverage(expected.layout)
+        self._coverage = Coverage(e.head, hidden=e.hidden > 0)
         self._first: Header | None = None  # of the parts that joined
         self._joined = 0
         self._completed: list[ReceiveTiming] = []
-        self._connections = 0
         self._ended = False
-        self._end_use: Callable[[], None] | None = None
-        self._kv: ReceivedKV | None = None
+        self._chunks: Chunks | None = None
 
     @property
     def full(self) -> bool:
         """Whether every part has joined: the ticket is used up."""
         return self._first is not None and self._joined == self._first.parts
 
-    def join(self, header: Header) -> None:
-        """Take part with an accepted header. TicketRefused if every part has joined; ProtocolError if the part does not
-        fit the earlier ones; Cancelled if the ticket has ended."""
+    def join(self, header: Header, on_taken: Callable[[], None] | None = None) -> None:
+        """Take part with an accepted header. on_taken: see `ArrivingKV.begin`. TicketRefused if every part has joined;
+        ProtocolError if the part does not fit the earlier ones; Cancelled if the ticket has ended."""
         with self._lock:
             if self.full:
                 raise TicketRefused("every part of this KV transfer has already come", "send each part once")
             if self._ended:
                 raise Cancelled("the KV transfer had ended before this part came")
             first = self._first or header
-            if (header.parts, header.wire) != (first.parts, first.wire):
+            if (header.parts, header.wire, header.chunks) != (first.parts, first.wire, first.chunks):
                 raise ProtocolError(
-                    f"one part states {first.parts} parts in the form {first.wire}, another {header.parts} in the form "
-                    f"{header.wire}"
+                    f"one part states {_form(first)}, another {_form(header)}",
                 )
             self._coverage.add(header.part)
             if self._joined + 1 == header.parts:
                 self._coverage.require_complete()
-            if self._first is None and self._memory is not None:
-                self._end_use = self._memory.use()
+            self.arriving.begin(self.attempt, on_taken if carries_hidden(header) else None)
             self._first = first
             self._joined += 1
-            self._connections += 1
 
     def kv(self) -> ReceivedKV:
         """The KV in memory, allocated for the first part that needs it. Overloaded if there is not enough memory."""
         with self._lock:
             assert self._first is not None, "join comes first"
-            if self._kv is None:
-                e, wire = self._expected, self._first.wire
-                arena = self._arenas.acquire(ByteRanges.of(e.layout, e.tokens, e.start, wire).nbytes)
-                stated = self._first
-                self._kv = ReceivedKV(e.layout, e.tokens, arena, e.start, wire, stated.sender, stated.weights)
-                self._kv.return_arena = self._arenas.release
-            return self._kv
+            return self.arriving.place(self.attempt, self._first)
+
+    def chunks(self) -> Chunks:
+        """The chunks of all parts."""
+        with self._lock:
+            assert self._first is not None, "join comes first"
+            self._chunks = self._chunks or Chunks(self.arriving, self.attempt, self._first)
+            return self._chunks
 
     def complete(self, timing: ReceiveTiming) -> ReceivedKV | None:
-        """A part is whole. Returns the KV, whose release ends the use of its memory, if it was the last part. Cancelled
-        if the ticket has ended."""
+        """A part is whole. Returns the KV if it was the last part. Cancelled if the ticket has ended."""
         with self._lock:
-            if self._ended:
+            kv = self.arriving.kv
+            if self._ended or kv is None:
                 raise Cancelled("the request ended before its KV was complete")
-            assert self._first is not None and self._kv is not None, "join comes first"
+            assert self._first is not None, "join comes first"
             self._completed.append(timing)
             if len(self._completed) < self._first.parts:
                 return None
-            self._kv.timing = ReceiveTiming(
+            kv.timing = ReceiveTiming(
                 claimed=min(one.claimed for one in self._completed),
                 first_byte=min(one.first_byte for one in self._completed),
                 last_byte=max(one.last_byte for one in self._completed),
                 accepted=timing.accepted,
             )
-            kv, self._kv = self._kv, None
-            kv.on_release, self._end_use = self._end_use, None
             return kv
 
     def leave(self) -> None:
         """A connection no longer touches the memory."""
-        with self._lock:
-            self._connections -= 1
-            self._free()
+        self.arriving.leave(self.attempt)
 
-    def end(self) -> None:
-        """The ticket has ended without its KV."""
+    def end(self, error: DisaggError | None = None) -> None:
+        """The ticket has ended: with all its KV, or with this error."""
         with self._lock:
             self._ended = True
-            self._free()
+        if error is None:
+            self.arriving.end(self.attempt, "complete")
+        elif self._owned:
+            self.arriving.release()
+        else:
+            self.arriving.end(self.attempt, error)
 
-    def _free(self) -> None:
-        if self._ended and self._connections == 0:
-            self._kv = None
-            if self._end_use is not None:
-                self._end_use()
-                self._end_use = None
+
+def _form(header: Header) -> str:
+    chunks = " in chunks" if header.chunks else ""
+    return f"{header.parts} parts in the form {header.wire}{chunks}"
+
+
+def _what(layers: int | None, hidden: int) -> str:
+    of = "all layers" if layers is None else f"layers [0, {layers})"
+    return f"{of}, with hidden states of {hidden} elements" if hidden else of

@@ -39,12 +39,14 @@ Find = Callable[[bytes], str]
 
 @dataclass(frozen=True, slots=True)
 class ProvenConnection:
-    """A connection that has proven that it has this ticket. header_bytes: how many bytes of header follow."""
+    """A connection that has proven that it has this ticket. header_bytes: how many bytes of header follow. version: of
+    the protocol that it uses."""
 
     sock: socket.socket
     address: str
     ticket: str
     header_bytes: int
+    version: int
 
 
 Admit = Callable[[ProvenConnection], None]
@@ -164,7 +166,8 @@ class Newcomers:
         given = decode_proof(bytes(newcomer.raw))
         if not proves(given.proof, ticket, "sender", nonces):
             raise TicketRefused("the sender does not have the KV ticket that it names")
-        self._hand_over(newcomer, ProvenConnection(newcomer.sock, newcomer.address, ticket, given.header_bytes))
+        proven = ProvenConnection(newcomer.sock, newcomer.address, ticket, given.header_bytes, nonces.version)
+        self._hand_over(newcomer, proven)
 
     def _fill(self, newcomer: Newcomer, size: int) -> None:
         """Read until `raw` has this size. Raises BlockingIOError if that much has not arrived yet."""
@@ -182,7 +185,7 @@ class Newcomers:
         named = self._that_have_named(True)
         if len(named) >= self._limits.connections:
             self._evict(named[0])
-        nonces = Nonces(preamble.nonce, secrets.token_bytes(NONCE_BYTES))
+        nonces = Nonces(preamble.nonce, secrets.token_bytes(NONCE_BYTES), preamble.version)
         newcomer.sock.send(frames.encode_identity(nonces.receiver, proof(ticket, "receiver", nonces)))
         newcomer.named, newcomer.until = (ticket, nonces), now + self._limits.proof_s
         newcomer.raw.clear()

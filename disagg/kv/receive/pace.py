@@ -8,12 +8,14 @@ waited for as long as the KV would take to come in another way, so that a reques
     bytes arrive at `least_bytes_s` or more               -> it goes on
     the rest would arrive sooner than in another way      -> it goes on
     idle frames, and the engine finishes pieces of work   -> it goes on, BUSY times as long as otherwise
+    the sender waits until it may send the next chunk     -> it goes on
     nothing arrives at all                                -> not judged here: `stall_s` bounds it
     else, for as long as another way would take           -> SenderTooSlow; `busy_s` if none is known
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -59,11 +61,12 @@ class ReceiveLimits:
 @dataclass(slots=True)
 class Arrived:
     """What has come on one connection; written by its thread. nbytes: bytes of payload. beats: what its last idle frame
-    states. signs: idle frames, and pieces of payload."""
+    states. signs: idle frames, and pieces of payload. waits: whether the sender may send nothing for now."""
 
     nbytes: int = 0
     beats: int = 0
     signs: int = 0
+    waits: Callable[[], bool] = lambda: False
 
     def piece(self, view: memoryview) -> None:
         """A piece of payload."""
@@ -90,11 +93,11 @@ class Pace:
     _signs: int = 0  # at `_worked`
     _beats: tuple[int, ...] = ()
 
-    def join(self, expected: int, now: float) -> Arrived:
-        """One more connection brings a part of these bytes."""
+    def join(self, expected: int, now: float, waits: Callable[[], bool] = lambda: False) -> Arrived:
+        """One more connection brings a part of these bytes. waits: see `Arrived`."""
         if not self.connections:
             self.expected, self._good, self._worked = expected, now, now
-        self.connections.append(arrived := Arrived())
+        self.connections.append(arrived := Arrived(waits=waits))
         self._beats = (*self._beats, arrived.beats)  # that there is a connection is no progress of the engine
         return arrived
 
@@ -106,7 +109,8 @@ class Pace:
         nbytes = sum(one.nbytes for one in self.connections)
         signs = sum(one.signs for one in self.connections)
         beats = tuple(one.beats for one in self.connections)
-        if nbytes - self._nbytes >= limits.least_bytes_s * patience_s:
+        waits = any(one.waits() for one in self.connections)
+        if waits or nbytes - self._nbytes >= limits.least_bytes_s * patience_s:
             self._good = self._worked = now
             self._nbytes, self._signs, self._beats = nbytes, signs, beats
         if beats != self._beats and now - self._good < max(limits.busy_s, BUSY * patience_s):

@@ -135,7 +135,7 @@ class KVServer:
         issued = self._tickets.claim(admitted.ticket, channel.abort)
         thread = threading.Thread(
             target=self._serve,
-            args=(channel, issued, admitted.header_bytes),
+            args=(channel, issued, admitted),
             name=f"kv-{admitted.address}",
             daemon=True,
         )
@@ -154,9 +154,9 @@ class KVServer:
             self._tickets.settle(issued, refusal)
             raise refusal from error
 
-    def _serve(self, channel: Channel, issued: IssuedTicket, header_bytes: int) -> None:
+    def _serve(self, channel: Channel, issued: IssuedTicket, admitted: ProvenConnection) -> None:
         try:
-            receive_part(channel, issued, header_bytes, self._tickets, self._limits)
+            receive_part(channel, issued, admitted.header_bytes, self._tickets, self._limits, version=admitted.version)
         finally:
             channel.close()
             with self._lock:

@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Literal
 
 from disagg.errors import (
@@ -24,6 +25,7 @@ from disagg.errors import (
     TicketRefused,
 )
 from disagg.kv.arena import Arenas, Reservation
+from disagg.kv.arriving import ArrivingKV
 from disagg.kv.parts import MAX_PARTS
 from disagg.kv.preamble import ticket_digest
 from disagg.kv.receive.incoming import Expected, Incoming
@@ -83,6 +85,7 @@ class Tickets:
         deadline: float,
         memory: Reservation | None = None,
         elsewhere_s: float | None = None,
+        arriving: ArrivingKV | None = None,
     ) -> IssuedTicket:
         """A new ticket, valid until `deadline` (time.monotonic()) for the whole transfer. Overloaded at the bound.
 
@@ -90,13 +93,17 @@ class Tickets:
         memory: reserved for the KV; in use from its first part to the KV's release, None if nobody counts it.
         elsewhere_s: seconds in which the KV would come in another way, for which a slow sender is waited at least; None
         if none is known.
+
+        arriving: where the KV arrives; it begins at `arriving.whole`. It owns the memory, also that of KV that
+        on_outcome gets. A failure reaches it after on_outcome, which may `reopen` it: then it does not.
         """
-        incoming = Incoming(expected, memory, self.arenas)
+        incoming = Incoming(expected, memory, self.arenas, arriving)
         ticket = secrets.token_urlsafe(TICKET_BYTES)
         issued = IssuedTicket(ticket, expected, deadline, on_outcome, incoming, Pace(elsewhere_s))
         with self._lock:
             if len(self._issued) >= self._max_outstanding:
                 raise Overloaded(f"{len(self._issued)} KV transfers are already awaited", "try again shortly")
+            incoming.arriving.expect(partial(self.revoke, ticket))
             self._issued[self._place(ticket_digest(issued.ticket))] = issued
         return issued
 
@@ -129,8 +136,6 @@ class Tickets:
             issued.failure = outcome if isinstance(outcome, DisaggError) else None
             issued.state = "failed" if issued.failure else "done"
             aborts = list(issued.aborts) if issued.failure else []
-        if issued.failure:
-            issued.incoming.end()
         for abort in aborts:
             abort()
         try:
@@ -139,6 +144,7 @@ class Tickets:
             log.exception("request %s: the callback for its KV failed", issued.expected.request_id)
             if isinstance(outcome, ReceivedKV):
                 outcome.release()
+        issued.incoming.end(issued.failure)
         return True
 
     def revoke(self, ticket: str) -> bool:

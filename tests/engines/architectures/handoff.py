@@ -8,10 +8,10 @@ from disagg.api.names import AS_IS, WireForm
 from disagg.engines.base import EmittingEngine
 from disagg.engines.mlx.engine import MLXDecodeEngine
 from disagg.kv.arena import Arenas
-from disagg.kv.blocks import Block
-from disagg.kv.frames import TransferTotals, decode_frame, encode_frame, new_digest
+from disagg.kv.blocks import Block, KVBlock, StateBlock
+from disagg.kv.frames import Digest, TransferTotals, decode_frame, encode_frame
 from disagg.kv.outbox import frames_of
-from disagg.kv.receive.part import Assembly
+from disagg.kv.receive.assembly import Assembly
 from disagg.kv.received import ByteRanges, ReceivedKV
 
 
@@ -30,10 +30,11 @@ def hand_over(
     layout.require_same(prefill.info.layout, mine="mlx-lm", theirs="transformers")
     arena = Arenas(decode.allocate).acquire(ByteRanges.of(layout, len(tokens), start, wire).nbytes)
     kv = ReceivedKV(layout, len(tokens), arena, start, wire)
-    assembly, digest, count = Assembly(kv), new_digest(), 0
+    assembly, digest, count = Assembly(kv), Digest(), 0
 
     def emit(block: Block) -> None:
         nonlocal count
+        assert isinstance(block, KVBlock | StateBlock)
         if block.wait is not None:
             block.wait()
         for frame, payload in frames_of(block, layout, wire):
@@ -46,5 +47,5 @@ def hand_over(
     while not run.done:
         run.step()
     run.close()
-    assembly.finish(TransferTotals(count, assembly.nbytes, digest.digest()), digest.digest())
+    assembly.finish(TransferTotals(count, assembly.nbytes, digest.end()), digest.end())
     return kv

@@ -127,7 +127,12 @@ def test_a_layer_leaves_before_the_next_is_computed(gpt_oss: TransformersPrefill
         layer.register_forward_pre_hook(lambda *_, i=index: events.append(f"compute {i}"))
         for index, layer in enumerate(gpt_oss._model.model.layers)
     ]
-    gpt_oss.prefill(prompt(50), lambda block: events.append(f"emit {block.layer}"), chunk_tokens=25)
+
+    def emit(block: Block) -> None:
+        assert isinstance(block, KVBlock)
+        events.append(f"emit {block.layer}")
+
+    gpt_oss.prefill(prompt(50), emit, chunk_tokens=25)
     for hook in hooks:
         hook.remove()
     one_chunk = [f"{what} {layer}" for layer in range(4) for what in ("compute", "emit")]

@@ -7,7 +7,7 @@ from disagg.api.names import INT8
 from disagg.errors import IntegrityError, ProtocolError
 from disagg.kv.arena import Arenas
 from disagg.kv.frames import Frame, Kind, TransferTotals
-from disagg.kv.receive.part import Assembly
+from disagg.kv.receive.assembly import Assembly
 from disagg.kv.received import ByteRanges, ReceivedKV
 from tests.kv.kv_parts import Cache, Parts, groups_layout, mixed_layout, parts_of
 

@@ -16,7 +16,7 @@ import pytest
 from msgspec import structs
 
 from disagg.api.layout import LayerLayout, Layout
-from disagg.api.names import AS_IS, INT8, WireForm
+from disagg.api.names import AS_IS, INT8, KV_WHOLE, WireForm
 from disagg.errors import (
     MAX_ERROR_CHARS,
     Cancelled,
@@ -39,7 +39,6 @@ from disagg.kv.preamble import (
     PREAMBLE,
     PROOF,
     PROOF_BYTES,
-    VERSION,
     encode_preamble,
     encode_proof,
 )
@@ -347,7 +346,7 @@ def test_revoking_while_bytes_arrive_ends_the_connection_with_the_reason(
     receiver.require_serving()
 
 
-@pytest.mark.parametrize("said", [b"", b"DIS", OPENING.pack(MAGIC, VERSION) + b"half of a ticket"])
+@pytest.mark.parametrize("said", [b"", b"DIS", OPENING.pack(MAGIC, KV_WHOLE) + b"half of a ticket"])
 def test_a_silent_peer_is_dropped_and_blocks_nobody(said: bytes) -> None:
     receiver = start_receiver(QUICK)
     with receiver.dial() as silent:
