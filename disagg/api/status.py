@@ -49,7 +49,8 @@ class Load(Liveness, frozen=True, kw_only=True):
     requests that this host computed when it ended, by their marks; acquitted: marks of those that it has computed after
     another host had ended with them; see disagg/strikes.py. splits: the host can compute a prompt together with another
     one, each some of the layers. layers: it has the model's first so many, None: all. kv_version: the latest of the KV
-    protocol that it knows.
+    protocol that it knows. fingerprint: a digest of the model, its weights and the engine's packages, empty until the
+    model has loaded.
     """
 
     boot_id: Annotated[str, Meta(max_length=64)]
@@ -70,6 +71,7 @@ class Load(Liveness, frozen=True, kw_only=True):
     splits: bool = False
     layers: Layers | None = None
     kv_version: NewestKV = KV_WHOLE
+    fingerprint: Annotated[str, Meta(max_length=64)] = ""
 
 
 class LeaseAnswer(Contract, frozen=True):

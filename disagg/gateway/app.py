@@ -89,7 +89,7 @@ class Gateway:
 
         async def post(posted: Posted) -> Response:
             asked = self._admitted(posted.key, dialect.read(posted.body))
-            head = Head(asked, posted.request_id, posted.created, posted.via)
+            head = Head(asked, posted.request_id, posted.created, posted.via, self._fingerprint)
             if not asked.prompts:
                 return _unasked(dialect, head)
             return AnswerResponse(self._begin(posted.key, dialect, head), self._times)
@@ -151,8 +151,13 @@ class Gateway:
             asked = self._admitted(posted.key, item.request)
         except DisaggError as error:
             return self._refused(error)
-        head = Head(asked, several.item_id(posted.request_id, item.index), posted.created, posted.via)
+        request_id = several.item_id(posted.request_id, item.index)
+        head = Head(asked, request_id, posted.created, posted.via, self._fingerprint)
         return self._begin(posted.key, item.dialect, head)
+
+    def _fingerprint(self, host: str) -> str:
+        load = self._client.view.of(host).load
+        return load.fingerprint if load is not None else ""
 
     def _refused(self, error: DisaggError) -> Problem:
         problem = problem_of(error)

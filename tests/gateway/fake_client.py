@@ -108,7 +108,7 @@ class FakeClient:
         models = [Model("m", {}, 4096, ("alias-of-m",)), Model("other", {}, 2048)]
         host = Host("m-decode", "127.0.0.1", ("decode",), "m", EngineOptions("mlx"), 1)
         self.fleet = Fleet("test", Path("hosts.toml"), {model.name: model for model in models}, {host.name: host})
-        self.view = FleetView({host.name: UNKNOWN.answered(Load("ok", boot_id="1"))})
+        self.view = FleetView({host.name: UNKNOWN.answered(Load("ok", boot_id="1", fingerprint="c0ffee"))})
         self.steps = steps
         self.asked: list[dict[str, Any]] = []
         self.streams: list[FakeStream] = []

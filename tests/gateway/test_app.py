@@ -28,6 +28,7 @@ from disagg.gateway.clients.keys import KeyFile
 from disagg.gateway.document import calls
 from disagg.gateway.watch.gateway import GatewayWatch
 from disagg.inference.client import AsyncClient
+from disagg.inference.hosts.view import UNKNOWN
 from disagg.inference.types import Stage
 from tests.gateway import fake_client
 from tests.gateway.fake_client import FakeClient
@@ -468,6 +469,18 @@ async def test_an_answer_longer_than_the_context_leaves_is_lowered_with_a_warnin
     text = "max_tokens: 32768 was lowered to 4091, which the context of 4096 leaves"
     assert warnings == [[text] if lowered else [], []]
     assert client.asked[0].get("fit_context", False) is lowered, "hosts refuse what they may not lower"
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+async def test_an_answer_has_the_fingerprint_of_the_host_that_gave_it(path: str) -> None:
+    client = FakeClient("text ")
+    async with fake_client.http(fake_client.app(client)) as http:
+        whole = (await http.post(path, json={**CHAT, "prompt": "x"})).json()
+        *chunks, _ = events((await http.post(path, json={**STREAMED, "prompt": "x"})).text)
+        client.view.hosts["m-decode"] = UNKNOWN
+        unknown = (await http.post(path, json={**CHAT, "prompt": "x"})).json()
+    assert {one["system_fingerprint"] for one in (whole, *chunks)} == {"fp_c0ffee"}
+    assert unknown["system_fingerprint"] is None
 
 
 async def test_without_a_key_a_gateway_that_has_keys_answers_only_what_it_declares(tmp_path: Path) -> None:

@@ -36,6 +36,8 @@ def test_a_chat_is_answered_as_the_python_api_answers_it(client: openai.OpenAI, 
     assert answer.usage.prompt_tokens == expected.metrics.prompt_tokens
     assert answer.usage.completion_tokens == expected.metrics.completion_tokens
     assert answer.model == "tiny"
+    again = client.chat.completions.create(model="tiny", messages=CHAT, max_tokens=1)
+    assert (answer.system_fingerprint or "").startswith("fp_") and answer.system_fingerprint == again.system_fingerprint
 
 
 def test_the_answer_says_which_hosts_gave_it_and_how(client: openai.OpenAI) -> None:

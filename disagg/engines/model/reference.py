@@ -54,6 +54,20 @@ class EngineInfo:
     audits: bool = False
     loaded: int | None = None
 
+    @property
+    def digest(self) -> str:
+        """12 hexadecimal digits: of the model, its weights as they are loaded, and the packages that compute it."""
+        likeliest = self.evidence.likeliest if self.evidence else ()
+        parts = (
+            self.backend,
+            sorted(self.versions.items()),
+            self.fingerprint,
+            self.weights,
+            self.memory_bytes,
+            likeliest,
+        )
+        return short_hash(repr(parts).encode())[:12]
+
     def cannot_compute(self, layers: int | None) -> str:
         """Why this engine does not compute the model's first `layers` layers, None for all of them; empty if it
         does."""

@@ -131,12 +131,14 @@ JSON_LINES: Final = Framing("application/x-ndjson", lambda body: msgspec.json.en
 @dataclass(frozen=True, slots=True)
 class Head:
     """What every part of one answer repeats. model: as the caller has named it. created: seconds since 1970. via: the
-    gateways that have passed the request on, this one included, as the Via header names them."""
+    gateways that have passed the request on, this one included, as the Via header names them. fingerprint: of a host's
+    model, by the host's name; empty if the host states none."""
 
     request: GatewayRequest
     request_id: str
     created: float
     via: str = ""
+    fingerprint: Callable[[str], str] = lambda _: ""
 
     @property
     def model(self) -> str:

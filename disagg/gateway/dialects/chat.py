@@ -80,7 +80,7 @@ class ChatWriter(openai.ObjectWriter):
 
     def piece(self, piece: AnswerPiece) -> Iterator[Written]:
         choice, logprobs = piece.choice, self._logprobs_body(piece.tokens)
-        self._count(piece)
+        self._note(piece)
         if choice not in self._calls:
             yield self._start(choice)
         if piece.reasoning and self._request.reasoning:

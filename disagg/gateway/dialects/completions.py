@@ -139,7 +139,7 @@ class CompletionWriter(openai.ObjectWriter):
         return (self._chunk(_choice(prompt.choice, text, self._prompt_logprobs(prompt.choice))),)
 
     def piece(self, piece: AnswerPiece) -> Iterator[Written]:
-        self._count(piece)
+        self._note(piece)
         if piece.text or self._logprobs:
             offset = self._offsets.get(piece.choice, 0)
             self._offsets[piece.choice] = offset + len(piece.text)

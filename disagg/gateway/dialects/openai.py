@@ -141,6 +141,7 @@ class ObjectWriter:
         self._logprobs = head.request.options.get("logprobs") is not None
         self._id = f"{self.prefix}-{head.request_id}"
         self._created, self._model = int(head.created), head.model
+        self._fingerprint_of, self._host = head.fingerprint, ""
         self._prompts: dict[int, int] = {}  # tokens of each, as far as they are known
         self._tokens = 0  # of the answers so far
 
@@ -148,10 +149,11 @@ class ObjectWriter:
         if self._request.include_usage:
             yield self._object(self.chunk, (), completions)
 
-    def _count(self, piece: AnswerPiece) -> None:
-        """Note the tokens that a chunk's usage so far has."""
+    def _note(self, piece: AnswerPiece) -> None:
+        """Note what the chunks of a stream state of their request."""
         self._tokens += len(piece.tokens)
         if piece.stage is not None:
+            self._host = piece.stage.decode_server or piece.stage.prefill_server or ""
             self._prompts[piece.choice // self._request.n] = piece.stage.prompt_tokens
 
     def error(self, problem: Problem) -> Iterator[Written]:
@@ -167,10 +169,18 @@ class ObjectWriter:
             "created": self._created,
             "model": self._model,
             "choices": choices,
+            "system_fingerprint": self._fingerprint(completions),
         }
         if completions is not None:
             return {**body, "usage": usage_body(completions, self._request.n)}
         return {**body, "usage": self._usage_so_far()} if self._request.usage_so_far else body
+
+    def _fingerprint(self, completions: Sequence[Completion] | None) -> str | None:
+        """Of the host that answers, or has answered."""
+        for one in completions or ():
+            self._host = one.metrics.decode_server or one.metrics.prefill_server or ""
+        digest = self._fingerprint_of(self._host)
+        return f"fp_{digest}" if digest else None
 
     def _usage_so_far(self) -> Written:
         prompt, answer = sum(self._prompts.values()), self._tokens

@@ -153,6 +153,7 @@ class ReportingHost(ABC, Generic[Engine]):
             senders={name: one for name, one in figures.senders.items() if name},
             strikes=verdicts.strikes,
             acquitted=tuple(verdicts.acquitted),
+            fingerprint=self.info.digest if self.info else "",
         )
 
     @property
