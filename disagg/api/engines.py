@@ -97,7 +97,7 @@ def engines_for(role: Role, *, loads: bool = False) -> list[Engine]:
 
 
 _COMPUTES: Final = ("dtype", "device", "chunk_tokens", "threads")
-_HOLDS: Final = ("kv_wire", "max_held_bytes")
+_HOLDS: Final = ("kv_wire", "max_held_bytes", "layers")
 _BATCHES: Final = ("max_batch", "max_kv_bytes", "split")
 
 TRANSFORMERS: Final = Engine(

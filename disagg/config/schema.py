@@ -56,6 +56,7 @@ class EngineOptions:
     quantization: str | None = None  # transformers: int8 | int4, or mxfp4: the checkpoint's own, kept
     chunk_tokens: int = 2048  # tokens per prefill chunk; vllm: per step, of all its prompts
     threads: int | None = None  # CPU compute threads
+    layers: str | None = None  # prefill: "0:24": only the model's first 24 layers are loaded
     kv_wire: KVWire = (
         "as-is"  # prefill: the form KV is sent in; int8 is not exact, auto takes it if the link is too slow
     )
@@ -81,6 +82,11 @@ class EngineOptions:
     def kind(self) -> Engine:
         """What is known of the engine."""
         return engines.engine(self.name)
+
+    @property
+    def first_layers(self) -> int | None:
+        """The model's first so many layers are loaded; None: all."""
+        return int(self.layers.partition(":")[2]) if self.layers else None
 
     @property
     def ranks(self) -> int:

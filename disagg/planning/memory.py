@@ -28,7 +28,8 @@ class Loading:
     """How a model is loaded on a host. engine: one that loads models. device: "cuda", "mps", "gpu" or "cpu".
     kv_bytes: what hosts.toml allows its KV. context: tokens of the longest request. tensor_parallel: devices with
     memory of their own that share weights and KV heads. stages: of as many devices each, that share the layers.
-    kv_bytes and all results are of one device. to_send_bytes: as in Need."""
+    layers: only the model's first so many are loaded, without the output head; None: all. kv_bytes and all results are
+    of one device. to_send_bytes: as in Need."""
 
     engine: Engine
     device: str
@@ -41,6 +42,7 @@ class Loading:
     tensor_parallel: int = 1
     to_send_bytes: int = 0
     stages: int = 1
+    layers: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +70,10 @@ class Need:
 def need(stored: StoredWeights, loading: Loading) -> Need:
     """The memory that one host takes to serve a model."""
     how = weights(stored.packing, loading)
-    shape = in_memory(stored.shape, how, loading.dtype)
-    one_request = stored.shape.layout(loading.dtype).nbytes(loading.context)
     scale = stored.nbytes / stored.shape.weight_bytes if stored.nbytes else 1.0
+    loaded = stored.shape if loading.layers is None else stored.shape.first(loading.layers)
+    shape = in_memory(loaded, how, loading.dtype)
+    one_request = loaded.layout(loading.dtype).nbytes(loading.context)
     ranks = loading.tensor_parallel
     sharing = min(ranks, stored.shape.kv_heads)  # with more ranks than heads, each has a whole head
     one_request //= sharing * loading.stages
@@ -79,9 +82,18 @@ def need(stored: StoredWeights, loading: Loading) -> Need:
         max(one_request, loading.kv_bytes),
         workspace(stored, loading),
         one_request,
-        _title(stored.packing, how, loading.dtype),
+        _title(stored.packing, how, loading.dtype) + _of_layers(stored, loading),
         loading.to_send_bytes,
     )
+
+
+def layers_that_fit(stored: StoredWeights, loading: Loading, room: int) -> int:
+    """The most of the model's first layers that a host with room for so many bytes serves; 0: not even one."""
+
+    def fits(layers: int) -> bool:
+        return need(stored, replace(loading, layers=layers)).least <= room
+
+    return sum(fits(layers) for layers in range(1, stored.shape.layers + 1))
 
 
 def weights(packing: Packing, loading: Loading) -> Weights:
@@ -126,6 +138,10 @@ def workspace(stored: StoredWeights, loading: Loading) -> int:
         # Scores of every head, in the model's dtype and once more in float32 for the softmax.
         nbytes += chunk * loading.context * shape.heads * (item + 4)
     return nbytes + loading.engine.memory.framework.get(loading.device, 0)
+
+
+def _of_layers(stored: StoredWeights, loading: Loading) -> str:
+    return "" if loading.layers is None else f", the first {loading.layers} of {stored.shape.layers} layers"
 
 
 def _title(packing: Packing, how: Weights, dtype: str) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -105,6 +105,10 @@ class ModelShape:
     def table_bits(self) -> float:
         """Bits per parameter of embeddings and output head."""
         return self.weight_bits if self.head_bits is None else self.head_bits
+
+    def first(self, layers: int) -> ModelShape:
+        """Its first layers with the embedding, and without the output head."""
+        return replace(self, windows=self.windows[:layers], tied=True)
 
     def layout(self, dtype: str) -> Layout:
         """The layout of its KV."""

@@ -9,7 +9,7 @@ import pytest
 
 from disagg.api.engines import MLX, TRANSFORMERS, VLLM
 from disagg.planning.checkpoint import StoredWeights, packed, stored_weights
-from disagg.planning.memory import Loading, need
+from disagg.planning.memory import Loading, layers_that_fit, need
 from disagg.planning.sizing import PUBLISHED, stored
 from tests.planning.published_configs import GPT_OSS, GPT_OSS_MLX, QWEN, QWEN_FP8, QWEN_MLX
 from tests.values import present
@@ -81,6 +81,23 @@ def test_the_stages_of_a_pipeline_share_the_layers() -> None:
     one = replace(CUDA, engine=VLLM, context=32768, tensor_parallel=8)
     alone, shared = (need(described(QWEN_FP8, "m"), replace(one, stages=n)) for n in (1, 2))
     assert (shared.weights, shared.one_request) == (alone.weights // 2, alone.one_request // 2)
+
+
+def test_the_first_layers_take_their_part_and_the_embedding_but_no_output_head() -> None:
+    whole, half = need(described(QWEN, "m"), CUDA), need(described(QWEN, "m"), replace(CUDA, layers=24))
+    table = QWEN["vocab_size"] * QWEN["hidden_size"] * 2
+    assert half.weights == (whole.weights - 2 * table) // 2 + table
+    assert half.one_request == whole.one_request // 2
+    assert half.form == "as stored, the first 24 of 48 layers"
+
+
+@pytest.mark.parametrize("gib", [0, 8, 32, 1024])
+def test_as_many_first_layers_fit_as_there_is_room_for(gib: int) -> None:
+    stored, room = described(QWEN, "m"), gib << 30
+    fitting = layers_that_fit(stored, CUDA, room)
+    fit = [need(stored, replace(CUDA, layers=count)).least <= room for count in range(1, 49)]
+    assert fit == [True] * fitting + [False] * (48 - fitting)
+    assert (fitting == 0) == (gib == 0) and (fitting == 48) == (gib == 1024)
 
 
 def test_with_more_ranks_than_kv_heads_each_rank_has_a_whole_head() -> None:

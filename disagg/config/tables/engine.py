@@ -55,6 +55,8 @@ def read_engine(table: Table, roles: tuple[Role, ...]) -> EngineOptions:
     table.only(("name", *known), others)
     if "url" in known:
         table.require("url", f'add url = "{OPENAI_URL if name == "openai" else SERVER_URL}"')
+    if "layers" in table and "prefill" not in roles:
+        raise table.fault_at_key("layers", "a decode host loads all layers", "remove this line, or see split")
     options = EngineOptions(name, **{key: reader(table, key) for key, reader in known.items() if key in table})
     _nodes_fit(table, options)
     return options
@@ -113,6 +115,19 @@ def _kv_audit(table: Table, key: str) -> KVAudit:
     if type(table.data[key]) is int:
         return table.integer(key, 1, MAX_AUDIT_EVERY)
     return table.choice(key, AUDITS, f'{key} = "auto", or a number: one hand-off in so many')
+
+
+def _layers(table: Table, key: str) -> str:
+    """`0:N`: the first N layers."""
+    text = table.value(key, str, f'{key} = "0:24"')
+    if not (found := re.fullmatch(r"([0-9]{1,5}):([0-9]{1,5})", text)):
+        raise table.fault_at_value(key, "these are no layers", '"0:24" for the first 24')
+    first, end = (int(number) for number in found.groups())
+    if first:
+        raise table.fault_at_value(key, "a prefill host computes the first layers", f'"0:{end}"')
+    if not 0 < end <= MAX_LAYERS:
+        raise table.fault_at_value(key, f"{key} is out of range", f'from "0:1" to "0:{MAX_LAYERS}"')
+    return f"0:{end}"
 
 
 def _split(table: Table, key: str) -> Split:
@@ -221,6 +236,7 @@ _OPTIONS: Final[Mapping[str, Reader]] = {
     "device": _device,
     "chunk_tokens": within(1, 1 << 17),
     "threads": within(1, 1024),
+    "layers": _layers,
     "kv_wire": one_of(get_args(KVWire)),
     "max_held_bytes": within(0, 1 << 50),
     "attention": _attention,

@@ -12,7 +12,7 @@ from disagg.fleet.facts.findings import Finding, fault, warning
 from disagg.fleet.facts.host import HardwareFacts
 from disagg.planning.checkpoint import Packing, stored_weights
 from disagg.planning.devices import DEVICES
-from disagg.planning.memory import Loading, Need, need
+from disagg.planning.memory import Loading, Need, layers_that_fit, need
 from disagg.planning.sizing import stored
 from disagg.units import size
 
@@ -23,7 +23,8 @@ _SYSTEM_BYTES: Final = 4 << 30
 @dataclass(frozen=True, slots=True)
 class Fit:
     """What a model needs on a host, and the room there is. machine: what has this room, for messages. own: whether it
-    is a card's own memory, and not the system's. packing: of the stored weights, if it is known."""
+    is a card's own memory, and not the system's. packing: of the stored weights, if it is known. layers: of the model,
+    if they are known; fitting: the first of them that fit, if the engine can load these alone."""
 
     host: Host
     need: Need
@@ -31,6 +32,8 @@ class Fit:
     machine: str
     own: bool
     packing: Packing | None = None
+    layers: int | None = None
+    fitting: int = 0
 
     @property
     def needed(self) -> str:
@@ -64,7 +67,8 @@ def fit(
     loading = _loading(host, model, device, own=room[-1])
     if known is None:
         return Fit(host, Need(nbytes or 0, loading.kv_bytes, 0, 0, to_send=loading.to_send_bytes), *room)
-    return Fit(host, need(known, loading), *room, packing=known.packing)
+    fitting = layers_that_fit(known, loading, room[0]) if "layers" in host.engine.kind.options else 0
+    return Fit(host, need(known, loading), *room, packing=known.packing, layers=known.shape.layers, fitting=fitting)
 
 
 def unmet(found: Fit) -> Iterator[Finding]:
@@ -77,6 +81,13 @@ def unmet(found: Fit) -> Iterator[Finding]:
             check,
             f'quantization = "mxfp4" keeps MXFP4 weights as they are, and those of {host.model} are not MXFP4',
             f"take it out of {table}, or name an MXFP4 checkpoint as the source",
+        )
+    first = host.engine.first_layers
+    if first is not None and found.layers is not None and first > found.layers:
+        yield fault(
+            check,
+            f'layers = "0:{first}" loads {first} layers, and {host.model} has {found.layers}',
+            f"take it out of {table}, or load fewer",
         )
     if memory.paged and (kv := getattr(host.engine, memory.kv)) < needed.one_request:
         yield fault(
@@ -111,6 +122,7 @@ def _loading(host: Host, model: Model, device: str, own: bool) -> Loading:
         engine.tensor_parallel if own else engine.nnodes // stages,
         here if memory.paged and not own else 0,
         stages,
+        engine.first_layers,
     )
 
 
@@ -140,6 +152,13 @@ def _hint(found: Fit, table: str) -> str:
     host, needed = found.host, found.need
     if _kv_that_fits(found) >= needed.one_request:
         return f"{host.engine.kind.memory.kv} = {_kv_that_fits(found)} in {table}"
+    head = f'; or layers = "0:{found.fitting}" there, to compute these layers of prompts only' if found.fitting else ""
+    return _smaller(found, table) + head
+
+
+def _smaller(found: Fit, table: str) -> str:
+    """Which form of the weights would take less."""
+    host, needed = found.host, found.need
     other = next((one.name for one in engines_for("prefill", loads=True) if not one.memory.dequantises), "")
     if "dequantised" in needed.form:
         kept = f'; with {host.engine.name} on CUDA: quantization = "mxfp4"' if "MXFP4" in needed.form else ""

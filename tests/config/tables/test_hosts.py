@@ -302,6 +302,11 @@ def test_roles_that_do_not_go_together_are_refused(expect_fault: Expect, roles: 
         ),
         (MAC_ENGINE, MAC_ENGINE + "\nengine.kv_audit = «0»", "kv_audit is out of range", "from 1 to 1000"),
         (MAC_ENGINE, MAC_ENGINE + "\nengine.split = «-1»", "split is out of range", "from 0 to 1024"),
+        (SPARK_ENGINE, SPARK_ENGINE + '\nlayers = «"24"»', "these are no layers", '"0:24" for the first 24'),
+        (SPARK_ENGINE, SPARK_ENGINE + '\nlayers = «"0:-4"»', "these are no layers", '"0:24" for the first 24'),
+        (SPARK_ENGINE, SPARK_ENGINE + '\nlayers = «"8:24"»', "a prefill host computes the first layers", '"0:24"'),
+        (SPARK_ENGINE, SPARK_ENGINE + '\nlayers = «"0:0"»', "layers is out of range", 'from "0:1" to "0:1024"'),
+        (SPARK_ENGINE, SPARK_ENGINE + '\nlayers = «"0:1025"»', "layers is out of range", 'from "0:1" to "0:1024"'),
         (
             MAC_ENGINE,
             MAC_ENGINE + "\nengine.kv_audit_tolerance = «nan»",
@@ -533,6 +538,15 @@ def test_which_hand_offs_are_audited_can_be_a_word(host_with: Callable[[str, str
 @pytest.mark.parametrize("setting", ["auto", "off"])
 def test_whether_prompts_are_divided_can_be_a_word(host_with: Callable[[str, str, str], Host], setting: str) -> None:
     assert host_with("mac", MAC_ENGINE, f'{MAC_ENGINE}\nengine.split = "{setting}"').engine.split == setting
+
+
+@pytest.mark.parametrize(("layers", "first"), [("0:24", 24), ("0:024", 24), ("0:1", 1)])
+def test_a_prefill_host_may_load_the_first_layers_only(
+    host_with: Callable[[str, str, str], Host], layers: str, first: int
+) -> None:
+    engine = host_with("spark", SPARK_ENGINE, f'{SPARK_ENGINE}\nlayers = "{layers}"').engine
+    assert (engine.layers, engine.first_layers) == (f"0:{first}", first)
+    assert host_with("mac", MAC_ADDRESS, MAC_ADDRESS).engine.first_layers is None
 
 
 @pytest.mark.parametrize("device", ["auto", "cuda", "cuda:1", "mps", "cpu"])

@@ -64,8 +64,24 @@ def test_gpt_oss_that_transformers_would_dequantise_is_refused_with_both_ways_ou
     )
     assert refusal.hint == (
         'name = "vllm" in [hosts.dgx-spark-1.engine] holds the weights as stored; '
-        'with transformers on CUDA: quantization = "mxfp4"'
+        'with transformers on CUDA: quantization = "mxfp4"; '
+        'or layers = "0:18" there, to compute these layers of prompts only'
     )
+
+
+def test_a_host_that_loads_the_first_layers_needs_the_memory_of_these() -> None:
+    dequantised: dict[str, Any] = {"name": "transformers", "chunk_tokens": 1024}
+    found = fitted(GPT_OSS, SPARK, layers="0:18", **dequantised)
+    assert [*unmet(found)] == []
+    assert "the first 18 of 36 layers" in found.needed
+    assert found.need.one_request * 2 == fitted(GPT_OSS, SPARK, **dequantised).need.one_request
+    (refusal,) = unmet(fitted(GPT_OSS, SPARK, layers="0:19", **dequantised))
+    assert refusal.text.startswith("m needs 121 GiB: weights 115 GiB (MXFP4 dequantised to bfloat16, the first 19 of")
+
+
+def test_more_first_layers_than_the_model_has_are_refused() -> None:
+    (refusal,) = unmet(fitted(QWEN, SPARK, name="transformers", layers="0:64"))
+    assert refusal.text == 'layers = "0:64" loads 64 layers, and m has 48'
 
 
 def test_a_kv_cache_beyond_the_memory_is_refused_with_the_value_that_fits() -> None:
