@@ -74,8 +74,8 @@ def marks(body: PromptBody, token: str) -> Marks:
     prompt = _mark("prompt", content, token)
     if not isinstance(body, GenerateBody):
         return Marks("", prompt)
-    called = [tool.parameters for tool in body.tools if tool.name in body.must_call]
-    form = _mark("form", (body.json_schema, called), token) if body.json_schema is not None or called else ""
+    called = [tool.parameters for tool in body.tools_of_form]
+    form = _mark("form", (body.form, called), token) if body.form is not None or called else ""
     return Marks(_mark("request", (prompt, form, _seedless(body.sampling)), token), prompt, form)
 
 

@@ -21,6 +21,9 @@ MAX_LEASES = 4096  # request ids in one POST /lease
 MAX_TOOLS = 128
 MAX_CALLS = 128  # tool calls of one message
 MAX_SCHEMA_BYTES = 1 << 16
+MAX_CHOICE: Final = 4096
+FORMS: Final = ("json_schema", "regex", "choice", "grammar")
+"""The fields of GenerateBody that give an answer a form."""
 MAX_ANSWERS: Final = 512
 """Answers that a gateway computes at a time."""
 MAX_WEIGHT: Final = 100
@@ -31,6 +34,7 @@ Token = Annotated[int, Meta(ge=0, le=(1 << 31) - 1)]
 RequestId = Annotated[str, Meta(min_length=1, max_length=64)]
 Port = Annotated[int, Meta(ge=1, le=65535)]
 ToolName = Annotated[str, Meta(min_length=1, max_length=128)]
+FormText = Annotated[str, Meta(min_length=1, max_length=MAX_SCHEMA_BYTES)]
 Messages = Sequence[Mapping[str, Any]]
 Weight = Annotated[int, Meta(ge=1, le=MAX_WEIGHT)]
 PerMinute = Annotated[int, Meta(ge=1)]
@@ -169,10 +173,12 @@ class GenerateBody(PromptBody, frozen=True, kw_only=True, omit_defaults=True, fo
     """POST /generate: prompt and answer on this host alone.
 
     must_call: the answer is a call of one of these tools; empty: the model decides. parallel_tool_calls: False: the
-    answer ends after its first call. json_schema: the answer is JSON that fits this schema. hold_prompt: keep the
-    prompt's KV from the first token on, as more answers to it follow; KV that this host has computed itself is kept
-    only when the answer ends. split: the layers that a prefill host computes; "auto": what the decode host's own
-    setting says.
+    answer ends after its first call. json_schema: the answer is JSON that fits this schema. regex: the whole answer
+    matches this expression. choice: it is one of these texts. grammar: it fits this grammar, whose first rule is
+    `start` in Lark's notation and `root` in GBNF. With one of these and tools, the answer has the form or is a call.
+    hold_prompt: keep the prompt's KV from the first token on, as more answers to it follow; KV that this host has
+    computed itself is kept only when the answer ends. split: the layers that a prefill host computes; "auto": what the
+    decode host's own setting says.
 
     Fields with their default value are left out, so that hosts which do not know them take the others.
     """
@@ -181,20 +187,37 @@ class GenerateBody(PromptBody, frozen=True, kw_only=True, omit_defaults=True, fo
     must_call: Annotated[tuple[ToolName, ...], Meta(max_length=MAX_TOOLS)] = ()
     parallel_tool_calls: bool = True
     json_schema: Mapping[str, Any] | None = None
+    regex: FormText | None = None
+    choice: Annotated[tuple[FormText, ...], Meta(min_length=1, max_length=MAX_CHOICE)] | None = None
+    grammar: FormText | None = None
     hold_prompt: bool = False
     split: Split = "auto"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.json_schema is not None and len(msgspec.json.encode(self.json_schema)) > MAX_SCHEMA_BYTES:
-            raise ValueError(f"json_schema: over {MAX_SCHEMA_BYTES} bytes")
-        if self.json_schema is not None and self.must_call:
-            raise ValueError("json_schema: the answer is a tool call already, by must_call")
-        schemas = [tool.parameters for tool in self.tools if tool.name in self.must_call]
+        given = [name for name in FORMS if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise ValueError(f"{given[1]}: the answer has a form already, by {given[0]}")
+        if self.form is not None and len(msgspec.json.encode(self.form[1])) > MAX_SCHEMA_BYTES:
+            raise ValueError(f"{given[0]}: over {MAX_SCHEMA_BYTES} bytes")
+        if given and self.must_call:
+            raise ValueError(f"{given[0]}: the answer is a tool call already, by must_call")
+        schemas = [tool.parameters for tool in self.tools_of_form]
         if schemas and sum(len(msgspec.json.encode(schema)) for schema in schemas) > MAX_SCHEMA_BYTES:
-            raise ValueError(f"must_call: the parameters of its tools are over {MAX_SCHEMA_BYTES} bytes")
+            field = "must_call: the parameters of its tools" if self.must_call else "tools: their parameters"
+            raise ValueError(f"{field} are over {MAX_SCHEMA_BYTES} bytes")
         if unknown := set(self.must_call) - {tool.name for tool in self.tools}:
             raise ValueError(f"must_call: there is no tool {min(unknown)!r}")
+
+    @property
+    def form(self) -> tuple[str, Any] | None:
+        """The field that gives the answer a form, and its value; None if none does."""
+        return next(((name, value) for name in FORMS if (value := getattr(self, name)) is not None), None)
+
+    @property
+    def tools_of_form(self) -> Sequence[Tool]:
+        """The tools whose calls are part of the form that the answer must have."""
+        return self.tools if self.form is not None else [tool for tool in self.tools if tool.name in self.must_call]
 
 
 class ScoreBody(PromptBody, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -9,7 +9,7 @@ from typing import Any, TypedDict
 import msgspec
 
 from disagg.api.base import InvalidValue, bounds
-from disagg.api.requests import GenerateBody, Messages, Split
+from disagg.api.requests import FORMS, GenerateBody, Messages, Split
 from disagg.api.sampling import Sampling
 from disagg.errors import RequestError
 from disagg.inference.attempt import Alone
@@ -21,7 +21,7 @@ _OF_THE_BODY = (
     "tools",
     "must_call",
     "parallel_tool_calls",
-    "json_schema",
+    *FORMS,
     "chat_template_kwargs",
     "hold_prompt",
     "split",
@@ -31,7 +31,7 @@ _NOT_SAMPLING = ("alone", "timeout", "on_kv_failure", "local_prefill", *_PROMPTS
 
 
 class GenerateOptions(TypedDict, total=False):
-    """The options of a request: those of `disagg.api.Sampling`, with its defaults and bounds, and thirteen more.
+    """The options of a request: those of `disagg.api.Sampling`, with its defaults and bounds, and sixteen more.
 
     stop: one string or several. logit_bias: token id -> number, or pairs of both. alone: "decode" or "prefill" runs the
     request on one host of that role, without a hand-off, "whole" on a whole-request host; None by default. timeout:
@@ -43,10 +43,10 @@ class GenerateOptions(TypedDict, total=False):
 
     The rest are fields of `disagg.api.GenerateBody`. tools: each {"name", "description", "parameters"}. must_call:
     names of tools, one of which the answer calls. parallel_tool_calls: False: the answer has one call at most.
-    json_schema: the answer is JSON that fits it. chat_template_kwargs:
-    further variables of the chat template. hold_prompt: more answers to this prompt follow. split: how many layers of
-    the model a prefill host computes of the prompt, while the decode host computes the others: "auto", the default: as
-    many as take the least time; "off": all; or a number.
+    json_schema: the answer is JSON that fits it. regex, choice, grammar: it matches this expression, is one of these
+    texts, fits this grammar. chat_template_kwargs: further variables of the chat template. hold_prompt: more answers
+    to this prompt follow. split: how many layers of the model a prefill host computes of the prompt, while the decode
+    host computes the others: "auto", the default: as many as take the least time; "off": all; or a number.
     """
 
     max_tokens: int
@@ -73,6 +73,9 @@ class GenerateOptions(TypedDict, total=False):
     must_call: Sequence[str]
     parallel_tool_calls: bool
     json_schema: Mapping[str, Any] | None
+    regex: str | None
+    choice: Sequence[str] | None
+    grammar: str | None
     chat_template_kwargs: Mapping[str, Any]
     hold_prompt: bool
     split: Split

@@ -89,6 +89,11 @@ def _longest(body: GenerateBody, context: int) -> dict[str, Any]:
 
 
 def _schema(body: GenerateBody) -> dict[str, Any]:
+    if body.form is not None and body.json_schema is None:
+        field = body.form[0]
+        raise CapabilityMissing(
+            f"{field}: OpenAI's API, which a whole-request host has, knows no such form", "use json_schema"
+        )
     if body.json_schema is None:
         return {}
     if body.json_schema == _ANY_OBJECT:

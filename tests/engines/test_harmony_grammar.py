@@ -1,4 +1,4 @@
-"""servers/output/forced.py with llguidance and the special tokens of gpt-oss: which answers have the form."""
+"""servers/output/grammar.py with llguidance and the special tokens of gpt-oss: which answers have the form."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from disagg.api.requests import GenerateBody
 from disagg.engines.model import format
 from disagg.engines.model.constraint import Constraints
 from disagg.errors import RequestError
-from disagg.servers.output.forced import grammar_of
+from disagg.servers.output.grammar import grammar_of
 from tests import tiny_models
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": False}
@@ -23,8 +23,12 @@ JSON = GenerateBody.from_json({"model": "m", "messages": MESSAGES, "json_schema"
 CALL = GenerateBody.from_json(
     {"model": "m", "messages": MESSAGES, "tools": [{"name": "f", "parameters": SCHEMA}], "must_call": ["f"]}
 )
+EITHER = GenerateBody.from_json(
+    {"model": "m", "messages": MESSAGES, "tools": [{"name": "f", "parameters": SCHEMA}], "regex": "[0-9]+ °"}
+)
 THOUGHT = "<|channel|>analysis<|message|>what { is it?<|end|><|start|>assistant"
 FINAL = "<|channel|>final<|message|>"
+CALLED = "<|channel|>commentary to=functions.f <|constrain|>json<|message|>"
 
 ANSWERS = [
     (JSON, FINAL + '{"a":1}', True),
@@ -38,6 +42,11 @@ ANSWERS = [
     (JSON, "<|channel|>analysis<|message|>what is it?<|return|>", None),
     (CALL, THOUGHT + FINAL + '{"name": "f", "arguments": {"a":1}}', True),
     (CALL, THOUGHT + FINAL + '{"name": "g"', None),
+    (EITHER, THOUGHT + FINAL + "21 °", True),
+    (EITHER, THOUGHT + FINAL + "warm", None),
+    (EITHER, THOUGHT + CALLED + '{"a":1}', True),
+    (EITHER, CALLED + '{"a":', False),
+    (EITHER, CALLED.replace("functions.f", "functions.g"), None),
 ]
 
 

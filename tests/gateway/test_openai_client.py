@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -203,6 +204,56 @@ def test_a_tool_that_must_be_called_is_called_with_arguments_that_fit(client: op
     )
     streamed = [call for chunk in chunks for call in (chunk.choices[0].delta.tool_calls or ())]
     assert [one.function and one.function.arguments for one in streamed] == [call.function.arguments]
+
+
+NUMBER = r"[1-9][0-9]{2}-[0-9]{3}"
+FORMS: dict[str, tuple[dict[str, Any], str]] = {
+    "structured_outputs": ({"structured_outputs": {"regex": NUMBER}}, NUMBER),
+    "guided_choice": ({"guided_choice": ["left", "right"]}, "left|right"),
+    "guided_grammar": ({"guided_grammar": 'start: "a" /[0-9]/ "b"'}, "a[0-9]b"),
+    "grammar": ({"grammar": 'root ::= "a" [0-9] "b"'}, "a[0-9]b"),
+}
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_an_answer_has_the_form_that_clients_of_vllm_and_llama_cpp_ask_for(client: openai.OpenAI, name: str) -> None:
+    form, pattern = FORMS[name]
+    asked: dict[str, Any] = {"model": "tiny", "max_tokens": 40, "temperature": 1.2, "seed": 3, "extra_body": form}
+    chat = client.chat.completions.create(messages=CHAT, **asked)
+    chunks = list(client.chat.completions.create(messages=CHAT, stream=True, **asked))
+    text = client.completions.create(prompt="x = ", **asked).choices[0]
+    assert re.fullmatch(pattern, chat.choices[0].message.content or "")
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == chat.choices[0].message.content
+    assert re.fullmatch(pattern, text.text) and chat.choices[0].finish_reason == text.finish_reason == "stop"
+
+
+def test_with_a_form_and_tools_the_answer_is_either(client: openai.OpenAI) -> None:
+    form: Any = {"type": "json_schema", "json_schema": {"name": "pet", "schema": SCHEMA}}
+    seen = set()
+    for seed in (6, 7):
+        asked: dict[str, Any] = {"model": "tiny", "messages": CHAT, "tools": TOOLS[:1], "response_format": form}
+        asked |= {"seed": seed, "max_tokens": 80, "temperature": 1.5}
+        (choice,) = client.chat.completions.create(**asked).choices
+        chunks = [chunk.choices[0].delta for chunk in client.chat.completions.create(stream=True, **asked)]
+        calls = [call.function for delta in chunks for call in delta.tool_calls or () if call.function]
+        assert "".join(delta.content or "" for delta in chunks) == (choice.message.content or "")
+        if choice.finish_reason == "tool_calls":
+            (call,) = choice.message.tool_calls or []
+            assert call.type == "function" and choice.message.content is None
+            assert fits(call.function.arguments) and [one.arguments for one in calls] == [call.function.arguments]
+        else:
+            assert (choice.finish_reason, calls) == ("stop", []) and fits(choice.message.content or "")
+        seen.add(choice.finish_reason)
+    assert seen == {"stop", "tool_calls"}
+
+
+def test_a_forced_call_that_is_cut_is_no_text(client: openai.OpenAI) -> None:
+    asked: dict[str, Any] = {"model": "tiny", "messages": CHAT, "tools": TOOLS, "tool_choice": "required"}
+    (choice,) = client.chat.completions.create(**asked, max_tokens=7).choices
+    assert (choice.finish_reason, choice.message.content, choice.message.tool_calls) == ("length", "", None)
+    chunks = list(client.chat.completions.create(**asked, max_tokens=7, stream=True))
+    assert not any(chunk.choices[0].delta.content or chunk.choices[0].delta.tool_calls for chunk in chunks)
+    assert chunks[-1].choices[0].finish_reason == "length"
 
 
 def test_a_schema_that_is_none_and_tools_that_the_model_does_not_know_are_refused(client: openai.OpenAI) -> None:

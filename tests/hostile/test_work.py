@@ -30,7 +30,7 @@ from disagg.errors import ContextLengthExceeded, DisaggError, RequestError
 from disagg.http.requests import body_bounds
 from disagg.servers.output import tool_calls
 from disagg.servers.output.answer import RESUMED_AT_ONCE, GrowingAnswer, _logprob
-from disagg.servers.output.forced import grammar_of
+from disagg.servers.output.grammar import grammar_of
 from disagg.servers.output.harmony import Harmony
 from disagg.servers.output.marked import Marked, Marks
 from disagg.servers.output.part import Output

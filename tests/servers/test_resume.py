@@ -38,9 +38,15 @@ class Received:
         return dict(body)
 
 
-def ask(fleet: RunningFleet, sampling: Mapping[str, Any], given: list[int] | None = None, **more: Any) -> Received:
+def ask(
+    fleet: RunningFleet,
+    sampling: Mapping[str, Any],
+    given: list[int] | None = None,
+    host: str = "tiny-decode",
+    **more: Any,
+) -> Received:
     body = {"model": "tiny", "prompt": PROMPT, "sampling": sampling, "answer_tokens": given or [], **more}
-    with fleet.http("tiny-decode") as http:
+    with fleet.http(host) as http:
         answer = http.post("/generate", json=body)
         assert answer.status_code == 200, answer.text
         return Received(answer.text)
@@ -65,6 +71,25 @@ def test_an_answer_that_is_whole_already_ends_at_once_without_tokens(tiny_fleet:
     again = ask(tiny_fleet, {**sampling, "ignore_eos": True}, whole.ids)
     assert [name for name, _ in again.events] == ["done"]
     assert again.done["completion_tokens"] == 24 and again.done["computed_prompt_tokens"] == 0
+
+
+FORMS: Mapping[str, dict[str, Any]] = {
+    "regex": {"regex": r"[a-z]{3,8} = [0-9]{3,8};"},
+    "choice": {"choice": ["return left + right", "return left - right"]},
+    "grammar": {"grammar": 'start: "[" WORD ("," WORD){3} "]"\nWORD: /[a-z]{1,4}/'},
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_an_answer_of_a_form_goes_on_on_any_host(tiny_fleet: RunningFleet, form: str) -> None:
+    sampling = {"max_tokens": 60, "temperature": 1.0, "seed": 5}
+    whole = ask(tiny_fleet, sampling, **FORMS[form])
+    assert whole.done["finish_reason"] == "stop" and len(whole.ids) > 6
+    for host in ("tiny-decode", "tiny-prefill"):
+        for count in (0, 1, 5):
+            rest = ask(tiny_fleet, sampling, whole.ids[:count], host, **FORMS[form])
+            assert rest.ids == whole.ids[count:] and whole.text.endswith(rest.text)
+            assert rest.done["finish_reason"] == "stop"
 
 
 def test_the_answers_tokens_are_checked_and_named(tiny_fleet: RunningFleet) -> None:

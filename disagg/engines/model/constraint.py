@@ -181,14 +181,15 @@ class Constraint:
     def _error(self, reply: Reply) -> DisaggError:
         if reply.reason is Reason.REFUSED:
             assert self._link is not None
-            return refusal(self._link.memory[: reply.count].decode(errors="replace"))
+            return refusal(self._link.memory[: reply.count].decode(errors="replace"), self._form.field)
+        hint = _SIMPLIFY if self._form.field == "json_schema" else f"simplify {self._form.field}"
         if reply.reason is Reason.TOKEN:
-            return RequestError("the answer left its form: the token is not allowed", _SIMPLIFY)
+            return RequestError("the answer left its form: the token is not allowed", hint)
         if reply.reason is Reason.BUSY:
             return Overloaded("too many JSON schemas wait to be compiled", "try again in a moment")
         if reply.reason in (Reason.LOST, Reason.NONE):
             return _ended()
-        return SchemaTooComplex(f"json_schema: {too_complex(reply.reason, self._form.source.limits)}", _SIMPLIFY)
+        return SchemaTooComplex(f"{self._form.field}: {too_complex(reply.reason, self._form.source.limits)}", hint)
 
 
 class Constraints:
@@ -212,15 +213,21 @@ class Constraints:
         self._starter = ThreadPoolExecutor(1, "form-processes")
 
     async def make(
-        self, grammar: str, answer: Sequence[int] = (), after: int | None = None, owner: str = ""
+        self,
+        grammar: str,
+        answer: Sequence[int] = (),
+        after: int | None = None,
+        owner: str = "",
+        field: str = "json_schema",
     ) -> Constraint:
         """A constraint after the first tokens of an answer. grammar: as llguidance reads it. after: see Constraint.
-        owner: whose request it is; what is compiled is not shared between owners. Raises what `Constraint.start`
+        owner: whose request it is; what is compiled is not shared between owners. field: of the request, that gives the
+        form, for errors. Raises what `Constraint.start`
         raises, and CapabilityMissing if this host has no llguidance. Close it."""
         self._available = self._available or importlib.util.find_spec("llguidance") is not None
         if not self._available:
             raise CapabilityMissing("llguidance is not installed on this host", install("structured"))
-        constraint = Constraint(_Form(self, grammar, owner), after)
+        constraint = Constraint(_Form(self, grammar, owner, field), after)
         try:
             await constraint.start(answer)
         except BaseException:
@@ -272,8 +279,9 @@ class Constraints:
 class _Form:
     """A form, and how an answer gets a process that follows it."""
 
-    def __init__(self, source: Constraints, grammar: str, owner: str) -> None:
+    def __init__(self, source: Constraints, grammar: str, owner: str, field: str) -> None:
         self.source = source
+        self.field = field
         self._text = grammar.encode()
         self._owner = hashlib.blake2b(owner.encode(), digest_size=8).digest()
         self._digest = hashlib.blake2b(self._text, digest_size=16, key=self._owner).digest()

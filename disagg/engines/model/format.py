@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
 HarmonyMark = Literal["start", "channel", "constrain", "message", "end", "call", "return"]
@@ -15,11 +15,14 @@ THINK: Final = (("<think>", "</think>"), ("<longcat_think>", "</longcat_think>")
 @dataclass(frozen=True, slots=True)
 class ToolFormat:
     """start, end: the marks around a call; without an end the answer's end is the call's. parse: (text between the
-    marks, the tools as templates get them) -> {"name", "arguments"} or a list of such; it may raise any exception."""
+    marks, the tools as templates get them) -> {"name", "arguments"} or a list of such; it may raise any exception.
+    json: the text is such an object, as JSON. ids: of the marks that are one token."""
 
     start: str
     end: str
     parse: Callable[[str, Sequence[Mapping[str, Any]]], Any]
+    json: bool = False
+    ids: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,4 +65,6 @@ def _tool_format(tokenizer: Any) -> ToolFormat | None:
     if name is None:
         return None
     parser = importlib.import_module(f"mlx_lm.tool_parsers.{name}")
-    return ToolFormat(parser.tool_call_start, parser.tool_call_end, parser.parse_tool_call)
+    start, end, vocabulary = parser.tool_call_start, parser.tool_call_end, tokenizer.get_vocab()
+    ids = {mark: vocabulary[mark] for mark in (start, end) if mark in vocabulary}
+    return ToolFormat(start, end, parser.parse_tool_call, json=name == "json_tools", ids=ids)

@@ -81,7 +81,9 @@ class PromptTokenizer(Protocol):
         """The bytes that one token stands for."""
         ...
 
-    async def constrain(self, grammar: str, answer: Sequence[int], after: str = "", owner: str = "") -> Constraint:
+    async def constrain(
+        self, grammar: str, answer: Sequence[int], after: str = "", owner: str = "", field: str = "json_schema"
+    ) -> Constraint:
         """A new constraint for one answer, after its first tokens. after: a mark before which it is free. See
         Constraints.make."""
         ...
@@ -171,9 +173,11 @@ class HFTokenizer:
         text = self._backend.id_to_token(token)
         return self._bytes_of(text) if text is not None else b""
 
-    async def constrain(self, grammar: str, answer: Sequence[int], after: str = "", owner: str = "") -> Constraint:
+    async def constrain(
+        self, grammar: str, answer: Sequence[int], after: str = "", owner: str = "", field: str = "json_schema"
+    ) -> Constraint:
         mark = self._backend.token_to_id(after) if after else None
-        return await self._constraints.make(grammar, answer, mark, owner)
+        return await self._constraints.make(grammar, answer, mark, owner, field)
 
     @cached_property
     def _bytes_of(self) -> Callable[[str], bytes]:

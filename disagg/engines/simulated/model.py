@@ -182,9 +182,11 @@ class ByteTokenizer:
     def token_bytes(self, token: int) -> bytes:
         return bytes([token]) if token < BYTES else b"."
 
-    async def constrain(self, grammar: str, answer: Sequence[int], after: str = "", owner: str = "") -> Constraint:
+    async def constrain(
+        self, grammar: str, answer: Sequence[int], after: str = "", owner: str = "", field: str = "json_schema"
+    ) -> Constraint:
         """There are no marks."""
-        return await self._constraints.make(grammar, answer, owner=owner)
+        return await self._constraints.make(grammar, answer, owner=owner, field=field)
 
 
 class _ByteStream:

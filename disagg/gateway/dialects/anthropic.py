@@ -109,7 +109,8 @@ class CountBody(Contract, frozen=True, kw_only=True):
         choice = _choice(self.tool_choice)
         tools = [] if choice == "none" else _offered(self.tools or ())[0]
         one_call = self.tool_choice is not None and self.tool_choice.disable_parallel_tool_use
-        made = form_of(tools, choice, _schema(form, field), field, parallel=not one_call)
+        schema = _schema(form, field)
+        made = form_of(tools, choice, {} if schema is None else {"json_schema": schema}, parallel=not one_call)
         return {"chat_template_kwargs": template, **made}
 
     def request(self, **fields: Any) -> GatewayRequest:

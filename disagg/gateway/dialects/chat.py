@@ -14,7 +14,7 @@ from disagg.api.requests import MAX_MESSAGES, MAX_TOOLS, ToolCall
 from disagg.errors import RequestError
 from disagg.gateway.dialects import openai
 from disagg.gateway.dialects.base import AnswerPiece, Finished, GatewayRequest, Head, Written, arguments_text
-from disagg.gateway.dialects.form import ResponseFormat, ToolBody, form_of, functions, schema_of
+from disagg.gateway.dialects.form import ToolBody, form_of, functions
 from disagg.gateway.dialects.reasoning import ReasoningFields
 from disagg.inference.types import Completion
 
@@ -34,8 +34,7 @@ class ChatCompletions(openai.OpenAIDialect):
             raise RequestError("top_logprobs: needs logprobs", "set logprobs to true")
         options |= fields.template()
         tools = () if fields.tool_choice == "none" else functions(fields.tools or ())
-        schema = schema_of(fields.response_format)
-        options |= form_of(tools, fields.tool_choice, schema, parallel=fields.parallel_tool_calls)
+        options |= form_of(tools, fields.tool_choice, fields.form, parallel=fields.parallel_tool_calls)
         return GatewayRequest(
             model=fields.model,
             prompts=({"messages": messages(fields.messages)},),
@@ -63,7 +62,6 @@ class ChatBody(ReasoningFields, frozen=True, kw_only=True):
     tools: Annotated[tuple[ToolBody, ...], Meta(max_length=MAX_TOOLS)] | None = None
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None
-    response_format: ResponseFormat | None = None
     include_reasoning: bool | None = None
     verbosity: str | None = None
 

@@ -44,7 +44,8 @@ class Completions(openai.OpenAIDialect):
             answers = f"{len(prompts)} prompts times {best_of} answers"
             raise RequestError(f"{'n' if best_of == n else 'best_of'}: {answers} are over {MAX_CHOICES}", "send fewer")
         scoring = _scoring(fields, prompts)
-        options = fields.options(1 if scoring is not None and scoring.alone else fields.max_tokens, lowered=False)
+        longest = 1 if scoring is not None and scoring.alone else fields.max_tokens
+        options = {**fields.options(longest, lowered=False), **fields.form}
         if fields.logprobs is not None:
             options["logprobs"] = fields.logprobs
         return GatewayRequest(

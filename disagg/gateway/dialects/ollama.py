@@ -26,7 +26,7 @@ from disagg.gateway.dialects.base import (
     read_fields,
     thinking,
 )
-from disagg.gateway.dialects.form import ANY_OBJECT, ToolBody, form_of, functions
+from disagg.gateway.dialects.form import ANY_OBJECT, ToolBody, form_of, functions, json_form
 from disagg.gateway.dialects.openai import logprob_body
 from disagg.gateway.dialects.problems import Problem
 from disagg.inference.types import Completion
@@ -103,7 +103,7 @@ class OllamaBody(Contract, frozen=True, kw_only=True):
                 **DEFAULTS,
                 **given,
                 **answer_length(None if longest < 0 else longest),
-                **form_of(functions(tools), None, self._schema(), "format"),
+                **form_of(functions(tools), None, json_form(self._schema(), "format")),
             },
             stream=self.stream is not False,
             longest=None if longest < 0 else longest,

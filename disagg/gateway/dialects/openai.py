@@ -24,6 +24,7 @@ from disagg.gateway.dialects.base import (
     answer_length,
     read_fields,
 )
+from disagg.gateway.dialects.form import FormFields
 from disagg.gateway.dialects.problems import Problem
 from disagg.inference.types import Completion
 
@@ -31,7 +32,7 @@ UNSUPPORTED: Final = REFUSED["openai"]
 OF_REASONING: Final = frozenset(
     {"chat_template_kwargs", "enable_thinking", "reasoning", "reasoning_effort", "think", "thinking"}
 )
-OF_CHATS: Final = OF_REASONING | {"tools", "tool_choice", "response_format", "include_reasoning"}
+OF_CHATS: Final = OF_REASONING | {"tools", "tool_choice", "include_reasoning"}
 """Those of the fields above that are honoured in chats."""
 
 MAX_DIGITS: Final = 10
@@ -46,8 +47,8 @@ class StreamOptions(Contract, frozen=True):
     continuous_usage_stats: bool | None = None
 
 
-class SamplingFields(Contract, frozen=True, kw_only=True):
-    """The fields of /chat/completions and /completions that say how to answer. None: not given.
+class SamplingFields(FormFields, frozen=True, kw_only=True):
+    """The fields of OpenAI's APIs that say how to answer, with the names that vLLM added. None: not given.
 
     Bounds are those of disagg.api.Sampling, which AsyncClient applies. top_k -1 means all tokens, as in vLLM.
     repeat_penalty: another name of repetition_penalty.

@@ -112,7 +112,8 @@ def _form(fields: ResponsesBody, offer: Offer, form: TextFormat | None) -> dict[
     if isinstance(choice, Mapping):
         choice = _named(choice, offer)
     parallel = fields.parallel_tool_calls
-    return form_of(offer.functions, choice, _schema(form), "text.format", parallel=parallel)
+    made = fields.form if (schema := _schema(form)) is None else {"json_schema": schema}
+    return form_of(offer.functions, choice, made, parallel=parallel)
 
 
 def _named(choice: Mapping[str, Any], offer: Offer) -> Mapping[str, Any]:

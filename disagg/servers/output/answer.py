@@ -21,7 +21,7 @@ from disagg.servers.host.feed import StepTokens, TokenFeed
 from disagg.servers.host.request import ActiveRequest, SendNow
 from disagg.servers.host.work import RequestWork
 from disagg.servers.output.choose import output_of, thinking
-from disagg.servers.output.forced import grammar_of
+from disagg.servers.output.grammar import grammar_of
 from disagg.servers.output.part import Kind, Output, OutputPart
 
 LEAST_LOGPROB = -9999.0
@@ -199,14 +199,15 @@ async def constraint_of(
 ) -> Constraint | None:
     """The form that the rest of the answer must have, after what was given of it; None if it may have any."""
     form = tokenizer.format
-    if body.json_schema is None and not body.must_call:
+    if body.form is None and not body.must_call:
         return None
     read = work.run(body.share, partial(grammar_of, body, form))
     grammar = await request.within_deadline(read, "the form of the answer was not read")
     assert grammar is not None
     prompt, given = request.tokens[: request.prompt_tokens], request.tokens[request.prompt_tokens :]
     after = form.think[1] if form.think and body.messages is not None and thinking(prompt, tokenizer, form) else ""
-    compiled = tokenizer.constrain(grammar, given, after, body.cache_salt)
+    field = body.form[0] if body.form is not None else "json_schema"
+    compiled = tokenizer.constrain(grammar, given, after, body.cache_salt, field)
     constraint = await request.within_deadline(compiled, "the form of the answer was not compiled")
     request.cleanup.callback(constraint.close)
     return constraint

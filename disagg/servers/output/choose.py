@@ -1,7 +1,7 @@
 """Which Output a request gets, by the model's format and what was asked for.
 
 Plain: text. Marked: text with reasoning and calls between marks such as <think>. Harmony: the channels of gpt-oss.
-Forced: an answer that is held to be a call of a tool.
+Forced: an answer that is held to be a call of a tool. Enveloped: one that is held to be a call or a form.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from disagg.api.requests import GenerateBody
 from disagg.engines.model.format import AnswerFormat
 from disagg.engines.model.text import PromptTokenizer
 from disagg.errors import CapabilityMissing, RequestError
-from disagg.servers.output.forced import Forced
+from disagg.servers.output.forced import Enveloped, Forced
+from disagg.servers.output.grammar import opening
 from disagg.servers.output.harmony import Harmony
 from disagg.servers.output.marked import Marked, Marks
 from disagg.servers.output.part import Output, Plain
@@ -22,7 +23,8 @@ LAST_TOKENS = 16  # of a prompt; a mark that opens the answer's reasoning is amo
 
 def output_of(body: GenerateBody, prompt: Sequence[int], tokenizer: PromptTokenizer) -> Output:
     """A new Output for the answer to this prompt. Only answers to chats have parts. Raises RequestError if tools are
-    given and the model's calls cannot be read, CapabilityMissing if this host alone cannot read them."""
+    given and the model's calls cannot be read, CapabilityMissing if this host alone cannot read them. With a form, all
+    models' calls can."""
     stop = body.sampling.stop
     if body.messages is None:
         return Plain(tokenizer.stream(stop))
@@ -31,6 +33,8 @@ def output_of(body: GenerateBody, prompt: Sequence[int], tokenizer: PromptTokeni
         return Forced(_output(body, prompt, tokenizer, calls=False))
     if body.tools and not form.harmony and form.tools is None:
         hint = "leave out tools, or name those that the answer must call, which works with every model"
+        if form.parsers and body.form is not None:
+            return Enveloped(_output(body, prompt, tokenizer, calls=False), [opening(tool) for tool in body.tools])
         if form.parsers:
             raise RequestError("tools: this model writes calls in a form that mlx-lm has no parser for", hint)
         raise CapabilityMissing("tool calls cannot be read on this host: mlx-lm is not installed", hint)

@@ -1,35 +1,21 @@
-"""An answer that must have a form: its grammar, as llguidance reads it, and the call that such an answer is."""
+"""Answers that are, or may be, a call of a tool in an envelope: {"name", "arguments"}."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Sequence
 
-from disagg.api.requests import GenerateBody
-from disagg.engines.model.format import AnswerFormat
-from disagg.engines.model.matchers.limits import require_bounded
 from disagg.servers.output import tool_calls
 from disagg.servers.output.part import Output, OutputPart, parts
 
-# A weak model writes blanks for ever where they are allowed.
-_OPTIONS: Final = {"x-guidance": {"whitespace_flexible": False}}
-# gpt-oss answers in its last channel and may reason in others before.
-_HARMONY: Final = """
-start: earlier* <|channel|> "final" <|message|> form
-earlier: <|channel|> "analysis" <|message|> REASONING <|end|> <|start|> "assistant"
-REASONING: /(.|\\n)*/
-"""
-
 
 class Forced:
-    """An Output over another one, whose text is {"name", "arguments"}. Text that was cut off, or is too
-    long for a call, stays text."""
+    """An Output over another one, whose text is an envelope. An envelope that was cut off is left out; one that is too
+    long for a call stays text."""
 
     def __init__(self, inner: Output) -> None:
         self._inner = inner
         self._text = ""
-        self._too_long = False
+        self._free = False  # what follows is no call
 
     @property
     def reasoning(self) -> bool:
@@ -46,43 +32,40 @@ class Forced:
         found = self._keep(self._inner.finish())
         if made := tool_calls.from_json(self._text):
             return [*found, *(OutputPart("call", call=call) for call in made)]
-        return [*found, *parts(self._text)]
+        return [*found, *self._cut()]
+
+    def _cut(self) -> Sequence[OutputPart]:
+        """What an answer has that ended in its envelope."""
+        return ()
+
+    def _may_be_call(self) -> bool:
+        """Whether the text so far may be an envelope, or the beginning of one."""
+        return len(self._text) <= tool_calls.MAX_CALL_CHARS
 
     def _keep(self, found: Sequence[OutputPart]) -> list[OutputPart]:
-        """All parts but text, which is kept unless it is too long."""
-        if self._too_long:
+        """All parts but text, which is kept as long as it may be a call."""
+        if self._free:
             return [*found]
         self._text += "".join(part.text for part in found if part.kind == "text")
         others = [part for part in found if part.kind != "text"]
-        if len(self._text) <= tool_calls.MAX_CALL_CHARS:
+        if self._may_be_call():
             return others
-        text, self._text, self._too_long = self._text, "", True
+        text, self._text, self._free = self._text, "", True
         return [*others, *parts(text)]
 
 
-def grammar_of(body: GenerateBody, form: AnswerFormat) -> str | None:
-    """The grammar that an answer must fit; None if it may have any form. Raises SchemaTooComplex for a schema that is
-    not to be compiled."""
-    if body.must_call:
-        rules = _calls(body)
-    elif body.json_schema is not None:
-        rules = f"form: {_json(body.json_schema)}\n"
-    else:
-        return None
-    return (_HARMONY.lstrip() if form.harmony and body.messages is not None else "start: form\n") + rules
+class Enveloped(Forced):
+    """An Output over another one, whose text may be an envelope, or the form of an answer. openings: how an envelope
+    begins."""
 
+    def __init__(self, inner: Output, openings: Sequence[str]) -> None:
+        super().__init__(inner)
+        self._openings = openings
 
-def _calls(body: GenerateBody) -> str:
-    """{"name": NAME, "arguments": {...}} of one of the tools."""
-    tools = [tool for tool in body.tools if tool.name in body.must_call]
-    lines = [f"form: {' | '.join(f'call{number}' for number in range(len(tools)))}"]
-    for number, tool in enumerate(tools):
-        start = json.dumps({"name": tool.name})[:-1] + ', "arguments": '
-        lines.append(f'call{number}: {json.dumps(start)} arguments{number} "}}"')
-        lines.append(f"arguments{number}: {_json({'type': 'object', **tool.parameters})}")
-    return "\n".join(lines) + "\n"
+    def _cut(self) -> Sequence[OutputPart]:
+        return () if any(self._text.startswith(one) for one in self._openings) else parts(self._text)
 
-
-def _json(schema: Mapping[str, Any]) -> str:
-    require_bounded(schema)
-    return "%json " + json.dumps({**schema, **_OPTIONS})
+    def _may_be_call(self) -> bool:
+        text = self._text
+        begun = any(one.startswith(text) or text.startswith(one) for one in self._openings)
+        return begun and super()._may_be_call()

@@ -22,7 +22,7 @@ from disagg.engines.simulated.decode import SimulatedDecodeEngine
 from disagg.engines.simulated.model import END, SimulatedModel
 from disagg.engines.simulated.prefill import SimulatedPrefillEngine
 from disagg.errors import RequestError
-from disagg.servers.output.forced import grammar_of
+from disagg.servers.output.grammar import grammar_of
 from tests.engines.conftest import Constrain
 from tests.simulated import write_config
 

@@ -100,6 +100,45 @@ def test_fields_that_only_chats_have(fields: dict[str, Any], options: dict[str, 
     assert chat(**fields).options == options
 
 
+ARRAY = {"type": "array"}
+
+
+@pytest.mark.parametrize("read", [chat, text])
+@pytest.mark.parametrize(
+    ("fields", "form"),
+    [
+        ({"response_format": {"type": "json_object", "schema": ARRAY}}, {"json_schema": ARRAY}),
+        ({"response_format": {"type": "json_schema", "schema": ARRAY}}, {"json_schema": ARRAY}),
+        ({"json_schema": ARRAY}, {"json_schema": ARRAY}),
+        ({"guided_json": ARRAY}, {"json_schema": ARRAY}),
+        ({"guided_json": '{"type": "array"}'}, {"json_schema": ARRAY}),
+        ({"guided_json": {}}, {"json_schema": {}}),
+        ({"guided_json_object": True}, {"json_schema": {"type": "object"}}),
+        ({"guided_regex": "a+"}, {"regex": "a+"}),
+        ({"guided_choice": ["a", "b"]}, {"choice": ("a", "b")}),
+        ({"guided_grammar": "start: x"}, {"grammar": "start: x"}),
+        ({"structured_outputs": {"json": ARRAY}}, {"json_schema": ARRAY}),
+        ({"structured_outputs": {"json_object": True}}, {"json_schema": {"type": "object"}}),
+        ({"structured_outputs": {"regex": "a+", "whitespace_pattern": None}}, {"regex": "a+"}),
+        ({"structured_outputs": {"choice": ["a"]}}, {"choice": ("a",)}),
+        ({"structured_outputs": {"grammar": "start: x"}}, {"grammar": "start: x"}),
+        ({"grammar": "root ::= x"}, {"grammar": "root ::= x"}),
+        ({"regex": "a"}, {"regex": "a"}),
+        ({"ebnf": "root ::= x"}, {"grammar": "root ::= x"}),
+        ({"guided_regex": "", "guided_choice": [], "structured_outputs": {}}, {}),
+    ],
+)
+def test_the_form_of_an_answer_has_many_names(read: Any, fields: dict[str, Any], form: dict[str, Any]) -> None:
+    assert read(**fields).options == {**DEFAULTS, **form}
+
+
+def test_a_form_and_tools_are_either_and_a_forced_call_needs_no_form() -> None:
+    form = {"response_format": {"type": "json_object"}, "tools": [TOOL]}
+    assert chat(**form).options == {**DEFAULTS, "tools": [FLAT], "json_schema": {"type": "object"}}
+    assert chat(**form, tool_choice="none").options == {**DEFAULTS, "json_schema": {"type": "object"}}
+    assert chat(**form, tool_choice="required").options == {**DEFAULTS, "tools": [FLAT], "must_call": ["f"]}
+
+
 @pytest.mark.parametrize(
     ("given", "on", "effort"),
     [
@@ -218,12 +257,15 @@ def test_a_prompt_has_four_forms(given: Any, prompts: Any) -> None:
         (chat, {"tool_choice": "required"}, "tool_choice"),
         (chat, {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "x"}}}, "tool_choice"),
         (chat, {"tools": [TOOL], "tool_choice": {"type": "allowed_tools"}}, "tool_choice"),
-        (chat, {"tools": [TOOL], "response_format": {"type": "json_object"}}, "response_format"),
         (chat, {"response_format": {"type": "xml"}}, "response_format.type"),
         (chat, {"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
         (chat, {"functions": [{"name": "f"}]}, "functions"),
         (text, {"tools": [TOOL]}, "tools"),
-        (text, {"response_format": {"type": "json_object"}}, "response_format"),
+        (chat, {"guided_regex": "a", "grammar": "start: x"}, "grammar"),
+        (text, {"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs.choice"),
+        (text, {"structured_outputs": {"structural_tag": "x"}}, "structured_outputs.structural_tag"),
+        (text, {"guided_json": "["}, "guided_json"),
+        (chat, {"guided_whitespace_pattern": " "}, "guided_whitespace_pattern"),
         (text, {"reasoning_effort": "high"}, "reasoning_effort"),
         (text, {"prompt": []}, "prompt"),
         (text, {"prompt": ["x", 1]}, "prompt"),

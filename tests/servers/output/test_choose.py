@@ -13,7 +13,7 @@ from disagg.engines.model.format import HARMONY, AnswerFormat, ToolFormat
 from disagg.engines.simulated.model import ByteTokenizer
 from disagg.errors import CapabilityMissing, RequestError
 from disagg.servers.output.choose import output_of, thinking
-from disagg.servers.output.forced import grammar_of
+from disagg.servers.output.grammar import grammar_of
 
 HERMES = ToolFormat("<tool_call>", "</tool_call>", lambda text, tools: json.loads(text))
 THINK = AnswerFormat(think=("<think>", "</think>"), tools=HERMES)
@@ -42,6 +42,9 @@ def body(**fields: Any) -> GenerateBody:
         (GPT_OSS, {}, "Harmony"),
         (GPT_OSS, {"tools": [TOOL]}, "Harmony"),
         (AnswerFormat(), {"tools": [TOOL], "must_call": ["f"]}, "Forced"),
+        (AnswerFormat(), {"tools": [TOOL], "regex": "x+"}, "Enveloped"),
+        (AnswerFormat(tools=HERMES), {"tools": [TOOL], "regex": "x+"}, "Marked"),
+        (GPT_OSS, {"tools": [TOOL], "regex": "x+"}, "Harmony"),
         (THINK, {"messages": None, "prompt": "x"}, "Plain"),
     ],
 )
@@ -71,11 +74,30 @@ def test_an_answer_that_must_be_a_call_is_one() -> None:
     assert parts == [] and part.call is not None and (part.call.name, part.call.arguments) == ("f", {"a": 1})
 
 
-def test_a_call_that_was_cut_off_is_text() -> None:
+def test_a_forced_call_that_was_cut_off_is_left_out() -> None:
     forced = output_of(body(tools=[TOOL], must_call=["f"]), b"x", tokenizer(AnswerFormat()))
     for letter in b'{"name": "f", "argu':
         assert not forced.push(letter)
-    assert [part.text for part in forced.finish()] == ['{"name": "f", "argu']
+    assert not forced.finish()
+
+
+@pytest.mark.parametrize(
+    ("text", "streamed", "end"),
+    [
+        ('{"a": 1}', '{"a": 1}', []),
+        ('{"name":"g","arguments":{}}', '{"name":"g","arguments":{}}', []),  # no tool: the form allows it
+        ('{"name":"f","arguments":{"a":1}}', "", ["f"]),
+        ('{"name":"f","arguments":{"a"', "", []),
+        ('{"na', "", ['{"na']),
+    ],
+)
+def test_an_answer_that_may_be_a_call_or_a_form_is_streamed_once_it_is_no_call(
+    text: str, streamed: str, end: list[str]
+) -> None:
+    output = output_of(body(tools=[TOOL], json_schema={"type": "object"}), b"x", tokenizer(AnswerFormat()))
+    parts = [part.text for letter in text.encode() for part in output.push(letter)]
+    assert "".join(parts) == streamed
+    assert [part.call.name if part.call else part.text for part in output.finish()] == end
 
 
 def test_only_an_answer_that_must_have_a_form_has_a_grammar() -> None:

@@ -12,6 +12,7 @@ from decimal import Decimal
 from enum import IntEnum
 from typing import Any, Final
 
+from disagg.engines.model.matchers.notation import NOT_READ
 from disagg.errors import RequestError, SchemaTooComplex
 
 MAX_PARTS: Final = 10_000
@@ -104,10 +105,23 @@ _REASONS: Final = (
     ("Failed to generate regex|Infinite|Overflow|Invalid range", "the bounds of a number are too large"),
     ("Expected|[a-z]\\w+ must be", "a keyword has a value that it cannot have"),
 )
+_REASONS_OF_TEXT: Final = (
+    ("look-?around", "it looks around, or at the edge of a word, which llguidance does not follow"),
+    ("regex parse error|invalid regex", "it has no regular expression that llguidance follows"),
+    ("no start rule", 'it has no rule "start"'),
+    ("unknown special token", "it names a special token that the model does not have"),
+    ("nknown name|undefined|unknown", "it uses a name that it does not define"),
+    (NOT_READ, "it is neither in Lark's notation nor in GBNF"),
+    ("xpected|lexer error|syntax", "it is not in Lark's notation as llguidance reads it"),
+)
+"""The same for regular expressions and grammars, by what they contain."""
 """llguidance's messages by how they begin, and ours. What follows in its own may be text of the schema."""
 _TOO_MUCH: Final = re.compile(
     "fuel exhausted|schema too large|grammar size|initial lexer|lexer precomputation|Schema intersection|"
     "Unable to determine|can't determine|.*recursion limit"
+)
+_TOO_MUCH_IN_TEXT: Final = re.compile(
+    "fuel exhausted|grammar size|initial lexer|lexer precomputation|recursion limit|exceeds size limit|too (large|big)"
 )
 _KEYS: Final = (
     r"\$dynamicRef|\$recursiveRef|contains|dependencies|dependentRequired|dependentSchemas|else|if|maxContains|"
@@ -116,8 +130,11 @@ _KEYS: Final = (
 _DOCS: Final = "see JSON Schema in llguidance's docs"
 
 
-def refusal(error: str) -> RequestError:
-    """The error for a schema that llguidance refuses. error: as llguidance states it, with text of the schema."""
+def refusal(error: str, field: str = "json_schema") -> RequestError:
+    """The error for a form that llguidance refuses. error: as llguidance states it, with text of the form. field: of
+    the request, that has it."""
+    if field != "json_schema":
+        return _refusal_of_text(error, field)
     message = error.split("failed to compile JSON schema: ", 1)[-1].partition("\n")[0]
     if message.startswith("Unimplemented keys"):
         found = sorted({f'"{key}"' for key in re.findall(r"[\w$]+", message) if re.fullmatch(_KEYS, key)})
@@ -126,6 +143,14 @@ def refusal(error: str) -> RequestError:
         return SchemaTooComplex("json_schema: it is over a limit of llguidance", _HINT)
     known = (ours for theirs, ours in _REASONS if re.match(theirs, message))
     return RequestError(f"json_schema: {next(known, 'llguidance cannot follow it')}", _DOCS)
+
+
+def _refusal_of_text(error: str, field: str) -> RequestError:
+    if _TOO_MUCH_IN_TEXT.search(error):
+        return SchemaTooComplex(f"{field}: it is over a limit of llguidance", f"simplify {field}")
+    known = (ours for theirs, ours in _REASONS_OF_TEXT if re.search(theirs, error))
+    reason = next(known, "llguidance cannot follow it")
+    return RequestError(f"{field}: {reason}", "see the syntax of grammars in llguidance's docs")
 
 
 MIB: Final = 1 << 20

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, Self
 
 from disagg.engines.model.matchers import wire
 from disagg.engines.model.matchers.limits import FormLimits, Reason
+from disagg.engines.model.matchers.notation import NOT_READ, UnreadableGrammar, in_lark
 from disagg.engines.model.matchers.wire import Attach, Region, Reply, send_note
 
 if TYPE_CHECKING:
@@ -147,13 +148,21 @@ class FormProcess:
     def _compile(self, text: str, sock: socket.socket, region: Region) -> None:
         from llguidance import LLMatcher
 
-        matcher = LLMatcher(self._vocabulary.tokenizer, text, log_level=0, limits=self._vocabulary.parser)
+        try:
+            grammar = in_lark(text)
+        except UnreadableGrammar:
+            self._refuse(NOT_READ, sock, region)
+        matcher = LLMatcher(self._vocabulary.tokenizer, grammar, log_level=0, limits=self._vocabulary.parser)
         if matcher.is_error():
-            reason = matcher.get_error().encode()[: len(region.memory)]
-            region.memory[: len(reason)] = reason
-            Reply(wire.FAILED, Reason.REFUSED, len(reason)).send(sock)
-            os._exit(0)
+            self._refuse(matcher.get_error(), sock, region)
         self._compiled = matcher
+
+    @staticmethod
+    def _refuse(error: str, sock: socket.socket, region: Region) -> NoReturn:
+        reason = error.encode()[: len(region.memory)]
+        region.memory[: len(reason)] = reason
+        Reply(wire.FAILED, Reason.REFUSED, len(reason)).send(sock)
+        os._exit(0)
 
     def _attach_next(self) -> None:
         received = Attach.receive(self._control)
