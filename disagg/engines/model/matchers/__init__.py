@@ -10,7 +10,7 @@ limits       what a form may cost, what is refused before anything is compiled, 
 link         the server's ends of it: the fork server's process, and what an answer shares with its own
 wire         what crosses the sockets, and the shared memory
 forkserver   the program that forks, watches and ends the processes of forms
-notation    grammars as their callers write them
+notation     grammars as their callers write them
 process      the program of such a process
 
 `constraint` is the server's side. Nothing here imports numpy or a framework: the fork server starts in a tenth of a

@@ -12,13 +12,9 @@ NOT_READ: Final = "neither Lark nor GBNF"
 _NESTED: Final = re.compile(rf'^(\w+): {ANY_NOTATION} (".*")$', re.MULTILINE)
 
 
-class UnreadableGrammar(Exception):
-    """Never leaves the process of a form."""
-
-
-def in_lark(text: str) -> str:
-    """The text with the grammars in it as llguidance nests them. Takes time: for the process of a form. Raises
-    UnreadableGrammar."""
+def in_lark(text: str) -> str | None:
+    """The text with a grammar in it as llguidance nests it; None if its notation is neither. Takes time: for the
+    process of a form."""
     from llguidance.gbnf_to_lark import any_to_lark
 
     found = _NESTED.search(text)
@@ -27,5 +23,5 @@ def in_lark(text: str) -> str:
     try:
         grammar = any_to_lark(json.loads(found[2]))
     except Exception:  # noqa: BLE001 - its parser raises any, with text of the grammar
-        raise UnreadableGrammar from None
+        return None
     return f"{text[: found.start()]}{found[1]}: %lark {{\n{grammar}\n}}{text[found.end() :]}"

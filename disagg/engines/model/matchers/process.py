@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, Self
 
 from disagg.engines.model.matchers import wire
 from disagg.engines.model.matchers.limits import FormLimits, Reason
-from disagg.engines.model.matchers.notation import NOT_READ, UnreadableGrammar, in_lark
+from disagg.engines.model.matchers.notation import NOT_READ, in_lark
 from disagg.engines.model.matchers.wire import Attach, Region, Reply, send_note
 
 if TYPE_CHECKING:
@@ -148,9 +148,8 @@ class FormProcess:
     def _compile(self, text: str, sock: socket.socket, region: Region) -> None:
         from llguidance import LLMatcher
 
-        try:
-            grammar = in_lark(text)
-        except UnreadableGrammar:
+        grammar = in_lark(text)
+        if grammar is None:
             self._refuse(NOT_READ, sock, region)
         matcher = LLMatcher(self._vocabulary.tokenizer, grammar, log_level=0, limits=self._vocabulary.parser)
         if matcher.is_error():
