@@ -7,12 +7,14 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from http import HTTPStatus
 from pathlib import Path
 
 from disagg.api.requests import DEFAULT_DEADLINE_S
-from disagg.api.status import Health
+from disagg.api.status import Health, Load
 from disagg.bench import MAX_REQUESTS, Mode, WorkloadKind, energy, load, workloads
+from disagg.bench.beside import RunningAnswers
 from disagg.bench.plan import ArrivalPattern, BenchPlan, Point
 from disagg.bench.records import MODES, ROLES, TurnResult
 from disagg.bench.result import BenchHost, BenchResult, gather, judge
@@ -54,6 +56,7 @@ class BenchSpec:
     timeout: float = DEFAULT_DEADLINE_S
     limits: Mapping[str, float] = field(default_factory=dict)
     watts: Mapping[str, float] = field(default_factory=dict)
+    beside: int = 0
 
 
 async def benchmark(fleet: Fleet, spec: BenchSpec, monitor: load.RunMonitor, token: str | None = None) -> BenchResult:
@@ -65,8 +68,12 @@ async def benchmark(fleet: Fleet, spec: BenchSpec, monitor: load.RunMonitor, tok
     model = fleet.model(spec.model).name
     async with AsyncClient(fleet, token=token) as client:  # without a token, it follows a rotation
         servers = await read_servers(fleet, model, token or (fleet_token(fleet) if fleet.engine_hosts else ""))
-        plan, workload, left_out = prepare(fleet, spec, min((server.vocabulary for server in servers), default=0))
+        vocab_size, splits = min((server.vocabulary for server in servers), default=0), can_split(servers)
+        plan, workload, left_out = prepare(fleet, spec, vocab_size, splits=splits)
         hosts = [server.host for server in servers] + (await read_whole(fleet, model) if "whole" in plan.modes else [])
+        context = fleet.model(model).context
+        answers = partial(RunningAnswers, client.stream, model, plan.beside, timeout=spec.timeout)
+        running = partial(answers, vocab_size=vocab_size, context=context) if plan.beside else None
         power = energy.Power(stated=spec.watts)
         timer = asyncio.get_running_loop().call_later(
             spec.max_duration or 1e9, monitor.end, f"after {spec.max_duration or 0:g} s, as asked"
@@ -75,7 +82,9 @@ async def benchmark(fleet: Fleet, spec: BenchSpec, monitor: load.RunMonitor, tok
             seconds = await load.estimate(client.stream, model, plan, workload, monitor, timeout=spec.timeout)
             monitor.estimated(plan, seconds if seconds is None else min(seconds, spec.max_duration or seconds))
             with energy.sampled(power, _local_roles(fleet, model)):
-                turn_results = await load.run(client.stream, model, plan, workload, monitor, timeout=spec.timeout)
+                turn_results = await load.run(
+                    client.stream, model, plan, workload, monitor, timeout=spec.timeout, beside=running
+                )
         finally:
             timer.cancel()
     cells = gather(plan, turn_results, power, spec.limits)
@@ -98,10 +107,17 @@ async def benchmark(fleet: Fleet, spec: BenchSpec, monitor: load.RunMonitor, tok
 
 @dataclass(frozen=True, slots=True)
 class ServerUnderTest:
-    """A host as its server reports it, and how many token ids its model knows."""
+    """A host as its server reports it, how many token ids its model knows, and whether it can compute a prompt together
+    with another host."""
 
     host: BenchHost
     vocabulary: int
+    splits: bool = False
+
+
+def can_split(servers: Sequence[ServerUnderTest]) -> bool:
+    """Whether a prefill and a decode host of the model can compute a prompt together."""
+    return {"prefill", "decode"} <= {server.host.role for server in servers if server.splits}
 
 
 async def read_servers(fleet: Fleet, model: str, token: str) -> list[ServerUnderTest]:
@@ -144,14 +160,16 @@ async def _read_server(http: Connections, host: Host, role: str) -> ServerUnderT
         simulated=health.simulated,
         versions={"disagg": health.version, **health.versions},
     )
-    return ServerUnderTest(measured, health.fingerprint.vocab_size)
+    load = Load.received(await host_calls.get(http, host, "/load", timeout=_HEALTH_TIMEOUT_S), host.name)
+    return ServerUnderTest(measured, health.fingerprint.vocab_size, load.splits)
 
 
-def prepare(fleet: Fleet, spec: BenchSpec, vocab_size: int) -> tuple[BenchPlan, Workload, int]:
-    """The plan, the workload, and how many items of a trace are over the model's context. Raises UsageError."""
+def prepare(fleet: Fleet, spec: BenchSpec, vocab_size: int, *, splits: bool = False) -> tuple[BenchPlan, Workload, int]:
+    """The plan, the workload, and how many items of a trace are over the model's context. splits: the hosts can compute
+    a prompt together. Raises UsageError."""
     model = fleet.model(spec.model)
     _check(spec)
-    modes = _modes(fleet, model.name, spec)
+    modes = _modes(fleet, model.name, spec, splits=splits)
     workload, left_out = _workload(spec, vocab_size, model.context)
     requests = spec.requests or (len(workload.times) or DEFAULT_REQUESTS)
     if workload.times:
@@ -166,6 +184,7 @@ def prepare(fleet: Fleet, spec: BenchSpec, vocab_size: int) -> tuple[BenchPlan, 
         warmup=spec.warmup,
         burstiness=spec.burstiness,
         seed=spec.seed,
+        beside=spec.beside,
     )
     if plan.total > MAX_REQUESTS:
         raise UsageError(f"this sweep has {plan.total:,} requests, over {MAX_REQUESTS:,}", "sweep less at once")
@@ -185,6 +204,8 @@ def _check(spec: BenchSpec) -> None:
         raise UsageError(f"the prompts of {spec.file} have their own lengths", "remove --prompt-tokens")
     if spec.output_tokens and spec.kind == "mooncake":
         raise UsageError(f"the requests of {spec.file} state their output lengths", "remove --output-tokens")
+    if spec.beside and spec.kind != "random":
+        raise UsageError("--beside: only beside random prompts", "remove --workload, or --beside")
     if spec.concurrency and spec.rates:
         raise UsageError("--concurrency and --rate exclude each other", "sweep one, then the other")
 
@@ -229,15 +250,19 @@ def _loads(spec: BenchSpec) -> list[ArrivalPattern]:
     return [ArrivalPattern() if spec.kind == "mooncake" else ArrivalPattern(concurrency=1)]
 
 
-def _modes(fleet: Fleet, model: str, spec: BenchSpec) -> tuple[Mode, ...]:
+def _modes(fleet: Fleet, model: str, spec: BenchSpec, *, splits: bool) -> tuple[Mode, ...]:
     """The wanted modes in the order of MODES; by default all that the fleet's own hosts can run. Whole-request hosts
     may be other people's: they are asked if they are named, or if there are no others."""
-    own = MODES if fleet.serving(model, "prefill") else ("decode-alone",) if fleet.serving(model, "decode") else ()
+    pair = tuple(mode for mode in MODES if splits or mode != "split")
+    own = pair if fleet.serving(model, "prefill") else ("decode-alone",) if fleet.serving(model, "decode") else ()
     baseline: tuple[Mode, ...] = ("whole",) if fleet.serving(model, "whole") else ()
     possible = own + (baseline if spec.kind in TEXTS else ())
     impossible = [mode for mode in spec.modes if mode not in possible]
     if baseline and ("whole" in impossible or not possible):
         raise UsageError("whole-request hosts take text, not token ids", "give --workload prompts or sharegpt")
+    if "split" in impossible and pair == own:
+        hint = "`disagg status` states why its layers cannot be divided"
+        raise UsageError(f"--mode split: the hosts of {model} do not compute a prompt together", hint)
     if "whole" in impossible:
         raise UsageError(f"--mode whole: no whole-request host serves {model}", "add one to hosts.toml")
     if impossible:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from disagg.bench import Mode
+from disagg.bench.beside import RunningAnswers
 from disagg.bench.plan import ArrivalPattern, BenchPlan, BenchTurn, RequestSpeed, expected_seconds, turns
 from disagg.bench.records import ALONE, WRONG_COUNT, Record, TurnResult
 from disagg.bench.workloads import Workload, WorkloadItem
@@ -60,9 +61,17 @@ class RunMonitor:
 
 
 async def run(
-    stream: OpenStream, model: str, plan: BenchPlan, workload: Workload, monitor: RunMonitor, *, timeout: float
+    stream: OpenStream,
+    model: str,
+    plan: BenchPlan,
+    workload: Workload,
+    monitor: RunMonitor,
+    *,
+    timeout: float,
+    beside: Callable[[], RunningAnswers] | None = None,
 ) -> list[TurnResult]:
-    """Run the turns in order. Returns those that began; the last may be incomplete. `timeout`: seconds per request."""
+    """Run the turns in order. Returns those that began; the last may be incomplete. `timeout`: seconds per request.
+    beside: the answers that run during each turn."""
     began, turn_results = time.monotonic(), list[TurnResult]()
     monitor.total_work = plan.work
     for turn in turns(plan, workload.times):
@@ -78,7 +87,10 @@ async def run(
         indices = range(first, first + turn.count)
         items = [workload.item(point, turn.mode, index) for index in indices]
         send = _RequestSender(stream, model, turn.mode, timeout, began, monitor, point.work)
-        turn_results.append(await _run_turn(turn, items, point.load, send))
+        if beside is None:
+            turn_results.append(await _run_turn(turn, items, point.load, send))
+        else:
+            turn_results.append(await _run_beside(beside(), turn, items, point.load, send))
     return turn_results
 
 
@@ -135,6 +147,8 @@ class _RequestSender:
         """Read the whole answer; append the time between consecutive tokens to `gaps`. No request uses KV that an
         earlier one has left on the hosts: repeated prompts would measure nothing."""
         apart = {"alone": ALONE[self.mode], "local_prefill": False, "cache_salt": secrets.token_hex(8)}
+        if self.mode != "whole":
+            apart["split"] = "auto" if self.mode == "split" else "off"
         request: dict[str, Any] = {**item.request(), **apart, "timeout": self.timeout}
         before = 0.0
         async with self.stream(self.model, **request) as chunks:
@@ -191,6 +205,20 @@ async def _run_turn(
         ended=time.monotonic(),
         records=records,
         unfinished=len(started) - len(records),
+    )
+
+
+async def _run_beside(
+    answers: RunningAnswers, turn: BenchTurn, items: Sequence[WorkloadItem], load: ArrivalPattern, send: _RequestSender
+) -> TurnResult:
+    async with answers:
+        result = await _run_turn(turn, items, load, send)
+    sent = [(send.run_began + record.sent, record.metrics) for record in result.records]
+    if (error := answers.failure) is not None:
+        send.monitor.failures[error.code()] += 1
+    return replace(
+        result,
+        beside=answers.figures([(began, began + metrics.ttft) for began, metrics in sent if metrics is not None]),
     )
 
 

@@ -59,7 +59,8 @@ class Point:
 @dataclass(frozen=True, slots=True)
 class BenchPlan:
     """A run. requests: per mode and point. rounds: turns that they are spread over. warmup: unmeasured requests per
-    mode and point. burstiness: shape of the gamma distribution of gaps, 1 = Poisson arrivals."""
+    mode and point. burstiness: shape of the gamma distribution of gaps, 1 = Poisson arrivals. beside: answers that the
+    decode machine writes meanwhile."""
 
     points: tuple[Point, ...]
     modes: tuple[Mode, ...]
@@ -68,6 +69,7 @@ class BenchPlan:
     warmup: int = 1
     burstiness: float = 1.0
     seed: int = 0
+    beside: int = 0
 
     @property
     def total(self) -> int:

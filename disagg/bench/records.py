@@ -9,19 +9,22 @@ from typing import Any
 
 from disagg.api.names import Role
 from disagg.bench import Mode
+from disagg.bench.beside import BesideFigures
 from disagg.inference.attempt import Alone
 from disagg.inference.metrics import Metrics
 
-MODES: tuple[Mode, ...] = ("disaggregated", "decode-alone", "prefill-alone")
+MODES: tuple[Mode, ...] = ("disaggregated", "split", "decode-alone", "prefill-alone")
 """The modes that hosts which disagg runs can have."""
 ALONE: Mapping[Mode, Alone | None] = {
     "disaggregated": None,
+    "split": None,
     "decode-alone": "decode",
     "prefill-alone": "prefill",
     "whole": "whole",
 }
 ROLES: Mapping[Mode, tuple[Role, ...]] = {
     "disaggregated": ("prefill", "decode"),
+    "split": ("prefill", "decode"),
     "decode-alone": ("decode",),
     "prefill-alone": ("prefill",),
     "whole": ("whole",),
@@ -76,7 +79,8 @@ class Record:
 class TurnResult:
     """The records of one turn. began, ended: time.monotonic(), first request due -> last one ended.
 
-    unfinished: requests under way when the run was stopped, neither completed nor failed.
+    unfinished: requests under way when the run was stopped, neither completed nor failed. beside: of the answers that
+    ran beside, None if none did.
     """
 
     point: int
@@ -86,6 +90,7 @@ class TurnResult:
     ended: float
     records: tuple[Record, ...]
     unfinished: int = 0
+    beside: BesideFigures | None = None
 
     @property
     def duration(self) -> float:

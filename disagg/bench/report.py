@@ -15,13 +15,16 @@ from disagg.units import ms, tick
 _DEFINITIONS = {
     "TTFT": "request sent → first token received by the client; its parts add up to it",
     "E2E": "request sent → last token received",
+    "in tok/s": "prompt tokens / TTFT, per request: how fast a prompt is read, as its caller sees it",
+    "split": "both machines compute a prompt, each some of the layers; disaggregated: the prefill machine all of them",
+    "beside": "seconds per token of answers that the decode machine writes while a prompt is read / without one",
     "TPOT": "(E2E − TTFT) / (output tokens − 1), per request",
     "ITL": "every gap between tokens, pooled over requests",
     "hidden transfer": "sending KV while this prompt's prefill computed",
     "exposed transfer": "prefill waited for the link, and end of prefill compute → last KV byte accepted",
     "out tok/s": "output tokens / time of the mode's turns",
     "goodput": "requests per second that meet all stated limits",
-    "speedup": "median E2E of this row's machine alone / median E2E disaggregated, with its 95 % bootstrap interval",
+    "speedup": "median E2E of this row's machine alone / median E2E of both machines, with its 95 % bootstrap interval",
     "J/request": "watts of the machines a mode occupies × time of its turns / requests completed",
 }
 _PART_WORDS = {
@@ -51,7 +54,7 @@ def _head(result: BenchResult) -> str:
         f"{result.kind}{result.fleet} · {result.workload} · {plan.requests} requests per mode and point · "
         f"seed {plan.seed} · {result.date}"
     )
-    title = f"{result.kind}{escape(result.model)}, disaggregated and on one machine"
+    title = f"{result.kind}{escape(result.model)}, on both machines and on one"
     return f'<h1>{title}</h1><p class="facts">{escape(facts)}</p>'
 
 
@@ -120,10 +123,11 @@ def _sections(result: BenchResult) -> list[str]:
         parts.append(
             f'<h2>Latency by prompt length<small>{escape(where)}</small></h2><div class="grid">{"".join(charts)}</div>'
         )
-    handed = [cell for cell in result.cells if cell.mode == "disaggregated" and cell.figures.completed]
-    if handed:
-        cards = waterfall(result, handed) + transfer(result, handed)
-        parts.append(f'<h2>What the hand-off costs</h2><div class="grid">{cards}</div>')
+    for mode, title in (("disaggregated", "What the hand-off costs"), ("split", "What the split costs")):
+        handed = [cell for cell in result.cells if cell.mode == mode and cell.figures.completed]
+        if handed:
+            cards = waterfall(result, handed) + transfer(result, handed)
+            parts.append(f'<h2>{title}</h2><div class="grid">{cards}</div>')
     parts.append(f'<h2>Throughput against latency</h2><div class="grid">{tradeoffs(result)}</div>')
     parts += [table(where, cells, result) for where, cells in result.families.items()]
     return parts
@@ -145,7 +149,7 @@ def by_length(cells: Sequence[Cell], metric: str, series: Sequence[Series]) -> s
     name = "TTFT" if metric == "ttft" else "E2E"
     y = axis(name, [value for dot in dots for value in (dot.y, dot.high or dot.y)], tick, "log")
     marks = [
-        Mark(one.crossover, f"wins over {one.against} from ≈{about(one.crossover)}")
+        Mark(one.crossover, f"{_marked(one)} {one.against} from ≈{about(one.crossover)}")
         for one in series
         if one.metric == metric and one.crossover is not None
     ]
@@ -156,6 +160,10 @@ def by_length(cells: Sequence[Cell], metric: str, series: Sequence[Series]) -> s
         _mode_legend(lines),
         line_chart(lines, x, y, marks),
     )
+
+
+def _marked(one: Series) -> str:
+    return "wins over" if one.mode == "disaggregated" else f"{one.mode} wins over"
 
 
 def _length_dot(cell: Cell, metric: str) -> Dot:
@@ -175,7 +183,7 @@ def waterfall(result: BenchResult, cells: Sequence[Cell]) -> str:
         bars.append(Bar(_bar_label(result, cell), segments, ms(cell.figures.ttft.mean)))
     legend = _legend([(name, _word(name)) for name in names])
     return _card(
-        "Where TTFT goes<small>disaggregated, means</small>",
+        f"Where TTFT goes<small>{cells[0].mode}, means</small>",
         "The parts add up to TTFT.",
         legend,
         bar_chart(bars, tick),
@@ -196,7 +204,7 @@ def transfer(result: BenchResult, cells: Sequence[Cell]) -> str:
         ]
         bars.append(Bar(_bar_label(result, cell), segments, share))
     legend = _legend([("hidden", "hidden behind prefill"), ("exposed_transfer", "exposed: waited for")])
-    title = "KV transfer, hidden and exposed<small>disaggregated, means</small>"
+    title = f"KV transfer, hidden and exposed<small>{cells[0].mode}, means</small>"
     return _card(title, "Hidden time adds nothing to TTFT.", legend, bar_chart(bars, tick))
 
 
@@ -264,15 +272,20 @@ def _word(part: str) -> str:
 
 def table(where: str, cells: Sequence[Cell], result: BenchResult) -> str:
     """All figures, a row per point and mode, without columns that would be empty."""
-    series = {one.against: one for one in result.verdict.series if one.where == where and one.metric == "e2el"}
+    of_answers = [one for one in result.verdict.series if one.where == where and one.metric == "e2el"]
+    series = {one.against: one for one in of_answers if one.mode == "disaggregated"}
+    by_split = {one.against: one for one in of_answers if one.mode == "split"}
     columns = {
         "done": [f"{cell.figures.completed}/{cell.figures.completed + cell.figures.failed}" for cell in cells],
         **{head: [ms(latency(cell.figures)) for cell in cells] for head, latency in LATENCIES.items()},
+        "in tok/s": [_rate(cell.figures.prompt_throughput) for cell in cells],
         "out tok/s": [f"{cell.figures.output_throughput:,.1f}" for cell in cells],
         "req/s": [f"{cell.figures.request_throughput:,.2f}" for cell in cells],
         "goodput": [f"{cell.figures.request_goodput:,.2f}" if result.limits else "" for cell in cells],
         "J/request": [_energy(cell.figures) for cell in cells],
+        "beside": [f"{beside.slowdown:.2f}×" if (beside := cell.figures.beside) else "" for cell in cells],
         "speedup": [_against(series.get(cell.mode), cell) for cell in cells],
+        "speedup by split": [_against(by_split.get(cell.mode), cell) for cell in cells],
     }
     columns = {head: values for head, values in columns.items() if any(value not in ("", "–") for value in values)}
     head = "".join(
@@ -287,6 +300,10 @@ def table(where: str, cells: Sequence[Cell], result: BenchResult) -> str:
         rows.append(f'<tr class="{"first" if first else ""}">{row}</tr>')
     figures = f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
     return f'<h2>All figures<small>{escape(where)}</small></h2><div class="card scroll">{figures}</div>'
+
+
+def _rate(value: float | None) -> str:
+    return "–" if value is None else f"{value:,.0f}"
 
 
 def _energy(figures: Figures) -> str:

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from disagg.bench import Mode
+from disagg.bench.beside import combined
 from disagg.bench.energy import Power
 from disagg.bench.plan import BenchPlan, Point
 from disagg.bench.records import Record, TurnResult
@@ -158,6 +159,7 @@ class BenchResult:
             "seed": self.plan.seed,
             "burstiness": self.plan.burstiness,
             "num_prompts": self.plan.requests,
+            "answers_beside": self.plan.beside,
             "goodput_limits_ms": dict(self.limits),
             "stopped": self.stopped,
             "unfinished": self.unfinished,
@@ -186,7 +188,8 @@ def gather(
             records = tuple(record for turn in mine for record in turn.records)
             figures = summary(records, sum(turn.duration for turn in mine), limits)
             energy = power.per_request(mode, mine, figures.completed)
-            cells.append(Cell(point, mode, records, replace(figures, **energy)))
+            answers = combined([turn.beside for turn in mine if turn.beside is not None])
+            cells.append(Cell(point, mode, records, replace(figures, beside=answers, **energy)))
     return tuple(cells)
 
 
@@ -203,7 +206,9 @@ def judge(cells: Sequence[Cell]) -> Verdict:
         family = families.setdefault(here[0].family, {metric: [] for metric in METRICS})
         for metric in METRICS:
             family[metric].append(Samples(length, {cell.mode: cell.seconds(metric) for cell in here}))
-        links.setdefault(here[0].family, []).extend(_link_share(length, cell) for cell in here if cell.handed_over)
+        links.setdefault(here[0].family, []).extend(
+            _link_share(length, cell) for cell in here if cell.mode == "disaggregated" and cell.handed_over
+        )
     return verdict(families, links)
 
 

@@ -4,6 +4,7 @@ The keys are those of `vllm bench serve` if it has the figure; `_ms` marks milli
 is None: if nothing completed, or TPOT of answers with one token.
 
 TTFT = request sent -> first token received.  E2EL = sent -> last token received.
+in tok/s = prompt tokens / TTFT, per request: how fast a prompt is read, as its caller sees it.
 TPOT = (E2EL - TTFT) / (output tokens - 1), per request.  ITL = every gap between tokens, pooled over requests.
 goodput = requests per second that meet all stated limits.
 """
@@ -19,6 +20,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from disagg.api.names import AS_IS
+from disagg.bench.beside import BesideFigures
 from disagg.bench.records import Record
 from disagg.inference.metrics import Metrics, TTFTParts
 
@@ -58,6 +60,8 @@ class Spread:
 class Figures:
     """All figures of the requests of one mode at one point. duration: seconds of its turns.
 
+    prompt_throughput: median of prompt tokens / TTFT. mean_layers: that a prefill host computed; None if every request
+    was handed over or answered alone. beside: of the answers that ran beside; None if none did.
     request_goodput: None without limits. mean_...: of the requests that completed; the parts add up to the mean TTFT.
     joules_per_request: None if a machine's power is unknown or nothing completed.
     """
@@ -71,6 +75,7 @@ class Figures:
     request_goodput: float | None
     output_throughput: float
     total_token_throughput: float
+    prompt_throughput: float | None
     ttft: Spread
     tpot: Spread
     itl: Spread
@@ -85,6 +90,8 @@ class Figures:
     fallbacks: int
     errors_by_kind: Mapping[str, int]
     max_send_lag_ms: float
+    mean_layers: float | None = None
+    beside: BesideFigures | None = None
     joules_per_request: float | None = None
     energy_source: str | None = None
 
@@ -94,7 +101,7 @@ class Figures:
         for field in fields(self):
             value = getattr(self, field.name)
             body |= value.to_json(field.name) if isinstance(value, Spread) else {field.name: value}
-        return body
+        return body | {"beside": self.beside.to_json() if self.beside is not None else None}
 
 
 LATENCIES: Mapping[str, Callable[[Figures], float | None]] = {
@@ -127,6 +134,7 @@ def summary(records: Sequence[Record], duration: float, limits: Mapping[str, flo
         request_goodput=None if good is None else _per_second(good, duration),
         output_throughput=_per_second(outputs, duration),
         total_token_throughput=_per_second(inputs + outputs, duration),
+        prompt_throughput=statistics.median(one.prompt_tokens / one.ttft for one in done) if done else None,
         ttft=spread([one.ttft for one in done]),
         tpot=spread([value for one in done if (value := tpot(one)) is not None]),
         itl=spread([gap for record in records if record.ok for gap in record.itl]),
@@ -141,6 +149,7 @@ def summary(records: Sequence[Record], duration: float, limits: Mapping[str, flo
         fallbacks=sum(record.fell_back for record in records),
         errors_by_kind=dict(Counter(record.error for record in records if record.error)),
         max_send_lag_ms=max((record.sent - record.due for record in records), default=0.0) * 1e3,
+        mean_layers=_mean([float(one.layers) for one in done if one.layers is not None]),
     )
 
 
@@ -196,6 +205,10 @@ def ratio_of_medians(above: Sequence[float], below: Sequence[float], seed: int =
     )
     edge = (1 - _CONFIDENCE) / 2 * 100
     return Interval(value, percentile(drawn, edge), percentile(drawn, 100 - edge))
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return statistics.fmean(values) if values else None
 
 
 def _mean_ms(values: Sequence[float]) -> float | None:

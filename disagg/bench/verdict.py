@@ -1,8 +1,8 @@
-"""From figures to sentences: at which prompt lengths disaggregation wins on this fleet, and by how much. Pure.
+"""From figures to sentences: at which prompt lengths a second machine pays on this fleet, and by how much. Pure.
 
-A speedup is median(one machine alone) / median(disaggregated): over 1, disaggregation is faster. It is decided if its
-95 % bootstrap interval does not contain 1. The crossover is the prompt length at which the difference of the medians,
-linear between the two nearest lengths measured, is 0.
+A speedup is median(one machine alone) / median(both, by a hand-off or a split): over 1, both are faster. It is decided
+if its 95 % bootstrap interval does not contain 1. The crossover is the prompt length at which the difference of the
+medians, linear between the two nearest lengths measured, is 0.
 """
 
 from __future__ import annotations
@@ -14,12 +14,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
+from disagg.bench import Mode
 from disagg.bench.stats import Interval, ratio_of_medians
 from disagg.units import ms
 
 MIN_SAMPLES = 5  # of each side; a bootstrap interval of fewer means nothing
 EXPOSED_SHARE = 0.1  # of a TTFT; a smaller share of waiting for the transfer is not worth a sentence
 Metric = Literal["e2el", "ttft"]
+Decision = Literal["wins", "loses", "depends", "undecided"]
 EVERYWHERE = "at every prompt length measured"
 METRICS: tuple[Metric, ...] = ("e2el", "ttft")
 _TOO_FEW = f"it takes {MIN_SAMPLES} completed requests in each mode, and there are "  # one digit follows
@@ -27,7 +29,10 @@ _MACHINES: Mapping[str, str] = {
     "decode-alone": "the decode machine alone",
     "prefill-alone": "the prefill machine alone",
     "whole": "the whole-request host",
+    "disaggregated": "the hand-off",
 }
+_TOGETHER: Mapping[Mode, str] = {"disaggregated": "by a hand-off", "split": "by a split"}
+"""The ways in which both machines answer."""
 _WORDS: Mapping[Metric, str] = {"e2el": "whole answer", "ttft": "first token"}
 
 
@@ -54,7 +59,7 @@ class LinkShare:
 
 @dataclass(frozen=True, slots=True)
 class SpeedupAtLength:
-    """Disaggregated against one machine alone, at one prompt length. gain: difference of the medians, in seconds."""
+    """Both machines against one alone, at one prompt length. gain: difference of the medians, in seconds."""
 
     prompt_tokens: int
     speedup: Interval
@@ -73,8 +78,8 @@ class SpeedupAtLength:
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """One sweep over prompt lengths against one machine alone. crossover: prompt tokens from which disaggregation wins;
-    None unless a loss and a win are decided and the medians cross once between them."""
+    """One sweep over prompt lengths of both machines, by `mode`, against one alone. crossover: prompt tokens from which
+    both win; None unless a loss and a win are decided and the medians cross once between them."""
 
     where: str
     metric: Metric
@@ -82,10 +87,12 @@ class Series:
     comparisons: tuple[SpeedupAtLength, ...]
     crossover: float | None
     sentences: tuple[str, ...]
+    mode: Mode = "disaggregated"
 
     def to_json(self) -> dict[str, Any]:
         return {
             "where": self.where,
+            "mode": self.mode,
             "metric": self.metric,
             "against": self.against,
             "comparisons": [one.to_json() for one in self.comparisons],
@@ -96,9 +103,10 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Headline:
-    """One sentence on whole answers, against all machines alone. "depends": on the prompt length."""
+    """One sentence on whole answers, against all machines alone; or, if splits were measured, on what the prefill
+    machine is worth beside the decode machine. "depends": on the prompt length."""
 
-    decision: Literal["wins", "loses", "depends", "undecided"]
+    decision: Decision
     text: str
 
 
@@ -123,7 +131,7 @@ class Verdict:
             reason = different[0]
             return [f"{reason[0].upper()}{reason[1:]}."]
         shared = [reason for reason, count in reasons.items() if count > 1]
-        lines = list(dict.fromkeys(" ".join(one.sentences) for one in series))
+        lines = list(dict.fromkeys(" ".join(one.sentences) for one in series if one.sentences))
         for reason in shared:
             lines = [line.replace(f": {reason}.", ".") for line in lines]
         return [*lines, *(f"Not decided: {reason}." for reason in _different(shared))]
@@ -139,11 +147,12 @@ def verdict(
     """The verdict on all families, by name. A family is the points that differ in prompt length only."""
     waited = {where: sentence for where, shares in (links or {}).items() if (sentence := _on_link(shares))}
     series = tuple(
-        compare(where, metric, against, samples)
+        compare(where, metric, against, samples, mode)
         for where, metrics in families.items()
+        for mode in _TOGETHER
         for metric, samples in metrics.items()
-        for against in ("decode-alone", "prefill-alone", "whole")
-        if any("disaggregated" in one.by_mode and against in one.by_mode for one in samples)
+        for against in _MACHINES
+        if against != mode and any(mode in one.by_mode and against in one.by_mode for one in samples)
     )
     return Verdict(
         {where: _headline([s for s in series if s.where == where and s.metric == "e2el"]) for where in families},
@@ -152,17 +161,21 @@ def verdict(
     )
 
 
-def compare(where: str, metric: Metric, against: str, samples: Sequence[Samples]) -> Series:
+def compare(
+    where: str, metric: Metric, against: str, samples: Sequence[Samples], mode: Mode = "disaggregated"
+) -> Series:
     """One series in order of prompt length, without lengths at which either side completed nothing."""
     comparisons = tuple(
-        _comparison(one, one.by_mode["disaggregated"], one.by_mode[against])
+        _comparison(one, one.by_mode[mode], one.by_mode[against])
         for one in sorted(samples, key=lambda one: one.prompt_tokens)
-        if one.by_mode.get("disaggregated") and one.by_mode.get(against)
+        if one.by_mode.get(mode) and one.by_mode.get(against)
     )
     decided = {"wins", "loses"} <= {one.decision for one in comparisons}
     cross = crossover([(one.prompt_tokens, one.gain) for one in comparisons]) if decided else None
-    sentences = tuple(_sentences(metric, against, comparisons, cross))
-    return Series(where, metric, against, comparisons, cross, sentences)
+    sentences = _sentences(metric, against, comparisons, cross)
+    if mode == "split":  # what it is worth beside one machine is in the headline
+        sentences = [f"By a split: {one[0].lower()}{one[1:]}" for one in sentences if against == "disaggregated"]
+    return Series(where, metric, against, comparisons, cross, tuple(sentences), mode)
 
 
 def crossover(gains: Sequence[tuple[int, float]]) -> float | None:
@@ -176,9 +189,9 @@ def crossover(gains: Sequence[tuple[int, float]]) -> float | None:
     raise AssertionError("a sorted mixture has an edge")
 
 
-def _comparison(one: Samples, disagg: Sequence[float], alone: Sequence[float]) -> SpeedupAtLength:
-    gain = statistics.median(alone) - statistics.median(disagg)
-    return SpeedupAtLength(one.prompt_tokens, ratio_of_medians(alone, disagg), gain, min(len(disagg), len(alone)))
+def _comparison(one: Samples, both: Sequence[float], alone: Sequence[float]) -> SpeedupAtLength:
+    gain = statistics.median(alone) - statistics.median(both)
+    return SpeedupAtLength(one.prompt_tokens, ratio_of_medians(alone, both), gain, min(len(both), len(alone)))
 
 
 def _sentences(metric: Metric, against: str, comparisons: Sequence[SpeedupAtLength], cross: float | None) -> list[str]:
@@ -217,6 +230,14 @@ def _on_link(shares: Sequence[LinkShare]) -> str:
 
 
 def _headline(series: Sequence[Series]) -> Headline:
+    """series: of whole answers. That of hand-offs alone, if no split was compared with the decode machine."""
+    beside_decode = [line for line in series if line.against == "decode-alone"]
+    if any(line.mode == "split" and line.comparisons for line in beside_decode):
+        return _worth(beside_decode)
+    return _of_handoffs([line for line in series if line.mode == "disaggregated"])
+
+
+def _of_handoffs(series: Sequence[Series]) -> Headline:
     every = [one for line in series for one in line.comparisons]
     if not every:
         return Headline(
@@ -235,6 +256,42 @@ def _headline(series: Sequence[Series]) -> Headline:
         start = f"{about(max(crossings))} prompt tokens"
         return Headline("depends", f"Disaggregation wins from about {start}; below, one machine is faster.")
     return Headline("depends", _by_length(series))
+
+
+def _worth(series: Sequence[Series]) -> Headline:
+    """Whether the prefill machine pays beside the decode machine, where, and in which way. series: of both ways against
+    the decode machine alone."""
+    at: dict[int, list[tuple[Mode, SpeedupAtLength]]] = {}
+    for line in series:
+        for one in line.comparisons:
+            at.setdefault(one.prompt_tokens, []).append((line.mode, one))
+    best = [max(ways, key=lambda way: way[1].speedup.value) for _, ways in sorted(at.items())]
+    won = [way for way in best if way[1].decision == "wins"]
+    lost = [one for _, one in best if one.decision == "loses"]
+    open_ = [one for _, one in best if one.decision == "undecided"]
+    alone = _MACHINES["decode-alone"]
+    if not won and not lost:
+        return Headline("undecided", "The data do not decide whether the prefill host pays for this model.")
+    if won:
+        rest = [f"not at {_lengths(lost)}"] if lost else []
+        where = f"at {_lengths([one for _, one in won])}" if lost or open_ else EVERYWHERE
+        speed = f"{_range_of([one for _, one in won])} times the speed of {alone}, {_ways(won)}"
+        text = f"The prefill host pays for this model {where}: {speed}"
+    else:
+        rest, where = [], f"at {_lengths(lost)}" if open_ else EVERYWHERE
+        text = f"The prefill host does not pay for this model: {alone} is faster {where}"
+    rest += [f"undecided at {_lengths(open_)}"] if open_ else []
+    decision: Decision = "loses" if not won else "depends" if rest else "wins"
+    return Headline(decision, f"{'; '.join([text, *rest])}.")
+
+
+def _ways(won: Sequence[tuple[Mode, SpeedupAtLength]]) -> str:
+    """The quickest way, by prompt length if it is not the same everywhere."""
+    by_way = {mode: [one for way, one in won if way == mode] for mode in _TOGETHER}
+    used = {mode: ones for mode, ones in by_way.items() if ones}
+    if len(used) == 1:
+        return f"quickest {_TOGETHER[next(iter(used))]}"
+    return "quickest " + ", ".join(f"{_TOGETHER[mode]} at {_lengths(ones)}" for mode, ones in used.items())
 
 
 def _always(line: Series, decision: str) -> bool:
@@ -273,9 +330,14 @@ def _slower(one: SpeedupAtLength) -> str:
 
 
 def _range(every: Sequence[SpeedupAtLength]) -> str:
+    values = _range_of(every)
+    return f"{values} times the speed of one machine" if " to " in values else f"{values} times the speed"
+
+
+def _range_of(every: Sequence[SpeedupAtLength]) -> str:
     values = sorted(one.speedup.value for one in every)
     low, high = f"{values[0]:.2f}", f"{values[-1]:.2f}"
-    return f"{low} times the speed" if low == high else f"{low} to {high} times the speed of one machine"
+    return low if low == high else f"{low} to {high}"
 
 
 def _reason(series: Series) -> str:

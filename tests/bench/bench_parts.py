@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from disagg.bench import Mode
@@ -13,7 +13,8 @@ from disagg.bench.result import BenchHost, BenchResult, gather, judge
 from disagg.inference.metrics import Metrics, TTFTParts
 from tests.cli.answers import metrics as cli_metrics
 
-METHODS = {"disaggregated": "disaggregated", "decode-alone": "decode-alone", "prefill-alone": "prefill-alone"}
+METHODS = {"split": "disaggregated", "decode-alone": "decode-alone", "prefill-alone": "prefill-alone"}
+WITHOUT_SPLIT: tuple[Mode, ...] = tuple(mode for mode in MODES if mode != "split")
 
 
 def bench_host(name: str, role: str, backend: str, hardware: str = "", simulated: bool = False) -> BenchHost:
@@ -58,24 +59,29 @@ def point(
     return Point(prompt, output, ArrivalPattern(concurrency, rate))
 
 
-def plan(points: tuple[Point, ...], modes: tuple[Mode, ...] = MODES, requests: int = 6, **changed: Any) -> BenchPlan:
+def plan(
+    points: tuple[Point, ...], modes: tuple[Mode, ...] = WITHOUT_SPLIT, requests: int = 6, **changed: Any
+) -> BenchPlan:
     return BenchPlan(points, modes, requests, **{"rounds": 4, **changed})
 
 
 def result(
-    latencies: dict[int, tuple[float, float, float]], loads: tuple[int, ...] = (1,), **changed: Any
+    latencies: Mapping[int, tuple[float, ...]],
+    loads: tuple[int, ...] = (1,),
+    modes: tuple[Mode, ...] = WITHOUT_SPLIT,
+    **changed: Any,
 ) -> BenchResult:
-    """A run over prompt lengths: E2E seconds of disagg, decode alone and prefill alone, plus or minus two percent."""
+    """A run over prompt lengths: E2E seconds of each mode, plus or minus two percent."""
     points = tuple(point(length, concurrency=load) for load in loads for length in latencies)
     turn_results = []
     for number, place in enumerate(points):
-        for mode, e2e in zip(MODES, latencies[place.prompt_tokens or 0], strict=True):
+        for mode, e2e in zip(modes, latencies[place.prompt_tokens or 0], strict=True):
             records = tuple(
-                record(e2e * scale / 2, e2e * scale, prompt=place.prompt_tokens or 0, method=METHODS[mode])
+                record(e2e * scale / 2, e2e * scale, prompt=place.prompt_tokens or 0, method=METHODS.get(mode, mode))
                 for scale in (0.98, 0.99, 1.0, 1.0, 1.01, 1.02)
             )
             turn_results.append(TurnResult(number, mode, warmup=False, began=0.0, ended=6 * e2e, records=records))
-    made = plan(points)
+    made = plan(points, modes)
     cells = gather(made, turn_results, Power(stated={"prefill": 200.0, "decode": 100.0}), changed.get("limits", {}))
     values: dict[str, Any] = {
         "fleet": "test",

@@ -13,16 +13,17 @@ from typing import Any
 import pytest
 
 from disagg.bench import energy
-from disagg.bench.benchmark import BenchSpec, benchmark, prepare, read_servers
+from disagg.bench.benchmark import BenchSpec, ServerUnderTest, benchmark, can_split, prepare, read_servers
 from disagg.bench.load import RunMonitor
 from disagg.bench.plan import ArrivalPattern
 from disagg.bench.records import MODES
+from disagg.bench.result import BenchHost
 from disagg.bench.workloads import LengthTrace, RandomTokens
 from disagg.config import Fleet, load
 from disagg.errors import ServerUnavailable, UsageError
 from disagg.token import TOKEN_FILE_VARIABLE
 from tests import tiny_models
-from tests.bench.bench_parts import point
+from tests.bench.bench_parts import WITHOUT_SPLIT, point
 from tests.fleets import TOKEN, RunningFleet, running, write_hosts
 from tests.simulated import write_simulated
 from tests.values import present
@@ -56,7 +57,7 @@ def trace_file(folder: Path, *lengths: int) -> Path:
 
 def test_by_default_all_modes_run_the_usual_lengths_that_fit(fleet: Fleet) -> None:
     plan, workload, left_out = prepare(fleet, BenchSpec("tiny"), 640)
-    assert plan.modes == MODES and plan.requests == 10 and left_out == 0
+    assert plan.modes == WITHOUT_SPLIT and plan.requests == 10 and left_out == 0
     assert plan.points == (point(128, 64), point(512, 64))
     assert workload == RandomTokens(640)
 
@@ -74,6 +75,23 @@ def test_without_a_prefill_host_only_the_decode_host_is_measured(decode_only: Fl
         prepare(decode_only, BenchSpec("tiny", modes=("disaggregated",)), 640)
 
 
+def test_a_split_is_measured_if_the_hosts_can_compute_a_prompt_together(fleet: Fleet) -> None:
+    assert prepare(fleet, BenchSpec("tiny"), 640, splits=True)[0].modes == MODES
+    alone = BenchSpec("tiny", modes=("split", "decode-alone"))
+    assert prepare(fleet, alone, 640, splits=True)[0].modes == ("split", "decode-alone")
+    with pytest.raises(UsageError, match="--mode split: the hosts of tiny do not compute a prompt together"):
+        prepare(fleet, alone, 640)
+
+
+def test_only_a_pair_that_can_divide_the_layers_makes_a_split() -> None:
+    def host(role: str, *, splits: bool) -> ServerUnderTest:
+        return ServerUnderTest(BenchHost("h", role, "a", "", "b", simulated=False, versions={}), 640, splits)
+
+    assert can_split([host("prefill", splits=True), host("prefill", splits=False), host("decode", splits=True)])
+    assert not can_split([host("prefill", splits=True), host("decode", splits=False)])
+    assert not can_split([host("prefill", splits=False), host("decode", splits=True)])
+
+
 def with_baseline(fleet: Fleet, *, alone: bool = False, port: int = 9) -> Fleet:
     return with_whole(fleet, whole_host("tiny", port), alone=alone)
 
@@ -86,16 +104,16 @@ def texts(folder: Path) -> dict[str, Any]:
 
 def test_whole_request_hosts_are_a_baseline_of_texts(fleet: Fleet, decode_only: Fleet, tmp_path: Path) -> None:
     spec = BenchSpec("tiny", **texts(tmp_path))
-    every = BenchSpec("tiny", modes=(*MODES, "whole"), **texts(tmp_path))
+    every = BenchSpec("tiny", modes=(*WITHOUT_SPLIT, "whole"), **texts(tmp_path))
     both = BenchSpec("tiny", modes=("decode-alone", "whole"), **texts(tmp_path))
-    assert prepare(with_baseline(fleet), every, 640)[0].modes == (*MODES, "whole")
+    assert prepare(with_baseline(fleet), every, 640)[0].modes == (*WITHOUT_SPLIT, "whole")
     assert prepare(with_baseline(decode_only), both, 640)[0].modes == ("decode-alone", "whole")
     assert prepare(with_baseline(fleet, alone=True), spec, 0)[0].modes == ("whole",)
 
 
 def test_servers_of_others_are_measured_only_if_they_are_named(fleet: Fleet, tmp_path: Path) -> None:
-    assert prepare(with_baseline(fleet), BenchSpec("tiny", **texts(tmp_path)), 640)[0].modes == MODES
-    assert prepare(with_baseline(fleet), BenchSpec("tiny"), 640)[0].modes == MODES
+    assert prepare(with_baseline(fleet), BenchSpec("tiny", **texts(tmp_path)), 640)[0].modes == WITHOUT_SPLIT
+    assert prepare(with_baseline(fleet), BenchSpec("tiny"), 640)[0].modes == WITHOUT_SPLIT
 
 
 @pytest.mark.parametrize(
@@ -242,14 +260,21 @@ async def test_a_host_that_is_down_leaves_no_question_to_the_others_behind(fleet
 @pytest.fixture
 def spec(tiny_fleet: RunningFleet, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setenv(TOKEN_FILE_VARIABLE, str(tiny_fleet.folder / "token"))
-    return BenchSpec("alias-of-tiny", prompt_tokens=(32, 256), output_tokens=(4,), requests=5, watts={"decode": 100.0})
+    return BenchSpec(
+        "alias-of-tiny",
+        prompt_tokens=(32, 256),
+        output_tokens=(4,),
+        requests=5,
+        watts={"decode": 100.0},
+        modes=WITHOUT_SPLIT,
+    )
 
 
 async def test_a_run_on_a_real_fleet_has_figures_for_every_mode_and_point(tiny_fleet: RunningFleet, spec: Any) -> None:
     result = await benchmark(tiny_fleet.fleet, spec, RunMonitor())
     body = json.loads(json.dumps(result.to_json()))
     assert [(one["mode"], one["prompt_tokens"]) for one in body["results"]] == [
-        (m, n) for n in (32, 256) for m in MODES
+        (m, n) for n in (32, 256) for m in WITHOUT_SPLIT
     ]
     assert all((one["completed"], one["failed"], len(one["requests"])) == (5, 0, 5) for one in body["results"])
     assert all(one["total_input_tokens"] == 5 * one["prompt_tokens"] for one in body["results"])

@@ -13,14 +13,13 @@ import pytest
 from disagg.api.events import TokenLogprob
 from disagg.bench.load import RunMonitor, estimate, run
 from disagg.bench.plan import arrival_times
-from disagg.bench.records import MODES
 from disagg.bench.workloads import RandomTokens
 from disagg.errors import Overloaded
 from disagg.inference.client import AsyncClient
 from disagg.inference.stream import AsyncStream
 from disagg.inference.types import Chunk, Completion
 from tests import tiny_models
-from tests.bench.bench_parts import plan, point
+from tests.bench.bench_parts import WITHOUT_SPLIT, plan, point
 from tests.cli.answers import completion
 from tests.deadlines import wait_until
 from tests.fleets import TOKEN, RunningFleet, running, write_hosts
@@ -42,7 +41,7 @@ async def test_exactly_the_asked_for_tokens_reach_the_servers_and_come_back(tiny
     turn_results = await play(tiny_fleet, plan((point(77, 9),), requests=3, warmup=0))
     after = totals(tiny_fleet)
     records = [record for turn in turn_results for record in turn.records]
-    assert [turn.mode for turn in turn_results] == list(MODES) * 3
+    assert [turn.mode for turn in turn_results] == list(WITHOUT_SPLIT) * 3
     assert [(r.metrics.prompt_tokens, r.metrics.completion_tokens) for r in records] == [(77, 9)] * 9
     assert all(len(record.itl) == 8 for record in records)
     # A hand-off shows its prompt to both hosts: 3 x (2 + 1 + 1).

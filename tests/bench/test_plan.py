@@ -9,13 +9,12 @@ import statistics
 import pytest
 
 from disagg.bench.plan import ArrivalPattern, RequestSpeed, arrival_times, expected_seconds, turns
-from disagg.bench.records import MODES
-from tests.bench.bench_parts import plan, point
+from tests.bench.bench_parts import WITHOUT_SPLIT, plan, point
 
 
 def test_one_request_at_a_time_the_modes_take_turns_request_by_request() -> None:
     found = [turn for turn in turns(plan((point(),), requests=4)) if not turn.warmup]
-    assert [turn.mode for turn in found] == list(MODES) * 4
+    assert [turn.mode for turn in found] == list(WITHOUT_SPLIT) * 4
     assert [(turn.first, turn.count) for turn in found if turn.mode == "disaggregated"] == [
         (0, 1),
         (1, 1),
@@ -26,7 +25,9 @@ def test_one_request_at_a_time_the_modes_take_turns_request_by_request() -> None
 
 def test_warm_up_comes_first_for_every_mode_with_prompts_of_its_own() -> None:
     first = list(itertools.islice(turns(plan((point(),), requests=4, warmup=2)), 3))
-    assert [(turn.mode, turn.warmup, turn.first, turn.count) for turn in first] == [(m, True, 4, 2) for m in MODES]
+    assert [(turn.mode, turn.warmup, turn.first, turn.count) for turn in first] == [
+        (m, True, 4, 2) for m in WITHOUT_SPLIT
+    ]
 
 
 @pytest.mark.parametrize(("requests", "concurrency", "rounds"), [(64, 4, 4), (8, 4, 1), (17, 4, 2), (5, 5, 1)])
@@ -40,7 +41,7 @@ def test_a_turn_is_long_enough_to_reach_its_concurrency(requests: int, concurren
 
 def test_every_mode_runs_the_same_requests_at_every_point() -> None:
     made = plan((point(64), point(128), point(concurrency=3)), requests=12)
-    for number, mode in itertools.product(range(3), MODES):
+    for number, mode in itertools.product(range(3), WITHOUT_SPLIT):
         mine = [turn for turn in turns(made) if (turn.point, turn.mode, turn.warmup) == (number, mode, False)]
         assert sum(turn.count for turn in mine) == 12
     assert sum(turn.count for turn in turns(made)) == made.total
@@ -70,7 +71,7 @@ def test_burstiness_is_the_shape_of_gamma_gaps(burstiness: float, expected: floa
 def test_all_modes_meet_the_same_arrivals_and_rounds_keep_the_gaps() -> None:
     made = plan((point(concurrency=None, rate=5.0),), requests=20, warmup=0)
     times = arrival_times(made, made.points[0].load)
-    by_mode = {mode: [turn for turn in turns(made) if turn.mode == mode] for mode in MODES}
+    by_mode = {mode: [turn for turn in turns(made) if turn.mode == mode] for mode in WITHOUT_SPLIT}
     offsets = {mode: [turn.offsets for turn in found] for mode, found in by_mode.items()}
     assert offsets["disaggregated"] == offsets["decode-alone"] == offsets["prefill-alone"]
     ends = itertools.accumulate(offset[-1] for offset in offsets["disaggregated"])
@@ -83,7 +84,9 @@ def test_a_traces_own_times_begin_with_its_first_request() -> None:
 
 
 def test_the_expected_time_scales_with_prompts_answers_and_turns() -> None:
-    speeds = {mode: RequestSpeed(ttft_s=1.0, prompt_tokens=100, per_token_s=0.5, output_tokens=5) for mode in MODES}
+    speeds = {
+        mode: RequestSpeed(ttft_s=1.0, prompt_tokens=100, per_token_s=0.5, output_tokens=5) for mode in WITHOUT_SPLIT
+    }
     one = plan((point(100, 5),), requests=4, warmup=0)
     assert expected_seconds(one, speeds) == pytest.approx(3 * 4 * 3.0)
     longer = plan((point(300, 5),), requests=4, warmup=1)
@@ -95,6 +98,6 @@ def test_the_expected_time_scales_with_prompts_answers_and_turns() -> None:
 
 
 def test_a_rate_takes_as_long_as_its_arrivals_and_the_last_answer() -> None:
-    speeds = {mode: RequestSpeed(1.0, 100, 0.5, 5) for mode in MODES}
+    speeds = {mode: RequestSpeed(1.0, 100, 0.5, 5) for mode in WITHOUT_SPLIT}
     made = plan((point(100, 5, concurrency=None, rate=2.0),), requests=10, rounds=1, warmup=0)
     assert expected_seconds(made, speeds) == pytest.approx(3 * (10 / 2.0 + 3.0))

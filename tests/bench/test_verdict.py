@@ -6,18 +6,19 @@ from typing import Any
 
 import pytest
 
+from disagg.bench import Mode
 from disagg.bench.energy import Power
-from disagg.bench.records import MODES, TurnResult
+from disagg.bench.records import TurnResult
 from disagg.bench.result import gather, judge
 from disagg.bench.verdict import LinkShare, Samples, compare, crossover, verdict
-from tests.bench.bench_parts import plan, point, record, result
+from tests.bench.bench_parts import WITHOUT_SPLIT, plan, point, record, result
 from tests.values import present
 
 JITTER = (0.98, 0.99, 1.0, 1.0, 1.01, 1.02)
 
 
 def samples(length: int, disagg: float, decode: float, prefill: float, jitter: Any = JITTER) -> Samples:
-    by_mode = zip(MODES, (disagg, decode, prefill), strict=True)
+    by_mode = zip(WITHOUT_SPLIT, (disagg, decode, prefill), strict=True)
     return Samples(length, {mode: [value * scale for scale in jitter] for mode, value in by_mode})
 
 
@@ -201,3 +202,61 @@ def test_a_whole_request_host_is_compared_with_like_a_machine_alone() -> None:
     found = verdict({"output 5": {"e2el": [Samples(100, by_mode)], "ttft": []}})
     assert [one.against for one in found.series] == ["whole"]
     assert found.headlines["output 5"].decision == "wins"
+
+
+FOUR: tuple[Mode, ...] = ("disaggregated", "split", "decode-alone")
+
+
+def test_a_prefill_host_that_pays_everywhere_is_worth_its_quickest_way() -> None:
+    text = headline({2048: (1.0, 0.9, 1.5), 8192: (1.0, 0.8, 2.0)}, modes=FOUR)
+    assert text == (
+        "The prefill host pays for this model at every prompt length measured: 1.67 to 2.50 times the speed of the "
+        "decode machine alone, quickest by a split."
+    )
+
+
+def test_which_way_is_quickest_is_said_by_prompt_length() -> None:
+    text = headline({512: (1.0, 1.2, 1.5), 2048: (1.0, 0.8, 2.0), 8192: (1.0, 0.8, 2.0)}, modes=FOUR)
+    assert text.endswith(", quickest by a hand-off at 512 prompt tokens, by a split at 2,048 and 8,192 prompt tokens.")
+
+
+def test_a_prefill_host_that_pays_for_long_prompts_only() -> None:
+    made = result({128: (1.0, 1.2, 0.5), 8192: (1.0, 0.8, 2.0)}, modes=FOUR).verdict
+    (found,) = made.headlines.values()
+    assert found.decision == "depends"
+    assert found.text == (
+        "The prefill host pays for this model at 8,192 prompt tokens: 2.50 times the speed of the decode machine "
+        "alone, quickest by a split; not at 128 prompt tokens."
+    )
+
+
+def test_a_prefill_host_that_does_not_pay_is_said_not_to() -> None:
+    made = result({128: (1.0, 1.2, 0.5), 8192: (1.0, 0.9, 0.8)}, modes=FOUR).verdict
+    (found,) = made.headlines.values()
+    assert found.decision == "loses"
+    assert found.text == (
+        "The prefill host does not pay for this model: the decode machine alone is faster at every prompt length "
+        "measured."
+    )
+
+
+def test_what_is_not_decided_of_a_prefill_host_is_left_open() -> None:
+    made = result({128: (1.0, 1.0, 1.0)}, modes=FOUR).verdict
+    (found,) = made.headlines.values()
+    assert (found.decision, found.text) == (
+        "undecided",
+        "The data do not decide whether the prefill host pays for this model.",
+    )
+    text = headline({128: (1.0, 1.0, 1.0), 8192: (1.0, 0.8, 2.0)}, modes=FOUR)
+    assert text.endswith("quickest by a split; undecided at 128 prompt tokens.")
+
+
+def test_a_split_is_compared_with_the_hand_off_in_a_sentence() -> None:
+    made = result({2048: (1.0, 0.8, 1.5), 8192: (1.0, 0.8, 2.0)}, modes=FOUR).verdict
+    sentences = [one for one in made.sentences("output 5, concurrency 1") if "split" in one]
+    everywhere = "comes sooner at every prompt length measured (1.25 times as fast at 2,048"
+    assert sentences == [
+        f"By a split: against the hand-off, the whole answer {everywhere}, 200 ms saved).",
+        f"By a split: against the hand-off, the first token {everywhere}, 100 ms saved).",
+    ]
+    assert {one.against for one in made.series if one.mode == "split"} == {"disaggregated", "decode-alone"}

@@ -1,4 +1,4 @@
-"""`disagg bench` without a subcommand: the fleet, disaggregated, against each of its machines alone."""
+"""`disagg bench` without a subcommand: both machines, by a hand-off and by a split, against each of them alone."""
 
 from __future__ import annotations
 
@@ -106,6 +106,16 @@ def load(
             metavar="ROLE=W ...", help="Power of the prefill and the decode machine, if it cannot be measured."
         ),
     ] = None,
+    beside: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            max=1023,
+            metavar="N",
+            help="Answers that the decode machine writes meanwhile; needs max_batch over N. [default: none]",
+            show_default=False,
+        ),
+    ] = 0,
     as_json: AsJson = False,
     output: Annotated[Path | None, typer.Option(metavar="FILE", help="Write all figures as JSON to a file.")] = None,
     report: Annotated[Path | None, typer.Option(metavar="FILE", help="Write an HTML page with plots.")] = None,
@@ -115,7 +125,7 @@ def load(
     prefill_device: Device = None,
     decode_device: Device = None,
 ) -> None:
-    """Compare the fleet, disaggregated, with each of its machines alone.
+    """Compare a hand-off, a split and each of the machines alone.
 
     The modes alternate in one run. Ctrl-C stops it and reports what was measured (exit code 130).
     """
@@ -144,6 +154,7 @@ def load(
         timeout=timeout,
         limits=pairs("--goodput", goodput, LIMITS),
         watts=pairs("--watts", watts, ("prefill", "decode")),
+        beside=beside,
     )
     for option, path in (("--output", output), ("--report", report)):  # before the run, which may take hours
         refuse_subcommand(context, option, path)

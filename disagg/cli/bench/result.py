@@ -20,12 +20,19 @@ from disagg.cli.views.items import plain_table
 from disagg.units import counted, estimate, ms, size
 
 if TYPE_CHECKING:
+    from disagg.bench import Mode
     from disagg.bench.load import RunMonitor
     from disagg.bench.plan import BenchPlan
     from disagg.bench.verdict import Series, SpeedupAtLength
 
 
-MODE_STYLE = {"disaggregated": "bold green", "decode-alone": "blue", "prefill-alone": "magenta", "whole": "cyan"}
+MODE_STYLE = {
+    "disaggregated": "bold green",
+    "split": "bold yellow",
+    "decode-alone": "blue",
+    "prefill-alone": "magenta",
+    "whole": "cyan",
+}
 _DECISION_STYLE = {"wins": "green", "loses": "red", "undecided": "yellow"}
 _HEADERS = {
     "failed_attempts": "failed",
@@ -40,10 +47,12 @@ NOTES = """\
 TTFT: sent → first token. E2E: sent → last token.
 TPOT = (E2E - TTFT) / (output tokens - 1).
 ITL: every gap between tokens, pooled.
-tok/s = output tokens / time of the mode's turns.
-speedup = median alone / median disaggregated, then its 95 % bootstrap interval.
+out tok/s = output tokens / time of the mode's turns.
+in tok/s = prompt tokens / TTFT, median.
+speedup = median alone / median of both machines, then its 95 % bootstrap interval.
 hidden: KV sent while prefill computed. exposed: the request waited for it."""
 GOODPUT_NOTE = "goodput: requests per second that meet all limits."
+BESIDE_NOTE = "beside: answers running on the decode machine; quiet: while no prompt was read. ITL max: of one of them."
 ENERGY_NOTE = "J/request = watts of the mode's machines × time of its turns / requests done."
 
 
@@ -118,7 +127,12 @@ def result_view(result: BenchResult) -> RenderableType:
         parts += [_heading(result, where), latency_table(cells), Text()]
         if extra := goodput_table(cells, bool(result.limits)):
             parts += [extra, Text()]
-        parts += [*_where_ttft_went(result, cells), *_speedups(result, where)]
+        if beside := beside_table(cells):
+            title = f"what a prompt costs {counted(result.plan.beside, 'running answer')}"
+            parts += [_heading(result, title), beside, Text()]
+        for mode in ("disaggregated", "split"):
+            parts += _where_ttft_went(result, [cell for cell in cells if cell.mode == mode])
+        parts += _speedups(result, where)
     parts += [*_notes(result), _verdict(result), _footnote(result)]
     return Group(*parts)
 
@@ -132,10 +146,10 @@ def latency_table(cells: Sequence[Cell]) -> Table:
     columns = {
         head.replace(" ", "\n"): [ms(latency(cell.figures)) for cell in cells]
         for head, latency in LATENCIES.items()
-        if head != "E2E p99"
+        if head not in ("TTFT p99", "E2E p99")
     }
     columns = {head: values for head, values in columns.items() if any(value != "–" for value in values)}
-    table = _table("prompt", "mode", "done", *columns, "out\ntok/s")
+    table = _table("prompt", "mode", "done", *columns, "in\ntok/s", "out\ntok/s")
     for number, cell in enumerate(cells):
         figures = cell.figures
         table.add_row(
@@ -143,6 +157,7 @@ def latency_table(cells: Sequence[Cell]) -> Table:
             Text(cell.mode, MODE_STYLE[cell.mode]),
             _done(figures),
             *(values[number] for values in columns.values()),
+            "–" if figures.prompt_throughput is None else f"{figures.prompt_throughput:,.0f}",
             f"{figures.output_throughput:,.0f}" if figures.completed else "–",
             end_section=cell is [other for other in cells if other.point == cell.point][-1],
         )
@@ -170,8 +185,26 @@ def goodput_table(cells: Sequence[Cell], limits: bool) -> Table | None:
     return table
 
 
+def beside_table(cells: Sequence[Cell]) -> Table | None:
+    """What reading a prompt costs the answers that the decode machine writes meanwhile; None without such answers."""
+    if not any(cell.figures.beside for cell in cells):
+        return None
+    table = _table("prompt", "mode", "TPOT\nquiet", "TPOT\nbeside", "slower", "ITL\nmax")
+    for cell in cells:
+        figures = cell.figures.beside
+        values = ["–"] * 4
+        if figures is not None:
+            times = (figures.quiet_s, figures.during_s, figures.longest_s)
+            quiet, during, most = (ms(1e3 * seconds) for seconds in times)
+            values = [quiet, during, f"{figures.slowdown - 1:+.1%}", most]
+        first = cell is next(other for other in cells if other.point == cell.point)
+        table.add_row(_length(cell) if first else "", Text(cell.mode, MODE_STYLE[cell.mode]), *values)
+    return table
+
+
 def _where_ttft_went(result: BenchResult, family: Sequence[Cell]) -> list[RenderableType]:
-    cells = [cell for cell in family if cell.mode == "disaggregated" and cell.figures.completed]
+    """family: of one mode."""
+    cells = [cell for cell in family if cell.figures.completed]
     if not cells:
         return []
     means = [cell.figures.mean_ttft_parts_ms for cell in cells]
@@ -181,7 +214,7 @@ def _where_ttft_went(result: BenchResult, family: Sequence[Cell]) -> list[Render
         hidden = Text(_bare_ms(cell.figures.mean_hidden_transfer_ms), "dim")
         ttft = _bare_ms(cell.figures.ttft.mean)
         table.add_row(_length(cell), ttft, *(_bare_ms(parts[name]) for name in names), hidden)
-    title = _heading(result, "disaggregated: where TTFT went (mean ms; parts add up, hidden is not one)")
+    title = _heading(result, f"{cells[0].mode}: where TTFT went (mean ms; parts add up, hidden is not one)")
     return [title, table, *(_handed_over(cell) for cell in cells), Text()]
 
 
@@ -192,20 +225,31 @@ def _handed_over(cell: Cell) -> Text:
     computed = figures.decode_computed_tokens / figures.completed
     quantised = figures.quantised_kv_requests
     form = f", int8 on the wire in {quantised} of {figures.completed}" if quantised else ""
+    layers = f"{figures.mean_layers:.3g} layers on the prefill host, " if figures.mean_layers is not None else ""
     return Text(
-        f"{_length(cell)} tokens: {moved} of KV per request{form}; decode computed {computed:,.3g} of them", "dim"
+        f"{_length(cell)} tokens: {layers}{moved} of KV per request{form}; decode computed {computed:,.3g} of them",
+        "dim",
     )
 
 
 def _speedups(result: BenchResult, where: str) -> list[RenderableType]:
     """A table of speedups: a row per prompt length, a column per machine and metric."""
-    columns = [one for one in result.verdict.series if one.where == where and one.comparisons]
+    parts: list[RenderableType] = []
+    for mode in ("disaggregated", "split"):
+        parts += _speedups_of(result, mode, where)
+    return parts
+
+
+def _speedups_of(result: BenchResult, mode: Mode, where: str) -> list[RenderableType]:
+    series = result.verdict.series
+    columns = [one for one in series if one.where == where and one.mode == mode and one.comparisons]
     if not columns:
         return []
     table = _table("prompt", *(f"{'E2E' if one.metric == 'e2el' else 'TTFT'}\n{one.against}" for one in columns))
     for length in sorted({comparison.prompt_tokens for one in columns for comparison in one.comparisons}):
         table.add_row(f"{length:,}", *(_speedup(one, length) for one in columns))
-    return [_heading(result, "speedup of disaggregated over one machine alone"), table, Text()]
+    over = "over one machine alone" if mode == "disaggregated" else "over the others"
+    return [_heading(result, f"speedup of {mode} {over}"), table, Text()]
 
 
 def _speedup(series: Series, length: int) -> Text:
@@ -253,7 +297,7 @@ def _verdict(result: BenchResult) -> RenderableType:
 
 def _footnote(result: BenchResult) -> Text:
     energy = any(cell.figures.joules_per_request is not None for cell in result.cells)
-    extra = [GOODPUT_NOTE] if result.limits else []
+    extra = [*([GOODPUT_NOTE] if result.limits else []), *([BESIDE_NOTE] if result.plan.beside else [])]
     return Text("\n".join([NOTES, *extra, *([ENERGY_NOTE] if energy else [])]), "dim")
 
 
