@@ -36,7 +36,7 @@ class SimulatedDecodeEngine(DecodeEngine):
 
     def __init__(self, source: str | Path, context: int, options: EngineOptions, hardware: str) -> None:
         self._model = model = simulated_model.load(source, context, options, hardware)
-        held = CountedKV(model.info.layout, options.max_kv_bytes)
+        held = CountedKV(model.info, options.max_kv_bytes)
         backend = SimulatedBackend(model, held, self._beat)
         super().__init__(lambda: nullcontext(backend), name="simulated-decode")
 

@@ -14,6 +14,7 @@ import struct
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -62,9 +63,10 @@ class SimulatedModel:
         """The predicted prefill of this many tokens."""
         return prefill(self.device, self.shape, tokens, self.options.dtype, chunk_tokens or self.options.chunk_tokens)
 
-    def piece(self, tokens: int, chunk: range) -> Prefill:
-        """The predicted computation of these tokens of a prompt of `tokens` tokens."""
-        return piece(self.device, self.shape, tokens, self.options.dtype, chunk)
+    def piece(self, tokens: int, chunk: range, layers: range | None = None) -> Prefill:
+        """The predicted computation of these tokens of a prompt of `tokens` tokens. layers: that are computed; None:
+        all."""
+        return piece(self.device, self.shape, tokens, self.options.dtype, chunk, layers=layers)
 
     def answer(
         self, tokens: Sequence[int], sampling: Sampling, answered: int = 0, constraint: Constraint | None = None
@@ -86,13 +88,24 @@ def load(source: str | Path, context: int, options: EngineOptions, hardware: str
     UsageError if either is unknown, ModelError if the model does not fit the machine."""
     sizes = read_size(str(source))
     machine = device(hardware)
-    if sizes.weight_bytes > machine.memory_gb * 1e9:
+    first = options.first_layers
+    if first is not None and first > sizes.layers:
         raise ModelError(
-            f"simulated: {sizes.name} ({sizes.weight_bytes / 1e9:.0f} GB) is too large for {machine.title}",
+            f"{sizes.name} has {sizes.layers} layers, not {first}", f'give layers = "0:{sizes.layers}" at most'
+        )
+    loaded = sizes if first is None else sizes.first(first)
+    if loaded.weight_bytes > machine.memory_gb * 1e9:
+        raise ModelError(
+            f"simulated: {sizes.name} ({loaded.weight_bytes / 1e9:.0f} GB) is too large for {machine.title}",
             f"it has {machine.memory_gb:g} GB of memory: choose other hardware or another model",
         )
     tokenizer = ByteTokenizer(sizes.vocab)
-    return SimulatedModel(machine, sizes, options, _info(sizes, machine, context, options, tokenizer), tokenizer)
+    info = replace(
+        _info(sizes, machine, context, options, tokenizer),
+        memory_bytes=round(loaded.weight_bytes),
+        loaded=None if loaded.layers == sizes.layers else loaded.layers,
+    )
+    return SimulatedModel(machine, sizes, options, info, tokenizer)
 
 
 def no_logits() -> ModelError:
@@ -108,23 +121,39 @@ def sleep_until(moment: float) -> None:
 
 
 class CountedKV:
-    """Held KV that is counted, not stored: a PrefixCache for KV of `layout`. `hold` is for one thread at a time."""
+    """Held KV that is counted, not stored: a PrefixCache for KV of a model. `hold` is for one thread at a time."""
 
-    def __init__(self, layout: Layout, limit: int) -> None:
-        self._others = replace(layout, layers=tuple(at for at in layout.layers if at.kind != "full"))
-        self._token_bytes = layout.nbytes(1) - self._others.nbytes(1)
-        self._rewindable = min((layer.window or 0 for layer in self._others.layers), default=None)
+    def __init__(self, info: EngineInfo, limit: int) -> None:
+        self._info = info
+        windows = [layer.window or 0 for layer in info.layout.layers if layer.kind != "full"]
+        self._rewindable = min(windows, default=None)
         self.store: PrefixCache[CountedRows, CountedSnapshot] = PrefixCache(limit, self._rewindable)
 
-    def hold(self, prompt: Sequence[int], answer: Sequence[int], salt: str) -> None:
-        """Hold the KV of a request that has ended."""
-        tokens = [*prompt, *answer]
-        snapshots = {at: self._snapshot(at) for at in (len(prompt) - 1, len(tokens))}
-        self.store.add(tokens, salt, lambda start, end: CountedRows(end - start, self._token_bytes), snapshots)
+    def find(self, tokens: Sequence[int], salt: str) -> int:
+        """How many of these tokens are held."""
+        found = self.store.find(tokens, salt)
+        if found is None:
+            return 0
+        found.release()
+        return found.tokens
 
-    def _snapshot(self, tokens: int) -> CountedSnapshot:
+    def hold(self, prompt: Sequence[int], answer: Sequence[int], salt: str, head: int | None = None) -> None:
+        """Hold the KV of a request that has ended. head: of the model's first so many layers; None: of all."""
+        split, tokens = self._info.split, [*prompt, *answer]
+        layout = split.head(self._info.layout, split.layers if head is None else head)
+        others = replace(layout, layers=tuple(at for at in layout.layers if at.kind != "full"))
+        row_bytes = layout.nbytes(1) - others.nbytes(1)
+        snapshots = {at: self._snapshot(others, at) for at in (len(prompt) - 1, len(tokens))}
+        rows = partial(_counted_rows, row_bytes)
+        self.store.add(tokens, salt, rows, snapshots)
+
+    def _snapshot(self, others: Layout, tokens: int) -> CountedSnapshot:
         complete = tokens <= (self._rewindable or 0)
-        return CountedSnapshot(self._others.nbytes(tokens), 0 if complete else tokens)
+        return CountedSnapshot(others.nbytes(tokens), 0 if complete else tokens)
+
+
+def _counted_rows(token_bytes: int, start: int, end: int) -> CountedRows:
+    return CountedRows(end - start, token_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,6 +286,5 @@ def _info(
         layout=layout,
         fingerprint=Fingerprint(architecture, sizes.vocab, none, tokenizer.digest, none, none),
         split=SplitLayout(sizes.layers, tuple(range(sizes.layers)), sizes.hidden),
-        memory_bytes=round(sizes.weight_bytes),
         eos_ids=tokenizer.eos_ids,
     )

@@ -1,4 +1,5 @@
-"""A prefill engine without a model: it emits random KV of full size and layout at the predicted times."""
+"""A prefill engine without a model: it emits random KV and hidden states of full size and layout at the predicted
+times."""
 
 from __future__ import annotations
 
@@ -14,11 +15,15 @@ from disagg.api.layout import Layout, plane_bytes
 from disagg.api.names import AS_IS, WireForm
 from disagg.config import EngineOptions
 from disagg.engines.base import AnswerRequest, EmittingEngine, Logits, PromptAndAnswer, PromptRun, Token
+from disagg.engines.model.prefix_cache import salted
 from disagg.engines.simulated import model as simulated_model
 from disagg.engines.simulated.model import CountedKV, SimulatedModel, sleep_until
-from disagg.kv.blocks import Block, KVBlock, StateBlock
+from disagg.errors import ModelError
+from disagg.kv.blocks import Block, ChunkEnd, HiddenBlock, KVBlock, StateBlock
+from disagg.kv.frames import MAX_CHUNK_TOKENS
 from disagg.planning.times import Emission, step
 
+FINITE = 0xBFFF  # of 16 bits: clears an exponent's highest bit, so that no number is infinite, or none
 NOISE_BYTES = 64 << 20  # larger than a CPU's caches: sending must read memory, as with real KV
 
 
@@ -28,8 +33,8 @@ class SimulatedPrefillEngine(EmittingEngine):
     def __init__(self, source: str | Path, context: int, options: EngineOptions, hardware: str) -> None:
         self._model = simulated_model.load(source, context, options, hardware)
         self.info, self.tokenizer = self._model.info, self._model.tokenizer
-        self._noise = _Noise(self.info.layout, options.chunk_tokens)
-        self._held = CountedKV(self.info.layout, options.max_held_bytes)
+        self._noise = _Noise(self.info.layout, self.info.split.hidden, options.chunk_tokens)
+        self._held = CountedKV(self.info, options.max_held_bytes)
 
     def warm_up(self) -> None:
         """Nothing to do: the first request is as fast as any other."""
@@ -45,31 +50,47 @@ class SimulatedPrefillEngine(EmittingEngine):
         chunk_tokens: int | None = None,
         layers: int | None = None,
     ) -> _PromptRun:
+        if refusal := self.info.cannot_compute(layers):
+            raise ModelError(refusal, "see split in docs/hosts-toml.md")
+        split, layout = self.info.split, self.info.layout
+        head = layers if layers is not None and layers < split.layers else None
+        computed = range(len(tokens) and (layers or split.layers))
+        known = tokens if head is None else tokens[:start]  # no hidden states are held
+        held = self._held.find(known, salted(salt, head))
 
         def send(emission: Emission) -> None:
             self.on_beat()
             if emission.end > start:
                 emit(self._noise.block(replace(emission, start=max(start, emission.start)), wire))
 
-        held = self._find(tokens, salt)
-        for index, layer in enumerate(self.info.layout.layers):
-            if rows := layer.rows(len(tokens))[: max(0, held - layer.rows(len(tokens)).start)]:
-                send(Emission(index, rows.start, rows.stop, 0.0))
+        def end_chunk(first: int, end: int) -> None:
+            """Of tokens [first, end), the last of which are computed."""
+            if end == len(tokens):
+                for layer in computed:
+                    if layout.layers[layer].states:
+                        emit(self._noise.states(layer))
+                self._held.hold(tokens, (), salted(salt, head), head)
+            first = max(first, start)
+            if layers is not None and first < end:
+                if head is not None:
+                    emit(self._noise.hidden(first, end))
+                emit(ChunkEnd(first, end))
 
-        def computed() -> None:
-            for index, layer in enumerate(self.info.layout.layers):
-                if layer.states:
-                    emit(self._noise.states(index))
-            self._held.hold(tokens, (), salt)
-
-        if held == len(tokens) > 0:
-            computed()
-        return _PromptRun(self._model, len(tokens), send, held, chunk_tokens, computed=computed)
+        for some in _pieces(held, held if layers is None else MAX_CHUNK_TOKENS):
+            for layer in computed:
+                rows = layout.layers[layer].rows(len(tokens) if layers is None else some.stop, some.start)
+                if rows := rows[: max(0, some.stop - rows.start)]:
+                    send(Emission(layer, rows.start, rows.stop, 0.0))
+            end_chunk(some.start, some.stop)
+        chunk = chunk_tokens or self._model.options.chunk_tokens
+        return _PromptRun(self._model, len(tokens), send, held, chunk, end_chunk=end_chunk, layers=layers)
 
     def start_answer(self, request: AnswerRequest, emit: Callable[[Token], None]) -> _AnswerRun:
+        if refusal := self.info.cannot_compute(None):
+            raise ModelError(refusal, "see split in docs/hosts-toml.md")
         tokens, sampling, answered = request.tokens, request.sampling, request.answered
-        held = self._find(tokens[:-1], request.salt)
-        prompt = _PromptRun(self._model, len(tokens) - 1, lambda emission: self.on_beat(), held)
+        held, chunk = self._held.find(tokens[:-1], salted(request.salt, None)), self._model.options.chunk_tokens
+        prompt = _PromptRun(self._model, len(tokens) - 1, lambda emission: self.on_beat(), held, chunk)
         answer = self._model.answer(tokens[: len(tokens) - answered], sampling, answered, request.constraint)
         return _AnswerRun(self._model, prompt, len(tokens), answer, emit, done=answered >= sampling.max_tokens)
 
@@ -77,21 +98,23 @@ class SimulatedPrefillEngine(EmittingEngine):
     def held_bytes(self) -> int:
         return self._held.store.nbytes
 
-    def _find(self, tokens: Sequence[int], salt: str) -> int:
-        """How many of these tokens are held."""
-        found = self._held.store.find(tokens, salt)
-        if found is None:
-            return 0
-        found.release()
-        return found.tokens
-
     def logits(self, tokens: Sequence[int], last: int, *, chunk_tokens: int | None = None) -> Logits:
         """Raises ModelError: there are none."""
         raise simulated_model.no_logits()
 
 
+def _pieces(tokens: int, most: int) -> Iterator[range]:
+    for first in range(0, tokens, most or 1):
+        yield range(first, min(tokens, first + most))
+
+
+def _ignore(first: int, end: int) -> None:
+    pass
+
+
 class _PromptRun(PromptRun):
-    """A PromptRun that sleeps as long as each step is predicted to take. computed: called after the last one."""
+    """A PromptRun that sleeps as long as each step is predicted to take. end_chunk: called with the tokens of each
+    step. layers: the model's first so many are computed, of chunks that can be used one by one; None: all."""
 
     def __init__(
         self,
@@ -99,23 +122,25 @@ class _PromptRun(PromptRun):
         tokens: int,
         emit: Callable[[Emission], None],
         held: int,
-        chunk_tokens: int | None = None,
+        chunk_tokens: int,
         *,
-        computed: Callable[[], None] = lambda: None,
+        end_chunk: Callable[[int, int], None] = _ignore,
+        layers: int | None = None,
     ) -> None:
-        super().__init__(tokens, held, chunk_tokens or model.options.chunk_tokens)
-        self._model, self._emit, self._computed = model, emit, computed
+        super().__init__(tokens, held, chunk_tokens)
+        self._model, self._emit, self._end_chunk = model, emit, end_chunk
+        self._layers = layers
 
     def _compute(self, first: int, end: int) -> None:
         began = time.monotonic()
-        plan = self._model.piece(self._tokens, range(first, end))
+        whole = self._layers is None
+        layers = None if self._layers is None else range(self._layers)
+        plan = self._model.piece(self._tokens if whole else end, range(first, end), layers)
         for emission in plan.emissions:
             sleep_until(began + emission.at)
             self._emit(emission)
         sleep_until(began + plan.seconds)
-
-    def _end(self) -> None:
-        self._computed()
+        self._end_chunk(first, end)
 
 
 class _AnswerRun(PromptAndAnswer):
@@ -151,20 +176,25 @@ class _AnswerRun(PromptAndAnswer):
 
 
 class _Noise:
-    """Blocks of random bytes: consecutive slices of one large buffer, starting over at its end."""
+    """Blocks of random bytes: consecutive slices of one large buffer, starting over at its end. hidden: elements of a
+    hidden state."""
 
-    def __init__(self, layout: Layout, chunk_tokens: int) -> None:
-        self._layout = layout
-        largest = max(layer.kv_heads * (layer.key_dim + layer.value_dim) for layer in layout.layers)
+    def __init__(self, layout: Layout, hidden: int, chunk_tokens: int) -> None:
+        self._layout, self._hidden_bytes = layout, hidden * layout.itemsize
+        largest = max(layer.kv_heads * (layer.key_dim + layer.value_dim) for layer in layout.layers) * layout.itemsize
         states = (state.nbytes for layer in layout.layers for state in layer.states)
-        size = max(NOISE_BYTES, chunk_tokens * largest * layout.itemsize, *states)
-        self._buffer = memoryview(numpy.random.default_rng(0).bytes(size))
+        size = max(NOISE_BYTES, chunk_tokens * max(largest, self._hidden_bytes), *states)
+        noise = numpy.frombuffer(numpy.random.default_rng(0).bytes(size + size % 2), numpy.uint16)
+        self._buffer = memoryview((noise & FINITE).tobytes())
         self._next = 0
 
     def block(self, emission: Emission, wire: WireForm) -> KVBlock:
         layer = self._layout.layers[emission.layer]
         keys, values = (self._views(emission, layer.kv_heads, dim, wire) for dim in (layer.key_dim, layer.value_dim))
         return KVBlock(emission.layer, emission.start, emission.end, keys, values)
+
+    def hidden(self, start: int, end: int) -> HiddenBlock:
+        return HiddenBlock(start, end, self._heads(1, (end - start) * self._hidden_bytes)[0])
 
     def states(self, layer: int) -> StateBlock:
         return StateBlock(layer, [self._heads(1, state.nbytes)[0] for state in self._layout.layers[layer].states])
