@@ -12,6 +12,7 @@ from disagg.api.sampling import Sampling
 from disagg.engines.base.audit import AuditBounds, AuditFinding
 from disagg.engines.model.constraint import Constraint
 from disagg.engines.model.prefix_cache import PinnedPrefix
+from disagg.kv.arriving import ArrivingKV
 from disagg.kv.received import ReceivedKV
 
 
@@ -35,7 +36,9 @@ class DecodeTiming:
     ingested -> first_token: its first step, together with the rest of the batch and a chunk of other requests' prompts.
     computed_prompt_tokens: prompt tokens that this host ran through the model for the answer: 1 after a hand-off, else
     all that were not held. audit: what was found, None if the KV was not audited. audit_s: what it took, of the time to
-    `ingested`.
+    `ingested`. Of a split: tail_compute_s: what the layers of this host took. tail_s: from the acceptance of the last
+    chunk to the KV of all layers. resumed_at: the tokens that had arrived whole when the head failed, after which this
+    host computed all layers; None: it did not fail.
     """
 
     submitted: float = 0.0
@@ -45,6 +48,9 @@ class DecodeTiming:
     computed_prompt_tokens: int = 0
     audit: AuditFinding | None = None
     audit_s: float = 0.0
+    tail_s: float = 0.0
+    tail_compute_s: float = 0.0
+    resumed_at: int | None = None
 
 
 HeldKV = PinnedPrefix[Any, Any]
@@ -57,10 +63,11 @@ class DecodeRequest:
 
     tokens: the prompt, and the first `answered` tokens of the answer if it goes on after them; they count in
     sampling.max_tokens. held: from `find_held` for these tokens and this salt. kv: KV of tokens [held.tokens or 0,
-    len(tokens) - 1); None: the engine computes what is not held. salt: only requests with the same salt share held KV.
-    constraint: the form that the answer must have, after the tokens that are given. hold_prompt: hold the received KV
-    from the first token on. audit: the bounds that `kv` is audited with, None: it is not. If it is over them, the
-    request fails with KVRefuted.
+    len(tokens) - 1); None: the engine computes what is not held. arriving: in place of `kv`, KV of the prompt's first
+    layers that may still arrive: the engine computes the other layers meanwhile, and all that does not arrive. salt:
+    only requests with the same salt share held KV. constraint: the form that the answer must have, after the tokens
+    that are given. hold_prompt: hold the received KV from the first token on. audit: the bounds that `kv` is audited
+    with, None: it is not. If it is over them, the request fails with KVRefuted.
     """
 
     id: str
@@ -73,6 +80,7 @@ class DecodeRequest:
     constraint: Constraint | None = None
     hold_prompt: bool = False
     audit: AuditBounds | None = None
+    arriving: ArrivingKV | None = None
 
 
 class Listener(Protocol):

@@ -13,6 +13,7 @@ from disagg.engines.base import ChunkScores, DecodeRequest, DecodeTiming, Engine
 from disagg.engines.model.prefix_cache import PinnedPrefix, PrefixCache
 from disagg.engines.model.text import PromptTokenizer
 from disagg.errors import DisaggError
+from disagg.kv.arriving import ArrivingKV
 from disagg.kv.received import ReceivedKV
 
 Caches = list[Any] | None
@@ -84,12 +85,26 @@ class Batch(Protocol):
         """The job's received and held KV as caches. KVRefuted if an audit finds that the received KV is wrong."""
         ...
 
+    def receive(self, job: Job) -> None:
+        """Take a job whose KV arrives: its layers that do not are computed by `compute_tail`, chunk by chunk."""
+        ...
+
     def insert(self, job: Job, caches: Caches) -> None:
         """Add the job at the next step. Its tokens that `caches` do not cover are computed on top of them."""
         ...
 
     def remove(self, job: Job) -> None:
         """Drop the job at any stage; no effect if it is not here. Sets `job.ended` if it was in its answer."""
+        ...
+
+    @property
+    def due(self) -> bool:
+        """Whether there is something to compute now. Takes no lock."""
+        ...
+
+    def compute_tail(self) -> Job | None:
+        """Compute a piece of what has arrived, if there is any and its time has come. Returns a job all of whose KV is
+        there, for `build`, or of which nothing more will arrive; or one with an `error`."""
         ...
 
     def step(self) -> list[tuple[Job, Token]]:
@@ -109,16 +124,20 @@ class Batch(Protocol):
 class Job:
     """A request in the engine, with the calls to its listener.
 
-    request: without its KV. kv, held: its KV, until the caches are built. covered: of how many of its first tokens the
-    caches have the KV. written: tokens of the answer that were computed here. snapshots: what PrefixCache.add needs for
-    the KV that is held after its end. ended: its tokens and caches, taken out of the batch at its end. error: why the
-    answer cannot go on with the token of this step. finite: no probability was NaN, so that its KV may be used again.
-    lock: taken during calls to the listener. open: it may be called."""
+    request: without its KV. kv, arriving, held: its KV, until the caches are built. news: something of it has
+    arrived since the batch has looked. tail: what the batch has computed of it meanwhile. covered: of how many of
+    its first tokens the caches have the KV. written: tokens of the answer that were computed here. snapshots: what
+    PrefixCache.add needs for the KV that is held after its end. ended: its tokens and caches, taken out of the
+    batch at its end. error: why the answer cannot go on with the token of this step. finite: no probability was
+    NaN, so that its KV may be used again. lock: taken during calls to the listener. open: it may be called."""
 
     request: DecodeRequest
     listener: Listener
     kv: ReceivedKV | None = None
+    arriving: ArrivingKV | None = None
     held: PinnedPrefix[Any, Any] | None = None
+    news: bool = False
+    tail: Any = None
     covered: int = 0
     written: int = 0
     snapshots: dict[int, Any] = field(default_factory=dict)

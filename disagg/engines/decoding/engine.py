@@ -131,15 +131,16 @@ class DecodeEngine(ABC):
     def submit(self, request: DecodeRequest, listener: Listener) -> None:
         """Queue a request; its tokens go to the listener.
 
-        After the first token the engine reads neither `request.kv`, so that its memory may be reused, nor
-        `request.held`, so that it may be released. The KV of a request that ends is held before its last token is
-        delivered.
+        After the first token the engine reads neither `request.kv` and `request.arriving`, so that their memory may be
+        reused, nor `request.held`, so that it may be released. The KV of a request that ends is held before its last
+        token is delivered.
 
         RequestError for invalid sampling values or an id in use, LayoutMismatch if the KV is not
         this model's or not of the tokens that it must cover, Overloaded if the engine is full, Cancelled after close,
         ModelError if the engine's thread has ended."""
-        require_valid(request, self._info.layout)
-        job = Job(replace(request, kv=None, held=None), listener, request.kv, request.held)
+        require_valid(request, self._info)
+        bare = replace(request, kv=None, arriving=None, held=None)
+        job = Job(bare, listener, request.kv, request.arriving, request.held)
         job.timing.submitted = time.monotonic()
         with self._lock:
             self._require_open()
@@ -271,17 +272,27 @@ class DecodeEngine(ABC):
                 self._rebuild(error)
 
     def _wait(self) -> int | None:
-        """Wait until there is work; returns the number of queued commands, None once the engine is closed."""
+        """Wait until there is work; returns the number of queued commands, None once the engine is closed. Beats while
+        requests wait for their KV: they are not held up here."""
         with self._lock:
             if self._lock.wait_for(self._has_work, self.bounds.trim_after_s):
                 return None if self._closed else len(self._commands)
         self._backend.trim_memory()
-        with self._lock:
-            self._lock.wait_for(self._has_work)
-            return None if self._closed else len(self._commands)
+        while True:
+            if waiting := len(self._batch) > 0:
+                self.on_beat()
+            with self._lock:
+                if self._lock.wait_for(self._has_work, self.bounds.trim_after_s if waiting else None):
+                    return None if self._closed else len(self._commands)
 
     def _has_work(self) -> bool:
-        return bool(self._closed or self._commands or len(self._batch))
+        return bool(self._closed or self._commands or self._batch.due)
+
+    def _arrived(self, job: Job) -> None:
+        """Called on any thread."""
+        job.news = True
+        with self._lock:
+            self._lock.notify()
 
     def _turn(self, commands: int) -> None:
         """Run this many commands and take one step."""
@@ -290,6 +301,8 @@ class DecodeEngine(ABC):
             self.on_beat()
         if commands:
             self._update_counters()
+        if (job := self._batch.compute_tail()) is not None:
+            self._ingest_arrived(job)
         if len(self._batch):
             self._step()
             self.on_beat()
@@ -311,18 +324,41 @@ class DecodeEngine(ABC):
         self._backend.held.clear()
 
     def _insert(self, job: Job) -> None:
+        if not job.open:
+            job.kv = job.arriving = job.held = None
+            return
+        job.timing.started = time.monotonic()
+        if job.arriving is None:
+            self._ingest(job)
+            return
+        self._batch.receive(job)
+        job.arriving.watch(lambda: self._arrived(job))
+        self._arrived(job)
+
+    def _ingest_arrived(self, job: Job) -> None:
+        """Nothing more of the job's KV arrives."""
+        error = job.error
         try:
-            if job.open:
-                job.timing.started = time.monotonic()
-                caches = self._batch.build(job)
-                job.timing.ingested = time.monotonic()
-                if job.request.hold_prompt and caches is not None:
-                    self._store(job, list(job.request.tokens[: job.covered]), caches)
-                self._batch.insert(job, caches)  # last, so that a failure leaves nothing of the job behind
+            if error is None:
+                self._ingest(job)
+        except Exception as failure:  # noqa: BLE001 - as of a command: this request's error
+            error = as_disagg(failure, "the decode engine failed to build the caches of a request")
+        if error is not None:
+            job.arriving = job.held = job.tail = None
+            self._fail(job, error.with_traceback(None))
+        self._update_counters()
+
+    def _ingest(self, job: Job) -> None:
+        try:
+            caches = self._batch.build(job)
+            job.timing.ingested = time.monotonic()
+            if job.request.hold_prompt and caches is not None:
+                self._store(job, list(job.request.tokens[: job.covered]), caches)
+            self._batch.insert(job, caches)  # last, so that a failure leaves nothing of the job behind
         except KVRefuted as error:  # without the frames, which have the caches
             self._fail(job, error.with_traceback(None))
         finally:
-            job.kv = job.held = None
+            job.kv = job.arriving = job.held = job.tail = None
 
     def _hold(self, job: Job) -> None:
         """Keep the KV of a request that was taken out of the batch, for one that begins with the same tokens."""
@@ -381,7 +417,7 @@ class DecodeEngine(ABC):
         """Fail every request of the batch and replace the batch by an empty one. Finished requests whose last token is
         undelivered fail, too."""
         with self._lock:
-            lost = [job for job in self._jobs.values() if job.timing.ingested]
+            lost = [job for job in self._jobs.values() if job.timing.ingested or job.tail is not None]
         _log.error("a decode step failed; %d requests are lost", len(lost), exc_info=error)
         self._batch.close()
         self._batch = self._backend.new_batch()

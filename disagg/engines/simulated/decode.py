@@ -21,7 +21,7 @@ from disagg.engines.base.prefill import no_scores
 from disagg.engines.decoding import Caches, DecodeEngine, Job
 from disagg.engines.simulated import model as simulated_model
 from disagg.engines.simulated.model import END, CountedKV, SimulatedModel, sleep_until
-from disagg.errors import DisaggError
+from disagg.errors import DisaggError, ModelError
 from disagg.kv.arena import allocate_numpy
 from disagg.kv.received import ReceivedKV
 from disagg.planning.times import ingest, step
@@ -120,6 +120,16 @@ class SimulatedBatch:
             self._busy_until = max(self._busy_until, job.timing.submitted)
         if job.kv is not None:
             self._work(ingest(job.kv.nbytes))
+
+    @property
+    def due(self) -> bool:
+        return bool(self._rows)
+
+    def receive(self, job: Job) -> None:
+        raise ModelError("a simulated engine does not compute a part of the layers")
+
+    def compute_tail(self) -> None:
+        return None
 
     def insert(self, job: Job, caches: Caches) -> None:
         request, held = job.request, job.held.tokens if job.held is not None else 0

@@ -61,6 +61,16 @@ class Counting:
     def nbytes(self) -> int:
         return len(self.jobs)
 
+    @property
+    def due(self) -> bool:
+        return bool(self.jobs)
+
+    def receive(self, job: Job) -> None:
+        self.jobs.append(job)
+
+    def compute_tail(self) -> None:
+        return None
+
     def build(self, job: Job) -> Caches:
         return None
 
