@@ -69,6 +69,11 @@ class Group:
         return min(len(self._reading), _PREFILL_BATCH)
 
     @property
+    def answering(self) -> int:
+        """The number of requests that are in their answers."""
+        return len(self._jobs) - len(self._reading)
+
+    @property
     def constrained(self) -> bool:
         """Whether its answers must have a form."""
         return any(job.request.constraint is not None for job in self._jobs.values())

@@ -9,6 +9,7 @@ free.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -18,19 +19,25 @@ from disagg.api.layout import BITS, GROUP, LayerLayout
 from disagg.engines.mlx.prefix_cache import CachedPrefix
 from disagg.engines.model.prefix_cache import Layer, last_rows, segments
 from disagg.errors import LayoutMismatch
-from disagg.kv.received import ALIGNMENT, ReceivedKV
+from disagg.kv.received import ALIGNMENT, ReceivedKV, Rows
 
 
-def build(model: Any, kv: ReceivedKV | None, held: CachedPrefix | None = None) -> list[Any]:
+def build(
+    model: Any,
+    kv: ReceivedKV | None,
+    held: CachedPrefix | None = None,
+    *,
+    tail: Sequence[Any] = (),
+) -> list[Any]:
     """One evaluated mlx-lm cache per layer, as if the model had computed the tokens of `held` and `kv` itself.
 
-    kv begins where `held` ends. The caches are views of the arena, which must come from `memory.allocate` and stay
-    unchanged while they are in use, and of the held arrays. KV that was quantised on the wire is dequantised to the
-    layout's dtype. Without tokens, the model's empty caches are returned. LayoutMismatch if a layer does not fit the
-    model."""
+    kv begins where `held` ends. tail: the caches of the last layers, which are not in `kv`, after as many tokens.
+    The caches are views of the arena, which must come from `memory.allocate` and stay unchanged while they are in
+    use, and of the held arrays. KV that was quantised on the wire is dequantised to the layout's dtype. Without
+    tokens, the model's empty caches are returned. LayoutMismatch if a layer does not fit the model."""
     caches: list[Any] = make_prompt_cache(model)
-    if kv is not None and len(caches) != len(kv.layout.layers):
-        raise LayoutMismatch(f"the KV has {len(kv.layout.layers)} layers, the model {len(caches)}")
+    if kv is not None and len(caches) != len(kv.layout.layers) + len(tail):
+        raise LayoutMismatch(f"the KV has {len(kv.layout.layers)} layers, the model {len(caches) - len(tail)}")
     tokens = kv.tokens if kv is not None else held.tokens if held is not None else 0
     if tokens == 0:
         return caches
@@ -38,7 +45,9 @@ def build(model: Any, kv: ReceivedKV | None, held: CachedPrefix | None = None) -
         kv = None
     if kv is not None and kv.arena is None:
         raise LayoutMismatch("the KV was released before its caches were built")
-    for index, cache in enumerate(caches):
+    if tail:
+        caches[-len(tail) :] = tail
+    for index, cache in enumerate(caches[: len(caches) - len(tail)]):
         for part in parts_of(cache):
             received = _received(kv, index, part) if kv is not None else None
             _fill(part, _held(held, index, part) if held is not None else [], received, index=index, tokens=tokens)
@@ -63,6 +72,18 @@ def _held(held: CachedPrefix, index: int, cache: Any) -> list[Layer]:
     return [rows for _, rows in segments(held, index)] if isinstance(cache, KVCache) else [last_rows(held, index)]
 
 
+def exact(cache: Any) -> Any:
+    """The same rows in a cache without room for more: all, or the last ones of a sliding layer in temporal order."""
+    for part in parts_of(cache):
+        if isinstance(part, RotatingKVCache):
+            needed = part.size()
+            rows = (array[..., part._idx - needed : part._idx, :] for array in (part.keys, part.values))
+            part.state = (*rows, part.offset, part.keep, part.max_size, needed)
+        elif isinstance(part, KVCache):
+            part.state = (*part.keys_and_values(), part.offset)
+    return cache
+
+
 def _received(kv: ReceivedKV, index: int, cache: Any) -> Layer:
     """What was received of one layer: keys and values, or the arrays of its state."""
     layout = kv.layout.layers[index]
@@ -70,16 +91,18 @@ def _received(kv: ReceivedKV, index: int, cache: Any) -> Layer:
     if isinstance(cache, ArraysCache):
         states = zip(kv.ranges.states[index], layout.states, strict=True)
         return tuple(_array(kv.arena.memory, place, (1, *state.shape), state.dtype) for place, state in states)
-    return _keys_and_values(kv.arena.memory, kv, index, layout)
+    pieces = [_keys_and_values(rows, layout, kv.layout.dtype) for rows in kv.rows(index)]
+    return tuple(_joined(list(arrays)) for arrays in zip(*pieces, strict=True))
 
 
-def _keys_and_values(whole: Any, kv: ReceivedKV, index: int, layout: LayerLayout) -> tuple[Any, Any]:
-    rows = len(layout.rows(kv.tokens, kv.start))
-    keys, values = kv.ranges.keys[index], kv.ranges.values[index]
-    return (
-        _tensor(whole, keys, (1, layout.kv_heads, rows, layout.key_dim), kv.layout.dtype),
-        _tensor(whole, values, (1, layout.kv_heads, rows, layout.value_dim), kv.layout.dtype),
-    )
+def _keys_and_values(rows: Rows, layout: LayerLayout, dtype: str) -> tuple[Any, Any]:
+    stored, wanted = rows.stored, rows.wanted
+    keys = _tensor(rows.memory, rows.keys, (1, layout.kv_heads, len(stored), layout.key_dim), dtype)
+    values = _tensor(rows.memory, rows.values, (1, layout.kv_heads, len(stored), layout.value_dim), dtype)
+    if wanted == stored:
+        return keys, values
+    some = slice(wanted.start - stored.start, wanted.stop - stored.start)
+    return keys[..., some, :], values[..., some, :]
 
 
 def _tensor(whole: Any, planes: tuple[slice, ...], shape: tuple[int, ...], dtype: str) -> Any:
