@@ -3,6 +3,7 @@
 engine    DecodeEngine: the thread that runs commands, steps the batch and calls listeners
 valid     which requests it can compute
 batch     Job: a request in it; Batch and Backend: what a framework gives it
+tail      the layers of a split that it computes itself, and when
 commands  what other threads want done on that thread
 """
 

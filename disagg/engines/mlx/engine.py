@@ -24,9 +24,10 @@ from disagg.engines.decoding.valid import require_fitting
 from disagg.engines.mlx import cache as mlx_cache
 from disagg.engines.mlx import memory
 from disagg.engines.mlx.groups import GroupedBatch
-from disagg.engines.mlx.load import LoadedModel, prepare, select_device
+from disagg.engines.mlx.load import LoadedModel, prepare, require_one_thread, select_device
 from disagg.engines.mlx.prefix_cache import Rows, hold, make_prefix_cache
 from disagg.engines.mlx.scores import ScoringPass
+from disagg.engines.mlx.span import Spans
 from disagg.engines.model.architectures import MLX_PATCHES, Patch
 from disagg.engines.model.evidence import gather
 from disagg.engines.model.prefix_cache import LayerSnapshot, PrefixCache
@@ -55,11 +56,7 @@ class MLXDecodeEngine(DecodeEngine):
     def __init__(
         self, source: str | Path, context: int, options: EngineOptions, *, patches: Sequence[Patch] = MLX_PATCHES
     ) -> None:
-        if options.threads not in (None, 1):
-            raise ModelError(
-                f"threads = {options.threads}: mlx's CPU backend computes on one thread and has no setting for more",
-                "remove threads from this host's engine options",
-            )
+        require_one_thread(options)
         self._chunk_tokens = options.chunk_tokens
         super().__init__(lambda: _opened(source, context, options, patches), name="mlx-decode")
 
@@ -75,7 +72,7 @@ class MLXDecodeEngine(DecodeEngine):
         if kv is not None:
             require_fitting(kv, self._info.layout, len(tokens) - last)
         chunk = chunk_tokens or self._chunk_tokens
-        return self.call(lambda backend: _logits(backend.loaded.model, list(tokens), last, kv, chunk))
+        return self.call(lambda backend: logits_of(backend.loaded.model, list(tokens), last, kv, chunk))
 
     def warm_up(self) -> None:
         """One request with KV and one without, so that all kernels are compiled."""
@@ -93,6 +90,7 @@ class MLXBackend:
     """The Backend of this engine: the loaded model, and the stream of the thread that computes with it."""
 
     loaded: LoadedModel
+    spans: Spans
     info: EngineInfo
     tokenizer: PromptTokenizer
     held: PrefixCache[Rows, LayerSnapshot]
@@ -100,7 +98,7 @@ class MLXBackend:
     stream: Any
 
     def new_batch(self) -> GroupedBatch:
-        return GroupedBatch(self.loaded, self.info, self.options, self.stream)
+        return GroupedBatch(self.loaded, self.spans, self.info, self.options, self.stream)
 
     def scoring(self, tokens: Sequence[int], top: int) -> ScoringPass:
         chunk = scored_chunk(self.options.chunk_tokens, self.info.profile.vocab_size)
@@ -126,15 +124,17 @@ def _opened(source: str | Path, context: int, options: EngineOptions, patches: S
     with mx.stream(stream):
         memory.bound_memory()
         loaded, info, tokenizer = prepare(source, options, context=context, device=device, patches=patches)
+        spans = Spans(loaded.model, info.split, info.layout.dtype)
+        info = replace(info, split=spans.split)
         yield MLXBackend(
-            loaded, info, tokenizer, make_prefix_cache(loaded.model, options.max_kv_bytes), options, stream
+            loaded, spans, info, tokenizer, make_prefix_cache(loaded.model, options.max_kv_bytes), options, stream
         )
 
 
-def _logits(
+def logits_of(
     model: Any, tokens: list[int], last: int, kv: ReceivedKV | None, chunk_tokens: int
 ) -> numpy.typing.NDArray[numpy.float32]:
-    """One teacher-forced pass outside the batch. Runs on the engine's thread."""
+    """Logits [last, vocab], as DecodeEngine.logits states them. On the model's thread."""
     caches = make_prompt_cache(model) if kv is None else mlx_cache.build(model, kv)
     first = len(tokens) - last
     for start in range(first if kv else 0, first, chunk_tokens):

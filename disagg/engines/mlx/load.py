@@ -84,6 +84,15 @@ def prepare(
     return loaded, info, reference.tokenizer
 
 
+def require_one_thread(options: EngineOptions) -> None:
+    """ModelError if more threads are asked for than mlx has."""
+    if options.threads not in (None, 1):
+        raise ModelError(
+            f"threads = {options.threads}: mlx's CPU backend computes on one thread and has no setting for more",
+            "remove threads from this host's engine options",
+        )
+
+
 def select_device(name: str) -> Any:
     """The mlx device called auto, gpu or cpu. ModelError if this machine does not have it."""
     has_gpu = mx.device_count(mx.gpu) > 0

@@ -24,7 +24,7 @@ class Rows(LayerArrays):
         """Copied layer by layer, so that only one layer exists twice."""
         upper, lower = [], []
         for layer in self.layers:
-            halves = _copies(layer, 0, at), _copies(layer, at, None)
+            halves = copies(layer, 0, at), copies(layer, at, None)
             mx.eval([array for half in halves for array in half or ()])
             upper.append(halves[0])
             lower.append(halves[1])
@@ -75,7 +75,7 @@ def rows(caches: Sequence[Any], start: int, end: int) -> Rows:
     """Rows [start, end) of the layers that keep every row, copied layer by layer."""
     layers = []
     for cache in caches:
-        layers.append(_copies((cache.keys, cache.values), start, end) if isinstance(cache, KVCache) else None)
+        layers.append(copies((cache.keys, cache.values), start, end) if isinstance(cache, KVCache) else None)
         mx.eval(layers[-1] or ())
     return Rows(tuple(layers))
 
@@ -102,11 +102,11 @@ def _fixed(cache: Any) -> Layer | None:
         return tuple(mx.concatenate([array[:0], array]) for array in cache.cache)
     if isinstance(cache, RotatingKVCache):
         first = cache.keys.shape[2] - cache.size()
-        return _copies((cache.keys, cache.values), first, None)
+        return copies((cache.keys, cache.values), first, None)
     return None
 
 
-def _copies(layer: Layer | None, start: int, end: int | None) -> Layer | None:
+def copies(layer: Layer | None, start: int, end: int | None) -> Layer | None:
     """Rows [start, end) in memory of their own. mx.contiguous would return a view if it left out little."""
     if layer is None:
         return None
