@@ -23,7 +23,7 @@ import torch
 
 from disagg.api.layout import GROUP, Layout, is_quantised
 from disagg.api.names import AS_IS, WireForm
-from disagg.kv.blocks import Block, KVBlock, StateBlock
+from disagg.kv.blocks import Block, ChunkEnd, HiddenBlock, KVBlock, StateBlock
 
 Wait = Callable[[], None]
 # Writes rows into the memory that was given for them. Called once, on the computing thread or the sender's.
@@ -38,7 +38,8 @@ PIECE = 32768 // GROUP
 
 class RowEmitter:
     """Takes each layer's new rows, and emits those from `start` on that the layout keeps of `total` tokens. copied: the
-    rows that it is given are copies already, also those of sliding layers."""
+    rows that it is given are copies already, also those of sliding layers. chunks: emits, of the rows that it is given
+    at a time, those that the layout keeps at their end, so that a receiver can go on from the end of any chunk."""
 
     def __init__(
         self,
@@ -50,17 +51,20 @@ class RowEmitter:
         wire: WireForm = AS_IS,
         start: int = 0,
         copied: bool = False,
+        chunks: bool = False,
     ) -> None:
         self._layout = layout
+        self._total = None if chunks else total
+        self._start = start
         self._any = total > start
-        self._kept = [layer.rows(total, start) for layer in layout.layers]
         self._reused = [layer.kind == "sliding" and not copied for layer in layout.layers]
         self._emit = emit
         self._stager = _stager_for(device, wire)
 
     def wanted(self, layer: int, rows: range) -> range:
         """The part of `rows` that is emitted, if they are given."""
-        return range(min(max(rows.start, self._kept[layer].start), rows.stop), rows.stop)
+        kept = self._layout.layers[layer].rows(rows.stop if self._total is None else self._total, self._start)
+        return range(min(max(rows.start, kept.start), rows.stop), rows.stop)
 
     def __call__(
         self, layer: int, start: int, keys: torch.Tensor, values: torch.Tensor, fill: Fill | None = None
@@ -84,6 +88,18 @@ class RowEmitter:
         copies = tuple(_copy(tensor[0], getattr(torch, state.dtype)) for tensor, state in wanted)
         staged, wait = self._stager.copied(copies)
         self._emit(StateBlock(layer, [view for tensor in staged for view in head_views(tensor[None])], wait))
+
+    def hidden(self, start: int, states: torch.Tensor) -> None:
+        """states: [1, new, hidden], the hidden states from token `start` on, which nothing else uses."""
+        first, end = max(start, self._start), start + states.shape[1]
+        if first < end:
+            (rows,), wait = self._stager.copied((states[0, first - start :].contiguous(),))
+            self._emit(HiddenBlock(first, end, head_views(rows[None])[0], wait))
+
+    def chunk_end(self, start: int, end: int) -> None:
+        """All of tokens [start, end) was given."""
+        if max(start, self._start) < end:
+            self._emit(ChunkEnd(max(start, self._start), end))
 
 
 def _copy(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

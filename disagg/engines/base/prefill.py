@@ -22,7 +22,7 @@ from disagg.engines.model.constraint import Constraint
 from disagg.engines.model.evidence import gather
 from disagg.engines.model.reference import EngineInfo
 from disagg.engines.model.text import PromptTokenizer
-from disagg.errors import Cancelled, CapabilityMissing, DisaggError
+from disagg.errors import Cancelled, CapabilityMissing, DisaggError, ModelError
 from disagg.kv.blocks import Block
 from disagg.kv.frames import Header
 from disagg.kv.sent import ComputeStep, SentKV
@@ -150,6 +150,11 @@ class PrefillEngine(ABC):
         """A run of a whole request on this engine alone: `emit` gets one token per step after the prompt. Stop strings
         are not applied: the caller closes the run at one."""
 
+    def require_layers(self, layers: int | None = None) -> None:
+        """ModelError if this engine does not compute the model's first `layers` layers, None for all of them."""
+        if refusal := self.info.cannot_compute(layers):
+            raise ModelError(refusal, "see docs/split-prefill.md")
+
     def generate(
         self, tokens: Sequence[int], sampling: Sampling, *, answered: int = 0, cancelled: Callable[[], bool] = _never
     ) -> Iterator[Token]:
@@ -234,9 +239,10 @@ class EmittingEngine(PrefillEngine):
         cancelled: Callable[[], bool] = _never,
         chunk_tokens: int | None = None,
         wire: WireForm = AS_IS,
+        layers: int | None = None,
     ) -> PrefillTiming:
         """`start`, computed to its end. Raises Cancelled between chunks."""
-        with closing(self.start(tokens, emit, wire=wire, chunk_tokens=chunk_tokens)) as run:
+        with closing(self.start(tokens, emit, wire=wire, chunk_tokens=chunk_tokens, layers=layers)) as run:
             while not run.done:
                 if cancelled():
                     computed = len(tokens) - run.remaining
@@ -246,7 +252,7 @@ class EmittingEngine(PrefillEngine):
 
     def probe(self) -> PrefillRun:
         """A run of two tokens without an answer, for engines that compute none."""
-        return self.start([0, 0], lambda block: None)
+        return self.start([0, 0], lambda block: None, layers=self.info.loaded)
 
 
 class SendingRun(PrefillRun, Protocol):

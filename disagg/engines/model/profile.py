@@ -59,6 +59,10 @@ class ModelProfile:
     special_tokens: str  # short hash
     eos_ids: frozenset[int]
 
+    def first(self, layers: int) -> ModelProfile:
+        """The profile of the first so many of these layers."""
+        return replace(self, layers=self.layers[:layers])
+
 
 def layout_of(layers: Iterable[LayerProfile], dtype: str) -> Layout:
     """The KV layout of these layers with keys and values in `dtype`."""

@@ -16,6 +16,7 @@ from typing import Any, Final, Self
 
 from disagg.api.layout import Layout, SplitLayout
 from disagg.api.status import Evidence, PreflightFinding
+from disagg.config import EngineOptions
 from disagg.engines.model.architectures import architecture_of, layers_of
 from disagg.engines.model.architectures.base import cached_layers
 from disagg.engines.model.profile import ModelProfile, Rope, layout_of, verdict
@@ -189,6 +190,26 @@ class Reference:
             mixture=mixture,
             loaded=loaded,
         )
+
+    def loaded(self, options: EngineOptions) -> int | None:
+        """How many of the model's layers are to be loaded, None for all. ModelError if it has not so many, or a host
+        with the first ones is of no use."""
+        layers, split = options.first_layers, self.split
+        if layers is None or layers == split.layers:
+            return None
+        if layers > split.layers:
+            reason = (
+                f'{self.path}: the model has {split.layers} layers, not the {layers} of layers = "{options.layers}"'
+            )
+            raise ModelError(reason, f"set layers to less than {split.layers}, or leave it out for all")
+        if split.refusal:
+            reason = f"{self.path}: the model cannot be divided between hosts: {split.refusal}"
+            raise ModelError(reason, "leave layers out, and load all of it")
+        return layers
+
+    def described(self, loaded: int | None) -> ModelProfile:
+        """The profile of its first `loaded` layers, None for all."""
+        return self.profile if loaded is None else self.profile.first(self.split.count(loaded))
 
     def require_for_vllm(self, device: str) -> None:
         """ModelError if vLLM, on this device, computes the model otherwise than the other frameworks."""

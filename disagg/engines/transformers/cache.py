@@ -14,10 +14,19 @@ from typing import Any
 import torch
 from transformers.cache_utils import Cache, DummyLayer
 
-from disagg.api.layout import Layout
+from disagg.api.layout import Layout, SplitLayout
 from disagg.engines.model.architectures import Architecture
 from disagg.engines.model.prefix_cache import LayerSnapshot, last_rows, segments
-from disagg.engines.transformers.layers import CachedPrefix, FullLayer, Rows, SlidingLayer, StateLayer, make_layer
+from disagg.engines.transformers.layers import (
+    CachedPrefix,
+    FullLayer,
+    Rows,
+    SlidingLayer,
+    StateLayer,
+    UncomputedLayer,
+    make_layer,
+    uncomputed,
+)
 
 # (layer, index of the first new token, new keys, new values), [1, kv_heads, new, dim], in the order of the wire. Keys
 # are views of the cache, and so are values unless the wire has another order.
@@ -28,18 +37,12 @@ OnState = Callable[[int, tuple[torch.Tensor, ...]], None]
 
 @dataclass(frozen=True, slots=True)
 class CachePlan:
-    """What a model keeps. layout: that of the layers that keep something. indices: which of the model's layers these
-    are, None if they are all. count: how many layers the model has, if some keep nothing."""
+    """What a model keeps. layout: that of the layers that keep something. split: which of the model's layers these
+    are."""
 
     layout: Layout
+    split: SplitLayout
     architecture: Architecture = field(default_factory=Architecture)
-    indices: tuple[int, ...] | None = None
-    count: int = 0
-
-    @property
-    def places(self) -> tuple[int, ...]:
-        """The model's layer of each layer of the layout."""
-        return tuple(range(len(self.layout.layers))) if self.indices is None else self.indices
 
 
 class PreallocatedCache(Cache):
@@ -47,7 +50,8 @@ class PreallocatedCache(Cache):
 
     on_rows is called inside `update`, before the layer's attention runs. Rows of a full layer never move and are
     written once, so views of them stay valid; those of a sliding layer are overwritten by later chunks. on_state is
-    called once for each layer with a state, as soon as it has read all `total` tokens.
+    called once for each layer with a state, as soon as it has read all `total` tokens. layers: only the model's first
+    so many are computed; None: all.
     """
 
     def __init__(
@@ -59,22 +63,29 @@ class PreallocatedCache(Cache):
         on_rows: OnRows | None = None,
         *,
         on_state: OnState | None = None,
+        layers: int | None = None,
     ) -> None:
-        layout, places = plan.layout, plan.places
+        layout, places = plan.layout, plan.split.places
+        computed = places if layers is None else places[: plan.split.count(layers)]
         dtype = getattr(torch, layout.dtype)
-        layers: list[Any] = [DummyLayer() for _ in range(max(plan.count, len(places)))]
+        made: list[Any] = [DummyLayer() for _ in range(plan.split.layers)]
         for place, layer in zip(places, layout.layers, strict=True):
-            layers[place] = make_layer(layer, total, chunk, dtype, device)
-        super().__init__(layers=layers)
+            made[place] = make_layer(layer, total, chunk, dtype, device) if place in computed else uncomputed(layer)
+        super().__init__(layers=made)
         self._architecture = plan.architecture
-        self._kept = [layers[place] for place in places]
-        self._numbers = {place: number for number, place in enumerate(places)}
+        self._kept = [made[place] for place in computed]
+        self._numbers = {place: number for number, place in enumerate(computed)}
+        self._snapshots = any(layer.kind == "sliding" or layer.states for layer in layout.layers)
         self._total, self._after = total, 0
         self._on_rows, self._on_state = on_rows, on_state
 
     def begin(self, tokens: int) -> None:
         """The next `tokens` tokens are about to be computed."""
         self._after = self.get_seq_length() + tokens
+
+    def end(self) -> None:
+        """All layers that are computed here have computed them."""
+        self._count(self._after)
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
@@ -97,11 +108,11 @@ class PreallocatedCache(Cache):
         return Rows(tuple(layer.rows(start, end) if isinstance(layer, FullLayer) else None for layer in self._kept))
 
     def snapshot(self) -> LayerSnapshot | None:
-        """The sliding layers and the states as they are now, copied; None if there are none."""
+        """The sliding layers and the states as they are now, copied; None if the model has none."""
+        if not self._snapshots:
+            return None
         sliding = [layer for layer in self._kept if isinstance(layer, SlidingLayer)]
         states = [layer for layer in self._kept if isinstance(layer, StateLayer)]
-        if not sliding and not states:
-            return None
         usable_from = max((layer.usable_from for layer in sliding), default=0)
         return LayerSnapshot(
             tuple(_snapshot(layer) for layer in self._kept), self.get_seq_length() if states else usable_from
@@ -109,6 +120,7 @@ class PreallocatedCache(Cache):
 
     def load(self, prefix: CachedPrefix) -> None:
         """Begin with these rows of another cache. They are reported like new ones."""
+        self._count(prefix.tokens)
         for number, layer in enumerate(self._kept):
             if isinstance(layer, StateLayer):
                 layer.load_state(last_rows(prefix, number))
@@ -120,6 +132,11 @@ class PreallocatedCache(Cache):
             else:
                 first, keys, values = layer.load(segments(prefix, number), prefix.tokens)
             self._report(number, first, keys, values)
+
+    def _count(self, tokens: int) -> None:
+        for layer in self.layers:
+            if isinstance(layer, UncomputedLayer):
+                layer.seen = tokens
 
     def _report(self, number: int, start: int, keys: torch.Tensor, values: torch.Tensor) -> None:
         if self._on_rows is not None:

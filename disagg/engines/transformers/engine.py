@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy
@@ -18,14 +19,15 @@ from disagg.config import EngineOptions
 from disagg.engines.base import AnswerRequest, ChunkScores, EmittingEngine, Logits, Token
 from disagg.engines.base.scores import scored_chunk
 from disagg.engines.model.architectures import architecture_of
-from disagg.engines.model.architectures.base import cached_layers
+from disagg.engines.model.prefix_cache import salted
+from disagg.engines.model.profile import verdict
 from disagg.engines.model.reference import Reference
 from disagg.engines.staging import RowEmitter
 from disagg.engines.transformers.cache import CachePlan, PreallocatedCache
 from disagg.engines.transformers.layers import make_prefix_cache
 from disagg.engines.transformers.load import choose_device, load_model, weight_bytes
 from disagg.engines.transformers.profile import measure
-from disagg.engines.transformers.runs import AnswerRun, Forward, ScoresRun, TokensRun, is_out_of_memory
+from disagg.engines.transformers.runs import AnswerRun, ChunksRun, Forward, ScoresRun, TokensRun, is_out_of_memory
 from disagg.engines.transformers.sampling import Sampler
 from disagg.kv.blocks import Block
 
@@ -43,13 +45,16 @@ class TransformersPrefillEngine(EmittingEngine):
         reference = Reference.open(source, context)
         self.tokenizer = reference.tokenizer
         self._device = choose_device(options.device)
-        self._model = load_model(reference.path, options, self._device)
+        loaded = reference.loaded(options)
+        self._model = load_model(reference.path, options, self._device, loaded)
         self._chunk_tokens = options.chunk_tokens
-        actual = measure(self._model, reference.profile)
-        findings = reference.verdict(actual)
+        described = reference.described(loaded)
+        actual = measure(self._model, described)
+        findings = verdict(described, actual)
         self._layout = reference.layout(options.dtype)
         self._held = make_prefix_cache(self._layout, options.max_held_bytes)
-        self._forward = Forward(self._model, self._kept(), self._device, self._held.clear)
+        plan = CachePlan(self._layout, reference.split, architecture_of(reference.text_config))
+        self._forward = Forward(self._model, plan, self._device, self._held.clear)
         self.info = reference.info(
             actual,
             findings,
@@ -58,9 +63,13 @@ class TransformersPrefillEngine(EmittingEngine):
             versions={"transformers": transformers.__version__, "torch": str(torch.__version__)},
             memory_bytes=weight_bytes(self._model),
             weights=reference.weights(options.dtype, options.quantization),
+            loaded=loaded,
         )
 
     def warm_up(self) -> None:
+        if self.info.loaded is not None:
+            self.prefill([0] * min(64, self.info.profile.context - 2), lambda block: None, layers=self.info.loaded)
+            return
         for _ in self.generate([0] * min(64, self.info.profile.context - 2), Sampling(max_tokens=2, ignore_eos=True)):
             pass
         self.info = replace(self.info, evidence=self.evidence())
@@ -76,15 +85,21 @@ class TransformersPrefillEngine(EmittingEngine):
         chunk_tokens: int | None = None,
         layers: int | None = None,
     ) -> TokensRun:
-        emitter = RowEmitter(self._layout, len(tokens), self._device, emit, wire=wire, start=start)
-        cache = self._cache(salt, tokens, len(tokens), chunk_tokens or self._chunk_tokens, emitter)
-
-        def hold(cache: PreallocatedCache) -> None:
-            self._hold(salt, tokens, cache)
-
-        return TokensRun(self._forward, cache, tokens, chunk_tokens or self._chunk_tokens, hold)
+        self.require_layers(layers)
+        chunk = chunk_tokens or self._chunk_tokens
+        head = layers if layers is not None and layers < self.info.split.layers else None
+        emitter = RowEmitter(
+            self._layout, len(tokens), self._device, emit, wire=wire, start=start, chunks=layers is not None
+        )
+        known = tokens if head is None else tokens[:start]  # no hidden states are held
+        cache = self._cache(salt, known, len(tokens), chunk, emitter, head=head)
+        hold = partial(self._hold, salt, tokens, head)
+        if layers is None:
+            return TokensRun(self._forward, cache, tokens, chunk, hold)
+        return ChunksRun(self._forward, cache, tokens, chunk, hold, emitter=emitter, layers=layers)
 
     def start_answer(self, request: AnswerRequest, emit: Callable[[Token], None]) -> AnswerRun:
+        self.require_layers()
         tokens, sampling, left = request.tokens, request.sampling, request.sampling.max_tokens - request.answered
         cache = self._cache(request.salt, tokens[:-1], len(tokens) + left, self._chunk_tokens)
         prompt = TokensRun(self._forward, cache, tokens[:-1], self._chunk_tokens)
@@ -93,11 +108,13 @@ class TransformersPrefillEngine(EmittingEngine):
         return AnswerRun(self._forward, prompt, tokens[-1], sampler, emit, eos_ids=eos_ids, left=left)
 
     def start_scores(self, tokens: Sequence[int], top: int, emit: Callable[[ChunkScores], None]) -> ScoresRun:
+        self.require_layers()
         chunk = scored_chunk(self._chunk_tokens, self.info.profile.vocab_size)
         cache = self._forward.cache(len(tokens) - 1, min(chunk, len(tokens) - 1), lambda *_: self.on_beat())
         return ScoresRun(self._forward, cache, tokens, chunk, top=top, emit=emit)
 
     def logits(self, tokens: Sequence[int], last: int, *, chunk_tokens: int | None = None) -> Logits:
+        self.require_layers()
         head, chunk = len(tokens) - last, chunk_tokens or self._chunk_tokens
         cache = self._forward.cache(len(tokens), min(max(chunk, self._chunk_tokens), len(tokens)))
         prompt = TokensRun(self._forward, cache, tokens[:head], chunk)
@@ -113,37 +130,42 @@ class TransformersPrefillEngine(EmittingEngine):
     def held_bytes(self) -> int:
         return self._held.nbytes
 
-    def _kept(self) -> CachePlan:
-        config = self._model.config.get_text_config(decoder=True)
-        return CachePlan(
-            self._layout, architecture_of(config), tuple(cached_layers(config)), int(config.num_hidden_layers)
-        )
-
     def _cache(
-        self, salt: str, tokens: Sequence[int], total: int, chunk: int, emitter: RowEmitter | None = None
+        self,
+        salt: str,
+        tokens: Sequence[int],
+        total: int,
+        chunk: int,
+        emitter: RowEmitter | None = None,
+        *,
+        head: int | None = None,
     ) -> PreallocatedCache:
-        """A cache of `total` tokens that begins with what is held of `tokens`."""
+        """A cache of `total` tokens that begins with what is held of `tokens`. head: for the model's first so many
+        layers; None: all."""
 
         def beat(layer: int, start: int, keys: torch.Tensor, values: torch.Tensor) -> None:
             self.on_beat()
             if emitter is not None:
                 emitter(layer, start, keys, values)
 
-        cache = self._forward.cache(total, min(chunk, total), beat, emitter.state if emitter is not None else None)
-        if held := self._held.find(tokens, salt):
+        on_state = emitter.state if emitter is not None else None
+        cache = self._forward.cache(total, min(chunk, total), beat, on_state, layers=head)
+        if held := self._held.find(tokens, salted(salt, head)):
             try:
                 cache.load(held.read())
             finally:
                 held.release()
         return cache
 
-    def _hold(self, salt: str, tokens: Sequence[int], cache: PreallocatedCache) -> None:
-        """Keep the KV of a prompt that is computed, unless there is no room for it."""
-        if self._layout.nbytes(len(tokens)) > self._held.limit:
+    def _hold(self, salt: str, tokens: Sequence[int], head: int | None, cache: PreallocatedCache) -> None:
+        """Keep the KV of a prompt that is computed, of the model's first `head` layers, unless there is no room for
+        it."""
+        split = self.info.split
+        if split.head(self._layout, head or split.layers).nbytes(len(tokens)) > self._held.limit:
             return
         try:
             last = cache.snapshot()
-            self._held.add(tokens, salt, cache.rows, {len(tokens): last} if last is not None else None)
+            self._held.add(tokens, salted(salt, head), cache.rows, {len(tokens): last} if last is not None else None)
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise

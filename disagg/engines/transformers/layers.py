@@ -191,6 +191,42 @@ class HybridLayer(FullLayer, StateLayer):
             LinearAttentionLayer.lazy_initialization(self, **kwargs)
 
 
+class UncomputedLayer(CacheLayerMixin):
+    """Stands for a layer with rows that another host computes: it has their count, for positions and masks."""
+
+    def __init__(self, layout: LayerLayout) -> None:
+        super().__init__()
+        self.is_sliding = layout.kind == "sliding"
+        self._window = layout.window
+        self.seen = 0
+
+    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        """Nothing to do: it holds nothing."""
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        raise AssertionError("this layer is not computed here")
+
+    def get_seq_length(self) -> int:
+        """Tokens so far."""
+        return self.seen
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """(rows, index of the first) that `query_length` new tokens would attend to."""
+        past = self.seen if self._window is None else min(self.seen, self._window - 1)
+        return past + query_length, self.seen - past
+
+    def get_max_length(self) -> int:
+        """-1: no rows are allocated."""
+        return -1
+
+
+def uncomputed(layout: LayerLayout) -> Any:
+    """What stands for a layer of this layout that another host computes."""
+    return StateLayer() if layout.kind == "state" else UncomputedLayer(layout)
+
+
 def make_layer(layout: LayerLayout, total: int, chunk: int, dtype: torch.dtype, device: torch.device) -> Any:
     """An empty layer of this layout, for `total` tokens in chunks of at most `chunk`."""
     if layout.kind == "state":

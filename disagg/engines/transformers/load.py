@@ -38,13 +38,14 @@ def choose_device(name: str) -> torch.device:
         raise ModelError(f"device {name!r} cannot be used: {first_line(error)}", hint) from error
 
 
-def load_model(path: Path, options: EngineOptions, device: torch.device) -> Any:
-    """The model in `path` on `device`, ready for inference. ModelError if a weight is not in the checkpoint."""
+def load_model(path: Path, options: EngineOptions, device: torch.device, layers: int | None = None) -> Any:
+    """The model in `path` on `device`, ready for inference. ModelError if a weight is not in the checkpoint. layers:
+    only its first so many are loaded, and it has no output head; None: all."""
     disable_progress_bar()  # the output goes to a log
     try:
         if options.quantization == "mxfp4":
             require_mxfp4_weights(path)
-        model, info = AutoModelForCausalLM.from_pretrained(
+        model, info = _model_class(path, layers).from_pretrained(
             path,
             dtype=getattr(torch, options.dtype),
             device_map={"": device},  # straight to the device: no second copy in host memory
@@ -82,6 +83,36 @@ def _text_part(path: Path) -> dict[str, Any]:
     if hasattr(config, "quantization_config"):
         text.quantization_config = config.quantization_config
     return {"config": text, "key_mapping": _TEXT_WEIGHTS}
+
+
+def _model_class(path: Path, layers: int | None) -> Any:
+    """What loads the model, or its first layers."""
+    if layers is None:
+        return AutoModelForCausalLM
+    config = AutoConfig.from_pretrained(path)
+    known = MODEL_FOR_CAUSAL_LM_MAPPING
+    return _first_layers(
+        known[type(config) if _is_of_text(config) else type(config.get_text_config(decoder=True))], layers
+    )
+
+
+def _first_layers(model_class: Any, layers: int) -> Any:
+    """A class of models without their later layers and without an output head of its own, whose weights are then not
+    read. The configuration stays that of the whole model: much of it is stated by layer."""
+
+    class FirstLayers(model_class):
+        _keys_to_ignore_on_load_unexpected = (*(model_class._keys_to_ignore_on_load_unexpected or ()), r".*")
+
+        def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
+            super().__init__(config, *args, **kwargs)
+            decoder, output = self.get_decoder(), self.get_output_embeddings()
+            decoder.layers = decoder.layers[:layers]
+            if not getattr(config, "tie_word_embeddings", False):
+                for name in [name for name, module in self.named_children() if module is output]:
+                    setattr(self, name, torch.nn.Identity())
+
+    FirstLayers.__name__ = model_class.__name__
+    return FirstLayers
 
 
 def _is_of_text(config: Any) -> bool:

@@ -23,11 +23,13 @@ _PROBE_POSITION = 3  # turns the fastest pair by several degrees in any rope, an
 
 
 def measure(model: Any, reference: ModelProfile) -> ModelProfile:
-    """The model's actual profile. Tokenizer and context, which transformers does not change, are `reference`'s."""
+    """The model's actual profile, of as many layers as `reference` has. Tokenizer and context, which transformers does
+    not change, are `reference`'s."""
     config = model.config.get_text_config(decoder=True)
+    places = cached_layers(config)[: len(reference.layers)]
     try:
         here, there = _layers_at(model, 0), _layers_at(model, _PROBE_POSITION)
-        layers = tuple(_profile(model, index, here[index], there[index]) for index in cached_layers(config))
+        layers = tuple(_profile(model, index, here[index], there[index]) for index in places)
     except ModelError:
         raise
     except Exception as error:  # which one depends on the architecture

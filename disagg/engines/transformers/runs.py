@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from disagg.engines.base import ChunkScores, PromptAndAnswer, PromptRun, Token
+from disagg.engines.staging import RowEmitter
 from disagg.engines.transformers.cache import CachePlan, OnRows, OnState, PreallocatedCache
 from disagg.engines.transformers.sampling import Sampler
 from disagg.errors import ModelError
@@ -50,6 +51,33 @@ class TokensRun(PromptRun):
 
     def _end(self) -> None:
         self._on_done(self.cache)
+
+
+class ChunksRun(TokensRun):
+    """A TokensRun whose chunks can be used one by one: each ends with the hidden states after the model's first
+    `layers` layers, unless these are all."""
+
+    def __init__(
+        self,
+        forward: Forward,
+        cache: PreallocatedCache,
+        tokens: Sequence[int],
+        chunk_tokens: int,
+        on_done: Callable[[PreallocatedCache], None],
+        *,
+        emitter: RowEmitter,
+        layers: int,
+    ) -> None:
+        super().__init__(forward, cache, tokens, chunk_tokens, on_done)
+        self._emitter, self._layers = emitter, layers
+        emitter.chunk_end(0, self.held)
+
+    def _compute(self, first: int, end: int) -> None:
+        hidden = self._forward.head(self._ids[first:end], self.cache, self._layers)
+        if hidden is not None:
+            self._emitter.hidden(first, hidden)
+        self._forward.finish()
+        self._emitter.chunk_end(first, end)
 
 
 class ScoresRun(TokensRun):
@@ -125,24 +153,48 @@ class Forward:
         self._device = device
         self._free = free
         self._running: PreallocatedCache | None = None
-        if any(layer.states for layer in plan.layout.layers):
-            for index, layer in enumerate(model.get_decoder().layers):
-                layer.register_forward_hook(partial(self._layer_done, index))
+        self._last: int | None = None  # the layer after which the running pass ends; None: the model's last
+        for index, layer in enumerate(model.get_decoder().layers):
+            layer.register_forward_hook(partial(self._layer_done, index))
 
     def cache(
-        self, total: int, chunk: int, on_rows: OnRows | None = None, on_state: OnState | None = None
+        self,
+        total: int,
+        chunk: int,
+        on_rows: OnRows | None = None,
+        on_state: OnState | None = None,
+        *,
+        layers: int | None = None,
     ) -> PreallocatedCache:
-        """An empty cache of `total` tokens, computed in chunks of at most `chunk`."""
+        """An empty cache of `total` tokens, computed in chunks of at most `chunk`. layers: for the model's first so
+        many; None: all."""
+        make = partial(PreallocatedCache, self._plan, total, chunk, self._device, on_rows)
         try:
             with self._memory_for(total):
-                return PreallocatedCache(self._plan, total, chunk, self._device, on_rows, on_state=on_state)
+                return make(on_state=on_state, layers=layers)
         except ModelError:  # once more, with what was freed
             with self._memory_for(total):
-                return PreallocatedCache(self._plan, total, chunk, self._device, on_rows, on_state=on_state)
+                return make(on_state=on_state, layers=layers)
 
     def layers(self, tokens: Sequence[int], cache: PreallocatedCache) -> None:
         """Run the next tokens through the layers, without the output head."""
         self._run(self._model.base_model, tokens, cache)
+
+    def head(self, tokens: Sequence[int], cache: PreallocatedCache, layers: int) -> torch.Tensor | None:
+        """Run the next tokens through the model's first `layers` layers. Returns the hidden states after the last of
+        them, [1, tokens, hidden]; None if these are all layers. ModelError if it passes on anything else."""
+        if layers >= self._plan.split.layers:
+            self.layers(tokens, cache)
+            return None
+        self._last = layers - 1
+        try:
+            self._run(self._model.base_model, tokens, cache)
+        except _HeadComputed as computed:
+            cache.end()
+            return self._hidden(computed.made, len(tokens))
+        finally:
+            self._last = None
+        raise AssertionError("the pass did not end after its last layer")
 
     def logits(self, tokens: Sequence[int], cache: PreallocatedCache) -> torch.Tensor:
         """Logits [len(tokens), vocab] after each of the next tokens."""
@@ -182,9 +234,23 @@ class Forward:
             finally:
                 self._running = None
 
+    def _hidden(self, made: Any, tokens: int) -> torch.Tensor:
+        """The hidden states among what a layer returns. Some layers return more, which nobody reads."""
+        hidden = made[0] if isinstance(made, tuple | list) else made
+        split, dtype = self._plan.split, getattr(torch, self._plan.layout.dtype)
+        if tuple(hidden.shape) != (1, tokens, split.hidden) or hidden.dtype != dtype:
+            raise ModelError(
+                f"a layer passes on {tuple(hidden.shape)} {hidden.dtype}, not {(1, tokens, split.hidden)} {dtype}",
+                "this architecture cannot be divided between hosts",
+            )
+        return hidden
+
     def _layer_done(self, index: int, module: Any, given: Any, made: Any) -> None:
-        if self._running is not None:
-            self._running.layer_done(index)
+        if self._running is None:
+            return
+        self._running.layer_done(index)
+        if index == self._last:
+            raise _HeadComputed(made)
 
     @contextmanager
     def _memory_for(self, tokens: int) -> Iterator[None]:
@@ -198,6 +264,15 @@ class Forward:
             raise ModelError(
                 f"not enough memory for {tokens} tokens: {reason}", "lower chunk_tokens, or the model's context"
             ) from error
+
+
+class _HeadComputed(Exception):
+    """Ends a pass after the last layer that is wanted, whatever the model does with its layers afterwards. made: what
+    that layer returned."""
+
+    def __init__(self, made: Any) -> None:
+        super().__init__()
+        self.made = made
 
 
 def is_out_of_memory(error: Exception) -> bool:

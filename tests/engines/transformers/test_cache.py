@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
-from disagg.api.layout import LayerLayout, Layout
+from disagg.api.layout import LayerLayout, Layout, SplitLayout
 from disagg.engines.transformers.cache import CachePlan, PreallocatedCache
 from disagg.errors import ModelError
 from tests.values import present
@@ -19,6 +19,12 @@ def sliding(window: int) -> LayerLayout:
     return LayerLayout("sliding", kv_heads=2, key_dim=4, value_dim=3, window=window)
 
 
+def plan(layout: Layout) -> CachePlan:
+    """That of a model each of whose layers keeps something."""
+    layers = len(layout.layers)
+    return CachePlan(layout, SplitLayout(layers, tuple(range(layers)), 8))
+
+
 def rows(count: int) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randn(1, 2, count, 4), torch.randn(1, 2, count, 3)
 
@@ -29,7 +35,7 @@ def test_attention_sees_the_rows_that_transformers_own_layer_shows(window: int |
     torch.manual_seed(0)
     layer = FULL if window is None else sliding(window)
     theirs = DynamicLayer() if window is None else DynamicSlidingWindowLayer(window)
-    mine = PreallocatedCache(CachePlan(Layout((layer,), "float32")), sum(chunks), max(chunks), CPU)
+    mine = PreallocatedCache(plan(Layout((layer,), "float32")), sum(chunks), max(chunks), CPU)
     for count in chunks:
         keys, values = rows(count)
         if window != 1:  # transformers keeps all rows for a window of one: its slice [-0:] is everything
@@ -43,7 +49,7 @@ def test_attention_sees_the_rows_that_transformers_own_layer_shows(window: int |
 
 
 def test_memory_is_allocated_once() -> None:
-    cache = PreallocatedCache(CachePlan(Layout((FULL, sliding(4)), "float32")), 64, 8, CPU)
+    cache = PreallocatedCache(plan(Layout((FULL, sliding(4)), "float32")), 64, 8, CPU)
     before = [(layer.keys.data_ptr(), layer.values.data_ptr()) for layer in cache.layers]
     for _ in range(8):
         for index in (0, 1):
@@ -56,7 +62,7 @@ def test_new_rows_are_reported_as_they_are_stored() -> None:
     events: list[tuple[int, int, torch.Tensor]] = []
     layout = Layout((FULL, sliding(4)), "float32")
     cache = PreallocatedCache(
-        CachePlan(layout), 10, 6, CPU, lambda *event: events.append((event[0], event[1], event[2].clone()))
+        plan(layout), 10, 6, CPU, lambda *event: events.append((event[0], event[1], event[2].clone()))
     )
     first, second = rows(6), rows(4)
     for keys, values in (first, second):
@@ -80,7 +86,7 @@ USABLE_FROM = [
 
 @pytest.mark.parametrize(("window", "chunks", "usable_from"), USABLE_FROM)
 def test_a_snapshot_can_be_used_while_it_has_a_whole_window(window: int, chunks: list[int], usable_from: int) -> None:
-    cache = PreallocatedCache(CachePlan(Layout((FULL, sliding(window)), "float32")), sum(chunks), max(chunks), CPU)
+    cache = PreallocatedCache(plan(Layout((FULL, sliding(window)), "float32")), sum(chunks), max(chunks), CPU)
     for count in chunks:
         cache.update(*rows(count), 1)
     snapshot = present(cache.snapshot())
@@ -90,7 +96,7 @@ def test_a_snapshot_can_be_used_while_it_has_a_whole_window(window: int, chunks:
 
 
 def test_rows_of_another_shape_or_dtype_than_the_layouts_are_refused() -> None:
-    cache = PreallocatedCache(CachePlan(Layout((FULL,), "float32")), 8, 8, CPU)
+    cache = PreallocatedCache(plan(Layout((FULL,), "float32")), 8, 8, CPU)
     with pytest.raises(ModelError, match=r"keys of shape \(1, 3, 2, 4\)"):
         cache.update(torch.zeros(1, 3, 2, 4), torch.zeros(1, 3, 2, 3), 0)
     with pytest.raises(ModelError, match=r"values.*float16"):

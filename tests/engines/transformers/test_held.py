@@ -12,6 +12,7 @@ import torch
 from disagg.api.sampling import Sampling
 from disagg.config import EngineOptions
 from disagg.engines.base import AnswerRequest
+from disagg.engines.model.prefix_cache import salted
 from disagg.engines.transformers.cache import PreallocatedCache
 from disagg.engines.transformers.engine import TransformersPrefillEngine
 from disagg.errors import ModelError
@@ -151,7 +152,7 @@ def test_held_rows_stay_as_they_are_while_other_prompts_are_computed(tiny: TinyM
     sharing = engine_on(tiny("gpt_oss"))
     tokens = prompt(200)
     kv(sharing, tokens)
-    held = present(sharing._held.find(tokens, ""))
+    held = present(sharing._held.find(tokens, salted("", None)))
     prefix = held.read()
     pairs = [*present(prefix.snapshot).layers, *(layer for rows in prefix.rows for layer in rows.layers)]
     tensors = [tensor for pair in pairs for tensor in pair or ()]
