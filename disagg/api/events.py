@@ -163,7 +163,8 @@ class ShippedEvent(Contract, frozen=True, kw_only=True):
     """The decode host has acknowledged every byte of the KV. Durations in seconds on the prefill host's clock.
 
     hidden_transfer_s: sending while the prompt was computed. exposed_transfer_s: the prompt waited for the link and was
-    not computed, and end of compute -> acknowledgement. queue_s: the rest of the time until the end of compute.
+    not computed, and end of compute -> acknowledgement. starved_s: it was not computed because the decode host's own
+    layers of it were behind. queue_s: the rest of the time until the end of compute.
     kv_bytes: as sent, in the form `kv_wire`. held_tokens: prompt tokens whose KV this host had from earlier requests.
     layers: of the model, that it computed; None: all.
     """
@@ -180,6 +181,7 @@ class ShippedEvent(Contract, frozen=True, kw_only=True):
     exposed_transfer_s: float
     held_tokens: Count = 0
     layers: Layers | None = None
+    starved_s: float = 0.0
 
 
 class PromptToken(Contract, frozen=True, omit_defaults=True, gc=False):

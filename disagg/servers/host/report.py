@@ -13,7 +13,7 @@ from typing import ClassVar, Generic, Literal, TypeVar
 import psutil
 from msgspec import structs
 
-from disagg.api.names import Role
+from disagg.api.names import KV_CHUNKS, Role
 from disagg.api.status import (
     Counters,
     DeviceUse,
@@ -113,6 +113,17 @@ class ReportingHost(ABC, Generic[Engine]):
         """What this role has and has measured."""
 
     @property
+    def kv_version(self) -> int:
+        """The latest version of the KV protocol that this host uses."""
+        return KV_CHUNKS
+
+    @property
+    def splits(self) -> bool:
+        """Whether this host can compute a prompt together with another one, each some of the layers."""
+        info = self.info
+        return info is not None and not info.split.refusal and self.kv_version >= KV_CHUNKS
+
+    @property
     def waiting_tokens(self) -> int:
         """Prompt tokens of admitted requests that are not computed yet."""
         requests = [caller.request for caller in self.active.values() if caller.phase not in COMPUTED]
@@ -154,6 +165,9 @@ class ReportingHost(ABC, Generic[Engine]):
             strikes=verdicts.strikes,
             acquitted=tuple(verdicts.acquitted),
             fingerprint=self.info.digest if self.info else "",
+            splits=self.splits,
+            layers=self.info.loaded if self.info else None,
+            kv_version=self.kv_version,
         )
 
     @property
@@ -226,6 +240,8 @@ class ReportingHost(ABC, Generic[Engine]):
             last_error=self._last_error,
             audit_every=figures.audit_every,
             senders=figures.senders,
+            layers=info.loaded if info else None,
+            split_refusal=info.split.refusal if info else "",
         )
 
     def count(self, **added: int) -> None:

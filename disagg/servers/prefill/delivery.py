@@ -64,6 +64,10 @@ class Delivery(ABC, Generic[E]):
     def queued_bytes(self) -> int:
         """KV that waits to be sent."""
 
+    def starved(self) -> bool:
+        """Whether the decode host, which computes the rest of the layers, takes no more for now."""
+        return False
+
     @abstractmethod
     def end(self) -> None:
         """Abort the transfer unless it has finished. Does not wait."""
@@ -80,9 +84,15 @@ class OwnDelivery(Delivery[EmittingEngine]):
     _transfer: Transfer | None = None
 
     def start(self) -> PrefillRun:
-        header = self._header
-        send = self._open().send
-        return self._engine.start(self._tokens[:-1], send, start=header.start, wire=header.wire, salt=self._salt)
+        header, engine = self._header, self._engine
+        return engine.start(
+            self._tokens[:-1],
+            self._open().send,
+            start=header.start,
+            wire=header.wire,
+            salt=self._salt,
+            layers=(header.layers or engine.info.split.layers) if header.chunks else None,
+        )
 
     def finish(self, timing: PrefillTiming, waits: Sequence[LinkWait]) -> SentKV:
         result = self._open().finish()
@@ -93,6 +103,11 @@ class OwnDelivery(Delivery[EmittingEngine]):
         """0 after a failure, which the next step is to find."""
         transfer = self._transfer
         return transfer.queued_bytes if transfer is not None and transfer.failed is None else 0
+
+    def starved(self) -> bool:
+        """False after a failure, as above."""
+        transfer = self._transfer
+        return transfer is not None and transfer.failed is None and transfer.starved
 
     def end(self) -> None:
         finished, self._ended = self._ended, True
@@ -142,14 +157,15 @@ class EngineDelivery(Delivery[SendingEngine]):
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """Measured rates of this host's computation and of one link; None if not measured yet."""
+    """Measured rates of this host's computation, of all layers, and of one link; None if not measured yet."""
 
     tokens_s: float | None = None
     link_bytes_s: float | None = None
 
 
-def choose_form(wanted: KVWire, layout: Layout, tokens: int, rates: Rates) -> WireForm:
-    """The form for the KV of a prompt of `tokens` tokens. Never a quantised form that is not smaller."""
+def choose_form(wanted: KVWire, layout: Layout, tokens: int, rates: Rates, layers: float = 1.0) -> WireForm:
+    """The form for the KV of a prompt of `tokens` tokens. Never a quantised form that is not smaller. layers: the share
+    of the model's layers that is computed here, whose layout this is."""
     nbytes = layout.nbytes(tokens)
     if wanted == "as-is" or layout.nbytes(tokens, wire=INT8) == nbytes:
         return AS_IS
@@ -157,7 +173,7 @@ def choose_form(wanted: KVWire, layout: Layout, tokens: int, rates: Rates) -> Wi
         return INT8
     if rates.link_bytes_s is None or rates.tokens_s is None:
         return AS_IS
-    return INT8 if nbytes / rates.link_bytes_s > MARGIN * tokens / rates.tokens_s else AS_IS
+    return INT8 if nbytes / rates.link_bytes_s > MARGIN * layers * tokens / rates.tokens_s else AS_IS
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,10 +189,10 @@ class MeasuredRates:
         self._tokens_s: float | None = None
         self._links: dict[Address, deque[_Measurement]] = {}
 
-    def add(self, to: Address, timing: PrefillTiming, sent: SentKV) -> None:
-        """Record a transfer that was acknowledged."""
+    def add(self, to: Address, timing: PrefillTiming, sent: SentKV, layers: float = 1.0) -> None:
+        """Record a transfer that was acknowledged. layers: as of `choose_form`."""
         if timing.tokens >= RATED_TOKENS and timing.compute_s > 0:
-            self._tokens_s = timing.tokens / timing.compute_s
+            self._tokens_s = layers * timing.tokens / timing.compute_s
         if (rate := sent.link_bytes_s) is not None:
             self._links.setdefault(to, deque(maxlen=MAX_TRANSFERS)).append(_Measurement(rate, sent.acknowledged))
 

@@ -29,6 +29,8 @@ class Policy:
     chunk_tokens: the longest chunk, shared_chunk_tokens while others wait, or have come in the last lately_s beside the
     prompt: more may come, and each waits for the end of a chunk. A chunk is to take chunk_s, shared_chunk_s meanwhile,
     but is not shorter than least_chunk_tokens: a GPU takes as long for fewer, since it reads all weights.
+    split_chunk_tokens: the longest chunk of a prompt whose last layers another host computes, and of one with over
+    long_split_tokens tokens: the two hosts wait for each other for one chunk.
     together: a step computes all started prompts, so that what may be started is started before any step.
     yields: the host's other threads have a core before the one that computes.
     """
@@ -44,6 +46,8 @@ class Policy:
     least_chunk_tokens: int = 512
     chunk_s: float = 0.5
     shared_chunk_s: float = 0.5
+    split_chunk_tokens: tuple[int, int] = (512, 1024)
+    long_split_tokens: int = 4096
     lately_s: float = 1.0
     together: bool = False
     yields: bool = False
@@ -55,13 +59,15 @@ ON_CPU: Mapping[str, Any] = {"least_chunk_tokens": 64, "chunk_s": 0.15, "shared_
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One prompt as `order` sees it. remaining: prompt tokens to compute, 0 once its answer is generated here. to: the
-    decode host that gets its KV. behind: more KV waits to be sent than the policy allows. stepped: the number of its
+    """One prompt as `order` sees it. remaining: prompt tokens to compute, in tokens of all layers; 0 once its answer is
+    generated here. to: the
+    decode host that gets its KV. behind: more KV waits to be sent than the policy allows, or the decode host has not
+    computed its layers of what was sent. stepped: the number of its
     last step on this host, 0 before the first. key: whose share it counts for. Times are time.monotonic()."""
 
     state: State
     arrived: float
-    remaining: int
+    remaining: float
     kv_bytes: int
     to: Hashable = None
     behind: bool = False
@@ -130,6 +136,11 @@ def chunk(alone: bool, tokens_s: float, policy: Policy) -> int:
     most = policy.chunk_tokens if alone else min(policy.chunk_tokens, policy.shared_chunk_tokens)
     seconds = policy.chunk_s if alone else policy.shared_chunk_s
     return min(most, max(policy.least_chunk_tokens, int(seconds * tokens_s)))
+
+
+def split_chunk(tokens: int, policy: Policy) -> int:
+    """The most tokens of a chunk of a prompt of `tokens` tokens whose last layers another host computes."""
+    return policy.split_chunk_tokens[tokens > policy.long_split_tokens]
 
 
 def is_alone(arrived: float, others: Sequence[float], latest: float, now: float, policy: Policy) -> bool:

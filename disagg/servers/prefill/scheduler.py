@@ -17,7 +17,7 @@ from disagg.engines.base import PrefillRun
 from disagg.engines.process import lower_priority_of_thread
 from disagg.errors import Cancelled, DisaggError, ModelError, Overloaded
 from disagg.kv.sent import LinkWait
-from disagg.servers.prefill.order import Candidate, Policy, State, chunk, is_alone, order
+from disagg.servers.prefill.order import Candidate, Policy, State, chunk, is_alone, order, split_chunk
 from disagg.shares import Claim, Claims, Computing, within
 
 POLL_S = 0.005  # while every prompt waits for its receiver
@@ -30,9 +30,10 @@ RATE_WEIGHT = 0.2  # of the newest measurement in the moving average
 @dataclass(slots=True, eq=False)
 class PromptJob:
     """One prompt. start: opens its run, on the scheduler's thread. tokens: of the prompt. kv_bytes: of its KV, while it
-    is started. queued_bytes: KV that waits to be sent to `to`. share: whose share of the host it counts for. Only the
-    scheduler changes the rest; stepped: the number of the step that computed it last. waits: for the link, with all
-    that is to be computed still to come.
+    is started. queued_bytes: KV that waits to be sent to `to`. starved: whether `to`, which computes the prompt's last
+    layers, takes no more of it for now. layers: the share of the model's layers that is computed here. share: whose
+    share of the host it counts for. Only the scheduler changes the rest; stepped: the number of the step that computed
+    it last. waits: for the link, with all that is to be computed still to come. starved_s: seconds of being starved.
 
     started: done once the run is open; computed: its result is the run, once nothing is left to compute. Both get the
     error that ended the job.
@@ -45,6 +46,8 @@ class PromptJob:
     to: Hashable = None
     queued_bytes: Callable[[], int] = lambda: 0
     share: Share = field(default_factory=Share)
+    starved: Callable[[], bool] = lambda: False
+    layers: float = 1.0
     started: Future[None] = field(default_factory=Future)
     computed: Future[PrefillRun] = field(default_factory=Future)
     arrived: float = field(default_factory=time.monotonic)
@@ -52,7 +55,9 @@ class PromptJob:
     run: PrefillRun | None = None
     stepped: int = 0
     waits: list[LinkWait] = field(default_factory=list)
-    tokens_s: float | None = None  # of its last step
+    starved_s: float = 0.0
+    starved_since: float | None = None
+    tokens_s: float | None = None  # of its last step, in tokens of all layers
     released: bool = False
 
     def __post_init__(self) -> None:
@@ -63,6 +68,19 @@ class PromptJob:
     def remaining(self) -> int:
         """Prompt tokens to compute."""
         return self.run.remaining if self.run else self.tokens
+
+    @property
+    def work(self) -> float:
+        """What there is to compute, in prompt tokens of all layers."""
+        return self.remaining * self.layers
+
+    def note_starved(self, starved: bool, now: float) -> None:
+        """Whether it is starved now."""
+        if starved and self.starved_since is None:
+            self.starved_since = now
+        elif not starved and self.starved_since is not None:
+            self.starved_s += now - self.starved_since
+            self.starved_since = None
 
 
 class Scheduler:
@@ -103,13 +121,13 @@ class Scheduler:
 
     @property
     def tokens(self) -> int:
-        """Prompt tokens that are not computed yet."""
+        """Prompt tokens that are not computed yet, in tokens of all layers."""
         with self._changed:
-            return sum(job.remaining for job in self._jobs if job.state != "computed")
+            return round(sum(job.work for job in self._jobs if job.state != "computed"))
 
     @property
     def tokens_s(self) -> float | None:
-        """Prompt tokens per second of computing, measured lately; None if not measured."""
+        """Prompt tokens of all layers per second of computing, measured lately; None if not measured."""
         return self._tokens_s
 
     @property
@@ -124,8 +142,8 @@ class Scheduler:
             if self._closing or not self._thread.is_alive():
                 raise ModelError("the engine's thread has ended", "see the server's log, then `disagg restart`")
             waiting, bound = self.tokens, self.policy.queue_tokens
-            full = waiting and waiting + job.tokens > bound
-            if full and not within(self._waiting_tokens(job), job.share.key, bound, job.tokens):
+            full = waiting and waiting + job.work > bound
+            if full and not within(self._waiting_tokens(job), job.share.key, bound, round(job.work)):
                 raise Overloaded(
                     f"{waiting} prompt tokens wait to be computed, and {job.tokens} more are too many",
                     "try again in a moment, or add a prefill host for this model",
@@ -198,26 +216,34 @@ class Scheduler:
         """The tokens of each key that are not computed yet, before this job comes."""
         waiting = Counter[str]()
         for one in self._jobs:
-            waiting[one.share.key] += one.remaining if one.state != "computed" else 0
+            waiting[one.share.key] += round(one.work) if one.state != "computed" else 0
         return {key: Claim(claim.weight, waiting[key]) for key, claim in self._keys(job).items()}
 
     def _order(self) -> list[PromptJob]:
         """The jobs that may be computed now, the next one first."""
+        now = time.monotonic()
         candidates = [
             Candidate(
                 job.state,
                 job.arrived,
-                job.remaining,
+                job.work,
                 job.kv_bytes,
                 job.to,
-                behind=job.state == "started" and job.queued_bytes() > self.policy.behind_bytes,
+                behind=job.state == "started" and self._is_behind(job, now),
                 stepped=job.stepped,
                 key=job.share.key,
             )
             for job in self._jobs
         ]
         speed, keys = self._tokens_s or FIRST_TOKENS_S, self._keys()
-        return [self._jobs[index] for index in order(candidates, time.monotonic(), speed, self.policy, keys)]
+        return [self._jobs[index] for index in order(candidates, now, speed, self.policy, keys)]
+
+    def _is_behind(self, job: PromptJob, now: float) -> bool:
+        """Whether the link or the decode host of a started job is behind."""
+        queued = job.queued_bytes() > self.policy.behind_bytes
+        starved = not queued and job.remaining > 0 and job.starved()
+        job.note_starved(starved, now)
+        return queued or starved
 
     def _step(self, job: PromptJob) -> None:
         """One piece of work for this job. Its failure is its own."""
@@ -253,7 +279,7 @@ class Scheduler:
             with self._changed:
                 others = [other.arrived for other in self._jobs if other is not job and other.state != "computed"]
                 alone = is_alone(job.arrived, others, self._latest, began, self.policy)
-            job.run.step(chunk(alone, job.tokens_s or self._tokens_s or 0.0, self.policy))
+            job.run.step(self._chunk(job, alone))
             self._note_wait(job, job.run)
             seconds = [_computed_s(one) - earlier for one, earlier in zip(prompts, computed_s, strict=True)]
             self._rate(job, before - _ahead(stepped), sum(seconds))
@@ -263,6 +289,11 @@ class Scheduler:
         for done in self._started() if self.policy.together else (job,):
             if done.run is not None and done.run.done:
                 self._complete(done, done.run)
+
+    def _chunk(self, job: PromptJob, alone: bool) -> int:
+        """The most tokens of the job's next step."""
+        most = chunk(alone, (job.tokens_s or self._tokens_s or 0.0) / job.layers, self.policy)
+        return most if job.layers == 1 else min(most, split_chunk(job.tokens, self.policy))
 
     def _note_wait(self, job: PromptJob, run: PrefillRun) -> None:
         """Note since when a job waits for the link, and for how much of it, if what its run has emitted is too much."""
@@ -282,7 +313,7 @@ class Scheduler:
 
     def _rate(self, job: PromptJob, tokens: int, seconds: float) -> None:
         if tokens >= RATED_TOKENS and seconds > 0:
-            job.tokens_s = rate = tokens / seconds
+            job.tokens_s = rate = job.layers * tokens / seconds
             self._tokens_s = rate if self._tokens_s is None else self._tokens_s + RATE_WEIGHT * (rate - self._tokens_s)
 
     def _fail(self, job: PromptJob, error: DisaggError) -> None:

@@ -16,10 +16,20 @@ from typing import Any
 
 from disagg import logs
 from disagg.api.events import DoneEvent, Event, ScoredEvent, ShippedEvent
-from disagg.api.names import WireForm
+from disagg.api.layout import Layout
+from disagg.api.names import KV_CHUNKS, KV_WHOLE, WireForm
 from disagg.api.requests import GenerateBody, KVAddress, PrefillBody, ScoreBody
 from disagg.config import Fleet, Host
-from disagg.engines.base import ONE_TOKEN, AnswerRequest, DecodeTiming, PrefillEngine, PrefillRun, PrefillTiming, Token
+from disagg.engines.base import (
+    ONE_TOKEN,
+    AnswerRequest,
+    DecodeTiming,
+    PrefillEngine,
+    PrefillRun,
+    PrefillTiming,
+    SendingEngine,
+    Token,
+)
 from disagg.errors import RequestError
 from disagg.kv.fingerprint import token_hash
 from disagg.kv.frames import Header
@@ -59,6 +69,11 @@ class PrefillService(Service[PrefillEngine]):
             prefill_tokens_s=self.scheduler.tokens_s,
             links=self._rates.links(),
         )
+
+    @property
+    def kv_version(self) -> int:
+        """Only what an engine emits is sent in chunks: one that sends by itself knows the version before."""
+        return KV_WHOLE if isinstance(self._engine, SendingEngine) else KV_CHUNKS
 
     @property
     def busy(self) -> bool:
@@ -129,14 +144,16 @@ class PrefillService(Service[PrefillEngine]):
             beats=lambda: self.progress.beats,
         )
         request.cleanup.callback(delivery.end)
-        kv_bytes = self.engine.info.layout.nbytes(header.tokens)
+        layers = self._share_of_layers(header.layers)
         job = PromptJob(
             request.id,
             header.tokens,
-            kv_bytes,
+            header.layout.nbytes(header.tokens),
             self._beginning(request, "computing the prompt", delivery.start),
             to=to,
             queued_bytes=delivery.queued_bytes,
+            starved=delivery.starved,
+            layers=layers,
             share=request.share,
         )
         run = await self._computed(request, job, "computing the prompt")
@@ -146,7 +163,7 @@ class PrefillService(Service[PrefillEngine]):
         sent = await on_daemon_thread(partial(delivery.finish, timing, job.waits), f"kv-finish-{request.id}")
         timing = run.timing  # an engine that sends by itself knows only now when the rows were computed
         self.count(computed_prompt_tokens=timing.tokens, kv_bytes_total=sent.payload_bytes)
-        self._rates.add(to, timing, sent)
+        self._rates.add(to, timing, sent, layers)
         return ShippedEvent(
             prompt_tokens=request.prompt_tokens,
             computed_tokens=timing.tokens,
@@ -154,10 +171,12 @@ class PrefillService(Service[PrefillEngine]):
             kv_bytes=sent.payload_bytes,
             kv_wire=header.wire,
             tokenise_s=request.tokenise_s,
-            queue_s=timing.ended - request.tokenised - timing.compute_s - sent.waited_s,
+            queue_s=timing.ended - request.tokenised - timing.compute_s - sent.waited_s - job.starved_s,
             compute_s=timing.compute_s,
             hidden_transfer_s=sent.hidden_s,
             exposed_transfer_s=sent.exposed_s,
+            starved_s=job.starved_s,
+            layers=header.layers,
         )
 
     async def _computed(self, request: ActiveRequest, job: PromptJob, phase: Phase) -> PrefillRun:
@@ -186,34 +205,63 @@ class PrefillService(Service[PrefillEngine]):
         return begin
 
     def _header(self, request: ActiveRequest, body: PrefillBody) -> Header:
-        info = self.engine.info
+        info, layers = self.engine.info, self._layers(body)
         if body.start >= len(request.tokens):
             raise RequestError(
                 f"start: {body.start} is not within the {len(request.tokens)} tokens of the prompt",
                 "give the slot's held_tokens",
             )
+        layout = info.split.head(info.layout, layers or info.split.layers)
         return Header(
             ticket=body.ticket,
             request_id=request.id,
             fingerprint=info.fingerprint,
-            layout=info.layout,
+            layout=layout,
             token_hash=token_hash(request.tokens),
             tokens=len(request.tokens) - 1,
             start=body.start,
-            wire=self._wire_form(len(request.tokens) - 1, body.deliver),
+            wire=self._wire_form(len(request.tokens) - 1, body.deliver, layout, layers),
             sender=self.host.name,
             weights=info.weights,
+            layers=layers,
+            hidden=info.split.hidden if layers else 0,
+            chunks=self._in_chunks(body),
         )
 
-    def _wire_form(self, tokens: int, to: KVAddress) -> WireForm:
-        """The form in which the KV of `tokens` tokens is sent. Logged with its reasons if hosts.toml leaves the
-        choice."""
+    def _layers(self, body: PrefillBody) -> int | None:
+        """How many of the model's layers are to be computed, None for all. RequestError if this host does not compute
+        these, or does not send them so."""
+        info, hint = self.engine.info, "give the slot's layers and kv_version"
+        if refusal := info.cannot_compute(body.layers):
+            raise RequestError(f"layers: {refusal}", hint)
+        layers = body.layers if body.layers != info.split.layers else None
+        if layers is not None and not self._in_chunks(body):
+            version = min(body.kv_version, self.kv_version)
+            raise RequestError(f"layers: by version {version} of the KV protocol all are sent, not {layers}", hint)
+        return layers
+
+    def _in_chunks(self, body: PrefillBody) -> bool:
+        """Whether the KV is sent in chunks: a slot for these takes KV that is not, too."""
+        return min(body.kv_version, self.kv_version) >= KV_CHUNKS
+
+    def _share_of_layers(self, layers: int | None) -> float:
+        """Of the model's layers, that the first `layers` are; None: all."""
+        return 1.0 if layers is None else layers / self.engine.info.split.layers
+
+    def _wire_form(self, tokens: int, to: KVAddress, layout: Layout, layers: int | None) -> WireForm:
+        """The form in which the KV of `tokens` tokens is sent, of these layers. Logged with its reasons if hosts.toml
+        leaves the choice."""
         wanted = self.host.engine.kv_wire
         rates = self._rates.rates((to.host, to.port))
-        wire = choose_form(wanted, self.engine.info.layout, tokens, rates)
+        wire = choose_form(wanted, layout, tokens, rates, self._share_of_layers(layers))
         if wanted == "auto":
             logs.info("kv_wire", chosen=wire, tokens_per_s=rates.tokens_s, link_bytes_per_s=rates.link_bytes_s)
         return wire
+
+    def _require_all_layers(self) -> None:
+        """RequestError if this host has loaded the first layers only, and answers nothing."""
+        if refusal := self.engine.info.cannot_compute(None):
+            raise RequestError(f"{self.host.name} cannot answer alone: {refusal}", "ask another host of this model")
 
     def _require_decode_host(self, to: KVAddress) -> None:
         """KV is sent only to decode hosts of this model that hosts.toml names."""
@@ -226,6 +274,7 @@ class PrefillService(Service[PrefillEngine]):
 
     async def _generate(self, body: GenerateBody, caller: Caller) -> AsyncGenerator[Event, None]:
         """POST /generate: prompt and answer on this host. The engine does not wait for whoever reads the answer."""
+        self._require_all_layers()
         async with self.admitted(body, caller, body.sampling) as request:
             answer = await begin_answer(request, self.engine, body, self.work)
             if answer.finish_reason is None:
@@ -236,6 +285,7 @@ class PrefillService(Service[PrefillEngine]):
 
     async def _score(self, body: ScoreBody, caller: Caller) -> AsyncGenerator[Event, None]:
         """POST /score: a job of the scheduler, whose KV is nobody else's."""
+        self._require_all_layers()
         async with self.admitted(body, caller, ONE_TOKEN) as request:
             tokens = request.tokens
             scores = PromptScores(tokens, body.top, self.engine.tokenizer.token_bytes)

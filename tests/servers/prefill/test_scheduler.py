@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -16,7 +17,7 @@ from disagg.api.requests import Share
 from disagg.engines.base import PrefillTiming
 from disagg.engines.process import COMPUTE_NICE
 from disagg.errors import Cancelled, DisaggError, ModelError, Overloaded, PeerLost
-from disagg.servers.prefill.order import ON_CPU, Candidate, Policy, chunk, is_alone, order
+from disagg.servers.prefill.order import ON_CPU, Candidate, Policy, chunk, is_alone, order, split_chunk
 from disagg.servers.prefill.scheduler import PromptJob, Scheduler
 from disagg.shares import Claim, Claims
 from tests.deadlines import wait_until
@@ -171,8 +172,8 @@ class Run:
         self.closed.set()
 
 
-def job(run: Run, queued_bytes: Callable[[], int] = lambda: 0, key: str = "") -> PromptJob:
-    return PromptJob(run.name, run.remaining, 10, lambda: run, A, queued_bytes, Share(key))
+def job(run: Run, queued_bytes: Callable[[], int] = lambda: 0, key: str = "", **options: Any) -> PromptJob:
+    return PromptJob(run.name, run.remaining, 10, lambda: run, A, queued_bytes, Share(key), **options)
 
 
 @contextmanager
@@ -294,6 +295,76 @@ def test_a_prompt_whose_receiver_is_behind_waits_and_others_do_not() -> None:
         queued = 0
         slow.computed.result(PATIENCE_S)
         assert [wait.nbytes for wait in slow.waits] == [1] and not other.waits
+
+
+def test_a_prompt_whose_decode_host_has_not_computed_its_layers_waits_and_says_how_long() -> None:
+    starved = True
+    log: list[str] = []
+    slow = job(Run("slow", 1500, log), starved=lambda: starved and bool(log), layers=0.5)
+    with scheduling() as scheduler:
+        scheduler.submit(slow)
+        wait_until(lambda: log == ["slow"] and not scheduler.busy and time.monotonic() > (slow.starved_since or 1e99))
+        other = job(Run("other", 1500, log))
+        scheduler.submit(other)
+        other.computed.result(PATIENCE_S)
+        assert log == ["slow", *["other"] * 3] and not slow.computed.done()
+        starved = False
+        slow.computed.result(PATIENCE_S)
+        assert slow.starved_s > 0 and slow.starved_since is None and not slow.waits
+        assert other.starved_s == 0
+
+
+def test_a_prompt_that_waits_for_the_link_is_not_starved_besides() -> None:
+    log: list[str] = []
+    slow = job(Run("slow", 1500, log), lambda: POLICY.behind_bytes + 1 if log else 0, starved=lambda: bool(log))
+    with scheduling() as scheduler:
+        scheduler.submit(slow)
+        wait_until(lambda: log == ["slow"] and not scheduler.busy)
+        assert slow.starved_since is None and len(slow.waits) == 1
+
+
+def test_some_layers_of_a_prompt_count_as_a_part_of_it() -> None:
+    begun, go_on = threading.Event(), threading.Event()
+
+    def pause() -> None:
+        begun.set()
+        assert go_on.wait(PATIENCE_S)
+
+    first = job(Run("first", 100, [], pause))
+    quarter = job(Run("quarter", 1000, []), layers=0.25)
+    with scheduling(replace(POLICY, queue_tokens=400)) as scheduler:
+        scheduler.submit(first)
+        waited(begun)
+        scheduler.submit(quarter)
+        assert scheduler.tokens == 100 + 250
+        with pytest.raises(Overloaded):
+            scheduler.submit(job(Run("whole", 1000, [])))
+        go_on.set()
+        quarter.computed.result(PATIENCE_S)
+
+
+def test_the_speed_of_a_head_is_that_of_all_layers() -> None:
+    head = job(Run("head", 100, []), layers=0.25)
+    with scheduling() as scheduler:
+        scheduler._rate(head, 1000, 2.0)
+        assert head.tokens_s == scheduler.tokens_s == 125.0
+
+
+@pytest.mark.parametrize(("tokens", "most"), [(300, 512), (4096, 512), (4097, 1024), (100_000, 1024)])
+def test_chunks_of_a_split_are_short_because_each_end_waits_for_one(tokens: int, most: int) -> None:
+    assert split_chunk(tokens, POLICY) == most
+    steps: list[int] = []
+
+    class Noted(Run):
+        def step(self, max_tokens: int | None = None) -> None:
+            steps.append(min(max_tokens or 0, self.remaining))
+            super().step(max_tokens)
+
+    head = job(Noted("head", tokens, []), layers=0.5)
+    with scheduling(replace(POLICY, least_chunk_tokens=2048)) as scheduler:
+        scheduler.submit(head)
+        head.computed.result(PATIENCE_S)
+    assert max(steps) == min(tokens, most) and sum(steps) == tokens
 
 
 def test_the_thread_beats_while_it_waits_for_receivers() -> None:

@@ -311,6 +311,9 @@ class ToldLater:
     def queued_bytes(self) -> int:
         return 0
 
+    def starved(self) -> bool:
+        return False
+
     def end(self) -> None: ...
 
     def close(self) -> None: ...
