@@ -1,7 +1,8 @@
 """A decode engine without a model: it accepts received KV and produces tokens at the predicted times.
 
-The batch simulates the machine: it ingests new requests, computes one chunk of every prompt without KV, then takes one
-step of all answers, each in its predicted time. Times are absolute, so that a delay does not accumulate.
+The batch simulates the machine: it ingests new requests, computes a piece of a split's tail, one chunk of every prompt
+without KV, then takes one step of all answers, each in its predicted time. Times are absolute, so that a delay does not
+accumulate.
 """
 
 from __future__ import annotations
@@ -19,10 +20,12 @@ from disagg.config import EngineOptions
 from disagg.engines.base import Token
 from disagg.engines.base.prefill import no_scores
 from disagg.engines.decoding import Caches, DecodeEngine, Job
+from disagg.engines.decoding.tail import Tail, TailPace, Tails
 from disagg.engines.simulated import model as simulated_model
 from disagg.engines.simulated.model import END, CountedKV, SimulatedModel, sleep_until
-from disagg.errors import DisaggError, ModelError
+from disagg.errors import DisaggError
 from disagg.kv.arena import allocate_numpy
+from disagg.kv.arriving import ArrivingKV, Chunk
 from disagg.kv.received import ReceivedKV
 from disagg.planning.times import ingest, step
 
@@ -98,6 +101,25 @@ class _Row:
     written: list[int] = field(default_factory=list)
 
 
+class SimulatedTail(Tail):
+    """The last layers of a prompt. work: simulates so many seconds of it."""
+
+    def __init__(self, arriving: ArrivingKV, model: SimulatedModel, work: Callable[[float], None]) -> None:
+        split = model.info.split
+        first = split.layers if arriving.layers is None else arriving.layers
+        super().__init__(arriving, split.layers - first)
+        self._model, self._work, self._computed = model, work, range(first, split.layers)
+        layout = model.info.layout
+        self._nbytes = layout.nbytes(arriving.tokens) - split.head(layout, first).nbytes(arriving.tokens)
+
+    @property
+    def nbytes(self) -> int:
+        return self._nbytes
+
+    def _compute(self, chunk: Chunk, begin: int, end: int) -> None:
+        self._work(self._model.piece(end, range(begin, end), self._computed).seconds)
+
+
 class SimulatedBatch:
     """A Batch whose work is to sleep. The first `max_batch` of its requests run, the others wait."""
 
@@ -105,41 +127,50 @@ class SimulatedBatch:
         self._model = model
         self._on_beat = on_beat
         self._rows: dict[Job, _Row] = {}
+        self._tails = Tails(self._tail, TailPace(model.options.chunk_tokens, model.info.split.layers))
         self._busy_until = 0.0  # when the simulated machine has finished all its work so far
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return len(self._rows) + len(self._tails)
 
     @property
     def nbytes(self) -> int:
-        return sum(self._model.info.layout.nbytes(_context(job)) for job in self._rows)
-
-    def build(self, job: Job) -> None:
-        """Ingest the received KV."""
-        if not self._rows:
-            self._busy_until = max(self._busy_until, job.timing.submitted)
-        if job.kv is not None:
-            self._work(ingest(job.kv.nbytes))
+        return self._tails.nbytes + sum(self._model.info.layout.nbytes(_context(job)) for job in self._rows)
 
     @property
     def due(self) -> bool:
-        return bool(self._rows)
+        return bool(self._rows) or self._tails.due(answers=self._answers)
+
+    @property
+    def _answers(self) -> bool:
+        return any(not row.chunks for row in self._rows.values())
 
     def receive(self, job: Job) -> None:
-        raise ModelError("a simulated engine does not compute a part of the layers")
+        self._tails.add(job)
 
-    def compute_tail(self) -> None:
-        return None
+    def compute_tail(self) -> Job | None:
+        return self._tails.compute(answers=self._answers)
+
+    def build(self, job: Job) -> None:
+        """Ingest the received KV. Of a head that has failed, what had arrived whole."""
+        if not self._rows:
+            self._busy_until = max(self._busy_until, job.timing.submitted)
+        kv = job.kv if job.arriving is None else job.arriving.partial()
+        if kv is not None:
+            self._work(ingest(kv.nbytes))
+        job.covered = kv.tokens if kv is not None else job.held.tokens if job.held is not None else 0
+        if job.arriving is not None and job.arriving.outcome != "complete":
+            job.timing.resumed_at = job.covered
 
     def insert(self, job: Job, caches: Caches) -> None:
-        request, held = job.request, job.held.tokens if job.held is not None else 0
+        request = job.request
         prompt = request.tokens[: len(request.tokens) - request.answered]
         answer = self._model.answer(prompt, request.sampling, request.answered, request.constraint)
-        chunks = self.chunks(held, len(request.tokens) - 1) if job.kv is None else ()
-        job.timing.computed_prompt_tokens = len(request.tokens) - held if job.kv is None else 1
-        self._rows[job] = _Row(answer, deque(chunks))
+        job.timing.computed_prompt_tokens = len(request.tokens) - job.covered
+        self._rows[job] = _Row(answer, deque(self.chunks(job.covered, len(request.tokens) - 1)))
 
     def remove(self, job: Job) -> None:
+        self._tails.remove(job)
         if (row := self._rows.pop(job, None)) is not None and row.written:
             job.ended = [*job.request.tokens, *row.written], None
 
@@ -163,12 +194,22 @@ class SimulatedBatch:
 
     def close(self) -> None:
         self._rows.clear()
+        self._tails.clear()
 
     def chunks(self, held: int, tokens: int) -> list[float]:
         """Seconds of each chunk of a prompt of which the first tokens are held."""
         before, ends = self._model.prefill(held).seconds, self._model.prefill(tokens).chunk_ends
         spans = (end - max(begin, before) for begin, end in zip((0.0, *ends), ends, strict=False))
         return [span for span in spans if span > 0]
+
+    def _tail(self, job: Job, arriving: ArrivingKV) -> SimulatedTail:
+        return SimulatedTail(arriving, self._model, self._work_now)
+
+    def _work_now(self, seconds: float) -> None:
+        """The same for work that begins when it is there: a machine without answers has been idle before."""
+        if not self._rows:
+            self._busy_until = max(self._busy_until, time.monotonic())
+        self._work(seconds)
 
     def _work(self, seconds: float) -> None:
         """Sleep until this work is done, with a beat as often as the pieces of a real engine's work end."""
