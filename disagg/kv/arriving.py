@@ -75,7 +75,7 @@ class ArrivingKV:
         self._writers: Counter[int] = Counter()  # connections, by their attempts
         self._released = False
         self._end_use: Callable[[], None] | None = None
-        self._watchers: list[Callable[[], None]] = []
+        self._watchers: list[Callable[[], object]] = []
         self._on_taken: Callable[[], None] = _ignore
         self._stop: Callable[[], object] = _ignore
 
@@ -94,7 +94,7 @@ class ArrivingKV:
             on_taken = self._on_taken
         on_taken()
 
-    def watch(self, call: Callable[[], None]) -> None:
+    def watch(self, call: Callable[[], object]) -> None:
         """Call this, on any thread, whenever a chunk or the outcome has come; at once if some have."""
         with self._changed:
             self._watchers.append(call)

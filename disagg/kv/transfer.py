@@ -189,18 +189,19 @@ class Transfer:
         poll_s = CREDIT_POLL_S if carries_hidden(self._header) else POLL_S
         began = sent = time.monotonic()
         while True:
+            gated = self._outbox.queued_bytes > 0  # what is next may not be sent yet: the receiver is waited for
             try:
-                block = self._outbox.take(poll_s, self._allowed)
+                block = self._outbox.take(0 if gated else poll_s, self._allowed)
                 if block is not None or time.monotonic() - began > WAITED_S:
                     self._backlog = len(self._spans)
                 return block
             except TimeoutError:
-                if channel.readable():
+                if channel.readable(poll_s if gated else 0):
                     self._read(channel)
                 now = time.monotonic()
                 if now >= channel.deadline:
                     raise PeerLost("the KV transfer's deadline passed before all blocks were computed") from None
-                if self._outbox.queued_bytes:
+                if gated:
                     self._require_credit(now, began)
                 if now - sent >= self._limits.idle_s:
                     self._write(channel, [memoryview(frames.encode_idle(self._beats()))])
@@ -273,12 +274,13 @@ class Transfer:
 
     def _require_credit(self, now: float, began: float) -> None:
         """PeerLost if what waits to be sent has waited too long for its credit, since `began` at the earliest."""
-        unheard_s, ungiven_s = now - max(began, self._heard), now - max(began, self._given)
-        if unheard_s > self._limits.stall_s or ungiven_s > self._limits.credit_s:
-            raise PeerLost(
-                f"{self._peer} has computed no chunk for {ungiven_s:.0f} s, and let none be sent",
-                "see its log: its engine may hang",
-            )
+        limits = self._limits
+        if now - max(began, self._heard) > limits.stall_s:
+            text = f"{self._peer} lets no chunk be sent, and has said nothing for {limits.stall_s:g} s"
+            raise PeerLost(text, "check the host and the link to it")
+        if now - max(began, self._given) > limits.credit_s:
+            text = f"{self._peer} has computed no chunk for {limits.credit_s:g} s, and lets none be sent"
+            raise PeerLost(text, "see its log: its engine may hang")
 
 
 def _connect(address: tuple[str, int], peer: str, deadline: float, limits: SendLimits) -> Channel:

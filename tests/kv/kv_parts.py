@@ -13,7 +13,7 @@ from typing import Any
 import numpy
 
 from disagg.api.layout import LayerLayout, Layout, StateTensor, plane_bytes
-from disagg.api.names import AS_IS, WireForm
+from disagg.api.names import AS_IS, KV_WHOLE, WireForm
 from disagg.errors import DisaggError
 from disagg.kv import frames
 from disagg.kv.arena import Arenas, Reservation
@@ -159,15 +159,15 @@ def opened(header: frames.Header | bytes) -> bytes:
     return encode_proof(bytes(PROOF_BYTES), len(raw)) + raw
 
 
-def introduce(sock: socket.socket, ticket: str, raw: bytes) -> list[dict[str, Any]]:
+def introduce(sock: socket.socket, ticket: str, raw: bytes, version: int = KV_WHOLE) -> list[dict[str, Any]]:
     """Send a preamble that names the ticket, then `raw` with its proof (see `opened`). Returns the reply that refuses
     the ticket, if there is one."""
     nonce = bytes(range(NONCE_BYTES))
-    sock.sendall(encode_preamble(ticket, nonce))
+    sock.sendall(encode_preamble(ticket, nonce, version))
     reply = read_reply(sock)
     if not reply["ok"]:
         return [reply]
-    nonces = Nonces(nonce, frames.decode_identity(reply)[0])
+    nonces = Nonces(nonce, frames.decode_identity(reply)[0], version)
     sock.sendall(proof(ticket, "sender", nonces) + raw[PROOF_BYTES:])
     return []
 
@@ -201,13 +201,15 @@ class Receiver:
     def dial(self) -> socket.socket:
         return socket.create_connection((self.server.host, self.server.port), timeout=PATIENCE_S)
 
-    def exchange(self, raw: bytes, ticket: str = "", *, hang_up: bool = False) -> list[dict[str, Any]]:
+    def exchange(
+        self, raw: bytes, ticket: str = "", *, hang_up: bool = False, version: int = KV_WHOLE
+    ) -> list[dict[str, Any]]:
         """Send `raw`, with a ticket after `introduce`, then (hang_up) close this end: the replies to `raw`."""
         with self.dial() as sock:
             refused: list[dict[str, Any]] = []
             try:
                 if ticket:
-                    refused = introduce(sock, ticket, raw)
+                    refused = introduce(sock, ticket, raw, version)
                 else:
                     sock.sendall(raw)
                 if hang_up:

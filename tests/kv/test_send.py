@@ -3,8 +3,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -24,13 +23,14 @@ from disagg.errors import (
 from disagg.kv import frames
 from disagg.kv import transfer as transfer_module
 from disagg.kv.blocks import KVBlock
-from disagg.kv.preamble import NONCE_BYTES, PREAMBLE, PROOF, Nonces, decode_preamble, decode_proof, proof, ticket_digest
+from disagg.kv.preamble import NONCE_BYTES, PREAMBLE, Nonces, decode_preamble, proof, ticket_digest
 from disagg.kv.receive.tickets import IssuedTicket
 from disagg.kv.received import ReceivedKV
 from disagg.kv.sent import ComputeStep, LinkWait, Span, TransferResult
 from disagg.kv.transfer import SendLimits, Transfer
 from tests.deadlines import ends_by_itself, wait_until
 from tests.kv.kv_parts import FINGERPRINT, PATIENCE_S, Cache, Receiver, header_for, mixed_layout
+from tests.kv.peers import peer
 
 CACHE = Cache.random(mixed_layout(), 10)
 WIDE = Layout((LayerLayout("full", 1, 1 << 18, 0),), "float32")  # 1 MiB a token: fills every socket buffer
@@ -43,40 +43,6 @@ def soon(seconds: float = PATIENCE_S) -> float:
 
 def open_to(receiver: Receiver, slot: IssuedTicket, limits: SendLimits | None = None) -> Transfer:
     return Transfer.open("127.0.0.1", receiver.server.port, header_for(slot), deadline=soon(), limits=limits)
-
-
-def identify(sock: socket.socket, ticket: str) -> None:
-    """Read the preamble, prove that this end has the ticket, and read the header; nothing more if none comes."""
-    nonces = Nonces(decode_preamble(sock.recv(PREAMBLE.size, socket.MSG_WAITALL)).nonce, bytes(NONCE_BYTES))
-    sock.sendall(frames.encode_identity(nonces.receiver, proof(ticket, "receiver", nonces)))
-    if raw := sock.recv(PROOF.size, socket.MSG_WAITALL):
-        sock.recv(decode_proof(raw).header_bytes, socket.MSG_WAITALL)
-
-
-@contextmanager
-def peer(behave: Callable[[socket.socket], None], ticket: str = "ticket") -> Iterator[int]:
-    """A receiver that misbehaves: proves that it has the ticket, reads the header, then runs `behave`. Yields its
-    port."""
-    ended = threading.Event()
-
-    def serve(listener: socket.socket) -> None:
-        sock, _ = listener.accept()
-        sock.settimeout(PATIENCE_S)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # else a reset overtakes the second of two replies
-        with sock:
-            identify(sock, ticket)
-            behave(sock)
-            ended.wait(PATIENCE_S)
-
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        listener.settimeout(PATIENCE_S)
-        thread = threading.Thread(target=serve, args=(listener,))
-        thread.start()
-        try:
-            yield listener.getsockname()[1]
-        finally:
-            ended.set()
-            thread.join(PATIENCE_S)
 
 
 def any_header(layout: Layout, tokens: int) -> frames.Header:

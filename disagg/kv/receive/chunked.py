@@ -50,8 +50,8 @@ class ChunkedAssembly(Assembly):
         missing, IntegrityError if the digests differ."""
         chunk = self._chunk
         if chunk is None or (frame.start, frame.end) != (chunk.start, chunk.end):
-            begun = f"[{chunk.start}, {chunk.end})" if chunk else f"from {self._next} on"
-            raise ProtocolError(f"the end of chunk [{frame.start}, {frame.end}) comes, of which one {begun} has begun")
+            begun = f"chunk [{chunk.start}, {chunk.end})" if chunk else f"none from token {self._next} on"
+            raise ProtocolError(f"the end of chunk [{frame.start}, {frame.end}) comes, but {begun} has begun")
         self._require_rows_to(chunk.end)
         if self._wants_hidden and not self._hidden:
             raise ProtocolError(f"the hidden states of tokens [{chunk.start}, {chunk.end}) are missing")

@@ -40,6 +40,12 @@ def silent(arrived: Arrived, now: float) -> None:
     """Nothing."""
 
 
+def held_back(arrived: Arrived, now: float) -> None:
+    """Idle frames, since the receiver lets nothing be sent."""
+    arrived.waits = lambda: True
+    arrived.idle(7)
+
+
 def half_then(what: Arriving) -> Arriving:
     def arriving(arrived: Arrived, now: float) -> None:
         if now < 2.0:
@@ -75,6 +81,7 @@ def given_up_after(arriving: Arriving, elsewhere_s: float | None, *, expected: i
         (half_then(trickle), 2.0, 3.9),
         (busy, 0.2, 10.4),
         (busy, 5.0, 24.9),
+        (held_back, 0.2, None),
         (silent, 1.0, None),  # `stall_s` bounds it
         (link_of(0.3e6), 1.0, None),  # slow, and merely warned of
         (link_of(0.3e6), None, None),
