@@ -160,6 +160,11 @@ class Host:
         return self.engine.node_rank > 0
 
     @property
+    def answers(self) -> bool:
+        """Whether this host can answer a request alone: it has all layers of its model."""
+        return self.engine.first_layers is None
+
+    @property
     def server_kind(self) -> ServerKind:
         """Where its server runs, and what follows from it."""
         return NOT_MANAGED if self.whole else SERVER_KINDS[self.connector]

@@ -62,8 +62,8 @@ def test_unknown_hardware_is_pointed_at_on_any_host(expect_fault: Expect) -> Non
     expect_fault(
         {SPARK: SPARK + '\nhardware = «"dgx-sparc"»'},
         '"dgx-sparc" is not a value for hardware',
-        'one of "dgx-spark", "m3-ultra", "m4-max", "m5-max", "m2-ultra", "rtx-4090", "rtx-5090", "a100-80gb", "h100-sxm", '
-        '"h200-sxm"; did you mean "dgx-spark"?',
+        'one of "dgx-spark", "m3-ultra", "m4-max", "m5-max", "m2-ultra", "rtx-4090", "rtx-5090", "a100-80gb", '
+        '"h100-sxm", "h200-sxm"; did you mean "dgx-spark"?',
     )
 
 

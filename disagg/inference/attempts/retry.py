@@ -138,7 +138,8 @@ def attempts(ranking: Ranking, policy: RetryPolicy) -> Iterator[Attempt]:
     for whole in ranking.whole:
         yield Attempt("whole", whole.host, None, reason)
     for prefill in prefills:
-        yield Attempt("prefill-alone", None, prefill, reason)
+        if prefill.answers:
+            yield Attempt("prefill-alone", None, prefill, reason)
 
 
 def remaining(

@@ -128,6 +128,9 @@ def candidates(fleet: Fleet, model: str, alone: Alone | None = None) -> Candidat
     if not by_role[alone or "decode"]:
         raise ServerUnavailable(f"no {alone or 'decode'} host serves {name}", "add one to hosts.toml")
     chosen = {role: hosts if alone in (None, role) else () for role, hosts in by_role.items()}
+    if alone and not any(host.answers for host in chosen[alone]):
+        reason = f"every {alone} host of {name} has the first layers of the model only, and answers nothing alone"
+        raise ServerUnavailable(reason, "see docs/split-prefill.md")
     return Candidates(name, chosen["decode"], chosen["prefill"], alone, chosen["whole"], served.context)
 
 

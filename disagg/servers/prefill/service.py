@@ -30,7 +30,7 @@ from disagg.engines.base import (
     SendingEngine,
     Token,
 )
-from disagg.errors import RequestError
+from disagg.errors import CapabilityMissing, RequestError
 from disagg.kv.fingerprint import token_hash
 from disagg.kv.frames import Header
 from disagg.servers.host.admission import Admission
@@ -259,9 +259,11 @@ class PrefillService(Service[PrefillEngine]):
         return wire
 
     def _require_all_layers(self) -> None:
-        """RequestError if this host has loaded the first layers only, and answers nothing."""
+        """CapabilityMissing if this host has loaded the first layers only, and answers nothing."""
         if refusal := self.engine.info.cannot_compute(None):
-            raise RequestError(f"{self.host.name} cannot answer alone: {refusal}", "ask another host of this model")
+            raise CapabilityMissing(
+                f"{self.host.name} cannot answer alone: {refusal}", "ask another host of this model"
+            )
 
     def _require_decode_host(self, to: KVAddress) -> None:
         """KV is sent only to decode hosts of this model that hosts.toml names."""

@@ -46,6 +46,10 @@ def hosts(names: str) -> tuple[Host, ...]:
     return tuple(map(host, names.split()))
 
 
+def with_first_layers(one: Host) -> Host:
+    return replace(one, engine=replace(one.engine, layers="0:2"))
+
+
 def choices(names: str) -> tuple[Choice, ...]:
     return tuple(Choice(one, {}) for one in hosts(names))
 
@@ -77,6 +81,18 @@ def test_every_attempt_of_a_route_in_order_and_why() -> None:
         "prefill-alone p1 -: no decode host is left",
         "prefill-alone p2 -: no decode host is left",
         "prefill-alone p3 -: no decode host is left",
+    ]
+
+
+def test_a_host_with_the_first_layers_only_is_asked_for_prompts_and_for_no_answer() -> None:
+    both = route("d1", "p1 p2")
+    p1, p2 = both.prefill
+    ranking = replace(both, prefill=(replace(p1, host=with_first_layers(p1.host)), p2))
+    assert [row(attempt) for attempt in attempts(ranking, RetryPolicy())] == [
+        "disaggregated p1 d1",
+        "disaggregated p2 d1",
+        "fallback - d1",
+        "prefill-alone p2 -",
     ]
 
 

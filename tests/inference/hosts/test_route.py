@@ -144,6 +144,14 @@ def test_a_model_without_the_role_that_must_answer_is_an_error() -> None:
         route.candidates(fleet, "m", "prefill")
 
 
+def test_a_model_whose_prefill_hosts_have_its_first_layers_only_is_answered_by_none_of_them_alone() -> None:
+    part = Host("p", "10.0.0.1", ("prefill",), "m", EngineOptions("transformers", layers="0:2"), 1)
+    fleet = Fleet("f", Path("hosts.toml"), {"m": Model("m", {}, 10)}, {"p": part, "d": host("d")})
+    assert route.candidates(fleet, "m").prefill == (part,)
+    with pytest.raises(ServerUnavailable, match="every prefill host of m has the first layers of the model only"):
+        route.candidates(fleet, "m", "prefill")
+
+
 def test_a_host_that_has_answered_once_is_seen_although_it_is_down_now() -> None:
     view, hosts = FleetView(), candidates("d1 d2")
     assert ranked(view, hosts).unseen == {"d1", "d2", "p1"}

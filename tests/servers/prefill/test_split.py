@@ -18,7 +18,7 @@ from disagg.api.events import ShippedEvent
 from disagg.api.requests import GenerateBody, KVAddress, PrefillBody, ScoreBody
 from disagg.config import EngineOptions, load
 from disagg.engines.transformers.engine import TransformersPrefillEngine
-from disagg.errors import DisaggError, RequestError
+from disagg.errors import CapabilityMissing, DisaggError, RequestError
 from disagg.kv.arena import Arenas
 from disagg.kv.arriving import CREDIT_CHUNKS, ArrivingKV
 from disagg.kv.blocks import HiddenBlock
@@ -274,5 +274,5 @@ async def test_a_host_with_the_first_layers_only_computes_these_and_nothing_else
             ("/generate", GenerateBody(model="m", prompt="x")),
             ("/score", ScoreBody(model="m", tokens=(5, 6, 7))),
         ):
-            with pytest.raises(RequestError, match=reason):
+            with pytest.raises(CapabilityMissing, match=reason):
                 await anext(answer(service, path, asked, Caller("r")))
