@@ -179,6 +179,11 @@ def _footnotes(statuses: Sequence[HostStatus]) -> Iterator[RenderableType]:
         if status.last_error:
             ago = uptime(max(0.0, time.time() - status.last_error.time))
             yield Text(f"{status.host}: last failed request {ago} ago: {status.last_error.message}", "dim")
+        if status.layers is not None:
+            yield Text(f"{status.host}: computes the first {status.layers} layers of prompts, and no answers", "dim")
+    refusals = {status.model: status.split_refusal for status in statuses if status.split_refusal}
+    for model, refusal in refusals.items():
+        yield Text(f"{model}: no prompt is computed by two hosts together: {refusal}", "dim")
     running = [status for status in statuses if status.backend]
     unsupervised = [status.host for status in running if status.supervised == "crash"]
     if unsupervised:

@@ -47,14 +47,14 @@ Ask = Callable[[Host], RecordedAnswer]
 @dataclass(frozen=True, slots=True)
 class Gate:
     """recorded: answers by kind of host. Of a kind without one, the first answer becomes it. A gateway has no answer of
-    its own: it passes if it is healthy."""
+    its own, nor has a host with the first layers of a model: they pass if they are healthy."""
 
     ask: Ask
     recorded: dict[str, RecordedAnswer]
 
     def needs(self, host: Host) -> bool:
         """Whether no answer of the host's kind is recorded."""
-        return not host.gateway and kind(host) not in self.recorded
+        return _has_answer(host) and kind(host) not in self.recorded
 
     def record(self, host: Host) -> None:
         """Record the host's answer. DisaggError if it gives none that others could be compared with."""
@@ -65,7 +65,7 @@ class Gate:
 
     def test(self, host: Host) -> DisaggError | None:
         """Why the host does not pass."""
-        if host.gateway:
+        if not _has_answer(host):
             return None
         try:
             answer = self.ask(host)
@@ -76,6 +76,10 @@ class Gate:
             return FleetError(reason, f"disagg logs --host {host.name}")
         self.recorded.setdefault(kind(host), answer)
         return None
+
+
+def _has_answer(host: Host) -> bool:
+    return host.answers and not host.gateway
 
 
 def kind(host: Host) -> str:

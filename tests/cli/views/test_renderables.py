@@ -91,6 +91,12 @@ def test_health_shows_what_decode_hosts_found_of_received_kv() -> None:
     assert "audits" not in shown(health_panel([healthy("mac-1", senders=found)]))
 
 
+def test_the_table_says_of_whom_only_the_first_layers_are_asked_and_why_a_model_is_not_divided() -> None:
+    text = shown(health_view([healthy("dgx-1", layers=24), healthy("dgx-2", split_refusal="it has streams")]), 120)
+    assert "dgx-1: computes the first 24 layers of prompts, and no answers" in text
+    assert ": no prompt is computed by two hosts together: it has streams" in text
+
+
 def test_a_backend_is_one_word_in_the_demos_panel_at_80_columns() -> None:
     hosts = [healthy("prefill-1", model="gpt-oss-demo", backend="transformers/cpu", kv_held_bytes=2_250_000)]
     assert " transformers/cpu " in shown(health_panel(hosts))

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from disagg.config import EngineOptions, Host
-from disagg.fleet.rollout.gate import TOKENS, RecordedAnswer, RecordedToken, difference, kind, tolerance, unusable
+from disagg.fleet.rollout.gate import TOKENS, Gate, RecordedAnswer, RecordedToken, difference, kind, tolerance, unusable
 
 ALTERNATIVES = ((7, -0.5), (8, -0.6), (9, -2.0))
 HOST = Host("p1", "127.0.0.1", ("prefill",), "m", EngineOptions("transformers"), 8000)
@@ -44,3 +44,12 @@ def test_hosts_of_one_model_engine_dtype_and_quantization_are_one_kind() -> None
     exact = replace(HOST, engine=replace(HOST.engine, dtype="float32"))
     assert len({kind(HOST), kind(quantized), kind(exact)}) == 3
     assert tolerance(exact) < tolerance(HOST) < tolerance(quantized)
+
+
+def test_a_host_with_the_first_layers_of_a_model_passes_without_an_answer() -> None:
+    def never(host: Host) -> RecordedAnswer:
+        raise AssertionError(f"{host.name} was asked")
+
+    part, gate = replace(HOST, engine=replace(HOST.engine, layers="0:2")), Gate(never, {})
+    assert not gate.needs(part) and gate.test(part) is None
+    assert gate.needs(HOST)

@@ -91,6 +91,8 @@ class HostStatus:
     tokens: tuple[str, ...] = ()
     last_error: LastError | None = None
     audit_every: int | None = None
+    layers: int | None = None
+    split_refusal: str = ""
     senders: Mapping[str, SenderAudits] = field(default_factory=dict)
     differs: tuple[Difference, ...] = ()
     supervised: Literal["", "crash", "crash, reboot"] = ""
