@@ -93,6 +93,8 @@ load_body = {
         "refuted": 0,
     },
     "audit_every": 0,
+    "layers": None,
+    "split_refusal": "",
     "senders": {"dgx": {"accepted": 7, "refuted": 1, "verdict": "accepted", "deviation": 0.01, "highest": 0.02}},
 }
 
