@@ -6,7 +6,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,11 +27,13 @@ class ServedGateway:
 
 
 @contextmanager
-def served_gateway(hosts_toml: Path, folder: Path | None = None, port: int = 0) -> Iterator[ServedGateway]:
+def served_gateway(
+    hosts_toml: Path, folder: Path | None = None, port: int = 0, *, options: Sequence[str] = ()
+) -> Iterator[ServedGateway]:
     """The gateway of this hosts.toml, whose token is beside it. folder: of its files, by default the same one. It ends
     with exit code 0, unless the block has ended it in another way."""
     folder = folder or hosts_toml.parent
-    command = [sys.executable, "-m", "disagg", "serve", "--port", str(port), "--config", str(hosts_toml)]
+    command = [sys.executable, "-m", "disagg", "serve", "--port", str(port), "--config", str(hosts_toml), *options]
     variables = {TOKEN_FILE_VARIABLE: str(hosts_toml.parent / "token"), GATEWAY_FOLDER_VARIABLE: str(folder)}
     log = folder / "gateway.log"
     with log.open("wb") as output:
@@ -40,7 +42,7 @@ def served_gateway(hosts_toml: Path, folder: Path | None = None, port: int = 0) 
         )
     try:
         wait_until(lambda: process.poll() is not None or "Serving" in log.read_text(), START_S, "the gateway")
-        found = re.search(r"at (http://\S+)/v1", log.read_text())
+        found = re.search(r"at (https?://\S+)/v1", log.read_text())
         assert found is not None, log.read_text()
         yield ServedGateway(found[1], process, log)
         if process.poll() is None:

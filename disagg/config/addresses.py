@@ -76,6 +76,23 @@ def address_fault(address: str) -> str | None:
     return None
 
 
+def origin_fault(origin: str) -> str | None:
+    """Why this is not the origin of web pages, as browsers write it, or "*"; None if it is."""
+    if origin == "*":
+        return None
+    form = 'scheme, host and, if it is not the usual one, port, in small letters, as in "https://chat.example.org"'
+    scheme, _, rest = origin.partition("://")
+    host, port = rest, ""
+    if not rest.endswith("]") and ":" in rest:
+        host, _, port = rest.rpartition(":")
+    bare = host.removeprefix("[").removesuffix("]") if host.startswith("[") else host
+    if not re.fullmatch(r"[a-z][a-z0-9+.-]*", scheme) or not bare or origin != origin.lower():
+        return form
+    if address_fault(bare) or (rest != host and not re.fullmatch(r"[0-9]{1,5}", port)):
+        return form
+    return "browsers leave out this port" if (scheme, port) in (("https", "443"), ("http", "80")) else None
+
+
 def url_fault(url: str, password: str, otherwise: str = "") -> tuple[str, str] | None:
     """What is wrong with a URL, and the hint; None if nothing is. URLs appear in logs and in arguments of programs, so
     that a password in one is refused; `password`: where it belongs."""

@@ -9,10 +9,22 @@ from typing import Any, Final
 
 import tomli_w
 
-from disagg.config.schema import EngineOptions, Fleet, Host
+from disagg.config.schema import EngineOptions, Fleet, GatewaySettings, Host
 
 SERVER_KEYS: Final = frozenset(
-    {"address", "roles", "model", "port", "kv_port", "data_address", "connector", "service", "queue_size", "hardware"}
+    {
+        "address",
+        "roles",
+        "model",
+        "port",
+        "kv_port",
+        "data_address",
+        "connector",
+        "service",
+        "queue_size",
+        "hardware",
+        "settings",
+    }
 )
 """The keys of a host that its own server reads. All others are for the machine that deploys."""
 
@@ -60,17 +72,21 @@ def served_digest(fleet: Fleet, host: Host) -> str:
 def _host(host: Host) -> dict[str, Any]:
     table = {name: value for name, value in _set_fields(host).items() if name in SERVER_KEYS}
     if host.gateway:
-        return {name: value for name, value in table.items() if name not in ("model", "queue_size")}
+        table = {name: value for name, value in table.items() if name not in ("model", "queue_size", "settings")}
+        return table | _changed(host.settings, GatewaySettings())
     if host.whole:
         table = {name: value for name, value in table.items() if name in ("roles", "model")}
-    # Only what differs from the defaults: an engine refuses the options of another engine, whatever their value.
-    defaults = EngineOptions(host.engine.name)
-    options = _set_fields(host.engine).items()
-    engine = {name: value for name, value in options if name == "name" or value != getattr(defaults, name)}
-    return {**table, "engine": engine}
+    engine = {"name": host.engine.name, **_changed(host.engine, EngineOptions(host.engine.name))}
+    return {**{name: value for name, value in table.items() if name != "settings"}, "engine": engine}
 
 
-def _set_fields(values: Host | EngineOptions) -> dict[str, Any]:
+def _changed(options: EngineOptions | GatewaySettings, defaults: EngineOptions | GatewaySettings) -> dict[str, Any]:
+    """Only what differs from the defaults: an engine refuses the options of another engine, whatever their value."""
+    set_fields = _set_fields(options).items()
+    return {name: value for name, value in set_fields if value != getattr(defaults, name)}
+
+
+def _set_fields(values: Host | EngineOptions | GatewaySettings) -> dict[str, Any]:
     """The fields that are not None, which TOML cannot express."""
     named = {field.name: getattr(values, field.name) for field in fields(values)}
     return {name: value for name, value in named.items() if value is not None}

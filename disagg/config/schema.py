@@ -108,12 +108,33 @@ class EngineOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class GatewaySettings:
+    """What a gateway offers its clients.
+
+    cors_origins: of the web pages that may ask it; "*": of all, if they have a key. tls_cert, tls_key: files on its
+    machine with its certificate and key, both or none. tls_self_signed: it makes and keeps a certificate of its own.
+    keep_responses: so many responses of /v1/responses are kept for the requests that follow them.
+    """
+
+    cors_origins: tuple[str, ...] = ()
+    tls_cert: str | None = None
+    tls_key: str | None = None
+    tls_self_signed: bool = False
+    keep_responses: int = 0
+
+    @property
+    def tls(self) -> bool:
+        """Whether its clients speak TLS."""
+        return self.tls_cert is not None or self.tls_self_signed
+
+
+@dataclass(frozen=True, slots=True)
 class Host:
     """One server of the fleet and the machine it runs on.
 
     model: empty for a gateway. address, port: HTTP; of a whole-request host those of its engine's URL. kv_port: KV
-    transfers, decode hosts only. user, ssh_port, key (a private key file): None leaves them to ssh_config. hardware:
-    the machine's name in `planning.devices`, for predictions and the engine "simulated".
+    transfers, decode hosts only. settings: of a gateway. user, ssh_port, key (a private key file): None leaves them
+    to ssh_config. hardware: the machine's name in `planning.devices`, for predictions and the engine "simulated".
     """
 
     name: str
@@ -134,6 +155,7 @@ class Host:
     ssh_port: int | None = None
     key: str | None = None
     hardware: str | None = None
+    settings: GatewaySettings = GatewaySettings()
 
     @property
     def url(self) -> str:
@@ -142,7 +164,7 @@ class Host:
         if self.whole and self.engine.url:
             return self.engine.url
         host = f"[{self.address}]" if ":" in self.address else self.address
-        return f"{'http' if self.gateway else 'https'}://{host}:{self.port}"
+        return f"{'http' if self.gateway and not self.settings.tls else 'https'}://{host}:{self.port}"
 
     @property
     def gateway(self) -> bool:

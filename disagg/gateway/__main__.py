@@ -13,9 +13,12 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _serve(fleet: Fleet, host: Host) -> int:
-    from disagg.gateway.serve import serve
+    from disagg.gateway.serve import Listening, serve
 
-    serve(fleet, host.address, host.port, lambda at: logs.info("ready", host=host.name, url=at.url), host=host)
+    def ready(at: Listening) -> None:
+        logs.info("ready", host=host.name, url=at.url, certificate=at.fingerprint)
+
+    serve(fleet, host.address, host.port, ready, host=host, settings=host.settings)
     logs.info("stopped", host=host.name)
     return 0
 

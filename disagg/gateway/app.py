@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -19,8 +19,10 @@ from disagg.gateway import models
 from disagg.gateway import parallel as several
 from disagg.gateway.answer import AcceptedRequest, AnswerResponse, ResponseTimes, json_response, problem_response
 from disagg.gateway.clients.access import Access, chosen_model
+from disagg.gateway.clients.kept import KeptResponses
 from disagg.gateway.clients.keys import Key
 from disagg.gateway.clients.limits import AnswerPlaces, KeyLimits, share_of
+from disagg.gateway.clients.origins import CrossOrigin
 from disagg.gateway.dialects import anthropic, ollama
 from disagg.gateway.dialects.base import Dialect, GatewayRequest, Head, read_fields
 from disagg.gateway.dialects.chat import ChatCompletions
@@ -49,12 +51,14 @@ def build(
     *,
     answers: int = MAX_ANSWERS,
     times: ResponseTimes = ResponseTimes(),  # noqa: B008 - frozen
+    keep_responses: int = 0,
 ) -> ASGIApp:
     """The ASGI application of the gateway. The caller closes the client. watch: its observers; without, there is no
-    history. answers: that it computes at a time, and counts."""
+    history. answers: that it computes at a time, and counts. keep_responses: see GatewaySettings."""
     watch = watch or GatewayWatch(client)
     gateway = Gateway(client, access, watch.observers, AnswerPlaces(answers), times)
-    started = time.time()
+    started, kept = time.time(), KeptResponses(keep_responses)
+    keep = kept.keep if kept else None
     routes = [
         Route("/api/chat", gateway.post(ollama.Chat()), methods=["POST"]),
         Route("/api/generate", gateway.post(ollama.Generate()), methods=["POST"]),
@@ -66,12 +70,17 @@ def build(
             Route(f"{prefix}/chat/completions", gateway.post(ChatCompletions()), methods=["POST"]),
             Route(f"{prefix}/completions", gateway.post(Completions()), methods=["POST"]),
             Route(f"{prefix}/parallel", gateway.parallel(), methods=["POST"]),
-            Route(f"{prefix}/responses", gateway.post(Responses()), methods=["POST"]),
+            Route(f"{prefix}/responses", gateway.post(Responses(keep), kept.followed), methods=["POST"]),
             Route(f"{prefix}/messages", gateway.post(anthropic.Messages()), methods=["POST"]),
             Route(f"{prefix}/messages/count_tokens", gateway.count(anthropic.CountTokens()), methods=["POST"]),
         ]
     watch.board.serves(route.path for route in routes)
-    return application(routes, HANDLERS, _refusal, echo=True)
+    app = application(routes, HANDLERS, _refusal, echo=True)
+    return CrossOrigin(app, access.origins) if access.origins else app
+
+
+Followed = Callable[[str, Mapping[str, Any]], Mapping[str, Any]]
+"""The body of a request that may follow another one of the key with this id, as if it stood alone."""
 
 
 class Gateway:
@@ -84,11 +93,12 @@ class Gateway:
         self._limits = KeyLimits()
         self._reader = PostReader(access, max(model.context for model in client.fleet.models.values()))
 
-    def post(self, dialect: Dialect) -> Handler:
-        """The endpoint of one dialect."""
+    def post(self, dialect: Dialect, followed: Followed | None = None) -> Handler:
+        """The endpoint of one dialect. followed: makes the body whole, if it says less than it means."""
 
         async def post(posted: Posted) -> Response:
-            asked = self._admitted(posted.key, dialect.read(posted.body))
+            body = followed(posted.key.id if posted.key else "", posted.body) if followed else posted.body
+            asked = self._admitted(posted.key, dialect.read(body))
             head = Head(asked, posted.request_id, posted.created, posted.via, self._fingerprint)
             if not asked.prompts:
                 return _unasked(dialect, head)

@@ -69,6 +69,8 @@ def _llm_d(gateways: Sequence[GatewayEndpoint]) -> str:
             raise UsageError(
                 f"llm-d needs a literal IPv4 address, and {one.name} has {one.address}", "give its host one"
             )
+        if one.url.startswith("https:"):
+            raise UsageError(f"llm-d asks by plain HTTP, and {one.name} speaks TLS", "remove tls_... from its host")
         lines += [
             f"  - name: {_text(one.name)}",
             f"    address: {_text(one.address)}",
@@ -96,15 +98,15 @@ def _litellm(gateways: Sequence[GatewayEndpoint]) -> str:
 
 def _prometheus(gateways: Sequence[GatewayEndpoint]) -> str:
     """Prometheus reads no environment: its key is in a file."""
-    lines = [
-        "scrape_configs:",
-        "  - job_name: disagg",
-        "    authorization: {credentials_file: disagg-api-key}",
-        "    static_configs:",
-    ]
-    for one in gateways:
-        target = one.url.removeprefix("http://")
-        lines.append(f"      - {{targets: [{_text(target)}], labels: {{gateway: {_text(one.name)}}}}}")
+    lines = ["scrape_configs:"]
+    for scheme, job in (("http", "disagg"), ("https", "disagg-tls")):
+        start = f"{scheme}://"
+        if not (named := {one.url.removeprefix(start): one.name for one in gateways if one.url.startswith(start)}):
+            continue
+        lines += [f"  - job_name: {job}", *(["    scheme: https"] if scheme == "https" else [])]
+        lines += ["    authorization: {credentials_file: disagg-api-key}", "    static_configs:"]
+        for target, name in named.items():
+            lines.append(f"      - {{targets: [{_text(target)}], labels: {{gateway: {_text(name)}}}}}")
     return "\n".join(lines) + "\n"
 
 

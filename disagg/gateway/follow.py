@@ -6,6 +6,7 @@ By httpx, unlike requests to hosts: the gateway's --url may be that of a proxy w
 from __future__ import annotations
 
 import asyncio
+import ssl
 import time
 from collections.abc import AsyncGenerator, Collection
 from typing import Final
@@ -34,10 +35,10 @@ async def gateway_states(url: str, key: str | None) -> AsyncGenerator[LiveState,
     """The states that the gateway at this URL sends. Raises ServerUnavailable if it does not answer, or any more, or
     is full; Unauthorized if it needs another key."""
     headers = {"Authorization": f"Bearer {key}"} if key else {}
-    timeout = httpx.Timeout(SILENCE_S, connect=CONNECT_S)
+    timeout, trusted = httpx.Timeout(SILENCE_S, connect=CONNECT_S), ssl.create_default_context()
     try:
         async with (
-            httpx.AsyncClient(headers=headers, timeout=timeout, trust_env=False) as http,
+            httpx.AsyncClient(headers=headers, timeout=timeout, verify=trusted, trust_env=False) as http,
             http.stream("GET", url.rstrip("/") + "/api/live") as answer,
         ):
             _require_ok(answer.status_code, url, key)
@@ -49,6 +50,10 @@ async def gateway_states(url: str, key: str | None) -> AsyncGenerator[LiveState,
                 if events.unread > MAX_EVENT_BYTES:
                     raise ProtocolError(f"an event of the gateway is over {MAX_EVENT_BYTES} bytes")
     except (httpx.HTTPError, httpx.InvalidURL) as error:
+        if isinstance(error.__context__, ssl.SSLCertVerificationError) or "CERTIFICATE_VERIFY" in str(error):
+            raise ServerUnavailable(
+                f"the certificate of {url} is not one that this machine trusts", "name its file in $SSL_CERT_FILE"
+            ) from error
         raise ServerUnavailable(
             f"no gateway answers at {url}", "start it with `disagg serve`, or name its --url"
         ) from error

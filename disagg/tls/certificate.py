@@ -134,19 +134,23 @@ def _context() -> ssl.SSLContext:
 
 
 class ServerTLS:
-    """The certificates of a server. tokens: gives those that it has now, the current one first."""
+    """The certificates of a server. tokens: gives those that it has now, the current one first. shown: gives the
+    context with the certificate that callers are shown who name no token; None: that of the current token."""
 
-    def __init__(self, tokens: Callable[[], Sequence[str]]) -> None:
-        self._tokens = tokens
+    def __init__(self, tokens: Callable[[], Sequence[str]], shown: Callable[[], ssl.SSLContext] | None = None) -> None:
+        self._tokens, self._shown = tokens, shown
         self._contexts: dict[str, ssl.SSLContext] = {}
         self.context()
 
     def context(self) -> ssl.SSLContext:
-        """The context of a new connection: a client that names one of the tokens is shown its certificate, any other
-        that of the current one."""
+        """The context of a new connection: a client that names one of the tokens is shown its certificate."""
         tokens = self._tokens()
         self._contexts = {token: self._contexts.get(token) or self._new(token) for token in tokens}
-        return self._contexts[tokens[0]]
+        if self._shown is None:
+            return self._contexts[tokens[0]]
+        context = self._shown()
+        context.sni_callback = self._choose
+        return context
 
     def _new(self, token: str) -> ssl.SSLContext:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

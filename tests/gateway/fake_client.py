@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, Self, cast
@@ -18,6 +18,7 @@ from disagg.errors import RequestError
 from disagg.gateway.app import build
 from disagg.gateway.clients.access import Access
 from disagg.gateway.clients.keys import KeyFile, KeyRing
+from disagg.gateway.clients.origins import Origins
 from disagg.gateway.health import GatewayHealth
 from disagg.gateway.watch.gateway import GatewayWatch
 from disagg.inference.client import AsyncClient
@@ -146,10 +147,18 @@ class FakeClient:
 NO_KEYS = Path("/nonexistent/keys.json")
 
 
-def app(client: FakeClient, keys: Path = NO_KEYS, watch: GatewayWatch | None = None, **bounds: Any) -> ASGIApp:
-    """The gateway in front of this client, for programs of this machine. bounds: see `build`."""
+def app(
+    client: FakeClient,
+    keys: Path = NO_KEYS,
+    watch: GatewayWatch | None = None,
+    origins: Collection[str] = (),
+    **bounds: Any,
+) -> ASGIApp:
+    """The gateway in front of this client, for programs of this machine. origins: of pages that may ask it. bounds: see
+    `build`."""
     fake = cast(AsyncClient, client)
-    return build(fake, Access(KeyRing(KeyFile(keys)), public=False), GatewayHealth(fake), watch, **bounds)
+    access = Access(KeyRing(KeyFile(keys)), public=False, origins=Origins(origins))
+    return build(fake, access, GatewayHealth(fake), watch, **bounds)
 
 
 def http(application: ASGIApp, **headers: str) -> httpx.AsyncClient:

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from disagg.config import Fleet
+from disagg.config import Fleet, GatewaySettings
 from disagg.errors import UsageError
 from disagg.gateway.endpoints import endpoints, render
 from tests.cli.commandline import run
@@ -109,6 +109,19 @@ def test_llm_d_takes_only_literal_ipv4_addresses() -> None:
     named = fleet(spark(), front(address="gateway.local"))
     with pytest.raises(UsageError, match="literal IPv4 address"):
         render("llm-d", endpoints([named]))
+
+
+def test_a_gateway_that_speaks_tls_is_asked_by_https() -> None:
+    settings = GatewaySettings(tls_cert="/etc/gateway.pem", tls_key="/etc/gateway.key")
+    home = replace(HOME, hosts={name: replace(host, settings=settings) for name, host in HOME.hosts.items()})
+    gateways = endpoints([LAB, home])
+    assert "--worker-urls http://10.0.0.2:8080 https://10.1.0.2:8080" in render("smg", gateways)
+    assert 'api_base: "https://10.1.0.2:8080/v1"' in render("litellm", gateways)
+    plain, secured = render("prometheus", gateways).split("  - job_name: disagg-tls\n")
+    assert '"10.0.0.2:8080"' in plain and "scheme" not in plain
+    assert secured.startswith("    scheme: https\n") and '"10.1.0.2:8080"' in secured
+    with pytest.raises(UsageError, match="llm-d asks by plain HTTP, and home-front speaks TLS"):
+        render("llm-d", gateways)
 
 
 def test_the_command_reads_several_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

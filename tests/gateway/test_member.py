@@ -27,7 +27,7 @@ def fleet(tmp_path: Path) -> Fleet:
     with path.open("a") as file:
         file.write(
             f'[hosts.front]\naddress = "127.0.0.1"\nroles = ["gateway"]\nport = {free_ports(1)[0]}\n'
-            'connector = "local"\nservice = "process"\n'
+            'connector = "local"\nservice = "process"\ntls_self_signed = true\n'
         )
     return load(path)
 
@@ -45,6 +45,7 @@ def test_it_starts_with_its_fleet_and_serves_until_the_last_host_is_gone(fleet: 
     results = servers.start(timeout_s=START_S)
     assert {result.host: result.outcome for result in results} == dict.fromkeys(fleet.hosts, "started"), results
     url = fleet.hosts["front"].url
+    assert url.startswith("https://")
     with httpx.Client(base_url=url, trust_env=False, verify=False, timeout=30) as http:
         parent = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
         named = {"X-Request-Id": "trace-me", "traceparent": parent}

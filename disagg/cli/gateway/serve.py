@@ -4,7 +4,7 @@ stands in front of gateways."""
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,7 +12,10 @@ import typer
 
 from disagg.cli.common.context import CommandOutput, print_json, settings, stderr
 from disagg.cli.common.options import AsJson, Command, CommandGroup, refuse_options
-from disagg.errors import PortInUse
+from disagg.config.addresses import origin_fault
+from disagg.config.document import on_one_line
+from disagg.config.tables.gateway import MAX_RESPONSES
+from disagg.errors import PortInUse, UsageError
 from disagg.extras import require
 from disagg.gateway.endpoints import Form, render
 from disagg.gateway.endpoints import endpoints as for_fleets
@@ -31,6 +34,23 @@ def serve(
     *,
     host: Annotated[str, typer.Option(metavar="ADDRESS", help="The address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, metavar="N", help="The port; 0: any that is free.")] = 8080,
+    cors_origin: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--cors-origin", metavar="ORIGIN", help="Web pages of this origin may ask it; repeat it for more."
+        ),
+    ] = None,
+    tls_cert: Annotated[
+        Path | None, typer.Option("--tls-cert", metavar="FILE", help="Speak TLS, with this certificate (PEM).")
+    ] = None,
+    tls_key: Annotated[Path | None, typer.Option("--tls-key", metavar="FILE", help="Its key (PEM).")] = None,
+    tls_self_signed: Annotated[
+        bool, typer.Option("--tls-self-signed", help="Speak TLS, with a certificate that is made once and kept.")
+    ] = False,
+    keep_responses: Annotated[
+        int,
+        typer.Option(min=0, max=MAX_RESPONSES, metavar="N", help="Keep so many responses for previous_response_id."),
+    ] = 0,
     keep_text: Annotated[
         bool, typer.Option("--keep-text", help="Keep prompts and answers in the history, not only their figures.")
     ] = False,
@@ -44,9 +64,13 @@ def serve(
         refuse_options(context, "serve", "the gateway")
         return
     require("gateway")
+    from disagg.config import GatewaySettings
     from disagg.gateway.serve import serve as run
 
     fleet = settings(context).fleet()
+    offered = GatewaySettings(
+        _origins(cors_origin or ()), *_certificate(tls_cert, tls_key, tls_self_signed), keep_responses
+    )
     _log_requests()
 
     def ready(at: Listening) -> None:
@@ -54,7 +78,7 @@ def serve(
             stderr().print(line, soft_wrap=True)
 
     try:
-        run(fleet, host, port, ready, keep_text=keep_text)
+        run(fleet, host, port, ready, settings=offered, keep_text=keep_text)
     except PortInUse as error:
         from disagg.fleet.machine.process import port_holder
 
@@ -86,11 +110,32 @@ def endpoints(
         typer.echo(text, nl=False)
 
 
+def _origins(given: Sequence[str]) -> tuple[str, ...]:
+    """The origins, each once. Raises UsageError."""
+    for origin in given:
+        if hint := origin_fault(origin):
+            raise UsageError(f'--cors-origin: "{on_one_line(origin)}" is not an origin', hint)
+    return tuple(dict.fromkeys(given))
+
+
+def _certificate(certificate: Path | None, key: Path | None, self_signed: bool) -> tuple[str | None, str | None, bool]:
+    """The files of the certificate, if there are any, and whether one is made. Raises UsageError."""
+    if (certificate is None) is not (key is None):
+        missing = "--tls-key" if key is None else "--tls-cert"
+        raise UsageError(f"{missing} is missing: a certificate is of use with its key only", "name both files")
+    if certificate is not None and self_signed:
+        raise UsageError("--tls-cert and --tls-self-signed: only one of them", "leave out one of the two")
+    named = [None if path is None else str(path.absolute()) for path in (certificate, key)]
+    return named[0], named[1], self_signed
+
+
 def _announced(fleet: Fleet, at: Listening) -> Iterator[str]:
     """What is served where, and what is missing for it."""
     elsewhere = f", from other machines at {at.public_url}/v1" if at.public_url else ""
     yield f"Serving {', '.join(fleet.models)} at {at.url}/v1{elsewhere}. Ctrl-C stops it."
     yield f"Dashboard: {at.public_url or at.url}/"
+    if at.certificate is not None:
+        yield f"TLS certificate: {at.certificate}, SHA-256 {at.fingerprint}"
     if missing := [name for name in fleet.models if name not in at.live]:
         which = "any model" if len(missing) == len(fleet.models) else " or ".join(missing)
         yield f"No host of {which} is up yet: `disagg status` says why, `disagg start` starts what is stopped."

@@ -20,6 +20,7 @@ from disagg.config.schema import (
 from disagg.config.table import Table
 from disagg.config.tables.agree import require_nodes_agree
 from disagg.config.tables.engine import Reader, absolute_path, is_whole, one_of, read_engine, within
+from disagg.config.tables.gateway import GATEWAY_OPTIONS, read_settings
 from disagg.planning.devices import DEVICES as HARDWARE
 
 
@@ -55,7 +56,11 @@ def _require_keys_in_files(tables: Table, hosts: Mapping[str, Host]) -> None:
 def _host(name: str, table: Table, models: Mapping[str, Model]) -> Host:
     if not is_name(name):
         raise table.document.fault_at_key(table.path, "this host name is not usable", NAME_RULE)
-    table.only((*_HOST_REQUIRED, *_HOST_OPTIONS))
+    known, given = (*_HOST_REQUIRED, *_HOST_OPTIONS), table.data.get("roles")
+    if isinstance(given, list) and "gateway" in given:
+        table.only((*known, *GATEWAY_OPTIONS))
+    else:
+        table.only(known, dict.fromkeys(GATEWAY_OPTIONS, "this is a key of gateways, which clients ask"))
     if is_whole(table):
         return _whole(name, table, models)
     for key in ("address", "roles"):
@@ -83,11 +88,13 @@ def _host(name: str, table: Table, models: Mapping[str, Model]) -> Host:
 
 
 def _gateway(name: str, table: Table, roles: tuple[Role, ...]) -> Host:
-    if key := next((key for key in table.data if key not in _GATEWAY_KEYS), None):
+    if key := next((key for key in table.data if key not in _GATEWAY_KEYS | set(GATEWAY_OPTIONS)), None):
         raise table.fault_at_key(key, f"{key} is for hosts that run a model", "a gateway runs none: remove this line")
     table.require("port", "add port = 8080")
     options = {key: reader(table, key) for key, reader in _HOST_OPTIONS.items() if key in table}
-    return Host(name, _address(table, "address"), roles, "", EngineOptions("none"), _port(table, "port"), **options)
+    settings = read_settings(table)
+    address, port = _address(table, "address"), _port(table, "port")
+    return Host(name, address, roles, "", EngineOptions("none"), port, **options, settings=settings)
 
 
 def _whole(name: str, table: Table, models: Mapping[str, Model]) -> Host:

@@ -72,6 +72,10 @@ def _notes(desired: TargetState, facts: HostFacts) -> Iterator[str]:
     if desired.host.server_kind.deployed:
         for name, path in desired.key_files.items():
             yield f"the key of {name} is not deployed: write it there into {path}, and run: chmod 600 {path}"
+        settings = desired.host.settings
+        if settings.tls_cert is not None:
+            where = f"write it there into {settings.tls_cert}, its key into {settings.tls_key}"
+            yield f"its certificate is not deployed: {where}, and run: chmod 600 {settings.tls_key}"
     wanted = {definition.key for definition in desired.definitions}
     for name in sorted(key.partition(":")[2] for key in facts.installed.keys() - wanted if key.startswith("launchd:")):
         yield f"launchd still has a daemon that hosts.toml no longer asks for: sudo rm {launchd.plist_path(name)}"

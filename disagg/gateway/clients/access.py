@@ -12,6 +12,7 @@ from disagg.config.addresses import is_loopback
 from disagg.config.document import on_one_line
 from disagg.errors import ConfigError, DisaggError, ModelNotAllowed, Unauthorized, UnknownModel, UsageError
 from disagg.gateway.clients.keys import Key, KeyRing
+from disagg.gateway.clients.origins import Origins
 from disagg.http.arrival import host_name
 from disagg.http.protocol import connection_of
 from disagg.http.requests import bearer
@@ -24,10 +25,11 @@ _ADD_ONE = "add a key with `disagg keys add NAME`"
 class Access:
     """Decides by key. Until the first key is added, programs of this machine need none.
 
-    public: whether other machines can reach the gateway; they always need a key.
+    public: whether other machines can reach the gateway; they always need a key. origins: of the pages that may ask.
     """
 
-    def __init__(self, ring: KeyRing, *, public: bool) -> None:
+    def __init__(self, ring: KeyRing, *, public: bool, origins: Origins = Origins()) -> None:  # noqa: B008 - never changes
+        self.origins = origins
         self._ring = ring
         self._public = public
         self._logged: str | None = None  # why the keys cannot be read
@@ -37,7 +39,7 @@ class Access:
         secret = _secret(request)
         try:
             if not self._public and self._ring.empty:
-                _require_local(request)
+                _require_local(request, self.origins)
                 _prove(request)
                 return None
             key = self._ring.find(secret)
@@ -130,12 +132,12 @@ def _refusal(secret: str) -> Unauthorized:
     return Unauthorized("the API key is wrong or revoked", f"keys are shown only once: {_ADD_ONE}")
 
 
-def _require_local(request: Request) -> None:
-    """Raises Unauthorized if a web page asks. A browser lets every page send requests to this machine, under a name of
-    the page's own that leads here, or with its Origin."""
+def _require_local(request: Request, origins: Origins) -> None:
+    """Raises Unauthorized if a web page asks whose origin is not listed. A browser lets every page send requests to
+    this machine, under a name of the page's own that leads here, or with its Origin."""
     # a page of elsewhere sends no Origin for what it only embeds
     embedded = "origin" not in request.headers and request.headers.get("sec-fetch-site") == "cross-site"
-    foreign = any(_is_foreign(origin) for origin in request.headers.getlist("origin"))
+    foreign = any(_is_foreign(one) and not origins.names(one) for one in request.headers.getlist("origin"))
     if embedded or foreign or not is_loopback(host_name(request.headers.get("host", "")) or ""):
         raise Unauthorized("without keys, the gateway is for programs of this machine only", _ADD_ONE)
 

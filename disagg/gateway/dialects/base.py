@@ -157,7 +157,7 @@ class GatewayRequest:
     that agents send back as it is. called_as: the caller's names of functions that have another name in the prompt,
     by that name. left_out: a line for each part of the request that is not in the prompt, or not enforced; the
     answer's warnings begin with them. echoed: fields of the body that the answer repeats. scoring: what the caller
-    wants to know of the prompts themselves.
+    wants to know of the prompts themselves. items: those of the body, if it is to be followed by others.
     """
 
     model: str
@@ -174,6 +174,7 @@ class GatewayRequest:
     called_as: Mapping[str, CalledAs] = field(default_factory=dict)
     left_out: tuple[str, ...] = ()
     echoed: Mapping[str, Any] = field(default_factory=dict)
+    items: Sequence[Any] = ()
     scoring: Scoring | None = None
 
     @property

@@ -16,7 +16,7 @@ from disagg.gateway.dialects.chat import CallBody, ContentPart, FunctionCall, ca
 from disagg.gateway.dialects.form import ANY_OBJECT, form_of
 from disagg.gateway.dialects.reasoning import ReasoningFields
 from disagg.gateway.dialects.responses_tools import INPUT, Offer, Tool, function_name, offered
-from disagg.gateway.dialects.responses_writer import SEALED, ResponseWriter
+from disagg.gateway.dialects.responses_writer import SEALED, Keep, ResponseWriter
 from disagg.http.stream import EVENT_STREAM
 
 _HONOURED: Final = (openai.OF_REASONING | {"tools", "tool_choice"}) - {"reasoning_effort"}
@@ -27,7 +27,8 @@ UNSUPPORTED: Final = {
 _REASONING: Final = "reasoning.encrypted_content"
 _LOGPROBS: Final = "message.output_text.logprobs"
 _CALLS: Final = ("function_call", "custom_tool_call")
-_REPEATED: Final = ("instructions", "user", "safety_identifier", "prompt_cache_key", "top_logprobs")
+FOLLOWS: Final = "previous_response_id"
+_REPEATED: Final = (FOLLOWS, "instructions", "user", "safety_identifier", "prompt_cache_key", "top_logprobs")
 _TEXTS: Final = ("input_text", "output_text", "text", "reasoning_text")
 
 
@@ -37,8 +38,15 @@ class Responses(openai.OpenAIDialect):
     name: ClassVar = "responses"
     framing: ClassVar = Framing(EVENT_STREAM, named_event, COMMENT)
 
+    def __init__(self, keep: Keep | None = None) -> None:
+        """keep: gets each complete response whose caller does not forbid it; the input of a request that follows one
+        begins with its items. None: nothing is kept, and no request follows another."""
+        self._keep = keep
+        self._unsupported = {name: field for name, field in UNSUPPORTED.items() if keep is None or name != FOLLOWS}
+
     def read(self, body: Mapping[str, Any]) -> GatewayRequest:
-        fields = read_fields(ResponsesBody, body, UNSUPPORTED)
+        fields = read_fields(ResponsesBody, body, self._unsupported)
+        stored = self._keep is not None and fields.store is not False
         include = fields.include or ()
         options = fields.options(fields.max_output_tokens)
         if _LOGPROBS in include:
@@ -57,11 +65,12 @@ class Responses(openai.OpenAIDialect):
             seal_reasoning=_REASONING in include,
             called_as=offer.names,
             left_out=(*offer.left_out, *verbosity(text.verbosity, "text.verbosity")),
-            echoed=_echoed(body, fields, text),
+            echoed=_echoed(body, fields, text) | {"store": stored},
+            items=items_of(body["input"]) if stored else (),
         )
 
     def writer(self, head: Head) -> ResponseWriter:
-        return ResponseWriter(head)
+        return ResponseWriter(head, self._keep if head.request.echoed["store"] else None)
 
 
 class ResponsesBody(ReasoningFields, frozen=True, kw_only=True):
@@ -77,6 +86,7 @@ class ResponsesBody(ReasoningFields, frozen=True, kw_only=True):
     include: tuple[str, ...] | None = None
     top_logprobs: int | None = None
     metadata: Mapping[str, Any] | None = None
+    store: bool | None = None
 
 
 class TextConfig(Contract, frozen=True):
@@ -91,6 +101,13 @@ class TextFormat(Contract, frozen=True):
 
     type: str
     schema: Mapping[str, Any] | None = None
+
+
+def items_of(given: Any) -> Sequence[Any]:
+    """The `input` of a body as items. Whether they are valid is found when the body is read."""
+    if isinstance(given, str):
+        return ({"role": "user", "content": given},)
+    return given if isinstance(given, list) else ()
 
 
 def _echoed(body: Mapping[str, Any], fields: ResponsesBody, text: TextConfig) -> dict[str, Any]:

@@ -2,29 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, Literal
 
 from disagg.api.events import TokenLogprob
 from disagg.api.requests import ToolCall
 from disagg.gateway.dialects import openai
-from disagg.gateway.dialects.base import AnswerPiece, CalledAs, Finished, Head, Usage, Written, arguments_text
+from disagg.gateway.dialects.base import (
+    AnswerPiece,
+    CalledAs,
+    Finished,
+    GatewayRequest,
+    Head,
+    Usage,
+    Written,
+    arguments_text,
+)
 from disagg.gateway.dialects.problems import Problem
 from disagg.gateway.dialects.responses_tools import input_of
 from disagg.inference.types import Completion
 
 SEALED: Final = "disagg:"
 """Reasoning begins like this where OpenAI's would be encrypted. Agents send it back as it is."""
+Keep = Callable[[GatewayRequest, Written], None]
+"""Keeps a response to a request."""
 Status = Literal["in_progress", "completed", "incomplete", "failed"]
 Kind = Literal["reasoning", "message"]
 _DELTAS: Final[Mapping[Kind, str]] = {"reasoning": "response.reasoning_text", "message": "response.output_text"}
 
 
 class ResponseWriter:
-    """Writes one answer. Its items are the same in the stream's events and in the whole response."""
+    """Writes one answer. Its items are the same in the stream's events and in the whole response. keep: gets the
+    response once it is complete."""
 
-    def __init__(self, head: Head) -> None:
-        self._head = head
+    def __init__(self, head: Head, keep: Keep | None = None) -> None:
+        self._head, self._keep = head, keep
         self._numbers = 0  # of events
         self._items: list[dict[str, Any]] = []
         self._open: Kind | None = None  # the kind of the last item, unless it has ended
@@ -45,7 +57,10 @@ class ResponseWriter:
         status: Status = "incomplete" if done.finish_reason == "length" else "completed"
         yield from self._start()
         yield from self._close(status)
-        yield self._event(f"response.{status}", response=self._response(status, done))
+        response = self._response(status, done)
+        if self._keep is not None:
+            self._keep(self._head.request, response)
+        yield self._event(f"response.{status}", response=response)
 
     def end(self, completions: Sequence[Completion]) -> Iterator[Written]:
         return iter(())
@@ -172,7 +187,6 @@ class ResponseWriter:
             "incomplete_details": cut,
             "max_output_tokens": head.request.longest,
             "reasoning": {"effort": template.get("reasoning_effort"), "summary": None},
-            "store": False,
             "temperature": options["temperature"],
             **head.request.echoed,
             "top_p": options.get("top_p", 1.0),

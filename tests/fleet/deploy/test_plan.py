@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from disagg.config import Deploy, EngineOptions, Fleet, Host
+from disagg.config import Deploy, EngineOptions, Fleet, GatewaySettings, Host
 from disagg.fleet.conditions.table import Subject, judged
 from disagg.fleet.deploy import plan as planning
 from disagg.fleet.deploy.deployment import planner
@@ -507,6 +507,15 @@ def test_a_gateway_that_has_keys_keeps_them_since_others_may_have_added_some() -
 def test_a_host_that_is_no_gateway_gets_no_keys() -> None:
     found = facts("spark_bare")
     assert "keys" not in names(planning.plan(made(replace(here(fleet()), keys=b"{}"), spark(), found), found))
+
+
+def test_the_plan_of_a_gateway_with_a_certificate_says_where_to_write_it() -> None:
+    settings = GatewaySettings(tls_cert="/etc/gateway.pem", tls_key="~/gateway.key")
+    found, host = facts("spark_bare", "front"), front(settings=settings)
+    assert planning.plan(made(here(fleet(spark(), host)), host, found), found).notes == (
+        "its certificate is not deployed: write it there into /etc/gateway.pem, its key into ~/gateway.key, "
+        "and run: chmod 600 ~/gateway.key",
+    )
 
 
 def test_the_plan_of_a_remote_gateway_says_where_to_write_the_keys_that_are_not_deployed() -> None:
