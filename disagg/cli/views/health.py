@@ -181,8 +181,8 @@ def _footnotes(statuses: Sequence[HostStatus]) -> Iterator[RenderableType]:
             yield Text(f"{status.host}: last failed request {ago} ago: {status.last_error.message}", "dim")
         if status.layers is not None:
             yield Text(f"{status.host}: computes the first {status.layers} layers of prompts, and no answers", "dim")
-    refusals = {status.model: status.split_refusal for status in statuses if status.split_refusal}
-    for model, refusal in refusals.items():
+    decode = {one.model: one.split_refusal for one in statuses if "decode" in one.roles and one.split_refusal}
+    for model, refusal in decode.items():
         yield Text(f"{model}: no prompt is computed by two hosts together: {refusal}", "dim")
     running = [status for status in statuses if status.backend]
     unsupervised = [status.host for status in running if status.supervised == "crash"]

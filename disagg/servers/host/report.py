@@ -118,10 +118,13 @@ class ReportingHost(ABC, Generic[Engine]):
         return KV_CHUNKS
 
     @property
-    def splits(self) -> bool:
-        """Whether this host can compute a prompt together with another one, each some of the layers."""
-        info = self.info
-        return info is not None and not info.split.refusal and self.kv_version >= KV_CHUNKS
+    def split_refusal(self) -> str:
+        """Why this host computes no prompt together with another one, each some of the layers; empty if it does, or has
+        not loaded."""
+        if self.info is None or self.info.split.refusal:
+            return self.info.split.refusal if self.info else ""
+        title = self.host.engine.kind.title
+        return "" if self.kv_version >= KV_CHUNKS else f"{title} sends the KV of all layers"
 
     @property
     def waiting_tokens(self) -> int:
@@ -165,7 +168,7 @@ class ReportingHost(ABC, Generic[Engine]):
             strikes=verdicts.strikes,
             acquitted=tuple(verdicts.acquitted),
             fingerprint=self.info.digest if self.info else "",
-            splits=self.splits,
+            splits=self.info is not None and not self.split_refusal,
             layers=self.info.loaded if self.info else None,
             kv_version=self.kv_version,
         )
@@ -241,7 +244,7 @@ class ReportingHost(ABC, Generic[Engine]):
             audit_every=figures.audit_every,
             senders=figures.senders,
             layers=info.loaded if info else None,
-            split_refusal=info.split.refusal if info else "",
+            split_refusal=self.split_refusal,
         )
 
     def count(self, **added: int) -> None:

@@ -7,6 +7,7 @@ import io
 import re
 import subprocess
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -92,7 +93,8 @@ def test_health_shows_what_decode_hosts_found_of_received_kv() -> None:
 
 
 def test_the_table_says_of_whom_only_the_first_layers_are_asked_and_why_a_model_is_not_divided() -> None:
-    text = shown(health_view([healthy("dgx-1", layers=24), healthy("dgx-2", split_refusal="it has streams")]), 120)
+    mac = healthy("mac", split_refusal="it has streams")
+    text = shown(health_view([healthy("dgx-1", layers=24), replace(mac, roles=("decode",))]), 120)
     assert "dgx-1: computes the first 24 layers of prompts, and no answers" in text
     assert ": no prompt is computed by two hosts together: it has streams" in text
 

@@ -249,6 +249,7 @@ async def test_an_engine_that_sends_by_itself_is_asked_for_no_chunks(
         assert (service.load_figures().splits, service.load_figures().kv_version) == (True, 5)
         monkeypatch.setattr(PrefillService, "kv_version", 4)
         assert (service.load_figures().splits, service.load_figures().kv_version) == (False, 4)
+        assert service.status().split_refusal == "transformers sends the KV of all layers"
         with receiving(service) as decode:
             with pytest.raises(RequestError, match="layers: by version 4 of the KV protocol all are sent, not 2"):
                 await shipped(service, decode.expect(2)[0])
