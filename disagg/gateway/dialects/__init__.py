@@ -4,7 +4,8 @@ base      a request in the gateway's own form, what happens to it, and what tran
 problems  errors as clients expect them
 form      the forms that an answer can be held to: JSON by a schema, calls of tools
 reasoning  how OpenAI's APIs turn a model's reasoning on and off
-openai    what OpenAI's APIs share: chat, completions, and responses with responses_tools and responses_writer
+openai    what OpenAI's APIs share: chat with chat_tools, completions, and responses with responses_writer
+tools     the tools of chats and responses
 anthropic, anthropic_writer  Anthropic's messages
 ollama    Ollama's chat and generate
 """

@@ -14,8 +14,10 @@ from disagg.api.requests import MAX_MESSAGES, MAX_TOOLS, ToolCall
 from disagg.errors import RequestError
 from disagg.gateway.dialects import openai
 from disagg.gateway.dialects.base import AnswerPiece, Finished, GatewayRequest, Head, Written, arguments_text
-from disagg.gateway.dialects.form import ToolBody, form_of, functions
+from disagg.gateway.dialects.chat_tools import ChatTool, choice_of, tools_of
+from disagg.gateway.dialects.form import form_of
 from disagg.gateway.dialects.reasoning import ReasoningFields
+from disagg.gateway.dialects.tools import INPUT, input_of, offered, told
 from disagg.inference.types import Completion
 
 
@@ -33,8 +35,9 @@ class ChatCompletions(openai.OpenAIDialect):
         elif fields.top_logprobs:
             raise RequestError("top_logprobs: needs logprobs", "set logprobs to true")
         options |= fields.template()
-        tools = () if fields.tool_choice == "none" else functions(fields.tools or ())
-        options |= form_of(tools, fields.tool_choice, fields.form, parallel=fields.parallel_tool_calls)
+        offer = offered([] if fields.tool_choice == "none" else tools_of(fields.tools or ()))
+        functions, choice = told(offer, choice_of(fields.tool_choice))
+        options |= form_of(functions, choice, fields.form, parallel=fields.parallel_tool_calls)
         return GatewayRequest(
             model=fields.model,
             prompts=({"messages": messages(fields.messages)},),
@@ -45,7 +48,8 @@ class ChatCompletions(openai.OpenAIDialect):
             usage_so_far=fields.usage_so_far,
             longest=longest,
             reasoning=fields.include_reasoning is not False and not (fields.reasoning and fields.reasoning.exclude),
-            left_out=verbosity(fields.verbosity, "verbosity"),
+            called_as=offer.names,
+            left_out=(*offer.left_out, *verbosity(fields.verbosity, "verbosity")),
         )
 
     def writer(self, head: Head) -> ChatWriter:
@@ -59,7 +63,7 @@ class ChatBody(ReasoningFields, frozen=True, kw_only=True):
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
-    tools: Annotated[tuple[ToolBody, ...], Meta(max_length=MAX_TOOLS)] | None = None
+    tools: Annotated[tuple[ChatTool, ...], Meta(max_length=MAX_TOOLS)] | None = None
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None
     include_reasoning: bool | None = None
@@ -88,7 +92,7 @@ class ChatWriter(openai.ObjectWriter):
         if piece.tool_calls:
             first = self._calls[choice]
             self._calls[choice] += len(piece.tool_calls)
-            calls = [{"index": number, **call_body(call)} for number, call in enumerate(piece.tool_calls, first)]
+            calls = [{"index": number, **self._call(call)} for number, call in enumerate(piece.tool_calls, first)]
             yield self._chunk(choice, {"tool_calls": calls})
 
     def finished(self, finished: Finished) -> Iterator[Written]:
@@ -103,7 +107,7 @@ class ChatWriter(openai.ObjectWriter):
         choices = [
             {
                 "index": index,
-                "message": _answer(one, reasoning=self._request.reasoning),
+                "message": self._answer(one),
                 "logprobs": self._logprobs_body(one.tokens),
                 "finish_reason": one.finish_reason,
                 "disagg": openai.disagg_body(one),
@@ -120,21 +124,27 @@ class ChatWriter(openai.ObjectWriter):
         one = {"index": choice, "delta": delta, "logprobs": None, "finish_reason": None, **fields}
         return self._object(self.chunk, (one,))
 
+    def _answer(self, completion: Completion) -> dict[str, Any]:
+        """The whole answer. A message that only calls tools has no content."""
+        message: dict[str, Any] = {"role": "assistant", "content": completion.text}
+        if completion.reasoning and self._request.reasoning:
+            message |= _reasoning(completion.reasoning)
+        if completion.tool_calls:
+            message["content"] = completion.text or None
+            message["tool_calls"] = [self._call(call) for call in completion.tool_calls]
+        return message
+
+    def _call(self, call: ToolCall) -> dict[str, Any]:
+        """A call as the caller knows its tool."""
+        called = self._request.called_as.get(call.name)
+        if called is not None and called.kind == "custom":
+            return {"id": call.id, "type": "custom", "custom": {"name": called.name, "input": input_of(call.arguments)}}
+        return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": arguments_text(call)}}
+
     def _logprobs_body(self, tokens: Sequence[TokenLogprob]) -> Written | None:
         if not self._logprobs or not tokens:
             return None
         return {"content": [openai.logprob_body(token) for token in tokens]}
-
-
-def _answer(completion: Completion, *, reasoning: bool) -> dict[str, Any]:
-    """The whole answer. A message that only calls tools has no content."""
-    message: dict[str, Any] = {"role": "assistant", "content": completion.text}
-    if completion.reasoning and reasoning:
-        message |= _reasoning(completion.reasoning)
-    if completion.tool_calls:
-        message["content"] = completion.text or None
-        message["tool_calls"] = [call_body(call) for call in completion.tool_calls]
-    return message
 
 
 def _reasoning(text: str) -> dict[str, str]:
@@ -149,7 +159,7 @@ def verbosity(given: str | None, field: str) -> tuple[str, ...]:
 
 def messages(given: Sequence[Message]) -> list[dict[str, Any]]:
     """The messages as disagg's hosts take them. Raises RequestError for content that is not text."""
-    names = {call.id: call.function.name for message in given for call in message.tool_calls or ()}
+    names = {call.id: call.name for message in given for call in message.tool_calls or ()}
     return [_message(message, f"messages[{index}]", names) for index, message in enumerate(given)]
 
 
@@ -179,16 +189,24 @@ class FunctionCall(Contract, frozen=True):
     arguments: str = "{}"
 
 
+class CustomCall(Contract, frozen=True):
+    """A call of a custom tool."""
+
+    name: str
+    input: str = ""
+
+
 class CallBody(Contract, frozen=True):
-    """A tool call of an earlier answer."""
+    """A tool call of an earlier answer, of a function or of a custom tool."""
 
-    function: FunctionCall
+    function: FunctionCall | None = None
     id: str = ""
+    custom: CustomCall | None = None
 
-
-def call_body(call: ToolCall) -> dict[str, Any]:
-    """A tool call as it is written to clients."""
-    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": arguments_text(call)}}
+    @property
+    def name(self) -> str:
+        called = self.custom or self.function
+        return called.name if called is not None else ""
 
 
 def _message(message: Message, place: str, names: dict[str, str]) -> dict[str, Any]:
@@ -224,6 +242,10 @@ def text_of(content: str | Sequence[ContentPart] | None, place: str, kinds: Sequ
 
 def call_of(call: CallBody, place: str, field: str) -> dict[str, Any]:
     """The call as disagg's hosts take it: templates want the arguments as an object. field: where they were given."""
+    if call.custom is not None:
+        return {"name": call.custom.name, "arguments": {INPUT: call.custom.input}, "id": call.id}
+    if call.function is None:
+        raise RequestError(f"{place}.function: missing", "send the function's name and arguments")
     try:
         arguments = msgspec.json.decode(call.function.arguments or "{}")
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

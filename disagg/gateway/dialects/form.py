@@ -24,7 +24,7 @@ class FunctionBody(Contract, frozen=True):
 
 
 class ToolBody(Contract, frozen=True):
-    """A tool. Only functions are understood."""
+    """A tool that is a function."""
 
     type: str
     function: FunctionBody | None = None

@@ -15,8 +15,8 @@ from disagg.gateway.dialects.base import COMMENT, REFUSED, Framing, GatewayReque
 from disagg.gateway.dialects.chat import CallBody, ContentPart, FunctionCall, call_of, text_of, verbosity
 from disagg.gateway.dialects.form import ANY_OBJECT, form_of
 from disagg.gateway.dialects.reasoning import ReasoningFields
-from disagg.gateway.dialects.responses_tools import INPUT, Offer, Tool, function_name, offered
 from disagg.gateway.dialects.responses_writer import SEALED, Keep, ResponseWriter
+from disagg.gateway.dialects.tools import INPUT, Offer, Tool, function_name, offered, told
 from disagg.http.stream import EVENT_STREAM
 
 _HONOURED: Final = (openai.OF_REASONING | {"tools", "tool_choice"}) - {"reasoning_effort"}
@@ -125,25 +125,9 @@ def _echoed(body: Mapping[str, Any], fields: ResponsesBody, text: TextConfig) ->
 
 
 def _form(fields: ResponsesBody, offer: Offer, form: TextFormat | None) -> dict[str, Any]:
-    choice = fields.tool_choice
-    if isinstance(choice, Mapping):
-        choice = _named(choice, offer)
-    parallel = fields.parallel_tool_calls
+    functions, choice = told(offer, fields.tool_choice)
     made = fields.form if (schema := _schema(form)) is None else {"json_schema": schema}
-    return form_of(offer.functions, choice, made, parallel=parallel)
-
-
-def _named(choice: Mapping[str, Any], offer: Offer) -> Mapping[str, Any]:
-    """The choice of one tool as chats write it. Raises RequestError for a custom tool whose input has a grammar: the
-    input of a forced one would be any text."""
-    namespace = choice.get("namespace")
-    name = function_name(str(choice.get("name")), namespace if isinstance(namespace, str) else None)
-    called = offer.names.get(name)
-    if name in offer.with_grammar:
-        message = f"tool_choice: {name!r} cannot be forced, because the model is not held to the grammar of its input"
-        raise RequestError(message, 'choose "auto"')
-    kind = "function" if called is not None and called.kind == choice.get("type") else choice.get("type")
-    return {"type": kind, "function": {"name": name}}
+    return form_of(functions, choice, made, parallel=fields.parallel_tool_calls)
 
 
 def _schema(form: TextFormat | None) -> Mapping[str, Any] | None:

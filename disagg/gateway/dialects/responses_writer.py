@@ -19,7 +19,7 @@ from disagg.gateway.dialects.base import (
     arguments_text,
 )
 from disagg.gateway.dialects.problems import Problem
-from disagg.gateway.dialects.responses_tools import input_of
+from disagg.gateway.dialects.tools import input_of
 from disagg.inference.types import Completion
 
 SEALED: Final = "disagg:"

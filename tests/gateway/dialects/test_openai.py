@@ -34,6 +34,15 @@ DEFAULTS = {"temperature": 1.0, "max_tokens": 4096, "fit_context": True}
 BOUNDED = {**DEFAULTS, "max_tokens": 7}
 SUM = {"name": "sum", "arguments": '{"of": [2, 2]}'}
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}, "strict": True}}
+PATCH: dict[str, Any] = {
+    "type": "custom",
+    "custom": {
+        "name": "patch",
+        "description": "Edit files.",
+        "format": {"type": "grammar", "grammar": {"syntax": "lark", "definition": 'start: "*"'}},
+    },
+}
+SAY = {"type": "custom", "custom": {"name": "say"}}
 FLAT = {"name": "f", "description": "", "parameters": {"type": "object"}}
 
 
@@ -256,7 +265,15 @@ def test_a_prompt_has_four_forms(given: Any, prompts: Any) -> None:
         (chat, {"tools": [{"type": "web_search", "function": {"name": "f"}}]}, "tools[0].type"),
         (chat, {"tool_choice": "required"}, "tool_choice"),
         (chat, {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "x"}}}, "tool_choice"),
-        (chat, {"tools": [TOOL], "tool_choice": {"type": "allowed_tools"}}, "tool_choice"),
+        (chat, {"tools": [TOOL], "tool_choice": {"type": "allowed_tools"}}, "tool_choice.tools"),
+        (chat, {"tools": [TOOL, TOOL]}, "tools[1].name"),
+        (chat, {"tools": [{"type": "custom", "function": {"name": "f"}}]}, "tools[0].type"),
+        (chat, {"tools": [PATCH], "tool_choice": {"type": "custom", "custom": {"name": "patch"}}}, "tool_choice"),
+        (
+            chat,
+            {"messages": [{"role": "assistant", "tool_calls": [{"type": "custom"}]}]},
+            "messages[0].tool_calls[0].function",
+        ),
         (chat, {"response_format": {"type": "xml"}}, "response_format.type"),
         (chat, {"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
         (chat, {"functions": [{"name": "f"}]}, "functions"),
@@ -479,6 +496,40 @@ def test_a_whole_answer_that_only_calls_tools_has_no_content() -> None:
         "tool_calls": WRITTEN,
     }
     assert body["usage"]["completion_tokens_details"] == {"reasoning_tokens": 3}
+
+
+def test_a_custom_tool_is_told_as_a_function_and_called_as_the_caller_knows_it() -> None:
+    request = chat(tools=[TOOL, PATCH], stream=True)
+    told = request.options["tools"][1]
+    assert told["name"] == "patch" and told["description"].endswith('Its input has this form (lark):\nstart: "*"')
+    assert request.left_out == ("tools[1].format: the model is told this grammar, and not held to it",)
+    calls = (ToolCall("patch", {"input": "*"}, "c1"), ToolCall("f", {"a": 1}, "c2"))
+    written = [{"id": "c1", "type": "custom", "custom": {"name": "patch", "input": "*"}}, {**WRITTEN[0], "id": "c2"}]
+    writer = CHAT.writer(Head(request, "id", 0.0))
+    _, chunk = writer.piece(AnswerPiece(0, "", (), tool_calls=calls))
+    assert chunk["choices"][0]["delta"]["tool_calls"] == [{"index": at, **one} for at, one in enumerate(written)]
+    whole = writer.whole([completion("", finish_reason="tool_calls", tool_calls=calls)])
+    assert whole["choices"][0]["message"]["tool_calls"] == written
+    again = [{"role": "assistant", "tool_calls": written}, {"role": "tool", "tool_call_id": "c1", "content": "done"}]
+    called, result = chat(messages=again).prompts[0]["messages"]
+    assert called["tool_calls"] == [
+        {"name": "patch", "arguments": {"input": "*"}, "id": "c1"},
+        {"name": "f", "arguments": {"a": 1}, "id": "c2"},
+    ]
+    assert result["name"] == "patch"
+
+
+def test_a_custom_tool_without_a_grammar_can_be_forced() -> None:
+    forced = chat(tools=[TOOL, SAY], tool_choice={"type": "custom", "custom": {"name": "say"}})
+    assert forced.options["must_call"] == ("say",)
+
+
+@pytest.mark.parametrize(("mode", "called"), [("auto", None), ("required", ["say"])])
+def test_of_allowed_tools_the_others_are_not_in_the_prompt(mode: str, called: Any) -> None:
+    allowed = {"mode": mode, "tools": [{"type": "custom", "custom": {"name": "say"}}]}
+    request = chat(tools=[TOOL, SAY], tool_choice={"type": "allowed_tools", "allowed_tools": allowed})
+    assert [tool["name"] for tool in request.options["tools"]] == ["say"]
+    assert request.options.get("must_call") == called
 
 
 def test_log_probabilities_name_tokens_by_their_text_and_bytes() -> None:

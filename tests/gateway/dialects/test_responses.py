@@ -86,6 +86,7 @@ TOLD = [
     {**FLAT, "name": "mcp__files__f", "description": "Files."},
 ]
 FORCED = {"type": "function", "name": "f"}
+ALLOWED = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "f"}]}
 FREE = {"type": "custom", "name": "say", "description": "Say it.", "format": {"type": "text"}}
 
 
@@ -109,6 +110,16 @@ def test_an_agents_tools_become_functions_or_are_left_out_with_a_warning() -> No
 )
 def test_a_tool_whose_input_has_no_grammar_can_be_forced(choice: dict[str, Any], name: str) -> None:
     assert read(tools=[*OF_AGENT, FREE], tool_choice=choice).options["must_call"] == (name,)
+
+
+@pytest.mark.parametrize(("mode", "called"), [("auto", None), ("required", ["f", "mcp__files__f"])])
+def test_of_allowed_tools_the_others_are_not_in_the_prompt(mode: str, called: Any) -> None:
+    allowed = [{"type": "function", "name": "f"}, {"type": "web_search"}]
+    allowed.append({"type": "function", "name": "f", "namespace": "mcp__files"})
+    request = read(tools=OF_AGENT, tool_choice={"type": "allowed_tools", "mode": mode, "tools": allowed})
+    assert [tool["name"] for tool in request.options["tools"]] == ["f", "mcp__files__f"]
+    assert request.options.get("must_call") == called
+    assert request.echoed["tool_choice"]["tools"] == allowed
 
 
 @pytest.mark.parametrize(
@@ -279,7 +290,16 @@ def test_items_become_messages(instructions: str | None, given: Any, messages: l
         ({"tools": [PATCH], "tool_choice": {"type": "custom", "name": "apply_patch"}}, "tool_choice"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tools": [TOOL], "tool_choice": {"type": "function", "name": "g"}}, "tool_choice"),
-        ({"tools": [TOOL], "tool_choice": {"type": "allowed_tools", "mode": "auto"}}, "tool_choice"),
+        ({"tools": [TOOL], "tool_choice": {"type": "allowed_tools", "mode": "auto"}}, "tool_choice.tools"),
+        ({"tools": [TOOL], "tool_choice": {**ALLOWED, "mode": "any"}}, "tool_choice.mode"),
+        (
+            {"tools": [TOOL], "tool_choice": {**ALLOWED, "tools": [{"type": "function", "name": "g"}]}},
+            "tool_choice.tools",
+        ),
+        (
+            {"tools": [TOOL], "tool_choice": {**ALLOWED, "mode": "required", "tools": [{"type": "web_search"}]}},
+            "tool_choice",
+        ),
         ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"text": {"format": {"type": "xml"}}}, "text.format"),
         ({"top_logprobs": 2}, "top_logprobs"),

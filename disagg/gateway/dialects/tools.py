@@ -1,4 +1,4 @@
-"""The tools of POST /v1/responses. Agents offer more kinds than models support: each becomes a function, or is left
+"""The tools of chats and responses. Callers offer more kinds than models support: each becomes a function, or is left
 out."""
 
 from __future__ import annotations
@@ -78,6 +78,45 @@ def offered(tools: Sequence[Tool]) -> Offer:
     for index, tool in enumerate(tools):
         _add(offer, tool, f"tools[{index}]", None)
     return offer
+
+
+def told(offer: Offer, choice: Any) -> tuple[Sequence[FunctionBody], Any]:
+    """The functions that the prompt has with this choice of a tool, and the choice as `form_of` takes it. Raises
+    RequestError.
+
+    Of `allowed_tools`, the others are not in the prompt.
+    """
+    if not isinstance(choice, Mapping):
+        return offer.functions, choice
+    if choice.get("type") != "allowed_tools":
+        return offer.functions, _named(offer, choice)
+    tools, mode = choice.get("tools"), choice.get("mode", "auto")
+    if not isinstance(tools, Sequence) or not all(isinstance(tool, Mapping) for tool in tools):
+        raise RequestError("tool_choice.tools: not a list of tools")
+    if mode not in ("auto", "required"):
+        raise RequestError(f"tool_choice.mode: not auto or required (got {mode!r})")
+    names = {_function(tool) for tool in tools if tool.get("type") not in LEFT_OUT}
+    if unknown := names - offer.names.keys():
+        raise RequestError("tool_choice.tools: one of them is none of tools", f"offer {min(unknown)} in tools, too")
+    return [function for function in offer.functions if function.name in names], mode
+
+
+def _named(offer: Offer, choice: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The choice of one tool as chats write it. Raises RequestError for a custom tool whose input has a grammar: the
+    input of a forced one would be any text."""
+    name = _function(choice)
+    called = offer.names.get(name)
+    if name in offer.with_grammar:
+        message = f"tool_choice: {name!r} cannot be forced, because the model is not held to the grammar of its input"
+        raise RequestError(message, 'choose "auto"')
+    kind = "function" if called is not None and called.kind == choice.get("type") else choice.get("type")
+    return {"type": kind, "function": {"name": name}}
+
+
+def _function(tool: Mapping[str, Any]) -> str:
+    """The name in the prompt of a tool that a choice names."""
+    namespace = tool.get("namespace")
+    return function_name(str(tool.get("name")), namespace if isinstance(namespace, str) else None)
 
 
 def function_name(name: str, namespace: str | None) -> str:
