@@ -16,14 +16,17 @@ LEAST_TEMPERATURE = 1e-4
 """Lower temperatures count as 0: at this one a token is drawn only if its logit lies within 0.003 of the highest."""
 
 MAX_BIASES = 1024
+MAX_STOP_TOKENS = 128
+MAX_BAD_WORDS = 128
 MAX_TOP = 20  # likeliest alternatives of a token
 
 StopString = Annotated[str, Meta(min_length=1, max_length=256)]
+StopToken = Annotated[int, Meta(ge=0, le=(1 << 31) - 1)]
 Bias = tuple[Annotated[int, Meta(ge=0, le=(1 << 31) - 1)], Annotated[float, Meta(ge=-100, le=100)]]
 
 
-class Sampling(Contract, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The sampling parameters of one request. The defaults are greedy."""
+class Sampling(Contract, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """The sampling parameters of one request. The defaults are greedy, and left out, as in GenerateBody."""
 
     max_tokens: Annotated[int, Meta(ge=1, le=MAX_TOKENS, description="The longest answer, in tokens.")] = 256
     temperature: Annotated[float, Meta(ge=0, le=10, description="Under 0.0001 always takes the likeliest token.")] = 0.0
@@ -41,6 +44,14 @@ class Sampling(Contract, frozen=True, kw_only=True, forbid_unknown_fields=True):
     seed: Annotated[int, Meta(ge=0, le=(1 << 63) - 1, description="Makes sampling repeatable.")] | None = None
     stop: Annotated[
         tuple[StopString, ...], Meta(max_length=16, description="End the answer before any of these texts.")
+    ] = ()
+    stop_token_ids: Annotated[
+        tuple[StopToken, ...], Meta(max_length=MAX_STOP_TOKENS, description="End the answer with any of these tokens.")
+    ] = ()
+    include_stop_str_in_output: Annotated[bool, Meta(description="The text has what ended it.")] = False
+    min_tokens: Annotated[int, Meta(ge=0, le=MAX_TOKENS, description="Nothing ends the answer before so many.")] = 0
+    bad_words: Annotated[
+        tuple[StopString, ...], Meta(max_length=MAX_BAD_WORDS, description="Never write the tokens of these texts.")
     ] = ()
     logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP, description="Likeliest alternatives to report.")] | None = None
     fit_context: Annotated[bool, Meta(description="Lower max_tokens to what the context leaves.")] = False

@@ -33,13 +33,14 @@ _NOT_SAMPLING = ("alone", "timeout", "on_kv_failure", "local_prefill", *_PROMPTS
 class GenerateOptions(TypedDict, total=False):
     """The options of a request: those of `disagg.api.Sampling`, with its defaults and bounds, and sixteen more.
 
-    stop: one string or several. logit_bias: token id -> number, or pairs of both. alone: "decode" or "prefill" runs the
-    request on one host of that role, without a hand-off, "whole" on a whole-request host; None by default. timeout:
-    seconds until the request must have ended; 600 by default. on_kv_failure: what follows if no prefill host delivers
-    the KV: "fallback", the default, lets the decode host compute the prompt, "fail" raises a HandoffError.
-    local_prefill: whether the decode host may compute a short prompt itself if that takes less time than a hand-off;
-    True by default. cache_salt: only requests with the same salt share KV that hosts hold; "" by default. share: whose
-    share of the hosts the request counts for, {"key", "weight"}; by default that of all requests without a key.
+    stop, bad_words: one string or several. logit_bias: token id -> number, or pairs of both. alone: "decode" or
+    "prefill" runs the request on one host of that role, without a hand-off, "whole" on a whole-request host; None by
+    default. timeout: seconds until the request must have ended; 600 by default. on_kv_failure: what follows if no
+    prefill host delivers the KV: "fallback", the default, lets the decode host compute the prompt, "fail" raises a
+    HandoffError. local_prefill: whether the decode host may compute a short prompt itself if that takes less time than
+    a hand-off; True by default. cache_salt: only requests with the same salt share KV that hosts hold; "" by default.
+    share: whose share of the hosts the request counts for, {"key", "weight"}; by default that of all requests without
+    a key.
 
     The rest are fields of `disagg.api.GenerateBody`. tools: each {"name", "description", "parameters"}. must_call:
     names of tools, one of which the answer calls. parallel_tool_calls: False: the answer has one call at most.
@@ -60,6 +61,10 @@ class GenerateOptions(TypedDict, total=False):
     logit_bias: Mapping[int, float] | Sequence[tuple[int, float]]
     seed: int | None
     stop: str | Sequence[str]
+    stop_token_ids: Sequence[int]
+    include_stop_str_in_output: bool
+    min_tokens: int
+    bad_words: str | Sequence[str]
     logprobs: int | None
     fit_context: bool
     ignore_eos: bool
@@ -94,8 +99,9 @@ def request_body(model: str, prompt: str | None, options: RequestOptions) -> Gen
     prompts = {"prompt": prompt, **{name: options.get(name) for name in _PROMPTS}}
     fields |= {name: _as_json(value) for name, value in prompts.items() if value is not None}
     sampling = {name: _as_json(value) for name, value in options.items() if name not in _NOT_SAMPLING}
-    if isinstance(stop := sampling.get("stop"), str):
-        sampling["stop"] = [stop]
+    for name in ("stop", "bad_words"):
+        if isinstance(text := sampling.get(name), str):
+            sampling[name] = [text]
     if sampling.get("temperature") and sampling.get("seed") is None:
         sampling["seed"] = secrets.randbits(63)  # so that any host can go on with the same draws
     if isinstance(bias := sampling.get("logit_bias"), Mapping):

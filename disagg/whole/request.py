@@ -30,6 +30,13 @@ _UNLESS_DEFAULT: Final = (
     "ignore_eos",
 )
 """top_k, min_p, repetition_penalty and ignore_eos are not OpenAI's: only some servers take them."""
+_UNKNOWN_THERE: Final = {
+    "stop_token_ids": "send their texts as stop",
+    "include_stop_str_in_output": "add the text of stop yourself",
+    "min_tokens": "leave it out",
+    "bad_words": "leave it out",
+}
+"""What OpenAI's API has not, with what to do: a server that does not know it would leave it out."""
 BYTES_PER_TOKEN: Final = 3
 """A low guess, for a prompt that is counted elsewhere."""
 _ANY_OBJECT: Final = {"type": "object"}
@@ -51,6 +58,9 @@ def openai_request(body: GenerateBody, model: str, context: int) -> OpenAIReques
 
     Raises CapabilityMissing for what OpenAI's API cannot state. cache_salt and hold_prompt are not passed on.
     """
+    for name, hint in _UNKNOWN_THERE.items():
+        if getattr(body.sampling, name) != getattr(_DEFAULTS, name):
+            raise CapabilityMissing(f"{name}: a whole-request host has OpenAI's API, which does not know it", hint)
     if body.tokens is not None or body.answer_tokens:
         raise CapabilityMissing("a whole-request host takes text, not token ids", "send a prompt or messages")
     common = {"model": model, "stream": True, "stream_options": {"include_usage": True}, **_sampling(body, context)}

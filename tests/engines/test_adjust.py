@@ -12,6 +12,7 @@ import torch
 
 from disagg.api.sampling import Sampling
 from disagg.engines.mlx import sampling as on_mlx
+from disagg.engines.model.bans import bans
 from disagg.engines.model.constraint import Constraint
 from disagg.engines.transformers import sampling as on_torch
 
@@ -22,6 +23,11 @@ ANSWER = [7, 7, 2, 9, 7, 11]
 EVERYTHING = Sampling(
     repetition_penalty=1.3, presence_penalty=0.4, frequency_penalty=-0.7, logit_bias=((5, 100), (2, -1.5), (2, -1))
 )
+
+
+Words = Sequence[Sequence[int]]
+ENDS = (4, 8)
+WORDS = ((3,), (7, 7), (7, 2, 9), (9, 60))
 
 
 class Odd(Constraint):
@@ -40,21 +46,25 @@ class Odd(Constraint):
         return None if len(self.accepted) >= self.until else np.arange(self.vocab) % 2 == 1
 
 
-def by_mlx(sampling: Sampling, answered: int = 0, constraint: Constraint | None = None) -> list[Any]:
+def by_mlx(sampling: Sampling, answered: int = 0, constraint: Constraint | None = None, words: Words = ()) -> list[Any]:
     """The adjusted logits of the steps after the first `answered` tokens of the answer."""
-    adjust = on_mlx.adjustment(sampling, answered, constraint)
+    banned = bans(sampling, ENDS, words, ANSWER[:answered])
+    adjust = on_mlx.adjustment(sampling, answered, constraint, banned)
     assert adjust is not None
     rows = []
     for step in range(answered, len(ANSWER)):
         logits = adjust(mx.array([*PROMPT, *ANSWER[:step]]), mx.array(STEPS[step : step + 1]))
         if constraint is not None:
-            logits = on_mlx.constrained(lambda allowed: allowed, constraint)(logits)
+            logits = on_mlx.constrained(lambda allowed: allowed, constraint, banned)(logits)
         rows.append(np.array(logits)[0])
     return rows
 
 
-def by_torch(sampling: Sampling, answered: int = 0, constraint: Constraint | None = None) -> list[Any]:
-    adjust = on_torch.Adjustment(sampling, [*PROMPT, *ANSWER[:answered]], answered, constraint)
+def by_torch(
+    sampling: Sampling, answered: int = 0, constraint: Constraint | None = None, words: Words = ()
+) -> list[Any]:
+    banned = bans(sampling, ENDS, words, ANSWER[:answered])
+    adjust = on_torch.Adjustment(sampling, [*PROMPT, *ANSWER[:answered]], answered, constraint, banned)
     rows = []
     for step in range(answered, len(ANSWER)):
         rows.append(adjust(torch.tensor(STEPS[step])).numpy())
@@ -107,6 +117,18 @@ def test_a_constraint_on_another_number_of_tokens_than_logits_allows_none_beyond
     adjusted: Any, vocab: int, possible: int
 ) -> None:
     assert [np.isfinite(row).sum() for row in adjusted(Sampling(), 0, Odd(vocab=vocab))] == [possible] * 6
+
+
+@pytest.mark.parametrize("answered", [0, 2, 5])
+@pytest.mark.parametrize("adjusted", [by_mlx, by_torch])
+def test_what_is_banned_is_impossible_also_in_an_answer_that_goes_on_elsewhere(adjusted: Any, answered: int) -> None:
+    rows = adjusted(Sampling(min_tokens=3), answered, None, WORDS)
+    impossible = [np.flatnonzero(np.isneginf(row)).tolist() for row in rows]
+    assert impossible == [[3, 4, 8], [3, 4, 7, 8], [3, 4, 7, 8], [3, 9], [3], [3, 7]][answered:]
+    constrained = adjusted(Sampling(min_tokens=3), answered, Odd(until=4 - answered), WORDS)
+    possible = [np.flatnonzero(np.isfinite(row)).tolist() for row in constrained]
+    for step, allowed in enumerate(possible, answered):
+        assert allowed == [t for t in range(VOCAB) if (step >= 4 or t % 2) and t not in impossible[step - answered]]
 
 
 def test_a_request_that_adjusts_nothing_has_no_processor() -> None:

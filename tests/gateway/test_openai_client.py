@@ -227,6 +227,27 @@ def test_an_answer_has_the_form_that_clients_of_vllm_and_llama_cpp_ask_for(clien
     assert re.fullmatch(pattern, text.text) and chat.choices[0].finish_reason == text.finish_reason == "stop"
 
 
+def test_an_answer_is_as_long_and_ends_as_clients_of_vllm_ask_for(client: openai.OpenAI) -> None:
+    fixed: dict[str, Any] = {"model": "tiny", "max_tokens": 40, "temperature": 0, "messages": CHAT}
+
+    def answered(**extra: Any) -> str:
+        body = {"ignore_eos": True, **extra}
+        whole = client.chat.completions.create(**fixed, extra_body=body).choices[0].message.content or ""
+        chunks = client.chat.completions.create(**fixed, extra_body=body, stream=True)
+        assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == whole
+        return whole
+
+    text = answered()
+    stop = text[20:22]
+    cut = answered(stop=[stop])
+    assert text.startswith(cut) and answered(stop=[stop], include_stop_str_in_output=True) == cut + stop
+    assert len(answered(stop=[stop], min_tokens=30)) > len(cut)
+    logprobs = client.chat.completions.create(**fixed, logprobs=True).choices[0].logprobs
+    assert logprobs is not None
+    word = next(one.token for one in logprobs.content or () if one.token.isalpha() and len(one.token) > 1)
+    assert word in text and word not in answered(bad_words=[word])
+
+
 def test_with_a_form_and_tools_the_answer_is_either(client: openai.OpenAI) -> None:
     form: Any = {"type": "json_schema", "json_schema": {"name": "pet", "schema": SCHEMA}}
     seen = set()

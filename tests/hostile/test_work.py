@@ -204,6 +204,10 @@ class Pieces:
         return ""
 
 
+def _streams(text: str) -> Callable[[int], Pieces]:
+    return lambda _: Pieces(text)
+
+
 def parser(name: str) -> ToolFormat:
     one: Any = importlib.import_module(f"mlx_lm.tool_parsers.{name}")
     return ToolFormat(one.tool_call_start, one.tool_call_end, one.parse_tool_call)
@@ -227,9 +231,9 @@ def parts() -> Iterator[tuple[str, Callable[[], object]]]:
             "call": 6,
             "return": 7,
         }
-        harmony = Harmony(partial(Pieces, piece), marks, with_tools=True)
+        harmony = Harmony(_streams(piece), marks, with_tools=True)
         yield f"{piece[:12]!r} in a header", partial(_all_of, harmony)
-        called = Harmony(partial(Pieces, piece), marks, with_tools=True)
+        called = Harmony(_streams(piece), marks, with_tools=True)
         called._state, called._kind, called._tool = "message", "call", "f"
         yield f"{piece[:12]!r} in arguments", partial(_all_of, called)
 

@@ -107,3 +107,23 @@ async def test_eight_prompts_at_once_give_the_tokens_of_each_alone(fleet: Runnin
             *(client.generate("m", tokens=tokens, cache_salt="together", **ANSWER) for tokens in prompts)
         )
     require_those_of_transformers(fleet, prompts, together)
+
+
+@pytest.mark.parametrize("fleet", ["llama"], indirect=True)
+async def test_vllm_alone_ends_and_bans_as_a_decode_host_does(fleet: RunningFleet) -> None:
+    tokens = prompt(60, seed=5)
+    async with AsyncClient(fleet.fleet, token=TOKEN) as client:
+        answer = await client.generate("m", tokens=tokens, alone="decode", logprobs=0, **SAMPLING)
+        free = ids(answer)
+        word = next(token.bytes.decode() for token in answer.tokens if token.bytes.isalpha() and len(token.bytes) > 1)
+        cases: list[dict[str, Any]] = [
+            {"stop_token_ids": [free[4]]},
+            {"stop_token_ids": [free[4]], "min_tokens": 9},
+            {"bad_words": word},
+        ]
+        for options in cases:
+            asked = {"tokens": tokens, **SAMPLING, **options}
+            decode = await client.generate("m", alone="decode", **asked)
+            prefill = await client.generate("m", alone="prefill", **asked)
+            assert ids(decode) == ids(prefill) != free, options
+            assert decode.finish_reason == prefill.finish_reason

@@ -73,6 +73,34 @@ def test_an_answer_that_is_whole_already_ends_at_once_without_tokens(tiny_fleet:
     assert again.done["completion_tokens"] == 24 and again.done["computed_prompt_tokens"] == 0
 
 
+def test_an_answer_with_what_clients_of_vllm_ask_for_goes_on_on_any_host(tiny_fleet: RunningFleet) -> None:
+    sampled = {"max_tokens": 40, "temperature": 0.9, "seed": 11}
+    free = ask(tiny_fleet, {**sampled, "ignore_eos": True})
+    stop_token, stop_text = free.ids[20], free.text[30:33]
+    word = next(text for text in free.text.split() if len(text) > 2)
+    cases: list[dict[str, Any]] = [
+        {"min_tokens": 30, "stop": [stop_text]},
+        {"stop_token_ids": [stop_token], "min_tokens": 4},
+        {"stop_token_ids": [stop_token], "include_stop_str_in_output": True, "ignore_eos": True},
+        {"stop": [stop_text], "include_stop_str_in_output": True},
+        {"bad_words": [word, free.text[:2]], "ignore_eos": True},
+    ]
+    for extra in cases:
+        whole = ask(tiny_fleet, {**sampled, **extra})
+        assert len(whole.ids) >= extra.get("min_tokens", 0)
+        if "stop_token_ids" in extra and stop_token in whole.ids:
+            assert whole.ids[-1] == stop_token and whole.done["finish_reason"] == "stop"
+        if extra.get("stop") and extra.get("include_stop_str_in_output"):
+            assert whole.text.endswith(stop_text)
+        if "bad_words" in extra:
+            assert word not in whole.text.split() and word in free.text.split()
+        for host in ("tiny-decode", "tiny-prefill"):
+            for count in (0, 1, len(whole.ids) - 1):
+                rest = ask(tiny_fleet, {**sampled, **extra}, whole.ids[:count], host)
+                assert rest.ids == whole.ids[count:] and whole.text.endswith(rest.text)
+                assert rest.done["finish_reason"] == whole.done["finish_reason"]
+
+
 FORMS: Mapping[str, dict[str, Any]] = {
     "regex": {"regex": r"[a-z]{3,8} = [0-9]{3,8};"},
     "choice": {"choice": ["return left + right", "return left - right"]},

@@ -8,6 +8,7 @@ import pytest
 
 from disagg.api.requests import ChatMessage, GenerateBody, Tool
 from disagg.api.sampling import Sampling
+from disagg.errors import CapabilityMissing
 from disagg.whole.request import openai_request
 
 CHAT = (ChatMessage("user", "x" * 300),)
@@ -70,3 +71,20 @@ CLOSED = {"type": "object", "properties": {"a": TEXT}, "required": ["a"], "addit
 )
 def test_a_schema_is_strict_if_openai_would_take_it_as_one(schema: dict[str, Any], strict: bool) -> None:
     assert asked(json_schema=schema)["response_format"]["json_schema"]["strict"] is strict
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"regex": "a"}, "regex"),
+        ({"choice": ("a",)}, "choice"),
+        ({"grammar": "start: x"}, "grammar"),
+        ({"sampling": Sampling(min_tokens=1)}, "min_tokens"),
+        ({"sampling": Sampling(stop_token_ids=(1,))}, "stop_token_ids"),
+        ({"sampling": Sampling(bad_words=("a",))}, "bad_words"),
+        ({"sampling": Sampling(include_stop_str_in_output=True)}, "include_stop_str_in_output"),
+    ],
+)
+def test_what_openai_s_api_cannot_state_is_refused_by_name(fields: dict[str, Any], named: str) -> None:
+    with pytest.raises(CapabilityMissing, match=f"^{named}: "):
+        asked(**fields)

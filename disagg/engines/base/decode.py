@@ -66,8 +66,9 @@ class DecodeRequest:
     len(tokens) - 1); None: the engine computes what is not held. arriving: in place of `kv`, KV of the prompt's first
     layers that may still arrive: the engine computes the other layers meanwhile, and all that does not arrive. salt:
     only requests with the same salt share held KV. constraint: the form that the answer must have, after the tokens
-    that are given. hold_prompt: hold the received KV from the first token on. audit: the bounds that `kv` is audited
-    with, None: it is not. If it is over them, the request fails with KVRefuted.
+    that are given. bad_words: token sequences that it must not have. hold_prompt: hold the received KV from the first
+    token on. audit: the bounds that `kv` is audited with, None: it is not. If it is over them, the request fails with
+    KVRefuted.
     """
 
     id: str
@@ -78,6 +79,7 @@ class DecodeRequest:
     answered: int = 0
     salt: str = ""
     constraint: Constraint | None = None
+    bad_words: Sequence[Sequence[int]] = ()
     hold_prompt: bool = False
     audit: AuditBounds | None = None
     arriving: ArrivingKV | None = None

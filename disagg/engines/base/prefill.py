@@ -102,13 +102,15 @@ Logits = numpy.typing.NDArray[numpy.float32]
 @dataclass(frozen=True, slots=True)
 class AnswerRequest:
     """A whole request to a prefill engine. answered: how many of `tokens`, the last ones, belong to the answer. salt:
-    only requests with the same salt share held KV. constraint: the form that the rest of the answer must have."""
+    only requests with the same salt share held KV. constraint: the form that the rest of the answer must have.
+    bad_words: token sequences that it must not have."""
 
     tokens: Sequence[int]
     sampling: Sampling
     answered: int = 0
     salt: str = ""
     constraint: Constraint | None = None
+    bad_words: Sequence[Sequence[int]] = ()
 
 
 def no_scores(backend: str) -> CapabilityMissing:

@@ -8,6 +8,7 @@ All sequences of one batch are left-padded to the longest; `groups` runs several
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import Any
 
 import mlx.core as mx
@@ -20,6 +21,7 @@ from disagg.engines.mlx import sampling as mlx_sampling
 from disagg.engines.mlx.passes import Row
 from disagg.engines.mlx.prefix_cache import covers, snapshot
 from disagg.engines.mlx.sampling import Adjustment, adjustment, constrained
+from disagg.engines.model.bans import bans, ends_of
 
 # Prompts that may be computed together, right-padded, while other requests decode.
 _PREFILL_BATCH = 8
@@ -50,8 +52,7 @@ class Group:
         self._jobs: dict[int, Job] = {}  # by their numbers in the generator
         self._adjustments: dict[int, Adjustment] = {}  # the same numbers
         self._reading: set[int] = set()  # jobs whose prompt is being computed here
-        self._stop_at_eos = StopSequences([(token,) for token in sorted(eos_ids)])
-        self._never_stop = StopSequences()
+        self._eos_ids = eos_ids
         self._generator: Any = BatchGenerator(
             Float32Logits(model),
             sampler=mlx_sampling.greedy,
@@ -74,9 +75,9 @@ class Group:
         return len(self._jobs) - len(self._reading)
 
     @property
-    def constrained(self) -> bool:
-        """Whether its answers must have a form."""
-        return any(job.request.constraint is not None for job in self._jobs.values())
+    def reads_tokens(self) -> bool:
+        """Whether its steps wait for their tokens."""
+        return any(map(reads_tokens, self._jobs.values()))
 
     @property
     def rows(self) -> list[Row]:
@@ -90,10 +91,12 @@ class Group:
     def insert(self, job: Job, caches: Caches) -> None:
         """Add the job at the next step: the tokens that `caches` do not cover on top of them."""
         request = job.request
-        adjusts = adjustment(request.sampling, request.answered, request.constraint)
+        answer = request.tokens[len(request.tokens) - request.answered :]
+        banned = bans(request.sampling, self._eos_ids, request.bad_words, answer)
+        adjusts = adjustment(request.sampling, request.answered, request.constraint, banned)
         sampler = mlx_sampling.sampler(request.sampling, request.answered)
         if request.constraint is not None:
-            sampler = constrained(sampler, request.constraint)
+            sampler = constrained(sampler, request.constraint, banned)
         (uid,) = self._generator.insert(
             [list(request.tokens[job.covered :])],
             max_tokens=[request.sampling.max_tokens - request.answered],
@@ -101,7 +104,7 @@ class Group:
             all_tokens=[list(request.tokens[: job.covered])],  # to which the generator appends
             samplers=[sampler],
             logits_processors=[[adjusts] if adjusts else []],
-            stop_sequences=[self._never_stop if request.sampling.ignore_eos else self._stop_at_eos],
+            stop_sequences=[_stop_at(ends_of(request.sampling, self._eos_ids))],
         )
         self._jobs[uid] = job
         if adjusts:
@@ -180,6 +183,16 @@ class Group:
         if finish and job.finite:
             job.ended = list(response.all_tokens), response.prompt_cache
         return Token(chosen, logprob, top, finish)
+
+
+def reads_tokens(job: Job) -> bool:
+    """Whether each step of the job waits for its token, which decides what may follow."""
+    return job.request.constraint is not None or any(len(word) > 1 for word in job.request.bad_words)
+
+
+@lru_cache(64)
+def _stop_at(ends: frozenset[int]) -> StopSequences:
+    return StopSequences([(token,) for token in sorted(ends)])
 
 
 def row_of(job: Job) -> Row:

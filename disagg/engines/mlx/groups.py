@@ -23,7 +23,7 @@ from disagg.engines.decoding import Caches, Job
 from disagg.engines.decoding.tail import TailPace, Tails
 from disagg.engines.mlx import cache as mlx_cache
 from disagg.engines.mlx.audit import audit
-from disagg.engines.mlx.batch import Group, row_of
+from disagg.engines.mlx.batch import Group, reads_tokens, row_of
 from disagg.engines.mlx.load import LoadedModel
 from disagg.engines.mlx.passes import ChunkLength, choose_group, kv_growth
 from disagg.engines.mlx.prefix_cache import CachedPrefix, snapshot
@@ -173,8 +173,8 @@ class GroupedBatch:
             self._previous_wired_limit = None
 
     def _place(self, job: Job, caches: Caches) -> None:
-        # A constraint waits for each token of its group's steps: such requests do not slow down the others.
-        groups = [group for group in self._groups if group.constrained == (job.request.constraint is not None)]
+        # Some requests wait for each token of their group's steps: they do not slow down the others.
+        groups = [group for group in self._groups if group.reads_tokens == reads_tokens(job)]
         index = choose_group([group.rows for group in groups], row_of(job), self._kv_bytes, self._pass_bytes)
         if index is not None:
             group = groups[index]

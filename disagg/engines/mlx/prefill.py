@@ -23,6 +23,7 @@ from disagg.engines.mlx.load import prepare, require_one_thread, select_device
 from disagg.engines.mlx.prefix_cache import CachedPrefix, PinnedArrays, make_prefix_cache, rows, snapshot
 from disagg.engines.mlx.span import Span, Spans
 from disagg.engines.model.architectures import MLX_PATCHES, Patch
+from disagg.engines.model.bans import bans, ends_of
 from disagg.engines.model.prefix_cache import LayerSnapshot, salted
 from disagg.engines.process import lower_priority_of_thread
 from disagg.errors import ModelError
@@ -115,8 +116,7 @@ class MLXPrefillEngine(EmittingEngine):
         whole = self.spans(0, self.info.split.layers)
         left = request.sampling.max_tokens - request.answered
         prompt = MLXRun(self, whole, tokens[:-1], held, self._chunk_tokens, more=1 + left)
-        eos_ids = () if request.sampling.ignore_eos else self.info.eos_ids
-        return MLXAnswer(self, prompt, request, emit, eos_ids=eos_ids, left=left)
+        return MLXAnswer(self, prompt, request, emit, eos_ids=self.info.eos_ids, left=left)
 
     def logits(self, tokens: Sequence[int], last: int, *, chunk_tokens: int | None = None) -> Logits:
         return self.on_thread(logits_of, self.model, list(tokens), last, None, chunk_tokens or self._chunk_tokens)
@@ -214,7 +214,7 @@ class MLXRun(PromptRun):
 
 
 class MLXAnswer(PromptAndAnswer):
-    """A PrefillRun of a prompt and its answer, of which at most `left` tokens are generated. eos_ids: end it."""
+    """A PrefillRun of a prompt and its answer, of which at most `left` tokens are generated. eos_ids: of the model."""
 
     def __init__(
         self,
@@ -228,12 +228,14 @@ class MLXAnswer(PromptAndAnswer):
     ) -> None:
         super().__init__(prompt, emit)
         self._engine, self._run, self._request = engine, prompt, request
-        self._eos_ids, self._left = eos_ids, left
+        self._ends, self._left = ends_of(request.sampling, eos_ids), left
         self._last = list(request.tokens)  # those that the sampler does not know yet
-        self._adjusts = mlx_sampling.adjustment(request.sampling, request.answered, request.constraint)
+        answer = request.tokens[len(request.tokens) - request.answered :]
+        banned = bans(request.sampling, eos_ids, request.bad_words, answer)
+        self._adjusts = mlx_sampling.adjustment(request.sampling, request.answered, request.constraint, banned)
         self._sampler = mlx_sampling.sampler(request.sampling, request.answered)
         if request.constraint is not None:
-            self._sampler = mlx_sampling.constrained(self._sampler, request.constraint)
+            self._sampler = mlx_sampling.constrained(self._sampler, request.constraint, banned)
 
     @property
     def done(self) -> bool:
@@ -245,7 +247,7 @@ class MLXAnswer(PromptAndAnswer):
             raise self._request.constraint.error
         self._last = [token.id]
         self._left -= 1
-        if token.id in self._eos_ids:
+        if token.id in self._ends:
             self._left, token = 0, replace(token, finish="stop")
         elif self._left == 0:
             token = replace(token, finish="length")

@@ -21,6 +21,7 @@ import numpy as np
 
 from disagg.api.sampling import Sampling
 from disagg.engines.model import draw
+from disagg.engines.model.bans import Bans
 from disagg.engines.model.constraint import Constraint, fitted
 
 Sampler = Callable[[Any], Any]  # log-probabilities [n, vocab], float32 -> token ids [n]
@@ -133,26 +134,30 @@ def top_logprobs(row: Any, count: int) -> tuple[tuple[int, float], ...]:
     return tuple((int(i), float(row[i])) for i in ids)
 
 
-def adjustment(sampling: Sampling, answered: int = 0, constraint: Constraint | None = None) -> Adjustment | None:
+def adjustment(
+    sampling: Sampling, answered: int = 0, constraint: Constraint | None = None, bans: Bans | None = None
+) -> Adjustment | None:
     """A new adjustment for one request, of whose answer `answered` tokens are given; None if nothing is adjusted."""
     counted = sampling.presence_penalty or sampling.frequency_penalty
-    if sampling.repetition_penalty != 1.0 or counted or sampling.logit_bias or constraint:
-        return Adjustment(sampling, answered, constraint)
+    if sampling.repetition_penalty != 1.0 or counted or sampling.logit_bias or constraint or bans:
+        return Adjustment(sampling, answered, constraint, bans)
     return None
 
 
 class Adjustment:
-    """A logits processor: the request's penalties and bias, in this order, and the tokens for its constraint. The
-    repetition penalty is on prompt and answer, presence and frequency penalty on the answer.
+    """A logits processor: the request's penalties, bias and bans, in this order, and the tokens for its constraint,
+    with which `constrained` applies the bans. The repetition penalty is on prompt and answer, presence and frequency
+    penalty on the answer.
 
     raw: the model's unprocessed logits [1, vocab], float32, of the steps not reported yet, oldest first. Reported
     log-probabilities are computed from these.
     """
 
-    def __init__(self, sampling: Sampling, answered: int, constraint: Constraint | None) -> None:
+    def __init__(self, sampling: Sampling, answered: int, constraint: Constraint | None, bans: Bans | None) -> None:
         self._sampling = sampling
         self._answered = answered
         self._constraint = constraint
+        self._bans = bans
         self._started = False
         self._seen: Any = None  # [vocab], of prompt and answer
         self._counts: Any = None  # [vocab], in the answer
@@ -167,6 +172,8 @@ class Adjustment:
         else:
             self._add(tokens[-1:])
         logits = self._biased(self._counted(self._repeated(logits)))
+        if self._constraint is None and self._bans is not None:
+            return without_banned(logits, self._bans)
         if self._constraint is not None and self._constraint.pending:
             mx.async_eval(logits)  # type: ignore[no-untyped-call]  # computed while the mask is found
         return logits
@@ -186,13 +193,18 @@ class Adjustment:
             self._bias = mx.zeros((vocab,), dtype=mx.float32).at[mx.array(ids)].add(mx.array(values))
 
     def _add(self, token: Any) -> None:
-        """Count one more token of the answer. A constraint needs to know which it is, and waits for its step."""
+        """Count one more token of the answer. A constraint and some bans need to know which it is, and wait for its
+        step."""
         if self._seen is not None:
             self._seen[token] = True
         if self._counts is not None:
             self._counts = self._counts.at[token].add(1.0)
+        reads = self._bans is not None and self._bans.reads
+        known = int(token.item()) if reads or self._constraint is not None else 0
+        if self._bans is not None:
+            self._bans.add(known)
         if self._constraint is not None:
-            self._constraint.accept(int(token.item()))
+            self._constraint.accept(known)
 
     def _repeated(self, logits: Any) -> Any:
         penalty = self._sampling.repetition_penalty
@@ -210,13 +222,24 @@ class Adjustment:
         return logits if self._bias is None else logits + self._bias
 
 
-def constrained(sampler: Callable[[Any], Any], constraint: Constraint) -> Callable[[Any], Any]:
-    """A sampler that chooses only what the constraint allows."""
+def without_banned(logits: Any, bans: Bans) -> Any:
+    """Logits [1, vocab] without the tokens that may not come next."""
+    banned = bans.now(logits.shape[-1])
+    return logits.at[..., mx.array(banned)].add(-mx.inf) if banned else logits
+
+
+def constrained(
+    sampler: Callable[[Any], Any], constraint: Constraint, bans: Bans | None = None
+) -> Callable[[Any], Any]:
+    """A sampler that chooses only what the constraint allows, and of that nothing that is banned."""
 
     def choose(logprobs: Any) -> Any:
         allowed = constraint.allowed()
         if allowed is not None:
+            allowed = allowed if bans is None else bans.within(allowed)
             logprobs = mx.where(mx.array(fitted(allowed, logprobs.shape[-1])), logprobs, -mx.inf)
+        elif bans is not None:
+            logprobs = without_banned(logprobs, bans)
         return sampler(logprobs)
 
     return choose

@@ -35,11 +35,12 @@ class DetokenizedStream:
         tokenizer: Tokenizer,
         *,
         hidden: frozenset[int] = frozenset(),
-        stop: Sequence[str] = (),
+        stops: StopStrings | None = None,
+        after: int = 0,
         marks: bool = False,
     ) -> None:
-        """hidden: tokens without text (end of sequence). stop: strings that end the answer. marks: special tokens have
-        their text."""
+        """hidden: tokens without text (end of sequence). stops: strings that end the answer, which are looked for
+        after so many tokens. marks: special tokens have their text."""
         self._skip = not marks
         self._tokenizer = tokenizer
         self._hidden = hidden
@@ -48,7 +49,8 @@ class DetokenizedStream:
         )  # None after undecodable bytes
         self._context: list[int] = []  # the tokens of the last text: the next text may depend on them (leading spaces)
         self._held: list[int] = []  # tokens whose text is not certain yet
-        self._stops = StopStrings(stop)
+        self._stops = stops or StopStrings(())
+        self._unstopped = after
 
     @property
     def stopped(self) -> str:
@@ -57,6 +59,7 @@ class DetokenizedStream:
     def push(self, token: int) -> str:
         if self.stopped or token in self._hidden:
             return ""
+        self._unstopped -= 1
         self._held.append(token)
         if text := self._decoded(token):
             return self._release(text, len(self._held))
@@ -94,7 +97,7 @@ class DetokenizedStream:
         if text:
             self._context = self._held[:count]
         self._held = self._held[count:]
-        return self._stops.push(text)
+        return text if self._unstopped >= 0 else self._stops.push(text)
 
 
 class StopStrings:
@@ -103,7 +106,9 @@ class StopStrings:
     reached: the stop string that occurred first, "" until then.
     """
 
-    def __init__(self, stops: Sequence[str]) -> None:
+    def __init__(self, stops: Sequence[str], *, kept: bool = False) -> None:
+        """kept: the stop string is part of the text."""
+        self._kept = kept
         self._stops = [stop for stop in stops if stop]
         self._longest = max(map(len, self._stops), default=1) - 1
         self._beginnings = {stop[:length] for stop in self._stops for length in range(1, len(stop))}
@@ -118,7 +123,7 @@ class StopStrings:
         starts = [(at, stop) for stop in self._stops if (at := self._held.find(stop)) >= 0]
         if starts:
             start, self.reached = min(starts)
-            return self._release(start)
+            return self._release(start + (len(self.reached) if self._kept else 0))
         return self._release(len(self._held) - self._prefix_length())
 
     def finish(self) -> str:

@@ -17,7 +17,7 @@ from disagg.api.sampling import MAX_TOKENS
 from disagg.engines.model import format
 from disagg.engines.model.constraint import Constraint, Constraints
 from disagg.engines.model.format import AnswerFormat
-from disagg.engines.model.stream import DetokenizedStream, token_bytes
+from disagg.engines.model.stream import DetokenizedStream, StopStrings, token_bytes
 from disagg.errors import ContextLengthExceeded, ModelError, RequestError, first_line
 from disagg.kv.fingerprint import short_hash
 from disagg.planning.checkpoint import read_object
@@ -73,8 +73,15 @@ class PromptTokenizer(Protocol):
         many tokens."""
         ...
 
-    def stream(self, stop: Sequence[str] = (), *, marks: bool = False) -> TextStream:
-        """A new detokenizer for one answer. marks: with the text of special tokens but the end of sequence."""
+    def stream(
+        self, stop: Sequence[str] = (), *, marks: bool = False, kept: bool = False, after: int = 0
+    ) -> TextStream:
+        """A new detokenizer for one answer. marks: with the text of special tokens but the end of sequence. kept: the
+        stop string is part of the text. after: no stop string is looked for in so many tokens."""
+        ...
+
+    def words(self, texts: Sequence[str]) -> Sequence[Sequence[int]]:
+        """The tokens of each of these texts, as they are at the beginning of a text and after a space."""
         ...
 
     def token_bytes(self, token: int) -> bytes:
@@ -166,8 +173,14 @@ class HFTokenizer:
             raise RequestError("the prompt is empty", "give at least one token of text, or one message")
         return ids
 
-    def stream(self, stop: Sequence[str] = (), *, marks: bool = False) -> TextStream:
-        return DetokenizedStream(self._backend, hidden=self.eos_ids, stop=stop, marks=marks)
+    def stream(
+        self, stop: Sequence[str] = (), *, marks: bool = False, kept: bool = False, after: int = 0
+    ) -> TextStream:
+        stops = StopStrings(stop, kept=kept)
+        return DetokenizedStream(self._backend, hidden=self.eos_ids, stops=stops, after=after, marks=marks)
+
+    def words(self, texts: Sequence[str]) -> Sequence[Sequence[int]]:
+        return word_tokens(texts, lambda text: self._tokens(text, special=False))
 
     def token_bytes(self, token: int) -> bytes:
         text = self._backend.id_to_token(token)
@@ -226,6 +239,12 @@ class HFTokenizer:
                 f"the model's chat template refuses these messages: {error}", "check the order and the roles"
             ) from error
         return str(rendered)
+
+
+def word_tokens(texts: Sequence[str], encode: Callable[[str], list[int]]) -> Sequence[Sequence[int]]:
+    """The tokens of each text, as they are at the beginning of a text and after a space."""
+    found = [tuple(encode(f"{space}{text.lstrip()}")) for text in texts for space in ("", " ")]
+    return [word for word in dict.fromkeys(found) if word]
 
 
 def check_ids(ids: Sequence[Any], vocab_size: int, name: str = "prompt") -> list[int]:

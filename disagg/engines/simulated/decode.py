@@ -21,6 +21,7 @@ from disagg.engines.base import Token
 from disagg.engines.base.prefill import no_scores
 from disagg.engines.decoding import Caches, DecodeEngine, Job
 from disagg.engines.decoding.tail import Tail, TailPace, Tails
+from disagg.engines.model.bans import bans
 from disagg.engines.simulated import model as simulated_model
 from disagg.engines.simulated.model import END, CountedKV, SimulatedModel, sleep_until
 from disagg.errors import DisaggError
@@ -165,7 +166,8 @@ class SimulatedBatch:
     def insert(self, job: Job, caches: Caches) -> None:
         request = job.request
         prompt = request.tokens[: len(request.tokens) - request.answered]
-        answer = self._model.answer(prompt, request.sampling, request.answered, request.constraint)
+        banned = bans(request.sampling, (END,), request.bad_words, request.tokens[len(prompt) :])
+        answer = self._model.answer(prompt, request.sampling, request.answered, request.constraint, banned)
         job.timing.computed_prompt_tokens = len(request.tokens) - job.covered
         self._rows[job] = _Row(answer, deque(self.chunks(job.covered, len(request.tokens) - 1)))
 

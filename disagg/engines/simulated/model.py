@@ -25,12 +25,13 @@ from disagg.api.requests import Messages
 from disagg.api.sampling import MAX_TOKENS, Sampling
 from disagg.config import EngineOptions
 from disagg.engines.base import EngineInfo, Token
+from disagg.engines.model.bans import Bans, ends_of
 from disagg.engines.model.constraint import Constraint, Constraints
 from disagg.engines.model.format import AnswerFormat
 from disagg.engines.model.prefix_cache import PrefixCache
 from disagg.engines.model.profile import LayerProfile, ModelProfile
 from disagg.engines.model.stream import StopStrings
-from disagg.engines.model.text import NOTHING, TextStream, check_ids, check_message
+from disagg.engines.model.text import NOTHING, TextStream, check_ids, check_message, word_tokens
 from disagg.errors import ModelError, RequestError
 from disagg.kv.fingerprint import Fingerprint, short_hash
 from disagg.planning.devices import Device, device
@@ -69,15 +70,21 @@ class SimulatedModel:
         return piece(self.device, self.shape, tokens, self.options.dtype, chunk, layers=layers)
 
     def answer(
-        self, tokens: Sequence[int], sampling: Sampling, answered: int = 0, constraint: Constraint | None = None
+        self,
+        tokens: Sequence[int],
+        sampling: Sampling,
+        answered: int = 0,
+        constraint: Constraint | None = None,
+        banned: Bans | None = None,
     ) -> Iterator[Token]:
         """The answer to a prompt after its first `answered` tokens, without probabilities: max_tokens long, or to the
         end of its form. Raises RequestError if it cannot go on in its form."""
         seed = hashlib.sha256(struct.pack(f"<{len(tokens)}I", *tokens)).digest()
+        ends = ends_of(sampling, (END,))
         for index in range(answered, sampling.max_tokens):
             drawn = hashlib.blake2b(index.to_bytes(8, "little"), key=seed, digest_size=1).digest()[0]
-            token = _choose(drawn, constraint)
-            if token == END and not sampling.ignore_eos:
+            token = _choose(drawn, constraint, banned)
+            if token in ends:
                 yield Token(token, 0.0, finish="stop")
                 return
             yield Token(token, 0.0, finish="length" if index + 1 == sampling.max_tokens else None)
@@ -205,8 +212,13 @@ class ByteTokenizer:
             raise RequestError("the prompt is empty", "give at least one token of text, or one message")
         return ids
 
-    def stream(self, stop: Sequence[str] = (), *, marks: bool = False) -> TextStream:
-        return _ByteStream(stop)
+    def stream(
+        self, stop: Sequence[str] = (), *, marks: bool = False, kept: bool = False, after: int = 0
+    ) -> TextStream:
+        return _ByteStream(StopStrings(stop, kept=kept), after)
+
+    def words(self, texts: Sequence[str]) -> Sequence[Sequence[int]]:
+        return word_tokens(texts, lambda text: list(text.encode()))
 
     def token_bytes(self, token: int) -> bytes:
         return bytes([token]) if token < BYTES else b"."
@@ -221,9 +233,10 @@ class ByteTokenizer:
 class _ByteStream:
     """A TextStream of bytes; the end has no text, and other ids beyond a byte are shown as dots."""
 
-    def __init__(self, stop: Sequence[str]) -> None:
+    def __init__(self, stops: StopStrings, after: int) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._stops = StopStrings(stop)
+        self._stops = stops
+        self._unstopped = after
 
     @property
     def stopped(self) -> str:
@@ -232,19 +245,27 @@ class _ByteStream:
     def push(self, token: int) -> str:
         if token == END:
             return ""
-        return self._stops.push(self._decoder.decode(bytes([token]) if token < BYTES else b"."))
+        self._unstopped -= 1
+        text = self._decoder.decode(bytes([token]) if token < BYTES else b".")
+        return text if self._unstopped >= 0 else self._stops.push(text)
 
     def finish(self) -> str:
         return self._stops.push(self._decoder.decode(b"", final=True)) + self._stops.finish()
 
 
-def _choose(drawn: int, constraint: Constraint | None) -> int:
+def _choose(drawn: int, constraint: Constraint | None, banned: Bans | None) -> int:
     """The next token. drawn: 0 to 255."""
     allowed = constraint.allowed() if constraint is not None else None
     if constraint is not None and constraint.error is not None:
         raise constraint.error
-    choice = LETTERS if allowed is None else _fitting(allowed)
+    if allowed is not None:
+        choice = _fitting(allowed if banned is None else banned.within(allowed))
+    else:
+        without = () if banned is None else banned.now(BYTES)
+        choice = [letter for letter in LETTERS if letter not in without] or LETTERS
     token = choice[drawn % len(choice)]
+    if banned is not None:
+        banned.add(token)
     if constraint is not None:
         constraint.accept(token)
     return token

@@ -15,9 +15,10 @@ from disagg.api.layout import Layout, plane_bytes
 from disagg.api.names import AS_IS, WireForm
 from disagg.config import EngineOptions
 from disagg.engines.base import AnswerRequest, EmittingEngine, Logits, PromptAndAnswer, PromptRun, Token
+from disagg.engines.model.bans import bans
 from disagg.engines.model.prefix_cache import salted
 from disagg.engines.simulated import model as simulated_model
-from disagg.engines.simulated.model import CountedKV, SimulatedModel, sleep_until
+from disagg.engines.simulated.model import END, CountedKV, SimulatedModel, sleep_until
 from disagg.errors import ModelError
 from disagg.kv.blocks import Block, ChunkEnd, HiddenBlock, KVBlock, StateBlock
 from disagg.kv.frames import MAX_CHUNK_TOKENS
@@ -91,7 +92,9 @@ class SimulatedPrefillEngine(EmittingEngine):
         tokens, sampling, answered = request.tokens, request.sampling, request.answered
         held, chunk = self._held.find(tokens[:-1], salted(request.salt, None)), self._model.options.chunk_tokens
         prompt = _PromptRun(self._model, len(tokens) - 1, lambda emission: self.on_beat(), held, chunk)
-        answer = self._model.answer(tokens[: len(tokens) - answered], sampling, answered, request.constraint)
+        prompt_tokens = len(tokens) - answered
+        banned = bans(sampling, (END,), request.bad_words, tokens[prompt_tokens:])
+        answer = self._model.answer(tokens[:prompt_tokens], sampling, answered, request.constraint, banned)
         return _AnswerRun(self._model, prompt, len(tokens), answer, emit, done=answered >= sampling.max_tokens)
 
     @property

@@ -19,6 +19,7 @@ from disagg.config import EngineOptions
 from disagg.engines.base import AnswerRequest, ChunkScores, EmittingEngine, Logits, Token
 from disagg.engines.base.scores import scored_chunk
 from disagg.engines.model.architectures import architecture_of
+from disagg.engines.model.bans import bans, ends_of
 from disagg.engines.model.prefix_cache import salted
 from disagg.engines.model.profile import verdict
 from disagg.engines.model.reference import Reference
@@ -103,9 +104,10 @@ class TransformersPrefillEngine(EmittingEngine):
         tokens, sampling, left = request.tokens, request.sampling, request.sampling.max_tokens - request.answered
         cache = self._cache(request.salt, tokens[:-1], len(tokens) + left, self._chunk_tokens)
         prompt = TokensRun(self._forward, cache, tokens[:-1], self._chunk_tokens)
-        sampler = Sampler(sampling, tokens, request.answered, request.constraint)
-        eos_ids = () if sampling.ignore_eos else self.info.eos_ids
-        return AnswerRun(self._forward, prompt, tokens[-1], sampler, emit, eos_ids=eos_ids, left=left)
+        banned = bans(sampling, self.info.eos_ids, request.bad_words, tokens[len(tokens) - request.answered :])
+        sampler = Sampler(sampling, tokens, request.answered, request.constraint, banned)
+        ends = ends_of(sampling, self.info.eos_ids)
+        return AnswerRun(self._forward, prompt, tokens[-1], sampler, emit, ends=ends, left=left)
 
     def start_scores(self, tokens: Sequence[int], top: int, emit: Callable[[ChunkScores], None]) -> ScoresRun:
         self.require_layers()

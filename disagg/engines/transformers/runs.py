@@ -103,8 +103,8 @@ class ScoresRun(TokensRun):
 
 
 class AnswerRun(PromptAndAnswer):
-    """A PrefillRun of a prompt and its answer. prompt: computes all tokens before `last`. eos_ids: end the answer, of
-    which at most `left` tokens are generated."""
+    """A PrefillRun of a prompt and its answer. prompt: computes all tokens before `last`. ends: the tokens that
+    end the answer, of which at most `left` tokens are generated."""
 
     def __init__(
         self,
@@ -114,7 +114,7 @@ class AnswerRun(PromptAndAnswer):
         sampler: Sampler,
         emit: Callable[[Token], None],
         *,
-        eos_ids: Collection[int],
+        ends: Collection[int],
         left: int,
     ) -> None:
         super().__init__(prompt, emit)
@@ -122,7 +122,7 @@ class AnswerRun(PromptAndAnswer):
         self._tokens_run = prompt
         self._last, self._left = last, left
         self._sampler = sampler
-        self._eos_ids = eos_ids
+        self._ends = ends
 
     @property
     def done(self) -> bool:
@@ -132,7 +132,7 @@ class AnswerRun(PromptAndAnswer):
         token = self._sampler.next(self._forward.logits([self._last], self._tokens_run.cache)[0])
         self._last = token.id
         self._left -= 1
-        if token.id in self._eos_ids:
+        if token.id in self._ends:
             self._left, token = 0, replace(token, finish="stop")
         elif self._left == 0:
             token = replace(token, finish="length")

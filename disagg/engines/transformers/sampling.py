@@ -14,6 +14,7 @@ import torch
 from disagg.api.sampling import Sampling
 from disagg.engines.base import Token
 from disagg.engines.model import draw
+from disagg.engines.model.bans import Bans
 from disagg.engines.model.constraint import Constraint, fitted
 
 
@@ -22,12 +23,17 @@ class Sampler:
     them belong to the answer."""
 
     def __init__(
-        self, sampling: Sampling, tokens: Sequence[int], answered: int = 0, constraint: Constraint | None = None
+        self,
+        sampling: Sampling,
+        tokens: Sequence[int],
+        answered: int = 0,
+        constraint: Constraint | None = None,
+        bans: Bans | None = None,
     ) -> None:
         self._sampling = sampling
         self._seed = draw.new_seed() if sampling.seed is None else sampling.seed
         self._position = answered
-        self._adjust = Adjustment(sampling, tokens, answered, constraint)
+        self._adjust = Adjustment(sampling, tokens, answered, constraint, bans)
 
     def next(self, logits: torch.Tensor) -> Token:
         """logits: [vocab], any device and dtype. Reported log-probabilities are the model's, before any processor."""
@@ -98,15 +104,21 @@ def _min_p(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
 
 
 class Adjustment:
-    """The request's penalties, bias and constraint on the logits, in this order. The repetition penalty is on prompt
-    and answer, presence and frequency penalty on the answer. tokens: the prompt and the answer's beginning, which
-    has `answered` tokens."""
+    """The request's penalties, bias, bans and constraint on the logits, in this order. The repetition penalty is on
+    prompt and answer, presence and frequency penalty on the answer. tokens: the prompt and the answer's beginning,
+    which has `answered` tokens."""
 
     def __init__(
-        self, sampling: Sampling, tokens: Sequence[int], answered: int, constraint: Constraint | None = None
+        self,
+        sampling: Sampling,
+        tokens: Sequence[int],
+        answered: int,
+        constraint: Constraint | None = None,
+        bans: Bans | None = None,
     ) -> None:
         self._sampling = sampling
         self._constraint = constraint
+        self._bans = bans
         self._tokens = tokens
         self._answered = answered
         self._seen: torch.Tensor | None = None  # [vocab], of prompt and answer
@@ -127,6 +139,8 @@ class Adjustment:
             self._seen[token] = True
         if self._counts is not None:
             self._counts[token] += 1.0
+        if self._bans is not None:
+            self._bans.add(token)
         if self._constraint is not None:
             self._constraint.accept(token)
             self._check()
@@ -163,8 +177,14 @@ class Adjustment:
         allowed = self._constraint.allowed() if self._constraint is not None else None
         self._check()
         if allowed is None:
-            return logits
+            return self._without_banned(logits)
+        if self._bans is not None:
+            allowed = self._bans.within(allowed)
         return torch.where(torch.from_numpy(fitted(allowed, logits.shape[-1])), logits, -math.inf)
+
+    def _without_banned(self, logits: torch.Tensor) -> torch.Tensor:
+        banned = self._bans.now(logits.shape[-1]) if self._bans is not None else ()
+        return logits.index_fill(0, torch.tensor(banned), -math.inf) if banned else logits
 
     def _check(self) -> None:
         if self._constraint is not None and self._constraint.error is not None:

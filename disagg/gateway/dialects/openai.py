@@ -51,7 +51,7 @@ class SamplingFields(FormFields, frozen=True, kw_only=True):
     """The fields of OpenAI's APIs that say how to answer, with the names that vLLM added. None: not given.
 
     Bounds are those of disagg.api.Sampling, which AsyncClient applies. top_k -1 means all tokens, as in vLLM.
-    repeat_penalty: another name of repetition_penalty.
+    repeat_penalty: another name of repetition_penalty. no_stop_trim: another one of include_stop_str_in_output.
     """
 
     model: str
@@ -71,6 +71,11 @@ class SamplingFields(FormFields, frozen=True, kw_only=True):
     seed: int | None = None
     stop: str | tuple[str, ...] | None = None
     ignore_eos: bool | None = None
+    min_tokens: int | None = None
+    stop_token_ids: tuple[int, ...] | None = None
+    bad_words: str | tuple[str, ...] | None = None
+    include_stop_str_in_output: bool | None = None
+    no_stop_trim: bool | None = None
 
     def options(self, longest: int | None, *, lowered: bool = True) -> dict[str, Any]:
         """The options of AsyncClient.stream. longest: tokens of the answer, None if the request names no bound.
@@ -81,6 +86,8 @@ class SamplingFields(FormFields, frozen=True, kw_only=True):
         given = {name: value for name in SAME_NAME if (value := getattr(self, name)) is not None}
         if self.top_k is not None:
             given["top_k"] = 0 if self.top_k == -1 else self.top_k
+        if self.no_stop_trim:
+            given["include_stop_str_in_output"] = True
         if self.repeat_penalty is not None:
             given.setdefault("repetition_penalty", self.repeat_penalty)
         if self.logit_bias:

@@ -324,6 +324,7 @@ class DecodeService(Service[DecodeEngine]):
             answered=request.answered,
             salt=salt,
             constraint=request.constraint,
+            bad_words=request.bad_words,
             hold_prompt=request.hold_prompt,
             audit=order.limits if order is not None else None,
         )

@@ -39,10 +39,11 @@ class ActiveRequest:
 
     id: the caller's, for logs and the KV transfer. key: unique on this host. share: whose share of the host it counts
     for. tokens: the prompt, empty until it is tokenised, and the `answered` first tokens of the answer if another host
-    has generated them. constraint: the form that the rest must have. phase: what the request is doing, for the log.
-    entered, computed: called with each phase, and once its prompt is computed, with the first token if it has any.
-    leased: it ends if its caller does not extend its lease. cleanup: releases, however the request ends, everything it
-    holds: its place and turn, its ticket, its KV, its row in the batch.
+    has generated them. constraint: the form that the rest must have. bad_words: token sequences that it must not have.
+    phase: what the request is doing, for the log. entered, computed: called with each phase, and once its prompt is
+    computed, with the first token if it has any. leased: it ends if its caller does not extend its lease. cleanup:
+    releases, however the request ends, everything it holds: its place and turn, its ticket, its KV, its row in the
+    batch.
     """
 
     id: str
@@ -53,6 +54,7 @@ class ActiveRequest:
     tokens: list[int] = field(default_factory=list)
     answered: int = 0
     constraint: Constraint | None = None
+    bad_words: Sequence[Sequence[int]] = ()
     hold_prompt: bool = False
     entered: Callable[[Phase], None] = _unnoted
     computed: Callable[[], None] = _unnoted

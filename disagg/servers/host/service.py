@@ -205,6 +205,8 @@ class Service(ReportingHost[Engine]):
         vocab_size = self.engine.info.profile.vocab_size
         answer = check_ids(body.answer_tokens, vocab_size, "answer_tokens")
         check_ids([token for token, _ in request.sampling.logit_bias], vocab_size, "logit_bias")
+        check_ids(request.sampling.stop_token_ids, vocab_size, "stop_token_ids")
+        request.bad_words = self.engine.tokenizer.words(request.sampling.bad_words)
         if request.sampling.fit_context:
             room = max(1, self._context - len(prompt))
             request.sampling = structs.replace(request.sampling, max_tokens=min(request.sampling.max_tokens, room))

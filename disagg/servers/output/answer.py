@@ -14,6 +14,7 @@ from disagg.api.requests import GenerateBody, ToolCall
 from disagg.api.sampling import Sampling
 from disagg.engines.base import DecodeTiming, PrefillEngine, Token
 from disagg.engines.decoding import DecodeEngine
+from disagg.engines.model.bans import ends_of
 from disagg.engines.model.constraint import Constraint
 from disagg.engines.model.text import PromptTokenizer
 from disagg.errors import ModelError
@@ -32,13 +33,15 @@ RESUMED_AT_ONCE: Final = 64
 
 @dataclass(slots=True)
 class GrowingAnswer:
-    """One answer as it grows. one_call: it ends after its first tool call. answered: tokens that it began with.
+    """One answer as it grows. one_call: it ends after its first tool call. silent: tokens that end it without their
+    text. answered: tokens that it began with.
     completion_tokens: those included. called: whether it has a tool call. stop: the stop string that has ended it.
     name: the bytes of a token, if alternatives are reported. first_at, last_at: time.monotonic() when the engine had
     its first and last token."""
 
     output: Output
     one_call: bool = False
+    silent: frozenset[int] = frozenset()
     answered: int = 0
     completion_tokens: int = 0
     reasoning_tokens: int = 0
@@ -56,11 +59,11 @@ class GrowingAnswer:
         could not be interrupted (`output.calls`)."""
         self.answered = self.completion_tokens = len(given)
         for number, token in enumerate(given, 1):
-            self._note(self.output.push(token))
+            self._note(self._pushed(token))
             self.reasoning_tokens += self.output.reasoning
             if number % RESUMED_AT_ONCE == 0:
                 await asyncio.sleep(0)
-        if self._complete or (given and given[-1] in eos_ids and not sampling.ignore_eos):
+        if self._complete or (given and given[-1] in ends_of(sampling, eos_ids)):
             self._finish("stop")
         elif len(given) >= sampling.max_tokens:
             self._finish("length")
@@ -96,11 +99,14 @@ class GrowingAnswer:
 
     def _parts(self, token: Token) -> Sequence[OutputPart]:
         """What became certain with this token."""
-        found = self._note(self.output.push(token.id))
+        found = self._note(self._pushed(token.id))
         self.reasoning_tokens += self.output.reasoning
         if self._complete or token.finish:
             found = [*found, *self._finish(token.finish or "stop")]
         return found
+
+    def _pushed(self, token: int) -> Sequence[OutputPart]:
+        return () if token in self.silent else self.output.push(token)
 
     @property
     def _complete(self) -> bool:
@@ -182,7 +188,8 @@ async def begin_answer(
     """The answer to a request, with the tokens that another host has sent. Sets the request's constraint and
     hold_prompt. Long work is done in pieces, on a thread of `work`, or in the processes of forms."""
     output = output_of(body, request.tokens[: request.prompt_tokens], engine.tokenizer)
-    answer = GrowingAnswer(output, one_call=not body.parallel_tool_calls)
+    silent = () if body.sampling.include_stop_str_in_output else body.sampling.stop_token_ids
+    answer = GrowingAnswer(output, one_call=not body.parallel_tool_calls, silent=frozenset(silent))
     request.hold_prompt = body.hold_prompt
     if request.sampling.logprobs is not None:
         answer.name = engine.tokenizer.token_bytes

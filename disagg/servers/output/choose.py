@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from disagg.api.requests import GenerateBody
 from disagg.engines.model.format import AnswerFormat
-from disagg.engines.model.text import PromptTokenizer
+from disagg.engines.model.text import PromptTokenizer, TextStream
 from disagg.errors import CapabilityMissing, RequestError
 from disagg.servers.output.forced import Enveloped, Forced
 from disagg.servers.output.grammar import opening
@@ -25,9 +25,8 @@ def output_of(body: GenerateBody, prompt: Sequence[int], tokenizer: PromptTokeni
     """A new Output for the answer to this prompt. Only answers to chats have parts. Raises RequestError if tools are
     given and the model's calls cannot be read, CapabilityMissing if this host alone cannot read them. With a form, all
     models' calls can."""
-    stop = body.sampling.stop
     if body.messages is None:
-        return Plain(tokenizer.stream(stop))
+        return Plain(_stream(body, tokenizer))
     form = tokenizer.format
     if body.must_call:
         return Forced(_output(body, prompt, tokenizer, calls=False))
@@ -42,15 +41,22 @@ def output_of(body: GenerateBody, prompt: Sequence[int], tokenizer: PromptTokeni
 
 
 def _output(body: GenerateBody, prompt: Sequence[int], tokenizer: PromptTokenizer, *, calls: bool) -> Output:
-    form, stop = tokenizer.format, body.sampling.stop
+    form = tokenizer.format
     if form.harmony:
-        return Harmony(lambda: tokenizer.stream(stop), form.harmony, with_tools=calls)
+        return Harmony(lambda pushed: _stream(body, tokenizer, pushed), form.harmony, with_tools=calls)
     if form.think is None and not calls:
-        return Plain(tokenizer.stream(stop))
+        return Plain(_stream(body, tokenizer))
     tools = form.tools if calls else None
     opened = thinking(prompt, tokenizer, form)
     marks = Marks(form.think, tools, form.hidden)
-    return Marked(tokenizer.stream(stop, marks=True), marks, body.tools, thinking=opened)
+    return Marked(_stream(body, tokenizer, marks=True), marks, body.tools, thinking=opened)
+
+
+def _stream(body: GenerateBody, tokenizer: PromptTokenizer, pushed: int = 0, *, marks: bool = False) -> TextStream:
+    """A stream for the answer after its first `pushed` tokens."""
+    sampling = body.sampling
+    after = max(0, sampling.min_tokens - pushed)
+    return tokenizer.stream(sampling.stop, marks=marks, kept=sampling.include_stop_str_in_output, after=after)
 
 
 def thinking(prompt: Sequence[int], tokenizer: PromptTokenizer, form: AnswerFormat) -> bool:

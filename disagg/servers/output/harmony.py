@@ -22,15 +22,18 @@ MAX_HEADER_CHARS: Final = 4096
 
 
 class Harmony:
-    """An Output of gpt-oss, whose prompt ends with <|start|>assistant. stream: a new TextStream, one for every message.
-    with_tools: calls are recognised; else their arguments are text."""
+    """An Output of gpt-oss, whose prompt ends with <|start|>assistant. stream: a new TextStream after so many
+    tokens of the answer, one for every message. with_tools: calls are recognised; else their arguments are text."""
 
-    def __init__(self, stream: Callable[[], TextStream], marks: Mapping[HarmonyMark, int], *, with_tools: bool) -> None:
+    def __init__(
+        self, stream: Callable[[int], TextStream], marks: Mapping[HarmonyMark, int], *, with_tools: bool
+    ) -> None:
         self._stream = stream
         self._marks = {token: name for name, token in marks.items()}
         self._with_tools = with_tools
         self._state: Literal["header", "message", "between"] = "header"
-        self._text = stream()
+        self._pushed = 0
+        self._text = stream(0)
         self._header = ""
         self._kind: Kind = "text"
         self._tool = ""
@@ -47,6 +50,7 @@ class Harmony:
         return self._stopped
 
     def push(self, token: int) -> Sequence[OutputPart]:
+        self._pushed += 1
         mark = self._marks.get(token)
         if mark is None and self._state == "between":
             return ()
@@ -54,14 +58,14 @@ class Harmony:
             return self._take(self._text.push(token))
         if mark in ("channel", "constrain") and self._state == "header":
             self._header = (self._header + self._text.finish())[:MAX_HEADER_CHARS] + f"<|{mark}|>"
-            self._text = self._stream()
+            self._text = self._stream(self._pushed)
             return ()
         ended = self._end()
         if mark == "message":
             self._begin_message()
         elif mark == "start":
             self._state, self._header = "header", ""
-        self._text = self._stream()
+        self._text = self._stream(self._pushed)
         return ended
 
     def finish(self) -> Sequence[OutputPart]:

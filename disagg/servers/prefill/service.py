@@ -363,7 +363,12 @@ class PrefillService(Service[PrefillEngine]):
 
         def start() -> PrefillRun:
             whole = AnswerRequest(
-                request.tokens, request.sampling, request.answered, body.cache_salt, request.constraint
+                request.tokens,
+                request.sampling,
+                request.answered,
+                body.cache_salt,
+                request.constraint,
+                request.bad_words,
             )
             runs.append(self.engine.start_answer(whole, emit))
             return runs[0]

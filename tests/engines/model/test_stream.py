@@ -41,7 +41,7 @@ TOKENIZERS = {"byte-level": byte_level, "sentencepiece": sentencepiece}
 
 
 def stream_of(tokenizer: Tokenizer, stop: Sequence[str] = ()) -> DetokenizedStream:
-    return DetokenizedStream(tokenizer, stop=stop)
+    return DetokenizedStream(tokenizer, stops=StopStrings(stop))
 
 
 def pieces(stream: DetokenizedStream, ids: Iterable[int]) -> list[str]:
@@ -144,6 +144,21 @@ def test_text_is_cut_right_before_the_first_stop(text: str, stops: list[str], ex
 def test_the_possible_beginning_of_a_stop_is_held_and_then_released() -> None:
     strings = StopStrings(["</end>"])
     assert [strings.push("x <"), strings.push("/e"), strings.push("!"), strings.push("y")] == ["x ", "", "</e!", "y"]
+
+
+def test_a_stop_may_be_part_of_the_text() -> None:
+    strings = StopStrings(["two", "t"], kept=True)
+    assert [strings.push("one t"), strings.push("wo three"), strings.finish()] == ["one t", "", ""]
+    assert strings.reached == "t"
+
+
+def test_no_stop_is_looked_for_in_the_first_tokens() -> None:
+    tokenizer = byte_level()
+    ids = [token for word in ("a", "b", "a", "b") for token in tokenizer.encode(word).ids]
+    for after, expected in ((0, "a"), (1, "a"), (2, "aba"), (9, "abab")):
+        stream = DetokenizedStream(tokenizer, stops=StopStrings(["b"]), after=after)
+        assert "".join(pieces(stream, ids)) == expected
+        assert bool(stream.stopped) is (after < 9)
 
 
 def test_nothing_follows_a_stop() -> None:

@@ -30,6 +30,7 @@ from tests.gateway.fake_client import completion, tokens_of
 
 CHAT, TEXT = ChatCompletions(), Completions()
 MESSAGES = [{"role": "user", "content": "hello"}]
+KEPT = {"include_stop_str_in_output": True}
 DEFAULTS = {"temperature": 1.0, "max_tokens": 4096, "fit_context": True}
 BOUNDED = {**DEFAULTS, "max_tokens": 7}
 SUM = {"name": "sum", "arguments": '{"of": [2, 2]}'}
@@ -66,6 +67,11 @@ def text(**fields: Any) -> GatewayRequest:
         ({"stop": ["a", "b"]}, {**DEFAULTS, "stop": ("a", "b")}),
         ({"stop": None, "seed": None, "max_tokens": None, "temperature": None}, DEFAULTS),
         ({"repetition_penalty": 1.1, "ignore_eos": True}, {**DEFAULTS, "repetition_penalty": 1.1, "ignore_eos": True}),
+        (
+            {"min_tokens": 3, "stop_token_ids": [7], "bad_words": ["a"], "include_stop_str_in_output": True},
+            {**DEFAULTS, "min_tokens": 3, "stop_token_ids": (7,), "bad_words": ("a",), **KEPT},
+        ),
+        ({"no_stop_trim": True}, {**DEFAULTS, **KEPT}),
         (
             {"presence_penalty": 0.5, "frequency_penalty": -1, "logit_bias": {"50256": -100}},
             {**DEFAULTS, "presence_penalty": 0.5, "frequency_penalty": -1, "logit_bias": [(50256, -100)]},

@@ -225,6 +225,16 @@ async def test_an_error_of_a_step_that_is_sent_at_once_ends_the_answer() -> None
     feed.close()
 
 
+async def test_a_token_that_ends_the_answer_has_no_text_unless_it_is_wanted() -> None:
+    for silent, text in ((frozenset({ord("b")}), "a"), (frozenset[int](), "ab")):
+        one = GrowingAnswer(Plain(ByteTokenizer(256).stream()), silent=silent)
+        assert added(one, [*steps("a"), *steps("b", "stop")]).text == text
+        assert (one.finish_reason, one.completion_tokens) == ("stop", 2)
+        resumed = GrowingAnswer(Plain(ByteTokenizer(256).stream()), silent=silent)
+        await resumed.resume(b"ab", Sampling(stop_token_ids=(ord("b"),)), ())
+        assert resumed.finish_reason == "stop"
+
+
 class Calling:
     """An Output in which a capital letter is a call, and an exclamation mark two."""
 

@@ -32,7 +32,7 @@ def found(text: str, cut: int, stop: str = "", *, with_tools: bool = True) -> li
             for part in next(islice(cuts(piece), cut % ways, None)):
                 tokens.append(len(texts))
                 texts.append(part)
-    one = Harmony(lambda: Texts(texts, [stop] if stop else []), MARKS, with_tools=with_tools)
+    one = Harmony(lambda _: Texts(texts, [stop] if stop else []), MARKS, with_tools=with_tools)
     return [(part.kind, part.text) for part in run(one, tokens)]
 
 
@@ -74,7 +74,7 @@ def test_arguments_beyond_the_limit_are_text_and_no_longer_held_back() -> None:
 
 
 def test_a_header_that_goes_on_for_ever_is_cut() -> None:
-    one = Harmony(lambda: Texts(["x" * MAX_HEADER_CHARS]), MARKS, with_tools=True)
+    one = Harmony(lambda _: Texts(["x" * MAX_HEADER_CHARS]), MARKS, with_tools=True)
     assert [part for _ in range(3) for part in one.push(0)] == [] and len(one._header) == MAX_HEADER_CHARS
 
 

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from disagg.api.delivery import ORDER_FIELD, OrderAnswer
@@ -37,10 +38,12 @@ def test_a_prompt_is_sent_as_it_is_with_its_order_and_its_salt() -> None:
 
 def test_an_answer_states_all_of_its_sampling_so_that_no_default_of_the_server_applies() -> None:
     sampling = Sampling(max_tokens=9, temperature=0.5, top_p=0.9, seed=3, logit_bias=((7, 2.0),), logprobs=2)
+    sampling = msgspec.structs.replace(sampling, stop_token_ids=(8,), min_tokens=6)
     body = json.loads(answer_body("tiny", [5], "", fields(AnswerRequest([5], sampling, 4), {2, 1})))
     stated = {"max_tokens", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty"}
     assert stated | {"frequency_penalty", "seed", "logprobs", "stop_token_ids", "ignore_eos"} <= body.keys()
-    assert (body["max_tokens"], body["logit_bias"], body["stop_token_ids"]) == (5, {"7": 2.0}, [1, 2])
+    assert (body["max_tokens"], body["logit_bias"], body["stop_token_ids"]) == (5, {"7": 2.0}, [1, 2, 8])
+    assert (body["min_tokens"], body["bad_words"]) == (2, [])
     assert body["stream"] and body["return_token_ids"] and body["return_tokens_as_token_ids"]
 
 
