@@ -34,7 +34,8 @@ HEAD = 4  # of the model's layers: the head has the first two of the layout
 @dataclass(frozen=True)
 class Prompt:
     """Tokens [start, tokens) with random rows of every token. layers: of the head; None: all, without hidden states.
-    keys, values: per layer of the head its planes, uint8 [heads, tokens - start, row bytes]."""
+    keys, values: per layer of the head its planes, uint8 [heads, tokens - start, row bytes]. hidden: uint8 [tokens -
+    start, bytes of a hidden state], finite numbers."""
 
     tokens: int
     start: int
@@ -69,8 +70,13 @@ class Prompt:
 
         keys = [planes(layer.kv_heads, layer.key_dim) for layer in head.layers]
         values = [planes(layer.kv_heads, layer.value_dim) for layer in head.layers]
-        states = [[some(state.nbytes) for state in layer.states] for layer in head.layers]
-        hidden = rng.standard_normal((tokens - start, split.hidden), numpy.float32)
+        states = [[some(state.nbytes) for state in layer.states if tokens > start] for layer in head.layers]
+        numbers: Any = rng.standard_normal((tokens - start, split.hidden), numpy.float32)
+        if layout.dtype == "float16":
+            numbers = numbers.astype("<f2")
+        elif layout.dtype == "bfloat16":
+            numbers = (numbers.view("<u4") >> 16).astype("<u2")
+        hidden = numbers.view(numpy.uint8)
         return Prompt(tokens, start, layers, layout, split, keys, values, states, hidden, wire)
 
     @property
@@ -130,7 +136,7 @@ class Prompt:
                 yield KVBlock(index, rows.start, rows.stop, keys, values)
         if self.expected.hidden and part.hidden:
             rows = self.hidden[begin - self.start : end - self.start]
-            yield HiddenBlock(begin, end, rows.reshape(-1).view(numpy.uint8).data)
+            yield HiddenBlock(begin, end, rows.reshape(-1).data)
         yield ChunkEnd(begin, end)
 
     def matches(self, kv: ReceivedKV) -> bool:
@@ -228,9 +234,9 @@ class Awaited:
 Parts = list[tuple[frames.Frame, bytes]]
 
 
-def frames_for(prompt: Prompt, chunk: int = 5) -> Parts:
+def frames_for(prompt: Prompt, chunk: int = 5, part: Part = WHOLE) -> Parts:
     """The frames of a transfer as (head, payload), to be damaged at will. `stream_of` fills in the chunks' digests."""
-    header = prompt.header()
+    header = prompt.header(part=part)
     return [
         (frame, b"".join(views))
         for block in prompt.blocks(chunk, header.start, header.part)

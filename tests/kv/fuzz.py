@@ -11,10 +11,12 @@ import random
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy
 
+from disagg.api.layout import Layout
+from disagg.api.names import KV_CHUNKS, KV_WHOLE
 from disagg.errors import (
     DisaggError,
     FingerprintMismatch,
@@ -26,6 +28,7 @@ from disagg.errors import (
 )
 from disagg.kv import frames
 from disagg.kv.arena import Arenas, Reservation
+from disagg.kv.arriving import ArrivingKV, Chunk
 from disagg.kv.channel import Channel
 from disagg.kv.preamble import (
     NONCE_BYTES,
@@ -45,8 +48,10 @@ from disagg.kv.receive.pace import ReceiveLimits
 from disagg.kv.receive.part import receive_part
 from disagg.kv.receive.tickets import IssuedTicket, KVOutcome, Tickets
 from disagg.kv.received import ByteRanges, ReceivedKV
+from tests.kv.chunk_parts import Prompt, frames_for, stream_of
 from tests.kv.kv_parts import PATIENCE_S, Cache, Parts, expected, header_for, mixed_layout, opened, parts_of, stream
 
+PROMPT = Prompt.random(12, 3)
 CACHE = Cache.random(mixed_layout(), 12, 3)
 NONCE = bytes(NONCE_BYTES)
 SPARE = 2.0  # an arena may be a little larger than requested
@@ -98,7 +103,7 @@ class MemoryChannel(Channel):
 class Host:
     """The receiver's side of one ticket. allocated: the size of each allocation."""
 
-    cache: Cache = CACHE
+    cache: Cache | Prompt = CACHE
     allocated: list[int] = field(default_factory=list)
     outcomes: list[KVOutcome] = field(default_factory=list)
     tickets: Tickets = field(init=False)
@@ -109,6 +114,7 @@ class Host:
         self.tickets = Tickets(Arenas(self._allocate))
         self.memory = Reservation(1 << 20, lambda nbytes: None)
         deadline = time.monotonic() + PATIENCE_S
+        assert isinstance(self.cache, Cache)
         self.slot = self.tickets.issue(
             expected(self.cache), self.outcomes.append, deadline=deadline, memory=self.memory
         )
@@ -125,23 +131,22 @@ class Host:
             preamble = decode_preamble(channel.read(PREAMBLE.size))
             ticket = self.tickets.find(preamble.ticket_digest)
             given = decode_proof(channel.read(PROOF.size))
-            if not proves(given.proof, ticket, "sender", Nonces(preamble.nonce, NONCE)):
+            if not proves(given.proof, ticket, "sender", Nonces(preamble.nonce, NONCE, preamble.version)):
                 raise TicketRefused("not its proof")
             slot = self.tickets.claim(ticket, channel.abort)
         except DisaggError as error:
             return error
-        receive_part(channel, slot, given.header_bytes, self.tickets, LIMITS)
+        receive_part(channel, slot, given.header_bytes, self.tickets, LIMITS, version=preamble.version)
         return None
 
-    def sent(self, raw: bytes) -> bytes:
+    def sent(self, raw: bytes, version: int = KV_WHOLE) -> bytes:
         """A preamble, and `raw` with its proof (see `opened`)."""
-        true = proof(self.slot.ticket, "sender", Nonces(NONCE, NONCE))
-        return encode_preamble(self.slot.ticket, NONCE) + true + raw[PROOF_BYTES:]
+        true = proof(self.slot.ticket, "sender", Nonces(NONCE, NONCE, version))
+        return encode_preamble(self.slot.ticket, NONCE, version) + true + raw[PROOF_BYTES:]
 
     def require_sound(self) -> None:
         """After any number of connections: at most one outcome, the exact bytes or a stated error, and nothing held."""
-        needed = ByteRanges.of(self.cache.layout, self.cache.tokens, self.cache.start, self.cache.wire).nbytes
-        assert sum(self.allocated) <= max(1, SPARE * needed)
+        assert sum(self.allocated) <= max(1, SPARE * self._needed())
         assert len(self.outcomes) <= 1
         for outcome in self.outcomes:
             if isinstance(outcome, ReceivedKV):
@@ -151,12 +156,60 @@ class Host:
         self.tickets.revoke_all()
         assert not self.memory.in_use and self.tickets.outstanding == 0
 
+    def _needed(self) -> int:
+        c = self.cache
+        return ByteRanges.of(c.layout, c.tokens, c.start, c.wire).nbytes
+
+
+@dataclass
+class ChunkHost(Host):
+    """The receiver's side of a ticket for chunks, and an engine that takes each at once. chunks: that it has taken."""
+
+    cache: Prompt = PROMPT
+    chunks: list[Chunk] = field(default_factory=list)
+    arriving: ArrivingKV = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.tickets = Tickets(Arenas(self._allocate))
+        self.memory = Reservation(1 << 20, lambda nbytes: None)
+        e = self.cache.expected
+        self.arriving = ArrivingKV(
+            e.head, e.tokens, e.start, arenas=self.tickets.arenas, memory=self.memory, layers=e.layers, hidden=e.hidden
+        )
+        self.arriving.watch(self._take)
+        deadline = time.monotonic() + PATIENCE_S
+        self.slot = self.tickets.issue(e, self.outcomes.append, deadline=deadline, arriving=self.arriving)
+
+    def _take(self) -> None:
+        while (chunk := self.arriving.take()) is not None:
+            self.chunks.append(chunk)
+            self.arriving.taken(chunk)
+
+    def require_sound(self) -> None:
+        """As above; and the chunks are those of the prompt, one after the other."""
+        ends = [self.cache.start, *(chunk.end for chunk in self.chunks)]
+        assert [chunk.start for chunk in self.chunks] == ends[:-1] and ends[-1] == self.arriving.whole
+        self.outcomes = list(self.outcomes)  # without that of the ticket which `release` revokes
+        self.arriving.release()
+        super().require_sound()
+
+    def _needed(self) -> int:
+        """The arena, and what each token may need beside it: hidden states, and rows of sliding layers."""
+        c = self.cache
+        aside = Layout(tuple(replace(layer, kind="full", window=None) for layer in c.head.layers), c.head.dtype)
+        hidden = (c.tokens - c.start) * c.expected.hidden * 4
+        chunks = len(self.chunks) + 1
+        return ByteRanges.of(c.head, c.tokens, c.start, c.wire).nbytes + aside.nbytes(c.tokens) + hidden + chunks * 4096
+
 
 def fuzz_one(data: bytes) -> None:
     """The first byte chooses what the rest is: a stream, what follows a valid proof, or what follows a valid header;
-    with a true end frame, so that the digest does not hide what comes before it."""
+    with a true end frame, so that the digest does not hide what comes before it; and the last two in chunks."""
+    kind, rest = (data[0] % 6, data[1:]) if data else (0, b"")
+    if kind >= 4:
+        fuzz_chunks(rest, true=kind == 5)
+        return
     host = Host()
-    kind, rest = (data[0] % 4, data[1:]) if data else (0, b"")
     header = host.sent(opened(header_for(host.slot)))
     if kind == 0:
         error = host.receive(rest)
@@ -174,6 +227,32 @@ def fuzz_one(data: bytes) -> None:
     host.require_sound()
 
 
+def fuzz_chunks(data: bytes, *, true: bool) -> None:
+    """What follows a valid header of a transfer in chunks. true: with digests that are right."""
+    host = ChunkHost()
+    header = host.sent(opened(PROMPT.header(host.slot)), KV_CHUNKS)
+    host.receive(header + (with_true_digests(data) if true else data))
+    host.require_sound()
+
+
+def with_true_digests(raw: bytes) -> bytes:
+    """These frames, as far as they can be read, with the digests of their chunks and an end frame."""
+    digest, body, at, count, nbytes = frames.Digest(), b"", 0, 0, 0
+    while at + frames.FRAME.size <= len(raw):
+        head = raw[at : at + frames.FRAME.size]
+        kind, *_, length = frames.FRAME.unpack(head)
+        payload = raw[at + len(head) : at + len(head) + length]
+        at += len(head) + len(payload)
+        if kind == frames.Kind.CHUNK:
+            payload = digest.chunk(head)
+        elif kind != frames.Kind.IDLE:
+            digest.update(head)
+            digest.update(payload)
+            count, nbytes = count + 1, nbytes + length
+        body += head + payload
+    return body + frames.encode_end(frames.TransferTotals(count, nbytes % (1 << 64), digest.end()))
+
+
 def seeds() -> list[bytes]:
     """Inputs to begin with: whole transfers in several chunkings."""
     host = Host()
@@ -184,6 +263,10 @@ def seeds() -> list[bytes]:
         raw = stream(header, parts_of(CACHE, chunk))
         inputs += [b"\0" + host.sent(raw), b"\1" + raw[PROOF.size :], b"\2" + raw[size:]]
         inputs.append(b"\3" + raw[size : -frames.FRAME.size - frames.TOTALS.size])
+    header = PROMPT.header(host.slot)
+    for chunk in (1, 4, 12):
+        body = stream_of(header, frames_for(PROMPT, chunk))[len(opened(header)) :]
+        inputs += [b"\4" + body, b"\5" + body[: -frames.FRAME.size - frames.TOTALS.size]]
     return inputs
 
 

@@ -157,3 +157,23 @@ def test_aborting_a_closed_channel_does_nothing(pair: tuple[Channel, socket.sock
     channel, _ = pair
     channel.close()
     channel.abort()
+
+
+def test_a_peer_that_reads_no_reply_is_given_up_and_whoever_replies_does_not_wait(
+    pair: tuple[Channel, socket.socket],
+) -> None:
+    channel, peer = pair
+    with ends_by_itself(), pytest.raises(PeerLost, match="ended on this side"):
+        while True:
+            channel.reply(bytes(1 << 12))
+            channel.read_into([memoryview(bytearray(1))] if channel._aborted else [])
+    assert peer.recv(4) == bytes(4)
+
+
+def test_a_reply_to_a_peer_that_has_gone_is_for_the_owner_to_find_out(pair: tuple[Channel, socket.socket]) -> None:
+    channel, peer = pair
+    peer.close()
+    for _ in range(3):
+        channel.reply(b"x")
+    channel.close()
+    channel.reply(b"x")

@@ -12,6 +12,7 @@ from disagg.api.names import INT8
 from disagg.errors import Cancelled, DisaggError, PeerLost, ProtocolError
 from disagg.kv.arriving import CREDIT_CHUNKS, Chunk
 from disagg.kv.parts import Part
+from disagg.kv.receive.chunks import AHEAD
 from disagg.kv.received import ReceivedKV
 from disagg.kv.transfer import Transfer
 from tests.deadlines import wait_until
@@ -254,6 +255,18 @@ def test_the_hidden_states_are_in_one_part(receiver: Receiver, parts: list[Part]
             stack.enter_context(sending(receiver, awaited, part=part, parts=2))
         error = awaited.outcome()
     assert isinstance(error, ProtocolError) and message in error.message
+    awaited.arriving.release()
+
+
+def test_a_part_that_is_far_ahead_of_another_is_refused(receiver: Receiver) -> None:
+    prompt = Prompt.random(AHEAD + 1)
+    awaited = Awaited.by(receiver.tickets, prompt)
+    with sending(receiver, awaited, part=RANKS[0], parts=2) as rank:
+        with contextlib.suppress(DisaggError):
+            for block in prompt.blocks(1, part=RANKS[0]):
+                rank.send(block)
+        error = awaited.outcome()
+    assert isinstance(error, ProtocolError) and "64 chunks ahead of another" in error.message
     awaited.arriving.release()
 
 

@@ -3,21 +3,23 @@
 import os
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
 import hypothesis
 import pytest
 
-from disagg.api.layout import LayerLayout, Layout, StateTensor
-from disagg.api.names import AS_IS, INT8, WireForm
+from disagg.api.layout import LayerLayout, Layout, SplitLayout, StateTensor
+from disagg.api.names import AS_IS, INT8, KV_CHUNKS, KV_WHOLE, WireForm
 from disagg.errors import DisaggError, ProtocolError
 from disagg.kv import frames
 from disagg.kv.frames import Header
 from disagg.kv.parts import MAX_HEADS, WHOLE, Part
 from disagg.kv.preamble import OPENING, PREAMBLE, PROOF, check_opening, decode_preamble, decode_proof
 from disagg.kv.received import ReceivedKV
-from tests.kv.fuzz import CACHE, STATED, Host, fuzz_one, seeds, shuffled
+from tests.kv.chunk_parts import Prompt, frames_for, stream_of
+from tests.kv.fuzz import CACHE, PROMPT, STATED, ChunkHost, Host, fuzz_one, seeds, shuffled
 from tests.kv.kv_parts import FINGERPRINT, Cache, header_for, parts_of, stream
 
 st = hypothesis.strategies
@@ -126,6 +128,59 @@ def test_reordered_doubled_missing_and_changed_frames_arrive_exactly_or_are_refu
     check(holds, SEEDS, examples=100)
 
 
+def layers_of(layout: Layout, chance: random.Random) -> tuple[SplitLayout, int]:
+    """A model in which some layers keep nothing, and how many of its layers a head has."""
+    places, place = [], 0
+    for _ in layout.layers:
+        place += chance.randint(0, 2)
+        places.append(place)
+        place += 1
+    split = SplitLayout(place + chance.randint(0, 2), tuple(places), chance.randint(1, 9))
+    return split, chance.randint(places[0] + 1, split.layers)
+
+
+def test_random_chunks_from_random_starts_arrive_as_the_exact_bytes_and_each_can_be_gone_on_from() -> None:
+    def holds(layout: Layout, tokens: int, start: int, wire: WireForm, seed: int) -> None:
+        chance = random.Random(seed)
+        model, layers = layers_of(layout, chance)
+        first = min(start, tokens)
+        prompt = Prompt.random(tokens, first, layers, layout=layout, split=model, wire=wire, seed=seed)
+        host = ChunkHost(prompt)
+        parts = split(prompt.head, chance)
+        parts = [replace(part, hidden=part is parts[-1]) for part in parts]  # once all else has come: there is credit
+        size = chance.randint(1, 9)
+
+        def exact() -> None:
+            come = host.arriving.partial()
+            assert come is None or prompt.matches(come)
+
+        host.arriving.watch(exact)
+        for part in parts:
+            header = prompt.header(host.slot, part=part, parts=len(parts))
+            raw = host.sent(stream_of(header, frames_for(prompt, size, part)), KV_CHUNKS)
+            assert host.receive(raw) is None
+        (kv,) = host.outcomes
+        assert isinstance(kv, ReceivedKV) and prompt.matches(kv)
+        host.require_sound()
+
+    check(holds, LAYOUTS, st.integers(0, 20), st.integers(0, 20), st.sampled_from([AS_IS, INT8]), SEEDS, examples=40)
+
+
+def test_reordered_doubled_missing_and_changed_frames_of_chunks_are_exact_or_refused() -> None:
+    def holds(seed: int) -> None:
+        chance = random.Random(seed)
+        host = ChunkHost()
+        some = shuffled(frames_for(PROMPT, chance.choice([1, 4, 12])), chance)
+        raw = host.sent(stream_of(PROMPT.header(host.slot), some), KV_CHUNKS)
+        host.receive(raw[: len(raw) if chance.random() < 0.7 else chance.randrange(len(raw))])
+        assert all(isinstance(outcome, (ReceivedKV, *STATED)) for outcome in host.outcomes)
+        if (come := host.arriving.partial()) is not None:
+            assert PROMPT.matches(come)
+        host.require_sound()
+
+    check(holds, SEEDS, examples=100)
+
+
 def test_damaged_streams_never_break_the_receiver() -> None:
     valid = seeds()
 
@@ -151,6 +206,7 @@ def test_any_bytes_never_break_the_receiver() -> None:
         (decode_proof, PROOF.size),
         (lambda raw: frames.decode_identity({"nonce": raw.hex(), "proof": raw.hex()}), None),
         (lambda raw: frames.decode_header(raw, "ticket"), None),
+        (lambda raw: frames.decode_header(raw, "ticket", KV_CHUNKS), None),
         (frames.decode_frame, frames.FRAME.size),
         (frames.decode_reply_length, frames.REPLY_LENGTH.size),
     ],
@@ -175,6 +231,9 @@ PATHS = [(name,) for name in FIELDS] + [
     ("part", "layers"),
     ("part", "heads"),
     ("part", "states"),
+    ("part", "hidden"),
+    ("layers",),
+    ("hidden",),
     ("layout", "dtype"),
     ("layout", "layers"),
     ("fingerprint", "rope"),
@@ -184,20 +243,24 @@ PATHS = [(name,) for name in FIELDS] + [
 def test_a_header_with_any_json_in_any_field_is_a_value_or_a_protocol_error() -> None:
     import json
 
-    valid = frames.encode_header(Header("ticket", "r1", FINGERPRINT, CACHE.layout, "00" * 32, 12, 3))
+    whole = frames.encode_header(Header("ticket", "r1", FINGERPRINT, CACHE.layout, "00" * 32, 12, 3))
+    chunks = frames.encode_header(PROMPT.header())
 
     def holds(path: tuple[str, ...], value: object) -> None:
-        body = json.loads(valid)
+        for valid, version in ((whole, KV_WHOLE), (chunks, KV_CHUNKS)):
+            judged(json.loads(valid), path, value, version)
+
+    def judged(body: dict[str, Any], path: tuple[str, ...], value: object, version: int) -> None:
         inner = body
         for name in path[:-1]:
             inner = inner[name]
         inner[path[-1]] = value
         try:
-            header = frames.decode_header(json.dumps(body).encode(), "ticket")
+            header = frames.decode_header(json.dumps(body).encode(), "ticket", version)
         except ProtocolError as error:
             assert len(str(error)) < 500
             return
-        host = Host()
+        host = Host() if version == KV_WHOLE else ChunkHost()
         try:
             host.slot.expected.require(header)
             host.slot.incoming.join(header)
@@ -213,8 +276,15 @@ def test_any_header_survives_the_wire() -> None:
     def holds(layout: Layout, tokens: int, start: int, wire: WireForm, seed: int) -> None:
         part = random.Random(seed).choice(split(layout, random.Random(seed)))
         header = Header("t", "r", FINGERPRINT, layout, "x", tokens, min(start, tokens), wire, part, 1 + seed % 64)
-        raw = frames.encode_header(header)
-        assert frames.decode_header(raw, "t") == header
+        chunks = replace(
+            header,
+            chunks=True,
+            layers=seed % 1024 or None,
+            hidden=seed % 65537,
+            part=replace(part, hidden=seed % 2 == 0),
+        )
+        for one in (header, chunks):
+            assert frames.decode_header(frames.encode_header(one), "t", one.version) == one
 
     tokens = st.integers(0, frames.MAX_TOKENS)
     check(holds, LAYOUTS, tokens, tokens, st.sampled_from([AS_IS, INT8]), SEEDS)

@@ -29,7 +29,7 @@ class ChunkedAssembly(Assembly):
             plane.next = header.start
 
     def place_rows(self, frame: Frame) -> list[memoryview]:
-        chunk = self._chunk = self._chunk or self._chunks.open(self._number, self._next, frame.end)
+        chunk = self._begin(frame)
         if frame.kind is Kind.HIDDEN:
             return self._place_hidden(frame, chunk)
         plane = self.plane(frame)
@@ -48,10 +48,11 @@ class ChunkedAssembly(Assembly):
     def end_chunk(self, frame: Frame, digest: bytes, sent: bytes) -> None:
         """A chunk frame: all of the chunk has come on this connection, with this digest. ProtocolError if something is
         missing, IntegrityError if the digests differ."""
-        chunk = self._chunk
-        if chunk is None or (frame.start, frame.end) != (chunk.start, chunk.end):
-            begun = f"chunk [{chunk.start}, {chunk.end})" if chunk else f"none from token {self._next} on"
-            raise ProtocolError(f"the end of chunk [{frame.start}, {frame.end}) comes, but {begun} has begun")
+        chunk = self._begin(frame)  # by this frame if a part has no rows
+        if (frame.start, frame.end) != (chunk.start, chunk.end):
+            raise ProtocolError(
+                f"the end of chunk [{frame.start}, {frame.end}) comes, where chunk [{chunk.start}, {chunk.end}) ends"
+            )
         self._require_rows_to(chunk.end)
         if self._wants_hidden and not self._hidden:
             raise ProtocolError(f"the hidden states of tokens [{chunk.start}, {chunk.end}) are missing")
@@ -66,18 +67,24 @@ class ChunkedAssembly(Assembly):
         if self._chunk is not None or self._next != self._header.tokens:
             raise ProtocolError(f"truncated: the last chunk ends at {self._next} of {self._header.tokens}")
 
+    def _begin(self, frame: Frame) -> ComingChunk:
+        """The chunk that this frame is of: the next one ends where the first frame of it does."""
+        if self._chunk is None:
+            self._chunk = self._chunks.open(self._number, self._next, frame.end)
+        return self._chunk
+
     @property
     def _wants_hidden(self) -> bool:
         return self._header.hidden > 0 and self._header.part.hidden
 
     def _place_hidden(self, frame: Frame, chunk: ComingChunk) -> list[memoryview]:
-        if not self._wants_hidden or self._hidden or chunk.hidden is None:
+        if not self._wants_hidden or self._hidden:
             raise ProtocolError(f"{name(frame)} are not expected, or were already received")
         if (frame.start, frame.end) != (chunk.start, chunk.end):
             raise ProtocolError(f"{name(frame)} are not those of the chunk [{chunk.start}, {chunk.end})")
         require_length(frame, (chunk.end - chunk.start) * self._header.hidden_bytes)
         self._hidden = True
-        return [chunk.hidden.data[: frame.length].data]
+        return [self._chunks.hidden(chunk).data[: frame.length].data]
 
     def _views(self, frame: Frame, plane: Plane, rows: range, chunk: ComingChunk) -> list[memoryview]:
         """The memory of rows: of each head the part beside the arena first, then that in it."""

@@ -45,19 +45,22 @@ class Chunks:
             raise ProtocolError(f"a chunk of tokens [{start}, {end}) of a prompt of {header.tokens}")
         if header.hidden and end - start > MAX_CHUNK_TOKENS:
             raise ProtocolError(f"a chunk of {end - start} tokens with hidden states: at most {MAX_CHUNK_TOKENS} may")
-        if header.hidden and number >= self._arriving.progress.allowed:
-            raise ProtocolError(f"chunk {number} comes before it may be sent")
         with self._lock:
             chunk = self._coming.get(number)
             if chunk is None:
                 if number >= self._whole + AHEAD:
                     raise ProtocolError(f"one part of the KV is {AHEAD} chunks ahead of another")
                 chunk = self._coming[number] = ComingChunk(number, start, end, header.parts, self._window(start, end))
-                if header.hidden:
-                    chunk.hidden = self._arriving.arenas.acquire((end - start) * header.hidden_bytes)
         if (chunk.start, chunk.end) != (start, end):
             raise ProtocolError(f"chunk {number} has tokens [{chunk.start}, {chunk.end}) and [{start}, {end})")
         return chunk
+
+    def hidden(self, chunk: ComingChunk) -> Arena:
+        """Memory for the hidden states of a chunk. ProtocolError if there is no credit for it."""
+        if chunk.number >= self._arriving.progress.allowed:
+            raise ProtocolError(f"chunk {chunk.number} comes before it may be sent")
+        chunk.hidden = self._arriving.arenas.acquire((chunk.end - chunk.start) * self._header.hidden_bytes)
+        return chunk.hidden
 
     def come(self, chunk: ComingChunk) -> None:
         """One connection has brought its part of a chunk, which is right."""

@@ -59,20 +59,3 @@ def test_credit_follows_the_engine_and_ends_before_the_last_reply(receiver: Rece
             assert read_reply(sock) is None, "credit came after the last reply"
     assert isinstance(awaited.outcome(), Cancelled)
     awaited.arriving.release()
-
-
-def test_a_sender_that_reads_no_credit_is_given_up_and_the_engine_does_not_wait(receiver: Receiver) -> None:
-    awaited = Awaited.by(receiver.tickets, PROMPT)
-    raw = stream_of(PROMPT.header(awaited.slot), frames_for(PROMPT, 4)[:6])
-    with receiver.dial() as sock:
-        introduce(sock, awaited.slot.ticket, raw[: -frames.FRAME.size - frames.TOTALS.size], KV_CHUNKS)
-        wait_until(lambda: awaited.arriving.whole == 4)
-        chunk = awaited.arriving.take()
-        assert chunk is not None
-        give = awaited.arriving._on_taken
-        deadline = time.monotonic() + PATIENCE_S
-        while awaited.arriving.outcome is None:
-            assert time.monotonic() < deadline
-            give()
-    wait_until(lambda: receiver.server.connections == 0)
-    awaited.arriving.release()
