@@ -27,16 +27,21 @@ _MLX_BYTES: Final = 1 << 30
 class Memory:
     """How an engine uses the memory of its host.
 
-    kv: the option that bounds the bytes of its KV. paged: it takes all of that when it starts, as pages of a cache out
-    of which KV is copied to be sent; else it takes what requests need. dequantises: it computes with packed weights in
-    another form than they are stored in, unless told otherwise. framework: bytes that it takes beside all that follows
-    from the model, by device.
+    kv: the option that bounds the bytes of its KV; prefill_kv: that of its prefill hosts, if it is another. paged: it
+    takes all of that when it starts, as pages of a cache out of which KV is copied to be sent; else it takes what
+    requests need. dequantises: it computes with packed weights in another form than they are stored in, unless told
+    otherwise. framework: bytes that it takes beside all that follows from the model, by device.
     """
 
     kv: Literal["max_kv_bytes", "max_held_bytes", "kv_cache_memory_bytes"]
     paged: bool = False
     dequantises: bool = False
     framework: Mapping[str, int] = field(default_factory=dict)
+    prefill_kv: Literal["max_held_bytes"] | None = None
+
+    def kv_of(self, roles: tuple[Role, ...]) -> str:
+        """The option that bounds the bytes of KV of a host with these roles."""
+        return self.prefill_kv if self.prefill_kv and "prefill" in roles else self.kv
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +82,10 @@ class Engine:
         runs: dict[Role, str] = {"prefill": self.prefill, "decode": self.decode}
         return tuple(role for role, engine in runs.items() if engine)
 
+    def options_for(self, roles: tuple[Role, ...]) -> tuple[str, ...]:
+        """The options of its hosts with these roles."""
+        return tuple(one for one in self.options if OF_ONE_ROLE.get(one) in (None, *roles))
+
     def extras_for(self, roles: tuple[Role, ...]) -> tuple[str, ...]:
         """The extras of its hosts with these roles."""
         return self.extras or roles
@@ -99,6 +108,12 @@ def engines_for(role: Role, *, loads: bool = False) -> list[Engine]:
 _COMPUTES: Final = ("dtype", "device", "chunk_tokens", "threads")
 _HOLDS: Final = ("kv_wire", "max_held_bytes", "layers")
 _BATCHES: Final = ("max_batch", "max_kv_bytes", "split")
+_AUDITS: Final = ("kv_audit", "kv_audit_tolerance")
+OF_ONE_ROLE: Final[Mapping[str, Role]] = {
+    **dict.fromkeys(_HOLDS, "prefill"),
+    **dict.fromkeys((*_BATCHES, *_AUDITS), "decode"),
+}
+"""Options that only hosts with this role have."""
 
 TRANSFORMERS: Final = Engine(
     "transformers",
@@ -143,11 +158,13 @@ VLLM_SERVER: Final = Engine(
 MLX: Final = Engine(
     "mlx",
     title="MLX",
+    prefill="disagg.engines.mlx.prefill:MLXPrefillEngine",
     decode="disagg.engines.mlx.engine:MLXDecodeEngine",
-    options=(*_COMPUTES, *_BATCHES, "kv_audit", "kv_audit_tolerance"),
+    options=(*_COMPUTES, *_HOLDS, *_BATCHES, *_AUDITS),
     devices=("auto", "gpu", "cpu"),
     apple_silicon=True,
-    memory=Memory("max_kv_bytes", framework={"gpu": _MLX_BYTES, "cpu": _MLX_BYTES}),
+    extras=("decode",),
+    memory=Memory("max_kv_bytes", framework={"gpu": _MLX_BYTES, "cpu": _MLX_BYTES}, prefill_kv="max_held_bytes"),
 )
 SIMULATED: Final = Engine(
     "simulated",

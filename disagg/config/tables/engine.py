@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final, Literal, get_args
 from urllib.parse import urlsplit
 
-from disagg.api.engines import ENGINES, engines_for
+from disagg.api.engines import ENGINES, OF_ONE_ROLE, engines_for
 from disagg.api.layout import MAX_LAYERS
 from disagg.api.names import Role, SplitWord
 from disagg.config.addresses import address_fault, is_hub_id, is_label, url_fault
@@ -46,25 +46,27 @@ def read_engine(table: Table, roles: tuple[Role, ...]) -> EngineOptions:
         if name not in (suitable := ["openai"] if role == "whole" else [one.name for one in engines_for(role)]):
             hint = f'{role} needs name = "{suitable[0]}"'
             raise table.fault_at_value("name", f'the engine "{name}" cannot {_DOES.get(role, role)}', hint)
-    known = _readers(name)
+    known = _readers(name, roles)
     others = {
         key: f'this is an option of the engine "{other}"'
         for other in (*reversed(ENGINES), "openai")
         for key in _readers(other)
     }
-    table.only(("name", *known), others)
+    own = {key: f"this is an option of {OF_ONE_ROLE[key]} hosts" for key in _readers(name) if key in OF_ONE_ROLE}
+    table.only(("name", *known), {**others, **own})
     if "url" in known:
         table.require("url", f'add url = "{OPENAI_URL if name == "openai" else SERVER_URL}"')
-    if "layers" in table and "prefill" not in roles:
-        raise table.fault_at_key("layers", "a decode host loads all layers", "remove this line, or see split")
     options = EngineOptions(name, **{key: reader(table, key) for key, reader in known.items() if key in table})
     _nodes_fit(table, options)
     return options
 
 
-def _readers(name: str) -> Mapping[str, Reader]:
-    """The options of an engine."""
-    return _OPENAI_OPTIONS if name == "openai" else {key: _OPTIONS[key] for key in ENGINES[name].options}
+def _readers(name: str, roles: tuple[Role, ...] | None = None) -> Mapping[str, Reader]:
+    """The options of an engine, or of its hosts with these roles."""
+    if name == "openai":
+        return _OPENAI_OPTIONS
+    engine = ENGINES[name]
+    return {key: _OPTIONS[key] for key in (engine.options if roles is None else engine.options_for(roles))}
 
 
 def _nodes_fit(table: Table, options: EngineOptions) -> None:

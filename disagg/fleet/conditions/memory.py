@@ -75,6 +75,7 @@ def unmet(found: Fit) -> Iterator[Finding]:
     """Why the model cannot be served there, and what to change; a warning if it can as long as its KV stays below the
     limit of hosts.toml."""
     host, needed, memory = found.host, found.need, found.host.engine.kind.memory
+    option = memory.kv_of(host.roles)
     check, table = "gpu" if found.own else "memory", f"[hosts.{host.name}.engine]"
     if host.engine.quantization == "mxfp4" and found.packing not in ("mxfp4", None):
         yield fault(
@@ -89,26 +90,27 @@ def unmet(found: Fit) -> Iterator[Finding]:
             f'layers = "0:{first}" loads {first} layers, and {host.model} has {found.layers}',
             f"take it out of {table}, or load fewer",
         )
-    if memory.paged and (kv := getattr(host.engine, memory.kv)) < needed.one_request:
+    if memory.paged and (kv := getattr(host.engine, option)) < needed.one_request:
         yield fault(
             check,
-            f"{memory.kv} of {host.name} is {size(kv)}, and one request of "
+            f"{option} of {host.name} is {size(kv)}, and one request of "
             f"the whole context takes {size(needed.one_request)}",
-            f"{memory.kv} = {_up(needed.one_request)} in {table}, or a smaller context of the model",
+            f"{option} = {_up(needed.one_request)} in {table}, or a smaller context of the model",
         )
     must = needed.total if memory.paged else needed.least
     room = f"{found.needed}; {found.machine} has room for {size(found.room)}"
     if must > found.room:
         yield fault(check, room, _hint(found, table))
     elif found.room < needed.total:
-        yield warning(check, room, f"{memory.kv} = {_kv_that_fits(found)} in {table}")
+        yield warning(check, room, f"{option} = {_kv_that_fits(found)} in {table}")
 
 
 def _loading(host: Host, model: Model, device: str, own: bool) -> Loading:
     """How the model is loaded on this host. own: whether each rank has memory of its own; else the machine's has
     to hold what all of them take, and the KV that waits to be sent."""
     engine, memory = host.engine, host.engine.kind.memory
-    here = getattr(engine, memory.kv) * engine.ranks_here
+    kv_bytes = getattr(engine, memory.kv_of(host.roles))
+    here = kv_bytes * engine.ranks_here
     stages = engine.pipeline_parallel if own else min(engine.pipeline_parallel, engine.nnodes)
     return Loading(
         engine.kind,
@@ -116,7 +118,7 @@ def _loading(host: Host, model: Model, device: str, own: bool) -> Loading:
         engine.dtype,
         model.context,
         engine.chunk_tokens,
-        getattr(engine, memory.kv) if own else here,
+        kv_bytes if own else here,
         engine.quantization,
         engine.attention,
         engine.tensor_parallel if own else engine.nnodes // stages,
@@ -151,7 +153,7 @@ def _room(host: Host, hardware: HardwareFacts, device: str) -> tuple[int, str, b
 def _hint(found: Fit, table: str) -> str:
     host, needed = found.host, found.need
     if _kv_that_fits(found) >= needed.one_request:
-        return f"{host.engine.kind.memory.kv} = {_kv_that_fits(found)} in {table}"
+        return f"{host.engine.kind.memory.kv_of(host.roles)} = {_kv_that_fits(found)} in {table}"
     head = f'; or layers = "0:{found.fitting}" there, to compute these layers of prompts only' if found.fitting else ""
     return _smaller(found, table) + head
 

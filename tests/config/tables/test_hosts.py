@@ -53,7 +53,6 @@ def test_an_unknown_key_that_is_near_no_other_gets_the_list(expect_fault: Expect
     [
         (MAC_ENGINE, MAC_ENGINE + '\nengine.«attention» = "sdpa"', "attention", "transformers"),
         (MAC_ENGINE, MAC_ENGINE + '\nengine.«quantization» = "int8"', "quantization", "transformers"),
-        (MAC_ENGINE, MAC_ENGINE + '\nengine.«kv_wire» = "int8"', "kv_wire", "transformers"),
         (SPARK_ENGINE, SPARK_ENGINE + "\n«max_batch» = 3", "max_batch", "mlx"),
         (SPARK_ENGINE, SPARK_ENGINE + "\n«max_kv_bytes» = 3", "max_kv_bytes", "mlx"),
     ],
@@ -66,6 +65,20 @@ def test_an_option_of_the_other_engine_is_refused_as_that(
         {old: new},
         f'unknown key "{message}" in [hosts.{host}.engine]',
         f'this is an option of the engine "{other}"',
+    )
+
+
+@pytest.mark.parametrize("option", ['«kv_wire» = "int8"', "«max_held_bytes» = 3", '«layers» = "0:3"'])
+def test_an_option_of_the_other_role_is_refused_as_that(expect_fault: Expect, option: str) -> None:
+    message = f'unknown key "{option[1 : option.index("»")]}" in [hosts.mac.engine]'
+    expect_fault({MAC_ENGINE: f"{MAC_ENGINE}\nengine.{option}"}, message, "this is an option of prefill hosts")
+
+
+def test_mlx_prefills_and_decodes(host_with: Callable[[str, str, str], Host]) -> None:
+    host = host_with("spark", SPARK_ENGINE, 'name = "mlx"\nmax_held_bytes = 3')
+    assert (host.engine.kind.extras_for(host.roles), host.engine.kind.memory.kv_of(host.roles)) == (
+        ("decode",),
+        "max_held_bytes",
     )
 
 
@@ -393,7 +406,12 @@ def test_a_model_that_the_host_cannot_serve_is_pointed_at(
 @pytest.mark.parametrize(
     ("old", "new", "message", "hint"),
     [
-        (SPARK_ENGINE, 'name = «"mlx"»', 'the engine "mlx" cannot prefill', 'prefill needs name = "transformers"'),
+        (
+            SPARK_ENGINE,
+            'name = «"openai"»',
+            'the engine "openai" cannot prefill',
+            'prefill needs name = "transformers"',
+        ),
         (
             MAC_ENGINE,
             'engine.name = «"transformers"»',
