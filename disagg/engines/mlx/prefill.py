@@ -198,12 +198,21 @@ class MLXRun(PromptRun):
         try:
             hidden = self._span.run(self._ids[first:end], self.caches)
             self._emit(first, end, hidden)
-            mx.eval([cache.state for cache in self._span.own(self.caches)])
+            self._evaluate()
         except RuntimeError as error:  # mlx's, of its allocator for one
             self._engine.clear_held()
             raise ModelError(
                 f"mlx cannot compute {end} tokens: {error}", "lower chunk_tokens, or the model's context"
             ) from error
+
+    def _evaluate(self) -> None:
+        """Wait for the caches, layer by layer unless they were emitted so."""
+        states = [cache.state for cache in self._span.own(self.caches)]
+        mx.async_eval(states)  # type: ignore[no-untyped-call]
+        for state in states:
+            mx.eval(state)
+            if self._emitter is None:
+                self._engine.on_beat()
 
     def _emit(self, first: int, end: int, hidden: Any) -> None:
         if self._emitter is not None:
