@@ -124,7 +124,7 @@ def _opened(source: str | Path, context: int, options: EngineOptions, patches: S
     with mx.stream(stream):
         memory.bound_memory()
         loaded, info, tokenizer = prepare(source, options, context=context, device=device, patches=patches)
-        spans = Spans(loaded.model, info.split, info.layout.dtype)
+        spans = Spans(loaded.model, info)
         info = replace(info, split=spans.split)
         yield MLXBackend(
             loaded, spans, info, tokenizer, make_prefix_cache(loaded.model, options.max_kv_bytes), options, stream

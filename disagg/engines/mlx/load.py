@@ -28,7 +28,9 @@ from mlx_lm.utils import _get_classes, load_config, load_model
 
 from disagg.config import DType, EngineOptions
 from disagg.engines.mlx.profile import measure, rope_modules
+from disagg.engines.mlx.span import first_layers
 from disagg.engines.model.architectures import LoadedByMLX, Patch, mlx_model
+from disagg.engines.model.profile import verdict
 from disagg.engines.model.reference import EngineInfo, Reference
 from disagg.engines.model.text import HFTokenizer
 from disagg.errors import ModelError
@@ -40,8 +42,8 @@ DTYPES: Mapping[str, Any] = {"float32": mx.float32, "float16": mx.float16, "bflo
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
     """An mlx-lm model in memory. config: config.json as mlx-lm read it, with `flat_config` and generation_config's eos.
-    memory_bytes: the size of all weights. active_bytes: the size of those that one token is multiplied with. mixture:
-    whether it has experts."""
+    memory_bytes: the size of all weights that are loaded. active_bytes: the size of those that one token is multiplied
+    with. mixture: whether it has experts."""
 
     model: Any
     config: Mapping[str, Any]
@@ -56,16 +58,18 @@ def prepare(
     """Load `source`, patch it and compare it with its checkpoint. Raises ModelError if it cannot be loaded, and
     PreflightRefused, with every reason, if mlx-lm computes something else."""
     reference = Reference.open(source, context)
-    loaded = load(reference.path, dtype=options.dtype, device=device)
-    measured = measure(loaded.model)
-    ropes = tuple(rope_modules(loaded.model))
-    by_mlx = LoadedByMLX(loaded.model, loaded.config, reference.profile, measured.layers, ropes)
+    layers = reference.loaded(options)
+    described = reference.described(layers)
+    loaded = load(reference.path, dtype=options.dtype, device=device, layers=layers)
+    measured = measure(loaded.model, len(described.layers))
+    ropes = tuple(rope for rope in rope_modules(loaded.model) if layers is None or rope[0] < layers)
+    by_mlx = LoadedByMLX(loaded.model, loaded.config, described, measured.layers, ropes)
     patched = [finding for patch in patches for finding in patch(by_mlx)]
     if patched:
-        measured = measure(loaded.model)
+        measured = measure(loaded.model, len(described.layers))
     # Tokenizer and end-of-sequence ids are those of the checkpoint, which this engine uses.
     actual = replace(
-        reference.profile,
+        described,
         source="mlx-lm",
         architecture=_text_type(loaded.config),
         vocab_size=measured.vocab_size,
@@ -73,13 +77,14 @@ def prepare(
     )
     info = reference.info(
         actual,
-        reference.verdict(actual, patched),
+        verdict(described, actual, patched),
         measured.dtype,
         backend=f"mlx/{'cpu' if device == mx.cpu else 'gpu'}",
         versions={name: version(name) for name in ("mlx", "mlx-lm", "transformers")},
         memory_bytes=loaded.memory_bytes,
         weights=weights_form(loaded.config, options.dtype),
         mixture=loaded.mixture,
+        loaded=layers,
     )
     return loaded, info, reference.tokenizer
 
@@ -105,8 +110,9 @@ def select_device(name: str) -> Any:
     return mx.gpu if name == "gpu" else mx.cpu
 
 
-def load(path: Path, *, dtype: DType, device: Any) -> LoadedModel:
-    """Load the checkpoint folder `path` into memory as `dtype`; quantized weights stay packed.
+def load(path: Path, *, dtype: DType, device: Any, layers: int | None = None) -> LoadedModel:
+    """Load the checkpoint folder `path` into memory as `dtype`; quantized weights stay packed. layers: only the first
+    so many, without the output head; None: all.
 
     Raises ModelError for a missing, corrupt or unsupported checkpoint, or a dtype that the device cannot compute.
     """
@@ -114,7 +120,8 @@ def load(path: Path, *, dtype: DType, device: Any) -> LoadedModel:
     try:
         model, config = load_model(path, lazy=True, model_config=overrides, get_model_classes=_model_classes)
         _cast(model, DTYPES[dtype])
-        mx.eval(model.parameters())
+        weights = _weights(model, layers)
+        mx.eval(weights)
     except FileNotFoundError as error:
         raise ModelError(f"no model*.safetensors in {path}", "download the weights again") from error
     except RuntimeError as error:  # mlx's only exception: unreadable or truncated safetensors
@@ -125,7 +132,19 @@ def load(path: Path, *, dtype: DType, device: Any) -> LoadedModel:
         hint = "check that the installed mlx-lm supports this architecture and that all files belong together"
         raise ModelError(f"mlx-lm cannot load {path}: {type(error).__name__}: {_short(error)}", hint) from error
     _require_computable(model, dtype, device)
-    return LoadedModel(model, config, _nbytes(model), _active_bytes(model, config), _is_mixture(model))
+    nbytes = sum(array.nbytes for array in weights)
+    first = model if layers is None else first_layers(model, layers)
+    return LoadedModel(first, config, nbytes, _active_bytes(model, config), _is_mixture(model))
+
+
+def _weights(model: Any, layers: int | None) -> list[Any]:
+    """The arrays of the model, or of its first layers and what comes before them. What is never read of a checkpoint
+    takes no memory."""
+    known = tree_flatten(model.parameters())
+    if layers is None:
+        return [array for _, array in known]
+    others = {id(array) for layer in model.layers[layers:] for _, array in tree_flatten(layer.parameters())}
+    return [array for name, array in known if id(array) not in others and "lm_head" not in name.split(".")]
 
 
 def flat_config(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -60,7 +60,7 @@ class MLXPrefillEngine(EmittingEngine):
         memory.bound_memory()
         loaded, info, self.tokenizer = prepare(source, options, context=context, device=device, patches=patches)
         self._previous_wired_limit = maybe_set_recommended_wired_limit()
-        self.spans = Spans(loaded.model, info.split, info.layout.dtype)
+        self.spans = Spans(loaded.model, info)
         self.model = loaded.model
         self.info = replace(info, split=self.spans.split)
         self._held = make_prefix_cache(loaded.model, options.max_held_bytes)
@@ -75,6 +75,9 @@ class MLXPrefillEngine(EmittingEngine):
         return self._thread.submit(run).result()
 
     def warm_up(self) -> None:
+        if self.info.loaded is not None:
+            self.prefill([0] * min(64, self.info.profile.context - 2), lambda block: None, layers=self.info.loaded)
+            return
         for _ in self.generate([0] * min(64, self.info.profile.context - 2), Sampling(max_tokens=2, ignore_eos=True)):
             pass
         self.info = replace(self.info, evidence=self.evidence())
@@ -90,8 +93,7 @@ class MLXPrefillEngine(EmittingEngine):
         chunk_tokens: int | None = None,
         layers: int | None = None,
     ) -> MLXRun:
-        if refusal := self.info.cannot_compute(layers):
-            raise ModelError(refusal, "see split in docs/hosts-toml.md")
+        self.require_layers(layers)
         split = self.info.split
         head = layers if layers is not None and layers < split.layers else None
         span = self.spans(0, head or split.layers)
@@ -111,6 +113,7 @@ class MLXPrefillEngine(EmittingEngine):
         return run
 
     def start_answer(self, request: AnswerRequest, emit: Callable[[Token], None]) -> MLXAnswer:
+        self.require_layers()
         tokens = request.tokens
         held = self._held.find(tokens[:-1], salted(request.salt, None))
         whole = self.spans(0, self.info.split.layers)
@@ -119,6 +122,7 @@ class MLXPrefillEngine(EmittingEngine):
         return MLXAnswer(self, prompt, request, emit, eos_ids=self.info.eos_ids, left=left)
 
     def logits(self, tokens: Sequence[int], last: int, *, chunk_tokens: int | None = None) -> Logits:
+        self.require_layers()
         return self.on_thread(logits_of, self.model, list(tokens), last, None, chunk_tokens or self._chunk_tokens)
 
     @property

@@ -35,13 +35,15 @@ class Measured:
         return Layout(tuple(layer.layout for layer in self.layers), self.dtype)
 
 
-def measure(model: Any) -> Measured:
-    """Run one token through `model` and measure its layers. ModelError for caches that cannot be handed over."""
+def measure(model: Any, count: int | None = None) -> Measured:
+    """Run one token through `model` and measure its layers, or the first `count` of those that keep something.
+    ModelError for caches that cannot be handed over."""
     spies = _spy_on_ropes(model)
     try:
         caches = make_prompt_cache(model)
         logits = model(mx.array([[0]]), cache=caches)
-        mx.eval(logits, [cache.state for cache in caches])
+        caches = caches[:count]
+        mx.eval([cache.state for cache in caches])
     except Exception as error:  # which one depends on the architecture
         raise ModelError(
             f"mlx-lm cannot run this model: {type(error).__name__}: {error}",

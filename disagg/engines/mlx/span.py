@@ -20,6 +20,7 @@ from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, RotatingKVCache
 from disagg.api.layout import SplitLayout
 from disagg.engines.mlx.cache import exact, fill_from_held, parts_of
 from disagg.engines.mlx.prefix_cache import CachedPrefix
+from disagg.engines.model.reference import EngineInfo
 from disagg.errors import ModelError
 
 _TEST_CHUNKS = (13, 7)
@@ -29,12 +30,14 @@ _ROUNDING = {"float32": 1e-4, "float16": 1e-2, "bfloat16": 5e-2}
 
 class Spans:
     """The spans of a model, made when they are asked for. split: how it can be divided, with a refusal if a test of a
-    head and a tail does not give what the whole model gives."""
+    head and a tail does not give what the whole model gives. Without all layers there is no test: that of the decode
+    host counts."""
 
-    def __init__(self, model: Any, split: SplitLayout, dtype: str) -> None:
+    def __init__(self, model: Any, info: EngineInfo) -> None:
         self._model, self._made = model, dict[tuple[int, int], Span]()
-        self.split = split
-        if not split.refusal and split.layers > 1:
+        self.split = split = info.split
+        dtype = info.layout.dtype
+        if not split.refusal and split.layers > 1 and info.loaded is None:
             self.split = replace(split, refusal=self._test(_ROUNDING[dtype]))
 
     def __call__(self, begin: int, end: int) -> Span:
@@ -127,6 +130,11 @@ class Span:
         self._made = made
 
 
+def first_layers(model: Any, count: int) -> Any:
+    """A copy of the model that computes its first so many layers: what comes after them is for nothing."""
+    return with_layers(model, [*model.layers[:count], *(_Elsewhere(layer, None) for layer in model.layers[count:])])
+
+
 def with_layers(model: Any, layers: list[Any]) -> Any:
     """A copy of the model that has these layers in place of its own, and shares everything else."""
     return _replaced(model, list(model.layers), layers) or _cannot_be_divided(model)
@@ -134,7 +142,7 @@ def with_layers(model: Any, layers: list[Any]) -> Any:
 
 def _replaced(module: Any, old: list[Any], new: list[Any]) -> Any:
     """A copy of the module, whose list of layers may be its own or that of a module in it; None if it has none."""
-    for name, child in module.children().items():
+    for name, child in module.items():
         if isinstance(child, list) and len(child) == len(old) and all(a is b for a, b in zip(child, old, strict=True)):
             other: Any = new
         elif isinstance(child, nn.Module) and (inner := _replaced(child, old, new)) is not None:

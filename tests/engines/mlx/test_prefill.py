@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +18,8 @@ from disagg.engines.mlx.engine import MLXDecodeEngine
 from disagg.engines.mlx.prefill import MLXPrefillEngine
 from disagg.errors import Cancelled, ModelError
 from disagg.kv.blocks import Block, ChunkEnd, HiddenBlock, KVBlock
+from tests.engines.architectures import pairs
+from tests.engines.architectures.configs import config
 from tests.engines.architectures.handoff import hand_over
 from tests.engines.conftest import Constrain
 from tests.engines.heads import Head
@@ -293,3 +296,42 @@ def test_an_answer_ends_and_is_banned_as_on_a_decode_engine(
     banned = by_prefill(SAMPLED, words)
     assert banned == by_decode("banned", SAMPLED, words) and banned[:3] == free[:3] and free[3] not in banned
     prefill.close()
+
+
+@pytest.mark.parametrize("model", ["llama", "gpt_oss_yarn"])
+def test_the_first_layers_loaded_alone_are_the_head_of_the_whole_model(model: str, tiny: TinyModel) -> None:
+    whole = MLXPrefillEngine(tiny(model), 2048, OPTIONS)
+    part = MLXPrefillEngine(tiny(model), 2048, EngineOptions(**_fields(OPTIONS), layers="0:2"))
+    try:
+        part.warm_up()
+        assert (part.info.loaded, whole.info.loaded) == (2, None)
+        assert part.info.memory_bytes < whole.info.memory_bytes
+        assert part.info.layout == whole.info.layout
+        tokens = prompt(150, seed=19)
+        for layers in (1, 2):
+            mine, theirs = (blocks(engine, tokens, layers=layers)[1] for engine in (part, whole))
+            assert content(mine) == content(theirs)
+            hidden = [[bytes(b.rows) for b in one if isinstance(b, HiddenBlock)] for one in (mine, theirs)]
+            assert hidden[0] == hidden[1]
+        reason = f"only the first 2 of the model's {whole.info.split.layers} layers are loaded here"
+        with pytest.raises(ModelError, match=reason):
+            part.start(tokens, lambda block: None, layers=3)
+        with pytest.raises(ModelError, match=reason):
+            part.start_answer(AnswerRequest(tokens, Sampling()), lambda token: None)
+        with pytest.raises(ModelError, match=reason):
+            part.logits(tokens, 1)
+    finally:
+        whole.close()
+        part.close()
+
+
+@pytest.mark.parametrize(
+    ("layers", "reason"), [("0:9", "the model has 3 layers, not the 9"), ("0:2", "cannot be divided between hosts")]
+)
+def test_a_part_that_is_of_no_use_is_not_loaded(layers: str, reason: str, tiny: TinyModel, tmp_path: Path) -> None:
+    folder = tiny("llama")
+    if "divided" in reason:
+        pairs.make(config("gemma3n"), tmp_path)
+        folder = tmp_path
+    with pytest.raises(ModelError, match=reason):
+        MLXPrefillEngine(folder, 2048, EngineOptions(**_fields(OPTIONS), layers=layers))
