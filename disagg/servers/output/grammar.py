@@ -13,6 +13,17 @@ from disagg.engines.model.matchers.notation import ANY_NOTATION
 
 # A weak model writes blanks for ever where they are allowed.
 _OPTIONS: Final = {"x-guidance": {"whitespace_flexible": False}}
+_PARTS: Final = frozenset({"allOf", "if", "then", "else", "dependentSchemas"})
+_OPEN: Final = _PARTS | {
+    "$ref",
+    "additionalProperties",
+    "anyOf",
+    "oneOf",
+    "patternProperties",
+    "propertyNames",
+    "unevaluatedProperties",
+}
+"""What states in another way which fields an object has."""
 # gpt-oss answers in its last channel, or calls a tool, and may reason in others before.
 _HARMONY: Final = """\
 start: earlier* ({ends})
@@ -98,7 +109,7 @@ def _numbered(tools: Sequence[Tool], head: Callable[[Tool], str], end: str = ' "
     lines = []
     for number, tool in enumerate(tools):
         lines.append(f"call{number}: {head(tool)} arguments{number}{end}")
-        lines.append(f"arguments{number}: {_json({'type': 'object', **tool.parameters})}")
+        lines.append(f"arguments{number}: {_json({'type': 'object', **tool.parameters}, closed=True)}")
     return _Rules([f"call{number}" for number in range(len(tools))], lines)
 
 
@@ -131,9 +142,31 @@ def _mark(mark: str, form: ToolFormat) -> str:
     return f"<[{form.ids[mark]}]>" if mark in form.ids else _text(mark)
 
 
-def _json(schema: Mapping[str, Any]) -> str:
+def _json(schema: Mapping[str, Any], *, closed: bool = False) -> str:
+    """closed: objects have the fields that they state and no others, unless they say otherwise."""
     require_bounded(schema)
-    return "%json " + json.dumps({**schema, **_OPTIONS})
+    return "%json " + json.dumps({**(_closed(schema) if closed else schema), **_OPTIONS})
+
+
+def _closed(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """The schema of a call's arguments, most of which do not state what a function does with fields that it does not
+    know: a weak model invents some. Parts that a whole is composed of stay open: another part may state the field."""
+    written = dict(schema)
+    for name in ("properties", "$defs", "definitions"):
+        if isinstance(parts := schema.get(name), Mapping) and (name == "properties" or not _composed(schema)):
+            written[name] = {key: _closed(one) if isinstance(one, Mapping) else one for key, one in parts.items()}
+    if isinstance(items := schema.get("items"), Mapping):
+        written["items"] = _closed(items)
+    if isinstance(schema.get("properties"), Mapping) and not _OPEN & schema.keys():
+        written["additionalProperties"] = False
+    return written
+
+
+def _composed(schema: Any) -> bool:
+    """Whether objects are composed of parts somewhere in the schema."""
+    if isinstance(schema, Mapping):
+        return bool(_PARTS & schema.keys()) or any(map(_composed, schema.values()))
+    return isinstance(schema, list | tuple) and any(map(_composed, schema))
 
 
 def _text(text: str) -> str:

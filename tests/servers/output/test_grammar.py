@@ -57,6 +57,31 @@ def body(**fields: Any) -> GenerateBody:
     return GenerateBody.from_json({"model": "m", "messages": [{"role": "user", "content": "x"}], **fields})
 
 
+LOOSE: dict[str, Any] = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+
+
+@pytest.mark.parametrize(
+    ("parameters", "arguments", "fits"),
+    [
+        (LOOSE, {"a": 1}, True),
+        (LOOSE, {"a": 1, "b": 2}, False),
+        ({**LOOSE, "additionalProperties": True}, {"a": 1, "b": 2}, True),
+        ({**LOOSE, "additionalProperties": {"type": "integer"}}, {"a": 1, "b": 2}, True),
+        ({"properties": {"list": {"type": "array", "items": LOOSE}}}, {"list": [{"a": 1, "b": 2}]}, False),
+        ({"$defs": {"one": LOOSE}, "properties": {"of": {"$ref": "#/$defs/one"}}}, {"of": {"a": 1, "b": 2}}, False),
+        ({"allOf": [LOOSE, {"properties": {"b": {"type": "integer"}}}]}, {"a": 1, "b": 2}, True),
+        ({"type": "object"}, {"anything": 1}, True),
+        ({}, {"anything": 1}, True),
+    ],
+)
+def test_the_arguments_of_a_forced_call_have_no_field_that_their_schema_does_not_state(
+    constraints: Constraints, parameters: dict[str, Any], arguments: dict[str, Any], fits: bool
+) -> None:
+    forced = body(tools=[{"name": "f", "parameters": parameters}], must_call=["f"])
+    call = '{"name": "f", "arguments": ' + json.dumps(arguments, separators=(",", ":")) + "}"
+    assert may_end(constraints, forced, UNKNOWN, [*call.encode()]) is (fits or None)
+
+
 def may_end(
     constraints: Constraints, asked: GenerateBody, form: AnswerFormat, tokens: list[int], end: int = END
 ) -> Any:
