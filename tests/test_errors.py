@@ -21,7 +21,7 @@ SIGNALS = {  # caught by the module's only caller; none of them reaches a user
     "fleet/models/fetch_program.py": "Failed",
     "fleet/models/serve_program.py": "Failed",
     "http/arrival.py": "Refused",
-    "inference/attempts/perform.py": "PrefillFailed",
+    "inference/attempts/caller.py": "PrefillFailed",
 }
 
 

@@ -25,7 +25,8 @@ FinishReason = Literal["stop", "length", "tool_calls"]
 ERROR: Final = "error"
 TokenId = Annotated[int, Meta(ge=0, le=(1 << 31) - 1)]
 Name = Annotated[str, Meta(max_length=256)]
-Reason = Annotated[str, Meta(max_length=1024)]
+MAX_REASON_CHARS: Final = 1024
+Reason = Annotated[str, Meta(max_length=MAX_REASON_CHARS)]
 
 
 class TokenLogprob(Contract, frozen=True, omit_defaults=True, gc=False):

@@ -233,13 +233,13 @@ class ScoreBody(PromptBody, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 class PrefillOffer(Contract, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """The prefill host that the caller would ask: the decode host compares it with itself. wait_s: expected wait in its
-    queue. tokens_s: measured prefill speed, of all layers. link_bytes_s: measured rate of the link between the two
-    hosts, None if unknown. splits: it can compute a model's first layers only. layers: it has no more than these, None
-    if it has all. kv_version: the latest version of the KV protocol that it sends. alone: the decode host may compute
-    all of the prompt itself."""
+    queue. tokens_s: measured prefill speed, of all layers; None: not measured. link_bytes_s: measured rate of the link
+    between the two hosts, None if unknown. splits: it can compute a model's first layers only. layers: it has no more
+    than these, None if it has all. kv_version: the latest version of the KV protocol that it sends. alone: the decode
+    host may compute all of the prompt itself."""
 
     wait_s: Annotated[float, Meta(ge=0, le=MAX_DEADLINE_S)] = 0.0
-    tokens_s: Annotated[float, Meta(gt=0, le=1e9)]
+    tokens_s: Annotated[float, Meta(gt=0, le=1e9)] | None = None
     link_bytes_s: Annotated[float, Meta(gt=0, le=1e13)] | None = None
     splits: bool = False
     layers: Layers | None = None

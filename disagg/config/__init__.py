@@ -31,6 +31,7 @@ from disagg.config.schema import (
     KVWire,
     Model,
     ServiceManager,
+    Split,
 )
 
 __all__ = [
@@ -50,6 +51,7 @@ __all__ = [
     "KVWire",
     "Model",
     "ServiceManager",
+    "Split",
     "load",
     "served_digest",
 ]

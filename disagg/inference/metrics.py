@@ -1,7 +1,8 @@
 """What one request cost, and where the time went: computed from the times that its caller noted and the figures that
 its hosts sent. Pure.
 
-TTFT = failed_attempts + client + queue + tokenise + prefill + exposed_transfer + ingest + first_step + whole + network,
+TTFT = failed_attempts + client + queue + tokenise + prefill + tail + exposed_transfer + ingest + first_step + whole +
+network,
 with every part >= 0. `failed_attempts`, `client` and `whole` are measured on the caller's monotonic clock, `network` is
 the rest, and every other part is measured on one server's clock.
 """
@@ -28,7 +29,8 @@ class TTFTParts:
     client: float = 0.0  # this program: from the call, and from the slot event, until the request is written
     queue: float = 0.0  # waiting for the prefill engine, and for a place in the decode batch
     tokenise: float = 0.0  # on both hosts
-    prefill: float = 0.0  # compute
+    prefill: float = 0.0  # compute; of a prompt that both hosts compute, that of the prefill host's layers
+    tail: float = 0.0  # the decode host's layers of such a prompt, while nothing else of it was in work
     exposed_transfer: float = 0.0  # the prefill waited for the link, and its end -> last KV byte accepted
     ingest: float = 0.0  # received bytes -> engine cache, and its audit
     first_step: float = 0.0  # the last prompt token through the model
@@ -44,8 +46,8 @@ class TTFTParts:
 class Metrics:
     """One request. Times in seconds, speeds in tokens per second.
 
-    prefill_time: prefill compute. decode_time: first token -> last token, on the host that generates them; 0 if a
-    whole-request host's answer arrived in one burst.
+    prefill_time: prefill compute; of a prompt that both hosts compute, until all of its layers are. decode_time: first
+    token -> last token, on the host that generates them; 0 if a whole-request host's answer arrived in one burst.
     total_time: sent -> last token (E2E).
     prefill_speed = computed prompt tokens / prefill_time; None if no host computed more than the last, or it is
     unknown.
@@ -60,7 +62,8 @@ class Metrics:
     local: why the decode host computed the rest of the prompt without a hand-off; empty if it did not.
     held_tokens: prompt tokens whose KV the decode host had from earlier requests.
     layers: of the model, that the prefill host computed of the prompt, while the decode host computed the others; None:
-    one host computed all.
+    one host computed all. resumed_at: prompt tokens whose KV had arrived when the prefill host failed, after which the
+    decode host went on alone; None if that did not happen.
     resumed_tokens: tokens of the answer that came from hosts that failed before its end. If there are any, ttft and its
     parts are those of the attempt that brought the first token; what its answering host would have stated is lost with
     it and part of `network`. Prefill, transfers and kv_bytes are those of all attempts from that one on, as far as
@@ -94,6 +97,7 @@ class Metrics:
     audited_tokens: int = 0
     deviation: float | None = None
     layers: int | None = None
+    resumed_at: int | None = None
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -109,7 +113,8 @@ class Trace:
     called: the caller asked for the answer. began: the attempt began; later than `called` if others failed before it.
     resumed_tokens: tokens of the answer that had arrived by then. earlier: the attempts before this one, from that on
     which brought the first of them.
-    shipped: the prefill host's figures, once the attempt has ended, if they arrived before.
+    shipped: the prefill host's figures, once the attempt has ended, if they arrived before. replaced_s: for so long the
+    first prefill host computed until it failed and the second was asked, to which `slot` and `ordered` belong.
     requested, ordered: the body of the request was about to be written. slot: the slot event of the first arrived.
     """
 
@@ -125,6 +130,7 @@ class Trace:
     resumed_tokens: int = 0
     earlier: tuple[Trace, ...] = ()
     shipped: ShippedEvent | None = None
+    replaced_s: float = 0.0
 
     def follow(self, before: Trace, tokens: int) -> None:
         """This attempt goes on after `tokens` tokens of the answer, the last of which the attempt before it brought."""
@@ -149,7 +155,8 @@ def metrics(trace: Trace, done: DoneEvent, shipped: ShippedEvent | None = None) 
     ttft = (trace.first_token or trace.last_token or trace.called) - trace.called
     attempts = [(trace, timing, shipped), *((one, _left(one), one.shipped) for one in trace.earlier)]
     sent = [stated for *_, stated in attempts if stated is not None]
-    prefill_s = sum(one.compute_s for one in sent) + (0.0 if shipped else timing.compute_s)
+    prefill_s = sum(one.compute_s + one.starved_s for one in sent) + timing.tail_s
+    prefill_s += 0.0 if shipped else timing.compute_s
     computed = sum(one.computed_tokens for one in sent) + (0 if shipped else done.computed_prompt_tokens)
     opening = trace.earlier[0] if trace.earlier else None
     parts = _parts(opening, ttft, _left(opening), opening.shipped) if opening else _parts(trace, ttft, timing, shipped)
@@ -182,6 +189,7 @@ def metrics(trace: Trace, done: DoneEvent, shipped: ShippedEvent | None = None) 
         audited_tokens=done.audited_tokens,
         deviation=done.deviation,
         layers=done.layers,
+        resumed_at=done.resumed_at,
     )
 
 
@@ -206,13 +214,17 @@ def _arrival(trace: Trace, done: DoneEvent) -> float:
 
 
 def _parts(trace: Trace, ttft: float, timing: Timing, shipped: ShippedEvent | None) -> TTFTParts:
-    """Where the time to the first token went, which this attempt brought."""
+    """Where the time to the first token went, which this attempt brought. Without the figures of a prefill host all of
+    the wait for its KV was in vain, if the prompt was then computed elsewhere."""
+    waited_s = timing.kv_wait_s if shipped is None and timing.compute_s else 0.0
+    lost_s = timing.refuted_s + waited_s
     known = TTFTParts(
-        failed_attempts=trace.began - trace.called + timing.refuted_s,
-        client=max(0.0, trace.requested - trace.began) + (0.0 if timing.refuted_s else _order_s(trace)),
+        failed_attempts=trace.began - trace.called + trace.replaced_s + lost_s,
+        client=max(0.0, trace.requested - trace.began) + (0.0 if lost_s else _order_s(trace)),
         queue=timing.queue_s + (shipped.queue_s if shipped else 0.0),
         tokenise=timing.tokenise_s + (shipped.tokenise_s if shipped else 0.0),
         prefill=shipped.compute_s + min(0.0, _accepted_s(trace, shipped, timing)) if shipped else timing.compute_s,
+        tail=(shipped.starved_s if shipped else 0.0) + timing.tail_s,
         exposed_transfer=_exposed(trace, shipped, timing),
         ingest=timing.ingest_s,
         first_step=timing.first_step_s,
@@ -242,7 +254,8 @@ def _accepted_s(trace: Trace, shipped: ShippedEvent, timing: Timing) -> float:
     """What of the time until the KV was accepted was neither queue nor compute. It includes the caller's time until the
     request to the prefill host, which is not transfer, and that request's way. Less than 0 if the prefill host learnt
     late that its rows were computed, as of vLLM's workers: by then this request did not wait for it any more."""
-    return timing.kv_wait_s - (_order_s(trace) + shipped.tokenise_s + shipped.queue_s + shipped.compute_s)
+    stated_s = shipped.tokenise_s + shipped.queue_s + shipped.compute_s + shipped.starved_s
+    return timing.kv_wait_s - (_order_s(trace) + stated_s)
 
 
 def _rate(tokens: int, seconds: float) -> float | None:

@@ -66,6 +66,7 @@ def test_the_parts_add_up_to_ttft() -> None:
             "queue": 0.07,
             "tokenise": 0.02,
             "prefill": 0.5,
+            "tail": 0.0,
             "exposed_transfer": 0.15,
             "ingest": 0.03,
             "first_step": 0.10,
@@ -134,6 +135,36 @@ def test_time_lost_on_hosts_that_failed_is_its_own_part() -> None:
     assert figures.ttft_parts.total == pytest.approx(figures.ttft)
 
 
+def test_the_parts_of_a_prompt_that_both_hosts_computed_are_head_tail_and_exposed_transfer() -> None:
+    timing = msgspec.structs.replace(DONE.timing, kv_wait_s=0.65, ingest_s=0.02, tail_s=0.11, tail_compute_s=0.4)
+    done = msgspec.structs.replace(DONE, timing=timing, layers=24)
+    figures = metrics(TRACE, done, shipped(compute_s=0.4, starved_s=0.08, exposed_transfer_s=0.06, layers=24))
+    parts = figures.ttft_parts
+    assert (parts.prefill, parts.tail, parts.exposed_transfer) == pytest.approx((0.4, 0.19, 0.06))
+    assert parts.total == pytest.approx(figures.ttft) and parts.network > 0
+    assert figures.prefill_time == pytest.approx(0.4 + 0.19) and figures.layers == 24
+    assert figures.prefill_speed == pytest.approx(99 / 0.59)
+
+
+def test_a_prefill_host_that_failed_in_mid_prompt_and_the_host_that_went_on_add_up() -> None:
+    """The wait for its KV is a failed attempt's; what followed is the decode host's compute."""
+    timing = Timing(tokenise_s=0.01, kv_wait_s=0.4, ingest_s=0.03, compute_s=0.5, tail_compute_s=0.1)
+    done = msgspec.structs.replace(DONE, timing=timing, layers=24, resumed_at=64, computed_prompt_tokens=36)
+    figures = metrics(TRACE, done)
+    parts = figures.ttft_parts
+    assert (parts.failed_attempts, parts.prefill, parts.tail) == pytest.approx((0.4, 0.5, 0.0))
+    assert parts.total == pytest.approx(figures.ttft) and parts.network > 0
+    assert figures.resumed_at == 64 and figures.prefill_time == 0.5
+
+
+def test_the_time_of_a_prefill_host_that_another_one_replaced_is_a_failed_attempts() -> None:
+    trace = replace(TRACE, slot=10.2, ordered=10.201, replaced_s=0.18)
+    timing = msgspec.structs.replace(DONE.timing, kv_wait_s=0.6)
+    figures = metrics(trace, msgspec.structs.replace(DONE, timing=timing), shipped(compute_s=0.4))
+    assert figures.ttft_parts.failed_attempts == pytest.approx(0.18) and figures.ttft_parts.network > 0
+    assert figures.ttft_parts.total == pytest.approx(figures.ttft)
+
+
 def resumed(opening: Trace, tokens: int = 3) -> Trace:
     """An attempt on another host, which goes on at 11.5 s."""
     following = replace(TRACE, attempt=Attempt("decode-alone", D, None), began=11.5, requested=11.502)
@@ -153,6 +184,7 @@ def test_the_parts_of_an_answer_that_another_host_ended_are_those_of_the_attempt
             "queue": 0.05,
             "tokenise": 0.01,
             "prefill": 0.5,
+            "tail": 0.0,
             "exposed_transfer": 0.15,
             "ingest": 0.0,
             "first_step": 0.0,

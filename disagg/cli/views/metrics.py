@@ -29,6 +29,7 @@ _PART_STYLE = {
     "queue": "bright_black",
     "tokenise": "white",
     "prefill": "blue",
+    "tail": "bright_blue",
     "exposed_transfer": "magenta",
     "ingest": "yellow",
     "first_step": "green",

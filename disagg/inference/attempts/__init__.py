@@ -7,6 +7,8 @@ suspects      requests that may have ended a host go on one at a time
 waiting       waits for hosts that are busy or not up
 view_updates  updates the view of the fleet with what an attempt shows about its hosts
 perform       one attempt: a hand-off, or the whole request on one host
+handoff       the prompt on a prefill host, or on both, and what follows if that host fails
+caller        how the hosts of an attempt are called
 question      what any one host can answer about a prompt
 count         how many tokens it has
 score         what its model gives each of them

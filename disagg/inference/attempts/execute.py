@@ -16,12 +16,14 @@ from functools import partial
 
 import msgspec
 
-from disagg.api.requests import DecodeBody, GenerateBody
+from disagg.api.events import SlotEvent
+from disagg.api.requests import DecodeBody, GenerateBody, PrefillOffer
 from disagg.config import Host
 from disagg.errors import DeadlineExceeded, DisaggError
 from disagg.inference.attempt import Attempt
 from disagg.inference.attempts.answer import FALLBACK_WARNING, ArrivingAnswer, AttemptOutcome, Deliver
-from disagg.inference.attempts.perform import HostCaller, PrefillFailed, perform, perform_whole
+from disagg.inference.attempts.caller import HostCaller, PrefillFailed
+from disagg.inference.attempts.perform import perform, perform_whole
 from disagg.inference.attempts.plausible import AnswerBounds
 from disagg.inference.attempts.retry import Failure, Pause, after, forget_frames, remaining
 from disagg.inference.attempts.suspects import Suspects, Suspicion, may_have_ended
@@ -29,7 +31,7 @@ from disagg.inference.attempts.view_updates import ViewUpdates
 from disagg.inference.attempts.waiting import RetryBudget, Waiting
 from disagg.inference.hosts.affinity import RoutedPrompt, chain, content_of, prompt_of
 from disagg.inference.hosts.background import Heartbeat, Refresher
-from disagg.inference.hosts.route import Candidates, Ranking, RouteRequest, rank
+from disagg.inference.hosts.route import Candidates, Ranking, RouteRequest, can_go_on, offer_of, rank
 from disagg.inference.hosts.view import FleetView
 from disagg.inference.http.connections import Connections
 from disagg.inference.http.host_calls import WholeCall
@@ -236,6 +238,7 @@ class _Run:
             partial(self._claim, failed),
             updates,
             self.request.policy.on_kv_failure,
+            self._next_head,
         )
 
     async def _perform(
@@ -255,15 +258,28 @@ class _Run:
         self.answer.bounds = self._bounds(attempt)
         if attempt.method == "disaggregated" and attempt.prefill is not None:
             first = attempt.decode == ranked.decode[0].host and attempt.prefill == ranked.prefill[0].host
-            offered = first and self.request.policy.local_prefill
             body = DecodeBody(
                 **msgspec.structs.asdict(body),
-                prefill=ranked.offer if offered else None,
+                prefill=self._offer(attempt, ranked, alone=first and self.request.policy.local_prefill),
                 elsewhere_s=ranked.elsewhere_s(attempt.prefill),
                 audit=self.driver.view.of(attempt.prefill.name).breaker.refuted,
                 sender=attempt.prefill.name,
             )
         return await perform(caller, attempt, body, self.answer)
+
+    def _offer(self, attempt: Attempt, ranked: Ranking, *, alone: bool) -> PrefillOffer | None:
+        """The attempt's prefill host, for its decode host. alone: that may compute all of the prompt itself."""
+        choice = next((choice for choice in ranked.prefill if choice.host == attempt.prefill), None)
+        if choice is None or attempt.decode is None:
+            return None
+        return offer_of(self.driver.view, choice, attempt.decode, alone=alone)
+
+    def _next_head(self, slot: SlotEvent, failed: Collection[str]) -> Host | None:
+        """The best prefill host that can go on with a prompt whose prefill hosts `failed`; None if there is none."""
+        view = self.driver.view
+        ranked = ranking(view, self.request, self.prompt, last_look=self.last_look)
+        hosts = (choice.host for choice in ranked.prefill if choice.host.name not in failed)
+        return next((host for host in hosts if can_go_on(view, host, slot)), None)
 
     def _bounds(self, attempt: Attempt) -> AnswerBounds:
         """What this attempt's host may send."""

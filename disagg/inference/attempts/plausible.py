@@ -11,12 +11,14 @@ from dataclasses import dataclass
 from typing import Final
 
 from disagg.api.events import DoneEvent, Event, LocalEvent, ShippedEvent, SlotEvent, TokensEvent
+from disagg.api.names import KV_CHUNKS
 from disagg.errors import InvalidAnswer
 
 TOKEN_CHARS: Final = 1024
 """Characters of text per token, on average; the longest tokens of known vocabularies, blanks, have a few hundred."""
 MORE_CHARS: Final = 1 << 16
 """Beyond these, for what a host holds back and sends with a later token."""
+MAX_SLOTS: Final = 2
 AUDITS: Final = 2
 """How often a token may run for an audit."""
 _HINT: Final = "run `disagg verify` and look at the host's log: it is broken, or another program has its port"
@@ -27,6 +29,7 @@ class AnswerBounds:
     """What one attempt may send, and what it has sent. prompt_tokens: as the slot of this attempt states them, or the
     caller if it sent tokens; 0 if not known. vocab_size: the model's, 0 if not known. given: tokens of the answer that
     the host got with the request. stops: the stop strings that were asked for. begun: it has sent a slot, or tokens.
+    goes_on: the prefill host may fail in mid-prompt, and the answer goes on all the same. slots: that were opened.
     """
 
     host: str
@@ -39,23 +42,33 @@ class AnswerBounds:
     chars: int = 0
     called: bool = False
     begun: bool = False
+    goes_on: bool = False
+    slots: int = 0
 
     def require_fits(self, event: Event) -> None:
         """Raises InvalidAnswer if this event does not fit those before it."""
         if isinstance(event, TokensEvent):
             self.take(event)
         elif isinstance(event, SlotEvent | LocalEvent):
-            self.slot(event.prompt_tokens, event.held_tokens)
+            self.slot(event)
         elif isinstance(event, DoneEvent):
             self.end(event)
         else:
             raise self._invalid(f"it sent an event {event.event!r} in the answer")
 
-    def slot(self, prompt_tokens: int, held_tokens: int) -> None:
-        """The first event of a hand-off. Raises InvalidAnswer, also if there was one before."""
-        if self.begun:
+    def slot(self, event: SlotEvent | LocalEvent) -> None:
+        """The first event of a hand-off, or what follows if its prefill host fails in mid-prompt. Raises InvalidAnswer,
+        also if there were others before that it cannot follow."""
+        if self.begun and (not self.goes_on or self.tokens):
             raise self._invalid("it opened a second slot")
-        self.begun = True
+        again = self.begun
+        self.begun, self.goes_on = True, isinstance(event, SlotEvent) and event.kv_version >= KV_CHUNKS
+        self.slots += isinstance(event, SlotEvent)
+        if self.slots > MAX_SLOTS:
+            raise self._invalid(f"it opened slot {self.slots}")
+        prompt_tokens, held_tokens = event.prompt_tokens, event.held_tokens
+        if again and prompt_tokens != self.prompt_tokens:
+            raise self._invalid("its slots are of different prompts")
         if held_tokens > prompt_tokens + self.given:
             raise self._invalid(f"it states that it holds {held_tokens} of {prompt_tokens} prompt tokens")
         self.require_prompt(prompt_tokens)

@@ -8,7 +8,7 @@ import time
 from disagg.api.events import RefutedEvent
 from disagg.api.requests import Share
 from disagg.config import Host
-from disagg.errors import KVRefuted, Overloaded
+from disagg.errors import DisaggError, KVRefuted, Overloaded
 from disagg.inference.attempt import Attempt
 from disagg.inference.attempts.answer import AttemptOutcome
 from disagg.inference.attempts.retry import Failure
@@ -57,6 +57,20 @@ class ViewUpdates:
         if (ejection := self._began.pop(prefill, None)) is not None:
             self._sent[prefill] = ejection
             self._view.sent(prefill, self._tokens)
+
+    def head_failed(self, prefill: str, error: DisaggError) -> None:
+        """The prefill host has failed in mid-prompt, and the request goes on without it."""
+        self._leave(prefill)
+        if (ejection := self._began.pop(prefill, None)) is not None:
+            breaker = self._view.of(prefill).breaker.failed(error, time.monotonic(), random.random(), ejection)
+            self._view.ended(prefill, self._tokens, breaker)
+
+    def head_asked(self, prefill: Host) -> bool:
+        """Another prefill host goes on with the prompt; False if it has no place."""
+        if self.take_place(prefill) is not None:
+            return False
+        self._began[prefill.name] = self._view.began(prefill.name, self._tokens)
+        return True
 
     def refuted(self, event: RefutedEvent, elsewhere: bool) -> bool:
         """The decode host found the KV wrong. Returns whether it is to blame itself. elsewhere: another decode host

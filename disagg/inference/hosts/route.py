@@ -11,8 +11,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from disagg.api.names import Role
-from disagg.api.requests import PrefillOffer, Share
+from msgspec import structs
+
+from disagg.api.events import SlotEvent
+from disagg.api.names import KV_CHUNKS, Role
+from disagg.api.requests import MAX_DEADLINE_S, PrefillOffer, Share
 from disagg.api.status import Load
 from disagg.config import Fleet, Host
 from disagg.errors import ServerUnavailable
@@ -152,7 +155,7 @@ def rank(view: FleetView, request: RouteRequest, now: float, start: int) -> Rank
         _whole_choice(view.of(host.name), host, request.answer_tokens) for host in _compared(look, hosts.whole, ())
     ]
     whole.sort(key=_cost)
-    offer = _offer(view, prefill[0], decode[0].host) if prefill and decode else None
+    offer = offer_of(view, prefill[0], decode[0].host) if prefill and decode else None
     unseen = _unseen(view, hosts)
     refused = frozenset(name for name in unseen if view.of(name).refused)
     return Ranking(hosts, tuple(decode), tuple(prefill), look.left_out, offer, unseen, tuple(whole), refused)
@@ -264,13 +267,32 @@ def _link(view: FleetView, prefill: Host, decode: Host) -> float | None:
     return load.links.get(f"{decode.kv_address}:{decode.kv_port}") if load and load.links else None
 
 
-def _offer(view: FleetView, prefill: Choice, decode: Host) -> PrefillOffer | None:
-    """The prefill host as POST /decode states it; None if that host has not measured its speed."""
-    load = view.of(prefill.host.name).load
-    if load is None or not load.prefill_tokens_s:
+def offer_of(view: FleetView, prefill: Choice, decode: Host, *, alone: bool = True) -> PrefillOffer | None:
+    """The prefill host as POST /decode states it; None if nothing is known of that. alone: the decode host may compute
+    all of the prompt itself.
+
+    A decode host of an earlier version knows no other offers than those of a measured speed, to compare its own with.
+    """
+    load, seen = view.of(prefill.host.name).load, view.of(decode.name).load
+    divides = seen is not None and seen.kv_version >= KV_CHUNKS
+    if load is None or not (divides or (alone and load.prefill_tokens_s)):
         return None
-    return PrefillOffer(
-        wait_s=min(prefill.costs["queue"], 86400.0),
-        tokens_s=load.prefill_tokens_s,
+    offer = PrefillOffer(
+        wait_s=min(prefill.costs["queue"], MAX_DEADLINE_S),
+        tokens_s=load.prefill_tokens_s or None,
         link_bytes_s=_link(view, prefill.host, decode) or None,
     )
+    if not divides:
+        return offer
+    more = {"splits": load.splits, "layers": load.layers, "kv_version": load.kv_version, "alone": alone}
+    return structs.replace(offer, **more)
+
+
+def can_go_on(view: FleetView, host: Host, slot: SlotEvent) -> bool:
+    """Whether this prefill host can send what a slot is for, though it was opened for another one."""
+    load = view.of(host.name).load
+    if load is None or load.kv_version < slot.kv_version:
+        return False
+    if slot.layers is None:
+        return load.layers is None
+    return load.splits and (load.layers is None or load.layers >= slot.layers)

@@ -29,10 +29,11 @@ from disagg.kv.arena import Arenas
 from disagg.kv.receive import KVServer
 from disagg.kv.receive.tickets import Tickets
 from disagg.servers.decode.audits import AuditOrder, Audits, Fading
-from disagg.servers.decode.handoff import UNUSED_S, Slots
+from disagg.servers.decode.handoff import UNUSED_S, Slots, meanwhile
 from disagg.servers.decode.memory import KVMemory
+from disagg.servers.decode.planner import Planner
 from disagg.servers.decode.prompt_kv import PromptKV, wrong
-from disagg.servers.decode.spans import LONG_TOKENS, SPEED_WEIGHT, Here, Rest, Spans, Speeds, plan, sooner
+from disagg.servers.decode.spans import SPEED_WEIGHT
 from disagg.servers.host.admission import Admission
 from disagg.servers.host.feed import StepTokens, TokenBridge, TokenFeed
 from disagg.servers.host.health import TEST_LIMIT_S
@@ -65,7 +66,7 @@ class DecodeService(Service[DecodeEngine]):
         self._memory = KVMemory(options.max_kv_bytes, self._held_bytes, self._give_up_held, arenas.trim)
         self.tickets = Tickets(arenas, max_outstanding=places)
         self._slots = Slots(self.tickets, self._kv_address, max(options.max_batch, places * 3 // 4), unused_s)
-        self._prefill_speeds, self._decode_speed = Speeds(), Fading(SPEED_WEIGHT)
+        self._planner, self._decode_speed = Planner(options.split, self._admission), Fading(SPEED_WEIGHT)
         self._kv_server: KVServer | None = None
         self._scoring = 0  # prompts
         self.audits = Audits(options)
@@ -81,7 +82,7 @@ class DecodeService(Service[DecodeEngine]):
             kv_limit=self._memory.limit,
             kv_held_bytes=self._held_bytes(),
             queue_tokens=self.waiting_tokens,
-            prefill_tokens_s=self._prefill_speeds.latest,
+            prefill_tokens_s=self._planner.speeds.latest,
             decode_tokens_s=self._decode_speed.value,
             senders=self.audits.figures,
             audit_every=self.audits.every,
@@ -142,7 +143,9 @@ class DecodeService(Service[DecodeEngine]):
             if answer.finish_reason is None:
                 kv = await self._reserve(request, body.cache_salt)
                 if isinstance(body, DecodeBody):
-                    spans = self._plan(request, kv.held_tokens, body)
+                    terms = self._planner.plan(request, kv, body, self.engine)
+                    kv.spans = spans = terms.spans
+                    logs.info("planned", layers=spans.layers, of=spans.of, reason=spans.reason)
                     if spans.local:
                         kv.local = spans.reason
                         yield LocalEvent(
@@ -152,13 +155,12 @@ class DecodeService(Service[DecodeEngine]):
                             reason=kv.local,
                         )
                     else:
-                        rest = len(request.tokens) - 1 - kv.held_tokens
-                        speed = self._prefill_speeds.of(rest)
-                        elsewhere_s = sooner(rest / speed if speed else None, body.elsewhere_s)
-                        slot = await self._slots.open(request, self.engine.info, kv.held_tokens, kv.memory, elsewhere_s)
-                        yield slot.event
-                        kv.received, kv.audit = await slot.kv(body.sender), body.audit
-                        self.count(kv_bytes_total=kv.received.nbytes)
+                        kv.audit = body.audit
+                        kv.slot = await self._slots.open(request, self.engine.info, terms, kv.memory)
+                        yield kv.slot.event
+                        async with aclosing(kv.slot.received(body.sender)) as told:
+                            async for event in told:
+                                yield event
             async with aclosing(self._answer(request, answer, kv, body)) as events:
                 async for event in events:
                     yield event
@@ -170,7 +172,7 @@ class DecodeService(Service[DecodeEngine]):
             scores = PromptScores(tokens, body.top, self.engine.tokenizer.token_bytes)
             room = self._memory.reserve(self.engine.info.layout.nbytes(len(tokens)), request.share, request.cleanup)
             memory = await request.within_deadline(room, "there was no room for its KV")
-            turn_s, began = await self._take_turn(request), time.monotonic()
+            turn_s, began = await self._take_turn(request, PromptKV()), time.monotonic()
             score = partial(self.engine.score, tokens, body.top, scores.add)
             await self._scored(request, score, memory.use())
             compute_s = time.monotonic() - began
@@ -226,29 +228,26 @@ class DecodeService(Service[DecodeEngine]):
         held.release()
         self._memory.wake()
 
-    def _plan(self, request: ActiveRequest, held_tokens: int, body: DecodeBody) -> Spans:
-        """Who computes which layers of what is not held of the prompt."""
-        info, speeds = self.engine.info, self._prefill_speeds
-        wanted = self.host.engine.split if body.split == "auto" else body.split
-        rest = Rest(held_tokens, len(request.tokens) - 1, wanted)
-        here = Here(info.layout, info.split, speeds.of(rest.tokens), speeds.of(rest.tokens, LONG_TOKENS))
-        return plan(rest, body.prefill, here)
-
     async def _answer(
         self, request: ActiveRequest, answer: GrowingAnswer, kv: PromptKV, body: GenerateBody
     ) -> AsyncGenerator[Event, None]:
         """The rest of the answer, if it is not whole already, and its end with the figures."""
         turn_s = 0.0
         if answer.finish_reason is None:
-            turn_s, salt = await self._take_turn(request), body.cache_salt
+            turn_s, salt = await self._take_turn(request, kv), body.cache_salt
             try:
-                feed, first = await self._first_steps(request, kv, salt)
+                steps = asyncio.ensure_future(self._first_steps(request, kv, salt))
+                async with aclosing(meanwhile(steps, kv.slot)) as told:
+                    async for event in told:
+                        yield event
+                feed, first = steps.result()
             except KVRefuted as error:
                 kv.refuted_s = time.monotonic() - request.slot_sent - turn_s
                 yield self._refute(request, kv, error, salt)
                 # the engine may have chosen tokens, which the form has taken
                 request.constraint = await constraint_of(request, self.engine.tokenizer, body, self.work)
                 feed, first = await self._first_steps(request, kv, salt)
+            request.enter("generating")
             self._release_inputs(kv)
             events = partial(self._tokens, answer, kv)
             for event in events(first):
@@ -270,14 +269,14 @@ class DecodeService(Service[DecodeEngine]):
             self.audits.refuted(kv.received.sender)
             raise KVRefuted(wrong(kv.received.sender, "a probability that it gives is no number")) from error
 
-    async def _take_turn(self, request: ActiveRequest) -> float:
+    async def _take_turn(self, request: ActiveRequest, kv: PromptKV) -> float:
         """Wait for a place in the batch; returns the seconds that it took."""
         ready = time.monotonic()
         request.enter("queued")
         turn = self._admission.take_turn(request.share, request.cleanup)
         await request.within_deadline(turn, "the request's turn had not come")
         waited_s = time.monotonic() - ready
-        request.enter("generating")
+        request.enter("computing the prompt" if kv.layers is not None else "generating")
         await self.active[request.key].state_begin()
         return waited_s
 
@@ -287,6 +286,7 @@ class DecodeService(Service[DecodeEngine]):
         """Let the engine begin. KVRefuted if the received KV is wrong, whose request then is not in the engine."""
         received = kv.received
         order = self.audits.order(received, kv.audit) if received is not None else None
+        self.count(kv_bytes_total=received.nbytes if received is not None else 0)
         feed = self._submit(request, kv, salt, order)
         steps = await feed.steps()
         request.computed()
@@ -319,7 +319,8 @@ class DecodeService(Service[DecodeEngine]):
             id=request.key,
             tokens=request.tokens,
             sampling=request.sampling,
-            kv=kv.received,
+            kv=kv.received if kv.whole else None,
+            arriving=None if kv.whole else kv.arriving,
             held=kv.held,
             answered=request.answered,
             salt=salt,
@@ -333,8 +334,8 @@ class DecodeService(Service[DecodeEngine]):
 
     def _release_inputs(self, kv: PromptKV) -> None:
         """Release what the request has given the engine: from the first token on it uses its own copies."""
-        if kv.received is not None:
-            kv.received.release(reuse=True)
+        if kv.arriving is not None:
+            kv.arriving.release(reuse=True)
         if kv.held is not None:
             self._release_held(kv.held)
 
@@ -344,18 +345,18 @@ class DecodeService(Service[DecodeEngine]):
         timing, computed = answer.timing, answer.timing.computed_prompt_tokens
         audited = kv.audited_tokens + (timing.audit.tokens if timing.audit is not None else 0)
         self.count(completion_tokens=answer.generated_tokens, computed_prompt_tokens=computed, audited_tokens=audited)
-        if kv.received is None:
-            self._prefill_speeds.add(computed, timing.first_token - timing.ingested)
+        self._planner.computed(kv, timing)
         if answer.generated_tokens > 1:
             self._decode_speed.add(answer.generated_tokens - 1, answer.decode_s)
-        accepted = kv.received.timing.accepted if kv.received else None
         return DoneEvent(
             finish_reason=answer.finish_reason,
             stop=answer.stop,
             prompt_tokens=request.prompt_tokens,
             completion_tokens=answer.completion_tokens,
             computed_prompt_tokens=computed,
-            timing=request.timing(turn_s, timing, accepted, answer.decode_s, kv.refuted_s),
+            timing=request.timing(
+                turn_s, timing, kv.accepted, answer.decode_s, kv.refuted_s, resumed=kv.resumed is not None
+            ),
             local=kv.local,
             held_tokens=min(kv.held_tokens, request.prompt_tokens),
             simulated=self.host.simulated,
@@ -364,4 +365,6 @@ class DecodeService(Service[DecodeEngine]):
             audited_tokens=audited,
             deviation=kv.deviation,
             refuted=kv.refuted.message if kv.refuted else "",
+            layers=kv.layers,
+            resumed_at=kv.resumed,
         )

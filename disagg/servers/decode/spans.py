@@ -148,6 +148,9 @@ def _quickest(rest: Rest, offer: PrefillOffer, here: Here) -> Spans:
     partial = offer.layers is not None and offer.layers < of
     undivided = _undivided(rest, offer, here)
     left = f"{counted(rest.tokens, 'token')} left to compute"
+    if offer.tokens_s is None:
+        layers = of if not partial else 0 if undivided else offer.layers or of
+        return Spans(layers, of, f"{left}; the prefill host's speed is not measured")
     if not undivided and here.long_tokens_s is None and here.share == 1.0:
         layers = min(of - max(1, of // TRIED), offer.layers or of)
         return Spans(layers, of, f"{left}; this host's speed is measured with the layers from {layers} on")
@@ -207,9 +210,9 @@ def _local(rest: Rest, offer: PrefillOffer, here: Here) -> Spans | None:
 
 
 def _whole(rest: Rest, offer: PrefillOffer, here: Here) -> Spans | None:
-    """A hand-off; None if the prefill host has not all layers."""
+    """A hand-off; None if the prefill host has not all layers, or its speed is not measured."""
     of = here.split.layers
-    if offer.layers is not None and offer.layers < of:
+    if offer.tokens_s is None or (offer.layers is not None and offer.layers < of):
         return None
     sending = here.layout.nbytes(rest.end, rest.start) / offer.link_bytes_s if offer.link_bytes_s else 0.0
     took = offer.wait_s + OVERHEAD_S + max(rest.tokens / offer.tokens_s, sending)
@@ -227,7 +230,7 @@ def _divisions(rest: Rest, offer: PrefillOffer, here: Here, tokens_s: float) -> 
         while kept < here.split.count(k):
             nbytes, kept = nbytes + _bytes_per_token(here.layout, kept, rest), kept + 1
         if kept:
-            each = (k / of / offer.tokens_s, nbytes * link, (of - k) / of / (tokens_s * here.share))
+            each = (k / of / (offer.tokens_s or inf), nbytes * link, (of - k) / of / (tokens_s * here.share))
             took = chunk * sum(each) + (rest.tokens - chunk) * max(each)
             reason = f"with the first {k} of {of} layers on a prefill host"
             yield Spans(k, of, reason, offer.wait_s + OVERHEAD_S + took)

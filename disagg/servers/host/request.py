@@ -100,24 +100,38 @@ class ActiveRequest:
         return self.tokenised - self.arrived
 
     def timing(
-        self, turn_s: float, engine: DecodeTiming, kv_accepted: float | None, decode_s: float, refuted_s: float = 0.0
+        self,
+        turn_s: float,
+        engine: DecodeTiming,
+        kv_accepted: float | None,
+        decode_s: float,
+        refuted_s: float = 0.0,
+        *,
+        resumed: bool = False,
     ) -> Timing:
         """This host's parts of the request. `turn_s`: waiting for a turn. `kv_accepted`: when, None without KV.
-        `refuted_s`: see Timing.
+        `refuted_s`: see Timing. `resumed`: not all of the KV came, and the rest was computed here.
 
-        Without KV the first decode step is part of the prompt's compute.
+        Without all KV the first decode step is part of the prompt's compute. A turn before the last KV was accepted, of
+        a prompt that both hosts computed, was no wait.
         """
         first_step_s = engine.first_token - engine.ingested
         queue_s = turn_s + engine.started - engine.submitted
         if kv_accepted is None:
             times = {"queue_s": queue_s, "compute_s": first_step_s, "decode_s": decode_s, "refuted_s": refuted_s}
             return Timing(self.tokenise_s, **times)
+        queue_s = max(0.0, min(queue_s, engine.started - kv_accepted))
+        after_s = max(0.0, engine.ingested - kv_accepted - queue_s)  # until the KV of all layers was there
+        tail_s = min(engine.tail_s, after_s)
         return Timing(
             self.tokenise_s,
-            kv_wait_s=kv_accepted - self.slot_sent,
+            kv_wait_s=max(0.0, kv_accepted - self.slot_sent),
             queue_s=queue_s,
-            ingest_s=engine.ingested - kv_accepted - queue_s,
-            first_step_s=first_step_s,
+            ingest_s=after_s - tail_s,
+            compute_s=first_step_s if resumed else 0.0,
+            first_step_s=0.0 if resumed else first_step_s,
+            tail_s=tail_s,
+            tail_compute_s=engine.tail_compute_s,
             decode_s=decode_s,
             audit_s=engine.audit_s,
         )

@@ -314,7 +314,9 @@ async def handed_over(service: DecodeService, body: DecodeBody = DECODE) -> list
     async with asyncio.timeout(PATIENCE_S), aclosing(ask(service, body)) as events:
         slot = of_type(await anext(events), SlotEvent)
         (issued,) = service.tickets._issued.values()
-        issued.on_outcome(ReceivedKV(layout, 39, None, slot.held_tokens, sender="p-1"))
+        kv = ReceivedKV(layout, 39, None, slot.held_tokens, sender="p-1")
+        issued.incoming.arriving.kv = kv
+        service.tickets.settle(issued, kv)
         return [event async for event in events]
 
 

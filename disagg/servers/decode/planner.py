@@ -1,0 +1,63 @@
+"""What this host knows when it plans who computes a prompt: its speeds, and what it computes already."""
+
+from __future__ import annotations
+
+from disagg.api.names import KV_CHUNKS
+from disagg.api.requests import DecodeBody
+from disagg.config import Split
+from disagg.engines.base import DecodeTiming
+from disagg.engines.decoding import DecodeEngine
+from disagg.engines.decoding.tail import TailPolicy
+from disagg.servers.decode.handoff import SlotTerms
+from disagg.servers.decode.prompt_kv import PromptKV
+from disagg.servers.decode.spans import LONG_TOKENS, Here, Rest, Speeds, plan
+from disagg.servers.host.admission import Admission
+from disagg.servers.host.request import ActiveRequest
+
+
+class Planner:
+    """split: of hosts.toml. admission: of the requests in the batch. speeds: as measured on this host."""
+
+    def __init__(self, split: Split, admission: Admission) -> None:
+        self._split = split
+        self._admission = admission
+        self._tails = 0  # requests some of whose layers are computed here
+        self.speeds = Speeds()
+
+    def plan(self, request: ActiveRequest, kv: PromptKV, body: DecodeBody, engine: DecodeEngine) -> SlotTerms:
+        """Who computes which layers of what is not held of the prompt. Raises RequestError; see `spans.plan`."""
+        info, speeds = engine.info, self.speeds
+        wanted = self._split if body.split == "auto" else body.split
+        rest = Rest(kv.held_tokens, len(request.tokens) - 1, wanted)
+        speed = speeds.of(rest.tokens)
+        answers = engine.running > self._tails
+        here = Here(
+            info.layout,
+            info.split,
+            speed,
+            speeds.of(rest.tokens, LONG_TOKENS),
+            share=(TailPolicy().share if answers else 1.0) / (1 + self._tails),
+            room=self._admission.running < self._admission.running_limit,
+        )
+        spans = plan(rest, body.prefill, here)
+        if spans.divided:
+            self._tails += 1
+            request.cleanup.callback(self._end_tail)
+        return SlotTerms(
+            kv.held_tokens,
+            spans,
+            chunks=body.prefill is not None and body.prefill.kv_version >= KV_CHUNKS,
+            here_s=rest.tokens / speed if speed else None,
+            elsewhere_s=body.elsewhere_s,
+        )
+
+    def computed(self, kv: PromptKV, timing: DecodeTiming) -> None:
+        """The engine has computed what was left of a prompt."""
+        if kv.arriving is None:
+            self.speeds.add(timing.computed_prompt_tokens, timing.first_token - timing.ingested)
+        elif (layers := kv.layers) is not None and kv.resumed is None and kv.spans is not None:
+            tokens, share = kv.arriving.tokens - kv.arriving.start, 1 - layers / kv.spans.of
+            self.speeds.add(tokens, timing.tail_compute_s, share)
+
+    def _end_tail(self) -> None:
+        self._tails -= 1
