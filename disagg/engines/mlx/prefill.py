@@ -14,13 +14,15 @@ from mlx_lm.utils import maybe_set_recommended_wired_limit
 from disagg.api.names import AS_IS, WireForm
 from disagg.api.sampling import Sampling
 from disagg.config import EngineOptions
-from disagg.engines.base import AnswerRequest, EmittingEngine, Logits, PromptAndAnswer, PromptRun, Token
+from disagg.engines.base import AnswerRequest, ChunkScores, EmittingEngine, Logits, PromptAndAnswer, PromptRun, Token
+from disagg.engines.base.scores import scored_chunk
 from disagg.engines.mlx import memory
 from disagg.engines.mlx import sampling as mlx_sampling
 from disagg.engines.mlx.emit import Emitter
 from disagg.engines.mlx.engine import logits_of
 from disagg.engines.mlx.load import prepare, require_one_thread, select_device
 from disagg.engines.mlx.prefix_cache import CachedPrefix, PinnedArrays, make_prefix_cache, rows, snapshot
+from disagg.engines.mlx.scores import ScoringPass
 from disagg.engines.mlx.span import Span, Spans
 from disagg.engines.model.architectures import MLX_PATCHES, Patch
 from disagg.engines.model.bans import bans, ends_of
@@ -40,6 +42,8 @@ class MLXPrefillEngine(EmittingEngine):
     The model and every array belong to one thread of this engine, for which its methods wait. The constructor raises
     ModelError if the model cannot be loaded, PreflightRefused if mlx-lm computes another one than the checkpoint has.
     """
+
+    _previous_wired_limit: int | None = None
 
     def __init__(
         self, source: str | Path, context: int, options: EngineOptions, *, patches: Sequence[Patch] = MLX_PATCHES
@@ -121,6 +125,11 @@ class MLXPrefillEngine(EmittingEngine):
         prompt = MLXRun(self, whole, tokens[:-1], held, self._chunk_tokens, more=1 + left)
         return MLXAnswer(self, prompt, request, emit, eos_ids=self.info.eos_ids, left=left)
 
+    def start_scores(self, tokens: Sequence[int], top: int, emit: Callable[[ChunkScores], None]) -> MLXScores:
+        self.require_layers()
+        chunk = scored_chunk(self._chunk_tokens, self.info.profile.vocab_size)
+        return MLXScores(self, self.on_thread(ScoringPass, self.model, tokens, top, chunk), emit, chunk)
+
     def logits(self, tokens: Sequence[int], last: int, *, chunk_tokens: int | None = None) -> Logits:
         self.require_layers()
         return self.on_thread(logits_of, self.model, list(tokens), last, None, chunk_tokens or self._chunk_tokens)
@@ -134,6 +143,10 @@ class MLXPrefillEngine(EmittingEngine):
         self._held.clear()
 
     def close(self) -> None:
+        """Restores the wired limit."""
+        if self._previous_wired_limit is not None:
+            self.on_thread(mx.set_wired_limit, self._previous_wired_limit)
+            self._previous_wired_limit = None
         self._thread.shutdown()
 
     def _hold(self, salt: str, tokens: Sequence[int], caches: Sequence[Any]) -> None:
@@ -277,6 +290,26 @@ class MLXAnswer(PromptAndAnswer):
         row, wanted = mlx_sampling.read_row(raw), self._request.sampling.logprobs or 0
         top = mlx_sampling.top_logprobs(mlx_sampling.log_softmax(row), wanted) if wanted else ()
         return Token(chosen, mlx_sampling.log_probability(row, chosen), top)
+
+
+class MLXScores(PromptRun):
+    """A PromptRun that scores a prompt. emit: gets the scores of each chunk."""
+
+    def __init__(
+        self, engine: MLXPrefillEngine, scoring: ScoringPass, emit: Callable[[ChunkScores], None], chunk_tokens: int
+    ) -> None:
+        super().__init__(scoring.remaining, 0, chunk_tokens)
+        self._engine, self._scoring, self._emit = engine, scoring, emit
+
+    def close(self) -> None:
+        self._scoring.close()
+
+    def _compute(self, first: int, end: int) -> None:
+        while first < end:
+            scores = self._engine.on_thread(self._scoring.step, end - first)
+            first += len(scores.logprobs)
+            self._engine.on_beat()
+            self._emit(scores)
 
 
 def _ignore(*_: Any) -> None:

@@ -28,10 +28,10 @@ class ScoringPass:
         """Tokens that are not scored yet."""
         return len(self._tokens) - 1 - self._first
 
-    def step(self) -> ChunkScores:
-        """The scores of the next chunk."""
-        began = time.monotonic()
-        end = min(len(self._tokens) - 1, self._first + self._chunk.length(1))
+    def step(self, most: int | None = None) -> ChunkScores:
+        """The scores of the next chunk, of at most so many tokens."""
+        began, length = time.monotonic(), self._chunk.length(1)
+        end = min(len(self._tokens) - 1, self._first + min(length, most or length))
         ids, following = self._tokens[self._first : end], self._tokens[self._first + 1 : end + 1]
         logits = self._model(mx.array([ids]), cache=self._caches)[0].astype(mx.float32)
         scores = _reduced(logits, mx.array(following), self._top)

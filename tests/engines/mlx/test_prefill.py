@@ -6,13 +6,15 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
+import torch
 from msgspec.structs import replace
 
 from disagg.api.names import AS_IS, INT8, WireForm
 from disagg.api.sampling import Sampling
 from disagg.config import EngineOptions
-from disagg.engines.base import AnswerRequest, DecodeRequest, Token
+from disagg.engines.base import AnswerRequest, ChunkScores, DecodeRequest, Token
 from disagg.engines.base.decode import Collector
 from disagg.engines.mlx.engine import MLXDecodeEngine
 from disagg.engines.mlx.prefill import MLXPrefillEngine
@@ -185,6 +187,19 @@ def test_an_answer_has_the_form_that_is_asked_for(engine: Engine, constrain: Con
     text = b"".join(llama.tokenizer.token_bytes(token.id) for token in made[:-1])
     assert text in (b"yes", b"no")
     assert made[-1].finish == "stop"
+
+
+def test_scores_of_a_prompt_are_those_of_its_logits(engine: Engine) -> None:
+    llama, tokens = engine("llama"), prompt(130, seed=20)
+    chunks: list[ChunkScores] = []
+    run = llama.start_scores(tokens, 2, chunks.append)
+    while not run.done:
+        run.step(50)
+    run.close()
+    assert run.timing.tokens == 129 and len(chunks) == 3
+    logits = torch.tensor(llama.logits(tokens, 130))[:-1].log_softmax(-1)
+    scores = torch.tensor(numpy.concatenate([chunk.logprobs for chunk in chunks]))
+    assert torch.allclose(scores, logits.gather(1, torch.tensor(tokens[1:])[:, None])[:, 0], atol=1e-4)
 
 
 def test_it_beats_with_each_layer_of_each_chunk_and_each_token(engine: Engine) -> None:
