@@ -36,6 +36,7 @@ WINDOW = tiny_models.WINDOW
 LENGTHS = (1, 2, WINDOW - 1, WINDOW, WINDOW + 1, 200)
 BY_PREFILL_SERVER = (2, WINDOW + 1)
 """The answers to the others are compared with transformers itself, which is quicker."""
+DIVIDED = (WINDOW + 1, 200)
 SAMPLING: dict[str, Any] = {"max_tokens": 64, "ignore_eos": True}
 ANSWER: dict[str, Any] = {**SAMPLING, "local_prefill": False}
 SHORT_ANSWER: dict[str, Any] = {**ANSWER, "max_tokens": 24}
@@ -117,6 +118,33 @@ def test_requests_that_join_a_running_batch_are_answered_as_each_by_itself(
             # Of a prompt of one token nothing is handed over: the decode host computes the last token in any case.
             assert answer.metrics.method == ("disaggregated" if length > 1 else "local")
             assert ids(answer) == ids(together[length])[:count], f"{length} tokens"
+
+
+async def test_prompts_whose_layers_both_hosts_compute_are_answered_as_by_each_alone(
+    fleet: RunningFleet, together: dict[int, Completion]
+) -> None:
+    """All at a time, and then a conversation that goes on, of which both hosts hold the beginning."""
+    count = SHORT_ANSWER["max_tokens"]
+    layers = Reference.open(fleet.folder / "model", None, 8192).split.layers
+    heads = sorted({max(1, round(layers * share)) for share in (0.25, 0.5, 0.75)})
+    async with AsyncClient(fleet.fleet, token=TOKEN) as client:
+
+        async def split(tokens: list[int], k: int, salt: str) -> Completion:
+            return await client.generate("m", tokens=tokens, split=k, cache_salt=salt, **SHORT_ANSWER)
+
+        ways = [(k, length) for k in heads for length in DIVIDED]
+        answers = await asyncio.gather(*(split(prompt(length), k, f"{k} of {length}") for k, length in ways))
+        for (k, length), answer in zip(ways, answers, strict=True):
+            assert (answer.metrics.method, answer.metrics.layers) == ("disaggregated", k)
+            assert ids(answer) == ids(together[length])[:count], f"{k} of {layers} layers of {length} tokens"
+        (k, length), answer = ways[-1], answers[-1]
+        longer = [*prompt(length), *ids(answer)[:4], *prompt(90)]
+        more, alone = await asyncio.gather(
+            split(longer, k, f"{k} of {length}"),
+            client.generate("m", tokens=longer, alone="decode", cache_salt="longer", **SHORT_ANSWER),
+        )
+    assert more.metrics.held_tokens >= length - 1 and more.metrics.layers == k
+    assert ids(more) == ids(alone), f"{k} of {layers} layers of {len(longer)} tokens, {length} of them held"
 
 
 def test_wrong_kv_is_refuted_and_the_answer_is_right(fleet: RunningFleet, together: dict[int, Completion]) -> None:

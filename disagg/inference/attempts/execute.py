@@ -31,7 +31,7 @@ from disagg.inference.attempts.view_updates import ViewUpdates
 from disagg.inference.attempts.waiting import RetryBudget, Waiting
 from disagg.inference.hosts.affinity import RoutedPrompt, chain, content_of, prompt_of
 from disagg.inference.hosts.background import Heartbeat, Refresher
-from disagg.inference.hosts.route import Candidates, Ranking, RouteRequest, can_go_on, offer_of, rank
+from disagg.inference.hosts.route import Candidates, Ranking, RouteRequest, can_go_on, offer_of, rank, unknown
 from disagg.inference.hosts.view import FleetView
 from disagg.inference.http.connections import Connections
 from disagg.inference.http.host_calls import WholeCall
@@ -39,6 +39,8 @@ from disagg.inference.policy import DEFAULT_POLICY, RetryPolicy, longest_wait_s
 from disagg.inference.types import Completion, Stage, Watch, unwatched
 from disagg.whole.request import openai_request
 
+LONG_TOKENS = 1024  # a prompt for whose route the hosts' loads are worth a round trip
+FIRST_LOADS_S = 0.5  # a host that has not answered by then is used as one of which nothing is known
 log = logging.getLogger(__name__)
 
 
@@ -73,9 +75,11 @@ class GenerationRequest:
     via: str = ""
 
 
-def ranking(view: FleetView, request: GenerationRequest, prompt: RoutedPrompt, *, last_look: bool = False) -> Ranking:
-    """The hosts for a request, as the view sees them now; see RouteRequest."""
-    seen = RouteRequest(
+def routed(
+    view: FleetView, request: GenerationRequest, prompt: RoutedPrompt, *, last_look: bool = False
+) -> RouteRequest:
+    """The request as routing sees it."""
+    return RouteRequest(
         request.candidates,
         prompt.tokens,
         request.body.sampling.max_tokens,
@@ -83,7 +87,20 @@ def ranking(view: FleetView, request: GenerationRequest, prompt: RoutedPrompt, *
         last_look,
         request.body.share,
     )
-    return rank(view, seen, time.monotonic(), request.start)
+
+
+def ranking(view: FleetView, request: GenerationRequest, prompt: RoutedPrompt, *, last_look: bool = False) -> Ranking:
+    """The hosts for a request, as the view sees them now; see RouteRequest."""
+    return rank(view, routed(view, request, prompt, last_look=last_look), time.monotonic(), request.start)
+
+
+def may_be_divided(request: GenerationRequest, prompt: RoutedPrompt) -> bool:
+    """Whether it matters for this request that its hosts are known: its prompt is long, or to be divided in any case,
+    or a prefill host has some layers only."""
+    split = request.body.split
+    return any(not host.answers for host in request.candidates.prefill) or (
+        split != "off" and (split != "auto" or prompt.tokens >= LONG_TOKENS)
+    )
 
 
 async def run(
@@ -141,6 +158,7 @@ class _Run:
 
     async def to_end(self) -> Completion:
         """Look at the fleet and perform the attempts that this gives, until one completes the answer."""
+        await self._read_unknown()
         while True:
             failures: list[Failure] = []
             await self.suspicion.take_turn(self.answer.note)
@@ -158,6 +176,14 @@ class _Run:
             self.first = False
             self.suspicion.end_turn()
             await self._pause(pause, {failure.host.name for failure in failures if failure.busy})
+
+    async def _read_unknown(self) -> None:
+        """Read the loads of hosts that this client has not asked yet: else its first prompts would be handed off
+        whole."""
+        view = self.driver.view
+        if may_be_divided(self.request, self.prompt):
+            seen = routed(view, self.request, self.prompt)
+            await self.driver.refresher.read(unknown(view, seen, time.monotonic(), self.request.start), FIRST_LOADS_S)
 
     @property
     def deadline(self) -> float:

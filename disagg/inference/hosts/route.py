@@ -161,6 +161,16 @@ def rank(view: FleetView, request: RouteRequest, now: float, start: int) -> Rank
     return Ranking(hosts, tuple(decode), tuple(prefill), look.left_out, offer, unseen, tuple(whole), refused)
 
 
+def unknown(view: FleetView, request: RouteRequest, now: float, start: int) -> list[Host]:
+    """Of the hosts that `rank` compares, those whose load was not read yet, if the loads decide what they are asked
+    for: whether a prompt is divided between two of them."""
+    hosts, look = request.candidates, _Look(view, now, start, request.last_look, {})
+    if hosts.alone or not (hosts.decode and hosts.prefill):
+        return []
+    compared = [*_compared(look, hosts.prefill, ()), *_compared(look, hosts.decode, request.held)]
+    return [host for host in compared if view.of(host.name).load is None]
+
+
 def _unseen(view: FleetView, hosts: Candidates) -> frozenset[str]:
     """The names of all hosts, if none of them has ever answered this client."""
     if any(view.of(host.name).has_answered for host in hosts.all):

@@ -29,6 +29,22 @@ def test_a_prefill_host_that_fails_is_followed_by_another(tiny_fleet: RunningFle
     assert answer.warnings == ()
 
 
+def test_the_first_prompt_of_a_client_is_divided_as_asked(tiny_fleet: RunningFleet) -> None:
+    with tiny_fleet.client() as client:
+        answer = client.generate("tiny", tokens=PROMPT, cache_salt="divided first", split=1, max_tokens=3)
+    assert (answer.metrics.method, answer.metrics.layers) == ("disaggregated", 1)
+
+
+def test_hosts_that_state_no_load_hold_the_first_prompt_up_for_a_moment_only(tiny_fleet: RunningFleet) -> None:
+    real = tiny_fleet.fleet.hosts["tiny-prefill"]
+    with misbehaving("foreign", real) as port:
+        foreign = dataclasses.replace(real, port=port)
+        fleet = dataclasses.replace(tiny_fleet.fleet, hosts={**tiny_fleet.fleet.hosts, real.name: foreign})
+        with Client(fleet, token=TOKEN) as client:
+            answer = client.generate("tiny", tokens=PROMPT, cache_salt="no load", split=1, max_tokens=3)
+    assert (answer.metrics.method, answer.metrics.layers) == ("fallback", None)
+
+
 def test_without_fallback_a_failed_hand_off_is_an_error(tiny_fleet: RunningFleet) -> None:
     real = tiny_fleet.fleet.hosts["tiny-prefill"]
     with misbehaving("foreign", real) as port:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -135,6 +135,33 @@ def test_the_offer_to_the_decode_host_is_the_best_prefill_hosts_measured_speed()
     offer = ranked(view, candidates("d1")).offer
     assert offer is not None and (offer.wait_s, offer.tokens_s, offer.link_bytes_s) == (1.0, 500.0, 1e9)
     assert ranked(FleetView(), candidates("d1")).offer is None
+
+
+@pytest.mark.parametrize(
+    ("known", "hosts", "expected"),
+    [
+        ([], candidates("d1 d2"), "p1 d1 d2"),
+        (["p1", "d2"], candidates("d1 d2"), "d1"),
+        (["p1", "d1", "d2"], candidates("d1 d2"), ""),
+        ([], candidates("d1", ""), ""),
+        ([], Candidates("m", (), candidates("").prefill, "prefill"), ""),
+    ],
+    ids=["a new client", "some", "none", "no prefill host", "a host alone"],
+)
+def test_whose_loads_are_to_be_read_before_a_prompt_may_be_divided(
+    known: Sequence[str], hosts: Candidates, expected: str
+) -> None:
+    view = seen(**{name: load() for name in known})
+    unread = route.unknown(view, RouteRequest(hosts, 1000, 100), now=0.0, start=0)
+    assert " ".join(host.name for host in unread) == expected
+
+
+def test_a_host_that_is_down_is_not_asked_for_its_load_again() -> None:
+    view = FleetView()
+    while view.of("p1").reachable != "down":
+        view.missed("p1")
+    unread = route.unknown(view, RouteRequest(candidates("d1"), 1000, 100), now=0.0, start=0)
+    assert [host.name for host in unread] == ["d1"]
 
 
 def test_a_model_without_the_role_that_must_answer_is_an_error() -> None:
