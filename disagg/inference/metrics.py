@@ -63,7 +63,8 @@ class Metrics:
     held_tokens: prompt tokens whose KV the decode host had from earlier requests.
     layers: of the model, that the prefill host computed of the prompt, while the decode host computed the others; None:
     one host computed all. resumed_at: prompt tokens whose KV had arrived when the prefill host failed, after which the
-    decode host went on alone; None if that did not happen.
+    decode host went on alone; None if that did not happen. tail_time: what the decode host's layers took, most of it
+    while the prefill host computed.
     resumed_tokens: tokens of the answer that came from hosts that failed before its end. If there are any, ttft and its
     parts are those of the attempt that brought the first token; what its answering host would have stated is lost with
     it and part of `network`. Prefill, transfers and kv_bytes are those of all attempts from that one on, as far as
@@ -98,6 +99,7 @@ class Metrics:
     deviation: float | None = None
     layers: int | None = None
     resumed_at: int | None = None
+    tail_time: float = 0.0
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -190,6 +192,7 @@ def metrics(trace: Trace, done: DoneEvent, shipped: ShippedEvent | None = None) 
         deviation=done.deviation,
         layers=done.layers,
         resumed_at=done.resumed_at,
+        tail_time=timing.tail_compute_s,
     )
 
 

@@ -113,14 +113,12 @@ def test_a_head_that_is_cut_off_is_gone_on_from_after_its_last_whole_chunk(pair:
     wait_until(lambda: (pair.tail.running, pair.tail.kv_bytes) == (0, 0))
 
 
-def test_answers_that_run_lose_little_to_a_tail(pair: Pair) -> None:
-    """The pieces of a tail take a tenth of the time, whatever it has to compute."""
+def test_pieces_of_a_tail_leave_running_answers_their_time(pair: Pair) -> None:
     running = Collector()
     pair.tail.submit(DecodeRequest("running", [1, 2], Sampling(max_tokens=2000, ignore_eos=True)), running)
     wait_until(lambda: len(running.tokens) > 10)
     began, before = time.monotonic(), len(running.tokens)
     timing = pair.submit(list(range(1000)), 1).timing.result(PATIENCE_S)
-    took = time.monotonic() - began
-    assert timing.tail_compute_s <= 0.2 * took
+    assert time.monotonic() - began >= 4 * timing.tail_compute_s
     assert len(running.tokens) > before
     pair.tail.cancel("running")
