@@ -202,8 +202,7 @@ def write_hosts(
     lines = ['[fleet]\nname = "test"']
     for name, path in models.items():
         lines.append(f'[models."{name}"]\ncontext = {context}\naliases = ["alias-of-{name}"]')
-        lines.append(f'[models."{name}".sources]')
-        lines += [f'{engine} = "{path}"' for engine in dict.fromkeys((prefill_engine, "mlx"))]
+        lines.append(f'[models."{name}".sources]\n{prefill_engine} = "{path}"\nmlx = "{path}"')
         for role, engine, options in (("prefill", prefill_engine, prefill), ("decode", "mlx", decode)):
             lines.append(f'[hosts.{name}-{role}]\naddress = "127.0.0.1"\nport = {next(ports)}\nroles = ["{role}"]')
             lines.append(f'model = "{name}"\nconnector = "local"\nservice = "process"')

@@ -81,12 +81,9 @@ class LeaseAnswer(Contract, frozen=True):
 
 
 class CountAnswer(Contract, frozen=True):
-    """POST /count: how many tokens the prompt has. tokens, texts: if they are listed, their ids and the bytes of the
-    text that each stands for."""
+    """POST /count: how many tokens the prompt has."""
 
     prompt_tokens: int
-    tokens: tuple[int, ...] = ()
-    texts: tuple[bytes, ...] = ()
 
 
 class PreflightFinding(Contract, frozen=True):
@@ -212,6 +209,7 @@ class Status(Health, frozen=True, kw_only=True):
     """GET /status: health, load, memory and counters. kv_bytes: KV of requests that the host holds now. kv_held_bytes:
     KV of finished conversations, kept for their next turns. audit_every: one hand-off in so many is audited, 0: none.
     senders: what these audits found, by the name of the prefill host; empty if it stated none. layers: as of Load.
+    model_layers: that the model has, 0 until it has loaded.
     split_refusal: why the model's layers cannot be divided between two hosts; empty if they can, or the host has not
     loaded."""
 
@@ -226,4 +224,5 @@ class Status(Health, frozen=True, kw_only=True):
     audit_every: int = 0
     senders: Mapping[str, SenderAudits] = {}
     layers: Layers | None = None
+    model_layers: int = 0
     split_refusal: str = ""

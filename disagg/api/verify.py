@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 from msgspec import Meta
 
 from disagg.api.base import Contract
+from disagg.api.events import TokenLogprob
 from disagg.api.requests import KVAddress
 from disagg.api.status import PreflightFinding
 
@@ -27,6 +28,21 @@ class RunComparison(Contract, frozen=True):
     top1: float
     top1_low: float
     top1_high: float
+
+
+class SplitComparison(Contract, frozen=True, kw_only=True):
+    """A prompt that both ends computed: the prefill end the model's first `layers` layers, the decode end the others.
+    Its answers compared with those of each end alone, by the likeliest tokens that they state, until the first
+    difference. computed_tokens: the most that the decode end computed of a prompt through all layers, 1 if the split
+    was used. ok: both are within the bounds of the hand-off. why: if not, the reason; if a request failed there are
+    no comparisons."""
+
+    layers: int
+    vs_prefill: RunComparison | None = None
+    vs_decode: RunComparison | None = None
+    computed_tokens: int = 0
+    ok: bool = False
+    why: str = ""
 
 
 class VerifyBounds(Contract, frozen=True, kw_only=True):
@@ -53,7 +69,8 @@ class VerifyReport(Contract, frozen=True, kw_only=True):
     wrong_kv_changes_output: whether the KV of another prompt changed the answer, as it must; None for a prompt of one
     token, which needs no KV. distinct_tokens: in the answer. decode_computed_tokens: prompt tokens that the decode
     engine computed after the hand-off, 1 if the KV was used. deviation: what the KV differed by in an audit, as a share
-    of the bound for these dtypes and weights; may be more than 1 here; None if this model has no audit. ok: all runs
+    of the bound for these dtypes and weights; may be more than 1 here; None if this model has no audit. splits: at a
+    quarter, half and three quarters of the layers. split_refusal: why there are none; empty if there are. ok: all runs
     agree within their bounds, and the two controls hold. summary: the figures in a sentence.
     """
 
@@ -83,6 +100,8 @@ class VerifyReport(Contract, frozen=True, kw_only=True):
     preflight: tuple[BackendFinding, ...]
     summary: str
     ok: bool
+    splits: tuple[SplitComparison, ...] = ()
+    split_refusal: str = ""
 
 
 class PairReport(Contract, frozen=True, kw_only=True):
@@ -91,9 +110,9 @@ class PairReport(Contract, frozen=True, kw_only=True):
     Two answers are compared until their first difference. max_logit_diff and mean_kl of a comparison are those of the
     likeliest tokens that both hosts stated. same_weights: whether both hosts load the same source, unconverted.
     kv_wire, kv_bytes, decode_computed_tokens: of the hand-offs, the latter the most of any, 1 if the KV was used.
-    deviation: the most that their KV differed by in an audit, as a share of its bound; None if none was audited. ok:
-    all comparisons are within their bounds, and every prompt was handed over. why: if not, the reason; if a request
-    failed there are no comparisons.
+    deviation: the most that their KV differed by in an audit, as a share of its bound; None if none was audited.
+    splits, split_refusal: as of VerifyReport. ok: all comparisons are within their bounds, and every prompt was handed
+    over. why: if not, the reason; if a request failed there are no comparisons.
     """
 
     prefill: str
@@ -108,6 +127,8 @@ class PairReport(Contract, frozen=True, kw_only=True):
     kv_bytes: int = 0
     decode_computed_tokens: int = 0
     deviation: float | None = None
+    splits: tuple[SplitComparison, ...] = ()
+    split_refusal: str = ""
     ok: bool = False
     why: str = ""
 
@@ -126,19 +147,22 @@ class HostsReport(Contract, frozen=True, kw_only=True):
 
 
 class PrefillReady(Contract, frozen=True, kw_only=True):
-    """The prefill engine is loaded. backend: e.g. "vllm/cuda". versions: of its packages. error: why it is not."""
+    """The prefill engine is loaded. backend: e.g. "vllm/cuda". versions: of its packages. split_refusal: why it
+    computes no part of the layers; empty if it does. error: why it is not loaded."""
 
     backend: str = ""
     context: int = 0
     versions: Mapping[str, str] = {}
     preflight: tuple[PreflightFinding, ...] = ()
+    split_refusal: str = ""
     error: dict[str, str] | None = None
 
 
 class PrefillCall(Contract, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Something to compute from these tokens. `answer`: the first `count` tokens of the greedy answer; `logits`: after
     each of the last `count` tokens, written to `file` as float32 (numpy's format); `send`: the KV of all but the last
-    token, sent to `to` with this ticket. chunk_tokens: the prompt in pieces of so many tokens."""
+    token, sent to `to` with this ticket. chunk_tokens: the prompt in pieces of so many tokens. layers: the KV of the
+    model's first so many layers, in chunks with their hidden states; None: of all, not in chunks."""
 
     call: Literal["answer", "logits", "send"]
     tokens: tuple[int, ...]
@@ -147,10 +171,11 @@ class PrefillCall(Contract, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     file: str = ""
     to: KVAddress | None = None
     ticket: str = ""
+    layers: Annotated[int, Meta(ge=1)] | None = None
 
 
 class PrefillReply(Contract, frozen=True, kw_only=True):
-    """The end of a call. tokens: of an answer."""
+    """The end of a call. tokens: of an answer, each with the likeliest in its place."""
 
-    tokens: tuple[int, ...] = ()
+    tokens: tuple[TokenLogprob, ...] = ()
     error: dict[str, str] | None = None

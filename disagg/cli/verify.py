@@ -1,10 +1,12 @@
-"""`disagg verify`: compare a hand-off with each host, or each engine, alone: tokens, and next-token distributions."""
+"""`disagg verify`: compare hand-offs and splits with each host, or each engine, alone: tokens, and next-token
+distributions."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Final, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Final, get_args
 
 import typer
 from rich.markup import escape
@@ -14,12 +16,15 @@ from disagg.api.verify import HostsReport, VerifyReport
 from disagg.cli.common.completion import complete_model
 from disagg.cli.common.context import Settings, print_json, settings, stderr, stdout
 from disagg.cli.common.options import AsJson, choice_option, one_of, seconds_option, with_options
-from disagg.config import DType, Fleet, Model
+from disagg.config import DType, Fleet, Host, Model
 from disagg.errors import CapabilityMissing, DisaggError, ServerUnavailable, UsageError
 from disagg.extras import require
 from disagg.fleet.lifecycle.state import State
 from disagg.fleet.lifecycle.status.host_status import HostStatus
 from disagg.fleet.lifecycle.status.verdicts import Verdict, VerifiedEngine, keep
+
+if TYPE_CHECKING:
+    from disagg.verify.hosts import Divided
 
 PROMPT_TOKENS, MAX_TOKENS = 200, 64
 STATUS_S = 30.0
@@ -76,7 +81,8 @@ def verify(
     timeout: Annotated[float, seconds_option(1, "Seconds for the whole command.")] = 1800.0,
     as_json: AsJson = False,
 ) -> None:
-    """Answer the same prompts with a hand-off and by each host alone, through the fleet's servers, and compare.
+    """Answer the same prompts with a hand-off, with splits and by each host alone, through the fleet's servers, and
+    compare.
 
     With --here, or the folder of a model, each engine runs on this machine instead. Exit code 1: the answers differ by
     more than rounding, or than the forms of the weights, explains.
@@ -112,7 +118,7 @@ def _here(
             arguments += [name, str(value)]
     require("decode", *(() if "--prefill-python" in options else ("prefill",)))
     python, environment = python_command(None)
-    with stderr().status(f"verifying {escape(model)}: hand-off, prefill alone, decode alone …"):
+    with stderr().status(f"verifying {escape(model)}: hand-off, splits, prefill alone, decode alone …"):
         found = run_json([*python, "disagg.verify", *arguments], environment, timeout)
         report = VerifyReport.received(found, "python -m disagg.verify")
     if as_json:
@@ -149,7 +155,8 @@ def _on_hosts(chosen: Settings, name: str, tokens: tuple[int, int], timeout: flo
     ):
         clients.report = lambda way: status.update(f"verifying {escape(model.name)}: {way} …")
         prompts = clients.prompts(Way((pairs[0][1].name,), "decode"), tokens[0])
-        report = verify_hosts(fleet, model, clients.ask, prompts, tokens[1])
+        divided = partial(_divided, statuses)
+        report = verify_hosts(fleet, model, clients.ask, prompts, tokens[1], divided=divided)
     if as_json:
         print_json(report.to_json())
     else:
@@ -158,6 +165,17 @@ def _on_hosts(chosen: Settings, name: str, tokens: tuple[int, int], timeout: flo
         stdout().print(hosts_view(report))
     _keep(fleet, report, statuses)
     return report.ok
+
+
+def _divided(statuses: Mapping[str, HostStatus], prefill: Host, decode: Host) -> Divided:
+    """How these two hosts can divide the model's layers, as they state."""
+    from disagg.verify.hosts import Divided
+
+    ends = statuses[prefill.name], statuses[decode.name]
+    layers = ends[1].model_layers or 0
+    unknown = "" if layers else f"{decode.name} does not state how many layers the model has"
+    refusals = [one.split_refusal for one in ends if one.split_refusal]
+    return Divided(layers, next(iter(refusals), unknown), ends[0].layers)
 
 
 def _healthy(fleet: Fleet, model: Model, state: State, names: list[str]) -> Mapping[str, HostStatus]:

@@ -20,7 +20,7 @@ from disagg import logs
 from disagg.api.engines import engines_for
 from disagg.api.names import AS_IS
 from disagg.api.sampling import Sampling
-from disagg.api.verify import BackendFinding, VerifyReport
+from disagg.api.verify import BackendFinding, SplitComparison, VerifyBounds, VerifyReport
 from disagg.config import DType, EngineOptions
 from disagg.engines.base import audit
 from disagg.engines.base.audit import UNBOUNDED
@@ -28,11 +28,14 @@ from disagg.engines.model.reference import Reference
 from disagg.engines.process import exit_without_cleanup
 from disagg.errors import ContextLengthExceeded, DisaggError
 from disagg.kv.received import ReceivedKV
-from disagg.verify.compare import Comparisons, EngineRun, Runs, bounds, bounds_alone, summary
+from disagg.verify.compare import Answer, Comparisons, EngineRun, Runs, bounds, bounds_alone, summary
 from disagg.verify.pair import EnginePair
-from disagg.verify.prefill import PrefillSpec
+from disagg.verify.prefill import ALTERNATIVES, PrefillSpec
+from disagg.verify.splits import compare_split, split_layers
 
 PREFILL_ENGINES: Final = [one.name for one in engines_for("prefill", loads=True)]
+AnswersAlone = tuple[Sequence[Answer], Sequence[Answer]]
+"""The answers of the prefill and of the decode engine alone, for each prompt."""
 DECODE_ENGINE: Final = engines_for("decode", loads=True)[0].name
 
 
@@ -71,13 +74,15 @@ def verify(pair: EnginePair, plan: VerifyPlan) -> VerifyReport:
             f"{context}",
             "lower --prompt-tokens or --max-tokens",
         )
-    runs, controls = run_all(pair, plan)
+    runs, answers, controls = run_all(pair, plan)
     info = pair.decode_engine.info
     same = plan.weights[0] == plan.weights[1]
     found = Comparisons.of(runs)
     again = found.prefill_again, found.decode_again
     limits = bounds(plan.dtype, same_weights=same, alone=found.prefill_vs_decode, again=again)
     alone = bounds_alone(plan.dtype, same_weights=same)
+    refusal = pair.split_refusal
+    splits = () if refusal else run_splits(pair, plan, answers, limits)
     return VerifyReport(
         architecture=info.profile.architecture,
         dtype=plan.dtype,
@@ -100,22 +105,41 @@ def verify(pair: EnginePair, plan: VerifyPlan) -> VerifyReport:
         deviation=controls.deviation,
         preflight=_findings(pair),
         summary=summary(pair.prefill_info.backend, info.backend, plan.max_tokens, found),
-        ok=controls.hold and found.within(limits, alone),
+        splits=splits,
+        split_refusal=refusal,
+        ok=controls.hold and found.within(limits, alone) and all(one.ok for one in splits),
     )
 
 
-def run_all(pair: EnginePair, plan: VerifyPlan) -> tuple[Runs, Controls]:
-    """Answer the prompt in every way, and compute the logits along the prefill engine's answer."""
+def run_splits(
+    pair: EnginePair, plan: VerifyPlan, alone: AnswersAlone, limits: VerifyBounds
+) -> tuple[SplitComparison, ...]:
+    """Answer the prompt with each of the splits. None of a prompt of one token, which has nothing to divide."""
+    prompt, _ = pair.sample_prompts(plan.prompt_tokens)
+    if len(prompt) == 1:
+        return ()
+    found = []
+    for layers in split_layers(pair.decode_engine.info.split):
+        answer = pair.split(prompt, _sampling(plan), layers, plan.chunk)
+        computed = answer.timing.result().computed_prompt_tokens
+        found.append(compare_split(layers, [answer.likeliest], alone, computed, limit=limits))
+    return tuple(found)
+
+
+def run_all(pair: EnginePair, plan: VerifyPlan) -> tuple[Runs, AnswersAlone, Controls]:
+    """Answer the prompt in every way but a split, and compute the logits along the prefill engine's answer."""
     prompt, other = pair.sample_prompts(plan.prompt_tokens)
     count, pieces = plan.max_tokens, plan.prompt_tokens // 3 + 1
-    sampling = Sampling(max_tokens=count, ignore_eos=True)
-    alone = pair.prefill.answer(prompt, count)
+    sampling = _sampling(plan)
+    by_prefill = pair.prefill.answer(prompt, count)
+    alone = [token.id for token in by_prefill]
     forced = [*prompt, *alone[:-1]]
     kv = pair.hand_over(prompt, plan.chunk)
-    handed_over, timing = pair.decode(prompt, sampling, kv, UNBOUNDED)
-    handoff = EngineRun(handed_over, pair.decode_logits(forced, count, kv))
+    handed_over = pair.decode(prompt, sampling, kv, UNBOUNDED)
+    handoff = EngineRun(handed_over.tokens, pair.decode_logits(forced, count, kv))
     kv.release()
-    decoded, _ = pair.decode(prompt, sampling, None)
+    by_decode = pair.decode(prompt, sampling, None)
+    decoded = by_decode.tokens
     runs = Runs(
         handoff=handoff,
         prefill=EngineRun(alone, pair.prefill.logits(forced, count)),
@@ -125,9 +149,15 @@ def run_all(pair: EnginePair, plan: VerifyPlan) -> tuple[Runs, Controls]:
     )
     wrong = _wrong_kv(pair, other, prompt, sampling, plan.chunk)
     audit_bounds = audit.bounds(plan.dtype, AS_IS, same_weights=plan.weights[0] == plan.weights[1])
+    timing = handed_over.timing.result()
     deviation = timing.audit.share(audit_bounds) if timing.audit is not None else None
-    changes = None if wrong is None else wrong != handed_over
-    return runs, Controls(timing.computed_prompt_tokens, changes, deviation)
+    changes = None if wrong is None else wrong != handed_over.tokens
+    answers = [by_prefill], [by_decode.likeliest]
+    return runs, answers, Controls(timing.computed_prompt_tokens, changes, deviation)
+
+
+def _sampling(plan: VerifyPlan) -> Sampling:
+    return Sampling(max_tokens=plan.max_tokens, ignore_eos=True, logprobs=ALTERNATIVES)
 
 
 def _findings(pair: EnginePair) -> tuple[BackendFinding, ...]:
@@ -146,7 +176,7 @@ def _wrong_kv(
         return None
     kv: ReceivedKV = pair.hand_over(other, chunk)
     try:
-        return pair.decode(prompt, sampling, kv)[0]
+        return pair.decode(prompt, sampling, kv).tokens
     finally:
         kv.release()
 

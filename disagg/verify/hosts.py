@@ -1,7 +1,8 @@
 """`disagg verify` on a running fleet: the same prompts by each way that it has to answer them.
 
-Every prefill host hands over to every decode host, and each of them answers alone: through their servers and links,
-with their weights and dtypes. Requests share no held KV, and no short prompt is computed on the decode host instead.
+Every prefill host hands over to every decode host, both compute prompts together, and each of them answers alone:
+through their servers and links, with their weights and dtypes. Requests share no held KV, and no short prompt is
+computed on the decode host instead.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import importlib.util
 import secrets
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from importlib.abc import InspectLoader
@@ -18,13 +19,14 @@ from typing import Final, NamedTuple, Self
 import msgspec
 
 from disagg.api.names import AS_IS
-from disagg.api.verify import HostsReport, PairReport, VerifyBounds
+from disagg.api.verify import HostsReport, PairReport, SplitComparison, VerifyBounds
 from disagg.config import Fleet, Host, Model
 from disagg.errors import CapabilityMissing, DeadlineExceeded, DisaggError, ServerUnavailable, UsageError
 from disagg.inference.attempt import Alone
 from disagg.inference.client import Client
 from disagg.inference.types import Completion
 from disagg.verify.compare import agrees, compare_answers, limits, same_weights
+from disagg.verify.splits import Answers, compare_split, quarters
 
 PROMPTS: Final = 8
 ALTERNATIVES: Final = 20
@@ -38,13 +40,34 @@ SAMPLE_MODULES: Final = (
 
 
 class Way(NamedTuple):
-    """A way to answer: the names of its hosts, and the role of the one that answers alone."""
+    """A way to answer: the names of its hosts, and the role of the one that answers alone. layers: of the model, that
+    the prefill host computes of a prompt, while the decode host computes the others; None: all."""
 
     hosts: tuple[str, ...]
     alone: Alone | None = None
+    layers: int | None = None
 
     def __str__(self) -> str:
-        return " → ".join(self.hosts) + (" alone" if self.alone else "")
+        split = "" if self.layers is None else f", split after layer {self.layers}"
+        return " → ".join(self.hosts) + (" alone" if self.alone else "") + split
+
+
+class Divided(NamedTuple):
+    """How a model's layers can be divided between two hosts. layers: of the model. refusal: why they cannot be. loaded:
+    the prefill host has the first so many only; None: all."""
+
+    layers: int
+    refusal: str = ""
+    loaded: int | None = None
+
+    @property
+    def heads(self) -> Sequence[int]:
+        """How many layers the prefill host is asked to compute, one split after the other."""
+        if self.refusal:
+            return ()
+        if self.loaded is None:
+            return quarters(self.layers)
+        return sorted({*(layers for layers in quarters(self.layers) if layers < self.loaded), self.loaded})
 
 
 Ask = Callable[[Way, str, int], Completion]
@@ -77,8 +100,16 @@ def require_lengths(model: Model, prompt_tokens: int, max_tokens: int) -> None:
         raise UsageError(message, f"{model.name} has a context of {model.context} tokens, {max_tokens} for the answer")
 
 
-def verify_hosts(fleet: Fleet, model: Model, ask: Ask, prompts: Sequence[str], max_tokens: int) -> HostsReport:
-    """Ask for every answer, one after the other, and compare."""
+def verify_hosts(
+    fleet: Fleet,
+    model: Model,
+    ask: Ask,
+    prompts: Sequence[str],
+    max_tokens: int,
+    *,
+    divided: Callable[[Host, Host], Divided],
+) -> HostsReport:
+    """Ask for every answer, one after the other, and compare. divided: how a pair can divide the layers."""
     outcomes: dict[Way, Outcome] = {}
 
     def answers(way: Way) -> Outcome:
@@ -86,16 +117,19 @@ def verify_hosts(fleet: Fleet, model: Model, ask: Ask, prompts: Sequence[str], m
             outcomes[way] = _answers(ask, way, prompts, max_tokens)
         return outcomes[way]
 
-    judged = [
-        judge(
-            model,
-            (prefill, decode),
-            answers(Way((prefill.name, decode.name))),
-            answers(Way((prefill.name,), "prefill")),
-            answers(Way((decode.name,), "decode")),
-        )
-        for prefill, decode in pairs_of(fleet, model)
-    ]
+    judged = []
+    for prefill, decode in pairs_of(fleet, model):
+        together, how = (prefill.name, decode.name), divided(prefill, decode)
+        alone: tuple[Outcome | None, Outcome] = None, answers(Way((decode.name,), "decode"))
+        if how.loaded is None:
+            by_prefill = answers(Way((prefill.name,), "prefill"))
+            report = judge(model, (prefill, decode), answers(Way(together)), by_prefill, alone[1])
+            alone = by_prefill, alone[1]
+        else:
+            report = part_of(model, (prefill, decode), alone[1])
+        heads = how.heads if report.bounds is not None else ()
+        by_split = {layers: answers(Way(together, layers=layers)) for layers in heads}
+        judged.append(with_splits(report, how.refusal, by_split, alone))
     given = [one for outcome in outcomes.values() if not isinstance(outcome, DisaggError) for one in outcome]
     handed = [one for one in given if one.metrics.method == "disaggregated"]
     return HostsReport(
@@ -152,6 +186,45 @@ def judge(model: Model, pair: tuple[Host, Host], handoff: Outcome, prefill: Outc
     return msgspec.structs.replace(report, ok=not why, why=why)
 
 
+def part_of(model: Model, pair: tuple[Host, Host], decode: Outcome) -> PairReport:
+    """The report of a pair whose prefill host has the first layers only, and so can neither answer alone nor hand over.
+    Splits may differ from the decode host alone by what two hosts differ by."""
+    prefill, host = (one.name for one in pair)
+    if isinstance(decode, DisaggError):
+        return PairReport(prefill=prefill, decode=host, why=str(decode))
+    same, nothing = same_weights(model, *pair), compare_answers(_tokens(decode), _tokens(decode))
+    _, bounds = limits(*pair, same=same, as_is=True, alone=nothing)
+    return PairReport(prefill=prefill, decode=host, same_weights=same, bounds=bounds, bounds_alone=bounds, ok=True)
+
+
+def with_splits(
+    report: PairReport, refusal: str, by_split: Mapping[int, Outcome], alone: tuple[Outcome | None, Outcome]
+) -> PairReport:
+    """The report with the comparisons of splits, by the layers that were asked of the prefill host. Pure."""
+    splits = tuple(_split(report, layers, outcome, alone) for layers, outcome in by_split.items())
+    wrong = [f"the split after layer {one.layers}: {one.why}" for one in splits if not one.ok]
+    why = "; ".join([*([report.why] if report.why else []), *wrong])
+    return msgspec.structs.replace(report, splits=splits, split_refusal=refusal, ok=report.ok and not wrong, why=why)
+
+
+def _split(report: PairReport, layers: int, outcome: Outcome, alone: tuple[Outcome | None, Outcome]) -> SplitComparison:
+    if isinstance(outcome, DisaggError):
+        return SplitComparison(layers=layers, why=str(outcome))
+    used = {one.metrics.layers for one in outcome}
+    if used != {layers}:
+        found = ", ".join("all" if one is None else str(one) for one in sorted(used, key=str))
+        return SplitComparison(layers=layers, why=f"the prefill host computed {found} layers")
+    by_prefill, by_decode = (_tokens(way) for way in alone)
+    assert report.bounds is not None, "splits are compared if hand-offs are"
+    computed = max(one.metrics.decode_computed_tokens for one in outcome)
+    return compare_split(layers, _tokens(outcome), (by_prefill, by_decode), computed, limit=report.bounds)
+
+
+def _tokens(outcome: Outcome | None) -> Answers:
+    """None if there are none."""
+    return [one.tokens for one in outcome] if outcome is not None and not isinstance(outcome, DisaggError) else []
+
+
 def _differences(report: PairReport, limit: VerifyBounds, limit_alone: VerifyBounds) -> Iterator[str]:
     """The comparisons that are not within their bounds, in words."""
     together = f"the hand-off {report.prefill} → {report.decode}"
@@ -201,17 +274,20 @@ class FleetClients:
             ignore_eos=True,
             logprobs=ALTERNATIVES,
             local_prefill=False,
+            split="off" if way.layers is None else way.layers,
             on_kv_failure="fail",
             timeout=self._left_s(),
             cache_salt=secrets.token_hex(8),
         )
 
     def _client(self, way: Way) -> Client:
-        if way not in self._clients:
+        """Splits of a pair have the client of its hand-off, which has learnt what these hosts can do."""
+        pair = way._replace(layers=None)
+        if pair not in self._clients:
             hosts = {name: self._fleet.hosts[name] for name in way.hosts}
             client = Client(replace(self._fleet, hosts=hosts), token=self._token)
-            self._clients[way] = self._stack.enter_context(client)
-        return self._clients[way]
+            self._clients[pair] = self._stack.enter_context(client)
+        return self._clients[pair]
 
     def _left_s(self) -> float:
         left = self._deadline - time.monotonic()

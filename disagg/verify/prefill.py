@@ -16,21 +16,23 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, Self, TypeVar, get_args
 
+import msgspec
 import numpy
 
 from disagg import logs
 from disagg.api.base import Contract, InvalidValue
 from disagg.api.engines import engines_for
+from disagg.api.events import TokenLogprob
 from disagg.api.requests import KVAddress
 from disagg.api.sampling import Sampling
 from disagg.api.verify import PrefillCall, PrefillReady, PrefillReply
 from disagg.config import DType, EngineOptions
-from disagg.engines.base import PrefillEngine
+from disagg.engines.base import EmittingEngine, PrefillEngine
 from disagg.engines.model.reference import Reference
 from disagg.engines.opening import open_prefill
 from disagg.engines.process import exit_without_cleanup
@@ -44,6 +46,9 @@ TIMEOUT_S = 3600.0
 """How long an engine may compute for one call, its transfer included."""
 END_S = 10.0
 READ_BYTES = 1 << 20
+ALTERNATIVES = 20
+"""Likeliest tokens that an answer states in each place."""
+NOT_IN_PARTS = "this prefill engine computes all layers of a prompt"
 T = TypeVar("T", bound=Contract)
 CACHE_SPARE_BYTES = 64 << 20
 """Bytes of vLLM's paged cache beside two requests of the whole context: a block of each layer may be partly filled."""
@@ -114,7 +119,7 @@ class PrefillProcess:
         _raise(ready.error)
         return ready
 
-    def answer(self, tokens: Sequence[int], count: int) -> list[int]:
+    def answer(self, tokens: Sequence[int], count: int) -> list[TokenLogprob]:
         """The first `count` tokens of the engine's own greedy answer."""
         return list(self._call(PrefillCall(call="answer", tokens=tuple(tokens), count=count)).tokens)
 
@@ -123,9 +128,12 @@ class PrefillProcess:
         self._call(PrefillCall(call="logits", tokens=tuple(tokens), count=last, chunk_tokens=chunk_tokens, file=file))
         return numpy.load(file)
 
-    def send(self, tokens: Sequence[int], to: KVAddress, ticket: str, chunk_tokens: int | None) -> None:
-        """Send the KV of tokens[:-1], until it is acknowledged."""
-        self._call(PrefillCall(call="send", tokens=tuple(tokens), chunk_tokens=chunk_tokens, to=to, ticket=ticket))
+    def send(
+        self, tokens: Sequence[int], to: KVAddress, ticket: str, chunk_tokens: int | None, layers: int | None = None
+    ) -> None:
+        """Send the KV of tokens[:-1], until it is acknowledged. layers: as of PrefillCall."""
+        call = PrefillCall(call="send", tokens=tuple(tokens), chunk_tokens=chunk_tokens, to=to, ticket=ticket)
+        self._call(msgspec.structs.replace(call, layers=layers))
 
     def _call(self, call: PrefillCall) -> PrefillReply:
         assert self._process.stdin is not None
@@ -186,8 +194,9 @@ def options_of(arguments: argparse.Namespace, kv_bytes: int) -> EngineOptions:
 def perform(engine: PrefillEngine, call: PrefillCall) -> PrefillReply:
     """Compute what a call asks for. Raises what the engine and the transfer raise."""
     if call.call == "answer":
-        sampling = Sampling(max_tokens=call.count, ignore_eos=True)
-        return PrefillReply(tokens=tuple(token.id for token in engine.generate(call.tokens, sampling)))
+        sampling = Sampling(max_tokens=call.count, ignore_eos=True, logprobs=ALTERNATIVES)
+        made = engine.generate(call.tokens, sampling)
+        return PrefillReply(tokens=tuple(TokenLogprob(token.id, token.logprob, token.top) for token in made))
     if call.call == "logits":
         numpy.save(call.file, engine.logits(call.tokens, call.count, chunk_tokens=call.chunk_tokens))
     else:
@@ -198,8 +207,11 @@ def perform(engine: PrefillEngine, call: PrefillCall) -> PrefillReply:
 def _send(engine: PrefillEngine, call: PrefillCall) -> None:
     if call.to is None:
         raise ProtocolError("a call to send KV states no address")
-    count, info = len(call.tokens) - 1, engine.info
-    header = Header(call.ticket, "verify", info.fingerprint, info.layout, token_hash(call.tokens), count)
+    count, info, layers = len(call.tokens) - 1, engine.info, call.layers
+    head = info.split.head(info.layout, info.split.layers if layers is None else layers)
+    header = Header(call.ticket, "verify", info.fingerprint, head, token_hash(call.tokens), count)
+    if layers is not None:
+        header = replace(header, chunks=True, layers=layers, hidden=info.split.hidden)
     to, deadline = (call.to.host, call.to.port), time.monotonic() + TIMEOUT_S
     progress = EngineProgress()
     engine.on_beat = progress.beat
@@ -251,7 +263,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return error.exit_code
     info = engine.info
     ready = PrefillReady(
-        backend=info.backend, context=info.profile.context, versions=info.versions, preflight=info.preflight
+        backend=info.backend,
+        context=info.profile.context,
+        versions=info.versions,
+        preflight=info.preflight,
+        split_refusal=info.split.refusal or ("" if isinstance(engine, EmittingEngine) else NOT_IN_PARTS),
     )
     _write(replies, ready)
     serve(engine, sys.stdin.buffer, replies)

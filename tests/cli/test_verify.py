@@ -195,7 +195,7 @@ def test_json_is_the_verifiers_own(
 ) -> None:
     verifier(RESULT)
     assert run("verify", tmp_path, "--json") == 0
-    assert json.loads(capsys.readouterr().out) == RESULT
+    assert json.loads(capsys.readouterr().out) == {**RESULT, "splits": [], "split_refusal": ""}
 
 
 def test_a_difference_exits_1_and_is_shown(
@@ -286,7 +286,12 @@ def test_a_model_is_verified_on_the_fleets_hosts_and_its_verdict_kept(
     assert (pair.kv_wire, pair.decode_computed_tokens, pair.bounds) == ("as-is", 1, NOISE["float32"])
     assert pair.deviation is not None and 0 < pair.deviation < 0.2
     completed = {name: tiny_fleet.status(name)["counters"]["completed"] - before[name] for name in before}
-    assert completed == {"tiny-prefill": 2 * PROMPTS, "tiny-decode": 2 * PROMPTS}
+    ways = 2 + len(pair.splits)
+    assert completed == {"tiny-prefill": ways * PROMPTS, "tiny-decode": ways * PROMPTS}
+    for split in pair.splits:
+        assert (split.ok, split.computed_tokens) == (True, 1)
+        assert split.vs_decode is not None and split.vs_decode.equal_tokens == PROMPTS * 6
+    assert [split.layers for split in pair.splits] == [1, 2]
     assert not seen.exists(), "no engine was started here"
     verdict = known_verdicts(state_folder(tiny_fleet.fleet))[-1]
     assert (verdict.architecture, verdict.prefill.dtype, verdict.decode.dtype) == ("qwen3", "float32", "float32")

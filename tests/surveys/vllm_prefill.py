@@ -177,7 +177,7 @@ class Exchange:
             length: Answers(
                 running[length].result(),
                 start(self._decode, tokens, max_tokens=TOKENS).result(),
-                list(answer.tokens),
+                [token.id for token in answer.tokens],
             )
             for (length, tokens), answer in zip(self._prompts.items(), self._answers, strict=False)
         }

@@ -8,13 +8,15 @@ from pathlib import Path
 
 import pytest
 
+from disagg.api.events import TokenLogprob
 from disagg.api.verify import PrefillCall, PrefillReady, PrefillReply
 from disagg.errors import DisaggError, ModelError, ProtocolError
 from disagg.verify.prefill import PrefillProcess, PrefillSpec
 from tests.programs import python_program
 
 READY = PrefillReady(backend="fake/cpu", context=8).to_bytes().decode()
-TOKENS = PrefillReply(tokens=(7, 8)).to_bytes().decode()
+ANSWER = [TokenLogprob(7, -0.5, ((7, -0.5), (8, -1.0))), TokenLogprob(8, -0.25)]
+TOKENS = PrefillReply(tokens=tuple(ANSWER)).to_bytes().decode()
 REFUSED = PrefillReply(error={"code": "ModelError", "message": "too small", "hint": "use more"}).to_bytes().decode()
 
 
@@ -36,7 +38,7 @@ def spec(folder: Path, *lines: str) -> PrefillSpec:
 def test_a_call_is_a_line_and_its_reply_another(tmp_path: Path) -> None:
     with PrefillProcess(spec(tmp_path, READY, TOKENS)) as process:
         assert process.ready() == PrefillReady(backend="fake/cpu", context=8)
-        assert process.answer([1, 2, 3], 2) == [7, 8]
+        assert process.answer([1, 2, 3], 2) == ANSWER
     assert PrefillCall.from_bytes((tmp_path / "calls").read_bytes()) == PrefillCall(
         call="answer", tokens=(1, 2, 3), count=2
     )
@@ -48,7 +50,7 @@ def test_an_error_of_a_call_is_raised_with_its_type_and_the_process_serves_on(tm
         with pytest.raises(ModelError, match="too small") as raised:
             process.answer([1], 2)
         assert raised.value.hint == "use more"
-        assert process.answer([1], 2) == [7, 8]
+        assert process.answer([1], 2) == ANSWER
 
 
 def test_a_model_that_cannot_be_loaded_is_the_engines_own_error(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from disagg.verify import __main__ as program
 from disagg.verify.prefill import PrefillSpec
 from tests.fleets import preloaded_command
 
+SPLITS = (1, 2, 3)
 MODEL = Path(disagg.demo.__file__).parent / "models" / "qwen3-moe-tiny"
 pytestmark = pytest.mark.timeout(300)
 
@@ -50,6 +51,12 @@ def test_the_same_weights_give_the_same_answer() -> None:
     assert report.decode_again.top1 == report.prefill_again.top1 == 1.0
     assert report.wrong_kv_changes_output and report.decode_computed_tokens == 1
     assert report.deviation is not None and 0 < report.deviation < 0.2
+    assert [(one.layers, one.ok, one.computed_tokens) for one in report.splits] == [
+        (layers, True, 1) for layers in SPLITS
+    ]
+    for one in report.splits:
+        assert one.vs_prefill is not None and one.vs_prefill.equal_tokens == 32
+        assert one.vs_decode is not None and one.vs_decode.equal_tokens == 32
 
 
 def test_other_weights_are_judged_by_what_the_two_engines_differ_by(four_bits: Path) -> None:

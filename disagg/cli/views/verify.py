@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from disagg.api.verify import HostsReport, PairReport, RunComparison, VerifyBounds, VerifyReport
+from disagg.api.verify import HostsReport, PairReport, RunComparison, SplitComparison, VerifyBounds, VerifyReport
 from disagg.cli.views.items import plain_table
 from disagg.units import size
 from disagg.verify.compare import audit_tolerance
@@ -23,11 +25,12 @@ def verify_view(report: VerifyReport) -> RenderableType:
     table.add_row("prefill ↔ decode, alone", *_row(report.prefill_vs_decode, expected))
     table.add_row("prefill alone, twice", *_row(report.prefill_again, expected))
     table.add_row("decode alone, twice", *_row(report.decode_again, expected))
+    _add_splits(table, report.splits, ("prefill alone", "decode alone"), expected)
     sizes = f"{report.prompt_tokens} prompt tokens, {report.max_tokens} generated"
     title = Text.assemble((report.architecture, "bold"), f"  {sizes}, {report.distinct_tokens} distinct")
     ends = Text(f"prefill {report.prefill}: {report.prefill_weights}   decode {report.decode}: {report.decode_weights}")
     found = [*_findings(report), _control(report), *_audit(report.deviation)]
-    below = [*found, _bounds(report.bounds, "|Δlogit|"), Text(report.summary)]
+    below = [*found, *_splits(report), _bounds(report.bounds, "|Δlogit|"), Text(report.summary)]
     return Group(title, ends, Text(), table, Text(), *below, _verdict(report))
 
 
@@ -42,7 +45,8 @@ def _pair(pair: PairReport) -> RenderableType:
     head = Text.assemble("\n", (f"{pair.prefill} → {pair.decode}", "bold"))
     if pair.bounds is None:
         return Group(head, Text(f"✘ {pair.why}", "bold red"))
-    head.append(f"  KV {pair.kv_wire}, {size(pair.kv_bytes)}")
+    if pair.kv_wire:
+        head.append(f"  KV {pair.kv_wire}, {size(pair.kv_bytes)}")
     table = _table("max |Δlogp|")
     names = (f"hand-off ↔ {pair.prefill}", f"hand-off ↔ {pair.decode}", f"{pair.prefill} ↔ {pair.decode}, alone")
     for name, found in zip(
@@ -50,8 +54,24 @@ def _pair(pair: PairReport) -> RenderableType:
     ):
         if found is not None:
             table.add_row(name, *_row(found, pair.bounds.max_logit_diff is not None))
+    _add_splits(table, pair.splits, (pair.prefill, pair.decode), pair.bounds.max_logit_diff is not None)
     verdict = Text("✔ same answers", "bold green") if pair.ok else Text(f"✘ {pair.why}", "bold red")
-    return Group(head, table, *_audit(pair.deviation), _bounds(pair.bounds, "|Δlogp|"), verdict)
+    return Group(head, table, *_audit(pair.deviation), *_splits(pair), _bounds(pair.bounds, "|Δlogp|"), verdict)
+
+
+def _add_splits(table: Table, splits: Sequence[SplitComparison], ends: tuple[str, str], equal_expected: bool) -> None:
+    """Two rows for each split: compared with one end, and with the other."""
+    for one in splits:
+        for end, found in zip(ends, (one.vs_prefill, one.vs_decode), strict=True):
+            if found is not None:
+                table.add_row(f"split after layer {one.layers} ↔ {end}", *_row(found, equal_expected))
+
+
+def _splits(report: VerifyReport | PairReport) -> list[Text]:
+    """Which splits are wrong, and why; or why there are none."""
+    if report.split_refusal:
+        return [Text(f"no split: {report.split_refusal}", "yellow")]
+    return [Text(f"✘ split after layer {one.layers}: {one.why}", "red") for one in report.splits if not one.ok]
 
 
 def _table(difference: str) -> Table:

@@ -19,7 +19,6 @@ from disagg.engines.model.bans import bans
 from disagg.engines.model.prefix_cache import salted
 from disagg.engines.simulated import model as simulated_model
 from disagg.engines.simulated.model import END, CountedKV, SimulatedModel, sleep_until
-from disagg.errors import ModelError
 from disagg.kv.blocks import Block, ChunkEnd, HiddenBlock, KVBlock, StateBlock
 from disagg.kv.frames import MAX_CHUNK_TOKENS
 from disagg.planning.times import Emission, step
@@ -51,8 +50,7 @@ class SimulatedPrefillEngine(EmittingEngine):
         chunk_tokens: int | None = None,
         layers: int | None = None,
     ) -> _PromptRun:
-        if refusal := self.info.cannot_compute(layers):
-            raise ModelError(refusal, "see split in docs/hosts-toml.md")
+        self.require_layers(layers)
         split, layout = self.info.split, self.info.layout
         head = layers if layers is not None and layers < split.layers else None
         computed = range(len(tokens) and (layers or split.layers))
@@ -87,8 +85,7 @@ class SimulatedPrefillEngine(EmittingEngine):
         return _PromptRun(self._model, len(tokens), send, held, chunk, end_chunk=end_chunk, layers=layers)
 
     def start_answer(self, request: AnswerRequest, emit: Callable[[Token], None]) -> _AnswerRun:
-        if refusal := self.info.cannot_compute(None):
-            raise ModelError(refusal, "see split in docs/hosts-toml.md")
+        self.require_layers()
         tokens, sampling, answered = request.tokens, request.sampling, request.answered
         held, chunk = self._held.find(tokens[:-1], salted(request.salt, None)), self._model.options.chunk_tokens
         prompt = _PromptRun(self._model, len(tokens) - 1, lambda emission: self.on_beat(), held, chunk)

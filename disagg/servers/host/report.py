@@ -244,6 +244,7 @@ class ReportingHost(ABC, Generic[Engine]):
             audit_every=figures.audit_every,
             senders=figures.senders,
             layers=info.loaded if info else None,
+            model_layers=info.split.layers if info else 0,
             split_refusal=self.split_refusal,
         )
 

@@ -55,8 +55,8 @@ Difference = Literal["code", "settings", "token"]
 class HostStatus:
     """One server as seen from this machine. Bytes, seconds; None if unknown.
 
-    why, hint: of the state; for a healthy host a remark, usually empty. The fields from `backend` to `senders` are
-    those of `disagg.api.status.Status`. differs: in what a healthy host differs from others, or from hosts.toml.
+    why, hint: of the state; for a healthy host a remark, usually empty. The fields from `backend` to `split_refusal`
+    are those of `disagg.api.status.Status`. differs: in what a healthy host differs from others, or from hosts.toml.
     supervised: after what its service manager restarts it. restarts: how often it did.
     """
 
@@ -91,9 +91,10 @@ class HostStatus:
     tokens: tuple[str, ...] = ()
     last_error: LastError | None = None
     audit_every: int | None = None
-    layers: int | None = None
-    split_refusal: str = ""
     senders: Mapping[str, SenderAudits] = field(default_factory=dict)
+    layers: int | None = None
+    model_layers: int | None = None
+    split_refusal: str = ""
     differs: tuple[Difference, ...] = ()
     supervised: Literal["", "crash", "crash, reboot"] = ""
     restarts: int | None = None
