@@ -96,8 +96,8 @@ def compare(rounds: int, tokens: int, gb_s: float) -> dict[str, Any]:
     }
 
 
-def make_model(folder: Path, width: int = 512) -> Path:
-    """Write a llama of 8 layers with random weights and the demo's tokenizer. width: of its hidden states."""
+def make_model(folder: Path, width: int = 512, layers: int = 8) -> Path:
+    """Write a llama with random weights and the demo's tokenizer. width: of its hidden states."""
     demo = Path(disagg.demo.__file__).parent / "models" / "qwen3-moe-tiny"
     for file in demo.glob("*token*"):
         shutil.copy(file, folder)
@@ -106,7 +106,7 @@ def make_model(folder: Path, width: int = 512) -> Path:
         vocab_size=vocab,
         hidden_size=width,
         intermediate_size=width * 11 // 4,
-        num_hidden_layers=8,
+        num_hidden_layers=layers,
         num_attention_heads=width // 64,
         num_key_value_heads=4,
         max_position_embeddings=8192,

@@ -244,9 +244,14 @@ def servers(hosts: Path, link: Namespaces | None) -> Iterator[None]:
                 process.kill()
 
 
-def write_hosts(folder: Path, args: argparse.Namespace, link: Namespaces | None) -> Path:
+def prepare_token(folder: Path) -> None:
+    """Make the fleet's token, where `environment` says that it is."""
     (folder / "token").touch(mode=0o600)
     (folder / "token").write_text(secrets.token_hex(16))
+
+
+def write_hosts(folder: Path, args: argparse.Namespace, link: Namespaces | None) -> Path:
+    prepare_token(folder)
     path = folder / "hosts.toml"
     path.write_text(
         HOSTS.format(
