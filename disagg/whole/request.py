@@ -39,6 +39,8 @@ _UNKNOWN_THERE: Final = {
 """What OpenAI's API has not, with what to do: a server that does not know it would leave it out."""
 BYTES_PER_TOKEN: Final = 3
 """A low guess, for a prompt that is counted elsewhere."""
+SMALL: Final = 16
+"""A bound is small up to this part of the context."""
 _ANY_OBJECT: Final = {"type": "object"}
 
 
@@ -89,13 +91,15 @@ def _sampling(body: GenerateBody, context: int) -> dict[str, Any]:
 
 
 def _longest(body: GenerateBody, context: int) -> dict[str, Any]:
-    """The bound of the answer. With fit_context what the context leaves, and none if that is unknown: many servers
-    refuse a bound that does not fit."""
+    """The bound of the answer. With fit_context what the context leaves; if that is unknown, a small bound stays and a
+    large one is not sent: many servers refuse one that does not fit."""
     longest = body.sampling.max_tokens
     if not body.sampling.fit_context:
         return {"max_tokens": longest}
     room = context - len(msgspec.json.encode((body.prompt, body.messages, body.tools))) // BYTES_PER_TOKEN
-    return {"max_tokens": min(longest, room)} if room > 0 else {}
+    if room > 0:
+        return {"max_tokens": min(longest, room)}
+    return {"max_tokens": longest} if longest <= context // SMALL else {}
 
 
 def _schema(body: GenerateBody) -> dict[str, Any]:

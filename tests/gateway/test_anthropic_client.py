@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
 
@@ -62,6 +62,22 @@ def test_a_tool_that_must_be_called_is_called(client: anthropic.Anthropic) -> No
         (streamed,) = stream.get_final_message().content
     assert (whole.type, whole.name) == ("tool_use", "feed") and whole.input["kind"] in ("cat", "dog")
     assert streamed.input == whole.input
+
+
+def test_an_answer_is_parsed_as_the_client_s_structured_output(client: anthropic.Anthropic) -> None:
+    import pydantic
+
+    class Pet(pydantic.BaseModel):
+        kind: Literal["cat", "dog"]
+
+    answer = client.messages.parse(**{**ASKED, "max_tokens": 60}, output_format=Pet)
+    assert answer.parsed_output is not None
+    assert answer.parsed_output.kind in ("cat", "dog")
+
+
+def test_models_are_listed_as_the_client_reads_them(client: anthropic.Anthropic) -> None:
+    (model,) = client.models.list()
+    assert (model.id, client.models.retrieve("alias-of-tiny").id) == ("tiny", "tiny")
 
 
 def test_errors_are_the_client_s_own(client: anthropic.Anthropic) -> None:

@@ -31,9 +31,10 @@ def test_a_bound_that_may_be_lowered_fits_the_context(fit: bool, given: int, lea
     assert least <= asked(sampling=Sampling(max_tokens=given, fit_context=fit))["max_tokens"] <= most
 
 
-def test_a_prompt_that_may_fill_the_context_is_sent_without_a_bound() -> None:
-    body = GenerateBody(model="m", prompt="x" * 9000, sampling=Sampling(max_tokens=9, fit_context=True))
-    assert "max_tokens" not in openai_request(body, "there", 1000).body
+@pytest.mark.parametrize(("given", "sent"), [(62, 62), (63, None), (4096, None)])
+def test_a_prompt_that_may_fill_the_context_is_sent_with_a_small_bound_only(given: int, sent: int | None) -> None:
+    body = GenerateBody(model="m", prompt="x" * 9000, sampling=Sampling(max_tokens=given, fit_context=True))
+    assert openai_request(body, "there", 1000).body.get("max_tokens") == sent
 
 
 @pytest.mark.parametrize(
