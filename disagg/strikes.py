@@ -70,8 +70,8 @@ class Marks:
 def marks(body: PromptBody, token: str) -> Marks:
     """The marks of a request. Equal on every host and caller that has the same token, whatever the request's deadline,
     seed or place in a conversation of hosts. Takes about as long as reading the body."""
-    content = (body.model, body.prompt, body.messages, body.tokens, body.tools, body.chat_template_kwargs)
-    prompt = _mark("prompt", content, token)
+    given = (body.model, body.prompt, body.messages, body.tokens, body.suffix)
+    prompt = _mark("prompt", (given, body.tools, body.chat_template_kwargs, body.ending), token)
     if not isinstance(body, GenerateBody):
         return Marks("", prompt)
     called = [tool.parameters for tool in body.tools_of_form]

@@ -35,6 +35,8 @@ RequestId = Annotated[str, Meta(min_length=1, max_length=64)]
 Port = Annotated[int, Meta(ge=1, le=65535)]
 ToolName = Annotated[str, Meta(min_length=1, max_length=128)]
 FormText = Annotated[str, Meta(min_length=1, max_length=MAX_SCHEMA_BYTES)]
+Ending = Literal["begun", "within", "closed"]
+"""How the prompt of a chat ends: with the beginning of an answer, within the last message, or after it."""
 Messages = Sequence[Mapping[str, Any]]
 Weight = Annotated[int, Meta(ge=1, le=MAX_WEIGHT)]
 PerMinute = Annotated[int, Meta(ge=1)]
@@ -116,7 +118,7 @@ class Share(Contract, frozen=True, forbid_unknown_fields=True):
     weight: Weight = 1
 
 
-class PromptBody(Contract, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class PromptBody(Contract, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """What all requests have: the model, and exactly one of prompt, messages and tokens.
 
     answer_tokens: the answer's first tokens, if a host that failed has generated them: the request goes on after them.
@@ -125,6 +127,9 @@ class PromptBody(Contract, frozen=True, kw_only=True, forbid_unknown_fields=True
     whose share of the host the request counts for. standing: what its caller knows of it. "suspect": a host's process
     has ended while it ran, so it may be what ends hosts; "innocent": hosts stated that of it, and its caller has
     weighed it; see disagg/strikes.py. tools, chat_template_kwargs: what the chat template gets beside the messages.
+    add_generation_prompt: the prompt of a chat ends with the beginning of an answer. continue_final_message: it ends
+    within the last message, the assistant's, which the answer goes on with. suffix: the text that follows the gap after
+    the prompt, which the answer fills.
     """
 
     more_schema: ClassVar[Mapping[str, Any]] = {
@@ -145,15 +150,30 @@ class PromptBody(Contract, frozen=True, kw_only=True, forbid_unknown_fields=True
     standing: Literal["", "suspect", "innocent"] = ""
     tools: Annotated[tuple[Tool, ...], Meta(max_length=MAX_TOOLS)] = ()
     chat_template_kwargs: Annotated[Mapping[str, Any], Meta(max_length=64)] = {}
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    suffix: str = ""
 
     def __post_init__(self) -> None:
         if sum(value is not None for value in (self.prompt, self.messages, self.tokens)) != 1:
             raise ValueError("give exactly one of prompt, messages and tokens")
+        if self.suffix and self.prompt is None:
+            raise ValueError("suffix: it follows a prompt of text, and there is none")
+        last = self.messages[-1] if self.messages else None
+        if self.continue_final_message and (last is None or last.role != "assistant" or not last.content):
+            raise ValueError("continue_final_message: the last message is none of the assistant's with a content")
+        if self.continue_final_message and last is not None and last.tool_calls:
+            raise ValueError("continue_final_message: the last message has tool calls, after which nothing follows")
 
     @property
     def of_prompt(self) -> dict[str, Any]:
         """The fields that every request with this prompt has."""
         return {name: getattr(self, name) for name in PromptBody.__struct_fields__}
+
+    @property
+    def ending(self) -> Ending:
+        """How the prompt of a chat ends."""
+        return "within" if self.continue_final_message else "begun" if self.add_generation_prompt else "closed"
 
     @property
     def content(self) -> str | Messages | Sequence[int]:
@@ -202,6 +222,8 @@ class GenerateBody(PromptBody, frozen=True, kw_only=True, omit_defaults=True, fo
             raise ValueError(f"{given[0]}: over {MAX_SCHEMA_BYTES} bytes")
         if given and self.must_call:
             raise ValueError(f"{given[0]}: the answer is a tool call already, by must_call")
+        if self.continue_final_message and self.must_call:
+            raise ValueError("must_call: the answer goes on with a text, by continue_final_message")
         schemas = [tool.parameters for tool in self.tools_of_form]
         if schemas and sum(len(msgspec.json.encode(schema)) for schema in schemas) > MAX_SCHEMA_BYTES:
             field = "must_call: the parameters of its tools" if self.must_call else "tools: their parameters"

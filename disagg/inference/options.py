@@ -23,6 +23,9 @@ _OF_THE_BODY = (
     "parallel_tool_calls",
     *FORMS,
     "chat_template_kwargs",
+    "add_generation_prompt",
+    "continue_final_message",
+    "suffix",
     "hold_prompt",
     "split",
 )
@@ -31,7 +34,7 @@ _NOT_SAMPLING = ("alone", "timeout", "on_kv_failure", "local_prefill", *_PROMPTS
 
 
 class GenerateOptions(TypedDict, total=False):
-    """The options of a request: those of `disagg.api.Sampling`, with its defaults and bounds, and sixteen more.
+    """The options of a request: those of `disagg.api.Sampling`, with its defaults and bounds, and nineteen more.
 
     stop, bad_words: one string or several. logit_bias: token id -> number, or pairs of both. alone: "decode" or
     "prefill" runs the request on one host of that role, without a hand-off, "whole" on a whole-request host; None by
@@ -45,8 +48,10 @@ class GenerateOptions(TypedDict, total=False):
     The rest are fields of `disagg.api.GenerateBody`. tools: each {"name", "description", "parameters"}. must_call:
     names of tools, one of which the answer calls. parallel_tool_calls: False: the answer has one call at most.
     json_schema: the answer is JSON that fits it. regex, choice, grammar: it matches this expression, is one of these
-    texts, fits this grammar. chat_template_kwargs: further variables of the chat template. hold_prompt: more answers
-    to this prompt follow. split: how many layers of the model a prefill host computes of the prompt, while the decode
+    texts, fits this grammar. chat_template_kwargs: further variables of the chat template. add_generation_prompt:
+    False: a chat's prompt ends with its last message. continue_final_message: it ends within that, which the answer
+    goes on with. suffix: what follows the gap after the prompt, which the answer fills. hold_prompt: more answers to
+    this prompt follow. split: how many layers of the model a prefill host computes of the prompt, while the decode
     host computes the others: "auto", the default: as many as take the least time; "off": all; or a number.
     """
 
@@ -82,6 +87,9 @@ class GenerateOptions(TypedDict, total=False):
     choice: Sequence[str] | None
     grammar: str | None
     chat_template_kwargs: Mapping[str, Any]
+    add_generation_prompt: bool
+    continue_final_message: bool
+    suffix: str
     hold_prompt: bool
     split: Split
 

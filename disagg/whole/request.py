@@ -63,13 +63,17 @@ def openai_request(body: GenerateBody, model: str, context: int) -> OpenAIReques
     for name, hint in _UNKNOWN_THERE.items():
         if getattr(body.sampling, name) != getattr(_DEFAULTS, name):
             raise CapabilityMissing(f"{name}: a whole-request host has OpenAI's API, which does not know it", hint)
+    if body.ending != "begun":
+        name = "continue_final_message" if body.continue_final_message else "add_generation_prompt"
+        raise CapabilityMissing(f"{name}: a whole-request host begins a message of its own", "leave it out")
     if body.tokens is not None or body.answer_tokens:
         raise CapabilityMissing("a whole-request host takes text, not token ids", "send a prompt or messages")
     common = {"model": model, "stream": True, "stream_options": {"include_usage": True}, **_sampling(body, context)}
     if body.messages is None:
         if body.sampling.logprobs is not None:
             common["logprobs"] = body.sampling.logprobs
-        return OpenAIRequest(COMPLETIONS, {**common, "prompt": body.prompt, **_schema(body)})
+        gap = {"suffix": body.suffix} if body.suffix else {}
+        return OpenAIRequest(COMPLETIONS, {**common, "prompt": body.prompt, **gap, **_schema(body)})
     if body.sampling.logprobs is not None:
         common |= {"logprobs": True, "top_logprobs": body.sampling.logprobs}
     messages = [_message(message) for message in body.messages]

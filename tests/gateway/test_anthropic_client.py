@@ -55,6 +55,23 @@ def test_a_message_is_answered_as_the_python_api_answers_it_streamed_or_not(
     assert whole.usage.input_tokens + read == expected.metrics.prompt_tokens
 
 
+def test_an_answer_goes_on_with_a_last_message_of_the_assistant(
+    client: anthropic.Anthropic, tiny_fleet: RunningFleet
+) -> None:
+    begun: list[Any] = [*ASKED["messages"], {"role": "assistant", "content": "def sub("}]
+    whole = client.messages.create(**{**ASKED, "messages": begun})
+    with client.messages.stream(**{**ASKED, "messages": begun}) as stream:
+        assert "".join(stream.text_stream) == whole.content[0].text
+    chat = [{"role": "system", "content": "be short"}, *begun]
+    with tiny_fleet.client() as direct:
+        expected = direct.generate("tiny", messages=chat, max_tokens=12, continue_final_message=True)
+        closed = direct.generate("tiny", messages=chat, max_tokens=12)
+        alone = direct.generate("tiny", messages=chat, max_tokens=12, continue_final_message=True, alone="prefill")
+    assert whole.content[0].text == expected.text == alone.text != closed.text
+    counted = client.messages.count_tokens(model="tiny", system="be short", messages=begun).input_tokens
+    assert counted == expected.metrics.prompt_tokens < closed.metrics.prompt_tokens
+
+
 def test_a_tool_that_must_be_called_is_called(client: anthropic.Anthropic) -> None:
     asked = {**ASKED, "max_tokens": 60, "tools": [TOOL], "tool_choice": {"type": "tool", "name": "feed"}}
     (whole,) = client.messages.create(**asked).content

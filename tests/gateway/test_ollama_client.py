@@ -38,6 +38,17 @@ def test_a_chat_is_answered_as_the_python_api_answers_it_streamed_or_not(
     assert (whole.done_reason, whole.eval_count) == (parts[-1].done_reason, parts[-1].eval_count) == ("length", 12)
 
 
+def test_an_answer_goes_on_with_a_last_message_of_the_assistant(
+    client: ollama.Client, tiny_fleet: RunningFleet
+) -> None:
+    begun = [*CHAT, {"role": "assistant", "content": "def sub("}]
+    with tiny_fleet.client() as direct:
+        expected = direct.generate("tiny", messages=begun, max_tokens=12, continue_final_message=True)
+    assert client.chat("tiny", begun, options=OPTIONS).message.content == expected.text
+    with pytest.raises(ollama.ResponseError, match="no tokens for filling in the middle"):
+        client.generate("tiny", "def f(", suffix=")")
+
+
 def test_an_answer_fits_its_format(client: ollama.Client) -> None:
     answer = client.generate("tiny", "a pet", format=SCHEMA, options={"temperature": 0, "num_predict": 60})
     assert json.loads(answer.response)["kind"] in ("cat", "dog")

@@ -248,6 +248,34 @@ def test_an_answer_is_as_long_and_ends_as_clients_of_vllm_ask_for(client: openai
     assert word in text and word not in answered(bad_words=[word])
 
 
+def test_an_answer_goes_on_with_the_message_that_was_begun(client: openai.OpenAI) -> None:
+    fixed: dict[str, Any] = {"model": "tiny", "temperature": 0, "messages": CHAT}
+    whole = client.chat.completions.create(**fixed, max_tokens=24, logprobs=True).choices[0]
+    assert whole.logprobs is not None
+    first = next(iter(whole.logprobs.content or ())).token
+    assert first.isascii() and (whole.message.content or "").startswith(first)
+    begun = [*CHAT, {"role": "assistant", "content": first}]
+    body = {"continue_final_message": True, "add_generation_prompt": False}
+    asked: dict[str, Any] = {**fixed, "messages": begun, "max_tokens": 23, "extra_body": body}
+    rest = client.chat.completions.create(**asked).choices[0].message.content
+    chunks = client.chat.completions.create(**asked, stream=True)
+    assert first + (rest or "") == whole.message.content
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == rest
+    marked = [*CHAT, {"role": "assistant", "content": first, "prefix": True}]
+    asked = {**fixed, "messages": marked, "max_tokens": 23}
+    assert client.chat.completions.create(**asked).choices[0].message.content == rest
+    closed = {**fixed, "messages": begun, "max_tokens": 23}
+    assert client.chat.completions.create(**closed).choices[0].message.content != rest
+
+
+def test_a_gap_is_refused_by_name_for_a_model_that_fills_none(client: openai.OpenAI) -> None:
+    import openai
+
+    with pytest.raises(openai.BadRequestError, match="no tokens for filling in the middle") as caught:
+        client.completions.create(model="tiny", prompt="def f(", suffix=")")
+    assert caught.value.param == "suffix"
+
+
 def test_with_a_form_and_tools_the_answer_is_either(client: openai.OpenAI) -> None:
     form: Any = {"type": "json_schema", "json_schema": {"name": "pet", "schema": SCHEMA}}
     seen = set()

@@ -101,6 +101,16 @@ def test_an_answer_with_what_clients_of_vllm_ask_for_goes_on_on_any_host(tiny_fl
                 assert rest.done["finish_reason"] == whole.done["finish_reason"]
 
 
+def test_an_answer_that_goes_on_with_a_message_goes_on_on_any_host(tiny_fleet: RunningFleet) -> None:
+    chat = [{"role": "user", "content": "def add(a, b):"}, {"role": "assistant", "content": "    return "}]
+    sampling = {"max_tokens": 16, "temperature": 0.9, "seed": 2, "ignore_eos": True}
+    asked: dict[str, Any] = {"prompt": None, "messages": chat, "continue_final_message": True}
+    whole = ask(tiny_fleet, sampling, **asked)
+    for host in ("tiny-decode", "tiny-prefill"):
+        rest = ask(tiny_fleet, sampling, whole.ids[:5], host, **asked)
+        assert rest.ids == whole.ids[5:] and whole.text.endswith(rest.text)
+
+
 FORMS: Mapping[str, dict[str, Any]] = {
     "regex": {"regex": r"[a-z]{3,8} = [0-9]{3,8};"},
     "choice": {"choice": ["return left + right", "return left - right"]},

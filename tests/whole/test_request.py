@@ -80,6 +80,7 @@ def test_a_schema_is_strict_if_openai_would_take_it_as_one(schema: dict[str, Any
         ({"regex": "a"}, "regex"),
         ({"choice": ("a",)}, "choice"),
         ({"grammar": "start: x"}, "grammar"),
+        ({"add_generation_prompt": False}, "add_generation_prompt"),
         ({"sampling": Sampling(min_tokens=1)}, "min_tokens"),
         ({"sampling": Sampling(stop_token_ids=(1,))}, "stop_token_ids"),
         ({"sampling": Sampling(bad_words=("a",))}, "bad_words"),
@@ -89,3 +90,10 @@ def test_a_schema_is_strict_if_openai_would_take_it_as_one(schema: dict[str, Any
 def test_what_openai_s_api_cannot_state_is_refused_by_name(fields: dict[str, Any], named: str) -> None:
     with pytest.raises(CapabilityMissing, match=f"^{named}: "):
         asked(**fields)
+
+
+def test_a_message_that_was_begun_is_refused_and_a_gap_is_asked_for_by_its_suffix() -> None:
+    begun = (*CHAT, ChatMessage("assistant", "It"))
+    with pytest.raises(CapabilityMissing, match=r"^continue_final_message: "):
+        openai_request(GenerateBody(model="m", messages=begun, continue_final_message=True), "there", 1000)
+    assert openai_request(GenerateBody(model="m", prompt="a", suffix="b"), "there", 1000).body["suffix"] == "b"

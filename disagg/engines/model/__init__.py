@@ -7,6 +7,7 @@ rope              reference rotary frequencies, from the configuration
 evidence          what a loaded engine finds likeliest after a fixed text
 prefix_cache      KV of finished requests, found by the tokens of a new one; prefix_tree: its nodes
 text              prompts -> token ids; stream: token ids -> text, with stop strings, and the bytes of one token
+fill              the marks around a gap that a model fills
 format            how a model marks reasoning, calls of tools and channels
 bans              which tokens may not come next in an answer
 constraint        which tokens may come next in an answer that must have a form; matchers: the processes that find out

@@ -12,9 +12,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, Protocol
 
-from disagg.api.requests import Messages
+from disagg.api.requests import Ending, Messages
 from disagg.api.sampling import MAX_TOKENS
-from disagg.engines.model import format
+from disagg.engines.model import fill, format
 from disagg.engines.model.constraint import Constraint, Constraints
 from disagg.engines.model.format import AnswerFormat
 from disagg.engines.model.stream import DetokenizedStream, StopStrings, token_bytes
@@ -65,12 +65,24 @@ class PromptTokenizer(Protocol):
         ...
 
     def encode(
-        self, prompt: str | Messages | Sequence[int], template: Mapping[str, Any] = NOTHING, *, limit: int = MAX_TOKENS
+        self,
+        prompt: str | Messages | Sequence[int],
+        template: Mapping[str, Any] = NOTHING,
+        *,
+        limit: int = MAX_TOKENS,
+        ending: Ending = "begun",
+        suffix: str = "",
     ) -> list[int]:
         """Token ids of a text prompt, of chat messages through the chat template, or the ids given. template: its
-        variables beside the messages. limit: a text of far more tokens is not tokenised as a whole. RequestError for
-        an empty prompt, unusable messages or ids outside the vocabulary, ContextLengthExceeded for a text of far too
-        many tokens."""
+        variables beside the messages. limit: a text of far more tokens is not tokenised as a whole. ending: of chat
+        messages. suffix: what follows the gap after a text prompt; empty: there is no gap. RequestError for an empty
+        prompt, unusable messages or ids outside the vocabulary, ContextLengthExceeded for a text of far too many
+        tokens."""
+        ...
+
+    @property
+    def ends_of_fill(self) -> Sequence[int]:
+        """The tokens that end what fills a gap."""
         ...
 
     def stream(
@@ -160,13 +172,21 @@ class HFTokenizer:
         return format.find(self._tokenizer)
 
     def encode(
-        self, prompt: str | Messages | Sequence[int], template: Mapping[str, Any] = NOTHING, *, limit: int = MAX_TOKENS
+        self,
+        prompt: str | Messages | Sequence[int],
+        template: Mapping[str, Any] = NOTHING,
+        *,
+        limit: int = MAX_TOKENS,
+        ending: Ending = "begun",
+        suffix: str = "",
     ) -> list[int]:
         if isinstance(prompt, str):
+            if suffix:
+                prompt = self._with_gap(prompt, suffix)
             # Without text, a tokenizer that adds a beginning-of-sequence token would return one.
             ids = self._ids(prompt, limit, special=True) if prompt else []
         elif prompt and isinstance(prompt[0], Mapping):
-            ids = self._ids(self._rendered(prompt, template), limit, special=False)
+            ids = self._ids(self._rendered(prompt, template, ending), limit, special=False)
         else:
             ids = check_ids(prompt, self.vocab_size)
         if not ids:
@@ -196,6 +216,16 @@ class HFTokenizer:
     def _bytes_of(self) -> Callable[[str], bytes]:
         return token_bytes(json.loads(self._backend.to_str()))
 
+    @cached_property
+    def ends_of_fill(self) -> Sequence[int]:
+        return fill.ends_of_fill(self._tokenizer.get_added_vocab())
+
+    def _with_gap(self, before: str, after: str) -> str:
+        marks = fill.marks_of(self._tokenizer.get_added_vocab())
+        if marks is None:
+            raise fill.not_known()
+        return marks.prompt(before, after)
+
     def _ids(self, text: str, limit: int, *, special: bool) -> list[int]:
         if len(text) > CHARS_PER_TOKEN * limit:
             self._require_room(text, limit)
@@ -224,21 +254,39 @@ class HFTokenizer:
                 f"the tokenizer cannot read this prompt: {first_line(error)}", "shorten runs of one kind of character"
             ) from None
 
-    def _rendered(self, messages: Sequence[Any], template: Mapping[str, Any]) -> str:
+    def _rendered(self, messages: Sequence[Any], template: Mapping[str, Any], ending: Ending = "begun") -> str:
         check_template(template)
         for index, message in enumerate(messages):
             check_message(index, message)
         if self._tokenizer.chat_template is None:
             raise RequestError("this model has no chat template", "send a text prompt instead of messages")
+        written = [dict(message) for message in messages]
+        if ending == "within":
+            written[-1]["content"] += _CUT
         try:
             rendered = self._tokenizer.apply_chat_template(
-                [dict(message) for message in messages], tokenize=False, add_generation_prompt=True, **template
+                written, tokenize=False, add_generation_prompt=ending == "begun", **template
             )
         except Exception as error:  # a template is a program of the model and may raise anything
             raise RequestError(
                 f"the model's chat template refuses these messages: {error}", "check the order and the roles"
             ) from error
-        return str(rendered)
+        return _cut(str(rendered)) if ending == "within" else str(rendered)
+
+
+_CUT: Final = "\N{REPLACEMENT CHARACTER}the answer goes on here\N{REPLACEMENT CHARACTER}"
+"""Behind a message that the answer goes on with, to find its end in the rendered prompt, which is cut there: a template
+may write that text elsewhere, too, and changes white space at the end of a message."""
+
+
+def _cut(rendered: str) -> str:
+    before, *after = rendered.split(_CUT)
+    if len(after) != 1:
+        raise RequestError(
+            "continue_final_message: the model's chat template does not write the last message once, as it is",
+            "leave the message out, and ask for its beginning in a message of the user",
+        )
+    return before
 
 
 def word_tokens(texts: Sequence[str], encode: Callable[[str], list[int]]) -> Sequence[Sequence[int]]:

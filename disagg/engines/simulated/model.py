@@ -21,12 +21,13 @@ from typing import Any
 import numpy
 
 from disagg.api.layout import Layout, SplitLayout
-from disagg.api.requests import Messages
+from disagg.api.requests import Ending, Messages
 from disagg.api.sampling import MAX_TOKENS, Sampling
 from disagg.config import EngineOptions
 from disagg.engines.base import EngineInfo, Token
 from disagg.engines.model.bans import Bans, ends_of
 from disagg.engines.model.constraint import Constraint, Constraints
+from disagg.engines.model.fill import not_known
 from disagg.engines.model.format import AnswerFormat
 from disagg.engines.model.prefix_cache import PrefixCache
 from disagg.engines.model.profile import LayerProfile, ModelProfile
@@ -190,6 +191,7 @@ class ByteTokenizer:
     """A PromptTokenizer without files: the tokens of a text are its UTF-8 bytes."""
 
     eos_ids = frozenset({END})
+    ends_of_fill = ()
     format = AnswerFormat()
 
     def __init__(self, vocab_size: int) -> None:
@@ -198,14 +200,23 @@ class ByteTokenizer:
         self.digest = short_hash(f"bytes {vocab_size}".encode())
 
     def encode(
-        self, prompt: str | Messages | Sequence[int], template: Mapping[str, Any] = NOTHING, *, limit: int = MAX_TOKENS
+        self,
+        prompt: str | Messages | Sequence[int],
+        template: Mapping[str, Any] = NOTHING,
+        *,
+        limit: int = MAX_TOKENS,
+        ending: Ending = "begun",
+        suffix: str = "",
     ) -> list[int]:
         """Chat messages are lines, `role: content`, after the template's variables as JSON."""
+        if suffix:
+            raise not_known()
         if isinstance(prompt, str):
             ids = list(prompt.encode())
         elif prompt and isinstance(prompt[0], Mapping):
             variables = json.dumps(dict(template), sort_keys=True) + "\n" if template else ""
-            ids = list((variables + _lines(prompt)).encode())
+            lines = _lines(prompt).removesuffix("\n") if ending == "within" else _lines(prompt)
+            ids = list((variables + lines).encode())
         else:
             ids = check_ids(prompt, self.vocab_size)
         if not ids:

@@ -111,7 +111,15 @@ class CountBody(Contract, frozen=True, kw_only=True):
         one_call = self.tool_choice is not None and self.tool_choice.disable_parallel_tool_use
         schema = _schema(form, field)
         made = form_of(tools, choice, {} if schema is None else {"json_schema": schema}, parallel=not one_call)
-        return {"chat_template_kwargs": template, **made}
+        return {"chat_template_kwargs": template, **made, **self._ending(made)}
+
+    def _ending(self, made: Mapping[str, Any]) -> dict[str, bool]:
+        """A last message of the assistant is the beginning of the answer."""
+        if self.messages[-1].role != "assistant":
+            return {}
+        if "must_call" in made:
+            raise RequestError("tool_choice: the last message begins the answer, so that it is no call", "send auto")
+        return {"continue_final_message": True}
 
     def request(self, **fields: Any) -> GatewayRequest:
         """The request for the answer to these messages."""
@@ -237,8 +245,10 @@ def system(given: str | Sequence[Block] | None) -> list[dict[str, Any]]:
 
 def messages(given: Sequence[Message]) -> list[dict[str, Any]]:
     """The messages as disagg's hosts take them. Raises RequestError for content that is not supported."""
-    if given[-1].role == "assistant":
-        raise RequestError("messages: the last is the assistant's, and no answer can begin with it", "leave it out")
+    if given[-1].role == "assistant" and not _begins_answer(given[-1].content):
+        raise RequestError(
+            "messages: the last is the assistant's, and has no text that begins the answer", "leave it out"
+        )
     names: dict[str, str] = {}
     written: list[dict[str, Any]] = []
     for index, message in enumerate(given):
@@ -250,6 +260,11 @@ def messages(given: Sequence[Message]) -> list[dict[str, Any]]:
         else:
             written += _asked(message.role, blocks, place, names)
     return written
+
+
+def _begins_answer(content: str | Sequence[Block]) -> bool:
+    """Whether an answer may go on with this: it ends with a text."""
+    return bool(content) if isinstance(content, str) else bool(content) and bool(content[-1].text)
 
 
 def _asked(role: str, blocks: Sequence[Block], place: str, names: Mapping[str, str]) -> Iterator[dict[str, Any]]:

@@ -4,7 +4,7 @@ happens to such a request."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Final, Literal, NamedTuple, Protocol, TypedDict, TypeVar, runtime_checkable
 
@@ -180,6 +180,10 @@ class GatewayRequest:
     @property
     def choices(self) -> int:
         return len(self.prompts) * self.n
+
+    def with_options(self, **options: Any) -> GatewayRequest:
+        """This request with more options of AsyncClient.stream."""
+        return replace(self, options={**self.options, **options})
 
     def arguments(self, choice: int) -> dict[str, Any]:
         """The arguments of AsyncClient.stream for one answer.

@@ -38,6 +38,7 @@ class ChatCompletions(openai.OpenAIDialect):
         offer = offered([] if fields.tool_choice == "none" else tools_of(fields.tools or ()))
         functions, choice = told(offer, choice_of(fields.tool_choice))
         options |= form_of(functions, choice, fields.form, parallel=fields.parallel_tool_calls)
+        options |= fields.ending()
         return GatewayRequest(
             model=fields.model,
             prompts=({"messages": messages(fields.messages)},),
@@ -66,8 +67,18 @@ class ChatBody(ReasoningFields, frozen=True, kw_only=True):
     tools: Annotated[tuple[ChatTool, ...], Meta(max_length=MAX_TOOLS)] | None = None
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
     include_reasoning: bool | None = None
     verbosity: str | None = None
+
+    def ending(self) -> dict[str, bool]:
+        """The option that says how the prompt ends. Mistral's and DeepSeek's clients mark the last message instead."""
+        if self.continue_final_message and self.add_generation_prompt:
+            raise RequestError("continue_final_message: not together with add_generation_prompt", "set that to false")
+        if self.continue_final_message or self.messages[-1].prefix:
+            return {"continue_final_message": True}
+        return {"add_generation_prompt": False} if self.add_generation_prompt is False else {}
 
 
 class ChatWriter(openai.ObjectWriter):
@@ -164,7 +175,8 @@ def messages(given: Sequence[Message]) -> list[dict[str, Any]]:
 
 
 class Message(Contract, frozen=True):
-    """One message of the chat. reasoning, reasoning_content: the same under two names."""
+    """One message of the chat. reasoning, reasoning_content: the same under two names. prefix: the answer goes on with
+    the last one."""
 
     role: Annotated[str, Meta(min_length=1, max_length=32)]
     content: str | tuple[ContentPart, ...] | None = None
@@ -173,6 +185,7 @@ class Message(Contract, frozen=True):
     name: str | None = None
     reasoning: str | None = None
     reasoning_content: str | None = None
+    prefix: bool | None = None
 
 
 class ContentPart(Contract, frozen=True):

@@ -46,6 +46,8 @@ class Completions(openai.OpenAIDialect):
         scoring = _scoring(fields, prompts)
         longest = 1 if scoring is not None and scoring.alone else fields.max_tokens
         options = {**fields.options(longest, lowered=False), **fields.form}
+        if fields.suffix:
+            options["suffix"] = _suffix(fields.suffix, prompts, scored=scoring is not None)
         if fields.logprobs is not None:
             options["logprobs"] = fields.logprobs
         return GatewayRequest(
@@ -72,6 +74,7 @@ class CompletionBody(openai.SamplingFields, frozen=True, kw_only=True):
     prompt: str | tuple[str | int | Ids, ...]
     logprobs: Annotated[int, Meta(ge=0)] | None = None
     best_of: int | None = None
+    suffix: str | None = None
     echo: bool | None = None
     prompt_logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP)] | None = None
 
@@ -86,7 +89,7 @@ def _best_of(fields: CompletionBody, n: int) -> int:
     return best_of
 
 
-OF_COMPLETIONS: Final = frozenset({"best_of", "echo", "prompt_logprobs"})
+OF_COMPLETIONS: Final = frozenset({"suffix", "best_of", "echo", "prompt_logprobs"})
 """Those of the refused fields that are honoured here."""
 
 
@@ -103,6 +106,15 @@ def _scoring(fields: CompletionBody, prompts: Sequence[Prompt]) -> Scoring | Non
     if not wanted and (alone or any("tokens" in prompt for prompt in prompts)):
         wanted = [0]
     return Scoring(echo, listed, max(wanted, default=None), alone)
+
+
+def _suffix(suffix: str, prompts: Sequence[Prompt], *, scored: bool) -> str:
+    """The text after the gap that the answers fill. Raises RequestError if there is none."""
+    if any("tokens" in prompt for prompt in prompts):
+        raise RequestError("suffix: a prompt of token ids has no gap", "send texts, or the ids of its marks, too")
+    if scored:
+        raise RequestError("suffix: not together with echo or prompt_logprobs", "leave one out")
+    return suffix
 
 
 def _prompts(given: str | tuple[str | int | Ids, ...]) -> tuple[Prompt, ...]:

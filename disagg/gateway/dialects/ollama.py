@@ -46,7 +46,10 @@ class Chat:
     def read(self, body: Mapping[str, Any]) -> GatewayRequest:
         fields = read_fields(OllamaChatBody, body, UNSUPPORTED)
         written = [_message(one, place) for place, one in enumerate(fields.messages)]
-        return fields.request({"messages": written} if written else None, fields.tools or ())
+        begun = bool(written) and written[-1]["role"] == "assistant" and bool(written[-1]["content"])
+        goes_on = begun and "tool_calls" not in written[-1]
+        made = fields.request({"messages": written} if written else None, fields.tools or ())
+        return made.with_options(continue_final_message=True) if goes_on else made
 
     def writer(self, head: Head) -> Writer:
         return OllamaWriter(head, in_message=True)
@@ -62,6 +65,10 @@ class Generate(Chat):
 
     def read(self, body: Mapping[str, Any]) -> GatewayRequest:
         fields = read_fields(OllamaGenerateBody, body, UNSUPPORTED)
+        if fields.suffix:
+            if fields.system:
+                raise RequestError("system: not together with suffix", "leave one out")
+            return fields.request({"prompt": fields.prompt}).with_options(suffix=fields.suffix)
         if not fields.prompt:
             return fields.request(None)
         if fields.raw:
@@ -132,10 +139,11 @@ class OllamaChatBody(OllamaBody, frozen=True, kw_only=True):
 
 
 class OllamaGenerateBody(OllamaBody, frozen=True, kw_only=True):
-    """POST /api/generate. raw: the prompt is not rendered by the chat template. Without a prompt Ollama loads
-    the model."""
+    """POST /api/generate. raw: the prompt is not rendered by the chat template. suffix: what follows the gap that the
+    answer fills. Without a prompt Ollama loads the model."""
 
     prompt: str = ""
+    suffix: str | None = None
     system: str | None = None
     raw: bool | None = None
 

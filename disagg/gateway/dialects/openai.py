@@ -32,7 +32,13 @@ UNSUPPORTED: Final = REFUSED["openai"]
 OF_REASONING: Final = frozenset(
     {"chat_template_kwargs", "enable_thinking", "reasoning", "reasoning_effort", "think", "thinking"}
 )
-OF_CHATS: Final = OF_REASONING | {"tools", "tool_choice", "include_reasoning"}
+OF_CHATS: Final = OF_REASONING | {
+    "tools",
+    "tool_choice",
+    "include_reasoning",
+    "add_generation_prompt",
+    "continue_final_message",
+}
 """Those of the fields above that are honoured in chats."""
 
 MAX_DIGITS: Final = 10

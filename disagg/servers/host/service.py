@@ -206,6 +206,9 @@ class Service(ReportingHost[Engine]):
         answer = check_ids(body.answer_tokens, vocab_size, "answer_tokens")
         check_ids([token for token, _ in request.sampling.logit_bias], vocab_size, "logit_bias")
         check_ids(request.sampling.stop_token_ids, vocab_size, "stop_token_ids")
+        if body.suffix:
+            ends = (*request.sampling.stop_token_ids, *self.engine.tokenizer.ends_of_fill)
+            request.sampling = structs.replace(request.sampling, stop_token_ids=ends)
         request.bad_words = self.engine.tokenizer.words(request.sampling.bad_words)
         if request.sampling.fit_context:
             room = max(1, self._context - len(prompt))
@@ -219,9 +222,11 @@ class Service(ReportingHost[Engine]):
     async def _tokenise(self, body: PromptBody) -> list[int]:
         """Token ids of the prompt; long ones on a thread, so that other requests are still served."""
         tokenizer, content = self.engine.tokenizer, body.content
-        if isinstance(content, str) and len(content) < SHORT_TEXT:
-            return tokenizer.encode(content)
-        encode = partial(tokenizer.encode, content, body.template, limit=self._context)
+        if isinstance(content, str) and len(content) + len(body.suffix) < SHORT_TEXT:
+            return tokenizer.encode(content, suffix=body.suffix)
+        encode = partial(
+            tokenizer.encode, content, body.template, limit=self._context, ending=body.ending, suffix=body.suffix
+        )
         return await self.work.run(body.share, encode)
 
     @property

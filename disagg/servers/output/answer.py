@@ -188,7 +188,8 @@ async def begin_answer(
     """The answer to a request, with the tokens that another host has sent. Sets the request's constraint and
     hold_prompt. Long work is done in pieces, on a thread of `work`, or in the processes of forms."""
     output = output_of(body, request.tokens[: request.prompt_tokens], engine.tokenizer)
-    silent = () if body.sampling.include_stop_str_in_output else body.sampling.stop_token_ids
+    sampling = request.sampling
+    silent = () if sampling.include_stop_str_in_output else sampling.stop_token_ids
     answer = GrowingAnswer(output, one_call=not body.parallel_tool_calls, silent=frozenset(silent))
     request.hold_prompt = body.hold_prompt
     if request.sampling.logprobs is not None:

@@ -7,6 +7,7 @@ Forced: an answer that is held to be a call of a tool. Enveloped: one that is he
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from disagg.api.requests import GenerateBody
 from disagg.engines.model.format import AnswerFormat
@@ -43,7 +44,8 @@ def output_of(body: GenerateBody, prompt: Sequence[int], tokenizer: PromptTokeni
 def _output(body: GenerateBody, prompt: Sequence[int], tokenizer: PromptTokenizer, *, calls: bool) -> Output:
     form = tokenizer.format
     if form.harmony:
-        return Harmony(lambda pushed: _stream(body, tokenizer, pushed), form.harmony, with_tools=calls)
+        stream = partial(_stream, body, tokenizer)
+        return Harmony(stream, form.harmony, with_tools=calls, within=body.continue_final_message)
     if form.think is None and not calls:
         return Plain(_stream(body, tokenizer))
     tools = form.tools if calls else None

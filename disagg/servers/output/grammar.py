@@ -43,7 +43,7 @@ class _Rules(NamedTuple):
 def grammar_of(body: GenerateBody, form: AnswerFormat) -> str | None:
     """The grammar that an answer must fit; None if it may have any form. With a form and tools, it is either. Raises
     SchemaTooComplex for a schema that is not to be compiled."""
-    channels = form.harmony is not None and body.messages is not None
+    channels = form.harmony is not None and body.messages is not None and not body.continue_final_message
     ends: Sequence[str] = ()
     if body.must_call:
         calls = _enveloped([tool for tool in body.tools if tool.name in body.must_call])

@@ -23,15 +23,21 @@ MAX_HEADER_CHARS: Final = 4096
 
 class Harmony:
     """An Output of gpt-oss, whose prompt ends with <|start|>assistant. stream: a new TextStream after so many
-    tokens of the answer, one for every message. with_tools: calls are recognised; else their arguments are text."""
+    tokens of the answer, one for every message. with_tools: calls are recognised; else their arguments are
+    text. within: the prompt ends within a message of the last channel."""
 
     def __init__(
-        self, stream: Callable[[int], TextStream], marks: Mapping[HarmonyMark, int], *, with_tools: bool
+        self,
+        stream: Callable[[int], TextStream],
+        marks: Mapping[HarmonyMark, int],
+        *,
+        with_tools: bool,
+        within: bool = False,
     ) -> None:
         self._stream = stream
         self._marks = {token: name for name, token in marks.items()}
         self._with_tools = with_tools
-        self._state: Literal["header", "message", "between"] = "header"
+        self._state: Literal["header", "message", "between"] = "message" if within else "header"
         self._pushed = 0
         self._text = stream(0)
         self._header = ""

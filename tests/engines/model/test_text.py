@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import shutil
 from concurrent.futures import ThreadPoolExecutor
@@ -38,6 +39,35 @@ def test_messages_go_through_the_chat_template_once(tiny: TinyModel, tokenizer: 
     assert tokenizer.encode(MESSAGES) == want
     assert want.count(tiny_models.TURN_ID) == 3  # two messages and the beginning of the answer
     assert tiny_models.BOS_ID not in want  # the template decides about it
+
+
+BEGUN = [*MESSAGES, {"role": "assistant", "content": "It is the capital \n"}]
+
+
+def test_an_answer_may_go_on_with_the_last_message_or_begin_after_it(tokenizer: HFTokenizer) -> None:
+    def text(**options: Any) -> str:
+        return tokenizer._tokenizer.decode(tokenizer.encode(BEGUN, **options))  # type: ignore[no-any-return]
+
+    begun, within, closed = (text(ending=ending) for ending in ("begun", "within", "closed"))
+    assert begun == closed + "<|turn|>assistant\n"
+    assert closed == within + "<|end|>\n"
+    assert within.endswith("<|turn|>assistant\nIt is the capital \n")
+
+
+@pytest.mark.parametrize("content", ["<", "end", "|", "assistant", "<|turn|>", "It is <|end|>\n"])
+def test_the_end_of_the_last_message_is_found_whatever_it_says(tokenizer: HFTokenizer, content: str) -> None:
+    messages = [*MESSAGES, {"role": "assistant", "content": content}]
+    assert tokenizer.encode(messages, ending="within") == tokenizer._ids(
+        tokenizer._rendered(messages, {}, "closed").removesuffix("<|end|>\n"), 10_000, special=False
+    )
+
+
+@pytest.mark.parametrize("template", ["{{ messages[0].content }}", "{{ messages[-1].content * 2 }}"])
+def test_a_template_that_does_not_write_the_last_message_as_it_is_cannot_go_on_with_it(template: str) -> None:
+    made = copy.deepcopy(tiny_models.tokenizer())
+    made.chat_template = template
+    with pytest.raises(RequestError, match=r"^continue_final_message: the model's chat template does not"):
+        HFTokenizer(made, frozenset({1}), tiny_models.VOCAB).encode(BEGUN, ending="within")
 
 
 def test_token_ids_are_taken_as_they_are(tokenizer: HFTokenizer) -> None:

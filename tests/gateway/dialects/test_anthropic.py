@@ -66,6 +66,16 @@ def test_fields_become_options(fields: dict[str, Any], options: dict[str, Any]) 
     assert read(**fields).options == {**DEFAULTS, **options}
 
 
+BEGUN = [*MESSAGES, {"role": "assistant", "content": [{"type": "text", "text": "{"}]}]
+
+
+def test_an_answer_goes_on_with_a_last_message_of_the_assistant() -> None:
+    request = read(messages=BEGUN)
+    assert request.options == {**DEFAULTS, "continue_final_message": True}
+    assert request.prompts == ({"messages": [*MESSAGES, {"role": "assistant", "content": "{"}]},)
+    assert read(messages=[*BEGUN, *MESSAGES]).options == DEFAULTS
+
+
 USE = {"type": "tool_use", "id": "c1", "name": "f", "input": {"a": 1}}
 CALLED = {"name": "f", "arguments": {"a": 1}, "id": "c1"}
 
@@ -144,7 +154,9 @@ IMAGE = {"type": "image", "source": {"type": "base64", "data": "aGk="}}
     [
         ({"max_tokens": None}, "max_tokens"),
         ({"messages": []}, "messages"),
-        ({"messages": [*MESSAGES, {"role": "assistant", "content": "{"}]}, "messages"),
+        ({"messages": [*MESSAGES, {"role": "assistant", "content": ""}]}, "messages"),
+        ({"messages": [*MESSAGES, {"role": "assistant", "content": [USE]}]}, "messages"),
+        ({"messages": BEGUN, "tools": [TOOL], "tool_choice": {"type": "any"}}, "tool_choice"),
         ({"messages": [{"role": "user", "content": [IMAGE]}]}, "messages[0].content[0].type"),
         (
             {"messages": [{"role": "user", "content": [{"type": "tool_result", "content": [IMAGE]}]}]},

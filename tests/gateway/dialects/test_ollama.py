@@ -101,13 +101,29 @@ def test_a_prompt_is_a_user_s_message_unless_it_is_raw(body: dict[str, Any], pro
     assert Generate().read({"model": "m", **body}).prompts == (prompt,)
 
 
+def test_a_chat_goes_on_with_a_last_message_of_the_assistant_that_has_a_text() -> None:
+    def option(**last: Any) -> Any:
+        messages = [*MESSAGES, {"role": "assistant", **last}]
+        return Chat().read({"model": "m", "messages": messages}).options.get("continue_final_message")
+
+    assert option(content="It is") is True
+    assert option(content="") is option(content="x", tool_calls=[{"function": {"name": "f"}}]) is None
+
+
+def test_a_suffix_makes_a_gap() -> None:
+    request = Generate().read({"model": "m", "prompt": "def f(", "suffix": ")"})
+    assert request.prompts == ({"prompt": "def f("},) and request.options["suffix"] == ")"
+    assert "suffix" not in Generate().read({"model": "m", "prompt": "x", "suffix": ""}).options
+    with pytest.raises(RequestError, match=r"^system: not together with suffix"):
+        Generate().read({"model": "m", "prompt": "x", "suffix": "y", "system": "z"})
+
+
 @pytest.mark.parametrize(
     ("fields", "named"),
     [
         ({"tools": [{}]}, "tools[0].type"),
         ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
         ({"format": "xml"}, "format"),
-        ({"suffix": "x"}, "suffix"),
         ({"options": {"mirostat": 2}}, "mirostat"),
         ({"options": {"top_k": "many"}}, "top_k"),
         ({"messages": [{"role": "user", "content": "x", "images": ["aGk="]}]}, "messages[0].images"),

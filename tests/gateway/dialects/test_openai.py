@@ -115,6 +115,30 @@ def test_fields_that_only_chats_have(fields: dict[str, Any], options: dict[str, 
     assert chat(**fields).options == options
 
 
+BEGUN = [*MESSAGES, {"role": "assistant", "content": "It is"}]
+GOES_ON = {"continue_final_message": True}
+
+
+@pytest.mark.parametrize(
+    ("fields", "options"),
+    [
+        ({"messages": BEGUN}, {}),
+        ({"messages": BEGUN, "continue_final_message": True}, GOES_ON),
+        ({"messages": BEGUN, "continue_final_message": True, "add_generation_prompt": False}, GOES_ON),
+        ({"messages": BEGUN, "add_generation_prompt": False}, {"add_generation_prompt": False}),
+        ({"messages": [*MESSAGES, {**BEGUN[-1], "prefix": True}]}, GOES_ON),
+        ({"continue_final_message": False, "add_generation_prompt": True}, {}),
+    ],
+)
+def test_how_the_prompt_of_a_chat_ends(fields: dict[str, Any], options: dict[str, Any]) -> None:
+    assert chat(**fields).options == {**DEFAULTS, **options}
+
+
+def test_a_suffix_makes_a_gap_in_each_prompt_of_text() -> None:
+    request = text(prompt=["a", "b"], suffix=")")
+    assert request.options == {**DEFAULTS, "suffix": ")"} and request.prompts == ({"prompt": "a"}, {"prompt": "b"})
+
+
 ARRAY = {"type": "array"}
 
 
@@ -285,6 +309,11 @@ def test_a_prompt_has_four_forms(given: Any, prompts: Any) -> None:
         (chat, {"functions": [{"name": "f"}]}, "functions"),
         (text, {"tools": [TOOL]}, "tools"),
         (chat, {"guided_regex": "a", "grammar": "start: x"}, "grammar"),
+        (chat, {"continue_final_message": True, "add_generation_prompt": True}, "continue_final_message"),
+        (chat, {"suffix": "x"}, "suffix"),
+        (text, {"continue_final_message": True}, "continue_final_message"),
+        (text, {"prompt": [1, 2], "suffix": "x"}, "suffix"),
+        (text, {"suffix": "x", "echo": True}, "suffix"),
         (text, {"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs.choice"),
         (text, {"structured_outputs": {"structural_tag": "x"}}, "structured_outputs.structural_tag"),
         (text, {"guided_json": "["}, "guided_json"),

@@ -73,6 +73,11 @@ def test_arguments_beyond_the_limit_are_text_and_no_longer_held_back() -> None:
         assert [part[0] for part in found(CALL.replace('{"city": "Ulm"}', arguments), 0)] == [kind]
 
 
+def test_an_answer_that_goes_on_with_a_message_is_text_from_its_first_token() -> None:
+    one = Harmony(lambda _: Texts([" 42."]), MARKS, with_tools=True, within=True)
+    assert [(part.kind, part.text) for part in run(one, [0, MARKS["return"]])] == [("text", " 42.")]
+
+
 def test_a_header_that_goes_on_for_ever_is_cut() -> None:
     one = Harmony(lambda _: Texts(["x" * MAX_HEADER_CHARS]), MARKS, with_tools=True)
     assert [part for _ in range(3) for part in one.push(0)] == [] and len(one._header) == MAX_HEADER_CHARS

@@ -75,3 +75,28 @@ async def test_without_tools_a_call_is_text(service: AnyService, monkeypatch: py
     prompt, events, done = await answered(service, monkeypatch, CALL)
     assert prompt.startswith("user:")
     assert ("".join(event.text for event in events), done.finish_reason) == (CALL, "stop")
+
+
+GAP = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>")
+
+
+async def test_what_fills_a_gap_ends_where_another_file_would_begin(
+    service: AnyService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = copy.deepcopy(tiny_models.tokenizer())
+    made.add_special_tokens({"additional_special_tokens": [*GAP, "<|file_sep|>"]})
+    service.engine.tokenizer = HFTokenizer(made, frozenset({tiny_models.EOS_ID}), len(made))
+    asked: list[tuple[Sequence[int], Sampling]] = []
+
+    def scripted(model: SimulatedModel, tokens: Sequence[int], sampling: Sampling, *rest: object) -> Iterator[Token]:
+        asked.append((tokens, sampling))
+        written = [*made.encode("a, b", add_special_tokens=False), made.convert_tokens_to_ids("<|file_sep|>")]
+        return (Token(token, 0.0, finish="stop" if token == written[-1] else None) for token in written)
+
+    monkeypatch.setattr(SimulatedModel, "answer", scripted)
+    body = GenerateBody(model="m", prompt="def f(", suffix="):", sampling=Sampling(max_tokens=20))
+    events = [event async for event in answer(service, "/generate", body)]
+    ((prompt, sampling),) = asked
+    assert made.decode(prompt) == "<|fim_prefix|>def f(<|fim_suffix|>):<|fim_middle|>"
+    assert set(sampling.stop_token_ids) == set(made.convert_tokens_to_ids([*GAP, "<|file_sep|>"]))
+    assert "".join(event.text for event in events if isinstance(event, TokensEvent)) == "a, b"
