@@ -82,6 +82,8 @@ def test_every_option_reaches_the_request(one: Path) -> None:
         "--json",
         "--on-kv-failure",
         "fail",
+        "--split",
+        "12",
     ]
     assert run("--config", one, "generate", "-m", "tiny-alias", *sampling.split(), *rest, "x") == 0
     assert FakeClient.requests == [
@@ -100,6 +102,7 @@ def test_every_option_reaches_the_request(one: Path) -> None:
             "timeout": 9.0,
             "alone": "prefill",
             "on_kv_failure": "fail",
+            "split": 12,
         }
     ]
 

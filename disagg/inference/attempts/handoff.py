@@ -16,7 +16,7 @@ from math import inf
 
 from disagg.api.events import DoneEvent, Event, LocalEvent, RefutedEvent, ShippedEvent, SlotEvent
 from disagg.api.names import KV_CHUNKS
-from disagg.api.requests import DecodeBody, PrefillBody
+from disagg.api.requests import DecodeBody, PrefillBody, Split
 from disagg.config import Host
 from disagg.errors import (
     DisaggError,
@@ -31,6 +31,7 @@ from disagg.errors import (
 from disagg.inference.attempt import Attempt
 from disagg.inference.attempts.answer import FALLBACK_WARNING, ArrivingAnswer, AttemptOutcome
 from disagg.inference.attempts.caller import HostCaller, PrefillFailed, new_id
+from disagg.inference.attempts.suspects import broke_off
 from disagg.inference.http import host_calls
 from disagg.inference.policy import SHARE
 
@@ -108,7 +109,8 @@ class Head:
 
 @dataclass(slots=True)
 class _HandOff:
-    """One hand-off on its way. call: the request to the decode host, `decode`. failed: the names of prefill hosts."""
+    """One hand-off on its way. call: the request to the decode host, `decode`. failed: the names of prefill hosts.
+    suspect: the process of one of them may have ended with the prompt."""
 
     caller: HostCaller
     attempt: Attempt
@@ -120,6 +122,7 @@ class _HandOff:
     decode: Host
     head: Head | None = None
     failed: set[str] = field(default_factory=set)
+    suspect: bool = False
 
     async def to_end(self, events: host_calls.EventStream, slot: SlotEvent, prefill: Host) -> AttemptOutcome:
         """Ask this prefill host for what the slot is for, and follow the answer."""
@@ -151,7 +154,7 @@ class _HandOff:
             prefill,
             "/prefill",
             PrefillBody(
-                **self.body.of_prompt,
+                **self.body.of_prompt | ({"standing": "suspect"} if self.suspect else {}),
                 deliver=slot.kv,
                 ticket=slot.ticket,
                 start=slot.held_tokens,
@@ -212,6 +215,7 @@ class _HandOff:
             error = head.error if isinstance(head.error, DisaggError) else HandoffError(why, "run `disagg status`")
             await head.end()
             self.failed.add(head.host.name)
+            self.suspect = self.suspect or broke_off(error)
             self.caller.updates.head_failed(head.host.name, error)
             place = f"after {event.held_tokens} of {event.prompt_tokens} prompt tokens"
             if isinstance(event, LocalEvent) and self.caller.on_kv_failure == "fail":
@@ -277,6 +281,8 @@ async def hand_off(
         slot = await events.next()
         answer.trace.requested, answer.trace.slot = call.written, time.monotonic()
         done = answer.take(slot)
+        if unmet := _unmet(body.split, slot):
+            answer.note(unmet)
         if isinstance(slot, LocalEvent):
             caller.updates.not_asked(prefill.name)
             return AttemptOutcome(await events.to_end(answer.take))
@@ -286,3 +292,13 @@ async def hand_off(
             raise ProtocolError(f"{decode.name} opened its answer with {slot.event!r} instead of a slot")
         made = _HandOff(caller, attempt, body, answer, leases, call, first_kv, decode)
         return await made.to_end(events, slot, prefill)
+
+
+def _unmet(wanted: Split, event: Event) -> str:
+    """What the caller is told if its prompt is not divided as it asked for; empty if it is."""
+    if not isinstance(wanted, int) or wanted == 0 or not isinstance(event, SlotEvent | LocalEvent):
+        return ""
+    if isinstance(event, SlotEvent) and event.layers is not None:
+        return ""
+    whole = isinstance(event, SlotEvent) and event.reason == f"split = {wanted}"  # more than the model has
+    return "" if whole else f"the prompt was not divided: {event.reason or 'the decode host divides none'}"

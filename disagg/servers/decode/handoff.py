@@ -212,6 +212,7 @@ class OpenSlot:
             held_tokens=slot.expected.start,
             layers=self.arriving.layers,
             kv_version=KV_CHUNKS if self._terms.chunks else KV_WHOLE,
+            reason=self._terms.spans.reason[:MAX_REASON_CHARS],
         )
 
     def _settled(self, outcome: KVOutcome) -> None:

@@ -164,6 +164,19 @@ def test_a_host_that_is_down_is_not_asked_for_its_load_again() -> None:
     assert [host.name for host in unread] == ["d1"]
 
 
+def test_a_decode_host_of_this_version_learns_what_the_prefill_host_can_and_an_earlier_one_only_its_speed() -> None:
+    known = {"splits": True, "layers": 12, "kv_version": 5}
+    view = seen(p1=load(**known), d1=load(kv_version=5), d2=load())
+    (choice,) = ranked(view, candidates("d1")).prefill
+    offer = route.offer_of(view, choice, host("d1"), alone=False)
+    assert offer is not None and offer.to_json() == {"wait_s": 0.0, **known, "alone": False}
+    assert route.offer_of(view, choice, host("d2")) is None, "its speed is not measured"
+    view.answered("p1", load(**known, prefill_tokens_s=500.0))
+    offer = route.offer_of(view, choice, host("d2"))
+    assert offer is not None and offer.to_json() == {"wait_s": 0.0, "tokens_s": 500.0}
+    assert route.offer_of(view, choice, host("d2"), alone=False) is None
+
+
 def test_a_model_without_the_role_that_must_answer_is_an_error() -> None:
     fleet = Fleet("f", Path("hosts.toml"), {"m": Model("m", {}, 10)}, {"p": host("p")})
     assert route.candidates(fleet, "m").decode == (fleet.hosts["p"],)
