@@ -7,7 +7,9 @@ architectures becomes what the table says.
 
 Run it from the repository's root, with the project's environment. For each model a prefill and a decode server are
 started; prompts of 1 to 700 tokens are read in ragged chunks, handed over and answered with 64 tokens in one batch.
-The answers are compared with those of either framework alone. Takes about eight seconds per model.
+The answers are compared with those of either framework alone. Then prompts are divided after a quarter, half and three
+quarters of the layers, all at once and after a held prefix, between transformers and mlx-lm, and between two hosts with
+mlx-lm. Takes about 20 seconds per model.
 """
 
 from __future__ import annotations
@@ -36,11 +38,13 @@ from tests.fleets import running as running_fleet
 from tests.surveys.tables import FIRST, LAST, known, short, write_rows, write_verified
 
 LENGTHS = (1, 2, 63, 64, 65, 200, 700)
+DIVIDED = (65, 200, 700)
+HELD = 200
 TOKENS = 64
 LEAST_LAYERS = 12  # of a published model
 HEAD = """\
-| model type | layers | verdict | largest difference | bytes per token | bytes of states |
-| --- | --- | --- | --- | --- | --- |
+| model type | layers | verdict | splits | largest difference | bytes per token | bytes of states |
+| --- | --- | --- | --- | --- | --- | --- |
 """
 
 
@@ -73,22 +77,55 @@ async def served(fleet: RunningFleet) -> str:
     return "exact"
 
 
-def verdict(entry: Mapping[str, Any], folder: Path) -> tuple[str, str]:
-    """The verdict, and the largest difference of log-probabilities along an answer after 200 tokens."""
+async def divided(fleet: RunningFleet, count: int) -> str:
+    """Whether prompts that are divided on a running fleet are answered as by its decode host alone, or the first that
+    is not. count: layers of the model."""
+    options: dict[str, Any] = {"max_tokens": TOKENS, "ignore_eos": True}
+
+    async with AsyncClient(fleet.fleet, token=TOKEN) as client:
+
+        async def answer(tokens: Sequence[int], salt: str, **how: Any) -> Completion:
+            return await client.generate("m", tokens=tokens, cache_salt=salt, **options, **how)
+
+        prompts = [prompt(length, seed=length) for length in DIVIDED]
+        alone = [await answer(tokens, "alone", alone="decode") for tokens in prompts]
+        for layers in sorted({max(1, count // 4), count // 2, count * 3 // 4}):
+            how = {"split": layers, "local_prefill": False}
+            made = await asyncio.gather(*(answer(tokens, f"{layers}", **how) for tokens in prompts))
+            await answer(prompts[-1][:HELD], f"{layers} held", **how)
+            made += [await answer(prompts[-1], f"{layers} held", **how)]
+            for tokens, one, expected in zip((*prompts, prompts[-1]), made, (*alone, alone[-1]), strict=True):
+                if one.metrics.layers != layers:
+                    return f"**no split** after {layers} layers at {len(tokens)} tokens"
+                if [token.id for token in one.tokens] != [token.id for token in expected.tokens]:
+                    return f"**differs** after {layers} layers at {len(tokens)} tokens"
+    return "exact"
+
+
+def verdict(entry: Mapping[str, Any], folder: Path) -> tuple[str, str, str]:
+    """The verdicts on hand-offs and on splits, and the largest difference of log-probabilities along an answer after
+    200 tokens."""
     model = folder / "model"
     try:
         with running(entry, model) as pair:
             patched = [finding for finding in pair.decode.info.preflight if finding.status == "patched"]
-            difference = _difference(pair)
+            difference, split = _difference(pair), pair.decode.info.split
     except DisaggError as error:
-        return f"refused: {short(str(error), model)}", ""
+        return f"refused: {short(str(error), model)}", "", ""
     except Exception as error:  # noqa: BLE001 - the row says which
-        return f"**error** {type(error).__name__}: {short(str(error), model)}", ""
+        return f"**error** {type(error).__name__}: {short(str(error), model)}", "", ""
     if entry["model_type"] in PREFIXES:  # the same weights, which transformers loads as they are
         tiny_models.make_from(entry["text_config"], folder / "text")
+    splits = f"refused: {split.refusal}" if split.refusal else ""
     with running_fleet(write_hosts(folder, {"m": model}, prefill={"chunk_tokens": 48})) as fleet:
         found = asyncio.run(served(fleet))
-    return ("patched" if patched and found == "exact" else found), f"{difference:.0e}"
+        splits = splits or asyncio.run(divided(fleet, split.layers))
+    if splits == "exact":
+        path = write_hosts(folder, {"m": model}, prefill_engine="mlx", prefill={"chunk_tokens": 48})
+        with running_fleet(path) as fleet:
+            splits = asyncio.run(divided(fleet, split.layers))
+            splits = splits if splits == "exact" else f"from mlx-lm: {splits}"
+    return ("patched" if patched and found == "exact" else found), splits, f"{difference:.0e}"
 
 
 def _difference(pair: Pair) -> float:
@@ -98,9 +135,9 @@ def _difference(pair: Pair) -> float:
 
 def row(name: str, entry: Mapping[str, Any]) -> str:
     with tempfile.TemporaryDirectory(prefix="disagg-architecture-") as folder:
-        found, difference = verdict(entry, Path(folder))
+        found, splits, difference = verdict(entry, Path(folder))
     kept, per_token, states = sizes(name, entry)
-    return f"| {name} | {kept} | {found} | {difference} | {per_token} | {states} |\n"
+    return f"| {name} | {kept} | {found} | {splits} | {difference} | {per_token} | {states} |\n"
 
 
 def sizes(name: str, entry: Mapping[str, Any]) -> tuple[str, str, str]:

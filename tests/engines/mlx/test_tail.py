@@ -11,6 +11,7 @@ from disagg.api.sampling import Sampling
 from disagg.config import EngineOptions
 from disagg.engines.base import DecodeRequest
 from disagg.engines.base.audit import BOUNDS
+from disagg.engines.decoding.tail import TailPolicy
 from disagg.engines.mlx.engine import MLXDecodeEngine
 from disagg.engines.mlx.prefill import MLXPrefillEngine
 from disagg.errors import Cancelled, LayoutMismatch, PeerLost
@@ -101,6 +102,23 @@ def test_a_head_that_fails_in_mid_prompt_is_gone_on_from_after_its_last_whole_ch
             assert answer.result() == alone, (layers, chunks)
             assert answer.timing.resumed_at == 48 * chunks
             assert answer.timing.computed_prompt_tokens == len(tokens) - 48 * chunks
+
+
+def test_while_an_answer_is_written_a_tail_waits_for_its_time(pair: Pair) -> None:
+    pace = pair.tail._batch._tails._pace
+    usual, pace.policy = pace.policy, TailPolicy(share=1e-9)
+    try:
+        tokens = prompt(300, seed=8)
+        head = Head(pair.head, pair.tail, tokens, 1, chunk_tokens=150)
+        answered = start(pair.tail, prompt(20, seed=9), max_tokens=100)
+        assert answered.first.wait(60)
+        divided = pair.submit(head, tokens)
+        head.finish()
+        assert len(answered.result()) == 100
+        assert divided.result() == pair.alone(tokens)
+        assert divided.timing.ingested > answered.finished, "all but the first piece came after the answer"
+    finally:
+        pace.policy = usual
 
 
 def test_a_request_that_is_cancelled_while_its_head_computes_leaves_nothing(pair: Pair) -> None:
