@@ -202,7 +202,8 @@ def write_hosts(
     lines = ['[fleet]\nname = "test"']
     for name, path in models.items():
         lines.append(f'[models."{name}"]\ncontext = {context}\naliases = ["alias-of-{name}"]')
-        lines.append(f'[models."{name}".sources]\n{prefill_engine} = "{path}"\nmlx = "{path}"')
+        lines.append(f'[models."{name}".sources]')
+        lines += [f'{engine} = "{path}"' for engine in dict.fromkeys((prefill_engine, "mlx"))]
         for role, engine, options in (("prefill", prefill_engine, prefill), ("decode", "mlx", decode)):
             lines.append(f'[hosts.{name}-{role}]\naddress = "127.0.0.1"\nport = {next(ports)}\nroles = ["{role}"]')
             lines.append(f'model = "{name}"\nconnector = "local"\nservice = "process"')

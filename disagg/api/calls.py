@@ -19,7 +19,7 @@ from disagg.api.events import (
 )
 from disagg.api.names import Role
 from disagg.api.openapi import AnswerSpec, Operation, failures
-from disagg.api.requests import DecodeBody, GenerateBody, LeaseBody, PrefillBody, PromptBody, ScoreBody
+from disagg.api.requests import CountBody, DecodeBody, GenerateBody, LeaseBody, PrefillBody, PromptBody, ScoreBody
 from disagg.api.status import CountAnswer, Health, LeaseAnswer, Liveness, Load, Status
 from disagg.errors import (
     BodyTooLarge,
@@ -112,7 +112,7 @@ _COUNT: Final = Operation(
     "/count",
     "Count the tokens of a prompt.",
     {200: AnswerSpec("Counted.", (CountAnswer,)), **failures(_PROMPT_ERRORS, ErrorAnswer)},
-    PromptBody,
+    CountBody,
 )
 _UNHEALTHY: Final = "The engine is stalled or has stopped."
 _COMMON: Final = (

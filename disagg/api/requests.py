@@ -189,6 +189,12 @@ class PromptBody(Contract, frozen=True, kw_only=True, omit_defaults=True, forbid
         return {**self.chat_template_kwargs, **tools}
 
 
+class CountBody(PromptBody, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """POST /count. list_tokens: the answer names the tokens, too."""
+
+    list_tokens: bool = False
+
+
 class GenerateBody(PromptBody, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """POST /generate: prompt and answer on this host alone.
 

@@ -81,9 +81,12 @@ class LeaseAnswer(Contract, frozen=True):
 
 
 class CountAnswer(Contract, frozen=True):
-    """POST /count: how many tokens the prompt has."""
+    """POST /count: how many tokens the prompt has. tokens, texts: if they are listed, their ids and the bytes of the
+    text that each stands for."""
 
     prompt_tokens: int
+    tokens: tuple[int, ...] = ()
+    texts: tuple[bytes, ...] = ()
 
 
 class PreflightFinding(Contract, frozen=True):

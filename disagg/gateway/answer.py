@@ -14,7 +14,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from disagg.errors import Cancelled, DisaggError
-from disagg.gateway.dialects.base import AnswerEvent, Dialect, Framing, ScoredPrompt, Writer, Written, written
+from disagg.gateway.dialects.base import AnswerEvent, Dialect, Framing, Reader, ScoredPrompt, Writer, Written, written
 from disagg.gateway.dialects.problems import INTERNAL, Problem, problem_of
 from disagg.gateway.watch.request import ObservedRequest
 from disagg.http.requests import disconnected
@@ -158,7 +158,7 @@ class Exchange(BodyParts):
             writing.result()
 
 
-def problem_response(dialect: Dialect, problem: Problem) -> Response:
+def problem_response(dialect: Reader, problem: Problem) -> Response:
     """A problem as clients of this dialect read it."""
     return json_response(dialect.error(problem), problem.status, problem.headers)
 

@@ -24,16 +24,17 @@ from disagg.gateway.clients.keys import Key
 from disagg.gateway.clients.limits import AnswerPlaces, KeyLimits, share_of
 from disagg.gateway.clients.origins import CrossOrigin
 from disagg.gateway.dialects import anthropic, ollama
-from disagg.gateway.dialects.base import Dialect, GatewayRequest, Head, read_fields
+from disagg.gateway.dialects.base import CountingDialect, Dialect, GatewayRequest, Head, Reader, read_fields
 from disagg.gateway.dialects.chat import ChatCompletions
 from disagg.gateway.dialects.completions import Completions
 from disagg.gateway.dialects.problems import Problem, problem_of
 from disagg.gateway.dialects.responses import Responses
+from disagg.gateway.dialects.tokens import Detokenize, InputTokens, Tokenize
 from disagg.gateway.health import GatewayHealth
 from disagg.gateway.parallel import ItemRun, ParallelResponse
 from disagg.gateway.posted import Posted, PostReader
 from disagg.gateway.refusals import HANDLERS, respond
-from disagg.gateway.run import prompt_tokens, run, unless
+from disagg.gateway.run import counted, run, unless
 from disagg.gateway.views import Views
 from disagg.gateway.watch.gateway import GatewayWatch
 from disagg.gateway.watch.request import Observers
@@ -59,6 +60,7 @@ def build(
     gateway = Gateway(client, access, watch.observers, AnswerPlaces(answers), times)
     started, kept = time.time(), KeptResponses(keep_responses)
     keep = kept.keep if kept else None
+    inputs = InputTokens(keep)
     routes = [
         Route("/api/chat", gateway.post(ollama.Chat()), methods=["POST"]),
         Route("/api/generate", gateway.post(ollama.Generate()), methods=["POST"]),
@@ -71,6 +73,9 @@ def build(
             Route(f"{prefix}/completions", gateway.post(Completions()), methods=["POST"]),
             Route(f"{prefix}/parallel", gateway.parallel(), methods=["POST"]),
             Route(f"{prefix}/responses", gateway.post(Responses(keep), kept.followed), methods=["POST"]),
+            Route(f"{prefix}/responses/input_tokens", gateway.count(inputs, kept.followed), methods=["POST"]),
+            Route(f"{prefix}/tokenize", gateway.count(Tokenize()), methods=["POST"]),
+            Route(f"{prefix}/detokenize", gateway.count(Detokenize()), methods=["POST"]),
             Route(f"{prefix}/messages", gateway.post(anthropic.Messages()), methods=["POST"]),
             Route(f"{prefix}/messages/count_tokens", gateway.count(anthropic.CountTokens()), methods=["POST"]),
         ]
@@ -83,6 +88,14 @@ Followed = Callable[[str, Mapping[str, Any]], Mapping[str, Any]]
 """The body of a request that may follow another one of the key with this id, as if it stood alone."""
 
 
+def _alone(_: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
+    return body
+
+
+def _id(key: Key | None) -> str:
+    return key.id if key is not None else ""
+
+
 class Gateway:
     """Answers requests in every dialect with one client. places: of answers, and of counts."""
 
@@ -93,12 +106,11 @@ class Gateway:
         self._limits = KeyLimits()
         self._reader = PostReader(access, max(model.context for model in client.fleet.models.values()))
 
-    def post(self, dialect: Dialect, followed: Followed | None = None) -> Handler:
+    def post(self, dialect: Dialect, followed: Followed = _alone) -> Handler:
         """The endpoint of one dialect. followed: makes the body whole, if it says less than it means."""
 
         async def post(posted: Posted) -> Response:
-            body = followed(posted.key.id if posted.key else "", posted.body) if followed else posted.body
-            asked = self._admitted(posted.key, dialect.read(body))
+            asked = self._admitted(posted.key, dialect.read(followed(_id(posted.key), posted.body)))
             head = Head(asked, posted.request_id, posted.created, posted.via, self._fingerprint)
             if not asked.prompts:
                 return _unasked(dialect, head)
@@ -116,16 +128,16 @@ class Gateway:
 
         return self._handler(parallel, several.CHAT)
 
-    def count(self, dialect: Dialect) -> Handler:
+    def count(self, dialect: CountingDialect, followed: Followed = _alone) -> Handler:
         """The endpoint that counts the tokens of a prompt, which the dialect reads. The count takes the place of an
         answer, and ends when its caller disconnects."""
 
         async def count(posted: Posted) -> Response:
-            asked = self._admitted(posted.key, dialect.read(posted.body))
+            asked = self._admitted(posted.key, dialect.read(followed(_id(posted.key), posted.body)))
             give_back = self._places.take(posted.key, asked.choices)
             try:
-                counted = await unless_disconnected(prompt_tokens(self._client, asked), posted.receive, "the count")
-                return json_response({"input_tokens": counted})
+                counting = counted(self._client, asked, lists_tokens=dialect.lists_tokens)
+                return json_response(dialect.counted(await unless_disconnected(counting, posted.receive, "the count")))
             except Cancelled:
                 return Response(status_code=Cancelled.http_status)  # nobody reads it
             finally:
@@ -142,7 +154,7 @@ class Gateway:
 
         return self._handler(about, ollama.Chat())
 
-    def _handler(self, answer: Callable[[Posted], Awaitable[Response]], dialect: Dialect) -> Handler:
+    def _handler(self, answer: Callable[[Posted], Awaitable[Response]], dialect: Reader) -> Handler:
         """dialect: in which a request that does not begin is refused. The observers are told."""
 
         async def handle(request: Request) -> Response:

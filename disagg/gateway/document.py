@@ -21,6 +21,7 @@ from disagg.gateway.dialects.completions import CompletionBody
 from disagg.gateway.dialects.ollama import OllamaError
 from disagg.gateway.dialects.openai import ErrorBody
 from disagg.gateway.dialects.responses import ResponsesBody
+from disagg.gateway.dialects.tokens import DetokenizeBody, TokenizeBody
 from disagg.version import VERSION
 
 _KEY: Final = "a key of `disagg keys add`; none is needed on this machine until there is one"
@@ -30,6 +31,21 @@ class TokenCount(Contract, frozen=True):
     """How many tokens a prompt has."""
 
     input_tokens: int
+
+
+class TokenizedPrompt(Contract, frozen=True):
+    """The tokens of a prompt. token_strs: their texts, if they were asked for."""
+
+    count: int
+    max_model_len: int
+    tokens: tuple[int, ...]
+    token_strs: tuple[str, ...] | None = None
+
+
+class DetokenizedPrompt(Contract, frozen=True):
+    """The text of token ids."""
+
+    prompt: str
 
 
 _PROBLEMS: Final[Mapping[int, str]] = {
@@ -59,10 +75,15 @@ def calls() -> Iterator[Operation]:
         yield replace(together, answers=_of_parallel(together.answers))
         yield _post(f"{prefix}/responses", "Answer a chat, item by item.", ResponsesBody, ErrorBody)
         yield _post(f"{prefix}/messages", "Anthropic: answer a chat.", anthropic.MessagesBody, AnthropicError)
-        count = _answers("How many tokens the prompt has.", AnthropicError, *_PROBLEMS)
-        count[200] = AnswerSpec("How many tokens the prompt has.", (TokenCount,))
         summary = "Anthropic: count the tokens of a prompt."
-        yield Operation("POST", f"{prefix}/messages/count_tokens", summary, count, anthropic.CountBody)
+        counted = _counted(TokenCount, AnthropicError)
+        yield Operation("POST", f"{prefix}/messages/count_tokens", summary, counted, anthropic.CountBody)
+        summary, counted = "Count the tokens of a prompt.", _counted(TokenCount, ErrorBody)
+        yield Operation("POST", f"{prefix}/responses/input_tokens", summary, counted, ResponsesBody)
+        listed = _counted(TokenizedPrompt, ErrorBody)
+        yield Operation("POST", f"{prefix}/tokenize", "vLLM: the tokens of a prompt.", listed, TokenizeBody)
+        text = _counted(DetokenizedPrompt, ErrorBody)
+        yield Operation("POST", f"{prefix}/detokenize", "vLLM: the text of tokens.", text, DetokenizeBody)
         models = _answers("The models that the key is for.", ErrorBody, 401)
         yield Operation("GET", f"{prefix}/models", "List the models.", models)
         model = _answers("The model.", ErrorBody, 401, 403, 404)
@@ -95,6 +116,11 @@ def gateway_document(*, keyless: bool = False) -> dict[str, Any]:
 
 def _post(path: str, summary: str, body: type[Contract], error: type[Contract]) -> Operation:
     return Operation("POST", path, summary, _answers("The answer, streamed or whole.", error, *_PROBLEMS), body)
+
+
+def _counted(answer: type[Contract], error: type[Contract]) -> dict[int, AnswerSpec]:
+    """Of calls for the tokens of a prompt."""
+    return {200: AnswerSpec("The tokens of the prompt.", (answer,)), **_failures(error, *_PROBLEMS)}
 
 
 def _of_parallel(answers: Mapping[int, AnswerSpec]) -> dict[int, AnswerSpec]:

@@ -9,7 +9,15 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from disagg.errors import CapabilityMissing, DisaggError, ServerUnavailable, Unauthorized
-from disagg.gateway.dialects.base import AnswerEvent, AnswerPiece, Finished, GatewayRequest, ScoredPrompt, Scoring
+from disagg.gateway.dialects.base import (
+    AnswerEvent,
+    AnswerPiece,
+    CountedPrompt,
+    Finished,
+    GatewayRequest,
+    ScoredPrompt,
+    Scoring,
+)
 from disagg.gateway.watch.request import ObservedRequest
 from disagg.inference.client import AsyncClient
 from disagg.inference.stream import AsyncStream
@@ -77,10 +85,14 @@ async def unless(
             event = await anext(events, None)
 
 
-async def prompt_tokens(client: AsyncClient, request: GatewayRequest) -> int:
-    """How many tokens the request's first prompt has. Raises a DisaggError."""
+async def counted(client: AsyncClient, request: GatewayRequest, *, lists_tokens: bool) -> CountedPrompt:
+    """The tokens of the request's first prompt. Raises a DisaggError."""
+    arguments, context = request.arguments(0) | {"timeout": COUNT_S}, client.fleet.model(request.model).context
     with _own_token():
-        return await client.count_tokens(**request.arguments(0) | {"timeout": COUNT_S})
+        if not lists_tokens:
+            return CountedPrompt(request, await client.count_tokens(**arguments), (), context)
+        tokens = await client.tokenize(**arguments)
+        return CountedPrompt(request, len(tokens), tokens, context)
 
 
 @contextmanager

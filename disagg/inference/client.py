@@ -24,6 +24,7 @@ from typing import Any, Self, TypeVar, Unpack
 
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
+from disagg.api.events import PromptToken
 from disagg.api.sampling import MAX_TOP
 from disagg.config import Fleet, load
 from disagg.config.hosts_file import find_hosts_file
@@ -81,7 +82,11 @@ class BaseClient:
         await self._driver.refresher.read(hosts, CONNECT_S)
 
     async def _count(self, model: str, prompt: str | None, options: RequestOptions) -> int:
-        return await count.count(self._driver, self._request(model, prompt, options))
+        return (await count.count(self._driver, self._request(model, prompt, options))).prompt_tokens
+
+    async def _tokenize(self, model: str, prompt: str | None, options: RequestOptions) -> tuple[PromptToken, ...]:
+        found = await count.count(self._driver, self._request(model, prompt, options), list_tokens=True)
+        return tuple(PromptToken(id, text) for id, text in zip(found.tokens, found.texts, strict=True))
 
     async def _score(
         self,
@@ -184,6 +189,14 @@ class AsyncClient(BaseClient):
         _require_asyncio()
         return await self._count(model, prompt, options)
 
+    async def tokenize(
+        self, model: str, prompt: str | None = None, **options: Unpack[RequestOptions]
+    ) -> tuple[PromptToken, ...]:
+        """The tokens of the prompt of this request, each with its id and the bytes of its text. Given as `tokens`, this
+        is how they become text."""
+        _require_asyncio()
+        return await self._tokenize(model, prompt, options)
+
     async def score(
         self,
         model: str,
@@ -278,6 +291,12 @@ class Client(BaseClient):
     def count_tokens(self, model: str, prompt: str | None = None, **options: Unpack[RequestOptions]) -> int:
         """How many tokens the prompt of this request has; see AsyncClient.count_tokens."""
         return self._run(functools.partial(self._count, model, prompt, options))
+
+    def tokenize(
+        self, model: str, prompt: str | None = None, **options: Unpack[RequestOptions]
+    ) -> tuple[PromptToken, ...]:
+        """The tokens of the prompt of this request; see AsyncClient.tokenize."""
+        return self._run(functools.partial(self._tokenize, model, prompt, options))
 
     def score(
         self, model: str, prompt: str | None = None, *, top: int = 0, **options: Unpack[RequestOptions]

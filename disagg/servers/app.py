@@ -18,7 +18,7 @@ from disagg.api import openapi
 from disagg.api.base import Contract, InvalidValue
 from disagg.api.calls import server_document
 from disagg.api.events import ErrorAnswer, ErrorEvent
-from disagg.api.requests import MAX_LEASES, LeaseBody, PromptBody
+from disagg.api.requests import MAX_LEASES, CountBody, LeaseBody, PromptBody
 from disagg.api.status import Liveness
 from disagg.errors import Cancelled, DisaggError, Overloaded, RequestError, Unauthorized
 from disagg.http import requests
@@ -90,7 +90,7 @@ class _Application:
         return EventStream(partial(endpoint.events, body), self._error, beats, retry_after_s, self._times)
 
     async def count(self, request: Request) -> Response:
-        body = _parsed(PromptBody, await self._prompt(request))
+        body = _parsed(CountBody, await self._prompt(request))
         return _json(await unless_disconnected(self._service.count_tokens(body), request.receive, "POST /count"))
 
     async def lease(self, request: Request) -> Response:

@@ -143,6 +143,11 @@ class FakeClient:
                 await asyncio.sleep(step)
         return 42
 
+    async def tokenize(self, **arguments: Any) -> tuple[PromptToken, ...]:
+        await self.count_tokens(**arguments)
+        given = arguments.get("tokens") or range(2)
+        return tuple(PromptToken(token, f"t{token} ".encode()) for token in given)
+
 
 NO_KEYS = Path("/nonexistent/keys.json")
 

@@ -390,6 +390,20 @@ def test_several_requests_together_have_the_answers_of_each_alone(client: openai
     assert together["disagg"]["complete"] == 2 and together["disagg"]["wall"] > 0
 
 
+def test_a_text_is_tokenised_as_it_is_answered_and_its_tokens_are_the_text_again(
+    client: openai.OpenAI, gateway: str, tiny_fleet: RunningFleet
+) -> None:
+    text = "def add(a, b):  # é"
+    with httpx.Client(base_url=gateway, trust_env=False, timeout=60) as http:
+        made = http.post("/tokenize", json={"model": "tiny", "prompt": text}).json()
+        back = http.post("/detokenize", json={"model": "tiny", "tokens": made["tokens"]}).json()
+    answer = client.completions.create(model="tiny", prompt=text, max_tokens=1)
+    assert answer.usage is not None and answer.usage.prompt_tokens == made["count"] == len(made["tokens"])
+    assert back == {"prompt": text}
+    with tiny_fleet.client() as direct:
+        assert [token.id for token in direct.tokenize("tiny", text)] == made["tokens"]
+
+
 def test_a_prompt_is_scored_with_and_without_an_answer(client: openai.OpenAI, tiny_fleet: RunningFleet) -> None:
     """As lm-eval-harness asks for the likelihood of a continuation."""
     prompt = "def add(a, b):\n"

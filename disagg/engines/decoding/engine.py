@@ -42,11 +42,13 @@ _Result = TypeVar("_Result")
 @dataclass(frozen=True, slots=True)
 class DecodeBounds:
     """max_requests: in an engine at once, decoding or waiting for a place in the batch: a bound, not a target.
-    count_steps: between two updates of the batch's KV bytes while no request joins or leaves: an update takes about
-    25 us with 48 layers, and caches grow every 256 tokens. trim_after_s: without work, before memory is trimmed: a
-    request that follows at once would pay for the page faults, about 5 ms."""
+    beat_s: between two signs of life while all requests wait for their KV. count_steps: between two updates of the
+    batch's KV bytes while no request joins or leaves: an update takes about 25 us with 48 layers, and caches grow
+    every 256 tokens. trim_after_s: without work, before memory is trimmed: a request that follows at once would pay
+    for the page faults, about 5 ms."""
 
     max_requests: int = 1024
+    beat_s: float = 0.5
     count_steps: int = 64
     trim_after_s: float = 1.0
 
@@ -274,16 +276,17 @@ class DecodeEngine(ABC):
     def _wait(self) -> int | None:
         """Wait until there is work; returns the number of queued commands, None once the engine is closed. Beats while
         requests wait for their KV: they are not held up here."""
-        with self._lock:
-            if self._lock.wait_for(self._has_work, self.bounds.trim_after_s):
-                return None if self._closed else len(self._commands)
-        self._backend.trim_memory()
+        limit: float | None = self.bounds.trim_after_s
         while True:
-            if waiting := len(self._batch) > 0:
-                self.on_beat()
+            waiting = len(self._batch) > 0
             with self._lock:
-                if self._lock.wait_for(self._has_work, self.bounds.trim_after_s if waiting else None):
+                if self._lock.wait_for(self._has_work, self.bounds.beat_s if waiting else limit):
                     return None if self._closed else len(self._commands)
+            if waiting:
+                self.on_beat()
+            else:
+                self._backend.trim_memory()
+                limit = None
 
     def _has_work(self) -> bool:
         return bool(self._closed or self._commands or self._batch.due)

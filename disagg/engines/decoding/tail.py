@@ -178,6 +178,6 @@ class Tails:
     def _end(self, job: Job, tail: Tail) -> Job:
         self._tails.remove((job, tail))
         kv = tail.arriving.kv
-        if tail.arriving.outcome == "complete" and kv is not None:
+        if tail.arriving.outcome == "complete" and kv is not None and kv.timing.accepted:
             job.timing.tail_s = time.monotonic() - kv.timing.accepted
         return job

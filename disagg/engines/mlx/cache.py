@@ -77,7 +77,8 @@ def exact(cache: Any) -> Any:
     for part in parts_of(cache):
         if isinstance(part, RotatingKVCache):
             needed = part.size()
-            rows = (array[..., part._idx - needed : part._idx, :] for array in (part.keys, part.values))
+            ordered = (part._temporal_order(array) for array in (part.keys, part.values))
+            rows = (array[..., array.shape[2] - needed :, :] for array in ordered)
             part.state = (*rows, part.offset, part.keep, part.max_size, needed)
         elif isinstance(part, KVCache):
             part.state = (*part.keys_and_values(), part.offset)

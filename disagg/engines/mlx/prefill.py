@@ -18,6 +18,7 @@ from disagg.engines.base import AnswerRequest, ChunkScores, EmittingEngine, Logi
 from disagg.engines.base.scores import scored_chunk
 from disagg.engines.mlx import memory
 from disagg.engines.mlx import sampling as mlx_sampling
+from disagg.engines.mlx.cache import exact
 from disagg.engines.mlx.emit import Emitter
 from disagg.engines.mlx.engine import logits_of
 from disagg.engines.mlx.load import prepare, require_one_thread, select_device
@@ -153,6 +154,7 @@ class MLXPrefillEngine(EmittingEngine):
         """Keep the KV of a prompt that is computed, unless there is no room for it. On the thread."""
         if sum(int(cache.nbytes) for cache in caches) > self._held.limit:
             return
+        caches = [exact(cache) for cache in caches]
         last = snapshot(caches, len(tokens))
         if last is None and self._held.rewindable is not None:
             last = LayerSnapshot((None,) * len(caches), 0)  # the layers that need one are not computed here

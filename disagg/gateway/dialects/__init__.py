@@ -7,5 +7,6 @@ reasoning  how OpenAI's APIs turn a model's reasoning on and off
 openai    what OpenAI's APIs share: chat with chat_tools, completions, and responses with responses_writer
 tools     the tools of chats and responses
 anthropic, anthropic_writer  Anthropic's messages
+tokens    calls for the tokens of a prompt
 ollama    Ollama's chat and generate
 """

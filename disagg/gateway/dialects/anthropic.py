@@ -17,9 +17,11 @@ from disagg.errors import RequestError
 from disagg.gateway.dialects.anthropic_writer import AnthropicWriter, error_body
 from disagg.gateway.dialects.base import (
     REFUSED,
+    CountedPrompt,
     Framing,
     GatewayRequest,
     Head,
+    Written,
     answer_length,
     named_event,
     read_fields,
@@ -72,10 +74,14 @@ class CountTokens(Messages):
     """What /v1/messages/count_tokens counts: the prompt that these messages make."""
 
     name: ClassVar = "count_tokens"
+    lists_tokens: ClassVar = False
 
     def read(self, body: Mapping[str, Any]) -> GatewayRequest:
         fields = read_fields(CountBody, body, UNSUPPORTED)
         return fields.request(options=fields.options())
+
+    def counted(self, counted: CountedPrompt) -> Written:
+        return {"input_tokens": counted.prompt_tokens}
 
 
 class CountBody(Contract, frozen=True, kw_only=True):

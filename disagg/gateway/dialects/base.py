@@ -51,20 +51,43 @@ Written = Mapping[str, Any]
 Body = TypeVar("Body", bound=Contract)
 
 
-class Dialect(Protocol):
-    """One API. framing: of its streams."""
-
-    name: ClassVar[str]
-    framing: ClassVar[Framing]
+class Reader(Protocol):
+    """What reads the bodies of one call."""
 
     def read(self, body: Mapping[str, Any]) -> GatewayRequest:
         """The request that this body makes. Raises RequestError, which begins with the name of a wrong field."""
         ...
 
-    def writer(self, head: Head) -> Writer: ...
-
     def error(self, problem: Problem) -> Written:
         """The body of an answer that is an error."""
+        ...
+
+
+class Dialect(Reader, Protocol):
+    """One API. framing: of its streams."""
+
+    name: ClassVar[str]
+    framing: ClassVar[Framing]
+
+    def writer(self, head: Head) -> Writer: ...
+
+
+class CountedPrompt(NamedTuple):
+    """How many tokens the prompt of a request has; with the tokens, if its dialect lists them. context: the model's."""
+
+    request: GatewayRequest
+    prompt_tokens: int
+    tokens: Sequence[PromptToken]
+    context: int
+
+
+class CountingDialect(Reader, Protocol):
+    """A call that asks for the tokens of a prompt, and for no answer to it. lists_tokens: for which ones."""
+
+    lists_tokens: ClassVar[bool]
+
+    def counted(self, counted: CountedPrompt) -> Written:
+        """What the caller gets."""
         ...
 
 

@@ -6,9 +6,9 @@ import asyncio
 import time
 from typing import Final
 
-from disagg.api.requests import PromptBody
+from disagg.api.requests import CountBody, body_limit
 from disagg.api.status import CountAnswer
-from disagg.errors import CapabilityMissing, DeadlineExceeded
+from disagg.errors import CapabilityMissing, DeadlineExceeded, ProtocolError
 from disagg.inference.attempts.execute import Driver, GenerationRequest
 from disagg.inference.attempts.question import Asking, Question
 from disagg.inference.http import host_calls
@@ -19,21 +19,26 @@ HOST_S: Final = 20.0
 would else have too little time."""
 
 
-async def count(driver: Driver, request: GenerationRequest) -> int:
+async def count(driver: Driver, request: GenerationRequest, *, list_tokens: bool = False) -> CountAnswer:
     """Tokens of the request's prompt. Asks its hosts in turn, those first that can take a request, until one answers.
+    list_tokens: with the tokens themselves.
 
     Raises what `Question.to_one_of` raises, and DeadlineExceeded.
     """
-    body, now = PromptBody(**request.body.of_prompt), time.monotonic()
+    body, now = CountBody(**request.body.of_prompt, list_tokens=list_tokens), time.monotonic()
+    most = body_limit(request.candidates.context) if list_tokens else host_calls.MAX_EVENT_BYTES
     hosts = [*request.candidates.decode, *request.candidates.prefill]
     hosts.sort(key=lambda host: (bool(driver.view.of(host.name).obstacle(now)), driver.view.of(host.name).ahead))
 
-    async def ask(asking: Asking[PromptBody]) -> int:
+    async def ask(asking: Asking[CountBody]) -> CountAnswer:
         seconds = HOST_S if asking.last else min(HOST_S, longest_wait_s(asking.left_s))
         answer = await host_calls.post(
-            driver.http, asking.host, "/count", asking.body, timeout=seconds, sent=asking.sent.set
+            driver.http, asking.host, "/count", asking.body, timeout=seconds, sent=asking.sent.set, most=most
         )
-        return CountAnswer.received(answer, asking.host.name).prompt_tokens
+        counted = CountAnswer.received(answer, asking.host.name)
+        if list_tokens and not (counted.prompt_tokens == len(counted.tokens) == len(counted.texts)):
+            raise ProtocolError(f"{asking.host.name} counted {counted.prompt_tokens} tokens and listed others")
+        return counted
 
     counting = Question(driver, request, body, ask)
     unable = CapabilityMissing(

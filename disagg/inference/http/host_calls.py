@@ -99,10 +99,11 @@ async def post(
     *,
     timeout: float,
     sent: Callable[[], object] | None = None,
+    most: int = MAX_EVENT_BYTES,
 ) -> dict[str, Any]:
-    """POST a body that is answered with a JSON object; see `get`. sent: for one that may end the host, called once it
-    was sent; it is not sent once more if its connection breaks."""
-    return await _object(http, HostRequest(host, "POST", path, body.to_bytes()), timeout, sent)
+    """POST a body that is answered with a JSON object of at most so many bytes; see `get`. sent: for one that may end
+    the host, called once it was sent; it is not sent once more if its connection breaks."""
+    return await _object(http, HostRequest(host, "POST", path, body.to_bytes()), timeout, sent, most)
 
 
 async def closing_event(http: Connections, call: EventCall, kind: type[T]) -> T:
@@ -293,7 +294,11 @@ def _target(host: Host, path: str) -> str:
 
 
 async def _object(
-    http: Connections, request: HostRequest, timeout: float, sent: Callable[[], object] | None = None
+    http: Connections,
+    request: HostRequest,
+    timeout: float,
+    sent: Callable[[], object] | None = None,
+    most: int = MAX_EVENT_BYTES,
 ) -> dict[str, Any]:
     host = request.host
     with _failures(host):
@@ -302,7 +307,7 @@ async def _object(
             if sent is not None:
                 sent()
             head = await http.head(exchange, timeout, timeout, again=sent is None)
-            content = await exchange.content(MAX_EVENT_BYTES, timeout)
+            content = await exchange.content(most, timeout)
         finally:
             http.release(exchange)
         _raise_for(head, content, host)

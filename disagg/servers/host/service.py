@@ -16,11 +16,11 @@ from msgspec import structs
 from disagg import logs
 from disagg.api.base import without_value
 from disagg.api.events import Event
-from disagg.api.requests import PromptBody
+from disagg.api.requests import CountBody, PromptBody
 from disagg.api.sampling import Sampling
 from disagg.api.status import CountAnswer, LeaseAnswer
 from disagg.config import Fleet, Host
-from disagg.engines.model.text import check_ids
+from disagg.engines.model.text import PromptTokenizer, check_ids
 from disagg.errors import (
     Cancelled,
     ContextLengthExceeded,
@@ -148,7 +148,7 @@ class Service(ReportingHost[Engine]):
         here = {caller.request.id for caller in self.active.values() if caller.request is not None}
         return LeaseAnswer(tuple(one for one in request_ids if one not in here))
 
-    async def count_tokens(self, body: PromptBody) -> CountAnswer:
+    async def count_tokens(self, body: CountBody) -> CountAnswer:
         """POST /count. It has a place in the queue meanwhile, as tokenising a long prompt takes seconds. Most places
         are left to requests."""
         self._require_ready(body.model)
@@ -164,7 +164,11 @@ class Service(ReportingHost[Engine]):
             record.entered("tokenising")
             try:
                 async with asyncio.timeout(body.deadline_s):
-                    return CountAnswer(len(await self._tokenise(body)))
+                    tokens = await self._tokenise(body)
+                    if not body.list_tokens:
+                        return CountAnswer(len(tokens))
+                    texts = await self.work.run(body.share, partial(_texts, self.engine.tokenizer, tokens))
+                    return CountAnswer(len(tokens), tuple(tokens), texts)
             except TimeoutError:
                 raise DeadlineExceeded("the prompt was not tokenised by the deadline", "raise the timeout") from None
 
@@ -269,3 +273,7 @@ class Service(ReportingHost[Engine]):
 
 
 AnyService = Service[Any]
+
+
+def _texts(tokenizer: PromptTokenizer, tokens: Sequence[int]) -> tuple[bytes, ...]:
+    return tuple(map(tokenizer.token_bytes, tokens))

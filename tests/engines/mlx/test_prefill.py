@@ -111,11 +111,15 @@ def test_the_rest_of_a_held_prompt_is_computed_as_if_all_of_it_were(
     nothing_held = MLXPrefillEngine(tiny(model), 2048, EngineOptions(**{**_fields(OPTIONS), "max_held_bytes": 0}))
     try:
         tokens = prompt(300, seed=11)
-        blocks(engine(model), tokens[:200], salt="a")
+        blocks(engine(model), tokens[:193], salt="a")  # the last chunk has one token
         held, shared = blocks(engine(model), tokens, salt="a", start=150)
         none, alone = blocks(nothing_held, tokens, salt="a", start=150)
-        assert (held, none) == (200, 0)
-        assert content(shared) == content(alone)
+        assert (held, none) == (193, 0)
+        mine, theirs = content(shared), content(alone)
+        assert mine.keys() == theirs.keys()
+        for row, found in mine.items():  # a chunk of one token is multiplied by another kernel
+            ours, others = numpy.frombuffer(found, numpy.float32), numpy.frombuffer(theirs[row], numpy.float32)
+            assert numpy.allclose(ours, others, atol=1e-4)
         assert blocks(engine(model), tokens, salt="b")[0] == 0, "another salt"
         assert engine(model).held_bytes > 0
         assert nothing_held.held_bytes == 0

@@ -105,7 +105,7 @@ async def test_a_prompt_that_ends_two_hosts_as_it_is_counted_gets_no_third_and_n
     async with fleet(4) as made:
         with pytest.raises(RequestEndedHosts, match="d1 and d2 ended while computing this request: it is tried on no"):
             await made.client.count_tokens("m", tokens=[POISON, 1, 2])
-        assert [body["standing"] for host in made.hosts.values() for _, body in host.asked] == ["", "suspect"]
+        assert [body.get("standing", "") for host in made.hosts.values() for _, body in host.asked] == ["", "suspect"]
         with pytest.raises(RequestEndedHosts, match="refused for 300 s"):
             await made.client.count_tokens("m", tokens=[POISON, 1, 2])
         with pytest.raises(RequestEndedHosts, match="refused for 300 s"):

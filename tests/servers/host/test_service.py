@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 from disagg.api.events import DoneEvent, Event, SlotEvent, TokensEvent
-from disagg.api.requests import DecodeBody, GenerateBody, PromptBody, Share
+from disagg.api.requests import CountBody, DecodeBody, GenerateBody, PromptBody, Share
 from disagg.api.sampling import Sampling
+from disagg.api.status import CountAnswer
 from disagg.config import load
 from disagg.engines.simulated.model import ByteTokenizer
 from disagg.engines.simulated.prefill import _AnswerRun
@@ -175,8 +176,10 @@ async def test_load_states_what_routing_needs(decode: AnyService) -> None:
 
 
 async def test_tokens_of_a_prompt_are_counted_within_the_queue(decode: AnyService) -> None:
-    body = PromptBody(model="m", tokens=(9, 10, 11))
-    assert (await decode.count_tokens(body)).prompt_tokens == 3
+    body = CountBody(model="m", tokens=(9, 10, 11))
+    assert await decode.count_tokens(body) == CountAnswer(3)
+    listed = await decode.count_tokens(CountBody(model="m", prompt="hé", list_tokens=True))
+    assert (listed.prompt_tokens, b"".join(listed.texts)) == (len(listed.tokens), "hé".encode())
     assert idle(decode)
     with ExitStack() as places:
         with pytest.raises(Overloaded):
@@ -185,7 +188,7 @@ async def test_tokens_of_a_prompt_are_counted_within_the_queue(decode: AnyServic
         with pytest.raises(Overloaded, match="queue is full"):
             await decode.count_tokens(body)
     with pytest.raises(UnknownModel):
-        await decode.count_tokens(PromptBody(model="other", tokens=(9,)))
+        await decode.count_tokens(CountBody(model="other", tokens=(9,)))
 
 
 async def test_counts_have_a_quarter_of_the_places_so_that_requests_find_one(
@@ -198,7 +201,7 @@ async def test_counts_have_a_quarter_of_the_places_so_that_requests_find_one(
         return [9]
 
     monkeypatch.setattr(decode, "_tokenise", tokenise)
-    body, places = PromptBody(model="m", tokens=(9,)), decode._admission.limit
+    body, places = CountBody(model="m", tokens=(9,)), decode._admission.limit
     counting = [asyncio.ensure_future(decode.count_tokens(body)) for _ in range(places)]
     async with asyncio.timeout(PATIENCE_S):
         while sum(one.done() for one in counting) < places - max(1, places // 4):
