@@ -53,6 +53,9 @@ def test_a_message_is_answered_as_the_python_api_answers_it_streamed_or_not(
     assert streamed.usage.output_tokens == whole.usage.output_tokens == expected.metrics.completion_tokens
     read = whole.usage.cache_read_input_tokens or 0
     assert whole.usage.input_tokens + read == expected.metrics.prompt_tokens
+    begun: Any = next(iter(client.messages.create(**ASKED, stream=True)))
+    counted = begun.message.usage
+    assert counted.input_tokens + counted.cache_read_input_tokens == expected.metrics.prompt_tokens
 
 
 def test_an_answer_goes_on_with_a_last_message_of_the_assistant(
