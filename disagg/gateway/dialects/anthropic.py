@@ -218,7 +218,7 @@ def _schema(form: OutputFormat | None, field: str) -> Mapping[str, Any] | None:
     if form is None:
         return None
     if form.type != "json_schema" or not form.schema:
-        raise RequestError(f"{field}: not a json_schema with a schema")
+        raise RequestError(f"{field}: no such form", "send json_schema with a schema")
     return form.schema
 
 

@@ -264,5 +264,5 @@ def call_of(call: CallBody, place: str, field: str) -> dict[str, Any]:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         arguments = None
     if not isinstance(arguments, dict):
-        raise RequestError(f"{place}.{field}: not a JSON object")
+        raise RequestError(f"{place}.{field}: not a JSON object", "send the arguments as the text of an object")
     return {"name": call.function.name, "arguments": arguments, "id": call.id}

@@ -106,7 +106,7 @@ def json_form(given: str | Mapping[str, Any] | None, field: str) -> Mapping[str,
         except (ValueError, RecursionError):
             given = given or None
         if given is not None and not isinstance(given, dict):
-            raise RequestError(f"{field}: not a JSON schema")
+            raise RequestError(f"{field}: not a JSON schema", "send an object, or its text")
     return _option("json_schema", given)
 
 
@@ -119,7 +119,8 @@ def functions(tools: Sequence[ToolBody]) -> list[FunctionBody]:
     found = []
     for index, tool in enumerate(tools):
         if tool.type != "function" or tool.function is None:
-            raise RequestError(f"tools[{index}].type: only functions are supported (got {tool.type!r})")
+            message = f"tools[{index}].type: models here call functions only (got {tool.type!r})"
+            raise RequestError(message, "describe it as a function")
         found.append(tool.function)
     return found
 
@@ -134,7 +135,7 @@ def schema_of(response: ResponseFormat | None) -> Mapping[str, Any] | None:
     if response.type != "json_schema":
         raise RequestError(f"response_format.type: not text, json_object or json_schema (got {response.type!r})")
     if not (schema := named or response.schema):
-        raise RequestError("response_format.json_schema: has no schema")
+        raise RequestError("response_format.json_schema: has no schema", "send json_schema.schema, or json_object")
     return schema
 
 
@@ -163,10 +164,10 @@ def _must_call(choice: Any, names: Sequence[str]) -> Sequence[str]:
         return ()
     if choice == "required":
         if not names:
-            raise RequestError("tool_choice: there are no tools")
+            raise RequestError("tool_choice: there are no tools", "send tools, or leave out tool_choice")
         return names
     function = choice.get("function") if isinstance(choice, Mapping) and choice.get("type") == "function" else None
     name = function.get("name") if isinstance(function, Mapping) else None
     if not isinstance(name, str) or name not in names:
-        raise RequestError('tool_choice: not "auto", "none", "required" or a function of tools')
+        raise RequestError("tool_choice: no such tool is offered", 'send "auto", "none", "required" or one of tools')
     return (name,)

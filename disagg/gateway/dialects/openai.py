@@ -121,7 +121,8 @@ def biases(given: Mapping[str, float]) -> list[tuple[int, float]]:
     """Token ids and what is added to their logits. Raises RequestError for a name that is no id."""
     for name in given:
         if not name.isdecimal() or len(name) > MAX_DIGITS:
-            raise RequestError(f"logit_bias: {name[: MAX_DIGITS + 1]!r} is not the id of a token")
+            message = f"logit_bias: a name is not the id of a token (got {name[: MAX_DIGITS + 1]!r})"
+            raise RequestError(message, "ask /tokenize for the ids of a text")
     return [(int(name), value) for name, value in given.items()]
 
 

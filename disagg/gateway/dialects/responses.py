@@ -52,7 +52,7 @@ class Responses(openai.OpenAIDialect):
         if _LOGPROBS in include:
             options["logprobs"] = fields.top_logprobs or 0
         elif fields.top_logprobs:
-            raise RequestError(f"top_logprobs: needs {_LOGPROBS} in include")
+            raise RequestError("top_logprobs: needs logprobs", f"send {_LOGPROBS} in include")
         options |= fields.template()
         choice, text = fields.tool_choice, read_fields(TextConfig, fields.text or {}, {}, "text.")
         offer = offered(() if choice == "none" else fields.tools or ())
@@ -136,7 +136,7 @@ def _schema(form: TextFormat | None) -> Mapping[str, Any] | None:
     if form.type == "json_object":
         return ANY_OBJECT
     if form.type != "json_schema" or not form.schema:
-        raise RequestError("text.format: not text, json_object or a json_schema with a schema")
+        raise RequestError("text.format: no such form", "send text, json_object, or json_schema with a schema")
     return form.schema
 
 

@@ -41,7 +41,7 @@ class Tokenize:
     def read(self, body: Mapping[str, Any]) -> GatewayRequest:
         fields = read_fields(TokenizeBody, body, UNSUPPORTED)
         if (fields.prompt is None) == (fields.messages is None):
-            raise RequestError("prompt: a request has either a prompt or messages")
+            raise RequestError("prompt: a request has either a prompt or messages", "send one of them")
         prompt: Prompt = {}
         if fields.prompt is not None:
             prompt["prompt"] = fields.prompt
