@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -29,7 +29,7 @@ from disagg.config import EngineOptions
 from disagg.engines.base import PrefillRun, PrefillTiming
 from disagg.engines.staging import filled_planes, head_views, plane_views
 from disagg.engines.transformers.engine import TransformersPrefillEngine
-from disagg.kv.blocks import Block, KVBlock, StateBlock
+from disagg.kv.blocks import Block, ChunkEnd, HiddenBlock, KVBlock, StateBlock
 
 IDLES: Final = "idles"
 """Instead of a lie: the engine makes no progress, while its server sends idle frames, until the file is gone."""
@@ -47,10 +47,12 @@ Change = Callable[[Rows], Rows]
 
 @dataclass(frozen=True, slots=True)
 class KV:
-    """The KV of one prompt as it is sent: per layer keys and values, and the tensors of its state."""
+    """The KV of one prompt as it is sent: per layer keys and values, and the tensors of its state. hidden: the hidden
+    states that a head sends beside it, [tokens, elements]."""
 
     rows: tuple[tuple[Rows, Rows], ...]
     states: tuple[tuple[Rows, ...], ...]
+    hidden: Rows | None = None
 
     def each(self, change: Change, *layers: int) -> KV:
         """With this change of keys and values, in these layers or in all."""
@@ -64,7 +66,7 @@ class KV:
         """With one layer of other KV."""
         rows, states = list(self.rows), list(self.states)
         rows[index], states[index] = other.rows[index], other.states[index]
-        return KV(tuple(rows), tuple(states))
+        return replace(self, rows=tuple(rows), states=tuple(states))
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +88,11 @@ class Scene:
     def by(self, checkpoint: str) -> KV:
         """The KV of this prompt, computed with another checkpoint: see CHECKPOINTS."""
         return self.compute(self.tokens, checkpoint)
+
+    def hidden(self, change: Change) -> KV:
+        """Honest KV, with this change of the hidden states."""
+        assert self.honest.hidden is not None, "all layers are computed by the liar"
+        return replace(self.honest, hidden=change(self.honest.hidden))
 
     @property
     def middle(self) -> int:
@@ -122,6 +129,14 @@ LIES: Final[Mapping[str, Callable[[Scene], KV]]] = {
     "20 early rows zero": lambda scene: scene.honest.each(lambda rows: _without(rows, 10, 30)),
 }
 """By name: the KV that is sent. Each row of a sliding layer counts from the first that is sent."""
+
+HIDDEN_LIES: Final[Mapping[str, Callable[[Scene], KV]]] = {
+    "hidden states zero": lambda scene: scene.hidden(torch.zeros_like),
+    "hidden states of another prompt": lambda scene: replace(scene.honest, hidden=scene.of_other_prompt().hidden),
+    "hidden states shifted by one": lambda scene: scene.hidden(lambda rows: rows.roll(1, 0)),
+    "hidden states with 1 % noise": lambda scene: scene.hidden(_noisy),
+}
+"""By name: the same of a head, whose KV is right."""
 
 
 def _other_rope(folder: Path) -> None:
@@ -178,28 +193,53 @@ class LyingEngine(TransformersPrefillEngine):
         wire: WireForm = AS_IS,
         salt: str = "",
         chunk_tokens: int | None = None,
+        layers: int | None = None,
     ) -> PrefillRun:
         """See EmittingEngine."""
         self._prompts += 1
+        honest = partial(super().start, tokens, start=start, salt=salt, chunk_tokens=chunk_tokens)
         if (file := self._told_to_idle()) is not None:
-            run = super().start(tokens, emit, start=start, wire=wire, salt=salt, chunk_tokens=chunk_tokens)
-            return _IdlingRun(run, file)
+            return _IdlingRun(honest(emit, wire=wire, layers=layers), file)
         lie = self._lie()
         if lie is None or self._prompts % self.every or start >= len(tokens):
-            return super().start(tokens, emit, start=start, wire=wire, salt=salt, chunk_tokens=chunk_tokens)
+            return honest(emit, wire=wire, layers=layers)
         self.told += 1
         collected = _Collected(self.info.layout)
-        run = super().start(tokens, collected.take, start=start, salt=salt, chunk_tokens=chunk_tokens)
+        run = honest(collected.take)
+        split = self.info.split
+        layout = self.info.layout if layers is None else split.head(self.info.layout, layers)
 
         def tell() -> None:
             def compute(other: Sequence[int], checkpoint: str) -> KV:
-                return _computed(self._engine_of(checkpoint) if checkpoint else self, other, start)
+                return _computed(self._engine_of(checkpoint) if checkpoint else self, other, start, layers)
 
-            honest = collected.kv()
-            scene = Scene(tokens, honest, compute, self.info.profile.vocab_size)
-            _send(lie(scene), self.info.layout, emit, (len(tokens), start), wire)
+            kv = self._with_hidden(collected.kv(), tokens, start, layers)
+            scene = Scene(tokens, kv, compute, self.info.profile.vocab_size)
+            _send(lie(scene), layout, emit, (len(tokens), start), wire)
+            if layers is not None:
+                emit(ChunkEnd(start, len(tokens)))
 
         return _LyingRun(run, tell)
+
+    def _with_hidden(self, kv: KV, tokens: Sequence[int], start: int, layers: int | None) -> KV:
+        """The KV of a prompt's first layers, of which this is that of all, with the hidden states after them."""
+        split = self.info.split
+        if layers is None or layers >= split.layers:
+            return kv
+        rows: list[Rows] = []
+
+        def take(block: Block) -> None:
+            if isinstance(block, HiddenBlock):
+                if block.wait is not None:
+                    block.wait()
+                rows.append(_tensor(block.rows, (block.end - block.start, split.hidden), self.info.layout.dtype))
+
+        run = TransformersPrefillEngine.start(self, tokens, take, start=start, layers=layers)
+        while not run.done:
+            run.step()
+        run.close()
+        count = split.count(layers)
+        return KV(kv.rows[:count], kv.states[:count], torch.cat(rows))
 
     def _lie(self) -> Callable[[Scene], KV] | None:
         name = self.lie
@@ -207,7 +247,7 @@ class LyingEngine(TransformersPrefillEngine):
             name = name.read_text() if name.exists() else ""
         if name == EACH:
             name = list(LIES)[self.told % len(LIES)]
-        return LIES[name] if name else None
+        return {**LIES, **HIDDEN_LIES}[name] if name else None
 
     def _told_to_idle(self) -> Path | None:
         """The file that is there as long as this engine makes no progress; None if it is to make some."""
@@ -337,13 +377,13 @@ def _tensor(view: memoryview, shape: Sequence[int], dtype: str) -> Rows:
     return torch.frombuffer(bytearray(view), dtype=getattr(torch, dtype)).reshape(tuple(shape))
 
 
-def _computed(engine: LyingEngine, tokens: Sequence[int], start: int) -> KV:
+def _computed(engine: LyingEngine, tokens: Sequence[int], start: int, layers: int | None = None) -> KV:
     collected = _Collected(engine.info.layout)
     run = engine.honestly(tokens, collected.take, start)
     while not run.done:
         run.step()
     run.close()
-    return collected.kv()
+    return engine._with_hidden(collected.kv(), tokens, start, layers)
 
 
 def _send(kv: KV, layout: Layout, emit: Callable[[Block], None], sent: tuple[int, int], wire: WireForm) -> None:
@@ -356,6 +396,9 @@ def _send(kv: KV, layout: Layout, emit: Callable[[Block], None], sent: tuple[int
             emit(KVBlock(index, rows.start, rows.stop, key_views, value_views))
         if kv.states[index]:
             emit(StateBlock(index, [view for one in kv.states[index] for view in head_views(one.contiguous()[None])]))
+    if kv.hidden is not None:
+        (hidden,) = head_views(kv.hidden.contiguous()[None])
+        emit(HiddenBlock(sent[1], sent[0], hidden))
 
 
 def main() -> int:

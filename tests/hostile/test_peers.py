@@ -7,16 +7,21 @@ from collections.abc import Iterator
 import pytest
 
 from disagg.api.names import AS_IS, INT8
+from disagg.api.sampling import Sampling
+from disagg.engines.base import DecodeRequest
 from disagg.engines.base.audit import bounds
+from disagg.engines.base.decode import Collector
+from disagg.errors import KVRefuted
 from disagg.inference.attempts.answer import FALLBACK_WARNING
 from disagg.inference.hosts.breaker import FAILURES_IF_IT_ANSWERS
 from tests import tiny_models
+from tests.engines.heads import Head
 from tests.engines.mlx.mlx_parts import prompt, start
 from tests.faults import cells
 from tests.faults.fleet import hosts_file
 from tests.fleets import RunningFleet, running
 from tests.hostile.audit import FAMILIES, WIDE, Peers, peers
-from tests.hostile.peers import LIES
+from tests.hostile.peers import HIDDEN_LIES, LIES
 from tests.ports import free_ports
 
 SAMPLE = {
@@ -64,6 +69,24 @@ def test_after_a_held_prefix_lies_in_what_was_received_are_found_and_what_is_hel
         assert (finding.over(limits) is not None) is found, f"{lie}: {finding}"
     held.release()
     engines.decode.give_up_held(engines.decode.held_bytes)
+
+
+def test_lies_of_a_head_are_found_also_if_only_its_hidden_states_are_wrong() -> None:
+    (family,) = (one for one in FAMILIES if one.name == "full")
+    limits, tokens = bounds("float32", AS_IS, same_weights=True), prompt(150)
+    with peers(family, "float32") as engines:
+        layers = engines.decode.info.split.layers // 2
+        for lie in ("", *HIDDEN_LIES, "zeros", "another prompt that ends alike", "weights of another checkpoint"):
+            engines.prefill.lie = lie
+            collector = Collector()
+            head = Head(engines.prefill, engines.decode, tokens, layers)
+            sampling = Sampling(max_tokens=4, ignore_eos=True)
+            request = DecodeRequest(f"lie {lie}", tokens, sampling, arriving=head.arriving, audit=limits)
+            engines.decode.submit(request, collector)
+            head.finish()
+            refuted = isinstance(collector.timing.exception(60), KVRefuted)
+            assert refuted == bool(lie), lie or "honest"
+            head.arriving.release()
 
 
 def test_kv_that_was_quantised_on_the_wire_has_bounds_of_its_own() -> None:
