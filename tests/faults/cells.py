@@ -49,14 +49,17 @@ IDLE_BOUND_S: Final = 8.0  # two hosts that make no progress are given up before
 EVERY: Final = 1000  # connections: the fault does not go away
 MID_TRANSFER: Final = 100_000  # bytes; the prompt's KV has some 700,000
 FIFTH: Final = 5
+SPLIT_LAYERS: Final = 2
+"""Of the three of the model: more than one chunk has come at MID_TRANSFER."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
     """One case. side: whose connections or process. fault: of bytes, or the trigger at which `process` happens to the
     host of `side`; None: `lacking`, or the hosts of `side` tell a lie, from the beginning, or the request itself is the
-    fault. endings: those allowed. schema: of tests.hostile.schemas, the form that the answer must have. within_s: from
-    the fault to the end of the request."""
+    fault. endings: those allowed. schema: of tests.hostile.schemas, the form that the answer must have. split: so many of
+    the model's layers are computed by the prefill host, the others by the decode host; None: all by the prefill host.
+    within_s: from the fault to the end of the request."""
 
     side: Side
     name: str
@@ -69,6 +72,7 @@ class Cell:
     lacking: Lacking | None = None
     lie: str | None = None
     schema: str | None = None
+    split: int | None = None
     within_s: float = BOUND_S
 
     @property
@@ -99,6 +103,7 @@ def cells() -> Iterator[Cell]:
     yield from _lies()
     yield from _poisons()
     yield from _linked()
+    yield from _splits()
 
 
 def _bytes(side: Side, name: str, state: State, policy: Policy, endings: frozenset[Ending], fault: Fault) -> Cell:
@@ -261,6 +266,13 @@ def _linked() -> Iterator[Cell]:
             yield Cell("decode", process, state, "fallback", endings, trigger, None, process)
             if state != "in the answer":
                 yield Cell("prefill", process, state, "fallback", endings, trigger, None, process)
+
+
+def _splits() -> Iterator[Cell]:
+    """What can happen in a transfer, to prompts of which each host computes some layers."""
+    for cell in (*_kv(), *_processes(), *_engine_thread(), *_linked()):
+        if cell.state == "in the transfer":
+            yield replace(cell, name=f"{cell.name}, split", split=SPLIT_LAYERS)
 
 
 REPRESENTATIVE_LINKED: Final = (

@@ -137,7 +137,7 @@ def undisturbed(fleet: FaultFleet) -> Matrix:
 
 
 def _options(cell: Cell, sampling: str) -> Mapping[str, Any]:
-    options = dict(SAMPLINGS[sampling])
+    options = {**SAMPLINGS[sampling], "split": "off" if cell.split is None else cell.split}
     if cell.policy == "fail":
         options["on_kv_failure"] = "fail"
     if cell.schema is not None:

@@ -93,6 +93,21 @@ def test_a_sender_ahead_of_the_engine_waits_for_credit(receiver: Receiver) -> No
     awaited.arriving.release()
 
 
+def test_states_and_the_end_need_no_credit(receiver: Receiver) -> None:
+    """All chunks that may be sent without an engine have come: the transfer ends before the engine has begun."""
+    prompt = Prompt.random(4 * CREDIT_CHUNKS, layers=6)
+    assert any(prompt.states)
+    awaited = Awaited.by(receiver.tickets, prompt)
+    with sending(receiver, awaited) as transfer:
+        for block in prompt.blocks(4):
+            transfer.send(block)
+        transfer.finish()
+    kv = awaited.outcome()
+    assert isinstance(kv, ReceivedKV) and prompt.matches(kv)
+    assert len(awaited.take_all()) == CREDIT_CHUNKS
+    awaited.arriving.release()
+
+
 def test_a_transfer_without_hidden_states_is_never_starved(receiver: Receiver) -> None:
     prompt = Prompt.random(40, layers=ALL)
     awaited = Awaited.by(receiver.tickets, prompt)

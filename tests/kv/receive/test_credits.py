@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import socket
 import time
 
 import pytest
@@ -11,11 +12,12 @@ from disagg.api.names import KV_CHUNKS
 from disagg.errors import Cancelled
 from disagg.kv import frames
 from disagg.kv.arriving import CREDIT_CHUNKS
+from disagg.kv.channel import Channel
 from disagg.kv.receive import credits as module
 from disagg.kv.transfer import SendLimits, Transfer
 from tests.deadlines import wait_until
 from tests.kv.chunk_parts import Awaited, Prompt, frames_for, stream_of
-from tests.kv.kv_parts import PATIENCE_S, Receiver, introduce, read_reply
+from tests.kv.kv_parts import PATIENCE_S, Receiver, introduce, read_replies, read_reply
 
 PROMPT = Prompt.random(40)
 
@@ -58,4 +60,20 @@ def test_credit_follows_the_engine_and_ends_before_the_last_reply(receiver: Rece
         with contextlib.suppress(ConnectionError):
             assert read_reply(sock) is None, "credit came after the last reply"
     assert isinstance(awaited.outcome(), Cancelled)
+    awaited.arriving.release()
+
+
+def test_nothing_is_said_before_the_header_is_accepted_nor_after_the_last_reply(receiver: Receiver) -> None:
+    awaited = Awaited.by(receiver.tickets, PROMPT)
+    mine, theirs = socket.socketpair()
+    channel = Channel(mine, "the sender", deadline=time.monotonic() + PATIENCE_S, idle_s=PATIENCE_S)
+    credits = module.Credits(channel, awaited.slot.incoming)
+    credits.send()
+    credits.open()
+    credits.send()
+    credits.close()
+    credits.send()
+    channel.close()
+    with theirs:
+        assert [frames.decode_credit(reply) for reply in read_replies(theirs)] == [(0, CREDIT_CHUNKS)] * 2
     awaited.arriving.release()
