@@ -57,9 +57,9 @@ SPLIT_LAYERS: Final = 2
 class Cell:
     """One case. side: whose connections or process. fault: of bytes, or the trigger at which `process` happens to the
     host of `side`; None: `lacking`, or the hosts of `side` tell a lie, from the beginning, or the request itself is the
-    fault. endings: those allowed. schema: of tests.hostile.schemas, the form that the answer must have. split: so many of
-    the model's layers are computed by the prefill host, the others by the decode host; None: all by the prefill host.
-    within_s: from the fault to the end of the request."""
+    fault. endings: those allowed. schema: of tests.hostile.schemas, the form that the answer must have. split: so many
+    of the model's layers are computed by the prefill host, the others by the decode host; None: all by the prefill
+    host. within_s: from the fault to the end of the request."""
 
     side: Side
     name: str
