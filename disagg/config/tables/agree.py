@@ -1,4 +1,5 @@
-"""What several hosts must have in common: the nodes of one vLLM, and the dtype of the KV that they hand over."""
+"""What several hosts must have in common: the nodes of one vLLM, the dtype of the KV that they hand over, and the
+layers of which one computes the first and another the rest."""
 
 from __future__ import annotations
 
@@ -62,6 +63,30 @@ def _refuse(tables: Table, later: Host, earlier: Host) -> None:
         f"KV in {stated.engine.dtype} does not fit [hosts.{toml_key(other.name)}], which has {other.engine.dtype}",
         f"one dtype for all prefill and decode hosts of {stated.model}",
     )
+
+
+def require_layers_of_splits(tables: Table, hosts: Mapping[str, Host]) -> None:
+    """Raise for a decode host that asks for more layers than a prefill host of its model has loaded, or would ask that
+    for nothing."""
+    by_name = dict(tables.tables("[hosts.dgx-spark-1]"))
+    for host in hosts.values():
+        split = host.engine.split
+        if "decode" not in host.roles or split == "auto":
+            continue
+        for head in hosts.values():
+            first = head.engine.first_layers
+            if head.model != host.model or first is None or (isinstance(split, int) and 0 < split <= first):
+                continue
+            wanted = f"split = {split}" if isinstance(split, int) else f'split is "{split}"'
+            raise (
+                by_name[host.name]
+                .table("engine", 'engine = {name = "mlx"}')
+                .fault_at_value(
+                    "split",
+                    f"{wanted}, and [hosts.{toml_key(head.name)}] has the first {first} layers alone",
+                    f'"auto", or from 1 to {first}',
+                )
+            )
 
 
 _OTHER_SIDE: Mapping[Role, Role] = {"prefill": "decode", "decode": "prefill"}

@@ -1,4 +1,4 @@
-"""One KV dtype for the prefill and decode hosts of a model."""
+"""One KV dtype for the prefill and decode hosts of a model, and splits of the layers that they have."""
 
 from __future__ import annotations
 
@@ -32,6 +32,22 @@ def test_hosts_whose_kv_differs_in_dtype_are_refused_at_the_one_that_states_it(
     expect_fault: Expect, changes: dict[str, str], message: str
 ) -> None:
     expect_fault(changes, message, HINT)
+
+
+@pytest.mark.parametrize(("split", "stated"), [("30", "split = 30"), ("0", "split = 0"), ('"off"', 'split is "off"')])
+def test_a_split_that_a_prefill_host_with_the_first_layers_has_no_part_in_is_refused(
+    expect_fault: Expect, split: str, stated: str
+) -> None:
+    changes = {SPARK: SPARK + '\nlayers = "0:24"', MAC: MAC + f"\nengine.split = «{split}»"}
+    expect_fault(changes, f"{stated}, and [hosts.spark] has the first 24 layers alone", '"auto", or from 1 to 24')
+
+
+@pytest.mark.parametrize("split", ["24", "1", '"auto"'])
+def test_a_split_of_the_layers_that_there_are_is_taken(fleet_text: str, tmp_path: Path, split: str) -> None:
+    path = tmp_path / "hosts.toml"
+    part = fleet_text.replace(SPARK, SPARK + '\nlayers = "0:24"')
+    path.write_text(part.replace(MAC, MAC + f"\nengine.split = {split}"))
+    assert load(path).hosts["mac"].engine.split == (24 if split == "24" else 1 if split == "1" else "auto")
 
 
 PREFILL = """
