@@ -38,7 +38,7 @@ class ChatCompletions(openai.OpenAIDialect):
         offer = offered([] if fields.tool_choice == "none" else tools_of(fields.tools or ()))
         functions, choice = told(offer, choice_of(fields.tool_choice))
         options |= form_of(functions, choice, fields.form, parallel=fields.parallel_tool_calls)
-        options |= fields.ending()
+        options |= ending(fields.messages, fields.continue_final_message, fields.add_generation_prompt)
         return GatewayRequest(
             model=fields.model,
             prompts=({"messages": messages(fields.messages)},),
@@ -71,14 +71,6 @@ class ChatBody(ReasoningFields, frozen=True, kw_only=True):
     continue_final_message: bool | None = None
     include_reasoning: bool | None = None
     verbosity: str | None = None
-
-    def ending(self) -> dict[str, bool]:
-        """The option that says how the prompt ends. Mistral's and DeepSeek's clients mark the last message instead."""
-        if self.continue_final_message and self.add_generation_prompt:
-            raise RequestError("continue_final_message: not together with add_generation_prompt", "set that to false")
-        if self.continue_final_message or self.messages[-1].prefix:
-            return {"continue_final_message": True}
-        return {"add_generation_prompt": False} if self.add_generation_prompt is False else {}
 
 
 class ChatWriter(openai.ObjectWriter):
@@ -166,6 +158,16 @@ def _reasoning(text: str) -> dict[str, str]:
 def verbosity(given: str | None, field: str) -> tuple[str, ...]:
     """What is not in the prompt of a request for a longer or shorter answer. field: where it was given."""
     return () if given in (None, "medium") else (f"{field}: the model is not told",)
+
+
+def ending(given: Sequence[Message], goes_on: bool | None, begins: bool | None) -> dict[str, bool]:
+    """The option of AsyncClient.stream that says how the prompt of these messages ends. goes_on, begins: the caller's
+    continue_final_message and add_generation_prompt. Mistral's and DeepSeek's clients mark the last message instead."""
+    if goes_on and begins:
+        raise RequestError("continue_final_message: not together with add_generation_prompt", "set that to false")
+    if goes_on or given[-1].prefix:
+        return {"continue_final_message": True}
+    return {"add_generation_prompt": False} if begins is False else {}
 
 
 def messages(given: Sequence[Message]) -> list[dict[str, Any]]:

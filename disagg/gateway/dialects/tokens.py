@@ -14,7 +14,7 @@ from disagg.api.sampling import MAX_TOKENS
 from disagg.errors import RequestError
 from disagg.gateway.dialects import openai
 from disagg.gateway.dialects.base import REFUSED, CountedPrompt, GatewayRequest, Prompt, Written, read_fields
-from disagg.gateway.dialects.chat import Message, messages
+from disagg.gateway.dialects.chat import Message, ending, messages
 from disagg.gateway.dialects.chat_tools import ChatTool, tools_of
 from disagg.gateway.dialects.form import form_of
 from disagg.gateway.dialects.problems import Problem
@@ -43,11 +43,12 @@ class Tokenize:
         if (fields.prompt is None) == (fields.messages is None):
             raise RequestError("prompt: a request has either a prompt or messages", "send one of them")
         prompt: Prompt = {}
-        if fields.prompt is not None:
-            prompt["prompt"] = fields.prompt
-        else:
-            prompt["messages"] = messages(fields.messages or ())
         options = form_of(offered(tools_of(fields.tools or ())).functions, None, {})
+        if fields.messages is None:
+            prompt["prompt"] = fields.prompt or ""
+        else:
+            prompt["messages"] = messages(fields.messages)
+            options |= ending(fields.messages, fields.continue_final_message, fields.add_generation_prompt)
         if fields.chat_template_kwargs:
             options["chat_template_kwargs"] = fields.chat_template_kwargs
         echoed = {"return_token_strs": bool(fields.return_token_strs)}
@@ -88,6 +89,8 @@ class TokenizeBody(Contract, frozen=True, kw_only=True):
     messages: Annotated[tuple[Message, ...], Meta(min_length=1, max_length=MAX_MESSAGES)] | None = None
     tools: Annotated[tuple[ChatTool, ...], Meta(max_length=MAX_TOOLS)] | None = None
     chat_template_kwargs: Mapping[str, Any] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
 
 
 class DetokenizeBody(Contract, frozen=True, kw_only=True):

@@ -29,6 +29,16 @@ async def test_a_text_or_a_chat_is_tokenised(path: str) -> None:
     assert client.asked[1]["chat_template_kwargs"] == {"enable_thinking": False}
 
 
+async def test_a_chat_is_tokenised_as_its_prompt_would_end() -> None:
+    client = FakeClient()
+    begun = [*MESSAGES, {"role": "assistant", "content": "It"}]
+    async with fake_client.http(fake_client.app(client)) as http:
+        for fields in ({"continue_final_message": True}, {"add_generation_prompt": False}, {}):
+            answer = await http.post("/tokenize", json={"model": "m", "messages": begun, **fields})
+            assert answer.status_code == 200
+            assert {**fields, "messages": begun}.items() <= client.asked[-1].items()
+
+
 async def test_token_ids_become_text() -> None:
     async with fake_client.http(fake_client.app(FakeClient())) as http:
         answer = await http.post("/detokenize", json={"model": "m", "tokens": [7, 8]})
