@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import ExitStack, aclosing, suppress
 from dataclasses import dataclass
 from math import inf
-from typing import Any, Final
+from typing import Any
 
 from disagg import logs
 from disagg.api.events import MAX_REASON_CHARS, Event, LocalEvent, SlotEvent
@@ -30,12 +30,16 @@ from disagg.servers.decode.spans import Spans, sooner
 from disagg.servers.host.admission import Turns
 from disagg.servers.host.request import ActiveRequest
 
-UNUSED_S: Final = 120.0
-"""A slot whose ticket no prefill host has used by then is closed, unless its caller extends a lease: its KV memory may
-be needed by others. A caller with a lease ends its request if no KV comes, and knows when its prompt is in a queue."""
-NEXT_S: Final = 2.0
-"""The least that a prefill host which goes on for another has until its transfer begins; else as long as all of the
-prompt was expected to take there."""
+
+@dataclass(frozen=True, slots=True)
+class SlotWaits:
+    """In seconds. unused_s: a slot whose ticket no prefill host has used by then is closed, unless its caller extends a
+    lease: its KV memory may be needed by others. A caller with a lease ends its request if no KV comes, and knows when
+    its prompt is in a queue. next_s: the least that a prefill host which goes on for another has until its transfer
+    begins; else as long as all of the prompt was expected to take there."""
+
+    unused_s: float = 120.0
+    next_s: float = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,13 +64,13 @@ class SlotTerms:
 
 class Slots:
     """Admits at most `limit` requests to wait for KV at the same time. Others keep their places and wait for their
-    turns. unused_s: how long a slot stays open that no prefill host uses and whose caller extends no lease."""
+    turns."""
 
-    def __init__(self, tickets: Tickets, address: KVAddress, limit: int, unused_s: float) -> None:
+    def __init__(self, tickets: Tickets, address: KVAddress, limit: int, waits: SlotWaits) -> None:
         self._tickets = tickets
         self._address = address
         self._turns = Turns(limit)
-        self._unused_s = unused_s
+        self._waits = waits
 
     async def open(
         self, request: ActiveRequest, info: EngineInfo, terms: SlotTerms, memory: Reservation | None
@@ -77,7 +81,7 @@ class Slots:
         turn = self._turns.take(request.share, cleanup)
         await request.within_deadline(turn, "there was no free slot for its KV")
         request.cleanup.callback(cleanup.close)
-        place = SlotPlace(self._tickets, self._address, cleanup, self._unused_s)
+        place = SlotPlace(self._tickets, self._address, cleanup, self._waits)
         return OpenSlot(request, info, terms, memory, place)
 
 
@@ -88,7 +92,7 @@ class SlotPlace:
     tickets: Tickets
     address: KVAddress
     cleanup: ExitStack
-    unused_s: float
+    waits: SlotWaits
 
 
 class OpenSlot:
@@ -163,7 +167,8 @@ class OpenSlot:
         return arriving.outcome is not None or (self._terms.spans.divided and arriving.whole > arriving.start)
 
     async def _wait(self) -> None:
-        unused = inf if self._request.leased else time.monotonic() + self._place.unused_s
+        unused_s = self._place.waits.unused_s
+        unused = inf if self._request.leased else time.monotonic() + unused_s
         while not self._enough:
             self._changed.clear()
             with suppress(TimeoutError):
@@ -171,7 +176,7 @@ class OpenSlot:
                     await self._changed.wait()
             if time.monotonic() >= unused and not self._enough:
                 if self._slot.state == "issued":
-                    text = f"no prefill host has sent KV within {self._place.unused_s:g} s"
+                    text = f"no prefill host has sent KV within {unused_s:g} s"
                     raise PeerLost(text, "see the log of the prefill host")
                 unused = inf
 
@@ -239,7 +244,7 @@ class OpenSlot:
             self._tickets.revoke(slot.ticket)
             return
         self._news.put_nowait(self._opened(slot))
-        self._loop.call_later(max(NEXT_S, self._terms.elsewhere_s or 0.0), self._require_used, slot)
+        self._loop.call_later(max(self._place.waits.next_s, self._terms.elsewhere_s or 0.0), self._require_used, slot)
 
     def _require_used(self, slot: IssuedTicket) -> None:
         if slot.state == "issued":

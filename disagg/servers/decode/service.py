@@ -29,7 +29,7 @@ from disagg.kv.arena import Arenas
 from disagg.kv.receive import KVServer
 from disagg.kv.receive.tickets import Tickets
 from disagg.servers.decode.audits import AuditOrder, Audits, Fading
-from disagg.servers.decode.handoff import UNUSED_S, Slots, meanwhile
+from disagg.servers.decode.handoff import Slots, SlotWaits, meanwhile
 from disagg.servers.decode.memory import KVMemory
 from disagg.servers.decode.planner import Planner
 from disagg.servers.decode.prompt_kv import PromptKV, wrong
@@ -49,12 +49,16 @@ KEEP_SHARE = 4
 
 
 class DecodeService(Service[DecodeEngine]):
-    """Serves POST /decode, /generate and /score with one DecodeEngine and one KV listener. unused_s: see Slots."""
+    """Serves POST /decode, /generate and /score with one DecodeEngine and one KV listener."""
 
     role = "decode"
 
     def __init__(
-        self, fleet: Fleet, host: Host, make_engine: Callable[[], DecodeEngine], unused_s: float = UNUSED_S
+        self,
+        fleet: Fleet,
+        host: Host,
+        make_engine: Callable[[], DecodeEngine],
+        waits: SlotWaits = SlotWaits(),  # noqa: B008 - frozen
     ) -> None:
         options = host.engine
         super().__init__(fleet, host, Admission(options.max_batch, host.queue_size), make_engine)
@@ -65,7 +69,7 @@ class DecodeService(Service[DecodeEngine]):
         arenas = Arenas(self._allocate, keep_bytes=options.max_kv_bytes // KEEP_SHARE, left=lambda: self._memory.left)
         self._memory = KVMemory(options.max_kv_bytes, self._held_bytes, self._give_up_held, arenas.trim)
         self.tickets = Tickets(arenas, max_outstanding=places)
-        self._slots = Slots(self.tickets, self._kv_address, max(options.max_batch, places * 3 // 4), unused_s)
+        self._slots = Slots(self.tickets, self._kv_address, max(options.max_batch, places * 3 // 4), waits)
         self._planner, self._decode_speed = Planner(options.split, self._admission), Fading(SPEED_WEIGHT)
         self._kv_server: KVServer | None = None
         self._scoring = 0  # prompts

@@ -27,7 +27,7 @@ from disagg.engines.simulated.decode import SimulatedDecodeEngine
 from disagg.errors import DeadlineExceeded, KVMemoryExceeded, KVRefuted, ModelError, PeerLost
 from disagg.kv.received import ReceivedKV
 from disagg.servers.decode.audits import NEW
-from disagg.servers.decode.handoff import UNUSED_S
+from disagg.servers.decode.handoff import SlotWaits
 from disagg.servers.decode.service import DecodeService
 from disagg.servers.host.health import FAILURES_IN_A_ROW
 from disagg.servers.host.request import Caller
@@ -45,7 +45,7 @@ MAX_BATCH, QUEUE = 2, 2
 class Setting:
     """Of a service. audits: its engine states that it audits. kv_audit: of hosts.toml."""
 
-    unused_s: float = UNUSED_S
+    unused_s: float = SlotWaits().unused_s
     audits: bool = False
     kv_audit: KVAudit = "auto"
 
@@ -76,7 +76,7 @@ async def service(tmp_path: Path, setting: Setting) -> AsyncIterator[DecodeServi
     options = dataclasses.replace(host.engine, kv_audit=setting.kv_audit)
     engine = AuditingEngine if setting.audits else SimulatedDecodeEngine
     make = partial(engine, model.sources.get(options.name, ""), model.context, options, present(host.hardware))
-    made = DecodeService(fleet, dataclasses.replace(host, engine=options), make, setting.unused_s)
+    made = DecodeService(fleet, dataclasses.replace(host, engine=options), make, SlotWaits(unused_s=setting.unused_s))
     await made.load()
     yield made
     await made.close()
