@@ -38,12 +38,12 @@ from benchmarks.simulated_pair import (
     wait_healthy,
 )
 from disagg import Client
+from disagg.api.layout import split_chunk
 from disagg.config import load
 from disagg.planning.devices import device
 from disagg.planning.sizing import read_size
 from disagg.planning.split import SplitPair, best_split, ideal_s
 from disagg.planning.times import Link
-from disagg.servers.prefill.order import Policy, split_chunk
 
 LENGTHS: Final = (2048, 8192, 32768, 65536)
 GBITS: Final = (2.5, 10.0)
@@ -157,7 +157,7 @@ def row(
     name: str, source: str, gbit: float, tokens: int, ways: Mapping[str, Sequence[dict[str, Any]]]
 ) -> dict[str, Any]:
     """ways: the metrics of each way's rounds."""
-    chunk = split_chunk(tokens, Policy(2048, kv_bytes=0, queue_tokens=0))
+    chunk = split_chunk(tokens)
     machines = device(PAIRS[name].prefill), device(PAIRS[name].decode)
     pair = SplitPair(read_size(source), *machines, Link(gbit), DTYPE, chunk)
     medians = {way: statistics.median(until_all_layers(one) for one in rounds) for way, rounds in ways.items()}

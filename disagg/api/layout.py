@@ -30,6 +30,11 @@ MAX_LAYERS: Final = 1024
 GROUP: Final = 64
 BITS: Final = 8
 
+SPLIT_CHUNKS: Final = (512, 1024)
+"""Lengths of chunks that are good for splits: the two hosts wait for each other for one chunk, and one that is shorter
+takes as long as reading the weights."""
+_LONG_TOKENS: Final = 8192
+
 LayerKind = Literal["full", "sliding", "state"]
 
 
@@ -143,6 +148,11 @@ class SplitLayout:
     def count(self, k: int) -> int:
         """How many layers of the layout are among the model's first k."""
         return bisect_left(self.places, k)
+
+
+def split_chunk(tokens: int) -> int:
+    """The most tokens of a chunk of a prompt of `tokens` tokens whose layers two hosts compute."""
+    return SPLIT_CHUNKS[tokens > _LONG_TOKENS]
 
 
 @lru_cache(maxsize=64)

@@ -13,12 +13,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
+from disagg.api.layout import SPLIT_CHUNKS
 from disagg.api.names import AS_IS, INT8, WireForm
 from disagg.errors import UsageError
 from disagg.planning.devices import DEVICES, Device, device
 from disagg.planning.shapes import ModelShape
 from disagg.planning.sizing import read_size
-from disagg.planning.split import CHUNKS, PredictedSplit, SplitPair, best_split
+from disagg.planning.split import PredictedSplit, SplitPair, best_split
 from disagg.planning.times import Link, generation, ingest, prefill, ship, step
 
 # A transfer counts as hidden if it adds at most this share of the prefill, or this many seconds.
@@ -233,7 +234,7 @@ def split_prefill(setup: Setup, prompt: int, output: int) -> tuple[int, Forecast
     """The same request, its prompt but the last token computed by both machines: how many layers the prefill host
     computes, at the chunk length that takes the least time; and the forecast. 0 and all layers are forecasts of their
     own: the decode host alone, the hand-off."""
-    best = min((_best(setup, prompt - 1, chunk) for chunk in CHUNKS), key=lambda one: one.seconds)
+    best = min((_best(setup, prompt - 1, chunk) for chunk in SPLIT_CHUNKS), key=lambda one: one.seconds)
     if best.layers == 0:
         return 0, alone(setup, setup.decode_device, prompt, output)
     if best.layers == setup.shape.layers:

@@ -11,16 +11,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Final
 
 from disagg.api.names import DTYPE_BYTES
 from disagg.planning.devices import Device
 from disagg.planning.shapes import ModelShape
 from disagg.planning.times import Link, layer_times
 
-CHUNKS: Final = (512, 1024)
-"""Lengths of chunks that are good for splits: the two ends wait for each other for one chunk, and one that is shorter
-takes as long as reading the weights."""
 LayerTimes = Mapping[int | None, tuple[float, float]]
 
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from disagg.api.names import KV_CHUNKS
-from disagg.api.requests import DecodeBody
+from disagg.api.layout import split_chunk
+from disagg.api.requests import DecodeBody, GenerateBody
 from disagg.config import Split
-from disagg.engines.base import DecodeTiming
+from disagg.engines.base import DecodeTiming, EngineInfo
 from disagg.engines.decoding import DecodeEngine
 from disagg.engines.decoding.tail import TailPolicy
+from disagg.kv.arriving import CREDIT_CHUNKS
 from disagg.servers.decode.handoff import SlotTerms
 from disagg.servers.decode.prompt_kv import PromptKV
-from disagg.servers.decode.spans import LONG_TOKENS, Here, Rest, Speeds, plan
+from disagg.servers.decode.spans import LONG_TOKENS, Here, Rest, Speeds, in_chunks, plan
 from disagg.servers.host.admission import Admission
 from disagg.servers.host.request import ActiveRequest
 
@@ -46,10 +47,19 @@ class Planner:
         return SlotTerms(
             kv.held_tokens,
             spans,
-            chunks=body.prefill is not None and body.prefill.kv_version >= KV_CHUNKS,
+            chunks=spans.divided or in_chunks(rest, body.prefill, here),
             here_s=rest.tokens / speed if speed else None,
             elsewhere_s=body.elsewhere_s,
         )
+
+    def room(self, body: GenerateBody, tokens: int, info: EngineInfo) -> int:
+        """Bytes beside the KV that a prompt of so many tokens may need: the hidden states that have come and have not
+        been computed from."""
+        offer = body.prefill if isinstance(body, DecodeBody) else None
+        if offer is None or not offer.splits or info.split.refusal:
+            return 0
+        waiting = min(tokens, CREDIT_CHUNKS * split_chunk(tokens))
+        return waiting * info.split.hidden * info.layout.itemsize
 
     def computed(self, kv: PromptKV, timing: DecodeTiming) -> None:
         """The engine has computed what was left of a prompt."""

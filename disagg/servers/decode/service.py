@@ -145,7 +145,7 @@ class DecodeService(Service[DecodeEngine]):
             answer = await begin_answer(request, self.engine, body, self.work)
             kv = PromptKV()
             if answer.finish_reason is None:
-                kv = await self._reserve(request, body.cache_salt)
+                kv = await self._reserve(request, body)
                 if isinstance(body, DecodeBody):
                     terms = self._planner.plan(request, kv, body, self.engine)
                     kv.spans = spans = terms.spans
@@ -210,9 +210,12 @@ class DecodeService(Service[DecodeEngine]):
             self._scoring -= 1
         request.computed()
 
-    async def _reserve(self, request: ActiveRequest, salt: str) -> PromptKV:
+    async def _reserve(self, request: ActiveRequest, body: GenerateBody) -> PromptKV:
         """Reserve the KV of prompt and answer, and look for held KV that the request can go on from."""
-        nbytes = self.engine.info.layout.nbytes(request.prompt_tokens + request.sampling.max_tokens)
+        info, salt = self.engine.info, body.cache_salt
+        nbytes = info.layout.nbytes(request.prompt_tokens + request.sampling.max_tokens)
+        more = self._planner.room(body, request.prompt_tokens, info)
+        nbytes = max(nbytes, min(nbytes + more, self._memory.limit))
         held = self._find_held(request, salt)
         if (memory := self._memory.try_reserve(nbytes, request.share, request.cleanup)) is not None:
             return PromptKV(memory, held)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from math import inf
 from typing import Final, Literal, NamedTuple
 
-from disagg.api.layout import Layout, SplitLayout
+from disagg.api.layout import Layout, SplitLayout, split_chunk
 from disagg.api.names import KV_CHUNKS
 from disagg.api.requests import PrefillOffer, Split
 from disagg.errors import RequestError
@@ -112,13 +112,16 @@ class Here:
 
 @dataclass(frozen=True, slots=True)
 class Rest:
-    """The tokens [start, end) of a prompt, whose KV is missing. wanted: by its caller or hosts.toml. chunk_tokens: that
-    a split computes at a time."""
+    """The tokens [start, end) of a prompt, whose KV is missing. wanted: by its caller or hosts.toml."""
 
     start: int
     end: int
     wanted: Split = "auto"
-    chunk_tokens: int = 512
+
+    @property
+    def chunk_tokens(self) -> int:
+        """How many of them a split computes at a time."""
+        return split_chunk(self.end)
 
     @property
     def tokens(self) -> int:
@@ -244,6 +247,17 @@ def _bytes_per_token(layout: Layout, index: int, rest: Rest) -> float:
         return layer.state_bytes / rest.tokens
     sent = min(1.0, layer.window / rest.chunk_tokens) if layer.window else 1.0
     return sent * layer.row_bytes(layout.itemsize) + layer.state_bytes / rest.tokens
+
+
+def in_chunks(rest: Rest, offer: PrefillOffer | None, here: Here) -> bool:
+    """Whether a hand-off is to come in chunks, so that it can be gone on with if its sender fails: unless the link is
+    slower than the prefill host, and what sliding layers send of each chunk would be more for it."""
+    if offer is None or offer.kv_version < KV_CHUNKS:
+        return False
+    count, whole = len(here.layout.layers), here.layout.nbytes(rest.end, rest.start)
+    nbytes = rest.tokens * sum(_bytes_per_token(here.layout, index, rest) for index in range(count))
+    computing = rest.tokens / offer.tokens_s if offer.tokens_s else inf
+    return nbytes <= (1 + GAIN) * whole or nbytes <= computing * (offer.link_bytes_s or inf)
 
 
 def sooner(*seconds: float | None) -> float | None:

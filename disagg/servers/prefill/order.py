@@ -29,8 +29,6 @@ class Policy:
     chunk_tokens: the longest chunk, shared_chunk_tokens while others wait, or have come in the last lately_s beside the
     prompt: more may come, and each waits for the end of a chunk. A chunk is to take chunk_s, shared_chunk_s meanwhile,
     but is not shorter than least_chunk_tokens: a GPU takes as long for fewer, since it reads all weights.
-    split_chunk_tokens: the longest chunk of a prompt whose last layers another host computes, and of one with over
-    long_split_tokens tokens: the two hosts wait for each other for one chunk.
     together: a step computes all started prompts, so that what may be started is started before any step.
     yields: the host's other threads have a core before the one that computes.
     """
@@ -46,8 +44,6 @@ class Policy:
     least_chunk_tokens: int = 512
     chunk_s: float = 0.5
     shared_chunk_s: float = 0.5
-    split_chunk_tokens: tuple[int, int] = (512, 1024)
-    long_split_tokens: int = 4096
     lately_s: float = 1.0
     together: bool = False
     yields: bool = False
@@ -136,11 +132,6 @@ def chunk(alone: bool, tokens_s: float, policy: Policy) -> int:
     most = policy.chunk_tokens if alone else min(policy.chunk_tokens, policy.shared_chunk_tokens)
     seconds = policy.chunk_s if alone else policy.shared_chunk_s
     return min(most, max(policy.least_chunk_tokens, int(seconds * tokens_s)))
-
-
-def split_chunk(tokens: int, policy: Policy) -> int:
-    """The most tokens of a chunk of a prompt of `tokens` tokens whose last layers another host computes."""
-    return policy.split_chunk_tokens[tokens > policy.long_split_tokens]
 
 
 def is_alone(arrived: float, others: Sequence[float], latest: float, now: float, policy: Policy) -> bool:

@@ -12,12 +12,13 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 from disagg import logs
+from disagg.api.layout import split_chunk
 from disagg.api.requests import Share
 from disagg.engines.base import PrefillRun
 from disagg.engines.process import lower_priority_of_thread
 from disagg.errors import Cancelled, DisaggError, ModelError, Overloaded
 from disagg.kv.sent import LinkWait
-from disagg.servers.prefill.order import Candidate, Policy, State, chunk, is_alone, order, split_chunk
+from disagg.servers.prefill.order import Candidate, Policy, State, chunk, is_alone, order
 from disagg.shares import Claim, Claims, Computing, within
 
 POLL_S = 0.005  # while every prompt waits for its receiver
@@ -293,7 +294,7 @@ class Scheduler:
     def _chunk(self, job: PromptJob, alone: bool) -> int:
         """The most tokens of the job's next step."""
         most = chunk(alone, (job.tokens_s or self._tokens_s or 0.0) / job.layers, self.policy)
-        return most if job.layers == 1 else min(most, split_chunk(job.tokens, self.policy))
+        return most if job.layers == 1 else min(most, split_chunk(job.tokens))
 
     def _note_wait(self, job: PromptJob, run: PrefillRun) -> None:
         """Note since when a job waits for the link, and for how much of it, if what its run has emitted is too much."""

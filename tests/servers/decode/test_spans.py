@@ -12,7 +12,17 @@ from disagg.api.layout import LayerLayout, Layout, SplitLayout, StateTensor, uni
 from disagg.api.requests import PrefillOffer
 from disagg.errors import RequestError
 from disagg.servers.decode.audits import Fading
-from disagg.servers.decode.spans import LONG_TOKENS, SPEED_WEIGHT, UNMEASURED_TOKENS, Here, Rest, Span, Speeds, plan
+from disagg.servers.decode.spans import (
+    LONG_TOKENS,
+    SPEED_WEIGHT,
+    UNMEASURED_TOKENS,
+    Here,
+    Rest,
+    Span,
+    Speeds,
+    in_chunks,
+    plan,
+)
 
 LAYOUT = uniform((None,) * 32, 8, 128, "bfloat16")
 SPLIT = SplitLayout(32, tuple(range(32)), 4096)
@@ -180,3 +190,21 @@ def test_a_speed_follows_the_latest_measurements_by_their_tokens() -> None:
     for _ in range(30):
         speed.add(500, 1.0)
     assert speed.value == pytest.approx(500, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("window", "offer", "chunks"),
+    [
+        (None, {"link_bytes_s": 1e6}, True),
+        (1024, {"link_bytes_s": 1e6}, False),  # the link is slower than the prefill host, and gets more to send
+        (1024, {"link_bytes_s": 1e12}, True),
+        (1024, {"link_bytes_s": None}, True),
+        (1024, {"link_bytes_s": 1e6, "tokens_s": None}, True),
+        (None, {"kv_version": 4}, False),
+    ],
+)
+def test_a_hand_off_comes_in_chunks_unless_these_would_take_longer(
+    window: int | None, offer: dict[str, Any], chunks: bool
+) -> None:
+    layout = uniform((window, None) * 16, 8, 128, "bfloat16")
+    assert in_chunks(Rest(0, 8192), structs.replace(SPARK, **offer), replace(MAC, layout=layout)) == chunks

@@ -13,11 +13,12 @@ from typing import Any
 
 import pytest
 
+from disagg.api.layout import split_chunk
 from disagg.api.requests import Share
 from disagg.engines.base import PrefillTiming
 from disagg.engines.process import COMPUTE_NICE
 from disagg.errors import Cancelled, DisaggError, ModelError, Overloaded, PeerLost
-from disagg.servers.prefill.order import ON_CPU, Candidate, Policy, chunk, is_alone, order, split_chunk
+from disagg.servers.prefill.order import ON_CPU, Candidate, Policy, chunk, is_alone, order
 from disagg.servers.prefill.scheduler import PromptJob, Scheduler
 from disagg.shares import Claim, Claims
 from tests.deadlines import wait_until
@@ -350,9 +351,9 @@ def test_the_speed_of_a_head_is_that_of_all_layers() -> None:
         assert head.tokens_s == scheduler.tokens_s == 125.0
 
 
-@pytest.mark.parametrize(("tokens", "most"), [(300, 512), (4096, 512), (4097, 1024), (100_000, 1024)])
+@pytest.mark.parametrize(("tokens", "most"), [(300, 512), (8192, 512), (8193, 1024), (100_000, 1024)])
 def test_chunks_of_a_split_are_short_because_each_end_waits_for_one(tokens: int, most: int) -> None:
-    assert split_chunk(tokens, POLICY) == most
+    assert split_chunk(tokens) == most
     steps: list[int] = []
 
     class Noted(Run):
