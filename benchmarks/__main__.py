@@ -198,9 +198,36 @@ def shaped(rounds: int, quick: bool) -> Iterator[Row]:
     )
 
 
+def split(rounds: int, quick: bool) -> Iterator[Row]:
+    """A prompt that two processes compute, compared with what each of them computes."""
+    argv = [sys.executable, "-m", "benchmarks.split", "--rounds", str(rounds), "--tokens", "1000" if quick else "4000"]
+    got = run(argv)
+    speeds = ", ".join(f"{way} {speed:.0f}" for way, speed in got["mlx"]["tokens_per_s"].items())
+    figure = "split of a prompt, MLX in front of MLX: tokens/s / both alone, added"
+    yield at_least(figure, got["mlx"]["split_over_sum"], 0.85, f"{speeds} tokens/s")
+    for layers, row in got["torch"].items():
+        times = f"{row['wall_s']:.2f} s; head {row['head_s']:.2f}, tail {row['tail_s']:.2f}"
+        figure = f"split after {layers} of 32 layers, torch in front of MLX: time / slower end's own"
+        yield at_most(figure, row["over_slower_end"], 1.12, times)
+
+
+def split_simulated(rounds: int, quick: bool) -> Iterator[Row]:
+    """The same at full size, over a link of a given rate; needs root."""
+    figure = "simulated: DGX Spark + M3 Ultra, Llama-3.1-8B, 8192 tokens split, 10 GbE: prefill / ideal at its chunks"
+    if os.geteuid() != 0:
+        yield skipped(figure, "at most 1.08", "run it as root")
+        return
+    argv = [sys.executable, "-m", "benchmarks.split_simulated", "--json", "--rounds", str(rounds)]
+    (got,) = run([*argv, "--pair", "llama-3.1-8b", "--gbit", "10", "--tokens", "8192"])["rows"]
+    layers = f"{got['split']:.2f} s of {got['ideal']:.2f}, {got['layers']} of 32 layers; hand-off {got['hand-off']:.2f}"
+    yield at_most(figure, got["split_over_ideal"], 1.08, layers)
+
+
 PARTS: Sequence[Callable[[int, bool], Iterator[Row]]] = (
     handoff,
     shaped,
+    split_simulated,
+    split,
     prefill,
     vllm,
     ttft,

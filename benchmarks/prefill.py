@@ -108,7 +108,7 @@ def make_model(folder: Path, width: int = 512, layers: int = 8) -> Path:
         intermediate_size=width * 11 // 4,
         num_hidden_layers=layers,
         num_attention_heads=width // 64,
-        num_key_value_heads=4,
+        num_key_value_heads=min(4, width // 64),
         max_position_embeddings=8192,
     )
     torch.manual_seed(0)

@@ -266,7 +266,6 @@ def spec(tiny_fleet: RunningFleet, monkeypatch: pytest.MonkeyPatch) -> Any:
         output_tokens=(4,),
         requests=5,
         watts={"decode": 100.0},
-        modes=WITHOUT_SPLIT,
     )
 
 
@@ -274,12 +273,13 @@ async def test_a_run_on_a_real_fleet_has_figures_for_every_mode_and_point(tiny_f
     result = await benchmark(tiny_fleet.fleet, spec, RunMonitor())
     body = json.loads(json.dumps(result.to_json()))
     assert [(one["mode"], one["prompt_tokens"]) for one in body["results"]] == [
-        (m, n) for n in (32, 256) for m in WITHOUT_SPLIT
+        (m, n) for n in (32, 256) for m in MODES
     ]
     assert all((one["completed"], one["failed"], len(one["requests"])) == (5, 0, 5) for one in body["results"])
     assert all(one["total_input_tokens"] == 5 * one["prompt_tokens"] for one in body["results"])
     assert (body["model_id"], body["stopped"], body["failures"]) == ("tiny", "", [])
-    handed_over, alone, _ = body["results"][:3]
+    handed_over, split, alone, _ = body["results"][:4]
+    assert sum(split["mean_ttft_parts_ms"].values()) == pytest.approx(split["mean_ttft_ms"])
     assert handed_over["total_kv_bytes"] > 0 and handed_over["decode_computed_tokens"] == 5
     assert alone["total_kv_bytes"] == 0 and alone["decode_computed_tokens"] == 5 * 32
     assert handed_over["joules_per_request"] is None and alone["energy_source"] == "stated"
@@ -298,14 +298,27 @@ async def test_a_run_is_estimated_before_its_first_measured_request(tiny_fleet: 
     monitor.estimated = lambda plan, seconds: estimates.append((plan.total, seconds, monitor.done))
     await benchmark(tiny_fleet.fleet, spec, monitor)
     ((requests, seconds, done),) = estimates
-    assert (requests, done) == (2 * 3 * 6, 0) and 0 < present(seconds) < 600
+    assert (requests, done) == (2 * 4 * 6, 0) and 0 < present(seconds) < 600
 
 
 async def test_the_longest_a_run_may_take_ends_it_and_is_said(tiny_fleet: RunningFleet, spec: Any) -> None:
     long = BenchSpec("tiny", prompt_tokens=(1000,), output_tokens=(900,), requests=50, max_duration=0.5)
     result = await benchmark(tiny_fleet.fleet, long, RunMonitor())
     assert result.stopped == "after 0.5 s, as asked"
-    assert sum(len(cell.records) for cell in result.cells) < 150
+    assert sum(len(cell.records) for cell in result.cells) < 200
+
+
+async def test_what_a_prompt_costs_running_answers_is_measured_in_each_mode(
+    tiny_fleet: RunningFleet, spec: Any
+) -> None:
+    beside = BenchSpec("tiny", prompt_tokens=(900,), output_tokens=(2,), requests=2, warmup=0, beside=2)
+    result = await benchmark(tiny_fleet.fleet, beside, RunMonitor())
+    assert [cell.mode for cell in result.cells] == list(MODES)
+    for cell in result.cells:
+        figures = present(cell.figures.beside)
+        assert figures.quiet_s > 0 and figures.during_s > 0 and figures.longest_s > 0
+        assert cell.figures.completed == 2
+    assert result.to_json()["answers_beside"] == 2
 
 
 async def test_a_trace_plays_on_a_real_fleet(tiny_fleet: RunningFleet, spec: Any, tmp_path: Path) -> None:

@@ -33,6 +33,12 @@ MODE_STYLE = {
     "prefill-alone": "magenta",
     "whole": "cyan",
 }
+_AGAINST = {
+    "decode-alone": "decode\nalone",
+    "prefill-alone": "prefill\nalone",
+    "whole": "whole",
+    "disaggregated": "hand-\noff",
+}
 _DECISION_STYLE = {"wins": "green", "loses": "red", "undecided": "yellow"}
 _HEADERS = {
     "failed_attempts": "failed",
@@ -245,7 +251,8 @@ def _speedups_of(result: BenchResult, mode: Mode, where: str) -> list[Renderable
     columns = [one for one in series if one.where == where and one.mode == mode and one.comparisons]
     if not columns:
         return []
-    table = _table("prompt", *(f"{'E2E' if one.metric == 'e2el' else 'TTFT'}\n{one.against}" for one in columns))
+    names = {"e2el": "E2E", "ttft": "TTFT"}
+    table = _table("prompt", *(f"{names[one.metric]}\n{_AGAINST[one.against]}" for one in columns))
     for length in sorted({comparison.prompt_tokens for one in columns for comparison in one.comparisons}):
         table.add_row(f"{length:,}", *(_speedup(one, length) for one in columns))
     over = "over one machine alone" if mode == "disaggregated" else "over the others"

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from disagg.bench.beside import BesideFigures
 from disagg.bench.energy import Power
 from disagg.bench.load import RunMonitor
-from disagg.bench.records import TurnResult
+from disagg.bench.records import MODES, TurnResult
 from disagg.bench.result import BenchResult, gather, judge
 from disagg.cli.bench.result import live, result_view
 from disagg.inference.metrics import TTFTParts
@@ -34,6 +35,30 @@ def test_every_figure_is_whole_at_this_width(width: int) -> None:
     for word in ("32,768", "decode-alone", "prefill-alone", "6/6", "500 ms", "100 s", "1.60x", "goodput", "stated"):
         assert word in text
     assert "…" not in text
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_a_split_has_its_own_tables_whole_at_this_width(width: int) -> None:
+    made = result({512: (1.0, 1.2, 0.8, 0.5), 32768: (100.0, 80.0, 160.0, 140.0)}, modes=MODES)
+    text = shown(made, width)
+    for word in ("speedup of split over the others", "hand-", "split: where TTFT went", "1.25x", "2.00x"):
+        assert word in text
+    assert "…" not in text
+    flat = " ".join(text.replace("│", " ").split())
+    assert "The prefill host pays for this model at 32,768 prompt tokens: 2.00 times the speed" in flat
+
+
+def test_what_a_prompt_costs_running_answers_is_a_table() -> None:
+    one = record(1.0, 2.0, prompt=4096)
+    turn = TurnResult(0, "split", False, 0.0, 1.0, (one,), beside=BesideFigures(0.020, 0.022, 0.150))
+    without = TurnResult(0, "disaggregated", False, 0.0, 1.0, (one,))
+    made = plan((point(4096),), modes=("disaggregated", "split"), beside=16)
+    cells = gather(made, [without, turn], Power(), {})
+    text = shown(BenchResult("test", "tiny", "random", "today", made, cells, judge(cells)))
+    assert "what a prompt costs 16 running answers" in text and "beside: answers running" in text
+    (row,) = [line for line in text.splitlines() if "+10.0%" in line]
+    assert row.split() == ["split", "20", "ms", "22", "ms", "+10.0%", "150", "ms"]
+    assert "what a prompt costs" not in shown(result({128: (1.0, 0.8, 0.5)}))
 
 
 def test_the_parts_of_ttft_are_whole_where_an_attempt_failed_too() -> None:
