@@ -17,18 +17,19 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from contextlib import AbstractContextManager, ExitStack, suppress
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import numpy
 import numpy.typing
 
-from disagg.engines.base import ChunkScores, DecodeRequest, EngineInfo, HeldKV, Listener, Token
+from disagg.engines.base import DecodeRequest, EngineInfo, Listener, Token
 from disagg.engines.decoding.batch import Backend, Batch, Job
+from disagg.engines.decoding.calls import Calls
 from disagg.engines.decoding.commands import Commands, as_disagg
 from disagg.engines.decoding.valid import require_valid
 from disagg.engines.model.text import PromptTokenizer
@@ -57,7 +58,7 @@ def _ignore() -> None:
     pass
 
 
-class DecodeEngine(ABC):
+class DecodeEngine(Calls):
     """Turns KV into tokens with continuous batching, on a thread of its own. Public methods may be called from any.
 
     opened: loads the model, on the engine's thread, and keeps what else that thread needs until it ends. The
@@ -175,46 +176,6 @@ class DecodeEngine(ABC):
                     return
         dropped()
 
-    def call(self, function: Callable[[Any], _Result]) -> _Result:
-        """Run `function(backend)` on the thread, between two steps, and wait for its result."""
-        future: Future[_Result] = Future()
-        with self._lock:
-            self._require_open()
-            self._commands.post(lambda: future.set_result(function(self._backend)), future.set_exception)
-        return future.result()
-
-    def score(
-        self, tokens: Sequence[int], top: int, emit: Callable[[ChunkScores], None], cancelled: Callable[[], bool]
-    ) -> None:
-        """Score all tokens but the first, a chunk between two steps of the batch: `emit` gets those of each chunk.
-        Waits for the end, or until it is cancelled. top: how many alternatives each token has."""
-        scoring = self.call(lambda backend: backend.scoring(tokens, top))
-        try:
-            while scoring.remaining and not cancelled():
-                emit(self.call(lambda backend: scoring.step()))
-        finally:
-            with suppress(DisaggError):  # the thread has ended, and its arrays with it
-                self.call(lambda backend: scoring.close())
-
-    def find_held(self, tokens: Sequence[int], salt: str) -> HeldKV | None:
-        """The longest held KV that a request with these tokens and this salt can go on from. It is shorter than
-        `tokens`; None if there is none. Release it in any case."""
-        return self._backend.held.find(tokens[:-1], salt)
-
-    @property
-    def held_bytes(self) -> int:
-        """Bytes of held KV; not part of `kv_bytes`."""
-        return self._backend.held.nbytes
-
-    def give_up_held(self, nbytes: int) -> None:
-        """Drop at least `nbytes` of held KV, the least recently used first, if so much is not in use by a request."""
-        self._free(self._backend.held.give_up(nbytes))
-
-    def forget_held(self, tokens: Sequence[int], salt: str) -> None:
-        """Drop what is held of this prompt, and of all that begin with the same tokens, because it may be wrong.
-        Requests that use it go on."""
-        self._free(self._backend.held.forget(tokens, salt))
-
     def close(self) -> None:
         """Stop the thread; running requests get Cancelled. May be called twice."""
         with self._lock:
@@ -222,12 +183,6 @@ class DecodeEngine(ABC):
             self._lock.notify()
         if self._thread is not threading.current_thread():
             self._thread.join()
-
-    def _free(self, dropped: list[Any]) -> None:
-        """The thread frees the memory of held KV that was dropped, for it owns the arrays."""
-        with self._lock:
-            if dropped and not self._closed:
-                self._commands.post(dropped.clear, lambda error: None)
 
     def _forget(self, job: Job) -> None:
         """Nothing happens if it is not there any more, or its id is another request's."""
