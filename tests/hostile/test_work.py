@@ -20,9 +20,10 @@ from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, tr
 from transformers import PreTrainedTokenizerFast
 
 from disagg.api.base import InvalidValue
-from disagg.api.requests import MAX_MESSAGES, MAX_TOOLS, GenerateBody, PromptBody, Tool, body_limit
-from disagg.api.sampling import MAX_BIASES, Sampling
+from disagg.api.requests import MAX_MESSAGES, MAX_SCHEMA_BYTES, MAX_TOOLS, GenerateBody, PromptBody, Tool, body_limit
+from disagg.api.sampling import MAX_BAD_WORDS, MAX_BIASES, Sampling
 from disagg.engines.base import Token
+from disagg.engines.model.bans import Bans
 from disagg.engines.model.format import HarmonyMark, ToolFormat
 from disagg.engines.model.stream import StopStrings
 from disagg.engines.model.text import HFTokenizer, check_ids
@@ -273,6 +274,34 @@ def checked_schemas() -> Iterator[tuple[str, Callable[[], object]]]:
             yield name, partial(_try, partial(_read, schema))
 
 
+def texts_of_forms() -> Iterator[tuple[str, Callable[[], object]]]:
+    for letter in ("/", "\\", "\n", "é"):
+        text = letter * ((MAX_SCHEMA_BYTES - 2) // len(json.dumps(letter, ensure_ascii=False).encode()[1:-1]))
+        for field in ("regex", "grammar"):
+            body = GenerateBody.from_json({"model": "m", "prompt": "x", field: text})
+            yield f"{field} of {letter!r}", partial(grammar_of, body, tokenizer().format)
+
+
+def bad_words() -> Iterator[tuple[str, Callable[[], object]]]:
+    for name in TOKENIZERS:
+        one = tokenizer(name)
+        for kind, text in texts.hostile(256 * MAX_BAD_WORDS):
+            words = [text[at : at + 256] for at in range(0, len(text), 256)][:MAX_BAD_WORDS]
+            yield f"{kind}, {name}", partial(one.words, words)
+
+
+def banned() -> Iterator[tuple[str, Callable[[], object]]]:
+    words = [[*[7] * (254 - n % 2), n] for n in range(2 * MAX_BAD_WORDS)]
+
+    def follow() -> None:
+        one = Bans((1, 2), CONTEXT, words)
+        for _ in range(CONTEXT):
+            one.add(7)
+            one.now(150_000)
+
+    yield "long words", follow
+
+
 def _read(schema: Any) -> None:
     body = GenerateBody.from_bytes(f'{{"model": "m", "prompt": "x", "json_schema": {schemas.text(schema)}}}'.encode())
     grammar_of(body, tokenizer().format)
@@ -313,6 +342,9 @@ TRIALS: Mapping[str, Callable[[], Iterator[tuple[str, Callable[[], object]]]]] =
     "text to tokens": tokenising,
     "ids of a prompt": lambda: one(lambda: check_ids([7] * (SIZE // 2), 2000)),
     "logit_bias": lambda: one(lambda: check_ids([token for token, _ in [(1, 1.0)] * MAX_BIASES], 2000, "logit_bias")),
+    "bad words": bad_words,
+    "bans": banned,
+    "text of a form, before it is compiled": texts_of_forms,
     "stop strings": stop_strings,
     "log-probabilities": log_probabilities,
     "schema, before it is compiled": checked_schemas,

@@ -34,6 +34,9 @@ WORK: Final = (
     Work("text to tokens", "thread", 0.6, 256, (_BODY, "disagg.engines.model.text:CHARS_PER_TOKEN", _THREADS)),
     Work("ids of a prompt", "thread", 0.1, 32, (_BODY, "disagg.api.sampling:MAX_TOKENS", _THREADS)),
     Work("logit_bias", "event loop", 0.001, 1, ("disagg.api.sampling:MAX_BIASES",)),
+    Work("bad words", "thread", 0.1, 16, ("disagg.api.sampling:MAX_BAD_WORDS", _THREADS)),
+    Work("bans", "event loop", 0.0001, 2, ("disagg.api.sampling:MAX_BAD_WORDS",), per="token"),
+    Work("text of a form, before it is compiled", "thread", 0.1, 8, ("disagg.api.requests:MAX_SCHEMA_BYTES", _THREADS)),
     Work("stop strings", "event loop", 0.00005, 4, ("disagg.api.sampling:Sampling",), per="token"),
     Work("log-probabilities", "event loop", 0.00005, 1, ("disagg.api.sampling:Sampling",), per="token"),
     Work(
@@ -53,4 +56,5 @@ WORK: Final = (
     Work("tokens of an answer that goes on", "event loop", 0.02, 2, ("disagg.servers.output.answer:RESUMED_AT_ONCE",)),
     Work("images", "event loop", 0.001, 1, ("disagg.api.requests:ChatMessage",)),
 )
-"""Tokens of an answer that goes on: for one turn of the event loop. Images are refused."""
+"""Tokens of an answer that goes on: for one turn of the event loop. Bans: on the engine's thread, for which all answers
+wait. Images are refused."""

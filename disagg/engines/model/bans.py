@@ -30,26 +30,26 @@ class Bans:
         self._ends = sorted(ends)
         self._until = until
         self._always = sorted({word[0] for word in words if len(word) == 1})
-        self._words = [(tuple(word[:-1]), word[-1]) for word in words if len(word) > 1]
-        self._longest = max((len(before) for before, _ in self._words), default=0)
-        self._last = tuple(answer[-self._longest :]) if self._longest else ()
-        self._count = len(answer)
+        self._words = _Words([word for word in words if len(word) > 1])
+        self._count = 0
+        for token in answer:
+            self.add(token)
 
     @property
     def reads(self) -> bool:
         """Whether `add` needs to know the tokens, and not only that there is one more."""
-        return bool(self._words)
+        return bool(len(self._words.last))
 
     def add(self, token: int) -> None:
         """The next token of the answer."""
         self._count += 1
-        if self._longest:
-            self._last = (*self._last, token)[-self._longest :]
+        if self.reads:
+            self._words.add(token)
 
     def now(self, vocab: int) -> list[int]:
         """The tokens below `vocab` that may not come next."""
         found = self._always + (self._ends if self._count < self._until else [])
-        found += [last for before, last in self._words if self._last[len(self._last) - len(before) :] == before]
+        found += self._words.now() if self.reads else []
         return [token for token in found if token < vocab]
 
     def within(self, allowed: np.ndarray[Any, np.dtype[np.bool_]]) -> np.ndarray[Any, np.dtype[np.bool_]]:
@@ -57,6 +57,29 @@ class Bans:
         rest = allowed.copy()
         rest[self.now(len(allowed))] = False
         return rest if rest.any() else allowed
+
+
+class _Words:
+    """Words of several tokens, and how far the end of the answer matches each. last: the last token of each. All are
+    followed at once: 256 words of 254 tokens take 22 us for each token of an answer, two of two take 4."""
+
+    def __init__(self, words: Sequence[Sequence[int]]) -> None:
+        longest = max((len(word) - 1 for word in words), default=0)
+        self.last = np.array([word[-1] for word in words], dtype=np.int64)
+        self._lengths = np.array([len(word) - 1 for word in words], dtype=np.int64)
+        self._before = np.full((len(words), longest), -1, dtype=np.int64)
+        for row, word in zip(self._before, words, strict=True):
+            row[: len(word) - 1] = word[:-1]
+        self._matched = np.zeros((len(words), longest + 1), dtype=np.bool_)  # so many tokens of the word
+        self._matched[:, 0] = True
+
+    def add(self, token: int) -> None:
+        self._matched[:, 1:] = self._matched[:, :-1] & (self._before == token)
+
+    def now(self) -> list[int]:
+        """The last tokens of words whose other ones have just been written."""
+        complete = self._matched[np.arange(len(self.last)), self._lengths]
+        return sorted(set(self.last[complete].tolist()))
 
 
 def bans(

@@ -213,7 +213,9 @@ class Service(ReportingHost[Engine]):
         if body.suffix:
             ends = (*request.sampling.stop_token_ids, *self.engine.tokenizer.ends_of_fill)
             request.sampling = structs.replace(request.sampling, stop_token_ids=ends)
-        request.bad_words = self.engine.tokenizer.words(request.sampling.bad_words)
+        if texts := request.sampling.bad_words:
+            words = self.work.run(body.share, partial(self.engine.tokenizer.words, texts))
+            request.bad_words = await request.within_deadline(words, "bad_words were not tokenised")
         if request.sampling.fit_context:
             room = max(1, self._context - len(prompt))
             request.sampling = structs.replace(request.sampling, max_tokens=min(request.sampling.max_tokens, room))
