@@ -253,8 +253,11 @@ def _loads(spec: BenchSpec) -> list[ArrivalPattern]:
 def _modes(fleet: Fleet, model: str, spec: BenchSpec, *, splits: bool) -> tuple[Mode, ...]:
     """The wanted modes in the order of MODES; by default all that the fleet's own hosts can run. Whole-request hosts
     may be other people's: they are asked if they are named, or if there are no others."""
+    prefill = fleet.serving(model, "prefill")
     pair = tuple(mode for mode in MODES if splits or mode != "split")
-    own = pair if fleet.serving(model, "prefill") else ("decode-alone",) if fleet.serving(model, "decode") else ()
+    if prefill and not any(host.answers for host in prefill):
+        pair = tuple(mode for mode in pair if mode not in ("disaggregated", "prefill-alone"))
+    own = pair if prefill else ("decode-alone",) if fleet.serving(model, "decode") else ()
     baseline: tuple[Mode, ...] = ("whole",) if fleet.serving(model, "whole") else ()
     possible = own + (baseline if spec.kind in TEXTS else ())
     impossible = [mode for mode in spec.modes if mode not in possible]
@@ -265,6 +268,9 @@ def _modes(fleet: Fleet, model: str, spec: BenchSpec, *, splits: bool) -> tuple[
         raise UsageError(f"--mode split: the hosts of {model} do not compute a prompt together", hint)
     if "whole" in impossible:
         raise UsageError(f"--mode whole: no whole-request host serves {model}", "add one to hosts.toml")
+    if impossible and prefill:
+        hint = f"give --mode {' or '.join(possible)}"
+        raise UsageError(f"--mode {impossible[0]}: no prefill host of {model} has all of its layers", hint)
     if impossible:
         missing = "prefill" if "decode-alone" in possible else "prefill or decode"
         hint = f"give --mode {' or '.join(possible)}"

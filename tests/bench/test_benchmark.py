@@ -69,6 +69,13 @@ def test_a_sweep_is_every_combination(fleet: Fleet) -> None:
     assert {p.load for p in plan.points} == {ArrivalPattern(rate=0.5), ArrivalPattern(rate=2.0)}
 
 
+def test_of_a_prefill_host_with_the_first_layers_no_answer_and_no_whole_prompt_is_measured(tmp_path: Path) -> None:
+    path = write_hosts(tmp_path, {"tiny": tmp_path}, prefill={"layers": "0:2"})
+    assert prepare(load(path), BenchSpec("tiny"), 640, splits=True)[0].modes == ("split", "decode-alone")
+    with pytest.raises(UsageError, match="--mode prefill-alone: no prefill host of tiny has all of its layers"):
+        prepare(load(path), BenchSpec("tiny", modes=("prefill-alone",)), 640, splits=True)
+
+
 def test_without_a_prefill_host_only_the_decode_host_is_measured(decode_only: Fleet) -> None:
     assert prepare(decode_only, BenchSpec("tiny"), 640)[0].modes == ("decode-alone",)
     with pytest.raises(UsageError, match="--mode disaggregated: no prefill host serves tiny"):
