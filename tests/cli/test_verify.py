@@ -198,6 +198,28 @@ def test_json_is_the_verifiers_own(
     assert json.loads(capsys.readouterr().out) == {**RESULT, "splits": [], "split_refusal": ""}
 
 
+def test_splits_are_rows_and_one_that_differs_says_so(
+    verifier: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    right = {"layers": 8, "vs_prefill": SAME, "vs_decode": SAME, "computed_tokens": 1, "ok": True, "why": ""}
+    verifier({**RESULT, "splits": [right]})
+    assert run("verify", tmp_path) == 0
+    out = capsys.readouterr().out
+    assert out.count("split after layer 8 ↔") == 2 and "✘" not in out
+    wrong = {**right, "layers": 16, "ok": False, "why": "it differs from decode alone"}
+    verifier({**RESULT, "splits": [right, wrong], "ok": False}, exit_code=1)
+    assert run("verify", tmp_path) == 1
+    assert "✘ split after layer 16: it differs from decode alone" in capsys.readouterr().out
+
+
+def test_a_model_that_is_not_divided_says_why(
+    verifier: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    verifier({**RESULT, "split_refusal": "late layers read KV of early ones"})
+    assert run("verify", tmp_path) == 0
+    assert "no split: late layers read KV of early ones" in capsys.readouterr().out
+
+
 def test_a_difference_exits_1_and_is_shown(
     verifier: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

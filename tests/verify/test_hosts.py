@@ -216,6 +216,12 @@ def test_a_host_with_the_first_layers_only_is_compared_with_the_decode_host_alon
     assert [one.why for one in wrong.pairs] == ["", "the split after layer 20: it differs from decode alone"]
 
 
+def test_a_split_whose_prompt_the_decode_host_computed_proves_nothing(fleet: Fleet) -> None:
+    pair = verified(fleet, Hosts(computed=7), Divided(2)).pairs[0]
+    assert [one.why for one in pair.splits] == ["the decode end computed 7 tokens of a prompt itself"]
+    assert "the split after layer 1: the decode end computed 7 tokens" in pair.why
+
+
 @pytest.mark.parametrize(
     ("layers", "found"), [(32, [8, 16, 24]), (4, [1, 2, 3]), (3, [1, 2]), (2, [1]), (1, []), (0, [])]
 )
