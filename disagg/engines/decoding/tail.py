@@ -2,7 +2,7 @@
 layers before them arrives.
 
 A piece of a tail delays the next token of every answer. While answers run, pieces are short, and so far apart that they
-take at most a share of the time. Without answers they follow each other, and are as long as a chunk of a prompt.
+slow those by at most a share. Without answers they follow each other, and are as long as a chunk of a prompt.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ LEAST_TOKENS = 16
 
 @dataclass(frozen=True, slots=True)
 class TailPolicy:
-    """share: of the time, that tails take at most while answers run. beside_s: the longest piece while answers run.
-    alone_s: the longest piece while none does: the engine shows that it works after each."""
+    """share: by which tails slow answers at most. beside_s: the longest piece while answers run. alone_s: the longest
+    piece while none does: the engine shows that it works after each."""
 
     share: float = 0.1
     beside_s: float = 0.15
@@ -33,7 +33,7 @@ class TailPolicy:
 
     def rest_s(self, took: float) -> float:
         """Seconds for answers alone after a piece that took so long."""
-        return took * (1 - self.share) / self.share
+        return took / self.share
 
 
 @dataclass(slots=True)
@@ -59,13 +59,13 @@ class TailPace:
         longest = min(max(int(work / layers), LEAST_TOKENS), self.most)
         return -(-left // -(-left // longest))
 
-    def took(self, began: float, ended: float, tokens: int, layers: int) -> None:
+    def took(self, began: float, ended: float, tokens: int, layers: int, *, answers: bool) -> None:
         """A piece was computed between these two times. The speed at most doubles: that of a short piece, or of the
-        first one, predicts little."""
+        first one, predicts little. answers: whether it delayed some, which then have their share of the time."""
         seconds = max(ended - began, 1e-6)
         speed = tokens * layers / seconds
         self.speed = min(speed, 2 * self.speed) if self.speed else speed
-        self._next = ended + self.policy.rest_s(seconds)
+        self._next = ended + self.policy.rest_s(seconds) if answers else ended
 
 
 class Tail(ABC):
@@ -171,7 +171,7 @@ class Tails:
         began, first, left = time.monotonic(), tail.covered, tail.computing.end - tail.covered
         tail.compute(self._pace.tokens(left, tail.layers, answers=answers))
         ended = time.monotonic()
-        self._pace.took(began, ended, tail.covered - first, tail.layers)
+        self._pace.took(began, ended, tail.covered - first, tail.layers, answers=answers)
         job.timing.tail_compute_s += ended - began
         job.news = job.news or tail.computing is None  # the next chunk may be here
 
