@@ -44,6 +44,7 @@ MEMORY_BOUND: Final = 0.02  # growth of a server's memory in the last half of a 
 AGAIN_S: Final = 0.2  # after a refusal
 TIMEOUT_S: Final = 120.0
 PORT: Final = 18090
+CONTEXT: Final = 8192  # of the demo's models in its hosts.toml
 GATEWAY: Final = f"""
 [hosts.gateway]
 address = "127.0.0.1"
@@ -169,11 +170,11 @@ def missing_from_history(fleet: Fleet, finished: set[str]) -> set[str]:
 
 
 @contextmanager
-def running(folder: Path) -> Iterator[RunningFleet]:
-    """The demo fleet with a gateway, on free ports; the gateway's files are in the folder."""
+def running(folder: Path, context: int = CONTEXT) -> Iterator[RunningFleet]:
+    """The demo fleet with a gateway, on free ports; the gateway's files are in the folder. context: of both models."""
     os.environ[GATEWAY_FOLDER_VARIABLE] = str(folder)
     path = folder / "hosts.toml"
-    path.write_text(HOSTS_FILE.read_text() + GATEWAY)
+    path.write_text(HOSTS_FILE.read_text().replace(f"context = {CONTEXT}", f"context = {context}") + GATEWAY)
     with temporary_fleet(load(path), timeout_s=START_S) as fleet:
         yield fleet
 

@@ -7,11 +7,15 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Final
 
 from benchmarks import clients, gateway_load
 from benchmarks.clients.measure import Measured, measured
 from benchmarks.clients.page import page
 from benchmarks.clients.table import CLIENTS, MeasuredClient
+
+CONTEXT: Final = 32768
+"""Tokens of both models: agents begin with thousands."""
 
 
 def main() -> None:
@@ -40,7 +44,10 @@ def measure(wanted: Sequence[MeasuredClient], cache: Path) -> None:
     """Measure these clients, and keep what came of each."""
     if not wanted:
         return
-    with tempfile.TemporaryDirectory(prefix="disagg-clients-") as name, gateway_load.running(Path(name)) as (fleet, _):
+    with (
+        tempfile.TemporaryDirectory(prefix="disagg-clients-") as name,
+        gateway_load.running(Path(name), CONTEXT) as (fleet, _),
+    ):
         url, model = fleet.hosts["gateway"].url, next(iter(fleet.models))
         for client in wanted:
             came = measured(client, cache, url, model)

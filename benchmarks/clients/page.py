@@ -24,7 +24,9 @@ def page(clients: Sequence[Measured]) -> str:
 
 
 def _row(client: Measured) -> str:
-    works = ", ".join(_words(one.feature) for one in client.features if one.works)
+    works = ", ".join(
+        _words(one.feature) + (f" ({one.note})" if one.note else "") for one in client.features if one.works
+    )
     fails = [f"**{_words(one.feature)}**: {_cell(one.note)}" for one in client.features if not one.works]
     problem = [_cell(client.problem)] if client.problem else []
     return f"| {client.name} | {client.version} | {works} | {'<br>'.join([*problem, *fails])} |\n"

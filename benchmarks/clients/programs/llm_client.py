@@ -47,7 +47,7 @@ def tools() -> None:
 
 def ollama() -> None:
     need(MODEL in llm("ollama", "models"), "the model is not listed")
-    need(llm("-m", MODEL, QUESTION, "-o", "num_predict", "16").strip(), "no text")
+    need(llm("-m", f"ollama/{MODEL}", QUESTION, "-o", "num_predict", "16").strip(), "no text")
 
 
 def embeddings() -> None:
