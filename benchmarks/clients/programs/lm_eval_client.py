@@ -26,12 +26,12 @@ def evaluated(task: str, model: str, path: str, *more: str) -> str:
     return ""
 
 
-def items(name: str, model: str, arguments: str, task: str) -> list[float]:
+def items(name: str, model: str, arguments: str, task: str, *more: str) -> list[float]:
     """What each item's responses are found to be, as numbers."""
     folder = Path.home() / name
     shutil.rmtree(folder, ignore_errors=True)
     command = ["lm_eval", "--model", model, "--model_args", arguments, "--tasks", task, "--include_path", TASKS]
-    ended([*command, "--log_samples", "--output_path", str(folder)], seconds=280, OPENAI_API_KEY="unused")
+    ended([*command, *more, "--log_samples", "--output_path", str(folder)], seconds=280, OPENAI_API_KEY="unused")
     (file,) = folder.rglob(f"samples_{task}_*.jsonl")
     samples = sorted((json.loads(line) for line in file.read_text().splitlines()), key=lambda one: one["doc_id"])
     return [float(number) for one in samples for number in re.findall(r"-?\d+\.\d+(?:e-?\d+)?", str(one["resps"]))]
@@ -43,7 +43,7 @@ def equal() -> str:
     through = f"model={MODEL},base_url={V1}/completions,tokenizer={tokenizer},max_retries=1,num_concurrent=2"
     for task in ("disagg_choice", "disagg_text"):
         ours = items("gateway", "local-completions", through, task)
-        theirs = items("transformers", "hf", f"pretrained={tokenizer},dtype=float32,device=cpu", task)
+        theirs = items("transformers", "hf", f"pretrained={tokenizer},dtype=float32", task, "--device", "cpu")
         need(len(ours) == len(theirs) > 3, f"{len(ours)} and {len(theirs)} items")
         furthest = max(furthest, *(abs(one - other) for one, other in zip(ours, theirs, strict=True)))
     need(furthest < 1e-4, f"an item differs by {furthest:.1e}")

@@ -8,6 +8,7 @@ from checks import KEY, MODEL, PET, QUESTION, V1, is_pet, need, run
 from smolagents import OpenAIModel, ToolCallingAgent, tool
 
 model = OpenAIModel(model_id=MODEL, api_base=V1, api_key=KEY, max_tokens=24)
+long = OpenAIModel(model_id=MODEL, api_base=V1, api_key=KEY, max_tokens=600)
 ASKED: list[Any] = [{"role": "user", "content": QUESTION}]
 
 
@@ -35,14 +36,12 @@ def form() -> None:
 
 
 def tools() -> None:
-    answer = model.generate(ASKED, tools_to_call_from=[weather], max_tokens=600)
+    answer = long.generate(ASKED, tools_to_call_from=[weather])
     need(answer.tool_calls, "no call")
 
 
 def agent() -> None:
-    ToolCallingAgent(tools=[], model=OpenAIModel(model_id=MODEL, api_base=V1, api_key=KEY, max_tokens=600)).run(
-        QUESTION, max_steps=1
-    )
+    ToolCallingAgent(tools=[], model=long).run(QUESTION, max_steps=1)
 
 
 run(generate=generate, stream=stream, json_schema=form, forced_tool=tools, agent=agent)
