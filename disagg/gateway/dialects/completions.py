@@ -193,7 +193,7 @@ class CompletionWriter(openai.ObjectWriter):
             "tokens": [openai.token_name(token.id, token.bytes) for token in tokens],
             "token_logprobs": [token.logprob for token in tokens],
             "top_logprobs": [_likeliest_there(token, self._top) for token in tokens],
-            "text_offset": _offsets(tokens),
+            "text_offset": _offsets(tokens, 0),
         }
 
     def _chunk(self, *choices: Written) -> Written:
@@ -206,7 +206,7 @@ class CompletionWriter(openai.ObjectWriter):
             "tokens": [openai.token_name(token.id, token.bytes) for token in tokens],
             "token_logprobs": [token.logprob for token in tokens],
             "top_logprobs": [_likeliest(token) for token in tokens],
-            "text_offset": [offset for _ in tokens],
+            "text_offset": _offsets(tokens, offset),
         }
 
 
@@ -240,9 +240,9 @@ def _likeliest_there(token: PromptToken, top: int) -> dict[str, float] | None:
     return likeliest | {openai.token_name(token.id, token.bytes): token.logprob}
 
 
-def _offsets(tokens: Sequence[PromptToken]) -> list[int]:
-    """Where the text of each token begins, in characters."""
-    decoder, offsets, offset = codecs.getincrementaldecoder("utf-8")("replace"), list[int](), 0
+def _offsets(tokens: Sequence[PromptToken | TokenLogprob], offset: int) -> list[int]:
+    """Where the text of each token begins, in characters. offset: of the first one."""
+    decoder, offsets = codecs.getincrementaldecoder("utf-8")("replace"), list[int]()
     for token in tokens:
         offsets.append(offset)
         offset += len(decoder.decode(token.bytes))

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from disagg.api.events import TokenLogprob
 from disagg.errors import CapabilityMissing
-from disagg.gateway.dialects.base import Scoring
+from disagg.gateway.dialects.base import Head, Scoring
 from disagg.gateway.dialects.completions import Completions
 from disagg.http.stream import event_bytes
-from tests.gateway.fake_client import FakeClient, app, http
+from tests.gateway.fake_client import FakeClient, app, completion, http
 
 BODY: dict[str, Any] = {"model": "m", "prompt": "H\u00e4y"}
 LIKELIEST = [None, {"i": -1.0, "\ufffd": -1.5}, {"\ufffdy": -0.25}]
@@ -49,6 +51,14 @@ async def test_an_echoed_prompt_comes_before_its_answer_with_the_log_probabiliti
     assert logprobs["tokens"][:3] == ["H", "\ufffd", "\ufffdy"] and logprobs["text_offset"][:4] == [0, 1, 1, 3]
     assert logprobs["top_logprobs"][:3] == LIKELIEST and len(logprobs["top_logprobs"]) == 5
     assert [asked.get("top") for asked in client.asked] == [1, None], "scored, then answered"
+
+
+async def test_each_token_of_an_answer_has_its_own_offset() -> None:
+    tokens = (TokenLogprob(1, -0.5, (), b"a"), TokenLogprob(2, -0.5, (), b"\xc3"), TokenLogprob(3, -0.5, (), b"\xa4y"))
+    answer = replace(completion("a\u00e4y"), tokens=tokens, text="a\u00e4y")
+    head = Head(Completions().read(BODY | {"logprobs": 0}), "r", 0.0)
+    (choice,) = Completions().writer(head).whole([answer])["choices"]
+    assert choice["logprobs"]["text_offset"] == [0, 1, 1]
 
 
 async def test_without_an_answer_nothing_is_generated() -> None:
