@@ -49,8 +49,8 @@ IDLE_BOUND_S: Final = 8.0  # two hosts that make no progress are given up before
 EVERY: Final = 1000  # connections: the fault does not go away
 MID_TRANSFER: Final = 100_000  # bytes; the prompt's KV has some 700,000
 FIFTH: Final = 5
-SPLIT_LAYERS: Final = 2
-"""Of the three of the model: more than one chunk has come at MID_TRANSFER."""
+SPLIT_LAYERS: Final = 2  # of the three of the model
+SECOND_CHUNK: Final = 400_000  # bytes; those of a split are some 600,000, of which the first chunk has 320,000
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,10 +269,15 @@ def _linked() -> Iterator[Cell]:
 
 
 def _splits() -> Iterator[Cell]:
-    """What can happen in a transfer, to prompts of which each host computes some layers."""
+    """What can happen in a transfer, to prompts of which each host computes some layers. If it is that of the KV, the
+    decode host goes on after the first chunk, or another prefill host does, under any policy."""
     for cell in (*_kv(), *_processes(), *_engine_thread(), *_linked()):
         if cell.state == "in the transfer":
-            yield replace(cell, name=f"{cell.name}, split", split=SPLIT_LAYERS)
+            divided = replace(cell, name=f"{cell.name}, split", split=SPLIT_LAYERS)
+            if cell.fault is not None and cell.fault.at == MID_TRANSFER:
+                endings = WHOLE if cell.side == "kv" else cell.endings
+                divided = replace(divided, fault=replace(cell.fault, at=SECOND_CHUNK), endings=endings)
+            yield divided
 
 
 REPRESENTATIVE_LINKED: Final = (
