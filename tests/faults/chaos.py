@@ -29,7 +29,8 @@ Harm = Literal["killed", "frozen"]
 @dataclass(frozen=True, slots=True)
 class Settings:
     """requests, concurrency: of the load. every_s: mean time between two harms. frozen_s, start_s: how long a frozen
-    host stays so, and after which time a killed one is started again. seed: of prompts and harms."""
+    host stays so, and after which time a killed one is started again. seed: of prompts and harms. split: so many of the
+    model's layers are computed by the prefill host, the others by the decode host; 0: the hosts decide."""
 
     requests: int = 1000
     concurrency: int = 16
@@ -37,6 +38,12 @@ class Settings:
     frozen_s: float = 6.0
     start_s: float = 1.0
     seed: int = 1
+    split: int = 0
+
+    @property
+    def prompts(self) -> Sequence[int]:
+        """Their tokens: of a split, several chunks."""
+        return (300, 900, 2400) if self.split else (20, 150, 600)
 
 
 @dataclass(slots=True)
@@ -52,7 +59,9 @@ class Event:
 @dataclass(slots=True)
 class Outcome:
     """How one request ended. gap_s: its longest time without a token after the first one, and when that began.
-    stages: what it came to, each with the seconds since its start."""
+    divided: both hosts computed the prompt. alone_tokens: that the decode host computed of it through all layers after
+    the prefill host had failed; None if that did not. stages: what it came to, each with the seconds since its start.
+    """
 
     name: str
     started: float
@@ -62,6 +71,8 @@ class Outcome:
     gap_s: float = 0.0
     gap_at: float = 0.0
     notes: tuple[str, ...] = ()
+    divided: bool = False
+    alone_tokens: int | None = None
     stages: list[tuple[float, Stage]] = field(default_factory=list)
 
     @property
@@ -161,7 +172,7 @@ async def _run(fleet: FaultFleet, settings: Settings) -> Report:
     report = Report(settings)
     before = fleet.held()
     async with fleet.client() as client:
-        requests = [await _answered(client, request) for request in _requests(chance)]
+        requests = [await _answered(client, request) for request in _requests(chance, settings)]
         harmer = _Harmer(fleet, settings)
         harmer.start()
         upcoming = iter([chance.choice(requests) for _ in range(settings.requests)])
@@ -178,12 +189,14 @@ async def _run(fleet: FaultFleet, settings: Settings) -> Report:
     return report
 
 
-def _requests(chance: random.Random) -> list[Request]:
-    """Prompts of 20 to 600 tokens; every second one is sampled with a seed."""
+def _requests(chance: random.Random, settings: Settings) -> list[Request]:
+    """Every second one is sampled with a seed."""
     requests = []
     for number in range(PROMPTS):
-        tokens = [chance.randrange(10, 600) for _ in range(chance.choice((20, 150, 600)))]
+        tokens = [chance.randrange(10, 600) for _ in range(chance.choice(settings.prompts))]
         options: dict[str, Any] = {"max_tokens": chance.choice((20, 80, 200)), "ignore_eos": True}
+        if settings.split:
+            options["split"] = settings.split
         if number % 2:
             options |= {"temperature": 0.9, "seed": number}
         requests.append(Request(tokens, options))
@@ -215,7 +228,10 @@ async def _outcome(client: AsyncClient, request: Request) -> Outcome:
                     ids += [token.id for token in chunk.tokens]
                     times.append(chunk.arrived)
                     notes += [chunk.note] if chunk.note else []
-        outcome.notes = stream.completion.warnings
+        outcome.notes, metrics = stream.completion.warnings, stream.completion.metrics
+        outcome.divided = metrics.layers is not None
+        if metrics.resumed_at is not None:
+            outcome.alone_tokens = len(request.tokens) - 1 - metrics.resumed_at
         outcome.name = "exact, with a note" if outcome.notes else "exact"
     except TimeoutError:
         outcome.error = "no end within its timeout"
@@ -275,11 +291,24 @@ def table(report: Report) -> list[str]:
     lines.append(f"time to the end: {percentiles(seconds)}")
     for harm in _HARMS:
         lines.append(f"decode host {harm} to next token: {percentiles(sorted(failover_times(report, harm)))}")
+    if report.settings.split:
+        lines += _resumed(report)
     notes = Counter(note.split(":")[0] for outcome in report.outcomes for note in outcome.notes)
     lines += [f"  {count:5d} noted: {note}" for note, count in notes.most_common(12)]
     slowest = sorted(report.outcomes, key=lambda one: one.seconds, reverse=True)[:SLOWEST]
     lines += [f"  {one.seconds:.1f} s, {one.name}: {one.story}" for one in slowest]
     return lines + [f"  problem: {problem}" for problem in report.problems[:40]]
+
+
+def _resumed(report: Report) -> list[str]:
+    """What came of prompts that both hosts computed."""
+    divided = [one for one in report.outcomes if one.divided]
+    alone = sorted(one.alone_tokens for one in divided if one.alone_tokens is not None)
+    at = [alone[min(len(alone) - 1, int(len(alone) * share))] for share in (0.5, 0.9, 1.0)] if alone else []
+    return [
+        f"{len(divided)} prompts were computed by both hosts; after {len(alone)} of them lost their prefill host, the "
+        f"decode host computed through all layers, tokens p50, p90, max: {', '.join(map(str, at)) or 'none'}"
+    ]
 
 
 _HARMS: Final[tuple[Harm, ...]] = ("killed", "frozen")
