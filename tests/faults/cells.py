@@ -270,12 +270,12 @@ def _linked() -> Iterator[Cell]:
 
 def _splits() -> Iterator[Cell]:
     """What can happen in a transfer, to prompts of which each host computes some layers. If it is that of the KV, the
-    decode host goes on after the first chunk, or another prefill host does, under any policy."""
+    decode host goes on after the first chunk, or another prefill host does: under "fail" only the latter."""
     for cell in (*_kv(), *_processes(), *_engine_thread(), *_linked()):
         if cell.state == "in the transfer":
             divided = replace(cell, name=f"{cell.name}, split", split=SPLIT_LAYERS)
             if cell.fault is not None and cell.fault.at == MID_TRANSFER:
-                endings = WHOLE if cell.side == "kv" else cell.endings
+                endings = cell.endings if cell.side != "kv" else WHOLE | ERROR if cell.policy == "fail" else WHOLE
                 divided = replace(divided, fault=replace(cell.fault, at=SECOND_CHUNK), endings=endings)
             yield divided
 
