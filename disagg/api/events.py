@@ -1,7 +1,7 @@
 """The server-sent events of an answer.
 
-POST /decode    slot or local, tokens..., done; before the tokens refuted, if the KV that came was wrong, and slot or local
-                again, if its prefill host failed in mid-prompt
+POST /decode    slot or local, tokens..., done; before the tokens refuted, if the KV that came was wrong, and another
+                slot or local, if the prefill host failed in mid-prompt
 POST /generate  tokens..., done
 POST /prefill   shipped
 POST /score     scores..., scored

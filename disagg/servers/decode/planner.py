@@ -6,7 +6,6 @@ from disagg.api.layout import split_chunk
 from disagg.api.requests import DecodeBody, GenerateBody
 from disagg.config import Split
 from disagg.engines.base import DecodeTiming, EngineInfo
-from disagg.engines.decoding import DecodeEngine
 from disagg.engines.decoding.tail import TailPolicy
 from disagg.kv.arriving import CREDIT_CHUNKS
 from disagg.servers.decode.handoff import SlotTerms
@@ -25,13 +24,15 @@ class Planner:
         self._tails = 0  # requests some of whose layers are computed here
         self.speeds = Speeds()
 
-    def plan(self, request: ActiveRequest, kv: PromptKV, body: DecodeBody, engine: DecodeEngine) -> SlotTerms:
-        """Who computes which layers of what is not held of the prompt. Raises RequestError; see `spans.plan`."""
-        info, speeds = engine.info, self.speeds
+    def plan(
+        self, request: ActiveRequest, kv: PromptKV, body: DecodeBody, info: EngineInfo, *, answers: bool
+    ) -> SlotTerms:
+        """Who computes which layers of what is not held of the prompt. answers: some are being generated, which tails
+        leave most of the time. Raises RequestError; see `spans.plan`."""
+        speeds = self.speeds
         wanted = self._split if body.split == "auto" else body.split
         rest = Rest(kv.held_tokens, len(request.tokens) - 1, wanted)
         speed = speeds.of(rest.tokens)
-        answers = engine.running > self._tails
         here = Here(
             info.layout,
             info.split,

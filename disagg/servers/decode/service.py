@@ -147,7 +147,8 @@ class DecodeService(Service[DecodeEngine]):
             if answer.finish_reason is None:
                 kv = await self._reserve(request, body)
                 if isinstance(body, DecodeBody):
-                    terms = self._planner.plan(request, kv, body, self.engine)
+                    answers = any(caller.phase == "generating" for caller in self.active.values())
+                    terms = self._planner.plan(request, kv, body, self.engine.info, answers=answers)
                     kv.spans = spans = terms.spans
                     logs.info("planned", layers=spans.layers, of=spans.of, reason=spans.reason)
                     if spans.local:
