@@ -41,8 +41,10 @@ def test_a_caller_and_every_host_make_the_same_marks_of_a_request() -> None:
         ({"model": "n"}, False, True),
         ({"sampling": {"temperature": 1, "logit_bias": [[1, 2.0]]}}, True, True),
         ({"json_schema": {"type": "object"}}, True, False),
+        ({"regex": "a+"}, True, False),
+        ({"suffix": "and then"}, False, True),
     ],
-    ids=["prompt", "model", "sampling", "form"],
+    ids=["prompt", "model", "sampling", "form", "expression", "gap"],
 )
 def test_other_requests_have_other_marks(changes: dict[str, Any], same_prompt: bool, same_form: bool) -> None:
     one, other = marks_of(), marks_of(**changes)
@@ -58,6 +60,9 @@ def test_requests_with_one_form_have_its_mark_in_common_and_marks_have_no_text()
     tool = {"name": "f", "parameters": schema}
     assert marks_of(tools=[tool]).form == "", "a tool that need not be called gives no form"
     assert marks_of(tools=[tool], must_call=["f"]).form != ""
+    assert marks_of(tools=[tool], regex="a").form not in ("", marks_of(regex="a").form)
+    chat: dict[str, Any] = {"prompt": None, "messages": [{"role": "assistant", "content": "It"}]}
+    assert marks_of(**chat).prompt != marks_of(**chat, continue_final_message=True).prompt
     body = GenerateBody.received(asked(), "a caller")
     assert marks(body, TOKEN).prompt != marks(body, "another token that nobody guesses").prompt
 

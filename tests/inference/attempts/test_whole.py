@@ -64,6 +64,18 @@ def test_reasoning_and_tool_calls_pass_through() -> None:
     assert [(call.name, call.arguments, call.id) for call in answer.tool_calls] == [("add", {"a": 1}, "call_9")]
 
 
+def test_a_server_that_sends_more_calls_than_were_asked_for_has_one_in_the_answer() -> None:
+    parts = [{"index": at, "id": f"c{at}", "function": {"name": "add", "arguments": "{}"}} for at in range(2)]
+    script = Script([said("", tool_calls=parts), *ended("tool_calls")])
+    with openai_server(script) as port, client(whole_host("m", port)) as asking:
+        tools = [{"name": "add"}]
+        one = asking.generate("m", messages=CHAT, tools=tools, parallel_tool_calls=False)
+        both = asking.generate("m", messages=CHAT, tools=tools)
+    assert [call.id for call in one.tool_calls] == ["c0"] and "2 tool calls" in one.warnings[0]
+    assert [call.id for call in both.tool_calls] == ["c0", "c1"] and not both.warnings
+    assert [asked[2].get("parallel_tool_calls") for asked in script.asked if asked[2]] == [False, None]
+
+
 def test_the_fleets_token_never_leaves_for_another_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "key").write_text("sk-from-file\n")
     monkeypatch.setenv("OTHER_KEY", "sk-from-variable")

@@ -120,6 +120,26 @@ def test_the_form_of_an_answer_of_gpt_oss_is_that_of_its_last_channel() -> None:
     assert (grammar_of(plain, GPT_OSS) or "").startswith("start: form\n")
 
 
+def test_an_answer_of_gpt_oss_that_goes_on_with_a_message_is_text_and_its_form_has_no_channels() -> None:
+    begun = {"messages": [*CHAT["messages"], {"role": "assistant", "content": "It"}], "continue_final_message": True}
+    output = output_of(body(**begun), b"x", tokenizer(GPT_OSS))
+    assert [part.text for letter in b" is" for part in output.push(letter)] == [" ", "i", "s"]
+    assert (grammar_of(body(**begun, regex="a"), GPT_OSS) or "").startswith("start: form\n")
+
+
+@pytest.mark.parametrize("form", [AnswerFormat(), THINK, GPT_OSS])
+def test_no_stop_string_is_looked_for_before_the_least_number_of_tokens(form: AnswerFormat) -> None:
+    mark = form.harmony or {}
+    head = [mark["channel"], *b"final", mark["message"]] if mark else []
+    for least, text in ((0, "a"), (len(head) + 2, "abca")):
+        sampling = {"stop": ["b"], "min_tokens": least}
+        output = output_of(body(sampling=sampling), b"x", tokenizer(form))
+        parts = [part.text for token in [*head, *b"abcab"] for part in output.push(token)]
+        assert "".join(parts) == text and output.stopped == "b"
+    kept = output_of(body(sampling={"stop": ["b"], "include_stop_str_in_output": True}), b"x", tokenizer(form))
+    assert "".join(part.text for token in [*head, *b"abcab"] for part in kept.push(token)) == "ab"
+
+
 def test_the_schemas_of_tools_that_must_be_called_are_bounded_together() -> None:
     half = {"description": "x" * (MAX_SCHEMA_BYTES // 2)}
     tools = [{"name": name, "parameters": half} for name in ("f", "g")]
