@@ -4,6 +4,7 @@ a link of a given rate; compared with the hand-off, the decode machine alone, an
     sudo python -m benchmarks.split_simulated                        all pairs, 2.5 and 10 Gb/s, 2K to 64K tokens
     sudo python -m benchmarks.split_simulated --pair qwen3-coder-30b --gbit 10 --tokens 8192
     python -m benchmarks.split_simulated --beside                    sixteen running answers, over loopback
+    python -m benchmarks.split_simulated --plan                      what is planned, and predicted to take; no server
 
 No model runs: both ends wait for the times that the device model predicts, and send bytes of full size. Seconds until
 the KV of all layers is there, the answer's first step left out; medians.
@@ -24,7 +25,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -38,18 +39,23 @@ from benchmarks.simulated_pair import (
     wait_healthy,
 )
 from disagg import Client
-from disagg.api.layout import split_chunk
+from disagg.api.layout import SplitLayout, split_chunk
+from disagg.api.names import KV_CHUNKS
+from disagg.api.requests import PrefillOffer
 from disagg.config import load
 from disagg.planning.devices import device
 from disagg.planning.sizing import read_size
-from disagg.planning.split import SplitPair, best_split, ideal_s
-from disagg.planning.times import Link
+from disagg.planning.split import SplitPair, best_split, ideal_s, split
+from disagg.planning.times import Link, prefill
+from disagg.servers.decode.spans import Here, Rest, Spans, plan
 
 LENGTHS: Final = (2048, 8192, 32768, 65536)
 GBITS: Final = (2.5, 10.0)
 LOCAL_UP_TO: Final = 8192
 """The decode machine alone takes minutes for longer prompts."""
 WARM_UP: Final = (1024, 4096, 4096, 1024)
+WHOLE_CHUNK: Final = 2048
+"""Tokens of a chunk of a prompt that one machine computes."""
 DTYPE: Final = "bfloat16"
 HOSTS = """
 [fleet]
@@ -122,10 +128,14 @@ def main() -> None:
     options.add_argument("--rounds", type=int, default=3)
     options.add_argument("--json", action="store_true")
     options.add_argument("--beside", action="store_true", help="what a prompt costs sixteen running answers")
+    options.add_argument("--plan", action="store_true", help="a table of what is planned, as Markdown")
     options.add_argument("--drive", type=Path, help=argparse.SUPPRESS)  # inside a namespace: the client's part
     args = options.parse_args()
     if args.drive:
         print(json.dumps(drive(args.drive, args.tokens, args.rounds)))
+        return
+    if args.plan:
+        print("\n".join(plans(args)))
         return
     if args.beside:
         print(json.dumps(beside(args.rounds), indent=2))
@@ -148,7 +158,7 @@ def measured(name: str, gbit: float, args: argparse.Namespace) -> Iterator[dict[
         argv = [*inside(link, 1), sys.executable, "-m", "benchmarks.split_simulated", "--drive", str(hosts)]
         argv += ["--rounds", str(args.rounds), "--tokens", *numbers]
         output = subprocess.run(argv, check=True, stdout=subprocess.PIPE, env=environment(hosts)).stdout
-        source = PAIRS[name].source or str(Path(folder) / "config.json")
+        source = source_of(PAIRS[name], Path(folder))
         for tokens, ways in json.loads(output).items():
             yield row(name, source, gbit, int(tokens), ways)
 
@@ -235,15 +245,11 @@ def beside(rounds: int) -> dict[str, Any]:
 
 def write_hosts(folder: Path, pair: Pair, link: Namespaces | None, layers: int | None = None) -> Path:
     """hosts.toml of a pair, and its token. layers: what its prompts are split after, if not what is quickest."""
-    source = pair.source
-    if not source:
-        source = str(folder / "config.json")
-        Path(source).write_text(json.dumps(READ_AT_865))
     path = folder / "hosts.toml"
     prepare_token(folder)
     path.write_text(
         HOSTS.format(
-            source=source,
+            source=source_of(pair, folder),
             prefill=pair.prefill,
             decode=pair.decode,
             dtype=DTYPE,
@@ -253,6 +259,53 @@ def write_hosts(folder: Path, pair: Pair, link: Namespaces | None, layers: int |
         )
     )
     return path
+
+
+def plans(args: argparse.Namespace) -> Iterator[str]:
+    """A row for each pair, link and prompt length."""
+    yield "| pair | link | tokens | layers planned | quickest | seconds | quickest | hand-off | decode machine alone |"
+    yield "| --- | --- | --- | --- | --- | --- | --- | --- | --- |"
+    with tempfile.TemporaryDirectory(prefix="disagg-split-") as folder:
+        for name in args.pair:
+            for gbit in args.gbit:
+                for tokens in args.tokens:
+                    pair = pair_of(name, gbit, tokens, Path(folder))
+                    layers, best = planned(pair, tokens).layers, best_split(pair, tokens - 1)
+                    seconds = [takes(pair, tokens, one) for one in (layers, best.layers, pair.shape.layers, 0)]
+                    shown = " | ".join(f"{one:.2f}" for one in seconds)
+                    place = f"{name} | {gbit:g} Gb/s | {tokens:,}"
+                    yield f"| {place} | {layers} of {pair.shape.layers} | {best.layers} | {shown} |"
+
+
+def pair_of(name: str, gbit: float, tokens: int, folder: Path) -> SplitPair:
+    machines = device(PAIRS[name].prefill), device(PAIRS[name].decode)
+    return SplitPair(read_size(source_of(PAIRS[name], folder)), *machines, Link(gbit), DTYPE, split_chunk(tokens))
+
+
+def planned(pair: SplitPair, tokens: int) -> Spans:
+    """As a decode host plans a prompt if both hosts have measured the predicted speeds, of prompts about as long."""
+    shape = pair.shape
+    head, tail = (
+        tokens / prefill(one, shape, tokens, DTYPE, pair.chunk_tokens).seconds for one in (pair.head, pair.tail)
+    )
+    layers = SplitLayout(shape.layers, tuple(range(shape.layers)), shape.hidden)
+    offer = PrefillOffer(tokens_s=head, link_bytes_s=pair.link.bytes_per_s, splits=True, kv_version=KV_CHUNKS)
+    return plan(Rest(0, tokens - 1), offer, Here(shape.layout(DTYPE), layers, tail, tail))
+
+
+def takes(pair: SplitPair, tokens: int, layers: int) -> float:
+    """Predicted seconds until the KV of all layers is there. Hand-off and local prefill are computed in longer
+    chunks."""
+    divided = 0 < layers < pair.shape.layers
+    return split(pair if divided else replace(pair, chunk_tokens=WHOLE_CHUNK), tokens - 1, layers).seconds
+
+
+def source_of(pair: Pair, folder: Path) -> str:
+    """The source of its model, which is written into the folder if it has none."""
+    path = folder / "config.json"
+    if not pair.source:
+        path.write_text(json.dumps(READ_AT_865))
+    return pair.source or str(path)
 
 
 def _shown(value: Any) -> str:
