@@ -135,10 +135,11 @@ def test_a_request_that_is_cancelled_while_its_head_computes_leaves_nothing(pair
     head.arriving.release()
 
 
-def test_a_split_begins_after_the_prefix_that_the_tail_holds(pair: Pair) -> None:
+def test_a_split_begins_after_the_prefix_that_the_tail_holds_of_another_one(pair: Pair) -> None:
     first = prompt(120, seed=5)
-    answered = Collector()
-    pair.tail.submit(DecodeRequest("first", first, Sampling(max_tokens=8, ignore_eos=True), salt="s"), answered)
+    head = Head(pair.head, pair.tail, first, 1)
+    answered = pair.submit(head, first, salt="s")
+    head.finish()
     second = [*first, *answered.result(), *prompt(150, seed=6)]
     alone = pair.alone(second)
     for layers in range(1, pair.layers + 1):
