@@ -32,7 +32,8 @@ class DecodeTiming:
     """The stages of one request on the decode host, as time.monotonic().
 
     submitted -> started: waiting for the engine's thread, at most one step of the batch and other requests' ingest.
-    started -> ingested: building caches from the received KV, and its audit; close to 0 without KV.
+    started -> ingested: building caches from the received KV, and its audit; close to 0 without KV. Of KV that arrives,
+    also the wait for it and the layers that are computed meanwhile.
     ingested -> first_token: its first step, together with the rest of the batch and a chunk of other requests' prompts.
     computed_prompt_tokens: prompt tokens that this host ran through the model for the answer: 1 after a hand-off, else
     all that were not held. audit: what was found, None if the KV was not audited. audit_s: what it took, of the time to
