@@ -22,7 +22,9 @@ from disagg.inference.hosts.route import Candidates
 from disagg.inference.http import host_calls
 from disagg.inference.http.connections import Connections
 from disagg.inference.types import Stage
+from disagg.servers.output.scores import PromptScores
 from disagg.token import Tokens
+from tests.deadlines import wait_until
 from tests.fleets import RunningFleet
 from tests.inference.scripted import described_host
 
@@ -82,6 +84,22 @@ def test_what_cannot_be_scored_is_refused(client: Client) -> None:
             client.score("tiny", PROMPT, top=top)
     with pytest.raises(ContextLengthExceeded):
         client.score("tiny", tokens=[7] * 4096)
+
+
+@pytest.mark.parametrize("host", ["tiny-prefill", "tiny-decode"])
+def test_a_prompt_that_is_late_or_too_much_to_report_leaves_nothing_behind(tiny_fleet: RunningFleet, host: str) -> None:
+    with tiny_fleet.http(host) as http:
+        late = http.post("/score", json={"model": "tiny", "tokens": [7, 8] * 2000, "deadline_s": 0.01})
+        assert "DeadlineExceeded" in late.text
+        wrong = http.post("/score", json={"model": "tiny", "prompt": "x", "answer_tokens": [7]})
+        assert wrong.status_code == 400 and "a prompt is scored" in wrong.text
+    wait_until(lambda: (tiny_fleet.status(host)["running"], tiny_fleet.status(host)["kv_bytes"]) == (0, 0))
+
+
+def test_more_log_probabilities_than_the_bound_are_refused_before_any_is_computed() -> None:
+    with pytest.raises(RequestError, match="over 524288"):
+        PromptScores([0] * 30_000, 20, lambda token: b"")
+    assert len(list(PromptScores([7], 20, lambda token: b"a").events())) == 1
 
 
 # Which host is asked, and what is believed: with scripted hosts.

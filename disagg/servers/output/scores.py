@@ -12,7 +12,7 @@ from disagg.servers.output.answer import finite
 
 MAX_REPORTED: Final = 1 << 19
 """Tokens and alternatives that one request may have reported."""
-EVENT_TOKENS: Final = 256
+EVENT_TOKENS: Final = 128
 
 
 class PromptScores:
