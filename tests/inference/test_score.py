@@ -87,8 +87,9 @@ def test_what_cannot_be_scored_is_refused(client: Client) -> None:
 
 
 @pytest.mark.parametrize("host", ["tiny-prefill", "tiny-decode"])
-def test_a_prompt_that_is_late_or_too_much_to_report_leaves_nothing_behind(tiny_fleet: RunningFleet, host: str) -> None:
+def test_a_prompt_that_was_scored_or_is_late_leaves_nothing_behind(tiny_fleet: RunningFleet, host: str) -> None:
     with tiny_fleet.http(host) as http:
+        assert "event: scored" in http.post("/score", json={"model": "tiny", "tokens": [7, 8] * 9}).text
         late = http.post("/score", json={"model": "tiny", "tokens": [7, 8] * 2000, "deadline_s": 0.01})
         assert "DeadlineExceeded" in late.text
         wrong = http.post("/score", json={"model": "tiny", "prompt": "x", "answer_tokens": [7]})
