@@ -72,6 +72,41 @@ def test_without_another_decode_host_the_prefill_host_goes_on_alone(tiny_fleet: 
     assert any(warning.startswith(FALLBACK_WARNING) for warning in answer.warnings)
 
 
+NEW: dict[str, dict[str, Any]] = {
+    "regex": {"regex": "[a-z]{4,9} = [0-9]{4,9};"},
+    "grammar": {"grammar": 'start: "[" WORD ("," WORD){3} "]"\nWORD: /[a-z]{2,5}/'},
+    "form or call": {
+        "json_schema": {"type": "object", "properties": {"a": {"enum": ["one of several"]}}, "required": ["a"]},
+        "tools": [{"name": "f", "parameters": {"properties": {"b": {"enum": ["another one"]}}, "required": ["b"]}}],
+    },
+    "ends": {"min_tokens": 12, "stop_token_ids": list(range(5, 133)), "include_stop_str_in_output": True},
+    "bad words": {"bad_words": [" the", "a", "return"], "ignore_eos": True},
+}
+BEGUN = [{"role": "user", "content": PROMPT}, {"role": "assistant", "content": "def sub("}]
+
+
+@pytest.mark.parametrize("name", NEW)
+def test_what_an_answer_must_be_is_the_same_after_it_was_cut_off(tiny_fleet: RunningFleet, name: str) -> None:
+    """On another decode host, and on the prefill host alone. A message that was begun goes on, too, unless tools are
+    given, whose calls no text precedes."""
+    options: dict[str, Any] = {**SAMPLED, "max_tokens": 40, **NEW[name]}
+    chat = BEGUN[:1] if "tools" in options else BEGUN
+    options |= {"messages": chat, "continue_final_message": chat is BEGUN}
+    real, prefill = tiny_fleet.fleet.hosts["tiny-decode"], tiny_fleet.fleet.hosts["tiny-prefill"]
+    with tiny_fleet.client() as client:
+        whole = client.generate("tiny", **options)
+    assert len(whole.tokens) > 5
+    with breaking_off(real, 5, "cut") as port:
+        broken = dataclasses.replace(real, port=port)
+        for fleet in (with_first(tiny_fleet.fleet, real.name, port), only(tiny_fleet, broken, prefill)):
+            with patient(fleet) as client:
+                answer = client.generate("tiny", **options)
+            assert ids(answer) == ids(whole) and answer.text == whole.text
+            assert answer.finish_reason == whole.finish_reason
+            assert [call.arguments for call in answer.tool_calls] == [call.arguments for call in whole.tool_calls]
+            assert answer.metrics.resumed_tokens >= 5
+
+
 def test_when_no_host_is_left_the_error_has_what_had_arrived(tiny_fleet: RunningFleet) -> None:
     real = tiny_fleet.fleet.hosts["tiny-decode"]
     with tiny_fleet.client() as client:
