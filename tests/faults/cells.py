@@ -41,6 +41,13 @@ LIES: Final = (
     "20 early rows zero",
 )
 """Those of tests.hostile.peers, which imports torch."""
+HIDDEN_LIES: Final = (
+    "hidden states zero",
+    "hidden states of another prompt",
+    "hidden states shifted by one",
+    "hidden states with 1 % noise",
+)
+"""The same of the hidden states alone."""
 
 IDLES: Final = "idles"
 """Instead of a lie, see tests.hostile.peers; with " once" after it, the first host that is asked does."""
@@ -233,6 +240,9 @@ def _lies() -> Iterator[Cell]:
     """Every prefill host sends wrong KV under a right digest; or sends idle frames for ever."""
     for lie in LIES:
         yield Cell("prefill", f"sends {lie}", "in the transfer", "fallback", NOTED, "prefill", None, lie=lie)
+    for lie in (LIES[0], *HIDDEN_LIES):
+        name = f"sends {lie}, split"
+        yield Cell("prefill", name, "in the transfer", "fallback", NOTED, "prefill", None, lie=lie, split=SPLIT_LAYERS)
     lie = LIES[0]
     yield Cell("prefill", f"sends {lie}", "in the transfer", "fail", ERROR, "prefill", None, lie=lie)
     idle = partial(Cell, "prefill", state="in the transfer", trigger="prefill", fault=None, within_s=IDLE_BOUND_S)
@@ -305,5 +315,8 @@ REPRESENTATIVE: Final = (
     "decode: killed, every one, in the transfer, fallback",
     "decode: compiles references, before the slot, fallback",
     "prefill: sends idle frames and makes no progress, every one, in the transfer, fallback",
+    "kv: reset, every one, split, in the transfer, fallback",
+    "prefill: killed, split, in the transfer, fallback",
+    "prefill: sends hidden states of another prompt, split, in the transfer, fallback",
 )
 """The cells that `make test` runs, and those of them with cables above."""

@@ -35,6 +35,8 @@ the server goes on, as if its GPU hung. *No memory*: no new mapping; *no descrip
 *disk full*: no file grows. *Killed, every one*: each host that begins with the request is killed. *Sends ...*: prefill
 hosts that send wrong KV under a right digest, or idle frames while their engine makes no progress (`tests/hostile`,
 [audit.md](audit.md)). *Compiles ...*: the answer's form is a schema that was made to end or to block what compiles it.
+*Split*: the prefill host computes two of the model's three layers; bytes are hit in the second of two chunks, and the
+prompt goes on after the first.
 
 ## One request harms nobody else
 
