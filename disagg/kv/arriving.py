@@ -250,5 +250,18 @@ class ArrivingKV:
             end_use()
 
 
+def beside_bytes(layout: Layout, tokens: int, chunk_tokens: int, hidden: int) -> int:
+    """The most memory that chunks of at most so many tokens take beside the KV of a prompt of `tokens`: hidden states
+    that have not been computed from; and of sliding layers what was kept after the last chunks, and the chunk that is
+    arriving."""
+    states = min(tokens, CREDIT_CHUNKS * chunk_tokens) * hidden * layout.itemsize
+    rows = (
+        (layer, min(max(0, tokens - layer.window), layer.window + 2 * min(chunk_tokens, layer.window)))
+        for layer in layout.layers
+        if layer.window
+    )
+    return states + sum(layer.row_bytes(layout.itemsize) * count for layer, count in rows)
+
+
 def _ignore() -> None:
     pass

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -11,11 +12,13 @@ from typing import Any
 import numpy
 import pytest
 
+from disagg.api.layout import LayerLayout, Layout, SplitLayout
 from disagg.errors import Cancelled, HandoffError, PeerLost, ProtocolError
 from disagg.kv import arriving as module
 from disagg.kv.arena import Arenas, Reservation
-from disagg.kv.arriving import CREDIT_CHUNKS, ArrivingKV, Chunk
+from disagg.kv.arriving import CREDIT_CHUNKS, ArrivingKV, Chunk, beside_bytes
 from disagg.kv.frames import Credit
+from disagg.kv.receive.chunks import Chunks
 from disagg.kv.received import ByteRanges, Window
 from tests.kv.chunk_parts import HEAD, Prompt
 
@@ -197,6 +200,40 @@ def test_rows_that_only_sliding_layers_keep_for_a_while_are_let_go_of() -> None:
         assert rows == list(range(max(0, first + 4 - 7), first + 4))
         assert [list(piece.wanted) for piece in come.rows(0)] == [list(range(first + 4))]
     assert kv.arenas.idle_bytes > 0
+
+
+@pytest.mark.parametrize("chunk", [2, 5, 7, 16])
+def test_what_chunks_take_beside_the_kv_is_bounded_by_what_is_reserved_for_it(chunk: int) -> None:
+    layout = Layout((LayerLayout("full", 1, 4, 4), LayerLayout("sliding", 8, 64, 64, window=7)), "float32")
+    prompt = Prompt.random(200, layers=2, layout=layout, split=SplitLayout(3, (0, 1), 256))
+    sizes: dict[int, int] = {}  # of what is allocated, by its identity
+    least = ByteRanges.of(prompt.head, 200).nbytes
+
+    def allocate(nbytes: int) -> Any:
+        array = numpy.empty(nbytes, numpy.uint8)
+        sizes[id(array)] = nbytes
+        weakref.finalize(array, sizes.pop, id(array))
+        return array
+
+    e = prompt.expected
+    kv = ArrivingKV(e.head, 200, arenas=Arenas(allocate), layers=2, hidden=e.hidden)
+    kv.begin(0)
+    kv.place(0, prompt.header())
+    chunks = Chunks(kv, 0, prompt.header())
+    most = 0
+    for number, first in enumerate(range(0, 200, chunk)):
+        if number >= CREDIT_CHUNKS:
+            done = kv.take()
+            assert done is not None
+            kv.taken(done)
+            del done
+        coming = chunks.open(number, first, min(first + chunk, 200))
+        chunks.hidden(coming)
+        most = max(most, sum(sizes.values()) - least)
+        chunks.come(coming)
+        del coming
+    reserved = beside_bytes(prompt.head, 200, chunk, e.hidden)
+    assert reserved / 2 < most < 1.2 * reserved  # sizes are rounded up
 
 
 def test_without_tokens_there_is_an_empty_piece_of_each_layer() -> None:

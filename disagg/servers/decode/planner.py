@@ -7,7 +7,7 @@ from disagg.api.requests import DecodeBody, GenerateBody
 from disagg.config import Split
 from disagg.engines.base import DecodeTiming, EngineInfo
 from disagg.engines.decoding.tail import TailPolicy
-from disagg.kv.arriving import CREDIT_CHUNKS
+from disagg.kv.arriving import beside_bytes
 from disagg.servers.decode.handoff import SlotTerms
 from disagg.servers.decode.prompt_kv import PromptKV
 from disagg.servers.decode.spans import LONG_TOKENS, Here, Rest, Speeds, in_chunks, plan
@@ -54,13 +54,11 @@ class Planner:
         )
 
     def room(self, body: GenerateBody, tokens: int, info: EngineInfo) -> int:
-        """Bytes beside the KV that a prompt of so many tokens may need: the hidden states that have come and have not
-        been computed from."""
+        """Bytes beside the KV that a prompt of so many tokens may need while it arrives in chunks."""
         offer = body.prefill if isinstance(body, DecodeBody) else None
         if offer is None or not offer.splits or info.split.refusal:
             return 0
-        waiting = min(tokens, CREDIT_CHUNKS * split_chunk(tokens))
-        return waiting * info.split.hidden * info.layout.itemsize
+        return beside_bytes(info.layout, tokens, split_chunk(tokens), info.split.hidden)
 
     def computed(self, kv: PromptKV, timing: DecodeTiming) -> None:
         """The engine has computed what was left of a prompt."""
