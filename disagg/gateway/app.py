@@ -110,7 +110,7 @@ class Gateway:
         """The endpoint of one dialect. followed: makes the body whole, if it says less than it means."""
 
         async def post(posted: Posted) -> Response:
-            asked = self._admitted(posted.key, dialect.read(followed(_id(posted.key), posted.body)))
+            asked = self._admitted(posted.key, dialect.read(followed(_id(posted.key), self._named(posted.body))))
             head = Head(asked, posted.request_id, posted.created, posted.via, self._fingerprint)
             if not asked.prompts:
                 return _unasked(dialect, head)
@@ -122,7 +122,7 @@ class Gateway:
         """POST /v1/parallel: each item as if it had been sent alone."""
 
         async def parallel(posted: Posted) -> Response:
-            items, stream = several.read(posted.body)
+            items, stream = several.read(posted.body, self._named)
             parts = [ItemRun(item, self._item(posted, item)) for item in items]
             return ParallelResponse(parts, posted.request_id, posted.created, self._times, stream=stream)
 
@@ -133,7 +133,7 @@ class Gateway:
         answer, and ends when its caller disconnects."""
 
         async def count(posted: Posted) -> Response:
-            asked = self._admitted(posted.key, dialect.read(followed(_id(posted.key), posted.body)))
+            asked = self._admitted(posted.key, dialect.read(followed(_id(posted.key), self._named(posted.body))))
             give_back = self._places.take(posted.key, asked.choices)
             try:
                 counting = counted(self._client, asked, lists_tokens=dialect.lists_tokens)
@@ -153,6 +153,11 @@ class Gateway:
             return json_response(models.shown(self._client.fleet, posted.key, asked.named, created))
 
         return self._handler(about, ollama.Chat())
+
+    def _named(self, body: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The body with the fleet's default model, if it names none."""
+        default = self._client.fleet.default_model
+        return {**body, "model": default} if default is not None and body.get("model") is None else body
 
     def _handler(self, answer: Callable[[Posted], Awaitable[Response]], dialect: Reader) -> Handler:
         """dialect: in which a request that does not begin is refused. The observers are told."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from http import HTTPStatus
 from typing import Any, Final
@@ -35,15 +35,17 @@ COMPLETION: Final = Completions()
 _MAX_ID: Final = 64  # characters of a request's id
 
 
-def read(body: Mapping[str, Any]) -> tuple[Sequence[RequestedItem], bool]:
-    """The items of a body, and whether their answers are a stream. Raises RequestError if it is no such body, two items
-    have the same id, or no item can be read."""
+def read(
+    body: Mapping[str, Any], named: Callable[[Mapping[str, Any]], Mapping[str, Any]]
+) -> tuple[Sequence[RequestedItem], bool]:
+    """The items of a body, and whether their answers are a stream. named: a body with the model of one that names none.
+    Raises RequestError if it is no such body, two items have the same id, or no item can be read."""
     try:
         fields = ParallelBody.from_json(body)
     except InvalidValue as error:
         raise RequestError(str(error)) from None
     stream = bool(fields.stream)
-    items = [_item(index, given, stream) for index, given in enumerate(fields.requests)]
+    items = [_item(index, named(given), stream) for index, given in enumerate(fields.requests)]
     names = [item.id for item in items if item.id is not None]
     if len(set(names)) < len(names):
         raise RequestError("requests: two of them have the same id", "give each its own, or none")

@@ -459,6 +459,20 @@ async def test_an_unknown_model_is_the_default_one_for_keys_that_may_use_it(tmp_
     assert (known.json()["model"], client.asked[1]["model"]) == ("other", "other")
 
 
+async def test_a_request_that_names_no_model_is_for_the_default_one_if_there_is_one() -> None:
+    client = FakeClient("text ")
+    nameless = {name: value for name, value in CHAT.items() if name != "model"}
+    together = {"requests": [nameless, {**nameless, "model": "other"}]}
+    async with fake_client.http(fake_client.app(client)) as http:
+        refused = await http.post("/v1/chat/completions", json=nameless)
+        client.fleet = replace(client.fleet, default_model="m")
+        answers = [await http.post("/v1/chat/completions", json={**nameless, **more}) for more in ({}, {"model": None})]
+        several = (await http.post("/v1/parallel", json=together)).json()["results"]
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "model")
+    assert [answer.json()["model"] for answer in answers] == ["m", "m"]
+    assert [one["body"]["model"] for one in several] == ["m", "other"]
+
+
 @pytest.mark.parametrize(("path", "lowered"), [("/v1/chat/completions", True), ("/v1/completions", False)])
 async def test_an_answer_longer_than_the_context_leaves_is_lowered_with_a_warning(path: str, lowered: bool) -> None:
     client = FakeClient("text ")
