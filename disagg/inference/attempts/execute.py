@@ -86,6 +86,7 @@ def routed(
         view.affinity.held(prompt.chain),
         last_look,
         request.body.share,
+        request.body.split,
     )
 
 

@@ -15,7 +15,7 @@ from msgspec import structs
 
 from disagg.api.events import SlotEvent
 from disagg.api.names import KV_CHUNKS, Role
-from disagg.api.requests import MAX_DEADLINE_S, PrefillOffer, Share
+from disagg.api.requests import MAX_DEADLINE_S, PrefillOffer, Share, Split
 from disagg.api.status import Load
 from disagg.config import Fleet, Host
 from disagg.errors import ServerUnavailable
@@ -49,7 +49,8 @@ class Candidates:
 @dataclass(frozen=True, slots=True)
 class RouteRequest:
     """A request as routing sees it. held: tokens of its prompt, by the decode host that holds their KV. last_look: it
-    fails if no host is found now, so that earlier failures leave no host out. share: whose share it counts for."""
+    fails if no host is found now, so that earlier failures leave no host out. share: whose share it counts for. split:
+    how its prompt is to be divided."""
 
     candidates: Candidates
     prompt_tokens: int
@@ -57,6 +58,7 @@ class RouteRequest:
     held: Mapping[str, int] = field(default_factory=dict)
     last_look: bool = False
     share: Share = field(default_factory=Share)
+    split: Split = "auto"
 
 
 @dataclass(slots=True)
@@ -141,7 +143,7 @@ def rank(view: FleetView, request: RouteRequest, now: float, start: int) -> Rank
     """The hosts for a request, best first. start: a random number; equal hosts are ranked in turn beginning there."""
     hosts = request.candidates
     look = _Look(view, now, start, request.last_look, {})
-    computing = _compared(look, hosts.prefill, ())
+    computing = _with_its_layers(look, _compared(look, hosts.prefill, ()), request.split)
     speed = _fastest([load.prefill_tokens_s for load in _loads(view, computing)], PREFILL_TOKENS_S)
     prefill = [_prefill_choice(view, host, request, speed) for host in computing]
     prefill.sort(key=_cost)
@@ -169,6 +171,27 @@ def unknown(view: FleetView, request: RouteRequest, now: float, start: int) -> l
         return []
     compared = [*_compared(look, hosts.prefill, ()), *_compared(look, hosts.decode, request.held)]
     return [host for host in compared if view.of(host.name).load is None]
+
+
+def _with_its_layers(look: _Look, hosts: list[Host], split: Split) -> list[Host]:
+    """Of these prefill hosts, those with the layers that a prompt is to be divided so for; all if none has them: the
+    decode host then says what is missing."""
+    missing = {host.name: reason for host in hosts if (reason := _missing(look.view.of(host.name).load, split))}
+    able = [host for host in hosts if host.name not in missing]
+    if not able:
+        return hosts
+    look.left_out.update(missing)
+    return able
+
+
+def _missing(load: Load | None, split: Split) -> str:
+    """Why a prefill host has not the layers that it would compute; empty if it has."""
+    if load is None or load.layers is None:
+        return ""
+    has = f"has the model's first {load.layers} layers"
+    if isinstance(split, int):
+        return f"{has}, and {split} are asked for" if split > load.layers else ""
+    return has if split == "off" or not load.splits else ""
 
 
 def _unseen(view: FleetView, hosts: Candidates) -> frozenset[str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 from disagg.api.layout import split_chunk
 from disagg.api.requests import DecodeBody, GenerateBody
 from disagg.config import Split
@@ -10,7 +12,7 @@ from disagg.engines.decoding.tail import TailPolicy
 from disagg.kv.arriving import beside_bytes
 from disagg.servers.decode.handoff import SlotTerms
 from disagg.servers.decode.prompt_kv import PromptKV
-from disagg.servers.decode.spans import LONG_TOKENS, Here, Rest, Speeds, in_chunks, plan
+from disagg.servers.decode.spans import FRESH_S, LONG_TOKENS, Here, Rest, Speeds, in_chunks, plan
 from disagg.servers.host.admission import Admission
 from disagg.servers.host.request import ActiveRequest
 
@@ -37,7 +39,7 @@ class Planner:
             info.layout,
             info.split,
             speed,
-            speeds.of(rest.tokens, LONG_TOKENS),
+            speeds.of(rest.tokens, LONG_TOKENS, time.monotonic() - FRESH_S),
             share=(TailPolicy().share if answers else 1.0) / (1 + self._tails),
             room=self._admission.running < self._admission.running_limit,
         )
@@ -62,11 +64,12 @@ class Planner:
 
     def computed(self, kv: PromptKV, timing: DecodeTiming) -> None:
         """The engine has computed what was left of a prompt."""
+        now = time.monotonic()
         if kv.arriving is None:
-            self.speeds.add(timing.computed_prompt_tokens, timing.first_token - timing.ingested)
+            self.speeds.add(timing.computed_prompt_tokens, timing.first_token - timing.ingested, now=now)
         elif (layers := kv.layers) is not None and kv.resumed is None and kv.spans is not None:
             tokens, share = kv.arriving.tokens - kv.arriving.start, 1 - layers / kv.spans.of
-            self.speeds.add(tokens, timing.tail_compute_s, share)
+            self.speeds.add(tokens, timing.tail_compute_s, share, now=now)
 
     def _end_tail(self) -> None:
         self._tails -= 1

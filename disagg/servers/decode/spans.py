@@ -27,6 +27,8 @@ LONG_TOKENS: Final = 256
 TRIED: Final = 8
 """Until that speed is measured, this host computes one layer in so many of a prompt: at a seventh of the prefill host's
 speed it keeps up."""
+FRESH_S: Final = 600.0
+"""Then it is measured once more: a host may have been slow for a while."""
 GAIN: Final = 0.05
 """The share of its time that a split must save a prompt: speeds are known to about that."""
 OVERHEAD_S: Final = 0.01
@@ -74,6 +76,7 @@ class Speeds:
 
     def __init__(self) -> None:
         self._by_length: dict[int, Fading] = {}
+        self._measured: dict[int, float] = {}  # when, by length
         self._latest = Fading(SPEED_WEIGHT)
 
     @property
@@ -81,16 +84,18 @@ class Speeds:
         """The speed of the last prompts, however long they were."""
         return self._latest.value
 
-    def add(self, tokens: int, took_s: float, share: float = 1.0) -> None:
-        """So many tokens were computed. share: of the layers."""
+    def add(self, tokens: int, took_s: float, share: float = 1.0, *, now: float = 0.0) -> None:
+        """So many tokens were computed. share: of the layers. now: time.monotonic()."""
         if tokens >= MEASURED_TOKENS and took_s > 0:
+            self._measured[tokens.bit_length()] = now
             for speed in (self._latest, self._by_length.setdefault(tokens.bit_length(), Fading(SPEED_WEIGHT))):
                 speed.add(tokens * share, took_s)
 
-    def of(self, tokens: int, least: int = 0) -> float | None:
-        """The speed for a prompt of so many tokens, from the most alike one of at least `least`; None if none was
-        computed."""
-        lengths = [length for length in self._by_length if length >= least.bit_length()]
+    def of(self, tokens: int, least: int = 0, since: float = 0.0) -> float | None:
+        """The speed for a prompt of so many tokens, from the most alike one of at least `least` that was computed
+        `since` then; None if none was."""
+        known = self._measured.items()
+        lengths = [length for length, at in known if length >= least.bit_length() and at >= since]
         nearest = min(lengths, key=lambda length: (abs(length - tokens.bit_length()), length), default=None)
         return None if nearest is None else self._by_length[nearest].value
 

@@ -156,6 +156,32 @@ def test_whose_loads_are_to_be_read_before_a_prompt_may_be_divided(
     assert " ".join(host.name for host in unread) == expected
 
 
+@pytest.mark.parametrize(
+    ("split", "splits", "prefill", "left_out"),
+    [
+        ("auto", True, "p1 p2", {}),
+        ("auto", False, "p2", {"p1": "has the model's first 12 layers"}),
+        ("off", True, "p2", {"p1": "has the model's first 12 layers"}),
+        (12, True, "p1 p2", {}),
+        (0, True, "p1 p2", {}),
+        (13, True, "p2", {"p1": "has the model's first 12 layers, and 13 are asked for"}),
+    ],
+)
+def test_a_prefill_host_without_the_layers_that_a_prompt_needs_of_it_is_left_out(
+    split: Any, splits: bool, prefill: str, left_out: dict[str, str]
+) -> None:
+    view = seen(p1=load(layers=12, splits=splits), p2=load(splits=splits), d1=load())
+    ranking = route.rank(view, RouteRequest(candidates("d1", "p1 p2"), 1000, 100, split=split), 0.0, 0)
+    assert " ".join(sorted(choice.host.name for choice in ranking.prefill)) == prefill
+    assert ranking.left_out == left_out
+
+
+def test_if_no_prefill_host_has_these_layers_the_decode_host_is_asked_and_says_so() -> None:
+    view = seen(p1=load(layers=12, splits=True), p2=load(layers=12, splits=True))
+    ranking = route.rank(view, RouteRequest(candidates("d1", "p1 p2"), 1000, 100, split=13), 0.0, 0)
+    assert len(ranking.prefill) == 2 and not ranking.left_out
+
+
 def test_a_host_that_is_down_is_not_asked_for_its_load_again() -> None:
     view = FleetView()
     while view.of("p1").reachable != "down":

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from msgspec.structs import replace
 
@@ -27,7 +29,7 @@ def info() -> EngineInfo:
 @pytest.fixture
 def planner() -> Planner:
     made = Planner("auto", Admission(4, 4))
-    made.speeds.add(8000, 8000 / 1500)
+    made.speeds.add(8000, 8000 / 1500, now=time.monotonic())
     return made
 
 

@@ -176,7 +176,8 @@ def test_a_speed_is_that_of_prompts_which_are_about_as_long() -> None:
     assert speeds.of(8000) == 160 and speeds.of(8000, LONG_TOKENS) is None
     speeds.add(4000, 2.0, share=0.25)
     assert speeds.of(8000, LONG_TOKENS) == 500 and speeds.of(20) == 160
-    speeds.add(60000, 200.0)
+    speeds.add(60000, 200.0, now=700.0)
+    assert speeds.of(8000, LONG_TOKENS, since=100.0) == 300, "the other is too old to go by"
     assert speeds.of(64000) == 300 and speeds.of(3000) == 500
 
 
