@@ -4,6 +4,7 @@ has there."""
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -155,6 +156,15 @@ def test_kv_of_one_number_of_layers_is_never_used_for_another(tiny: TinyModel) -
     assert computed(engine, tokens, 2, start=150, salt="another").held == 0
 
 
+def test_a_head_of_states_alone_goes_on_from_what_is_held(tmp_path: Path) -> None:
+    make(config("qwen3_next"), tmp_path)  # its first layer of attention is the fourth
+    engine, tokens = engine_on(tmp_path), prompt(200)
+    computed(engine, tokens[:100], 2)
+    warm, want = computed(engine, tokens, 2, start=120), hidden_states(engine, tokens, 2)[120:]
+    assert warm.held == 100
+    torch.testing.assert_close(warm.hidden(torch.float32).view(want.shape), want, rtol=2e-4, atol=2e-4)
+
+
 def test_held_rows_of_all_layers_are_the_first_chunk(tiny: TinyModel) -> None:
     engine, tokens = engine_on(tiny("qwen3")), prompt(200)
     computed(engine, tokens[:100], 3)
@@ -172,6 +182,14 @@ def test_held_rows_of_all_layers_are_the_first_chunk(tiny: TinyModel) -> None:
 def test_layers_outside_the_model_are_refused(tiny: TinyModel, architecture: str, layers: int, reason: str) -> None:
     with pytest.raises(ModelError, match=reason):
         engine_on(tiny(architecture)).start([1, 2, 3], lambda block: None, layers=layers)
+
+
+def test_a_layer_that_passes_on_something_else_than_hidden_states_is_refused_with_its_shape(tmp_path: Path) -> None:
+    make(config("gemma3n"), tmp_path)
+    engine = engine_on(tmp_path)
+    engine.info = replace(engine.info, split=replace(engine.info.split, refusal=""))
+    with pytest.raises(ModelError, match=r"a layer passes on \(4, 1, 40, 64\) torch.float32, not \(1, 40, 64\)"):
+        computed(engine, prompt(40), 2)
 
 
 def test_a_head_that_fails_leaves_the_next_prompt_alone(gpt_oss: TransformersPrefillEngine) -> None:
@@ -200,7 +218,10 @@ def test_the_first_layers_loaded_alone_are_the_head_of_the_whole_model(tiny: Tin
         assert all(got.rows(layer) == want.rows(layer) for layer in got.layers)
         assert torch.equal(got.hidden(torch.float32), want.hidden(torch.float32))
     assert (part.info.layout, part.info.fingerprint) == (whole.info.layout, whole.info.fingerprint)
-    assert part.info.loaded == 2 and part.info.memory_bytes < whole.info.memory_bytes
+    assert part.info.loaded == 2
+    tied, names = part._model.config.tie_word_embeddings, dict(part._model.named_parameters())
+    assert not any(".layers.2." in name for name in names) and ("lm_head.weight" in names) <= tied
+    assert part.info.memory_bytes < whole.info.memory_bytes
     assert [finding.status for finding in part.info.preflight] == [f.status for f in whole.info.preflight]
 
 

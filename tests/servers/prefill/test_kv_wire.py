@@ -42,6 +42,15 @@ def test_the_margin_is_where_it_is_said_to_be() -> None:
     assert choose_form("auto", CODER, 8000, Rates(10_000, rate * 0.999)) == INT8
 
 
+def test_some_layers_are_computed_as_much_quicker_as_they_are_fewer() -> None:
+    half = Layout(CODER.layers[: len(CODER.layers) // 2], CODER.dtype)
+    for tokens_s, form in ((13_000, AS_IS), (16_000, INT8)):
+        assert choose_form("auto", half, 8000, Rates(tokens_s, TEN_GBE), 0.5) == form
+    seen = MeasuredRates()
+    seen.add(DECODE, COMPUTED, transfer(0.0, 4.0, 400_000_000), layers=0.25)
+    assert seen.rates(DECODE, 5.0).tokens_s == 500, "of all layers"
+
+
 @pytest.mark.parametrize("rates", [Rates(), Rates(1e9, None), Rates(None, 1.0)])
 def test_auto_leaves_kv_as_it_is_until_real_transfers_have_shown_both_rates(rates: Rates) -> None:
     assert choose_form("auto", CODER, 8000, rates) == AS_IS

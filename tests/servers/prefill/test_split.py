@@ -173,6 +173,7 @@ async def test_a_head_computes_no_further_than_its_decode_host_has_credit_for(qw
     async with serving(tmp_path, qwen3) as service:
         with receiving(service) as decode:
             body, arriving = decode.expect(2)
+            began = time.monotonic()
             sending = asyncio.ensure_future(shipped(service, body))
             async with asyncio.timeout(PATIENCE_S):
                 while arriving.whole < CREDIT_CHUNKS * 48 or service.busy:
@@ -184,6 +185,8 @@ async def test_a_head_computes_no_further_than_its_decode_host_has_credit_for(qw
             await taken(arriving)
             event = await sending
         assert event.starved_s > 0 and event.queue_s >= 0
+        stated_s = event.tokenise_s + event.queue_s + event.compute_s + event.starved_s + event.exposed_transfer_s
+        assert stated_s <= time.monotonic() - began, "no part counts twice"
         assert service.figures().kv_bytes == 0 and all_layers.outcome == "complete"
 
 
