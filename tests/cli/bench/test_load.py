@@ -56,8 +56,8 @@ def test_tables_and_verdict_go_to_stdout_and_progress_to_stderr(
     assert bench(*SMALL) == 0
     out, err = capsys.readouterr()
     assert "Verdict" in out and "TPOT = (E2E - TTFT) / (output tokens - 1)" in out and "2/2" in out
-    assert re.search(r"measuring 12 requests \(2 points × 3 modes, with warm-up\): about \d+ s", err)
-    assert err.index("measuring 12 requests") < err.index("measuring prompt 16")
+    assert re.search(r"measuring 16 requests \(2 points × 4 modes, with warm-up\): about \d+ s", err)
+    assert err.index("measuring 16 requests") < err.index("measuring prompt 16")
     assert (
         "transformers/cpu" in out
         and "CPU: tiny on" in out
@@ -99,7 +99,7 @@ def test_ctrl_c_keeps_the_partial_result(started: Callable[..., subprocess.Popen
     body = json.loads((tmp_path / "r.json").read_text())
     assert process.returncode == 130 and body["stopped"] == "interrupted"
     short = [one for one in body["results"] if one["output_tokens"] == 3]
-    assert [one["completed"] for one in short] == [2] * 6
+    assert [one["completed"] for one in short] == [2] * 8
     assert body["failures"] == [] and "stopped: interrupted" in out and "Verdict" in out
     assert "Traceback" not in (tmp_path / "stderr").read_text()
 

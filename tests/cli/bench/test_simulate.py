@@ -74,7 +74,7 @@ def test_the_shipped_fleet_is_simulated_here_and_everything_says_so(
     body, page = json.loads((tmp_path / "r.json").read_text()), (tmp_path / "r.html").read_text()
     machines = {"mac-studio-2": "m4-max", "dgx-spark-1": "dgx-spark"}
     assert (body["simulated"], body["simulated_machines"]) == (True, machines)
-    assert all(one["simulated"] and one["completed"] == 2 for one in body["results"]) and len(body["results"]) == 3
+    assert all(one["simulated"] and one["completed"] == 2 for one in body["results"]) and len(body["results"]) == 4
     assert out.startswith("simulated: qwen3-coder:30b on studio")
     assert "simulated: speedup" in out and "│ simulated: " in out and "No model ran" in out
     assert all("simulated" in line for line in err.splitlines() if not line.startswith("wrote"))
