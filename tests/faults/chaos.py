@@ -305,9 +305,11 @@ def _resumed(report: Report) -> list[str]:
     divided = [one for one in report.outcomes if one.divided]
     alone = sorted(one.alone_tokens for one in divided if one.alone_tokens is not None)
     at = [alone[min(len(alone) - 1, int(len(alone) * share))] for share in (0.5, 0.9, 1.0)] if alone else []
+    went_on = sum(any("goes on from there" in note for note in one.notes) for one in report.outcomes)
     return [
-        f"{len(divided)} prompts were computed by both hosts; after {len(alone)} of them lost their prefill host, the "
-        f"decode host computed through all layers, tokens p50, p90, max: {', '.join(map(str, at)) or 'none'}"
+        f"{len(divided)} prompts were computed by both hosts; {went_on} went on after their prefill host had failed, of "
+        f"{len(alone)} of which the decode host computed the rest through all layers; its tokens p50, p90, max: "
+        f"{', '.join(map(str, at)) or 'none'}"
     ]
 
 
