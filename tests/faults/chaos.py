@@ -307,7 +307,7 @@ def _resumed(report: Report) -> list[str]:
     at = [alone[min(len(alone) - 1, int(len(alone) * share))] for share in (0.5, 0.9, 1.0)] if alone else []
     went_on = sum(any("goes on from there" in note for note in one.notes) for one in report.outcomes)
     return [
-        f"{len(divided)} prompts were computed by both hosts; {went_on} went on after their prefill host had failed, of "
+        f"{len(divided)} prompts were computed by both hosts; {went_on} went on after their prefill host failed, of "
         f"{len(alone)} of which the decode host computed the rest through all layers; its tokens p50, p90, max: "
         f"{', '.join(map(str, at)) or 'none'}"
     ]
