@@ -257,7 +257,7 @@ def _bytes_per_token(layout: Layout, index: int, rest: Rest) -> float:
 def in_chunks(rest: Rest, offer: PrefillOffer | None, here: Here) -> bool:
     """Whether a hand-off is to come in chunks, so that it can be gone on with if its sender fails: unless the link is
     slower than the prefill host, and what sliding layers send of each chunk would be more for it."""
-    if offer is None or offer.kv_version < KV_CHUNKS:
+    if rest.tokens == 0 or offer is None or offer.kv_version < KV_CHUNKS:
         return False
     count, whole = len(here.layout.layers), here.layout.nbytes(rest.end, rest.start)
     nbytes = rest.tokens * sum(_bytes_per_token(here.layout, index, rest) for index in range(count))

@@ -76,6 +76,11 @@ def test_a_request_says_otherwise_than_hosts_toml(info: EngineInfo) -> None:
         assert planner.plan(request(), PromptKV(), body, info, answers=False).spans.layers == layers
 
 
+def test_of_a_prompt_of_one_token_nothing_is_left_to_plan(planner: Planner, info: EngineInfo) -> None:
+    terms = planner.plan(request(1), PromptKV(), BODY, info, answers=False)
+    assert terms.spans.local and not terms.chunks
+
+
 def test_hidden_states_that_wait_have_room_if_a_prompt_may_be_divided(planner: Planner, info: EngineInfo) -> None:
     token = 4096 * 2
     assert planner.room(BODY, 100, info) == 100 * token

@@ -161,6 +161,11 @@ def test_rows_of_sliding_layers_and_states_count_as_the_wire_has_them() -> None:
             assert made.seconds == pytest.approx((nbytes + 1024 * 32) / 1e3, rel=0.5)
 
 
+def test_of_a_prompt_that_is_held_nothing_is_left_to_plan() -> None:
+    held = Rest(100, 100)
+    assert plan(held, SPARK, MAC).layers == 0 and not in_chunks(held, SPARK, MAC)
+
+
 def test_a_plan_is_a_list_of_spans() -> None:
     assert plan(Rest(0, 8192), SPARK, MAC).spans == (Span("prefill", range(26)), Span("decode", range(26, 32)))
     assert plan(Rest(0, 8192), None, MAC).spans == (Span("prefill", range(32)),)
