@@ -64,7 +64,7 @@ def forced_tool() -> None:
 
 
 def form_with_tools() -> None:
-    answer = long.bind_tools([weather], response_format=Pet, strict=True).invoke(QUESTION)
+    answer = long.bind_tools([weather], response_format=Pet, strict=True, parallel_tool_calls=False).invoke(QUESTION)
     need(answer.tool_calls or answer.additional_kwargs.get("parsed") or answer.content, "neither a call nor the form")
 
 

@@ -16,6 +16,7 @@ vllm = outlines.from_vllm(client, MODEL)
 
 
 class Pet(BaseModel):
+    model_config = {"extra": "forbid"}
     kind: Literal["cat", "dog"]
     tame: bool
 
