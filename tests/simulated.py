@@ -20,8 +20,10 @@ CONFIG = {
     "max_position_embeddings": 32768,
     "torch_dtype": "bfloat16",
 }
-ROW_BYTES = 8 * 2 * 2 * 64 * 2
+LAYERS = 8
+ROW_BYTES = LAYERS * 2 * 2 * 64 * 2
 """KV of one token: layers, keys and values, heads, dim, bfloat16."""
+HIDDEN_BYTES = 2048 * 2
 
 
 def write_config(folder: Path, **changes: object) -> Path:

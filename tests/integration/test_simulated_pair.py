@@ -11,7 +11,7 @@ from disagg.errors import ContextLengthExceeded, DeadlineExceeded
 from disagg.planning.shapes import SHAPES
 from tests.deadlines import wait_until
 from tests.fleets import RunningFleet, running
-from tests.simulated import ROW_BYTES, write_simulated
+from tests.simulated import HIDDEN_BYTES, LAYERS, ROW_BYTES, write_simulated
 
 PATIENCE_S = 60.0
 
@@ -29,13 +29,38 @@ def nothing_held(fleet: RunningFleet) -> bool:
 
 def test_a_handed_over_request_ships_every_byte_and_counts_every_token(fleet: RunningFleet) -> None:
     with fleet.client() as client:
-        answer = client.generate("m", tokens=list(range(1001)), max_tokens=24, local_prefill=False)
+        answer = client.generate("m", tokens=list(range(1001)), max_tokens=24, local_prefill=False, split="off")
     metrics = answer.metrics
     assert (metrics.method, metrics.prompt_tokens, metrics.completion_tokens) == ("disaggregated", 1001, 24)
     assert metrics.kv_bytes == 1000 * ROW_BYTES
     assert metrics.decode_computed_tokens == 1
     assert len(answer.tokens) == 24
     wait_until(lambda: nothing_held(fleet), PATIENCE_S, "both hosts to hold nothing")
+
+
+@pytest.mark.parametrize("layers", [2, 4, 6])
+def test_a_split_ships_its_layers_and_hidden_states_and_is_answered_alike(fleet: RunningFleet, layers: int) -> None:
+    tokens = list(range(1001))
+    with fleet.client() as client:
+        alone = client.generate("m", tokens=tokens, max_tokens=24, alone="decode", cache_salt="alone")
+        answer = client.generate("m", tokens=tokens, max_tokens=24, split=layers, cache_salt=f"split-{layers}")
+    metrics = answer.metrics
+    assert (metrics.layers, metrics.decode_computed_tokens, metrics.resumed_at) == (layers, 1, None)
+    assert metrics.kv_bytes == 1000 * (ROW_BYTES * layers // LAYERS + HIDDEN_BYTES)
+    assert [token.id for token in answer.tokens] == [token.id for token in alone.tokens]
+    assert metrics.tail_time > 0
+    assert metrics.ttft_parts.total == pytest.approx(metrics.ttft)
+    wait_until(lambda: nothing_held(fleet), PATIENCE_S, "both hosts to hold nothing")
+
+
+def test_a_split_begins_after_what_the_decode_host_holds(fleet: RunningFleet) -> None:
+    tokens = list(range(2000, 2900))
+    with fleet.client() as client:
+        for end in (400, 900):
+            answer = client.generate("m", tokens=tokens[:end], max_tokens=2, split=4, cache_salt="held")
+    metrics = answer.metrics
+    assert metrics.held_tokens >= 399 and metrics.layers == 4
+    assert metrics.kv_bytes == (899 - metrics.held_tokens) * (ROW_BYTES // 2 + HIDDEN_BYTES)
 
 
 def test_every_route_gives_one_answer_and_says_simulated(fleet: RunningFleet) -> None:
