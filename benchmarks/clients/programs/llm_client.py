@@ -50,8 +50,4 @@ def ollama() -> None:
     need(llm("-m", f"ollama/{MODEL}", QUESTION, "-o", "num_predict", "16").strip(), "no text")
 
 
-def embeddings() -> None:
-    llm("embed", "-m", f"{MODEL}", "-c", "x")
-
-
-run(chat=chat, stream=stream, continued=talk, schema=schema, tools=tools, ollama_plugin=ollama, embeddings=embeddings)
+run(chat=chat, stream=stream, continued=talk, schema=schema, tools=tools, ollama_plugin=ollama)
