@@ -83,6 +83,12 @@ class Detokenize(Tokenize):
 class TokenizeBody(Contract, frozen=True, kw_only=True):
     """The fields of /tokenize that the gateway honours. return_token_strs: with the text of each token."""
 
+    more_schema: ClassVar[Mapping[str, Any]] = {
+        "oneOf": [
+            {"required": [name], "properties": {name: {"type": kind}}}
+            for name, kind in (("prompt", "string"), ("messages", "array"))
+        ]
+    }
     model: str
     return_token_strs: bool | None = None
     prompt: str | None = None
