@@ -147,7 +147,7 @@ class Constraint:
                 async with asyncio.timeout_at(asyncio.get_running_loop().time() + ends - time.monotonic()):
                     await link.readable()
             except TimeoutError:
-                raise ServerUnavailable("the processes that compile schemas are stuck", "try again") from None
+                raise ServerUnavailable("the processes that compile forms of answers are stuck", "try again") from None
         self._sent_at = time.monotonic()
         return reply
 
@@ -186,7 +186,7 @@ class Constraint:
         if reply.reason is Reason.TOKEN:
             return RequestError("the answer left its form: the token is not allowed", hint)
         if reply.reason is Reason.BUSY:
-            return Overloaded("too many JSON schemas wait to be compiled", "try again in a moment")
+            return Overloaded("too many forms of answers wait to be compiled", "try again in a moment")
         if reply.reason in (Reason.LOST, Reason.NONE):
             return _ended()
         return SchemaTooComplex(f"{self._form.field}: {too_complex(reply.reason, self._form.source.limits)}", hint)
@@ -248,7 +248,7 @@ class Constraints:
             try:
                 self._server.attach(attach, fds)
             except BlockingIOError:
-                raise Overloaded("too many JSON schemas wait to be compiled", "try again in a moment") from None
+                raise Overloaded("too many forms of answers wait to be compiled", "try again in a moment") from None
             except OSError:
                 raise _ended() from None
 
@@ -305,7 +305,7 @@ class _Form:
 
 
 def _ended() -> ServerUnavailable:
-    return ServerUnavailable("the processes that follow JSON schemas ended", "try again")
+    return ServerUnavailable("the processes that follow forms of answers ended", "try again")
 
 
 def fitted(allowed: np.ndarray[Any, np.dtype[np.bool_]], size: int) -> np.ndarray[Any, np.dtype[np.bool_]]:

@@ -22,6 +22,8 @@ def in_lark(text: str) -> str | None:
         return text
     try:
         grammar = any_to_lark(json.loads(found[2]))
+    except MemoryError:
+        raise
     except Exception:  # noqa: BLE001 - its parser raises any, with text of the grammar
         return None
     return f"{text[: found.start()]}{found[1]}: %lark {{\n{grammar}\n}}{text[found.end() :]}"
