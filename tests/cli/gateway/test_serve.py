@@ -55,6 +55,7 @@ def test_a_certificate_that_is_not_there_is_named(config: Path, capsys: pytest.C
     assert f"{missing}: there is no such file" in error and "Traceback" not in error
 
 
+@pytest.mark.slow
 def test_a_gateway_makes_a_certificate_prints_its_fingerprint_and_is_asked_by_https(config: Path) -> None:
     options = ["--tls-self-signed", "--cors-origin", PAGE, "--keep-responses", "3"]
     with served_gateway(config, options=options) as gateway:
