@@ -300,5 +300,7 @@ def _unmet(wanted: Split, event: Event) -> str:
         return ""
     if isinstance(event, SlotEvent) and event.layers is not None:
         return ""
+    if event.held_tokens >= event.prompt_tokens - 1:  # there was nothing to divide
+        return ""
     whole = isinstance(event, SlotEvent) and event.reason == f"split = {wanted}"  # more than the model has
     return "" if whole else f"the prompt was not divided: {event.reason or 'the decode host divides none'}"
