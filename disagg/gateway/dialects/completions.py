@@ -171,10 +171,9 @@ class CompletionWriter(openai.ObjectWriter):
         logprobs = self._logprobs_body(one.tokens, len(before))
         if (echoed := self._prompt_logprobs(index)) is not None:
             logprobs = {name: [*values, *(logprobs or {}).get(name, ())] for name, values in echoed.items()}
-        choice = _choice(index, before + one.text, logprobs, one)
-        if self._scoring is not None and (top := self._scoring.listed) is not None:
-            choice["prompt_logprobs"] = [_listed(token, top) for token in self._scored[index].tokens]
-        return choice
+        top = self._scoring.listed if self._scoring is not None else None
+        listed = [_listed(token, top) for token in self._scored[index].tokens] if top is not None else None
+        return {**_choice(index, before + one.text, logprobs, one), "prompt_logprobs": listed}
 
     def _echo(self, choice: int) -> str:
         """The prompt's text, if it comes before that of the answer."""
