@@ -13,7 +13,16 @@ from disagg.api.events import TokenLogprob
 from disagg.api.requests import MAX_MESSAGES, MAX_TOOLS, ToolCall
 from disagg.errors import RequestError
 from disagg.gateway.dialects import openai
-from disagg.gateway.dialects.base import AnswerPiece, Finished, GatewayRequest, Head, Written, arguments_text
+from disagg.gateway.dialects.base import (
+    AnswerPiece,
+    Finished,
+    GatewayRequest,
+    Head,
+    ScoredPrompt,
+    Scoring,
+    Written,
+    arguments_text,
+)
 from disagg.gateway.dialects.chat_tools import ChatTool, choice_of, tools_of
 from disagg.gateway.dialects.form import form_of
 from disagg.gateway.dialects.reasoning import ReasoningFields
@@ -38,6 +47,8 @@ class ChatCompletions(openai.OpenAIDialect):
         offer = offered([] if fields.tool_choice == "none" else tools_of(fields.tools or ()))
         functions, choice = told(offer, choice_of(fields.tool_choice))
         options |= form_of(functions, choice, fields.form, parallel=fields.parallel_tool_calls)
+        openai.require_listable(fields)
+        top = fields.prompt_logprobs
         options |= ending(fields.messages, fields.continue_final_message, fields.add_generation_prompt)
         return GatewayRequest(
             model=fields.model,
@@ -51,6 +62,7 @@ class ChatCompletions(openai.OpenAIDialect):
             reasoning=fields.include_reasoning is not False and not (fields.reasoning and fields.reasoning.exclude),
             called_as=offer.names,
             left_out=(*offer.left_out, *verbosity(fields.verbosity, "verbosity")),
+            scoring=Scoring(echo=False, listed=top, top=top, alone=False) if top is not None else None,
         )
 
     def writer(self, head: Head) -> ChatWriter:
@@ -82,6 +94,11 @@ class ChatWriter(openai.ObjectWriter):
     def __init__(self, head: Head) -> None:
         super().__init__(head)
         self._calls: dict[int, int] = {}  # written so far, by choice; the choices that have begun
+        self._prompt: ScoredPrompt | None = None
+
+    def scored(self, prompt: ScoredPrompt) -> Sequence[Written]:
+        self._prompt = prompt
+        return ()
 
     def piece(self, piece: AnswerPiece) -> Iterator[Written]:
         choice, logprobs = piece.choice, self._logprobs_body(piece.tokens)
@@ -117,7 +134,11 @@ class ChatWriter(openai.ObjectWriter):
             }
             for index, one in enumerate(completions)
         ]
-        return self._object("chat.completion", choices, completions)
+        body = self._object("chat.completion", choices, completions)
+        scoring = self._request.scoring
+        if self._prompt is None or scoring is None or scoring.listed is None:
+            return body
+        return {**body, "prompt_logprobs": openai.listed(self._prompt, scoring.listed)}
 
     def _start(self, choice: int) -> Written:
         self._calls[choice] = 0

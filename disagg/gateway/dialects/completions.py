@@ -11,7 +11,6 @@ from typing import Annotated, Any, ClassVar, Final
 from msgspec import Meta
 
 from disagg.api.events import PromptToken, TokenLogprob
-from disagg.api.sampling import MAX_TOP
 from disagg.errors import CapabilityMissing, RequestError
 from disagg.gateway.dialects import openai
 from disagg.gateway.dialects.base import (
@@ -76,7 +75,6 @@ class CompletionBody(openai.SamplingFields, frozen=True, kw_only=True):
     best_of: int | None = None
     suffix: str | None = None
     echo: bool | None = None
-    prompt_logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP)] | None = None
 
 
 def _best_of(fields: CompletionBody, n: int) -> int:
@@ -100,8 +98,7 @@ def _scoring(fields: CompletionBody, prompts: Sequence[Prompt]) -> Scoring | Non
         if alone:
             raise RequestError("max_tokens: 0 gives no answer", "set echo or prompt_logprobs too, or send at least 1")
         return None
-    if listed is not None and fields.stream:
-        raise RequestError("prompt_logprobs: a stream has none", "set stream to false, or use echo with logprobs")
+    openai.require_listable(fields)
     wanted = [count for count in (fields.logprobs if echo else None, listed) if count is not None]
     if not wanted and (alone or any("tokens" in prompt for prompt in prompts)):
         wanted = [0]
@@ -172,7 +169,7 @@ class CompletionWriter(openai.ObjectWriter):
         if (echoed := self._prompt_logprobs(index)) is not None:
             logprobs = {name: [*values, *(logprobs or {}).get(name, ())] for name, values in echoed.items()}
         top = self._scoring.listed if self._scoring is not None else None
-        listed = [_listed(token, top) for token in self._scored[index].tokens] if top is not None else None
+        listed = openai.listed(self._scored[index], top) if top is not None else None
         return {**_choice(index, before + one.text, logprobs, one), "prompt_logprobs": listed}
 
     def _echo(self, choice: int) -> str:
@@ -246,19 +243,6 @@ def _offsets(tokens: Sequence[PromptToken | TokenLogprob], offset: int) -> list[
         offsets.append(offset)
         offset += len(decoder.decode(token.bytes))
     return offsets
-
-
-def _listed(token: PromptToken, top: int) -> dict[str, Any] | None:
-    """A token of the prompt as vLLM lists it: it and the likeliest ones there by their ids; None of the first one."""
-    if token.logprob is None:
-        return None
-    alternatives = zip(token.top[:top], token.top_bytes[:top], strict=True)
-    listed = {
-        str(id): {"logprob": logprob, "rank": rank, "decoded_token": openai.token_name(id, data)}
-        for rank, ((id, logprob), data) in enumerate(alternatives, 1)
-    }
-    own = {"logprob": token.logprob, "rank": token.rank, "decoded_token": openai.token_name(token.id, token.bytes)}
-    return {str(token.id): own, **listed}
 
 
 def _choice(index: int, text: str, logprobs: Written | None, completion: Completion | None = None) -> dict[str, Any]:

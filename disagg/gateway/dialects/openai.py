@@ -9,8 +9,8 @@ from typing import Annotated, Any, ClassVar, Final, NamedTuple
 from msgspec import Meta
 
 from disagg.api.base import Contract
-from disagg.api.events import TokenLogprob
-from disagg.api.sampling import Sampling
+from disagg.api.events import PromptToken, TokenLogprob
+from disagg.api.sampling import MAX_TOP, Sampling
 from disagg.errors import RequestError
 from disagg.gateway.dialects.base import (
     DATA_EVENTS,
@@ -19,6 +19,7 @@ from disagg.gateway.dialects.base import (
     AnswerPiece,
     Body,
     Head,
+    ScoredPrompt,
     Usage,
     Written,
     answer_length,
@@ -38,6 +39,7 @@ OF_CHATS: Final = OF_REASONING | {
     "include_reasoning",
     "add_generation_prompt",
     "continue_final_message",
+    "prompt_logprobs",
 }
 """Those of the fields above that are honoured in chats."""
 
@@ -77,6 +79,7 @@ class SamplingFields(FormFields, frozen=True, kw_only=True):
     seed: int | None = None
     stop: str | tuple[str, ...] | None = None
     ignore_eos: bool | None = None
+    prompt_logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP)] | None = None
     min_tokens: int | None = None
     stop_token_ids: tuple[int, ...] | None = None
     bad_words: str | tuple[str, ...] | None = None
@@ -134,6 +137,28 @@ def read(kind: type[Body], body: Mapping[str, Any], honoured: Collection[str] = 
     if body.get("stream_options") and not body.get("stream"):
         raise RequestError("stream_options: there is no stream", "set stream to true, or leave out stream_options")
     return read_fields(kind, body, {name: field for name, field in UNSUPPORTED.items() if name not in honoured})
+
+
+def require_listable(fields: SamplingFields) -> None:
+    """Raise RequestError if the tokens of the prompt are to be listed in a stream."""
+    if fields.prompt_logprobs is not None and fields.stream:
+        raise RequestError("prompt_logprobs: a stream has none", "set stream to false")
+
+
+def listed(prompt: ScoredPrompt, top: int) -> list[dict[str, Any] | None]:
+    """The tokens of a prompt as vLLM lists them: each and the `top` likeliest ones there by their ids; None for the
+    first one."""
+    return [_listed(token, top) if token.logprob is not None else None for token in prompt.tokens]
+
+
+def _listed(token: PromptToken, top: int) -> dict[str, Any]:
+    likeliest = zip(token.top[:top], token.top_bytes[:top], strict=True)
+    entries = {
+        str(id): {"logprob": logprob, "rank": rank, "decoded_token": token_name(id, data)}
+        for rank, ((id, logprob), data) in enumerate(likeliest, 1)
+    }
+    own = {"logprob": token.logprob, "rank": token.rank, "decoded_token": token_name(token.id, token.bytes)}
+    return {str(token.id): own, **entries}
 
 
 class OpenAIDialect:

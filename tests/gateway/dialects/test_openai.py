@@ -328,7 +328,7 @@ def test_a_prompt_has_four_forms(given: Any, prompts: Any) -> None:
         (text, {"best_of": 17}, "best_of"),
         (chat, {"best_of": 3}, "best_of"),
         (chat, {"echo": True}, "echo"),
-        (chat, {"prompt_logprobs": 1}, "prompt_logprobs"),
+        (chat, {"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
         (text, {"prompt_logprobs": 21}, "prompt_logprobs"),
         (text, {"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
         (text, {"max_tokens": 0}, "max_tokens"),

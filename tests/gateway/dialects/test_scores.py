@@ -95,6 +95,16 @@ async def test_prompt_logprobs_are_listed_by_id_as_vllm_lists_them() -> None:
     ]
 
 
+async def test_the_prompt_of_a_chat_is_listed_beside_its_answers() -> None:
+    client, chat = FakeClient("a"), {"model": "m", "messages": [{"role": "user", "content": "x"}], "n": 2}
+    async with http(app(client)) as caller:
+        body = (await caller.post("/v1/chat/completions", json=chat | {"prompt_logprobs": 0})).json()
+        plain = (await caller.post("/v1/chat/completions", json=chat)).json()
+    assert [entry and [*entry] for entry in body["prompt_logprobs"]] == [None, ["8"], ["10"]]
+    assert [choice["message"]["content"] for choice in body["choices"]] == ["a", "a"]
+    assert "prompt_logprobs" not in plain and sum("top" in asked for asked in client.asked) == 1
+
+
 async def test_several_answers_share_the_scores_of_their_prompt() -> None:
     client, body = await answered({"echo": True, "logprobs": 0, "max_tokens": 1, "n": 2, "prompt": ["x", "y"]}, "a")
     assert [choice["text"] for choice in body["choices"]] == ["xa", "xa", "ya", "ya"]
