@@ -122,6 +122,42 @@ async def test_another_prefill_host_is_asked_for_the_rest_of_the_same_layers(bod
     assert answer.metrics.ttft_parts.total == pytest.approx(answer.metrics.ttft)
 
 
+async def test_if_the_other_prefill_host_fails_too_the_decode_host_is_waited_for(body: Body) -> None:
+    """It states for a moment that it waits for KV, and then goes on alone."""
+    failed = [asyncio.Event(), asyncio.Event()]
+
+    def breaks(event: asyncio.Event) -> Script:
+        async def prefill(_: Body) -> Events:
+            yield progress("computing the prompt", 1)
+            event.set()
+            yield BROKEN
+
+        return prefill
+
+    async def decode(body: Body) -> Events:
+        yield chunked(body, layers=12)
+        await failed[0].wait()
+        yield chunked(body, held=16, layers=12)
+        await failed[1].wait()
+        await asyncio.sleep(0.05)
+        yield progress("waiting for KV")
+        yield alone(body, 24)
+        yield tokens(0)
+        yield replace(done(body), completion_tokens=1, resumed_at=24, layers=12)
+
+    hosts: dict[str, Mapping[str, Script]] = {f"p{n}": {"prefill": breaks(failed[n - 1])} for n in (1, 2)}
+    async with client_of(DEFAULT_POLICY, **hosts, d1={"decode": decode, "generate": whole}) as (client, scripts):
+        for host in scripts.values():
+            host.load = replace(host.load, kv_version=KV_CHUNKS, splits=True)
+        await client.connect("m")
+        answer = await client.generate("m", tokens=PROMPT, max_tokens=1, timeout=20.0)
+    assert (answer.metrics.method, answer.metrics.resumed_at) == ("disaggregated", 24)
+    assert [warning.partition(" (")[0] for warning in answer.warnings] == [
+        "p1 failed after 16 of 40 prompt tokens",
+        "p2 failed after 24 of 40 prompt tokens",
+    ]
+
+
 @pytest.mark.parametrize("can", [{"splits": False}, {"layers": 11}, {"kv_version": 4}])
 async def test_a_prefill_host_that_has_not_these_layers_is_not_asked_for_them(body: Body, can: dict[str, Any]) -> None:
     """The decode host goes on alone when none has come."""

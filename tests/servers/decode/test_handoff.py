@@ -279,6 +279,18 @@ async def test_a_request_that_is_cancelled_ends_its_prefill_host_too(service: De
     await sender.fail()
 
 
+async def test_a_failure_that_comes_after_the_request_has_ended_opens_no_other_slot(service: DecodeService) -> None:
+    async with aclosing(ask(service, replace(DIVIDED, elsewhere_s=0.01))) as events:
+        sender = Sender(service, await slot_of(events))
+        await sender.send(2)
+        await came_whole(service, 2 * CHUNK)
+        (issued,) = service.tickets._issued.values()
+    issued.on_outcome(PeerLost("the prefill host was killed"))
+    assert service.tickets.outstanding == 0
+    await idle(service)
+    await sender.fail()
+
+
 async def test_layers_that_the_prefill_host_has_not_are_an_error_and_open_no_slot(service: DecodeService) -> None:
     with pytest.raises(RequestError, match="split: 6 of 8 layers"):
         await anext(ask(service, replace(DIVIDED, prefill=replace(DIVIDES, layers=5))))

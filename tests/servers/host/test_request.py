@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import cast
 
@@ -27,6 +28,21 @@ def test_with_kv_the_parts_are_wait_queue_ingest_and_first_step() -> None:
     parts = request().timing(2.0, ENGINE, kv_accepted=18.0, decode_s=5.0)
     assert parts == Timing(tokenise_s=2.0, kv_wait_s=5.0, queue_s=3.0, ingest_s=3.0, first_step_s=4.0, decode_s=5.0)
     assert 12.0 + sum((parts.kv_wait_s, parts.queue_s, parts.ingest_s, parts.first_step_s)) + 1.0 == ENGINE.first_token
+
+
+@pytest.mark.parametrize(("accepted", "queue_s"), [(22.0, 0.0), (20.5, 0.5)])
+def test_of_a_divided_prompt_only_the_wait_after_the_last_kv_is_a_queue(accepted: float, queue_s: float) -> None:
+    """Its turn came, and its layers here were computed, while the others arrived."""
+    engine = replace(ENGINE, tail_s=1.5, tail_compute_s=3.0)
+    parts = request().timing(2.0, engine, kv_accepted=accepted, decode_s=5.0)
+    assert (parts.queue_s, parts.tail_s, parts.tail_compute_s) == (queue_s, 1.5, 3.0)
+    whole = parts.kv_wait_s + parts.queue_s + parts.tail_s + parts.ingest_s + parts.first_step_s
+    assert 13.0 + whole == ENGINE.first_token
+
+
+def test_what_this_host_computes_after_a_failure_is_compute() -> None:
+    parts = request().timing(0.0, ENGINE, kv_accepted=22.0, decode_s=5.0, resumed=True)
+    assert (parts.compute_s, parts.first_step_s, parts.ingest_s) == (4.0, 0.0, 2.0)
 
 
 def test_without_kv_the_first_step_is_part_of_the_prompts_compute() -> None:
