@@ -156,7 +156,8 @@ class ArrivingKV:
     @property
     def progress(self) -> Credit:
         """How many chunks of this attempt have arrived, and how many may be sent."""
-        return Credit(self._arrived, self._arrived + max(0, CREDIT_CHUNKS - self._unread))
+        with self._changed:  # else a chunk that arrives now would be counted, and not that it is unread
+            return Credit(self._arrived, self._arrived + max(0, CREDIT_CHUNKS - self._unread))
 
     def expect(self, stop: Callable[[], object]) -> None:
         """A ticket is issued for it. stop: ends that. Cancelled if it is too late."""

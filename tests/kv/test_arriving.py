@@ -63,6 +63,33 @@ def test_chunks_are_taken_in_their_order_and_give_credit_when_they_are_done_with
     assert kv.progress == Credit(3, CREDIT_CHUNKS + 2)
 
 
+def test_credit_that_is_asked_for_while_a_chunk_is_put_is_not_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
+    kv = begun()
+    asked: list[Credit] = []
+
+    def ask() -> None:
+        asked.append(kv.progress)
+
+    thread = threading.Thread(target=ask)
+
+    class AskedMeanwhile(ArrivingKV):
+        @property
+        def _unread(self) -> int:
+            return int(vars(self)["unread"])
+
+        @_unread.setter
+        def _unread(self, count: int) -> None:
+            thread.start()
+            thread.join(0.05)  # it may wait for the end of `put`
+            vars(self)["unread"] = count
+
+    vars(kv)["unread"] = vars(kv).pop("_unread")
+    monkeypatch.setattr(kv, "__class__", AskedMeanwhile)
+    put(kv, 0, 4)
+    thread.join()
+    assert asked == [Credit(1, CREDIT_CHUNKS)]
+
+
 def test_whoever_watches_is_told_of_every_chunk_and_of_the_end() -> None:
     kv = begun()
     told: list[int] = []

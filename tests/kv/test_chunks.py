@@ -13,6 +13,7 @@ from disagg.errors import Cancelled, DisaggError, PeerLost, ProtocolError
 from disagg.kv.arriving import CREDIT_CHUNKS, Chunk
 from disagg.kv.parts import Part
 from disagg.kv.receive.chunks import AHEAD
+from disagg.kv.receive.tickets import IssuedTicket, KVOutcome
 from disagg.kv.received import ReceivedKV
 from disagg.kv.transfer import Transfer
 from tests.deadlines import wait_until
@@ -175,6 +176,33 @@ def test_another_sender_goes_on_from_the_last_whole_chunk(receiver: Receiver) ->
     kv = awaited.outcome()
     assert isinstance(kv, ReceivedKV) and prompt.matches(kv)
     assert result.payload_bytes < prompt.head.nbytes(37) + 37 * prompt.split.hidden * 4
+    awaited.arriving.release()
+
+
+def test_a_transfer_that_is_given_up_at_its_last_byte_does_not_end_the_one_after_it(
+    receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompt = Prompt.random(20)
+    awaited = Awaited.by(receiver.tickets, prompt, on_failure=Awaited.again)
+    settle, lost = receiver.tickets.settle, PeerLost("too slow")
+
+    def given_up_before(issued: IssuedTicket, outcome: KVOutcome) -> bool:
+        if isinstance(outcome, ReceivedKV):
+            settle(issued, lost)
+            monkeypatch.setattr(receiver.tickets, "settle", settle)
+        return settle(issued, outcome)
+
+    monkeypatch.setattr(receiver.tickets, "settle", given_up_before)
+    with sending(receiver, awaited) as first, contextlib.suppress(DisaggError):
+        sent_chunks(first, awaited, 0, 20)
+        first.finish()
+    assert awaited.outcome() is lost
+    with sending(receiver, awaited) as second:
+        for block in prompt.blocks(4, awaited.arriving.whole):
+            second.send(block)
+        second.finish()
+    kv = awaited.outcome()
+    assert isinstance(kv, ReceivedKV) and prompt.matches(kv)
     awaited.arriving.release()
 
 

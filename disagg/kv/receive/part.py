@@ -64,8 +64,7 @@ def _attempt(
         joined = True
         timing, received = _receive(channel, issued, header, credits, limits)
         kv = issued.incoming.complete(timing)
-        if kv is not None and not tickets.settle(issued, kv):
-            issued.incoming.arriving.release()
+        if kv is not None and not tickets.settle(issued, kv):  # whoever has ended the ticket lets go of the KV
             raise Cancelled("the request ended before its KV was complete")
     except DisaggError as error:
         return DisaggError.from_json(error.to_json())  # a copy: the traceback's frames reference the buffers
