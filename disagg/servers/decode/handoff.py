@@ -235,6 +235,8 @@ class OpenSlot:
             arriving.fail(error)
             return
         self.senders += 1
+        if (kv := arriving.kv) is not None:
+            kv.sender = ""  # what is found wrong in it may be of either
         self._on_loop(self._reopened, slot)
 
     def _reopened(self, slot: IssuedTicket) -> None:

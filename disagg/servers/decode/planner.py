@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 from disagg.api.layout import split_chunk
+from disagg.api.names import KV_CHUNKS
 from disagg.api.requests import DecodeBody, GenerateBody
 from disagg.config import Split
 from disagg.engines.base import DecodeTiming, EngineInfo
@@ -23,7 +24,7 @@ class Planner:
     def __init__(self, split: Split, admission: Admission) -> None:
         self._split = split
         self._admission = admission
-        self._tails = 0  # requests some of whose layers are computed here
+        self._tails: set[str] = set()  # requests some of whose layers are being computed here
         self.speeds = Speeds()
 
     def plan(
@@ -39,14 +40,15 @@ class Planner:
             info.layout,
             info.split,
             speed,
-            speeds.of(rest.tokens, LONG_TOKENS, time.monotonic() - FRESH_S),
-            share=(TailPolicy().share if answers else 1.0) / (1 + self._tails),
+            speeds.of(rest.tokens, LONG_TOKENS),
+            fresh=speeds.of(rest.tokens, LONG_TOKENS, time.monotonic() - FRESH_S) is not None,
+            share=(TailPolicy().share if answers else 1.0) / (1 + len(self._tails)),
             room=self._admission.running < self._admission.running_limit,
         )
         spans = plan(rest, body.prefill, here)
         if spans.divided:
-            self._tails += 1
-            request.cleanup.callback(self._end_tail)
+            self._tails.add(request.key)
+            request.cleanup.callback(self.end_tail, request)
         return SlotTerms(
             kv.held_tokens,
             spans,
@@ -56,11 +58,15 @@ class Planner:
         )
 
     def room(self, body: GenerateBody, tokens: int, info: EngineInfo) -> int:
-        """Bytes beside the KV that a prompt of so many tokens may need while it arrives in chunks."""
+        """Bytes beside the KV that a prompt of so many tokens may need while it arrives in chunks. Those of a hand-off
+        may have any length."""
         offer = body.prefill if isinstance(body, DecodeBody) else None
-        if offer is None or not offer.splits or info.split.refusal:
+        if offer is None or offer.kv_version < KV_CHUNKS:
             return 0
-        return beside_bytes(info.layout, tokens, split_chunk(tokens), info.split.hidden)
+        whole = beside_bytes(info.layout, tokens, tokens, 0)
+        if not offer.splits or info.split.refusal:
+            return whole
+        return max(whole, beside_bytes(info.layout, tokens, split_chunk(tokens), info.split.hidden))
 
     def computed(self, kv: PromptKV, timing: DecodeTiming) -> None:
         """The engine has computed what was left of a prompt."""
@@ -71,5 +77,6 @@ class Planner:
             tokens, share = kv.arriving.tokens - kv.arriving.start, 1 - layers / kv.spans.of
             self.speeds.add(tokens, timing.tail_compute_s, share, now=now)
 
-    def _end_tail(self) -> None:
-        self._tails -= 1
+    def end_tail(self, request: ActiveRequest) -> None:
+        """Nothing of this prompt is left to compute, or its request has ended. May be called twice."""
+        self._tails.discard(request.key)

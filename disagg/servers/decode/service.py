@@ -256,6 +256,7 @@ class DecodeService(Service[DecodeEngine]):
                 request.constraint = await constraint_of(request, self.engine.tokenizer, body, self.work)
                 feed, first = await self._first_steps(request, kv, salt)
             request.enter("generating")
+            self._planner.end_tail(request)
             self._release_inputs(kv)
             events = partial(self._tokens, answer, kv)
             for event in events(first):

@@ -28,7 +28,7 @@ TRIED: Final = 8
 """Until that speed is measured, this host computes one layer in so many of a prompt: at a seventh of the prefill host's
 speed it keeps up."""
 FRESH_S: Final = 600.0
-"""Then it is measured once more: a host may have been slow for a while."""
+"""Then it is measured once more: a host may have been slow for a while. By the speed before, that costs no time."""
 GAIN: Final = 0.05
 """The share of its time that a split must save a prompt: speeds are known to about that."""
 OVERHEAD_S: Final = 0.01
@@ -103,14 +103,16 @@ class Speeds:
 @dataclass(frozen=True, slots=True)
 class Here:
     """This host, as a plan sees it. tokens_s: its measured speed for such a prompt, of all layers; long_tokens_s: that
-    of computations that are long enough to plan a split by; None if not measured. share: of its time that it spends on
-    tails; below 1 while answers run. room: a place in the batch is free, so that a tail can begin with its first chunk.
+    of computations that are long enough to plan a split by; None if not measured. fresh: one was lately. share: of its
+    time that it spends on tails; below 1 while answers run. room: a place in the batch is free, so that a tail can
+    begin with its first chunk.
     """
 
     layout: Layout
     split: SplitLayout
     tokens_s: float | None = None
     long_tokens_s: float | None = None
+    fresh: bool = True
     share: float = 1.0
     room: bool = True
 
@@ -159,9 +161,10 @@ def _quickest(rest: Rest, offer: PrefillOffer, here: Here) -> Spans:
     if offer.tokens_s is None:
         layers = of if not partial else 0 if undivided else offer.layers or of
         return Spans(layers, of, f"{left}; the prefill host's speed is not measured")
-    if not undivided and here.long_tokens_s is None and here.share == 1.0:
-        layers = min(of - max(1, of // TRIED), offer.layers or of)
-        return Spans(layers, of, f"{left}; this host's speed is measured with the layers from {layers} on")
+    tried = min(of - _tried(here, offer.tokens_s), offer.layers or of)
+    trial = Spans(tried, of, f"{left}; this host's speed is measured with the layers from {tried} on")
+    if not undivided and here.share == 1.0 and here.long_tokens_s is None:
+        return trial
     ways = [way for way in (_local(rest, offer, here), _whole(rest, offer, here)) if way is not None]
     if here.tokens_s is None:
         few = rest.tokens <= UNMEASURED_TOKENS and offer.alone
@@ -175,7 +178,17 @@ def _quickest(rest: Rest, offer: PrefillOffer, here: Here) -> Spans:
         if divided is not best:
             ways.append(divided)
             best = divided if divided.seconds < (1 - GAIN) * best.seconds else best
+        if best.layers == of and here.share == 1.0 and not here.fresh:
+            return trial
     return replace(best, reason=f"{left}: {', '.join(f'{seconds(way.seconds)} {way.reason}' for way in ways)}")
+
+
+def _tried(here: Here, offered_tokens_s: float) -> int:
+    """Layers that show the speed of this host: no more than it computed as fast as the prefill host does the others."""
+    of, most = here.split.layers, here.split.layers // TRIED
+    if here.long_tokens_s is not None:
+        most = min(most, int(of * here.long_tokens_s / (here.long_tokens_s + offered_tokens_s)))
+    return max(1, most)
 
 
 def _undivided(rest: Rest, offer: PrefillOffer, here: Here) -> str:
@@ -192,8 +205,10 @@ def _undivided(rest: Rest, offer: PrefillOffer, here: Here) -> str:
 
 
 def _wanted(layers: int, offer: PrefillOffer, here: Here) -> Spans:
-    """The plan that a request or hosts.toml asks for; a hand-off if this model or these hosts cannot divide it."""
+    """The plan that a request or hosts.toml asks for; if this model or these hosts cannot divide it, a hand-off if the
+    prefill host has all layers."""
     of, asked = here.split.layers, f"split = {layers}"
+    undivided = of if offer.layers is None or offer.layers >= of else 0
     if layers == 0:
         return Spans(0, of, asked)
     if offer.layers is not None and layers > offer.layers:
@@ -202,9 +217,9 @@ def _wanted(layers: int, offer: PrefillOffer, here: Here) -> Spans:
             f'give "auto", or {offer.layers} at most',
         )
     if layers < of and here.split.refusal:
-        return Spans(of, of, f"{asked}: {here.split.refusal}")
+        return Spans(undivided, of, f"{asked}: {here.split.refusal}")
     if layers < of and (not offer.splits or offer.kv_version < KV_CHUNKS):
-        return Spans(of, of, f"{asked}: the prefill host computes whole prompts only")
+        return Spans(undivided, of, f"{asked}: the prefill host computes whole prompts only")
     first = here.split.places[0] + 1  # a head of fewer layers keeps nothing that could be sent
     return Spans(min(max(layers, first), of), of, asked)
 

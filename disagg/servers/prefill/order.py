@@ -21,8 +21,10 @@ class Policy:
     """What `order` and `chunk` go by.
 
     started: prompts whose KV is in memory, being computed or sent; started_to: of these, for one decode host, so that
-    one which takes nothing leaves room for others. Their KV stays within kv_bytes, and that for one decode host within
-    half of it; a prompt that is alone may exceed both. So no more than kv_bytes waits to be sent.
+    one which takes nothing leaves room for others. Heads take half of the places at most: their decode host may be
+    behind with its own layers for long, and whole prompts are not to wait for that. The KV of started prompts stays
+    within kv_bytes, and that for one decode host within half of it; a prompt that is alone may exceed both. So no more
+    than kv_bytes waits to be sent.
     ageing: seconds of computing that each second of waiting is worth, so that a prompt of 1 s comes before any that
     arrives 4 s after it. queue_tokens: the most prompt tokens that wait to be computed. behind_bytes: a prompt with
     more KV waiting to be sent is not computed further until then.
@@ -59,7 +61,8 @@ class Candidate:
     generated here. to: the
     decode host that gets its KV. behind: more KV waits to be sent than the policy allows, or the decode host has not
     computed its layers of what was sent. stepped: the number of its
-    last step on this host, 0 before the first. key: whose share it counts for. Times are time.monotonic()."""
+    last step on this host, 0 before the first. key: whose share it counts for. head: only the model's first layers are
+    computed here. Times are time.monotonic()."""
 
     state: State
     arrived: float
@@ -69,6 +72,7 @@ class Candidate:
     behind: bool = False
     stepped: int = 0
     key: str = ""
+    head: bool = False
 
 
 LONE: Claims = {"": Claim(1)}
@@ -106,6 +110,7 @@ def _startable(ranked: Sequence[Candidate], everyone: Sequence[Candidate], polic
     count_to = Counter(one.to for one in started)
     claims = _claims(keys, started)
     claims_to = {to: _claims(keys, [one for one in started if one.to == to]) for to in {one.to for one in ranked}}
+    heads = Counter(one.to for one in started if one.head)
     full = False
     out = []
     for one in ranked:
@@ -116,7 +121,8 @@ def _startable(ranked: Sequence[Candidate], everyone: Sequence[Candidate], polic
         bytes_to = sum(other.kv_bytes for other in started if other.to == one.to)
         too_many_to = not may_take(claims_to[one.to], one.key, policy.started_to)
         too_large_to = count_to[one.to] > 0 and bytes_to + one.kv_bytes > policy.kv_bytes // 2
-        may = may_take(claims, one.key, policy.started)
+        too_many_heads = heads[one.to] >= policy.started_to // 2 or heads.total() >= policy.started // 2
+        may = may_take(claims, one.key, policy.started) and not (one.head and too_many_heads)
         out.append(not full and may and (one.to is None or not (too_many_to or too_large_to)))
     return out
 

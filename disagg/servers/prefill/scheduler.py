@@ -233,6 +233,7 @@ class Scheduler:
                 behind=job.state == "started" and self._is_behind(job, now),
                 stepped=job.stepped,
                 key=job.share.key,
+                head=job.layers < 1,
             )
             for job in self._jobs
         ]

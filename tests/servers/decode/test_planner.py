@@ -60,6 +60,14 @@ def test_a_prompt_that_has_ended_leaves_its_share(planner: Planner, info: Engine
     assert planned(planner, info) == layers
 
 
+def test_a_prompt_that_is_computed_leaves_its_share_to_others(planner: Planner, info: EngineInfo) -> None:
+    one = request()
+    layers = planned(planner, info, one)
+    planner.end_tail(one)
+    assert planned(planner, info) == layers
+    one.cleanup.close()
+
+
 async def test_while_the_batch_is_full_no_prompt_is_divided(planner: Planner, info: EngineInfo) -> None:
     running = [request() for _ in range(4)]
     for one in running:
@@ -87,6 +95,15 @@ def test_hidden_states_that_wait_have_room_if_a_prompt_may_be_divided(planner: P
     assert planner.room(BODY, 8000, info) == 4 * 512 * token and planner.room(BODY, 30000, info) == 4 * 1024 * token
     assert planner.room(replace(BODY, prefill=replace(SPARK, splits=False)), 8000, info) == 0
     assert planner.room(GenerateBody(model="m", tokens=(1,)), 8000, info) == 0
+
+
+def test_rows_of_sliding_layers_have_room_wherever_a_prompt_may_come_in_chunks(planner: Planner) -> None:
+    info = simulated_model.load("shape:gpt-oss-20b", 32768, EngineOptions("simulated"), "m3-ultra").info
+    window, rows = 128, 12 * 2 * 8 * 64 * 2  # of half of the layers
+    whole = replace(BODY, prefill=replace(SPARK, splits=False))
+    assert planner.room(whole, 8000, info) == 3 * window * rows
+    assert planner.room(BODY, 8000, info) == 3 * window * rows + 4 * 512 * info.split.hidden * 2
+    assert planner.room(replace(BODY, prefill=replace(SPARK, kv_version=4)), 8000, info) == 0
 
 
 def test_a_prompt_that_was_computed_here_shows_the_speed_of_this_host(info: EngineInfo) -> None:

@@ -98,6 +98,11 @@ def test_without_a_split_the_rest_is_computed_where_it_is_expected_to_be_faster(
         (8192, {"tokens_s": None, "long_tokens_s": None}, {"layers": 12}, 12, "8,192 tokens left to compute; this"),
         (100, {"tokens_s": None, "long_tokens_s": None}, {"layers": 12}, 0, "100 tokens left to compute; until its"),
         (8192, {"long_tokens_s": None, "share": 0.1}, {}, 32, "8,192 tokens left to compute: 5.46 s here, 1.47 s on a"),
+        # what was measured long ago is measured again, by layers that this host computed in time
+        (8192, {"fresh": False}, {}, 26, "8,192 tokens left to compute: 5.46 s here, 1.47 s on a prefill host, 1.32 s"),
+        (8192, {"fresh": False, "long_tokens_s": 400.0}, {}, 30, "8,192 tokens left to compute; this host's speed"),
+        (8192, {"fresh": False, "long_tokens_s": 1.0}, {}, 31, "8,192 tokens left to compute; this host's speed"),
+        (8192, {"fresh": False, "long_tokens_s": 400.0, "share": 0.9}, {}, 32, "8,192 tokens left to compute: 5.46 s"),
     ],
 )
 def test_a_long_prompt_is_divided_if_that_is_quicker(
@@ -113,6 +118,7 @@ def test_a_model_that_cannot_be_divided_is_handed_off_and_says_why_if_a_split_is
     assert planned(8192, here=refused, wanted=12) == (32, "split = 12: its layers pass two tensors on")
     with_some_layers = structs.replace(SPARK, layers=12)
     assert planned(8192, with_some_layers, refused)[0] == 0
+    assert planned(8192, with_some_layers, refused, wanted=12)[0] == 0
 
 
 @pytest.mark.parametrize(

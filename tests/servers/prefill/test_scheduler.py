@@ -86,6 +86,27 @@ def test_who_may_start(candidates: list[Candidate], expected: list[int]) -> None
     assert order(candidates, NOW, 1000.0, POLICY) == expected
 
 
+def head(one: Candidate, to: object = A) -> Candidate:
+    return replace(one, head=True, to=to)
+
+
+@pytest.mark.parametrize(
+    ("candidates", "expected"),
+    [
+        pytest.param([*[head(started(9, behind=True))] * 3, head(waiting(5))], [3], id="four for one decode host"),
+        pytest.param(
+            [*[head(started(9, behind=True))] * 4, head(waiting(5)), waiting(9), head(waiting(8), B)],
+            [6, 5],
+            id="others that wait for the same host pass",
+        ),
+        pytest.param([*[head(sending())] * 4, *[head(sending(), B)] * 4, head(waiting(5), "C")], [], id="eight in all"),
+        pytest.param([*[head(sending())] * 4, *[head(sending(), B)] * 4, waiting(5, to="C")], [8], id="of heads"),
+    ],
+)
+def test_heads_leave_half_of_the_places_to_others(candidates: list[Candidate], expected: list[int]) -> None:
+    assert order(candidates, NOW, 1000.0, POLICY) == expected
+
+
 BUSY: Claims = {"a": Claim(1, 8.0), "b": Claim(1, 0.1), "": Claim(1)}
 """Of the last 10 s, the key a has had 8, and the others hardly any."""
 
