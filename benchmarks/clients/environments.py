@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import subprocess
 import sys
@@ -12,7 +13,6 @@ from benchmarks.clients.table import MeasuredClient
 
 ROOT: Final = Path(__file__).parents[2]
 ENVIRONMENT: Final = ROOT / "scripts" / "environment.py"
-CONSTRAINTS: Final = ROOT / "disagg" / "fleet" / "constraints.txt"
 INSTALL_S: Final = 1200.0
 VERSION: Final = "import importlib.metadata as m, sys; print(m.version(sys.argv[1]))"
 
@@ -60,10 +60,10 @@ def _pip(client: MeasuredClient, folder: Path) -> list[str]:
     command = [sys.executable, str(ENVIRONMENT), str(folder)]
     if client.torch:
         command += ["--sees", sys.prefix]
-    limits = ["--constraint", str(CONSTRAINTS)] if client.torch else []
-    return [*command, "--", *limits, client.package, *client.beside]
+    torch = [f"torch=={importlib.metadata.version('torch')}"] if client.torch else []  # which is there already
+    return [*command, "--", *torch, client.package, *client.beside]
 
 
 def _npm(client: MeasuredClient, folder: Path) -> list[str]:
     folder.mkdir(parents=True, exist_ok=True)
-    return ["npm", "install", "--no-audit", "--no-fund", "--prefix", str(folder), client.package, *client.beside]
+    return ["npm", "install", "--no-audit", "--no-fund", "--prefix", str(folder), f"{client.package}@latest"]
