@@ -242,7 +242,11 @@ class DecodeService(Service[DecodeEngine]):
         """The rest of the answer, if it is not whole already, and its end with the figures."""
         turn_s = 0.0
         if answer.finish_reason is None:
-            turn_s, salt = await self._take_turn(request, kv), body.cache_salt
+            salt, turn = body.cache_salt, asyncio.ensure_future(self._take_turn(request, kv))
+            async with aclosing(meanwhile(turn, kv.slot)) as told:
+                async for event in told:
+                    yield event
+            turn_s = turn.result()
             try:
                 steps = asyncio.ensure_future(self._first_steps(request, kv, salt))
                 async with aclosing(meanwhile(steps, kv.slot)) as told:

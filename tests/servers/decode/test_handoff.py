@@ -7,7 +7,7 @@ import asyncio
 import dataclasses
 import time
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import aclosing
+from contextlib import ExitStack, aclosing
 from functools import cache, partial
 from typing import Any
 
@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from disagg.api.events import DoneEvent, Event, LocalEvent, SlotEvent
 from disagg.api.names import KV_CHUNKS
-from disagg.api.requests import DecodeBody, PrefillOffer
+from disagg.api.requests import DecodeBody, PrefillOffer, Share
 from disagg.api.sampling import Sampling
 from disagg.config import EngineOptions, Fleet, load
 from disagg.engines.base import PrefillRun
@@ -194,6 +194,21 @@ async def fails_after(service: DecodeService, sender: Sender, chunks: int) -> No
     await sender.send(chunks)
     await came_whole(service, chunks * CHUNK)
     await sender.fail()
+
+
+async def test_a_request_that_waits_for_its_turn_says_that_its_prefill_host_has_failed(service: DecodeService) -> None:
+    async with aclosing(ask(service, DIVIDED)) as events:
+        sender = Sender(service, await slot_of(events))
+        with ExitStack() as places:
+            for _ in range(service._admission.running_limit):
+                await service._admission.take_turn(Share(), places)
+            sending = asyncio.ensure_future(fails_after(service, sender, 2))
+            async with asyncio.timeout(PATIENCE_S):
+                assert of_type(await anext(events), LocalEvent).held_tokens == 2 * CHUNK
+            await sending
+        rest = [event async for event in events]
+    assert of_type(rest[-1], DoneEvent).resumed_at == 2 * CHUNK
+    await idle(service)
 
 
 @BOTH
