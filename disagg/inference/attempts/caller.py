@@ -12,6 +12,7 @@ from functools import partial
 import msgspec
 
 from disagg.api.events import SlotEvent
+from disagg.api.requests import GenerateBody
 from disagg.config import Host
 from disagg.errors import DisaggError
 from disagg.inference.attempts.answer import ArrivingAnswer
@@ -27,6 +28,7 @@ class HostCaller:
     """How the hosts of one attempt are called. deadline: the request's, by time.monotonic(). elsewhere: whether
     another host of this one's role gets requests now. claim: takes a free place for the request
     at another host of this one's role, False if there is none. on_kv_failure: what follows if no prefill host delivers.
+    divides: whether a host knows the field `split`; earlier versions refuse it.
     next_head: the prefill host that goes on with a slot's prompt after these have failed, None if there is none.
     sent: the last call of each host, by its name."""
 
@@ -38,6 +40,7 @@ class HostCaller:
     claim: Callable[[Host], bool]
     updates: ViewUpdates
     on_kv_failure: OnKVFailure
+    divides: Callable[[Host], bool]
     next_head: Callable[[SlotEvent, Collection[str]], Host | None]
     sent: dict[str, host_calls.EventCall] = field(default_factory=dict)
 
@@ -60,6 +63,8 @@ class HostCaller:
         reported: Callable[[str], None],
     ) -> host_calls.EventCall:
         """A POST whose lease is extended until `leases` is closed. reported: gets the phases that the host states."""
+        if isinstance(body, GenerateBody) and not self.divides(host):
+            body = msgspec.structs.replace(body, split="auto")
         leases.enter_context(self.heartbeat.lease(host, request_id))
         queue_exit = QueueExit(longest_wait_s(self.left_s), partial(self.claim, host))
         call = host_calls.EventCall(

@@ -17,6 +17,7 @@ from functools import partial
 import msgspec
 
 from disagg.api.events import SlotEvent
+from disagg.api.names import KV_CHUNKS
 from disagg.api.requests import DecodeBody, GenerateBody, PrefillOffer
 from disagg.config import Host
 from disagg.errors import DeadlineExceeded, DisaggError
@@ -265,6 +266,7 @@ class _Run:
             partial(self._claim, failed),
             updates,
             self.request.policy.on_kv_failure,
+            self._divides,
             self._next_head,
         )
 
@@ -300,6 +302,11 @@ class _Run:
         if choice is None or attempt.decode is None:
             return None
         return offer_of(self.driver.view, choice, attempt.decode, alone=alone)
+
+    def _divides(self, host: Host) -> bool:
+        """Whether a host is of a version that divides prompts, as far as is known."""
+        load = self.driver.view.of(host.name).load
+        return load is None or load.kv_version >= KV_CHUNKS
 
     def _next_head(self, slot: SlotEvent, failed: Collection[str]) -> Host | None:
         """The best prefill host that can go on with a prompt whose prefill hosts `failed`; None if there is none."""

@@ -229,9 +229,11 @@ async def test_a_prompt_that_is_not_divided_as_it_was_asked_for_says_why(
         yield SHIPPED
 
     hosts: dict[str, Mapping[str, Script]] = {"p1": {"prefill": works}, "d1": {"decode": decode}}
-    async with client_of(DEFAULT_POLICY, **hosts) as (client, _):
+    async with client_of(DEFAULT_POLICY, **hosts) as (client, scripted):
         answer = await client.generate("m", tokens=PROMPT, max_tokens=1, split=split, timeout=20.0)
     assert answer.warnings == ((note,) if note else ())
+    (_, asked_for), *_ = scripted["d1"].asked
+    assert "split" not in asked_for, "a host of an earlier version would refuse it"
 
 
 @pytest.mark.parametrize(
