@@ -278,9 +278,10 @@ class PrefillOffer(Contract, frozen=True, kw_only=True, omit_defaults=True, forb
 class DecodeBody(GenerateBody, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """POST /decode. `prefill`: the prefill host that the caller would ask; None: the decode host waits for KV however
     short the rest of the prompt is, if there is any. elsewhere_s: seconds in which another prefill host is expected to
-    deliver the KV, None if there is no other: a sender that sends next to nothing is waited for as long. audit: the KV
-    is audited even if the host audits one hand-off in several, since its sender's was refuted before. sender: the name
-    of the prefill host that the caller asks for the KV: what is found counts for it, whatever the KV states."""
+    deliver the KV, None if there is none that could go on for it: a sender that sends next to nothing is waited for
+    as long. audit: the KV is audited even if the host audits one hand-off in several, since its sender's was refuted
+    before. sender: the name of the prefill host that the caller asks for the KV: what is found counts for it,
+    whatever the KV states."""
 
     prefill: PrefillOffer | None = None
     audit: bool = False

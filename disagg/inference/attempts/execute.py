@@ -290,7 +290,7 @@ class _Run:
             body = DecodeBody(
                 **msgspec.structs.asdict(body),
                 prefill=self._offer(attempt, ranked, alone=first and self.request.policy.local_prefill),
-                elsewhere_s=ranked.elsewhere_s(attempt.prefill),
+                elsewhere_s=ranked.elsewhere_s(attempt.prefill, self.driver.view),
                 audit=self.driver.view.of(attempt.prefill.name).breaker.refuted,
                 sender=attempt.prefill.name,
             )

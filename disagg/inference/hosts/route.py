@@ -105,9 +105,11 @@ class Ranking:
         names = [host.name for host in hosts if self.left_out.get(host.name) in WAITED_FOR]
         return f"{names[0]} is {self.left_out[names[0]]}" if names else ""
 
-    def elsewhere_s(self, prefill: Host | None) -> float | None:
-        """Seconds in which another prefill host than this one is expected to deliver the KV; None if there is none."""
-        return min((choice.cost_s for choice in self.prefill if choice.host != prefill), default=None)
+    def elsewhere_s(self, prefill: Host | None, view: FleetView) -> float | None:
+        """Seconds in which another prefill host than this one is expected to deliver the KV; None if there is none that
+        could go on if this one fails."""
+        others = (choice for choice in self.prefill if choice.host != prefill and _follows(view, prefill, choice.host))
+        return min((choice.cost_s for choice in others), default=None)
 
     def to_json(self) -> dict[str, Any]:
         """The ranking as `--explain --json` prints it."""
@@ -319,6 +321,17 @@ def offer_of(view: FleetView, prefill: Choice, decode: Host, *, alone: bool = Tr
         return offer
     more = {"splits": load.splits, "layers": load.layers, "kv_version": load.kv_version, "alone": alone}
     return structs.replace(offer, **more)
+
+
+def _follows(view: FleetView, first: Host | None, other: Host) -> bool:
+    """Whether `other` can go on with every prompt that `first` may have begun: of an earlier version, which leaves
+    nothing to go on with, any host can."""
+    begun, load = view.of(first.name).load if first is not None else None, view.of(other.name).load
+    if begun is None or begun.kv_version < KV_CHUNKS:
+        return True
+    if load is None or load.kv_version < begun.kv_version or (begun.splits and not load.splits):
+        return False
+    return load.layers is None or (begun.layers is not None and load.layers >= begun.layers)
 
 
 def can_go_on(view: FleetView, host: Host, slot: SlotEvent) -> bool:

@@ -203,6 +203,29 @@ def test_a_decode_host_of_this_version_learns_what_the_prefill_host_can_and_an_e
     assert route.offer_of(view, choice, host("d2"), alone=False) is None
 
 
+@pytest.mark.parametrize(
+    ("first", "other", "follows"),
+    [
+        ({}, {}, True),
+        ({"kv_version": 4}, {"kv_version": 5, "splits": True}, True),
+        ({"kv_version": 5, "splits": True}, {"kv_version": 5, "splits": True}, True),
+        ({"kv_version": 5, "splits": True}, {"kv_version": 4}, False),
+        ({"kv_version": 5, "splits": True}, {"kv_version": 5}, False),
+        ({"kv_version": 5}, {"kv_version": 5, "splits": True}, True),
+        ({"kv_version": 5, "splits": True}, {"kv_version": 5, "splits": True, "layers": 12}, False),
+        ({"kv_version": 5, "splits": True, "layers": 12}, {"kv_version": 5, "splits": True, "layers": 12}, True),
+        ({"kv_version": 5, "splits": True, "layers": 12}, {"kv_version": 5, "splits": True, "layers": 11}, False),
+        ({"kv_version": 5, "splits": True}, None, False),
+    ],
+)
+def test_a_decode_host_waits_for_no_other_prefill_host_that_cannot_go_on(
+    first: dict[str, Any], other: dict[str, Any] | None, follows: bool
+) -> None:
+    view = seen(p1=load(**first), **({"p2": load(**other)} if other is not None else {}))
+    ranking = ranked(view, candidates("d1", "p1 p2"))
+    assert (ranking.elsewhere_s(host("p1"), view) is not None) == follows
+
+
 def test_a_model_without_the_role_that_must_answer_is_an_error() -> None:
     fleet = Fleet("f", Path("hosts.toml"), {"m": Model("m", {}, 10)}, {"p": host("p")})
     assert route.candidates(fleet, "m").decode == (fleet.hosts["p"],)
