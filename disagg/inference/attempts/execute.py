@@ -227,7 +227,6 @@ class _Run:
         log.debug("attempt: %s", attempt)
         view = self.driver.view
         updates = ViewUpdates(view, attempt, self.prompt.tokens, self.request.body.share)
-        starts = {host.name: view.of(host.name).boot_id for host in attempt.hosts}
         caller = self._caller(updates, {failure.host.name for failure in failures})
 
         def first_token() -> None:
@@ -250,7 +249,7 @@ class _Run:
         if failure.final:
             raise failure.error
         ended = may_have_ended(failure, caller.sent.values(), has_token=self.answer.trace.first_token > 0)
-        await self.suspicion.broke_off([(host, starts[host.name]) for host in ended], failure.error)
+        await self.suspicion.broke_off([(host, updates.starts[host.name]) for host in ended], failure.error)
         forget_frames(failure.error)
         failures.append(failure)
         return None

@@ -19,13 +19,15 @@ from disagg.inference.hosts.view import FleetView
 class ViewUpdates:
     """Updates the view of the hosts of one attempt, from its begin. An answer may take minutes: for other requests the
     host that answers works from the first token on, and the prefill host has one prompt less once its KV has been
-    sent, which is audited after that. tokens: the prompt's. share: whose share of the hosts the request counts for."""
+    sent, which is audited after that. tokens: the prompt's. share: whose share of the hosts the request counts for.
+    starts: the boot id of each host's server when it was asked, empty if it is not known."""
 
     def __init__(self, view: FleetView, attempt: Attempt, tokens: int, share: Share = Share()) -> None:  # noqa: B008 - frozen
         self._view, self._share = view, share
         self._attempt = attempt
         self._tokens = tokens
         hosts = (attempt.decode, attempt.prefill)
+        self.starts = {host.name: view.of(host.name).boot_id for host in attempt.hosts}
         self._places: dict[str, HostPlace] = {}
         self._began = {host.name: view.began(host.name, tokens) for host in hosts if host is not None}
         self._sent: dict[str, float] = {}  # as `_began`, of a prefill host whose KV was sent and is not judged
@@ -69,6 +71,7 @@ class ViewUpdates:
         """Another prefill host goes on with the prompt; False if it has no place."""
         if self.take_place(prefill) is not None:
             return False
+        self.starts[prefill.name] = self._view.of(prefill.name).boot_id
         self._began[prefill.name] = self._view.began(prefill.name, self._tokens)
         return True
 

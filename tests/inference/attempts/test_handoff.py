@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from disagg.api.events import Event, LocalEvent, ShippedEvent
+from disagg.api.events import Event, LocalEvent, ProgressEvent, ShippedEvent, SlotEvent
 from disagg.api.names import KV_CHUNKS
 from disagg.errors import DisaggError, HandoffError, ModelError, Overloaded, ServerUnavailable
 from disagg.inference.attempts.answer import FALLBACK_WARNING
@@ -156,6 +156,33 @@ async def test_if_the_other_prefill_host_fails_too_the_decode_host_is_waited_for
         "p1 failed after 16 of 40 prompt tokens",
         "p2 failed after 24 of 40 prompt tokens",
     ]
+
+
+async def test_if_the_decode_host_breaks_off_after_a_second_prefill_host_was_asked_another_answers(
+    body: Body,
+) -> None:
+    pair = Pair(chunked(body, held=16, layers=12))
+
+    async def breaks_off(body: Body) -> Events:
+        async for event in pair.decode(body):
+            if not isinstance(event, SlotEvent | ProgressEvent):
+                return
+            yield event
+
+    async def answers(body: Body) -> Events:
+        yield alone(body, 0)
+        for event in (tokens(0), tokens(1), done(body)):
+            yield event
+
+    hosts = {**pair.hosts(p2={"prefill": pair.works}), "d1": {"decode": breaks_off}, "d2": {"decode": answers}}
+    async with client_of(DEFAULT_POLICY, **hosts) as (client, scripts):
+        for host in scripts.values():
+            host.load = replace(host.load, kv_version=KV_CHUNKS, splits=True)
+        await client.connect("m")
+        answer = await client.generate("m", tokens=PROMPT, max_tokens=2, timeout=20.0)
+        assert all(client.view.of(name).outstanding == 0 for name in hosts)
+    assert [token.id for token in answer.tokens] == [0, 1] and len(orders(scripts, "p2")) >= 1
+    assert answer.metrics.decode_server == "d2"
 
 
 @pytest.mark.parametrize("can", [{"splits": False}, {"layers": 11}, {"kv_version": 4}])
