@@ -117,7 +117,8 @@ class Reservation:
     """`nbytes` of KV memory, reserved until the last use has ended. A request, the connections that write its KV, and
     the engine that reads it use the same memory, and end in any order.
 
-    Safe to use from any thread. free: called once with `nbytes`, on the thread of the last use.
+    Safe to use from any thread. free: called with the bytes that are free again: on the thread of the last use, and of
+    `reduce`.
     """
 
     def __init__(self, nbytes: int, free: Callable[[int], None]) -> None:
@@ -130,6 +131,14 @@ class Reservation:
     @property
     def in_use(self) -> bool:
         return self._uses > 0
+
+    def reduce(self, nbytes: int) -> None:
+        """No more than so many bytes are needed from now on."""
+        with self._lock:
+            spare = 0 if self._freed else max(0, self.nbytes - nbytes)
+            self.nbytes -= spare
+        if spare:
+            self._free(spare)
 
     def use(self) -> Callable[[], None]:
         """Begin one more use; the function that is returned ends it, once. Cancelled if the last use has ended."""

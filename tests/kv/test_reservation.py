@@ -25,6 +25,18 @@ def test_memory_is_free_once_when_its_last_use_has_ended_in_any_order() -> None:
     assert (freed, memory.in_use) == ([100], False)
 
 
+def test_memory_that_is_not_needed_any_more_is_free_before_the_rest() -> None:
+    freed = list[int]()
+    memory = Reservation(100, freed.append)
+    end = memory.use()
+    memory.reduce(120)
+    assert freed == []
+    memory.reduce(70)
+    end()
+    memory.reduce(0)
+    assert freed == [30, 70]
+
+
 def test_memory_that_is_free_cannot_be_used_again() -> None:
     memory = Reservation(100, lambda nbytes: None)
     memory.use()()

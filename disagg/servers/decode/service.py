@@ -150,6 +150,8 @@ class DecodeService(Service[DecodeEngine]):
                     answers = any(caller.phase == "generating" for caller in self.active.values())
                     terms = self._planner.plan(request, kv, body, self.engine.info, answers=answers)
                     kv.spans = spans = terms.spans
+                    if spans.local or not terms.chunks:
+                        self._reserve_only_kv(request, kv)
                     logs.info("planned", layers=spans.layers, of=spans.of, reason=spans.reason)
                     if spans.local:
                         kv.local = spans.reason
@@ -213,9 +215,8 @@ class DecodeService(Service[DecodeEngine]):
 
     async def _reserve(self, request: ActiveRequest, body: GenerateBody) -> PromptKV:
         """Reserve the KV of prompt and answer, and look for held KV that the request can go on from."""
-        info, salt = self.engine.info, body.cache_salt
-        nbytes = info.layout.nbytes(request.prompt_tokens + request.sampling.max_tokens)
-        more = self._planner.room(body, request.prompt_tokens, info)
+        salt, nbytes = body.cache_salt, self._kv_bytes(request)
+        more = self._planner.room(body, request.prompt_tokens, self.engine.info)
         nbytes = max(nbytes, min(nbytes + more, self._memory.limit))
         held = self._find_held(request, salt)
         if (memory := self._memory.try_reserve(nbytes, request.share, request.cleanup)) is not None:
@@ -225,6 +226,15 @@ class DecodeService(Service[DecodeEngine]):
         room = self._memory.reserve(nbytes, request.share, request.cleanup)
         memory = await request.within_deadline(room, "there was no room for its KV")
         return PromptKV(memory, self._find_held(request, salt))
+
+    def _kv_bytes(self, request: ActiveRequest) -> int:
+        """Of prompt and answer."""
+        return self.engine.info.layout.nbytes(request.prompt_tokens + request.sampling.max_tokens)
+
+    def _reserve_only_kv(self, request: ActiveRequest, kv: PromptKV) -> None:
+        """The prompt does not arrive in chunks, or has arrived: others get the room for what chunks need beside it."""
+        if kv.memory is not None:
+            kv.memory.reduce(self._kv_bytes(request))
 
     def _find_held(self, request: ActiveRequest, salt: str) -> HeldKV | None:
         held = self.engine.find_held(request.tokens, salt)
@@ -262,6 +272,7 @@ class DecodeService(Service[DecodeEngine]):
             request.enter("generating")
             self._planner.end_tail(request)
             self._release_inputs(kv)
+            self._reserve_only_kv(request, kv)
             events = partial(self._tokens, answer, kv)
             for event in events(first):
                 yield event

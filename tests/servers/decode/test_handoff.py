@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from disagg.api.events import DoneEvent, Event, LocalEvent, SlotEvent
+from disagg.api.events import DoneEvent, Event, LocalEvent, SlotEvent, TokensEvent
 from disagg.api.names import KV_CHUNKS
 from disagg.api.requests import DecodeBody, PrefillOffer, Share
 from disagg.api.sampling import Sampling
@@ -170,6 +170,24 @@ async def test_what_a_prefill_host_computes_of_a_prompt_and_what_this_one_make_o
     assert (done.timing.tail_compute_s > 0) == divided and done.timing.kv_wait_s > 0
     assert not any(isinstance(event, LocalEvent | SlotEvent) for event in rest)
     assert (service.load_figures().prefill_tokens_s is not None) == divided, "two layers of eight show the speed of all"
+    await idle(service)
+
+
+@pytest.mark.parametrize("body", [DIVIDED, replace(DECODE, split=0)], ids=["divided", "alone"])
+async def test_what_chunks_need_beside_the_kv_is_free_once_the_prompt_is_computed(
+    service: DecodeService, body: DecodeBody
+) -> None:
+    kv_bytes = (len(PROMPT) + 4) * ROW_BYTES
+    async with aclosing(ask(service, body)) as events:
+        if body is DIVIDED:
+            slot = await slot_of(events)
+            assert service.load_figures().kv_bytes > kv_bytes
+            sending = asyncio.ensure_future(Sender(service, slot).send_all())
+            of_type(await anext(events), TokensEvent)
+            await sending
+        else:
+            of_type(await anext(events), LocalEvent)
+        assert service.load_figures().kv_bytes == kv_bytes
     await idle(service)
 
 
