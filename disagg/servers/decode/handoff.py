@@ -56,7 +56,7 @@ class SlotTerms:
 
     def other_head(self, left: float) -> bool:
         """Whether another prefill host is expected to be quicker than this host with what is left, a share of all."""
-        if self.elsewhere_s is None:
+        if self.elsewhere_s is None or left == 0:
             return False
         whole_s = self.elsewhere_s * self.spans.layers / self.spans.of  # it begins with the first token
         return self.here_s is None or whole_s < left * self.here_s

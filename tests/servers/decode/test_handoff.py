@@ -26,8 +26,9 @@ from disagg.errors import DisaggError, PeerLost, RequestError
 from disagg.kv.fingerprint import token_hash
 from disagg.kv.frames import Header
 from disagg.kv.transfer import Transfer
-from disagg.servers.decode.handoff import SlotWaits
+from disagg.servers.decode.handoff import SlotTerms, SlotWaits
 from disagg.servers.decode.service import DecodeService
+from disagg.servers.decode.spans import Spans
 from disagg.servers.host.request import Caller
 from tests.simulated import ROW_BYTES, write_simulated
 from tests.values import of_type, present
@@ -206,6 +207,23 @@ async def test_this_host_goes_on_after_the_last_whole_chunk_if_the_prefill_host_
     assert (done.resumed_at, done.computed_prompt_tokens) == (2 * CHUNK, len(PROMPT) - 2 * CHUNK)
     assert done.completion_tokens == 4 and done.timing.compute_s > 0 and done.timing.first_step_s == 0
     await idle(service)
+
+
+@pytest.mark.parametrize(
+    ("here_s", "elsewhere_s", "left", "other"),
+    [
+        (None, None, 0.5, False),
+        (None, 9.0, 0.5, True),
+        (10.0, 4.0, 0.5, True),
+        (10.0, 4.0, 0.2, False),
+        (None, 9.0, 0.0, False),  # all has come but the end
+    ],
+)
+def test_another_prefill_host_is_wanted_if_it_is_quicker_with_its_layers_of_all_tokens(
+    here_s: float | None, elsewhere_s: float | None, left: float, other: bool
+) -> None:
+    terms = SlotTerms(0, Spans(6, 8, ""), chunks=True, here_s=here_s, elsewhere_s=elsewhere_s)
+    assert terms.other_head(left) == other
 
 
 async def fails_after(service: DecodeService, sender: Sender, chunks: int) -> None:
