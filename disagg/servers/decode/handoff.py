@@ -99,7 +99,7 @@ class OpenSlot:
     """A slot of one request. event: what its caller is sent. arriving: what has come.
 
     resumed: tokens whose KV had come when the last prefill host failed, after which this host goes on; None: it did not
-    fail. ended: time.monotonic() at the end of the transfer.
+    fail. ended: time.monotonic() at the end of the transfer. only_sender: no other prefill host may go on.
     """
 
     def __init__(
@@ -119,6 +119,7 @@ class OpenSlot:
         self.senders = 1
         self.resumed: int | None = None
         self.ended = 0.0
+        self.only_sender = False
         self._closed = False
         layers, split = (terms.spans.layers if terms.spans.divided else None), info.split
         self.arriving = ArrivingKV(
@@ -223,7 +224,7 @@ class OpenSlot:
     def _settled(self, outcome: KVOutcome) -> None:
         """A transfer has ended, on any thread, and the engine does not know it yet."""
         arriving = self.arriving
-        if isinstance(outcome, ReceivedKV | Cancelled) or self._closed or self.senders > 1:
+        if isinstance(outcome, ReceivedKV | Cancelled) or self._closed or self.only_sender or self.senders > 1:
             return
         left = (arriving.tokens - arriving.whole) / (arriving.tokens - arriving.start)
         if arriving.whole == arriving.start or not self._terms.other_head(left):

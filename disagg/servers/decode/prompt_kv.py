@@ -10,7 +10,7 @@ from disagg.errors import KVRefuted
 from disagg.kv.arena import Reservation
 from disagg.kv.arriving import ArrivingKV
 from disagg.kv.received import ReceivedKV
-from disagg.servers.decode.audits import Audits
+from disagg.servers.decode.audits import AuditOrder, Audits
 from disagg.servers.decode.handoff import OpenSlot
 from disagg.servers.decode.spans import Spans
 
@@ -69,6 +69,16 @@ class PromptKV:
         if self.slot is None or self.received is None:
             return None
         return self.slot.ended if self.resumed is not None else self.received.timing.accepted
+
+    def order_audit(self, audits: Audits) -> AuditOrder | None:
+        """How what was received is audited; None if it is not, or nothing was. What two prefill hosts have sent is
+        audited if any is: nothing is known of the second one. Without an audit, no second one may send from now on."""
+        if self.slot is None or self.received is None:
+            return None
+        self.slot.only_sender = True
+        order = audits.order(self.received, self.audit or self.slot.senders > 1)
+        self.slot.only_sender = order is None and audits.every > 0
+        return order
 
     def refute(self, error: KVRefuted, audits: Audits, hint: str) -> tuple[RefutedEvent, HeldKV | None]:
         """Release the KV that was received, which is wrong. Also returns held KV that may be wrong, too: that of a

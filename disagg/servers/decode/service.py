@@ -309,7 +309,7 @@ class DecodeService(Service[DecodeEngine]):
     ) -> tuple[TokenFeed, Sequence[StepTokens]]:
         """Let the engine begin. KVRefuted if the received KV is wrong, whose request then is not in the engine."""
         received = kv.received
-        order = self.audits.order(received, kv.audit) if received is not None else None
+        order = kv.order_audit(self.audits)
         self.count(kv_bytes_total=received.nbytes if received is not None else 0)
         feed = self._submit(request, kv, salt, order)
         steps = await feed.steps()

@@ -26,6 +26,7 @@ from disagg.errors import DisaggError, PeerLost, RequestError
 from disagg.kv.fingerprint import token_hash
 from disagg.kv.frames import Header
 from disagg.kv.transfer import Transfer
+from disagg.servers.decode.audits import NEW, Audits
 from disagg.servers.decode.handoff import SlotTerms, SlotWaits
 from disagg.servers.decode.service import DecodeService
 from disagg.servers.decode.spans import Spans
@@ -285,6 +286,48 @@ async def test_another_prefill_host_goes_on_if_that_is_expected_to_be_quicker(
         await sending
     done = of_type(rest[-1], DoneEvent)
     assert (done.layers, done.resumed_at, done.computed_prompt_tokens) == (first.layers, None, 1)
+    await idle(service)
+
+
+async def came_to_engine(service: DecodeService) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while not service.engine.running:
+            await asyncio.sleep(0.005)
+
+
+async def test_no_other_prefill_host_goes_on_with_a_prompt_that_is_not_audited(
+    service: DecodeService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options, info = EngineOptions("mlx", kv_audit=64), dataclasses.replace(service.engine.info, audits=True)
+    monkeypatch.setattr(service, "audits", Audits(options, info))
+    service.audits._of("p-1").passed = NEW
+    async with aclosing(ask(service, replace(DIVIDED, elsewhere_s=0.01))) as events:
+        sender = Sender(service, await slot_of(events))
+        next_event = asyncio.ensure_future(anext(events))
+        await sender.send(2)
+        await came_whole(service, 2 * CHUNK)
+        await came_to_engine(service)
+        await sender.fail()
+        assert of_type(await next_event, LocalEvent).held_tokens == 2 * CHUNK
+    await idle(service)
+
+
+async def test_what_two_prefill_hosts_have_sent_is_audited(
+    service: DecodeService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options, info = EngineOptions("mlx", kv_audit=64), dataclasses.replace(service.engine.info, audits=True)
+    monkeypatch.setattr(service, "audits", Audits(options, info))
+    for name in ("p-1", "p-2", ""):
+        service.audits._of(name).passed = NEW
+    async with aclosing(ask(service, replace(DECODE, split=LAYERS, elsewhere_s=0.01))) as events:
+        failing = asyncio.ensure_future(fails_after(service, Sender(service, await slot_of(events)), 2))
+        other = Sender(service, await slot_of(events), "p-2")
+        await failing
+        sending = asyncio.ensure_future(other.send_all())
+        [event async for event in events]
+        await sending
+    assert not service.audits.all_accepted, "the simulated engine audits nothing"
+    assert service.audits._of("").since == 0, "an audit was ordered"
     await idle(service)
 
 
