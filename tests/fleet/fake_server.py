@@ -95,6 +95,7 @@ load_body = {
     "audit_every": 0,
     "layers": None,
     "split_refusal": "",
+    "model_layers": 3,
     "senders": {"dgx": {"accepted": 7, "refuted": 1, "verdict": "accepted", "deviation": 0.01, "highest": 0.02}},
 }
 

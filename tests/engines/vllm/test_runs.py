@@ -177,7 +177,8 @@ def test_an_engine_states_its_kv_memory_without_the_copies_that_ranks_hold(
     (tmp_path / "config.json").write_text("{}")
     layer = LayerProfile(LayerLayout("full", 2, 4, 4), None)
     described = ModelProfile("checkpoint", "llama", 9, 512, (layer,), "", "", "", frozenset())
-    reference = Reference(tmp_path, {}, SimpleNamespace(model_type="llama"), cast(HFTokenizer, None), described)
+    config = SimpleNamespace(model_type="llama", num_hidden_layers=1, hidden_size=8)
+    reference = Reference(tmp_path, {}, config, cast(HFTokenizer, None), described)
     executor = SimpleNamespace(register_failure_callback=lambda ended: None)
     vllm = SimpleNamespace(
         vllm_config=SimpleNamespace(device_config=SimpleNamespace(device_type="cpu")),
