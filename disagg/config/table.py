@@ -72,10 +72,11 @@ class Table:
             raise self.fault_at_value(key, f"{key} is out of range", f"from {low} to {high}")
         return number
 
-    def choice(self, key: str, allowed: Sequence[L], example: str = "") -> L:
-        """One of the allowed words."""
-        word = self.value(key, str, example or f'{key} = "{allowed[0]}"')
-        return self._allowed(word, allowed, key, (key,))
+    def choice(self, key: str, allowed: Sequence[L], example: str = "", *, number: str = "") -> L:
+        """One of the allowed words. number: what a number means, if the key may also have one."""
+        also = f", or {number}" if number else ""
+        word = self.value(key, str, example or f'{key} = "{allowed[0]}"{also}')
+        return self._allowed(word, allowed, key, (key,), also)
 
     def choices(self, key: str, allowed: Sequence[L]) -> tuple[L, ...]:
         """A list of allowed words, at least one, none twice."""
@@ -127,12 +128,12 @@ class Table:
             return value
         raise self.fault_at_value(key, f"{key} must be {_KINDS[kind]}, not {_kind(value)}", f"as in {example}")
 
-    def _allowed(self, word: str, allowed: Sequence[L], key: str, below: KeyPath) -> L:
+    def _allowed(self, word: str, allowed: Sequence[L], key: str, below: KeyPath, also: str = "") -> L:
         for choice in allowed:
             if word == choice:
                 return choice
         close = nearest(word, allowed)
-        hint = f"{one_of(allowed)}{f'; {close}' if close else ''}"
+        hint = f"{one_of(allowed)}{also}{f'; {close}' if close else ''}"
         raise self._fault(below, f'"{on_one_line(word)}" is not a value for {key}', hint)
 
 

@@ -116,7 +116,7 @@ def _kv_audit(table: Table, key: str) -> KVAudit:
     """A word, or a number: one hand-off in so many."""
     if type(table.data[key]) is int:
         return table.integer(key, 1, MAX_AUDIT_EVERY)
-    return table.choice(key, AUDITS, f'{key} = "auto", or a number: one hand-off in so many')
+    return table.choice(key, AUDITS, number="a number: one hand-off in so many")
 
 
 def _layers(table: Table, key: str) -> str:
@@ -126,7 +126,7 @@ def _layers(table: Table, key: str) -> str:
         raise table.fault_at_value(key, "these are no layers", '"0:24" for the first 24')
     first, end = (int(number) for number in found.groups())
     if first:
-        raise table.fault_at_value(key, "a prefill host computes the first layers", f'"0:{end}"')
+        raise table.fault_at_value(key, "a prefill host computes the first layers", f'"0:{end or 24}"')
     if not 0 < end <= MAX_LAYERS:
         raise table.fault_at_value(key, f"{key} is out of range", f'from "0:1" to "0:{MAX_LAYERS}"')
     return f"0:{end}"
@@ -136,7 +136,7 @@ def _split(table: Table, key: str) -> Split:
     """A word, or a number of layers."""
     if type(table.data[key]) is int:
         return table.integer(key, 0, MAX_LAYERS)
-    word: SplitWord = table.choice(key, get_args(SplitWord), f'{key} = "auto", or a number of layers')
+    word: SplitWord = table.choice(key, get_args(SplitWord), number=f"a number of layers from 0 to {MAX_LAYERS}")
     return word
 
 

@@ -216,6 +216,12 @@ def test_a_list_of_host_tables_is_refused(expect_fault: Expect) -> None:
             'one of "ssh", "local"; did you mean "ssh"?',
         ),
         (
+            MAC_ENGINE,
+            MAC_ENGINE + '\nengine.split = «"of"»',
+            '"of" is not a value for split',
+            'one of "auto", "off", or a number of layers from 0 to 1024; did you mean "off"?',
+        ),
+        (
             SPARK,
             SPARK + '\nservice = «"init"»',
             '"init" is not a value for service',
@@ -318,6 +324,7 @@ def test_roles_that_do_not_go_together_are_refused(expect_fault: Expect, roles: 
         (SPARK_ENGINE, SPARK_ENGINE + '\nlayers = «"24"»', "these are no layers", '"0:24" for the first 24'),
         (SPARK_ENGINE, SPARK_ENGINE + '\nlayers = «"0:-4"»', "these are no layers", '"0:24" for the first 24'),
         (SPARK_ENGINE, SPARK_ENGINE + '\nlayers = «"8:24"»', "a prefill host computes the first layers", '"0:24"'),
+        (SPARK_ENGINE, SPARK_ENGINE + '\nlayers = «"8:0"»', "a prefill host computes the first layers", '"0:24"'),
         (SPARK_ENGINE, SPARK_ENGINE + '\nlayers = «"0:0"»', "layers is out of range", 'from "0:1" to "0:1024"'),
         (SPARK_ENGINE, SPARK_ENGINE + '\nlayers = «"0:1025"»', "layers is out of range", 'from "0:1" to "0:1024"'),
         (
