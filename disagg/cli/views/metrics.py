@@ -143,8 +143,17 @@ def _route(metrics: Metrics) -> Items:
     if metrics.kv_bytes:
         transfer = f"transfer {seconds(metrics.hidden_transfer)} hidden, {seconds(metrics.exposed_transfer)} exposed"
         items += [f"{_kv(metrics)} {size(metrics.kv_bytes)}", transfer]
-    items += filter(None, (_held(metrics), metrics.local))
+    items += filter(None, (_divided(metrics), _held(metrics), metrics.local))
     return Items(Text(f"{metrics.model}: ", "bold"), items, "; ")
+
+
+def _divided(metrics: Metrics) -> str:
+    """Which layers of the prompt each host computed; empty if it was not divided."""
+    if metrics.layers is None:
+        return ""
+    until = "" if metrics.resumed_at is None else f", of the first {counted(metrics.resumed_at, 'token')}"
+    head = f"{counted(metrics.layers, 'layer')} on {metrics.prefill_server}"
+    return f"{head}, the others on {metrics.decode_server}{until}"
 
 
 def _held(metrics: Metrics) -> str:
@@ -164,9 +173,9 @@ def _kv(metrics: Metrics) -> str:
 def _transfer(metrics: Metrics) -> Text:
     """What the hand-off transferred, and how many prompt tokens the decode host computed itself."""
     recomputed = f"{metrics.decode_computed_tokens} of {metrics.prompt_tokens}"
-    held = f"\n      {_held(metrics)}" if metrics.held_tokens else ""
+    more = "".join(f"\n      {part}" for part in (_divided(metrics), _held(metrics)) if part)
     if not metrics.kv_bytes:
-        return Text.assemble(("KV    ", "dim"), f"no hand-off: {metrics.local or metrics.method}", (held, "dim"))
+        return Text.assemble(("KV    ", "dim"), f"no hand-off: {metrics.local or metrics.method}", (more, "dim"))
     return Text.assemble(
         ("KV    ", "dim"),
         (size(metrics.kv_bytes), "bold"),
@@ -176,7 +185,7 @@ def _transfer(metrics: Metrics) -> Text:
         ("\n      decode host computed ", "dim"),
         recomputed,
         (" prompt tokens", "dim"),
-        (held, "dim"),
+        (more, "dim"),
     )
 
 

@@ -242,6 +242,16 @@ def test_held_kv_and_the_reason_for_a_local_prompt_are_shown_and_nothing_without
     assert "held KV" not in shown(model_panel(completion("m")), 120)
 
 
+def test_a_prompt_that_was_divided_states_the_layers_of_each_host() -> None:
+    for view in (metrics_view([completion("m", layers=12)]), model_panel(completion("m", layers=12))):
+        assert "12 layers on prefill-1, the others on decode-1" in " ".join(shown(view, 120).split())
+    resumed = metrics_view([completion("m", layers=1, resumed_at=966)])
+    assert "1 layer on prefill-1, the others on decode-1, of the first 966 tokens" in " ".join(
+        shown(resumed, 120).split()
+    )
+    assert "layers on" not in shown(model_panel(completion("m")), 120)
+
+
 @WIDTHS
 def test_the_metrics_table_has_a_row_per_model_and_its_formulas(width: Any) -> None:
     both = [completion("qwen3-demo"), completion("gpt-oss-demo")]
