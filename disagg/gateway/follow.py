@@ -105,4 +105,5 @@ def _require_ok(status: int, url: str, key: str | None) -> None:
     if status in (httpx.codes.TOO_MANY_REQUESTS, httpx.codes.SERVICE_UNAVAILABLE):
         raise ServerUnavailable(f"the gateway at {url} has no place for another watcher", "close a dashboard, or wait")
     if status != httpx.codes.OK:
-        raise DisaggError(f"{url} answered HTTP {status}, not as a gateway of disagg does", "name its --url")
+        hint = "; one with a certificate is asked by https" if url.startswith("http:") else ""
+        raise DisaggError(f"{url} answered HTTP {status}, not as a gateway of disagg does", f"name its --url{hint}")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from disagg.config import EngineOptions, Fleet, Host, Model
-from disagg.errors import ServerUnavailable, Unauthorized
+from disagg.errors import DisaggError, ServerUnavailable, Unauthorized
 from disagg.gateway.clients.keys import KeyFile
 from disagg.gateway.follow import gateway_states, host_states
 from disagg.gateway.watch.feed import FeedBounds
@@ -68,6 +68,18 @@ async def test_a_full_gateway_is_asked_again_later() -> None:
     async with running(FakeClient(), feed=FeedBounds(watchers=0)) as gateway:
         with pytest.raises(ServerUnavailable, match="no place for another watcher"):
             await anext(gateway_states(gateway.url, None))
+
+
+async def test_a_gateway_with_a_certificate_that_is_asked_by_http_is_an_error_that_says_how_to_ask() -> None:
+    async def refuse(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+        writer.close()
+
+    async with await asyncio.start_server(refuse, "127.0.0.1", 0) as server:
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        with pytest.raises(DisaggError, match="not as a gateway of disagg does") as raised:
+            await anext(gateway_states(url, None))
+    assert raised.value.hint == "name its --url; one with a certificate is asked by https"
 
 
 async def test_of_a_fleet_that_is_not_started_the_first_state_has_every_host_down(
