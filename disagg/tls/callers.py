@@ -159,7 +159,8 @@ def _require_readable(path: Path) -> None:
     """Raises ConfigError for what is no file that this program may read whole."""
     try:
         if not path.is_file():
-            raise ConfigError(f"{path}: there is no such file", "name a file in PEM")
+            fault = "not a file" if path.exists() else "there is no such file"
+            raise ConfigError(f"{path}: {fault}", "name a file in PEM")
         if path.stat().st_size > MAX_BYTES:
             raise ConfigError(f"{path}: over {MAX_BYTES} bytes", "name a file in PEM")
         with path.open("rb"):

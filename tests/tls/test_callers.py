@@ -125,6 +125,7 @@ def of_another(key: Path) -> None:
     [
         (lambda shown, key: shown.unlink(), "{shown}: there is no such file"),
         (lambda shown, key: key.unlink(), "{key}: there is no such file"),
+        (lambda shown, key: (key.unlink(), key.mkdir()), "{key}: not a file"),
         (lambda shown, key: shown.write_text("no certificate"), "{shown}: not usable: "),
         (lambda shown, key: key.write_text("no key"), "{key}: not usable: "),
         (lambda shown, key: key.write_bytes(b" " * ((1 << 20) + 1)), "{key}: over 1048576 bytes"),
