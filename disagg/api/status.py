@@ -40,17 +40,17 @@ class SenderAudits(Contract, frozen=True, kw_only=True):
 class Load(Liveness, frozen=True, kw_only=True):
     """GET /load: what routing needs, cheap enough to be read every second.
 
-    boot_id: random, new at every start of the server. queue, running: requests. queue_tokens: prompt tokens that are
-    not computed yet. kv_bytes: reserved by requests; kv_limit: the bound on them. kv_held_bytes: of finished
-    conversations, given up if a request needs the room. prefill_tokens_s, decode_tokens_s: measured lately, None if not
-    measured; prefill_tokens_s is that of all layers, decode_tokens_s of one request. links: rate in bytes/s of recent
-    transfers from this host, by "address:port" of the decode host. vocab_size: of the model, 0 until it has loaded.
-    senders: what audits found of the KV of each prefill host, by its name; empty if it has not stated one. strikes: of
-    requests that this host computed when it ended, by their marks; acquitted: marks of those that it has computed after
-    another host had ended with them; see disagg/strikes.py. splits: the host can compute a prompt together with another
-    one, each some of the layers. layers: it has the model's first so many, None: all. kv_version: the latest of the KV
-    protocol that it knows. fingerprint: a digest of the model, its weights and the engine's packages, empty until the
-    model has loaded.
+    boot_id: random, new at every start of the server. queue, running: requests. queue_tokens: prompt tokens that
+    are not computed yet, and do not wait for their decode host. kv_bytes: reserved by requests; kv_limit: the bound
+    on them. kv_held_bytes: of finished conversations, given up if a request needs the room. prefill_tokens_s,
+    decode_tokens_s: measured lately, None if not measured; prefill_tokens_s is that of all layers, decode_tokens_s
+    of one request. links: rate in bytes/s of recent transfers from this host, by "address:port" of the decode host.
+    vocab_size: of the model, 0 until it has loaded. senders: what audits found of the KV of each prefill host, by
+    its name; empty if it has not stated one. strikes: of requests that this host computed when it ended, by their
+    marks; acquitted: marks of those that it has computed after another host had ended with them; see
+    disagg/strikes.py. splits: the host can compute a prompt together with another one, each some of the layers.
+    layers: it has the model's first so many, None: all. kv_version: the latest of the KV protocol that it knows.
+    fingerprint: a digest of the model, its weights and the engine's packages, empty until the model has loaded.
     """
 
     boot_id: Annotated[str, Meta(max_length=64)]

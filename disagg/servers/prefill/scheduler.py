@@ -127,6 +127,13 @@ class Scheduler:
             return round(sum(job.work for job in self._jobs if job.state != "computed"))
 
     @property
+    def tokens_ahead(self) -> int:
+        """Those of them that may be computed before a prompt that comes now: starved ones leave it the thread."""
+        with self._changed:
+            ahead = [job for job in self._jobs if job.state != "computed" and job.starved_since is None]
+            return round(sum(job.work for job in ahead))
+
+    @property
     def tokens_s(self) -> float | None:
         """Prompt tokens of all layers per second of computing, measured lately; None if not measured."""
         return self._tokens_s
@@ -134,7 +141,7 @@ class Scheduler:
     @property
     def queue_s(self) -> float:
         """Seconds until the prompt tokens that wait are computed."""
-        return self.tokens / (self._tokens_s or FIRST_TOKENS_S)
+        return self.tokens_ahead / (self._tokens_s or FIRST_TOKENS_S)
 
     def submit(self, job: PromptJob) -> None:
         """Queue a job until `release`. Overloaded if too many tokens wait, unless those of its key are within its share

@@ -65,7 +65,7 @@ class PrefillService(Service[PrefillEngine]):
             kv_bytes=self.scheduler.kv_bytes,
             kv_limit=self.scheduler.policy.kv_bytes,
             kv_held_bytes=self._engine.held_bytes if self._engine else 0,
-            queue_tokens=self.scheduler.tokens,
+            queue_tokens=self.scheduler.tokens_ahead,
             prefill_tokens_s=self.scheduler.tokens_s,
             links=self._rates.links(),
         )

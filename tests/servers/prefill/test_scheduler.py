@@ -326,6 +326,7 @@ def test_a_prompt_whose_decode_host_has_not_computed_its_layers_waits_and_says_h
     with scheduling() as scheduler:
         scheduler.submit(slow)
         wait_until(lambda: log == ["slow"] and not scheduler.busy and time.monotonic() > (slow.starved_since or 1e99))
+        assert scheduler.tokens == round(slow.work) > 0 and scheduler.tokens_ahead == 0 and scheduler.queue_s == 0
         other = job(Run("other", 1500, log))
         scheduler.submit(other)
         other.computed.result(PATIENCE_S)
