@@ -94,10 +94,10 @@ def told(offer: Offer, choice: Any) -> tuple[Sequence[FunctionBody], Any]:
     if not isinstance(tools, Sequence) or not all(isinstance(tool, Mapping) for tool in tools):
         raise RequestError("tool_choice.tools: not a list of tools")
     if mode not in ("auto", "required"):
-        raise RequestError(f"tool_choice.mode: not auto or required (got {mode!r})")
+        raise RequestError(f"tool_choice.mode: no such mode (got {mode!r})", 'send "auto" or "required"')
     names = {_function(tool) for tool in tools if tool.get("type") not in LEFT_OUT}
     if unknown := names - offer.names.keys():
-        raise RequestError("tool_choice.tools: one of them is none of tools", f"offer {min(unknown)} in tools, too")
+        raise RequestError("tool_choice.tools: one of them is none of tools", f"offer {min(unknown)!r} in tools, too")
     return [function for function in offer.functions if function.name in names], mode
 
 

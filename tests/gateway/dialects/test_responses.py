@@ -122,6 +122,16 @@ def test_of_allowed_tools_the_others_are_not_in_the_prompt(mode: str, called: An
     assert request.echoed["tool_choice"]["tools"] == allowed
 
 
+def test_what_is_wrong_in_allowed_tools_says_what_to_send() -> None:
+    for changed, hint in (
+        ({"tools": [{"type": "function", "name": "no"}]}, "offer 'no' in tools, too"),
+        ({"mode": "any"}, 'send "auto" or "required"'),
+    ):
+        with pytest.raises(RequestError) as raised:
+            read(tools=OF_AGENT, tool_choice={**ALLOWED, **changed})
+        assert raised.value.hint == hint
+
+
 @pytest.mark.parametrize(
     ("namespace", "function", "described"),
     [
