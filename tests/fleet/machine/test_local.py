@@ -153,4 +153,5 @@ def test_an_interruption_ends_local_commands_too() -> None:
     with pytest.raises(KeyboardInterrupt):
         each([host], action)
     interrupter.join()
-    assert len(errors) == 1 and not running(SLEEP)
+    assert len(errors) == 1
+    wait_until(lambda: not running(SLEEP))
