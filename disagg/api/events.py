@@ -45,7 +45,8 @@ class SlotEvent(Contract, frozen=True, kw_only=True):
     """The decode host is ready for KV: deliver it to `kv` with this one-time ticket. That of all prompt tokens but the
     last is due. held_tokens: of its first tokens, those whose KV the host already has and which are not to be sent.
     layers: the model's first so many are due, with the hidden states after the last of them; None: all, without hidden
-    states. kv_version: that of the KV protocol to send it by. reason: why so many, as of LocalEvent.
+    states. kv_version: that of the KV protocol to send it by. kv_wire: the form to send it in, None if the sender
+    chooses. reason: why so many, as of LocalEvent.
 
     A second one, before the first token: the prefill host of the first has failed, and the KV from held_tokens on is
     due from another."""
@@ -58,6 +59,7 @@ class SlotEvent(Contract, frozen=True, kw_only=True):
     held_tokens: Count = 0
     layers: Layers | None = None
     kv_version: KVVersion = KV_WHOLE
+    kv_wire: WireForm | None = None
     reason: Reason = ""
 
 

@@ -10,7 +10,7 @@ from msgspec import Meta, field
 
 from disagg.api.base import Contract
 from disagg.api.layout import MAX_LAYERS
-from disagg.api.names import KV_CHUNKS, KV_WHOLE, SplitWord
+from disagg.api.names import KV_CHUNKS, KV_WHOLE, SplitWord, WireForm
 from disagg.api.sampling import MAX_TOKENS, MAX_TOP, Sampling
 
 MAX_MESSAGES = 4096
@@ -291,14 +291,15 @@ class DecodeBody(GenerateBody, frozen=True, kw_only=True, forbid_unknown_fields=
 
 class PrefillBody(PromptBody, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """POST /prefill. `deliver` and `ticket`: as the decode host's slot event stated them. `start`: its `held_tokens`,
-    the first token whose KV is sent. `layers`, `kv_version`: the slot's, too. Fields with their default value are left
-    out, as of GenerateBody."""
+    the first token whose KV is sent. `layers`, `kv_version`, `kv_wire`: the slot's, too. Fields with their default
+    value are left out, as of GenerateBody."""
 
     deliver: KVAddress
     ticket: Annotated[str, Meta(min_length=8, max_length=128)]
     start: Annotated[int, Meta(ge=0, le=MAX_TOKENS)] = 0
     layers: Layers | None = None
     kv_version: KVVersion = KV_WHOLE
+    kv_wire: WireForm | None = None
 
 
 class LeaseBody(Contract, frozen=True, forbid_unknown_fields=True):

@@ -160,6 +160,7 @@ class _HandOff:
                 start=slot.held_tokens,
                 layers=slot.layers,
                 kv_version=slot.kv_version,
+                kv_wire=slot.kv_wire,
             ),
             self.leases,
             request_id=self.call.request_id,

@@ -191,7 +191,7 @@ class OpenSlot:
             token_hash=self._hash,
             tokens=arriving.tokens,
             start=arriving.whole,
-            wires=WIRE_FORMS,
+            wires=(arriving.kv.wire,) if arriving.kv is not None else WIRE_FORMS,
             layers=arriving.layers,
             split=info.split,
             chunks=terms.chunks,
@@ -218,6 +218,7 @@ class OpenSlot:
             held_tokens=slot.expected.start,
             layers=self.arriving.layers,
             kv_version=KV_CHUNKS if self._terms.chunks else KV_WHOLE,
+            kv_wire=self.arriving.kv.wire if self.arriving.kv is not None else None,
             reason=self._terms.spans.reason[:MAX_REASON_CHARS],
         )
 
@@ -237,7 +238,7 @@ class OpenSlot:
             return
         self.senders += 1
         if (kv := arriving.kv) is not None:
-            kv.sender = ""  # what is found wrong in it may be of either
+            kv.sender = kv.weights = ""  # what is found wrong in it may be of either
         self._on_loop(self._reopened, slot)
 
     def _reopened(self, slot: IssuedTicket) -> None:

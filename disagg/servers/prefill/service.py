@@ -220,7 +220,7 @@ class PrefillService(Service[PrefillEngine]):
             token_hash=token_hash(request.tokens),
             tokens=len(request.tokens) - 1,
             start=body.start,
-            wire=self._wire_form(len(request.tokens) - 1, body.deliver, layout, layers),
+            wire=body.kv_wire or self._wire_form(len(request.tokens) - 1, body.deliver, layout, layers),
             sender=self.host.name,
             weights=info.weights,
             layers=layers,

@@ -111,11 +111,12 @@ async def test_the_decode_host_goes_on_after_what_has_come_and_the_answer_says_s
 
 
 async def test_another_prefill_host_is_asked_for_the_rest_of_the_same_layers(body: Body) -> None:
-    pair = Pair(chunked(body, held=16, layers=12))
+    pair = Pair(replace(chunked(body, held=16, layers=12), kv_wire="int8-g64"))
     _, hosts, answer = await asked(pair, p2={"prefill": pair.works})
     (first,), (second,) = orders(hosts, "p1"), orders(hosts, "p2")
     assert (first["layers"], first.get("start", 0), first["kv_version"]) == (12, 0, KV_CHUNKS)
     assert (second["layers"], second["start"], second["kv_version"]) == (12, 16, KV_CHUNKS)
+    assert "kv_wire" not in first and second["kv_wire"] == "int8-g64", "as the first one has begun"
     assert [token.id for token in answer.tokens] == [0, 1] and "p1 failed after 16 of 40" in answer.warnings[0]
     assert (answer.metrics.prefill_server, answer.metrics.resumed_at) == ("p2", None)
     assert answer.metrics.ttft_parts.failed_attempts > 0

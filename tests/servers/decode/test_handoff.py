@@ -278,6 +278,7 @@ async def test_another_prefill_host_goes_on_if_that_is_expected_to_be_quicker(
         await failing
         assert (second.layers, second.held_tokens, second.kv_version) == (first.layers, 2 * CHUNK, KV_CHUNKS)
         assert second.ticket != first.ticket
+        assert (first.kv_wire, second.kv_wire) == (None, "as-is")
         (issued,) = service.tickets._issued.values()
         assert present(issued.incoming.arriving.kv).sender == "", "what is wrong may be of either"
         other = Sender(service, second, "p-2")

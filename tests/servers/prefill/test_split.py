@@ -13,12 +13,13 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec import structs
 
 from disagg.api.events import ShippedEvent
 from disagg.api.requests import GenerateBody, KVAddress, PrefillBody, ScoreBody
 from disagg.config import EngineOptions, load
 from disagg.engines.transformers.engine import TransformersPrefillEngine
-from disagg.errors import CapabilityMissing, DisaggError, RequestError
+from disagg.errors import CapabilityMissing, DisaggError, LayoutMismatch, RequestError
 from disagg.kv.arena import Arenas
 from disagg.kv.arriving import CREDIT_CHUNKS, ArrivingKV
 from disagg.kv.blocks import HiddenBlock
@@ -189,6 +190,15 @@ async def test_a_head_computes_no_further_than_its_decode_host_has_credit_for(qw
         stated_s = event.tokenise_s + event.queue_s + event.compute_s + event.starved_s + event.exposed_transfer_s
         assert stated_s <= time.monotonic() - began, "no part counts twice"
         assert service.figures().kv_bytes == 0 and all_layers.outcome == "complete"
+
+
+async def test_a_head_that_goes_on_for_another_one_sends_in_its_form(qwen3: Path, tmp_path: Path) -> None:
+    async with serving(tmp_path, qwen3) as service:
+        with receiving(service) as decode:
+            body, arriving = decode.expect(2)
+            with pytest.raises(LayoutMismatch, match="would send the KV as int8-g64"):
+                await shipped(service, structs.replace(body, kv_wire="int8-g64"))
+            arriving.release()
 
 
 async def test_a_head_whose_decode_host_gives_the_request_up_stops_and_leaves_nothing(
