@@ -126,7 +126,10 @@ def _echoed(body: Mapping[str, Any], fields: ResponsesBody, text: TextConfig) ->
 
 def _form(fields: ResponsesBody, offer: Offer, form: TextFormat | None) -> dict[str, Any]:
     functions, choice = told(offer, fields.tool_choice)
-    made = fields.form if (schema := _schema(form)) is None else {"json_schema": schema}
+    made, schema = fields.form, _schema(form)
+    if made and schema is not None:
+        raise RequestError("text.format: the answer has a form already, by another field", "leave out one of them")
+    made = made if schema is None else {"json_schema": schema}
     return form_of(functions, choice, made, parallel=fields.parallel_tool_calls)
 
 

@@ -299,6 +299,7 @@ def test_items_become_messages(instructions: str | None, given: Any, messages: l
         ({"tools": [TOOL], "tool_choice": {"type": "custom", "name": "f"}}, "tool_choice"),
         ({"tools": [PATCH], "tool_choice": {"type": "custom", "name": "apply_patch"}}, "tool_choice"),
         ({"tool_choice": "required"}, "tool_choice"),
+        ({"text": {"format": {"type": "json_object"}}, "guided_choice": ["a"]}, "text.format"),
         ({"tools": [TOOL], "tool_choice": {"type": "function", "name": "g"}}, "tool_choice"),
         ({"tools": [TOOL], "tool_choice": {"type": "allowed_tools", "mode": "auto"}}, "tool_choice.tools"),
         ({"tools": [TOOL], "tool_choice": {**ALLOWED, "mode": "any"}}, "tool_choice.mode"),
