@@ -50,7 +50,7 @@ class CrossOrigin:
         if not self._origins.allows(origin):
             await self.app(scope, receive, send)
         elif scope["method"] == "OPTIONS" and "access-control-request-method" in headers:
-            await Response(status_code=204, headers=_told(headers, origin))(scope, receive, send)
+            await Response(headers=_told(headers, origin))(scope, receive, send)
         else:
             await self.app(scope, receive, _naming(send, origin))
 
