@@ -56,6 +56,8 @@ class ResponseWriter:
         done = finished.completion
         status: Status = "incomplete" if done.finish_reason == "length" else "completed"
         yield from self._start()
+        if not self._items:  # as OpenAI does: clients read the first item of a response, whatever it holds
+            yield from self._begin("message")
         yield from self._close(status)
         response = self._response(status, done)
         if self._keep is not None:
@@ -93,16 +95,20 @@ class ResponseWriter:
     def _more(self, kind: Kind, text: str, tokens: Sequence[TokenLogprob] = ()) -> Iterator[Written]:
         """More of the item of this kind, after its beginning if another one is open."""
         if self._open != kind:
-            yield from self._close("completed")
-            self._open, self._text, self._logprobs = kind, [], []
-            yield self._added(self._item(kind, "in_progress", []))
-            yield self._of_item("response.content_part.added", content_index=0, part=self._part(kind))
+            yield from self._begin(kind)
         self._text.append(text)
         fields: dict[str, Any] = {"content_index": 0, "delta": text}
         if kind == "message":
             fields["logprobs"] = self._of_tokens(tokens)
             self._logprobs += fields["logprobs"]
         yield self._of_item(f"{_DELTAS[kind]}.delta", **fields)
+
+    def _begin(self, kind: Kind) -> Iterator[Written]:
+        """The beginning of an item of this kind, after the end of the open one."""
+        yield from self._close("completed")
+        self._open, self._text, self._logprobs = kind, [], []
+        yield self._added(self._item(kind, "in_progress", []))
+        yield self._of_item("response.content_part.added", content_index=0, part=self._part(kind))
 
     def _close(self, status: Status) -> Iterator[Written]:
         """The end of the open item, if there is one."""

@@ -401,6 +401,18 @@ def test_a_whole_response_has_the_items_of_the_stream() -> None:
     assert (whole["id"], whole["status"], whole["created_at"]) == ("resp_id", "completed", 5)
 
 
+@pytest.mark.parametrize(("reason", "status"), [("stop", "completed"), ("length", "incomplete")])
+def test_an_answer_of_nothing_is_a_message_without_text(reason: Any, status: str) -> None:
+    done = completion("", finish_reason=reason)
+    found = events(DIALECT.writer(Head(read(stream=True), "id", 0.0)).finished(Finished(0, done)))
+    part = ["content_part.added", "output_text.done", "content_part.done"]
+    names = [one["type"].removeprefix("response.") for one in found]
+    assert names == ["created", "in_progress", "output_item.added", *part, "output_item.done", status]
+    (item,) = found[-1]["response"]["output"]
+    assert (item["type"], item["status"], item["content"][0]["text"]) == ("message", status, "")
+    assert DIALECT.writer(Head(read(), "id", 0.0)).whole([done])["output"] == [item]
+
+
 def test_an_answer_that_is_cut_by_its_bound_is_incomplete() -> None:
     done = completion("So .", finish_reason="length")
     writer = DIALECT.writer(Head(read(stream=True, max_output_tokens=2), "id", 0.0))
