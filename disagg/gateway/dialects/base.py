@@ -181,6 +181,7 @@ class GatewayRequest:
     by that name. left_out: a line for each part of the request that is not in the prompt, or not enforced; the
     answer's warnings begin with them. echoed: fields of the body that the answer repeats. scoring: what the caller
     wants to know of the prompts themselves. items: those of the body, if it is to be followed by others.
+    ids_as_names: log-probabilities name tokens by their ids, not by their texts.
     """
 
     model: str
@@ -199,6 +200,7 @@ class GatewayRequest:
     echoed: Mapping[str, Any] = field(default_factory=dict)
     items: Sequence[Any] = ()
     scoring: Scoring | None = None
+    ids_as_names: bool = False
 
     @property
     def choices(self) -> int:
@@ -212,15 +214,15 @@ class GatewayRequest:
         """The arguments of AsyncClient.stream for one answer.
 
         The first answer to a prompt leaves its KV to the others. Answers to the same prompt differ if the caller has
-        set a seed: each has its own, counted up from that one.
+        set a seed: each has its own, counted up from that one. -1 is no seed, as in vLLM and llama.cpp; the other
+        negative ones of OpenAI's 64 bits stand for those from 0.
         """
         prompt, repetition = divmod(choice, self.n)
         options = dict(self.options)
         if self.n > 1 and not repetition:
             options["hold_prompt"] = True
-        if options.get("seed") is not None:
-            seed = options["seed"] + repetition
-            options["seed"] = seed - SEEDS if options["seed"] < SEEDS <= seed else seed
+        if (seed := options.pop("seed", None)) not in (None, -1):
+            options["seed"] = (seed + repetition) % SEEDS if -SEEDS <= seed < SEEDS else seed
         timeout = deadline_s(options.get("max_tokens", DEFAULT_MAX_TOKENS))
         return {"model": self.model, **self.prompts[prompt], **options, "timeout": timeout}
 

@@ -63,6 +63,7 @@ class ChatCompletions(openai.OpenAIDialect):
             called_as=offer.names,
             left_out=(*offer.left_out, *verbosity(fields.verbosity, "verbosity")),
             scoring=Scoring(echo=False, listed=top, top=top, alone=False) if top is not None else None,
+            ids_as_names=bool(fields.return_tokens_as_token_ids),
         )
 
     def writer(self, head: Head) -> ChatWriter:
@@ -105,6 +106,7 @@ class ChatWriter(openai.ObjectWriter):
         self._note(piece)
         if choice not in self._calls:
             yield self._start(choice)
+        self._tokens += len(piece.tokens)
         if piece.reasoning and self._request.reasoning:
             yield self._chunk(choice, _reasoning(piece.reasoning))
         if piece.text or logprobs:
@@ -134,11 +136,9 @@ class ChatWriter(openai.ObjectWriter):
             }
             for index, one in enumerate(completions)
         ]
-        body = self._object("chat.completion", choices, completions)
-        scoring = self._request.scoring
-        if self._prompt is None or scoring is None or scoring.listed is None:
-            return body
-        return {**body, "prompt_logprobs": openai.listed(self._prompt, scoring.listed)}
+        top = self._request.scoring.listed if self._request.scoring is not None else None
+        listed = openai.listed(self._prompt, top) if self._prompt is not None and top is not None else None
+        return {**self._object("chat.completion", choices, completions), "prompt_logprobs": listed}
 
     def _start(self, choice: int) -> Written:
         self._calls[choice] = 0
@@ -149,8 +149,8 @@ class ChatWriter(openai.ObjectWriter):
         return self._object(self.chunk, (one,))
 
     def _answer(self, completion: Completion) -> dict[str, Any]:
-        """The whole answer. A message that only calls tools has no content."""
-        message: dict[str, Any] = {"role": "assistant", "content": completion.text}
+        """The whole answer. A message that only calls tools has no content. vLLM's clients read `reasoning` of each."""
+        message: dict[str, Any] = {"role": "assistant", "content": completion.text, "reasoning": None}
         if completion.reasoning and self._request.reasoning:
             message |= _reasoning(completion.reasoning)
         if completion.tool_calls:
@@ -168,7 +168,7 @@ class ChatWriter(openai.ObjectWriter):
     def _logprobs_body(self, tokens: Sequence[TokenLogprob]) -> Written | None:
         if not self._logprobs or not tokens:
             return None
-        return {"content": [openai.logprob_body(token) for token in tokens]}
+        return {"content": [openai.logprob_body(token, ids=self._request.ids_as_names) for token in tokens]}
 
 
 def _reasoning(text: str) -> dict[str, str]:

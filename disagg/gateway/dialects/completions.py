@@ -60,6 +60,7 @@ class Completions(openai.OpenAIDialect):
             usage_so_far=fields.usage_so_far,
             longest=fields.max_tokens,
             scoring=scoring,
+            ids_as_names=bool(fields.return_tokens_as_token_ids),
         )
 
     def writer(self, head: Head) -> CompletionWriter:
@@ -87,7 +88,7 @@ def _best_of(fields: CompletionBody, n: int) -> int:
     return best_of
 
 
-OF_COMPLETIONS: Final = frozenset({"suffix", "best_of", "echo", "prompt_logprobs"})
+OF_COMPLETIONS: Final = frozenset({"suffix", "best_of", "echo", "prompt_logprobs", "return_tokens_as_token_ids"})
 """Those of the refused fields that are honoured here."""
 
 
@@ -150,6 +151,7 @@ class CompletionWriter(openai.ObjectWriter):
 
     def piece(self, piece: AnswerPiece) -> Iterator[Written]:
         self._note(piece)
+        self._tokens += len(piece.tokens)
         if piece.text or self._logprobs:
             offset = self._offsets.get(piece.choice, 0)
             self._offsets[piece.choice] = offset + len(piece.text)
@@ -184,11 +186,11 @@ class CompletionWriter(openai.ObjectWriter):
         """Log-probabilities of the prompt that comes before the answer."""
         if self._scoring is None or not self._scoring.echo or self._top is None:
             return None
-        tokens = self._scored[choice].tokens
+        tokens, ids = self._scored[choice].tokens, self._request.ids_as_names
         return {
-            "tokens": [openai.token_name(token.id, token.bytes) for token in tokens],
+            "tokens": [openai.token_name(token.id, token.bytes, ids=ids) for token in tokens],
             "token_logprobs": [token.logprob for token in tokens],
-            "top_logprobs": [_likeliest_there(token, self._top) for token in tokens],
+            "top_logprobs": [_likeliest_there(token, self._top, ids) for token in tokens],
             "text_offset": _offsets(tokens, 0),
         }
 
@@ -198,10 +200,11 @@ class CompletionWriter(openai.ObjectWriter):
     def _logprobs_body(self, tokens: Sequence[TokenLogprob], offset: int) -> Written | None:
         if not self._logprobs or not tokens:
             return None
+        ids = self._request.ids_as_names
         return {
-            "tokens": [openai.token_name(token.id, token.bytes) for token in tokens],
+            "tokens": [openai.token_name(token.id, token.bytes, ids=ids) for token in tokens],
             "token_logprobs": [token.logprob for token in tokens],
-            "top_logprobs": [_likeliest(token) for token in tokens],
+            "top_logprobs": [_likeliest(token, ids) for token in tokens],
             "text_offset": _offsets(tokens, offset),
         }
 
@@ -221,19 +224,19 @@ def _shown(completions: Sequence[Completion], n: int, shown: int) -> Iterator[in
         yield from of_prompt if shown == n else sorted(of_prompt, key=likelihood, reverse=True)[:shown]
 
 
-def _likeliest(token: TokenLogprob) -> dict[str, float]:
-    """The likeliest tokens and this one, which may not be among them."""
-    likeliest = {one.name: one.logprob for one in openai.alternatives(token)}
-    return likeliest | {openai.token_name(token.id, token.bytes): token.logprob}
+def _likeliest(token: TokenLogprob, ids: bool) -> dict[str, float]:
+    """The likeliest tokens and this one, which may not be among them. ids: as names."""
+    likeliest = {one.name: one.logprob for one in openai.alternatives(token, ids=ids)}
+    return likeliest | {openai.token_name(token.id, token.bytes, ids=ids): token.logprob}
 
 
-def _likeliest_there(token: PromptToken, top: int) -> dict[str, float] | None:
+def _likeliest_there(token: PromptToken, top: int, ids: bool) -> dict[str, float] | None:
     """The same of a token of the prompt; None of its first."""
     if token.logprob is None:
         return None
     pairs = zip(token.top[:top], token.top_bytes[:top], strict=True)
-    likeliest = {openai.token_name(id, data): logprob for (id, logprob), data in pairs}
-    return likeliest | {openai.token_name(token.id, token.bytes): token.logprob}
+    likeliest = {openai.token_name(id, data, ids=ids): logprob for (id, logprob), data in pairs}
+    return likeliest | {openai.token_name(token.id, token.bytes, ids=ids): token.logprob}
 
 
 def _offsets(tokens: Sequence[PromptToken | TokenLogprob], offset: int) -> list[int]:

@@ -40,6 +40,7 @@ OF_CHATS: Final = OF_REASONING | {
     "add_generation_prompt",
     "continue_final_message",
     "prompt_logprobs",
+    "return_tokens_as_token_ids",
 }
 """Those of the fields above that are honoured in chats."""
 
@@ -85,6 +86,7 @@ class SamplingFields(FormFields, frozen=True, kw_only=True):
     bad_words: str | tuple[str, ...] | None = None
     include_stop_str_in_output: bool | None = None
     no_stop_trim: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
 
     def options(self, longest: int | None, *, lowered: bool = True) -> dict[str, Any]:
         """The options of AsyncClient.stream. longest: tokens of the answer, None if the request names no bound.
@@ -190,8 +192,7 @@ class ObjectWriter:
             yield self._object(self.chunk, (), completions)
 
     def _note(self, piece: AnswerPiece) -> None:
-        """Note what the chunks of a stream state of their request."""
-        self._tokens += len(piece.tokens)
+        """Note what the chunks of a stream state of their request, but for the piece's tokens."""
         if piece.stage is not None:
             self._host = piece.stage.decode_server or piece.stage.prefill_server or ""
             self._prompts[piece.choice // self._request.n] = piece.stage.prompt_tokens
@@ -277,9 +278,10 @@ def disagg_body(completion: Completion) -> dict[str, Any]:
     }
 
 
-def token_name(token_id: int, data: bytes) -> str:
-    """A token's text; of one that is a part of a character, what can be shown of it. Without its bytes, its id."""
-    return data.decode(errors="replace") if data else f"token_id:{token_id}"
+def token_name(token_id: int, data: bytes, *, ids: bool = False) -> str:
+    """A token's text; of one that is a part of a character, what can be shown of it. Without its bytes, or if ids are
+    wanted, its id as vLLM writes it."""
+    return data.decode(errors="replace") if data and not ids else f"token_id:{token_id}"
 
 
 class Alternative(NamedTuple):
@@ -290,16 +292,17 @@ class Alternative(NamedTuple):
     data: bytes
 
 
-def alternatives(token: TokenLogprob) -> list[Alternative]:
-    """The likeliest alternatives of one token."""
+def alternatives(token: TokenLogprob, *, ids: bool = False) -> list[Alternative]:
+    """The likeliest alternatives of one token. ids: as names."""
     data = token.top_bytes or (b"",) * len(token.top)
-    return [Alternative(token_name(id, one), logprob, one) for (id, logprob), one in zip(token.top, data, strict=True)]
+    pairs = zip(token.top, data, strict=True)
+    return [Alternative(token_name(id, one, ids=ids), logprob, one) for (id, logprob), one in pairs]
 
 
-def logprob_body(token: TokenLogprob) -> dict[str, Any]:
-    """One token of an answer, with its alternatives, as chats and responses write it."""
-    top = [_named(one.name, one.logprob, one.data) for one in alternatives(token)]
-    return {**_named(token_name(token.id, token.bytes), token.logprob, token.bytes), "top_logprobs": top}
+def logprob_body(token: TokenLogprob, *, ids: bool = False) -> dict[str, Any]:
+    """One token of an answer, with its alternatives, as chats and responses write it. ids: as names."""
+    top = [_named(one.name, one.logprob, one.data) for one in alternatives(token, ids=ids)]
+    return {**_named(token_name(token.id, token.bytes, ids=ids), token.logprob, token.bytes), "top_logprobs": top}
 
 
 def _named(name: str, logprob: float, data: bytes) -> dict[str, Any]:

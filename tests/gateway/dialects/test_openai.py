@@ -208,7 +208,8 @@ def test_reasoning_that_the_caller_does_not_want_is_not_sent(given: Any) -> None
         writer = CHAT.writer(Head(request, "id", 0.0))
         deltas = [one["choices"][0]["delta"] for one in writer.piece(AnswerPiece(0, "So.", (), reasoning="hm"))]
         assert any("reasoning" in one for one in deltas) is shown
-        assert ("reasoning" in writer.whole([done])["choices"][0]["message"]) is shown
+        message = writer.whole([done])["choices"][0]["message"]
+        assert (message["reasoning"] == "hm") is ("reasoning_content" in message) is shown
 
 
 @pytest.mark.parametrize("api", REFUSED)
@@ -396,6 +397,7 @@ def test_with_continuous_usage_stats_every_chunk_states_the_tokens_so_far(dialec
     *chunks, usage, _ = streamed(dialect, read(stream=True, stream_options=given), STAGE)
     so_far = [(one["usage"]["prompt_tokens"], one["usage"]["completion_tokens"]) for one in chunks if "usage" in one]
     assert len(so_far) == len(chunks) and so_far == sorted(so_far)
+    assert so_far[0][1] == (0 if dialect is CHAT else 1), "a chat's first chunk holds its role only"
     assert so_far[-1] == (usage["usage"]["prompt_tokens"], usage["usage"]["completion_tokens"]) == (5, 2)
     *alone, _ = streamed(dialect, read(stream=True, stream_options={**given, "include_usage": False}), STAGE)
     assert not any("usage" in one for one in alone), "as in vLLM, they come with include_usage"
@@ -478,12 +480,41 @@ def test_each_answer_of_a_seeded_request_has_its_own_seed() -> None:
 def test_the_seeds_of_several_answers_go_on_at_zero_and_a_wrong_one_stays_wrong() -> None:
     request = text(n=2, seed=(1 << 63) - 1)
     assert [request.arguments(choice)["seed"] for choice in range(2)] == [(1 << 63) - 1, 0]
-    assert [text(seed=seed).arguments(0)["seed"] for seed in (-1, 1 << 63)] == [-1, 1 << 63]
+    assert [text(seed=seed).arguments(0)["seed"] for seed in (-(1 << 63) - 1, 1 << 63)] == [-(1 << 63) - 1, 1 << 63]
+
+
+def test_a_negative_seed_is_one_too_but_minus_one_is_none() -> None:
+    seeds = [text(n=2, seed=seed).arguments(choice).get("seed") for seed in (-1, -2, -(1 << 63)) for choice in (0, 1)]
+    assert seeds == [None, None, (1 << 63) - 2, (1 << 63) - 1, 0, 1]
 
 
 @pytest.mark.parametrize(("max_tokens", "seconds"), [(None, 1419.2), (1, 600.2), (32_000, 7000), (1 << 20, 86_400)])
 def test_a_long_answer_has_a_later_deadline(max_tokens: int | None, seconds: float) -> None:
     assert text(max_tokens=max_tokens).arguments(0)["timeout"] == pytest.approx(seconds)
+
+
+def test_a_whole_chat_has_vllm_s_fields_if_they_are_empty_too() -> None:
+    body = CHAT.writer(Head(chat(), "id", 0.0)).whole([completion("hi")])
+    assert body["choices"][0]["message"] == {"role": "assistant", "content": "hi", "reasoning": None}
+    assert body["prompt_logprobs"] is None
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_log_probabilities_name_tokens_by_their_ids_for_a_caller_that_wants_so(stream: bool) -> None:
+    token = TokenLogprob(1, -0.5, ((2, -0.1),), b"a", (b"b",))
+    done, wanted = replace(completion("a"), tokens=(token,)), {"stream": stream, "return_tokens_as_token_ids": True}
+
+    def logprobs(dialect: Dialect, request: GatewayRequest) -> Any:
+        writer = dialect.writer(Head(request, "id", 0.0))
+        written = [*writer.piece(AnswerPiece(0, "a", (token,)))] if stream else [writer.whole([done])]
+        return written[-1]["choices"][0]["logprobs"]
+
+    found = logprobs(TEXT, text(logprobs=1, **wanted))
+    assert found["tokens"] == ["token_id:1"]
+    assert found["top_logprobs"] == [{"token_id:2": -0.1, "token_id:1": -0.5}]
+    (found,) = logprobs(CHAT, chat(logprobs=True, top_logprobs=1, **wanted))["content"]
+    assert (found["token"], found["bytes"]) == ("token_id:1", [97])
+    assert found["top_logprobs"] == [{"token": "token_id:2", "logprob": -0.1, "bytes": [98]}]
 
 
 def test_an_error_has_openai_s_fields() -> None:
