@@ -95,9 +95,9 @@ class Head:
         done = self.shipping.done() and not self.shipping.cancelled()
         return self.shipping.exception() if done else None
 
-    def may_have_sent(self, error: BaseException) -> bool:
-        """Whether chunks may have come whole before it failed so."""
-        refused = isinstance(error, Overloaded | RequestError) or not self.order.written
+    def may_have_sent(self, error: BaseException, *, begun: bool) -> bool:
+        """Whether chunks may have come whole before it failed so. begun: it has stated that it computes."""
+        refused = not self.order.written or (isinstance(error, Overloaded | RequestError) and not begun)
         return self.slot.kv_version >= KV_CHUNKS and not refused
 
     async def end(self) -> None:
@@ -184,7 +184,7 @@ class _HandOff:
                     raise error
                 if self.failed:  # the decode host goes on by itself
                     return await upcoming
-                if head.may_have_sent(error):
+                if head.may_have_sent(error, begun=self.first_kv.computing_since is not None):
                     self.first_kv.failed = error
                     await asyncio.wait((upcoming,), timeout=self.call.timeouts.silence)
                 if not upcoming.done():

@@ -225,6 +225,24 @@ async def test_a_prefill_host_that_refuses_has_sent_nothing_and_is_not_waited_fo
     assert len(orders(scripts, "p1")) >= 1
 
 
+class LatePair(Pair):
+    """The decode host says a second later that it goes on."""
+
+    async def decode(self, body: Body) -> Events:
+        async for event in super().decode(body):
+            if isinstance(event, LocalEvent):
+                await asyncio.sleep(1.0)
+            yield event
+
+
+@pytest.mark.usefixtures("virtual_time")
+async def test_a_decode_host_without_memory_for_one_more_chunk_goes_on_after_those_that_have_come(body: Body) -> None:
+    pair = LatePair(alone(body, 16), error=Overloaded("no memory for 4096 bytes of KV"))
+    _, hosts, answer = await asked(pair)
+    assert len(orders(hosts, "p1")) == 1 and len(hosts["d1"].asked) == 1
+    assert "no memory for 4096 bytes of KV): the prompt goes on from there" in answer.warnings[0]
+
+
 async def test_without_fallback_a_prompt_that_the_decode_host_goes_on_with_alone_is_an_error(body: Body) -> None:
     async with client_of(DEFAULT_POLICY, **Pair(alone(body, 16)).hosts()) as (client, _):
         with pytest.raises(HandoffError, match="out of memory"):
