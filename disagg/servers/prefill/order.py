@@ -110,7 +110,7 @@ def _startable(ranked: Sequence[Candidate], everyone: Sequence[Candidate], polic
     count_to = Counter(one.to for one in started)
     claims = _claims(keys, started)
     claims_to = {to: _claims(keys, [one for one in started if one.to == to]) for to in {one.to for one in ranked}}
-    heads = Counter(one.to for one in started if one.head)
+    heads = [one for one in started if one.head]
     full = False
     out = []
     for one in ranked:
@@ -121,8 +121,11 @@ def _startable(ranked: Sequence[Candidate], everyone: Sequence[Candidate], polic
         bytes_to = sum(other.kv_bytes for other in started if other.to == one.to)
         too_many_to = not may_take(claims_to[one.to], one.key, policy.started_to)
         too_large_to = count_to[one.to] > 0 and bytes_to + one.kv_bytes > policy.kv_bytes // 2
-        too_many_heads = heads[one.to] >= policy.started_to // 2 or heads.total() >= policy.started // 2
-        may = may_take(claims, one.key, policy.started) and not (one.head and too_many_heads)
+        may = may_take(claims, one.key, policy.started)
+        if one.head:
+            heads_to = [other for other in heads if other.to == one.to]
+            may = may and may_take(_claims(keys, heads), one.key, policy.started // 2)
+            may = may and may_take(_claims(keys, heads_to), one.key, policy.started_to // 2)
         out.append(not full and may and (one.to is None or not (too_many_to or too_large_to)))
     return out
 

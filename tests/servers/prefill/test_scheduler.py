@@ -41,6 +41,10 @@ def sending(kv_bytes: int = 1, to: object = A) -> Candidate:
     return Candidate("computed", NOW, 0, kv_bytes, to)
 
 
+def head(one: Candidate, to: object = A) -> Candidate:
+    return replace(one, head=True, to=to)
+
+
 @pytest.mark.parametrize(
     ("candidates", "expected"),
     [
@@ -86,10 +90,6 @@ def test_who_may_start(candidates: list[Candidate], expected: list[int]) -> None
     assert order(candidates, NOW, 1000.0, POLICY) == expected
 
 
-def head(one: Candidate, to: object = A) -> Candidate:
-    return replace(one, head=True, to=to)
-
-
 @pytest.mark.parametrize(
     ("candidates", "expected"),
     [
@@ -127,6 +127,8 @@ def of(key: str, one: Candidate) -> Candidate:
         pytest.param([of("b", waiting(5)), *[of("a", sending(to=B))] * 14], [0], id="which may take them"),
         pytest.param([of("a", waiting(5)), *[of("a", sending())] * 6], [], id="also of those for one receiver"),
         pytest.param([of("b", waiting(5)), *[of("a", sending())] * 6], [0], id="for keys without any"),
+        pytest.param([of("a", head(waiting(5))), *[of("a", head(sending()))] * 3], [], id="and one of those for heads"),
+        pytest.param([of("b", head(waiting(5))), *[of("a", head(sending()))] * 3], [0], id="for a key without one"),
     ],
 )
 def test_keys_have_fair_shares_of_the_computing(candidates: list[Candidate], expected: list[int]) -> None:
