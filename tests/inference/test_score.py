@@ -14,7 +14,15 @@ from transformers import AutoModelForCausalLM
 
 from disagg.api.events import Event, PromptToken, ScoredEvent, ScoresEvent
 from disagg.api.requests import GenerateBody
-from disagg.errors import CapabilityMissing, ContextLengthExceeded, DisaggError, InvalidAnswer, Overloaded, RequestError
+from disagg.errors import (
+    CapabilityMissing,
+    ContextLengthExceeded,
+    DisaggError,
+    InvalidAnswer,
+    Overloaded,
+    RequestError,
+    ServerSilent,
+)
 from disagg.inference.attempts import score
 from disagg.inference.attempts.execute import Driver, GenerationRequest
 from disagg.inference.client import Client
@@ -159,6 +167,12 @@ async def test_the_decode_host_is_asked_if_no_prefill_host_can(monkeypatch: pyte
 async def test_busy_hosts_are_asked_again_also_if_another_is_unable(monkeypatch: pytest.MonkeyPatch) -> None:
     seen, scores = await asked(monkeypatch, {"p1": [BUSY, BUSY, GOOD], "p2": [UNABLE], "d1": [UNABLE]})
     assert (seen, scores.tokens) == (["p1", "p2", "d1"] * 2 + ["p1"], TOKENS)
+
+
+async def test_a_busy_host_is_waited_for_if_another_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    silent = ServerSilent("no answer")
+    seen, scores = await asked(monkeypatch, {"p1": [BUSY, GOOD], "p2": [silent], "d1": [UNABLE]})
+    assert (seen, scores.tokens) == (["p1", "p2", "d1", "p1"], TOKENS)
 
 
 async def test_a_model_that_no_host_can_score_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from disagg.api.requests import PromptBody
 from disagg.config import Host
-from disagg.errors import CapabilityMissing, DisaggError, KVMemoryExceeded, RequestError
+from disagg.errors import CapabilityMissing, DisaggError, KVMemoryExceeded, Overloaded, RequestError
 from disagg.inference.attempts.execute import Driver, GenerationRequest
 from disagg.inference.attempts.suspects import Suspicion, broke_off
 
@@ -34,12 +34,14 @@ class Asking(Generic[Body]):
 
 @dataclass(slots=True)
 class Question(Generic[Body, R]):
-    """ask: asks one host. failure: the last one, of a host that could answer at all if there is any."""
+    """ask: asks one host. waits: hosts that are busy are asked again. failure: the last one, of a host that could
+    answer at all if there is any."""
 
     driver: Driver
     request: GenerationRequest
     body: Body
     ask: Callable[[Asking[Body]], Awaitable[R]]
+    waits: bool = False
     suspicion: Suspicion = field(init=False)
     failure: DisaggError | None = None
 
@@ -47,9 +49,10 @@ class Question(Generic[Body, R]):
         self.suspicion = Suspicion(self.driver.suspects, self.body, self.request.policy)
 
     async def to_one_of(self, hosts: Sequence[Host], unable: CapabilityMissing) -> R:
-        """What the first of these hosts answers that does. Raises the last one's error if none does, the first one's if
-        the request is wrong, RequestEndedHosts if hosts end with it, and `unable` if there are none."""
-        suspicion = self.suspicion
+        """What the first of these hosts answers that does. Raises the last one's error if none does, that of a busy one
+        if it is waited for, the first one's if the request is wrong, RequestEndedHosts if hosts end with it, and
+        `unable` if there are none."""
+        suspicion, busy = self.suspicion, None
         suspicion.look()
         for host in hosts:
             left_s = self.request.called + self.body.deadline_s - time.monotonic()
@@ -62,7 +65,8 @@ class Question(Generic[Body, R]):
                     raise
                 if self.failure is None or not isinstance(error, CapabilityMissing):
                     self.failure = error
-            if asking.sent.is_set() and broke_off(self.failure):
-                await suspicion.broke_off([(host, boot_id)], self.failure)
+                busy, failed = error if self.waits and isinstance(error, Overloaded) else busy, error
+            if asking.sent.is_set() and broke_off(failed):
+                await suspicion.broke_off([(host, boot_id)], failed)
                 await suspicion.take_turn(bool)
-        raise self.failure or unable
+        raise busy or self.failure or unable

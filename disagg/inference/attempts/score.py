@@ -29,12 +29,12 @@ from disagg.inference.types import PromptScores, Watch, unwatched
 async def score(
     driver: Driver, request: GenerationRequest, top: int, watch: Watch = unwatched, request_id: str = ""
 ) -> PromptScores:
-    """The scores of the request's prompt. Waits while all hosts are busy.
+    """The scores of the request's prompt. Waits while no host answers and one is busy.
 
     Raises what `Question.to_one_of` raises, and DeadlineExceeded.
     """
     hosts, body = request.candidates, ScoreBody(**request.body.of_prompt, top=top)
-    scoring = Question(driver, request, body, _Ask(driver, request, watch, request_id))
+    scoring = Question(driver, request, body, _Ask(driver, request, watch, request_id), waits=True)
     unable = CapabilityMissing(
         f"no host of {body.model} scores prompts: whole-request hosts have no call for it",
         "give the model a prefill or a decode host",
