@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import msgspec
 
@@ -16,11 +16,13 @@ from disagg.gateway.dialects.responses import FOLLOWS, items_of
 
 MAX_BYTES: Final = 64 << 20
 """Of all that is kept, as JSON."""
+PART: Final = 16
+"""A response has at most this part of it: a request that follows one is read anew, also if it is short itself."""
 
 
 class KeptResponses:
     """limit: how many are kept; 0: none. Beyond that, and beyond max_bytes, the oldest ones of the key that has most
-    are forgotten."""
+    are forgotten: the most responses, or the most bytes."""
 
     def __init__(self, limit: int, max_bytes: int = MAX_BYTES) -> None:
         self._limit, self._max_bytes = limit, max_bytes
@@ -37,32 +39,41 @@ class KeptResponses:
             return body
         found = self._of_keys[key].kept.get(named) if key in self._of_keys and isinstance(named, str) else None
         if found is None:
-            message = f"{FOLLOWS}: this response is not kept: the last {self._limit} are, until the gateway stops"
+            message = (
+                f"{FOLLOWS}: this response is not kept: the last {self._limit} are, up to {self._largest} bytes each, "
+                "until the gateway stops"
+            )
             raise RequestError(message, "send its items in `input`")
         return {**body, "input": [*msgspec.json.decode(found), *items_of(body.get("input"))]}
 
     def keep(self, request: GatewayRequest, response: Written) -> None:
         """Keep the items of a request with those of its response."""
         items = msgspec.json.encode([*request.items, *response["output"]])
-        if len(items) > self._max_bytes:
+        if len(items) > self._largest:
             return
         own = self._of_keys.setdefault(request.options.get("cache_salt", ""), _OfKey())
         own.nbytes += len(items) - len(own.kept.pop(response["id"], b""))
         own.kept[response["id"]] = items
-        while self._count > self._limit or self._nbytes > self._max_bytes:
-            self._forget_one()
+        while self._count > self._limit:
+            self._forget_one("count")
+        while self._nbytes > self._max_bytes:
+            self._forget_one("nbytes")
+
+    @property
+    def _largest(self) -> int:
+        return self._max_bytes // PART
 
     @property
     def _count(self) -> int:
-        return sum(len(one.kept) for one in self._of_keys.values())
+        return sum(one.count for one in self._of_keys.values())
 
     @property
     def _nbytes(self) -> int:
         return sum(one.nbytes for one in self._of_keys.values())
 
-    def _forget_one(self) -> None:
-        key = max(self._of_keys, key=lambda name: self._of_keys[name].nbytes)
-        own = self._of_keys[key]
+    def _forget_one(self, most: Literal["count", "nbytes"]) -> None:
+        """The oldest one of the key that has most of this."""
+        key, own = max(self._of_keys.items(), key=lambda one: getattr(one[1], most))
         _, oldest = own.kept.popitem(last=False)
         own.nbytes -= len(oldest)
         if not own.kept:
@@ -75,3 +86,7 @@ class _OfKey:
 
     kept: OrderedDict[str, bytes] = field(default_factory=OrderedDict)
     nbytes: int = 0
+
+    @property
+    def count(self) -> int:
+        return len(self.kept)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+import disagg.gateway.clients.kept
 from disagg.errors import RequestError
 from disagg.gateway.clients.kept import KeptResponses
 from disagg.gateway.clients.keys import KeyFile
@@ -91,7 +92,25 @@ def test_the_key_that_has_most_loses_its_oldest_response_first() -> None:
     assert [found(memory, "greedy", name) for name in ("g1", "g2", "g3", "g4")] == [False, False, True, True]
 
 
-def test_what_is_kept_has_a_bound_in_bytes_and_a_response_of_the_same_name_takes_the_place_of_the_first() -> None:
+def test_many_short_responses_of_one_key_take_no_place_of_a_long_one_of_another() -> None:
+    memory = KeptResponses(3)
+    kept(memory, "modest", "m1", "x" * 1000)
+    for name in ("g1", "g2", "g3"):
+        kept(memory, "greedy", name)
+    assert found(memory, "modest", "m1") and not found(memory, "greedy", "g1")
+
+
+def test_a_response_over_its_part_of_the_bound_is_not_kept() -> None:
+    memory = KeptResponses(100, max_bytes=1600)
+    kept(memory, "a", "large", "x" * 100)
+    kept(memory, "a", "small", "x" * 90)
+    assert found(memory, "a", "small") and not found(memory, "a", "large")
+
+
+def test_what_is_kept_has_a_bound_in_bytes_and_a_response_of_the_same_name_takes_the_place_of_the_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(disagg.gateway.clients.kept, "PART", 1)
     memory = KeptResponses(100, max_bytes=100)
     for number in range(20):
         kept(memory, "a", f"r{number % 2}", "x" * 40)
