@@ -57,11 +57,12 @@ class CertificateFiles:
 
     def _reload(self) -> None:
         try:
-            self._context = self._load()
-        except ConfigError as error:
+            context, shown = self._load(), fingerprint(self._certificate)
+        except (ConfigError, OSError, ValueError) as error:  # the file may change again in between
             log.error("the TLS certificate is not changed: %s", error)
         else:
-            log.info("the TLS certificate was read anew: SHA-256 %s", fingerprint(self._certificate))
+            self._context = context
+            log.info("the TLS certificate was read anew: SHA-256 %s", shown)
 
     def _look(self) -> State:
         return tuple(_state(path) for path in (self._certificate, self._key))
@@ -79,6 +80,8 @@ class CertificateFiles:
             raise ConfigError(f"{self._key}: this key has a password", "name a key without one") from None
         except (ssl.SSLError, OSError) as error:
             raise ConfigError(self._fault(error), "name a certificate and its own key, both in PEM") from None
+        if not _has_certificate(self._certificate):  # OpenSSL reads other kinds, too
+            raise ConfigError(f"{self._certificate}: it does not begin a certificate as PEM does", "write it in PEM")
         return context
 
     def _fault(self, error: OSError) -> str:

@@ -120,6 +120,29 @@ def of_another(key: Path) -> None:
     key.write_bytes(self_signed(key.parent / "another", NAMES)[1].read_bytes())
 
 
+def of_another_kind(shown: Path) -> None:
+    """OpenSSL reads it, too."""
+    command = ["openssl", "x509", "-in", str(shown), "-trustout"]
+    shown.write_bytes(subprocess.run(command, capture_output=True, check=True).stdout)
+
+
+async def test_a_certificate_that_goes_away_while_it_is_read_changes_nothing(
+    files: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    before, others = digest(files[0]), self_signed(tmp_path / "renewed", NAMES)
+
+    def gone(_: Path) -> str:
+        raise FileNotFoundError(2, "No such file or directory")
+
+    async with serving(files) as port:
+        for path, other in zip(files, others, strict=True):
+            path.write_bytes(other.read_bytes())
+        with monkeypatch.context() as patched:
+            patched.setattr(callers, "fingerprint", gone)
+            assert hashlib.sha256(await shown(port, "localhost")).hexdigest() == before
+    assert "is not changed" in caplog.text
+
+
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
@@ -131,6 +154,7 @@ def of_another(key: Path) -> None:
         (lambda shown, key: key.write_bytes(b" " * ((1 << 20) + 1)), "{key}: over 1048576 bytes"),
         (lambda shown, key: with_password(key), "{key}: this key has a password"),
         (lambda shown, key: of_another(key), "{key}: this is not the key"),
+        (lambda shown, key: of_another_kind(shown), "{shown}: it does not begin a certificate as PEM does"),
     ],
 )
 def test_files_that_cannot_be_used_are_named_in_one_line(
