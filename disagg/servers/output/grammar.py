@@ -78,10 +78,10 @@ def _form(field: str, value: Any) -> str:
 
 
 def _in_slashes(regex: str) -> str:
-    """The expression between two slashes: those within it, and line breaks, are escaped."""
+    """The expression between two slashes: those within it, and line breaks, are escaped, once."""
     written, escaped = "", False
     for letter in regex:
-        plain = "\\n" if letter == "\n" else letter
+        plain = ("n" if escaped else "\\n") if letter == "\n" else letter
         written += f"\\{plain}" if plain == "/" and not escaped else plain
         escaped = letter == "\\" and not escaped
     return written

@@ -107,6 +107,7 @@ def may_end(
         ({"regex": r"\d{3}-\d{4}"}, "555-", False),
         ({"regex": r"^(a/b|a\/c)$"}, "a/c", True),
         ({"regex": "a\nb"}, "a\nb", True),
+        ({"regex": "a\\\nb"}, "a\nb", True),
         ({"regex": r"[\w]+@[\w]+\.com"}, "me@ulm.com", True),
         ({"choice": ["yes", "no", 'may"be\\']}, 'may"be\\', True),
         ({"choice": ["yes", "no"]}, "n", False),
@@ -179,7 +180,7 @@ def test_marks_that_are_tokens_are_these_tokens(special: bool) -> None:
     [
         ({"regex": "(secret"}, "regex: it has no regular expression"),
         ({"regex": "secret(?=x)"}, "regex: it looks around"),
-        ({"regex": "secret\\"}, "regex: it is not in Lark's notation"),
+        ({"regex": "secret\\"}, "regex: it has no regular expression"),
         ({"grammar": 'root: "secret"'}, "grammar: it is neither in Lark's notation nor in GBNF"),
         ({"grammar": "start: secret"}, "grammar: it uses a name that it does not define"),
         ({"grammar": "start: <|secret|>"}, "grammar: it names a special token"),

@@ -105,9 +105,11 @@ _REASONS: Final = (
     ("Failed to generate regex|Infinite|Overflow|Invalid range", "the bounds of a number are too large"),
     ("Expected|[a-z]\\w+ must be", "a keyword has a value that it cannot have"),
 )
+"""llguidance's messages by how they begin, and ours. What follows in its own may be text of the schema."""
+_NO_REGEX: Final = "it has no regular expression that llguidance follows"
 _REASONS_OF_TEXT: Final = (
     ("look-?around", "it looks around, or at the edge of a word, which llguidance does not follow"),
-    ("regex parse error|invalid regex", "it has no regular expression that llguidance follows"),
+    ("regex parse error|invalid regex", _NO_REGEX),
     ("no start rule", 'it has no rule "start"'),
     ("unknown special token", "it names a special token that the model does not have"),
     ("nknown name|undefined|unknown", "it uses a name that it does not define"),
@@ -115,7 +117,6 @@ _REASONS_OF_TEXT: Final = (
     ("xpected|lexer error|syntax", "it is not in Lark's notation as llguidance reads it"),
 )
 """The same for regular expressions and grammars, by what they contain."""
-"""llguidance's messages by how they begin, and ours. What follows in its own may be text of the schema."""
 _TOO_MUCH: Final = re.compile(
     "fuel exhausted|schema too large|grammar size|initial lexer|lexer precomputation|Schema intersection|"
     "Unable to determine|can't determine|.*recursion limit"
@@ -150,6 +151,8 @@ def _refusal_of_text(error: str, field: str) -> RequestError:
         return SchemaTooComplex(f"{field}: it is over a limit of llguidance", f"simplify {field}")
     known = (ours for theirs, ours in _REASONS_OF_TEXT if re.search(theirs, error))
     reason = next(known, "llguidance cannot follow it")
+    if field == "regex" and "Lark" in reason:  # around which it is written
+        reason = _NO_REGEX
     return RequestError(f"{field}: {reason}", "see the syntax of grammars in llguidance's docs")
 
 
