@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack, aclosing, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from disagg.errors import CapabilityMissing, DisaggError, ServerUnavailable, Unauthorized
+from disagg.errors import CapabilityMissing, DisaggError, RequestError, ServerUnavailable, Unauthorized
 from disagg.gateway.dialects.base import (
     AnswerEvent,
     AnswerPiece,
@@ -54,6 +54,11 @@ async def run(client: AsyncClient, observed: ObservedRequest) -> AsyncGenerator[
                     )
                 except CapabilityMissing as error:
                     raise CapabilityMissing(f"{scoring.field}: {error.message}", error.hint) from error
+                except RequestError as error:
+                    if not error.message.startswith("top: "):
+                        raise
+                    message = error.message.replace("top: ", f"{scoring.field_of_top}: ", 1)
+                    raise RequestError(message, error.hint) from error
 
             asking = _Asking(opened, scored, observed, context)
             begun = [_BegunPrompt() for _ in request.prompts]

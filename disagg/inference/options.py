@@ -124,6 +124,8 @@ def request_body(model: str, prompt: str | None, options: RequestOptions) -> Gen
     except InvalidValue as error:
         message = str(error).removeprefix("sampling.").replace("deadline_s:", "timeout:", 1)
         raise RequestError(message, _option_hint(message)) from None
+    except RecursionError:
+        raise RequestError("the request is nested too deeply", "send fewer objects and lists in each other") from None
     except UnicodeEncodeError as error:  # such as a file name that a shell passed on
         raise RequestError(f"the request holds text that is not Unicode: {error.reason}") from None
     return body

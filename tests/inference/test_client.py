@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import functools
 import gc
 import os
 import random
@@ -221,6 +222,7 @@ def test_several_clients_in_one_process_do_not_disturb_each_other(tiny_fleet: Ru
         ({"bogus": 0}, "bogus: unknown field", "the options are max_tokens, "),
         ({"tokens": [1]}, "exactly one of prompt, messages and tokens", ""),
         ({"stop": ["\ud800"]}, "not Unicode", ""),
+        ({"json_schema": functools.reduce(lambda inner, _: {"not": inner}, range(5000), {})}, "nested", "send fewer"),
     ],
 )
 def test_values_out_of_bounds_are_refused_before_anything_is_sent(

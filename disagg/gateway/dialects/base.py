@@ -243,6 +243,11 @@ class Scoring:
         """The field of the body that asks for it."""
         return "echo" if self.echo else "prompt_logprobs"
 
+    @property
+    def field_of_top(self) -> str:
+        """The one that asks for most alternatives."""
+        return "prompt_logprobs" if self.listed == self.top else "logprobs"
+
 
 class Prompt(TypedDict, total=False):
     """One prompt in one of the forms that AsyncClient takes."""

@@ -14,6 +14,7 @@ from disagg.api.requests import MAX_MESSAGES, MAX_TOOLS, ToolCall
 from disagg.errors import RequestError
 from disagg.gateway.dialects import openai
 from disagg.gateway.dialects.base import (
+    REFUSED,
     AnswerPiece,
     Finished,
     GatewayRequest,
@@ -36,7 +37,7 @@ class ChatCompletions(openai.OpenAIDialect):
     name: ClassVar = "chat"
 
     def read(self, body: Mapping[str, Any]) -> GatewayRequest:
-        fields = openai.read(ChatBody, body, openai.OF_CHATS)
+        fields = openai.read(ChatBody, body, openai.OF_CHATS, REFUSED["chats"])
         longest = fields.max_tokens if fields.max_completion_tokens is None else fields.max_completion_tokens
         options = fields.options(longest)
         if fields.logprobs:

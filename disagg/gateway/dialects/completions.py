@@ -15,6 +15,7 @@ from disagg.errors import CapabilityMissing, RequestError
 from disagg.gateway.dialects import openai
 from disagg.gateway.dialects.base import (
     MAX_CHOICES,
+    REFUSED,
     AnswerPiece,
     Finished,
     GatewayRequest,
@@ -35,7 +36,7 @@ class Completions(openai.OpenAIDialect):
     name: ClassVar = "completions"
 
     def read(self, body: Mapping[str, Any]) -> GatewayRequest:
-        fields = openai.read(CompletionBody, body, OF_COMPLETIONS)
+        fields = openai.read(CompletionBody, body, OF_COMPLETIONS, REFUSED["completions"])
         n = fields.n or 1
         best_of = _best_of(fields, n)
         prompts = _prompts(fields.prompt)

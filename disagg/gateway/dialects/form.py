@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
+
+import msgspec
 
 from disagg.api.base import Contract
 from disagg.errors import RequestError
@@ -102,11 +103,12 @@ def json_form(given: str | Mapping[str, Any] | None, field: str) -> Mapping[str,
     """The option for a JSON schema, or its text. An empty one is none. Raises RequestError."""
     if isinstance(given, str):
         try:
-            given = json.loads(given) if given else None
-        except (ValueError, RecursionError):
-            given = given or None
-        if given is not None and not isinstance(given, dict):
+            read = msgspec.json.decode(given) if given else None
+        except (msgspec.DecodeError, UnicodeError, RecursionError):
+            read = given
+        if read is not None and not isinstance(read, dict):
             raise RequestError(f"{field}: not a JSON schema", "send an object, or its text")
+        given = read
     return _option("json_schema", given)
 
 

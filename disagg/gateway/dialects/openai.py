@@ -19,6 +19,7 @@ from disagg.gateway.dialects.base import (
     AnswerPiece,
     Body,
     Head,
+    Refused,
     ScoredPrompt,
     Usage,
     Written,
@@ -131,14 +132,15 @@ def biases(given: Mapping[str, float]) -> list[tuple[int, float]]:
     return [(int(name), value) for name, value in given.items()]
 
 
-def read(kind: type[Body], body: Mapping[str, Any], honoured: Collection[str] = ()) -> Body:
+def read(kind: type[Body], body: Mapping[str, Any], honoured: Collection[str], more: Refused) -> Body:
     """The fields that the gateway honours; raises RequestError for one that is wrong or that it cannot honour.
 
-    honoured: of the fields that would change the answer.
+    honoured: of the fields that would change the answer. more: those of this call.
     """
     if body.get("stream_options") and not body.get("stream"):
         raise RequestError("stream_options: there is no stream", "set stream to true, or leave out stream_options")
-    return read_fields(kind, body, {name: field for name, field in UNSUPPORTED.items() if name not in honoured})
+    refused = {name: field for name, field in UNSUPPORTED.items() if name not in honoured}
+    return read_fields(kind, body, {**refused, **more})
 
 
 def require_listable(fields: SamplingFields) -> None:

@@ -321,6 +321,8 @@ def test_items_become_messages(instructions: str | None, given: Any, messages: l
         ({"truncation": "auto"}, "truncation"),
         ({"n": 2}, "n"),
         ({"max_tokens": 7}, "max_tokens"),
+        ({"guided_regex": "a", "text": {"format": {"type": "json_object"}}}, "text.format"),
+        ({"previous_input_messages": [{"role": "user"}]}, "previous_input_messages"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
     ],
 )

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from disagg.api.events import TokenLogprob
-from disagg.errors import CapabilityMissing
+from disagg.errors import CapabilityMissing, RequestError
 from disagg.gateway.dialects.base import Head, Scoring
 from disagg.gateway.dialects.completions import Completions
 from disagg.http.stream import event_bytes
@@ -127,6 +127,14 @@ async def test_a_model_that_no_host_can_score_is_refused_with_the_name_of_the_fi
     _, body = await answered({"echo": True, "logprobs": 1}, CapabilityMissing("the engine vllm scores no prompts", "x"))
     assert body["error"]["param"] == "echo" and body["error"]["code"] == "not_supported"
     _, body = await answered({"prompt_logprobs": 1}, CapabilityMissing("the engine vllm scores no prompts", "x"))
+    assert body["error"]["param"] == "prompt_logprobs"
+
+
+async def test_too_many_alternatives_are_refused_with_the_name_of_the_field_that_asks_for_them() -> None:
+    wrong = RequestError("top: 0 to 20 (got 21)", "lower it")
+    _, body = await answered({"echo": True, "logprobs": 21}, wrong)
+    assert body["error"]["param"] == "logprobs" and "top" not in body["error"]["message"]
+    _, body = await answered({"prompt_logprobs": 20}, wrong)
     assert body["error"]["param"] == "prompt_logprobs"
 
 
