@@ -48,8 +48,6 @@ KNOWN: Final = (
     ),
     # DeepSeek
     FillMarks("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>", ends=("<|EOT|>",)),
-    # CodeGeeX 4
-    FillMarks("<|code_prefix|>", "<|code_suffix|>", "<|code_middle|>", ends=("<|code_pad|>", "<|endoftext|>")),
     # Codestral
     FillMarks("[PREFIX]", "[SUFFIX]", "", suffix_first=True),
     # Seed-Coder

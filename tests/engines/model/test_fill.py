@@ -35,7 +35,12 @@ def test_no_two_families_are_taken_for_each_other() -> None:
 
 
 def test_a_model_without_such_tokens_fills_no_gap() -> None:
-    assert marks_of({"<s>": 1, "<|fim_prefix|>": 2}) is None and ends_of_fill({"<s>": 1}) == ()
+    of_codegeex = {"<|code_prefix|>": 1, "<|code_suffix|>": 2, "<|code_middle|>": 3}  # its gap is within a chat
+    assert (
+        marks_of({"<s>": 1, "<|fim_prefix|>": 2}) is None
+        and marks_of(of_codegeex) is None
+        and ends_of_fill({"<s>": 1}) == ()
+    )
     tokenizer = HFTokenizer(tiny_models.tokenizer(), frozenset({1}), tiny_models.VOCAB)
     with pytest.raises(RequestError, match=r"^suffix: this model's tokenizer has no tokens"):
         tokenizer.encode("a", suffix="b")
