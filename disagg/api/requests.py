@@ -24,6 +24,8 @@ MAX_SCHEMA_BYTES = 1 << 16
 MAX_CHOICE: Final = 4096
 FORMS: Final = ("json_schema", "regex", "choice", "grammar")
 """The fields of GenerateBody that give an answer a form."""
+MAX_SCORES: Final = 1 << 19
+"""Log-probabilities of prompts that the answer to a request lists."""
 MAX_ANSWERS: Final = 512
 """Answers that a gateway computes at a time."""
 MAX_WEIGHT: Final = 100

@@ -51,12 +51,18 @@ class AcceptedRequest:
         async with aclosing(self.events) as events:
             try:
                 async for event in events:
-                    if send is not None:
+                    if isinstance(event, ScoredPrompt):  # as large as MAX_SCORES allows: 3 s for others to wait
+                        objects = await asyncio.to_thread(written, self.writer, event)
+                        if send is not None:
+                            await send(objects)
+                    elif send is not None:
                         await send(written(self.writer, event))
-                    elif isinstance(event, ScoredPrompt):
-                        written(self.writer, event)
                 completions = self.observed.completions
-                return [*self.writer.end(completions)] if send is not None else [self.writer.whole(completions)]
+                if send is not None:
+                    return [*self.writer.end(completions)]
+                if self.observed.head.request.scoring is None:
+                    return [self.writer.whole(completions)]
+                return [await asyncio.to_thread(self.writer.whole, completions)]
             except DisaggError as error:
                 if isinstance(error, Cancelled) and send is not None:
                     raise

@@ -8,6 +8,7 @@ from contextlib import AsyncExitStack, aclosing, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 
+from disagg.api.requests import MAX_SCORES
 from disagg.errors import CapabilityMissing, DisaggError, RequestError, ServerUnavailable, Unauthorized
 from disagg.gateway.dialects.base import (
     AnswerEvent,
@@ -36,6 +37,7 @@ async def run(client: AsyncClient, observed: ObservedRequest) -> AsyncGenerator[
     """
     head, request = observed.head, observed.head.request
     request_id, context = head.request_id[:MAX_ID], client.fleet.model(request.model).context
+    listed = 0
 
     with _own_token():
         async with AsyncExitStack() as stack:
@@ -47,9 +49,10 @@ async def run(client: AsyncClient, observed: ObservedRequest) -> AsyncGenerator[
                 return await stack.enter_async_context(stream)
 
             async def scored(choice: int, scoring: Scoring) -> PromptScores:
+                nonlocal listed
                 watch = partial(observed.entered, choice)
                 try:
-                    return await client.score(
+                    scores = await client.score(
                         **request.arguments(choice), top=scoring.top or 0, watch=watch, request_id=request_id
                     )
                 except CapabilityMissing as error:
@@ -59,6 +62,13 @@ async def run(client: AsyncClient, observed: ObservedRequest) -> AsyncGenerator[
                         raise
                     message = error.message.replace("top: ", f"{scoring.field_of_top}: ", 1)
                     raise RequestError(message, error.hint) from error
+                listed += scoring.listed_of(len(scores.tokens))
+                if listed > MAX_SCORES:
+                    raise RequestError(
+                        f"{scoring.field_of_top}: over {MAX_SCORES} log-probabilities of prompts",
+                        "lower it, shorten the prompts, or ask for fewer answers",
+                    )
+                return scores
 
             asking = _Asking(opened, scored, observed, context)
             begun = [_BegunPrompt() for _ in request.prompts]

@@ -231,12 +231,14 @@ class GatewayRequest:
 class Scoring:
     """What a caller wants to know of a prompt. echo: its text comes before that of the answer, with log-probabilities
     if the answer has them. listed: its tokens are listed with so many alternatives, None: they are not. top: the most
-    alternatives that are needed; None: the text suffices. alone: there is no answer."""
+    alternatives that are needed; None: the text suffices. alone: there is no answer. repeats: so many answers list the
+    same prompt."""
 
     echo: bool
     listed: int | None
     top: int | None
     alone: bool
+    repeats: int = 1
 
     @property
     def field(self) -> str:
@@ -247,6 +249,10 @@ class Scoring:
     def field_of_top(self) -> str:
         """The one that asks for most alternatives."""
         return "prompt_logprobs" if self.listed == self.top else "logprobs"
+
+    def listed_of(self, tokens: int) -> int:
+        """The log-probabilities that are listed of a prompt of so many tokens."""
+        return 0 if self.top is None else tokens * (self.top + 1) * self.repeats
 
 
 class Prompt(TypedDict, total=False):

@@ -104,7 +104,7 @@ def _scoring(fields: CompletionBody, prompts: Sequence[Prompt]) -> Scoring | Non
     wanted = [count for count in (fields.logprobs if echo else None, listed) if count is not None]
     if not wanted and (alone or any("tokens" in prompt for prompt in prompts)):
         wanted = [0]
-    return Scoring(echo, listed, max(wanted, default=None), alone)
+    return Scoring(echo, listed, max(wanted, default=None), alone, fields.n or 1)
 
 
 def _suffix(suffix: str, prompts: Sequence[Prompt], *, scored: bool) -> str:

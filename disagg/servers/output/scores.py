@@ -6,12 +6,11 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 from disagg.api.events import PromptToken, ScoresEvent
+from disagg.api.requests import MAX_SCORES
 from disagg.engines.base import ChunkScores
 from disagg.errors import RequestError
 from disagg.servers.output.answer import finite
 
-MAX_REPORTED: Final = 1 << 19
-"""Tokens and alternatives that one request may have reported."""
 EVENT_TOKENS: Final = 128
 
 
@@ -20,10 +19,10 @@ class PromptScores:
     name: the bytes of a token. RequestError if there are too many to report."""
 
     def __init__(self, tokens: Sequence[int], top: int, name: Callable[[int], bytes]) -> None:
-        if (reported := len(tokens) * (top + 1)) > MAX_REPORTED:
+        if (reported := len(tokens) * (top + 1)) > MAX_SCORES:
             raise RequestError(
                 f"top: {len(tokens)} tokens with {top} alternatives each are {reported} log-probabilities, over "
-                f"{MAX_REPORTED}",
+                f"{MAX_SCORES}",
                 "lower it, or shorten the prompt",
             )
         self._tokens, self._name = tokens, name

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
 from typing import Any
 
@@ -9,6 +10,8 @@ import pytest
 
 from disagg.api.events import TokenLogprob
 from disagg.errors import CapabilityMissing, RequestError
+from disagg.gateway import run
+from disagg.gateway.dialects import completions
 from disagg.gateway.dialects.base import Head, Scoring
 from disagg.gateway.dialects.completions import Completions
 from disagg.http.stream import event_bytes
@@ -128,6 +131,34 @@ async def test_a_model_that_no_host_can_score_is_refused_with_the_name_of_the_fi
     assert body["error"]["param"] == "echo" and body["error"]["code"] == "not_supported"
     _, body = await answered({"prompt_logprobs": 1}, CapabilityMissing("the engine vllm scores no prompts", "x"))
     assert body["error"]["param"] == "prompt_logprobs"
+
+
+async def test_the_prompts_of_a_request_list_a_bounded_number_of_log_probabilities(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(run, "MAX_SCORES", 12)
+    listed = {"echo": True, "logprobs": 1, "max_tokens": 0}
+    _, body = await answered({**listed, "n": 2})
+    assert len(body["choices"]) == 2
+    for more in ({"n": 3}, {"prompt": ["a", "b", "c"]}):
+        _, body = await answered({**listed, **more})
+        assert body["error"]["param"] == "logprobs" and "over 12" in body["error"]["message"]
+
+
+async def test_scores_are_written_while_other_requests_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads = set[threading.Thread]()
+
+    def noted(*arguments: Any) -> Any:
+        threads.add(threading.current_thread())
+        return likeliest(*arguments)
+
+    likeliest = completions._likeliest_there
+    monkeypatch.setattr(completions, "_likeliest_there", noted)
+    for stream in (False, True):
+        async with http(app(FakeClient("a"))) as caller:
+            fields = {"echo": True, "logprobs": 1, "stream": stream}
+            assert (await caller.post("/v1/completions", json=BODY | fields)).status_code == 200
+    assert threads and threading.main_thread() not in threads
 
 
 async def test_too_many_alternatives_are_refused_with_the_name_of_the_field_that_asks_for_them() -> None:
