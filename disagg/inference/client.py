@@ -29,7 +29,7 @@ from disagg.api.sampling import MAX_TOP
 from disagg.config import Fleet, load
 from disagg.config.hosts_file import find_hosts_file
 from disagg.errors import RequestError
-from disagg.inference.attempts import count, execute, score
+from disagg.inference.attempts import execute, question, score
 from disagg.inference.hosts.affinity import prompt_of
 from disagg.inference.hosts.route import Ranking, candidates
 from disagg.inference.hosts.view import FleetView
@@ -82,10 +82,10 @@ class BaseClient:
         await self._driver.refresher.read(hosts, CONNECT_S)
 
     async def _count(self, model: str, prompt: str | None, options: RequestOptions) -> int:
-        return (await count.count(self._driver, self._request(model, prompt, options))).prompt_tokens
+        return (await question.count(self._driver, self._request(model, prompt, options))).prompt_tokens
 
     async def _tokenize(self, model: str, prompt: str | None, options: RequestOptions) -> tuple[PromptToken, ...]:
-        found = await count.count(self._driver, self._request(model, prompt, options), list_tokens=True)
+        found = await question.count(self._driver, self._request(model, prompt, options), list_tokens=True)
         return tuple(PromptToken(id, text) for id, text in zip(found.tokens, found.texts, strict=True))
 
     async def _score(

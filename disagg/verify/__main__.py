@@ -28,10 +28,19 @@ from disagg.engines.model.reference import Reference
 from disagg.engines.process import exit_without_cleanup
 from disagg.errors import ContextLengthExceeded, DisaggError
 from disagg.kv.received import ReceivedKV
-from disagg.verify.compare import Answer, Comparisons, EngineRun, Runs, bounds, bounds_alone, summary
+from disagg.verify.compare import (
+    Answer,
+    Comparisons,
+    EngineRun,
+    Runs,
+    bounds,
+    bounds_alone,
+    compare_split,
+    split_layers,
+    summary,
+)
 from disagg.verify.pair import EnginePair
 from disagg.verify.prefill import ALTERNATIVES, PrefillSpec
-from disagg.verify.splits import compare_split, split_layers
 
 PREFILL_ENGINES: Final = [one.name for one in engines_for("prefill", loads=True)]
 AnswersAlone = tuple[Sequence[Answer], Sequence[Answer]]

@@ -7,20 +7,22 @@ weights, its answer is written with the other's. It then may differ from each by
 hand-off, and that is bounded, too: weights that differ more are hardly those of one model.
 
 A server states the likeliest tokens at each place, and not the distribution over the whole vocabulary. Two answers of
-servers are compared until their first difference: from there on they continue different texts.
+servers are compared until their first difference: from there on they continue different texts. Those of splits are
+compared so, too.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 import numpy
 
 from disagg.api.events import TokenLogprob
-from disagg.api.verify import RunComparison, VerifyBounds
+from disagg.api.layout import SplitLayout
+from disagg.api.verify import RunComparison, SplitComparison, VerifyBounds
 from disagg.config import MAX_TOLERANCE, MIN_TOLERANCE, DType, Host, Model
 
 AUDIT_SPARE = 4.0
@@ -245,3 +247,45 @@ def agrees(found: RunComparison, limit: VerifyBounds) -> bool:
         exact = found.first_divergence is None and found.max_logit_diff <= limit.max_logit_diff
         return exact and found.mean_kl <= limit.max_kl
     return found.mean_kl <= limit.max_kl and found.top1_high >= limit.min_top1
+
+
+QUARTERS: Final = (1, 2, 3)
+Answers = Sequence[Answer]
+
+
+def split_layers(split: SplitLayout) -> Sequence[int]:
+    """The `quarters` of a model, of which at least one layer keeps something."""
+    least = split.places[0] + 1
+    return sorted({max(least, layers) for layers in quarters(split.layers)} - {split.layers})
+
+
+def quarters(layers: int) -> Sequence[int]:
+    """A quarter, half and three quarters of so many layers, as far as these are different, and neither none nor all."""
+    return sorted({layers * quarter // 4 for quarter in QUARTERS} - {0, layers})
+
+
+def compare_split(
+    layers: int, by_split: Answers, alone: tuple[Answers, Answers], computed_tokens: int, *, limit: VerifyBounds
+) -> SplitComparison:
+    """Answers to one prompt after the other, by the split, and by the prefill and the decode end alone; empty if an end
+    does not answer alone. limit: what they may differ by."""
+    prefill, decode = (compare_answers(by_split, answers) if answers else None for answers in alone)
+    why = "; ".join(_split_differences(prefill, decode, computed_tokens, limit))
+    return SplitComparison(
+        layers=layers,
+        vs_prefill=prefill,
+        vs_decode=decode,
+        computed_tokens=computed_tokens,
+        ok=not why,
+        why=why,
+    )
+
+
+def _split_differences(
+    prefill: RunComparison | None, decode: RunComparison | None, computed_tokens: int, limit: VerifyBounds
+) -> Iterator[str]:
+    for end, found in (("prefill", prefill), ("decode", decode)):
+        if found is not None and not agrees(found, limit):
+            yield f"it differs from {end} alone"
+    if computed_tokens != 1:
+        yield f"the decode end computed {computed_tokens} tokens of a prompt itself"

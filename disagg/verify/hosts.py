@@ -25,8 +25,7 @@ from disagg.errors import CapabilityMissing, DeadlineExceeded, DisaggError, Serv
 from disagg.inference.attempt import Alone
 from disagg.inference.client import Client
 from disagg.inference.types import Completion
-from disagg.verify.compare import agrees, compare_answers, limits, same_weights
-from disagg.verify.splits import Answers, compare_split, quarters
+from disagg.verify.compare import Answers, agrees, compare_answers, compare_split, limits, quarters, same_weights
 
 PROMPTS: Final = 8
 ALTERNATIVES: Final = 20

@@ -15,8 +15,8 @@ from disagg.config import Fleet, load
 from disagg.errors import DisaggError, PeerLost, UsageError
 from disagg.inference.attempt import Method
 from disagg.inference.types import Completion
+from disagg.verify.compare import quarters, split_layers
 from disagg.verify.hosts import Ask, Divided, Way, pieces, require_lengths, verify_hosts
-from disagg.verify.splits import quarters, split_layers
 from tests.cli.answers import completion
 from tests.cli.commandline import HOST, write_fleet
 from tests.ports import free_ports

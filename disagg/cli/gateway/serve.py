@@ -14,7 +14,7 @@ from disagg.cli.common.context import CommandOutput, print_json, settings, stder
 from disagg.cli.common.options import AsJson, Command, CommandGroup, refuse_options
 from disagg.config.addresses import origin_fault
 from disagg.config.document import on_one_line
-from disagg.config.tables.gateway import MAX_RESPONSES
+from disagg.config.tables.hosts import MAX_RESPONSES
 from disagg.errors import PortInUse, UsageError
 from disagg.extras import require
 from disagg.gateway.endpoints import Form, render

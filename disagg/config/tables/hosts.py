@@ -8,11 +8,12 @@ from typing import Final, get_args
 from urllib.parse import urlsplit
 
 from disagg.api.names import Role
-from disagg.config.addresses import NAME_RULE, USER_RULE, address_fault, is_name, is_user, same_machine
+from disagg.config.addresses import NAME_RULE, USER_RULE, address_fault, is_name, is_user, origin_fault, same_machine
 from disagg.config.document import nearest, on_one_line, toml_key
 from disagg.config.schema import (
     Connector,
     EngineOptions,
+    GatewaySettings,
     Host,
     Model,
     ServiceManager,
@@ -20,8 +21,10 @@ from disagg.config.schema import (
 from disagg.config.table import Table
 from disagg.config.tables.agree import require_nodes_agree
 from disagg.config.tables.engine import Reader, absolute_path, is_whole, one_of, read_engine, within
-from disagg.config.tables.gateway import GATEWAY_OPTIONS, read_settings
 from disagg.planning.devices import DEVICES as HARDWARE
+
+MAX_RESPONSES: Final = 10_000
+"""The most responses that a gateway keeps."""
 
 
 def read_hosts(tables: Table, models: Mapping[str, Model]) -> dict[str, Host]:
@@ -92,7 +95,7 @@ def _gateway(name: str, table: Table, roles: tuple[Role, ...]) -> Host:
         raise table.fault_at_key(key, f"{key} is for hosts that run a model", "a gateway runs none: remove this line")
     table.require("port", "add port = 8080")
     options = {key: reader(table, key) for key, reader in _HOST_OPTIONS.items() if key in table}
-    settings = read_settings(table)
+    settings = _read_settings(table)
     address, port = _address(table, "address"), _port(table, "port")
     return Host(name, address, roles, "", EngineOptions("none"), port, **options, settings=settings)
 
@@ -224,4 +227,32 @@ _HOST_OPTIONS: Final[Mapping[str, Reader]] = {
     "ssh_port": _port,
     "key": _key,
     "hardware": one_of(tuple(HARDWARE)),
+}
+
+
+def _read_settings(table: Table) -> GatewaySettings:
+    """What the gateway of this table offers its clients."""
+    settings = GatewaySettings(**{key: reader(table, key) for key, reader in GATEWAY_OPTIONS.items() if key in table})
+    for key, other in (("tls_cert", "tls_key"), ("tls_key", "tls_cert")):
+        if key in table and other not in table:
+            raise table.fault_at_key(key, f"{key} needs {other}", "name both, or none")
+    if settings.tls_self_signed and settings.tls_cert:
+        raise table.fault_at_key("tls_self_signed", "there is a certificate already: tls_cert", "remove one of the two")
+    return settings
+
+
+def _origins(table: Table, key: str) -> tuple[str, ...]:
+    origins = table.strings(key, 'cors_origins = ["https://chat.example.org"]')
+    for index, origin in enumerate(origins):
+        if hint := origin_fault(origin):
+            raise table.fault_at_element(key, index, f'"{on_one_line(origin)}" is not an origin', hint)
+    return origins
+
+
+GATEWAY_OPTIONS: Final[Mapping[str, Reader]] = {
+    "cors_origins": _origins,
+    "tls_cert": absolute_path("/etc/ssl/gateway.pem", "a file on the gateway's machine"),
+    "tls_key": absolute_path("/etc/ssl/gateway.key", "a file on the gateway's machine"),
+    "tls_self_signed": lambda table, key: table.boolean(key),
+    "keep_responses": within(0, MAX_RESPONSES),
 }

@@ -4,7 +4,7 @@ engine    DecodeEngine: the thread that runs commands, steps the batch and calls
 valid     which requests it can compute
 batch     Job: a request in it; Batch and Backend: what a framework gives it
 tail      the layers of a split that it computes itself, and when
-commands  what other threads want done on that thread; calls: what they ask beside requests
+commands  what other threads want done on that thread
 """
 
 from disagg.engines.decoding.batch import Backend, Batch, Caches, Job

@@ -29,8 +29,7 @@ import numpy.typing
 
 from disagg.engines.base import DecodeRequest, EngineInfo, Listener, Token
 from disagg.engines.decoding.batch import Backend, Batch, Job
-from disagg.engines.decoding.calls import Calls
-from disagg.engines.decoding.commands import Commands, as_disagg
+from disagg.engines.decoding.commands import Calls, Commands, as_disagg
 from disagg.engines.decoding.valid import require_valid
 from disagg.engines.model.text import PromptTokenizer
 from disagg.errors import Cancelled, DisaggError, KVRefuted, ModelError, Overloaded, RequestError

@@ -9,8 +9,7 @@ view_updates  updates the view of the fleet with what an attempt shows about its
 perform       one attempt: a hand-off, or the whole request on one host
 handoff       the prompt on a prefill host, or on both, and what follows if that host fails
 caller        how the hosts of an attempt are called
-question      what any one host can answer about a prompt
-count         how many tokens it has
+question      what any one host can answer about a prompt: how many tokens it has
 score         what its model gives each of them
 answer        an answer from its first to its last token, from one host or several
 """

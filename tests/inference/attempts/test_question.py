@@ -11,8 +11,8 @@ from disagg.api.requests import GenerateBody
 from disagg.api.status import CountAnswer, Load
 from disagg.config import Host
 from disagg.errors import DisaggError, ModelError, Overloaded, ProtocolError, RequestError, ServerSilent
-from disagg.inference.attempts.count import HOST_S, count
 from disagg.inference.attempts.execute import Driver, GenerationRequest
+from disagg.inference.attempts.question import HOST_S, count
 from disagg.inference.hosts.route import Candidates
 from disagg.inference.http import host_calls
 from disagg.inference.http.connections import Connections
