@@ -15,8 +15,7 @@ from disagg.kv.blocks import Block
 from disagg.kv.fingerprint import token_hash
 from disagg.kv.frames import Header, Kind, TransferTotals, decode_frame, encode_frame
 from disagg.kv.outbox import frames_of
-from disagg.kv.receive.chunked import ChunkedAssembly
-from disagg.kv.receive.chunks import Chunks
+from disagg.kv.receive.chunks import ChunkedAssembly, Chunks
 from tests.deadlines import wait_until
 
 

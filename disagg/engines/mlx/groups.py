@@ -27,8 +27,7 @@ from disagg.engines.mlx.batch import Group, reads_tokens, row_of
 from disagg.engines.mlx.load import LoadedModel
 from disagg.engines.mlx.passes import ChunkLength, choose_group, kv_growth
 from disagg.engines.mlx.prefix_cache import CachedPrefix, snapshot
-from disagg.engines.mlx.span import Spans
-from disagg.engines.mlx.tail import MLXTail
+from disagg.engines.mlx.span import MLXTail, Spans
 from disagg.engines.model.reference import EngineInfo
 from disagg.errors import LayoutMismatch
 from disagg.kv.arriving import ArrivingKV

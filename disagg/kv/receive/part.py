@@ -1,23 +1,29 @@
-"""One connection whose ticket is valid: the KV of one part, from its header to its acknowledgement."""
+"""One connection whose ticket is valid: the KV of one part, from its header to its acknowledgement.
+
+While hidden states come, the receiver replies how many chunks it has checked, and how many may be sent: they have
+memory that the engine frees by computing from them, so that a sender ahead of the engine has to wait.
+"""
 
 from __future__ import annotations
 
 import logging
+import threading
 import time
 
 from disagg.api.names import KV_WHOLE
 from disagg.errors import Cancelled, DisaggError, HandoffError, PeerLost, TicketRefused
 from disagg.kv import frames
 from disagg.kv.channel import Channel
-from disagg.kv.frames import Kind, carries_hidden
+from disagg.kv.frames import Kind, carries_hidden, encode_credit
 from disagg.kv.receive.assembly import Assembly
-from disagg.kv.receive.chunked import ChunkedAssembly
-from disagg.kv.receive.credits import Credits
+from disagg.kv.receive.chunks import ChunkedAssembly
+from disagg.kv.receive.incoming import Incoming
 from disagg.kv.receive.pace import ReceiveLimits
 from disagg.kv.receive.tickets import IssuedTicket, Tickets
 from disagg.kv.received import ReceiveTiming
 
 REPLY_S = 1.0  # how long sending the last reply may take
+REPEAT_S = 1.0  # a sender that waits for credit hears so often that this end still runs
 
 log = logging.getLogger(__name__)
 
@@ -137,3 +143,41 @@ def send_reply(channel: Channel, raw: bytes) -> None:
         channel.write([memoryview(raw)])
     except PeerLost as error:
         log.info("could not reply: %s", error)
+
+
+class Credits:
+    """The credit of one connection, sent by the threads of the connection and of the engine. Nothing is sent before
+    `open` and after `close`."""
+
+    def __init__(self, channel: Channel, incoming: Incoming) -> None:
+        self._channel, self._incoming = channel, incoming
+        self._lock = threading.Lock()
+        self._is_open = False
+        self._sent = 0.0
+
+    def open(self) -> None:
+        """The header is accepted: its reply is the first credit."""
+        self._is_open = True
+        self.send()
+
+    def send(self) -> None:
+        """State what has come and what may. Does not wait."""
+        with self._lock:
+            if self._is_open:
+                self._sent = time.monotonic()
+                self._channel.reply(encode_credit(self._incoming.arriving.progress))
+
+    def repeat(self) -> None:
+        """State it again if that was some time ago: the sender waits."""
+        if time.monotonic() >= self._sent + REPEAT_S:
+            self.send()
+
+    def used_up(self) -> bool:
+        """Whether the sender may send no more until the engine has computed."""
+        progress = self._incoming.arriving.progress
+        return self._is_open and progress.checked == progress.allowed
+
+    def close(self) -> None:
+        """What follows is the last reply."""
+        with self._lock:
+            self._is_open = False

@@ -13,7 +13,7 @@ from disagg.errors import Cancelled
 from disagg.kv import frames
 from disagg.kv.arriving import CREDIT_CHUNKS
 from disagg.kv.channel import Channel
-from disagg.kv.receive import credits as module
+from disagg.kv.receive import part as module
 from disagg.kv.transfer import SendLimits, Transfer
 from tests.deadlines import wait_until
 from tests.kv.chunk_parts import Awaited, Prompt, frames_for, stream_of
