@@ -37,7 +37,6 @@ async def run(client: AsyncClient, observed: ObservedRequest) -> AsyncGenerator[
     """
     head, request = observed.head, observed.head.request
     request_id, context = head.request_id[:MAX_ID], client.fleet.model(request.model).context
-    listed = 0
 
     with _own_token():
         async with AsyncExitStack() as stack:
@@ -48,29 +47,7 @@ async def run(client: AsyncClient, observed: ObservedRequest) -> AsyncGenerator[
                 stream = client.stream(**arguments, watch=watch, request_id=request_id, via=head.via)
                 return await stack.enter_async_context(stream)
 
-            async def scored(choice: int, scoring: Scoring) -> PromptScores:
-                nonlocal listed
-                watch = partial(observed.entered, choice)
-                try:
-                    scores = await client.score(
-                        **request.arguments(choice), top=scoring.top or 0, watch=watch, request_id=request_id
-                    )
-                except CapabilityMissing as error:
-                    raise CapabilityMissing(f"{scoring.field}: {error.message}", error.hint) from error
-                except RequestError as error:
-                    if not error.message.startswith("top: "):
-                        raise
-                    message = error.message.replace("top: ", f"{scoring.field_of_top}: ", 1)
-                    raise RequestError(message, error.hint) from error
-                listed += scoring.listed_of(len(scores.tokens))
-                if listed > MAX_SCORES:
-                    raise RequestError(
-                        f"{scoring.field_of_top}: over {MAX_SCORES} log-probabilities of prompts",
-                        "lower it, shorten the prompts, or ask for fewer answers",
-                    )
-                return scores
-
-            asking = _Asking(opened, scored, observed, context)
+            asking = _Asking(opened, _Scores(client, observed, request_id).of, observed, context)
             begun = [_BegunPrompt() for _ in request.prompts]
             answers = [
                 _answer(choice, asking, begun[choice // request.n], first=choice % request.n == 0)
@@ -128,6 +105,36 @@ class _Asking:
     scored: Callable[[int, Scoring], Awaitable[PromptScores]]
     observed: ObservedRequest
     context: int
+
+
+@dataclass(slots=True)
+class _Scores:
+    """The scores of a request's prompts. listed: log-probabilities that its answers list so far."""
+
+    client: AsyncClient
+    observed: ObservedRequest
+    request_id: str
+    listed: int = 0
+
+    async def of(self, choice: int, scoring: Scoring) -> PromptScores:
+        """Those of the prompt of this answer. Raises a DisaggError."""
+        arguments, watch = self.observed.head.request.arguments(choice), partial(self.observed.entered, choice)
+        try:
+            scores = await self.client.score(**arguments, top=scoring.top or 0, watch=watch, request_id=self.request_id)
+        except CapabilityMissing as error:
+            raise CapabilityMissing(f"{scoring.field}: {error.message}", error.hint) from error
+        except RequestError as error:
+            if not error.message.startswith("top: "):
+                raise
+            message = error.message.replace("top: ", f"{scoring.field_of_top}: ", 1)
+            raise RequestError(message, error.hint) from error
+        self.listed += scoring.listed_of(len(scores.tokens))
+        if self.listed > MAX_SCORES:
+            raise RequestError(
+                f"{scoring.field_of_top}: over {MAX_SCORES} log-probabilities of prompts",
+                "lower it, shorten the prompts, or ask for fewer answers",
+            )
+        return scores
 
 
 @dataclass(slots=True)

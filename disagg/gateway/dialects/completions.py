@@ -192,8 +192,15 @@ class CompletionWriter(openai.ObjectWriter):
             "tokens": [openai.token_name(token.id, token.bytes, ids=ids) for token in tokens],
             "token_logprobs": [token.logprob for token in tokens],
             "top_logprobs": [_likeliest_there(token, self._top, ids) for token in tokens],
-            "text_offset": _offsets(tokens, 0),
+            "text_offset": self._prompt_offsets(choice),
         }
+
+    def _prompt_offsets(self, choice: int) -> list[int]:
+        """Where the prompt's tokens begin in its text. A tokenizer may put a mark or a space before it."""
+        tokens, text = self._scored[choice].tokens, self._echo(choice)
+        whole = b"".join(token.bytes for token in tokens).decode(errors="replace")
+        before = len(whole) - len(text) if whole.endswith(text) else 0
+        return [max(0, offset - before) for offset in _offsets(tokens, 0)]
 
     def _chunk(self, *choices: Written) -> Written:
         return self._object("text_completion", choices)

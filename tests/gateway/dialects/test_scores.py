@@ -56,6 +56,12 @@ async def test_an_echoed_prompt_comes_before_its_answer_with_the_log_probabiliti
     assert [asked.get("top") for asked in client.asked] == [1, None], "scored, then answered"
 
 
+async def test_what_a_tokenizer_puts_before_a_prompt_moves_no_offset() -> None:
+    _, body = await answered({"prompt": "\u00e4y", "echo": True, "logprobs": 1, "max_tokens": 0})
+    [choice] = body["choices"]
+    assert (choice["text"], choice["logprobs"]["text_offset"]) == ("\u00e4y", [0, 0, 0])
+
+
 async def test_each_token_of_an_answer_has_its_own_offset() -> None:
     tokens = (TokenLogprob(1, -0.5, (), b"a"), TokenLogprob(2, -0.5, (), b"\xc3"), TokenLogprob(3, -0.5, (), b"\xa4y"))
     answer = replace(completion("a\u00e4y"), tokens=tokens, text="a\u00e4y")
