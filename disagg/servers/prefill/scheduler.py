@@ -32,8 +32,9 @@ RATE_WEIGHT = 0.2  # of the newest measurement in the moving average
 class PromptJob:
     """One prompt. start: opens its run, on the scheduler's thread. tokens: of the prompt. kv_bytes: of its KV, while it
     is started. queued_bytes: KV that waits to be sent to `to`. starved: whether `to`, which computes the prompt's last
-    layers, takes no more of it for now. layers: the share of the model's layers that is computed here. share: whose
-    share of the host it counts for. Only the scheduler changes the rest; stepped: the number of the step that computed
+    layers, takes no more of it for now. layers: the share of the model's layers that is computed here. scored: its
+    tokens are scored, in shorter chunks: its speed is not that of prompts. share: whose share of the host it counts
+    for. Only the scheduler changes the rest; stepped: the number of the step that computed
     it last. waits: for the link, with all that is to be computed still to come. starved_s: seconds of being starved.
 
     started: done once the run is open; computed: its result is the run, once nothing is left to compute. Both get the
@@ -49,6 +50,7 @@ class PromptJob:
     share: Share = field(default_factory=Share)
     starved: Callable[[], bool] = lambda: False
     layers: float = 1.0
+    scored: bool = False
     started: Future[None] = field(default_factory=Future)
     computed: Future[PrefillRun] = field(default_factory=Future)
     arrived: float = field(default_factory=time.monotonic)
@@ -323,6 +325,8 @@ class Scheduler:
     def _rate(self, job: PromptJob, tokens: int, seconds: float) -> None:
         if tokens >= RATED_TOKENS and seconds > 0:
             job.tokens_s = rate = job.layers * tokens / seconds
+            if job.scored:
+                return
             self._tokens_s = rate if self._tokens_s is None else self._tokens_s + RATE_WEIGHT * (rate - self._tokens_s)
 
     def _fail(self, job: PromptJob, error: DisaggError) -> None:

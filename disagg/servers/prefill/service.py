@@ -294,7 +294,7 @@ class PrefillService(Service[PrefillEngine]):
             start = partial(self.engine.start_scores, tokens, body.top, scores.add)
             begin = self._beginning(request, "computing the prompt", start)
             kv_bytes = self.engine.info.layout.nbytes(len(tokens) - 1)
-            job = PromptJob(request.id, len(tokens) - 1, kv_bytes, begin, share=request.share)
+            job = PromptJob(request.id, len(tokens) - 1, kv_bytes, begin, share=request.share, scored=True)
             timing = (await self._computed(request, job, "computing the prompt")).timing
             self.scheduler.release(job)
             request.computed()

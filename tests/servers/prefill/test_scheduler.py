@@ -368,6 +368,13 @@ def test_some_layers_of_a_prompt_count_as_a_part_of_it() -> None:
         quarter.computed.result(PATIENCE_S)
 
 
+def test_the_speed_of_a_prompt_that_is_scored_is_not_that_of_prompts() -> None:
+    scored = job(Run("scored", 100, []), scored=True)
+    with scheduling() as scheduler:
+        scheduler._rate(scored, 1000, 2.0)
+        assert (scored.tokens_s, scheduler.tokens_s) == (500.0, None)
+
+
 def test_the_speed_of_a_head_is_that_of_all_layers() -> None:
     head = job(Run("head", 100, []), layers=0.25)
     with scheduling() as scheduler:
