@@ -100,7 +100,9 @@ def fingerprint(certificate: Path) -> str:
 
 def self_signed(folder: Path, names: Sequence[str]) -> tuple[Path, Path]:
     """A certificate for these names and addresses that signs itself, and its key. Those in the folder are kept as long
-    as they are valid and have all the names. Raises ConfigError if they cannot be written."""
+    as they are valid and have all the names. Names that are not ASCII are left out: a certificate has none. Raises
+    ConfigError if they cannot be written."""
+    names = [name for name in names if name.isascii()]
     certificate, key = folder / "certificate.pem", folder / "key.pem"
     try:
         if not _fits(certificate, key, names):
