@@ -399,7 +399,7 @@ def test_a_text_is_tokenised_as_it_is_answered_and_its_tokens_are_the_text_again
         back = http.post("/detokenize", json={"model": "tiny", "tokens": made["tokens"]}).json()
     answer = client.completions.create(model="tiny", prompt=text, max_tokens=1)
     assert answer.usage is not None and answer.usage.prompt_tokens == made["count"] == len(made["tokens"])
-    assert back == {"prompt": text}
+    assert back["prompt"] == text
     with tiny_fleet.client() as direct:
         assert [token.id for token in direct.tokenize("tiny", text)] == made["tokens"]
 

@@ -40,12 +40,12 @@ class Tokenize:
 
     def read(self, body: Mapping[str, Any]) -> GatewayRequest:
         fields = read_fields(TokenizeBody, body, UNSUPPORTED)
-        if (fields.prompt is None) == (fields.messages is None):
+        if sum(given is not None for given in (fields.prompt, fields.content, fields.messages)) != 1:
             raise RequestError("prompt: a request has either a prompt or messages", "send one of them")
         prompt: Prompt = {}
         options = form_of(offered(tools_of(fields.tools or ())).functions, None, {})
         if fields.messages is None:
-            prompt["prompt"] = fields.prompt or ""
+            prompt["prompt"] = fields.prompt or fields.content or ""
         else:
             prompt["messages"] = messages(fields.messages)
             options |= ending(fields.messages, fields.continue_final_message, fields.add_generation_prompt)
@@ -77,21 +77,24 @@ class Detokenize(Tokenize):
         return GatewayRequest(model=fields.model, prompts=({"tokens": fields.tokens},))
 
     def counted(self, counted: CountedPrompt) -> Written:
-        return {"prompt": b"".join(token.bytes for token in counted.tokens).decode(errors="replace")}
+        text = b"".join(token.bytes for token in counted.tokens).decode(errors="replace")
+        return {"prompt": text, "content": text}
 
 
 class TokenizeBody(Contract, frozen=True, kw_only=True):
-    """The fields of /tokenize that the gateway honours. return_token_strs: with the text of each token."""
+    """The fields of /tokenize that the gateway honours. return_token_strs: with the text of each token. content:
+    llama.cpp's name of `prompt`."""
 
     more_schema: ClassVar[Mapping[str, Any]] = {
         "oneOf": [
             {"required": [name], "properties": {name: {"type": kind}}}
-            for name, kind in (("prompt", "string"), ("messages", "array"))
+            for name, kind in (("prompt", "string"), ("content", "string"), ("messages", "array"))
         ]
     }
     model: str
     return_token_strs: bool | None = None
     prompt: str | None = None
+    content: str | None = None
     messages: Annotated[tuple[Message, ...], Meta(min_length=1, max_length=MAX_MESSAGES)] | None = None
     tools: Annotated[tuple[ChatTool, ...], Meta(max_length=MAX_TOOLS)] | None = None
     chat_template_kwargs: Mapping[str, Any] | None = None

@@ -42,7 +42,14 @@ async def test_a_chat_is_tokenised_as_its_prompt_would_end() -> None:
 async def test_token_ids_become_text() -> None:
     async with fake_client.http(fake_client.app(FakeClient())) as http:
         answer = await http.post("/detokenize", json={"model": "m", "tokens": [7, 8]})
-    assert answer.json() == {"prompt": "t7 t8 "}
+    assert answer.json() == {"prompt": "t7 t8 ", "content": "t7 t8 "}, "as vLLM's and llama.cpp's clients read it"
+
+
+async def test_a_text_may_have_llama_cpp_s_name() -> None:
+    client = FakeClient()
+    async with fake_client.http(fake_client.app(client)) as http:
+        answer = await http.post("/tokenize", json={"model": "m", "content": "hello"})
+    assert answer.json()["tokens"] == [0, 1] and client.asked[0]["prompt"] == "hello"
 
 
 async def test_the_tokens_of_a_response_s_input_are_counted() -> None:
@@ -65,6 +72,9 @@ async def test_the_tokens_of_a_response_s_input_are_counted() -> None:
     [
         ("/tokenize", {}, "prompt"),
         ("/tokenize", {"prompt": "x", "messages": MESSAGES}, "prompt"),
+        ("/tokenize", {"prompt": "x", "content": "x"}, "prompt"),
+        ("/tokenize", {"content": "x", "messages": MESSAGES}, "prompt"),
+        ("/tokenize", {"content": "x", "with_pieces": True}, "with_pieces"),
         ("/tokenize", {"prompt": "x", "add_special_tokens": False}, "add_special_tokens"),
         ("/detokenize", {"tokens": []}, "tokens"),
         ("/detokenize", {"tokens": ["a"]}, "tokens[0]"),
