@@ -36,7 +36,8 @@ def main() -> None:
     measure([one for one in wanted if args.again or not _result(args.cache, one).exists()], args.cache)
     if args.page is not None:
         found = [_result(args.cache, one) for one in CLIENTS]
-        text = page([Measured.from_bytes(one.read_bytes()) for one in found if one.exists()])
+        before = args.page.read_text(encoding="utf-8") if args.page.exists() else ""
+        text = page([Measured.from_bytes(one.read_bytes()) for one in found if one.exists()], before)
         args.page.write_text(text, encoding="utf-8")
 
 

@@ -18,9 +18,10 @@ constraint's doing, and whether it makes sense is not measured. [gateway.md](gat
 _HEAD: Final = "| client | version | works | does not |\n| --- | --- | --- | --- |\n"
 
 
-def page(clients: Sequence[Measured]) -> str:
-    """The page with a row for each client."""
-    return TITLE + _HEAD + "".join(map(_row, clients))
+def page(clients: Sequence[Measured], before: str = "") -> str:
+    """The page with a row for each client. before: the page as it is, whose sections after the table stay."""
+    _, heading, sections = before.partition("\n## ")
+    return TITLE + _HEAD + "".join(map(_row, clients)) + heading + sections
 
 
 def _row(client: Measured) -> str:

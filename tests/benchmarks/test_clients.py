@@ -66,3 +66,8 @@ def test_what_cannot_be_installed_is_a_row(tmp_path: Path, monkeypatch: pytest.M
         "| b |  |  | not installed: ERROR: no such \\| package |",
         "| c | 1.0 | json schema | **n**: &lt;x> |",
     ]
+
+
+def test_the_page_keeps_its_sections_after_the_table() -> None:
+    again = page([], page([]) + "\n## More\n\ntext\n\n## And more\n")
+    assert again == page([]) + "\n## More\n\ntext\n\n## And more\n"
