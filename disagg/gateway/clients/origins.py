@@ -47,10 +47,13 @@ class CrossOrigin:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope) if scope["type"] == "http" else Headers()
         origin = headers.get("origin", "")
-        if not self._origins.allows(origin):
+        allowed = self._origins.allows(origin)
+        if origin and scope["method"] == "OPTIONS" and "access-control-request-method" in headers:
+            # An unlisted page gets 200, too: its browser then names the origin as the reason, not OPTIONS.
+            told = _told(headers, origin) if allowed else {"Vary": "Origin"}
+            await Response(headers=told)(scope, receive, send)
+        elif not allowed:
             await self.app(scope, receive, send)
-        elif scope["method"] == "OPTIONS" and "access-control-request-method" in headers:
-            await Response(headers=_told(headers, origin))(scope, receive, send)
         else:
             await self.app(scope, receive, _naming(send, origin))
 

@@ -63,6 +63,13 @@ async def test_an_unlisted_page_needs_a_key_and_reads_nothing_unless_all_may(
     assert answer.headers.get("access-control-allow-origin") == (OTHER if origins == ["*"] else None)
 
 
+async def test_a_browser_is_told_nothing_of_an_unlisted_page() -> None:
+    async with fake_client.http(fake_client.app(FakeClient(), origins=[PAGE]), origin=OTHER) as http:
+        told = await http.options("/v1/chat/completions", headers=ASKS)
+    assert told.status_code == 200
+    assert not [name for name in told.headers if name.startswith("access-control")]
+
+
 async def test_headers_that_are_no_names_are_not_sent_back() -> None:
     async with fake_client.http(fake_client.app(FakeClient(), origins=["*"]), origin=OTHER) as http:
         wrong = {**ASKS, "access-control-request-headers": "a: b; c"}
