@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 
 from disagg.servers.output import tool_calls
@@ -63,9 +64,19 @@ class Enveloped(Forced):
         self._openings = openings
 
     def _cut(self) -> Sequence[OutputPart]:
-        return () if any(self._text.startswith(one) for one in self._openings) else parts(self._text)
+        begun = any(self._text.startswith(one) for one in self._openings)
+        return () if begun and not _is_json(self._text) else parts(self._text)
 
     def _may_be_call(self) -> bool:
         text = self._text
         begun = any(one.startswith(text) or text.startswith(one) for one in self._openings)
         return begun and super()._may_be_call()
+
+
+def _is_json(text: str) -> bool:
+    """Whether the text is complete: of an envelope that was cut it is not, of a form that begins as one it may be."""
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return True

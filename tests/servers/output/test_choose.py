@@ -88,6 +88,7 @@ def test_a_forced_call_that_was_cut_off_is_left_out() -> None:
         ('{"name":"g","arguments":{}}', '{"name":"g","arguments":{}}', []),  # no tool: the form allows it
         ('{"name":"f","arguments":{"a":1}}', "", ["f"]),
         ('{"name":"f","arguments":{"a"', "", []),
+        ('{"name":"f","arguments":[1]}', "", ['{"name":"f","arguments":[1]}']),  # no call: the form allows it
         ('{"na', "", ['{"na']),
     ],
 )
