@@ -167,7 +167,7 @@ def _knows_the_speed(client: Client) -> bool:
 
 def _seconds(client: Client, prompt: list[int]) -> float:
     began = time.monotonic()
-    client.generate("tiny", tokens=prompt, max_tokens=64, timeout=60, local_prefill=False)
+    client.generate("tiny", tokens=prompt, max_tokens=64, timeout=60, local_prefill=False, split="off")
     return time.monotonic() - began
 
 

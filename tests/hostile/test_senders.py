@@ -17,7 +17,7 @@ def test_the_next_prefill_host_sends_what_one_that_trickles_or_idles_does_not(
     with tiny_fleet.client() as client:
         right = client.generate("tiny", tokens=prompt, max_tokens=8, alone="prefill")
     with client_of_liar(tiny_fleet, "tiny-prefill", WAYS[way]) as client:
-        answer = client.generate("tiny", tokens=prompt, max_tokens=8, timeout=60, local_prefill=False)
+        answer = client.generate("tiny", tokens=prompt, max_tokens=8, timeout=60, local_prefill=False, split="off")
         breaker = client.view.of("bad-tiny-prefill").breaker
     assert [token.id for token in answer.tokens] == [token.id for token in right.tokens]
     assert (answer.metrics.method, answer.metrics.prefill_server) == ("disaggregated", "tiny-prefill")
