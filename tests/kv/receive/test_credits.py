@@ -41,6 +41,16 @@ def test_a_sender_that_waits_hears_again_and_again_that_the_receiver_runs(
     awaited.arriving.release()
 
 
+def test_credit_leaves_at_once(receiver: Receiver) -> None:
+    awaited = Awaited.by(receiver.tickets, PROMPT)
+    with receiver.dial() as sock:
+        introduce(sock, awaited.slot.ticket, stream_of(PROMPT.header(awaited.slot), []), KV_CHUNKS)
+        wait_until(lambda: receiver.server._connections)
+        (channel,) = receiver.server._connections
+        assert channel._sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+    awaited.arriving.release()
+
+
 def test_credit_follows_the_engine_and_ends_before_the_last_reply(receiver: Receiver) -> None:
     awaited = Awaited.by(receiver.tickets, PROMPT)
     raw = stream_of(PROMPT.header(awaited.slot), frames_for(PROMPT, 4)[: CREDIT_CHUNKS * 6])
