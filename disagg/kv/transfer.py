@@ -197,7 +197,7 @@ class Transfer:
                 return block
             except TimeoutError:
                 if channel.readable(poll_s if gated else 0):
-                    self._read(channel)
+                    self._hear(channel)
                 now = time.monotonic()
                 if now >= channel.deadline:
                     raise PeerLost("the KV transfer's deadline passed before all blocks were computed") from None
@@ -222,6 +222,8 @@ class Transfer:
             if frame.kind is frames.Kind.CHUNK:
                 self._write(channel, [memoryview(head + self._digest.chunk(head))])
                 self._outbox.sent(frame.length)
+                if carries_hidden(self._header):  # else what is computed next waits for credit that is here: 42 ms
+                    self._hear(channel)
                 continue
             began = time.monotonic()
             self._write(channel, [memoryview(head), *views], self._digest.update)
@@ -247,6 +249,11 @@ class Transfer:
         except PeerLost as lost:
             raise self._reason(channel, lost) from lost
 
+    def _hear(self, channel: Channel) -> None:
+        """Take what the receiver has said."""
+        while channel.readable():
+            self._read(channel)
+
     def _read(self, channel: Channel) -> None:
         """What the receiver sends while frames are sent: credit, or the error that it raises."""
         self._take_credit(_read_reply(channel))
@@ -254,8 +261,7 @@ class Transfer:
     def _reason(self, channel: Channel, lost: PeerLost) -> DisaggError:
         """Why the connection ended: the error that the receiver replied if there is one, else `lost`."""
         try:
-            while channel.readable():
-                self._read(channel)
+            self._hear(channel)
         except PeerLost:
             pass
         except DisaggError as refusal:

@@ -11,6 +11,7 @@ import pytest
 
 from disagg.errors import DisaggError, PeerLost, ProtocolError
 from disagg.kv import frames
+from disagg.kv import transfer as transfer_module
 from disagg.kv.arriving import CREDIT_CHUNKS
 from disagg.kv.frames import Credit, encode_credit
 from disagg.kv.transfer import SendLimits, Transfer
@@ -105,3 +106,20 @@ def test_credit_that_comes_while_bytes_are_sent_is_read_without_a_wait() -> None
                 transfer.send(block)
             wait_until(lambda: transfer.queued_bytes == 0 and not transfer.starved)
     assert sum(got) > PROMPT.head.nbytes(40)
+
+
+def test_credit_is_read_with_the_end_of_each_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not only when nothing is left to send: a quick engine always has the next layer."""
+    monkeypatch.setattr(transfer_module, "CREDIT_POLL_S", PATIENCE_S)
+
+    def behave(sock: socket.socket) -> None:
+        sock.sendall(encode_credit(Credit(0, 1)) + encode_credit(Credit(1, 1000)))
+        while sock.recv(1 << 16):
+            pass
+
+    with peer(behave) as port:
+        header = PROMPT.header()
+        with Transfer("127.0.0.1", port, header, deadline=time.monotonic() + PATIENCE_S) as transfer:
+            for block in PROMPT.chunk(0, 4):
+                transfer.send(block)
+            wait_until(lambda: not transfer.starved, PATIENCE_S / 2)
