@@ -123,4 +123,4 @@ def test_credit_is_read_with_the_end_of_each_chunk(monkeypatch: pytest.MonkeyPat
         with Transfer("127.0.0.1", port, header, deadline=time.monotonic() + PATIENCE_S) as transfer:
             for block in PROMPT.chunk(0, 4):
                 transfer.send(block)
-            wait_until(lambda: not transfer.starved, PATIENCE_S / 2)
+            wait_until(lambda: transfer._credit.allowed == 1000, PATIENCE_S / 2)
