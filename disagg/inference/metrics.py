@@ -217,8 +217,8 @@ def _arrival(trace: Trace, done: DoneEvent) -> float:
 
 
 def _parts(trace: Trace, ttft: float, timing: Timing, shipped: ShippedEvent | None) -> TTFTParts:
-    """Where the time to the first token went, which this attempt brought. Without the figures of a prefill host all of
-    the wait for its KV was in vain, if the prompt was then computed elsewhere."""
+    """Where the time to the first token went, which this attempt brought. If the prefill host states no figures and the
+    decode host has computed the prompt itself, the wait for the KV counts as lost."""
     waited_s = timing.kv_wait_s if shipped is None and timing.compute_s else 0.0
     lost_s = timing.refuted_s + waited_s
     known = TTFTParts(

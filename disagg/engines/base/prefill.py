@@ -7,7 +7,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy
@@ -251,6 +251,16 @@ class EmittingEngine(PrefillEngine):
                     raise Cancelled(f"the request was cancelled after {computed} of {len(tokens)} prompt tokens")
                 run.step()
             return run.timing
+
+    def warm_up(self) -> None:
+        """A prompt of the layers that are loaded; with all of them, an answer, and the engine's evidence."""
+        tokens = [0] * min(64, self.info.profile.context - 2)
+        if self.info.loaded is not None:
+            self.prefill(tokens, lambda block: None, layers=self.info.loaded)
+            return
+        for _ in self.generate(tokens, Sampling(max_tokens=2, ignore_eos=True)):
+            pass
+        self.info = replace(self.info, evidence=self.evidence())
 
     def probe(self) -> PrefillRun:
         """A run of two tokens without an answer, for engines that compute none."""

@@ -12,7 +12,6 @@ import mlx.core as mx
 from mlx_lm.utils import maybe_set_recommended_wired_limit
 
 from disagg.api.names import AS_IS, WireForm
-from disagg.api.sampling import Sampling
 from disagg.config import EngineOptions
 from disagg.engines.base import AnswerRequest, ChunkScores, EmittingEngine, Logits, PromptAndAnswer, PromptRun, Token
 from disagg.engines.base.scores import scored_chunk
@@ -78,14 +77,6 @@ class MLXPrefillEngine(EmittingEngine):
                 return call(*arguments, **options)
 
         return self._thread.submit(run).result()
-
-    def warm_up(self) -> None:
-        if self.info.loaded is not None:
-            self.prefill([0] * min(64, self.info.profile.context - 2), lambda block: None, layers=self.info.loaded)
-            return
-        for _ in self.generate([0] * min(64, self.info.profile.context - 2), Sampling(max_tokens=2, ignore_eos=True)):
-            pass
-        self.info = replace(self.info, evidence=self.evidence())
 
     def start(
         self,

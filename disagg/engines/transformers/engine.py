@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -14,7 +13,6 @@ import torch
 import transformers
 
 from disagg.api.names import AS_IS, WireForm
-from disagg.api.sampling import Sampling
 from disagg.config import EngineOptions
 from disagg.engines.base import AnswerRequest, ChunkScores, EmittingEngine, Logits, Token
 from disagg.engines.base.scores import scored_chunk
@@ -66,14 +64,6 @@ class TransformersPrefillEngine(EmittingEngine):
             weights=reference.weights(options.dtype, options.quantization),
             loaded=loaded,
         )
-
-    def warm_up(self) -> None:
-        if self.info.loaded is not None:
-            self.prefill([0] * min(64, self.info.profile.context - 2), lambda block: None, layers=self.info.loaded)
-            return
-        for _ in self.generate([0] * min(64, self.info.profile.context - 2), Sampling(max_tokens=2, ignore_eos=True)):
-            pass
-        self.info = replace(self.info, evidence=self.evidence())
 
     def start(
         self,
