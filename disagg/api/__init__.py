@@ -8,6 +8,7 @@ sampling     how tokens are chosen
 requests     the bodies of POST /generate, /decode and /prefill
 events       the server-sent events of their answers; event_stream: the one reader of such streams
 status       the answers of GET /health and GET /status
+keeper       which models of a host are loaded, and the bodies and events of POST /models/load and the others
 host_change  what `disagg status --notify` posts
 calls        every path of the servers with these types; openapi: the document that is made from it
 delivery     KV that an engine sends by itself: its order and its report

@@ -8,12 +8,14 @@ from typing import Annotated, Literal
 from msgspec import Meta
 
 from disagg.api.base import BoundShare, Contract, Count
+from disagg.api.keeper import MAX_KEPT, KeptModel
 from disagg.api.names import KV_WHOLE, Role
 from disagg.api.requests import Layers, NewestKV
 
 Verdict = Literal["accepted", "refuted"]
 Rate = Annotated[float, Meta(ge=0, le=1e13)]
 """Tokens or bytes per second."""
+KeptModels = Annotated[tuple[KeptModel, ...], Meta(max_length=MAX_KEPT)]
 ServerState = Literal["loading", "ok", "draining", "stalled", "error", "no_host"]
 
 
@@ -51,6 +53,8 @@ class Load(Liveness, frozen=True, kw_only=True):
     disagg/strikes.py. splits: the host can compute a prompt together with another one, each some of the layers.
     layers: it has the model's first so many, None: all. kv_version: the latest of the KV protocol that it knows.
     fingerprint: a digest of the model, its weights and the engine's packages, empty until the model has loaded.
+    models: of a host with several, whose keeper states its own boot_id and the sums of its models' requests and KV.
+    budget_bytes, used_bytes: the memory that these models may take together, and what those that are loaded take.
     """
 
     boot_id: Annotated[str, Meta(max_length=64)]
@@ -72,6 +76,9 @@ class Load(Liveness, frozen=True, kw_only=True):
     layers: Layers | None = None
     kv_version: NewestKV = KV_WHOLE
     fingerprint: Annotated[str, Meta(max_length=64)] = ""
+    models: KeptModels = ()
+    budget_bytes: Count = 0
+    used_bytes: Count = 0
 
 
 class LeaseAnswer(Contract, frozen=True):
@@ -136,12 +143,12 @@ class PendingRelease(Contract, frozen=True):
 class Health(Liveness, frozen=True, kw_only=True):
     """GET /health with the fleet's token.
 
-    model: empty for a gateway. backend: framework and device, None until the engine has loaded. code: hash of the
-    disagg code that runs. config: hash of what the host's hosts.toml says about it. boot_id: random, new at every
-    start. release: the deployed release that runs, None if it runs from an installation. pending: the release that
-    `disagg restart` would run instead. tokens: that it accepts, by the first 8 digits of each one's hash, the current
-    one first. versions: of the engine's packages. verified: whether disagg's own tests have compared answers of this
-    architecture. evidence: None until the engine has loaded, and of engines that state none.
+    model: empty for a gateway and for a host with several. backend: framework and device, None until the engine has
+    loaded. code: hash of the disagg code that runs. config: hash of what the host's hosts.toml says about it. boot_id:
+    random, new at every start. release: the deployed release that runs, None if it runs from an installation. pending:
+    the release that `disagg restart` would run instead. tokens: that it accepts, by the first 8 digits of each one's
+    hash, the current one first. versions: of the engine's packages. verified: whether disagg's own tests have compared
+    answers of this architecture. evidence: None until the engine has loaded, and of engines that state none.
     """
 
     model: str
@@ -211,7 +218,8 @@ class LastError(Contract, frozen=True):
 class Status(Health, frozen=True, kw_only=True):
     """GET /status: health, load, memory and counters. kv_bytes: KV of requests that the host holds now. kv_held_bytes:
     KV of finished conversations, kept for their next turns. audit_every: one hand-off in so many is audited, 0: none.
-    senders: what these audits found, by the name of the prefill host; empty if it stated none. layers: as of Load.
+    senders: what these audits found, by the name of the prefill host; empty if it stated none. layers, models,
+    budget_bytes, used_bytes: as of Load.
     model_layers: that the model has, 0 until it has loaded.
     split_refusal: why the model's layers cannot be divided between two hosts; empty if they can, or the host has not
     loaded."""
@@ -229,3 +237,6 @@ class Status(Health, frozen=True, kw_only=True):
     layers: Layers | None = None
     model_layers: int = 0
     split_refusal: str = ""
+    models: KeptModels = ()
+    budget_bytes: Count = 0
+    used_bytes: Count = 0

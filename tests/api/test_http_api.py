@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from disagg import errors
-from disagg.api import events, requests, sampling, status
+from disagg.api import events, keeper, requests, sampling, status
 from disagg.api.base import Contract
 
 PAGE = Path(__file__).parents[2] / "docs/http-api.md"
@@ -22,7 +22,7 @@ NAMES = {int: "integer", float: "number", str: "text", bool: "true or false", by
 
 def types() -> dict[str, type[Contract]]:
     """All types of the HTTP API by name."""
-    modules = (sampling, requests, events, status)
+    modules = (sampling, requests, events, status, keeper)
     found = (value for module in modules for value in vars(module).values())
     return {kind.__name__: kind for kind in found if isinstance(kind, type) and issubclass(kind, Contract)}
 
