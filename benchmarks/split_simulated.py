@@ -23,7 +23,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -54,6 +54,9 @@ GBITS: Final = (2.5, 10.0)
 LOCAL_UP_TO: Final = 8192
 """The decode machine alone takes minutes for longer prompts."""
 WARM_UP: Final = (1024, 4096, 4096, 1024)
+UNCOUNTED: Final = 2
+"""Rounds of each length that are not counted: memory of its size is touched for the first time, which takes a virtual
+machine over a second per gigabyte, and speeds of prompts so long are measured."""
 WHOLE_CHUNK: Final = 2048
 """Tokens of a chunk of a prompt that one machine computes."""
 DTYPE: Final = "bfloat16"
@@ -126,13 +129,14 @@ def main() -> None:
     options.add_argument("--tokens", nargs="+", type=int, default=LENGTHS)
     options.add_argument("--gbit", nargs="+", type=float, default=GBITS)
     options.add_argument("--rounds", type=int, default=3)
+    options.add_argument("--way", nargs="+", choices=WAYS, default=list(WAYS), help="what is measured beside the split")
     options.add_argument("--json", action="store_true")
     options.add_argument("--beside", action="store_true", help="what a prompt costs sixteen running answers")
     options.add_argument("--plan", action="store_true", help="a table of what is planned, as Markdown")
     options.add_argument("--drive", type=Path, help=argparse.SUPPRESS)  # inside a namespace: the client's part
     args = options.parse_args()
     if args.drive:
-        print(json.dumps(drive(args.drive, args.tokens, args.rounds)))
+        print(json.dumps(drive(args.drive, args.tokens, args.rounds, {"split", *args.way})))
         return
     if args.plan:
         print("\n".join(plans(args)))
@@ -156,7 +160,7 @@ def measured(name: str, gbit: float, args: argparse.Namespace) -> Iterator[dict[
         stack.enter_context(servers(hosts, link))
         numbers = [str(number) for number in args.tokens]
         argv = [*inside(link, 1), sys.executable, "-m", "benchmarks.split_simulated", "--drive", str(hosts)]
-        argv += ["--rounds", str(args.rounds), "--tokens", *numbers]
+        argv += ["--rounds", str(args.rounds), "--tokens", *numbers, "--way", *args.way]
         output = subprocess.run(argv, check=True, stdout=subprocess.PIPE, env=environment(hosts)).stdout
         source = source_of(PAIRS[name], Path(folder))
         for tokens, ways in json.loads(output).items():
@@ -171,6 +175,7 @@ def row(
     machines = device(PAIRS[name].prefill), device(PAIRS[name].decode)
     pair = SplitPair(read_size(source), *machines, Link(gbit), DTYPE, chunk)
     medians = {way: statistics.median(until_all_layers(one) for one in rounds) for way, rounds in ways.items()}
+    others = [value for way, value in medians.items() if way != "split"]
     ideal, both = best_split(pair, tokens - 1), ideal_s(pair, tokens - 1)
     return {
         "pair": name,
@@ -184,7 +189,7 @@ def row(
         "both": both,
         "split_over_ideal": medians["split"] / ideal.seconds,
         "split_over_both": medians["split"] / both,
-        "split_over_better": medians["split"] / min(value for way, value in medians.items() if way != "split"),
+        **({"split_over_better": medians["split"] / min(others)} if others else {}),
     }
 
 
@@ -199,7 +204,9 @@ def _layers(metrics: Mapping[str, Any], every: int) -> int:
     return every if metrics["method"] == "disaggregated" else 0
 
 
-def drive(hosts: Path, lengths: Sequence[int], rounds: int) -> dict[int, dict[str, list[dict[str, Any]]]]:
+def drive(
+    hosts: Path, lengths: Sequence[int], rounds: int, wanted: Collection[str]
+) -> dict[int, dict[str, list[dict[str, Any]]]]:
     """The metrics of each round, by prompt length and way. Before them each end's speed and the link are measured, as
     by earlier requests."""
     fleet = load(hosts)
@@ -216,8 +223,11 @@ def drive(hosts: Path, lengths: Sequence[int], rounds: int) -> dict[int, dict[st
                 ask(tokens, way, f"warm-{number}")
         found: dict[int, dict[str, list[dict[str, Any]]]] = {}
         for tokens in lengths:
-            ways = [way for way in WAYS if way != "decode alone" or tokens <= LOCAL_UP_TO]
-            ask(tokens, "split", "first")
+            ways = [way for way in WAYS if way in wanted and (way != "decode alone" or tokens <= LOCAL_UP_TO)]
+            for number in range(UNCOUNTED):
+                for way in ways:
+                    if way != "decode alone":
+                        ask(tokens, way, f"first-{number}")
             found[tokens] = {way: [] for way in ways}
             for number in range(rounds):
                 for way in ways:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 RATED_BYTES = 64 << 20  # for a rate: many times both ends' socket buffers, whose bytes are sent but not delivered
 
@@ -50,7 +50,8 @@ class LinkWait:
 @dataclass(frozen=True, slots=True)
 class SentKV:
     """What an acknowledged transfer took, beside the computation. waited_s: the part of exposed_s before the
-    computation ended. acknowledged: time.monotonic()."""
+    computation ended. acknowledged: time.monotonic(). link_bytes_s: the rate of the link, if the transfer was bound by
+    it. carried_bytes_s: the link has at least this rate; None if the transfer was too short to tell."""
 
     payload_bytes: int
     hidden_s: float
@@ -58,6 +59,7 @@ class SentKV:
     link_bytes_s: float | None
     acknowledged: float
     waited_s: float = 0.0
+    carried_bytes_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +97,19 @@ class TransferResult:
             link_bytes_s=self.link_bytes_s,
             acknowledged=self.acknowledged,
             waited_s=waited_s,
+            carried_bytes_s=self._carried_bytes_s(ended, steps),
         )
+
+    def _carried_bytes_s(self, ended: float, steps: Sequence[ComputeStep]) -> float | None:
+        """Payload bytes per second of the time in which the prompt was computed or sent. A transfer that kept up has no
+        other rate, and a link that was slow for a while would be taken to be so for as long as it keeps up."""
+        if self.payload_bytes < RATED_BYTES:
+            return None
+        sending = sum(span.ended - span.began for span in self.spans)
+        computing = sum(step.ended - step.began for step in steps)
+        both = self._hidden_s([replace(step, share=1.0) for step in steps])
+        last = max(ended, self.spans[-1].ended)
+        return self.payload_bytes / (computing + sending - both + max(0.0, self.acknowledged - last))
 
     def _hidden_s(self, steps: Sequence[ComputeStep]) -> float:
         """Seconds of sending within the steps, of each the prompt's share."""

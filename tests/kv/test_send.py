@@ -131,6 +131,14 @@ def test_a_transfer_that_kept_up_has_no_link_rate(result: TransferResult) -> Non
     assert result.link_bytes_s is None
 
 
+def test_a_transfer_shows_what_its_link_carries_at_least() -> None:
+    """In the time of computing and sending: not while the receiver lets nothing be sent."""
+    whole = TransferResult(10.0, (Span(0.0, 1.0, 60 * MB), Span(6.0, 8.0, 60 * MB)))
+    steps = [ComputeStep(0.0, 2.0), ComputeStep(7.0, 9.0, 0.5)]
+    assert whole.sent(9.0, steps).carried_bytes_s == 20 * MB  # 0 to 2 s, and 6 to 10 s
+    assert sent(4.0, MB, MB).sent(2.0, ()).carried_bytes_s is None
+
+
 def test_a_sender_that_waits_for_kv_begins_its_stretch_anew(receiver: Receiver) -> None:
     slot = receiver.issue(CACHE)
     with open_to(receiver, slot) as transfer:

@@ -182,25 +182,39 @@ class _Measurement:
     ended: float  # time.monotonic()
 
 
+class _Link:
+    """What recent transfers have shown of one link: those that were bound by it, and what all have carried at least."""
+
+    def __init__(self) -> None:
+        self.rates: deque[_Measurement] = deque(maxlen=MAX_TRANSFERS)
+        self.carried: deque[_Measurement] = deque(maxlen=MAX_TRANSFERS)
+
+
 class MeasuredRates:
     """The rates of recent transfers, by destination: decode hosts of hosts.toml, a bounded number."""
 
     def __init__(self) -> None:
         self._tokens_s: float | None = None
-        self._links: dict[Address, deque[_Measurement]] = {}
+        self._links: dict[Address, _Link] = {}
 
     def add(self, to: Address, timing: PrefillTiming, sent: SentKV, layers: float = 1.0) -> None:
         """Record a transfer that was acknowledged. layers: as of `choose_form`."""
         if timing.tokens >= RATED_TOKENS and timing.compute_s > 0:
             self._tokens_s = layers * timing.tokens / timing.compute_s
-        if (rate := sent.link_bytes_s) is not None:
-            self._links.setdefault(to, deque(maxlen=MAX_TRANSFERS)).append(_Measurement(rate, sent.acknowledged))
+        link = self._links.setdefault(to, _Link())
+        for seen, rate in ((link.rates, sent.link_bytes_s), (link.carried, sent.carried_bytes_s)):
+            if rate is not None:
+                seen.append(_Measurement(rate, sent.acknowledged))
 
     def rates(self, to: Address, now: float | None = None) -> Rates:
-        """The rates at `now` (time.monotonic()): the best of the link's recent transfers."""
+        """The rates at `now` (time.monotonic()): the best of the link's recent transfers. Those that kept up with the
+        computation raise it, but do not give it: a link that was never the bottleneck has none."""
         since = (time.monotonic() if now is None else now) - FRESH_S
-        fresh = [one.bytes_s for one in self._links.get(to, ()) if one.ended > since]
-        return Rates(self._tokens_s, max(fresh) if len(fresh) >= MIN_TRANSFERS else None)
+        link = self._links.get(to, _Link())
+        rates, carried = (
+            [one.bytes_s for one in list(seen) if one.ended > since] for seen in (link.rates, link.carried)
+        )
+        return Rates(self._tokens_s, max(*rates, *carried) if len(rates) >= MIN_TRANSFERS else None)
 
     def links(self, now: float | None = None) -> dict[str, float]:
         """The rate of each link that is known at `now`, by "address:port"."""

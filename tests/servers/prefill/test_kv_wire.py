@@ -10,7 +10,15 @@ from disagg.api.layout import LayerLayout, Layout
 from disagg.api.names import AS_IS, INT8
 from disagg.engines.base import PrefillTiming
 from disagg.kv.sent import ComputeStep, SentKV, Span, TransferResult
-from disagg.servers.prefill.delivery import FRESH_S, MARGIN, RATED_TOKENS, MeasuredRates, Rates, choose_form
+from disagg.servers.prefill.delivery import (
+    FRESH_S,
+    MARGIN,
+    MAX_TRANSFERS,
+    RATED_TOKENS,
+    MeasuredRates,
+    Rates,
+    choose_form,
+)
 
 CODER = Layout((LayerLayout("full", 4, 128, 128),) * 48, "bfloat16")  # 98304 bytes a token
 NARROW = Layout((LayerLayout("full", 4, 80, 80),) * 48, "bfloat16")
@@ -93,6 +101,18 @@ def test_both_rates_come_from_transfers_and_a_links_is_the_best_it_showed() -> N
     seen.add(OTHER, COMPUTED, transfer(12.0, 13.0, 400_000_000, waited=True))
     assert seen.rates(OTHER, 13.0) == Rates(2000, None)
     assert seen.links(13.0) == {"10.0.0.1:9001": 200e6}
+
+
+def test_transfers_that_keep_up_raise_a_rate_that_was_measured_too_low_and_do_not_push_it_out() -> None:
+    seen, kept_up = MeasuredRates(), replace(transfer(8.0, 10.0, 1_600_000_000), link_bytes_s=None)
+    assert kept_up.carried_bytes_s == 800e6
+    seen.add(DECODE, COMPUTED, kept_up)
+    assert seen.rates(DECODE, 11.0).link_bytes_s is None, "it was never the bottleneck"
+    for _ in range(2):
+        seen.add(DECODE, COMPUTED, transfer(0.0, 4.0, 400_000_000))
+    for _ in range(2 * MAX_TRANSFERS):
+        seen.add(DECODE, COMPUTED, kept_up)
+    assert seen.rates(DECODE, 11.0).link_bytes_s == 800e6
 
 
 def test_a_link_is_forgotten_after_a_while_so_that_it_is_measured_anew() -> None:
