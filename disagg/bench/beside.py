@@ -12,6 +12,7 @@ import statistics
 import time
 from bisect import bisect_left
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -31,8 +32,8 @@ Window = tuple[float, float]
 
 @dataclass(frozen=True, slots=True)
 class BesideFigures:
-    """Seconds per token of the running answers: without a measured request, and while one waits for its first token.
-    longest_s: between two tokens of one answer then."""
+    """Seconds per token of the running answers: before and after the measured requests, and while one waits for its
+    first token. longest_s: between two tokens of one answer then."""
 
     quiet_s: float
     during_s: float
@@ -97,13 +98,16 @@ class RunningAnswers:
         ended = (task.exception() for task in self._tasks if task.done() and not task.cancelled())
         return next((error for error in ended if isinstance(error, DisaggError)), None)
 
-    def figures(self, windows: Sequence[Window]) -> BesideFigures | None:
-        """windows: from each measured request to its first token. None if no token came, there was no request, or an
-        answer has failed."""
+    async def figures(self, windows: Sequence[Window]) -> BesideFigures | None:
+        """Once no measured request runs any more. windows: from each to its first token. None if no token came, there
+        was no request, or an answer has failed."""
+        after = time.monotonic()
+        with suppress(DisaggError):
+            await self._wait_for(QUIET_TOKENS)
         if self.failure is not None:
             return None
         times = [answer.times for answer in self._answers]
-        quiet, during = (pace(times, some) for some in ([self._quiet], merged(windows)))
+        quiet, during = (pace(times, some) for some in ([self._quiet, (after, time.monotonic())], merged(windows)))
         if quiet is None or during is None:
             return None
         return BesideFigures(quiet, during, max((longest(one, merged(windows)) for one in times), default=0.0))

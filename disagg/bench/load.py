@@ -213,13 +213,11 @@ async def _run_beside(
 ) -> TurnResult:
     async with answers:
         result = await _run_turn(turn, items, load, send)
-    sent = [(send.run_began + record.sent, record.metrics) for record in result.records]
+        sent = [(send.run_began + record.sent, record.metrics) for record in result.records]
+        figures = await answers.figures([(at, at + metrics.ttft) for at, metrics in sent if metrics is not None])
     if (error := answers.failure) is not None:
         send.monitor.failures[error.code()] += 1
-    return replace(
-        result,
-        beside=answers.figures([(began, began + metrics.ttft) for began, metrics in sent if metrics is not None]),
-    )
+    return replace(result, beside=figures)
 
 
 async def _until_done_or_stopped(

@@ -87,7 +87,10 @@ async def test_they_run_on_the_decode_host_before_the_first_request_and_until_th
         assert all(len(one.times) >= QUIET_TOKENS for one in beside._answers)
         now = time.monotonic()
         await asyncio.sleep(0.05)
-        found = beside.figures([(now, time.monotonic())])
+        written = [len(one.times) for one in beside._answers]
+        found = await beside.figures([(now, time.monotonic())])
+        more = [len(one.times) - before for one, before in zip(beside._answers, written, strict=True)]
+        assert min(more) >= QUIET_TOKENS, "the pace without a request is that after them, too"
     assert found is not None and found.quiet_s > 0.001 and found.longest_s >= 0.002
     assert len(answers.asked) == 3
     assert {(one["alone"], one["max_tokens"], len(one["tokens"])) for one in answers.asked} == {("decode", 84, 16)}
@@ -105,7 +108,7 @@ async def test_an_answer_that_fails_later_leaves_no_figures() -> None:
         now = time.monotonic()
         while beside.failure is None:
             await asyncio.sleep(0.005)
-        assert beside.figures([(now, time.monotonic())]) is None
+        assert await beside.figures([(now, time.monotonic())]) is None
     assert isinstance(beside.failure, Overloaded)
 
 
@@ -118,4 +121,4 @@ async def test_answers_that_do_not_all_run_are_an_error(monkeypatch: pytest.Monk
 
 async def test_without_a_request_there_are_no_figures() -> None:
     async with running(Answers(), count=1) as beside:
-        assert beside.figures([]) is None
+        assert await beside.figures([]) is None
