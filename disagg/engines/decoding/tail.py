@@ -24,15 +24,15 @@ LEAST_TOKENS = 16
 
 @dataclass(frozen=True, slots=True)
 class TailPolicy:
-    """share: by which tails slow answers at most. beside_s: the longest piece while answers run. alone_s: the longest
-    piece while none does: the engine shows that it works after each."""
+    """share: by which tails slow answers at most, from the arrival of the first one on. beside_s: the longest piece
+    while answers run. alone_s: the longest piece while none does: the engine shows that it works after each."""
 
     share: float = 0.1
     beside_s: float = 0.15
     alone_s: float = 0.5
 
     def rest_s(self, took: float) -> float:
-        """Seconds for answers alone after a piece that took so long."""
+        """Seconds for answers alone before a piece that takes so long."""
         return took / self.share
 
 
@@ -45,11 +45,16 @@ class TailPace:
     layers: int
     policy: TailPolicy = field(default_factory=TailPolicy)
     speed: float = 0.0
-    _next: float = 0.0  # the earliest begin of a piece beside answers
+    _alone: float = 0.0  # since then answers have the time that is to be theirs before the next piece
 
-    def due(self, now: float, *, answers: bool) -> bool:
-        """Whether a piece may be computed now."""
-        return not answers or now >= self._next
+    def begin(self, now: float) -> None:
+        """A tail comes where there was none."""
+        self._alone = max(self._alone, now)
+
+    def due(self, now: float, tokens: int, layers: int, *, answers: bool) -> bool:
+        """Whether a piece of so many tokens may be computed now. Answers have their time before it: after it, the last
+        piece of a prompt would have cost them more than their share."""
+        return not answers or now >= self._alone + self.policy.rest_s(self._expected_s(tokens, layers))
 
     def tokens(self, left: int, layers: int, *, answers: bool) -> int:
         """The length of the next piece, of `left` tokens through `layers` layers. What is left is divided evenly: a
@@ -61,11 +66,17 @@ class TailPace:
 
     def took(self, began: float, ended: float, tokens: int, layers: int, *, answers: bool) -> None:
         """A piece was computed between these two times. The speed at most doubles: that of a short piece, or of the
-        first one, predicts little. answers: whether it delayed some, which then have their share of the time."""
+        first one, predicts little. answers: whether it delayed some, which have had their time for the seconds that
+        were expected, and are to have it for the others."""
         seconds = max(ended - began, 1e-6)
+        over = self.policy.rest_s(seconds - self._expected_s(tokens, layers)) if answers else 0.0
+        self._alone = ended + over
         speed = tokens * layers / seconds
         self.speed = min(speed, 2 * self.speed) if self.speed else speed
-        self._next = ended + self.policy.rest_s(seconds) if answers else ended
+
+    def _expected_s(self, tokens: int, layers: int) -> float:
+        """0 before any piece has shown a speed."""
+        return tokens * layers / self.speed if self.speed else 0.0
 
 
 class Tail(ABC):
@@ -124,6 +135,8 @@ class Tails:
 
     def add(self, job: Job) -> None:
         assert job.arriving is not None, "the engine says so"
+        if not self._tails:
+            self._pace.begin(time.monotonic())
         job.tail = self._make(job, job.arriving)
         self._tails.append((job, job.tail))
 
@@ -138,19 +151,20 @@ class Tails:
 
     def due(self, *, answers: bool) -> bool:
         """Whether `compute` would compute something, or look at what has arrived."""
-        return bool(self._ready(self._pace.due(time.monotonic(), answers=answers)))
+        return any(job.news or self._turn(tail, answers) for job, tail in self._tails)
 
     def compute(self, *, answers: bool) -> Job | None:
         """Compute a piece of the tail whose turn it is, if its time has come. Returns a job for which nothing is left
         to compute and nothing more arrives, with its tail; or one with an error. answers: whether a piece delays
         some."""
-        computes = self._pace.due(time.monotonic(), answers=answers)
-        for job, tail in self._ready(computes):
+        for job, tail in list(self._tails):
+            if not (job.news or self._turn(tail, answers)):
+                continue
             job.news = False  # before the look: what arrives after it is news
             ended = tail.arriving.outcome is not None  # before it, too: then no chunk follows
             try:
                 if tail.next_chunk():
-                    if not computes:
+                    if not self._turn(tail, answers):
                         continue
                     self._compute(job, tail, answers)
                     return None
@@ -161,15 +175,22 @@ class Tails:
             return self._end(job, tail)
         return None
 
-    def _ready(self, computes: bool) -> list[tuple[Job, Tail]]:
-        return [(job, tail) for job, tail in self._tails if job.news or (computes and tail.computing is not None)]
+    def _turn(self, tail: Tail, answers: bool) -> bool:
+        """Whether this tail has a chunk, as the first of all, and the time for a piece of it has come."""
+        if tail is not next((one for _, one in self._tails if one.computing is not None), None):
+            return False
+        return self._pace.due(time.monotonic(), self._piece(tail, answers), tail.layers, answers=answers)
+
+    def _piece(self, tail: Tail, answers: bool) -> int:
+        """The tokens of its next piece."""
+        assert tail.computing is not None, "it has a chunk"
+        return self._pace.tokens(tail.computing.end - tail.covered, tail.layers, answers=answers)
 
     def _compute(self, job: Job, tail: Tail, answers: bool) -> None:
         self._tails.remove((job, tail))
         self._tails.append((job, tail))
-        assert tail.computing is not None
-        began, first, left = time.monotonic(), tail.covered, tail.computing.end - tail.covered
-        tail.compute(self._pace.tokens(left, tail.layers, answers=answers))
+        began, first = time.monotonic(), tail.covered
+        tail.compute(self._piece(tail, answers))
         ended = time.monotonic()
         self._pace.took(began, ended, tail.covered - first, tail.layers, answers=answers)
         job.timing.tail_compute_s += ended - began

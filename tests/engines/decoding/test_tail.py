@@ -13,28 +13,37 @@ LAYERS = 32
 
 def run(pace: TailPace, chunks: Sequence[int], layers: int, speed: float, step_s: float) -> tuple[float, float]:
     """Compute chunks through some layers, at so many layer tokens per second, beside answers whose steps take step_s.
-    Returns by which share the answers were slowed until another one might begin, and the longest piece."""
-    now = computed = longest = 0.0
+    Returns by which share the answers were slowed until the end of the last piece, and the longest piece."""
+    now, computed, longest = 1000.0, 0.0, 0.0
+    pace.begin(now)
     for chunk in chunks:
         left = chunk
         while left:
-            if pace.due(now, answers=True):
-                tokens = pace.tokens(left, layers, answers=True)
+            tokens = pace.tokens(left, layers, answers=True)
+            if pace.due(now, tokens, layers, answers=True):
                 took = tokens * layers / speed
                 pace.took(now, now + took, tokens, layers, answers=True)
                 now, computed, longest, left = now + took, computed + took, max(longest, took), left - tokens
-            now += step_s
-    while not pace.due(now, answers=True):
-        now += step_s
-    return computed / (now - computed), longest
+            else:
+                now += step_s
+    return computed / (now - 1000.0 - computed), longest
 
 
 @pytest.mark.parametrize("share", [0.05, 0.1, 0.5])
 @pytest.mark.parametrize("step_s", [0.01, 0.04])
-def test_answers_are_slowed_by_at_most_the_share(share: float, step_s: float) -> None:
+@pytest.mark.parametrize("chunks", [1, 2, 16])
+def test_answers_are_slowed_by_at_most_the_share(share: float, step_s: float, chunks: int) -> None:
     pace = TailPace(2048, LAYERS, TailPolicy(share=share))
-    slowed, _ = run(pace, [512] * 16, 8, speed=32_000, step_s=step_s)
+    pace.took(0.0, 64 * LAYERS / 32_000, 64, LAYERS, answers=False)
+    slowed, _ = run(pace, [512] * chunks, 8, speed=32_000, step_s=step_s)
     assert 0.6 * share < slowed <= share
+
+
+def test_a_piece_that_took_longer_than_expected_is_made_up_for() -> None:
+    pace = TailPace(2048, LAYERS, TailPolicy(share=0.1))
+    run(pace, [512], 8, speed=64_000, step_s=0.01)
+    slowed, _ = run(pace, [512] * 16, 8, speed=32_000, step_s=0.01)
+    assert slowed <= 0.105
 
 
 @pytest.mark.parametrize("layers", [1, 8, 31])
@@ -53,13 +62,15 @@ def test_the_first_piece_is_short_whatever_the_number_of_layers() -> None:
 
 def test_without_answers_pieces_follow_each_other_and_are_longer() -> None:
     pace = TailPace(2048, LAYERS)
-    pace.took(0.0, 0.1, 512, 8, answers=True)
-    assert pace.due(0.1, answers=False)
-    assert not pace.due(0.1, answers=True)
-    assert pace.due(0.1 + pace.policy.rest_s(0.1), answers=True)
+    pace.took(0.0, 0.1, 512, 8, answers=False)
+    assert pace.due(0.1, 512, 8, answers=False)
+    assert not pace.due(0.1, 512, 8, answers=True)
+    assert pace.due(0.1 + pace.policy.rest_s(0.1), 512, 8, answers=True)
+    pace.begin(1.0)
+    assert not pace.due(0.1 + pace.policy.rest_s(0.1), 512, 8, answers=True), "of the time before it, a tail has none"
     assert pace.tokens(5000, 8, answers=False) > pace.tokens(5000, 8, answers=True)
     pace.took(1.0, 1.5, 512, 8, answers=False)
-    assert pace.due(1.5, answers=True), "a piece that delayed no answer is not made up for"
+    assert pace.due(1.5 + pace.policy.rest_s(0.1), 102, 8, answers=True), "a piece that delayed none is not made up for"
 
 
 def test_a_chunk_is_divided_evenly() -> None:
