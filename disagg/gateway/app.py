@@ -18,12 +18,12 @@ from disagg.errors import Cancelled, DisaggError
 from disagg.gateway import models
 from disagg.gateway import parallel as several
 from disagg.gateway.answer import AcceptedRequest, AnswerResponse, ResponseTimes, json_response, problem_response
-from disagg.gateway.clients.access import Access, chosen_model
+from disagg.gateway.clients.access import Access, chosen_model, kept_alive
 from disagg.gateway.clients.kept import KeptResponses
 from disagg.gateway.clients.keys import Key
 from disagg.gateway.clients.limits import AnswerPlaces, KeyLimits, share_of
 from disagg.gateway.clients.origins import CrossOrigin
-from disagg.gateway.dialects import anthropic, ollama
+from disagg.gateway.dialects import anthropic, managing, ollama
 from disagg.gateway.dialects.base import CountingDialect, Dialect, GatewayRequest, Head, Reader, read_fields
 from disagg.gateway.dialects.chat import ChatCompletions
 from disagg.gateway.dialects.completions import Completions
@@ -65,6 +65,7 @@ def build(
         Route("/api/chat", gateway.post(ollama.Chat()), methods=["POST"]),
         Route("/api/generate", gateway.post(ollama.Generate()), methods=["POST"]),
         Route("/api/show", gateway.about(started), methods=["POST"]),
+        Route("/api/copy", gateway.copy(), methods=["POST"]),
         *Views(client.fleet, access, serving, watch, started).routes(),
     ]
     for prefix in ("/v1", ""):
@@ -154,6 +155,14 @@ class Gateway:
 
         return self._handler(about, ollama.Chat())
 
+    def copy(self) -> Handler:
+        """Ollama's POST /api/copy, which is refused."""
+
+        async def copy(posted: Posted) -> Response:
+            managing.refuse_copy(read_fields(managing.CopyBody, posted.body, {}))
+
+        return self._handler(copy, ollama.Chat())
+
     def _named(self, body: Mapping[str, Any]) -> Mapping[str, Any]:
         """The body with the fleet's default model, if it names none."""
         default = self._client.fleet.default_model
@@ -195,7 +204,9 @@ class Gateway:
         """The request, if this key may make it now. Clients with different keys share no held KV: whether a prompt is
         answered early would tell one what the other has asked."""
         model, warning = chosen_model(self._client.fleet, key, asked.model)
-        asked = replace(asked, model=model, left_out=(*([warning] if warning else []), *asked.left_out))
+        keep_alive_s, lowered = kept_alive(key, asked.keep_alive_s)
+        left_out = (*filter(None, (warning, lowered)), *asked.left_out)
+        asked = replace(asked, model=model, left_out=left_out, keep_alive_s=keep_alive_s)
         self._places.require(key, asked.choices)
         if key is None:
             return asked

@@ -14,7 +14,7 @@ from disagg.api.base import Contract
 from disagg.api.gateway import HistoryAnswer, ParallelAnswer, ParallelBody, ParallelChunk, ParallelEnd, ParallelResult
 from disagg.api.openapi import AnswerSpec, Operation
 from disagg.api.status import Liveness
-from disagg.gateway.dialects import anthropic, ollama
+from disagg.gateway.dialects import anthropic, managing, ollama
 from disagg.gateway.dialects.anthropic_writer import AnthropicError
 from disagg.gateway.dialects.chat import ChatBody
 from disagg.gateway.dialects.completions import CompletionBody
@@ -93,6 +93,7 @@ def calls() -> Iterator[Operation]:
     yield Operation("GET", "/api/tags", "Ollama: list the models.", _answers("The models.", OllamaError, 401))
     show = _answers("The model.", OllamaError, 400, 401, 403, 404, 413)
     yield Operation("POST", "/api/show", "Ollama: describe a model.", show, ollama.ShowBody)
+    yield Operation("POST", "/api/copy", "Ollama: refused.", _failures(OllamaError, 400, 401, 413), managing.CopyBody)
     served = _answers("The models.", OllamaError, 401)
     yield Operation("GET", "/api/ps", "Ollama: list the models that a host serves now.", served)
     yield Operation(

@@ -6,6 +6,7 @@ machines of their own, so each change begins with the keys of all gateways.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,17 +21,23 @@ from disagg.cli.common.hosts import FanOutCommand
 from disagg.cli.common.options import AsJson, choice_option, command_group, model_option, one_of, with_options
 from disagg.cli.views.items import plain_table
 from disagg.config import Fleet, Host
-from disagg.errors import ConfigError, DisaggError, FleetError, HostUnreachable, UsageError
+from disagg.errors import ConfigError, DisaggError, FleetError, HostUnreachable, RequestError, UsageError
 from disagg.fleet.deploy.client_keys import deliver_keys, fetch_keys, gateways
 from disagg.gateway.clients.keys import Grants, Key, KeyFile, joined, parsed, written
+from disagg.gateway.dialects.managing import keep_alive_s
 from disagg.units import counted
 
 keys = command_group("keys", "Add, edit, list and revoke the keys of the clients of `disagg serve`.")
 Name = Annotated[str, typer.Argument(metavar="NAME", help="Who uses the key.", show_default=False)]
-_LIMITS = ("model", "requests", "tokens", "parallel")
+_LIMITS = ("model", "requests", "tokens", "parallel", "keep-alive")
 """What `disagg keys edit` can remove."""
-_MONITOR = "See the requests of all keys, not only its own."
-_FIELDS = {"model": "models", "requests": "requests_per_minute", "tokens": "tokens_per_minute"}
+_FIELDS = {
+    "model": "models",
+    "requests": "requests_per_minute",
+    "tokens": "tokens_per_minute",
+    "keep-alive": "keep_alive_s",
+    "keep_alive": "keep_alive_s",
+}
 """Options -> fields of a key, where they differ."""
 
 
@@ -50,6 +57,19 @@ def _grants(
             min=1, max=MAX_WEIGHT, metavar="N", help="2: twice the share of a key of weight 1 when hosts are busy."
         ),
     ] = None,
+    keep_alive: Annotated[
+        str | None,
+        typer.Option(metavar="LENGTH", help="Its requests keep a model loaded at most so long: 90, 5m, 1h30m."),
+    ] = None,
+    monitor: Annotated[
+        bool | None, typer.Option("--monitor/--no-monitor", help="See the requests of all keys, not only its own.")
+    ] = None,
+    admin: Annotated[
+        bool | None, typer.Option("--admin/--no-admin", help="Pull, delete and pin models, and load any.")
+    ] = None,
+    load: Annotated[
+        bool | None, typer.Option("--load/--no-load", help="Load models that are asleep, as a key may by default.")
+    ] = None,
 ) -> dict[str, Any]:
     """The fields of a key that are stated."""
     return {_FIELDS.get(name, name): value for name, value in locals().items() if value not in (None, [])}
@@ -62,7 +82,6 @@ def add(
     name: Name,
     *,
     options: dict[str, Any],
-    monitor: Annotated[bool | None, typer.Option("--monitor", help=_MONITOR)] = None,
     as_json: AsJson = False,
 ) -> None:
     """Make a key and print it, once: only its hash is kept.
@@ -71,7 +90,7 @@ def add(
     client needs one.
     """
     fleet = settings(context).fleet()
-    grants = _known(fleet, options, monitor)
+    grants = _known(fleet, options)
     others, file, _ = _joined(fleet)
     secret = file.add(name, **grants)
     if as_json:
@@ -89,7 +108,6 @@ def edit(
     name: Name,
     *,
     options: dict[str, Any],
-    monitor: Annotated[bool | None, typer.Option("--monitor/--no-monitor", help=_MONITOR)] = None,
     remove: Annotated[
         list[str] | None,
         choice_option(_LIMITS, metavar="LIMIT", help=f"Remove {one_of(_LIMITS)}; repeatable."),
@@ -101,7 +119,7 @@ def edit(
     A running gateway applies the change from the next request on.
     """
     fleet = settings(context).fleet()
-    grants = _known(fleet, options, monitor)
+    grants = _known(fleet, options)
     for limit in remove or ():
         if _FIELDS.get(limit, limit) in grants:
             raise UsageError(f"--remove {limit}: --{limit} sets it", "give one of the two")
@@ -117,10 +135,25 @@ def edit(
         print_json({"key": _shown(key), "gateways": [host.name for host in others.hosts]})
 
 
-def _known(fleet: Fleet, stated: dict[str, Any], monitor: bool | None) -> Grants:
-    """What the options state, with the canonical names of models."""
-    models = {"models": [fleet.model(one).name for one in stated["models"]]} if "models" in stated else {}
-    return cast("Grants", {**stated, **models, **({} if monitor is None else {"monitor": monitor})})
+def _known(fleet: Fleet, stated: dict[str, Any]) -> Grants:
+    """What the options state, with the canonical names of models, and lengths of time in seconds."""
+    known = dict(stated)
+    if "models" in stated:
+        known["models"] = [fleet.model(one).name for one in stated["models"]]
+    if "keep_alive_s" in stated:
+        known["keep_alive_s"] = _bound_s(stated["keep_alive_s"])
+    return cast("Grants", known)
+
+
+def _bound_s(text: str) -> float:
+    """Raises UsageError."""
+    try:
+        seconds = keep_alive_s(text, "--keep-alive")
+    except RequestError as error:
+        raise UsageError(error.message, "give seconds, or a length such as 5m or 1h30m") from error
+    if seconds is None or math.isinf(seconds):
+        raise UsageError("--keep-alive: a key without this limit keeps models as long as it likes", "leave it out")
+    return seconds
 
 
 def _shown(key: Key) -> dict[str, Any]:
@@ -261,8 +294,14 @@ def _limits(key: Key) -> Iterator[str]:
         yield f"{counted(key.parallel, 'answer')} at once"
     if key.weight != 1:
         yield f"weight {key.weight}"
+    if key.keep_alive_s is not None:
+        yield f"keeps models for {key.keep_alive_s:g} s"
     if key.monitor:
         yield "monitor"
+    if key.admin:
+        yield "admin"
+    if not key.load:
+        yield "loads no models"
 
 
 def _date(seconds: float) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import math
+import shlex
 from dataclasses import replace
 
 from starlette.requests import Request
@@ -106,6 +108,39 @@ def _untagged(fleet: Fleet, name: str) -> str:
 def may_use(key: Key | None, model: Model) -> bool:
     """Whether the key is for this model. Without keys, all are."""
     return key is None or key.models is None or model.name in key.models
+
+
+def require_admin(key: Key | None, deed: str) -> None:
+    """Raises ModelNotAllowed unless the key may change which models there are. Without keys, all callers may. deed:
+    what is asked for, such as "pull models"."""
+    if key is not None and not key.admin:
+        raise ModelNotAllowed(f"the key {key.name} may not {deed}", f"disagg keys edit {shlex.quote(key.name)} --admin")
+
+
+def require_load(key: Key | None, model: Model, deed: str) -> None:
+    """Raises ModelNotAllowed unless the key may load and unload models. deed: such as "load"."""
+    if not may_load(key):
+        assert key is not None, "without keys, all callers may"
+        hint = f"ask for one that is loaded (`state` in /v1/models), or disagg keys edit {shlex.quote(key.name)} --load"
+        raise ModelNotAllowed(f"the key {key.name} may not {deed} {model.name}", hint)
+
+
+def may_load(key: Key | None) -> bool:
+    """Whether the key may load and unload models, and say how long they stay."""
+    return key is None or key.load or key.admin
+
+
+def kept_alive(key: Key | None, seconds: float | None) -> tuple[float | None, str | None]:
+    """How long a model stays loaded after an answer, of what the request asks for, and a warning if that is less.
+    None: as its hosts are configured."""
+    if seconds is None or key is None:
+        return seconds, None
+    if not may_load(key):
+        return None, f"keep_alive: left out, since the key {key.name} may not load models"
+    if key.keep_alive_s is not None and seconds > key.keep_alive_s:
+        asked = "for ever" if math.isinf(seconds) else f"{seconds:g} s"
+        return key.keep_alive_s, f"keep_alive: {asked} was lowered to the {key.keep_alive_s:g} s of the key {key.name}"
+    return seconds, None
 
 
 def require_keys_if_public(address: str, ring: KeyRing) -> None:

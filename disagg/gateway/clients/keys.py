@@ -43,13 +43,18 @@ class Grants(TypedDict, total=False):
     parallel: int | None
     weight: int
     monitor: bool
+    admin: bool
+    load: bool
+    keep_alive_s: float | None
 
 
 class Key(Contract, frozen=True, kw_only=True):
     """One client's key. id: random, the cache_salt of its requests. sha256: of the secret, which has 256 random bits:
     a slow hash would protect nothing. created, changed, revoked: seconds since 1970. models: canonical names, None for
     all. The limits are None if there are none; parallel: answers at a time. weight: of its share of gateways and hosts.
-    monitor: it sees the requests of all keys, not only its own."""
+    monitor: it sees the requests of all keys, not only its own. admin: it may pull, delete and pin models, too. load:
+    it may load and unload them; without, its requests are answered by those that are loaded. keep_alive_s: the longest
+    that its requests keep a model loaded, None: as long as they like."""
 
     id: str
     name: Annotated[str, Meta(min_length=1, max_length=MAX_NAME)]
@@ -61,6 +66,9 @@ class Key(Contract, frozen=True, kw_only=True):
     parallel: Parallel | None = None
     weight: Weight = 1
     monitor: bool = False
+    admin: bool = False
+    load: bool = True
+    keep_alive_s: Annotated[float, Meta(ge=0)] | None = None
     changed: float | None = None
     revoked: float | None = None
 

@@ -181,7 +181,8 @@ class GatewayRequest:
     by that name. left_out: a line for each part of the request that is not in the prompt, or not enforced; the
     answer's warnings begin with them. echoed: fields of the body that the answer repeats. scoring: what the caller
     wants to know of the prompts themselves. items: those of the body, if it is to be followed by others.
-    ids_as_names: log-probabilities name tokens by their ids, not by their texts.
+    ids_as_names: log-probabilities name tokens by their ids, not by their texts. keep_alive_s: so long the model is to
+    stay loaded after the answer, None: as its hosts are configured.
     """
 
     model: str
@@ -201,6 +202,7 @@ class GatewayRequest:
     items: Sequence[Any] = ()
     scoring: Scoring | None = None
     ids_as_names: bool = False
+    keep_alive_s: float | None = None
 
     @property
     def choices(self) -> int:

@@ -65,6 +65,7 @@ class ChatCompletions(openai.OpenAIDialect):
             left_out=(*offer.left_out, *verbosity(fields.verbosity, "verbosity")),
             scoring=Scoring(echo=False, listed=top, top=top, alone=False) if top is not None else None,
             ids_as_names=bool(fields.return_tokens_as_token_ids),
+            keep_alive_s=fields.keep_alive_s,
         )
 
     def writer(self, head: Head) -> ChatWriter:

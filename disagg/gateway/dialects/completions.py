@@ -62,6 +62,7 @@ class Completions(openai.OpenAIDialect):
             longest=fields.max_tokens,
             scoring=scoring,
             ids_as_names=bool(fields.return_tokens_as_token_ids),
+            keep_alive_s=fields.keep_alive_s,
         )
 
     def writer(self, head: Head) -> CompletionWriter:

@@ -27,6 +27,7 @@ from disagg.gateway.dialects.base import (
     thinking,
 )
 from disagg.gateway.dialects.form import ANY_OBJECT, ToolBody, form_of, functions, json_form
+from disagg.gateway.dialects.managing import KeepAlive, keep_alive_s
 from disagg.gateway.dialects.openai import logprob_body
 from disagg.gateway.dialects.problems import Problem
 from disagg.inference.types import Completion
@@ -82,7 +83,7 @@ class Generate(Chat):
 
 class OllamaBody(Contract, frozen=True, kw_only=True):
     """What both bodies have. A stream is the default. format: "json" or a JSON schema. think: whether the model
-    reasons, or how hard."""
+    reasons, or how hard. keep_alive: how long it stays loaded afterwards."""
 
     model: str
     stream: bool | None = None
@@ -91,6 +92,7 @@ class OllamaBody(Contract, frozen=True, kw_only=True):
     think: bool | str | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
+    keep_alive: KeepAlive = None
 
     def request(self, prompt: Prompt | None, tools: Sequence[ToolBody] = ()) -> GatewayRequest:
         """The request for the answer to this prompt; None: there is nothing to answer."""
@@ -115,6 +117,7 @@ class OllamaBody(Contract, frozen=True, kw_only=True):
             stream=self.stream is not False,
             longest=None if longest < 0 else longest,
             reasoning=self.think is not False,
+            keep_alive_s=keep_alive_s(self.keep_alive),
         )
 
     def _template(self) -> dict[str, Any]:

@@ -27,6 +27,7 @@ from disagg.gateway.dialects.base import (
     read_fields,
 )
 from disagg.gateway.dialects.form import FormFields
+from disagg.gateway.dialects.managing import KeepAlive, keep_alive_s
 from disagg.gateway.dialects.problems import Problem
 from disagg.inference.types import Completion
 
@@ -62,6 +63,7 @@ class SamplingFields(FormFields, frozen=True, kw_only=True):
 
     Bounds are those of disagg.api.Sampling, which AsyncClient applies. top_k -1 means all tokens, as in vLLM.
     repeat_penalty: another name of repetition_penalty. no_stop_trim: another one of include_stop_str_in_output.
+    keep_alive: see `managing`; ttl: LM Studio's name of it.
     """
 
     model: str
@@ -88,6 +90,13 @@ class SamplingFields(FormFields, frozen=True, kw_only=True):
     include_stop_str_in_output: bool | None = None
     no_stop_trim: bool | None = None
     return_tokens_as_token_ids: bool | None = None
+    keep_alive: KeepAlive = None
+    ttl: float | None = None
+
+    @property
+    def keep_alive_s(self) -> float | None:
+        """How long the model stays loaded after the answer."""
+        return keep_alive_s(self.ttl, "ttl") if self.keep_alive is None else keep_alive_s(self.keep_alive)
 
     def options(self, longest: int | None, *, lowered: bool = True) -> dict[str, Any]:
         """The options of AsyncClient.stream. longest: tokens of the answer, None if the request names no bound.

@@ -67,6 +67,7 @@ class Responses(openai.OpenAIDialect):
             left_out=(*offer.left_out, *verbosity(text.verbosity, "text.verbosity")),
             echoed=_echoed(body, fields, text) | {"store": stored},
             items=items_of(body["input"]) if stored else (),
+            keep_alive_s=fields.keep_alive_s,
         )
 
     def writer(self, head: Head) -> ResponseWriter:

@@ -74,9 +74,28 @@ def test_a_key_that_is_edited_keeps_its_secret_and_what_was_not_named(
     assert (shown["weight"], shown["parallel"]) == (3, 512) and "sha256" not in shown
 
 
+def test_what_a_key_may_do_with_models_is_stated_and_listed(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("keys", "add", "ops", "--admin", "--keep-alive", "1h30m", "--config", config) == 0
+    assert run("keys", "add", "guest", "--no-load", "--config", config) == 0
+    ops, guest = KeyFile.of(load(config)).read()
+    assert (ops.admin, ops.load, ops.keep_alive_s) == (True, True, 5400)
+    assert (guest.admin, guest.load, guest.keep_alive_s) == (False, False, None)
+    capsys.readouterr()
+    assert run("keys", "list", "--config", config) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "keeps models for 5400 s" in out and "admin" in out and "loads no models" in out
+    assert run("keys", "edit", "ops", "--no-admin", "--remove", "keep-alive", "--config", config) == 0
+    assert run("keys", "edit", "guest", "--load", "--config", config) == 0
+    ops, guest = KeyFile.of(load(config)).read()
+    assert (ops.admin, ops.keep_alive_s, guest.load) == (False, None, True)
+
+
 @pytest.mark.parametrize(
     ("options", "text"),
     [
+        (("add", "new", "--keep-alive", "soon"), "--keep-alive: not a length of time (got 'soon')"),
+        (("add", "new", "--keep-alive", "-1"), "a key without this limit keeps models as long as it likes"),
+        (("edit", "editor", "--keep-alive", "5m", "--remove", "keep-alive"), "--keep-alive sets it"),
         (("add", "new", "--parallel", 0), "--parallel: at least 1 (got 0)"),
         (("add", "new", "--parallel", -1), "--parallel: at least 1 (got -1)"),
         (("edit", "editor", "--parallel", 1_000_000), "--parallel: at most 512 (got 1000000)"),
