@@ -35,6 +35,20 @@ Seconds = Annotated[float, Meta(ge=0, le=1e12)]
 KeepAlive = Annotated[float, Meta(ge=FOR_EVER_S, le=MAX_KEEP_ALIVE_S)]
 
 
+class ModelFacts(Contract, frozen=True, kw_only=True):
+    """What the files of a model say of it. size_bytes: of its weights. parameters: about; 0 if their number cannot be
+    computed. form: of the weights, such as bfloat16 or mxfp4. context: tokens that it reads, 0 if it does not say.
+    tools, reasons: its chat template knows tools, and reasoning apart from the answer."""
+
+    size_bytes: Count = 0
+    parameters: Count = 0
+    form: Name = ""
+    architecture: Name = ""
+    context: Count = 0
+    tools: bool = False
+    reasons: bool = False
+
+
 class KeptModel(Contract, frozen=True, kw_only=True):
     """One model of a host, as its keeper states it.
 
@@ -44,7 +58,8 @@ class KeptModel(Contract, frozen=True, kw_only=True):
     total_bytes: of its files, read by this load, and all. running, waiting: requests; waiting has those who wait for
     it at the keeper. reason: why it is absent or failed. expires_s: until it goes if nobody uses it, None if it stays.
     used_s: since it was last used, None if never. loads, evictions: how often it was loaded, and unloaded by reason,
-    since the keeper started. load_s: what its last load took. resident_bytes: measured of its process.
+    since the keeper started. load_s: what its last load took. resident_bytes: measured of its process. facts: None
+    while it is absent.
     """
 
     model: Name
@@ -67,6 +82,7 @@ class KeptModel(Contract, frozen=True, kw_only=True):
     evictions: Mapping[EvictionReason, Count] = {}
     pid: Count | None = None
     resident_bytes: Count = 0
+    facts: ModelFacts | None = None
 
 
 class LoadModelBody(Contract, frozen=True, forbid_unknown_fields=True):
@@ -98,6 +114,14 @@ class UnloadBody(Contract, frozen=True, forbid_unknown_fields=True):
 
     model: ModelName
     force: bool = False
+
+
+class KeepBody(Contract, frozen=True, forbid_unknown_fields=True):
+    """POST /models/keep: how long a loaded model stays after its last request, until a load says otherwise. 0: it goes
+    as soon as it is idle; -1: it stays. One that is not loaded is not loaded by it, and nothing happens."""
+
+    model: ModelName
+    keep_alive_s: KeepAlive
 
 
 class PinBody(Contract, frozen=True, forbid_unknown_fields=True):
@@ -132,6 +156,6 @@ class DeleteBody(Contract, frozen=True, forbid_unknown_fields=True):
 
 
 class ModelsAnswer(Contract, frozen=True):
-    """What a keeper answers to POST /models/unload, /models/pin and /models/delete: its models afterwards."""
+    """What a keeper answers to POST /models/unload, /models/keep, /models/pin and /models/delete: its models afterwards."""
 
     models: Annotated[tuple[KeptModel, ...], Meta(max_length=MAX_KEPT)] = ()

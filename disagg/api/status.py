@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from msgspec import Meta
 
 from disagg.api.base import BoundShare, Contract, Count
-from disagg.api.keeper import MAX_KEPT, KeptModel
+from disagg.api.keeper import MAX_KEPT, KeptModel, ModelFacts
 from disagg.api.names import KV_WHOLE, Role
 from disagg.api.requests import Layers, NewestKV
 
@@ -53,6 +53,7 @@ class Load(Liveness, frozen=True, kw_only=True):
     disagg/strikes.py. splits: the host can compute a prompt together with another one, each some of the layers.
     layers: it has the model's first so many, None: all. kv_version: the latest of the KV protocol that it knows.
     fingerprint: a digest of the model, its weights and the engine's packages, empty until the model has loaded.
+    facts: what the model's files say of it, None until it has loaded.
     models: of a host with several, whose keeper states its own boot_id and the sums of its models' requests and KV.
     budget_bytes, used_bytes: the memory that these models may take together, and what those that are loaded take.
     """
@@ -76,6 +77,7 @@ class Load(Liveness, frozen=True, kw_only=True):
     layers: Layers | None = None
     kv_version: NewestKV = KV_WHOLE
     fingerprint: Annotated[str, Meta(max_length=64)] = ""
+    facts: ModelFacts | None = None
     models: KeptModels = ()
     budget_bytes: Count = 0
     used_bytes: Count = 0

@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal, get_args
 
+from disagg.api.keeper import ModelFacts
 from disagg.api.layout import Layout, StateTensor, uniform
+from disagg.api.names import DTYPE_BYTES
 from disagg.errors import ModelError
 from disagg.planning.shapes import ModelShape
 
@@ -24,6 +26,7 @@ MIXTURE: Final = ("qwen3_moe", "mixtral", "gpt_oss")
 MXFP4_BITS: Final = 4.25
 """One 8-bit scale for 32 weights of 4 bits."""
 _OF_STATES: Final = ("linear_attn_config", "hybrid_override_pattern", "conv_L_cache")
+_OF_REASONING: Final = ("<think>", "enable_thinking", "reasoning_effort", "reasoning_content", "thinking")
 _DELTA: Final = ("num_key_heads", "num_value_heads", "key_head_dim", "value_head_dim", "conv_kernel_dim")
 
 
@@ -58,6 +61,45 @@ def read_object(path: Path, what: str = "", hint: str = "download the model agai
     if not isinstance(body, dict):
         raise ModelError(f"{path}: not a JSON object", hint)
     return body
+
+
+def facts(folder: Path) -> ModelFacts | None:
+    """What the files of a checkpoint say of it; None if its config.json cannot be read."""
+    try:
+        config = read_object(folder / "config.json")
+        size = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+    except (OSError, ModelError):
+        return None
+    known = stored_weights(config, folder.name)
+    dtype = str(config.get("dtype") or config.get("torch_dtype") or "bfloat16").removeprefix("torch.")
+    template, text = _chat_template(folder), config.get("text_config")
+    longest = (text if isinstance(text, Mapping) else config).get("max_position_embeddings")
+    try:
+        form = weights_form(config, dtype)
+    except (KeyError, TypeError, AttributeError):
+        form = ""
+    width = DTYPE_BYTES.get(form)
+    return ModelFacts(
+        size_bytes=size,
+        parameters=known.shape.total_params if known else size // width if width else 0,
+        form=form,
+        architecture=str(config.get("model_type") or ""),
+        context=longest if isinstance(longest, int) and longest > 0 else 0,
+        tools="tools" in template,
+        reasons=any(word in template for word in _OF_REASONING),
+    )
+
+
+def _chat_template(folder: Path) -> str:
+    """The text of its chat template, of all if it has several; empty without one."""
+    try:
+        return (folder / "chat_template.jinja").read_text(encoding="utf-8")
+    except (OSError, ValueError):
+        pass
+    try:
+        return json.dumps(read_object(folder / "tokenizer_config.json").get("chat_template") or "")
+    except ModelError:
+        return ""
 
 
 def file_size(path: Path) -> ModelShape:

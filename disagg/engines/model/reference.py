@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Self
 
+from disagg.api.keeper import ModelFacts
 from disagg.api.layout import Layout, SplitLayout
 from disagg.api.status import Evidence, PreflightFinding
 from disagg.config import EngineOptions
@@ -23,7 +24,7 @@ from disagg.engines.model.profile import ModelProfile, Rope, layout_of, verdict
 from disagg.engines.model.text import HFTokenizer
 from disagg.errors import ModelError, first_line
 from disagg.kv.fingerprint import Fingerprint, short_hash
-from disagg.planning.checkpoint import read_object, weights_form
+from disagg.planning.checkpoint import facts, read_object, weights_form
 
 INDEX: Final = "model.safetensors.index.json"
 MAX_HEADER_BYTES: Final = 100_000_000  # the bound of the safetensors format
@@ -37,7 +38,8 @@ class EngineInfo:
     """A loaded engine: backend, package versions, the model's profile, layout and fingerprint, and its preflight.
     evidence: its likeliest tokens after a fixed text, from its warm-up. weights: their form, in words; empty if it is
     not known. mixture: it has experts, of which a token uses some. audits: it can audit received KV. split: how its
-    layers can be divided between hosts. loaded: only the first so many of them are loaded; None: all."""
+    layers can be divided between hosts. loaded: only the first so many of them are loaded; None: all. facts: what the
+    model's files say of it."""
 
     backend: str  # e.g. "transformers/cuda", "mlx/cpu"
     versions: dict[str, str]  # package -> version
@@ -54,6 +56,7 @@ class EngineInfo:
     mixture: bool = False
     audits: bool = False
     loaded: int | None = None
+    facts: ModelFacts | None = None
 
     @property
     def digest(self) -> str:
@@ -189,6 +192,7 @@ class Reference:
             weights=weights,
             mixture=mixture,
             loaded=loaded,
+            facts=facts(self.path),
         )
 
     def loaded(self, options: EngineOptions) -> int | None:

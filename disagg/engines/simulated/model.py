@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy
 
+from disagg.api.keeper import ModelFacts
 from disagg.api.layout import Layout, SplitLayout
 from disagg.api.requests import Ending, Messages
 from disagg.api.sampling import MAX_TOKENS, Sampling
@@ -319,4 +320,10 @@ def _info(
         fingerprint=Fingerprint(architecture, sizes.vocab, none, tokenizer.digest, none, none),
         split=SplitLayout(sizes.layers, tuple(range(sizes.layers)), sizes.hidden),
         eos_ids=tokenizer.eos_ids,
+        facts=ModelFacts(
+            size_bytes=int(sizes.weight_bytes),
+            parameters=sizes.total_params,
+            architecture=architecture,
+            context=sizes.context,
+        ),
     )

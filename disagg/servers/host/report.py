@@ -168,6 +168,7 @@ class ReportingHost(ABC, Generic[Engine]):
             strikes=verdicts.strikes,
             acquitted=tuple(verdicts.acquitted),
             fingerprint=self.info.digest if self.info else "",
+            facts=self.info.facts if self.info else None,
             splits=self.info is not None and not self.split_refusal,
             layers=self.info.loaded if self.info else None,
             kv_version=self.kv_version,
