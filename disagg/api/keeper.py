@@ -156,6 +156,7 @@ class DeleteBody(Contract, frozen=True, forbid_unknown_fields=True):
 
 
 class ModelsAnswer(Contract, frozen=True):
-    """What a keeper answers to POST /models/unload, /models/keep, /models/pin and /models/delete: its models afterwards."""
+    """What a keeper answers to POST /models/unload, /models/keep, /models/pin and /models/delete: its models
+    afterwards."""
 
     models: Annotated[tuple[KeptModel, ...], Meta(max_length=MAX_KEPT)] = ()

@@ -31,6 +31,8 @@ CHECKS = [
     checks.response_schema_conformance,
     checks.negative_data_rejection,
 ]
+NEVER_200 = ("/v1/parallel", "/api/copy")
+"""The requests of the first are bodies of other calls, which the document does not describe; the other is refused."""
 MODELS = {"enum": ["m", "alias-of-m"]}
 
 
@@ -42,7 +44,7 @@ def test_any_request_is_answered_as_the_document_states(method: str, path: str) 
         operation_of(narrow(document), method, path).as_strategy(GenerationMode.POSITIVE).map(with_integers),
         answered.check,
     )
-    if path != "/v1/parallel":  # whose requests are bodies of other calls: objects that the document does not describe
+    if path not in NEVER_200:
         assert answered.statuses[200], answered.statuses
     if method == "POST":
         for_each(operation_of(document, method, path).as_strategy(GenerationMode.NEGATIVE), answered.check, EXAMPLES)

@@ -10,10 +10,12 @@ from typing import Any
 
 import pytest
 
+from disagg.api.keeper import ModelFacts
 from disagg.errors import ModelError
-from disagg.planning.checkpoint import config_size, file_size
+from disagg.planning.checkpoint import config_size, facts, file_size
 from disagg.planning.shapes import SHAPES
 from tests import tiny_models
+from tests.values import present
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama",
@@ -123,3 +125,32 @@ def test_nothing_else_parses_a_config_json() -> None:
         if any(isinstance(one, ast.Constant) and one.value == "config.json" for one in ast.walk(node))
     ]
     assert parsing == []
+
+
+@pytest.mark.parametrize("template_in", ["tokenizer_config.json", "chat_template.jinja", None])
+def test_a_checkpoint_states_its_size_its_parameters_and_what_its_chat_template_knows(
+    tmp_path: Path, template_in: str | None
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({**LLAMA, "torch_dtype": "bfloat16"}))
+    (tmp_path / "model-1.safetensors").write_bytes(b"x" * 300)
+    (tmp_path / "model-2.safetensors").write_bytes(b"x" * 200)
+    template = "{% if tools %}...{% endif %}<think>"
+    if template_in is not None:
+        body = template if template_in.endswith("jinja") else json.dumps({"chat_template": template})
+        (tmp_path / template_in).write_text(body)
+    found = present(facts(tmp_path))
+    knows = template_in is not None
+    assert (found.size_bytes, found.form, found.architecture) == (500, "bfloat16", "llama")
+    assert (found.tools, found.reasons) == (knows, knows)
+    assert found.parameters == config_size(LLAMA, "x").total_params
+
+
+def test_of_an_architecture_that_is_not_known_parameters_follow_from_the_size(tmp_path: Path) -> None:
+    assert facts(tmp_path) is None
+    (tmp_path / "config.json").write_text('{"model_type": "new", "dtype": "float16", "max_position_embeddings": 512}')
+    (tmp_path / "model.safetensors").write_bytes(b"x" * 500)
+    assert facts(tmp_path) == ModelFacts(
+        size_bytes=500, parameters=250, form="float16", architecture="new", context=512
+    )
+    (tmp_path / "config.json").write_text('{"quantization": {"bits": 4}, "text_config": 3, "model_type": []}')
+    assert present(facts(tmp_path)).parameters == 0

@@ -49,14 +49,14 @@ def test_a_length_of_time_is_read_as_ollama_reads_it(given: Any, seconds: float 
 
 @pytest.mark.parametrize("given", ["", "soon", "5 minutes", "5d", "m", "--1", "1e3s", ".", "1h-5m", "9" * 300, "5m\n5"])
 def test_what_is_no_length_of_time_is_one_error_that_names_the_field(given: str) -> None:
-    with pytest.raises(RequestError, match="^keep_alive: not a length of time") as caught:
+    with pytest.raises(RequestError, match=r"^keep_alive: not a length of time") as caught:
         keep_alive_s(given)
     assert len(caught.value.message) < 200 and '"5m"' in caught.value.hint
 
 
 @pytest.mark.parametrize("given", [True, [], {}])
 def test_other_types_are_refused_by_name(given: Any) -> None:
-    with pytest.raises(RequestError, match="^keep_alive: "):
+    with pytest.raises(RequestError, match=r"^keep_alive: "):
         Chat().read({"model": "m", "messages": MESSAGES, "keep_alive": given})
 
 
