@@ -8,5 +8,6 @@ openai    what OpenAI's APIs share: chat with chat_tools, completions, and respo
 tools     the tools of chats and responses
 anthropic, anthropic_writer  Anthropic's messages
 tokens    calls for the tokens of a prompt
+managing  how long models stay loaded, and the calls that load, unload, pull and delete them
 ollama    Ollama's chat and generate
 """
