@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
+import re
 import secrets
 import threading
 import time
@@ -48,12 +49,13 @@ class Settings:
 
 @dataclass(slots=True)
 class Event:
-    """A harm to a host. back: when it served again."""
+    """A harm to a host. back: when it served again. lost: of a killed prefill host, see `lost_tokens`."""
 
     host: str
     harm: Harm
     at: float
     back: float = float("inf")
+    lost: Sequence[float] = ()
 
 
 @dataclass(slots=True)
@@ -135,18 +137,25 @@ class _Harmer(threading.Thread):
     def _harm(self, event: Event) -> None:
         self.events.append(event)
         self._down.add(event.host)
-        pid = self._fleet.pid(event.host)
+        pid, before = self._fleet.pid(event.host), self._lost()
         (process.kill if event.harm == "killed" else process.freeze)(pid)
-        thread = threading.Thread(target=self._bring_back, args=(event, pid), daemon=True)
+        thread = threading.Thread(target=self._bring_back, args=(event, pid, before), daemon=True)
         self._returning.append(thread)
         thread.start()
 
-    def _bring_back(self, event: Event, pid: int) -> None:
+    def _lost(self) -> Mapping[str, Sequence[float]]:
+        """What the logs of the decode hosts say, by host."""
+        servers = self._fleet.servers
+        return {name: lost_tokens(servers[name].log(name)) for name in self._fleet.names("decode")}
+
+    def _bring_back(self, event: Event, pid: int, before: Mapping[str, Sequence[float]]) -> None:
         if event.harm == "frozen":
             time.sleep(self._settings.frozen_s)
             process.thaw(pid)
         else:
             time.sleep(self._settings.start_s)
+            if event.host.startswith("prefill"):
+                event.lost = [one for host, lost in self._lost().items() for one in lost[len(before[host]) :]]
         if event.harm == "killed" or self._fleet.ended(event.host):  # a watchdog may have ended a frozen server
             self._fleet.restart(event.host)
         event.back = time.monotonic()
@@ -300,16 +309,44 @@ def table(report: Report) -> list[str]:
     return lines + [f"  problem: {problem}" for problem in report.problems[:40]]
 
 
+def lost_tokens(log: str) -> Sequence[float]:
+    """Of each chunk that a sender had begun when it was lost, the tokens that had come and are computed again, from a
+    decode host's log: the chunk's tokens times the share of its bytes. What the sender had computed and not yet sent is
+    not known; it sends each layer when it has it."""
+    found = (tuple(map(int, numbers)) for numbers in _LOST.findall(log))
+    return [(end - start) * nbytes / whole for start, end, nbytes, whole in found]
+
+
+_LOST: Final = re.compile(r"is lost in the chunk of tokens \[(\d+), (\d+)\), with (\d+) of its (\d+) bytes")
+
+
+def _again(report: Report) -> str:
+    """What is computed again of the chunks that killed prefill hosts had begun."""
+    killed = [one for one in report.events if one.harm == "killed" and one.host.startswith("prefill")]
+    heads = [sum(one.lost) for one in killed if one.lost]
+    chunks = [tokens for one in killed for tokens in one.lost]
+    return (
+        f"{len(killed)} prefill hosts were killed, {len(heads)} within {len(chunks)} chunks; tokens that had come "
+        f"of these and are computed again, p50, p90, max: {_quantiles(chunks)}; per killed host: {_quantiles(heads)}"
+    )
+
+
+def _quantiles(values: Sequence[float]) -> str:
+    ordered = sorted(values)
+    at = [ordered[min(len(ordered) - 1, int(len(ordered) * share))] for share in (0.5, 0.9, 1.0)] if ordered else []
+    return ", ".join(f"{value:.0f}" for value in at) or "none"
+
+
 def _resumed(report: Report) -> list[str]:
     """What came of prompts that both hosts computed."""
     divided = [one for one in report.outcomes if one.divided]
-    alone = sorted(one.alone_tokens for one in divided if one.alone_tokens is not None)
-    at = [alone[min(len(alone) - 1, int(len(alone) * share))] for share in (0.5, 0.9, 1.0)] if alone else []
+    alone = [one.alone_tokens for one in divided if one.alone_tokens is not None]
     went_on = sum(any("goes on from there" in note for note in one.notes) for one in report.outcomes)
     return [
         f"{len(divided)} prompts were computed by both hosts; {went_on} went on after their prefill host failed, of "
         f"{len(alone)} of which the decode host computed the rest through all layers; its tokens p50, p90, max: "
-        f"{', '.join(map(str, at)) or 'none'}"
+        f"{_quantiles(alone)}",
+        _again(report),
     ]
 
 

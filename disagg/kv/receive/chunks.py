@@ -137,6 +137,11 @@ class ChunkedAssembly(Assembly):
         if self._chunk is not None or self._next != self._header.tokens:
             raise ProtocolError(f"truncated: the last chunk ends at {self._next} of {self._header.tokens}")
 
+    @property
+    def coming(self) -> range:
+        """The tokens of the chunk that has begun to arrive; empty between two chunks."""
+        return range(self._chunk.start, self._chunk.end) if self._chunk is not None else range(0)
+
     def _begin(self, frame: Frame) -> ComingChunk:
         """The chunk that this frame is of: the next one ends where the first frame of it does."""
         if self._chunk is None:

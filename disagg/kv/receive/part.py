@@ -115,20 +115,35 @@ def _receive(
 
     head = next_head()
     first_byte = time.monotonic()
-    while (frame := frames.decode_frame(head)).kind is not Kind.END:
-        if frame.kind is Kind.CHUNK:
-            sent = channel.read(frames.DIGEST_BYTES)
-            assembly.end_chunk(frame, digest.chunk(head), sent)
-            credits.send()
-        else:
-            views = assembly.place(frame)
-            digest.update(head)
-            channel.read_into(views, on_piece)
-        head = next_head()
+    whole = 0  # bytes of chunks that are complete
+    try:
+        while (frame := frames.decode_frame(head)).kind is not Kind.END:
+            if frame.kind is Kind.CHUNK:
+                sent = channel.read(frames.DIGEST_BYTES)
+                assembly.end_chunk(frame, digest.chunk(head), sent)
+                whole = arrived.nbytes
+                credits.send()
+            else:
+                views = assembly.place(frame)
+                digest.update(head)
+                channel.read_into(views, on_piece)
+            head = next_head()
+    except PeerLost:
+        if isinstance(assembly, ChunkedAssembly):
+            _log_lost(issued, header, assembly.coming, arrived.nbytes - whole)
+        raise
     totals = frames.decode_totals(channel.read(frames.TOTALS.size))
     last_byte = time.monotonic()
     assembly.finish(totals, digest.end())
     return ReceiveTiming(claimed, first_byte, last_byte, time.monotonic()), assembly.nbytes
+
+
+def _log_lost(issued: IssuedTicket, header: frames.Header, chunk: range, nbytes: int) -> None:
+    """Log what had come of a chunk whose sender is lost: another host computes it again."""
+    whole = header.layout.nbytes(chunk.stop, chunk.start, header.wire) + header.hidden_bytes * len(chunk)
+    text = "KV transfer of request %s: the sender is lost in the chunk of tokens [%d, %d), with %d of its %d bytes"
+    if chunk:
+        log.info(text, issued.expected.request_id, chunk.start, chunk.stop, nbytes, whole)
 
 
 def _refuse(channel: Channel, error: DisaggError, limits: ReceiveLimits) -> None:

@@ -1,6 +1,7 @@
 """What a receiver refuses of a transfer in chunks: one clear error each, nothing accepted, nothing held."""
 
 import json
+import logging
 import re
 from collections.abc import Callable
 from typing import Any
@@ -225,10 +226,15 @@ def test_a_version_that_is_not_the_one_that_is_proven_is_refused(receiver: Recei
     awaited.arriving.release()
 
 
-def test_a_silent_sender_of_chunks_is_lost(receiver: Receiver) -> None:
+def test_a_sender_of_chunks_is_lost_and_how_much_of_a_chunk_had_come_is_logged(
+    receiver: Receiver, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
     awaited = Awaited.by(receiver.tickets, PROMPT)
     raw = stream_of(PROMPT.header(awaited.slot), frames_for(PROMPT, CHUNK)[: FRAMES + 2])
     receiver.exchange(raw[: -FRAME.size - TOTALS.size], awaited.slot.ticket, hang_up=True, version=KV_CHUNKS)
     assert isinstance(awaited.outcome(), PeerLost)
     assert awaited.arriving.whole == 5
     awaited.arriving.release()
+    sizes = [len(raw) for _, raw in frames_for(PROMPT, CHUNK)[FRAMES:][: FRAMES - 1]]
+    assert f"in the chunk of tokens [5, 10), with {sum(sizes[:2])} of its {sum(sizes)} bytes" in caplog.text
