@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import log2
 from typing import Annotated, Any, ClassVar, Final, Literal
 
 import msgspec
 from msgspec import Meta, field
 
-from disagg.api.base import Contract
+from disagg.api.base import Contract, Count
 from disagg.api.layout import MAX_LAYERS
 from disagg.api.names import KV_CHUNKS, KV_WHOLE, SplitWord, WireForm
 from disagg.api.sampling import MAX_TOKENS, MAX_TOP, Sampling
@@ -261,12 +262,22 @@ class ScoreBody(PromptBody, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             raise ValueError("answer_tokens: a prompt is scored, not an answer")
 
 
+class PromptSpeed(Contract, frozen=True):
+    """How fast a prefill host has computed a prompt of so many tokens, lately: in tokens/s of all layers."""
+
+    tokens: Count
+    tokens_s: Annotated[float, Meta(gt=0, le=1e9)]
+
+
+PromptSpeeds = Annotated[tuple[PromptSpeed, ...], Meta(max_length=64)]
+
+
 class PrefillOffer(Contract, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """The prefill host that the caller would ask: the decode host compares it with itself. wait_s: expected wait in its
-    queue. tokens_s: measured prefill speed, of all layers; None: not measured. link_bytes_s: measured rate of the link
-    between the two hosts, None if unknown. splits: it can compute a model's first layers only. layers: it has no more
-    than these, None if it has all. kv_version: the latest version of the KV protocol that it sends. alone: the decode
-    host may compute all of the prompt itself."""
+    queue. tokens_s: measured prefill speed, of all layers; None: not measured. speeds: that of prompts of different
+    lengths. link_bytes_s: measured rate of the link between the two hosts, None if unknown. splits: it can compute a
+    model's first layers only. layers: it has no more than these, None if it has all. kv_version: the latest version of
+    the KV protocol that it sends. alone: the decode host may compute all of the prompt itself."""
 
     wait_s: Annotated[float, Meta(ge=0, le=MAX_DEADLINE_S)] = 0.0
     tokens_s: Annotated[float, Meta(gt=0, le=1e9)] | None = None
@@ -275,6 +286,13 @@ class PrefillOffer(Contract, frozen=True, kw_only=True, omit_defaults=True, forb
     layers: Layers | None = None
     kv_version: NewestKV = KV_WHOLE
     alone: bool = True
+    speeds: PromptSpeeds = ()
+
+    def speed(self, tokens: int) -> float | None:
+        """The speed for a prompt of so many tokens: that of the most alike one, in powers of two; `tokens_s` if none is
+        stated."""
+        alike = min(self.speeds, key=lambda one: abs(log2(one.tokens + 1) - log2(tokens + 1)), default=None)
+        return self.tokens_s if alike is None else alike.tokens_s
 
 
 class DecodeBody(GenerateBody, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -10,7 +10,7 @@ from msgspec import Meta
 from disagg.api.base import BoundShare, Contract, Count
 from disagg.api.keeper import MAX_KEPT, KeptModel, ModelFacts
 from disagg.api.names import KV_WHOLE, Role
-from disagg.api.requests import Layers, NewestKV
+from disagg.api.requests import Layers, NewestKV, PromptSpeeds
 
 Verdict = Literal["accepted", "refuted"]
 Rate = Annotated[float, Meta(ge=0, le=1e13)]
@@ -46,8 +46,9 @@ class Load(Liveness, frozen=True, kw_only=True):
     are not computed yet, and do not wait for their decode host. kv_bytes: reserved by requests; kv_limit: the bound
     on them. kv_held_bytes: of finished conversations, given up if a request needs the room. prefill_tokens_s,
     decode_tokens_s: measured lately, None if not measured; prefill_tokens_s is that of all layers, decode_tokens_s
-    of one request. links: rate in bytes/s of recent transfers from this host, by "address:port" of the decode host.
-    vocab_size: of the model, 0 until it has loaded. senders: what audits found of the KV of each prefill host, by
+    of one request. prefill_speeds: for prompts of different lengths, of a prefill host. links: rate in bytes/s of
+    recent transfers from this host, by "address:port" of the decode host. vocab_size: of the model, 0 until it has
+    loaded. senders: what audits found of the KV of each prefill host, by
     its name; empty if it has not stated one. strikes: of requests that this host computed when it ended, by their
     marks; acquitted: marks of those that it has computed after another host had ended with them; see
     disagg/strikes.py. splits: the host can compute a prompt together with another one, each some of the layers.
@@ -67,6 +68,7 @@ class Load(Liveness, frozen=True, kw_only=True):
     kv_limit: Count = 0
     kv_held_bytes: Count = 0
     prefill_tokens_s: Rate | None = None
+    prefill_speeds: PromptSpeeds = ()
     decode_tokens_s: Rate | None = None
     links: Annotated[Mapping[Annotated[str, Meta(max_length=300)], Rate], Meta(max_length=1024)] = {}
     vocab_size: Count = 0

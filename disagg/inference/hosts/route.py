@@ -320,7 +320,7 @@ def offer_of(view: FleetView, prefill: Choice, decode: Host, *, alone: bool = Tr
     if not divides:
         return offer
     more = {"splits": load.splits, "layers": load.layers, "kv_version": load.kv_version, "alone": alone}
-    return structs.replace(offer, **more)
+    return structs.replace(offer, speeds=load.prefill_speeds, **more)
 
 
 def _follows(view: FleetView, first: Host | None, other: Host) -> bool:

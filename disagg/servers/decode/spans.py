@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 from math import inf
 from typing import Final, Literal, NamedTuple
 
+from msgspec import structs
+
 from disagg.api.layout import Layout, SplitLayout, split_chunk
 from disagg.api.names import KV_CHUNKS
 from disagg.api.requests import PrefillOffer, Split
@@ -149,7 +151,7 @@ def plan(rest: Rest, offer: PrefillOffer | None, here: Here) -> Spans:
         return Spans(of, of, "no prefill host was offered")
     if isinstance(rest.wanted, int):
         return _wanted(rest.wanted, offer, here)
-    return _quickest(rest, offer, here)
+    return _quickest(rest, structs.replace(offer, tokens_s=offer.speed(rest.tokens)), here)
 
 
 def _quickest(rest: Rest, offer: PrefillOffer, here: Here) -> Spans:
@@ -276,7 +278,8 @@ def in_chunks(rest: Rest, offer: PrefillOffer | None, here: Here) -> bool:
         return False
     count, whole = len(here.layout.layers), here.layout.nbytes(rest.end, rest.start)
     nbytes = rest.tokens * sum(_bytes_per_token(here.layout, index, rest) for index in range(count))
-    computing = rest.tokens / offer.tokens_s if offer.tokens_s else inf
+    speed = offer.speed(rest.tokens)
+    computing = rest.tokens / speed if speed else inf
     return nbytes <= (1 + GAIN) * whole or nbytes <= computing * (offer.link_bytes_s or inf)
 
 

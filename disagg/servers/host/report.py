@@ -6,7 +6,7 @@ import os
 import secrets
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Generic, Literal, TypeVar
 
@@ -14,6 +14,7 @@ import psutil
 from msgspec import structs
 
 from disagg.api.names import KV_CHUNKS, Role
+from disagg.api.requests import PromptSpeed
 from disagg.api.status import (
     Counters,
     DeviceUse,
@@ -51,15 +52,16 @@ class Figures:
     """What a role has and has measured lately. kv_bytes: KV of requests that the host holds now; kv_limit: its bound,
     0 if there is none. kv_held_bytes: KV of finished requests, given up if a request needs the room. queue_tokens:
     prompt tokens of admitted requests that are not computed yet. prefill_tokens_s, decode_tokens_s: prompt tokens per
-    second, and answer tokens of one request. links: bytes/s of recent transfers from this host, by "address:port" of
-    the decode host. senders: what audits of received KV found, by the name of the prefill host. audit_every: one
-    hand-off in so many is audited; 0: none is."""
+    second, and answer tokens of one request. prefill_speeds: of prompts of different lengths. links: bytes/s of
+    recent transfers from this host, by "address:port" of the decode host. senders: what audits of received KV found, by
+    the name of the prefill host. audit_every: one hand-off in so many is audited; 0: none is."""
 
     kv_bytes: int
     kv_limit: int = 0
     kv_held_bytes: int = 0
     queue_tokens: int = 0
     prefill_tokens_s: float | None = None
+    prefill_speeds: Sequence[PromptSpeed] = ()
     decode_tokens_s: float | None = None
     links: Mapping[str, float] = field(default_factory=dict)
     senders: Mapping[str, SenderAudits] = field(default_factory=dict)
@@ -161,6 +163,7 @@ class ReportingHost(ABC, Generic[Engine]):
             kv_limit=figures.kv_limit,
             kv_held_bytes=figures.kv_held_bytes,
             prefill_tokens_s=figures.prefill_tokens_s,
+            prefill_speeds=tuple(figures.prefill_speeds),
             decode_tokens_s=figures.decode_tokens_s,
             links=figures.links,
             vocab_size=self.info.profile.vocab_size if self.info else 0,

@@ -12,6 +12,7 @@ from typing import Any, Generic, TypeVar
 
 from disagg.api.layout import Layout
 from disagg.api.names import AS_IS, INT8, WireForm
+from disagg.api.requests import PromptSpeed
 from disagg.config import KVWire
 from disagg.engines.base import EmittingEngine, PrefillEngine, PrefillRun, PrefillTiming, SendingEngine, SendingRun
 from disagg.errors import Cancelled
@@ -195,12 +196,19 @@ class MeasuredRates:
 
     def __init__(self) -> None:
         self._tokens_s: float | None = None
+        self._by_length: dict[int, PromptSpeed] = {}  # of the last prompts, by the bits of their numbers of tokens
         self._links: dict[Address, _Link] = {}
+
+    @property
+    def speeds(self) -> Sequence[PromptSpeed]:
+        """Of prompts of different lengths: attention makes long ones slower."""
+        return list(self._by_length.values())
 
     def add(self, to: Address, timing: PrefillTiming, sent: SentKV, layers: float = 1.0) -> None:
         """Record a transfer that was acknowledged. layers: as of `choose_form`."""
         if timing.tokens >= RATED_TOKENS and timing.compute_s > 0:
-            self._tokens_s = layers * timing.tokens / timing.compute_s
+            self._tokens_s = speed = layers * timing.tokens / timing.compute_s
+            self._by_length[timing.tokens.bit_length()] = PromptSpeed(timing.tokens, speed)
         link = self._links.setdefault(to, _Link())
         for seen, rate in ((link.rates, sent.link_bytes_s), (link.carried, sent.carried_bytes_s)):
             if rate is not None:

@@ -67,6 +67,7 @@ class PrefillService(Service[PrefillEngine]):
             kv_held_bytes=self._engine.held_bytes if self._engine else 0,
             queue_tokens=self.scheduler.tokens_ahead,
             prefill_tokens_s=self.scheduler.tokens_s,
+            prefill_speeds=self._rates.speeds,
             links=self._rates.links(),
         )
 

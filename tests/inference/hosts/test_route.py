@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
+from disagg.api.requests import PromptSpeed
 from disagg.api.status import Load
 from disagg.config import EngineOptions, Fleet, Host, Model
 from disagg.errors import ServerUnavailable
@@ -192,10 +194,12 @@ def test_a_host_that_is_down_is_not_asked_for_its_load_again() -> None:
 
 def test_a_decode_host_of_this_version_learns_what_the_prefill_host_can_and_an_earlier_one_only_its_speed() -> None:
     known = {"splits": True, "layers": 12, "kv_version": 5}
-    view = seen(p1=load(**known), d1=load(kv_version=5), d2=load())
+    speeds = (PromptSpeed(8191, 500.0), PromptSpeed(65535, 400.0))
+    view = seen(p1=load(**known, prefill_speeds=speeds), d1=load(kv_version=5), d2=load())
     (choice,) = ranked(view, candidates("d1")).prefill
     offer = route.offer_of(view, choice, host("d1"), alone=False)
-    assert offer is not None and offer.to_json() == {"wait_s": 0.0, **known, "alone": False}
+    assert offer is not None and offer.speeds == speeds
+    assert structs.replace(offer, speeds=()).to_json() == {"wait_s": 0.0, **known, "alone": False}
     assert route.offer_of(view, choice, host("d2")) is None, "its speed is not measured"
     view.answered("p1", load(**known, prefill_tokens_s=500.0))
     offer = route.offer_of(view, choice, host("d2"))

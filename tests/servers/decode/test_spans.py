@@ -9,7 +9,7 @@ import pytest
 from msgspec import structs
 
 from disagg.api.layout import LayerLayout, Layout, SplitLayout, StateTensor, uniform
-from disagg.api.requests import PrefillOffer
+from disagg.api.requests import PrefillOffer, PromptSpeed
 from disagg.errors import RequestError
 from disagg.servers.decode.audits import Fading
 from disagg.servers.decode.spans import (
@@ -110,6 +110,15 @@ def test_a_long_prompt_is_divided_if_that_is_quicker(
 ) -> None:
     got, why = planned(tokens, structs.replace(SPARK, **offer), replace(MAC, **here))
     assert got == layers and why.startswith(reason)
+
+
+def test_a_prompt_is_planned_by_the_prefill_hosts_speed_for_prompts_about_as_long() -> None:
+    offer = structs.replace(SPARK, speeds=(PromptSpeed(8191, 5600.0), PromptSpeed(65535, 1850.0)))
+    assert [offer.speed(tokens) for tokens in (100, 8192, 20_000, 40_000)] == [5600.0, 5600.0, 5600.0, 1850.0]
+    assert structs.replace(SPARK, speeds=()).speed(8192) == SPARK.tokens_s
+    late = structs.replace(offer, tokens_s=1200.0)  # of the last chunks of a long prompt
+    mac = replace(MAC, tokens_s=705.0, long_tokens_s=705.0)
+    assert planned(65536, late, mac)[0] == planned(65536, structs.replace(SPARK, tokens_s=1850.0), mac)[0] == 23
 
 
 def test_a_model_that_cannot_be_divided_is_handed_off_and_says_why_if_a_split_is_asked_for() -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from disagg.api.layout import LayerLayout, Layout
 from disagg.api.names import AS_IS, INT8
+from disagg.api.requests import PromptSpeed
 from disagg.engines.base import PrefillTiming
 from disagg.kv.sent import ComputeStep, SentKV, Span, TransferResult
 from disagg.servers.prefill.delivery import (
@@ -113,6 +114,14 @@ def test_transfers_that_keep_up_raise_a_rate_that_was_measured_too_low_and_do_no
     for _ in range(2 * MAX_TRANSFERS):
         seen.add(DECODE, COMPUTED, kept_up)
     assert seen.rates(DECODE, 11.0).link_bytes_s == 800e6
+
+
+def test_the_speed_of_the_last_prompt_of_each_length_is_stated() -> None:
+    """In powers of two, so that their number is bounded."""
+    seen = MeasuredRates()
+    for tokens, seconds in ((4000, 1.0), (4095, 2.0), (65000, 65.0), (RATED_TOKENS - 1, 0.1)):
+        seen.add(DECODE, PrefillTiming(0.0, tokens, (ComputeStep(0.0, seconds),)), transfer(0.0, 4.0, 1), layers=0.5)
+    assert list(seen.speeds) == [PromptSpeed(4095, 4095 / 4), PromptSpeed(65000, 500.0)]
 
 
 def test_a_link_is_forgotten_after_a_while_so_that_it_is_measured_anew() -> None:
