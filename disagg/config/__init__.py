@@ -1,6 +1,8 @@
 """hosts.toml as frozen, validated values.
 
 schema      the values: Fleet, Host, Model, EngineOptions, Deploy; what follows from a host's connector
+settings    what gateways and hosts with several models are told beside that
+memory      how a host loads a model, for what it needs
 hosts_file  which hosts.toml is meant; load: path -> Fleet; the [fleet] table
 tables/     the rules of [hosts.*], [models.*], [deploy] and [hooks]
 document    a TOML text, parsed, and error messages about it; locate: line and column of each key and value
@@ -22,7 +24,6 @@ from disagg.config.schema import (
     DType,
     EngineOptions,
     Fleet,
-    GatewaySettings,
     HookName,
     Hooks,
     Host,
@@ -33,6 +34,7 @@ from disagg.config.schema import (
     ServiceManager,
     Split,
 )
+from disagg.config.settings import GatewaySettings, KeeperSettings, slug
 
 __all__ = [
     "MAX_TOLERANCE",
@@ -49,9 +51,11 @@ __all__ = [
     "Installer",
     "KVAudit",
     "KVWire",
+    "KeeperSettings",
     "Model",
     "ServiceManager",
     "Split",
     "load",
     "served_digest",
+    "slug",
 ]

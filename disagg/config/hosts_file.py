@@ -10,7 +10,7 @@ from typing import Final
 
 from disagg.config.addresses import NAME_RULE, is_name, is_path
 from disagg.config.document import Document, nearest, on_one_line, one_of, parse, read
-from disagg.config.schema import Deploy, Fleet, Hooks, Model
+from disagg.config.schema import Deploy, Fleet, Hooks, Model, served_hosts
 from disagg.config.table import Table
 from disagg.config.tables.agree import require_layers_of_splits, require_one_kv_dtype
 from disagg.config.tables.deploy import read_deploy, read_hooks
@@ -41,8 +41,9 @@ def build(document: Document, path: Path) -> Fleet:
     host_tables = root.table("hosts", "[hosts.dgx-spark-1]")
     require_sources(tables, models, unmanaged_models(host_tables))
     hosts = read_hosts(host_tables, models)
-    require_one_kv_dtype(host_tables, hosts)
-    require_layers_of_splits(host_tables, hosts)
+    served = served_hosts(hosts, models)
+    require_one_kv_dtype(host_tables, served)
+    require_layers_of_splits(host_tables, served)
     deploy = read_deploy(root.table("deploy", "[deploy]"), path.parent) if "deploy" in root else Deploy()
     groups = _groups(root.table("groups", _GROUP), hosts) if "groups" in root else {}
     hooks = read_hooks(root.table("hooks", "[hooks]")) if "hooks" in root else Hooks()

@@ -9,7 +9,8 @@ from typing import Any, Final
 
 import tomli_w
 
-from disagg.config.schema import EngineOptions, Fleet, GatewaySettings, Host
+from disagg.config.schema import EngineOptions, Fleet, Host
+from disagg.config.settings import GatewaySettings, KeeperSettings
 
 SERVER_KEYS: Final = frozenset(
     {
@@ -35,7 +36,7 @@ def render(fleet: Fleet, hosts: Collection[str], sources: Mapping[str, Mapping[s
     `sources`: model -> engine -> source, as the models are stored there.
     """
     chosen = [host for host in fleet.hosts.values() if host.name in hosts]
-    served = {host.model for host in chosen}
+    served = {model for host in chosen for model in (host.model, *host.models)}
     default = {"default_model": fleet.default_model} if fleet.default_model in served else {}
     return tomli_w.dumps(
         {
@@ -45,6 +46,7 @@ def render(fleet: Fleet, hosts: Collection[str], sources: Mapping[str, Mapping[s
                     "context": model.context,
                     "aliases": list(model.aliases),
                     **({"sources": dict(of_model)} if (of_model := sources.get(model.name)) else {}),
+                    **({"engine": {name: dict(it) for name, it in model.engine.items()}} if model.engine else {}),
                 }
                 for model in fleet.models.values()
                 if model.name in served
@@ -57,10 +59,15 @@ def render(fleet: Fleet, hosts: Collection[str], sources: Mapping[str, Mapping[s
 def served_digest(fleet: Fleet, host: Host) -> str:
     """12 hexadecimal digits: a hash of what hosts.toml states about a host for its server, the same on every machine.
 
-    Model sources do not count: their paths differ between machines, and the model's fingerprint covers the content.
+    Model sources do not count: their paths differ between machines, and the model's fingerprint covers the content. Of
+    a host with several models its list does not count, which its keeper reads again, nor the ports that this gives to
+    each.
     """
-    own = [(name, getattr(host, name)) for name in sorted(SERVER_KEYS)]
-    if host.gateway:
+    given = ("port", "kv_port") if host.keeper else ()
+    own = [(name, getattr(host, name)) for name in sorted(SERVER_KEYS) if name not in given]
+    if host.keeping is not None and host.keeps:
+        text = repr((host.name, own, host.engine, host.keeping.ports))
+    elif host.gateway:
         hosts = [served_digest(fleet, one) for one in fleet.answering_hosts]
         text = repr((host.name, own, hosts, fleet.default_model))
     else:
@@ -76,8 +83,26 @@ def _host(host: Host) -> dict[str, Any]:
         return table | _changed(host.settings, GatewaySettings())
     if host.whole:
         table = {name: value for name, value in table.items() if name in ("roles", "model")}
+    if host.keeping is not None:
+        del table["model"]
+        table |= {"models": list(host.models)} | _keeping(host.keeping)
     engine = {"name": host.engine.name, **_changed(host.engine, EngineOptions(host.engine.name))}
     return {**{name: value for name, value in table.items() if name != "settings"}, "engine": engine}
+
+
+def _keeping(keeping: KeeperSettings) -> dict[str, Any]:
+    """The keys of a host with several models, beside these."""
+    times: dict[str, int | str] = {"min_stay": int(keeping.min_stay_s), "idle_ttl": "off"}
+    if keeping.idle_ttl_s is not None:
+        times["idle_ttl"] = int(keeping.idle_ttl_s)
+    others = {name: getattr(keeping, name) for name in ("max_loaded", "memory_bytes")}
+    return {
+        "ports": f"{keeping.ports[0]}-{keeping.ports[-1]}",
+        "preload": list(keeping.preload),
+        "pin": list(keeping.pin),
+        **times,
+        **{name: value for name, value in others.items() if value is not None},
+    }
 
 
 def _changed(options: EngineOptions | GatewaySettings, defaults: EngineOptions | GatewaySettings) -> dict[str, Any]:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Final, Literal, get_args
+from typing import Any, Final, Literal, get_args
 
 from disagg.api import engines
 from disagg.api.engines import Engine
 from disagg.api.names import Role, SplitWord
 from disagg.config.document import nearest, on_one_line, one_of
-from disagg.errors import ConfigError, UnknownModel, UsageError
+from disagg.config.settings import GatewaySettings, KeeperSettings
+from disagg.errors import UnknownModel, UsageError
 
 ServiceManager = Literal["systemd", "launchd", "process"]
 DType = Literal["float32", "float16", "bfloat16"]
@@ -34,7 +35,8 @@ class Model:
 
     sources: hub id or absolute path by engine; for a simulated engine ``shape:NAME`` or the path of a config.json.
     written: the same as in the file, where "~" and "." refer to whichever machine reads them. context: tokens of the
-    longest request, prompt and answer together.
+    longest request, prompt and answer together. engine: by the name of an engine, the options that all its hosts run
+    this model with, whatever they run others with.
     """
 
     name: str
@@ -42,6 +44,12 @@ class Model:
     context: int
     aliases: tuple[str, ...] = ()
     written: Mapping[str, str] = field(default_factory=dict)
+    engine: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    def run_by(self, engine: EngineOptions, roles: tuple[Role, ...]) -> EngineOptions:
+        """How a host with this engine and these roles runs the model."""
+        known = engine.kind.options_for(roles)
+        return replace(engine, **{key: it for key, it in self.engine.get(engine.name, {}).items() if key in known})
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,33 +116,16 @@ class EngineOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class GatewaySettings:
-    """What a gateway offers its clients.
-
-    cors_origins: of the web pages that may ask it; "*": of all, if they have a key. tls_cert, tls_key: files on its
-    machine with its certificate and key, both or none. tls_self_signed: it makes and keeps a certificate of its own.
-    keep_responses: so many responses of /v1/responses are kept for the requests that follow them.
-    """
-
-    cors_origins: tuple[str, ...] = ()
-    tls_cert: str | None = None
-    tls_key: str | None = None
-    tls_self_signed: bool = False
-    keep_responses: int = 0
-
-    @property
-    def tls(self) -> bool:
-        """Whether its clients speak TLS."""
-        return self.tls_cert is not None or self.tls_self_signed
-
-
-@dataclass(frozen=True, slots=True)
 class Host:
     """One server of the fleet and the machine it runs on.
 
-    model: empty for a gateway. address, port: HTTP; of a whole-request host those of its engine's URL. kv_port: KV
-    transfers, decode hosts only. settings: of a gateway. user, ssh_port, key (a private key file): None leaves them
-    to ssh_config. hardware: the machine's name in `planning.devices`, for predictions and the engine "simulated".
+    model: empty for a gateway, and for a host with several models. address, port: HTTP; of a whole-request host those
+    of its engine's URL. kv_port: KV transfers, decode hosts only. settings: of a gateway. user, ssh_port, key (a
+    private key file): None leaves them to ssh_config. hardware: the machine's name in `planning.devices`, for
+    predictions and the engine "simulated".
+    models: of a host with several, whose server, the keeper, starts a process for each that is asked for; keeping: what
+    it goes by. keeper: of the value that stands for one of these models, the name of the host; its ports are 0 until
+    the keeper has stated them.
     """
 
     name: str
@@ -155,7 +146,10 @@ class Host:
     ssh_port: int | None = None
     key: str | None = None
     hardware: str | None = None
-    settings: GatewaySettings = GatewaySettings()
+    settings: GatewaySettings = field(default_factory=GatewaySettings)
+    models: tuple[str, ...] = ()
+    keeping: KeeperSettings | None = None
+    keeper: str = ""
 
     @property
     def url(self) -> str:
@@ -175,6 +169,23 @@ class Host:
     def whole(self) -> bool:
         """Whether this is a server of OpenAI's API, which answers whole requests and is not managed by disagg."""
         return "whole" in self.roles
+
+    @property
+    def keeps(self) -> bool:
+        """Whether this host has several models, and its server is a keeper."""
+        return bool(self.models)
+
+    @property
+    def table(self) -> str:
+        """The name of its table in hosts.toml."""
+        return self.keeper or self.name
+
+    @property
+    def kv_ports(self) -> range:
+        """The ports at which this host may receive KV."""
+        if self.keeping is not None:
+            return self.keeping.ports if "decode" in self.roles else range(0)
+        return range(0) if self.kv_port is None else range(self.kv_port, self.kv_port + 1)
 
     @property
     def follower(self) -> bool:
@@ -227,7 +238,8 @@ class Hooks:
 class Fleet:
     """All of hosts.toml. `path`: of the file. `token_file`: holds the fleet's shared secret. groups: names of hosts, or
     patterns of names, by the name of their group. default_model: which model a gateway asks for names that no model
-    has."""
+    has. hosts: by table. served: what runs a model: hosts with one model as they are, of a host with several a value
+    for each model, named HOST/MODEL."""
 
     name: str
     path: Path
@@ -238,34 +250,25 @@ class Fleet:
     groups: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     hooks: Hooks = Hooks()
     default_model: str | None = None
+    served: Mapping[str, Host] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "served", served_hosts(self.hosts, self.models))
 
     @property
     def engine_hosts(self) -> list[Host]:
-        """The hosts on which disagg runs a model: all but gateways and whole-request hosts."""
-        return [host for host in self.hosts.values() if not (host.gateway or host.whole)]
+        """Of `served`, those that disagg runs: all but whole-request hosts."""
+        return [host for host in self.served.values() if not host.whole]
 
     @property
     def answering_hosts(self) -> list[Host]:
-        """The hosts that requests may use: all but gateways and followers."""
-        return [host for host in self.hosts.values() if not (host.gateway or host.follower)]
+        """Of `served`, those that requests may use: all but followers."""
+        return [host for host in self.served.values() if not host.follower]
 
     @property
     def deployed_hosts(self) -> list[Host]:
         """The hosts that disagg is deployed to: no whole-request hosts, and none that is served from here."""
         return [host for host in self.hosts.values() if host.server_kind.deployed]
-
-    def require_all_nodes(self, host: Host) -> None:
-        """ConfigError if the host is a node of a vLLM on several machines, and another node is no host here. On a
-        deployed host that is no fault: its hosts.toml has it alone."""
-        engine = host.engine
-        nodes = [one.engine for one in self.hosts.values() if one.engine.head_address == engine.head_address]
-        here = {node.node_rank for node in (engine, *nodes)}
-        missing = next((rank for rank in range(engine.nnodes) if rank not in here), None)
-        if missing is not None:
-            raise ConfigError(
-                f"{host.name} is one of {engine.nnodes} nodes, and no host is the one of node_rank {missing}",
-                f'add a host whose engine has head_address = "{engine.head_address}" and node_rank = {missing}',
-            )
 
     def model(self, name: str) -> Model:
         """The model with this name or alias. Raises UnknownModel, which lists all models and the nearest match."""
@@ -324,7 +327,7 @@ class Fleet:
             and (not groups or host.name in members)
             and host.name not in left_out
             and (role is None or role in host.roles)
-            and (served is None or host.model == served)
+            and (served is None or served in (host.model, *host.models))
             and not (managed and host.whole)
         ]
         if managed and not hosts and self.hosts and all(host.whole for host in self.hosts.values()):
@@ -335,6 +338,29 @@ class Fleet:
                 "`disagg status` lists hosts, roles and models: give --host, --role or --model less narrowly",
             )
         return hosts
+
+
+def served_hosts(hosts: Mapping[str, Host], models: Mapping[str, Model]) -> dict[str, Host]:
+    """The hosts that run a model, by name, in file order: see Fleet."""
+    return {
+        one.name: one
+        for host in hosts.values()
+        if not host.gateway
+        for one in ([_served(host, models[name]) for name in host.models] if host.keeps else [host])
+    }
+
+
+def _served(host: Host, model: Model) -> Host:
+    return replace(
+        host,
+        name=f"{host.name}/{model.name}",
+        model=model.name,
+        models=(),
+        engine=model.run_by(host.engine, host.roles),
+        keeper=host.name,
+        port=0,
+        kv_port=0 if "decode" in host.roles else None,
+    )
 
 
 def matching(fleet: Fleet, names: Sequence[str]) -> set[str]:

@@ -18,7 +18,7 @@ _M_ARENA_MAX: Final = -8  # of glibc's malloc.h
 
 def main(argv: list[str] | None = None) -> int:
     """Parse the command line, start the server, return the exit code."""
-    return run_host("disagg.servers", argv, _serve)
+    return run_host("disagg.servers", argv, _serve, serves=lambda host: not (host.gateway or host.keeps), ports=True)
 
 
 def _serve(fleet: Fleet, host: Host) -> int:

@@ -76,3 +76,37 @@ def test_a_server_whose_packages_are_not_installed_says_which_command_brings_the
     assert run_host("disagg.test", argv, without_uvicorn) == UsageError.exit_code
     assert failure(caplog)["message"] == "not installed here: uvicorn"
     assert failure(caplog)["hint"] == install("server")
+
+
+SEVERAL = HOSTS.replace(
+    'model = "gpt-oss:120b"\nport = 8001\nkv_port = 9001',
+    'models = ["gpt-oss:120b"]\nport = 8001\nports = "8100-8103"',
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "ports", "message"),
+    [
+        ("mac-studio-1/gpt-oss:120b", [], "hosts.toml states no ports for one model"),
+        ("mac-studio-1/gpt-oss:120b", ["--port", "8100"], "hosts.toml states no ports for one model"),
+        ("mac-studio-1/gpt-oss:120b", ["--port", "8100", "--kv-port", "8100"], "are both 8100"),
+        ("mac-studio-1/gpt-oss:120b", ["--port", "8100", "--kv-port", "9001"], "9001 is not one of the ports"),
+        ("dgx-spark-1", ["--port", "8100"], "hosts.toml states its ports"),
+    ],
+)
+def test_one_model_of_a_host_with_several_is_told_its_ports_and_nothing_else_is(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str, ports: list[str], message: str
+) -> None:
+    (tmp_path / "hosts.toml").write_text(SEVERAL)
+    argv = ["--config", str(tmp_path / "hosts.toml"), "--host", name, *ports]
+    assert run_host("disagg.test", argv, serve, ports=True) == ConfigError.exit_code
+    assert message in failure(caplog)["message"]
+
+
+def test_one_model_of_a_host_with_several_is_served_at_the_ports_that_were_given(tmp_path: Path) -> None:
+    (tmp_path / "hosts.toml").write_text(SEVERAL)
+    hosts: list[Host] = []
+    argv = ["--config", str(tmp_path / "hosts.toml"), "--host", "mac-studio-1/gpt-oss:120b"]
+    ports = ["--port", "8102", "--kv-port", "8103"]
+    assert run_host("disagg.test", [*argv, *ports], lambda _, host: hosts.append(host) or 0, ports=True) == 0
+    assert [(host.model, host.port, host.kv_port) for host in hosts] == [("gpt-oss:120b", 8102, 8103)]

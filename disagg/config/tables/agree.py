@@ -8,8 +8,9 @@ from typing import Final
 
 from disagg.api.names import Role
 from disagg.config.document import toml_key
-from disagg.config.schema import Host
+from disagg.config.schema import Fleet, Host
 from disagg.config.table import Table
+from disagg.errors import ConfigError
 
 _ALIKE: Final = ("nnodes", "tensor_parallel", "pipeline_parallel", "dtype")
 
@@ -28,6 +29,20 @@ def require_nodes_agree(tables: Table, hosts: Mapping[str, Host]) -> None:
                 hint = "the nodes of one head differ in node_rank alone; another vLLM has another head_address"
                 raise table.table("engine", 'engine = {name = "vllm"}').fault_at_value("head_address", fault, hint)
         others.append(host)
+
+
+def require_all_nodes(fleet: Fleet, host: Host) -> None:
+    """ConfigError if the host is a node of a vLLM on several machines, and another node is no host here. On a deployed
+    host that is no fault: its hosts.toml has it alone."""
+    engine = host.engine
+    nodes = [one.engine for one in fleet.hosts.values() if one.engine.head_address == engine.head_address]
+    here = {node.node_rank for node in (engine, *nodes)}
+    missing = next((rank for rank in range(engine.nnodes) if rank not in here), None)
+    if missing is not None:
+        raise ConfigError(
+            f"{host.name} is one of {engine.nnodes} nodes, and no host is the one of node_rank {missing}",
+            f'add a host whose engine has head_address = "{engine.head_address}" and node_rank = {missing}',
+        )
 
 
 def _disagreement(host: Host, other: Host) -> str:
@@ -56,11 +71,11 @@ def require_one_kv_dtype(tables: Table, hosts: Mapping[str, Host]) -> None:
 
 def _refuse(tables: Table, later: Host, earlier: Host) -> None:
     by_name = dict(tables.tables("[hosts.dgx-spark-1]"))
-    engines = {host.name: by_name[host.name].table("engine", 'engine = {name = "mlx"}') for host in (later, earlier)}
+    engines = {host.name: by_name[host.table].table("engine", 'engine = {name = "mlx"}') for host in (later, earlier)}
     stated, other = (later, earlier) if "dtype" in engines[later.name] else (earlier, later)
     raise engines[stated.name].fault_at_value(
         "dtype",
-        f"KV in {stated.engine.dtype} does not fit [hosts.{toml_key(other.name)}], which has {other.engine.dtype}",
+        f"KV in {stated.engine.dtype} does not fit [hosts.{toml_key(other.table)}], which has {other.engine.dtype}",
         f"one dtype for all prefill and decode hosts of {stated.model}",
     )
 
@@ -79,11 +94,11 @@ def require_layers_of_splits(tables: Table, hosts: Mapping[str, Host]) -> None:
                 continue
             wanted = f"split = {split}" if isinstance(split, int) else f'split is "{split}"'
             raise (
-                by_name[host.name]
+                by_name[host.table]
                 .table("engine", 'engine = {name = "mlx"}')
                 .fault_at_value(
                     "split",
-                    f"{wanted}, and [hosts.{toml_key(head.name)}] has the first {first} layers alone",
+                    f"{wanted}, and [hosts.{toml_key(head.table)}] has the first {first} layers alone",
                     f'"auto", or from 1 to {first}',
                 )
             )

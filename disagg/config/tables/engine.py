@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from typing import Any, Final, Literal, get_args
+from typing import Any, Final, Literal, TypeVar, get_args
 from urllib.parse import urlsplit
 
 from disagg.api.engines import ENGINES, OF_ONE_ROLE, engines_for
@@ -24,6 +24,7 @@ from disagg.config.schema import (
 )
 from disagg.config.table import Table
 
+T = TypeVar("T")
 Reader = Callable[[Table, str], Any]
 """Returns the checked value of a key."""
 
@@ -35,6 +36,11 @@ MAX_RANKS: Final = 64
 OPENAI_URL: Final = "http://10.0.0.9:11434/v1"
 SERVER_URL: Final = "http://127.0.0.1:8100"
 """Examples."""
+MAX_SECONDS: Final = 366 * 86400
+"""The longest time that hosts.toml takes."""
+_SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+_OF_ONE_HOST: Final = frozenset({"url", "model", "key_file", "key_variable", "nnodes", "node_rank", "head_address"})
+"""Options that cannot be the same on every host of a model."""
 _DOES: Final = {"whole": "answer whole requests"}
 
 
@@ -57,8 +63,17 @@ def read_engine(table: Table, roles: tuple[Role, ...]) -> EngineOptions:
     if "url" in known:
         table.require("url", f'add url = "{OPENAI_URL if name == "openai" else SERVER_URL}"')
     options = EngineOptions(name, **{key: reader(table, key) for key, reader in known.items() if key in table})
-    _nodes_fit(table, options)
+    nodes_fit(table, options)
     return options
+
+
+def read_overrides(table: Table, name: str) -> dict[str, Any]:
+    """The options that every host of this engine runs a model with."""
+    fixed = dict.fromkeys(_OF_ONE_HOST, "this is an option of one host: write it into its engine table")
+    known = {key: reader for key, reader in _readers(name).items() if key not in _OF_ONE_HOST}
+    table.only(tuple(known), fixed)
+    named = Table(table.document, table.path, {**table.data, "name": name})
+    return {key: reader(named, key) for key, reader in known.items() if key in table}
 
 
 def _readers(name: str, roles: tuple[Role, ...] | None = None) -> Mapping[str, Reader]:
@@ -69,7 +84,7 @@ def _readers(name: str, roles: tuple[Role, ...] | None = None) -> Mapping[str, R
     return {key: _OPTIONS[key] for key in (engine.options if roles is None else engine.options_for(roles))}
 
 
-def _nodes_fit(table: Table, options: EngineOptions) -> None:
+def nodes_fit(table: Table, options: EngineOptions) -> None:
     """Ranks that are spread over machines find each other, and each machine has as many."""
     if options.ranks > MAX_RANKS:
         hint = f"tensor_parallel * pipeline_parallel is at most {MAX_RANKS}"
@@ -226,6 +241,33 @@ def _variable(table: Table, key: str) -> str:
     if "key_file" in table:
         raise table.fault_at_key(key, "the key has two places", "keep key_file or key_variable")
     return name
+
+
+def read_seconds(table: Table, key: str, off: T) -> float | T:
+    """A length of time: seconds, or a number with s, m, h or d; `off` for "off"."""
+    example = f'{key} = "30m"'
+    if type(table.data[key]) is int:
+        return float(table.integer(key, 0, MAX_SECONDS, example))
+    text = table.value(key, str, example)
+    if text == "off":
+        return off
+    found = re.fullmatch(r"([0-9]{1,8})([smhd])", text)
+    if found is None:
+        raise table.fault_at_value(key, "this is no length of time", 'seconds, or as in "90s", "30m", "2h" or "off"')
+    seconds = int(found[1]) * _SECONDS[found[2]]
+    if seconds > MAX_SECONDS:
+        raise table.fault_at_value(key, f"{key} is out of range", f"at most {MAX_SECONDS} seconds")
+    return float(seconds)
+
+
+def read_ports(table: Table, key: str) -> range:
+    """Two ports, and all between them."""
+    text = table.value(key, str, f'{key} = "8100-8131"')
+    found = re.fullmatch(r"([0-9]{1,5})-([0-9]{1,5})", text)
+    first, last = (int(found[1]), int(found[2])) if found else (0, 0)
+    if not 0 < first <= last < 1 << 16:
+        raise table.fault_at_value(key, "these are no ports", 'the first and the last, as in "8100-8131"')
+    return range(first, last + 1)
 
 
 _KEY_OPTIONS: Final[Mapping[str, Reader]] = {

@@ -10,17 +10,21 @@ from urllib.parse import urlsplit
 from disagg.api.names import Role
 from disagg.config.addresses import NAME_RULE, USER_RULE, address_fault, is_name, is_user, origin_fault, same_machine
 from disagg.config.document import nearest, on_one_line, toml_key
-from disagg.config.schema import (
-    Connector,
-    EngineOptions,
-    GatewaySettings,
-    Host,
-    Model,
-    ServiceManager,
-)
+from disagg.config.schema import Connector, EngineOptions, Host, Model, ServiceManager
+from disagg.config.settings import GatewaySettings, KeeperSettings
 from disagg.config.table import Table
 from disagg.config.tables.agree import require_nodes_agree
-from disagg.config.tables.engine import Reader, absolute_path, is_whole, one_of, read_engine, within
+from disagg.config.tables.engine import (
+    Reader,
+    absolute_path,
+    is_whole,
+    nodes_fit,
+    one_of,
+    read_engine,
+    read_ports,
+    read_seconds,
+    within,
+)
 from disagg.planning.devices import DEVICES as HARDWARE
 
 MAX_RESPONSES: Final = 10_000
@@ -59,11 +63,15 @@ def _require_keys_in_files(tables: Table, hosts: Mapping[str, Host]) -> None:
 def _host(name: str, table: Table, models: Mapping[str, Model]) -> Host:
     if not is_name(name):
         raise table.document.fault_at_key(table.path, "this host name is not usable", NAME_RULE)
-    known, given = (*_HOST_REQUIRED, *_HOST_OPTIONS), table.data.get("roles")
+    known, given = (*_HOST_REQUIRED, "models", *_HOST_OPTIONS), table.data.get("roles")
+    of_gateways = dict.fromkeys(GATEWAY_OPTIONS, "this is a key of gateways, which clients ask")
+    of_keepers = dict.fromkeys(_KEEPER_OPTIONS, _SEVERAL)
     if isinstance(given, list) and "gateway" in given:
-        table.only((*known, *GATEWAY_OPTIONS))
+        table.only((*known, *GATEWAY_OPTIONS), of_keepers)
+    elif "models" in table:
+        table.only((*known, *_KEEPER_OPTIONS), of_gateways)
     else:
-        table.only(known, dict.fromkeys(GATEWAY_OPTIONS, "this is a key of gateways, which clients ask"))
+        table.only(known, {**of_gateways, **of_keepers})
     if is_whole(table):
         return _whole(name, table, models)
     for key in ("address", "roles"):
@@ -71,23 +79,61 @@ def _host(name: str, table: Table, models: Mapping[str, Model]) -> Host:
     roles = _roles(table)
     if "gateway" in roles:
         return _gateway(name, table, roles)
+    keeps = "models" in table
     for key, example in _HOST_REQUIRED.items():
-        table.require(key, f"add {example}")
-    _kv_port_fits(table, roles)
+        if not (keeps and key == "model"):
+            table.require(key, f"add {example}")
+    if not keeps:
+        _kv_port_fits(table, roles)
     _options_fit(table)
-    engine = read_engine(table.table("engine", 'engine = {name = "transformers"}'), roles)
+    engine_table = table.table("engine", 'engine = {name = "transformers"}')
+    engine = read_engine(engine_table, roles)
     if engine.kind.simulated:
         hint = f'the engine "{engine.name}" predicts the times of a machine: add hardware = "dgx-spark"'
         table.require("hardware", hint)
-    return Host(
+    host = Host(
         name=name,
         address=_address(table, "address"),
         roles=roles,
-        model=_served_model(table, models, engine.name),
+        model="" if keeps else _served_model(table, models, engine.name),
         engine=engine,
         port=_port(table, "port"),
         **{key: reader(table, key) for key, reader in _HOST_OPTIONS.items() if key in table},
     )
+    if keeps:
+        return _keeper(host, table, models)
+    host = replace(host, engine=models[host.model].run_by(engine, roles))
+    nodes_fit(engine_table, host.engine)
+    return host
+
+
+def _keeper(host: Host, table: Table, models: Mapping[str, Model]) -> Host:
+    """The host as one with several models."""
+    for key, hint in (("model", "keep model or models"), ("kv_port", "ports has those for KV: remove this line")):
+        if key in table:
+            raise table.fault_at_key(key, f"a host with models has no {key}", hint)
+    if host.engine.url is not None or host.engine.nnodes > 1:
+        what = "the engine's model is loaded by another server" if host.engine.url else "its nodes run one model"
+        raise table.fault_at_key("models", f"{what}: this host has one", 'write model = "..."')
+    names = table.strings("models", 'models = ["qwen3-coder:30b"]')
+    if not names:
+        raise table.fault_at_value("models", "models is empty", "name at least one")
+    for index, name in enumerate(names):
+        if fault := _model_fault(name, models, host.engine.name):
+            raise table.fault_at_element("models", index, *fault)
+    table.require("ports", 'its models\' processes listen there: add ports = "8100-8131"')
+    ports, each = read_ports(table, "ports"), 2 if "decode" in host.roles else 1
+    if len(ports) < each * len(names):
+        what = f"these are {len(ports)} ports, and {len(names)} models take {each * len(names)}"
+        raise table.fault_at_value("ports", what, f"{each} for each model")
+    settings = {key: reader(table, key) for key, reader in _KEEPER_OPTIONS.items() if key in table}
+    for key in ("preload", "pin"):
+        for index, name in enumerate(settings.get(key, ())):
+            if name not in names:
+                hint = nearest(name, names) or f"models has {', '.join(names)}"
+                raise table.fault_at_element(key, index, f'"{on_one_line(name)}" is not in models', hint)
+    keeping = KeeperSettings(**{f"{key}_s" if key in _TIMES else key: value for key, value in settings.items()})
+    return replace(host, models=names, keeping=keeping)
 
 
 def _gateway(name: str, table: Table, roles: tuple[Role, ...]) -> Host:
@@ -146,36 +192,46 @@ def _options_fit(table: Table) -> None:
 
 
 def _known_model(table: Table, models: Mapping[str, Model]) -> str:
+    return _served_model(table, models, None)
+
+
+def _served_model(table: Table, models: Mapping[str, Model], engine: str | None) -> str:
     name = table.value("model", str, 'model = "qwen3-coder:30b"')
-    if name not in models:
-        owner = next((model.name for model in models.values() if name in model.aliases), None)
-        hint = f'this is an alias: write model = "{owner}"' if owner else nearest(name, models)
-        there = ", ".join(f'"{model}"' for model in models)
-        raise table.fault_at_value("model", f'no model "{on_one_line(name)}"', hint or f"there are {there}")
+    if fault := _model_fault(name, models, engine):
+        raise table.fault_at_value("model", *fault)
     return name
 
 
-def _served_model(table: Table, models: Mapping[str, Model], engine: str) -> str:
-    name = _known_model(table, models)
-    if engine not in models[name].sources:
-        raise table.fault_at_value(
-            "model",
+def _model_fault(name: str, models: Mapping[str, Model], engine: str | None) -> tuple[str, str] | None:
+    """Why a host with this engine cannot have this model, and a hint; None if it can. engine: None for one that disagg
+    does not run."""
+    if name not in models:
+        owner = next((model.name for model in models.values() if name in model.aliases), None)
+        hint = f'this is an alias: write "{owner}"' if owner else nearest(name, models)
+        there = ", ".join(f'"{model}"' for model in models)
+        return f'no model "{on_one_line(name)}"', hint or f"there are {there}"
+    if engine is not None and engine not in models[name].sources:
+        return (
             f'model "{name}" has no source for the engine "{engine}" of this host',
             f'add {engine} = "owner/model" to [models.{toml_key(name)}.sources]',
         )
-    return name
+    return None
 
 
 def _claim_ports(host: Host, table: Table, ports: dict[tuple[str, int], str]) -> None:
     """Raise for a port that another server on the same machine has. The KV listener may bind either address."""
-    for key, port, addresses in (
-        ("port", host.port, {host.address}),
-        ("kv_port", host.kv_port, {host.address, host.kv_address}),
+    of_models = host.keeping.ports if host.keeping is not None else ()
+    for key, numbers, addresses in (
+        ("port", (host.port,), {host.address}),
+        ("ports" if host.keeps else "kv_port", of_models or host.kv_ports, {host.address, host.kv_address}),
     ):
-        sockets = {(same_machine(address), port) for address in addresses if port is not None}
-        if taken := next((ports[socket] for socket in sorted(sockets) if socket in ports), None):
-            raise table.fault_at_value(key, f"{key} {port} is already {taken}", "choose another port")
-        ports.update(dict.fromkeys(sockets, f"the {key} of [hosts.{toml_key(host.name)}] on {host.address}"))
+        sockets = [(same_machine(address), port) for port in numbers for address in sorted(addresses)]
+        if taken := next((socket for socket in sockets if socket in ports), None):
+            what = f"{taken[1]} of {key}" if key == "ports" else f"{key} {taken[1]}"
+            hint = "choose others" if key == "ports" else "choose another port"
+            raise table.fault_at_value(key, f"{what} is already {ports[taken]}", hint)
+        owner = f"the {key} of" if key != "ports" else "one of the ports of"
+        ports.update(dict.fromkeys(sockets, f"{owner} [hosts.{toml_key(host.name)}] on {host.address}"))
 
 
 def _address(table: Table, key: str) -> str:
@@ -249,6 +305,17 @@ def _origins(table: Table, key: str) -> tuple[str, ...]:
     return origins
 
 
+_SEVERAL: Final = 'this is a key of hosts with several models: models = ["qwen3-coder:30b"] in place of model'
+_TIMES: Final = ("idle_ttl", "min_stay")
+_KEEPER_OPTIONS: Final[Mapping[str, Reader]] = {
+    "ports": read_ports,
+    "preload": lambda table, key: table.strings(key, 'preload = ["qwen3-coder:30b"]'),
+    "pin": lambda table, key: table.strings(key, 'pin = ["qwen3-coder:30b"]'),
+    "max_loaded": within(1, 1024),
+    "idle_ttl": lambda table, key: read_seconds(table, key, None),
+    "min_stay": lambda table, key: read_seconds(table, key, 0.0),
+    "memory_bytes": within(1, 1 << 50),
+}
 GATEWAY_OPTIONS: Final[Mapping[str, Reader]] = {
     "cors_origins": _origins,
     "tls_cert": absolute_path("/etc/ssl/gateway.pem", "a file on the gateway's machine"),

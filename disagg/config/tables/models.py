@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from disagg.api.engines import ENGINES
 from disagg.config.addresses import is_hub_id, is_label, is_path, resolve
 from disagg.config.document import nearest, on_one_line, toml_key
 from disagg.config.schema import Model
 from disagg.config.table import Table
+from disagg.config.tables.engine import read_overrides
 from disagg.planning.shapes import SHAPES
 from disagg.planning.sizing import SHAPE
 
 MAX_CONTEXT: Final = 1 << 24
 _SOURCES: Final = 'sources = {transformers = "owner/model", mlx = "owner/model"}'
+_ENGINE: Final = "engine = {mlx = {max_batch = 4}}"
 _LABEL_RULE = "printable characters, no blank at either end, at most 200"
 
 
@@ -38,7 +40,7 @@ def read_models(tables: Table, folder: Path) -> dict[str, Model]:
 
 def _model(name: str, table: Table, folder: Path) -> Model:
     _model_name(table, name)
-    table.only(("aliases", "context", "sources"))
+    table.only(("aliases", "context", "sources", "engine"))
     context = table.integer("context", 1, MAX_CONTEXT, "context = 32768")
     aliases = table.strings("aliases", 'aliases = ["qwen"]') if "aliases" in table else ()
     for index, alias in enumerate(aliases):
@@ -46,7 +48,14 @@ def _model(name: str, table: Table, folder: Path) -> Model:
             raise table.fault_at_element("aliases", index, "this alias is not usable", _LABEL_RULE)
     sources = _sources(table, folder) if "sources" in table else {}
     written = {engine: table.data["sources"][engine] for engine in sources}
-    return Model(name, sources, context, aliases, written)
+    return Model(name, sources, context, aliases, written, _overrides(table) if "engine" in table else {})
+
+
+def _overrides(table: Table) -> dict[str, dict[str, Any]]:
+    """The options of the model's engines, by engine."""
+    engines = table.table("engine", _ENGINE)
+    engines.only(tuple(ENGINES))
+    return {engine: read_overrides(options, engine) for engine, options in engines.tables(_ENGINE)}
 
 
 def require_sources(tables: Table, models: Mapping[str, Model], unmanaged: Collection[str]) -> None:

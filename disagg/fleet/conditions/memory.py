@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 from disagg.api.engines import engines_for
 from disagg.config import Host, Model
+from disagg.config.memory import SYSTEM_BYTES, loading_of
 from disagg.fleet.facts.findings import Finding, fault, warning
 from disagg.fleet.facts.host import HardwareFacts
 from disagg.planning.checkpoint import Packing, stored_weights
 from disagg.planning.devices import DEVICES
-from disagg.planning.memory import Loading, Need, layers_that_fit, need
+from disagg.planning.memory import Need, layers_that_fit, need
 from disagg.planning.sizing import stored
 from disagg.units import size
-
-_SYSTEM_BYTES: Final = 4 << 30
-"""Memory that the system and the server itself take, where the GPU shares it: assumed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +62,7 @@ def fit(
     known = stored_weights(config, model.name, nbytes) if config else stored(model.sources[host.engine.name])
     if room is None or (known is None and nbytes is None):
         return None
-    loading = _loading(host, model, device, own=room[-1])
+    loading = loading_of(host, model, device, own=room[-1])
     if known is None:
         return Fit(host, Need(nbytes or 0, loading.kv_bytes, 0, 0, to_send=loading.to_send_bytes), *room)
     fitting = layers_that_fit(known, loading, room[0]) if "layers" in host.engine.kind.options else 0
@@ -105,29 +103,6 @@ def unmet(found: Fit) -> Iterator[Finding]:
         yield warning(check, room, f"{option} = {_kv_that_fits(found)} in {table}")
 
 
-def _loading(host: Host, model: Model, device: str, own: bool) -> Loading:
-    """How the model is loaded on this host. own: whether each rank has memory of its own; else the machine's has
-    to hold what all of them take, and the KV that waits to be sent."""
-    engine, memory = host.engine, host.engine.kind.memory
-    kv_bytes = getattr(engine, memory.kv_of(host.roles))
-    here = kv_bytes * engine.ranks_here
-    stages = engine.pipeline_parallel if own else min(engine.pipeline_parallel, engine.nnodes)
-    return Loading(
-        engine.kind,
-        device,
-        engine.dtype,
-        model.context,
-        engine.chunk_tokens,
-        kv_bytes if own else here,
-        engine.quantization,
-        engine.attention,
-        engine.tensor_parallel if own else engine.nnodes // stages,
-        here if memory.paged and not own else 0,
-        stages,
-        engine.first_layers,
-    )
-
-
 def _device(host: Host, hardware: HardwareFacts, os: str) -> str:
     """What computes: "cuda", "gpu" (Apple's) or "cpu"."""
     name = host.engine.device
@@ -142,12 +117,12 @@ def _room(host: Host, hardware: HardwareFacts, device: str) -> tuple[int, str, b
     if device == "cuda" and card is not None and card.memory is not None:
         return card.memory, card.name, True
     if hardware.memory is not None:
-        return hardware.memory - _SYSTEM_BYTES, f"the machine of {size(hardware.memory)}", False
+        return hardware.memory - SYSTEM_BYTES, f"the machine of {size(hardware.memory)}", False
     if host.hardware is None:
         return None
     device_model = DEVICES[host.hardware]
     nbytes = int(device_model.memory_gb * 1e9)
-    return nbytes - _SYSTEM_BYTES, f"{device_model.title} of {size(nbytes)}", False
+    return nbytes - SYSTEM_BYTES, f"{device_model.title} of {size(nbytes)}", False
 
 
 def _hint(found: Fit, table: str) -> str:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from disagg.config import Deploy, Fleet, Host
+from disagg.config.tables.agree import require_all_nodes
 from disagg.errors import ConfigError
 from disagg.extras import DISK_BYTES
 from disagg.fleet.conditions import memory
@@ -161,7 +162,7 @@ def cards(host: Host, facts: HostFacts) -> Iterator[Finding]:
 def nodes(fleet: Fleet, host: Host) -> Iterator[Finding]:
     """Whether each node that the host would wait for is a host of hosts.toml."""
     try:
-        fleet.require_all_nodes(host)
+        require_all_nodes(fleet, host)
     except ConfigError as error:
         yield fault("nodes", error.message, error.hint)
 

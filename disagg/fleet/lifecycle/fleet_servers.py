@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 from disagg.config import Fleet, Host
 from disagg.config.addresses import same_machine
+from disagg.config.tables.agree import require_all_nodes
 from disagg.errors import ConfigError, DisaggError
 from disagg.extras import require
 from disagg.fleet.changes.audit import audited_here
@@ -170,7 +171,7 @@ class FleetServers:
         """Create or check the token before any server is touched. ConfigError for one that would wait for a missing
         node."""
         for host in hosts:
-            self.fleet.require_all_nodes(host)
+            require_all_nodes(self.fleet, host)
         if spawned := [host for host in hosts if host.server_kind.spawned]:
             require(*(extra for host in spawned if host.python is None for extra in needs(host)))
             self.state.prepare(self.fleet)

@@ -268,8 +268,8 @@ class PrefillService(Service[PrefillEngine]):
 
     def _require_decode_host(self, to: KVAddress) -> None:
         """KV is sent only to decode hosts of this model that hosts.toml names."""
-        known = {(host.kv_address, host.kv_port) for host in self.fleet.serving(self.model.name, "decode")}
-        if (to.host, to.port) not in known:
+        known = self.fleet.serving(self.model.name, "decode")
+        if not any(to.host == host.kv_address and to.port in host.kv_ports for host in known):
             raise RequestError(
                 f"deliver: {to.host}:{to.port} is no decode host of {self.model.name}",
                 "give both hosts the same hosts.toml",

@@ -20,7 +20,7 @@ MAC_ADDRESS = 'address = "10.0.0.2"'
 MAC_ROLES = 'roles = ["decode"]\nmodel = "qwen:30b"'
 MAC_ENGINE = 'engine.name = "mlx"'
 HOST_KEYS = (
-    "address, roles, model, port, engine, kv_port, data_address, connector, service, python, "
+    "address, roles, model, port, engine, models, kv_port, data_address, connector, service, python, "
     "site_packages, wired_limit_mb, queue_size, user, ssh_port, key, hardware"
 )
 ROLES_EXAMPLE = 'roles = ["prefill"]'
@@ -396,7 +396,7 @@ def test_kv_port_is_refused_where_no_kv_arrives(expect_fault: Expect) -> None:
     [
         ('«"qwen:31b"»', 'no model "qwen:31b"', 'did you mean "qwen:30b"?'),
         ('«"zzz"»', 'no model "zzz"', 'there are "qwen:30b", "plain"'),
-        ('«"qwen"»', 'no model "qwen"', 'this is an alias: write model = "qwen:30b"'),
+        ('«"qwen"»', 'no model "qwen"', 'this is an alias: write "qwen:30b"'),
         (
             '«"plain"»',
             'model "plain" has no source for the engine "transformers" of this host',
