@@ -108,5 +108,10 @@ def test_one_model_of_a_host_with_several_is_served_at_the_ports_that_were_given
     hosts: list[Host] = []
     argv = ["--config", str(tmp_path / "hosts.toml"), "--host", "mac-studio-1/gpt-oss:120b"]
     ports = ["--port", "8102", "--kv-port", "8103"]
-    assert run_host("disagg.test", [*argv, *ports], lambda _, host: hosts.append(host) or 0, ports=True) == 0
+
+    def kept(fleet: Fleet, host: Host) -> int:
+        hosts.append(host)
+        return 0
+
+    assert run_host("disagg.test", [*argv, *ports], kept, ports=True) == 0
     assert [(host.model, host.port, host.kv_port) for host in hosts] == [("gpt-oss:120b", 8102, 8103)]
