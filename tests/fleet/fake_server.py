@@ -97,6 +97,9 @@ load_body = {
     "split_refusal": "",
     "model_layers": 3,
     "senders": {"dgx": {"accepted": 7, "refuted": 1, "verdict": "accepted", "deviation": 0.01, "highest": 0.02}},
+    "models": [],
+    "budget_bytes": 0,
+    "used_bytes": 0,
 }
 
 
