@@ -32,10 +32,11 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "gemma3_text": {},
     "gpt_oss_yarn": {"rms_norm_eps": 1e-5},
     "deepseek_v3": {"kv_lora_rank": 512, "qk_rope_head_dim": 64},
+    "nemotron_h": {"head_dim": 32, "num_attention_heads": 2},
 }
 """And what their config.json has else: vLLM's attention on CPUs needs heads of 32, and these widths if it is latent;
 its gpt-oss YaRN and 1e-5. `test_vllm_ranks` has qwen3."""
-LENGTHS = (2, tiny_models.WINDOW - 1, tiny_models.WINDOW + 1, 129, 300)
+LENGTHS = (2, tiny_models.WINDOW - 1, tiny_models.WINDOW + 1, 129, 300, 700)
 SAMPLING: dict[str, Any] = {"max_tokens": 64, "ignore_eos": True}
 ANSWER: dict[str, Any] = {**SAMPLING, "local_prefill": False}
 PREFILL = {"chunk_tokens": 96, "kv_cache_memory_bytes": 64 << 20, "enforce_eager": True}
@@ -72,6 +73,11 @@ def events(fleet: RunningFleet, name: str) -> list[dict[str, Any]]:
     return [line for line in lines if line["event"] == name]
 
 
+def computed(fleet: RunningFleet) -> int:
+    """Prompt tokens that the prefill host has run through the model."""
+    return int(fleet.status("m-prefill")["counters"]["computed_prompt_tokens"])
+
+
 def require_those_of_transformers(fleet: RunningFleet, prompts: list[list[int]], answers: list[Completion]) -> None:
     """The answers are those of transformers alone, which computes here."""
     from tests.engines.mlx.mlx_parts import Reference  # torch and mlx: seconds that most tests do without
@@ -99,7 +105,23 @@ async def test_every_length_gives_the_tokens_of_both_frameworks_alone(fleet: Run
     assert all(len(set(ids(answer))) > 12 for answer in handed_over)
 
 
-@pytest.mark.parametrize("fleet", ["llama"], indirect=True)
+@pytest.mark.parametrize("fleet", ["llama", "nemotron_h"], indirect=True)
+async def test_a_prompt_that_begins_as_an_earlier_one_is_computed_from_there_and_answered_exactly(
+    fleet: RunningFleet,
+) -> None:
+    """vLLM goes on from a block of the earlier one; the decode host gets all of the prompt."""
+    first = prompt(300, seed=6)
+    longer = [*first[:280], *prompt(150, seed=7)]
+    async with AsyncClient(fleet.fleet, token=TOKEN) as client:
+        await client.generate("m", tokens=first, alone="prefill", cache_salt="turns", max_tokens=1)
+        before = computed(fleet)
+        answer = await client.generate("m", tokens=longer, cache_salt="turns", **ANSWER)
+    assert answer.metrics.method == "disaggregated" and answer.metrics.held_tokens == 0
+    assert computed(fleet) - before <= len(longer) - 128
+    require_those_of_transformers(fleet, [longer], [answer])
+
+
+@pytest.mark.parametrize("fleet", ["llama", "nemotron_h"], indirect=True)
 async def test_eight_prompts_at_once_give_the_tokens_of_each_alone(fleet: RunningFleet) -> None:
     prompts = [prompt(length, seed=4) for length in range(100, 108)]
     async with AsyncClient(fleet.fleet, token=TOKEN) as client:

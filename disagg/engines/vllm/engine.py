@@ -16,7 +16,7 @@ from typing import Any
 import numpy
 import numpy.typing
 
-from disagg.api.delivery import ORDER_FIELD
+from disagg.api.delivery import DESCRIBE, ORDER_FIELD
 from disagg.api.sampling import Sampling
 from disagg.config import EngineOptions
 from disagg.engines.base import AnswerRequest, Logits, PrefillRun, SendingEngine, SendingRun, Token
@@ -57,6 +57,8 @@ class VLLMEngine(SendingEngine):
         self._vllm.engine_core.engine_core.model_executor.register_failure_callback(self._worker_ended)
         from disagg.engines.vllm.profile import measure, weight_bytes
 
+        if any(layer.states for layer in reference.layout(options.dtype).layers):
+            self._show_states()
         actual = measure(self._vllm, reference.profile)
         findings = reference.verdict(actual)
         import torch
@@ -71,6 +73,23 @@ class VLLMEngine(SendingEngine):
             kv_bytes=sharding.kv_bytes(options.kv_cache_memory_bytes),
             weights=reference.weights(options.dtype),
         )
+
+    def _show_states(self) -> None:
+        """Compute a prompt of one token, from which the workers see how states lie in the pages. ModelError if they do
+        not, or vLLM cannot compute it."""
+        tokens = self.tokenizer.encode("a")[-1:]
+        run = Run(self, 1)
+        try:
+            self._add(run, tokens, parameters(one_token(tokens), {ORDER_FIELD: DESCRIBE}), "")
+            while not run.finished:
+                self.step()
+        except Exception as error:  # vLLM raises anything
+            raise load.cannot_compute(error) from error
+        finally:
+            run.close()
+        for refusal in self._vllm.collective_rpc(load.refusal_of_states):
+            if refusal is not None:
+                raise DisaggError.from_json(refusal)
 
     def warm_up(self) -> None:
         """ModelError for what vLLM can load but not compute."""

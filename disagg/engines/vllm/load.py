@@ -86,6 +86,7 @@ def arguments(path: Path, context: int, options: EngineOptions) -> dict[str, Any
         "pipeline_parallel_size": options.pipeline_parallel,
         "enable_prefix_caching": True,
         "enable_chunked_prefill": True,
+        "mamba_ssm_cache_dtype": "float32",  # of recurrent states, as transformers and mlx-lm have them
         "async_scheduling": False,
         "disable_log_stats": True,
         "generation_config": "vllm",
@@ -103,7 +104,7 @@ def make(path: Path, context: int, options: EngineOptions) -> Any:
 
     with _failures_of(path):
         config = _engine_args(path, context, options).create_engine_config()
-        adapt_to_latent_attention(config, current_platform.device_type)
+        adapt_to_cpu(config, current_platform.device_type)
         engine = LLMEngine.from_vllm_config(config, disable_log_stats=True)
         if options.pipeline_parallel > 1 and current_platform.device_type == "cpu":
             engine.collective_rpc(_prepare_stage)
@@ -118,7 +119,7 @@ def make_workers(path: Path, context: int, options: EngineOptions) -> tuple[Any,
 
     with _failures_of(path):
         config = _engine_args(path, context, options).create_engine_config(headless=True)
-        adapt_to_latent_attention(config, current_platform.device_type)
+        adapt_to_cpu(config, current_platform.device_type)
         return MultiprocExecutor(config), config
 
 
@@ -132,14 +133,17 @@ def _prepare_stage(worker: Any) -> None:
         )
 
 
-def adapt_to_latent_attention(config: Any, device: str) -> None:
-    """What vLLM's CPU build (0.32) needs for it: its own rotary operation turns the second head of a query as the first
-    one of the next token, and it computes no prompt in pieces, but would cut a long one that is not alone all the same.
-    config: a VllmConfig."""
-    if device == "cpu" and config.model_config.use_mla:
+def adapt_to_cpu(config: Any, device: str) -> None:
+    """What vLLM's CPU build (0.32) needs. Its own rotary operation turns the second head of a query as the first one of
+    the next token if heads are a dimension of their own, as with latent attention and in lfm2. With latent attention it
+    computes no prompt in pieces, but would cut a long one that is not alone all the same. config: a VllmConfig."""
+    if device != "cpu":
+        return
+    model = config.model_config
+    if model.use_mla or model.is_hybrid:
         config.compilation_config.custom_ops.append("-rotary_embedding")
-        if not config.scheduler_config.enable_chunked_prefill:
-            config.scheduler_config.long_prefill_token_threshold = 0
+    if model.use_mla and not config.scheduler_config.enable_chunked_prefill:
+        config.scheduler_config.long_prefill_token_threshold = 0
 
 
 def _engine_args(path: Path, context: int, options: EngineOptions) -> Any:
@@ -179,6 +183,12 @@ def worker_connector() -> Any:
     from vllm.distributed.kv_transfer import get_kv_transfer_group
 
     return get_kv_transfer_group()
+
+
+def refusal_of_states(worker: Any) -> dict[str, str] | None:
+    """Why nothing of this model is sent from this worker, as JSON. Called in it."""
+    refusal = worker_connector().worker.refusal
+    return None if refusal is None else dict(refusal.to_json())
 
 
 def cannot_compute(error: Exception) -> ModelError:

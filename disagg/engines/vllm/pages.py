@@ -1,4 +1,4 @@
-"""Rows of keys and values in vLLM's page tensors.
+"""Rows of keys and values in vLLM's page tensors. States are in `states`.
 
 vLLM shows every layer's pages as [blocks, heads, rows of a block, key_dim + value_dim]. The attention backends of GPUs,
 and those of latent attention, have in each row its key, then its value. That of CPUs has, per block and head, all keys

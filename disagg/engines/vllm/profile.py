@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
-from disagg.api.layout import LayerKind, LayerLayout
+from disagg.api.layout import LayerKind, LayerLayout, StateTensor
 from disagg.engines.model.architectures import architecture_of
+from disagg.engines.model.architectures.base import Convolved
 from disagg.engines.model.profile import LayerProfile, ModelProfile, Rope
+from disagg.engines.vllm.states import in_rank_shapes
 from disagg.errors import ModelError
+
+NO_STATES: Final = Convolved(())
 
 
 def measure(engine: Any, reference: ModelProfile) -> ModelProfile:
@@ -31,20 +35,26 @@ def of_ranks(layers: Sequence[LayerProfile], config: Any, reference: ModelProfil
         source="vllm",
         architecture=str(model.hf_text_config.model_type),
         vocab_size=int(model.get_vocab_size()),
-        layers=tuple(of_all_ranks(layers, config.parallel_config.tensor_parallel_size, reference)),
+        layers=tuple(of_all_ranks(layers, config.parallel_config.tensor_parallel_size, reference, convolved_of(model))),
     )
 
 
-def of_all_ranks(layers: Sequence[LayerProfile], ranks: int, reference: ModelProfile) -> Iterator[LayerProfile]:
+def of_all_ranks(
+    layers: Sequence[LayerProfile], ranks: int, reference: ModelProfile, convolved: Convolved = NO_STATES
+) -> Iterator[LayerProfile]:
     """The layers of one of `ranks` ranks, each with the heads that all ranks have together. With more ranks than the
     model has heads, each has one, and some the same: then there are as many as in `reference`, a number that no rank
-    has."""
+    has. States that are a rank's share of those in `reference` are these."""
     expected = [layer.layout.kv_heads for layer in reference.layers]
     for index, layer in enumerate(layers):
         own = layer.layout.kv_heads
         replicated = own == 1 and index < len(expected) and expected[index] < ranks
         heads = expected[index] if replicated else own * ranks
-        yield replace(layer, layout=replace(layer.layout, kv_heads=heads))
+        states = layer.layout.states
+        whole = reference.layers[index].layout.states if states and index < len(expected) else ()
+        if whole and in_rank_shapes([state.shape for state in states], whole, convolved, ranks):
+            states = whole
+        yield replace(layer, layout=replace(layer.layout, kv_heads=heads, states=states))
 
 
 class NormEpsilons(NamedTuple):
@@ -95,17 +105,35 @@ def rank_weight_bytes(worker: Any) -> int:
 def layer_profiles(worker: Any) -> list[LayerProfile]:
     """Every layer as this worker's modules compute it, with its own heads. Called in a worker."""
     from vllm.model_executor.layers.attention import Attention, MLAAttention
+    from vllm.model_executor.layers.mamba.abstract import MambaBase
 
     modules = dict(worker.get_model().named_modules())
     shared = [one for name, one in modules.items() if name.endswith("rotary_emb") and hasattr(one, "inv_freq")]
-    found = []
+    found: list[tuple[str, LayerProfile]] = []
     for name, module in modules.items():
-        if isinstance(module, Attention | MLAAttention):
+        number = next((part for part in name.split(".") if part.isdecimal()), "")
+        if isinstance(module, MambaBase):
+            states = tuple(StateTensor(tuple(map(int, shape))) for shape in module.get_state_shape())
+            beside = found.pop()[1] if found and found[-1][0] == number else LayerProfile(LayerLayout("state"), None)
+            found.append((number, replace(beside, layout=replace(beside.layout, states=states))))
+        elif isinstance(module, Attention | MLAAttention):
+            if getattr(module, "kv_sharing_target_layer_name", None) is not None:
+                continue  # it reads what an earlier layer keeps
             around = modules.get(name.rpartition(".")[0])
             if isinstance(module, MLAAttention):
                 require_alike_heads(getattr(around, "rotary_emb", None), module.qk_rope_head_dim)
-            found.append(LayerProfile(_layout(module), rope_of(around, shared)))
-    return found
+            elif type(around).__name__.startswith("Lfm2"):  # its heads are a dimension of their own, too
+                require_alike_heads(getattr(around, "rotary_emb", None), module.head_size)
+            layout = _layout(module)
+            if found and found[-1][0] == number and found[-1][1].layout.kind == "state":
+                layout = replace(layout, states=found.pop()[1].layout.states)
+            found.append((number, LayerProfile(layout, rope_of(around, shared))))
+    return [layer for _, layer in found]
+
+
+def convolved_of(model: Any) -> Convolved:
+    """What the states of a model consist of. model: vLLM's ModelConfig."""
+    return architecture_of(model.hf_text_config).convolved(model.hf_text_config)
 
 
 def _layout(module: Any) -> LayerLayout:
@@ -138,8 +166,9 @@ def rope_of(attention: Any, shared: Sequence[Any]) -> Rope | None:
 
 
 def require_alike_heads(rotary: Any, width: int) -> None:
-    """Raise ModelError if the rotary module of latent attention turns equal heads differently. The own operation of
-    vLLM's CPU build does (0.32), in which `load` turns it off; a `vllm serve` has it with --enforce-eager."""
+    """Raise ModelError if the rotary module turns equal heads differently if heads are a dimension of their own. The
+    own operation of vLLM's CPU build does (0.32), in which `load` turns it off; a `vllm serve` has it with
+    --enforce-eager."""
     import torch
 
     if rotary is None:
@@ -151,7 +180,7 @@ def require_alike_heads(rotary: Any, width: int) -> None:
         turned, _ = rotary(positions, heads, heads[:, :1].clone())
     if not torch.equal(turned[:, 0], turned[:, 1]):
         raise ModelError(
-            "vLLM's rotary operation is wrong for latent attention on this device",
+            "vLLM's rotary operation is wrong for this model on this device",
             'start it without --enforce-eager, or with --compilation-config \'{"custom_ops": ["-rotary_embedding"]}\'',
         )
 

@@ -45,6 +45,8 @@ class StepOrders:
 
     pieces: list[PromptPiece] = field(default_factory=list)
     dropped: list[str] = field(default_factory=list)
+    shown: tuple[list[int], ...] | None = None
+    """The tables of a prompt of which this step computes the first token, and no more: its states show their order."""
 
 
 @dataclass(slots=True)
@@ -86,10 +88,12 @@ class _Prompt:
 
 class SchedulerSide:
     """Turns the scheduler's steps into pieces. planned: who has which share of each step that nobody has taken from
-    it yet, by the id that vLLM gave the request. info: what is answered to DESCRIBE."""
+    it yet, by the id that vLLM gave the request. info: what is answered to DESCRIBE. Requests with DESCRIBE are prompts
+    of one token, which show the workers in which order states lie."""
 
     def __init__(self) -> None:
         self.info: ConnectorInfo | None = None
+        self._described: set[str] = set()
         self._prompts: dict[str, _Prompt] = {}
         self._dropped: list[str] = []
         self.planned: deque[Shares] = deque(maxlen=MAX_PLANNED)
@@ -105,6 +109,8 @@ class SchedulerSide:
             order = _order(request)
             if isinstance(order, KVOrder):
                 self._prompts[request.request_id] = _Prompt(request, order)
+            elif order == DESCRIBE:
+                self._described.add(request.request_id)
 
     def answer(self, request: Any) -> OrderAnswer | None:
         """What a request that ends is answered, for `vllm serve`; None if it has no order."""
@@ -125,6 +131,8 @@ class SchedulerSide:
         self._dropped = []
         for id, scheduled in output.num_scheduled_tokens.items():
             share = shares[id] = KVProgress(computed[id], computed[id] + scheduled, scheduled / total)
+            if id in self._described and share == KVProgress(0, 1, share.share):
+                orders.shown = output.kv_connector_block_state.get_block_ids(id)
             prompt = self._prompts.get(id)
             if prompt is not None and not prompt.rows.complete:
                 try:
@@ -147,6 +155,7 @@ class SchedulerSide:
 
     def finished(self, id: str) -> None:
         """A request ended in any way. One whose rows are not complete was dropped."""
+        self._described.discard(id)
         prompt = self._prompts.pop(id, None)
         if prompt is not None and prompt.begun and not prompt.rows.complete:
             self._dropped.append(id)

@@ -21,13 +21,8 @@ class Sharding:
 
     @staticmethod
     def of(layout: Layout, ranks: int, stages: int = 1) -> Sharding:
-        """ModelError if a layer's rows cannot be read from vLLM's pages, or the layers cannot be divided alike."""
-        if any(layer.states for layer in layout.layers):
-            raise ModelError(
-                "vLLM's pages of layers with a state are not read",
-                "use the engine transformers for this model",
-            )
-        counts = {layer.kv_heads for layer in layout.layers}
+        """ModelError if the layers cannot be divided alike."""
+        counts = {layer.kv_heads for layer in layout.layers if layer.kv_heads}
         heads = max(counts)
         if ranks > 1 and len(counts) > 1:
             raise ModelError(
@@ -47,7 +42,7 @@ class Sharding:
         return Sharding(ranks, heads, stages)
 
     def heads_of(self, layer: LayerLayout) -> int:
-        """How many KV heads of a layer one rank has."""
+        """How many KV heads of a layer with rows one rank has."""
         return max(1, layer.kv_heads // self.ranks)
 
     def kv_bytes(self, of_a_rank: int) -> int:

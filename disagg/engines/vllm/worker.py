@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from disagg.api.layout import Layout
+from disagg.engines.model.architectures import architecture_of
 from disagg.engines.model.reference import Reference
 from disagg.engines.sending.shipment import Shipment, report_failure
 from disagg.engines.staging import RowEmitter
@@ -17,6 +18,7 @@ from disagg.engines.vllm import pages as page_forms
 from disagg.engines.vllm.scheduler import Begun, PromptPiece, StepOrders
 from disagg.engines.vllm.served.description import RankInfo, rank_info
 from disagg.engines.vllm.sharding import Sharding
+from disagg.engines.vllm.states import StatePages
 from disagg.errors import DisaggError, HandoffError, ModelError
 from disagg.kv.frames import Header
 from disagg.kv.parts import Part
@@ -53,6 +55,12 @@ class WorkerSide:
         self._groups = {name: (n, group.kv_cache_spec) for n, group in enumerate(groups) for name in group.layer_names}
         self._forms: dict[str, page_forms.Form] = {}
         self._pages: dict[str, torch.Tensor] = {}
+        self._places = Places(reference.split.places, reference.split.layers)
+        self._convolved = architecture_of(reference.text_config).convolved(reference.text_config)
+        self._states: dict[int, StatePages] = {}  # by the layer of the layout, ascending
+        self._unsent: list[int] = []  # of those, the ones that this step has not sent yet
+        self._shown: tuple[list[int], ...] | None = None
+        self.refusal: ModelError | None = None  # why nothing of this model is sent
         self._tables = page_forms.PageTables()
         self._sending: dict[str, _Sending] = {}
         self._pieces: list[PromptPiece] = []
@@ -60,16 +68,29 @@ class WorkerSide:
         self.on_layer: Callable[[], None] = lambda: None
 
     def register(self, caches: dict[str, torch.Tensor]) -> None:
-        """Check every layer's pages, and find out how they hold rows. ModelError if a layer cannot be read."""
-        self._layers = self._require_layers(caches)
-        self._part = self._sharding.part(self._rank, self._layers)
+        """Check every layer's pages, and find out how they hold rows. ModelError if a layer cannot be read. How they
+        hold states is found out by the first prompt."""
         modules = self._config.compilation_config.static_forward_context
-        for name, tensor in caches.items():
-            layer, module = self._layout.layers[layer_index(name)], modules[name]
+        own = {name: tensor for name, tensor in caches.items() if name in self._groups}  # others read those of these
+        names = {True: list[str](), False: list[str]()}
+        for name in own:
+            names[hasattr(modules[name], "get_state_shape")].append(name)
+        self._layers = self._require_layers(names[False], names[True])
+        self._part = self._sharding.part(self._rank, self._layers)
+        for name in names[False]:
+            layer, tensor = self._layout.layers[self._places.of(name)], own[name]
             heads, block_size = self._sharding.heads_of(layer), self._groups[name][1].block_size
             page_forms.require_shape(name, tensor, layer, self._layout.dtype, heads=heads, block_size=block_size)
-            self._forms[name] = page_forms.detect(tensor, partial(_write, module), layer)
+            self._forms[name] = page_forms.detect(tensor, partial(_write, modules[name]), layer)
             self._pages[name] = tensor
+        for index, name in sorted((self._places.of(name), name) for name in names[True]):
+            layer = self._layout.layers[index]
+            pages = StatePages(name, modules[name], layer, self._convolved, self._sharding.ranks)
+            pages.require_shapes()
+            self._states[index] = pages
+            self.refusal = ModelError(
+                "no prompt has shown how vLLM's pages hold states", "start the prefill host, which computes one"
+            )
 
     def describe(self) -> RankInfo:
         """What this rank's model computes. For `vllm serve`, where nobody else can ask the workers."""
@@ -85,8 +106,10 @@ class WorkerSide:
                 sending.shipment.abort()
         for sending in self._sending.values():
             sending.shipment.end_step()
-        self._pieces = orders.pieces if self._part is not None else []
-        for piece in self._pieces:
+        self._shown = orders.shown
+        self._unsent = list(self._states)
+        self._pieces = orders.pieces if self._part is not None or self._states else []
+        for piece in self._pieces if self._part is not None else ():
             if piece.begun is not None and (opened := self._open(piece.begun)) is not None:
                 self._sending[piece.id] = opened
             if (sending := self._sending.get(piece.id)) is not None:
@@ -97,16 +120,21 @@ class WorkerSide:
         would end all."""
         self.on_layer()
         self._layers_run += 1
-        for piece in self._pieces:
-            sending = self._sending.get(piece.id)
-            if sending is not None:
-                try:
-                    self._send(sending, piece, name)
-                except Exception as error:  # noqa: BLE001 - out of memory, for one
-                    sending.shipment.fail(_handoff_error(error))
+        if name in self._pages:
+            self._send_states(before=self._places.of(name))
+            for piece in self._pieces:
+                sending = self._sending.get(piece.id)
+                if sending is not None:
+                    try:
+                        self._send(sending, piece, name)
+                    except Exception as error:  # noqa: BLE001 - out of memory, for one
+                        sending.shipment.fail(_handoff_error(error))
 
     def end(self) -> None:
         """The step has ended, or on CUDA is queued."""
+        self._send_states(before=len(self._layout.layers))
+        if self._shown is not None:
+            self._detect_states(self._shown)
         for piece in self._pieces:
             if piece.last and (sending := self._sending.pop(piece.id, None)) is not None:
                 sending.shipment.computed(_end_of_queue() if self._device.type == "cuda" else None)
@@ -123,6 +151,9 @@ class WorkerSide:
         left."""
         order, part = begun.order, self._part
         assert part is not None
+        if self.refusal is not None:
+            report_failure(order, self._sharding.parts, self.refusal)
+            return None
         header = Header(
             ticket=order.ticket,
             request_id=order.request_id,
@@ -152,7 +183,7 @@ class WorkerSide:
         return _Sending(shipment, emitter)
 
     def _send(self, sending: _Sending, piece: PromptPiece, name: str) -> None:
-        index = layer_index(name)
+        index = self._places.of(name)
         rows = sending.send.wanted(index, piece.rows)
         if not rows:
             return
@@ -161,20 +192,79 @@ class WorkerSide:
         key_dim = self._layout.layers[index].key_dim
         sending.send(index, rows.start, *page_forms.read(pages, where, self._forms[name], key_dim))
 
-    def _require_layers(self, names: Collection[str]) -> Sequence[int]:
-        """The layers that these names stand for: all, or in a pipeline some. ModelError if they are others."""
-        found, every = sorted({layer_index(name) for name in names}), range(len(self._layout.layers))
-        if not (set(found) < set(every) if self._sharding.stages > 1 else found == list(every)):
+    def _send_states(self, before: int) -> None:
+        """Send the states of the layers before this one that have run, of the prompts whose last tokens this step
+        computes. vLLM shows a connector no other moment of these layers. All ranks do the same, also those that
+        send nothing: they have a part of each state."""
+        while self._unsent and self._unsent[0] < before:
+            index = self._unsent.pop(0)
+            pages = self._states[index]
+            for piece in self._pieces:
+                sending = self._sending.get(piece.id)
+                if not (piece.last and pages.tested) or (sending is None and self._sharding.ranks == 1):
+                    continue
+                try:
+                    tensors = pages.read(self._state_block(pages.name, piece.tables, piece.rows.stop), _gathered)
+                    if sending is not None and self._part is not None and self._part.states:
+                        sending.send.state(index, tensors)
+                except Exception as error:  # noqa: BLE001 - out of memory, for one
+                    if sending is not None:
+                        sending.shipment.fail(_handoff_error(error))
+
+    def _state_block(self, name: str, tables: Sequence[Sequence[int]], tokens: int) -> int:
+        """The block that holds a layer's state after so many tokens."""
+        group, spec = self._groups[name]
+        return page_forms.blocks_of(range(tokens - 1, tokens), tables[group], spec.block_size)[0]
+
+    def _detect_states(self, tables: Sequence[Sequence[int]]) -> None:
+        """Find out how states lie in the pages, from those of a prompt of one token."""
+        try:
+            for pages in self._states.values():
+                pages.detect(self._state_block(pages.name, tables, 1))
+            self.refusal = None
+        except DisaggError as error:
+            self.refusal = ModelError(error.message, error.hint)
+        except Exception as error:  # noqa: BLE001 - raised into vLLM it would end all its requests
+            self.refusal = ModelError(f"vLLM's states cannot be read: {error!r}", "use the engine transformers")
+
+    def _require_layers(self, rows: Sequence[str], states: Sequence[str]) -> Sequence[int]:
+        """The layers of the layout that these names stand for, of those with rows and of those with states: all, or in
+        a pipeline some. ModelError if they are others."""
+        layers = self._layout.layers
+        wanted = [
+            [n for n, layer in enumerate(layers) if layer.kv_heads],
+            [n for n, layer in enumerate(layers) if layer.states],
+        ]
+        found = [sorted(self._places.of(name) for name in names) for names in (rows, states)]
+        every = self._sharding.stages == 1
+        for here, whole in zip(found, wanted, strict=True):
+            if len(set(here)) < len(here) or (here != whole if every else not set(here) <= set(whole)):
+                raise ModelError(
+                    f"vLLM has KV caches for layers {here} of a model with {whole}",
+                    "use a model whose layers have attention or a state, each with a KV cache of its own",
+                )
+        return sorted({*found[0], *found[1]})
+
+
+class Places:
+    """Which layer of the layout vLLM's name of one stands for. places: the layers of the model that the layout has.
+    layers: how many the model has."""
+
+    def __init__(self, places: Sequence[int], layers: int) -> None:
+        self._index = {place: index for index, place in enumerate(places)}
+        self._layers = layers
+
+    def of(self, name: str) -> int:
+        """3 for "model.layers.3.self_attn.attn" if all layers before it keep something. falcon_h1 numbers the states of
+        its layers after all of them. ModelError for a layer that should keep nothing."""
+        number = next(int(part) for part in name.split(".") if part.isdecimal())
+        if number not in self._index and number - self._layers in self._index:
+            number -= self._layers
+        if number not in self._index:
             raise ModelError(
-                f"vLLM has KV caches for layers {found} of a model with {len(every)}",
-                "use a model whose layers have attention, each with a KV cache of its own",
+                f"vLLM has a KV cache for {name}, and the checkpoint none", "start vLLM without speculative decoding"
             )
-        if shared := [layer_index(name) for name in names if name not in self._groups]:
-            raise ModelError(
-                f"vLLM's layers {shared} read the KV of earlier ones, which is not told apart from their own",
-                "use the engine transformers for this model",
-            )
-        return found
+        return self._index[number]
 
 
 def _require_no_context_parallelism(parallel: Any) -> None:
@@ -209,6 +299,10 @@ def _handoff_error(error: Exception) -> DisaggError:
     return HandoffError(f"the KV could not be read or sent: {error!r}", "see the server's log")
 
 
-def layer_index(name: str) -> int:
-    """3 for "model.layers.3.self_attn.attn"."""
-    return next(int(part) for part in name.split(".") if part.isdecimal())
+def _gathered(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensors of all ranks that share the heads, in order."""
+    from vllm.distributed.parallel_state import get_tp_group
+
+    group = get_tp_group()
+    gathered: torch.Tensor = group.all_gather(tensor[None].contiguous(), dim=0)
+    return gathered

@@ -81,23 +81,24 @@ def test_a_refusal_of_our_own_keeps_its_message() -> None:
 
 
 @pytest.mark.parametrize(
-    ("device", "latent", "in_pieces", "longest", "operations"),
+    ("device", "latent", "hybrid", "in_pieces", "longest", "operations"),
     [
-        ("cpu", True, False, 0, ["-rotary_embedding"]),
-        ("cpu", True, True, 512, ["-rotary_embedding"]),
-        ("cpu", False, True, 512, []),
-        ("cuda", True, True, 512, []),
+        ("cpu", True, False, False, 0, ["-rotary_embedding"]),
+        ("cpu", True, False, True, 512, ["-rotary_embedding"]),
+        ("cpu", False, True, True, 512, ["-rotary_embedding"]),
+        ("cpu", False, False, True, 512, []),
+        ("cuda", True, True, True, 512, []),
     ],
 )
-def test_latent_attention_is_computed_as_vllms_cpu_build_can(
-    device: str, latent: bool, in_pieces: bool, longest: int, operations: list[str]
+def test_models_are_computed_as_vllms_cpu_build_can(
+    device: str, latent: bool, hybrid: bool, in_pieces: bool, longest: int, operations: list[str]
 ) -> None:
     scheduler = SimpleNamespace(enable_chunked_prefill=in_pieces, long_prefill_token_threshold=512)
     config = SimpleNamespace(
-        model_config=SimpleNamespace(use_mla=latent),
+        model_config=SimpleNamespace(use_mla=latent, is_hybrid=hybrid),
         scheduler_config=scheduler,
         compilation_config=SimpleNamespace(custom_ops=[]),
     )
-    load.adapt_to_latent_attention(config, device)
+    load.adapt_to_cpu(config, device)
     assert scheduler.long_prefill_token_threshold == longest
     assert config.compilation_config.custom_ops == operations

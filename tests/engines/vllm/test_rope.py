@@ -68,6 +68,6 @@ class TurnsHeads:
 def test_a_rotary_operation_that_turns_equal_heads_differently_is_refused() -> None:
     require_alike_heads(None, 8)
     require_alike_heads(TurnsHeads(0.5, 0.5), 8)
-    with pytest.raises(ModelError, match="rotary operation is wrong for latent attention") as refused:
+    with pytest.raises(ModelError, match="rotary operation is wrong for this model") as refused:
         require_alike_heads(TurnsHeads(0.5, 0.0), 8)
     assert "-rotary_embedding" in refused.value.hint

@@ -113,10 +113,17 @@ def test_latent_attention_is_sent_by_the_first_rank_alone() -> None:
     assert [sharding.part(rank, range(2)) for rank in range(4)] == [Part(), None, None, None]
 
 
-def test_layers_with_a_state_are_refused() -> None:
+@pytest.mark.parametrize(("heads", "ranks"), [(2, 2), (1, 2), (2, 4)])
+def test_states_are_sent_whole_by_the_first_rank_of_those_that_share_the_heads(heads: int, ranks: int) -> None:
     state = LayerLayout("state", states=(StateTensor((2, 3)),))
-    with pytest.raises(ModelError, match="pages of layers with a state are not read"):
-        Sharding.of(Layout((LayerLayout("full", 2, 4, 4), state), "float32"), 1)
+    layout = Layout((state, LayerLayout("full", heads, 4, 4), state), "float32")
+    sharding = Sharding.of(layout, ranks)
+    coverage = Coverage(layout)
+    for rank in range(ranks):
+        if (part := sharding.part(rank, range(3))) is not None:
+            assert part.states == (rank == 0)
+            coverage.add(part)
+    coverage.require_complete()
 
 
 def test_a_pipeline_with_more_stages_than_layers_is_refused() -> None:

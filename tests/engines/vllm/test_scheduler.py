@@ -70,6 +70,21 @@ def test_the_steps_of_a_prompt_are_pieces_until_its_rows_are_complete() -> None:
     assert (side.prompts, side.step(planned({}, {}, {})).dropped) == (0, [])
 
 
+@pytest.mark.parametrize(
+    ("computed", "scheduled", "tables"), [(0, 1, ([1, 2],)), (0, 2, None), (1, 1, None)], ids=["one", "two", "second"]
+)
+def test_the_first_token_of_a_prompt_that_asks_for_a_description_shows_the_workers_its_states(
+    computed: int, scheduled: int, tables: Any
+) -> None:
+    side = SchedulerSide()
+    side.add(by_http("a", 2, DESCRIBE))
+    side.add(request("of another caller", 5, None))
+    orders = side.step(planned({"a": computed, "of another caller": 0}, {}, {"a": scheduled, "of another caller": 1}))
+    assert (orders.shown, orders.pieces) == (tables, [])
+    side.finished("a")
+    assert side.step(planned({"a": 0}, {}, {"a": 1})).shown is None
+
+
 def test_the_workers_are_notified_of_a_prompt_that_ends_before_its_rows_are_complete() -> None:
     side = SchedulerSide()
     side.add(request("a", 10, ORDER))

@@ -1,4 +1,4 @@
-"""disagg/engines/vllm/worker.py: rows out of pages into shipments; what fails in it ends one prompt, unraised."""
+"""disagg/engines/vllm/worker.py: rows and states out of pages into shipments; what fails ends one prompt, unraised."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ from disagg.engines.vllm.worker import WorkerSide
 from disagg.errors import DisaggError, HandoffError, ModelError
 from disagg.kv.blocks import KVBlock
 from tests import tiny_models
+from tests.engines.architectures.configs import config
 from tests.engines.vllm.test_scheduler import ORDER
+from tests.engines.vllm.test_states import BLOCK, Module
 
 BLOCKS, SIZE, HEADS, DIM = 8, 4, 2, 16
 LAYERS = [f"model.layers.{n}.self_attn.attn" for n in range(3)]
@@ -26,7 +28,7 @@ class FakeShipment:
     """Keeps what it is given."""
 
     def __init__(self, order: KVOrder, header: Any) -> None:
-        self.blocks: list[KVBlock] = []
+        self.sent: list[Any] = []
         self.failures: list[DisaggError] = []
         self.steps: list[KVProgress] = []
         self.ended_steps = 0
@@ -38,10 +40,14 @@ class FakeShipment:
     def end_step(self) -> None:
         self.ended_steps += 1
 
-    def send(self, block: KVBlock) -> None:
-        assert block.wait is not None
-        block.wait()
-        self.blocks.append(block)
+    @property
+    def blocks(self) -> list[KVBlock]:
+        return [block for block in self.sent if isinstance(block, KVBlock)]
+
+    def send(self, block: Any) -> None:
+        if block.wait is not None:
+            block.wait()
+        self.sent.append(block)
 
     def fail(self, error: DisaggError) -> None:
         self.failures.append(error)
@@ -54,16 +60,14 @@ class Bench:
     """The only worker of a tiny model, its pages, and what it has sent and reported."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.pages = {name: torch.zeros(BLOCKS, HEADS, SIZE, 2 * DIM) for name in LAYERS}
-        impl = SimpleNamespace(do_kv_cache_update=self._write)
-        modules = {name: SimpleNamespace(impl=impl, kv_cache=pages) for name, pages in self.pages.items()}
+        modules = self._modules(SimpleNamespace(do_kv_cache_update=self._write))
         config = SimpleNamespace(
             model_config=SimpleNamespace(model=str(folder), max_model_len=64, dtype="torch.float32"),
             parallel_config=SimpleNamespace(tensor_parallel_size=1, pipeline_parallel_size=1),
             compilation_config=SimpleNamespace(static_forward_context=modules),
             device_config=SimpleNamespace(device_type="cpu"),
         )
-        group = SimpleNamespace(layer_names=LAYERS, kv_cache_spec=SimpleNamespace(block_size=SIZE))
+        group = SimpleNamespace(layer_names=list(self.pages), kv_cache_spec=SimpleNamespace(block_size=SIZE))
         self.worker = WorkerSide(config, [group], rank=0)
         self.worker.register(self.pages)
         for pages in self.pages.values():
@@ -75,6 +79,10 @@ class Bench:
         monkeypatch.setattr(
             "disagg.engines.vllm.worker.report_failure", lambda order, parts, error: self.reported.append(error)
         )
+
+    def _modules(self, impl: Any) -> dict[str, Any]:
+        self.pages = {name: torch.zeros(BLOCKS, HEADS, SIZE, 2 * DIM) for name in LAYERS}
+        return {name: SimpleNamespace(impl=impl, kv_cache=pages) for name, pages in self.pages.items()}
 
     def step(self, *pieces: PromptPiece) -> None:
         self.worker.begin(StepOrders(list(pieces)))
@@ -126,10 +134,81 @@ def test_ranks_that_hold_other_rows_of_a_prompt_are_refused(name: str) -> None:
         WorkerSide(SimpleNamespace(parallel_config=parallel), [], rank=0)
 
 
-def test_layers_that_read_the_kv_of_earlier_ones_are_refused(bench: Bench) -> None:
-    del bench.worker._groups[list(bench.pages)[-1]]  # vLLM has no group for them
-    with pytest.raises(ModelError, match=r"layers \[\d+\] read the KV of earlier ones"):
+def test_layers_that_read_the_kv_of_earlier_ones_send_nothing(bench: Bench) -> None:
+    shared = "model.layers.3.self_attn.attn"
+    bench.pages[shared] = bench.pages[LAYERS[2]]  # vLLM has no group for them
+    modules = bench.worker._config.compilation_config.static_forward_context
+    modules[shared] = modules[LAYERS[2]]
+    bench.worker.register(bench.pages)
+    bench.step(piece("a", range(10), first=True, last=True))
+    (shipment,) = bench.shipments
+    assert [block.layer for block in shipment.blocks] == [0, 1, 2]
+
+
+def test_layers_that_the_checkpoint_does_not_have_are_refused(bench: Bench) -> None:
+    bench.worker._groups["model.layers.9.self_attn.attn"] = bench.worker._groups[LAYERS[2]]
+    modules = bench.worker._config.compilation_config.static_forward_context
+    modules["model.layers.9.self_attn.attn"] = modules[LAYERS[2]]
+    with pytest.raises(
+        ModelError, match=r"has a KV cache for model\.layers\.9\.self_attn\.attn, and the checkpoint none"
+    ):
+        bench.worker.register({**bench.pages, "model.layers.9.self_attn.attn": bench.pages[LAYERS[2]]})
+    del bench.pages[LAYERS[1]]
+    with pytest.raises(ModelError, match=r"has KV caches for layers \[0, 2\] of a model with \[0, 1, 2\]"):
         bench.worker.register(bench.pages)
+
+
+class HybridBench(Bench):
+    """The same of a model whose first two layers that keep something have states, and the third one rows."""
+
+    NAMES = ("backbone.layers.0.mixer", "backbone.layers.2.mixer", "backbone.layers.3.mixer.attn")
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.mixers = [Module("nemotron_h") for _ in range(2)]
+        super().__init__(folder, monkeypatch)
+
+    def _modules(self, impl: Any) -> dict[str, Any]:
+        first, second, rows = self.NAMES
+        self.pages = {first: torch.zeros(0), second: torch.zeros(0), rows: torch.zeros(BLOCKS, HEADS, SIZE, 2 * DIM)}
+        return {
+            first: self.mixers[0],
+            second: self.mixers[1],
+            rows: SimpleNamespace(impl=impl, kv_cache=self.pages[rows]),
+        }
+
+    def step(self, *pieces: PromptPiece, shown: bool = False) -> None:
+        self.worker.begin(StepOrders(list(pieces), shown=([BLOCK],) if shown else None))
+        self.worker.save(self.NAMES[2])  # vLLM calls it for layers with rows only
+        self.worker.end()
+
+
+@pytest.fixture
+def hybrid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> HybridBench:
+    model = tiny_models.make_from(config("nemotron_h"), tmp_path / "model")
+    return HybridBench(model, monkeypatch)
+
+
+def test_states_are_sent_with_a_prompts_last_rows_once_a_prompt_has_shown_how_they_lie(hybrid: HybridBench) -> None:
+    hybrid.step(piece("early", range(4), first=True, last=True))
+    assert ["no prompt has shown" in str(error) for error in hybrid.reported] == [True] and hybrid.shipments == []
+    for mixer in hybrid.mixers:
+        mixer.compute_one_token()
+    hybrid.step(shown=True)
+    hybrid.step(piece("a", range(3), first=True))
+    hybrid.step(piece("a", range(3, 5), last=True))
+    (shipment,) = hybrid.shipments
+    assert [type(block).__name__ for block in shipment.sent] == ["KVBlock", *["StateBlock"] * 2, "KVBlock"]
+    assert [block.layer for block in shipment.sent] == [2, 0, 1, 2]
+    matrices = bytes(shipment.sent[1].tensors[-1])
+    assert shipment.failures == [] and shipment.finished
+    table = piece("a", range(1)).tables[0]
+    assert matrices.endswith(hybrid.mixers[0].kv_cache[1][table[1]][-1].numpy().tobytes())
+
+
+def test_a_model_whose_states_lie_in_an_unknown_order_sends_nothing(hybrid: HybridBench) -> None:
+    hybrid.step(shown=True)  # random pages
+    hybrid.step(piece("a", range(4), first=True, last=True))
+    assert ["hold inputs in an unknown order" in str(error) for error in hybrid.reported] == [True]
 
 
 def test_every_layer_beats(bench: Bench) -> None:

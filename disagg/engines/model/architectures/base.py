@@ -8,7 +8,7 @@ transformers keeps. For keys and values of plain attention the two are the same.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from disagg.api.layout import LayerLayout, StateTensor
@@ -87,8 +87,7 @@ def _not_refused(config: Config, device: str = "") -> str:
 
 def _shares_kv(config: Config) -> str:
     """Whether late layers read what earlier ones keep: of a sliding layer they would need rows that are not sent."""
-    shares = "reuse" in (getattr(config, "kv_sharing_modes", None) or ())
-    return "its late layers read the KV of early ones" if shares else ""
+    return "its late layers read the KV of early ones" if any(_reusing(config)) else ""
 
 
 def _as_it_is(model: MLXModel) -> MLXModel:
@@ -97,6 +96,29 @@ def _as_it_is(model: MLXModel) -> MLXModel:
 
 def _stated_epsilon(config: Config) -> float | None:
     return getattr(config, "rms_norm_eps", None)
+
+
+@dataclass(frozen=True, slots=True)
+class Convolved:
+    """What the convolution of a layer with a state reads, in its order: (heads, width of a head) of each part. A token
+    adds to the recurrent matrix of each head the outer product of two of these parts, `value` and `key`; neither if
+    there is no such matrix. Several heads of values may share one of keys."""
+
+    parts: tuple[tuple[int, int], ...]
+    value: int = 0
+    key: int = 0
+
+    def of_rank(self, ranks: int) -> Convolved:
+        """What one of several ranks reads that share the heads. A part with fewer heads than ranks is on each whole."""
+        return replace(self, parts=tuple((max(1, heads // ranks), width) for heads, width in self.parts))
+
+    @property
+    def widths(self) -> list[int]:
+        return [heads * width for heads, width in self.parts]
+
+
+def _nothing_convolved(config: Config) -> Convolved:
+    return Convolved(())
 
 
 def _without_states(convolutions: Sequence[Tensor], recurrent: Sequence[Tensor]) -> tuple[Tensor, ...]:
@@ -109,8 +131,8 @@ class Architecture:
 
     kinds: the shape of each kind of layer, by transformers' name of the kind.
     rope: the rotary embedding of one layer.
-    wire_states, wire_values: what transformers keeps -> the wire. refusal: why such a model cannot be handed over;
-    empty if it can.
+    wire_states, wire_values: what transformers keeps -> the wire. convolved: what its states consist of. refusal: why
+    such a model cannot be handed over; empty if it can.
     split: why two hosts cannot compute a part of its layers each; empty if they can.
     refusal_of_vllm: why vLLM alone computes it otherwise. latent_epsilon: what mlx-lm normalises latent vectors with.
     mlx_model: mlx-lm's Model as a class that also loads what mlx-lm 0.32 misreads.
@@ -119,6 +141,7 @@ class Architecture:
     kinds: Mapping[str, Shape] = field(default_factory=dict)
     rope: RopeOf = plain_rope
     wire_states: ToStates = _without_states
+    convolved: Callable[[Config], Convolved] = _nothing_convolved
     wire_values: ToRows = _as_they_are
     refusal: Refusal = _not_refused
     split: Refusal = _shares_kv
@@ -186,9 +209,18 @@ def layer_kinds(config: Config) -> list[str]:
 def cached_layers(config: Config) -> list[int]:
     """Indices of the layers that keep keys, values or a state of their own: not those that have no attention, or read
     what an earlier layer keeps."""
-    modes = getattr(config, "kv_sharing_modes", None) or [None] * int(config.num_hidden_layers)
-    kinds = layer_kinds(config)
-    return [i for i, kind in enumerate(kinds) if kind not in _WITHOUT_KV and modes[i] != "reuse"]
+    reusing, kinds = _reusing(config), layer_kinds(config)
+    return [i for i, kind in enumerate(kinds) if kind not in _WITHOUT_KV and not reusing[i]]
+
+
+def _reusing(config: Config) -> list[bool]:
+    """Whether each layer reads what an earlier one keeps. transformers 5.19, which vLLM brings, states only how many of
+    the last layers do."""
+    count = int(config.num_hidden_layers)
+    if modes := getattr(config, "kv_sharing_modes", None):
+        return [mode == "reuse" for mode in modes]
+    shared = int(getattr(config, "num_kv_shared_layers", None) or 0)
+    return [layer >= count - shared for layer in range(count)]
 
 
 def convolution_window(kernel: int, channels: int) -> StateTensor:

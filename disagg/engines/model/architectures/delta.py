@@ -11,6 +11,7 @@ from disagg.api.layout import LayerLayout, StateTensor
 from disagg.engines.model.architectures.base import (
     Architecture,
     Config,
+    Convolved,
     Tensor,
     convolution_rows,
     convolution_window,
@@ -34,6 +35,13 @@ def gated_delta_states(convolutions: Sequence[Tensor], recurrent: Sequence[Tenso
     return convolution_rows(convolutions[0]), recurrent[0].transpose(-1, -2)
 
 
+def gated_delta_parts(config: Config) -> Convolved:
+    """Queries, keys and values."""
+    keys = (int(config.linear_num_key_heads), int(config.linear_key_head_dim))
+    values = (int(config.linear_num_value_heads), int(config.linear_value_head_dim))
+    return Convolved((keys, keys, values), value=2, key=1)
+
+
 def kimi_delta(config: Config) -> LayerLayout:
     """kimi_linear: three convolutions, which transformers keeps as one, and a matrix per head."""
     width = config.linear_num_heads * config.linear_head_dim
@@ -42,17 +50,26 @@ def kimi_delta(config: Config) -> LayerLayout:
     return LayerLayout("state", states=(window, window, window, StateTensor(matrix, "float32")))
 
 
+def kimi_delta_parts(config: Config) -> Convolved:
+    return Convolved(((int(config.linear_num_heads), int(config.linear_head_dim)),) * 3, value=2, key=1)
+
+
 def kimi_delta_states(convolutions: Sequence[Tensor], recurrent: Sequence[Tensor]) -> tuple[Tensor, ...]:
     return *convolution_rows(convolutions[0]).chunk(3, dim=-1), recurrent[0].transpose(-1, -2)
 
 
-_GATED_DELTA = Architecture(kinds={"linear_attention": gated_delta}, wire_states=gated_delta_states)
+_GATED_DELTA = Architecture(
+    kinds={"linear_attention": gated_delta}, wire_states=gated_delta_states, convolved=gated_delta_parts
+)
 
 ARCHITECTURES = {
     "qwen3_next": _GATED_DELTA,
     "qwen3_5_text": _GATED_DELTA,
     "qwen3_5_moe_text": _GATED_DELTA,
     "kimi_linear": Architecture(
-        kinds={"linear_attention": kimi_delta, "full_attention": latent}, rope=no_rope, wire_states=kimi_delta_states
+        kinds={"linear_attention": kimi_delta, "full_attention": latent},
+        rope=no_rope,
+        wire_states=kimi_delta_states,
+        convolved=kimi_delta_parts,
     ),
 }

@@ -8,6 +8,7 @@ from disagg.api.layout import LayerLayout
 from disagg.engines.model.architectures.base import (
     Architecture,
     Config,
+    Convolved,
     Tensor,
     convolution_rows,
     convolution_window,
@@ -23,6 +24,11 @@ def convolution_states(convolutions: Sequence[Tensor], recurrent: Sequence[Tenso
     return (convolution_rows(convolutions[0]),)
 
 
-_LFM2 = Architecture(kinds={"conv": convolution}, wire_states=convolution_states)
+def convolved(config: Config) -> Convolved:
+    """Channels; no matrix."""
+    return Convolved(((int(config.hidden_size), 1),))
+
+
+_LFM2 = Architecture(kinds={"conv": convolution}, wire_states=convolution_states, convolved=convolved)
 
 ARCHITECTURES = {"lfm2": _LFM2, "lfm2_moe": _LFM2}

@@ -15,6 +15,7 @@ from disagg.api.status import PreflightFinding
 from disagg.engines.model.architectures.base import (
     Architecture,
     Config,
+    Convolved,
     LoadedByMLX,
     Tensor,
     convolution_rows,
@@ -45,6 +46,16 @@ def falcon_hybrid(config: Config) -> LayerLayout:
     return replace(full(config), states=granite_mamba(config).states)
 
 
+def nemotron_parts(config: Config) -> Convolved:
+    """The values, and what they are written and read with."""
+    return _parts(config.mamba_num_heads, config.mamba_head_dim, config.n_groups, config.ssm_state_size)
+
+
+def granite_parts(config: Config) -> Convolved:
+    """As of nemotron_h."""
+    return _parts(config.mamba_n_heads, config.mamba_d_head, config.mamba_n_groups, config.mamba_d_state)
+
+
 def mamba_states(convolutions: Sequence[Tensor], recurrent: Sequence[Tensor]) -> tuple[Tensor, ...]:
     return convolution_rows(convolutions[0]), recurrent[0]
 
@@ -52,6 +63,11 @@ def mamba_states(convolutions: Sequence[Tensor], recurrent: Sequence[Tensor]) ->
 def _mamba(kernel: int, heads: int, dim: int, groups: int, state: int) -> LayerLayout:
     window = convolution_window(kernel, heads * dim + 2 * groups * state)
     return LayerLayout("state", states=(window, StateTensor((heads, dim, state), "float32")))
+
+
+def _parts(heads: int, dim: int, groups: int, state: int) -> Convolved:
+    values, keys = (int(heads), int(dim)), (int(groups), int(state))
+    return Convolved((values, keys, keys), value=0, key=1)
 
 
 def _rope_if_stated(config: Any, layer: int, kind: str) -> Rope | None:
@@ -64,12 +80,18 @@ def _grouped_norm(config: Any) -> str:
 
 
 ARCHITECTURES = {
-    "nemotron_h": Architecture(kinds={"linear_attention": nemotron_mamba}, rope=no_rope, wire_states=mamba_states),
-    "falcon_h1": Architecture(kinds={"hybrid": falcon_hybrid}, wire_states=mamba_states),
+    "nemotron_h": Architecture(
+        kinds={"linear_attention": nemotron_mamba},
+        rope=no_rope,
+        wire_states=mamba_states,
+        convolved=nemotron_parts,
+    ),
+    "falcon_h1": Architecture(kinds={"hybrid": falcon_hybrid}, wire_states=mamba_states, convolved=granite_parts),
     "granitemoehybrid": Architecture(
         kinds={"linear_attention": granite_mamba},
         rope=_rope_if_stated,
         wire_states=mamba_states,
+        convolved=granite_parts,
         refusal=_grouped_norm,
     ),
 }
