@@ -17,6 +17,7 @@
     ├── DeadlineExceeded             exit 1, HTTP 504
     ├── ModelError                   exit 3            a model cannot be loaded or served
     │   └── PreflightRefused         exit 3            transformers and mlx-lm disagree about it
+    ├── ModelBusy                    exit 3, HTTP 409  requests use the model that is to be unloaded
     ├── CapabilityMissing            exit 3            the host lacks what the request needs
     ├── HandoffError                 exit 1, HTTP 502  a KV transfer failed
     │   ├── TicketRefused            exit 1            unknown, used or expired
@@ -214,6 +215,13 @@ class ModelError(DisaggError):
 
 class PreflightRefused(ModelError):
     """transformers and mlx-lm disagree about the model, and disagg cannot patch the difference."""
+
+
+class ModelBusy(DisaggError):
+    """Requests use a model that is to be unloaded, or its files that are to be removed. Nothing was done."""
+
+    exit_code = 3
+    http_status = 409
 
 
 class CapabilityMissing(DisaggError):

@@ -29,9 +29,17 @@ MIN_TOKEN = 22
 
 def state_folder(fleet: Fleet) -> Path:
     """$XDG_STATE_HOME/disagg/NAME-HASH: pids and logs of this fleet on this machine. ConfigError without a home."""
+    return _state() / f"{fleet.name}-{hashlib.sha256(str(fleet.path.resolve()).encode()).hexdigest()[:8]}"
+
+
+def memory_folder() -> Path:
+    """Where the hosts of this machine, of all fleets of this user, state what memory they take (disagg/ledger.py)."""
+    return _state() / "memory"
+
+
+def _state() -> Path:
     named = Path(os.environ.get("XDG_STATE_HOME", ""))
-    base = named if named.is_absolute() else home() / ".local" / "state"  # as its specification says
-    return base / "disagg" / f"{fleet.name}-{hashlib.sha256(str(fleet.path.resolve()).encode()).hexdigest()[:8]}"
+    return (named if named.is_absolute() else home() / ".local" / "state") / "disagg"  # as its specification says
 
 
 def gateway_folder(fleet: Fleet) -> Path:

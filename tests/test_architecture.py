@@ -57,7 +57,7 @@ def documented_rooms(parent: str) -> Rooms:
     return rooms
 
 
-@pytest.mark.parametrize("parent", ["", "fleet", "engines", "inference", "gateway", "servers"])
+@pytest.mark.parametrize("parent", ["", "fleet", "engines", "inference", "gateway", "servers", "keeper"])
 def test_the_table_names_every_room_with_what_it_imports(parent: str) -> None:
     documented = documented_rooms(parent)
     actual = rooms_of(parent)
@@ -65,7 +65,7 @@ def test_the_table_names_every_room_with_what_it_imports(parent: str) -> None:
     assert set(documented) == set(actual)
 
 
-@pytest.mark.parametrize("parent", ["", "fleet", "engines", "inference", "gateway", "servers"])
+@pytest.mark.parametrize("parent", ["", "fleet", "engines", "inference", "gateway", "servers", "keeper"])
 def test_a_room_imports_only_rooms_further_down_in_the_table(parent: str) -> None:
     floors = list(documented_rooms(parent))
     upward = [

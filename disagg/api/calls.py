@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from disagg.api import openapi
+from disagg.api.base import Contract
 from disagg.api.events import (
     DoneEvent,
     ErrorAnswer,
@@ -17,6 +18,17 @@ from disagg.api.events import (
     SlotEvent,
     TokensEvent,
 )
+from disagg.api.keeper import (
+    DeleteBody,
+    KeepBody,
+    LoadEvent,
+    LoadModelBody,
+    ModelsAnswer,
+    PinBody,
+    PullBody,
+    PullEvent,
+    UnloadBody,
+)
 from disagg.api.names import Role
 from disagg.api.openapi import AnswerSpec, Operation, failures
 from disagg.api.requests import CountBody, DecodeBody, GenerateBody, LeaseBody, PrefillBody, PromptBody, ScoreBody
@@ -27,8 +39,10 @@ from disagg.errors import (
     ContextLengthExceeded,
     DeadlineExceeded,
     DisaggError,
+    FleetError,
     HandoffError,
     KVMemoryExceeded,
+    ModelBusy,
     ModelError,
     Overloaded,
     RequestError,
@@ -62,6 +76,11 @@ def calls(role: Role) -> tuple[Operation, ...]:
 def server_document(role: Role) -> dict[str, Any]:
     """What GET /openapi.json answers."""
     return openapi.document(f"disagg {role} server", VERSION, _TOKEN, calls(role))
+
+
+def keeper_document() -> dict[str, Any]:
+    """The same of the keeper of a host with several models."""
+    return openapi.document("disagg keeper", VERSION, _TOKEN, KEEPER_CALLS)
 
 
 def _streamed(
@@ -144,3 +163,32 @@ _COMMON: Final = (
         {200: AnswerSpec("OpenAPI.", (dict[str, Any],)), **failures(_GET_ERRORS, ErrorAnswer)},
     ),
 )
+
+
+def _of_models(path: str, summary: str, body: type[Contract], *errors: type[DisaggError]) -> Operation:
+    answers = {200: AnswerSpec("The models as they are then.", (ModelsAnswer,))}
+    return Operation(
+        "POST", path, summary, {**answers, **failures((*_BODY_ERRORS, UnknownModel, *errors), ErrorAnswer)}, body
+    )
+
+
+def _followed(
+    path: str, summary: str, body: type[Contract], event: type[LoadEvent | PullEvent], *errors: type[DisaggError]
+) -> Operation:
+    named = {event.event: event, ErrorEvent.event: ErrorEvent}
+    stream = AnswerSpec("Server-sent events, one line of JSON each.", media=openapi.EVENTS, events=named)
+    return Operation(
+        "POST", path, summary, {200: stream, **failures((*_BODY_ERRORS, UnknownModel, *errors), ErrorAnswer)}, body
+    )
+
+
+KEEPER_CALLS: Final = (
+    _followed("/models/load", "Load a model, or wait until it is loaded.", LoadModelBody, LoadEvent, ModelError),
+    _of_models("/models/keep", "How long a loaded model stays.", KeepBody),
+    _of_models("/models/unload", "Unload a model.", UnloadBody, ModelBusy),
+    _of_models("/models/pin", "Pin a model, or unpin it.", PinBody),
+    _followed("/models/pull", "Fetch a model's files.", PullBody, PullEvent, FleetError),
+    _of_models("/models/delete", "Remove a model's files.", DeleteBody, ModelBusy, FleetError),
+    *_COMMON[2:],
+)
+"""What the keeper of a host with several models answers."""

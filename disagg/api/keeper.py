@@ -156,7 +156,26 @@ class DeleteBody(Contract, frozen=True, forbid_unknown_fields=True):
 
 
 class ModelsAnswer(Contract, frozen=True):
-    """What a keeper answers to POST /models/unload, /models/keep, /models/pin and /models/delete: its models
+    """What a keeper answers to POST /models/keep, /models/unload, /models/pin and /models/delete: its models
     afterwards."""
 
     models: Annotated[tuple[KeptModel, ...], Meta(max_length=MAX_KEPT)] = ()
+
+
+class MemoryClaim(Contract, frozen=True, kw_only=True):
+    """What a host's model takes of its machine's memory, as the machine's other hosts read it (disagg/ledger.py).
+
+    source: hub id or folder of its files. pool: whose memory it is, "" for that of the system. stays: it does not go
+    for others. leaves: it is going. wanted: bytes that the host lacks, for which others give up what they can; since:
+    when it began to, seconds since 1970.
+    """
+
+    host: Name
+    model: Name = ""
+    source: Reason = ""
+    nbytes: Count = 0
+    pool: Name = ""
+    stays: bool = False
+    leaves: bool = False
+    wanted: Count = 0
+    since: float = 0.0

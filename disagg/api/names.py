@@ -28,5 +28,7 @@ KV_CHUNKS: Final = 5
 DTYPE_BYTES: Final[Mapping[str, int]] = MappingProxyType({"float32": 4, "float16": 2, "bfloat16": 2})
 LOG_FILE_VARIABLE: Final = "DISAGG_LOG_FILE"
 """Names the file that is a server's stdout and stderr, so that the server can rotate it."""
+KEEPER_VARIABLE: Final = "DISAGG_KEEPER"
+"""The descriptor of the connection to its keeper, of the process of one model of a host with several."""
 LOG_BYTES: Final = 64 << 20
 """A server renames its log to LOG.1 once it is longer than this."""

@@ -244,3 +244,23 @@ class Status(Health, frozen=True, kw_only=True):
     models: KeptModels = ()
     budget_bytes: Count = 0
     used_bytes: Count = 0
+
+
+class ProcessReport(Contract, frozen=True, kw_only=True):
+    """What the process of one model tells its keeper, a line of JSON each, twice a second and after each order.
+
+    answers: the number of the last order that it has carried out or refused; refused: it has refused that one, since
+    requests run."""
+
+    load: Load
+    counters: Counters
+    answers: Count = 0
+    refused: bool = False
+
+
+class ProcessOrder(Contract, frozen=True, kw_only=True):
+    """A keeper's order to the process of a model: take no more requests, and end. number: counts up. drains: end after
+    the requests that it has; else refuse the order if it has any."""
+
+    number: Count
+    drains: bool = False

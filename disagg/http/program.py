@@ -7,7 +7,10 @@ prints one JSON log line and exits with the error's code.
 from __future__ import annotations
 
 import argparse
+import os
+import socket
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,16 +28,23 @@ def run_host(
     kind: str = "host",
     serves: Callable[[Host], bool] = lambda host: True,
     ports: bool = False,
+    more: argparse.ArgumentParser | None = None,
+    into: argparse.Namespace | None = None,
 ) -> int:
     """Parse the command line, call `serve`, return the exit code. kind: what the hosts that it `serves` are called.
-    ports: it may also be told the ports of one model of a host with several, which hosts.toml does not state."""
-    parser = argparse.ArgumentParser(prog=f"python -m {package}", description=f"Serve one {kind} until SIGTERM.")
+    ports: it may also be told the ports of one model of a host with several, which hosts.toml does not state. more:
+    further options, whose values are put into `into`."""
+    parser = argparse.ArgumentParser(
+        prog=f"python -m {package}",
+        description=f"Serve one {kind} until SIGTERM.",
+        parents=[] if more is None else [more],
+    )
     parser.add_argument("--config", type=Path, required=True, help="hosts.toml")
     parser.add_argument("--host", required=True, help=f"name of the {kind} in hosts.toml that this process serves")
     if ports:
         parser.add_argument("--port", type=int, help="for HTTP, of one model of a host with several: HOST/MODEL")
         parser.add_argument("--kv-port", type=int, help="for KV, if this is a decode host")
-    arguments = parser.parse_args(argv)
+    arguments = parser.parse_args(argv, into)
     logs.configure()
     try:
         fleet = load(arguments.config)
@@ -75,3 +85,14 @@ def _at_ports(host: Host, port: int | None, kv_port: int | None) -> Host:
     if port == kv_port:
         raise ConfigError(f"{host.name}: --port and --kv-port are both {port}", "give two ports")
     return replace(host, port=port, kv_port=kv_port)
+
+
+def notify(state: str) -> None:
+    """Notify systemd, or disagg's supervisor, as in sd_notify(3). Does nothing without $NOTIFY_SOCKET."""
+    address = os.environ.get("NOTIFY_SOCKET", "")
+    if not address:
+        return
+    with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as to:  # it may have ended
+        to.settimeout(1.0)
+        to.connect("\0" + address[1:] if address.startswith("@") else address)
+        to.send(state.encode())

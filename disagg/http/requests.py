@@ -6,14 +6,16 @@ import asyncio
 import re
 import secrets
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive
 
+from disagg.api.base import Contract, InvalidValue
 from disagg.api.requests import MIN_BODY_LIMIT, body_limit
 from disagg.errors import BodyTooLarge, Cancelled, RequestError
 
+Received = TypeVar("Received", bound=Contract)
 BODY_S = 60.0  # for a whole request body to arrive
 MIN_MARKS: Final = 50_000
 TOKENS_PER_MARK: Final = 4  # of context: source code and most JSON have more
@@ -57,6 +59,14 @@ def traceparent(request: Request) -> str:
     given = request.headers.get(TRACEPARENT, "")
     found = re.fullmatch(r"[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}", given)
     return given if found and found[1].strip("0") and found[2].strip("0") and given[:2] != "ff" else ""
+
+
+def parsed(kind: type[Received], data: bytes) -> Received:
+    """The validated body. Raises a RequestError of one line that names the first bad field."""
+    try:
+        return kind.from_bytes(data)
+    except InvalidValue as error:
+        raise RequestError(f"bad request body: {error}", "see docs/http-api.md for the request bodies") from None
 
 
 async def body(request: Request, bounds: BodyBounds, hint: str) -> bytes:

@@ -19,22 +19,33 @@ from typing import Any, NamedTuple
 import uvicorn
 import uvloop
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from disagg import logs
-from disagg.errors import FleetError, PortInUse
+from disagg.api.base import Contract
+from disagg.api.events import ErrorAnswer, ErrorEvent
+from disagg.errors import DisaggError, FleetError, Overloaded, PortInUse, RequestError, Unauthorized
 from disagg.http import requests
 from disagg.http.lazy import READ_BYTES
-from disagg.http.protocol import KEEP_ALIVE_S, BoundedProtocol, ConnectionBounds, Encryption, free_descriptor
+from disagg.http.protocol import (
+    KEEP_ALIVE_S,
+    BoundedProtocol,
+    ConnectionBounds,
+    Encryption,
+    connection_of,
+    free_descriptor,
+)
 
 Handler = Callable[[Request], Awaitable[Response]]
 ErrorHandlers = Mapping[Any, Callable[[Request, Exception], Response | Awaitable[Response]]]
 """Starlette's handlers, by the kind of the error."""
 BACKLOG = 512
 RETRY_S = 0.5
+INTERNAL_ERROR = DisaggError("internal error in the server", "its log has the traceback")
 KEEPALIVE_IDLE_S, KEEPALIVE_PROBE_S, KEEPALIVE_PROBES = 10, 3, 3
 UNACKNOWLEDGED_S = 30
 """A caller that acknowledges nothing for this long is gone, e.g. its cable is cut."""
@@ -130,6 +141,58 @@ def application(
     served = Starlette(routes=routes, exception_handlers=handlers)
     served.router.redirect_slashes = False  # it would redirect to whatever Host the caller names
     return RequestMiddleware(served, refusal, echo=echo)
+
+
+def of_the_fleet(
+    request: Request, accepts: Callable[[str], bool], error: Callable[[DisaggError], Response]
+) -> Response | None:
+    """What a request without the fleet's token is answered, unless it is for /health; and one on a connection for which
+    there was no place, unless it is for health or load. None: it is served. accepts: whether a token is the fleet's."""
+    connection, path = connection_of(request.scope), request.scope["path"]
+    proven = accepts(requests.bearer(request))
+    if connection is not None and proven:
+        connection.owner.prove()
+    if connection is not None and connection.surplus and path not in ("/health", "/load"):
+        full = Overloaded("the server has no place for more connections", "try again in a moment")
+        response = error(full)
+        response.headers["Connection"] = "close"
+        return response
+    if path == "/health" or proven:
+        return None
+    hint = "send it as 'Authorization: Bearer TOKEN'; see token_file"
+    return error_response(Unauthorized("the fleet token is missing or wrong", hint))
+
+
+def json_response(body: Contract, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    return Response(body.to_bytes(), status, headers, "application/json")
+
+
+def error_response(error: DisaggError, status: int | None = None, retry_after_s: int = 1) -> Response:
+    """An error as JSON (ErrorAnswer), with its own HTTP status if no other is given. retry_after_s: for Overloaded."""
+    event = ErrorEvent.of(error, retry_after_s)
+    headers = {"Retry-After": str(event.retry_after_s)} if event.retry_after_s is not None else {}
+    if isinstance(error, Unauthorized):
+        headers["WWW-Authenticate"] = "Bearer"
+    return json_response(ErrorAnswer(event), status or error.http_status, headers)
+
+
+def error_handlers(on_error: Callable[[Request, Exception], Awaitable[Response]]) -> ErrorHandlers:
+    """Every error as JSON. on_error: answers a DisaggError."""
+    return {DisaggError: on_error, HTTPException: _on_http_error, Exception: _on_bug}
+
+
+async def _on_http_error(_: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    response = error_response(
+        RequestError(str(error.detail), "see docs/http-api.md for the endpoints"), error.status_code
+    )
+    response.headers.update(error.headers or {})
+    return response
+
+
+async def _on_bug(_: Request, error: Exception) -> Response:
+    logs.log.error("internal_error", exc_info=error)
+    return error_response(INTERNAL_ERROR)
 
 
 class RequestMiddleware:

@@ -2,24 +2,32 @@
 process if its engine or its event loop does not come back.
 
 A service manager starts the process again. systemd, and disagg's own supervisor, are also notified every few seconds
-that the thread runs, and restart a process that is stopped altogether.
+that the thread runs, and restart a process that is stopped altogether. The process of one model of a host with several
+tells the host's keeper instead, and ends with it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import faulthandler
 import logging
 import os
+import signal
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Container
 from contextlib import suppress
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from disagg import logs
+from disagg.api.base import InvalidValue
+from disagg.api.names import KEEPER_VARIABLE
+from disagg.api.status import ProcessOrder, ProcessReport
 from disagg.errors import ServerUnavailable
+from disagg.http.program import notify
 from disagg.servers.host.service import AnyService
 
 STOPPED_S = 3.0  # between two ticks: the process was stopped, or its machine slept
@@ -32,6 +40,9 @@ DEAD_S = 5.0
 """The same for a problem that cannot pass. Callers get their errors meanwhile."""
 NOTIFIED_S = 90
 """A service manager that this thread has sent nothing for so long restarts the process."""
+REPORT_S: Final = 0.5
+_ORDER_BYTES: Final = 1 << 12
+_PR_SET_PDEATHSIG: Final = 1  # of Linux's prctl.h
 
 
 class Monitor:
@@ -166,9 +177,15 @@ class Problem(NamedTuple):
 class Watchdog:
     """problem: what is wrong now; called on the watchdog's thread. exit: ends the process."""
 
-    def __init__(self, problem: Callable[[], Problem], exit: Callable[[int], object] = os._exit) -> None:
+    def __init__(
+        self,
+        problem: Callable[[], Problem],
+        exit: Callable[[int], object] = os._exit,
+        keeper: KeeperConnection | None = None,
+    ) -> None:
         self._problem = problem
         self._exit = exit
+        self._keeper = keeper
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
         self._bad_s = 0.0
@@ -193,6 +210,8 @@ class Watchdog:
             self.tick(now - before)
             before = now
             notify("WATCHDOG=1")
+            if self._keeper is not None:
+                self._keeper.beat()
 
     def _end(self, problem: Problem) -> None:
         hint = "the traces below show where it is stuck; a service manager starts it again"
@@ -203,18 +222,78 @@ class Watchdog:
         self._exit(EXIT_CODE)
 
 
+class KeeperConnection:
+    """The connection of this process, which has one model of a host with several, to the host's keeper. A keeper that
+    is slow or stopped delays nothing here: what the connection takes no more is dropped."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._connection.setblocking(False)
+        self._sending = threading.Lock()
+        self._unsent = b""
+
+    @staticmethod
+    def of_environment() -> KeeperConnection | None:
+        """None if this process has no keeper. Linux ends the process when its keeper ends, also one that is stopped or
+        in native code."""
+        number = os.environ.pop(KEEPER_VARIABLE, "")
+        if not number:
+            return None
+        connection = socket.socket(fileno=int(number))
+        connection.set_inheritable(False)
+        if sys.platform == "linux":
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        return KeeperConnection(connection)
+
+    def beat(self) -> None:
+        """This process runs. Called on the watchdog's thread."""
+        self._send(b"\n")
+
+    def report(self, report: ProcessReport) -> None:
+        self._send(report.to_bytes() + b"\n")
+
+    async def attend(self, report: Callable[[], ProcessReport], carry_out: Callable[[ProcessOrder], None]) -> None:
+        """Report until cancelled, and carry out orders. When the keeper ends, so does this process, at once: what it
+        holds would be held beside that of its successor."""
+        loop, ordered, unread = asyncio.get_running_loop(), asyncio.Event(), bytearray()
+
+        def read() -> None:
+            try:
+                data = self._connection.recv(_ORDER_BYTES)
+            except BlockingIOError:
+                return
+            except OSError:
+                data = b""
+            if not data:
+                logs.event(logging.ERROR, "keeper_ended", message="its keeper has ended, and this process with it")
+                os._exit(EXIT_CODE)
+            unread.extend(data)
+            *lines, rest = bytes(unread).split(b"\n")
+            unread[:] = rest[-_ORDER_BYTES:]
+            for line in lines:
+                with suppress(InvalidValue):
+                    carry_out(ProcessOrder.from_bytes(line))
+            ordered.set()
+
+        loop.add_reader(self._connection, read)
+        try:
+            while True:
+                self.report(report())
+                ordered.clear()
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(REPORT_S):
+                        await ordered.wait()
+        finally:
+            loop.remove_reader(self._connection)
+
+    def _send(self, line: bytes) -> None:
+        with self._sending, suppress(OSError):
+            if not self._unsent:
+                self._unsent = line
+            self._unsent = self._unsent[self._connection.send(self._unsent) :]
+
+
 def notify_ready() -> None:
     """Notify the service manager that this process is ready, and of the longest time between its later notifications.
     Not before the model is loaded: native code that loads it may hold up every thread for minutes."""
     notify(f"READY=1\nWATCHDOG_USEC={NOTIFIED_S * 1_000_000}")
-
-
-def notify(state: str) -> None:
-    """Notify systemd, or disagg's supervisor, as in sd_notify(3). Does nothing without $NOTIFY_SOCKET."""
-    address = os.environ.get("NOTIFY_SOCKET", "")
-    if not address:
-        return
-    with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as to:  # it may have ended
-        to.settimeout(1.0)
-        to.connect("\0" + address[1:] if address.startswith("@") else address)
-        to.send(state.encode())

@@ -8,12 +8,14 @@ import os
 import socket
 import sys
 import time
+from math import inf
 from types import FrameType
 
 import uvicorn
 from starlette.types import ASGIApp
 
 from disagg import logs
+from disagg.api.status import ProcessOrder, ProcessReport
 from disagg.config import Fleet, Host
 from disagg.engines.opening import open_decode, open_prefill
 from disagg.errors import ConfigError, Overloaded
@@ -22,7 +24,7 @@ from disagg.http.server import BoundedServer, ListenHints, listen, run
 from disagg.servers.app import build
 from disagg.servers.host.record import RequestRecord, record_path
 from disagg.servers.host.service import AnyService
-from disagg.servers.monitor import Monitor, Problems, Watchdog, notify_ready
+from disagg.servers.monitor import KeeperConnection, Monitor, Problems, Watchdog, notify_ready
 from disagg.servers.sse import unfinished
 from disagg.tls.certificate import ServerTLS
 from disagg.token import Tokens
@@ -36,13 +38,14 @@ SWITCH_S = 0.0005  # else an engine's Python code delays the event loop and the 
 
 def serve(fleet: Fleet, host: Host) -> int:
     """Run the server of `host` until SIGTERM or SIGINT and return 0. Raises what made it fail."""
+    keeper = KeeperConnection.of_environment()
     tokens = Tokens.of(fleet)
     listener = listener_of(host)
     sys.setswitchinterval(SWITCH_S)
     service = make_service(fleet, host)
     service.record = RequestRecord(host.name, record_path(fleet, host), tokens)
     try:
-        run(_serve(service, tokens, listener))
+        run(_serve(service, tokens, listener, keeper))
     finally:
         listener.close()
     return 0
@@ -70,19 +73,22 @@ def listener_of(host: Host) -> socket.socket:
     return listen(host.address, host.port, ListenHints(taken, "check the address in hosts.toml"))
 
 
-async def _serve(service: AnyService, tokens: Tokens, listener: socket.socket) -> None:
+async def _serve(service: AnyService, tokens: Tokens, listener: socket.socket, keeper: KeeperConnection | None) -> None:
     """Load while the HTTP server runs, so that /health answers "loading". When one ends, stop the other."""
     server = _Server(service, build(service, tokens), Encryption(ServerTLS(lambda: tokens.all), plain=False))
     loading = asyncio.ensure_future(_load(service, server))
     monitor = Monitor(service)
-    monitoring = asyncio.ensure_future(monitor.run())
-    watchdog = Watchdog(Problems(service, monitor))
+    beside = [asyncio.ensure_future(monitor.run())]
+    if keeper is not None:
+        beside.append(asyncio.ensure_future(keeper.attend(server.report, server.carry_out)))
+    watchdog = Watchdog(Problems(service, monitor), keeper=keeper)
     watchdog.start()
     try:
         await server.serve(sockets=[listener])
     finally:
         watchdog.stop()
-        monitoring.cancel()
+        for task in beside:
+            task.cancel()
         loaded = loading.done()
         loading.cancel()
         await asyncio.wait((loading,))
@@ -134,18 +140,42 @@ class _Server(BoundedServer):
     ) -> None:
         super().__init__(app, bounds, LAST_BYTES_S, encryption)
         self._service = service
+        self._stopping = False
         self._draining: asyncio.Task[None] | None = None
+        self._answered = ProcessOrder(number=0)
+        self._refused = False
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        if self._service.state == "draining":
+        if self._stopping:
             super().handle_exit(sig, frame)
         else:
+            self._stopping = True
             self._service.drain()
-            self._draining = asyncio.ensure_future(self._exit_when_idle())
+            self._drain(DRAIN_S)
 
-    async def _exit_when_idle(self) -> None:
-        ends = time.monotonic() + DRAIN_S
-        while self._service.active and time.monotonic() < ends:
+    def carry_out(self, order: ProcessOrder) -> None:
+        """Take no more requests and end, as the keeper of this process wants. Nothing comes between a look at what runs
+        and the end of admission. No running request is cut, whatever it takes."""
+        service = self._service
+        self._answered = order
+        self._refused = service.state == "loading" or (service.occupied and not order.drains)
+        if not self._refused and service.state == "ok":
+            service.state = "draining"
+            self._drain(inf)
+
+    def report(self) -> ProcessReport:
+        """What the keeper of this process is told."""
+        load, counters = self._service.load_figures(), self._service.counters
+        return ProcessReport(load=load, counters=counters, answers=self._answered.number, refused=self._refused)
+
+    def _drain(self, limit_s: float) -> None:
+        if self._draining is not None:
+            self._draining.cancel()
+        self._draining = asyncio.ensure_future(self._exit_when_idle(limit_s))
+
+    async def _exit_when_idle(self, limit_s: float) -> None:
+        ends = time.monotonic() + limit_s
+        while self._service.occupied and time.monotonic() < ends:
             await asyncio.sleep(0.05)
         self.should_exit = True
 

@@ -17,10 +17,9 @@ from disagg import logs
 from disagg.api.events import EVENTS, ErrorEvent, Event, ProgressEvent
 from disagg.errors import Cancelled, DisaggError
 from disagg.http.requests import REQUEST_ID_KEY, disconnected
+from disagg.http.server import INTERNAL_ERROR
 from disagg.http.stream import EVENT_STREAM, BodyParts, running
 from disagg.servers.host.request import Caller
-
-INTERNAL_ERROR = DisaggError("internal error in the server", "its log has the traceback")
 
 _FIRST_LINE = {kind: f"event: {kind.event}\ndata: ".encode() for kind in (*EVENTS.values(), ErrorEvent)}
 _to_json = msgspec.json.Encoder().encode

@@ -12,7 +12,7 @@ from msgspec import Meta
 
 from disagg.api import openapi
 from disagg.api.base import Contract
-from disagg.api.calls import calls, server_document
+from disagg.api.calls import KEEPER_CALLS, calls, keeper_document, server_document
 from disagg.api.names import Role
 from disagg.api.openapi import AnswerSpec, Operation
 from disagg.errors import Overloaded, RequestError, UnknownModel
@@ -86,7 +86,14 @@ def test_an_answer_may_be_a_body_or_a_stream_as_the_request_asks() -> None:
 
 @pytest.mark.parametrize("role", ROLES)
 def test_every_reference_of_a_servers_document_resolves(role: Role) -> None:
-    document = json.loads(json.dumps(server_document(role)))
+    require_known(json.loads(json.dumps(server_document(role))))
+
+
+def test_and_of_a_keepers_document() -> None:
+    require_known(json.loads(json.dumps(keeper_document())))
+
+
+def require_known(document: dict[str, Any]) -> None:
     known = {f"#/components/schemas/{name}" for name in document["components"]["schemas"]}
     assert set(references(document)) <= known
 
@@ -98,9 +105,12 @@ def test_a_prompt_is_given_in_exactly_one_way_in_the_schema_too() -> None:
 
 def test_the_page_lists_the_calls_of_each_role_with_their_bodies() -> None:
     stated = re.findall(
-        r"^\| \[`(\w+) (/[\w.]+)`\]\(.*?\) \| (\w+) \| (?:`(\w+)`)? *\|", PAGE.read_text(), re.MULTILINE
+        r"^\| \[`(\w+) (/[\w./]+)`\]\(.*?\) \| (\w+) \| (?:`(\w+)`)? *\|", PAGE.read_text(), re.MULTILINE
     )
-    assert sorted(stated) == sorted(_row(route) for route in {one for role in ROLES for one in _hashable(role)})
+    of_roles = {_row(route) for route in {one for role in ROLES for one in _hashable(role)}}
+    known = {row[:2] for row in of_roles}
+    of_keepers = {(one.method, one.path, "keeper", one.body.__name__ if one.body else "") for one in KEEPER_CALLS}
+    assert sorted(stated) == sorted([*of_roles, *(row for row in of_keepers if row[:2] not in known)])
 
 
 def _hashable(role: Role) -> list[tuple[str, str, str]]:

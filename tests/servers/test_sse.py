@@ -12,7 +12,7 @@ import pytest
 
 from disagg.api.events import ErrorEvent, Event, ProgressEvent, TokenLogprob, TokensEvent
 from disagg.errors import DisaggError, Overloaded, ServerUnavailable
-from disagg.servers.app import error_response
+from disagg.http.server import error_response
 from disagg.servers.host.request import Caller
 from disagg.servers.sse import TIMES, EventStream, StreamTimes, encode, unfinished
 

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from disagg.servers.monitor import DEAD_S, EXIT_CODE, STUCK_S, WATCH_S, Problem, Watchdog, notify
+from disagg.http.program import notify
+from disagg.servers.monitor import DEAD_S, EXIT_CODE, STUCK_S, WATCH_S, Problem, Watchdog
 
 STUCK, DEAD = Problem("it is stuck"), Problem("it is dead", DEAD_S)
 

@@ -2,12 +2,14 @@
 
     REPOSITORY CACHE   CACHE: the hub's cache, "" for its default
 
-Then compares every file with the checksum that is its name in the hub's cache. Prints the hub's own progress, at the
-end a JSON line {"folder", "checked"}. Exits with code 3 and {"error"} if it fails.
+Then compares every file with the checksum that is its name in the hub's cache. Prints a JSON line {"blobs", "files"}
+if the hub lists them, with the folder of the cache and [name there, bytes] of each file; then the hub's own progress,
+at the end a JSON line {"folder", "checked"}. Exits with code 3 and {"error"} if it fails.
 """
 
 from __future__ import annotations
 
+import fnmatch
 import hashlib
 import json
 import os
@@ -54,6 +56,7 @@ def main(repository: str, cache: str) -> None:
     except ImportError:
         fail("huggingface_hub is not installed in this environment")
     place = os.path.expanduser(cache) if cache else None
+    announce(repository, place)
     try:  # the hub's errors are OSErrors; a bad id is a ValueError
         for _ in range(2):
             folder = snapshot_download(repository, allow_patterns=PATTERNS, ignore_patterns=["*/*"], cache_dir=place)
@@ -65,6 +68,25 @@ def main(repository: str, cache: str) -> None:
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         fail(lines[0] if lines else type(error).__name__)
     fail(f"{wrong[0]} does not match the hub's checksum after two downloads")
+
+
+def announce(repository: str, place: str | None) -> None:
+    """Print what will be downloaded. Hubs that do not list it are asked for the files all the same."""
+    from huggingface_hub import HfApi, constants
+
+    try:
+        listed = HfApi().model_info(repository, files_metadata=True).siblings or []
+    except (OSError, ValueError, RuntimeError):
+        return
+    wanted = [one for one in listed if any(fnmatch.fnmatch(one.rfilename, it) for it in PATTERNS)]
+    files = [
+        [one.lfs.sha256 if one.lfs else one.blob_id, one.size or 0]
+        for one in wanted
+        if "/" not in one.rfilename and (one.lfs or one.blob_id)
+    ]
+    blobs = os.path.join(place or constants.HF_HUB_CACHE, "models--" + repository.replace("/", "--"), "blobs")
+    sys.stdout.write(json.dumps({"blobs": blobs, "files": files}) + "\n")
+    sys.stdout.flush()
 
 
 def fail(words: str) -> NoReturn:

@@ -20,7 +20,7 @@ from typing import Final, NamedTuple
 from disagg import logs
 from disagg.api.names import LOG_FILE_VARIABLE
 from disagg.api.requests import MAX_DEADLINE_S, PromptBody
-from disagg.config import Fleet, Host
+from disagg.config import Fleet, Host, slug
 from disagg.servers.host.request import Phase
 from disagg.strikes import MARK_BYTES, POLICY, Marks, StrikePolicy, Strikes, marks, require_innocent
 from disagg.token import Tokens, token_path
@@ -36,7 +36,7 @@ _FREE: Final = _ENTRY.pack(0.0, b"")
 def record_path(fleet: Fleet, host: Host) -> Path:
     """Beside the server's log; beside the fleet's token if it has none."""
     log = os.environ.get(LOG_FILE_VARIABLE)
-    return (Path(log) if log else token_path(fleet)).parent / f"{host.name}-{host.port}.requests"
+    return (Path(log) if log else token_path(fleet)).parent / f"{slug(host.name)}-{host.port}.requests"
 
 
 class StatedVerdicts(NamedTuple):

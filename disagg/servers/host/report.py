@@ -140,6 +140,15 @@ class ReportingHost(ABC, Generic[Engine]):
         return False
 
     @property
+    def occupied(self) -> bool:
+        """Whether a request, or a count of tokens, has a place here."""
+        return bool(self.active) or self._admission.queued + self._admission.running > 0
+
+    @property
+    def counters(self) -> Counters:
+        return self._counters
+
+    @property
     def queue_s(self) -> float:
         """Seconds until the queue has moved on by one place per waiting request."""
         return self._request_s * self._admission.queued / self._admission.running_limit

@@ -1,0 +1,252 @@
+"""The files of a host's models: what is there, what each needs of memory, pull and delete.
+
+The programs that look at, fetch and remove files are those of `disagg models`; they run as processes of their own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import platform
+import subprocess
+import sys
+from collections.abc import AsyncGenerator, Collection, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import psutil
+from msgspec import Meta
+
+from disagg import logs, nvidia
+from disagg.api.base import Contract, Count, InvalidValue
+from disagg.api.keeper import ModelFacts, PullEvent
+from disagg.config import Host, Model
+from disagg.config.memory import SYSTEM_BYTES, loading_of
+from disagg.errors import CommandFailed, FleetError
+from disagg.planning.checkpoint import facts
+from disagg.planning.memory import need
+from disagg.planning.sizing import SHAPE, stored
+from disagg.version import ROOT
+
+INVENTORY: Final = ROOT / "fleet" / "models" / "inventory_program.py"
+HUB: Final = ROOT / "fleet" / "models" / "hub_program.py"
+LOOK_S: Final = 60.0
+PULL_LOOK_S: Final = 0.5
+_MAX_OUTPUT: Final = 1 << 26
+
+
+class _Found(Contract, frozen=True):
+    """What the inventory prints of a source."""
+
+    state: str
+    bytes: Count = 0
+    folder: str = ""
+    missing_files: tuple[str, ...] = ()
+    why: str = ""
+
+
+class _Inventory(Contract, frozen=True):
+    sources: Annotated[Mapping[str, _Found], Meta(max_length=4096)]
+
+
+@dataclass(frozen=True, slots=True)
+class Files:
+    """Of one model on this machine. reason: why they cannot be loaded, "" if they can."""
+
+    nbytes: int = 0
+    folder: Path | None = None
+    reason: str = ""
+    facts: ModelFacts | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class MachineRoom:
+    """Memory that models may take on a machine. pool: "" for that of the system, else the card."""
+
+    nbytes: int
+    pool: str = ""
+    device: str = "cpu"
+
+
+def source_of(host: Host, model: Model) -> str:
+    """The hub id or folder of a model on this host; "" if its engine loads no files."""
+    source = model.sources.get(host.engine.name, "")
+    return "" if source.startswith(SHAPE) or not host.engine.kind.loads else source
+
+
+def machine_room(host: Host) -> MachineRoom:
+    """What `disagg fit` takes as the room of the host's machine. Takes up to 10 s where there is an NVIDIA driver."""
+    named, devices = host.engine.device, host.engine.kind.devices
+    cards = _cards() if "cuda" in devices and named != "cpu" else ()
+    device = "gpu" if named == "mps" else named.partition(":")[0]
+    if named == "auto":
+        device = "gpu" if platform.system() == "Darwin" else "cuda" if cards else "cpu"
+    card = next((one for one in cards if one.memory), None)
+    if device == "cuda" and card is not None and card.memory is not None:
+        return MachineRoom(card.memory, card.name, device)
+    return MachineRoom(max(0, psutil.virtual_memory().total - SYSTEM_BYTES), "", device)
+
+
+def needed(host: Host, model: Model, files: Files, room: MachineRoom) -> int:
+    """Bytes of memory that the model takes once it is loaded."""
+    loading = loading_of(host, model, room.device, own=bool(room.pool))
+    known = stored(str(files.folder)) if files.folder is not None else stored(source_of(host, model))
+    return files.nbytes + loading.kv_bytes if known is None else need(known, loading).total
+
+
+async def look(sources: Collection[str]) -> dict[str, Files]:
+    """What there is of each source. Nothing if the program fails, which is logged."""
+    if not sources:
+        return {}
+    try:
+        printed = await _inventory("look", sources)
+        found = _Inventory.from_json({"sources": printed}).sources
+    except (CommandFailed, InvalidValue) as error:
+        logs.event(logging.WARNING, "files_not_known", reason=str(error))
+        return {}
+    return {source: _files(source, one) for source, one in found.items()}
+
+
+async def remove(source: str) -> int:
+    """Remove the files of a hub's model; the bytes that were freed. Raises FleetError."""
+    freed = (await _inventory("remove", [source])).get(source, 0)
+    return freed if isinstance(freed, int) else 0
+
+
+async def pull(repository: str) -> AsyncGenerator[PullEvent, None]:
+    """Fetch a model from the hub, go on with what is there, and check it. Ending the generator ends the program."""
+    yield PullEvent(status="pulling manifest")
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, str(HUB), repository, ""),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        limit=_MAX_OUTPUT,
+    )
+    said = _Said()
+    reading = asyncio.ensure_future(said.read(process))
+    shown: dict[str, int] = {}
+    try:
+        while not reading.done():
+            await asyncio.wait((reading,), timeout=PULL_LOOK_S)
+            for name, total in said.files:
+                done = total if reading.done() and not said.error else min(total, _fetched(said.blobs, name))
+                if shown.get(name) != done:
+                    shown[name] = done
+                    digest = f"{'sha256' if len(name) == 64 else 'sha1'}:{name}"
+                    yield PullEvent(status=f"pulling {name[:12]}", digest=digest, total=total, completed=done)
+        reading.result()
+        if said.error or await process.wait():
+            raise FleetError(
+                f"{repository} cannot be downloaded from the hub: {said.error or said.last}",
+                "HF_TOKEN for a model behind a gate, HF_ENDPOINT for a mirror; what arrived is kept",
+            )
+        yield PullEvent(status="verifying sha256 digest")
+    finally:
+        if process.returncode is None:
+            with suppress(ProcessLookupError):
+                process.terminate()
+            await process.wait()
+        await asyncio.wait((reading,))
+
+
+class _Said:
+    """What the program that downloads has printed: see there. last: its last line."""
+
+    def __init__(self) -> None:
+        self.blobs, self.error, self.last = "", "", ""
+        self.files: list[tuple[str, int]] = []
+
+    async def read(self, process: asyncio.subprocess.Process) -> None:
+        assert process.stdout is not None
+        while line := await process.stdout.readline():
+            text = line.decode(errors="replace").strip().rpartition("\r")[2]
+            self.last = text[:500] or self.last
+            if text.startswith("{"):
+                with suppress(InvalidValue):
+                    self._take(_Printed.from_bytes(text.encode()))
+
+    def _take(self, printed: _Printed) -> None:
+        self.error = printed.error or self.error
+        if printed.blobs:
+            self.blobs, self.files = printed.blobs, list(printed.files)
+
+
+class _Printed(Contract, frozen=True):
+    """A line of the program that downloads."""
+
+    blobs: str = ""
+    files: Annotated[tuple[tuple[str, Count], ...], Meta(max_length=4096)] = ()
+    error: str = ""
+
+
+def _fetched(blobs: str, name: str) -> int:
+    """Bytes of a file that are there."""
+    folder = Path(blobs)
+    with suppress(OSError):
+        return (folder / name).stat().st_size
+    with suppress(OSError):
+        return max((one.stat().st_size for one in folder.glob(f"{name}*.incomplete")), default=0)
+    return 0
+
+
+def hub_id(source: str) -> str:
+    """The id at the hub of what a source names, also if it is a folder of the hub's cache; "" if it is neither."""
+    if not source.startswith(("/", "~")):
+        return source
+    parts = Path(source).parts
+    named = next((part for part, below in pairwise(parts) if below == "snapshots"), "")
+    return named.removeprefix("models--").replace("--", "/", 1) if named.startswith("models--") else ""
+
+
+def require_hub_id(host: str, source: str, what: str) -> str:
+    """The id at the hub. FleetError for a folder of the user's own."""
+    if not (found := hub_id(source)):
+        raise FleetError(
+            f"{host}: {source or 'its engine'} is {'a folder of your own' if source else 'not a model of files'}",
+            f"{what} it on that machine",
+        )
+    return found
+
+
+def _files(source: str, found: _Found) -> Files:
+    if found.state == "complete":
+        folder = Path(found.folder)
+        return Files(found.bytes, folder, facts=facts(folder))
+    missing = found.why or (f"misses {', '.join(found.missing_files)}" if found.missing_files else "not there")
+    return Files(found.bytes, None, f"{source}: {missing}")
+
+
+async def _inventory(verb: str, sources: Collection[str]) -> dict[str, Any]:
+    argv = (sys.executable, "-I", str(INVENTORY), verb, "", json.dumps(list(sources)))
+    process = await asyncio.create_subprocess_exec(
+        *argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    try:
+        async with asyncio.timeout(LOOK_S):
+            output, errors = await process.communicate()
+    except TimeoutError:
+        raise CommandFailed(f"the program that looks for models took over {LOOK_S:g} s") from None
+    finally:
+        if process.returncode is None:
+            with suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+    if process.returncode or len(output) > _MAX_OUTPUT:
+        lines = errors.decode(errors="replace").strip().splitlines()
+        raise CommandFailed(lines[-1] if lines else f"exit code {process.returncode}")
+    body: dict[str, Any] = json.loads(output)
+    return body
+
+
+def _cards() -> tuple[nvidia.GPU, ...]:
+    with suppress(OSError, subprocess.SubprocessError):
+        done = subprocess.run(
+            ("nvidia-smi", *nvidia.ARGUMENTS), capture_output=True, text=True, timeout=10, check=False
+        )
+        return nvidia.parse(done.stdout)
+    return ()
