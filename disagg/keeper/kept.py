@@ -24,7 +24,8 @@ _START_S, _READ_BYTES_S = 3.0, 1e9
 class Kept:
     """A model of the host. going: why its process was told to go. asked_at: when somebody last asked for its load.
     keep_alive_s: as asked for; None: as hosts.toml says. faults: how often those who waited for it were told that it
-    fails. waiting: those who do now."""
+    fails. waiting: those who do now. config: what hosts.toml stated of it when its process was started, and states
+    now, as served_digest has it."""
 
     host: Host
     model: Model
@@ -52,6 +53,13 @@ class Kept:
     failed_at: float = -inf
     faults: int = 0
     claim: Claimed | None = None
+    config: str = ""
+    started_config: str = ""
+
+    @property
+    def outdated(self) -> bool:
+        """Whether its process is of an earlier configuration, or of a model that is listed no more."""
+        return self.child is not None and (self.removed or self.config != self.started_config)
 
     @property
     def name(self) -> str:

@@ -100,8 +100,9 @@ class Processes:
         return list(self.by_name.values())
 
     def reload(self, fleet: Fleet) -> None:
-        """Take over what hosts.toml states now. What runs keeps its process; what is listed no more goes once it has
-        answered. Raises FleetError if there are too few ports."""
+        """Take over what hosts.toml states now. What it states as before keeps its process; one that is listed no more
+        goes once it has answered, and one that is to run in another way is loaded again after that. Raises FleetError
+        if there are too few ports."""
         host = fleet.hosts[self.host.name]
         served = {name: fleet.served[f"{host.name}/{name}"] for name in host.models}
         assert host.keeping is not None, "checked by the caller"
@@ -118,9 +119,12 @@ class Processes:
             if kept.child is None:
                 kept.port, kept.kv_port = given[0], kv_port
             kept.pinned = self.records.pinned.get(name, name in host.keeping.pin)
+            kept.config = served_digest(fleet, one)
             measured = self.records.measured.get(name)
-            if measured is not None and measured.config == served_digest(fleet, one):
+            if measured is not None and measured.config == kept.config:
                 kept.load_s = kept.load_s or measured.load_s
+            if kept.outdated:
+                self.want(name, evicts=False)
             self._weigh(kept)
         for name, kept in list(self.by_name.items()):
             if name not in served:
@@ -233,7 +237,7 @@ class Processes:
         kept.ready_at, kept.loads, kept.load_s = now, kept.loads + 1, child.ready_s
         kept.requests = 0
         self.wants.pop(kept.name, None)
-        measured = Measured(child.ready_s or 0.0, child.resident, served_digest(self.fleet, kept.host))
+        measured = Measured(child.ready_s or 0.0, child.resident, kept.started_config)
         self.records.note(kept.name, measured=measured)
         self._weigh(kept)
         logs.info("model_ready", model=kept.name, seconds=round(child.ready_s or 0.0, 3), resident=child.resident)
@@ -293,7 +297,7 @@ class Processes:
             else:
                 self.let_go(kept, action.reason, drains=action.drains)
         for kept in list(self.by_name.values()):
-            if kept.removed and kept.child is not None and not kept.going:
+            if kept.outdated and not kept.going:
                 self.let_go(kept, "asked", drains=True)
             if kept.claim is not None:
                 kept.claim.update(kept.claim_of(self.room.pool))
@@ -344,6 +348,7 @@ class Processes:
         except OSError as error:
             self._fail(kept, f"its process cannot be started: {error}", now)
             return
+        kept.started_config = kept.config
         kept.claim = self.ledger.claim(kept.claim_of(self.room.pool))
         self.records.note(kept.name, started=kept.child)
         logs.info("model_loading", model=kept.name, pid=kept.child.pid, port=kept.port)
@@ -371,7 +376,7 @@ class Processes:
         """What the model takes: as computed, or more if that was measured."""
         kept.need = weights.needed(kept.host, kept.model, kept.files, self.room)
         measured = self.records.measured.get(kept.name)
-        if measured is not None and not self.room.pool and measured.config == served_digest(self.fleet, kept.host):
+        if measured is not None and not self.room.pool and measured.config == kept.config:
             kept.need = max(kept.need, measured.nbytes)
 
     def want(self, name: str, *, evicts: bool) -> None:

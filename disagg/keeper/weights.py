@@ -121,7 +121,7 @@ async def pull(repository: str) -> AsyncGenerator[PullEvent, None]:
     """Fetch a model from the hub, go on with what is there, and check it. Ending the generator ends the program."""
     yield PullEvent(status="pulling manifest")
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, str(HUB), repository, ""),
+        *(sys.executable, "-P", str(HUB), repository, ""),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
