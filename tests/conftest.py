@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from disagg.fleet.machine import process
-from tests.fleets import RunningFleet, running, write_hosts
+from tests.fleets import KEPT_MODELS, RunningFleet, running, write_hosts, write_kept_hosts
 from tests.testbed import bed as testbed
 
 pytest_plugins = ("tests.offline", "tests.selection")
@@ -37,6 +37,17 @@ def tiny_fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningFlee
     folder = tmp_path_factory.mktemp("tiny-fleet")
     model = tiny_models.make("qwen3", folder / "model")
     path = write_hosts(folder, {"tiny": model}, context=4096, decode={"max_batch": 4}, queue_size=8)
+    with running(path) as fleet:
+        yield fleet
+
+
+@pytest.fixture(scope="session")
+def kept_fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningFleet]:
+    """Two hosts per role, with four tiny models each and room for two at a time. No model is loaded at first."""
+    from tests import tiny_models
+
+    folder = tmp_path_factory.mktemp("kept-fleet")
+    path = write_kept_hosts(folder, {name: tiny_models.make(name, folder / name) for name in KEPT_MODELS})
     with running(path) as fleet:
         yield fleet
 

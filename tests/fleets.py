@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import json
 import os
 import subprocess
 import sys
@@ -12,7 +13,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import httpx
 import pytest
@@ -103,16 +104,15 @@ class RunningFleet:
             environment |= place.variables
             self.processes[host.name] = place.parent.start(arguments, environment, log, place.network)
             return
-        program = self.program
+        program = "disagg.keeper" if host.keeps else self.program
         if host.name in self.lies:
             program, environment = "tests.hostile.peers", {**environment, "DISAGG_LIE": self.lies[host.name]}
         light = host.simulated or host.engine.name == "vllm-server"
-        if preloaded.AVAILABLE and (
-            light or (host.engine.threads == 1 and host.engine.name in ("transformers", "mlx"))
-        ):
+        forks = preloaded.AVAILABLE and not host.keeps
+        if forks and (light or (host.engine.threads == 1 and host.engine.name in ("transformers", "mlx"))):
             self.processes[host.name] = preloaded_process().start(arguments, environment, log, program=program)
             return
-        if preloaded.AVAILABLE and host.engine.threads == 1 and host.engine.name == "vllm":
+        if forks and host.engine.threads == 1 and host.engine.name == "vllm":
             self.processes[host.name] = vllm_process().start(arguments, environment, log)
             return
         with log.open("ab") as output:
@@ -219,6 +219,53 @@ def write_hosts(
     return path
 
 
+KEPT_MODELS: Final = ("llama", "qwen3", "mistral", "gpt_oss")
+"""The models of `write_kept_hosts`: architectures of tests.tiny_models."""
+
+
+def write_kept_hosts(
+    folder: Path, models: Mapping[str, Path], *, prefill: int = 2, decode: int = 2, context: int = 4096, **keys: Any
+) -> Path:
+    """hosts.toml with so many hosts per role, prefill-1 and so on, that have all these models each, with memory for two
+    at a time by what is computed of them and by `max_loaded`. keys: of every host, in place of these; None: without
+    that key."""
+    count = len(models)
+    ports = iter(free_ports(prefill * (1 + count) + decode * (1 + 2 * count)))
+    lines = ['[fleet]\nname = "test"']
+    for name, path in models.items():
+        lines.append(f'[models."{name}"]\ncontext = {context}\n[models."{name}".sources]')
+        lines += [f'{engine} = "{path}"' for engine in ("transformers", "mlx")]
+    settings: dict[str, Any] = {
+        "models": list(models),
+        "max_loaded": 2,
+        "min_stay": 0,
+        "connector": "local",
+        "service": "process",
+        **keys,
+    }
+    for role, engine, hosts, kv in (
+        ("prefill", "transformers", prefill, "max_held_bytes"),
+        ("decode", "mlx", decode, "max_kv_bytes"),
+    ):
+        for number in range(1, hosts + 1):
+            mine = [next(ports) for _ in range(1 + count * (2 if role == "decode" else 1))]
+            lines.append(f'[hosts.{role}-{number}]\naddress = "127.0.0.1"\nport = {mine[0]}\nroles = ["{role}"]')
+            lines.append(f'ports = "{mine[1]}-{mine[-1]}"')
+            own = {"memory_bytes": _ROOM_FOR_TWO[role], **settings}
+            lines += [f"{key} = {_toml(value)}" for key, value in own.items() if value is not None]
+            lines.append(
+                f'engine = {{name = "{engine}", dtype = "float32", device = "cpu", threads = 1, {kv} = {KEPT_KV}}}'
+            )
+    path = folder / "hosts.toml"
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+KEPT_KV: Final = 768 << 20
+"""With it a tiny model counts as 0.8 to 1 GiB, and on a decode host, where mlx keeps memory, as 1.8 GiB."""
+_ROOM_FOR_TWO: Final = {"prefill": 2 << 30, "decode": 4 << 30}
+
+
 @cache
 def preloaded_process() -> Preloaded:
     """The process that forks servers for all tests of this one."""
@@ -245,4 +292,6 @@ def vllm_process() -> Preloaded:
 
 
 def _toml(value: object) -> str:
-    return f'"{value}"' if isinstance(value, str) else str(value).lower() if isinstance(value, bool) else str(value)
+    if isinstance(value, bool):
+        return str(value).lower()
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, (str, list)) else str(value)
