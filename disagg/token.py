@@ -23,6 +23,7 @@ from disagg.errors import ConfigError
 
 TOKEN_FILE_VARIABLE = "DISAGG_TOKEN_FILE"
 GATEWAY_FOLDER_VARIABLE = "DISAGG_GATEWAY_FOLDER"
+MEMORY_FOLDER_VARIABLE = "DISAGG_MEMORY_FOLDER"
 MIN_TOKEN = 22
 """Characters: 128 bits in base64. A shorter one could be guessed from the certificate that servers show to anybody."""
 
@@ -34,7 +35,7 @@ def state_folder(fleet: Fleet) -> Path:
 
 def memory_folder() -> Path:
     """Where the hosts of this machine, of all fleets of this user, state what memory they take (disagg/ledger.py)."""
-    return _state() / "memory"
+    return Path(named) if (named := os.environ.get(MEMORY_FOLDER_VARIABLE)) else _state() / "memory"
 
 
 def _state() -> Path:

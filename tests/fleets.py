@@ -22,7 +22,7 @@ from disagg.config import Fleet, Host, load
 from disagg.engines.vllm.load import ENVIRONMENT
 from disagg.fleet.machine.process import python_command
 from disagg.inference.client import Client
-from disagg.token import TOKEN_FILE_VARIABLE
+from disagg.token import MEMORY_FOLDER_VARIABLE, TOKEN_FILE_VARIABLE
 from tests import preloaded
 from tests.deadlines import wait_until
 from tests.ports import free_ports
@@ -98,7 +98,11 @@ class RunningFleet:
         """Start the server of one host; does not wait."""
         (self.folder / "token").chmod(0o600)
         arguments = ["--config", str(self.fleet.path), "--host", host.name]
-        environment = {**os.environ, TOKEN_FILE_VARIABLE: str(self.folder / "token")}
+        own = {TOKEN_FILE_VARIABLE: str(self.folder / "token"), MEMORY_FOLDER_VARIABLE: str(self.folder / "memory")}
+        environment = {
+            **os.environ,
+            **own,
+        }  # fleets of tests that run at the same time do not count each other's memory
         log = self.folder / f"{host.name}.log"
         if place := self.places.get(host.name):
             environment |= place.variables
