@@ -34,7 +34,6 @@ MAX_REPLY_BYTES = 1 << 16
 MAX_TOKENS = (1 << 32) - 1
 MAX_NAME_CHARS = 256  # request ids and token hashes
 MAX_HIDDEN = 1 << 16  # elements of one token's hidden state
-MAX_CHUNK_TOKENS = 8192  # of a chunk with hidden states, which have memory of their own
 
 REPLY_LENGTH = struct.Struct("<I")
 FRAME = struct.Struct("<HHIIIQ")  # kind, layer, tensor, start, end, payload length

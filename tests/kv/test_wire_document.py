@@ -14,7 +14,7 @@ from typing import Any
 import numpy
 import pytest
 
-from disagg.api.layout import LayerLayout, Layout, SplitLayout
+from disagg.api.layout import SPLIT_CHUNKS, LayerLayout, Layout, SplitLayout
 from disagg.api.names import KV_CHUNKS, KV_WHOLE
 from disagg.kv import frames
 from disagg.kv.arriving import CREDIT_CHUNKS, ArrivingKV
@@ -248,7 +248,7 @@ def test_a_receiver_accepts_the_documented_chunks(receiver: Receiver, monkeypatc
         frames.MAX_REPLY_BYTES,
         frames.MAX_NAME_CHARS,
         frames.MAX_HIDDEN,
-        frames.MAX_CHUNK_TOKENS,
+        *SPLIT_CHUNKS,
         MAX_PARTS,
         CREDIT_CHUNKS,
     ],

@@ -20,7 +20,6 @@ from disagg.engines.model.prefix_cache import salted
 from disagg.engines.simulated import model as simulated_model
 from disagg.engines.simulated.model import END, CountedKV, SimulatedModel, sleep_until
 from disagg.kv.blocks import Block, ChunkEnd, HiddenBlock, KVBlock, StateBlock
-from disagg.kv.frames import MAX_CHUNK_TOKENS
 from disagg.planning.times import Emission, step
 
 FINITE = 0xBFFF  # of 16 bits: clears an exponent's highest bit, so that no number is infinite, or none
@@ -75,12 +74,12 @@ class SimulatedPrefillEngine(EmittingEngine):
                     emit(self._noise.hidden(first, end))
                 emit(ChunkEnd(first, end))
 
-        for some in _pieces(held, held if layers is None else MAX_CHUNK_TOKENS):
+        if held:  # one chunk, without hidden states: of a head, no more is held than the receiver has
             for layer in computed:
-                rows = layout.layers[layer].rows(len(tokens) if layers is None else some.stop, some.start)
-                if rows := rows[: max(0, some.stop - rows.start)]:
+                rows = layout.layers[layer].rows(len(tokens) if layers is None else held)
+                if rows := rows[: max(0, held - rows.start)]:
                     send(Emission(layer, rows.start, rows.stop, 0.0))
-            end_chunk(some.start, some.stop)
+            end_chunk(0, held)
         chunk = chunk_tokens or self._model.options.chunk_tokens
         return _PromptRun(self._model, len(tokens), send, held, chunk, end_chunk=end_chunk, layers=layers)
 
@@ -101,11 +100,6 @@ class SimulatedPrefillEngine(EmittingEngine):
     def logits(self, tokens: Sequence[int], last: int, *, chunk_tokens: int | None = None) -> Logits:
         """Raises ModelError: there are none."""
         raise simulated_model.no_logits()
-
-
-def _pieces(tokens: int, most: int) -> Iterator[range]:
-    for first in range(0, tokens, most or 1):
-        yield range(first, min(tokens, first + most))
 
 
 def _ignore(first: int, end: int) -> None:

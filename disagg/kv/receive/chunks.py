@@ -9,10 +9,11 @@ from dataclasses import dataclass
 
 import numpy
 
+from disagg.api.layout import split_chunk
 from disagg.errors import ProtocolError
 from disagg.kv.arena import Arena, Buffer
 from disagg.kv.arriving import ArrivingKV, Chunk
-from disagg.kv.frames import MAX_CHUNK_TOKENS, Frame, Header, Kind
+from disagg.kv.frames import Frame, Header, Kind
 from disagg.kv.receive.assembly import Assembly, Plane, name, require_digest, require_length
 from disagg.kv.received import ByteRanges, ReceivedKV, Window
 
@@ -48,8 +49,8 @@ class Chunks:
         header = self._header
         if not start < end <= header.tokens:
             raise ProtocolError(f"a chunk of tokens [{start}, {end}) of a prompt of {header.tokens}")
-        if header.hidden and end - start > MAX_CHUNK_TOKENS:
-            raise ProtocolError(f"a chunk of {end - start} tokens with hidden states: at most {MAX_CHUNK_TOKENS} may")
+        if header.hidden and end - start > (most := split_chunk(header.tokens)):  # memory is reserved for these
+            raise ProtocolError(f"a chunk of {end - start} tokens with hidden states: at most {most} may come at once")
         with self._lock:
             chunk = self._coming.get(number)
             if chunk is None:

@@ -92,17 +92,13 @@ def test_what_is_held_of_a_whole_prompt_is_a_chunk(tmp_path: Path) -> None:
     assert [(end.start, end.end) for end, _ in chunks(emitted(prefill, 200, 8))] == [(0, 200)]
 
 
-def test_what_is_held_comes_in_chunks_that_a_receiver_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("disagg.engines.simulated.prefill.MAX_CHUNK_TOKENS", 80)
+def test_what_is_held_of_a_whole_prompt_comes_in_one_chunk(tmp_path: Path) -> None:
     kinds = ["sliding_attention", "full_attention"] * 4
     prefill = engine(tmp_path, layer_types=kinds, sliding_window=32)
     emitted(prefill, 200, 8)
-    found = chunks(emitted(prefill, 200, 8))
-    assert [(end.start, end.end) for end, _ in found] == [(0, 80), (80, 160), (160, 200)]
-    assert [(block.start, block.end) for block in found[1][1] if isinstance(block, KVBlock)][:2] == [
-        (128, 160),
-        (80, 160),
-    ]
+    ((end, blocks),) = chunks(emitted(prefill, 200, 8))
+    assert (end.start, end.end) == (0, 200)
+    assert [(block.start, block.end) for block in blocks if isinstance(block, KVBlock)][:2] == [(168, 200), (0, 200)]
 
 
 def test_states_come_with_the_last_chunk_and_of_the_heads_layers_only() -> None:

@@ -20,7 +20,7 @@ from disagg.errors import (
 )
 from disagg.kv import frames
 from disagg.kv.arriving import CREDIT_CHUNKS
-from disagg.kv.frames import FRAME, MAX_CHUNK_TOKENS, TOTALS, Frame, Kind
+from disagg.kv.frames import FRAME, TOTALS, Frame, Kind
 from disagg.kv.preamble import NONCE_BYTES, PROOF_BYTES, Nonces, encode_preamble, proof
 from disagg.kv.received import ReceivedKV
 from tests.deadlines import wait_until
@@ -146,10 +146,9 @@ def test_a_chunk_before_its_credit_is_refused(receiver: Receiver) -> None:
 
 
 def test_a_chunk_with_hidden_states_has_a_bound(receiver: Receiver) -> None:
-    tokens = MAX_CHUNK_TOKENS + 1
-    prompt = Prompt.random(tokens)
-    error = refused(receiver, frames_for(prompt, tokens)[:1], prompt)
-    assert isinstance(error, ProtocolError) and "at most 8192 may" in error.message
+    prompt = Prompt.random(600)
+    error = refused(receiver, frames_for(prompt, 513)[:1], prompt)
+    assert isinstance(error, ProtocolError) and "513 tokens with hidden states: at most 512 may" in error.message
 
 
 @pytest.mark.parametrize(
