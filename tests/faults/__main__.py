@@ -2,6 +2,7 @@
 
     python -m tests.faults matrix [--only TEXT] [--write docs/faults.md] [--resume]
     python -m tests.faults chaos [--requests 1000] [--concurrency 16] [--seed 1] ...
+    python -m tests.faults heads [--times 40] ...
     python -m tests.faults soak [--requests 20000] ...
     python -m tests.faults turns [--architecture gpt_oss] ...
     python -m tests.faults mixed
@@ -26,7 +27,7 @@ from typing import Any, TypeVar
 
 from tests import tiny_models
 from tests.engines.architectures import configs
-from tests.faults import chaos, fuzz, linked, mixed, poison, record, soak, turns
+from tests.faults import chaos, fuzz, heads, linked, mixed, poison, record, soak, turns
 from tests.faults import fleet as fleets
 from tests.faults.cells import cells
 from tests.faults.fleet import FaultFleet
@@ -35,7 +36,7 @@ from tests.faults.matrix import SAMPLINGS, broken, undisturbed
 from tests.faults.report import line, page
 
 RESULTS = Path("build/faults.jsonl")
-S = TypeVar("S", chaos.Settings, soak.Settings, turns.Settings, mixed.Settings, poison.Settings)
+S = TypeVar("S", chaos.Settings, heads.Settings, soak.Settings, turns.Settings, mixed.Settings, poison.Settings)
 
 
 def main() -> None:
@@ -48,6 +49,7 @@ def main() -> None:
     matrix.set_defaults(run=run_matrix)
     settings = {
         "chaos": chaos.Settings,
+        "heads": heads.Settings,
         "soak": soak.Settings,
         "turns": turns.Settings,
         "mixed": mixed.Settings,
@@ -109,6 +111,13 @@ def run_chaos(args: argparse.Namespace) -> int:
     return int(bool(report.problems))
 
 
+def run_heads(args: argparse.Namespace) -> int:
+    with small_fleet(proxied=False, roles={"prefill": 1, "decode": 1}) as fleet:
+        report = asyncio.run(heads.run(fleet, _settings(heads.Settings, args)))
+    write("\n".join(heads.table(report)))
+    return int(report.wrong > 0)
+
+
 def run_soak(args: argparse.Namespace) -> int:
     with small_fleet(proxied=False, max_kv_bytes=soak.MAX_KV_BYTES) as fleet:
         report = asyncio.run(soak.run(fleet, _settings(soak.Settings, args), write))
@@ -141,7 +150,14 @@ def _settings(kind: type[S], args: argparse.Namespace) -> S:
     return kind(**{field.name: getattr(args, field.name) for field in fields(kind)})
 
 
-_RUNS = {"chaos": run_chaos, "soak": run_soak, "turns": run_turns, "mixed": run_mixed, "poison": run_poison}
+_RUNS = {
+    "chaos": run_chaos,
+    "heads": run_heads,
+    "soak": run_soak,
+    "turns": run_turns,
+    "mixed": run_mixed,
+    "poison": run_poison,
+}
 
 
 def checkpoint(architecture: str, folder: Path) -> Path:

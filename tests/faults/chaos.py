@@ -327,11 +327,11 @@ def _again(report: Report) -> str:
     chunks = [tokens for one in killed for tokens in one.lost]
     return (
         f"{len(killed)} prefill hosts were killed, {len(heads)} within {len(chunks)} chunks; tokens that had come "
-        f"of these and are computed again, p50, p90, max: {_quantiles(chunks)}; per killed host: {_quantiles(heads)}"
+        f"of these and are computed again, p50, p90, max: {quantiles(chunks)}; per killed host: {quantiles(heads)}"
     )
 
 
-def _quantiles(values: Sequence[float]) -> str:
+def quantiles(values: Sequence[float]) -> str:
     ordered = sorted(values)
     at = [ordered[min(len(ordered) - 1, int(len(ordered) * share))] for share in (0.5, 0.9, 1.0)] if ordered else []
     return ", ".join(f"{value:.0f}" for value in at) or "none"
@@ -345,7 +345,7 @@ def _resumed(report: Report) -> list[str]:
     return [
         f"{len(divided)} prompts were computed by both hosts; {went_on} went on after their prefill host failed, of "
         f"{len(alone)} of which the decode host computed the rest through all layers; its tokens p50, p90, max: "
-        f"{_quantiles(alone)}",
+        f"{quantiles(alone)}",
         _again(report),
     ]
 
