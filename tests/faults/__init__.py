@@ -7,6 +7,7 @@ ptrace   stops one thread of a process
 fleet    two prefill and two decode servers of one model with a proxy before every port
 cells    the fault matrix as data
 matrix   runs its cells; report writes docs/faults.md
+kept     hosts with several models: keepers and processes of models, in each state of the model
 chaos    many requests while hosts are killed and frozen
 soak     many short requests: does memory grow?
 turns    a conversation: what does each turn ship?

@@ -1,6 +1,7 @@
 """The long runs of the fault harness.
 
     python -m tests.faults matrix [--only TEXT] [--write docs/faults.md] [--resume]
+    python -m tests.faults kept [--only TEXT] [--write docs/faults.md]
     python -m tests.faults chaos [--requests 1000] [--concurrency 16] [--seed 1] ...
     python -m tests.faults heads [--times 40] ...
     python -m tests.faults soak [--requests 20000] ...
@@ -27,7 +28,7 @@ from typing import Any, TypeVar
 
 from tests import tiny_models
 from tests.engines.architectures import configs
-from tests.faults import chaos, fuzz, heads, linked, mixed, poison, record, soak, turns
+from tests.faults import chaos, fuzz, heads, kept, linked, mixed, poison, record, soak, turns
 from tests.faults import fleet as fleets
 from tests.faults.cells import cells
 from tests.faults.fleet import FaultFleet
@@ -47,6 +48,10 @@ def main() -> None:
     matrix.add_argument("--write", type=Path, help="write the table there")
     matrix.add_argument("--resume", action="store_true", help=f"go on after the results in {RESULTS}")
     matrix.set_defaults(run=run_matrix)
+    models = runs.add_parser("kept", help="hosts with several models")
+    models.add_argument("--only", default="", help="rows whose name contains this")
+    models.add_argument("--write", type=Path, help="write the table there")
+    models.set_defaults(run=run_kept)
     settings = {
         "chaos": chaos.Settings,
         "heads": heads.Settings,
@@ -82,7 +87,8 @@ def run_matrix(args: argparse.Namespace) -> int:
     done = [results[row] for row in rows]
     write(f"{len(done)} requests, {sum(bool(one.problems) for one in done)} bad; {time.monotonic() - began:.0f} s")
     if args.write:
-        args.write.write_text(page(done), encoding="utf-8")
+        before = args.write.read_text(encoding="utf-8") if args.write.exists() else ""
+        args.write.write_text(kept.with_part(page(done), kept.part_of(before)), encoding="utf-8")
     return int(any(result.problems for result in done))
 
 
@@ -102,6 +108,19 @@ def _some_rows(on_cables: bool, rows: list[record.Row], results: record.Results)
             results.add(result)
             write(f"{line(result)} [{number} of {len(rows)}, {time.monotonic() - began:.1f} s with healing]")
     return []
+
+
+def run_kept(args: argparse.Namespace) -> int:
+    done = list[kept.KeptResult]()
+    with tempfile.TemporaryDirectory() as name, kept.kept_faults(Path(name)) as faults:
+        for cell in kept.cells():
+            if args.only in cell.id:
+                done.append(faults.run(cell))
+                write(kept.line(done[-1]))
+    if args.write:
+        page_before = args.write.read_text(encoding="utf-8")
+        args.write.write_text(kept.with_part(page_before, kept.part(done)), encoding="utf-8")
+    return int(any(result.problems for result in done))
 
 
 def run_chaos(args: argparse.Namespace) -> int:
