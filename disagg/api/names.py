@@ -10,9 +10,9 @@ from typing import Final, Literal
 Role = Literal["prefill", "decode", "whole", "gateway"]
 """What a host does. whole: it answers whole requests, and its server is another program than disagg's. A gateway runs
 no model: it answers clients by requests to the other hosts."""
-RequestPhase = Literal["queue", "prefill", "transfer", "decode"]
-"""queue: waiting for a host. prefill: the prompt is computed; its KV crosses meanwhile. transfer: the prompt is
-computed, its KV is not yet there. decode: the answer is generated."""
+RequestPhase = Literal["queue", "loading", "prefill", "transfer", "decode"]
+"""queue: waiting for a host. loading: a host of it loads the model. prefill: the prompt is computed; its KV crosses
+meanwhile. transfer: the prompt is computed, its KV is not yet there. decode: the answer is generated."""
 WireForm = Literal["as-is", "int8-g64"]
 """The form in which keys and values are sent: unchanged, or quantised to eight bits; see disagg.api.layout. hosts.toml
 and the command line say "int8"."""

@@ -29,6 +29,7 @@ _DEFINITIONS = {
 }
 _PART_WORDS = {
     "failed_attempts": "failed attempts",
+    "loading": "loading the model",
     "exposed_transfer": "exposed transfer",
     "first_step": "first decode step",
     "client": "client program",

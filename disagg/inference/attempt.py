@@ -11,7 +11,13 @@ Method = Literal["disaggregated", "local", "decode-alone", "prefill-alone", "fal
 Alone = Literal["decode", "prefill", "whole"]
 """The role of the one host that runs a request by itself, without a hand-off."""
 Reason = Literal[
-    "first choice", "prefill failed", "no prefill host is up", "decode host failed", "no decode host is left"
+    "first choice",
+    "prefill failed",
+    "no prefill host is up",
+    "decode host failed",
+    "no decode host is left",
+    "prefill host is loading",
+    "decode host is loading",
 ]
 
 

@@ -30,6 +30,7 @@ from disagg.config import Fleet, load
 from disagg.config.hosts_file import find_hosts_file
 from disagg.errors import RequestError
 from disagg.inference.attempts import execute, question, score
+from disagg.inference.attempts.driver import Driver, GenerationRequest, ranking
 from disagg.inference.hosts.affinity import prompt_of
 from disagg.inference.hosts.route import Ranking, candidates
 from disagg.inference.hosts.view import FleetView
@@ -61,7 +62,8 @@ class BaseClient:
         self.fleet = fleet if isinstance(fleet, Fleet) else load(find_hosts_file(Path(fleet) if fleet else None))
         of_file = token is None and bool(self.fleet.engine_hosts)  # whole-request hosts never get it
         tokens = Tokens.of(self.fleet) if of_file else Tokens(token or "")
-        self._driver = execute.Driver(Connections(tokens), policy)
+        keepers = {name: host for name, host in self.fleet.hosts.items() if host.keeps}
+        self._driver = Driver(Connections(tokens), policy, keepers)
         self._process = os.getpid()
         self._start = start
         self._next_start = self._new_start()
@@ -69,7 +71,7 @@ class BaseClient:
     def explain(self, model: str, prompt: str | None = None, **options: Unpack[RequestOptions]) -> Ranking:
         """Which hosts this request would try if it were sent now, best first, and why. Sends nothing."""
         request = self._request(model, prompt, options)
-        return execute.ranking(self._driver.view, request, prompt_of(request.body))
+        return ranking(self._driver.view, request, prompt_of(request.body))
 
     @property
     def view(self) -> FleetView:
@@ -78,7 +80,7 @@ class BaseClient:
 
     async def _connect(self, *models: str) -> None:
         names = {self.fleet.model(model).name for model in models} or self.fleet.models.keys()
-        hosts = [host for host in self.fleet.hosts.values() if host.model in names]
+        hosts = [host for host in self.fleet.served.values() if host.model in names]
         await self._driver.refresher.read(hosts, CONNECT_S)
 
     async def _count(self, model: str, prompt: str | None, options: RequestOptions) -> int:
@@ -119,7 +121,7 @@ class BaseClient:
         self._next_start = self._new_start()
         return functools.partial(execute.run, self._driver, request, watch=watch, request_id=request_id)
 
-    def _request(self, model: str, prompt: str | None, options: RequestOptions) -> execute.GenerationRequest:
+    def _request(self, model: str, prompt: str | None, options: RequestOptions) -> GenerationRequest:
         called = time.monotonic()
         self._require_usable()
         alone, on_kv_failure = options.get("alone"), options.get("on_kv_failure", "fallback")
@@ -133,7 +135,7 @@ class BaseClient:
         if not isinstance(local_prefill, bool):
             raise RequestError(f"local_prefill: True or False (got {local_prefill!r})")
         policy = replace(self._driver.policy, on_kv_failure=on_kv_failure, local_prefill=local_prefill)
-        return execute.GenerationRequest(hosts, body, called, policy, self._next_start)
+        return GenerationRequest(hosts, body, called, policy, self._next_start)
 
     def _new_start(self) -> int:
         return random.getrandbits(32) if self._start is None else self._start

@@ -1,10 +1,10 @@
 """What one request cost, and where the time went: computed from the times that its caller noted and the figures that
 its hosts sent. Pure.
 
-TTFT = failed_attempts + client + queue + tokenise + prefill + tail + exposed_transfer + ingest + first_step + whole +
-network,
-with every part >= 0. `failed_attempts`, `client` and `whole` are measured on the caller's monotonic clock, `network` is
-the rest, and every other part is measured on one server's clock.
+TTFT = failed_attempts + loading + client + queue + tokenise + prefill + tail + exposed_transfer + ingest + first_step +
+whole + network,
+with every part >= 0. `failed_attempts`, `loading`, `client` and `whole` are measured on the caller's monotonic clock,
+`network` is the rest, and every other part is measured on one server's clock.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ class TTFTParts:
     """Seconds. They add up to `Metrics.ttft`."""
 
     failed_attempts: float = 0.0  # hosts tried before the one that served, KV that was refuted, waits for busy hosts
+    loading: float = 0.0  # the model was loaded, on hosts that load what is asked for
     client: float = 0.0  # this program: from the call, and from the slot event, until the request is written
     queue: float = 0.0  # waiting for the prefill engine, and for a place in the decode batch
     tokenise: float = 0.0  # on both hosts
@@ -117,6 +118,7 @@ class Trace:
     which brought the first of them.
     shipped: the prefill host's figures, once the attempt has ended, if they arrived before. replaced_s: for so long the
     first prefill host computed until it failed and the second was asked, to which `slot` and `ordered` belong.
+    loading_s: of the time before `began`, that in which the model was loaded.
     requested, ordered: the body of the request was about to be written. slot: the slot event of the first arrived.
     """
 
@@ -133,6 +135,7 @@ class Trace:
     earlier: tuple[Trace, ...] = ()
     shipped: ShippedEvent | None = None
     replaced_s: float = 0.0
+    loading_s: float = 0.0
 
     def follow(self, before: Trace, tokens: int) -> None:
         """This attempt goes on after `tokens` tokens of the answer, the last of which the attempt before it brought."""
@@ -222,7 +225,8 @@ def _parts(trace: Trace, ttft: float, timing: Timing, shipped: ShippedEvent | No
     waited_s = timing.kv_wait_s if shipped is None and timing.compute_s else 0.0
     lost_s = timing.refuted_s + waited_s
     known = TTFTParts(
-        failed_attempts=trace.began - trace.called + trace.replaced_s + lost_s,
+        failed_attempts=trace.began - trace.called - trace.loading_s + trace.replaced_s + lost_s,
+        loading=trace.loading_s,
         client=max(0.0, trace.requested - trace.began) + (0.0 if lost_s else _order_s(trace)),
         queue=timing.queue_s + (shipped.queue_s if shipped else 0.0),
         tokenise=timing.tokenise_s + (shipped.tokenise_s if shipped else 0.0),

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, Literal, get_args
+from typing import Any, Final, Literal, get_args
 
 import psutil
 
@@ -212,7 +212,7 @@ class KeptFaults:
 async def _answer(
     client: AsyncClient, model: str, tokens: int = TOKENS, arrived: Callable[[Chunk], object] = bool
 ) -> Completion:
-    options = {"max_tokens": tokens, "ignore_eos": True, "timeout": DEADLINE_S, "split": "off"}
+    options: dict[str, Any] = {"max_tokens": tokens, "ignore_eos": True, "timeout": DEADLINE_S, "split": "off"}
     async with client.stream(model, tokens=PROMPT, **options) as stream:
         async for chunk in stream:
             arrived(chunk)

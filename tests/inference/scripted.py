@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from disagg.api.events import DoneEvent, ErrorEvent, Event, ProgressEvent, SlotEvent, Timing, TokenLogprob, TokensEvent
+from disagg.api.keeper import LoadEvent
 from disagg.api.names import Role
 from disagg.api.requests import KVAddress
-from disagg.api.status import LeaseAnswer, Load
+from disagg.api.status import CountAnswer, LeaseAnswer, Load
 from disagg.config import EngineOptions, Fleet, Host, Model
 from disagg.errors import DisaggError
 from disagg.inference.client import AsyncClient
@@ -25,8 +26,8 @@ from tests import secure
 
 Body = dict[str, Any]
 Script = Callable[[Body], AsyncGenerator[Any, None]]
-"""Yields the events of one answer, or bytes that are none. A DisaggError before any event is the status of the answer,
-later its last event."""
+"""Yields the events of one answer, or bytes that are none; or one answer that is no stream. A DisaggError before any
+event is the status of the answer, later its last event."""
 
 PROGRESS_S = 1.0
 
@@ -115,10 +116,10 @@ class Server:
                 writer.transport.abort()
 
     @asynccontextmanager
-    async def listening(self, *tokens: str, tls: bool = True) -> AsyncIterator[int]:
-        """Its port. tls: with these tokens; a whole-request host has none."""
+    async def listening(self, *tokens: str, tls: bool = True, port: int = 0) -> AsyncIterator[int]:
+        """Its port, any if it is 0. tls: with these tokens; a whole-request host has none."""
         context = secure.context(*tokens) if tls else None
-        server = await asyncio.start_server(self.accept, "127.0.0.1", 0, ssl=context)
+        server = await asyncio.start_server(self.accept, "127.0.0.1", port, ssl=context)
         try:
             yield int(server.sockets[0].getsockname()[1])
         finally:
@@ -169,6 +170,9 @@ class ScriptedHost(Server):
                 if isinstance(event, DisaggError) and not started:
                     writer.write(_response(event.http_status, json.dumps({"error": event.to_json()}).encode()))
                     return
+                if isinstance(event, CountAnswer):
+                    writer.write(_response(200, event.to_bytes()))
+                    return
                 if not started:
                     writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n")
                     started = True
@@ -177,7 +181,7 @@ class ScriptedHost(Server):
                 await writer.drain()
 
 
-def _encoded(event: Event | ErrorEvent) -> bytes:
+def _encoded(event: Event | ErrorEvent | LoadEvent) -> bytes:
     return b"event: %b\ndata: %b\n\n" % (event.event.encode(), event.to_bytes())
 
 

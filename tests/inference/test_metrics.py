@@ -62,6 +62,7 @@ def test_the_parts_add_up_to_ttft() -> None:
     assert asdict(figures.ttft_parts) == pytest.approx(
         {
             "failed_attempts": 0.0,
+            "loading": 0.0,
             "client": 0.003,
             "queue": 0.07,
             "tokenise": 0.02,
@@ -135,6 +136,12 @@ def test_time_lost_on_hosts_that_failed_is_its_own_part() -> None:
     assert figures.ttft_parts.total == pytest.approx(figures.ttft)
 
 
+def test_the_time_in_which_the_model_was_loaded_is_its_own_part() -> None:
+    figures = metrics(replace(TRACE, began=10.05, requested=10.052, loading_s=0.04), DONE, SHIPPED)
+    assert (figures.ttft_parts.loading, figures.ttft_parts.failed_attempts) == pytest.approx((0.04, 0.01))
+    assert figures.ttft_parts.total == pytest.approx(figures.ttft)
+
+
 def test_the_parts_of_a_prompt_that_both_hosts_computed_are_head_tail_and_exposed_transfer() -> None:
     timing = msgspec.structs.replace(DONE.timing, kv_wait_s=0.65, ingest_s=0.02, tail_s=0.11, tail_compute_s=0.4)
     done = msgspec.structs.replace(DONE, timing=timing, layers=24)
@@ -180,6 +187,7 @@ def test_the_parts_of_an_answer_that_another_host_ended_are_those_of_the_attempt
     assert asdict(figures.ttft_parts) == pytest.approx(
         {
             "failed_attempts": 0.05,
+            "loading": 0.0,
             "client": 0.003,
             "queue": 0.05,
             "tokenise": 0.01,

@@ -24,7 +24,7 @@ from disagg.errors import (
     ServerSilent,
 )
 from disagg.inference.attempts import score
-from disagg.inference.attempts.execute import Driver, GenerationRequest
+from disagg.inference.attempts.driver import Driver, GenerationRequest
 from disagg.inference.client import Client
 from disagg.inference.hosts.route import Candidates
 from disagg.inference.http import host_calls

@@ -42,6 +42,7 @@ _AGAINST = {
 _DECISION_STYLE = {"wins": "green", "loses": "red", "undecided": "yellow"}
 _HEADERS = {
     "failed_attempts": "failed",
+    "loading": "load-\ning",
     "prefill": "pre-\nfill",
     "exposed_transfer": "ex-\nposed",
     "ingest": "in-\ngest",

@@ -32,6 +32,7 @@ _SEQUENCE: Final = re.compile("\x1b(?:\\[[0-?]*[ -/]*[@-~]|O?[^\x1b])")
 _WIDE: Final = 60  # columns, below which tables leave some out
 _PHASES: Final[Mapping[str, tuple[int, str]]] = {
     "queue": (1, "bright_black"),
+    "loading": (1, "yellow"),
     "prefill": (2, "blue"),
     "transfer": (3, "yellow"),
     "decode": (4, "green"),

@@ -22,9 +22,10 @@ NOTES = """\
 prefill tok/s: computed prompt tokens / prefill time.
 decode tok/s: (output tokens - 1) / decode time.
 TTFT: request sent → first token here; its parts add up to it.
-client: time in this program. network: the rest of TTFT."""
+loading: the model was loaded. client: time in this program. network: the rest of TTFT."""
 _PART_STYLE = {
     "failed_attempts": "red",
+    "loading": "bright_yellow",
     "client": "bright_cyan",
     "queue": "bright_black",
     "tokenise": "white",

@@ -110,7 +110,7 @@ function drawModel({ name, totals, last }) {
 }
 
 function drawPhase(phase) {
-  const reached = PHASES.indexOf(phase);
+  const reached = Math.max(0, PHASES.indexOf(phase)); // a request that waits for a load is in its queue
   return el("span", { class: "phases" },
     ...PHASES.map((one, at) => el("i", { class: at <= reached ? one : "", "aria-hidden": "true" })), el("span", {}, phase));
 }

@@ -22,7 +22,7 @@ from disagg.api.gateway import (
 )
 from disagg.config import Fleet
 from disagg.gateway.watch.entry import entry_of_completion, entry_of_end, of_stage, without_texts
-from disagg.gateway.watch.request import ObservedRequest, Observer
+from disagg.gateway.watch.request import WAITING, ObservedRequest, Observer
 from disagg.version import VERSION
 
 SAMPLES: Final = 300
@@ -107,7 +107,7 @@ class Board(Observer):
     def requests(self, model: str) -> tuple[int, int]:
         """Requests of a model that run, and that wait in a queue."""
         phases = [one.phase for one in self._running.values() if one.model == model]
-        waiting = phases.count("queue")
+        waiting = sum(phase in WAITING for phase in phases)
         return len(phases) - waiting, waiting
 
     def state(self, hosts: Sequence[LiveHost], now: float, visible: Collection[str] | None = None) -> LiveState:

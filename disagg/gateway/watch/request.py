@@ -18,7 +18,9 @@ from disagg.gateway.dialects.problems import Problem
 from disagg.inference.types import Completion, Stage
 
 SETTLE_S: Final = 0.1  # the longest that the end of an answer waits until it is recorded
-_ORDER: Final[Sequence[RequestPhase]] = ("queue", "prefill", "transfer", "decode")
+_ORDER: Final[Sequence[RequestPhase]] = ("queue", "loading", "prefill", "transfer", "decode")
+WAITING: Final = ("queue", "loading")
+"""The phases in which no host computes anything of a request."""
 
 log = logging.getLogger("disagg.gateway")
 
@@ -180,9 +182,9 @@ class ObservedRequest:
 
     @property
     def waiting(self) -> bool:
-        """Whether every answer waits in a queue, and nothing of any has arrived."""
+        """Whether every answer waits in a queue or for a load, and nothing of any has arrived."""
         return all(
-            one.began is None and one.completion is None and (one.stage is None or one.stage.phase == "queue")
+            one.began is None and one.completion is None and (one.stage is None or one.stage.phase in WAITING)
             for one in self.answers
         )
 

@@ -48,7 +48,7 @@ class ArrivingAnswer:
 
     trace: the times of the attempt that runs. notes: warnings that the caller got meanwhile. stage: what the request
     is doing; `watch` is called when it changes. request_id: the beginning of its ids on the hosts. on_first_token:
-    called with the first token of the attempt that runs.
+    called with the first token of the attempt that runs. loading_s: for which it has waited for models to be loaded.
     """
 
     model: str
@@ -65,6 +65,7 @@ class ArrivingAnswer:
     notes: list[str] = field(default_factory=list)
     deferred_notes: list[str] = field(default_factory=list)  # of `note_with_answer`
     on_first_token: Callable[[], None] | None = None
+    loading_s: float = 0.0
     brought: bool = False  # some of the answer, by the attempt that runs
     bounds: AnswerBounds | None = None  # of the attempt that runs; None for whole-request hosts, which count otherwise
 
@@ -72,11 +73,16 @@ class ArrivingAnswer:
         """The next attempt goes on after what has arrived."""
         self.on_first_token, self.bounds, self.brought = on_first_token, None, False
         before = self.trace if self.tokens else None
-        self.trace = Trace(attempt, self.model, self.called, began)
+        self.trace = Trace(attempt, self.model, self.called, began, loading_s=self.loading_s)
         if before is not None:
             self.trace.follow(before, len(self.tokens))
         self.stage = None
         self.enter("queue")
+
+    def waits_for_load(self, attempt: Attempt) -> None:
+        """Before this attempt begins its hosts load the model."""
+        self.stage = stage_of(attempt, "loading")
+        self.watch(self.stage)
 
     def enter(self, phase: RequestPhase, prompt_tokens: int = 0, held_tokens: int = 0) -> None:
         """The request comes to this phase of the attempt that runs. The tokens: 0 if no host has counted them anew."""

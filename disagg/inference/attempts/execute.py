@@ -11,6 +11,7 @@ import logging
 import random
 import time
 from collections.abc import Collection, Iterator
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -18,91 +19,35 @@ import msgspec
 
 from disagg.api.events import SlotEvent
 from disagg.api.names import KV_CHUNKS
-from disagg.api.requests import DecodeBody, GenerateBody, PrefillOffer
+from disagg.api.requests import DecodeBody, PrefillOffer
 from disagg.config import Host
 from disagg.errors import DeadlineExceeded, DisaggError
 from disagg.inference.attempt import Attempt
 from disagg.inference.attempts.answer import FALLBACK_WARNING, ArrivingAnswer, AttemptOutcome, Deliver
 from disagg.inference.attempts.caller import HostCaller, PrefillFailed
+from disagg.inference.attempts.driver import (
+    FIRST_LOADS_S,
+    Driver,
+    GenerationRequest,
+    may_be_divided,
+    ranking,
+    routed,
+)
 from disagg.inference.attempts.perform import perform, perform_whole
 from disagg.inference.attempts.plausible import AnswerBounds
 from disagg.inference.attempts.retry import Failure, Pause, after, forget_frames, remaining
-from disagg.inference.attempts.suspects import Suspects, Suspicion, may_have_ended
+from disagg.inference.attempts.suspects import Suspicion, may_have_ended
 from disagg.inference.attempts.view_updates import ViewUpdates
-from disagg.inference.attempts.waiting import RetryBudget, Waiting
+from disagg.inference.attempts.waiting import Waiting
+from disagg.inference.attempts.waking import Waker, was_unloaded
 from disagg.inference.hosts.affinity import RoutedPrompt, chain, content_of, prompt_of
-from disagg.inference.hosts.background import Heartbeat, Refresher
-from disagg.inference.hosts.route import Candidates, Ranking, RouteRequest, can_go_on, offer_of, rank, unknown
-from disagg.inference.hosts.view import FleetView
-from disagg.inference.http.connections import Connections
+from disagg.inference.hosts.route import Ranking, can_go_on, offer_of, unknown
 from disagg.inference.http.host_calls import WholeCall
-from disagg.inference.policy import DEFAULT_POLICY, RetryPolicy, longest_wait_s
+from disagg.inference.policy import longest_wait_s
 from disagg.inference.types import Completion, Stage, Watch, unwatched
 from disagg.whole.request import openai_request
 
-LONG_TOKENS = 1024  # a prompt for whose route the hosts' loads are worth a round trip
-FIRST_LOADS_S = 0.5  # a host that has not answered by then is used as one of which nothing is known
 log = logging.getLogger(__name__)
-
-
-class Driver:
-    """What the requests of one client share: its connections, and what it has seen of the fleet."""
-
-    def __init__(self, http: Connections, policy: RetryPolicy = DEFAULT_POLICY) -> None:
-        self.http = http
-        self.policy = policy
-        self.view = FleetView()
-        self.refresher = Refresher(http, self.view)
-        self.heartbeat = Heartbeat(http, policy.timeouts.lease)
-        self.budget = RetryBudget(policy.retries_per_s)
-        self.suspects = Suspects(http, self.view)
-
-    async def close(self) -> None:
-        await self.refresher.stop()
-        await self.heartbeat.stop()
-        await self.http.aclose()
-
-
-@dataclass(frozen=True, slots=True)
-class GenerationRequest:
-    """A request to run. called: time.monotonic() when the caller asked for the answer. start: a random number for the
-    choice among equal hosts. via: the Via header of whole requests, empty if they have none."""
-
-    candidates: Candidates
-    body: GenerateBody
-    called: float
-    policy: RetryPolicy = DEFAULT_POLICY
-    start: int = field(default_factory=lambda: random.getrandbits(32))
-    via: str = ""
-
-
-def routed(
-    view: FleetView, request: GenerationRequest, prompt: RoutedPrompt, *, last_look: bool = False
-) -> RouteRequest:
-    """The request as routing sees it."""
-    return RouteRequest(
-        request.candidates,
-        prompt.tokens,
-        request.body.sampling.max_tokens,
-        view.affinity.held(prompt.chain),
-        last_look,
-        request.body.share,
-        request.body.split,
-    )
-
-
-def ranking(view: FleetView, request: GenerationRequest, prompt: RoutedPrompt, *, last_look: bool = False) -> Ranking:
-    """The hosts for a request, as the view sees them now; see RouteRequest."""
-    return rank(view, routed(view, request, prompt, last_look=last_look), time.monotonic(), request.start)
-
-
-def may_be_divided(request: GenerationRequest, prompt: RoutedPrompt) -> bool:
-    """Whether it matters for this request that its hosts are known: its prompt is long, or to be divided in any case,
-    or a prefill host has some layers only."""
-    split = request.body.split
-    return any(not host.answers for host in request.candidates.prefill) or (
-        split != "off" and (split != "auto" or prompt.tokens >= LONG_TOKENS)
-    )
 
 
 async def run(
@@ -124,11 +69,14 @@ async def run(
     answer = ArrivingAnswer(hosts.model, request.called, deliver, watched, request_id)
     waiting = Waiting(request.policy.timeouts, answer.note, driver.http.closed)
     suspicion = Suspicion(driver.suspects, request.body, request.policy)
-    one = _Run(driver, request, answer, waiting, prompt, suspicion)
     try:
-        async with asyncio.timeout(request.body.deadline_s):
+        async with asyncio.timeout(request.body.deadline_s), AsyncExitStack() as loads:
+            one = _Run(driver, request, answer, waiting, prompt, suspicion, loads)
             with driver.refresher.using(hosts.all):
-                return await one.to_end()
+                try:
+                    return await one.to_end()
+                finally:
+                    one.give_up_claim()
     except TimeoutError:
         error = waiting.error or DeadlineExceeded(
             f"no full answer within {request.body.deadline_s:g} s", "raise the timeout, or see `disagg status`"
@@ -139,7 +87,6 @@ async def run(
         error.partial = answer.partial
         raise
     finally:
-        one.give_up_claim()
         suspicion.end_turn()
 
 
@@ -153,10 +100,16 @@ class _Run:
     waiting: Waiting
     prompt: RoutedPrompt
     suspicion: Suspicion
+    stack: AsyncExitStack  # the loads that the request waits for
+    waker: Waker = field(init=False)
     failures: list[Failure] = field(default_factory=list)  # of earlier looks at the fleet
     first: bool = True  # nothing was tried or waited for yet
     last_look: bool = False  # the time for a host to come up is over, and all were asked once more
     claimed: tuple[str, float] | None = None  # a host with a place for the next attempt; see FleetView.began
+
+    def __post_init__(self) -> None:
+        answer, alone = self.answer, self.request.may_answer_alone
+        self.waker = Waker(self.driver.loads, self.stack, alone, self._elsewhere, answer.note, answer.waits_for_load)
 
     async def to_end(self) -> Completion:
         """Look at the fleet and perform the attempts that this gives, until one completes the answer."""
@@ -167,11 +120,14 @@ class _Run:
             ranked, untried = self._look(failures)
             while (attempt := next(untried, None)) is not None:
                 self._announce(attempt, failures, started=self.answer.begun or not ranked.unseen)
-                outcome = await self._try(attempt, ranked, failures)
-                if outcome is not None:
-                    return self._complete(attempt, outcome, failures)
+                before = len(failures)
+                if (awake := await self._wake(attempt, failures)) is not None:
+                    outcome = await self._try(awake, ranked, failures)
+                    if outcome is not None:
+                        return self._complete(awake, outcome, failures)
                 waited = await self.suspicion.take_turn(self.answer.note)
-                if waited or failures[-1].busy:  # it may have waited for long: other hosts may have room now
+                # It may have waited for long: other hosts may have room now. Or its model has been unloaded.
+                if waited or len(failures) == before or failures[-1].busy:
                     ranked, untried = self._look(failures)
             pause = after(ranked, self.request.policy, failures, self.failures)
             self.failures = [*self.failures, *failures][-8:]
@@ -181,11 +137,52 @@ class _Run:
 
     async def _read_unknown(self) -> None:
         """Read the loads of hosts that this client has not asked yet: else its first prompts would be handed off
-        whole."""
-        view = self.driver.view
+        whole. And what keepers state, if it was not asked for lately and no host has the model ready, to choose which
+        one is to load it."""
+        view, hosts = self.driver.view, self.request.candidates
+        if stale := self.driver.refresher.stale(hosts.all):
+            ranked = ranking(view, self.request, self.prompt)
+            best = [choices[0].host for choices in (ranked.decode, ranked.prefill) if choices]
+            known = len(best) == bool(hosts.decode) + bool(hosts.prefill)
+            if not known or any(view.of(host.name).must_load for host in best):
+                await self.driver.refresher.read(stale, FIRST_LOADS_S)
         if may_be_divided(self.request, self.prompt):
             seen = routed(view, self.request, self.prompt)
             await self.driver.refresher.read(unknown(view, seen, time.monotonic(), self.request.start), FIRST_LOADS_S)
+
+    async def _wake(self, attempt: Attempt, failures: list[Failure]) -> Attempt | None:
+        """The attempt once its models are loaded. A load that fails is noted and gives None."""
+        view, request = self.driver.view, self.request
+        if not any(view.of(host.name).must_load for host in attempt.hosts):
+            return attempt
+        self.waiting.error = DeadlineExceeded(
+            f"{request.candidates.model} was still being loaded after {request.body.deadline_s:g} s",
+            "raise the timeout, or load it before: `disagg models load`",
+        )
+        try:
+            awake = await self.waker.ready(
+                attempt, routed(view, request, self.prompt), self.deadline - time.monotonic()
+            )
+        except PrefillFailed as failed:
+            failure = Failure(attempt, "prefill", failed.error, self.answer.begun)
+        except DisaggError as error:
+            failure = Failure(attempt, "decode" if attempt.decode else "prefill", error, self.answer.begun)
+        else:
+            self._woken()
+            if may_be_divided(request, self.prompt):
+                await self.driver.refresher.read(awake.hosts, FIRST_LOADS_S)
+            return awake
+        self._woken()
+        self.driver.http.require_open()
+        ViewUpdates(view, attempt, self.prompt.tokens, request.body.share).ended(failure, None)
+        forget_frames(failure.error)
+        failures.append(failure)
+        return None
+
+    def _woken(self) -> None:
+        """The wait for a load is over."""
+        self.waiting.error = None
+        self.answer.loading_s = time.monotonic() - self.request.called if self.first else self.waker.waited_s
 
     @property
     def deadline(self) -> float:
@@ -223,7 +220,8 @@ class _Run:
         self.waiting.error = None
 
     async def _try(self, attempt: Attempt, ranked: Ranking, failures: list[Failure]) -> AttemptOutcome | None:
-        """Perform an attempt. A failure that others may follow is noted and gives None."""
+        """Perform an attempt. A failure that others may follow is noted and gives None; so does a host that had its
+        model unloaded before the request came, which is no failure."""
         log.debug("attempt: %s", attempt)
         view = self.driver.view
         updates = ViewUpdates(view, attempt, self.prompt.tokens, self.request.body.share)
@@ -233,16 +231,24 @@ class _Run:
             updates.first_token()
             self.suspicion.cleared()
 
-        self.answer.begin(attempt, self.request.called if self.first else time.monotonic(), first_token)
+        first = self.first and not self.answer.loading_s
+        self.answer.begin(attempt, self.request.called if first else time.monotonic(), first_token)
         self.first = False
-        failure, outcome = None, None
+        failure, outcome, kept = None, None, {host.name: view.of(host.name).kept for host in attempt.hosts}
         try:
-            outcome = await self._perform(attempt, ranked, caller, updates)
-            return outcome
-        except PrefillFailed as failed:
-            failure = Failure(attempt, "prefill", failed.error, self.answer.begun)
-        except DisaggError as error:
-            failure = Failure(attempt, "decode" if attempt.decode else "prefill", error, self.answer.begun)
+            try:
+                outcome = await self._perform(attempt, ranked, caller, updates)
+                return outcome
+            except PrefillFailed as failed:
+                failure = Failure(attempt, "prefill", failed.error, self.answer.begun)
+            except DisaggError as error:
+                failure = Failure(attempt, "decode" if attempt.decode else "prefill", error, self.answer.begun)
+            if (before := kept[failure.host.name]) is not None:
+                call = caller.sent.get(failure.host.name)
+                sent = call is not None and call.written > 0
+                if await was_unloaded(self.driver.refresher, view, failure.host, failure.error, before, sent=sent):
+                    failure = None
+                    return None
         finally:
             updates.ended(failure, outcome)
         self.driver.http.require_open()  # closing the client under a request looks like a lost connection
@@ -330,15 +336,16 @@ class _Run:
     def _elsewhere(self, host: Host) -> bool:
         """Whether another host of this one's role gets requests now."""
         hosts, view, now = self.request.candidates, self.driver.view, time.monotonic()
-        role = next(role for role in (hosts.decode, hosts.prefill, hosts.whole) if host in role)
-        return any(not view.of(other.name).obstacle(now) for other in role if other.name != host.name)
+        roles = (hosts.decode, hosts.prefill, hosts.whole)
+        role = next(role for role in roles if any(one.name == host.name for one in role))
+        return any(not view.obstacle(other, now) for other in role if other.name != host.name)
 
     def _claim(self, failed: Collection[str], host: Host) -> bool:
         """Take a free place at another host of this one's role until the next look, so that no other request leaves its
         queue for the same one. False if no host that the next attempt would use has any."""
         hosts, view = self.request.candidates, self.driver.view
         ranked = ranking(view, self.request, self.prompt, last_look=self.last_look)
-        choices = ranked.decode if host in hosts.decode else ranked.prefill
+        choices = ranked.decode if any(one.name == host.name for one in hosts.decode) else ranked.prefill
         others = (choice.host.name for choice in choices if choice.host != host and choice.host.name not in failed)
         name = next((other for other in others if view.of(other).has_room), None)
         if name is None:

@@ -23,14 +23,18 @@ from disagg.errors import (
     ProtocolError,
     RequestError,
 )
-from disagg.inference.attempts.execute import Driver, GenerationRequest
+from disagg.inference.attempts.driver import FIRST_LOADS_S, Driver, GenerationRequest
 from disagg.inference.attempts.suspects import Suspicion, broke_off
+from disagg.inference.attempts.waking import was_unloaded
 from disagg.inference.http import host_calls
 from disagg.inference.policy import longest_wait_s
 
 HOST_S: Final = 20.0
 """How long each step of one host's answer may take; the longest prompts take seconds to tokenise. Less if the next host
 would else have too little time."""
+
+WAKES: Final = 5
+"""How often a host loads its model for one question."""
 
 R = TypeVar("R")
 Body = TypeVar("Body", bound=PromptBody)
@@ -71,21 +75,37 @@ class Question(Generic[Body, R]):
         suspicion, busy = self.suspicion, None
         suspicion.look()
         for host in hosts:
-            left_s = self.request.called + self.body.deadline_s - time.monotonic()
-            body = replace(self.body, standing=suspicion.standing)
-            asking, boot_id = Asking(host, body, left_s, host is hosts[-1]), self.driver.view.of(host.name).boot_id
+            boot_id, sent = self.driver.view.of(host.name).boot_id, asyncio.Event()
             try:
-                return await self.ask(asking)
+                return await self._ask_awake(host, host is hosts[-1], sent)
             except DisaggError as error:
                 if isinstance(error, RequestError) and not isinstance(error, KVMemoryExceeded):
                     raise
                 if self.failure is None or not isinstance(error, CapabilityMissing):
                     self.failure = error
                 busy, failed = error if self.waits and isinstance(error, Overloaded) else busy, error
-            if asking.sent.is_set() and broke_off(failed):
-                await suspicion.broke_off([(host, boot_id)], failed)
+            if sent.is_set() and broke_off(failed):
+                await suspicion.broke_off([(self.driver.view.addressed(host), boot_id)], failed)
                 await suspicion.take_turn(bool)
         raise busy or self.failure or unable
+
+    async def _ask_awake(self, host: Host, last: bool, sent: asyncio.Event) -> R:
+        """What this host answers once its model is loaded; it may be unloaded again before the question comes."""
+        view = self.driver.view
+        for left in reversed(range(WAKES)):
+            awake = await self.driver.loads.ready(host)
+            kept, sent_s = view.of(host.name).kept, self.request.called + self.body.deadline_s - time.monotonic()
+            body = replace(self.body, standing=self.suspicion.standing)
+            try:
+                return await self.ask(Asking(awake, body, sent_s, last, sent))
+            except DisaggError as error:
+                unloaded = kept is not None and await was_unloaded(
+                    self.driver.refresher, view, awake, error, kept, sent=sent.is_set()
+                )
+                if not unloaded or not left:
+                    raise
+                sent.clear()
+        raise AssertionError("the last time returns or raises")
 
 
 async def count(driver: Driver, request: GenerationRequest, *, list_tokens: bool = False) -> CountAnswer:
@@ -97,7 +117,8 @@ async def count(driver: Driver, request: GenerationRequest, *, list_tokens: bool
     body, now = CountBody(**request.body.of_prompt, list_tokens=list_tokens), time.monotonic()
     most = body_limit(request.candidates.context) if list_tokens else host_calls.MAX_EVENT_BYTES
     hosts = [*request.candidates.decode, *request.candidates.prefill]
-    hosts.sort(key=lambda host: (bool(driver.view.of(host.name).obstacle(now)), driver.view.of(host.name).ahead))
+    await driver.refresher.read(driver.refresher.stale(hosts), FIRST_LOADS_S)
+    hosts.sort(key=lambda host: (*driver.view.until_begun(host, now), driver.view.of(host.name).ahead))
 
     async def ask(asking: Asking[CountBody]) -> CountAnswer:
         seconds = HOST_S if asking.last else min(HOST_S, longest_wait_s(asking.left_s))

@@ -9,6 +9,7 @@
     request is too large -> another decode host, whose KV memory may be larger
     request is wrong     -> fail, if the host that was to answer finds so
     no host is up        -> wait a while for one
+    the model is on no host, or no host can load it -> fail, with the reason
     no host ever was up, and nothing listens on any of their ports -> fail at once: the fleet is not started
 
 An answer that was cut off goes on with the next attempt. `attempts` is the whole table for one look at the fleet. A
@@ -198,6 +199,9 @@ def after(ranking: Ranking, policy: RetryPolicy, failures: Sequence[Failure], ea
     if ranking.unseen and ranking.unseen <= _not_running(failures) | ranking.refused:
         if not ranking.whole:
             error.hint = "the fleet is not started: run `disagg start`"
+        raise error
+    answering = {"decode": hosts.decode, "prefill": hosts.prefill, "whole": hosts.whole}[role]
+    if ranking.cannot_serve(answering) and not failures:
         raise error
     if busy:
         error = Overloaded(f"every host was busy until the request's deadline: {_messages(busy)}", "try again later")

@@ -15,7 +15,7 @@ from disagg.config import Host
 from disagg.errors import CapabilityMissing, DeadlineExceeded, DisaggError, InvalidAnswer, Overloaded
 from disagg.inference.attempt import Attempt
 from disagg.inference.attempts.answer import AttemptOutcome, phase_of, stage_of
-from disagg.inference.attempts.execute import Driver, GenerationRequest
+from disagg.inference.attempts.driver import FIRST_LOADS_S, Driver, GenerationRequest
 from disagg.inference.attempts.question import Asking, Question
 from disagg.inference.attempts.retry import Failure
 from disagg.inference.attempts.view_updates import ViewUpdates
@@ -42,6 +42,7 @@ async def score(
     try:
         async with asyncio.timeout(body.deadline_s):
             with driver.refresher.using(hosts.all):
+                await driver.refresher.read(driver.refresher.stale(hosts.all), FIRST_LOADS_S)
                 while True:
                     try:
                         return await scoring.to_one_of(_ranked(driver, request), unable)
@@ -60,7 +61,7 @@ def _ranked(driver: Driver, request: GenerationRequest) -> Sequence[Host]:
     ranked = [*hosts.prefill, *hosts.decode]
     return sorted(
         ranked,
-        key=lambda host: (bool(view.of(host.name).obstacle(now)), host in hosts.decode, view.of(host.name).ahead),
+        key=lambda host: (*view.until_begun(host, now), host in hosts.decode, view.of(host.name).ahead),
     )
 
 
@@ -73,7 +74,7 @@ class _Ask:
 
     async def __call__(self, asking: Asking[ScoreBody]) -> PromptScores:
         request, host = self._request, asking.host
-        decodes = host in request.candidates.decode
+        decodes = "decode" in host.roles
         attempt = Attempt("decode-alone", host, None) if decodes else Attempt("prefill-alone", None, host)
         updates = ViewUpdates(self._driver.view, attempt, self._tokens, request.body.share)
         failure, outcome = None, None

@@ -1,14 +1,16 @@
-"""What a client does beside its requests while some run: it reads the load of hosts, and extends the leases there."""
+"""What a client does beside its requests while some run: it reads the load of hosts, and extends the leases there. Of a
+host with several models it asks the keeper, and the process of each model that is loaded."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from math import inf
+from types import MappingProxyType
 from typing import Any
 
 from disagg.api.requests import MAX_LEASES, LeaseBody
@@ -40,10 +42,10 @@ class _Use:
 
 
 class Refresher:
-    """One client's reader of GET /load."""
+    """One client's reader of GET /load. keepers: the hosts with several models, by name."""
 
-    def __init__(self, http: Connections, view: FleetView) -> None:
-        self._http, self._view = http, view
+    def __init__(self, http: Connections, view: FleetView, keepers: Mapping[str, Host] = MappingProxyType({})) -> None:
+        self._http, self._view, self._keepers = http, view, keepers
         self._uses: dict[tuple[str, ...], _Use] = {}  # by the names of their hosts: one or a few per model
         self._asked: dict[str, float] = {}
         self._asking: dict[str, asyncio.Task[None]] = {}
@@ -66,6 +68,18 @@ class Refresher:
         later counts too."""
         if asking := [self._ask_once(host) for host in hosts]:
             await asyncio.wait(asking, timeout=seconds)
+
+    async def ask_keeper(self, host: Host, seconds: float = INTERVAL_S) -> None:
+        """Ask the keeper of the host's model now. An answer that was asked for before may be out of date."""
+        keeper = self._keepers[host.keeper]
+        if (running := self._asking.get(keeper.name)) is not None:
+            await asyncio.wait((running,), timeout=seconds)
+        await asyncio.wait((self._ask_once(keeper),), timeout=seconds)
+
+    def stale(self, hosts: Iterable[Host]) -> list[Host]:
+        """Those of these hosts whose keeper was not asked for an INTERVAL_S."""
+        now = time.monotonic()
+        return [host for host in hosts if host.keeper and now - self._asked.get(host.keeper, -inf) > INTERVAL_S]
 
     async def stop(self) -> None:
         await self._task.stop()
@@ -106,6 +120,10 @@ class Refresher:
 
     async def _ask(self, host: Host) -> None:
         """Ask one host: a miss for every INTERVAL_S without an answer, and for a failure."""
+        if host.keeper in self._keepers:
+            if not await self._has_process(host):
+                return
+            host = self._view.addressed(host)
         answer = asyncio.ensure_future(self._load(host))
         try:
             for _ in range(int(PATIENCE_S / INTERVAL_S)):
@@ -119,9 +137,25 @@ class Refresher:
         if answer.cancelled():
             return
         try:
-            self._view.answered(host.name, answer.result())
+            load = answer.result()
+            if host.name in self._keepers and load is not None:
+                self._view.keeper_answered(host.name, load)
+            else:
+                self._view.answered(host.name, load)
         except DisaggError as error:
             self._view.missed(host.name, refused=isinstance(error, ServerNotRunning))
+
+    async def _has_process(self, host: Host) -> bool:
+        """Ask the keeper of the host's model, once for all of its models. Returns whether there is a process to ask: a
+        model that was ready is asked meanwhile, whether its keeper answers or not."""
+        asking = self._ask_once(self._keepers[host.keeper])
+        seen = self._view.of(host.name)
+        if seen.kept is None or seen.must_load:
+            await asyncio.wait((asking,))
+            if (seen := self._view.of(host.name)).kept is None or seen.must_load:
+                self._view.follow_keeper(host)
+                return False
+        return True
 
     async def _load(self, host: Host) -> Load | None:
         """The host's load; None if it answers without: a whole-request host, or one of another version."""

@@ -2,7 +2,8 @@
 
 A host's cost is the seconds that the request is expected to spend there. Of many hosts a few are compared, beginning
 at a random one, which spreads requests nearly as well as comparing them all (the power of two choices) and takes the
-same time for 10 hosts and for 1,000.
+same time for 10 hosts and for 1,000. A host that has to load the model first costs the seconds of the load, and what
+that costs others.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
+from zlib import crc32
 
 from msgspec import structs
 
@@ -20,7 +22,7 @@ from disagg.api.status import Load
 from disagg.config import Fleet, Host
 from disagg.errors import ServerUnavailable
 from disagg.inference.attempt import Alone
-from disagg.inference.hosts.view import WAITED_FOR, FleetView, HostView
+from disagg.inference.hosts.view import LASTING, LOAD, WAITED_FOR, FleetView, HostView
 
 COMPARED = 6  # hosts of each role
 PREFILL_TOKENS_S = 1000.0  # if no host has measured it; one that has not is taken for as fast as the fastest
@@ -76,6 +78,11 @@ class Choice:
         self.cost_s = sum(self.costs.values())
 
     @property
+    def turn(self) -> int:
+        """Which of equal hosts is first, if the model would have to be loaded: all clients choose the same one."""
+        return crc32(self.host.name.encode()) if LOAD in self.costs else 0
+
+    @property
     def reason(self) -> str:
         parts = [f"{name} {seconds:.3f} s" for name, seconds in self.costs.items() if seconds >= 0.0005]
         held = [f"holds {self.held_tokens} tokens of the prompt"] if self.held_tokens else []
@@ -104,6 +111,11 @@ class Ranking:
         """`dgx-1 is loading`, if one of these hosts gets no request now but will soon; else empty."""
         names = [host.name for host in hosts if self.left_out.get(host.name) in WAITED_FOR]
         return f"{names[0]} is {self.left_out[names[0]]}" if names else ""
+
+    def cannot_serve(self, hosts: Iterable[Host]) -> bool:
+        """Whether no wait for any of these hosts helps: their model is not on them, or cannot be loaded."""
+        reasons = [self.left_out.get(host.name, "") for host in hosts]
+        return bool(reasons) and all(reason.partition(":")[0] in LASTING for reason in reasons)
 
     def elsewhere_s(self, prefill: Host | None, view: FleetView) -> float | None:
         """Seconds in which another prefill host than this one is expected to deliver the KV; None if there is none that
@@ -151,7 +163,7 @@ def rank(view: FleetView, request: RouteRequest, now: float, start: int) -> Rank
     prefill.sort(key=_cost)
     answering = _compared(look, hosts.decode, request.held)
     answer_speed = _fastest([load.decode_tokens_s for load in _loads(view, answering)], DECODE_TOKENS_S)
-    decode = [_decode_choice(view.of(host.name), host, request, speed, answer_speed) for host in answering]
+    decode = [_decode_choice(view, host, request, speed, answer_speed) for host in answering]
     decode.sort(key=_rank_of_decode)
     if prefill and decode:
         _add_transfer(view, prefill, decode[0], request)
@@ -172,7 +184,7 @@ def unknown(view: FleetView, request: RouteRequest, now: float, start: int) -> l
     if hosts.alone or not (hosts.decode and hosts.prefill):
         return []
     compared = [*_compared(look, hosts.prefill, ()), *_compared(look, hosts.decode, request.held)]
-    return [host for host in compared if view.of(host.name).load is None]
+    return [host for host in compared if view.of(host.name).load is None and not view.of(host.name).must_load]
 
 
 def _with_its_layers(look: _Look, hosts: list[Host], split: Split) -> list[Host]:
@@ -203,13 +215,13 @@ def _unseen(view: FleetView, hosts: Candidates) -> frozenset[str]:
     return frozenset(host.name for host in hosts.all)
 
 
-def _cost(choice: Choice) -> float:
-    return choice.cost_s
+def _cost(choice: Choice) -> tuple[float, int]:
+    return choice.cost_s, choice.turn
 
 
-def _rank_of_decode(choice: Choice) -> float:
+def _rank_of_decode(choice: Choice) -> tuple[float, int]:
     """A conversation moves only to a host that is cheaper by more than its KV is worth there: it leaves that behind."""
-    return choice.cost_s - choice.credit_s
+    return choice.cost_s - choice.credit_s, choice.turn
 
 
 class _Look(NamedTuple):
@@ -223,7 +235,7 @@ class _Look(NamedTuple):
 
     def obstacle(self, host: Host) -> str:
         """Why the host gets no request now; empty if it may get one."""
-        return self.view.of(host.name).obstacle(self.now, despite_failures=self.last)
+        return self.view.obstacle(host, self.now, despite_failures=self.last)
 
 
 def _compared(look: _Look, hosts: Sequence[Host], held: Iterable[str]) -> list[Host]:
@@ -259,7 +271,8 @@ def _prefill_choice(view: FleetView, host: Host, request: RouteRequest, speed: f
     seen = view.of(host.name)
     speed = (seen.load.prefill_tokens_s if seen.load else None) or speed
     ahead = view.places.tokens_ahead(host.name, request.share, seen.tokens_ahead)
-    return Choice(host, {"queue": ahead / speed, "compute": request.prompt_tokens / speed})
+    costs = {"queue": ahead / speed, "compute": request.prompt_tokens / speed}
+    return Choice(view.addressed(host), costs | view.loading_costs(host))
 
 
 def _whole_choice(seen: HostView, host: Host, answer_tokens: int) -> Choice:
@@ -267,7 +280,8 @@ def _whole_choice(seen: HostView, host: Host, answer_tokens: int) -> Choice:
     return Choice(host, {"answer": answer_tokens / DECODE_TOKENS_S * (1 + SHARED_STEP * seen.outstanding)})
 
 
-def _decode_choice(seen: HostView, host: Host, request: RouteRequest, prefill_speed: float, speed: float) -> Choice:
+def _decode_choice(view: FleetView, host: Host, request: RouteRequest, prefill_speed: float, speed: float) -> Choice:
+    seen = view.of(host.name)
     load, ahead = seen.load, seen.ahead
     answer_s = request.answer_tokens / ((load.decode_tokens_s if load else None) or speed)
     limit = max(1, load.running_limit if load else host.engine.max_batch)
@@ -280,7 +294,7 @@ def _decode_choice(seen: HostView, host: Host, request: RouteRequest, prefill_sp
         "answer": answer_s * (1 + SHARED_STEP * min(ahead, limit) / limit),
     }
     credit_s = min(HELD_CREDIT * sum(costs.values()), held / prefill_speed)
-    return Choice(host, costs, held, credit_s)
+    return Choice(view.addressed(host), costs | view.loading_costs(host), held, credit_s)
 
 
 def _add_transfer(view: FleetView, prefill: list[Choice], decode: Choice, request: RouteRequest) -> None:

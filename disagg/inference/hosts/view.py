@@ -1,4 +1,5 @@
-"""A client's view of its fleet: which hosts are up, how loaded they are, which ones fail. Pure: no I/O, no clock."""
+"""A client's view of its fleet: which hosts are up, how loaded they are, which ones fail, and which models of a host
+with several are loaded there. Pure: no I/O, no clock."""
 
 from __future__ import annotations
 
@@ -6,7 +7,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 
+from msgspec import structs
+
+from disagg.api.keeper import KeptModel, LoadEvent
 from disagg.api.status import Load
+from disagg.config import Host
 from disagg.inference.hosts.affinity import Affinity
 from disagg.inference.hosts.breaker import CLOSED, Breaker
 from disagg.inference.hosts.places import HostPlaces
@@ -17,6 +22,12 @@ REFUTED_ALONE: Final = 2
 FULL: Final = 0.95  # of kv_limit: a new request waits for another's end
 WAITED_FOR: Final = ("loading", "draining")
 """States of a host that end by themselves: a request waits for such a host if there is no other."""
+LASTING: Final = ("absent", "failed")
+"""States of a model on a host in which no request waits for it."""
+LOAD: Final = "another load"
+"""The part of a host's cost that a load costs others which a request would begin."""
+LEAST_LOAD_S: Final = 1.0
+"""What a load takes at least: no process starts in less."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +37,8 @@ class HostView:
 
     load: its last answer, None if it has none. outstanding: this client's requests there, and their prompt tokens;
     `counted` of them were there when `load` was read, so that it may include them.
+
+    kept: of a model of a host with several, what its keeper has stated last; woken: this client waits for its load.
     """
 
     reachable: Literal["unknown", "up", "down"] = "unknown"
@@ -37,12 +50,16 @@ class HostView:
     counted: int = 0
     counted_tokens: int = 0
     breaker: Breaker = CLOSED
+    kept: KeptModel | None = None
+    woken: int = 0
 
     def obstacle(self, now: float, *, despite_failures: bool = False) -> str:
         """Why the host gets no request now; empty if it may get one. despite_failures: those of earlier requests are no
         reason."""
         if self.reachable == "down":
             return "down"
+        if self.kept is not None and self.kept.state in LASTING:
+            return f"{self.kept.state}: {self.kept.reason}" if self.kept.reason else self.kept.state
         if self.load is not None and self.load.status != "ok":
             return self.load.status
         if despite_failures:
@@ -62,11 +79,21 @@ class HostView:
         return self.load is not None or self.reachable == "up"
 
     @property
+    def must_load(self) -> bool:
+        """Whether the host's model has to be loaded before a request can begin there."""
+        return self.kept is not None and self.kept.state != "ready"
+
+    @property
+    def loads(self) -> bool:
+        """Whether it is being loaded, as far as is known."""
+        return self.must_load and (self.woken > 0 or (self.kept is not None and self.kept.state == "loading"))
+
+    @property
     def ahead(self) -> int:
         """Requests that a new one finds there, by the host's last answer and by what was sent since."""
         load = self.load
         if load is None:
-            return self.outstanding
+            return self.outstanding + self.woken
         return max(0, load.queue + load.running + self.outstanding - self.counted)
 
     @property
@@ -78,7 +105,7 @@ class HostView:
     @property
     def has_room(self) -> bool:
         """Whether the host would begin with a new request at once."""
-        return self.ahead < (self.load.running_limit if self.load else 1) and not self.kv_is_full
+        return not self.must_load and self.ahead < (self.load.running_limit if self.load else 1) and not self.kv_is_full
 
     @property
     def tokens_ahead(self) -> int:
@@ -104,6 +131,12 @@ class HostView:
     def restarted(self, load: Load | None) -> bool:
         """Whether `load` comes from another start of the server than the last one."""
         return load is not None and self.load is not None and load.boot_id != self.load.boot_id
+
+    def stated(self, kept: KeptModel) -> HostView:
+        """The keeper of the host's model states this of it. What its process has stated is void without it."""
+        if kept.state == "ready":
+            return replace(self, kept=kept)
+        return replace(self, kept=kept, reachable="up", misses=0, refused=False, load=None)
 
     def missed(self, *, refused: bool = False) -> HostView:
         """The host did not answer GET /load in time."""
@@ -136,12 +169,22 @@ class HostView:
 UNKNOWN: Final = HostView()
 
 
+@dataclass(frozen=True, slots=True)
+class Room:
+    """A host with several models. hosts: the names of one host per model. free_bytes: what its models may take besides
+    those that are loaded or loading, or that this client waits for; negative if these will not fit together."""
+
+    hosts: tuple[str, ...]
+    free_bytes: int
+
+
 @dataclass(slots=True)
 class FleetView:
     """All hosts by name, what decode hosts hold, how many bytes of KV a token of each model has, and the places of this
-    client's requests."""
+    client's requests. rooms: of the hosts with several models, by name."""
 
     hosts: dict[str, HostView] = field(default_factory=dict)
+    rooms: dict[str, Room] = field(default_factory=dict)
     affinity: Affinity = field(default_factory=Affinity)
     kv_bytes_per_token: dict[str, float] = field(default_factory=dict)
     places: HostPlaces = field(default_factory=HostPlaces)
@@ -164,6 +207,82 @@ class FleetView:
     def missed(self, name: str, *, refused: bool = False) -> None:
         """A host did not answer GET /load in time. refused: it refused the connection."""
         self.hosts[name] = self.of(name).missed(refused=refused)
+
+    def obstacle(self, host: Host, now: float, *, despite_failures: bool = False) -> str:
+        """Why a host gets no request now; empty if it may get one. See HostView."""
+        seen = self.of(host.name)
+        if not host.keeper or seen.kept is not None:
+            return seen.obstacle(now, despite_failures=despite_failures)
+        keeper = self.of(host.keeper)
+        if keeper.reachable == "up":
+            return "not among the models of its host: run `disagg deploy`"
+        return "down" if keeper.reachable == "down" else "not asked yet"
+
+    def keeper_answered(self, keeper: str, load: Load) -> None:
+        """The keeper of a host with several models answered GET /load."""
+        self.answered(keeper, load)
+        stated = {f"{keeper}/{kept.model}": kept for kept in load.models}
+        for name in self.rooms[keeper].hosts if keeper in self.rooms else ():
+            if name not in stated:
+                self.hosts[name] = replace(self.of(name), kept=None)
+        woken = [kept for name, kept in stated.items() if self.of(name).woken and kept.state == "asleep"]
+        free = load.budget_bytes - load.used_bytes - sum(kept.need_bytes for kept in woken)
+        self.rooms[keeper] = Room(tuple(stated), free)
+        for name, kept in stated.items():
+            self._stated(name, kept)
+
+    def load_event(self, host: Host, event: LoadEvent) -> None:
+        """The keeper of the host states how far the load of its model is."""
+        if (kept := self.of(host.name).kept) is not None:
+            fields = {"state": event.state, "wait_s": event.left_s, "port": event.port, "kv_port": event.kv_port}
+            self._stated(host.name, structs.replace(kept, **fields))
+
+    def _stated(self, name: str, kept: KeptModel) -> None:
+        if kept.state != "ready":
+            self.affinity.forget(name)
+        self.hosts[name] = self.of(name).stated(kept)
+
+    def follow_keeper(self, host: Host) -> None:
+        """A model without a process is reached as far as its keeper is."""
+        keeper = self.of(host.keeper)
+        self.hosts[host.name] = replace(
+            self.of(host.name), reachable=keeper.reachable, misses=keeper.misses, refused=keeper.refused
+        )
+
+    def addressed(self, host: Host) -> Host:
+        """The host with the ports at which its model answers: a keeper gives them to it."""
+        kept = self.of(host.name).kept
+        if kept is None or (host.port, host.kv_port) == (kept.port, kept.kv_port):
+            return host
+        return replace(host, port=kept.port, kv_port=kept.kv_port)
+
+    def until_begun(self, host: Host, now: float) -> tuple[bool, float]:
+        """Whether the host gets no request now, and the seconds that the load of its model counts for."""
+        return bool(self.obstacle(host, now)), sum(self.loading_costs(host).values())
+
+    def wakes(self, host: Host, change: int) -> None:
+        """One more, or one less, of this client's requests waits until the host's model is loaded."""
+        seen, room = self.of(host.name), self.rooms.get(host.keeper)
+        begins = change > 0 and not seen.woken and seen.kept is not None and seen.kept.state == "asleep"
+        if begins and seen.kept is not None and room is not None:
+            self.rooms[host.keeper] = replace(room, free_bytes=room.free_bytes - seen.kept.need_bytes)
+        self.hosts[host.name] = replace(seen, woken=max(0, seen.woken + change))
+
+    def loading_costs(self, host: Host) -> dict[str, float]:
+        """What a request would wait there for its model, in seconds, and what its load costs others: the load itself,
+        unless it has begun, and that of a model that has to go for it, which is loaded again some time."""
+        seen, room = self.of(host.name), self.rooms.get(host.keeper)
+        if seen.kept is None or not seen.must_load:
+            return {}
+        wait_s = max(seen.kept.wait_s, LEAST_LOAD_S)
+        if seen.loads:
+            return {"loading": wait_s}
+        costs = {"loading": wait_s, LOAD: seen.kept.load_s or wait_s}
+        if seen.kept.evicts or (room is not None and seen.kept.need_bytes > room.free_bytes):
+            there = [self.of(name).kept for name in (room.hosts if room is not None else ())]
+            ready = (kept for kept in there if kept is not None and kept.state == "ready")
+            costs["loading what goes"] = max((kept.load_s or wait_s for kept in ready), default=wait_s)
+        return costs
 
     def began(self, name: str, tokens: int) -> float:
         """A request was sent to the host; `ended` follows. Returns the `ejection` of its breaker's events."""

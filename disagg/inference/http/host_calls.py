@@ -117,14 +117,14 @@ async def events(http: Connections, call: EventCall) -> AsyncIterator[EventStrea
     """POST and read the answer as server-sent events. Leaving the block ends the request on the server."""
     host, timeouts = call.host, call.timeouts
     request = HostRequest(host, "POST", call.path, msgspec.json.encode(call.body), call.request_id)
-    with _failures(host):
+    with failures(host):
         exchange = await http.send(request, timeouts.connect)
     try:
         call.written = exchange.written
-        with _failures(host):
+        with failures(host):
             head = await http.head(exchange, timeouts.silence, timeouts.connect, again=False)
             if head.status != HTTPStatus.OK:
-                _raise_for(head, await exchange.content(MAX_EVENT_BYTES, timeouts.silence), host)
+                raise_for(head, await exchange.content(MAX_EVENT_BYTES, timeouts.silence), host)
         yield EventStream(exchange, call)
     finally:
         http.release(exchange)
@@ -181,7 +181,7 @@ class EventStream:
                 return True
 
         host = self._call.host
-        with _failures(host):
+        with failures(host):
             if self._error is not None:
                 raise self._error
             if not await self._exchange.connection.follow(take, time.monotonic() + self._call.timeouts.silence):
@@ -218,7 +218,7 @@ class EventStream:
 
 async def get_whole(http: Connections, host: Host, path: str, timeout_s: float) -> Reply:
     """A whole-request host's answer to a GET. path: below its URL. `timeout_s` bounds connecting, and every wait."""
-    with _failures(host):
+    with failures(host):
         request = HostRequest(host, "GET", _target(host, path), key=key_of(host.engine, host.name))
         exchange = await http.send(request, timeout_s)
         try:
@@ -241,7 +241,7 @@ async def whole_answer(
     path, content = _target(host, call.request.path), call.request.to_bytes()
     request = HostRequest(host, "POST", path, content, key=key_of(host.engine, host.name), via=call.via)
     reader = EventReader()
-    with _failures(host):
+    with failures(host):
         exchange = await http.send(request, timeouts.whole_connect)
 
     def read(piece: bytes) -> bool:
@@ -257,7 +257,7 @@ async def whole_answer(
 
     try:
         call.written = exchange.written
-        with _failures(host):
+        with failures(host):
             head = await http.head(exchange, timeouts.whole_first, timeouts.whole_connect)
             if head.status != HTTPStatus.OK:
                 await _raise_whole(http, host, await _reply(head, exchange, timeouts.whole_silence), timeouts)
@@ -301,7 +301,7 @@ async def _object(
     most: int = MAX_EVENT_BYTES,
 ) -> dict[str, Any]:
     host = request.host
-    with _failures(host):
+    with failures(host):
         exchange = await http.send(request, timeout)
         try:
             if sent is not None:
@@ -310,14 +310,14 @@ async def _object(
             content = await exchange.content(most, timeout)
         finally:
             http.release(exchange)
-        _raise_for(head, content, host)
+        raise_for(head, content, host)
         body = json.loads(content)
         if not isinstance(body, dict):
             raise _unreadable(host)
         return body
 
 
-def _raise_for(head: ResponseHead, content: bytes, host: Host) -> None:
+def raise_for(head: ResponseHead, content: bytes, host: Host) -> None:
     if head.status == HTTPStatus.OK:
         return
     try:
@@ -335,7 +335,7 @@ def _raise_for(head: ResponseHead, content: bytes, host: Host) -> None:
 
 
 @contextmanager
-def _failures(host: Host) -> Iterator[None]:
+def failures(host: Host) -> Iterator[None]:
     """Raise what HTTP and JSON raise as a DisaggError that names the host."""
     try:
         yield

@@ -11,7 +11,7 @@ from disagg.api.requests import GenerateBody
 from disagg.api.status import CountAnswer, Load
 from disagg.config import Host
 from disagg.errors import DisaggError, ModelError, Overloaded, ProtocolError, RequestError, ServerSilent
-from disagg.inference.attempts.execute import Driver, GenerationRequest
+from disagg.inference.attempts.driver import Driver, GenerationRequest
 from disagg.inference.attempts.question import HOST_S, count
 from disagg.inference.hosts.route import Candidates
 from disagg.inference.http import host_calls
