@@ -1,7 +1,8 @@
 """Rotary frequencies from a checkpoint's parameters, in pure Python: the reference for both frameworks.
 
-Only types with fixed frequencies are supported. `dynamic` and `longrope` change the frequencies with the length of the
-prompt, so keys computed for a short prompt are wrong for a long one and cannot be handed over.
+Only types with fixed frequencies are supported. `dynamic` changes the frequencies with the length of the prompt, so
+keys computed for a short prompt are wrong for a long one and cannot be handed over; `longrope` does so, too, unless its
+two sets are equal or no prompt is as long as the second one is for.
 
 `parameters` has the keys of transformers' `rope_parameters`: rope_type, rope_theta, factor, partial_rotary_factor, ...
 """
@@ -22,10 +23,7 @@ def reference_rope(parameters: Parameters, head_dim: int, max_positions: int) ->
     """The rotary embedding that the parameters describe. ModelError for a type whose frequencies are not fixed."""
     kind = str(parameters.get("rope_type") or parameters.get("type") or "default")
     if kind not in _FORMULAS:
-        raise ModelError(
-            f"rope type {kind!r} cannot be handed over: " + _REASONS.get(kind, "its formula is not implemented"),
-            f"use a model whose rope type is one of {', '.join(sorted(_FORMULAS))}",
-        )
+        raise _not_fixed(kind, _REASONS.get(kind, "its formula is not implemented"))
     dim = head_dim if kind == "proportional" else int(head_dim * (parameters.get("partial_rotary_factor") or 1.0))
     try:
         return _FORMULAS[kind](parameters, dim, max_positions)
@@ -33,6 +31,11 @@ def reference_rope(parameters: Parameters, head_dim: int, max_positions: int) ->
         raise ModelError(
             f"rope type {kind!r} in config.json: {missing} is missing", "compare config.json with the model's original"
         ) from missing
+
+
+def _not_fixed(kind: str, reason: str) -> ModelError:
+    hint = f"use a model whose rope type is one of {', '.join(sorted(_FORMULAS))}"
+    return ModelError(f"rope type {kind!r} cannot be handed over: {reason}", hint)
 
 
 def _default(parameters: Parameters, dim: int, max_positions: int) -> Rope:
@@ -112,15 +115,26 @@ def _yarn_scale(parameters: Parameters, factor: float) -> float:
     return mscale(1.0)
 
 
+def _longrope(parameters: Parameters, dim: int, max_positions: int) -> Rope:
+    """Each frequency is divided by a factor of its own."""
+    original = float(parameters["original_max_position_embeddings"])
+    short, long = parameters["short_factor"], parameters["long_factor"]
+    if max_positions > original and short != long:
+        raise _not_fixed("longrope", _REASONS["dynamic"])
+    factor, scale = float(parameters.get("factor") or max_positions / original), parameters.get("attention_factor")
+    if scale is None:
+        scale = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))
+    base = _default(parameters, dim, max_positions).inv_freq
+    return Rope(tuple(f / float(by) for f, by in zip(base, short, strict=True)), float(scale))
+
+
 _FORMULAS: Mapping[str, Callable[[Parameters, int, int], Rope]] = {
     "default": _default,
     "linear": _linear,
     "proportional": _proportional,
     "llama3": _llama3,
     "yarn": _yarn,
+    "longrope": _longrope,
 }
 
-_REASONS = {
-    "dynamic": "its frequencies change with the length of the prompt",
-    "longrope": "its frequencies change with the length of the prompt",
-}
+_REASONS = {"dynamic": "its frequencies change with the length of the prompt"}

@@ -21,6 +21,13 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8192,
 }
+LONGROPE = {
+    **BASE,
+    "rope_type": "longrope",
+    "original_max_position_embeddings": 131072,
+    "short_factor": [1.0 + pair / 8 for pair in range(32)],
+    "long_factor": [2.0 + pair for pair in range(32)],
+}
 CASES = {
     "linear": {**BASE, "rope_type": "linear", "factor": 4.0},
     "linear, half of each head": {**BASE, "rope_type": "linear", "factor": 4.0, "partial_rotary_factor": 0.5},
@@ -32,6 +39,12 @@ CASES = {
     "yarn with its own betas": {**YARN, "beta_fast": 16.0, "beta_slow": 2.0},
     "yarn with mscale": {**YARN, "mscale": 0.7, "mscale_all_dim": 1.0},
     "yarn with a given attention factor": {**YARN, "attention_factor": 1.5},
+    "longrope within its short context": LONGROPE,
+    "longrope with equal sets": {
+        **LONGROPE,
+        "long_factor": LONGROPE["short_factor"],
+        "original_max_position_embeddings": 4096,
+    },
     "yarn over a range that is empty": {**YARN, "beta_fast": 1.0, "beta_slow": 1.0, "truncate": False},
 }
 
@@ -62,14 +75,18 @@ def test_truncation_changes_yarn_frequencies_much() -> None:
     assert max(abs(a - b) / b for a, b in zip(truncated, exact, strict=True)) > 0.4
 
 
-@pytest.mark.parametrize("kind", ["dynamic", "longrope"])
-def test_rope_that_depends_on_the_prompt_length_is_refused_with_the_reason(kind: str) -> None:
+@pytest.mark.parametrize(
+    "parameters",
+    [{**BASE, "rope_type": "dynamic", "factor": 2.0}, {**LONGROPE, "original_max_position_embeddings": 2048}],
+    ids=["dynamic", "longrope"],
+)
+def test_rope_that_depends_on_the_prompt_length_is_refused_with_the_reason(parameters: dict[str, object]) -> None:
     with pytest.raises(ModelError, match="change with the length of the prompt"):
-        reference_rope({**BASE, "rope_type": kind, "factor": 2.0}, 64, 4096)
+        reference_rope(parameters, 64, 4096)
 
 
 def test_an_unknown_rope_type_lists_the_known_ones() -> None:
-    with pytest.raises(ModelError, match="default, linear, llama3, proportional, yarn"):
+    with pytest.raises(ModelError, match="default, linear, llama3, longrope, proportional, yarn"):
         reference_rope({**BASE, "rope_type": "spiral"}, 64, 4096)
 
 
