@@ -3,6 +3,8 @@
 A layer is one of
 - ``full``: keys [kv_heads, n, key_dim] and values [kv_heads, n, value_dim] for all n tokens;
 - ``sliding``: the same, for the last min(n, window) tokens only, in temporal order;
+- ``index``: keys [1, n, key_dim] by which the layer before it chooses the tokens that it attends to (sparse attention):
+  a layer of the model with a second cache is two layers here;
 - ``state``: fixed-size tensors that do not grow with n (linear attention, convolutions).
 
 Batch is always 1 and never appears. Keys are post-RoPE.
@@ -21,7 +23,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import cached_property, lru_cache
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, get_args
 
 from disagg.api.names import AS_IS, DTYPE_BYTES, INT8, WireForm
 from disagg.errors import LayoutMismatch, ProtocolError, clipped
@@ -35,7 +37,7 @@ SPLIT_CHUNKS: Final = (512, 1024)
 takes as long as reading the weights."""
 _LONG_TOKENS: Final = 8192
 
-LayerKind = Literal["full", "sliding", "state"]
+LayerKind = Literal["full", "sliding", "index", "state"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +73,11 @@ class LayerLayout:
     def row_bytes(self, itemsize: int, wire: WireForm = AS_IS) -> int:
         """Bytes of one token's keys and values."""
         return self.kv_heads * sum(sum(plane_bytes(dim, itemsize, wire)) for dim in (self.key_dim, self.value_dim))
+
+    @property
+    def keeps_every_row(self) -> bool:
+        """Whether it keeps rows of all tokens and nothing else, and so can be cut at any token."""
+        return self.kind in ("full", "index") and not self.states
 
     @property
     def state_bytes(self) -> int:
@@ -131,9 +138,9 @@ class SplitLayout:
     """How the layers of a model can be divided between two hosts: one computes the first k of them for each token, its
     *head*, the other the rest, its *tail*, from the hidden states that the head ends with.
 
-    layers: of the model, also those that keep nothing. places: which of them each layer of the layout is, ascending.
-    hidden: elements of one token's hidden state, in the layout's dtype. refusal: why 0 < k < layers is refused; empty
-    if it is not.
+    layers: of the model, also those that keep nothing. places: to which of them each layer of the layout belongs,
+    ascending; two to one that has an index. hidden: elements of one token's hidden state, in the layout's dtype.
+    refusal: why 0 < k < layers is refused; empty if it is not.
     """
 
     layers: int
@@ -193,7 +200,7 @@ def plane_bytes(dim: int, itemsize: int, wire: WireForm) -> tuple[int, ...]:
 def _layer_from_json(body: dict[str, Any]) -> LayerLayout:
     states = tuple(StateTensor(tuple(int(n) for n in s["shape"]), str(s["dtype"])) for s in body["states"])
     kind = body["kind"]
-    if kind not in ("full", "sliding", "state"):
+    if kind not in get_args(LayerKind):
         raise ValueError(f"layer kind {clipped(repr(kind))}")
     window = None if body["window"] is None else int(body["window"])
     return LayerLayout(kind, int(body["kv_heads"]), int(body["key_dim"]), int(body["value_dim"]), window, states)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, get_args
 
 from disagg.api.keeper import ModelFacts
-from disagg.api.layout import Layout, StateTensor, uniform
+from disagg.api.layout import LayerLayout, Layout, StateTensor, uniform
 from disagg.api.names import DTYPE_BYTES
 from disagg.errors import ModelError
 from disagg.planning.shapes import ModelShape
@@ -175,8 +175,23 @@ def kv_layout(config: Mapping[str, Any], dtype: str) -> Layout | None:
     if not head_dim or states is None:
         return None
     if latent := _int(config, "kv_lora_rank"):
-        return uniform(windows, 1, latent, dtype, states=states, value_dim=_int(config, "qk_rope_head_dim") or 0)
+        whole = uniform(windows, 1, latent, dtype, states=states, value_dim=_int(config, "qk_rope_head_dim") or 0)
+        return _with_indexes(whole, config)
     return uniform(windows, _int(config, "num_key_value_heads") or heads, head_dim, dtype, states=states)
+
+
+def _with_indexes(whole: Layout, config: Mapping[str, Any]) -> Layout:
+    """The same with the keys of the layers' indexers, if they have some: some layers take what an earlier one has
+    chosen, and have none."""
+    if not (dim := _int(config, "index_head_dim")):
+        return whole
+    kinds = config.get("indexer_types") or config.get("index_topk_pattern") or ()
+    every, skipped = _int(config, "index_topk_freq") or 1, _int(config, "index_skip_topk_offset") or 2
+    both: list[LayerLayout] = []
+    for place, layer in enumerate(whole.layers):
+        own = kinds[place] in ("full", "F") if place < len(kinds) else max(place - skipped + 1, 0) % every == 0
+        both += (layer, LayerLayout("index", 1, dim)) if own else (layer,)
+    return Layout(tuple(both), whole.dtype)
 
 
 def _head_dim(config: Mapping[str, Any], heads: int) -> int | None:
@@ -206,7 +221,7 @@ def _windows(config: Mapping[str, Any], layers: int) -> tuple[int | None, ...]:
     if not kinds and interval and config.get("linear_num_value_heads"):  # as on the hub, without layer_types
         return tuple(None if (layer + 1) % interval == 0 else 0 for layer in range(layers))
     if isinstance(kinds, list) and len(kinds) == layers:
-        by_kind = {"full_attention": None, "sliding_attention": window}
+        by_kind = {"full_attention": None, "indexed_attention": None, "sliding_attention": window}
         return tuple(by_kind.get(kind, 0) for kind in kinds)
     return (window if config.get("model_type") == "mistral" else None,) * layers
 

@@ -20,7 +20,8 @@ import mlx.core as mx
 from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, RotatingKVCache, make_prompt_cache
 
 from disagg.engines.base.audit import MEASURES, AuditFinding, AuditPass, AuditPlan, Deviation, Measure
-from disagg.engines.mlx.cache import fill_from_held, parts_of
+from disagg.engines.mlx.cache import fill_from_held
+from disagg.engines.mlx.entries import as_layers, entries_of, parts_of
 from disagg.engines.mlx.prefix_cache import CachedPrefix
 
 _LEAST = 1e-12  # of a size that is divided by
@@ -40,6 +41,7 @@ def audit(
     model: Any, caches: Sequence[Any], tokens: Sequence[int], plan: AuditPlan, held: CachedPrefix | None = None
 ) -> AuditFinding:
     """caches: built for all of `tokens`, of which the first are those of `held`. Runs on the model's thread."""
+    caches = entries_of(caches)
     found = [one for part in plan.passes for one in _pass(model, caches, tokens, part, held)]
     if plan.sample:
         found += [_Found("sample", mx.max(_by_row(*pair)), 0) for pair in _sample(model, caches, tokens, plan.sample)]
@@ -65,11 +67,12 @@ def _pass(
     model: Any, caches: Sequence[Any], tokens: Sequence[int], part: AuditPass, held: CachedPrefix | None
 ) -> Iterator[_Found]:
     """Run the tokens of one pass through all layers."""
+    layers = make_prompt_cache(model)
     stand_ins = [
         _stand_in(cache, empty, part, len(tokens), partial(fill_from_held, held=held, index=index) if held else None)
-        for index, (cache, empty) in enumerate(zip(caches, make_prompt_cache(model), strict=True))
+        for index, (cache, empty) in enumerate(zip(caches, entries_of(layers), strict=True))
     ]
-    model(mx.array([list(tokens[part.begin : part.end])]), cache=stand_ins)
+    model(mx.array([list(tokens[part.begin : part.end])]), cache=as_layers(layers, stand_ins))
     for index, (cache, stand_in, rows) in enumerate(zip(caches, stand_ins, part.rows, strict=True)):
         for one, other in zip(parts_of(cache), parts_of(stand_in), strict=True):
             if isinstance(one, ArraysCache):
@@ -83,7 +86,7 @@ def _pass(
 
 
 def _stand_in(cache: Any, empty: Any, part: AuditPass, total: int, fill: Callable[[Any], None] | None) -> Any:
-    """A cache for one layer in a pass. empty: the model's own, new. fill: puts into it what was held."""
+    """A cache for one layer of the layout in a pass. empty: the model's own, new. fill: puts into it what was held."""
     if isinstance(cache, CacheList):
         pairs = zip(cache.caches, empty.caches, strict=True)
         return CacheList(*(_stand_in(one, other, part, total, fill) for one, other in pairs))
@@ -162,12 +165,12 @@ class _Sample(KVCache):
 
 def _sample(model: Any, caches: Sequence[Any], tokens: Sequence[int], places: Sequence[int]) -> Iterator[Pair]:
     """The first layer's rows of these tokens, received and computed."""
-    stand_ins = make_prompt_cache(model)
-    sample = _Sample(places)
+    layers = make_prompt_cache(model)
+    stand_ins, sample = entries_of(layers), _Sample(places)
     parts = [part if isinstance(part, ArraysCache) else sample for part in parts_of(stand_ins[0])]
     stand_ins[0] = CacheList(*parts) if isinstance(stand_ins[0], CacheList) else sample
     with suppress(_Enough):
-        model(mx.array([[tokens[place]] for place in places]), cache=stand_ins)
+        model(mx.array([[tokens[place]] for place in places]), cache=as_layers(layers, stand_ins))
     (cache,) = (part for part in parts_of(caches[0]) if not isinstance(part, ArraysCache))
     rows = mx.array(list(places)) - (len(tokens) - cache.keys.shape[2])
     received = (mx.take(array, rows, axis=2) for array in (cache.keys, cache.values))

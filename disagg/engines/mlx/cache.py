@@ -13,9 +13,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import mlx.core as mx
-from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, RotatingKVCache, make_prompt_cache
+from mlx_lm.models.cache import ArraysCache, KVCache, RotatingKVCache, make_prompt_cache
 
 from disagg.api.layout import BITS, GROUP, LayerLayout
+from disagg.engines.mlx.entries import as_layers, entries_of, parts_of
 from disagg.engines.mlx.prefix_cache import CachedPrefix
 from disagg.engines.model.prefix_cache import Layer, last_rows, segments
 from disagg.errors import LayoutMismatch
@@ -35,12 +36,13 @@ def build(
     The caches are views of the arena, which must come from `memory.allocate` and stay unchanged while they are in
     use, and of the held arrays. KV that was quantised on the wire is dequantised to the layout's dtype. Without
     tokens, the model's empty caches are returned. LayoutMismatch if a layer does not fit the model."""
-    caches: list[Any] = make_prompt_cache(model)
+    empty: list[Any] = make_prompt_cache(model)
+    caches = entries_of(empty)
     if kv is not None and len(caches) != len(kv.layout.layers) + len(tail):
         raise LayoutMismatch(f"the KV has {len(kv.layout.layers)} layers, the model {len(caches) - len(tail)}")
     tokens = kv.tokens if kv is not None else held.tokens if held is not None else 0
     if tokens == 0:
-        return caches
+        return empty
     if kv is not None and kv.tokens == kv.start:
         kv = None
     if kv is not None and kv.arena is None:
@@ -52,19 +54,13 @@ def build(
             received = _received(kv, index, part) if kv is not None else None
             _fill(part, _held(held, index, part) if held is not None else [], received, index=index, tokens=tokens)
     mx.eval([cache.state for cache in caches])
-    return caches
+    return as_layers(empty, caches)
 
 
 def fill_from_held(cache: Any, held: CachedPrefix, index: int) -> None:
-    """Set an empty cache of layer `index`, or of a part of it, to what it contains after the held tokens."""
+    """Set an empty cache of the layout's layer `index`, or of a part of it, to what it contains after the held
+    tokens."""
     _fill(cache, _held(held, index, cache), None, index=index, tokens=held.tokens)
-
-
-def parts_of(cache: Any) -> tuple[Any, ...]:
-    """The caches of one layer: two if it has a state and rows."""
-    parts = tuple(cache.caches) if isinstance(cache, CacheList) else ()
-    both = len(parts) == 2 and isinstance(parts[0], ArraysCache) and isinstance(parts[1], KVCache)
-    return parts if both else (cache,)
 
 
 def _held(held: CachedPrefix, index: int, cache: Any) -> list[Layer]:

@@ -16,7 +16,7 @@ from mlx_lm.models.cache import ArraysCache
 
 from disagg.api.layout import BITS, GROUP, Layout, is_quantised
 from disagg.api.names import WireForm
-from disagg.engines.mlx.cache import parts_of
+from disagg.engines.mlx.entries import parts_of
 from disagg.engines.mlx.prefix_cache import copies
 from disagg.kv.blocks import Block, ChunkEnd, HiddenBlock, KVBlock, StateBlock
 
@@ -74,7 +74,10 @@ class Emitter:
         """The last rows of a cache after `end` tokens."""
         last = getattr(cache, "_idx", cache.offset)  # of a sliding layer, whose rows are not at their tokens' places
         some = slice(last - (end - rows.start), last - (end - rows.stop))
-        keys, values = (self._planes(rows) for rows in copies((cache.keys, cache.values), some.start, some.stop) or ())
+        keys, values = (
+            self._planes(rows) if rows.shape[3] else []
+            for rows in copies((cache.keys, cache.values), some.start, some.stop) or ()
+        )
 
         def block() -> KVBlock:
             return KVBlock(index, rows.start, rows.stop, _heads(keys), _heads(values))

@@ -10,6 +10,7 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.models.cache import ArraysCache, KVCache, RotatingKVCache, make_prompt_cache
 
+from disagg.engines.mlx.entries import entries_of
 from disagg.engines.model.prefix_cache import Layer, LayerArrays, LayerSnapshot, PinnedPrefix, Prefix, PrefixCache
 
 PinnedArrays = PinnedPrefix["Rows", LayerSnapshot]
@@ -35,7 +36,7 @@ def make_prefix_cache(model: Any, limit: int) -> PrefixCache[Rows, LayerSnapshot
     """A store for the caches of `model`, of at most `limit` bytes. It holds nothing if mlx-lm's cache for some layer
     cannot be held."""
     windows: set[int] = set()
-    for cache in make_prompt_cache(model):
+    for cache in entries_of(make_prompt_cache(model)):
         if isinstance(cache, RotatingKVCache) and cache.keep == 0:
             windows.add(cache.max_size)
         elif isinstance(cache, ArraysCache):
@@ -62,7 +63,7 @@ def hold(
 def snapshot(caches: Sequence[Any], tokens: int) -> LayerSnapshot | None:
     """The sliding and state layers of one request's evaluated caches after `tokens` tokens. They are copied: the caches
     may be views of memory that is written over later. None if there are no such layers."""
-    layers = tuple(_fixed(cache) for cache in caches)
+    layers = tuple(_fixed(cache) for cache in entries_of(caches))
     arrays = [array for layer in layers for array in layer or ()]
     mx.eval(arrays)
     if not arrays:
@@ -74,7 +75,7 @@ def snapshot(caches: Sequence[Any], tokens: int) -> LayerSnapshot | None:
 def rows(caches: Sequence[Any], start: int, end: int) -> Rows:
     """Rows [start, end) of the layers that keep every row, copied layer by layer."""
     layers = []
-    for cache in caches:
+    for cache in entries_of(caches):
         layers.append(copies((cache.keys, cache.values), start, end) if isinstance(cache, KVCache) else None)
         mx.eval(layers[-1] or ())
     return Rows(tuple(layers))
@@ -82,7 +83,7 @@ def rows(caches: Sequence[Any], start: int, end: int) -> Rows:
 
 def covers(caches: Sequence[Any], tokens: int) -> bool:
     """Whether caches that mlx-lm has taken out of a batch hold what a request needs to go on after `tokens` tokens."""
-    return all(isinstance(cache, ArraysCache) or _has_rows(cache, tokens) for cache in caches)
+    return all(isinstance(cache, ArraysCache) or _has_rows(cache, tokens) for cache in entries_of(caches))
 
 
 def _has_rows(cache: Any, tokens: int) -> bool:

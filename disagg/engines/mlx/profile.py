@@ -18,6 +18,7 @@ from mlx import nn
 from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, RotatingKVCache, make_prompt_cache
 
 from disagg.api.layout import LayerLayout, Layout, StateTensor
+from disagg.engines.mlx.entries import entries_of
 from disagg.engines.model.profile import LayerProfile, Rope
 from disagg.errors import ModelError
 
@@ -36,13 +37,13 @@ class Measured:
 
 
 def measure(model: Any, count: int | None = None) -> Measured:
-    """Run one token through `model` and measure its layers, or the first `count` of those that keep something.
-    ModelError for caches that cannot be handed over."""
+    """Run one token through `model` and measure what its layers keep, or the first `count` of that. ModelError for
+    caches that cannot be handed over."""
     spies = _spy_on_ropes(model)
     try:
         caches = make_prompt_cache(model)
         logits = model(mx.array([[0]]), cache=caches)
-        caches = caches[:count]
+        caches = entries_of(caches)[:count]
         mx.eval([cache.state for cache in caches])
     except Exception as error:  # which one depends on the architecture
         raise ModelError(
@@ -77,12 +78,14 @@ def probe(rope: Any, width: int) -> Rope | None:
 
 
 def rope_modules(model: Any) -> Iterator[tuple[int, Any, str, Any]]:
-    """(layer, parent, attribute, module) of every rope-like module inside the decoder layers."""
+    """(layer of the layout, parent, attribute, module) of every rope-like module inside the decoder layers."""
+    caches, first = make_prompt_cache(model), 0
     for index, layer in enumerate(model.layers):
-        for parent in layer.modules():
+        for path, parent in layer.named_modules():
             for name, child in parent.children().items():
                 if isinstance(child, nn.Module) and _is_rope(name, child):
-                    yield index, parent, name, child
+                    yield first + (path.rpartition(".")[2] == "indexer"), parent, name, child
+        first += len(entries_of(caches[index : index + 1])) or 1
 
 
 def _is_rope(name: str, module: Any) -> bool:
@@ -132,8 +135,8 @@ def _layout(index: int, cache: Any) -> LayerLayout:
 
 
 def _kv_layout(kind: Any, cache: Any, window: int | None) -> LayerLayout:
-    _, heads, _, key_dim = cache.keys.shape
-    return LayerLayout(kind, heads, key_dim, cache.values.shape[3], window)
+    (_, heads, _, key_dim), value_dim = cache.keys.shape, cache.values.shape[3]
+    return LayerLayout(kind if value_dim else "index", heads, key_dim, value_dim, window)
 
 
 def _kv_dtype(caches: list[Any]) -> str:

@@ -20,7 +20,8 @@ from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, RotatingKVCache
 from disagg.api.layout import Layout, SplitLayout
 from disagg.engines.decoding import Job
 from disagg.engines.decoding.tail import Tail
-from disagg.engines.mlx.cache import exact, fill_from_held, parts_of
+from disagg.engines.mlx.cache import exact, fill_from_held
+from disagg.engines.mlx.entries import as_layers, entries_of, parts_of
 from disagg.engines.mlx.prefix_cache import CachedPrefix
 from disagg.engines.model.reference import EngineInfo
 from disagg.errors import ModelError
@@ -54,7 +55,7 @@ class Spans:
             whole = make_prompt_cache(self._model)
             for tokens in _test_tokens():
                 self._model(mx.array([tokens]), cache=whole)
-            expected = [array for cache in whole for array in _arrays(cache)]
+            expected = [array for cache in entries_of(whole) for array in _arrays(cache)]
             for layers in sorted({1, self.split.layers // 2, self.split.layers - 1}):
                 if not _alike(expected, self._divided(layers), rounding):
                     return f"divided after layer {layers}, mlx-lm computes it otherwise than whole"
@@ -94,7 +95,8 @@ class Span:
     def caches(self, held: CachedPrefix | None = None, room: int = 0) -> list[Any]:
         """Caches for `run`, after the held tokens: the model's own for the layers of the span, stand-ins for the
         others. room: tokens that follow; rows of so many are allocated at once."""
-        caches: list[Any] = make_prompt_cache(self._whole)
+        layers: list[Any] = make_prompt_cache(self._whole)
+        caches = entries_of(layers)
         for index, inside in enumerate(self._inside):
             if not inside:
                 caches[index] = _stand_in(caches[index], held.tokens if held is not None else 0)
@@ -104,7 +106,7 @@ class Span:
                     fill_from_held(part, held, index)
                 if room and isinstance(part, KVCache):
                     part.step = room
-        return caches
+        return as_layers(layers, caches)
 
     def run(self, tokens: Sequence[int], caches: Sequence[Any], hidden: Any = None) -> Any:
         """Run the next tokens. hidden: [1, tokens, hidden], the state after the layer before the span; None: the span
@@ -118,13 +120,13 @@ class Span:
             return self._made
         finally:
             self._given = self._made = None
-            for cache, inside in zip(caches, self._inside, strict=True):
+            for cache, inside in zip(entries_of(caches), self._inside, strict=True):
                 if not inside:
                     _advance(cache, len(tokens))
 
     def own(self, caches: Sequence[Any]) -> list[Any]:
-        """Those of the caches whose layers are in the span."""
-        return [cache for cache, inside in zip(caches, self._inside, strict=True) if inside]
+        """Those of the caches whose layers are in the span, one for each layer of the layout."""
+        return [cache for cache, inside in zip(entries_of(caches), self._inside, strict=True) if inside]
 
     def _pass_on(self, given: Any) -> Any:
         return given if self._given is None else self._given

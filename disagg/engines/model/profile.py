@@ -252,8 +252,8 @@ def _pairs(reference: ModelProfile, actual: ModelProfile) -> list[tuple[LayerPro
 
 def _kind(layer: LayerProfile) -> str:
     layout = layer.layout
-    if layout.kind == "state":
-        return "a state"
+    if layout.kind in ("state", "index"):
+        return "a state" if layout.kind == "state" else "the keys of an indexer"
     return f"a window of {layout.window}" if layout.kind == "sliding" else f"{layout.kind} attention"
 
 

@@ -19,7 +19,6 @@ from disagg.api.layout import Layout, SplitLayout
 from disagg.api.status import Evidence, PreflightFinding
 from disagg.config import EngineOptions
 from disagg.engines.model.architectures import architecture_of, layers_of
-from disagg.engines.model.architectures.base import cached_layers
 from disagg.engines.model.profile import ModelProfile, Rope, layout_of, verdict
 from disagg.engines.model.text import HFTokenizer
 from disagg.errors import ModelError, first_line
@@ -133,11 +132,12 @@ class Reference:
     def split(self) -> SplitLayout:
         """How its layers can be divided between hosts."""
         config = self.text_config
+        architecture = architecture_of(config)
         return SplitLayout(
             layers=int(config.num_hidden_layers),
-            places=tuple(cached_layers(config)),
+            places=architecture.places(config),
             hidden=int(config.hidden_size),
-            refusal=architecture_of(config).split(config),
+            refusal=architecture.split(config),
         )
 
     @property

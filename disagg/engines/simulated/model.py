@@ -134,7 +134,7 @@ class CountedKV:
 
     def __init__(self, info: EngineInfo, limit: int) -> None:
         self._info = info
-        windows = [layer.window or 0 for layer in info.layout.layers if layer.kind != "full"]
+        windows = [layer.window or 0 for layer in info.layout.layers if not layer.keeps_every_row]
         self._rewindable = min(windows, default=None)
         self.store: PrefixCache[CountedRows, CountedSnapshot] = PrefixCache(limit, self._rewindable)
 
@@ -150,7 +150,7 @@ class CountedKV:
         """Hold the KV of a request that has ended. head: of the model's first so many layers; None: of all."""
         split, tokens = self._info.split, [*prompt, *answer]
         layout = split.head(self._info.layout, split.layers if head is None else head)
-        others = replace(layout, layers=tuple(at for at in layout.layers if at.kind != "full"))
+        others = replace(layout, layers=tuple(at for at in layout.layers if not at.keeps_every_row))
         row_bytes = layout.nbytes(1) - others.nbytes(1)
         snapshots = {at: self._snapshot(others, at) for at in (len(prompt) - 1, len(tokens))}
         rows = partial(_counted_rows, row_bytes)

@@ -69,13 +69,20 @@ class PreallocatedCache(Cache):
         computed = places if layers is None else places[: plan.split.count(layers)]
         dtype = getattr(torch, layout.dtype)
         made: list[Any] = [DummyLayer() for _ in range(plan.split.layers)]
-        for place, layer in zip(places, layout.layers, strict=True):
-            made[place] = make_layer(layer, total, chunk, dtype, device) if place in computed else uncomputed(layer)
+        self._kept: list[Any] = []
+        self._numbers: dict[int, int] = {}
+        for number, (place, layer) in enumerate(zip(places, layout.layers, strict=True)):
+            if number >= len(computed):
+                made[place] = uncomputed(layer)
+                continue
+            self._kept.append(make_layer(layer, total, chunk, dtype, device))
+            if layer.kind == "index":
+                made[place].index = self._kept[-1]
+            else:
+                made[place], self._numbers[place] = self._kept[-1], number
         super().__init__(layers=made)
-        self._architecture = plan.architecture
-        self._kept = [made[place] for place in computed]
-        self._numbers = {place: number for number, place in enumerate(computed)}
-        self._snapshots = any(layer.kind == "sliding" or layer.states for layer in layout.layers)
+        self._architecture, self._layout = plan.architecture, layout
+        self._snapshots = any(not layer.keeps_every_row for layer in layout.layers)
         self._total, self._after = total, 0
         self._on_rows, self._on_state = on_rows, on_state
 
@@ -97,6 +104,14 @@ class PreallocatedCache(Cache):
         new = key_states.shape[2]
         self._report(self._numbers[layer_idx], start, keys[:, :, -new:], values[:, :, -new:])
         return keys, values
+
+    def update_indexer(self, indexer_key_states: torch.Tensor, layer_idx: int) -> torch.Tensor:
+        """Store the new keys of a layer's indexer, [1, new, dim]; returns those of all tokens."""
+        index, new = self.layers[layer_idx].index, indexer_key_states[:, None]
+        start = index.get_seq_length()
+        keys, values = index.update(new, new[..., :0])
+        self._report(self._numbers[layer_idx] + 1, start, keys[:, :, start:], values[:, :, start:])
+        return keys[:, 0]
 
     def layer_done(self, layer_idx: int) -> None:
         """A layer of the model has computed the tokens that were announced with `begin`."""
@@ -139,7 +154,12 @@ class PreallocatedCache(Cache):
                 layer.seen = tokens
 
     def _report(self, number: int, start: int, keys: torch.Tensor, values: torch.Tensor) -> None:
-        if self._on_rows is not None:
+        if self._on_rows is None:
+            return
+        if self._layout.layers[number].kind == "index":  # rotated as the vector of the layer before it
+            keys = self._architecture.wire_index(keys, self._layout.layers[number - 1].value_dim)
+            self._on_rows(number, start, keys, values)
+        else:
             self._on_rows(number, start, keys, self._architecture.wire_values(values))
 
     def _report_state(self, number: int) -> None:

@@ -49,7 +49,9 @@ class _Layer(CacheLayerMixin):
 
 
 class FullLayer(_Layer):
-    """All rows, in the order of the tokens."""
+    """All rows, in the order of the tokens. index: the keys of its indexer, if it has one."""
+
+    index: FullLayer | None = None
 
     def __init__(self, layout: LayerLayout, total: int, chunk: int, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__(layout, total, dtype, device)

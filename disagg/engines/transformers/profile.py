@@ -7,6 +7,7 @@ those that rotate them.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +16,6 @@ from transformers.cache_utils import DynamicCache, DynamicLayer, LinearAttention
 
 from disagg.api.layout import LayerLayout, StateTensor
 from disagg.engines.model.architectures import Architecture, architecture_of
-from disagg.engines.model.architectures.base import cached_layers
 from disagg.engines.model.profile import LayerProfile, ModelProfile, Rope
 from disagg.errors import ModelError
 
@@ -26,10 +26,10 @@ def measure(model: Any, reference: ModelProfile) -> ModelProfile:
     """The model's actual profile, of as many layers as `reference` has. Tokenizer and context, which transformers does
     not change, are `reference`'s."""
     config = model.config.get_text_config(decoder=True)
-    places = cached_layers(config)[: len(reference.layers)]
+    places = sorted(set(architecture_of(config).places(config)[: len(reference.layers)]))
     try:
         here, there = _layers_at(model, 0), _layers_at(model, _PROBE_POSITION)
-        layers = tuple(_profile(model, index, here[index], there[index]) for index in places)
+        layers = tuple(one for index in places for one in _profiles(model, index, here[index], there[index]))
     except ModelError:
         raise
     except Exception as error:  # which one depends on the architecture
@@ -57,8 +57,17 @@ def _layers_at(model: Any, position: int) -> list[Any]:
     return list(cache.layers)
 
 
+def _profiles(model: Any, index: int, here: Any, there: Any) -> Iterator[LayerProfile]:
+    """What one layer of the model keeps, by what its cache holds after a token at either position."""
+    yield _profile(model, index, here, there)
+    keys, moved = (getattr(layer, "indexer_keys", None) for layer in (here, there))
+    if keys is not None and moved is not None:
+        rope = _module_rope(model, index) if _turned(keys, moved) else None
+        yield LayerProfile(LayerLayout("index", 1, int(keys.shape[-1])), rope)
+
+
 def _profile(model: Any, index: int, here: Any, there: Any) -> LayerProfile:
-    """One layer of the model, by what its cache holds after a token at either position."""
+    """Its rows and its state."""
     config = model.config.get_text_config(decoder=True)
     states = _states(architecture_of(config), here)
     if not isinstance(here, DynamicLayer):

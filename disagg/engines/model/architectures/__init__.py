@@ -6,6 +6,7 @@ lfm2      layers of a short convolution
 delta     gated delta nets: qwen3_next, qwen3_5, kimi_linear
 mamba     Mamba 2: nemotron_h, falcon_h1, granitemoehybrid
 latent    latent attention: deepseek, glm4_moe_lite
+indexed   sparse attention: deepseek_v32, glm_moe_dsa
 cohere    rotation on sliding layers only: cohere2, exaone4, afmoe
 gemma     streams beside the hidden state: gemma3n
 experts   mixtures that a framework computes otherwise: qwen2_moe, olmoe, ernie4_5_moe
@@ -21,7 +22,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from disagg.engines.model.architectures import cohere, delta, experts, gemma, gpt_oss, latent, lfm2, mamba
+from disagg.engines.model.architectures import cohere, delta, experts, gemma, gpt_oss, indexed, latent, lfm2, mamba
 from disagg.engines.model.architectures.base import Architecture, LoadedByMLX, Patch, refused
 from disagg.engines.model.profile import LayerProfile
 from disagg.errors import ModelError
@@ -33,6 +34,7 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = {
     **delta.ARCHITECTURES,
     **mamba.ARCHITECTURES,
     **latent.ARCHITECTURES,
+    **indexed.ARCHITECTURES,
     **cohere.ARCHITECTURES,
     **gemma.ARCHITECTURES,
     **experts.ARCHITECTURES,
@@ -51,6 +53,7 @@ MLX_PATCHES: Final[tuple[Patch, ...]] = (
     mamba.lengths_of_mamba,
     mamba.unlimited_time_steps,
     experts.biased_experts,
+    indexed.indexer_norms,
 )
 
 _PLAIN: Final = Architecture()

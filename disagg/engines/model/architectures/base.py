@@ -31,6 +31,10 @@ ToStates = Callable[[Sequence[Tensor], Sequence[Tensor]], tuple[Tensor, ...]]
 Refusal = Callable[[Config], str]
 # keys or values, [1, heads, rows, dim] -> the same in the order of the wire
 ToRows = Callable[[Tensor], Tensor]
+# (keys of an indexer, [1, 1, rows, dim], how many of their elements are rotated) -> the same in the order of the wire
+ToIndex = Callable[[Tensor, int], Tensor]
+# (configuration, index of the layer) -> the keys of its indexer, which it keeps beside its rows; None if it has none
+Index = Callable[[Config, int], LayerLayout | None]
 # (configuration, "cpu" or "cuda") -> why vLLM on this device is refused for a model that it loads and whose layers
 # measure right; empty if it is not
 RefusalOfVLLM = Callable[[Config, str], str]
@@ -77,8 +81,12 @@ def no_rope(config: Config, layer: int, kind: str) -> Rope | None:
     return None
 
 
-def _as_they_are(rows: Tensor) -> Tensor:
+def _as_they_are(rows: Tensor, rotated: int = 0) -> Tensor:
     return rows
+
+
+def _no_index(config: Config, layer: int) -> None:
+    return None
 
 
 def _not_refused(config: Config, device: str = "") -> str:
@@ -130,19 +138,21 @@ class Architecture:
     """What is special about the KV of some model types. The defaults are plain attention.
 
     kinds: the shape of each kind of layer, by transformers' name of the kind.
-    rope: the rotary embedding of one layer.
-    wire_states, wire_values: what transformers keeps -> the wire. convolved: what its states consist of. refusal: why
-    such a model cannot be handed over; empty if it can.
+    index: the keys of a layer's indexer. rope: the rotary embedding of one layer, and of its indexer.
+    wire_states, wire_values, wire_index: what transformers keeps -> the wire. convolved: what its states consist of.
+    refusal: why such a model cannot be handed over; empty if it can.
     split: why two hosts cannot compute a part of its layers each; empty if they can.
     refusal_of_vllm: why vLLM alone computes it otherwise. latent_epsilon: what mlx-lm normalises latent vectors with.
     mlx_model: mlx-lm's Model as a class that also loads what mlx-lm 0.32 misreads.
     """
 
     kinds: Mapping[str, Shape] = field(default_factory=dict)
+    index: Index = _no_index
     rope: RopeOf = plain_rope
     wire_states: ToStates = _without_states
     convolved: Callable[[Config], Convolved] = _nothing_convolved
     wire_values: ToRows = _as_they_are
+    wire_index: ToIndex = _as_they_are
     refusal: Refusal = _not_refused
     split: Refusal = _shares_kv
     refusal_of_vllm: RefusalOfVLLM = _not_refused
@@ -150,14 +160,20 @@ class Architecture:
     mlx_model: Callable[[MLXModel], MLXModel] = _as_it_is
 
     def layers(self, config: Config) -> tuple[LayerProfile, ...]:
-        """The layers that keep something, in order, each with its shape and rotary embedding. ModelError for a kind of
-        layer that is not known."""
+        """What the layers keep, in order, each with its shape and rotary embedding. ModelError for a kind of layer
+        that is not known."""
         kinds = layer_kinds(config)
-        return tuple(self._layer(config, index, kinds[index]) for index in cached_layers(config))
+        return tuple(made for index in cached_layers(config) for made in self._layer(config, index, kinds[index]))
 
-    def _layer(self, config: Config, index: int, kind: str) -> LayerProfile:
-        layout = self._shape(config, kind)(config.per_layer_config[index])
-        return LayerProfile(layout, self.rope(config, index, kind) if layout.kv_heads else None)
+    def places(self, config: Config) -> tuple[int, ...]:
+        """To which layer of the model each of `layers` belongs."""
+        cached = cached_layers(config)
+        return tuple(at for at in cached for _ in range(1 if self.index(config, at) is None else 2))
+
+    def _layer(self, config: Config, index: int, kind: str) -> list[LayerProfile]:
+        layout, indexer = self._shape(config, kind)(config.per_layer_config[index]), self.index(config, index)
+        rope = self.rope(config, index, kind) if layout.kv_heads else None
+        return [LayerProfile(one, rope) for one in (layout, indexer) if one is not None]
 
     def _shape(self, config: Config, kind: str) -> Shape:
         shapes = {"full_attention": full, "sliding_attention": sliding, **self.kinds}

@@ -45,11 +45,25 @@ _GEMMA3N = {
     "rope_local_base_freq": 10000.0,
     "tie_word_embeddings": True,
 }
+_INDEXER = {"index_topk": 32, "index_n_heads": 16, "index_head_dim": 32}
 
 SPECIAL_LAYERS: Mapping[str, dict[str, Any]] = {
     # latent attention
     "deepseek_v3": {"architectures": ["DeepseekV3ForCausalLM"], **LATENT, **ROUTED},
     "glm4_moe_lite": {"architectures": ["Glm4MoeLiteForCausalLM"], **LATENT, **ROUTED},
+    # latent attention to the tokens that an indexer chooses
+    "deepseek_v32": {"architectures": ["DeepseekV32ForCausalLM"], **LATENT, **ROUTED, **_INDEXER},
+    "glm_moe_dsa": {
+        "architectures": ["GlmMoeDsaForCausalLM"],
+        **LATENT,
+        **ROUTED,
+        **_INDEXER,
+        "num_hidden_layers": 5,
+        "index_topk_pattern": "FFSSF",
+        "indexer_rope_interleave": True,
+        "moe_layer_freq": 1,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+    },
     # layers of different sizes, or that share keys and values
     "gemma4_text": {"architectures": ["Gemma4ForCausalLM"], **_GEMMA4, "num_kv_shared_layers": 0},
     "gemma4_text_shared": {
