@@ -54,6 +54,7 @@ MLX_PATCHES: Final[tuple[Patch, ...]] = (
     mamba.unlimited_time_steps,
     experts.biased_experts,
     indexed.indexer_norms,
+    latent.kept_latents,
 )
 
 _PLAIN: Final = Architecture()

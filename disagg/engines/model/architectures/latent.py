@@ -1,15 +1,20 @@
 """Latent attention (MLA): a layer keeps one latent vector and one rotated vector per token, shared by all heads.
 
 They travel as the keys and the values of one head. transformers keeps the halves of the rotated pairs apart, mlx-lm
-keeps each pair together.
+keeps each pair together. Of deepseek_v2 and minicpm3 mlx-lm keeps the keys and values of every head, which are nine
+times as many bytes for DeepSeek-V2-Lite: they get the attention that mlx-lm has for deepseek_v3.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
+from types import SimpleNamespace
+from typing import Any
 
 from disagg.api.layout import LayerLayout
-from disagg.engines.model.architectures.base import Architecture, Config, Tensor, refused
+from disagg.api.status import PreflightFinding
+from disagg.engines.model.architectures.base import Architecture, Config, LoadedByMLX, MLXModel, Tensor, refused
 from disagg.engines.model.profile import Rope
 from disagg.engines.model.rope import reference_rope
 
@@ -34,22 +39,107 @@ def _rotated_halves(config: Config) -> str:
     return "" if config.rope_interleave else "mlx-lm ignores rope_interleave, which transformers applies"
 
 
-_LATENT = Architecture(
-    kinds={"full_attention": latent},
-    rope=latent_rope,
-    wire_values=pairs_together,
-    refusal=_rotated_halves,
-)
-_EXPANDED = refused("transformers keeps its latent vectors, mlx-lm the keys and values of every head")
-_INDEXED = refused("its sparse attention keeps keys of its own beside the latent vectors, which are not handed over")
+@cache
+def _latent_attention() -> Any:
+    from mlx_lm.models.base import create_attention_mask
+    from mlx_lm.models.deepseek_v3 import DeepseekV3Attention
+
+    class LatentAttention(DeepseekV3Attention):
+        """mlx-lm's own, in models that do not make the array that it wants as its mask."""
+
+        def __call__(self, x: Any, mask: Any = None, cache: Any = None) -> Any:
+            if isinstance(mask, str):
+                mask = create_attention_mask(x, cache, return_array=True)
+            return super().__call__(x, mask, cache)
+
+    return LatentAttention
+
+
+def with_latents(model_class: MLXModel) -> MLXModel:
+    """mlx-lm's Model as a class that keeps latent vectors in place of the keys and values of every head."""
+    from mlx_lm.models.rope_utils import initialize_rope
+
+    class WithLatents(model_class):
+        def __init__(self, args: Any) -> None:
+            scaling = args.rope_scaling or {"factor": 1.0}  # mlx-lm wants some, for rotary modules that are replaced
+            super().__init__(replace(args, rope_scaling=scaling))
+            stated = SimpleNamespace(v_head_dim=args.hidden_size // args.num_attention_heads)
+            stated.__dict__.update(vars(args))
+            for layer in self.layers:
+                layer.self_attn = _latent_attention()(stated)
+                layer.self_attn.rope = initialize_rope(
+                    args.qk_rope_head_dim,
+                    args.rope_theta,
+                    args.model_type == "deepseek_v2",
+                    args.rope_scaling,
+                    args.max_position_embeddings,
+                )
+
+        def sanitize(self, weights: dict[str, Any]) -> Any:
+            if hasattr(model_class, "sanitize"):
+                weights = super().sanitize(weights)
+            for index, layer in enumerate(self.layers):
+                prefix = f"model.layers.{index}.self_attn"
+                _split_by_head(weights, prefix, layer.self_attn)
+            return weights
+
+    return WithLatents
+
+
+def with_scaled_logits(model_class: MLXModel) -> MLXModel:
+    """The same for minicpm3, whose logits mlx-lm does not scale if the output head is the embeddings."""
+    latents: Any = with_latents(model_class)
+
+    class Scaled(latents):
+        def __call__(self, *arguments: Any, **options: Any) -> Any:
+            logits, args = super().__call__(*arguments, **options), self.args
+            return logits / (args.hidden_size / args.dim_model_base) if args.tie_word_embeddings else logits
+
+    return Scaled
+
+
+def _split_by_head(weights: dict[str, Any], prefix: str, attention: Any) -> None:
+    """Replace kv_b_proj by what mlx-lm's attention of deepseek_v3 has: from latent vectors to the keys of each head,
+    and to its values. Packed weights are unpacked and stay so: packing them anew would change them."""
+    from mlx import core as mx
+
+    name = f"{prefix}.kv_b_proj"
+    if (both := weights.pop(f"{name}.weight", None)) is None:
+        return
+    if (scales := weights.pop(f"{name}.scales", None)) is not None:
+        group = attention.kv_lora_rank // scales.shape[-1]
+        bits = both.shape[-1] * 32 // attention.kv_lora_rank
+        biases = weights.pop(f"{name}.biases", None)
+        mode = "affine" if biases is not None else f"mxfp{bits}"
+        both = mx.dequantize(both, scales, biases, group_size=group, bits=bits, mode=mode)
+    by_head = both.reshape(attention.num_heads, -1, attention.kv_lora_rank)
+    keys, values = mx.split(by_head, [attention.qk_nope_head_dim], axis=1)
+    weights[f"{prefix}.embed_q.weight"] = mx.contiguous(keys.swapaxes(1, 2))
+    weights[f"{prefix}.unembed_out.weight"] = mx.contiguous(values)
+
+
+def kept_latents(loaded: LoadedByMLX) -> list[PreflightFinding]:
+    """Report the layers that keep latent vectors here and heads in mlx-lm."""
+    count = sum(isinstance(module, _latent_attention()) for module in loaded.model.modules())
+    detail = f"on {count} layers mlx-lm keeps the keys and values of every head, here latent vectors"
+    return [PreflightFinding("latent vectors", "patched", detail)] if count else []
+
+
+def _always(config: Config) -> float:
+    """The epsilon that transformers, mlx-lm and the models' own code have for latent vectors, whatever config.json
+    states for the other norms."""
+    return 1e-6
+
+
+_AS_IN_MLX = Architecture(kinds={"full_attention": latent}, rope=latent_rope)
+_LATENT = replace(_AS_IN_MLX, wire_values=pairs_together, refusal=_rotated_halves)
+
 
 ARCHITECTURES = {
-    "deepseek_v3": replace(_LATENT, latent_epsilon=lambda config: 1e-6),  # as transformers, whatever config.json has
+    "deepseek_v3": replace(_LATENT, latent_epsilon=_always),
     "glm4_moe_lite": _LATENT,
-    "deepseek_v2": _EXPANDED,
-    "minicpm3": _EXPANDED,
-    "deepseek_v32": _INDEXED,
-    "glm_moe_dsa": _INDEXED,
+    "deepseek_v2": replace(_AS_IN_MLX, mlx_model=with_latents, latent_epsilon=_always),
+    "minicpm3": replace(_AS_IN_MLX, mlx_model=with_scaled_logits, latent_epsilon=_always),
     "longcat_flash": refused("each of its layers keeps latent vectors twice, which are not handed over"),
 }
 UNKNOWN = refused("its form of latent attention (MLA) is not handed over")

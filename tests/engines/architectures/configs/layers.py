@@ -45,12 +45,40 @@ _GEMMA3N = {
     "rope_local_base_freq": 10000.0,
     "tie_word_embeddings": True,
 }
+_YARN = {
+    "type": "yarn",
+    "factor": 4.0,
+    "original_max_position_embeddings": 256,
+    "beta_fast": 32,
+    "beta_slow": 1,
+    "mscale": 0.707,
+    "mscale_all_dim": 0.707,
+}
 _INDEXER = {"index_topk": 32, "index_n_heads": 16, "index_head_dim": 32}
 
 SPECIAL_LAYERS: Mapping[str, dict[str, Any]] = {
     # latent attention
     "deepseek_v3": {"architectures": ["DeepseekV3ForCausalLM"], **LATENT, **ROUTED},
     "glm4_moe_lite": {"architectures": ["Glm4MoeLiteForCausalLM"], **LATENT, **ROUTED},
+    "deepseek_v2": {
+        "architectures": ["DeepseekV2ForCausalLM"],
+        **LATENT,
+        **ROUTED,
+        "scoring_func": "softmax",
+        "topk_method": "group_limited_greedy",
+        "n_group": 2,
+        "norm_topk_prob": False,
+        "rope_scaling": _YARN,
+    },
+    "minicpm3": {
+        "architectures": ["MiniCPM3ForCausalLM"],
+        **LATENT,
+        "rms_norm_eps": 1e-5,
+        "scale_emb": 12,
+        "scale_depth": 1.4,
+        "dim_model_base": 32,
+        "tie_word_embeddings": True,
+    },
     # latent attention to the tokens that an indexer chooses
     "deepseek_v32": {"architectures": ["DeepseekV32ForCausalLM"], **LATENT, **ROUTED, **_INDEXER},
     "glm_moe_dsa": {
