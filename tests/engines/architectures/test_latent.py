@@ -19,6 +19,7 @@ from tests.engines.architectures.configs import config
 from tests.engines.architectures.pairs import CONTEXT, make
 from tests.engines.mlx.mlx_parts import prompt
 
+LONGROPE = {"type": "longrope", "original_max_position_embeddings": 8192}
 OPTIONS = EngineOptions("mlx", dtype="float32", device="cpu", chunk_tokens=48)
 
 
@@ -32,7 +33,9 @@ def logits(folder: Path, tokens: list[int]) -> Any:
 
 @pytest.mark.parametrize("name", ["deepseek_v2", "minicpm3"])
 def test_logits_over_latent_vectors_are_those_of_mlx_lm_over_heads(name: str, tmp_path: Path) -> None:
-    make(config(name), tmp_path)
+    factors = [1.0 + pair / 8 for pair in range(8)]
+    scaling = {"rope_scaling": LONGROPE | {"short_factor": factors, "long_factor": factors}}
+    make({**config(name), **(scaling if name == "minicpm3" else {})}, tmp_path)
     alone, raw = load_model(tmp_path)
     tokens = prompt(120, seed=2)
     theirs = numpy.array(alone(mx.array([tokens]))[0, -40:])

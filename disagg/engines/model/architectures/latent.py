@@ -125,6 +125,11 @@ def kept_latents(loaded: LoadedByMLX) -> list[PreflightFinding]:
     return [PreflightFinding("latent vectors", "patched", detail)] if count else []
 
 
+def _own_width_of_values(config: Config) -> str:
+    width = config.hidden_size // config.num_attention_heads
+    return "" if config.v_head_dim == width else f"mlx-lm ignores v_head_dim = {config.v_head_dim}, and has {width}"
+
+
 def _always(config: Config) -> float:
     """The epsilon that transformers, mlx-lm and the models' own code have for latent vectors, whatever config.json
     states for the other norms."""
@@ -139,7 +144,7 @@ ARCHITECTURES = {
     "deepseek_v3": replace(_LATENT, latent_epsilon=_always),
     "glm4_moe_lite": _LATENT,
     "deepseek_v2": replace(_AS_IN_MLX, mlx_model=with_latents, latent_epsilon=_always),
-    "minicpm3": replace(_AS_IN_MLX, mlx_model=with_scaled_logits, latent_epsilon=_always),
+    "minicpm3": replace(_AS_IN_MLX, mlx_model=with_scaled_logits, latent_epsilon=_always, refusal=_own_width_of_values),
     "longcat_flash": refused("each of its layers keeps latent vectors twice, which are not handed over"),
 }
 UNKNOWN = refused("its form of latent attention (MLA) is not handed over")
