@@ -256,11 +256,12 @@ def _download(hub_id: str) -> Path:
 
 
 def _text_config(path: Path) -> Any:
+    from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig
 
     try:
         return AutoConfig.from_pretrained(path).get_text_config(decoder=True)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, StrictDataclassError) as error:
         raise ModelError(
             f"{path / 'config.json'}: transformers cannot read it: {first_line(error)}",
             "compare it with the model's original, or update transformers for a newer architecture",
