@@ -160,9 +160,10 @@ class HistoryEntry(Contract, frozen=True, kw_only=True):
     complete, and one more if it failed or was cancelled.
 
     Times in seconds, speeds in tokens per second, those that are not known are None. id: counts up. time: when the
-    request began, seconds since 1970. api: the dialect. key, key_id: name and id of the caller's key; the name may have
-    been that of another key, which is revoked. choice: number of the answer. reason: why these hosts and this method
-    were tried. ttft_parts: seconds by name, which add up to ttft. prompt, answer: only if the gateway keeps texts.
+    request began, seconds since 1970. api: the dialect. key, key_id: name and id of the caller's key; the name may
+    have been that of another key, which is revoked. choice: number of the answer. reason: why these hosts and this
+    method were tried. layers, resumed_at: of a prompt that both hosts computed, and of one whose prefill host failed.
+    ttft_parts: seconds by name, which add up to ttft. prompt, answer: only if the gateway keeps texts.
     """
 
     time: float
@@ -183,6 +184,8 @@ class HistoryEntry(Contract, frozen=True, kw_only=True):
     finish_reason: str | None = None
     prompt_tokens: int = 0
     held_tokens: int = 0
+    layers: int | None = None
+    resumed_at: int | None = None
     completion_tokens: int = 0
     ttft: float | None = None
     ttft_parts: Mapping[str, float] = {}

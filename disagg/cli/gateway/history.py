@@ -120,7 +120,11 @@ def remark(entry: HistoryEntry) -> Text:
         return Text(" cancelled")
     if entry.method == "fallback":
         return Text(" fallback", style="yellow")
-    return Text(f" {entry.held_tokens:,} held" if entry.held_tokens else "", style="dim")
+    if entry.resumed_at is not None:
+        return Text(f" prefill host failed after {entry.resumed_at:,}", style="yellow")
+    notes = [f"{entry.held_tokens:,} held"] if entry.held_tokens else []
+    notes += [f"split after {entry.layers}"] if entry.layers is not None else []
+    return Text(f" {', '.join(notes)}" if notes else "", style="dim")
 
 
 def _state(entry: HistoryEntry) -> Text:

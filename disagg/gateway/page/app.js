@@ -169,7 +169,9 @@ function remark(one) {
   if (one.state === "failed") return el("span", { class: "bad" }, one.error ?? "failed");
   if (one.state === "cancelled") return el("span", { class: "muted" }, "cancelled");
   if (fellBack(one)) return el("span", { class: "warn" }, "fallback");
-  return one.held_tokens ? el("span", { class: "muted" }, `${count(one.held_tokens)} tokens held`) : "";
+  if (one.resumed_at != null) return el("span", { class: "warn" }, `prefill host failed after ${count(one.resumed_at)} tokens`);
+  const notes = [one.held_tokens && `${count(one.held_tokens)} tokens held`, one.layers != null && `split after ${one.layers} layers`].filter(Boolean);
+  return notes.length ? el("span", { class: "muted" }, notes.join(", ")) : "";
 }
 
 // ---- plots

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from disagg.api.gateway import HistoryEntry
+from disagg.cli.gateway.history import remark
 from disagg.config import load
 from disagg.gateway.watch.history import HistoryBounds, Store, history_path
 from tests.cli.commandline import run, write_fleet
@@ -85,6 +86,21 @@ def test_on_a_narrow_terminal_nothing_of_an_answer_is_cut(
     assert max(map(len, out.splitlines())) <= 40 and "…" not in out
     for text in ("1,234+56 tokens", "TTFT 250 ms", "total 2.00 s", "tiny-decode fallback", "no host answers"):
         assert text in " ".join(out.split())
+
+
+@pytest.mark.parametrize(
+    ("fields", "shown"),
+    [
+        ({}, ""),
+        ({"held_tokens": 1200}, " 1,200 held"),
+        ({"layers": 24}, " split after 24"),
+        ({"held_tokens": 1200, "layers": 24}, " 1,200 held, split after 24"),
+        ({"layers": 24, "resumed_at": 2048}, " prefill host failed after 2,048"),
+    ],
+)
+def test_a_prompt_that_both_hosts_computed_says_so(fields: dict[str, int], shown: str) -> None:
+    plain = HistoryEntry(time=0.0, request_id="r", api="a", model="m", state="ok", total_time=1.0)
+    assert remark(msgspec.structs.replace(plain, **fields)).plain == shown
 
 
 @pytest.mark.parametrize(
