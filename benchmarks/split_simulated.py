@@ -57,6 +57,8 @@ WARM_UP: Final = (1024, 4096, 4096, 1024)
 UNCOUNTED: Final = 2
 """Rounds of each length that are not counted: memory of its size is touched for the first time, which takes a virtual
 machine over a second per gigabyte, and speeds of prompts so long are measured."""
+KV_BYTES: Final = 128 << 30
+"""Of the decode host. Finished prompts count as held: less than this, and the memory that KV comes into is not kept."""
 WHOLE_CHUNK: Final = 2048
 """Tokens of a chunk of a prompt that one machine computes."""
 DTYPE: Final = "bfloat16"
@@ -264,7 +266,7 @@ def write_hosts(folder: Path, pair: Pair, link: Namespaces | None, layers: int |
             decode=pair.decode,
             dtype=DTYPE,
             addresses=link.addresses if link else ("127.0.0.1", "127.0.0.1"),
-            kv_bytes=32 << 30,
+            kv_bytes=KV_BYTES,
             split="" if layers is None else f", split = {layers}",
         )
     )
