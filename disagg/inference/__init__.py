@@ -2,6 +2,7 @@
 
 client    the public API, for asyncio and for synchronous code
 several   one prompt to several models
+keepers   models of hosts with several: loaded, unloaded, pulled, deleted
 stream    an answer while it arrives
 attempts/ the attempts at one request, until one gives the answer
 options   the options of a request, and its body

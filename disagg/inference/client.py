@@ -78,6 +78,11 @@ class BaseClient:
         """This client's view of its hosts: which are up, how loaded they are, which fail."""
         return self._driver.view
 
+    @property
+    def connections(self) -> Connections:
+        """Its connections to hosts, for calls that are not about requests."""
+        return self._driver.http
+
     async def _connect(self, *models: str) -> None:
         names = {self.fleet.model(model).name for model in models} or self.fleet.models.keys()
         hosts = [host for host in self.fleet.served.values() if host.model in names]

@@ -1,12 +1,13 @@
-"""Send several requests at the same time and collect their answers."""
+"""Send several requests at the same time and collect their answers, or what arrives of them."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final, TypeVar
 
 from disagg.api.gateway import ParallelFigures
 from disagg.errors import DisaggError
@@ -14,6 +15,9 @@ from disagg.inference.hosts.route import Ranking
 from disagg.inference.stream import AsyncStream
 from disagg.inference.types import Completion
 
+T = TypeVar("T")
+WAITING: Final = 64
+"""What `together` holds until it is read; the generators hold the rest."""
 OpenStream = Callable[..., AsyncStream]
 """AsyncClient.stream, or what behaves like it."""
 
@@ -137,3 +141,33 @@ async def _ask_one(
         watcher.arrived(answer, "")
     except DisaggError as error:
         answer.wall, answer.error = time.monotonic() - began, error
+
+
+async def together(sources: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[T, None]:
+    """What several generators yield, in the order of its arrival. The first failure ends them all."""
+    queue: asyncio.Queue[tuple[T] | Exception | None] = asyncio.Queue(WAITING)
+
+    async def read(source: AsyncGenerator[T, None]) -> None:
+        try:
+            async with aclosing(source):
+                async for one in source:
+                    await queue.put((one,))
+            await queue.put(None)
+        except Exception as error:  # noqa: BLE001 - whatever failed, it is raised below: nobody may wait for the rest
+            await queue.put(error)
+
+    tasks = [asyncio.ensure_future(read(source)) for source in sources]
+    running = len(tasks)
+    try:
+        while running:
+            found = await queue.get()
+            if isinstance(found, Exception):
+                raise found
+            if found is None:
+                running -= 1
+            else:
+                yield found[0]
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)

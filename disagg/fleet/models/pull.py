@@ -85,25 +85,27 @@ class Models:
         self.machines.close()
 
     def survey(self, hosts: Sequence[Host]) -> list[ModelInventory | DisaggError]:
-        """Each host's inventory of the sources that any of them requires, or the error that prevents it."""
+        """The inventory of each of these of `Fleet.served`, of the sources that any of them requires; or the error that
+        prevents it."""
+        tables = list({host.table: self.fleet.hosts[host.table] for host in hosts}.values())
         facts = {
             outcome.host.name: outcome
-            for outcome in each(hosts, lambda host: read_host_facts(self.machines[host], host))
+            for outcome in each(tables, lambda table: read_host_facts(self.machines[table], table))
         }
         required = {
-            name: required_model(self.fleet, one.host, one.value)
-            for name, one in facts.items()
-            if one.value is not None
+            host.name: required_model(self.fleet, host, found)
+            for host in hosts
+            if (found := facts[host.table].value) is not None
         }
         sources = list(dict.fromkeys(one.source for one in required.values()))
         readers = {  # by machine and source: the host whose running server uses these files
-            (same_machine(one.host.address), required[name].source): name
-            for name, one in facts.items()
-            if one.value is not None and one.value.pid is not None
+            (same_machine(host.address), required[host.name].source): host.table
+            for host in hosts
+            if (found := facts[host.table].value) is not None and found.pid is not None
         }
 
         def look(host: Host) -> ModelInventory:
-            outcome = facts[host.name]
+            outcome = facts[host.table]
             if outcome.value is None:
                 raise outcome.error or FleetError(f"{host.name}: its facts cannot be read")
             python = python_on(host, outcome.value) or ""

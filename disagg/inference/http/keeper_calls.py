@@ -15,6 +15,7 @@ from disagg.api.event_stream import EventReader
 from disagg.api.events import ERROR, ErrorEvent
 from disagg.api.keeper import (
     DeleteBody,
+    KeepBody,
     KeptModel,
     LoadEvent,
     LoadModelBody,
@@ -79,6 +80,11 @@ async def unload(http: Connections, keeper: Host, model: str, *, force: bool = F
 async def pin(http: Connections, keeper: Host, model: str, *, pinned: bool) -> tuple[KeptModel, ...]:
     """Pin a model, or no longer; what its keeper states of all afterwards."""
     return await _change(http, keeper, "/models/pin", PinBody(model, pinned))
+
+
+async def keep(http: Connections, keeper: Host, model: str, keep_alive_s: float) -> tuple[KeptModel, ...]:
+    """Set how long a loaded model stays after its last request; what its keeper states of all afterwards."""
+    return await _change(http, keeper, "/models/keep", KeepBody(model, keep_alive_s))
 
 
 async def delete(http: Connections, keeper: Host, model: str) -> tuple[KeptModel, ...]:
