@@ -13,6 +13,7 @@ from typing import Annotated, Any, Final, Literal
 from msgspec import UNSET, Meta, UnsetType
 
 from disagg.api.base import Contract
+from disagg.api.keeper import KeptModel, ModelFacts, ModelState
 from disagg.api.names import RequestPhase, Role
 from disagg.api.status import SenderAudits
 
@@ -21,12 +22,17 @@ MAX_SHOWN: Final = 100
 LAST: Final = 20
 """Finished answers that one LiveState lists."""
 
-HostState = Literal["up", "loading", "draining", "stalled", "error", "failing", "down", "unknown"]
+HostState = Literal[
+    "up", "loading", "draining", "stalled", "error", "failing", "down", "unknown", "asleep", "failed", "absent"
+]
 ENDED_HOSTS: Final = "request_ended_hosts"
 """The error_code of a request that ended the processes of hosts."""
 MAX_ENTRIES: Final = 1000
 """Entries of one HistoryAnswer."""
 MAX_ID: Final = (1 << 63) - 1
+ModelWord = ModelState | Literal["down"]
+"""A model's state on the host on which it is readiest. ready: a request is answered at once. down: no host of it
+answers."""
 EntryState = Literal["ok", "failed", "cancelled"]
 MAX_ITEMS: Final = 32
 """Requests in one body of POST /v1/parallel."""
@@ -59,7 +65,8 @@ class LiveHost(Contract, frozen=True, kw_only=True):
     """A host. reason: why it gets no requests, empty if it does; hint: what to do about it. queue, running: requests.
     kv_bytes: reserved by requests; kv_held_bytes: of finished conversations; kv_limit: the bound on both. Speeds in
     tokens per second as the host measured them lately, None if it has not. senders: what a decode host found of the KV
-    of each prefill host."""
+    of each prefill host. facts: what the files of its model say. kept: of one model of a host with several, whose name
+    is then HOST/MODEL, what the keeper states."""
 
     name: str
     role: Role
@@ -76,6 +83,8 @@ class LiveHost(Contract, frozen=True, kw_only=True):
     prefill_tokens_s: float | None = None
     decode_tokens_s: float | None = None
     senders: Mapping[str, SenderAudits] = {}
+    facts: ModelFacts | None = None
+    kept: KeptModel | None = None
 
 
 class Totals(Contract, frozen=True, kw_only=True):
@@ -98,12 +107,20 @@ class Totals(Contract, frozen=True, kw_only=True):
 
 
 class LiveModel(Contract, frozen=True, kw_only=True):
-    """A model. context: tokens of the longest request, prompt and answer together. last: its last complete answer."""
+    """A model. context: tokens of the longest request, prompt and answer together. last: its last complete answer.
+    state: that of the host on which it is readiest. on_demand: a host with several models has it, so that it can be
+    loaded and unloaded. size_bytes: of its files, 0 if it is not known. expires_s: until it is unloaded, None: it
+    stays. left_s: until it is loaded, None if it is not being loaded."""
 
     name: str
     totals: Totals
     context: int = 0
     last: HistoryEntry | None = None
+    state: ModelWord = "ready"
+    on_demand: bool = False
+    size_bytes: int = 0
+    expires_s: float | None = None
+    left_s: float | None = None
 
 
 class Sample(Contract, frozen=True, kw_only=True):

@@ -11,6 +11,7 @@ health      whether it can answer a request
 clients/    their keys, their models, their limits
 dialects/   the APIs, each a translation without I/O: body -> request, events -> answer
 models      the lists of models
+pulling     models that are pulled, in the form of Ollama's API
 run         a request's events, from AsyncClient
 answer      events -> HTTP, streamed or whole, to a caller that may disconnect
 parallel    several requests in one body

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextlib import aclosing
 from dataclasses import replace
 from typing import Any, Final
 
@@ -15,33 +16,52 @@ from starlette.types import ASGIApp
 
 from disagg.api.requests import MAX_ANSWERS
 from disagg.errors import Cancelled, DisaggError
-from disagg.gateway import models
 from disagg.gateway import parallel as several
 from disagg.gateway.answer import AcceptedRequest, AnswerResponse, ResponseTimes, json_response, problem_response
-from disagg.gateway.clients.access import Access, chosen_model, kept_alive
+from disagg.gateway.clients.access import (
+    Access,
+    chosen_model,
+    kept_alive,
+    may_load,
+    require_admin,
+    require_load,
+    require_model,
+)
 from disagg.gateway.clients.kept import KeptResponses
 from disagg.gateway.clients.keys import Key
 from disagg.gateway.clients.limits import AnswerPlaces, KeyLimits, share_of
 from disagg.gateway.clients.origins import CrossOrigin
 from disagg.gateway.dialects import anthropic, managing, ollama
-from disagg.gateway.dialects.base import CountingDialect, Dialect, GatewayRequest, Head, Reader, read_fields
+from disagg.gateway.dialects.base import (
+    AnswerEvent,
+    CountingDialect,
+    Dialect,
+    GatewayRequest,
+    Head,
+    Reader,
+    read_fields,
+)
 from disagg.gateway.dialects.chat import ChatCompletions
 from disagg.gateway.dialects.completions import Completions
+from disagg.gateway.dialects.managing import NamedBody
 from disagg.gateway.dialects.problems import Problem, problem_of
 from disagg.gateway.dialects.responses import Responses
 from disagg.gateway.dialects.tokens import Detokenize, InputTokens, Tokenize
 from disagg.gateway.health import GatewayHealth
+from disagg.gateway.models import ModelLists
 from disagg.gateway.parallel import ItemRun, ParallelResponse
 from disagg.gateway.posted import Posted, PostReader
+from disagg.gateway.pulling import ProgressResponse, pulled_model, pulling
 from disagg.gateway.refusals import HANDLERS, respond
 from disagg.gateway.run import counted, run, unless
 from disagg.gateway.views import Views
 from disagg.gateway.watch.gateway import GatewayWatch
-from disagg.gateway.watch.request import Observers
+from disagg.gateway.watch.request import ObservedRequest, Observers
 from disagg.http.protocol import connection_of
 from disagg.http.server import Handler, application
 from disagg.http.stream import unless_disconnected
 from disagg.inference.client import AsyncClient
+from disagg.inference.keepers import Keepers
 
 
 def build(
@@ -57,16 +77,15 @@ def build(
     """The ASGI application of the gateway. The caller closes the client. watch: its observers; without, there is no
     history. answers: that it computes at a time, and counts. keep_responses: see GatewaySettings."""
     watch = watch or GatewayWatch(client)
-    gateway = Gateway(client, access, watch.observers, AnswerPlaces(answers), times)
-    started, kept = time.time(), KeptResponses(keep_responses)
+    lists, kept = ModelLists(client.fleet, watch.hosts, time.time()), KeptResponses(keep_responses)
+    gateway = Gateway(client, access, watch.observers, AnswerPlaces(answers), times, lists=lists)
     keep = kept.keep if kept else None
     inputs = InputTokens(keep)
     routes = [
         Route("/api/chat", gateway.post(ollama.Chat()), methods=["POST"]),
         Route("/api/generate", gateway.post(ollama.Generate()), methods=["POST"]),
-        Route("/api/show", gateway.about(started), methods=["POST"]),
-        Route("/api/copy", gateway.copy(), methods=["POST"]),
-        *Views(client.fleet, access, serving, watch, started).routes(),
+        *gateway.managing(),
+        *Views(client.fleet, access, serving, watch, lists).routes(),
     ]
     for prefix in ("/v1", ""):
         routes += [
@@ -101,9 +120,17 @@ class Gateway:
     """Answers requests in every dialect with one client. places: of answers, and of counts."""
 
     def __init__(
-        self, client: AsyncClient, access: Access, observers: Observers, places: AnswerPlaces, times: ResponseTimes
+        self,
+        client: AsyncClient,
+        access: Access,
+        observers: Observers,
+        places: AnswerPlaces,
+        times: ResponseTimes,
+        *,
+        lists: ModelLists,
     ) -> None:
         self._client, self._observers, self._places, self._times = client, observers, places, times
+        self._lists, self._keepers = lists, Keepers(client)
         self._limits = KeyLimits()
         self._reader = PostReader(access, max(model.context for model in client.fleet.models.values()))
 
@@ -114,6 +141,7 @@ class Gateway:
             asked = self._admitted(posted.key, dialect.read(followed(_id(posted.key), self._named(posted.body))))
             head = Head(asked, posted.request_id, posted.created, posted.via, self._fingerprint)
             if not asked.prompts:
+                await unless_disconnected(self._loaded(posted.key, asked), posted.receive, "the load")
                 return _unasked(dialect, head)
             return AnswerResponse(self._begin(posted.key, dialect, head), self._times)
 
@@ -146,22 +174,61 @@ class Gateway:
 
         return self._handler(count, dialect)
 
-    def about(self, created: float) -> Handler:
-        """Ollama's POST /api/show. created: when the gateway started, in seconds since 1970."""
+    def managing(self) -> list[Route]:
+        """The calls of Ollama and LM Studio that are about models themselves."""
+        fleet, keepers = self._client.fleet, self._keepers
 
-        async def about(posted: Posted) -> Response:
-            asked = read_fields(ollama.ShowBody, posted.body, {})
-            return json_response(models.shown(self._client.fleet, posted.key, asked.named, created))
-
-        return self._handler(about, ollama.Chat())
-
-    def copy(self) -> Handler:
-        """Ollama's POST /api/copy, which is refused."""
+        async def show(posted: Posted) -> Response:
+            return json_response(self._lists.shown(posted.key, read_fields(NamedBody, posted.body, {}).named))
 
         async def copy(posted: Posted) -> Response:
             managing.refuse_copy(read_fields(managing.CopyBody, posted.body, {}))
 
-        return self._handler(copy, ollama.Chat())
+        async def pull(posted: Posted) -> Response:
+            asked = read_fields(managing.PullBody, posted.body, {})
+            require_admin(posted.key, "pull models")
+            model = pulled_model(fleet, posted.key, asked.named)
+            keepers.of(model)  # refused before a stream begins
+            return ProgressResponse(pulling(keepers, model), OLLAMA, self._times, stream=asked.stream is not False)
+
+        async def delete(posted: Posted) -> Response:
+            asked = read_fields(NamedBody, posted.body, {})
+            require_admin(posted.key, "delete models")
+            await keepers.delete(require_model(fleet, posted.key, asked.named))
+            return Response()
+
+        async def load(posted: Posted) -> Response:
+            asked = read_fields(managing.LoadBody, posted.body, {})
+            model = require_model(fleet, posted.key, asked.model)
+            managing.require_context(asked, model)
+            require_load(posted.key, model, "load")
+            seconds = await unless_disconnected(keepers.load(model), posted.receive, "the load")
+            return json_response(managing.loaded_in_lm_studio(asked, model, seconds))
+
+        async def unload(posted: Posted) -> Response:
+            asked = read_fields(managing.UnloadBody, posted.body, {})
+            model = require_model(fleet, posted.key, asked.instance_id)
+            require_load(posted.key, model, "unload")
+            await keepers.unload(model)
+            return json_response({"instance_id": model.name})
+
+        return [
+            Route("/api/show", self._handler(show, OLLAMA), methods=["POST"]),
+            Route("/api/copy", self._handler(copy, OLLAMA), methods=["POST"]),
+            Route("/api/pull", self._handler(pull, OLLAMA), methods=["POST"]),
+            Route("/api/delete", self._handler(delete, OLLAMA), methods=["DELETE"]),
+            Route("/api/v1/models/load", self._handler(load, several.CHAT), methods=["POST"]),
+            Route("/api/v1/models/unload", self._handler(unload, several.CHAT), methods=["POST"]),
+        ]
+
+    async def _loaded(self, key: Key | None, asked: GatewayRequest) -> None:
+        """Do what a request without a prompt asks for: load the model, or unload it."""
+        model = self._client.fleet.model(asked.model)
+        if asked.keep_alive_s == 0:
+            require_load(key, model, "unload")
+            await self._keepers.unload(model)
+        else:
+            await self._keepers.load(model, asked.keep_alive_s)
 
     def _named(self, body: Mapping[str, Any]) -> Mapping[str, Any]:
         """The body with the fleet's default model, if it names none."""
@@ -207,6 +274,8 @@ class Gateway:
         keep_alive_s, lowered = kept_alive(key, asked.keep_alive_s)
         left_out = (*filter(None, (warning, lowered)), *asked.left_out)
         asked = replace(asked, model=model, left_out=left_out, keep_alive_s=keep_alive_s)
+        if not may_load(key) and self._lists.one(key, model).seen.state == "asleep":
+            require_load(key, self._client.fleet.model(model), "load")
         self._places.require(key, asked.choices)
         if key is None:
             return asked
@@ -226,7 +295,24 @@ class Gateway:
         given_up: asyncio.Future[DisaggError] = asyncio.get_running_loop().create_future()
         give_back = self._places.take(key, head.request.choices, lambda: observed.waiting, given_up.set_result)
         events = unless(given_up, run(self._client, observed))
+        if head.request.keep_alive_s is not None:
+            events = self._kept(events, observed, head.request.keep_alive_s)
         return AcceptedRequest(dialect, observed, events, give_back, dialect.writer(head))
+
+    async def _kept(
+        self, events: AsyncGenerator[AnswerEvent, None], observed: ObservedRequest, keep_alive_s: float
+    ) -> AsyncGenerator[AnswerEvent, None]:
+        """The events. After the last one the model's hosts are told how long it stays."""
+        try:
+            async with aclosing(events):
+                async for event in events:
+                    yield event
+        finally:
+            self._keepers.keep(self._client.fleet.model(observed.model), keep_alive_s)
+
+
+OLLAMA: Final = ollama.Chat()
+"""In whose form errors of Ollama's other calls are written."""
 
 
 def _unasked(dialect: Dialect, head: Head) -> Response:

@@ -92,10 +92,20 @@ def calls() -> Iterator[Operation]:
     yield _post("/api/generate", "Ollama: continue a text.", ollama.OllamaGenerateBody, OllamaError)
     yield Operation("GET", "/api/tags", "Ollama: list the models.", _answers("The models.", OllamaError, 401))
     show = _answers("The model.", OllamaError, 400, 401, 403, 404, 413)
-    yield Operation("POST", "/api/show", "Ollama: describe a model.", show, ollama.ShowBody)
+    yield Operation("POST", "/api/show", "Ollama: describe a model.", show, managing.NamedBody)
     yield Operation("POST", "/api/copy", "Ollama: refused.", _failures(OllamaError, 400, 401, 413), managing.CopyBody)
+    pulled = _answers("Lines of JSON, or the last one: how far it is.", OllamaError, *_PROBLEMS)
+    yield Operation("POST", "/api/pull", "Ollama: fetch a model's files to its hosts.", pulled, managing.PullBody)
+    deleted = _answers("The files are gone.", OllamaError, *_PROBLEMS)
+    yield Operation("DELETE", "/api/delete", "Ollama: remove a model's files.", deleted, managing.NamedBody)
     served = _answers("The models.", OllamaError, 401)
-    yield Operation("GET", "/api/ps", "Ollama: list the models that a host serves now.", served)
+    yield Operation("GET", "/api/ps", "Ollama: list the models that are loaded.", served)
+    listed = _answers("The models.", ErrorBody, 401)
+    yield Operation("GET", "/api/v1/models", "LM Studio: list the models.", listed)
+    loaded = _answers("The model is loaded.", ErrorBody, *_PROBLEMS)
+    yield Operation("POST", "/api/v1/models/load", "LM Studio: load a model.", loaded, managing.LoadBody)
+    gone = _answers("The model is unloaded.", ErrorBody, *_PROBLEMS)
+    yield Operation("POST", "/api/v1/models/unload", "LM Studio: unload a model.", gone, managing.UnloadBody)
     yield Operation(
         "GET",
         "/api/version",

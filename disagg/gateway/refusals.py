@@ -19,6 +19,8 @@ from disagg.http.server import ErrorHandlers
 
 _OWN: Final = ("/api/live", "/api/history")
 """Calls below /api that are not Ollama's."""
+_LM_STUDIO: Final = "/api/v1/"
+"""Calls below are LM Studio's, whose errors have OpenAI's form."""
 
 log = logging.getLogger("disagg.gateway")
 
@@ -32,7 +34,7 @@ def of_anthropic(request: Request) -> bool:
 def of_ollama(request: Request) -> bool:
     """Whether a client of Ollama's API asks."""
     path = request.scope["path"]
-    return path.startswith("/api/") and path not in _OWN
+    return path.startswith("/api/") and not path.startswith(_LM_STUDIO) and path not in _OWN
 
 
 def respond(request: Request, problem: Problem) -> Response:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, aclosing, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -21,13 +21,13 @@ from disagg.gateway.dialects.base import (
 )
 from disagg.gateway.watch.request import ObservedRequest
 from disagg.inference.client import AsyncClient
+from disagg.inference.several import together
 from disagg.inference.stream import AsyncStream
 from disagg.inference.types import Chunk, Completion, PromptScores, Stage
 
 MAX_ID = 47  # of the 64 characters of an id on a host: an attempt's own id follows
 COUNT_S = 30.0
 """How long counting the tokens of a prompt may take."""
-WAITING_EVENTS = 64  # of several answers together; the streams hold what does not fit
 
 
 async def run(client: AsyncClient, observed: ObservedRequest) -> AsyncGenerator[AnswerEvent, None]:
@@ -53,7 +53,7 @@ async def run(client: AsyncClient, observed: ObservedRequest) -> AsyncGenerator[
                 _answer(choice, asking, begun[choice // request.n], first=choice % request.n == 0)
                 for choice in range(request.choices)
             ]
-            async with aclosing(answers[0] if len(answers) == 1 else _together(answers)) as events:
+            async with aclosing(answers[0] if len(answers) == 1 else together(answers)) as events:
                 async for event in events:
                     yield event
 
@@ -197,29 +197,3 @@ def pieces(choice: int, chunks: Sequence[Chunk], stage: Stage | None) -> list[An
         else:
             found[-1] = joined
     return found
-
-
-async def _together(answers: Sequence[AsyncGenerator[AnswerEvent, None]]) -> AsyncGenerator[AnswerEvent, None]:
-    """The events of several answers in the order of their arrival."""
-    queue: asyncio.Queue[AnswerEvent | Exception] = asyncio.Queue(WAITING_EVENTS)
-
-    async def read(events: AsyncIterator[AnswerEvent]) -> None:
-        try:
-            async for event in events:
-                await queue.put(event)
-        except Exception as error:  # noqa: BLE001 - whatever failed, it is raised below: nobody may wait for the answer
-            await queue.put(error)
-
-    tasks = [asyncio.ensure_future(read(events)) for events in answers]
-    running = len(tasks)
-    try:
-        while running:
-            event = await queue.get()
-            if isinstance(event, Exception):
-                raise event
-            running -= isinstance(event, Finished)
-            yield event
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.wait(tasks)

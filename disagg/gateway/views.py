@@ -19,12 +19,12 @@ from disagg.api.gateway import HistoryAnswer, HistoryEntry, HistoryQuery
 from disagg.config import Fleet
 from disagg.errors import Overloaded, RequestError
 from disagg.gateway import dashboard as files
-from disagg.gateway import models
 from disagg.gateway.answer import json_response
 from disagg.gateway.clients.access import Access, may_use, require_model
 from disagg.gateway.clients.keys import Key
 from disagg.gateway.document import gateway_document
 from disagg.gateway.health import GatewayHealth
+from disagg.gateway.models import ModelLists, version
 from disagg.gateway.refusals import of_anthropic
 from disagg.gateway.watch.entry import without_texts
 from disagg.gateway.watch.gateway import METRICS_TYPE, GatewayWatch
@@ -37,31 +37,28 @@ MAX_READING: Final = 32  # callers that wait for them, or are served
 
 
 class Views:
-    """The handlers of every GET. A key sees the models that it is for, with its own requests; with `monitor`, with all.
-
-    started: when the gateway started, in seconds since 1970.
-    """
+    """The handlers of every GET. A key sees the models that it is for, with its own requests; with `monitor`, with
+    all."""
 
     def __init__(
-        self, fleet: Fleet, access: Access, serving: GatewayHealth, watch: GatewayWatch, started: float
+        self, fleet: Fleet, access: Access, serving: GatewayHealth, watch: GatewayWatch, lists: ModelLists
     ) -> None:
         self._fleet, self._access = fleet, access
-        self._serving, self._watch, self._started = serving, watch, started
+        self._serving, self._watch, self._lists = serving, watch, lists
         self._readers = ThreadPoolExecutor(READERS, "history")
         self._reading = 0
         self._documents = {keyless: json_response(gateway_document(keyless=keyless)) for keyless in (True, False)}
 
     def routes(self) -> list[Route]:
         """The routes."""
-        fleet, key, started = self._fleet, self._access.key, self._started
+        lists, key = self._lists, self._access.key
 
         def listed(request: Request) -> Mapping[str, Any]:
-            form = models.listed_by_anthropic if of_anthropic(request) else models.listed
-            return form(fleet, key(request), started)
+            return (lists.of_anthropic if of_anthropic(request) else lists.of_openai)(key(request))
 
         def one(request: Request) -> Mapping[str, Any]:
-            form = models.described_by_anthropic if of_anthropic(request) else models.described
-            return form(fleet, key(request), request.path_params["model"], started)
+            form = lists.one_of_anthropic if of_anthropic(request) else lists.one_of_openai
+            return form(key(request), request.path_params["model"])
 
         handlers = {
             "/health": self._health,
@@ -71,9 +68,10 @@ class Views:
             "/v1/models/{model:path}": _json(one),
             "/models": _json(listed),
             "/models/{model:path}": _json(one),
-            "/api/tags": _json(lambda request: models.tags(fleet, key(request), started)),
-            "/api/ps": _json(lambda request: models.served(fleet, key(request), self._serving.live_models())),
-            "/api/version": _json(lambda _: models.version()),
+            "/api/tags": _json(lambda request: lists.tags(key(request))),
+            "/api/ps": _json(lambda request: lists.running(key(request))),
+            "/api/version": _json(lambda _: version()),
+            "/api/v1/models": _json(lambda request: lists.of_lm_studio(key(request))),
             "/api/live": self._live,
             "/api/history": self._history,
         }

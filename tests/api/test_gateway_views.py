@@ -9,17 +9,20 @@ import pytest
 
 from disagg.api import gateway
 from disagg.api.base import Contract
+from disagg.api.keeper import KeptModel, ModelFacts
 from tests.api.test_http_api import rows
 
 PAGE = (Path(__file__).parents[2] / "docs/gateway.md").read_text()
 IN_WORDS = (gateway.ParallelChunk, gateway.ParallelEnd)
 """Events of a stream with one field or two more than others."""
+OF_HOSTS = (KeptModel, ModelFacts)
+"""Values that hosts state, whose tables are in docs/http-api.md."""
 TYPES: dict[str, type[Contract]] = {
     kind.__name__: kind
     for module in (gateway,)
     for kind in vars(module).values()
     if isinstance(kind, type) and issubclass(kind, Contract) and kind is not Contract
-    if kind not in IN_WORDS
+    if kind not in (*IN_WORDS, *OF_HOSTS)
 }
 
 

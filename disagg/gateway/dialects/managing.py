@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import math
 import re
-from typing import Final, NoReturn
+from typing import Any, Final, NoReturn
 
 from disagg.api.base import Contract
 from disagg.api.keeper import MAX_KEEP_ALIVE_S
+from disagg.config import Model
 from disagg.errors import RequestError
 
 FOR_EVER: Final = math.inf
@@ -50,6 +51,54 @@ def _seconds(text: str) -> float | None:
     if not _LENGTH.fullmatch(body):
         return None
     return sign * sum(float(number) * _UNITS[unit] for number, unit in _PARTS.findall(body))
+
+
+class NamedBody(Contract, frozen=True):
+    """A body of Ollama's that names a model. name: an older name of `model`."""
+
+    model: str = ""
+    name: str = ""
+
+    @property
+    def named(self) -> str:
+        """The model, under whichever name."""
+        return self.model or self.name
+
+
+class PullBody(NamedBody, frozen=True):
+    """Ollama's POST /api/pull. A stream is the default."""
+
+    stream: bool | None = None
+
+
+class LoadBody(Contract, frozen=True):
+    """LM Studio's POST /api/v1/models/load. context_length: it is that of hosts.toml, and no more may be asked for.
+    echo_load_config: the answer states it."""
+
+    model: str
+    context_length: int | None = None
+    echo_load_config: bool | None = None
+
+
+class UnloadBody(Contract, frozen=True):
+    """LM Studio's POST /api/v1/models/unload. instance_id: the model, which has one instance."""
+
+    instance_id: str
+
+
+def loaded_in_lm_studio(body: LoadBody, model: Model, seconds: float) -> dict[str, Any]:
+    """The answer to a load, which has taken so many seconds."""
+    answer = {"type": "llm", "instance_id": model.name, "load_time_seconds": round(seconds, 3), "status": "loaded"}
+    return answer | ({"load_config": {"context_length": model.context}} if body.echo_load_config else {})
+
+
+def require_context(body: LoadBody, model: Model) -> None:
+    """Raise RequestError if the load asks for more context than the model is served with."""
+    if body.context_length is not None and body.context_length > model.context:
+        raise RequestError(
+            f"context_length: {model.name} is served with {model.context} tokens (got {body.context_length})",
+            "leave it out, or set `context` of the model in hosts.toml",
+        )
 
 
 class CopyBody(Contract, frozen=True):

@@ -135,7 +135,7 @@ class OllamaBody(Contract, frozen=True, kw_only=True):
 
 
 class OllamaChatBody(OllamaBody, frozen=True, kw_only=True):
-    """POST /api/chat. Without messages Ollama loads the model."""
+    """POST /api/chat. Without messages it loads the model, or unloads it."""
 
     messages: Annotated[tuple[OllamaMessage, ...], Meta(max_length=MAX_MESSAGES)] = ()
     tools: Annotated[tuple[ToolBody, ...], Meta(max_length=MAX_TOOLS)] | None = None
@@ -143,7 +143,7 @@ class OllamaChatBody(OllamaBody, frozen=True, kw_only=True):
 
 class OllamaGenerateBody(OllamaBody, frozen=True, kw_only=True):
     """POST /api/generate. raw: the prompt is not rendered by the chat template. suffix: what follows the gap that the
-    answer fills. Without a prompt Ollama loads the model."""
+    answer fills. Without a prompt it loads the model, or unloads it."""
 
     prompt: str = ""
     suffix: str | None = None
@@ -206,18 +206,6 @@ def _message(message: OllamaMessage, place: int) -> dict[str, Any]:
     return written | {name: value for name, value in more.items() if value}
 
 
-class ShowBody(Contract, frozen=True):
-    """POST /api/show. name: an older name of model."""
-
-    model: str = ""
-    name: str = ""
-
-    @property
-    def named(self) -> str:
-        """The model, under whichever name."""
-        return self.model or self.name
-
-
 class OllamaWriter:
     """Writes one answer as lines of JSON, or as one object. in_message: it is the message of a chat."""
 
@@ -247,8 +235,8 @@ class OllamaWriter:
         return body | _figures(done) | self._logprobs(done.tokens)
 
     def _loaded(self) -> dict[str, Any]:
-        """The answer to a request that asks for none. The models of the fleet are always loaded."""
-        return self._body(done=True) | {"done_reason": "load"}
+        """The answer to a request that asks for none, and has loaded the model or unloaded it."""
+        return self._body(done=True) | {"done_reason": "unload" if self._head.request.keep_alive_s == 0 else "load"}
 
     def _shown(self, reasoning: str) -> str:
         return reasoning if self._head.request.reasoning else ""
@@ -279,7 +267,7 @@ def _figures(completion: Completion) -> dict[str, Any]:
     return {
         "done_reason": "length" if completion.finish_reason == "length" else "stop",
         "total_duration": _nanoseconds(metrics.total_time),
-        "load_duration": 0,
+        "load_duration": _nanoseconds(metrics.ttft_parts.loading),
         "prompt_eval_count": metrics.prompt_tokens,
         "prompt_eval_duration": _nanoseconds(metrics.prefill_time),
         "eval_count": metrics.completion_tokens,

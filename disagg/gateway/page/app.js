@@ -2,7 +2,7 @@
 "use strict";
 
 const $ = (id) => document.getElementById(id);
-const PHASES = ["queue", "prefill", "transfer", "decode"];
+const PHASES = ["queue", "loading", "prefill", "transfer", "decode"];
 const MAX_SAMPLES = 300;
 const RETRY_MS = 1000;
 const SILENT_MS = 5000; // the gateway sends an event at least once a second
@@ -127,7 +127,72 @@ function drawNow(requests) {
 
 const fellBack = (one) => one.method === "fallback" || one.reason === "no decode host is left";
 
-const STATES = { up: "good", loading: "warn", draining: "warn", failing: "warn", unknown: "" };
+// ---- models on demand
+
+const WORDS = { ready: "good", loading: "warn", draining: "warn", asleep: "", absent: "bad", failed: "bad", down: "bad" };
+const TURNS = { ready: ["Unload", unload], asleep: ["Load", load], failed: ["Load", load], absent: ["Pull", pull] };
+
+// A button is drawn anew only when its row changes, so that no click is lost: times are rounded.
+const turning = (models) => models.filter(({ on_demand }) => on_demand).map(({ name, state, size_bytes, expires_s, left_s }) =>
+  ({ name, state, size_bytes, goes: expires_s == null ? null : Math.ceil(expires_s / 60), left: left_s == null ? null : Math.ceil(left_s) }));
+
+function drawLoads(models) {
+  const rows = models.map(({ name, state: word, size_bytes, goes, left }) => {
+    const [text, turn] = TURNS[word] ?? [];
+    const button = text && el("button", { type: "button", "aria-label": `${text} ${name}` }, text);
+    button?.addEventListener("click", () => turnModel(button, name, turn));
+    const more = word === "loading" && left != null ? `, ${left} s left` : word === "ready" && goes != null ? `, unloads in ${goes} min` : "";
+    return el("tr", {}, el("th", { scope: "row" }, name), cell(state(WORDS[word] ?? "bad", `${word}${more}`)),
+      cell(size_bytes ? size(size_bytes) : null, "n"), cell(button ?? ""));
+  });
+  return table("Models on demand", [["model"], ["state"], ["size", "n"], ["button"]], rows, "None.");
+}
+
+async function turnModel(button, name, turn) {
+  button.disabled = true;
+  $("load-news").textContent = "";
+  try {
+    await turn(name);
+  } catch (error) {
+    $("load-news").textContent = `${name}: ${error.message}`;
+  } finally {
+    button.disabled = false;
+  }
+}
+
+async function post(path, body) {
+  const response = await fetch(path, {
+    method: "POST", headers: { ...headers(), "Content-Type": "application/json" }, body: JSON.stringify(body),
+  });
+  if (response.ok) return response;
+  const { error } = await response.json();
+  throw new Error(error?.message ?? error ?? `status ${response.status}`);
+}
+
+async function load(model) {
+  await post("api/v1/models/load", { model });
+}
+
+async function unload(model) {
+  await post("api/v1/models/unload", { instance_id: model });
+}
+
+async function pull(model) {
+  const reader = (await post("api/pull", { model })).body.pipeThrough(new TextDecoderStream()).getReader();
+  let buffer = "";
+  for (;;) {
+    const { done, value } = await reader.read();
+    if (done) return;
+    const lines = (buffer + value).split("\n");
+    buffer = lines.pop();
+    for (const { error, status, total, completed } of lines.filter(Boolean).map((line) => JSON.parse(line))) {
+      if (error) throw new Error(error);
+      $("load-news").textContent = `${model}: ${status}${total ? `, ${size(completed ?? 0)} of ${size(total)}` : ""}`;
+    }
+  }
+}
+
+const STATES = { up: "good", loading: "warn", draining: "warn", failing: "warn", unknown: "", asleep: "" };
 
 function drawMeter(host) {
   if (!host.kv_limit) return "–";
@@ -217,11 +282,13 @@ function draw(now) {
   latest = now;
   addSample(now.sample);
   $("fleet").textContent = now.fleet;
-  const down = now.hosts.filter((host) => host.state !== "up").length;
+  const down = now.hosts.filter((host) => host.state !== "up" && host.state !== "asleep").length;
   const [kind, text] = down ? ["warn", `${down} of ${now.hosts.length} hosts ${down === 1 ? "takes" : "take"} no requests`] : ["good", `${now.hosts.length} ${now.hosts.length === 1 ? "host" : "hosts"} up`];
   show("connection", [kind, text], () => state(kind, text));
   show("together", now.totals, drawTogether);
   show("models", now.models, (models) => models.map(drawModel));
+  $("on-demand").hidden = !now.models.some(({ on_demand }) => on_demand);
+  show("loads", turning(now.models), drawLoads);
   show("now", now.requests, drawNow);
   show("hosts", now.hosts, drawHosts);
   show("last", now.last, drawLast);

@@ -22,6 +22,7 @@ from disagg.api.gateway import (
 )
 from disagg.config import Fleet
 from disagg.gateway.watch.entry import entry_of_completion, entry_of_end, of_stage, without_texts
+from disagg.gateway.watch.hosts import SeenModel
 from disagg.gateway.watch.request import WAITING, ObservedRequest, Observer
 from disagg.version import VERSION
 
@@ -105,7 +106,7 @@ class Board(Observer):
         return bool(self._running)
 
     def requests(self, model: str) -> tuple[int, int]:
-        """Requests of a model that run, and that wait in a queue."""
+        """Requests of a model that run, and that wait in a queue or for the model."""
         phases = [one.phase for one in self._running.values() if one.model == model]
         waiting = sum(phase in WAITING for phase in phases)
         return len(phases) - waiting, waiting
@@ -123,7 +124,7 @@ class Board(Observer):
             time=time.time(),
             started=self._started,
             totals=_sum(totals.values()),
-            models=tuple(self._shown(name, totals[name]) for name in names),
+            models=tuple(self._shown(name, totals[name], SeenModel.of(seen, name)) for name in names),
             hosts=tuple(seen),
             requests=tuple(_live(one, now) for one in shown[:MAX_SHOWN]),
             last=tuple(last[:LAST]),
@@ -151,9 +152,19 @@ class Board(Observer):
         self._last.append(entry)
         self._models[entry.model].count(entry, time.monotonic())
 
-    def _shown(self, name: str, totals: Totals) -> LiveModel:
+    def _shown(self, name: str, totals: Totals, seen: SeenModel) -> LiveModel:
         model = self._models[name]
-        return LiveModel(name=name, totals=totals, context=model.context, last=model.last)
+        return LiveModel(
+            name=name,
+            totals=totals,
+            context=model.context,
+            last=model.last,
+            state=seen.state,
+            on_demand=bool(seen.kept),
+            size_bytes=seen.size_bytes,
+            expires_s=seen.expires_s,
+            left_s=seen.left_s,
+        )
 
     def _totals(self, name: str, hosts: Sequence[LiveHost], now: float) -> Totals:
         model, (running, waiting) = self._models[name], self.requests(name)

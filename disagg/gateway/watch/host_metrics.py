@@ -8,6 +8,7 @@ from typing import Final
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from disagg.api.gateway import LiveHost
+from disagg.api.keeper import EVICTION_REASONS
 
 _HOST_GAUGES: Final[Mapping[str, tuple[str, Callable[[LiveHost], float]]]] = {
     "disagg_host_up": ("1 if the host takes requests, else 0", lambda host: host.state == "up"),
@@ -42,6 +43,7 @@ class LiveCollector:
                 gauge.add_metric((host.name, host.role, host.model), float(value(host)))
             yield gauge
         yield from _audits(hosts)
+        yield from _kept(hosts)
 
     def _of_models(self, hosts: Sequence[LiveHost]) -> Iterator[GaugeMetricFamily]:
         labels = ("model_name",)
@@ -77,3 +79,26 @@ def _audits(hosts: Sequence[LiveHost]) -> Iterator[Metric]:
             if found.deviation is not None:
                 deviation.add_metric(pair, found.deviation)
     return iter((verdicts, deviation))
+
+
+def _kept(hosts: Sequence[LiveHost]) -> Iterator[Metric]:
+    """What the keepers of hosts with several models state of each, since they started."""
+    labels = ("host", "role", "model_name")
+    loads = CounterMetricFamily("disagg_model_loads", "Loads of a model", labels=labels)
+    load_s = GaugeMetricFamily("disagg_model_load_seconds", "What its last load took", labels=labels)
+    gone = CounterMetricFamily("disagg_model_evictions", "Unloads of a model, by cause", labels=(*labels, "reason"))
+    loaded = GaugeMetricFamily("disagg_model_loaded", "1 if it is loaded, else 0", labels=labels)
+    memory = GaugeMetricFamily("disagg_model_memory_bytes", "Memory of a model that is loaded", labels=labels)
+    for host in hosts:
+        kept = host.kept
+        if kept is None:
+            continue
+        at, here = (host.name, host.role, host.model), kept.state in ("ready", "draining")
+        loads.add_metric(at, kept.loads)
+        loaded.add_metric(at, float(here))
+        memory.add_metric(at, float(kept.resident_bytes or kept.need_bytes) if here else 0.0)
+        if kept.load_s is not None:
+            load_s.add_metric(at, kept.load_s)
+        for reason in EVICTION_REASONS:
+            gone.add_metric((*at, reason), kept.evictions.get(reason, 0))
+    return iter((loads, load_s, gone, loaded, memory))

@@ -1,0 +1,138 @@
+"""Models on demand through the gateway, with real keepers, a hub on this machine and the official ollama client."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import httpx
+import ollama
+import pytest
+
+from disagg.gateway.clients.keys import KeyFile
+from tests import hub, tiny_models
+from tests.deadlines import wait_until
+from tests.fleets import running, write_kept_hosts
+from tests.served_gateway import ServedGateway, served_gateway
+
+pytestmark = pytest.mark.slow
+
+HUB_ID = "someone/tiny"
+CHAT: list[Any] = [{"role": "user", "content": "def add(a, b):"}]
+OPTIONS = {"temperature": 0, "num_predict": 4}
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedGateway]:
+    """A gateway in front of one host per role, that have a model of the hub and one of a folder each."""
+    folder = tmp_path_factory.mktemp("on-demand")
+    checkpoint = tiny_models.make("llama", folder / "llama")
+    path = write_kept_hosts(folder, {"pulled": Path(HUB_ID), "llama": checkpoint}, prefill=1, decode=1)
+    with pytest.MonkeyPatch.context() as patch, hub.serving(HUB_ID, checkpoint) as url:
+        for name, value in {"HF_ENDPOINT": url, "HF_HOME": str(folder / "hub"), "HF_HUB_OFFLINE": "0"}.items():
+            patch.setenv(name, value)
+        with running(path), served_gateway(path) as gateway:
+            yield gateway
+
+
+@pytest.fixture
+def client(served: ServedGateway) -> Iterator[ollama.Client]:
+    with ollama.Client(host=served.url, trust_env=False) as client:
+        yield client
+
+
+def running_models(client: ollama.Client) -> list[str | None]:
+    return [one.model for one in client.ps().models]
+
+
+def test_a_model_is_pulled_shown_loaded_kept_unloaded_and_deleted(client: ollama.Client) -> None:
+    assert [one.model for one in client.list().models] == ["llama"], "what no host has is not listed"
+    with pytest.raises(ollama.ResponseError, match=r"absent|weights|files"):
+        client.chat("pulled", CHAT, options=OPTIONS)
+
+    parts = list(client.pull("pulled", stream=True))
+    assert (parts[0].status, parts[-1].status) == ("pulling manifest", "success")
+    whole = [part for part in parts if part.total and part.completed == part.total]
+    assert whole and all(part.digest for part in whole)
+    assert client.pull("pulled").status == "success", "again: it is there"
+
+    listed = {one.model: one.size for one in client.list().models}
+    assert listed["pulled"] == listed["llama"] and int(listed["pulled"] or 0) > 100_000
+    shown = client.show("pulled")
+    assert shown.details is not None and shown.details.family == "llama" and shown.details.parameter_size
+    assert shown.details.quantization_level == "float32" and "completion" in (shown.capabilities or [])
+
+    assert running_models(client) == []
+    answer = client.chat("pulled", CHAT, options=OPTIONS, keep_alive="10m")
+    assert answer.eval_count == 4
+    (loaded,) = client.ps().models
+    assert loaded.model == "pulled" and int(loaded.size_vram or 0) > 0
+
+    def left() -> timedelta:
+        (one,) = client.ps().models
+        gone: datetime = one.expires_at
+        return gone - datetime.now(UTC)
+
+    wait_until(lambda: timedelta(minutes=9) < left() < timedelta(minutes=11), what="an expiry in 10 min")
+    assert client.generate("pulled", keep_alive=-1).done_reason == "load"
+    wait_until(lambda: left() > timedelta(days=365), what="it stays")
+    assert client.generate("pulled", keep_alive=0).done_reason == "unload"
+    wait_until(lambda: running_models(client) == [], what="it is unloaded")
+
+    assert client.delete("pulled").status == "success"
+    wait_until(lambda: [one.model for one in client.list().models] == ["llama"], what="its files are gone")
+    with pytest.raises(ollama.ResponseError) as caught:
+        client.delete("pulled")
+    assert caught.value.status_code == 404
+
+
+def test_what_hosts_toml_does_not_name_or_owns_is_not_changed(client: ollama.Client) -> None:
+    with pytest.raises(ollama.ResponseError, match=r'\[models."qwen3:8b"\]') as caught:
+        client.pull("qwen3:8b")
+    assert caught.value.status_code == 404
+    with pytest.raises(ollama.ResponseError, match="folder of your own"):
+        client.delete("llama")
+    with pytest.raises(ollama.ResponseError, match="aliases"):
+        client.copy("llama", "mine")
+    with pytest.raises(ollama.ResponseError, match="keep_alive: not a length of time"):
+        client.generate("llama", "x", keep_alive="soon")
+
+
+def test_a_key_that_may_not_load_gets_what_others_have_loaded_until_an_answer_is_the_last(
+    served: ServedGateway,
+) -> None:
+    """From then on the gateway asks everybody for a key."""
+    file = KeyFile(served.log.parent / "keys.json")
+    guest, ops = ({"Authorization": f"Bearer {file.add(name, load=name == 'ops')}"} for name in ("guest", "ops"))
+    chat = {"model": "llama", "messages": CHAT, "max_tokens": 2}
+    with httpx.Client(base_url=served.url, timeout=120, trust_env=False, headers=ops) as http:
+
+        def ask(headers: dict[str, str], **more: Any) -> httpx.Response:
+            return http.post("/v1/chat/completions", json=chat | more, headers=headers)
+
+        def state() -> str:
+            return str(http.get("/v1/models/llama").json()["state"])
+
+        assert state() == "asleep"
+        refused = ask(guest)
+        assert refused.status_code == 403 and "may not load llama" in refused.json()["error"]["message"]
+
+        loaded = http.post("/api/v1/models/load", json={"model": "llama"}).json()
+        assert loaded["status"] == "loaded" and loaded["load_time_seconds"] > 0
+        assert state() == "ready"
+        listed = {one["key"]: one["loaded_instances"] for one in http.get("/api/v1/models").json()["models"]}
+        assert [one["id"] for one in listed["llama"]] == ["llama"]
+        assert (
+            'disagg_model_loaded{host="decode-1/llama",model_name="llama",role="decode"} 1.0'
+            in http.get("/metrics").text
+        )
+        assert ask(guest).status_code == 200
+
+        assert ask(ops, keep_alive=0).status_code == 200
+        wait_until(lambda: state() == "asleep", what="it is unloaded after that answer")
+        asked = (
+            'disagg_model_evictions_total{host="decode-1/llama",model_name="llama",reason="asked",role="decode"} 1.0'
+        )
+        assert asked in http.get("/metrics").text
