@@ -1,9 +1,13 @@
-"""`disagg models pull | list | rm`: the models on the hosts."""
+"""`disagg models list | pull | load | unload | pin | rm`: the models on the hosts, and in their memory.
+
+Files are looked at and copied over SSH. What is loaded is asked of the hosts themselves, as are all changes of it."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Annotated
+import time
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Annotated, NoReturn, TypeVar
 
 import typer
 from rich.console import Group, RenderableType
@@ -18,15 +22,22 @@ from disagg.cli.common.options import AsJson, Yes, command_group
 from disagg.cli.views.errors import error_view
 from disagg.cli.views.items import plain_table
 from disagg.cli.views.progress import DeployProgress
-from disagg.config import Fleet, Host
-from disagg.errors import DisaggError, UsageError, exit_code_of_all
+from disagg.config import Fleet, Host, Model
+from disagg.errors import ConfigError, DisaggError, ServerUnavailable, UsageError, exit_code_of_all
 from disagg.fleet.deploy.steps import StepProgress
 from disagg.fleet.machine.fan_out import HostOutcome, each
 from disagg.fleet.models.inventory import ModelInventory, chosen, neighbours, removable, remove
 from disagg.fleet.models.pull import Models, PullResult
-from disagg.units import counted, seconds, size
+from disagg.units import counted, estimate, seconds, size
 
-models = command_group("models", "Copy models to the hosts, list them, remove them.")
+if TYPE_CHECKING:
+    from disagg.api.gateway import LiveHost
+    from disagg.api.keeper import LoadEvent
+    from disagg.inference.client import AsyncClient
+    from disagg.inference.keepers import Keepers
+
+T = TypeVar("T")
+models = command_group("models", "Copy models to the hosts, list them, load and unload them, remove them.")
 Named = Annotated[
     list[str] | None, typer.Argument(metavar="MODEL", help="Models of hosts.toml.", autocompletion=complete_model)
 ]
@@ -57,13 +68,142 @@ def pull(context: typer.Context, model: Named = None, *, as_json: AsJson = False
 
 @models.command("list", cls=HostCommand)
 def list_models(context: typer.Context, model: Named = None, *, as_json: AsJson = False) -> None:
-    """Show each host's model: its size, its revision, whether it is complete."""
+    """Show each host's models: size on disk, revision, whether the files are complete; whether they are loaded, and
+    when they were used last."""
     fleet = settings(context).fleet()
     with Models(fleet) as these:
         inventories, errors = _survey(these, _chosen(context, fleet, model))
-    rows = [{"host": one.host.name, "model": one.host.model, **one.model.to_json()} for one in inventories]
+    live = _live(fleet)
+    rows = [_row(one, live.get(one.host.name)) for one in inventories]
     body = {"fleet": fleet.name, "hosts": rows, "errors": _json_errors(errors)}
-    finish(as_json, body, inventories_view(inventories, errors), code=_exit_code(errors.values()))
+    finish(as_json, body, inventories_view(inventories, errors, live), code=_exit_code(errors.values()))
+
+
+def _row(inventory: ModelInventory, live: LiveHost | None) -> dict[str, object]:
+    kept = live.kept if live is not None else None
+    return {
+        "host": inventory.host.table,
+        "model": inventory.host.model,
+        **inventory.model.to_json(),
+        "server": live.state if live is not None else None,
+        "kept": kept.to_json() if kept is not None else None,
+    }
+
+
+def _live(fleet: Fleet) -> Mapping[str, LiveHost]:
+    """What the hosts say of their models now, by the names of Fleet.served; nothing if the fleet has no token yet."""
+    from disagg.gateway.watch.hosts import live_hosts
+
+    async def look(client: AsyncClient) -> Mapping[str, LiveHost]:
+        return {host.name: host for host in live_hosts(fleet, client.view, time.monotonic())}
+
+    try:
+        return _asked(fleet, look)
+    except ConfigError:
+        return {}
+
+
+def _asked(fleet: Fleet, ask: Callable[[AsyncClient], Awaitable[T]]) -> T:
+    """Run this with a client that has looked at the hosts."""
+    import uvloop
+
+    from disagg.inference.client import AsyncClient
+
+    async def run() -> T:
+        async with AsyncClient(fleet) as client:
+            await client.connect()
+            return await ask(client)
+
+    return uvloop.run(run())
+
+
+One = Annotated[str, typer.Argument(metavar="MODEL", help="A model of hosts.toml.", autocompletion=complete_model)]
+
+
+@models.command(cls=HostCommand)
+def load(context: typer.Context, model: One, *, as_json: AsJson = False) -> None:
+    """Load a model on one host of each role that a request needs; with --host and the like on all these.
+
+    Waits until it is loaded, or its turn comes; Ctrl-C gives the place up. It stays as long as hosts.toml says.
+    """
+    progress = DeployProgress(stderr())
+
+    async def ask(keepers: Keepers, found: Model) -> None:
+        with progress:
+            await keepers.load(
+                found,
+                on_load=lambda host, event: progress.report(
+                    StepProgress(host.table, 1, 1, f"load {host.model}", how_far(event))
+                ),
+            )
+
+    _change(context, model, ask, "{model} is loaded", as_json=as_json)
+
+
+@models.command(cls=HostCommand)
+def unload(
+    context: typer.Context,
+    model: One,
+    *,
+    force: Annotated[bool, typer.Option("--force", help="Also if requests use it, which then fail.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Unload a model from the hosts with several. The next request loads it again."""
+
+    async def ask(keepers: Keepers, found: Model) -> None:
+        await keepers.unload(found, force=force)
+
+    _change(context, model, ask, "{model} is unloaded", as_json=as_json)
+
+
+@models.command(cls=HostCommand)
+def pin(
+    context: typer.Context,
+    model: One,
+    *,
+    off: Annotated[bool, typer.Option("--off", help="Let it go again when others need its memory.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Keep a model loaded whatever others need, until its host restarts; `pin` in hosts.toml is for good."""
+
+    async def ask(keepers: Keepers, found: Model) -> None:
+        await keepers.pin(found, pinned=not off)
+
+    _change(context, model, ask, "{model} is no longer pinned" if off else "{model} is pinned", as_json=as_json)
+
+
+def _change(
+    context: typer.Context, name: str, ask: Callable[[Keepers, Model], Awaitable[None]], done: str, *, as_json: bool
+) -> NoReturn:
+    """Ask the keepers of the chosen hosts, and state what they then have of the model."""
+    from disagg.gateway.watch.hosts import live_hosts
+    from disagg.inference.keepers import Keepers
+
+    fleet = settings(context).fleet()
+    selection = settings(context).selection
+    found = fleet.model(name)
+    tables = {host.name for host in fleet.select(**selection)} if selection else None
+
+    async def run(client: AsyncClient) -> list[LiveHost]:
+        keepers = Keepers(client, tables)
+        await ask(keepers, found)
+        await client.connect()
+        names = {host.name for host in keepers.of(found)}
+        return [host for host in live_hosts(fleet, client.view, time.monotonic()) if host.name in names]
+
+    hosts = _asked(fleet, run)
+    kept = {host.name: host.kept.to_json() for host in hosts if host.kept is not None}
+    where = ", ".join(f"{host.name.partition('/')[0]} ({host.state})" for host in hosts)
+    said = Text(f"{done.format(model=found.name)}: {where}")
+    finish(as_json, {"fleet": fleet.name, "model": found.name, "hosts": kept}, said)
+
+
+def how_far(event: LoadEvent) -> str:
+    """How far a load is, as people read it."""
+    if event.position:
+        return f"{counted(event.position, 'load')} before it, about {estimate(event.left_s)}"
+    read = f"{size(event.read_bytes)} of {size(event.total_bytes)}, " if event.total_bytes else ""
+    return f"{read}about {estimate(event.left_s)} left" if event.state == "loading" else event.state
 
 
 @models.command(cls=HostCommand)
@@ -88,7 +228,10 @@ def rm(
         if by_name:
             change.ask(f"Remove from {counted(len(by_name), 'host')}?", inventories_view([*by_name.values()], {}))
         going = [one.host for one in by_name.values()]
-        outcomes = each(going, lambda where: remove(these.machines[where], by_name[where.name]))
+        kept = _deleted(fleet, [one for one in by_name.values() if one.host.keeper])
+        left = [host for host in going if host.name not in kept]
+        outcomes = each(left, lambda where: remove(these.machines[where], by_name[where.name]))
+        outcomes += [kept[host.name] for host in going if host.name in kept]
     carried = [one.host.name for one in by_name.values() if one.required.carried]
     failed = errors | {one.host.name: one.error for one in outcomes if one.error is not None}
     removed = [one.host.name for one in outcomes if one.ok]
@@ -96,9 +239,38 @@ def rm(
     change.finish(body, removed_view(outcomes, errors, carried), code=_exit_code(failed.values()))
 
 
+def _deleted(fleet: Fleet, inventories: Sequence[ModelInventory]) -> dict[str, HostOutcome[int]]:
+    """Let keepers that answer delete models, once all have unloaded them: what came of it, by the names of
+    Fleet.served."""
+    from disagg.inference.http import keeper_calls
+
+    done: dict[str, HostOutcome[int]] = {}
+
+    async def run(client: AsyncClient) -> None:
+        http, left = client.connections, list(inventories)
+        for change in (keeper_calls.unload, keeper_calls.delete):
+            for inventory in [one for one in left if one.host.name not in done]:
+                host, began = inventory.host, time.monotonic()
+                try:
+                    await change(http, fleet.hosts[host.keeper], host.model)
+                except ServerUnavailable:
+                    left.remove(inventory)
+                except DisaggError as error:
+                    done[host.name] = HostOutcome(host, time.monotonic() - began, error=error)
+                else:
+                    if change is keeper_calls.delete:
+                        done[host.name] = HostOutcome(host, time.monotonic() - began, inventory.model.bytes)
+
+    if inventories:
+        _asked(fleet, run)
+    return done
+
+
 def _chosen(context: typer.Context, fleet: Fleet, names: Sequence[str] | None) -> list[Host]:
     selection = settings(context).selection
-    among = fleet.select(**selection, managed=True)
+    tables = {host.name for host in fleet.select(**selection, managed=True)}
+    only = fleet.model(selection["model"]).name if selection.get("model") else None
+    among = [host for host in fleet.engine_hosts if host.table in tables and only in (None, host.model)]
     selected = chosen(fleet, names or (), among)
     if not selected and not chosen(fleet, (), among):
         of = "none of these hosts" if selection else "no host"
@@ -125,19 +297,32 @@ def _exit_code(errors: Iterable[DisaggError]) -> int:
     return exit_code_of_all(error.exit_code for error in errors)
 
 
-def inventories_view(inventories: Sequence[ModelInventory], errors: Mapping[str, DisaggError]) -> RenderableType:
-    """One row per host, two lines each: its model above, the source of it below."""
+def inventories_view(
+    inventories: Sequence[ModelInventory],
+    errors: Mapping[str, DisaggError],
+    live: Mapping[str, LiveHost] = MappingProxyType({}),
+) -> RenderableType:
+    """One row per host and model, two lines each: its model above, the source of it below. live: what the hosts say
+    of their models now, by the names of Fleet.served."""
     table = _table("host", "model\nsource", "state", "size", "revision")
     for inventory in inventories:
         held = inventory.model
         state = Text(held.state, _STATES[held.state])
         if held.state == "partial" and held.missing:
             state.append(f"\n{held.missing}", "dim")
+        if (now := live.get(inventory.host.name)) is not None:
+            state.append(f"\n{_now(now)}", "dim")
         name = Text.assemble(inventory.host.model, "\n", (_shown(inventory), "dim"))
         table.add_row(
-            inventory.host.name, name, state, size(held.bytes) if held.bytes else "–", held.revision[:8] or "–"
+            inventory.host.table, name, state, size(held.bytes) if held.bytes else "–", held.revision[:8] or "–"
         )
     return Group(*([table] if inventories else []), *_errors(errors))
+
+
+def _now(host: LiveHost) -> str:
+    word = "loaded" if host.state == "up" else host.state
+    used = host.kept.used_s if host.kept is not None else None
+    return word if used is None else f"{word}, used {estimate(used)} ago"
 
 
 def _shown(inventory: ModelInventory) -> str:

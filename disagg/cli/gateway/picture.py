@@ -37,7 +37,11 @@ _PHASES: Final[Mapping[str, tuple[int, str]]] = {
     "transfer": (3, "yellow"),
     "decode": (4, "green"),
 }
-_STATES: Final[Mapping[str, str]] = {"up": "green", "loading": "yellow", "draining": "yellow", "failing": "yellow"}
+_STATES: Final[Mapping[str, str]] = {
+    "up": "green",
+    **dict.fromkeys(("loading", "draining", "failing"), "yellow"),
+    "asleep": "dim",
+}
 _NONE_ENDED: Final = Text("no request has ended yet", style="dim")
 _UNKNOWN: Final = Text("requests and answers are known to gateways only: disagg serve", style="dim")
 
@@ -219,7 +223,7 @@ def _hosts(seen: Sequence[LiveHost]) -> RenderableType:
             "–" if host.role == "whole" else size(host.kv_bytes + host.kv_held_bytes),
             speed(measured),
         )
-        if host.reason:
+        if host.reason and host.state != "asleep":
             hint = (f"\n  → {host.hint}" if host.hint else "", "bold cyan")
             notes.append(Text.assemble((f"{host.name}: ", "bold"), host.reason, hint))
     return Group(_Fitting(table, ("role", "waiting", "KV")), *notes)
