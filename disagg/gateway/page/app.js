@@ -145,7 +145,7 @@ function drawLoads(models) {
     return el("tr", {}, el("th", { scope: "row" }, name), cell(state(WORDS[word] ?? "bad", `${word}${more}`)),
       cell(size_bytes ? size(size_bytes) : null, "n"), cell(button ?? ""));
   });
-  return table("Models on demand", [["model"], ["state"], ["size", "n"], ["button"]], rows, "None.");
+  return table("Models on demand", [["model"], ["state"], ["size", "n"], ["change"]], rows, "None.");
 }
 
 async function turnModel(button, name, turn) {
