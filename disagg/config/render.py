@@ -36,7 +36,7 @@ def render(fleet: Fleet, hosts: Collection[str], sources: Mapping[str, Mapping[s
     `sources`: model -> engine -> source, as the models are stored there.
     """
     chosen = [host for host in fleet.hosts.values() if host.name in hosts]
-    served = {model for host in chosen for model in (host.model, *host.models)}
+    served = {model for host in chosen for model in host.all_models}
     default = {"default_model": fleet.default_model} if fleet.default_model in served else {}
     return tomli_w.dumps(
         {

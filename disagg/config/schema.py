@@ -176,6 +176,11 @@ class Host:
         return bool(self.models)
 
     @property
+    def all_models(self) -> tuple[str, ...]:
+        """The names of its models; none of a gateway."""
+        return self.models or ((self.model,) if self.model else ())
+
+    @property
     def table(self) -> str:
         """The name of its table in hosts.toml."""
         return self.keeper or self.name
@@ -270,6 +275,10 @@ class Fleet:
         """The hosts that disagg is deployed to: no whole-request hosts, and none that is served from here."""
         return [host for host in self.hosts.values() if host.server_kind.deployed]
 
+    def run_by(self, host: Host) -> list[Host]:
+        """What runs a model on this host of hosts.toml: itself, or one for each of its models; none on a gateway."""
+        return list(served_hosts({host.name: host}, self.models).values())
+
     def model(self, name: str) -> Model:
         """The model with this name or alias. Raises UnknownModel, which lists all models and the nearest match."""
         for model in self.models.values():
@@ -327,7 +336,7 @@ class Fleet:
             and (not groups or host.name in members)
             and host.name not in left_out
             and (role is None or role in host.roles)
-            and (served is None or served in (host.model, *host.models))
+            and (served is None or served in host.all_models)
             and not (managed and host.whole)
         ]
         if managed and not hosts and self.hosts and all(host.whole for host in self.hosts.values()):
@@ -342,25 +351,15 @@ class Fleet:
 
 def served_hosts(hosts: Mapping[str, Host], models: Mapping[str, Model]) -> dict[str, Host]:
     """The hosts that run a model, by name, in file order: see Fleet."""
-    return {
-        one.name: one
-        for host in hosts.values()
-        if not host.gateway
-        for one in ([_served(host, models[name]) for name in host.models] if host.keeps else [host])
-    }
+    return {one.name: one for host in hosts.values() if not host.gateway for one in _running(host, models)}
 
 
-def _served(host: Host, model: Model) -> Host:
-    return replace(
-        host,
-        name=f"{host.name}/{model.name}",
-        model=model.name,
-        models=(),
-        engine=model.run_by(host.engine, host.roles),
-        keeper=host.name,
-        port=0,
-        kv_port=0 if "decode" in host.roles else None,
-    )
+def _running(host: Host, models: Mapping[str, Model]) -> list[Host]:
+    if not host.keeps:
+        return [host]
+    one = replace(host, models=(), keeper=host.name, port=0, kv_port=0 if "decode" in host.roles else None)
+    engines = {name: models[name].run_by(host.engine, host.roles) for name in host.models}
+    return [replace(one, name=f"{host.name}/{name}", model=name, engine=engine) for name, engine in engines.items()]
 
 
 def matching(fleet: Fleet, names: Sequence[str]) -> set[str]:

@@ -230,7 +230,8 @@ def show(
     note: str = "",
 ) -> NoReturn:
     """Print how it ended on each host, and exit. words: other words for results."""
-    pulling = [host.name for host in fleet.engine_hosts if not (host.simulated or carried(fleet, host))]
+    pulled = {host.table: host for host in fleet.engine_hosts if not (host.simulated or carried(fleet, host))}
+    pulling = list(pulled)
     _end(fleet, reports, as_json, reports_view(reports, tuple(fleet.hosts), pulling, words), note=note)
 
 

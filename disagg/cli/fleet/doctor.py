@@ -56,7 +56,7 @@ def doctor_view(diagnosis: Diagnosis) -> RenderableType:
 
 def _host(report: HostFindings) -> Iterator[RenderableType]:
     host = report.host
-    yield _header(host.name, f"{host.address}  {', '.join(host.roles)}  {host.model}".rstrip())
+    yield _header(host.name, f"{host.address}  {', '.join(host.roles)}  {', '.join(host.all_models)}".rstrip())
     yield from finding_lines(report.findings)
 
 
@@ -65,7 +65,8 @@ def _header(title: str, rest: str) -> RenderableType:
 
 
 def _pair(report: PairFindings) -> Iterator[RenderableType]:
-    yield Text.assemble((f"{report.prefill.name} → {report.decode.name}", "bold"), (f"  {report.prefill.model}", "dim"))
+    shared = ", ".join(name for name in report.prefill.all_models if name in report.decode.all_models)
+    yield Text.assemble((f"{report.prefill.name} → {report.decode.name}", "bold"), (f"  {shared}", "dim"))
     if report.link is None and not report.findings:
         yield marked("note", Text("not measured: one of them could not be examined"))
     yield from finding_lines(report.findings)

@@ -50,12 +50,16 @@ def logs(
 ) -> None:
     """Show the servers' logs, merged by time: the last 100 lines of each host, or all with --since.
 
-    Times are this machine's local time. Exit code 0, or 1 or 4 if a host's log cannot be read.
+    With --model, the log of that model's process if a host has several. Times are this machine's local time. Exit code
+    0, or 1 or 4 if a host's log cannot be read.
     """
     begin = time.time() - _ago(since) if since is not None else None
     chosen = settings(context)
     fleet = chosen.fleet()
     hosts, state = fleet.select(**chosen.selection, managed=True), State.of(fleet)
+    if chosen.selection.get("model") is not None and not audit:
+        model = fleet.model(chosen.selection["model"]).name
+        hosts = [fleet.served[f"{host.name}/{model}"] if host.keeps else host for host in hosts]
     count = lines or (_LINES if since is None else _LINES_SINCE)
     if follow:
         ends = {"--audit": audit, "--json": as_json, "--timeout": chosen.host_s is not None}

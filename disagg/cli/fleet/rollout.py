@@ -95,7 +95,7 @@ def asking(fleet: Fleet, state: State) -> Ask:
     """Ask one host alone, as any client does."""
 
     def ask(host: Host) -> RecordedAnswer:
-        alone = replace(fleet, hosts={host.name: host})
+        alone = replace(fleet, hosts={host.table: fleet.hosts[host.table]})
         with Client(alone, token=state.tokens.current) as client:
             answer = client.generate(
                 host.model,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.panel import Panel
@@ -12,12 +12,13 @@ from rich.table import Table
 from rich.text import Text
 
 from disagg.api.host_change import HostChange
+from disagg.api.keeper import KeptModel, ModelState
 from disagg.api.status import SenderAudits
 from disagg.cli.views.errors import SharedProblem, host_names, together
 from disagg.cli.views.items import plain_table, two_lines
 from disagg.errors import printable
 from disagg.fleet.lifecycle.status.host_status import HostStatus
-from disagg.units import size, uptime
+from disagg.units import counted, size, uptime
 
 STYLE = {
     "healthy": "green",
@@ -32,6 +33,14 @@ STYLE = {
     "unreachable": "magenta",
 }
 
+_KEPT_STYLE: Mapping[ModelState, str] = {
+    "ready": "green",
+    "asleep": "dim",
+    "loading": "yellow",
+    "draining": "yellow",
+    "failed": "red",
+    "absent": "red",
+}
 _STOPPED = re.compile(r"^nothing listens on \S+$")
 _WIDE = 72
 """Columns that the whole table needs."""
@@ -109,6 +118,8 @@ def _narrow_table(statuses: Sequence[HostStatus]) -> Table:
     for status in statuses:
         host, model, health, *_ = _row(status)
         table.add_row(host, Text.assemble(health, "\n", (uptime(status.uptime_s), "dim")), model)
+        for kept in status.models:
+            table.add_row("", _kept_state(kept), kept.model)
     return table
 
 
@@ -119,14 +130,16 @@ def _table(statuses: Sequence[HostStatus]) -> Table:
     for status in statuses:
         host, model, health, *figures = _row(status)
         table.add_row(host, model, Text.assemble(health, "\n", (_utilisation(status), "dim")), *figures)
+        for kept in status.models:
+            table.add_row(*_kept_row(kept))
     return table
 
 
 def _row(status: HostStatus) -> list[Text | str]:
     host = Text.assemble(status.host, "\n", ("\n".join(status.roles), "not bold dim"))
     health = Text(status.state, STYLE[status.state])
-    model = two_lines(status.model, status.backend or "")
-    if not status.backend:
+    model = two_lines(counted(len(status.models), "model") if status.models else status.model, status.backend or "")
+    if not (status.backend or status.models):
         return [host, model, health, *("–" for _ in range(4))]
     memory = status.memory
     return [
@@ -135,9 +148,35 @@ def _row(status: HostStatus) -> list[Text | str]:
         health,
         two_lines(_number(status.running), _number(status.queue)),
         two_lines(size(status.kv_bytes), size(status.kv_held_bytes)),
-        two_lines(size(memory.process if memory else None), size(memory.total if memory else None)),
+        two_lines(size(status.used_bytes), size(status.budget_bytes))
+        if status.models
+        else two_lines(size(memory.process if memory else None), size(memory.total if memory else None)),
         two_lines(uptime(status.uptime_s), status.version or ""),
     ]
+
+
+def _kept_row(kept: KeptModel) -> list[Text | str]:
+    """One model of a host with several: memory that it takes, and when it goes."""
+    busy = two_lines(_number(kept.running), _number(kept.waiting))
+    memory = size(kept.resident_bytes or kept.need_bytes)
+    return ["", kept.model, _kept_state(kept), busy, "", memory, _stay(kept)]
+
+
+def _kept_state(kept: KeptModel) -> Text:
+    """Its state; while it loads how far that is, and how long it takes yet."""
+    state = Text(kept.state, _KEPT_STYLE[kept.state])
+    if kept.state == "loading":
+        done = f"{kept.read_bytes / kept.total_bytes:.0%} " if kept.total_bytes else ""
+        state.append_text(Text(f"\n{done}{kept.wait_s:.0f} s", "dim"))
+    return state
+
+
+def _stay(kept: KeptModel) -> Text:
+    """How long a loaded model stays if nobody uses it."""
+    if kept.pinned:
+        return Text("pinned", "dim")
+    goes = kept.state == "ready" and kept.expires_s is not None
+    return Text(f"goes in\n{uptime(kept.expires_s)}" if goes else "", "dim")
 
 
 def _utilisation(status: HostStatus) -> str:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from disagg.api.engines import engines_for
 from disagg.config import Host, Model
+from disagg.config.document import toml_key
 from disagg.config.memory import SYSTEM_BYTES, loading_of
 from disagg.fleet.facts.findings import Finding, fault, warning
 from disagg.fleet.facts.host import HardwareFacts
@@ -21,17 +22,35 @@ from disagg.units import size
 @dataclass(frozen=True, slots=True)
 class Fit:
     """What a model needs on a host, and the room there is. machine: what has this room, for messages. own: whether it
-    is a card's own memory, and not the system's. packing: of the stored weights, if it is known. layers: of the model,
-    if they are known; fitting: the first of them that fit, if the engine can load these alone."""
+    is a card's own memory, and not the system's. machine_room: without hosts.toml's limit for the host. packing: of the
+    stored weights, if it is known. layers: of the model, if they are known; fitting: the first of them that fit, if the
+    engine can load these alone."""
 
     host: Host
     need: Need
     room: int
     machine: str
     own: bool
+    machine_room: int = 0
     packing: Packing | None = None
     layers: int | None = None
     fitting: int = 0
+
+    @property
+    def check(self) -> str:
+        return "gpu" if self.own else "memory"
+
+    @property
+    def must(self) -> int:
+        """Without these bytes the model cannot be served there."""
+        return self.need.total if self.host.engine.kind.memory.paged else self.need.least
+
+    @property
+    def table(self) -> str:
+        """The table of hosts.toml with the engine's options."""
+        if self.host.keeper:
+            return f"[models.{toml_key(self.host.model)}.engine.{self.host.engine.name}]"
+        return f"[hosts.{self.host.name}.engine]"
 
     @property
     def needed(self) -> str:
@@ -62,11 +81,16 @@ def fit(
     known = stored_weights(config, model.name, nbytes) if config else stored(model.sources[host.engine.name])
     if room is None or (known is None and nbytes is None):
         return None
+    of_machine = room[0]
+    budget = host.keeping.memory_bytes if host.keeping is not None else None
+    if budget is not None and budget < room[0]:
+        room = budget, f"memory_bytes of {host.table}", room[-1]
     loading = loading_of(host, model, device, own=room[-1])
     if known is None:
-        return Fit(host, Need(nbytes or 0, loading.kv_bytes, 0, 0, to_send=loading.to_send_bytes), *room)
+        return Fit(host, Need(nbytes or 0, loading.kv_bytes, 0, 0, to_send=loading.to_send_bytes), *room, of_machine)
     fitting = layers_that_fit(known, loading, room[0]) if "layers" in host.engine.kind.options else 0
-    return Fit(host, need(known, loading), *room, packing=known.packing, layers=known.shape.layers, fitting=fitting)
+    needed, layers = need(known, loading), known.shape.layers
+    return Fit(host, needed, *room, of_machine, known.packing, layers, fitting)
 
 
 def unmet(found: Fit) -> Iterator[Finding]:
@@ -74,7 +98,7 @@ def unmet(found: Fit) -> Iterator[Finding]:
     limit of hosts.toml."""
     host, needed, memory = found.host, found.need, found.host.engine.kind.memory
     option = memory.kv_of(host.roles)
-    check, table = "gpu" if found.own else "memory", f"[hosts.{host.name}.engine]"
+    check, table = found.check, found.table
     if host.engine.quantization == "mxfp4" and found.packing not in ("mxfp4", None):
         yield fault(
             check,
@@ -95,12 +119,59 @@ def unmet(found: Fit) -> Iterator[Finding]:
             f"the whole context takes {size(needed.one_request)}",
             f"{option} = {_up(needed.one_request)} in {table}, or a smaller context of the model",
         )
-    must = needed.total if memory.paged else needed.least
     room = f"{found.needed}; {found.machine} has room for {size(found.room)}"
-    if must > found.room:
+    if found.must > found.room:
         yield fault(check, room, _hint(found, table))
     elif found.room < needed.total:
         yield warning(check, room, f"{option} = {_kv_that_fits(found)} in {table}")
+
+
+def unmet_together(found: Sequence[Fit], others: Sequence[Fit]) -> Iterator[Finding]:
+    """Why models that each fit alone do not fit together. found: of the models of one host; others: of those that other
+    hosts of this machine have loaded from their start on. A model that is loaded when it is asked for has room if it
+    fits beside those that stay."""
+    fitting = [one for one in found if one.must <= one.room]
+    stay = [one for one in fitting if _stays(one.host)]
+    for kept, why in ((stay, "stay loaded"), ([one for one in fitting if _starts(one.host)], "are loaded at start")):
+        if len(kept) > 1 and sum(one.must for one in kept) > kept[0].room:
+            hint = f"fewer in preload and pin of [hosts.{kept[0].host.table}], or smaller max_kv_bytes"
+            yield fault(kept[0].check, f"{_sum(kept)}, which {why}; {_room_of(kept[0])}", hint)
+            return
+    for one in fitting:
+        beside = [other for other in stay if other is not one]
+        if beside and sum(other.must for other in (one, *beside)) > one.room:
+            hint = f"take one out of pin of [hosts.{one.host.table}]"
+            yield fault(one.check, f"{_sum([one, *beside])}, of which the others stay loaded; {_room_of(one)}", hint)
+    mine = [one for one in fitting if _starts(one.host)]
+    for one in mine[:1]:
+        same = [other for other in others if (other.own, other.host.engine.device) == (one.own, one.host.engine.device)]
+        room = max(other.machine_room for other in (one, *same))
+        if same and sum(other.must for other in (*mine, *same)) > room:
+            hint = "models = [...] with ports in place of model loads what is asked for; or a smaller max_kv_bytes"
+            what = f"{_sum([*mine, *same])}, on one machine, which has room for {size(room)}"
+            yield fault(one.check, what, hint)
+
+
+def loaded_at_start(found: Sequence[Fit]) -> list[Fit]:
+    """Those whose model is loaded from the start of their server on."""
+    return [one for one in found if _starts(one.host)]
+
+
+def _starts(host: Host) -> bool:
+    return host.keeping is None or host.model in host.keeping.preload
+
+
+def _stays(host: Host) -> bool:
+    return host.keeping is None or host.model in host.keeping.pin
+
+
+def _sum(found: Sequence[Fit]) -> str:
+    parts = ", ".join(f"{one.host.model} on {one.host.table} {size(one.must)}" for one in found)
+    return f"{size(sum(one.must for one in found))} for {parts}"
+
+
+def _room_of(found: Fit) -> str:
+    return f"{found.machine} has room for {size(found.room)}"
 
 
 def _device(host: Host, hardware: HardwareFacts, os: str) -> str:

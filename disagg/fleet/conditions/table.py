@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from disagg.config import Deploy, Fleet, Host
+from disagg.config.addresses import same_machine
 from disagg.config.tables.agree import require_all_nodes
 from disagg.errors import ConfigError
 from disagg.extras import DISK_BYTES
@@ -27,14 +28,13 @@ PREFERRED: Final = ((3, 12), (3, 13), (3, 11), (3, 14))
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """A host and what is known of it. config, nbytes: of its model's files there; without them, what is known of the
-    source. disk: bytes that a deployment needs, 0 if that is judged elsewhere."""
+    """A host and what is known of it. files: config.json and bytes of its models' files there, by the model's name;
+    without them, what is known of the source. disk: bytes that a deployment needs, 0 if that is judged elsewhere."""
 
     fleet: Fleet
     host: Host
     facts: HostFacts
-    config: Mapping[str, Any] = field(default_factory=dict)
-    nbytes: int | None = None
+    files: Mapping[str, tuple[Mapping[str, Any], int]] = field(default_factory=dict)
     disk: int = 0
 
 
@@ -48,17 +48,27 @@ class Condition:
     refuses: bool = True
 
 
-def fit(one: Subject) -> Fit | None:
-    """What the host needs for its model, and has; None if that is not known."""
-    if one.host.gateway:
-        return None
-    model, hardware = one.fleet.models[one.host.model], one.facts.hardware
-    return memory.fit(one.host, model, hardware, one.facts.os, config=one.config, nbytes=one.nbytes)
+def fits(one: Subject, host: Host | None = None) -> list[Fit]:
+    """What each model of the host needs, and the room there is, as far as that is known. host: another one of the same
+    machine."""
+    found = []
+    for served in one.fleet.run_by(host or one.host):
+        config, nbytes = one.files.get(served.model, (None, None)) if host is None else (None, None)
+        model = one.fleet.models[served.model]
+        found.append(memory.fit(served, model, one.facts.hardware, one.facts.os, config=config, nbytes=nbytes))
+    return [one for one in found if one is not None]
 
 
-def _memory(one: Subject) -> Iterable[Finding]:
-    found = fit(one)
-    return memory.unmet(found) if found is not None else ()
+def _memory(one: Subject) -> Iterator[Finding]:
+    """Each model alone, then what is loaded together."""
+    found = fits(one)
+    for each in found:
+        yield from memory.unmet(each)
+    place = same_machine(one.host.address)
+    beside = [host for host in one.fleet.hosts.values() if host.name != one.host.name and not host.whole]
+    here = [host for host in beside if same_machine(host.address) == place]
+    others = [other for host in here for other in memory.loaded_at_start(fits(one, host))]
+    yield from memory.unmet_together(found, others)
 
 
 CONDITIONS: Final = (

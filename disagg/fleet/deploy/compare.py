@@ -11,7 +11,7 @@ from typing import Any, Final, Literal
 from packaging.utils import canonicalize_name
 
 from disagg.fleet.deploy.environment import Environment
-from disagg.fleet.deploy.release import TargetState, digest
+from disagg.fleet.deploy.release import LIST, TargetState, digest
 from disagg.fleet.deploy.steps import Plan, PutTree, WriteFile
 from disagg.fleet.facts.host import HostFacts
 from disagg.fleet.facts.probe import ProbeOutput, run_probe
@@ -67,7 +67,7 @@ def difference(desired: TargetState, plan: Plan, facts: HostFacts, there: Conten
     rebuilt = known and facts.environment_of(facts.current) != environment.hash
     return Difference(
         dict(_files(desired.files, there.files)) if known else {},
-        tuple(_settings(desired.files, there.settings)) if known else (),
+        tuple(_settings(desired.settings, there.settings)) if known else (),
         tuple(_packages(environment, there.packages)) if rebuilt else (),
         sum(_sent(plan, facts)),
         plan.package_bytes if downloads else 0,
@@ -130,7 +130,7 @@ class Content:
 
 def is_setting(path: str) -> bool:
     """Whether a file of a release is one of `Content.settings`."""
-    return path == "hosts.toml" or path.startswith("service/")
+    return path in ("hosts.toml", LIST) or path.startswith("service/")
 
 
 def read_content(machine: Machine, facts: HostFacts) -> Content:

@@ -15,7 +15,7 @@ from disagg.extras import IMPORTED
 from disagg.fleet.changes.links import Move, described, move_argv
 from disagg.fleet.conditions.table import RELEASE_BYTES, disk, environment_bytes
 from disagg.fleet.deploy.environment import Environment
-from disagg.fleet.deploy.release import TargetState
+from disagg.fleet.deploy.release import LIST, ModelSource, TargetState, config_file, digest
 from disagg.fleet.deploy.steps import Plan, PutTree, Refusal, ServiceAction, Step, WriteFile
 from disagg.fleet.facts.host import HostFacts
 from disagg.fleet.facts.paths import HASH
@@ -85,7 +85,7 @@ def _bytes_needed(desired: TargetState, facts: HostFacts) -> int:
     """What has to be free on the disk."""
     if facts.current == desired.hash:
         return 0
-    files = desired.source.files.values() if desired.source.name not in facts.carried else ()
+    files = [path for one in _to_carry(desired, facts) for path in one.files.values()]
     need = RELEASE_BYTES + sum(path.stat().st_size for path in files if isinstance(path, Path))
     wanted = desired.environment
     if not facts.environments.get(wanted.hash):
@@ -189,20 +189,19 @@ def _download(environment: Environment) -> str:
 
 
 def _content(desired: TargetState, facts: HostFacts) -> Iterator[Step]:
-    paths, name = facts.paths, desired.source.name
-    if name and name not in facts.carried:
-        place, target = f"{paths.incoming}/model", paths.carried(name)
-        files = desired.source.files
-        yield Step("model", f"send the model {name}", PutTree(place, files, paths.uploads))
+    paths = facts.paths
+    for source in _to_carry(desired, facts):
+        place, target = f"{paths.incoming}/model", paths.carried(source.name)
+        yield Step("model", f"send the model {source.name}", PutTree(place, source.files, paths.uploads))
         yield Step(
             "adopt",
-            f"move the model {name} into place",
+            f"move the model {source.name} into place",
             RunScript(script("adopt.sh"), (place, target)),
         )
-    ours, there = set(map(token_digest, desired.tokens)), facts.token_digests
-    if not ours.issubset(there) or facts.token_mode != "-rw-------":  # it may have more while tokens are rotated
+    ours, known = set(map(token_digest, desired.tokens)), facts.token_digests
+    if not ours.issubset(known) or facts.token_mode != "-rw-------":  # it may have more while tokens are rotated
         write = WriteFile(paths.token, tokens_text(desired.tokens).encode(), 0o600)
-        what = "write the fleet's token" if _shared(desired, facts) else f"replace the token {there[0][:8]}"
+        what = "write the fleet's token" if _shared(desired, facts) else f"replace the token {known[0][:8]}"
         yield Step("token", what, write)
     if desired.keys and not facts.keys_digest:  # from then on they change there: `disagg keys`
         keys = WriteFile(paths.keys, desired.keys, 0o600)
@@ -211,6 +210,15 @@ def _content(desired: TargetState, facts: HostFacts) -> Iterator[Step]:
         target = paths.release(desired.hash)
         put = PutTree(target, desired.files)
         yield Step("release", f"send release {desired.hash}", put)
+    there = facts.lists.get(desired.hash) if desired.hash in facts.intact_releases else None
+    if desired.listed and there != digest(desired.listed):
+        write = WriteFile(f"{paths.release(desired.hash)}/{LIST}", desired.listed)
+        yield Step("list", "write the list of its models", write)
+
+
+def _to_carry(desired: TargetState, facts: HostFacts) -> list[ModelSource]:
+    """The models that are copied to the host, each once."""
+    return list({one.name: one for one in desired.sources if one.name and one.name not in facts.carried}.values())
 
 
 def _check(desired: TargetState, facts: HostFacts) -> Step:
@@ -218,7 +226,8 @@ def _check(desired: TargetState, facts: HostFacts) -> Step:
     python = f"{facts.paths.environment(desired.environment.hash)}/bin/python"
     modules = dict.fromkeys(module for extra in desired.environment.extras for module in IMPORTED.get(extra, ()))
     action = RunScript(
-        script("check_release.sh"), (python, release, desired.host.name, program(desired.host), *modules)
+        script("check_release.sh"),
+        (python, release, config_file(desired.host), desired.host.name, program(desired.host), *modules),
     )
     hint = f"install what is missing into its environment: {python} -m pip install ..."
     what = "check that the release loads in its environment"

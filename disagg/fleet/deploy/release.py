@@ -6,13 +6,13 @@ import hashlib
 import re
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Final
 
 from disagg.api.names import LOG_BYTES, LOG_FILE_VARIABLE
-from disagg.config import Fleet, Host, served_digest
+from disagg.config import Fleet, Host, KeeperSettings, served_digest
 from disagg.config.addresses import PACKAGE
 from disagg.config.render import render
 from disagg.fleet.deploy.environment import Environment, environment
@@ -27,6 +27,8 @@ from disagg.token import keys_path
 from disagg.version import DIGESTS, ROOT, hash_of_code, source_files
 
 LARGEST_CARRIED: Final = 256 << 20
+LIST: Final = "list/hosts.toml"
+"""In the folder of a release, and not part of it."""
 
 
 @dataclass(frozen=True)
@@ -61,14 +63,16 @@ class Installation:
 
 @dataclass(frozen=True, slots=True)
 class TargetState:
-    """What a host should have. files: of the release. hash: over all of them, and the release's name. key_files: where
-    it reads the keys of servers that somebody else runs, by the names of hosts: a gateway those of whole-request hosts,
-    any other its own. They stay with whoever administers that machine. returns: as of Installation.
+    """What a host should have. files: of the release. hash: over all of them, and the release's name. listed: the
+    hosts.toml of a host with several models, whose keeper reads it again when it changes; not one of `files`.
+    key_files: where it reads the keys of servers that somebody else runs, by the names of hosts: a gateway those of
+    whole-request hosts, any other its own. They stay with whoever administers that machine. returns: as of
+    Installation.
     """
 
     host: Host
     environment: Environment
-    source: ModelSource
+    sources: tuple[ModelSource, ...]
     files: Mapping[str, bytes] = field(repr=False)
     hash: str
     tokens: tuple[str, ...] = field(repr=False)
@@ -76,6 +80,12 @@ class TargetState:
     keys: bytes = field(default=b"", repr=False)
     key_files: Mapping[str, str] = field(default_factory=dict)
     returns: bool = False
+    listed: bytes = field(default=b"", repr=False)
+
+    @property
+    def settings(self) -> dict[str, bytes]:
+        """All files that a deployment puts into the release's folder."""
+        return {**self.files, **({LIST: self.listed} if self.listed else {})}
 
 
 def target_state(installation: Installation, host: Host, facts: HostFacts) -> TargetState | Refusal:
@@ -87,14 +97,20 @@ def target_state(installation: Installation, host: Host, facts: HostFacts) -> Ta
 
 
 def _target_state(installation: Installation, host: Host, facts: HostFacts) -> TargetState | Refusal:
-    made = environment(host, installation.fleet.deploy, facts, installation.requirements)
-    model_source = source(installation.fleet, host, facts.paths)
+    quantized = next((one for one in installation.fleet.run_by(host) if one.engine.quantization), host)
+    built_for = replace(host, engine=quantized.engine)  # one environment serves all models of a host
+    made = environment(built_for, installation.fleet.deploy, facts, installation.requirements)
     if isinstance(made, Refusal):
         return made
-    if isinstance(model_source, Refusal):
-        return model_source
+    sources: dict[str, ModelSource] = {}
+    for served in installation.fleet.run_by(host):
+        found = source(installation.fleet, served, facts.paths)
+        if isinstance(found, Refusal):
+            return found
+        sources[served.model] = found
     defined = definitions(host, facts)
-    files = {**installation.package, **_own_files(installation, host, facts.paths, made, model_source)}
+    files = {**installation.package, **_own_files(installation, host, facts.paths, made, sources)}
+    listed = fleet_file(installation.fleet, host, sources).encode() if host.keeps else b""
     files |= {f"service/{one.path.rpartition('/')[2]}": one.content for one in defined}
     keys = installation.keys if host.gateway else b""
     asked = [one for one in installation.fleet.hosts.values() if one.whole] if host.gateway else [host]
@@ -102,7 +118,7 @@ def _target_state(installation: Installation, host: Host, facts: HostFacts) -> T
     return TargetState(
         host,
         made,
-        model_source,
+        tuple(sources.values()),
         files,
         release_hash(files),
         installation.tokens,
@@ -110,16 +126,17 @@ def _target_state(installation: Installation, host: Host, facts: HostFacts) -> T
         keys,
         key_files,
         installation.returns,
+        listed,
     )
 
 
 def _own_files(
-    here: Installation, host: Host, paths: HostPaths, environment: Environment, source: ModelSource
+    here: Installation, host: Host, paths: HostPaths, environment: Environment, sources: Mapping[str, ModelSource]
 ) -> dict[str, bytes]:
     """The files of a release beside the package: those of one host."""
     python = f"{paths.environment(environment.hash)}/bin/python"
     texts = {
-        "hosts.toml": fleet_file(here.fleet, host, source),
+        **({} if host.keeps else {"hosts.toml": fleet_file(here.fleet, host, sources)}),
         DIGESTS: f"{here.code} {served_digest(here.fleet, host)}\n",
         "run": run_script(paths, host, python),
         # For every service manager: a supervisor from before hosts.toml named another one must still be stopped.
@@ -134,7 +151,14 @@ def _own_files(
 def run_script(paths: HostPaths, host: Host, python: str) -> str:
     """The script that serves a host. It runs the release it is part of, whichever link it is called by."""
     log = {"log_limit": LOG_BYTES, "log_variable": LOG_FILE_VARIABLE}
-    return _script_with("run.sh", folder=paths.folder, python=python, program=program(host), host=host.name, **log)
+    files = {"config": config_file(host), "state": paths.keeper if host.keeps else ""}
+    values = {"folder": paths.folder, "python": python, "program": program(host), "host": host.name, **files, **log}
+    return _script_with("run.sh", **values)
+
+
+def config_file(host: Host) -> str:
+    """The host's hosts.toml, below the folder of its release."""
+    return LIST if host.keeps else "hosts.toml"
 
 
 def _script_with(name: str, **values: object) -> str:
@@ -143,20 +167,36 @@ def _script_with(name: str, **values: object) -> str:
     return "".join(["#!/bin/sh\n", *lines, (SCRIPTS / name).read_text(encoding="utf-8")])
 
 
-def fleet_file(fleet: Fleet, host: Host, source: ModelSource) -> str:
+def fleet_file(fleet: Fleet, host: Host, own: Mapping[str, ModelSource]) -> str:
     """The host's own hosts.toml: the host itself, and those that its server connects to. For a prefill host the decode
-    hosts that it delivers KV to; for a gateway, all hosts."""
-    known = [one.name for one in fleet.answering_hosts] if host.gateway else []
-    known.append(host.name)
+    hosts that it delivers KV to; for a gateway, all hosts. own: where it reads its models."""
+    known = {one.table: fleet.hosts[one.table] for one in fleet.answering_hosts if host.gateway}
+    known[host.name] = host
     if "prefill" in host.roles:
-        known += [decoding.name for decoding in fleet.serving(host.model, "decode") if decoding.name != host.name]
+        others = {name: one for name, one in fleet.hosts.items() if "decode" in one.roles}
+        known |= {name: decoding for name, one in others.items() if (decoding := _decoding(one, host)) is not None}
+    copy = replace(fleet, hosts={name: known[name] for name in fleet.hosts if name in known})
     sources: dict[str, dict[str, str]] = {}
-    for one in (fleet.hosts[name] for name in known if fleet.hosts[name] in fleet.engine_hosts):
-        model, engine = fleet.models[one.model], one.engine.name
+    for one in copy.engine_hosts:
+        model, engine = copy.models[one.model], one.engine.name
         sources.setdefault(model.name, {})[engine] = model.written.get(engine, model.sources[engine])
-    if not host.gateway:
-        sources[host.model][host.engine.name] = source.text
-    return render(fleet, known, sources)
+    for name, source in own.items():
+        sources[name][host.engine.name] = source.text
+    return render(copy, list(known), sources)
+
+
+def _decoding(one: Host, prefill: Host) -> Host | None:
+    """A decode host as the file of a prefill host has it; None if that delivers nothing to it. Of a host with several
+    models a prefill host with one knows that one, so that no other change of the list concerns it. One with several
+    knows all: what it runs then goes on when a model comes to both."""
+    if prefill.keeps:
+        shared = bool({one.model, *one.models} & set(prefill.models))
+        return one if one.keeps or shared else None
+    if one.model == prefill.model:
+        return one
+    if one.keeping is None or prefill.model not in one.models:
+        return None
+    return replace(one, models=(prefill.model,), keeping=KeeperSettings(one.keeping.ports))
 
 
 def package_files(root: Path = ROOT) -> dict[str, bytes]:
@@ -191,10 +231,7 @@ class ModelSource:
 
 
 def source(fleet: Fleet, host: Host, paths: HostPaths) -> ModelSource | Refusal:
-    """Where the host reads its model from; a Refusal if the folder to copy is missing or too large. A gateway reads
-    none."""
-    if host.gateway:
-        return ModelSource("")
+    """Where the host reads its one model from; a Refusal if the folder to copy is missing or too large."""
     model, engine = fleet.models[host.model], host.engine.name
     written = model.written.get(engine, model.sources[engine])
     if written.startswith("~/"):

@@ -138,7 +138,7 @@ def examine(
 
 def _peers(fleet: Fleet, host: Host) -> list[Host]:
     """The hosts that servers on this host connect to: a prefill host delivers KV to its decode hosts."""
-    return fleet.serving(host.model, "decode") if "prefill" in host.roles else []
+    return [decode for prefill, decode in kv_pairs(fleet) if prefill is host]
 
 
 def _statuses(fleet: Fleet, state: State, hosts: Sequence[Host]) -> dict[str, HostStatus]:
@@ -183,7 +183,8 @@ def _pair(
         findings += judge(link, prefill, decode)
     if prefill.name in readings and decode.name in readings:
         ends = readings[prefill.name], readings[decode.name]
-        if isinstance(link, MeasuredLink):
-            findings += about_pair.hides(link, fleet.models[prefill.model], *ends)
-        findings += about_pair.same_model(*ends, statuses)
+        for model in (name for name in prefill.all_models if name in decode.all_models):
+            if isinstance(link, MeasuredLink):
+                findings += about_pair.hides(link, fleet.models[model], *ends)
+            findings += about_pair.same_model(model, *ends, statuses)
     return PairFindings(prefill, decode, tuple(findings), link if isinstance(link, MeasuredLink) else None)

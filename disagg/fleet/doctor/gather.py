@@ -20,7 +20,8 @@ REACH: Final = Path(__file__).with_name("reach_program.py")
 
 @dataclass(frozen=True, slots=True)
 class HostReadings:
-    """What was read on a host. latency: seconds of one command on the open connection. reach: "address port" -> 0, or
+    """What was read on a host. latency: seconds of one command on the open connection. required, stored: the models
+    that it needs and what it has of them, by their names. reach: "address port" -> 0, or
     the errno with which a connection from this host failed. errors: of readings that failed."""
 
     host: Host
@@ -28,8 +29,8 @@ class HostReadings:
     clock: Clock | None = None
     latency: float = 0.0
     python: str | None = None
-    required: RequiredModel | None = None
-    model: StoredModel | None = None
+    required: dict[str, RequiredModel] = field(default_factory=dict)
+    stored: dict[str, StoredModel] = field(default_factory=dict)
     reach: dict[str, int] = field(default_factory=dict)
     errors: tuple[DisaggError, ...] = ()
 
@@ -43,21 +44,22 @@ def examine_host(fleet: Fleet, host: Host, machine: Machine, peers: Sequence[Hos
     latency = time.monotonic() - began
     python = python_on(host, facts)
     clock = read_clock(machine, python)
-    wanted = None if host.gateway else required_model(fleet, host, facts)
+    wanted = {one.model: required_model(fleet, one, facts) for one in fleet.run_by(host)}
     errors: list[DisaggError] = []
-    model: StoredModel | None = None
+    stored: dict[str, StoredModel] = {}
     reach: dict[str, int] = {}
     if python is not None:
         try:
-            if wanted is not None:
-                model = stored_models(machine, python, host, [wanted.source])[wanted.source]
+            if sources := list(dict.fromkeys(one.source for one in wanted.values())):
+                found = stored_models(machine, python, host, sources)
+                stored = {name: found[one.source] for name, one in wanted.items()}
             if facts.os == "Darwin" and peers:
                 reach = _reach(machine, python, peers)
         except HostUnreachable:
             raise
         except FleetError as error:
             errors.append(error)
-    return HostReadings(host, facts, clock, latency, python, wanted, model, reach, tuple(errors))
+    return HostReadings(host, facts, clock, latency, python, wanted, stored, reach, tuple(errors))
 
 
 def _reach(machine: Machine, python: str, peers: Sequence[Host]) -> dict[str, int]:

@@ -6,7 +6,7 @@ import errno
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from disagg.config import Fleet, Model
+from disagg.config import Fleet
 from disagg.fleet.conditions import table
 from disagg.fleet.conditions.table import RELEASE_BYTES, Subject, dotted, environment_bytes, uses_cuda
 from disagg.fleet.doctor.gather import HostReadings
@@ -26,7 +26,6 @@ _MAC_NO_ROUTE: Final = 65
 def findings(fleet: Fleet, readings: HostReadings, status: HostStatus | None, token: str | None) -> list[Finding]:
     """The findings about a host that answers. status: of its server over HTTP, None if not polled."""
     host, placement = readings.host, readings.host.server_kind
-    model = None if host.gateway else fleet.models[host.model]
     subject = _subject(fleet, readings)
     unmet = [_then_deploy(readings, one) for one in table.unmet(subject)]
     account = f"{readings.latency * 1e3:.0f} ms as {readings.facts.user}"
@@ -42,7 +41,7 @@ def findings(fleet: Fleet, readings: HostReadings, status: HostStatus | None, to
         *(about("memory") or [_memory(readings)]),
         *_gpu(readings, about("gpu")),
         *_wired_limit(subject),
-        *(_model(readings, model) if model is not None and not host.simulated else ()),
+        *(one for name in host.all_models if not host.simulated for one in _model(readings, name)),
         *((about("service") or [_service(readings)]) if placement.deployed else ()),
         *(_token(readings, token) if placement.deployed else ()),
         *_server(readings, status),
@@ -54,13 +53,12 @@ def findings(fleet: Fleet, readings: HostReadings, status: HostStatus | None, to
 
 def _subject(fleet: Fleet, readings: HostReadings) -> Subject:
     """A model that is complete there is judged by its files. The first deployment needs room for an environment."""
-    host, facts, stored = readings.host, readings.facts, readings.model
+    host, facts, stored = readings.host, readings.facts, readings.stored
     extras = host.engine.kind.extras_for(host.roles)
     first = host.server_kind.deployed and not facts.current and not any(facts.environments.values())
     disk = RELEASE_BYTES + environment_bytes(extras, host.site_packages) if first else 0
-    if stored is None or not stored.complete:
-        return Subject(fleet, host, facts, disk=disk)
-    return Subject(fleet, host, facts, stored.config, stored.bytes, disk)
+    files = {name: (one.config, one.bytes) for name, one in stored.items() if one.complete}
+    return Subject(fleet, host, facts, files, disk)
 
 
 def _then_deploy(readings: HostReadings, found: Finding) -> Finding:
@@ -121,7 +119,7 @@ def _wired_limit(subject: Subject) -> Iterator[Finding]:
     total = facts.hardware.memory or 0
     room = limit << 20 if limit else int(total * _MAC_SHARE)
     text = f"{size(room)}" + ("" if limit else " (macOS' own)")
-    found = table.fit(subject) if subject.config else None
+    found = max(table.fits(subject) if subject.files else [], key=lambda one: one.need.total, default=None)
     needed = 0 if found is None else found.need.total
     fitting = (needed + (4 << 30)) >> 20
     # A limit that makes it fit may not exist: `memory` reports that.
@@ -130,22 +128,23 @@ def _wired_limit(subject: Subject) -> Iterator[Finding]:
         return
     yield warning(
         "wired limit",
-        f"the GPU may wire {text}, and {host.model} with max_kv_bytes takes {size(needed)}",
+        f"the GPU may wire {text}, and {found.host.model if found else ''} with max_kv_bytes takes {size(needed)}",
         f"wired_limit_mb = {fitting} in [hosts.{host.name}], then: disagg deploy --host {host.name}; until the next "
         f"restart: disagg ssh {host.name} -- sudo sysctl iogpu.wired_limit_mb={fitting}",
     )
 
 
-def _model(readings: HostReadings, model: Model) -> Iterator[Finding]:
-    stored, wanted = readings.model, readings.required
+def _model(readings: HostReadings, model: str) -> Iterator[Finding]:
+    stored, wanted = readings.stored.get(model), readings.required.get(model)
     if stored is None or wanted is None:
         return
-    pull = f"disagg models pull '{model.name}' --host {readings.host.name}"
+    pull = f"disagg models pull '{model}' --host {readings.host.name}"
     if stored.complete:
         revision = f" {stored.revision[:8]}" if stored.revision else ""
-        yield ok("model", f"{size(stored.bytes)}{revision}")
+        name = f"{model} " if readings.host.keeps else ""
+        yield ok("model", f"{name}{size(stored.bytes)}{revision}")
     elif wanted.carried:
-        yield warning("model", f"{model.name} is not there yet", f"disagg deploy --host {readings.host.name}")
+        yield warning("model", f"{model} is not there yet", f"disagg deploy --host {readings.host.name}")
     elif stored.state == "partial":
         yield fault("model", f"{wanted.source} is partial: {stored.missing or f'{size(stored.bytes)} of it'}", pull)
     else:

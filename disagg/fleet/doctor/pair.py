@@ -30,9 +30,11 @@ _DECIDING: Final = (
 )
 
 
-def same_model(prefill: HostReadings, decode: HostReadings, statuses: Mapping[str, HostStatus]) -> Iterator[Finding]:
-    """Whether both ends have the same model: by their servers' fingerprints, else by their files."""
-    model, names = prefill.host.model, f"{prefill.host.name} and {decode.host.name}"
+def same_model(
+    model: str, prefill: HostReadings, decode: HostReadings, statuses: Mapping[str, HostStatus]
+) -> Iterator[Finding]:
+    """Whether both ends have the same files of a model of theirs: by their servers' fingerprints, else by the files."""
+    names = f"{prefill.host.name} and {decode.host.name}"
     pull = f"disagg models rm '{model}' && disagg models pull '{model}'"
     marks = [statuses[one.host.name].fingerprint if one.host.name in statuses else None for one in (prefill, decode)]
     if marks[0] is not None and marks[1] is not None:
@@ -42,7 +44,7 @@ def same_model(prefill: HostReadings, decode: HostReadings, statuses: Mapping[st
         else:
             yield ok("model", "the same fingerprint on both servers")
         return
-    ends = [one.model for one in (prefill, decode) if one.model is not None and one.model.complete]
+    ends = [one.stored[model] for one in (prefill, decode) if model in one.stored and one.stored[model].complete]
     if len(ends) < 2:
         return  # each host's own findings name the missing model
     config, tokens = (
@@ -73,13 +75,15 @@ def _differing_digests(first: Mapping[str, str], second: Mapping[str, str]) -> l
 
 def hides(link: MeasuredLink, model: Model, prefill: HostReadings, decode: HostReadings) -> Iterator[Finding]:
     """The prefill rate that the measured link hides for the pair's model; a faster prefill waits for the link."""
-    config = next((one.model.config for one in (prefill, decode) if one.model is not None and one.model.config), None)
+    held = [one.stored[model.name] for one in (prefill, decode) if model.name in one.stored]
+    config = next((one.config for one in held if one.config), None)
     if link.bits_per_s is None or config is None:
         return
     per_token = kv_bytes_per_token(config, prefill.host.engine.dtype, model.context)
     if per_token:
         speed = hidden_tokens_per_s(link.bits_per_s, per_token)
-        yield note("hides", f"prefill up to {speed:,.0f} tok/s ({size(per_token)} of KV a token)")
+        name = f"{model.name}: " if prefill.host.keeps or decode.host.keeps else ""
+        yield note("hides", f"{name}prefill up to {speed:,.0f} tok/s ({size(per_token)} of KV a token)")
 
 
 def versions(hosts: Sequence[HostReadings], statuses: Mapping[str, HostStatus]) -> Iterator[Finding]:

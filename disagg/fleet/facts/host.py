@@ -98,6 +98,7 @@ class HostFacts(InstalledServer):
     installed: dict[str, InstalledService] = field(default_factory=dict)  # by manager: systemd, launchd:<name>, process
     releases: tuple[Release, ...] = ()
     sent: dict[str, int] = field(default_factory=dict)  # own releases -> when they arrived, seconds since 1970
+    lists: dict[str, str] = field(default_factory=dict)  # own releases with a list of models -> its SHA-256
     damaged: frozenset[str] = frozenset()  # own releases whose content does not match their name
     before_tls: frozenset[str] = frozenset()  # own releases whose servers speak plain HTTP
     environments: dict[str, bool] = field(default_factory=dict)  # hash -> complete
@@ -170,6 +171,7 @@ def parse(host: str, probe: ProbeOutput) -> HostFacts:
         installed={name: InstalledService(digest, on == "1") for name, digest, on in probe.all("installed", 3)},
         releases=tuple(Release(*fields) for fields in probe.all("release", 3)),
         sent={name: number(at) or 0 for name, at in probe.all("sent", 2)},
+        lists={fields[0]: fields[1] for fields in probe.all("list", 2)},
         damaged=frozenset(name for (name,) in probe.all("damaged", 1)),
         before_tls=frozenset(name for (name,) in probe.all("before_tls", 1)),
         environments={name: complete == "1" for name, complete in probe.all("environment", 2)},

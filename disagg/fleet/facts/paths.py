@@ -4,7 +4,8 @@
     envs/<hash>/                  a python environment; several hosts of one machine may share it
     models/                       model weights; models/carried/<name>-<hash>/ are copied by a deployment
     hosts/<host>/
-        releases/<hash>/          disagg/ (the package), hosts.toml, run, environment (its hash), service files
+        releases/<hash>/          disagg/ (the package), hosts.toml, run, environment (its hash), service files; of a
+                                  host with several models list/hosts.toml, which a deployment may replace
         current -> releases/...   the release that was deployed last: `disagg start` and `restart` run it
         running -> releases/...   the release that the service manager runs, also after a crash or a reboot
         previous -> releases/...  the release of `disagg rollback`
@@ -14,6 +15,7 @@
         keys.json                 on a gateway: the hashes of its clients' keys, 0600
         serving                   "pid release" of the server that was started last
         lock/holder               the command that changes this host now
+        keeper/                   on a host with several models: its ports, what it measured, logs of the models
         logs/server.log
         logs/audit.log            which command changed this host, when and by whom
 """
@@ -22,9 +24,12 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import Final
 
 HASH = re.compile(r"[0-9a-f]{16}")
 """The names of releases and environments."""
+MODEL_LOGS: Final = "logs/models"
+"""Of the processes of a host with several models, below the folder of its keeper."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +90,15 @@ class HostPaths:
     def audit(self) -> str:
         """Which command changed this host, when and by whom."""
         return f"{self.logs}/audit.log"
+
+    @property
+    def keeper(self) -> str:
+        """What the keeper of a host with several models keeps: the logs of their processes, their ports."""
+        return f"{self.folder}/keeper"
+
+    def model_log(self, slug: str) -> str:
+        """The log of the process of one model of a host with several."""
+        return f"{self.keeper}/{MODEL_LOGS}/{slug}.log"
 
     @property
     def lock(self) -> str:

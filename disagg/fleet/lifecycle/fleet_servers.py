@@ -224,15 +224,22 @@ def _settled(results: Sequence[ServerResult], unreleased: Mapping[str, DisaggErr
 
 
 def rows(hosts: Sequence[Host], at_once: bool) -> list[Row]:
-    """A row for each model; they are taken at the same time. The nodes of one vLLM have one turn, since each waits for
-    the others to start. at_once: a row for each host."""
+    """A row for each model; they are taken at the same time. A host with several models is in one row with all others
+    of these. The nodes of one vLLM have one turn, since each waits for the others to start. at_once: a row for each
+    host."""
     if at_once:
         return [[[host]] for host in hosts]
-    models: dict[str, dict[str, list[Host]]] = {}
+    found: list[tuple[set[str], dict[str, list[Host]]]] = []
     for host in hosts:
-        together = host.engine.head_address or host.name
-        models.setdefault(host.model, {}).setdefault(together, []).append(host)
-    return [list(turns.values()) for turns in models.values()]
+        models = set(host.all_models or ("",))
+        sharing = [one for one in found if one[0] & models]
+        turns = {name: turn for _, row in sharing for name, turn in row.items()}
+        turns.setdefault(host.engine.head_address or host.name, []).append(host)
+        joined = (models.union(*(names for names, _ in sharing)), turns)
+        at = min((found.index(one) for one in sharing), default=len(found))
+        found = [one for one in found if one not in sharing]
+        found.insert(at, joined)
+    return [list(turns.values()) for _, turns in found]
 
 
 def _stop_recorded(state: State, name: str, shown: str, grace_s: float) -> ServerResult:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from disagg.api.names import LOG_FILE_VARIABLE
-from disagg.config import Fleet, Host
+from disagg.config import Fleet, Host, served_digest
 from disagg.errors import FleetError, PortInUse, StartFailed
 from disagg.fleet.lifecycle.one_server import LAST_LINES, UNDECIDED, ProcessState, start_failed
 from disagg.fleet.lifecycle.state import ProcessRecord, State, started_elsewhere
@@ -103,6 +103,9 @@ def end_recorded(state: State, name: str, grace_s: float) -> bool:
 
 
 def config_digest(fleet: Fleet, host: Host) -> str:
-    """16 hexadecimal digits: a hash of what hosts.toml has about this host and its model; for a gateway, about all."""
+    """16 hexadecimal digits: a hash of what hosts.toml has about this host and its model; for a gateway, about all. The
+    list of a host with several models does not count, which its keeper reads again."""
+    if host.keeping is not None:
+        return served_digest(fleet, host)
     known = (fleet.models, fleet.hosts) if host.gateway else fleet.models.get(host.model)
     return hashlib.sha256(repr((host, known)).encode()).hexdigest()[:16]

@@ -16,7 +16,7 @@ from datetime import datetime
 from queue import Empty, Full, Queue
 from typing import Any, Final
 
-from disagg.config import Host
+from disagg.config import Host, slug
 from disagg.errors import Cancelled, DisaggError, FleetError
 from disagg.fleet.facts.paths import HostPaths
 from disagg.fleet.lifecycle.loglines import entry
@@ -211,6 +211,9 @@ class _Follower:
 
 
 def _path(host: Host, state: State, audit: bool = False) -> str:
+    if host.keeper:
+        log = HostPaths("~", host.keeper).model_log(slug(host.model))
+        return str(state.model_log(host)) if host.server_kind.spawned else log
     if host.server_kind.spawned:
         return str(state.audit_file(host.name) if audit else state.log_file(host.name))
     there = HostPaths("~", host.name)

@@ -5,6 +5,7 @@ $XDG_STATE_HOME/disagg/<fleet name>-<hash of the file's path>/     mode 0700
     <host>.pid    the process that is this host's server (JSON)
     <host>.log    output of that process; <host>.log.1 is the run before, or what was written before the log was full
     <host>.audit  which commands changed the host, when, by whom
+    <host>/       of a host with several models: the logs of their processes, and what its keeper keeps
     lock          kept by the command that starts or stops servers, rolls out or rotates the token
 """
 
@@ -19,10 +20,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from disagg.config import Fleet, Host
+from disagg.config import Fleet, Host, slug
 from disagg.errors import FleetError
 from disagg.fleet.changes.audit import audit_file
 from disagg.fleet.changes.state_files import locked_file, reported, write_private
+from disagg.fleet.facts.paths import MODEL_LOGS
 from disagg.fleet.lifecycle.loglines import end_of_run
 from disagg.fleet.machine import process as local
 from disagg.fleet.tokens.here import OwnTokens
@@ -88,6 +90,10 @@ class State:
     def log_file(self, host: str) -> Path:
         """The log of the host's server."""
         return self.folder / f"{host}.log"
+
+    def model_log(self, host: Host) -> Path:
+        """The log of the process of one model of a host with several."""
+        return self.folder / host.keeper / MODEL_LOGS / f"{slug(host.model)}.log"
 
     def audit_file(self, host: str) -> Path:
         """The audit of a local host."""

@@ -22,6 +22,7 @@ from disagg.fleet.machine.process import port_taken
 from disagg.planning.sizing import hardware_of, size_source
 
 GRACE_S: Final = 5.0
+_RANGES: Final = 100  # tries to find so many ports in a row
 _MORE_TRIES: Final = 2  # on other ports, after another program took one
 
 
@@ -133,10 +134,17 @@ def with_free_ports(fleet: Fleet, folder: Path, which: PortChoice = "taken") -> 
     """
     ports = _ports(fleet)
     leaving = [port for port in ports if which == "all" or port_taken(port.address, port.number)]
-    if not leaving:
+    ranges = [host for host in fleet.hosts.values() if host.keeps and (which == "all" or _range_taken(host))]
+    if not (leaving or ranges):
         return fleet, []
-    free = free_ports([port.address for port in leaving], {port.number for port in ports})
+    used = {port.number for port in ports} | {port for host in ranges for port in _range(host)}
+    free = free_ports([port.address for port in leaving], used)
     hosts = dict(fleet.hosts)
+    for host in ranges:
+        found = _free_range(host.address, len(_range(host)), used | set(free))
+        used |= set(found)
+        assert host.keeping is not None, "a host with several models has ports for them"
+        hosts[host.name] = replace(host, keeping=replace(host.keeping, ports=found))
     for port, new in zip(leaving, free, strict=True):
         host = hosts[port.host]
         hosts[port.host] = replace(host, port=new) if port.key == "port" else replace(host, kv_port=new)
@@ -163,6 +171,25 @@ def free_ports(addresses: Sequence[str], avoid: set[int]) -> list[int]:
         for probe in held:
             probe.close()
     return ports
+
+
+def _range(host: Host) -> range:
+    """The ports of a host's models, if it has several."""
+    return host.keeping.ports if host.keeping is not None else range(0)
+
+
+def _range_taken(host: Host) -> bool:
+    return any(port_taken(host.address, port) for port in _range(host))
+
+
+def _free_range(address: str, count: int, avoid: set[int]) -> range:
+    """So many ports in a row on which nothing listens now."""
+    for _ in range(_RANGES):
+        first = free_ports([address], avoid)[0]
+        found = range(first, first + count)
+        if found[-1] < 1 << 16 and avoid.isdisjoint(found) and not any(port_taken(address, port) for port in found):
+            return found
+    raise PortInUse(f"{address} has no {count} free ports in a row", "a smaller range in ports of hosts.toml")
 
 
 def _ports(fleet: Fleet) -> list[_Port]:
@@ -195,7 +222,11 @@ def simulated_fleet(fleet: Fleet, devices: Devices | None = None) -> Fleet:
     return replace(
         fleet,
         models={name: _simulated_model(model) for name, model in fleet.models.items()},
-        hosts={host.name: _simulated_host(host, devices or Devices()) for host in fleet.engine_hosts},
+        hosts={
+            name: _simulated_host(host, devices or Devices())
+            for name, host in fleet.hosts.items()
+            if not (host.gateway or host.whole)
+        },
         token_file=None,
         deploy=Deploy(),
     )
@@ -241,4 +272,6 @@ def _simulated_host(host: Host, devices: Devices) -> Host:
         service="process",
         queue_size=host.queue_size,
         hardware=hardware_of(host.name, host.hardware, instead),
+        models=host.models,
+        keeping=host.keeping and replace(host.keeping, memory_bytes=None),
     )

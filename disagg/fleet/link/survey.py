@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,7 +52,7 @@ class LinkSurvey:
         return {
             "from": self.sender.name,
             "to": self.receiver.name,
-            "model": self.sender.model if self.carries_kv else None,
+            "model": ", ".join(_shared(self.sender, self.receiver)) if self.carries_kv else None,
             **(self.link.to_json() if self.link else {}),
             "kv_bytes_per_token": self.kv_bytes_per_token,
             "hidden_tokens_per_s": self.hidden_tokens_per_s,
@@ -69,13 +69,14 @@ def exit_code(surveyed: Sequence[LinkSurvey]) -> int:
 
 
 def kv_pairs(fleet: Fleet) -> list[Pair]:
-    """Every prefill host with every decode host of the same model, in file order."""
-    return [
-        (prefill, decode)
+    """Every prefill host with every decode host of the same model, once, in file order."""
+    pairs = {
+        (prefill.table, decode.table): (fleet.hosts[prefill.table], fleet.hosts[decode.table])
         for model in fleet.models
         for prefill in fleet.serving(model, "prefill")
         for decode in fleet.serving(model, "decode")
-    ]
+    }
+    return list(pairs.values())
 
 
 def pairs_between(fleet: Fleet, sender: Host | None, receiver: Host | None) -> list[Pair]:
@@ -131,16 +132,20 @@ def _prepare(fleet: Fleet, host: Host, machine: Machine, sends: bool) -> _Ready:
         raise FleetError(f"{host.name}: it has no Python to measure with", f"disagg doctor --host {host.name}")
     per_token = None
     if sends:
-        source = required_model(fleet, host, facts).source
-        config = stored_models(machine, python, host, [source])[source].config
-        model = fleet.models[host.model]
-        per_token = kv_bytes_per_token(config, host.engine.dtype, model.context) if config else _by_name(fleet, host)
+        served = fleet.run_by(host)
+        sources = {one.model: required_model(fleet, one, facts).source for one in served}
+        stored = stored_models(machine, python, host, list(dict.fromkeys(sources.values())))
+        sizes = [_per_token(fleet, one, stored[sources[one.model]].config) for one in served]
+        per_token = max((one for one in sizes if one is not None), default=None)  # of the model that needs most
     return _Ready(HostPython(host, machine, python), per_token)
 
 
-def _by_name(fleet: Fleet, host: Host) -> float | None:
-    """KV bytes per token of a model whose files the host does not have, from its name or its files on this machine."""
+def _per_token(fleet: Fleet, host: Host, config: Mapping[str, Any]) -> float | None:
+    """KV bytes per token of a host's one model, of which it has this config.json; without one from the model's name, or
+    its files on this machine."""
     model = fleet.models[host.model]
+    if config:
+        return kv_bytes_per_token(config, host.engine.dtype, model.context)
     try:
         size = read_size(size_source(model.name, model.sources.values()))
         return size.layout(host.engine.dtype).nbytes(model.context) / model.context
@@ -173,8 +178,13 @@ def _check(error: DisaggError) -> str:
 
 
 def _carries_kv(sender: Host, receiver: Host) -> bool:
-    return "prefill" in sender.roles and "decode" in receiver.roles and sender.model == receiver.model
+    return "prefill" in sender.roles and "decode" in receiver.roles and bool(_shared(sender, receiver))
+
+
+def _shared(sender: Host, receiver: Host) -> list[str]:
+    """The models that both have."""
+    return [name for name in sender.all_models if name in receiver.all_models]
 
 
 def _serves(host: Host) -> str:
-    return f"{host.name} is {' and '.join(host.roles)} of {host.model}"
+    return f"{host.name} is {' and '.join(host.roles)} of {', '.join(host.all_models)}"

@@ -72,7 +72,7 @@ def scope_of(
     """The scope on a machine. elsewhere: hosts of the fleet that are known to be on other machines. tokens, others,
     cached: see Scope."""
     hosts = [host for host in fleet.deployed_hosts if host.name not in elsewhere]
-    read = [(fleet.models[host.model], host) for host in hosts if not host.gateway]
+    read = [(fleet.models[one.model], one) for host in hosts for one in fleet.run_by(host)]
     sources = [
         model.written.get(host.engine.name, model.sources[host.engine.name])
         for model, host in read

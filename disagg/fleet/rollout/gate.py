@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from disagg.config import Host
+from disagg.config import Fleet, Host
 from disagg.errors import DisaggError, FleetError
 
 PROMPT: Final = "The first ten prime numbers are 2, 3, 5, 7, 11,"
@@ -47,14 +47,15 @@ Ask = Callable[[Host], RecordedAnswer]
 @dataclass(frozen=True, slots=True)
 class Gate:
     """recorded: answers by kind of host. Of a kind without one, the first answer becomes it. A gateway has no answer of
-    its own, nor has a host with the first layers of a model: they pass if they are healthy."""
+    its own, nor has a host with the first layers of a model: they pass if they are healthy. Of a host with several
+    models those are tested that it loads at start, or its first."""
 
     ask: Ask
     recorded: dict[str, RecordedAnswer]
 
     def needs(self, host: Host) -> bool:
         """Whether no answer of the host's kind is recorded."""
-        return _has_answer(host) and kind(host) not in self.recorded
+        return kind(host) not in self.recorded
 
     def record(self, host: Host) -> None:
         """Record the host's answer. DisaggError if it gives none that others could be compared with."""
@@ -65,8 +66,6 @@ class Gate:
 
     def test(self, host: Host) -> DisaggError | None:
         """Why the host does not pass."""
-        if not _has_answer(host):
-            return None
         try:
             answer = self.ask(host)
         except DisaggError as error:
@@ -78,8 +77,11 @@ class Gate:
         return None
 
 
-def _has_answer(host: Host) -> bool:
-    return host.answers and not host.gateway
+def with_answers(fleet: Fleet, host: Host) -> list[Host]:
+    """What of a host of hosts.toml has an answer that is tested."""
+    chosen = host.keeping.preload if host.keeping is not None else ()
+    found = [one for one in fleet.run_by(host) if one.model in (chosen or host.all_models[:1])]
+    return [one for one in found if one.answers]
 
 
 def kind(host: Host) -> str:

@@ -25,7 +25,7 @@ from disagg.fleet.machine import interruption
 from disagg.fleet.machine.connect import Connect, Machines, machine_for
 from disagg.fleet.machine.fan_out import each
 from disagg.fleet.rollout import policy
-from disagg.fleet.rollout.gate import Ask, Gate
+from disagg.fleet.rollout.gate import Ask, Gate, with_answers
 from disagg.fleet.rollout.policy import HostState, Phase, Turn
 from disagg.fleet.rollout.progress import Progress, RecordFile, RolloutRecord, RolloutReport
 
@@ -167,9 +167,11 @@ class Rollout:
     def _record_answers(self) -> None:
         """What the first host of each kind answers before anything is changed."""
         for host in self.hosts:
-            if self._progress.phases[host.name] == "before" and self._gate.needs(host) and self._healthy(host):
+            needed = [one for one in with_answers(self.fleet, host) if self._gate.needs(one)]
+            if self._progress.phases[host.name] == "before" and needed and self._healthy(host):
                 self.report(host.name, "recording its answer")
-                self._gate.record(host)
+                for one in needed:
+                    self._gate.record(one)
 
     def _deploy(self, planned: Sequence[DeployResult]) -> bool:
         """Bring the new release to every host; nothing is restarted. False if it failed anywhere."""
@@ -217,7 +219,7 @@ class Rollout:
         return [
             HostState(
                 host.name,
-                frozenset((host.model, role) for role in host.roles),
+                frozenset((model, role) for model in host.all_models or ("",) for role in host.roles),
                 self._progress.phases.get(host.name, "outside"),
                 healthy[host.name],
                 host.name in self._progress.pending,
@@ -258,9 +260,14 @@ class Rollout:
     def _test(self, hosts: Sequence[Host]) -> None:
         for host in hosts:
             self.report(host.name, "testing its answer")
-        for tested in each(hosts, self._gate.test):
-            error = tested.value or tested.error
-            self._settle(tested.host.name, "failed" if error is not None else "passed", error)
+        for one in each(hosts, self._tested):
+            error = one.value or one.error
+            self._settle(one.host.name, "failed" if error is not None else "passed", error)
+
+    def _tested(self, host: Host) -> DisaggError | None:
+        """Why the host does not pass."""
+        errors = (self._gate.test(one) for one in with_answers(self.fleet, host))
+        return next((error for error in errors if error is not None), None)
 
     @property
     def _gate(self) -> Gate:

@@ -1,9 +1,10 @@
-# $1: python. $2: the release. $3: the host. $4: the program that serves it. $5...: modules that must be importable.
+# $1: python. $2: the release. $3: its hosts.toml, below it. $4: the host. $5: the program that serves it. $6...: modules
+# that must be importable.
 python=$1 release=$2
 shift
 exec env PYTHONPATH="$release" "$python" -P -c 'import importlib, importlib.util, sys
 from pathlib import Path
-release, host, program, *modules = sys.argv[1:]
+release, config, host, program, *modules = sys.argv[1:]
 def importable(name):
     try:
         return importlib.util.find_spec(name) is not None
@@ -13,6 +14,6 @@ if missing := [name for name in modules if not importable(name)]:
     sys.exit("the environment misses " + ", ".join(missing))
 importlib.import_module(program + ".__main__")
 from disagg.config import load
-if host not in load(Path(release, "hosts.toml")).hosts:
+if host not in load(Path(release, config)).hosts:
     sys.exit("hosts.toml of the release misses " + host)
 ' "$@"

@@ -9,7 +9,7 @@ root=$HOME/.disagg
 mine=$root/hosts/$host
 
 content() { # the name that a release folder should have: the hash of its content, computed as in release.py
-    (cd "$1" && find . -name __pycache__ -prune -o -type f -exec $sum {} +) 2>/dev/null | sort | $sum | cut -c1-16
+    (cd "$1" && find . \( -name __pycache__ -o -path ./list \) -prune -o -type f -exec $sum {} +) 2>/dev/null | sort | $sum | cut -c1-16
 }
 
 # The machine
@@ -124,6 +124,7 @@ for release in "$root"/hosts/*/releases/*; do
         emit release "${owner##*/}" "$name" "$(cat "$release/environment" 2>/dev/null)"
         if [ "$owner" = "$mine" ]; then
             emit sent "$name" "$(modified "$release")"
+            if test -f "$release/list/hosts.toml"; then emit list "$name" "$(digest "$release/list/hosts.toml")"; fi
             if [ "$(content "$release")" != "$name" ]; then emit damaged "$name"; fi
             if test -d "$release/disagg" && ! test -d "$release/disagg/tls"; then emit before_tls "$name"; fi
         fi

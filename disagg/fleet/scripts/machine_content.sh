@@ -4,13 +4,13 @@
 hosts=$HOME/.disagg/hosts
 
 value_of() { # a key of [fleet] in a release's hosts.toml: the text right of its "="
-    awk -v key="$2 = " '/^\[/ { here = $0 == "[fleet]" }
-        here && index($0, key) == 1 { print substr($0, length(key) + 1); exit }' "$1/hosts.toml" 2>/dev/null
+    cat "$1/hosts.toml" "$1/list/hosts.toml" 2>/dev/null | awk -v key="$2 = " '/^\[/ { here = $0 == "[fleet]" }
+        here && index($0, key) == 1 { print substr($0, length(key) + 1); exit }'
 }
 
 sources_of() { # a release: the sources of its models, as in its hosts.toml
-    awk '/^\[/ { here = $0 ~ /^\[models\..*sources\]$/ }
-        here && index($0, " = ") { print substr($0, index($0, " = ") + 3) }' "$1/hosts.toml" 2>/dev/null
+    cat "$1/hosts.toml" "$1/list/hosts.toml" 2>/dev/null | awk '/^\[/ { here = $0 ~ /^\[models\..*sources\]$/ }
+        here && index($0, " = ") { print substr($0, index($0, " = ") + 3) }'
 }
 
 serial() { # what identifies the machine, beside its name

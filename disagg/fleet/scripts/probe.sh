@@ -42,9 +42,11 @@ find_processes() { # host: the pid of its supervisor, and $pid, $release and $al
     real=$(cd "$own" 2>/dev/null && pwd -P)
     set -- $(ps -axww -o pid= -o pgid= -o stat= -o args= 2>/dev/null |
         host=$1 pid=$running own=$own served=${real:+--config $real/releases/} awk '
-        BEGIN { pid = ENVIRON["pid"]; folder = "/hosts/" ENVIRON["host"]; own = ENVIRON["own"]; served = ENVIRON["served"] }
+        BEGIN { pid = ENVIRON["pid"]; folder = "/hosts/" ENVIRON["host"]; own = ENVIRON["own"]; served = ENVIRON["served"]
+            model = " --host " ENVIRON["host"] "/" }
         $1 == pid && $3 !~ /^Z/ { alive = index($0, folder "/") || ends_with(folder) } # not another with the same pid
         !supervisor && (ends_with("supervise.py start " own) || ends_with("supervise.py restart " own)) { supervisor = $1 }
+        index($0, model) { next } # the process of a model, which the keeper of this host has started
         !server && $1 == $2 && served && (at = index($0, served)) { server = $1 " " substr($0, at + length(served), 16) }
         function ends_with(words) { return substr($0, length($0) - length(words) + 1) == words }
         END { print alive + 0, (supervisor ? supervisor : "-"), server }')

@@ -3,7 +3,7 @@
 
 cd "$1" || exit 1
 find . -name __pycache__ -prune -o -type f -exec $sum {} + | sed "s,^\([0-9a-f]*\)  \./,file$tab\1$tab,"
-for name in hosts.toml service/*; do
+for name in hosts.toml list/hosts.toml service/*; do
     if test -f "$name"; then setting=$name awk '{ print "text\t" ENVIRON["setting"] "\t" $0 }' "$name"; fi
 done
 for folder in "$2"/lib/python*/site-packages/*.dist-info; do

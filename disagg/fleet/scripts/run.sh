@@ -1,5 +1,6 @@
 # Serves one host until SIGTERM. Each release has its own, which runs the release it is part of, whichever link it is
-# called by. Its values: $folder, of the host; $python, $program, $host; $log_limit, $log_variable.
+# called by. Its values: $folder, of the host; $python, $program, $host; $config, its hosts.toml below the release;
+# $state, a folder for what the program keeps, or nothing; $log_limit, $log_variable.
 # shellcheck disable=SC2154
 release=$(cd "$(dirname "$0")" && pwd -P) || exit 1
 hash=${release##*/}
@@ -20,4 +21,4 @@ DISAGG_GATEWAY_FOLDER=$folder
 DISAGG_RELEASE=$hash
 PYTHONPATH=$release
 export "$log_variable=$log" DISAGG_TOKEN_FILE DISAGG_GATEWAY_FOLDER DISAGG_RELEASE PYTHONPATH
-exec "$python" -P -u -m "$program" --config "$release/hosts.toml" --host "$host"
+exec "$python" -P -u -m "$program" --config "$release/$config" --host "$host" ${state:+--state "$state"}

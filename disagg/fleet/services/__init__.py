@@ -23,6 +23,8 @@ __all__ = ["VERB_S", "Definition", "RunScript", "Verb", "command", "definitions"
 
 def program(host: Host) -> str:
     """The Python module that serves a host."""
+    if host.keeps:
+        return "disagg.keeper"
     return "disagg.gateway" if host.gateway else "disagg.servers"
 
 

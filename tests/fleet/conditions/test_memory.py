@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from disagg.config import EngineOptions, Fleet, Host, Model
+from disagg.config import EngineOptions, Fleet, Host, KeeperSettings, Model
 from disagg.fleet.conditions.memory import Fit, fit, unmet
+from disagg.fleet.conditions.table import CONDITIONS, Subject, nodes
 from disagg.fleet.conditions.table import cards as enough_cards
-from disagg.fleet.conditions.table import nodes
 from disagg.fleet.deploy.deployment import planner
 from disagg.fleet.facts.host import HardwareFacts
 from disagg.nvidia import GPU
@@ -216,3 +216,50 @@ def test_the_files_that_state_the_size_of_gpt_oss_dequantised_have_the_computed_
         r"dequantise[^\n]*gpt-oss[^\n]*?(\d+ GiB)", (Path(__file__).parents[3] / file).read_text(encoding="utf-8")
     )
     assert found and stated and stated[1] == found[1]
+
+
+SOURCES = {"oss": GPT_OSS, "qwen": QWEN}  # on a Mac 63 and 31 GiB with 8 GiB of KV each
+
+
+def of_machine(*hosts: Host, memory: int) -> list[str]:
+    """What is said of the first host's memory, on a Mac with so many GiB that has all of these."""
+    models = {name: Model(name, sources, 8192) for name, sources in SOURCES.items()}
+    of = Fleet("lab", Path("/here/hosts.toml"), models, {host.name: host for host in hosts})
+    seen = replace(facts("studio_bare", hosts[0].name), hardware=HardwareFacts(memory=memory * GIB))
+    (condition,) = [one for one in CONDITIONS if one.name == "memory"]
+    return [one.text for one in condition.unmet(Subject(of, hosts[0], seen)) if one.level == "fault"]
+
+
+def keeping(name: str = "mac-studio-1", **settings: Any) -> Host:
+    """A Mac with both models."""
+    kept = KeeperSettings(range(8100, 8104), **settings)
+    return replace(studio(), name=name, model="", kv_port=None, models=("oss", "qwen"), keeping=kept)
+
+
+def test_each_model_of_a_host_with_several_must_fit_alone_and_not_all_together() -> None:
+    assert of_machine(keeping(), memory=96) == []
+    (text,) = of_machine(keeping(), memory=48)
+    assert text.startswith("oss needs ") and text.endswith("the machine of 48.0 GiB has room for 44.0 GiB")
+
+
+def test_what_is_loaded_at_start_and_what_stays_must_fit_together() -> None:
+    assert of_machine(keeping(preload=("oss", "qwen")), memory=128) == []
+    (text,) = of_machine(keeping(preload=("oss", "qwen")), memory=96)
+    assert "which are loaded at start; the machine of 96.0 GiB has room for 92.0 GiB" in text
+    (text,) = of_machine(keeping(pin=("qwen",)), memory=96)
+    assert "of which the others stay loaded" in text
+
+
+def test_the_memory_that_hosts_toml_gives_the_models_of_a_host_is_its_room() -> None:
+    (text,) = of_machine(keeping(memory_bytes=40 * GIB), memory=512)
+    assert text.startswith("oss needs ") and text.endswith("memory_bytes of mac-studio-1 has room for 40.0 GiB")
+
+
+def test_what_all_hosts_of_a_machine_load_at_start_is_summed() -> None:
+    loads, other = replace(studio(), model="oss"), replace(studio(), name="mac-2", model="qwen", port=8002)
+    assert of_machine(loads, memory=96) == of_machine(loads, other, memory=128) == []
+    (text,) = of_machine(loads, other, memory=96)
+    assert "oss on mac-studio-1" in text and "qwen on mac-2" in text and "on one machine, which has room for" in text
+    elsewhere = replace(other, address="10.0.0.99")
+    assert of_machine(loads, elsewhere, memory=96) == of_machine(loads, keeping("mac-2"), memory=96) == []
+    assert of_machine(keeping(preload=("oss",)), other, memory=96) != []

@@ -107,7 +107,7 @@ def test_an_upload_that_goes_on_sends_the_rest(tmp_path: Path) -> None:
     with weights.open("wb") as file:
         file.truncate(4 * RESUMED_FROM)
     part = LargeFile.of("weights", weights).part
-    desired = replace(wanted(spark(), facts("spark_bare")), source=ModelSource("/here", "model-1", tmp_path))
+    desired = replace(wanted(spark(), facts("spark_bare")), sources=(ModelSource("/here", "model-1", tmp_path),))
     whole = compared(desired, facts("spark_bare"), Content()).to_send
     rest = compared(desired, facts("spark_bare", uploads={part: RESUMED_FROM}), Content()).to_send
     assert whole - rest == RESUMED_FROM and rest > 3 * RESUMED_FROM

@@ -21,7 +21,7 @@ from disagg.fleet.machine.upload import LargeFile
 from disagg.fleet.removal.removal import uninstall
 from disagg.fleet.services.base import RunScript
 from disagg.token import token_digest
-from tests.fleet.facts.fixture_facts import facts, fleet, front, here, names, spark, studio, wanted
+from tests.fleet.facts.fixture_facts import facts, fleet, fleet_of, front, here, names, several, spark, studio, wanted
 from tests.values import of_type, present
 
 RAN = "c" * 16
@@ -41,6 +41,7 @@ def done(made: TargetState, before: HostFacts) -> HostFacts:
         token_mode="-rw-------",
         installed={one.key: InstalledService(one.digest, True) for one in made.definitions},
         leftovers=(),
+        lists={made.hash: hashlib.sha256(made.listed).hexdigest()} if made.listed else {},
     )
 
 
@@ -154,7 +155,7 @@ def test_an_upload_that_broke_off_needs_room_for_the_rest_only_and_parts_of_othe
         file.truncate(30 << 30)
     part, stale = LargeFile.of("weights", weights).part, "0" * 32
     found = facts("spark_bare", disk_free=20 << 30, uploads={part: 20 << 30, stale: 1 << 30})
-    desired = replace(wanted(spark(), found), source=ModelSource("/here/model", "model-1", tmp_path))
+    desired = replace(wanted(spark(), found), sources=(ModelSource("/here/model", "model-1", tmp_path),))
     plan = planning.plan(desired, found)
     prepare = plan.steps[0].action
     assert plan.refusals == () and isinstance(prepare, RunScript)
@@ -556,3 +557,25 @@ def test_a_server_that_does_not_run_and_that_nobody_has_stopped_is_down(last: st
 @pytest.mark.parametrize("count", [1, 2])
 def test_a_host_with_two_tokens_is_in_a_rotation(count: int) -> None:
     assert planned(facts("spark_deployed", token_digests=("a" * 64, "b" * 64)[:count])).rotating == (count == 2)
+
+
+def test_a_changed_list_of_models_is_written_beside_the_release_and_leaves_nothing_pending() -> None:
+    before, host = facts("spark_bare"), several(spark(), "a", "b")
+    first = made(here(fleet_of(("a", "b", "c"), host)), host, before)
+    everything = "prepare requirements environment token release list check unit service switch tidy"
+    assert " ".join(names(planning.plan(first, before))) == everything
+    after = replace(done(first, before), pid=7, release=first.hash)
+    assert planning.plan(first, after).steps == ()
+    longer = replace(host, models=("a", "b", "c"))
+    changed = made(here(fleet_of(("a", "b", "c"), longer)), longer, after)
+    plan = planning.plan(changed, after)
+    assert (names(plan), plan.needs) == (["prepare", "list", "tidy"], "")
+    (step,) = [one for one in plan.steps if one.name == "list"]
+    assert step.action == WriteFile(f"{after.paths.release(first.hash)}/list/hosts.toml", changed.listed)
+
+
+def test_a_release_whose_files_have_changed_gets_its_list_again() -> None:
+    before, host = facts("spark_bare"), several(spark(), "a", "b")
+    desired = made(here(fleet_of(("a", "b"), host)), host, before)
+    damaged = replace(done(desired, before), damaged=frozenset({desired.hash}))
+    assert names(planning.plan(desired, damaged))[1:3] == ["release", "list"]

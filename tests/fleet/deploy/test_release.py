@@ -24,7 +24,7 @@ from disagg.fleet.deploy.release import (
 )
 from disagg.fleet.deploy.steps import Refusal
 from disagg.fleet.facts.paths import HostPaths
-from tests.fleet.facts.fixture_facts import NEEDS, facts, fleet, front, here, spark, studio, wanted
+from tests.fleet.facts.fixture_facts import NEEDS, facts, fleet, fleet_of, front, here, several, spark, studio, wanted
 from tests.values import of_type
 
 HOSTILE = ["a b", "it's", 'a"b', "a;b", "$(touch owned)", "`touch owned`", "a\\b", "*", "-n", "%h $HOME"]
@@ -59,7 +59,7 @@ def test_another_hosts_change_makes_a_new_release_only_where_it_is_heeded() -> N
 
 def test_a_prefill_host_knows_where_it_may_deliver_kv(tmp_path: Path) -> None:
     prefill, decode = spark(), studio()
-    (tmp_path / "hosts.toml").write_text(fleet_file(fleet(prefill, decode), prefill, ModelSource("/m")))
+    (tmp_path / "hosts.toml").write_text(fleet_file(fleet(prefill, decode), prefill, {"qwen": ModelSource("/m")}))
     loaded = load(tmp_path / "hosts.toml")
     assert [host.name for host in loaded.serving("qwen", "decode")] == ["mac-studio-1"]
     assert loaded.models["qwen"].sources["transformers"] == "/m"
@@ -74,11 +74,11 @@ def test_the_token_and_a_new_version_of_a_service_file_have_their_part() -> None
 
 def test_a_hosts_own_file_loads_and_names_the_model_as_it_is_there(tmp_path: Path) -> None:
     host = studio()
-    (tmp_path / "hosts.toml").write_text(fleet_file(fleet(), host, ModelSource("/home/x/models/qwen")))
+    (tmp_path / "hosts.toml").write_text(fleet_file(fleet(), host, {"qwen": ModelSource("/home/x/models/qwen")}))
     loaded = load(tmp_path / "hosts.toml")
     assert list(loaded.hosts) == ["mac-studio-1"]
     assert loaded.models["qwen"].sources == {"mlx": "/home/x/models/qwen"}
-    (tmp_path / "hosts.toml").write_text(fleet_file(fleet(spark(), host), spark(), ModelSource("/m")))
+    (tmp_path / "hosts.toml").write_text(fleet_file(fleet(spark(), host), spark(), {"qwen": ModelSource("/m")}))
     loaded = load(tmp_path / "hosts.toml")
     assert list(loaded.hosts) == ["dgx-spark-1", "mac-studio-1"]
     assert loaded.models["qwen"].sources == {"transformers": "/m", "mlx": str(Path.home() / "models/qwen")}
@@ -92,7 +92,7 @@ def test_a_gateway_knows_the_whole_fleet_and_is_served_by_a_program_of_its_own(t
     assert list(loaded.models) == ["qwen"]
     assert b"\nprogram=disagg.gateway\n" in target.files["run"]
     assert b'-m "$program" --config' in target.files["run"]
-    assert target.source == ModelSource("")
+    assert target.sources == ()
 
 
 @pytest.mark.parametrize(
@@ -194,3 +194,59 @@ def test_two_hosts_of_one_role_share_an_environment() -> None:
     assert found[0].environment.hash == found[1].environment.hash
     assert found[0].hash != found[1].hash
     assert NEEDS.locked in of_type(found[0].environment.files["constraints.txt"], bytes).decode()
+
+
+NAMES = ("a", "b", "c")
+
+
+def listed(target: TargetState, folder: Path) -> Fleet:
+    (folder / "hosts.toml").write_bytes(target.listed)
+    return load(folder / "hosts.toml")
+
+
+def test_the_list_of_a_host_with_several_models_is_no_part_of_its_release(tmp_path: Path) -> None:
+    host, shorter = several(studio(), *NAMES), several(studio(), "a", "b", ports=8100)
+    shorter = replace(shorter, keeping=host.keeping)
+    target, other = (made(here(fleet_of(NAMES, one)), one) for one in (host, shorter))
+    assert target.hash == other.hash
+    assert "hosts.toml" not in target.files and target.listed != other.listed
+    assert list(listed(target, tmp_path).served) == [f"mac-studio-1/{name}" for name in NAMES]
+    assert made(here(fleet_of(NAMES, host)), replace(host, port=8099)).hash != target.hash
+    run = target.files["run"].decode()
+    assert "program=disagg.keeper\n" in run and "config=list/hosts.toml\n" in run
+    assert made(here(fleet()), studio()).files["run"].decode().count("config=hosts.toml\n") == 1
+
+
+def test_a_host_with_several_models_reads_each_where_it_is() -> None:
+    host = several(studio(), "a", "b")
+    assert [one.text for one in made(here(fleet_of(NAMES, host)), host).sources] == ["mlx/a", "mlx/b"]
+
+
+def test_a_prefill_host_with_one_model_knows_that_one_of_a_decode_host_with_several(tmp_path: Path) -> None:
+    prefill, decode = spark(model="a"), several(studio(), *NAMES)
+    target = made(here(fleet_of(NAMES, prefill, decode)), prefill)
+    (tmp_path / "hosts.toml").write_bytes(target.files["hosts.toml"])
+    known = load(tmp_path / "hosts.toml")
+    assert list(known.served) == ["dgx-spark-1", "mac-studio-1/a"]
+    assert known.served["mac-studio-1/a"].kv_ports == range(8100, 8106)
+    longer = replace(decode, models=("a", "c"))
+    assert made(here(fleet_of(NAMES, prefill, longer)), prefill).hash == target.hash
+
+
+def test_a_prefill_host_with_several_models_knows_every_decode_host_with_several(tmp_path: Path) -> None:
+    prefill, decode, alone = several(spark(), "a"), several(studio(), "b", "c"), studio(name="mac-2", model="c")
+    known = listed(made(here(fleet_of(NAMES, prefill, decode, alone)), prefill), tmp_path)
+    assert list(known.hosts) == ["dgx-spark-1", "mac-studio-1"]
+    assert {model.name: model.sources for model in known.models.values()} == {
+        "a": {"transformers": "owner/a"},
+        "b": {"mlx": "mlx/b"},
+        "c": {"mlx": "mlx/c"},
+    }
+
+
+def test_one_quantized_model_brings_the_packages_for_it() -> None:
+    host = several(spark(), "a", "b")
+    of = fleet_of(NAMES, host)
+    quantized = replace(of.models["b"], engine={"transformers": {"quantization": "int8"}})
+    assert "quantize" in made(here(replace(of, models={**of.models, "b": quantized})), host).environment.extras
+    assert "quantize" not in made(here(of), host).environment.extras

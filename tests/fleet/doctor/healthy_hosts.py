@@ -62,7 +62,13 @@ def spark(name: str = "dgx-spark-1", **changes: Any) -> Any:
     )
     held = StoredModel(FP8_SOURCE, "complete", 30 << 30, "/f", "/r", "a1" * 20, config=QWEN_FP8, digests=DIGESTS)
     seen = HostReadings(
-        host, facts, Clock(0.004, 0.02), 0.012, "/usr/bin/python3", RequiredModel(host, held.source), held
+        host,
+        facts,
+        Clock(0.004, 0.02),
+        0.012,
+        "/usr/bin/python3",
+        {host.model: RequiredModel(host, held.source)},
+        {host.model: held},
     )
     return change(seen, **changes)
 
@@ -101,8 +107,8 @@ def mac(name: str = "mac-studio-2", **changes: Any) -> Any:
         Clock(-0.003, 0.02),
         0.015,
         "/opt/homebrew/bin/python3",
-        RequiredModel(host, held.source),
-        held,
+        {host.model: RequiredModel(host, held.source)},
+        {host.model: held},
         reach,
     )
     return change(seen, **changes)
@@ -121,3 +127,9 @@ def change(seen: Any, host: Any = None, facts: Any = None, hardware: Any = None,
 def status(seen: Any, state: Any = "healthy", **changes: Any) -> Any:
     blank = HostStatus(seen.host.name, seen.host.roles, seen.host.model, seen.host.url, state, version="0.1.0")
     return replace(blank, **changes)
+
+
+def with_model(seen: Any, **changes: Any) -> Any:
+    """The readings, with another state of the host's model."""
+    name = seen.host.model
+    return replace(seen, stored={name: replace(seen.stored[name], **changes)})

@@ -12,7 +12,7 @@ from disagg.fleet.facts.host import HardwareFacts, Python, Systemd, parse_hardwa
 from disagg.fleet.facts.probe import ProbeOutput
 from disagg.fleet.models.inventory import RequiredModel, StoredModel
 from disagg.nvidia import GPU
-from tests.fleet.doctor.healthy_hosts import CONFIG, FLEET, RELEASE, TOKEN, mac, spark, status
+from tests.fleet.doctor.healthy_hosts import CONFIG, FLEET, RELEASE, TOKEN, mac, spark, status, with_model
 from tests.planning.published_configs import QWEN_FP8
 
 GIB = 1 << 30
@@ -53,7 +53,7 @@ def test_every_trouble_names_a_command() -> None:
     sick = spark(
         facts={"folder": False, "current": "", "environments": {}, "pythons": (), "systemd": None, "disk_free": GIB},
         hardware={"smi": "", "gpus": ()},
-        model=StoredModel("x/y", "absent"),
+        stored={spark().host.model: StoredModel("x/y", "absent")},
     )
     assert len(ill(sick)) == 6
     assert all(hint for _, _, _, hint in ill(sick))
@@ -98,7 +98,7 @@ def test_a_home_that_cannot_be_written_to_is_a_fault() -> None:
 
 def test_a_model_larger_than_unified_memory_is_a_fault() -> None:
     seen = spark(host={"engine": EngineOptions("transformers", device="cuda")})
-    big = replace(seen, model=replace(seen.model, bytes=130 * GIB))
+    big = with_model(seen, bytes=130 * GIB)
     check, level, text, _ = only(big)
     assert (check, level) == ("memory", "fault")
     assert text == (
@@ -111,14 +111,14 @@ def test_only_linear_layers_count_as_quantized_while_a_model_loads() -> None:
     dense = {name: value for name, value in CONFIG.items() if "expert" not in name}
     dense |= {"model_type": "qwen3", "intermediate_size": 12 * 768, "tie_word_embeddings": True}
     seen = spark(host={"engine": EngineOptions("transformers", device="cuda", quantization="int8")})
-    mixture, plain = (replace(seen, model=replace(seen.model, bytes=150 * GIB, config=c)) for c in (CONFIG, dense))
+    mixture, plain = (with_model(seen, bytes=150 * GIB, config=c) for c in (CONFIG, dense))
     assert only(mixture)[:2] == ("memory", "fault")
     assert ill(plain) == []
 
 
 def test_a_kv_cache_that_vllm_cannot_take_at_start_is_a_fault_with_the_value_that_fits() -> None:
     seen = spark(host={"engine": EngineOptions("vllm", device="cuda", kv_cache_memory_bytes=96 * GIB)})
-    fp8 = replace(seen, model=replace(seen.model, bytes=29 * GIB, config=QWEN_FP8))
+    fp8 = with_model(seen, bytes=29 * GIB, config=QWEN_FP8)
     check, level, text, hint = only(fp8)
     assert (check, level) == ("memory", "fault") and "weights 29.0 GiB (FP8), KV 96.0 GiB" in text
     assert hint == (
@@ -204,7 +204,7 @@ def test_a_limit_that_was_not_set_after_the_reboot_is_named_with_its_daemon() ->
 
 def test_a_model_that_no_limit_makes_fit_needs_a_smaller_kv_cache() -> None:
     seen = mac(hardware={"memory": 64 * GIB})
-    seen = replace(seen, model=replace(seen.model, bytes=40 * GIB))
+    seen = with_model(seen, bytes=40 * GIB)
     (trouble,) = ill(seen)
     assert trouble[:2] == ("memory", "warning")
     assert trouble[3].startswith(f"max_kv_bytes = {18 * GIB} in [hosts.mac-studio-2.engine]")
@@ -214,15 +214,16 @@ def test_a_model_that_no_limit_makes_fit_needs_a_smaller_kv_cache() -> None:
 
 
 def test_a_missing_model_is_pulled() -> None:
-    need = RequiredModel(spark().host, "Qwen/Qwen3")
-    check, level, text, hint = only(spark(model=StoredModel("Qwen/Qwen3", "absent"), required=need))
+    name = spark().host.model
+    need = {name: RequiredModel(spark().host, "Qwen/Qwen3")}
+    check, level, text, hint = only(spark(stored={name: StoredModel("Qwen/Qwen3", "absent")}, required=need))
     assert (check, level, text) == ("model", "fault", "Qwen/Qwen3 is not there")
     assert hint == "disagg models pull 'qwen3-coder:30b' --host dgx-spark-1"
 
 
 def test_half_a_model_says_what_lacks() -> None:
     held = StoredModel("Qwen/Qwen3", "partial", 9, missing_files=("model-00002-of-00016.safetensors",))
-    assert "partial: misses model-00002-of-00016.safetensors" in only(spark(model=held))[2]
+    assert "partial: misses model-00002-of-00016.safetensors" in only(spark(stored={spark().host.model: held}))[2]
 
 
 def test_services_that_end_with_the_login_are_a_warning() -> None:

@@ -13,9 +13,12 @@ from disagg.fleet.facts.host import Clock
 from disagg.fleet.link.measure import MeasuredLink
 from disagg.fleet.link.route import NetworkPath
 from disagg.planning.checkpoint import kv_bytes_per_token
-from tests.fleet.doctor.healthy_hosts import CONFIG, FLEET, mac, spark, status
+from tests.fleet.doctor.healthy_hosts import CONFIG, FLEET, mac, spark, status, with_model
 
 MARK = ModelFingerprint("qwen3_moe", 151936, "r1", "t1", "c1", "s1")
+
+
+MODEL = spark().host.model
 
 
 def servers(first: Any, second: Any) -> dict[str, Any]:
@@ -26,11 +29,11 @@ def servers(first: Any, second: Any) -> dict[str, Any]:
 
 
 def model(prefill: Any = None, decode: Any = None, statuses: Any = None) -> Any:
-    return [(one.level, one.text) for one in same_model(prefill or spark(), decode or mac(), statuses or {})]
+    return [(one.level, one.text) for one in same_model(MODEL, prefill or spark(), decode or mac(), statuses or {})]
 
 
 def held(seen: Any, **changes: Any) -> Any:
-    return replace(seen, model=replace(seen.model, **changes))
+    return with_model(seen, **changes)
 
 
 def test_running_servers_decide_whether_both_ends_hold_the_same_model() -> None:
@@ -49,7 +52,7 @@ def test_another_architecture_is_a_fault() -> None:
 
 
 def test_two_revisions_of_one_source_are_a_fault() -> None:
-    decode = held(mac(), source=spark().model.source)
+    decode = held(mac(), source=spark().stored[MODEL].source)
     ((level, text),) = model(decode=decode)
     assert level == "fault" and "a1a1a1a1 and b2b2b2b2" in text
 

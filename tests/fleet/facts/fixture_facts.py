@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from disagg.config import Deploy, EngineOptions, Fleet, Host, Model
+from disagg.config import Deploy, EngineOptions, Fleet, Host, KeeperSettings, Model
 from disagg.fleet.deploy.release import Installation, TargetState, target_state
 from disagg.fleet.deploy.requirements import PackageRequirements
 from disagg.fleet.deploy.steps import Plan
@@ -55,6 +56,18 @@ def fleet(*hosts: Host, deploy: Deploy | None = None) -> Fleet:
 
 def here(of: Fleet, package: dict[str, bytes] | None = None, token: str = "secret-of-the-fleet") -> Installation:
     return Installation(of, package or {"disagg/__init__.py": b""}, NEEDS, (token,))
+
+
+def several(host: Host, *models: str, ports: int = 8100) -> Host:
+    """The host with these models, of which each is one of `fleet_of`."""
+    keeping = KeeperSettings(range(ports, ports + 2 * len(models)))
+    return replace(host, model="", kv_port=None, models=models, keeping=keeping)
+
+
+def fleet_of(models: Sequence[str], *hosts: Host) -> Fleet:
+    """A fleet with models of these names, which the hub has for both roles."""
+    made = {name: Model(name, {"transformers": f"owner/{name}", "mlx": f"mlx/{name}"}, 4096) for name in models}
+    return Fleet("lab", Path("/here/hosts.toml"), made, {host.name: host for host in hosts})
 
 
 def wanted(host: Host, facts: HostFacts, deploy: Deploy | None = None) -> TargetState:

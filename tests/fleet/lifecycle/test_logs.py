@@ -223,3 +223,12 @@ def test_a_deployed_hosts_log_is_where_deploying_puts_it(
     lines, _ = read([far], place.state, 5, connect=lambda host: LocalMachine(host.name))
     assert texts(lines) == ["a there"]
     assert time.time() > lines[0].time > 0 and os.environ["HOME"] == str(tmp_path)
+
+
+def test_the_log_of_one_model_is_that_of_its_process(place: Place) -> None:
+    served = replace(place.hosts[0], name="a/org/m", model="org/m", keeper="a")
+    log = place.state.folder / "a" / "logs" / "models" / "org%2Fm.log"
+    log.parent.mkdir(parents=True)
+    log.write_text(f"{said(1, 'loading')}\n")
+    lines, errors = read([served], place.state, 100)
+    assert (texts(lines), errors) == (["a/org/m loading"], [])

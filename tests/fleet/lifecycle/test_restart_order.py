@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from disagg.config import EngineOptions, Host
@@ -24,3 +26,11 @@ HOSTS = [host("a"), host("n0", head="h:1"), host("b", "other"), host("n1", head=
 )
 def test_the_nodes_of_one_vllm_are_restarted_together(at_once: bool, names: list[list[list[str]]]) -> None:
     assert [[[one.name for one in turn] for turn in row] for row in rows(HOSTS, at_once)] == names
+
+
+def test_a_host_with_several_models_follows_all_others_of_these() -> None:
+    both = replace(host("k", ""), models=("m", "other"))
+    assert [[turn[0].name for turn in row] for row in rows([*HOSTS[:3], both, host("z", "third")], False)] == [
+        ["a", "n0", "b", "k"],
+        ["z"],
+    ]

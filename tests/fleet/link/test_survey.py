@@ -11,6 +11,7 @@ from disagg.fleet.link.measure import MeasuredLink, MeasurementBounds
 from disagg.fleet.link.route import NetworkPath
 from disagg.fleet.link.survey import LinkSurvey, exit_code, kv_pairs, pairs_between, survey
 from disagg.fleet.machine.connect import machine_for
+from tests.fleet.facts.fixture_facts import fleet_of, several, spark, studio
 from tests.testbed.bed import HOSTS_TOML, Bed
 
 FLEET = load(HOSTS_TOML)
@@ -54,3 +55,10 @@ def test_every_host_that_fails_is_reported(bed: Bed) -> None:
     links = survey(bed.fleet, kv_pairs(bed.fleet), connect=connect, bounds=SHORT)
     assert [len(one.findings) for one in links] == [2, 1]
     assert all(isinstance(one.error, HostUnreachable) for one in links) and exit_code(links) == 4
+
+
+def test_the_link_of_two_hosts_with_several_models_is_one() -> None:
+    prefill, decode = several(spark(), "a", "b"), several(studio(), "b", "a")
+    fleet = fleet_of(("a", "b"), prefill, decode)
+    assert [(one.name, other.name) for one, other in kv_pairs(fleet)] == [("dgx-spark-1", "mac-studio-1")]
+    assert LinkSurvey(prefill, decode, ()).to_json()["model"] == "a, b"

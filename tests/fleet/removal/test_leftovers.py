@@ -9,7 +9,7 @@ import pytest
 
 from disagg.fleet.facts.server import FoundHost, MachineContents
 from disagg.fleet.removal.leftovers import Scope, leftovers, scope_of
-from tests.fleet.facts.fixture_facts import fleet, front, spark, studio
+from tests.fleet.facts.fixture_facts import fleet, fleet_of, front, several, spark, studio
 
 A, B, C = "a" * 16, "b" * 16, "c" * 16
 OURS, THEIRS = "0" * 64, "f" * 64
@@ -118,3 +118,8 @@ def test_the_scope_has_the_hosts_that_may_be_on_the_machine_and_their_sources() 
     assert scope_of(lab, frozenset()).names == {"dgx-spark-1", "mac-studio-1", "front"}
     here = scope_of(lab, frozenset({"mac-studio-1", "front"}), frozenset({OURS}), cached=True)
     assert here == Scope("lab", frozenset({"dgx-spark-1"}), frozenset({"owner/qwen"}), frozenset({OURS}), cached=True)
+
+
+def test_every_model_of_a_host_with_several_is_needed() -> None:
+    host = several(spark(), "a", "b")
+    assert scope_of(fleet_of(("a", "b", "c"), host), frozenset()).sources == {"owner/a", "owner/b"}

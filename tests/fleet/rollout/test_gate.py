@@ -2,13 +2,24 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from disagg.config import EngineOptions, Host
-from disagg.fleet.rollout.gate import TOKENS, Gate, RecordedAnswer, RecordedToken, difference, kind, tolerance, unusable
+from disagg.config import EngineOptions, Fleet, Host, KeeperSettings, Model
+from disagg.fleet.rollout.gate import (
+    TOKENS,
+    RecordedAnswer,
+    RecordedToken,
+    difference,
+    kind,
+    tolerance,
+    unusable,
+    with_answers,
+)
 
 ALTERNATIVES = ((7, -0.5), (8, -0.6), (9, -2.0))
+MODEL = Model("m", {"transformers": "owner/m"}, 4096)
 HOST = Host("p1", "127.0.0.1", ("prefill",), "m", EngineOptions("transformers"), 8000)
 
 
@@ -47,9 +58,16 @@ def test_hosts_of_one_model_engine_dtype_and_quantization_are_one_kind() -> None
 
 
 def test_a_host_with_the_first_layers_of_a_model_passes_without_an_answer() -> None:
-    def never(host: Host) -> RecordedAnswer:
-        raise AssertionError(f"{host.name} was asked")
+    part = replace(HOST, engine=replace(HOST.engine, layers="0:2"))
+    fleet = Fleet("f", Path("hosts.toml"), {"m": MODEL}, {"p1": HOST})
+    assert with_answers(fleet, part) == []
+    assert with_answers(fleet, HOST) == [HOST]
 
-    part, gate = replace(HOST, engine=replace(HOST.engine, layers="0:2")), Gate(never, {})
-    assert not gate.needs(part) and gate.test(part) is None
-    assert gate.needs(HOST)
+
+def test_a_host_with_several_models_is_tested_with_those_that_it_loads_at_start_or_else_the_first() -> None:
+    models = {name: replace(MODEL, name=name) for name in ("a", "b", "c")}
+    fleet = Fleet("f", Path("hosts.toml"), models, {})
+    several = replace(HOST, model="", models=("a", "b", "c"), keeping=KeeperSettings(range(8100, 8103)))
+    assert [one.model for one in with_answers(fleet, several)] == ["a"]
+    loads = replace(several, keeping=KeeperSettings(range(8100, 8103), preload=("b", "c")))
+    assert [one.name for one in with_answers(fleet, loads)] == [f"{HOST.name}/b", f"{HOST.name}/c"]

@@ -132,10 +132,21 @@ def with_remarks(
     def remarked(status: HostStatus) -> HostStatus:
         if not status.ok or "whole" in status.roles:
             return _with_doubt(fleet, status, statuses, verdicts) if status.ok else status
-        marked = _with_release(fleet, status, statuses, verdicts)
+        marked = _remarked(_with_release(fleet, status, statuses, verdicts), list(_of_models(status)))
         return _remarked(marked, [UNFINISHED]) if rotating and "token" not in status.differs else marked
 
     return [remarked(status) for status in statuses]
+
+
+def _of_models(status: HostStatus) -> Iterator[_Remark]:
+    """What is wrong with models of a host with several."""
+    for one in status.models:
+        about = f"'{one.model}' --host {status.host}"
+        if one.state == "failed":
+            yield _Remark(f"{one.model} could not be loaded: {one.reason}", f"disagg models load {about}")
+        if one.state == "absent":
+            reason = f": {one.reason}" if one.reason else ""
+            yield _Remark(f"the files of {one.model} are not there{reason}", f"disagg models pull {about}")
 
 
 def _with_release(

@@ -22,6 +22,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from disagg.api.keeper import KeptModel
 from disagg.api.status import (
     Counters,
     DeviceUse,
@@ -55,8 +56,8 @@ Difference = Literal["code", "settings", "token"]
 class HostStatus:
     """One server as seen from this machine. Bytes, seconds; None if unknown.
 
-    why, hint: of the state; for a healthy host a remark, usually empty. The fields from `backend` to `split_refusal`
-    are those of `disagg.api.status.Status`. differs: in what a healthy host differs from others, or from hosts.toml.
+    why, hint: of the state; for a healthy host a remark, usually empty. The fields from `backend` to `used_bytes` are
+    those of `disagg.api.status.Status`. differs: in what a healthy host differs from others, or from hosts.toml.
     supervised: after what its service manager restarts it. restarts: how often it did.
     """
 
@@ -95,6 +96,9 @@ class HostStatus:
     layers: int | None = None
     model_layers: int | None = None
     split_refusal: str = ""
+    models: tuple[KeptModel, ...] = ()
+    budget_bytes: int | None = None
+    used_bytes: int | None = None
     differs: tuple[Difference, ...] = ()
     supervised: Literal["", "crash", "crash, reboot"] = ""
     restarts: int | None = None

@@ -168,7 +168,8 @@ class _Case:
         """A server that answered as one of ours."""
         host = self.host
         if report.status in ("ok", "loading") and (report.host, report.model) != (host.name, host.model):
-            why = f"{host.url} is {_served(report.host, report.model)}, not {_served(host.name, host.model)}"
+            there = _served(report.host, report.model, gateway=report.role == "gateway")
+            why = f"{host.url} is {there}, not {_served(host.name, host.model, gateway=host.gateway)}"
             other = "stop that server, or correct address and port in hosts.toml"
             return self._is("foreign", why, self.here.stop_other or other)
         if report.status == "ok":
@@ -250,8 +251,8 @@ class _Case:
         return f"disagg {verb} --host {self.host.name}"
 
 
-def _served(host: str, model: str) -> str:
-    return f"{host} serving {model}" if model else f"the gateway {host}"
+def _served(host: str, model: str, *, gateway: bool) -> str:
+    return f"{host} serving {model}" if model else f"the {'gateway' if gateway else 'keeper'} {host}"
 
 
 def judge_whole(host: Host, reply: Reply) -> HostStatus:
