@@ -31,4 +31,5 @@ def parts_of(entry: Any) -> tuple[Any, ...]:
 
 
 def _is_indexed(cache: Any) -> bool:
-    return isinstance(cache, CacheList) and all(isinstance(part, KVCache) for part in cache.caches)
+    parts = cache.caches if isinstance(cache, CacheList) else ()
+    return len(parts) == 2 and all(isinstance(part, KVCache) for part in parts)
