@@ -42,9 +42,9 @@ class Report:
 
 async def run(fleet: FaultFleet, settings: Settings) -> Report:
     report, chance = Report(), random.Random(settings.seed)
-    async with fleet.client() as client:
-        for _ in range(settings.times):
-            tokens = [chance.randrange(10, 600) for _ in range(settings.tokens)]
+    for _ in range(settings.times):
+        tokens = [chance.randrange(10, 600) for _ in range(settings.tokens)]
+        async with fleet.client() as client:  # a new one, to which the host that was killed last is as any other
             await _one(fleet, client, tokens, settings.split, chance.random(), report)
     return report
 
@@ -54,6 +54,7 @@ async def _one(
 ) -> None:
     """moment: of the head's time, at which it is killed."""
     killed: list[str] = []
+    timers: list[asyncio.TimerHandle] = []
     before = _lost(fleet)
 
     def ask(**options: Any) -> Any:
@@ -68,10 +69,13 @@ async def _one(
     def watch(stage: Stage) -> None:
         if stage.phase == "prefill" and stage.prefill_server is not None:
             loop = asyncio.get_running_loop()
-            loop.call_later(moment * expected.metrics.ttft_parts.prefill, kill, stage.prefill_server)
+            after = moment * expected.metrics.ttft_parts.prefill
+            timers.append(loop.call_later(after, kill, stage.prefill_server))
 
     expected = await ask()
     got = await ask(watch=watch)
+    for timer in timers:  # of a head that had ended
+        timer.cancel()
     whole, lost = got.metrics.resumed_at, sum(_lost(fleet)) - sum(before)
     if [token.id for token in got.tokens] != [token.id for token in expected.tokens]:
         report.wrong += 1
