@@ -1,7 +1,8 @@
-"""Which model has how much of this machine's memory: a file for each, in one folder of the user.
+"""What models take of this machine's memory: what there is for them, what each needs, and which one has how much.
 
-A file counts as long as the process that wrote it has it locked, so that one whose process was killed counts no more.
-Decisions are made with the folder's own lock, so that two hosts never take the same room.
+Claims are files in one folder of the user, one for each model that is loaded. A file counts as long as the process that
+wrote it has it locked, so that one whose process was killed counts no more. Decisions are made with the folder's own
+lock, so that two hosts never take the same room.
 """
 
 from __future__ import annotations
@@ -9,20 +10,73 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
+import platform
 import secrets
+import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from disagg import logs
+import psutil
+
+from disagg import logs, nvidia
 from disagg.api.base import InvalidValue
 from disagg.api.keeper import MemoryClaim
+from disagg.config import Host, Model
+from disagg.config.memory import SYSTEM_BYTES, loading_of
+from disagg.planning.memory import need
+from disagg.planning.sizing import SHAPE, stored
 
 _BYTES: Final = 2048
 """Of each file, padded: what is read while it is written is the old text or the new one."""
 _LOCK: Final = "lock"
 _MAX_FILES: Final = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class MachineRoom:
+    """Memory that models may take on a machine. pool: "" for that of the system, else the card."""
+
+    nbytes: int
+    pool: str = ""
+    device: str = "cpu"
+
+
+def source_of(host: Host, model: Model) -> str:
+    """The hub id or folder of a model on this host; "" if its engine loads no files."""
+    source = model.sources.get(host.engine.name, "")
+    return "" if source.startswith(SHAPE) or not host.engine.kind.loads else source
+
+
+def machine_room(host: Host) -> MachineRoom:
+    """What `disagg fit` takes as the room of the host's machine. Takes up to 10 s where there is an NVIDIA driver."""
+    named, devices = host.engine.device, host.engine.kind.devices
+    cards = _cards() if "cuda" in devices and named != "cpu" else ()
+    device = "gpu" if named == "mps" else named.partition(":")[0]
+    if named == "auto":
+        device = "gpu" if platform.system() == "Darwin" else "cuda" if cards else "cpu"
+    card = next((one for one in cards if one.memory), None)
+    if device == "cuda" and card is not None and card.memory is not None:
+        return MachineRoom(card.memory, card.name, device)
+    return MachineRoom(max(0, psutil.virtual_memory().total - SYSTEM_BYTES), "", device)
+
+
+def needed(host: Host, model: Model, room: MachineRoom, folder: Path | None = None, nbytes: int = 0) -> int:
+    """Bytes of memory that the model takes once it is loaded. folder, nbytes: of its files, if they are known."""
+    loading = loading_of(host, model, room.device, own=bool(room.pool))
+    known = stored(str(folder) if folder is not None else source_of(host, model))
+    return nbytes + loading.kv_bytes if known is None else need(known, loading).total
+
+
+def _cards() -> tuple[nvidia.GPU, ...]:
+    with suppress(OSError, subprocess.SubprocessError):
+        done = subprocess.run(
+            ("nvidia-smi", *nvidia.ARGUMENTS), capture_output=True, text=True, timeout=10, check=False
+        )
+        return nvidia.parse(done.stdout)
+    return ()
 
 
 class Ledger:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import signal
+import tempfile
 from collections.abc import Iterator
 
 import pytest
 
 from disagg.fleet.machine import process
+from disagg.token import MEMORY_FOLDER_VARIABLE
 from tests.fleets import KEPT_MODELS, RunningFleet, running, write_hosts, write_kept_hosts
 from tests.testbed import bed as testbed
 
@@ -18,6 +20,14 @@ def pytest_configure() -> None:
     """Ctrl-C reaches what tests start, also where a shell runs pytest in the background, which then ignores it."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def memory_of_its_own() -> Iterator[None]:
+    """Tests that run at the same time do not count each other's memory."""
+    with tempfile.TemporaryDirectory(prefix="disagg-tests-memory-") as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setenv(MEMORY_FOLDER_VARIABLE, folder)
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -30,8 +30,7 @@ from disagg.http.server import BoundedServer, ListenHints, listen, run
 from disagg.keeper.app import build
 from disagg.keeper.keeper import Keeper, require_kept
 from disagg.keeper.processes import Machine
-from disagg.keeper.weights import machine_room
-from disagg.ledger import Ledger
+from disagg.ledger import Ledger, machine_room
 from disagg.tls.certificate import ServerTLS
 from disagg.token import Tokens, memory_folder, state_folder
 

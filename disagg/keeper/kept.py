@@ -10,8 +10,8 @@ from disagg.api.keeper import FOR_EVER_S, EvictionReason, KeptModel, LoadEvent, 
 from disagg.config import Host, KeeperSettings, Model
 from disagg.keeper.child import Child
 from disagg.keeper.policy import Outlook, Seen
-from disagg.keeper.weights import Files, source_of
-from disagg.ledger import Claimed
+from disagg.keeper.weights import Files
+from disagg.ledger import Claimed, source_of
 
 COME_S: Final = 2.0
 """For those who asked for a model to send their request."""

@@ -27,8 +27,7 @@ from disagg.keeper import weights
 from disagg.keeper.child import Child, Measured, Patience, Records
 from disagg.keeper.kept import Kept
 from disagg.keeper.policy import LOADED, Decision, Limits, Load, Outlook, Want, decide, outlook
-from disagg.keeper.weights import MachineRoom
-from disagg.ledger import Ledger
+from disagg.ledger import Ledger, MachineRoom, needed
 
 TICK_S: Final = 0.25
 WATCH_S: Final = 1.0
@@ -374,7 +373,7 @@ class Processes:
 
     def _weigh(self, kept: Kept) -> None:
         """What the model takes: as computed, or more if that was measured."""
-        kept.need = weights.needed(kept.host, kept.model, kept.files, self.room)
+        kept.need = needed(kept.host, kept.model, self.room, kept.files.folder, kept.files.nbytes)
         measured = self.records.measured.get(kept.name)
         if measured is not None and not self.room.pool and measured.config == kept.config:
             kept.need = max(kept.need, measured.nbytes)

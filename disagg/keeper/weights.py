@@ -1,4 +1,4 @@
-"""The files of a host's models: what is there, what each needs of memory, pull and delete.
+"""The files of a host's models: what is there, pull and delete.
 
 The programs that look at, fetch and remove files are those of `disagg models`; they run as processes of their own.
 """
@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import platform
 import subprocess
 import sys
 from collections.abc import AsyncGenerator, Collection, Mapping
@@ -18,18 +17,13 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Final
 
-import psutil
 from msgspec import Meta
 
-from disagg import logs, nvidia
+from disagg import logs
 from disagg.api.base import Contract, Count, InvalidValue
 from disagg.api.keeper import ModelFacts, PullEvent
-from disagg.config import Host, Model
-from disagg.config.memory import SYSTEM_BYTES, loading_of
 from disagg.errors import CommandFailed, FleetError
 from disagg.planning.checkpoint import facts
-from disagg.planning.memory import need
-from disagg.planning.sizing import SHAPE, stored
 from disagg.version import ROOT
 
 INVENTORY: Final = ROOT / "fleet" / "models" / "inventory_program.py"
@@ -61,41 +55,6 @@ class Files:
     folder: Path | None = None
     reason: str = ""
     facts: ModelFacts | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class MachineRoom:
-    """Memory that models may take on a machine. pool: "" for that of the system, else the card."""
-
-    nbytes: int
-    pool: str = ""
-    device: str = "cpu"
-
-
-def source_of(host: Host, model: Model) -> str:
-    """The hub id or folder of a model on this host; "" if its engine loads no files."""
-    source = model.sources.get(host.engine.name, "")
-    return "" if source.startswith(SHAPE) or not host.engine.kind.loads else source
-
-
-def machine_room(host: Host) -> MachineRoom:
-    """What `disagg fit` takes as the room of the host's machine. Takes up to 10 s where there is an NVIDIA driver."""
-    named, devices = host.engine.device, host.engine.kind.devices
-    cards = _cards() if "cuda" in devices and named != "cpu" else ()
-    device = "gpu" if named == "mps" else named.partition(":")[0]
-    if named == "auto":
-        device = "gpu" if platform.system() == "Darwin" else "cuda" if cards else "cpu"
-    card = next((one for one in cards if one.memory), None)
-    if device == "cuda" and card is not None and card.memory is not None:
-        return MachineRoom(card.memory, card.name, device)
-    return MachineRoom(max(0, psutil.virtual_memory().total - SYSTEM_BYTES), "", device)
-
-
-def needed(host: Host, model: Model, files: Files, room: MachineRoom) -> int:
-    """Bytes of memory that the model takes once it is loaded."""
-    loading = loading_of(host, model, room.device, own=bool(room.pool))
-    known = stored(str(files.folder)) if files.folder is not None else stored(source_of(host, model))
-    return files.nbytes + loading.kv_bytes if known is None else need(known, loading).total
 
 
 async def look(sources: Collection[str]) -> dict[str, Files]:
@@ -241,12 +200,3 @@ async def _inventory(verb: str, sources: Collection[str]) -> dict[str, Any]:
         raise CommandFailed(lines[-1] if lines else f"exit code {process.returncode}")
     body: dict[str, Any] = json.loads(output)
     return body
-
-
-def _cards() -> tuple[nvidia.GPU, ...]:
-    with suppress(OSError, subprocess.SubprocessError):
-        done = subprocess.run(
-            ("nvidia-smi", *nvidia.ARGUMENTS), capture_output=True, text=True, timeout=10, check=False
-        )
-        return nvidia.parse(done.stdout)
-    return ()

@@ -11,23 +11,25 @@ import time
 from math import inf
 from types import FrameType
 
-import uvicorn
 from starlette.types import ASGIApp
 
 from disagg import logs
+from disagg.api.keeper import MemoryClaim
 from disagg.api.status import ProcessOrder, ProcessReport
 from disagg.config import Fleet, Host
 from disagg.engines.opening import open_decode, open_prefill
+from disagg.engines.process import low_priority
 from disagg.errors import ConfigError, Overloaded
 from disagg.http.protocol import ConnectionBounds, Encryption
 from disagg.http.server import BoundedServer, ListenHints, listen, run
+from disagg.ledger import Claimed, Ledger, machine_room, needed, source_of
 from disagg.servers.app import build
 from disagg.servers.host.record import RequestRecord, record_path
 from disagg.servers.host.service import AnyService
 from disagg.servers.monitor import KeeperConnection, Monitor, Problems, Watchdog, notify_ready
 from disagg.servers.sse import unfinished
 from disagg.tls.certificate import ServerTLS
-from disagg.token import Tokens
+from disagg.token import Tokens, memory_folder
 
 DRAIN_S = 20  # for running requests to finish
 LAST_BYTES_S = 2  # for their last bytes to leave
@@ -92,6 +94,8 @@ async def _serve(service: AnyService, tokens: Tokens, listener: socket.socket, k
         loaded = loading.done()
         loading.cancel()
         await asyncio.wait((loading,))
+        if server.claimed is not None:
+            server.claimed.release()
         service.record.close()
         closed = await _close(service)
     logs.info("stopped", host=service.host.name)
@@ -113,11 +117,16 @@ async def _close(service: AnyService) -> bool:
     return True
 
 
-async def _load(service: AnyService, server: uvicorn.Server) -> None:
+async def _load(service: AnyService, server: _Server) -> None:
     started = time.monotonic()
     logs.info("loading", host=service.host.name, model=service.model.name, role=service.role)
     try:
-        await service.load()
+        if service.host.keeper:
+            with low_priority():  # others of the machine answer meanwhile
+                await service.load()
+        else:
+            server.claimed = await asyncio.to_thread(_claim, service.fleet, service.host)
+            await service.load()
     except BaseException:  # also a cancellation: a server that cannot load ends
         server.should_exit = True
         raise
@@ -126,6 +135,23 @@ async def _load(service: AnyService, server: uvicorn.Server) -> None:
         hint = f"not verified: run disagg verify {service.model.name}"
         logs.event(logging.WARNING, "not_verified", model=service.model.name, hint=hint)
     logs.info("ready", host=service.host.name, seconds=round(time.monotonic() - started, 3))
+
+
+def _claim(fleet: Fleet, host: Host) -> Claimed | None:
+    """State what this host's model takes of its machine's memory, for the keepers of other hosts there."""
+    if not host.engine.kind.loads:
+        return None
+    room, model = machine_room(host), fleet.models[host.model]
+    return Ledger(memory_folder()).claim(
+        MemoryClaim(
+            host=host.name,
+            model=model.name,
+            source=source_of(host, model),
+            nbytes=needed(host, model, room),
+            pool=room.pool,
+            stays=True,
+        )
+    )
 
 
 class _Server(BoundedServer):
@@ -140,6 +166,7 @@ class _Server(BoundedServer):
     ) -> None:
         super().__init__(app, bounds, LAST_BYTES_S, encryption)
         self._service = service
+        self.claimed: Claimed | None = None
         self._stopping = False
         self._draining: asyncio.Task[None] | None = None
         self._answered = ProcessOrder(number=0)

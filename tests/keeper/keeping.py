@@ -15,8 +15,7 @@ from disagg.config import load
 from disagg.keeper.child import Patience
 from disagg.keeper.keeper import Keeper
 from disagg.keeper.processes import Machine, Starting
-from disagg.keeper.weights import MachineRoom
-from disagg.ledger import Ledger
+from disagg.ledger import Ledger, MachineRoom
 from tests.deadlines import LONG_S
 from tests.ports import free_ports
 

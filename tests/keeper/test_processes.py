@@ -5,15 +5,18 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import time
 from pathlib import Path
 
 import pytest
 
-from disagg.api.keeper import KeptModel
+from disagg.api.keeper import KeptModel, MemoryClaim
 from disagg.config import load
 from disagg.errors import ModelBusy, ModelError, UnknownModel
+from disagg.keeper import kept, policy
 from disagg.keeper.child import Patience
 from disagg.keeper.keeper import Keeper
+from disagg.ledger import Ledger
 from tests.keeper.keeping import (
     MODEL_BYTES,
     alive,
@@ -27,6 +30,14 @@ from tests.keeper.keeping import (
     write,
 )
 
+
+@pytest.fixture(autouse=True)
+def _short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(policy, "HANDOVER_S", 0.05)
+    monkeypatch.setattr(kept, "COME_S", 0.3)
+
+
+pytestmark = pytest.mark.slow  # each starts a few interpreters
 ROOM_FOR_ONE = f"memory_bytes = {MODEL_BYTES + 1}"
 ROOM_FOR_TWO = f"memory_bytes = {2 * MODEL_BYTES + 1}"
 
@@ -54,6 +65,8 @@ async def test_one_that_does_not_fit_takes_the_room_of_the_least_recently_used_o
         await begin_request(keeper, "a")
         end_request(keeper, "a")
         await until(lambda: stated(keeper, "a").running == 0)
+        b = keeper.by_name["b"]
+        await until(lambda: time.monotonic() > b.ready_at + policy.HANDOVER_S)
         await loaded(keeper, "c")
         assert states(keeper) == {"a": "ready", "b": "asleep", "c": "ready"}
         assert stated(keeper, "b").evictions == {"room": 1}
@@ -102,7 +115,7 @@ async def test_who_leaves_gives_the_place_up(tmp_path: Path) -> None:
 
 async def test_what_can_never_fit_is_refused_before_anything_goes(tmp_path: Path) -> None:
     async with keeping(write(tmp_path, ["a", "b"], f"memory_bytes = {MODEL_BYTES - 1}")) as keeper:
-        with pytest.raises(ModelError, match="a needs .*, and h has room for"):
+        with pytest.raises(ModelError, match=r"a needs .*, and h has room for"):
             await loaded(keeper, "a")
     async with keeping(write(tmp_path, ["a", "b"], ROOM_FOR_ONE + '\npin = ["a"]')) as keeper:
         await loaded(keeper, "a")
@@ -115,11 +128,11 @@ async def test_what_can_never_fit_is_refused_before_anything_goes(tmp_path: Path
 
 async def test_a_model_goes_when_nobody_uses_it_for_as_long_as_was_said(tmp_path: Path) -> None:
     async with keeping(write(tmp_path, ["a", "b", "c"], "idle_ttl = 1")) as keeper:
-        await loaded(keeper, "a", 0.0)
         await loaded(keeper, "b", -1.0)
         await loaded(keeper, "c")
         await begin_request(keeper, "c")
-        assert stated(keeper, "b").expires_s is None and (stated(keeper, "a").expires_s or 9) < 5
+        await loaded(keeper, "a", 0.0)
+        assert stated(keeper, "b").expires_s is None and (stated(keeper, "a").expires_s or 9) < 1
         await until(lambda: states(keeper)["a"] == "asleep")
         assert stated(keeper, "a").evictions == {"asked": 1}
         assert states(keeper) == {"a": "asleep", "b": "ready", "c": "ready"}
@@ -203,7 +216,7 @@ async def test_a_process_that_is_frozen_is_ended_and_does_not_hide_behind_the_be
 ) -> None:
     model = "endless" if state == "loading" else "a"
     path = write(tmp_path, [model, "b"], f'preload = ["{model}"]')
-    async with keeping(path, patience=Patience(silent_s=1.0, load_s=1.0, traces_s=0.2)) as keeper:
+    async with keeping(path, patience=Patience(silent_s=0.5, load_s=0.5, traces_s=0.1)) as keeper:
         await until(lambda: states(keeper)[model] == ("loading" if state == "loading" else "ready"))
         if state != "loading":
             await loaded(keeper, "b")
@@ -233,11 +246,11 @@ async def test_a_list_that_has_changed_keeps_processes_and_ports(tmp_path: Path)
         with pytest.raises(UnknownModel):
             await loaded(keeper, "b")
         await loaded(keeper, "c")
-        assert [kept.name for kept in keeper.models] == ["a", "b", "c"]
+        assert [one.name for one in keeper.models] == ["a", "b", "c"]
         b = keeper.models[1]
         assert b.state == "draining" and b.child is not None
         os.kill(b.child.pid, signal.SIGUSR2)
-        await until(lambda: [kept.name for kept in keeper.models] == ["a", "c"])
+        await until(lambda: [one.name for one in keeper.models] == ["a", "c"])
 
 
 async def test_a_model_that_is_to_run_in_another_way_is_loaded_again(tmp_path: Path) -> None:
@@ -284,3 +297,36 @@ def ports_of(path: Path) -> str:
     keeping = load(path).hosts["h"].keeping
     assert keeping is not None
     return f"{keeping.ports[0]}-{keeping.ports[-1]}"
+
+
+async def test_a_host_that_lacks_room_gets_what_another_one_of_the_machine_does_not_use(tmp_path: Path) -> None:
+    paths = []
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        paths.append(write(tmp_path / name, ["a", "b"]))
+    room, memory = 2 * MODEL_BYTES, tmp_path / "memory"
+    async with keeping(paths[0], room=room, ledger=memory) as one, keeping(paths[1], room=room, ledger=memory) as two:
+        await loaded(one, "a")
+        await loaded(one, "b")
+        await begin_request(one, "b")
+        await until(lambda: two.budget == 0)
+        await loaded(two, "a")
+        assert (states(one), states(two)) == ({"a": "asleep", "b": "ready"}, {"a": "ready", "b": "asleep"})
+        assert one.used + two.used <= room
+        waiting = asyncio.ensure_future(loaded(two, "b"))  # takes the place of its own
+        await waiting
+        assert states(two) == {"a": "asleep", "b": "ready"} and states(one)["b"] == "ready"
+        end_request(one, "b")
+
+
+async def test_what_another_host_has_for_good_counts_for_what_can_never_fit(tmp_path: Path) -> None:
+    memory = tmp_path / "memory"
+    other = Ledger(memory)
+    claimed = other.claim(MemoryClaim(host="single", model="m", nbytes=MODEL_BYTES, stays=True))
+    async with keeping(write(tmp_path, ["a", "b"]), room=2 * MODEL_BYTES - 1, ledger=memory) as keeper:
+        await until(lambda: keeper.others)
+        with pytest.raises(ModelError, match="h has room for"):
+            await loaded(keeper, "a")
+        claimed.release()
+        await until(lambda: not keeper.others)
+        await loaded(keeper, "a")

@@ -1,0 +1,159 @@
+"""`python -m disagg.keeper` with two tiny models and memory for one: real processes, from first to last."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from disagg.config import load
+from disagg.keeper.weights import hub_id
+from tests import tiny_models
+from tests.deadlines import wait_until
+from tests.fleets import TOKEN, RunningFleet, running, write_kept_hosts
+from tests.keeper.keeping import alive
+
+pytestmark = pytest.mark.slow
+HOST = "decode-1"
+MAX_KEEPER_BYTES = 60_000_000
+ROOM_FOR_ONE = 2 << 30
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("models")
+    return {name: tiny_models.make(name, folder / name) for name in ("llama", "qwen3")}
+
+
+@contextmanager
+def kept(folder: Path, models: dict[str, Path], **keys: Any) -> Iterator[RunningFleet]:
+    path = write_kept_hosts(folder, models, prefill=0, decode=1, **{"memory_bytes": ROOM_FOR_ONE, **keys})
+    with running(path) as fleet:
+        yield fleet
+
+
+def events(fleet: RunningFleet, model: str) -> list[dict[str, Any]]:
+    """Of a load, until it ends."""
+    with fleet.http(HOST) as http, http.stream("POST", "/models/load", json={"model": model}) as answer:
+        lines = [line.removeprefix("data: ") for line in answer.iter_lines() if line.startswith("data: ")]
+    return [json.loads(line) for line in lines]
+
+
+def stated(fleet: RunningFleet) -> dict[str, dict[str, Any]]:
+    with fleet.http(HOST) as http:
+        return {one["model"]: one for one in http.get("/load").json()["models"]}
+
+
+def generate(fleet: RunningFleet, model: str, max_tokens: int = 8) -> str:
+    """The answer of the model's own process."""
+    port = stated(fleet)[model]["port"]
+    with httpx.Client(verify=False, timeout=60, headers={"Authorization": f"Bearer {TOKEN}"}) as http:
+        body = {"model": model, "prompt": "def f(x):", "sampling": {"max_tokens": max_tokens, "ignore_eos": True}}
+        answer = http.post(f"https://127.0.0.1:{port}/generate", json=body)
+        assert answer.status_code == httpx.codes.OK, answer.text
+        return answer.text
+
+
+def test_two_models_take_turns_in_the_memory_of_one(tmp_path: Path, models: dict[str, Path]) -> None:
+    with kept(tmp_path, models) as fleet:
+        keeper = psutil.Process(fleet.processes[HOST].pid)
+        assert {name: one["state"] for name, one in stated(fleet).items()} == {"llama": "asleep", "qwen3": "asleep"}
+        first = events(fleet, "llama")
+        assert [one["state"] for one in first][-2:] == ["loading", "ready"]
+        answer = generate(fleet, "llama")
+        assert events(fleet, "qwen3")[-1]["state"] == "ready"
+        generate(fleet, "qwen3")
+        state = stated(fleet)
+        assert (state["llama"]["state"], state["llama"]["evictions"]) == ("asleep", {"room": 1})
+        assert sum(one.memory_info().rss for one in keeper.children(recursive=True)) <= ROOM_FOR_ONE
+        assert events(fleet, "llama")[-1]["port"] == first[-1]["port"]
+        assert generate(fleet, "llama").count("data:") == answer.count("data:")
+        with fleet.http(HOST) as http:
+            done = http.post("/models/unload", json={"model": "llama"})
+            assert {one["state"] for one in done.json()["models"]} == {"asleep"}
+            counters = http.get("/status").json()["counters"]
+        assert counters["completed"] == 3
+        assert keeper.children(recursive=True) == []
+        assert keeper.memory_info().rss < MAX_KEEPER_BYTES
+
+
+def test_bad_input_is_one_clear_answer_each(tmp_path: Path, models: dict[str, Path]) -> None:
+    with kept(tmp_path, models, memory_bytes=1 << 20) as fleet, fleet.http(HOST) as http:
+        with fleet.http(HOST, token="") as stranger:
+            assert stranger.get("/load").status_code == httpx.codes.UNAUTHORIZED
+            assert stranger.get("/health").json() == {"status": "ok"}
+        cases: list[tuple[str, dict[str, Any], int, str]] = [
+            ("load", {"model": "none"}, 404, "decode-1 has no model 'none': it has llama, qwen3"),
+            ("load", {"model": "llama"}, 500, "llama needs"),
+            ("load", {"model": "llama", "keep_alive_s": "5m"}, 400, "bad request body: keep_alive_s: expected float"),
+            ("load", {"model": "llama", "keep_alive_s": -2}, 400, "keep_alive_s: expected float >= -1.0"),
+            ("load", {"name": "llama"}, 400, "unknown field"),
+            ("unload", {}, 400, "model: missing"),
+            ("pin", {"model": "llama", "pinned": 3}, 400, "pinned: expected bool"),
+            ("keep", {"model": "none", "keep_alive_s": 3}, 404, "no model 'none'"),
+            ("pull", {"model": "llama"}, 500, "is a folder of your own"),
+            ("delete", {"model": "llama"}, 500, "is a folder of your own"),
+        ]
+        for path, body, status, message in cases:
+            answer = http.post(f"/models/{path}", json=body)
+            assert (answer.status_code, message in answer.json()["error"]["message"]) == (status, True), answer.text
+        assert http.post("/models/burn", json={}).status_code == httpx.codes.NOT_FOUND
+
+
+def test_a_keeper_that_is_killed_leaves_no_process_and_the_next_one_starts_with_none(
+    tmp_path: Path, models: dict[str, Path]
+) -> None:
+    with kept(tmp_path, models, memory_bytes=2 * ROOM_FOR_ONE, preload=["llama", "qwen3"]) as fleet:
+        wait_until(lambda: stated(fleet)["llama"]["state"] == "ready", what="the first model")
+        wait_until(lambda: stated(fleet)["qwen3"]["state"] == "loading", what="the second one to load")
+        before = stated(fleet)
+        pids = [one["pid"] for one in before.values()]
+        os.kill(pids[0], signal.SIGSTOP)  # frozen as it is, it ends with its keeper
+        process = fleet.processes.pop(HOST)
+        process.kill()
+        process.wait(60)
+        wait_until(lambda: not any(map(alive, pids)), what="the end of the processes")
+        fleet.start(fleet.fleet.hosts[HOST])
+        fleet.wait_ready(fleet.fleet.hosts[HOST])
+        wait_until(lambda: {one["state"] for one in stated(fleet).values()} == {"ready"}, what="both models")
+        after = stated(fleet)
+        assert {name: one["port"] for name, one in after.items()} == {name: one["port"] for name, one in before.items()}
+        assert len(psutil.Process(fleet.processes[HOST].pid).children()) == 2
+
+
+def test_a_changed_list_is_read_while_it_runs_and_an_answer_outlives_a_stop(
+    tmp_path: Path, models: dict[str, Path]
+) -> None:
+    with kept(tmp_path, {"llama": models["llama"], "other": models["qwen3"]}) as fleet:
+        events(fleet, "llama")
+        pid = stated(fleet)["llama"]["pid"]
+        path = fleet.fleet.path
+        text = path.read_text()
+        path.write_text("models = 1\n")
+        wait_until(lambda: "models_not_changed" in fleet.log(HOST), what="the bad file to be reported")
+        path.write_text(text.replace('models = ["llama", "other"]', 'models = ["llama"]'))
+        wait_until(lambda: set(stated(fleet)) == {"llama"}, what="the change")
+        assert stated(fleet)["llama"]["pid"] == pid
+        assert load(path).hosts[HOST].models == ("llama",)
+        assert fleet.stop(HOST) == 0
+        assert not alive(pid)
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("org/name", "org/name"),
+        ("/cache/hub/models--org--name-1/snapshots/abc", "org/name-1"),
+        ("/home/me/model", ""),
+    ],
+)
+def test_a_folder_of_the_hubs_cache_is_known_by_the_models_id(source: str, expected: str) -> None:
+    assert hub_id(source) == expected
