@@ -15,7 +15,6 @@ import psutil
 import pytest
 
 from disagg.config import load
-from disagg.keeper.weights import hub_id
 from tests import tiny_models
 from tests.deadlines import wait_until
 from tests.fleets import TOKEN, RunningFleet, running, write_kept_hosts
@@ -145,15 +144,3 @@ def test_a_changed_list_is_read_while_it_runs_and_an_answer_outlives_a_stop(
         assert load(path).hosts[HOST].models == ("llama",)
         assert fleet.stop(HOST) == 0
         assert not alive(pid)
-
-
-@pytest.mark.parametrize(
-    ("source", "expected"),
-    [
-        ("org/name", "org/name"),
-        ("/cache/hub/models--org--name-1/snapshots/abc", "org/name-1"),
-        ("/home/me/model", ""),
-    ],
-)
-def test_a_folder_of_the_hubs_cache_is_known_by_the_models_id(source: str, expected: str) -> None:
-    assert hub_id(source) == expected
