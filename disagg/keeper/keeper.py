@@ -103,7 +103,7 @@ class Keeper(Processes):
         await self.unload(kept.name)
         freed = await weights.remove(source)
         logs.info("model_deleted", model=kept.name, bytes=freed)
-        await self.look()
+        await self.look_again()
 
     async def pull(self, name: str) -> AsyncGenerator[PullEvent, None]:
         """Fetch a model's files. Ending the generator ends the fetch, which goes on from there the next time."""
@@ -113,7 +113,7 @@ class Keeper(Processes):
         async with aclosing(weights.pull(hub_id)) as events:
             async for event in events:
                 yield event
-        await self.look()
+        await self.look_again()
         if kept.files.reason:
             raise FleetError(f"{self.host.name}: {kept.files.reason}", "pull it again")
         yield PullEvent(status="success", total=kept.files.nbytes, completed=kept.files.nbytes)

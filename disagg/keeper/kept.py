@@ -13,6 +13,7 @@ from disagg.keeper.policy import Outlook, Seen
 from disagg.keeper.weights import Files
 from disagg.ledger import Claimed, source_of
 
+MAX_REASON: Final = 2000  # characters, as KeptModel has it
 COME_S: Final = 2.0
 """For those who asked for a model to send their request."""
 NO_FILES: Final = Files()
@@ -142,7 +143,7 @@ class Kept:
             running=load.running if load is not None else 0,
             waiting=self.waiting + (load.queue if load is not None else 0),
             pinned=self.pinned,
-            reason=self.failed or (self.files.reason if child is None else ""),
+            reason=(self.failed or (self.files.reason if child is None else ""))[:MAX_REASON],
             expires_s=max(0.0, goes_at - now) if self.state == "ready" and goes_at < inf else None,
             used_s=now - self.used_at if self.used_at > -inf else None,
             loads=self.loads,

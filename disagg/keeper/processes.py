@@ -135,15 +135,22 @@ class Processes:
         self.wake()
 
     async def look(self) -> None:
-        """Look at the files of all models that are not loaded. Nothing is loaded before this was done once."""
-        self._looked_at = time.monotonic()
-        looked = [kept for kept in self.models if kept.child is None and kept.source]
+        """Look at the files of models that are not loaded: of all after a change, else of those that had none, or have
+        none now. Nothing is loaded before this was done once."""
+        everything, self._looked_at = self._looked_at == -inf, time.monotonic()
+        asleep = [kept for kept in self.models if kept.child is None and kept.source]
+        looked = [kept for kept in asleep if everything or not kept.files.present]
         found = await weights.look({kept.source for kept in looked})
         for kept in looked:
             kept.files = found.get(kept.source, kept.files)
             self._weigh(kept)
         self._looked = True
         self.wake()
+
+    async def look_again(self) -> None:
+        """Files have changed."""
+        self._looked_at = -inf
+        await self.look()
 
     @property
     def budget(self) -> int:
@@ -277,17 +284,8 @@ class Processes:
         models = [kept.seen(self.settings) for kept in self.models]
         wants = self._wanted(now) if self._looked and not self.stopping else []
         decision = decide(models, wants, self._reserving(limits, wants), now)
-        self._again_at = min(
-            decision.again_at,
-            min(
-                (
-                    kept.not_before
-                    for kept in self.by_name.values()
-                    if kept.name in self.wants and kept.not_before > now
-                ),
-                default=inf,
-            ),
-        )
+        later = [kept.not_before for kept in self.models if kept.name in self.wants and kept.not_before > now]
+        self._again_at = min([decision.again_at, *later])
         self._state_wish(decision, wants)
         for action in decision.actions:
             kept = self.by_name[action.model]
@@ -332,7 +330,7 @@ class Processes:
 
     def _start(self, kept: Kept, now: float) -> None:
         folder = kept.files.folder
-        if folder is not None and not (folder / "config.json").exists():
+        if folder is not None and not kept.files.present:
             kept.files = replace(kept.files, folder=None, reason=f"{folder} was removed")
             self._looked_at = -inf
             kept.faults += 1

@@ -56,6 +56,11 @@ class Files:
     reason: str = ""
     facts: ModelFacts | None = None
 
+    @property
+    def present(self) -> bool:
+        """Whether they were all there, and have not been removed since."""
+        return self.folder is not None and (self.folder / "config.json").exists()
+
 
 async def look(sources: Collection[str]) -> dict[str, Files]:
     """What there is of each source. Nothing if the program fails, which is logged."""
