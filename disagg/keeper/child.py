@@ -91,6 +91,7 @@ class Child:
             theirs.close()
             os.close(output)
         self.started = self.heard = time.monotonic()
+        self._killed_before = out_of_memory_kills()
         self._seen = psutil.Process(self._process.pid)
         self._work = 0.0
         self.resident = 0
@@ -174,8 +175,9 @@ class Child:
         """Why it has ended, from the last line of its log that says so."""
         if code < 0:
             name = signal.Signals(-code).name if -code in signal.valid_signals() else str(-code)
-            killed = " (out of memory?)" if code == -signal.SIGKILL else ""
-            return Failure(f"its process was ended by {name}{killed}: see {self._log}", final=False)
+            if code == -signal.SIGKILL and out_of_memory_kills() > self._killed_before:
+                return Failure("the kernel ended its process, because the machine was out of memory", final=True)
+            return Failure(f"its process was ended by {name}: see {self._log}", final=False)
         for line in reversed(_tail(self._log, self._log_began)):
             with suppress(msgspec.DecodeError):
                 fields: Any = msgspec.json.decode(line)
@@ -217,6 +219,15 @@ class Child:
             return None
         load = report.load
         return load.status, load.running + load.queue > 0, report.answers, report.counters.requests
+
+
+def out_of_memory_kills() -> int:
+    """How many processes the Linux kernel has ended since boot for lack of memory; 0 elsewhere."""
+    with suppress(OSError, ValueError):
+        for line in Path("/proc/vmstat").read_text(encoding="ascii").splitlines():
+            if line.startswith("oom_kill "):
+                return int(line.split()[1])
+    return 0
 
 
 def end_orphan(pid: int, began: float) -> bool:
