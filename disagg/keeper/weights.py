@@ -83,7 +83,8 @@ async def remove(source: str) -> int:
 
 async def pull(repository: str) -> AsyncGenerator[PullEvent, None]:
     """Fetch a model from the hub, go on with what is there, and check it. Ending the generator ends the program."""
-    yield PullEvent(status="pulling manifest")
+    latest = PullEvent(status="pulling manifest")
+    yield latest
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-P", str(HUB), repository, ""),
         stdin=subprocess.DEVNULL,
@@ -102,14 +103,17 @@ async def pull(repository: str) -> AsyncGenerator[PullEvent, None]:
                 if shown.get(name) != done:
                     shown[name] = done
                     digest = f"{'sha256' if len(name) == 64 else 'sha1'}:{name}"
-                    yield PullEvent(status=f"pulling {name[:12]}", digest=digest, total=total, completed=done)
+                    latest = PullEvent(status=f"pulling {name[:12]}", digest=digest, total=total, completed=done)
+                    yield latest
+            if said.files and all(shown.get(name) == total for name, total in said.files):
+                latest = PullEvent(status="verifying sha256 digest")
+            yield latest  # also if nothing has changed: callers take silence for the end of this process
         reading.result()
         if said.error or await process.wait():
             raise FleetError(
                 f"{repository} cannot be downloaded from the hub: {said.error or said.last}",
                 "HF_TOKEN for a model behind a gate, HF_ENDPOINT for a mirror; what arrived is kept",
             )
-        yield PullEvent(status="verifying sha256 digest")
     finally:
         if process.returncode is None:
             with suppress(ProcessLookupError):
