@@ -259,7 +259,6 @@ class _Started(msgspec.Struct, frozen=True):
 class _Text(msgspec.Struct):
     ports: dict[str, tuple[int, ...]] = {}
     measured: dict[str, Measured] = {}
-    pinned: dict[str, bool] = {}
     started: dict[str, _Started] = {}
 
 
@@ -280,11 +279,6 @@ class Records:
     def measured(self) -> Mapping[str, Measured]:
         return self._text.measured
 
-    @property
-    def pinned(self) -> Mapping[str, bool]:
-        """By model, what was asked for in place of what hosts.toml states."""
-        return self._text.pinned
-
     def end_orphans(self) -> None:
         """End what an earlier keeper has left."""
         for model, left in self._text.started.items():
@@ -304,14 +298,11 @@ class Records:
         model: str,
         *,
         measured: Measured | None = None,
-        pinned: bool | None = None,
         started: Child | None = None,
         ended: bool = False,
     ) -> None:
         if measured is not None:
             self._text.measured[model] = measured
-        if pinned is not None:
-            self._text.pinned[model] = pinned
         if started is not None:
             self._text.started[model] = _Started(started.pid, started.began)
         if ended:

@@ -84,9 +84,9 @@ class Keeper(Processes):
             self.wake()
 
     def pin(self, name: str, *, pinned: bool) -> None:
+        """Until this keeper ends, whatever hosts.toml states."""
         kept = self.kept(name)
-        kept.pinned = pinned
-        self.records.note(kept.name, pinned=pinned)
+        kept.pinned = kept.asked_pin = pinned
         self.wake()
 
     async def delete(self, name: str) -> None:

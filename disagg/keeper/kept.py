@@ -24,9 +24,9 @@ _START_S, _READ_BYTES_S = 3.0, 1e9
 @dataclass(slots=True)
 class Kept:
     """A model of the host. going: why its process was told to go. asked_at: when somebody last asked for its load.
-    keep_alive_s: as asked for; None: as hosts.toml says. faults: how often those who waited for it were told that it
-    fails. waiting: those who do now. config: what hosts.toml stated of it when its process was started, and states
-    now, as served_digest has it."""
+    keep_alive_s, asked_pin: as asked for; None: as hosts.toml says. faults: how often those who waited for it were
+    told that it fails. waiting: those who do now. config: what hosts.toml stated of it when its process was started,
+    and states now, as served_digest has it."""
 
     host: Host
     model: Model
@@ -38,6 +38,7 @@ class Kept:
     going: EvictionReason | None = None
     killed_at: float = inf
     pinned: bool = False
+    asked_pin: bool | None = None
     removed: bool = False
     keep_alive_s: float | None = None
     ready_at: float = -inf

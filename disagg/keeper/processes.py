@@ -117,7 +117,7 @@ class Processes:
             kept.host, kept.model, kept.removed = one, fleet.models[name], False
             if kept.child is None:
                 kept.port, kept.kv_port = given[0], kv_port
-            kept.pinned = self.records.pinned.get(name, name in host.keeping.pin)
+            kept.pinned = name in host.keeping.pin if kept.asked_pin is None else kept.asked_pin
             kept.config = served_digest(fleet, one)
             measured = self.records.measured.get(name)
             if measured is not None and measured.config == kept.config:

@@ -52,12 +52,12 @@ def test_the_record_is_there_for_the_next_keeper_and_one_that_is_damaged_is_left
     path = tmp_path / "keeper.json"
     records = Records(path)
     records.assign(["a"], PORTS, 2)
-    records.note("a", measured=Measured(1.5, 7, "digest"), pinned=True)
+    records.note("a", measured=Measured(1.5, 7, "digest"))
     again = Records(path)
-    assert (again.measured, again.pinned) == ({"a": Measured(1.5, 7, "digest")}, {"a": True})
+    assert again.measured == {"a": Measured(1.5, 7, "digest")}
     assert again.assign(["b", "a"], PORTS, 2)["a"] == (100, 101)
     path.write_text('{"ports": 3}')
-    assert Records(path).pinned == {}
+    assert Records(path).measured == {}
     assert "keeper_record_lost" in caplog.text
 
 

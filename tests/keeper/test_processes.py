@@ -285,12 +285,14 @@ async def test_a_preload_is_loaded_at_start_and_what_does_not_fit_is_left_out(tm
         assert states(keeper) == {"a": "ready", "b": "ready", "c": "asleep"}
 
 
-async def test_a_pin_that_was_asked_for_outlives_the_keeper(tmp_path: Path) -> None:
+async def test_a_pin_that_was_asked_for_outlives_a_changed_list_and_not_the_keeper(tmp_path: Path) -> None:
     path = write(tmp_path, ["a"])
     async with keeping(path) as keeper:
         keeper.pin("a", pinned=True)
-    async with keeping(path) as keeper:
+        keeper.reload(load(path))
         assert stated(keeper, "a").pinned
+    async with keeping(path) as keeper:
+        assert not stated(keeper, "a").pinned
 
 
 def ports_of(path: Path) -> str:
