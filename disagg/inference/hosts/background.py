@@ -99,9 +99,12 @@ class Refresher:
         return sorted(stale, key=lambda host: self._asked.get(host.name, 0.0))[:PER_INTERVAL]
 
     def _used(self, now: float) -> dict[str, Host]:
-        """The hosts that some request uses, or did until lately, by name."""
+        """The hosts that some request uses, or did until lately, by name. In place of those whose model has no process
+        their keepers, each of which states all of its models."""
         uses = [use for use in self._uses.values() if use.requests or now - use.last < IDLE_S]
-        return {host.name: host for use in uses for host in use.hosts}
+        hosts = (host for use in uses for host in use.hosts)
+        asked = (self._keepers[host.keeper] if self._view.of(host.name).must_load else host for host in hosts)
+        return {host.name: host for host in asked}
 
     async def _run(self) -> None:
         await asyncio.sleep(FIRST_S)

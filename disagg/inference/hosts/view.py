@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from math import inf
+from operator import itemgetter
 from typing import Final, Literal
 
 from msgspec import structs
@@ -26,6 +28,8 @@ LASTING: Final = ("absent", "failed")
 """States of a model on a host in which no request waits for it."""
 LOAD: Final = "another load"
 """The part of a host's cost that a load costs others which a request would begin."""
+LATELY_S: Final = 30.0
+"""A model that was used so long ago counts half as much more as one that was used just now."""
 LEAST_LOAD_S: Final = 1.0
 """What a load takes at least: no process starts in less."""
 
@@ -178,6 +182,13 @@ class Room:
     free_bytes: int
 
 
+def _idle_s(seen: HostView) -> float:
+    """For how long a model has not been used, as far as is known."""
+    if seen.kept is None or seen.outstanding or seen.kept.running or seen.kept.waiting:
+        return 0.0
+    return inf if seen.kept.used_s is None else seen.kept.used_s
+
+
 @dataclass(slots=True)
 class FleetView:
     """All hosts by name, what decode hosts hold, how many bytes of KV a token of each model has, and the places of this
@@ -207,6 +218,9 @@ class FleetView:
     def missed(self, name: str, *, refused: bool = False) -> None:
         """A host did not answer GET /load in time. refused: it refused the connection."""
         self.hosts[name] = self.of(name).missed(refused=refused)
+        for one in self.rooms[name].hosts if name in self.rooms else ():
+            if self.of(one).must_load:
+                self._follow(one, name)
 
     def obstacle(self, host: Host, now: float, *, despite_failures: bool = False) -> str:
         """Why a host gets no request now; empty if it may get one. See HostView."""
@@ -244,10 +258,11 @@ class FleetView:
 
     def follow_keeper(self, host: Host) -> None:
         """A model without a process is reached as far as its keeper is."""
-        keeper = self.of(host.keeper)
-        self.hosts[host.name] = replace(
-            self.of(host.name), reachable=keeper.reachable, misses=keeper.misses, refused=keeper.refused
-        )
+        self._follow(host.name, host.keeper)
+
+    def _follow(self, name: str, keeper: str) -> None:
+        seen = self.of(keeper)
+        self.hosts[name] = replace(self.of(name), reachable=seen.reachable, misses=seen.misses, refused=seen.refused)
 
     def addressed(self, host: Host) -> Host:
         """The host with the ports at which its model answers: a keeper gives them to it."""
@@ -279,10 +294,16 @@ class FleetView:
             return {"loading": wait_s}
         costs = {"loading": wait_s, LOAD: seen.kept.load_s or wait_s}
         if seen.kept.evicts or (room is not None and seen.kept.need_bytes > room.free_bytes):
-            there = [self.of(name).kept for name in (room.hosts if room is not None else ())]
-            ready = (kept for kept in there if kept is not None and kept.state == "ready")
-            costs["loading what goes"] = max((kept.load_s or wait_s for kept in ready), default=wait_s)
+            costs["loading what goes"] = self._reload_s(room, wait_s)
         return costs
+
+    def _reload_s(self, room: Room | None, unknown_s: float) -> float:
+        """What the model that would go there costs: its load, and once more if it was used just now, since it is asked
+        for again then. Of several hosts the one goes first whose models have not been used for the longest time."""
+        there = [self.of(name) for name in (room.hosts if room is not None else ())]
+        ready = [(_idle_s(seen), seen.kept.load_s) for seen in there if seen.kept and seen.kept.state == "ready"]
+        idle_s, load_s = max(ready, default=(0.0, None), key=itemgetter(0))
+        return (load_s or unknown_s) * (1 + LATELY_S / (LATELY_S + idle_s))
 
     def began(self, name: str, tokens: int) -> float:
         """A request was sent to the host; `ended` follows. Returns the `ejection` of its breaker's events."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,8 +11,11 @@ import pytest
 from disagg.api.keeper import KeptModel, LoadEvent
 from disagg.api.status import Load
 from disagg.config import EngineOptions, Host
+from disagg.inference.hosts.background import Refresher
 from disagg.inference.hosts.route import Candidates, Ranking, RouteRequest, rank
 from disagg.inference.hosts.view import FleetView
+from disagg.inference.http.connections import Connections
+from disagg.token import Tokens
 
 GB = 1 << 30
 
@@ -74,6 +78,20 @@ def test_a_queue_is_waited_in_unless_a_load_elsewhere_is_over_sooner() -> None:
     for queue, first in ((8, "a/m"), (200, "b/m")):
         view.answered("a/m", Load("ok", boot_id="x", queue=queue, running=4, running_limit=4, decode_tokens_s=30.0))
         assert ranked(view, "a/m", "b/m").decode[0].host.name == first
+
+
+@pytest.mark.parametrize(
+    ("used_a", "used_b", "first"), [(300.0, 2.0, "a/m"), (2.0, 300.0, "b/m"), (None, 300.0, "a/m")]
+)
+def test_the_model_goes_that_was_not_used_for_the_longest_time_on_any_host(
+    used_a: float | None, used_b: float | None, first: str
+) -> None:
+    view = FleetView()
+    for keeper, used_s in (("a", used_a), ("b", used_b)):
+        stated(view, keeper, EVICTING, kept("ready", model="n", load_s=10.0, used_s=used_s))
+    assert ranked(view, "a/m", "b/m").decode[0].host.name == first
+    view.began(f"{first[0]}/n", 100)
+    assert ranked(view, "a/m", "b/m").decode[0].host.name != first
 
 
 def test_all_clients_load_a_model_on_the_same_one_of_equal_hosts() -> None:
@@ -160,10 +178,19 @@ def test_a_model_that_is_taken_off_its_host_gets_no_more_requests() -> None:
     assert "not among the models" in ranked(view, "a/m").left_out["a/m"]
 
 
+async def test_models_without_a_process_are_asked_for_by_their_keeper_at_once() -> None:
+    keeper, view = Host("a", "127.0.0.1", ("decode",), "", EngineOptions("simulated"), 1), FleetView()
+    stated(view, "a", *(kept(model=f"m{number}") for number in range(100)), kept("ready"))
+    async with Connections(Tokens("t")) as http:
+        refresher = Refresher(http, view, {"a": keeper})
+        with refresher.using([served(f"a/m{number}") for number in range(100)]), refresher.using([served("a/m")]):
+            assert {host.name for host in refresher.due(time.monotonic())} == {"a", "a/m"}
+        await refresher.stop()
+
+
 def test_a_model_without_a_process_is_down_when_its_keeper_is() -> None:
     view = FleetView()
     stated(view, "a", ASLEEP)
     view.missed("a")
     view.missed("a", refused=True)
-    view.follow_keeper(served("a/m"))
     assert ranked(view, "a/m").left_out == {"a/m": "down"} and view.of("a/m").refused
