@@ -67,7 +67,8 @@ async def benchmark(fleet: Fleet, spec: BenchSpec, monitor: load.RunMonitor, tok
     """
     model = fleet.model(spec.model).name
     async with AsyncClient(fleet, token=token) as client:  # without a token, it follows a rotation
-        servers = await read_servers(fleet, model, token or (fleet_token(fleet) if fleet.engine_hosts else ""))
+        loaded = await client.load_model(model)
+        servers = await read_servers(loaded, model, token or (fleet_token(fleet) if fleet.engine_hosts else ""))
         vocab_size, splits = min((server.vocabulary for server in servers), default=0), can_split(servers)
         plan, workload, left_out = prepare(fleet, spec, vocab_size, splits=splits)
         hosts = [server.host for server in servers] + (await read_whole(fleet, model) if "whole" in plan.modes else [])

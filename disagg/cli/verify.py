@@ -142,12 +142,17 @@ def _require_here_for(model: str, options: Mapping[str, Any]) -> None:
 
 def _on_hosts(chosen: Settings, name: str, tokens: tuple[int, int], timeout: float, *, as_json: bool) -> bool:
     """Compare the answers of the fleet's servers. tokens: of a prompt, about, and of an answer."""
+    from disagg.inference.client import Client
     from disagg.verify.hosts import FleetClients, Way, pairs_of, require_lengths, verify_hosts
 
     fleet = chosen.fleet()
     model, state = fleet.model(name), State.of(fleet)
-    pairs = pairs_of(fleet, model)
+    pairs_of(fleet, model)
     require_lengths(model, *tokens)
+    if any(host.keeps for host in fleet.hosts.values()):
+        with stderr().status(f"loading {escape(model.name)} …"), Client(fleet, token=state.tokens.current) as client:
+            fleet = client.load_model(model.name)
+    pairs = pairs_of(fleet, model)
     statuses = _healthy(fleet, model, state, sorted({host.name for pair in pairs for host in pair}))
     with (
         stderr().status(f"verifying {escape(model.name)} …") as status,

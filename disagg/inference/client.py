@@ -26,7 +26,7 @@ from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from disagg.api.events import PromptToken
 from disagg.api.sampling import MAX_TOP
-from disagg.config import Fleet, load
+from disagg.config import Fleet, Host, load
 from disagg.config.hosts_file import find_hosts_file
 from disagg.errors import RequestError
 from disagg.inference.attempts import execute, question, score
@@ -87,6 +87,18 @@ class BaseClient:
         names = {self.fleet.model(model).name for model in models} or self.fleet.models.keys()
         hosts = [host for host in self.fleet.served.values() if host.model in names]
         await self._driver.refresher.read(hosts, CONNECT_S)
+
+    async def _load_model(self, model: str) -> Fleet:
+        served, driver = self.fleet.model(model).name, self._driver
+        hosts = [host for host in self.fleet.served.values() if host.keeper and host.model == served]
+        await driver.refresher.read(driver.refresher.stale(hosts), CONNECT_S)
+        loaded = await asyncio.gather(*map(driver.loads.ready, hosts), return_exceptions=True)
+        for outcome in loaded:
+            if isinstance(outcome, BaseException):
+                raise outcome
+        single = [host for host in self.fleet.hosts.values() if not host.keeps]
+        single += [replace(one, keeper="", keeping=None) for one in loaded if isinstance(one, Host)]
+        return replace(self.fleet, hosts={host.name: host for host in single})
 
     async def _count(self, model: str, prompt: str | None, options: RequestOptions) -> int:
         return (await question.count(self._driver, self._request(model, prompt, options))).prompt_tokens
@@ -176,6 +188,13 @@ class AsyncClient(BaseClient):
         self._require_usable()
         _require_asyncio()
         await self._connect(*models)
+
+    async def load_model(self, model: str) -> Fleet:
+        """Load a model on all of its hosts that load what is asked for, and wait for it. Returns the fleet with hosts
+        of this one model in place of those, at the addresses of its processes: for who asks each host by itself."""
+        _require_asyncio()
+        self._require_usable()
+        return await self._load_model(model)
 
     async def generate(self, model: str, prompt: str | None = None, **options: Unpack[RequestOptions]) -> Completion:
         """The whole answer. Raises a DisaggError that says what failed and what to do about it."""
@@ -283,6 +302,10 @@ class Client(BaseClient):
         """Open connections to the hosts of these models, or of all; see AsyncClient.connect."""
         self._require_usable()
         self._portal.call(self._connect, *models)
+
+    def load_model(self, model: str) -> Fleet:
+        """Load a model on all of its hosts that load what is asked for; see AsyncClient.load_model."""
+        return self._run(functools.partial(self._load_model, model))
 
     def generate(self, model: str, prompt: str | None = None, **options: Unpack[RequestOptions]) -> Completion:
         """The whole answer; see AsyncClient.generate."""

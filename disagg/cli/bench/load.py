@@ -186,7 +186,11 @@ def _served(
             raise UsageError("--prefill-device and --decode-device need --simulate", "add --simulate")
         yield fleet, None
         return
-    hosts = {name: host for name, host in fleet.hosts.items() if host.model == model}
+    hosts = {
+        host.table: replace(host, name=host.table, keeper="", keeping=None)
+        for host in fleet.served.values()
+        if host.model == model
+    }
     if not hosts:
         raise UsageError(f"no host of {fleet.path.name} serves {model}", "there is nothing to simulate")
     only = replace(fleet, hosts=hosts, models={model: fleet.models[model]})

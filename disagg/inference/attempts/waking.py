@@ -239,10 +239,10 @@ class Waker:
         events = [load.event for load in loading if load.event is not None]
         now = time.monotonic()
         if len(events) == len(loading) and now - self._stated_at >= STATED_EVERY_S:
-            self._stated_at = now
             names = " and ".join(dict.fromkeys(load.host.keeper for load in loading))
-            left_s = max(event.left_s for event in events)
-            self.stated(f"loading {left_s:.0f} s: {loading[0].host.model} on {names}")
+            left_s, more = max(event.left_s for event in events), " more" if self._stated_at else ""
+            self.stated(f"loading {left_s:.0f} s{more}: {loading[0].host.model} on {names}")
+            self._stated_at = now
 
 
 def _overdue(load: _Load, waited_s: float) -> ServerUnavailable:
