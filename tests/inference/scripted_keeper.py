@@ -4,8 +4,10 @@ many models; see tests.inference.scripted."""
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ from disagg.api.names import Role
 from disagg.api.status import Load
 from disagg.config import EngineOptions, Fleet, Host, Model
 from disagg.config.settings import KeeperSettings
-from disagg.errors import DisaggError
+from disagg.errors import DisaggError, Overloaded
 from tests.inference.scripted import Body, Script, ScriptedHost
 
 NEED = 1 << 20
@@ -30,20 +32,41 @@ class KeptHost(ScriptedHost):
         self.loads = 0
         self.evicted = 0
         self.wanted = 0
+        self.busy = 0
+        self.used = -inf
+        self._listens = False
         self._stack = AsyncExitStack()
+
+    async def _answer(self, events: AsyncGenerator[Any, None], writer: asyncio.StreamWriter) -> None:
+        if self.state != "ready":
+            events = _refused()
+        self.busy += 1
+        try:
+            await super()._answer(events, writer)
+        finally:
+            self.busy, self.used = self.busy - 1, time.monotonic()
 
     async def start(self) -> None:
         self.load = Load("ok", boot_id=f"{self.load.boot_id}+")
-        await self._stack.enter_async_context(self.listening(port=self.port))
-        self.state, self.loads = "ready", self.loads + 1
+        if not self._listens:
+            await self._stack.enter_async_context(self.listening(port=self.port))
+        self.state, self.loads, self._listens = "ready", self.loads + 1, True
 
     def settle(self) -> None:
         """Its load is over, whether it is ready or not."""
         self.state = "asleep" if self.state == "loading" else self.state
 
     async def stop(self, *, evicted: bool = True) -> None:
-        self.state, self.evicted = "asleep", self.evicted + evicted
+        self.state, self.evicted, self._listens = "asleep", self.evicted + evicted, False
         await self._stack.aclose()
+
+    def sleep(self) -> None:
+        """As `stop`, but for the port: who comes is refused as by a process that is about to end."""
+        self.state, self.evicted = "asleep", self.evicted + 1
+
+
+async def _refused() -> AsyncGenerator[Any, None]:
+    yield Overloaded("the model is draining")
 
 
 class ScriptedKeeper(ScriptedHost):
@@ -81,6 +104,8 @@ class ScriptedKeeper(ScriptedHost):
             loads=one.loads,
             load_s=self.seconds if one.loads else None,
             evictions={"room": one.evicted},
+            running=one.busy,
+            used_s=time.monotonic() - one.used if one.used > -inf else None,
         )
 
     async def _load_script(self, body: Body) -> AsyncGenerator[Any, None]:
@@ -115,9 +140,14 @@ class ScriptedKeeper(ScriptedHost):
             one.wanted -= 1
 
     async def _make_room(self) -> None:
+        """The model that was not used for the longest time goes, once it has answered what it has."""
         ready = [one for one in self.models.values() if one.state == "ready"]
         if len(ready) >= self.room:
-            await ready[0].stop()
+            going = min(ready, key=lambda one: (one.busy > 0, one.used))
+            going.state = "draining"
+            while going.busy:
+                await asyncio.sleep(0.05)
+            going.sleep()
 
     def _event(self, name: str, left_s: float) -> LoadEvent:
         one = self.models[name]

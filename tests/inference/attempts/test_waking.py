@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 
+from benchmarks.models_trace import optimum, trace
 from disagg.api.events import ShippedEvent
 from disagg.api.status import CountAnswer
 from disagg.errors import DeadlineExceeded, DisaggError, ModelError, Overloaded, ServerUnavailable
@@ -264,3 +265,35 @@ async def test_counting_tokens_wakes_a_model() -> None:
     async with client_of(d1={"m": {"count": counted}}) as (client, keepers):
         assert await client.count_tokens("m", tokens=PROMPT) == 7
     assert loads(keepers) == {"d1/m": 1}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("room", [2, 1])
+async def test_a_trace_loads_at_most_half_more_models_than_the_optimum(room: int) -> None:
+    models = dict.fromkeys("abcd", ALONE)
+    asked = trace("abcd", 200, 20.0, seed=3)
+    async with client_of(room=room, d1=models, d2=models) as (client, keepers):
+        await in_turn(client, asked)
+    assert sum(loads(keepers).values()) <= 1.5 * optimum(asked, 2 * room)
+
+
+@pytest.mark.slow
+async def test_nobody_starves_if_every_request_is_for_another_model() -> None:
+    models = dict.fromkeys("abcd", ALONE)
+    async with client_of(d1=models, d2=models) as (client, _):
+        seconds = await in_turn(client, trace("abcd", 60, 1.0, seed=3))
+    assert max(seconds) < 12 * LOAD_S
+
+
+async def in_turn(client: AsyncClient, models: Sequence[str], concurrency: int = 8) -> list[float]:
+    """One request for each of these models, so many at a time; the seconds of each."""
+    turns, seconds = iter(models), list[float]()
+
+    async def ask() -> None:
+        for model in turns:
+            began = time.monotonic()
+            await answer(client, model)
+            seconds.append(time.monotonic() - began)
+
+    await asyncio.gather(*(ask() for _ in range(concurrency)))
+    return seconds
