@@ -33,7 +33,7 @@ from disagg.inference.client import AsyncClient
 from disagg.inference.http import keeper_calls
 from disagg.inference.http.connections import Connections
 from disagg.token import Tokens
-from tests import tiny_models
+from tests.faults.kept import unloaded
 from tests.fleets import KEPT_MODELS, TOKEN, RunningFleet, running, write_kept_hosts
 
 PROMPTS = 4  # different ones of each model
@@ -52,6 +52,8 @@ def main() -> None:
     options.add_argument("--timeout", type=float, default=120.0)
     options.add_argument("--seed", type=int, default=1)
     args = options.parse_args()
+    from tests import tiny_models  # imports torch
+
     with tempfile.TemporaryDirectory(prefix="disagg-trace-") as name:
         folder = Path(name)
         models = {model: tiny_models.make(model, folder / model) for model in KEPT_MODELS}
@@ -169,7 +171,7 @@ async def references(client: AsyncClient) -> dict[tuple[str, int], list[int]]:
 async def unload_all(http: Connections, keepers: Sequence[Host]) -> None:
     for host in keepers:
         for model in host.models:
-            await keeper_calls.unload(http, host, model)
+            await unloaded(http, host, model)
 
 
 async def stated(http: Connections, keepers: Sequence[Host]) -> dict[str, tuple[KeptModel, ...]]:

@@ -1,7 +1,7 @@
 """The long runs of the fault harness.
 
     python -m tests.faults matrix [--only TEXT] [--write docs/faults.md] [--resume]
-    python -m tests.faults kept [--only TEXT] [--write docs/faults.md]
+    python -m tests.faults kept [--only TEXT] [--write docs/faults.md] [--resume]
     python -m tests.faults chaos [--requests 1000] [--concurrency 16] [--seed 1] ...
     python -m tests.faults heads [--times 40] ...
     python -m tests.faults soak [--requests 20000] ...
@@ -17,12 +17,13 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import fields
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -37,6 +38,7 @@ from tests.faults.matrix import SAMPLINGS, broken, undisturbed
 from tests.faults.report import line, page
 
 RESULTS = Path("build/faults.jsonl")
+KEPT_RESULTS = Path("build/faults-of-models.jsonl")
 S = TypeVar("S", chaos.Settings, heads.Settings, soak.Settings, turns.Settings, mixed.Settings, poison.Settings)
 
 
@@ -51,6 +53,7 @@ def main() -> None:
     models = runs.add_parser("kept", help="hosts with several models")
     models.add_argument("--only", default="", help="rows whose name contains this")
     models.add_argument("--write", type=Path, help="write the table there")
+    models.add_argument("--resume", action="store_true", help=f"go on after the rows that hold in {KEPT_RESULTS}")
     models.set_defaults(run=run_kept)
     settings = {
         "chaos": chaos.Settings,
@@ -111,12 +114,19 @@ def _some_rows(on_cables: bool, rows: list[record.Row], results: record.Results)
 
 
 def run_kept(args: argparse.Namespace) -> int:
-    done = list[kept.KeptResult]()
-    with tempfile.TemporaryDirectory() as name, kept.kept_faults(Path(name)) as faults:
-        for cell in kept.cells():
-            if args.only in cell.id:
-                done.append(faults.run(cell))
-                write(kept.line(done[-1]))
+    known = kept.read(KEPT_RESULTS) if args.resume else {}
+    KEPT_RESULTS.parent.mkdir(exist_ok=True)
+    if not args.resume:
+        KEPT_RESULTS.unlink(missing_ok=True)
+    cells = [cell for cell in kept.cells() if args.only in cell.id]
+    if missing := [cell for cell in cells if cell.id not in known]:
+        with tempfile.TemporaryDirectory() as name, kept.kept_faults(Path(name)) as faults:
+            for cell in missing:
+                known[cell.id] = result = faults.run(cell)
+                write(kept.line(result))
+                with KEPT_RESULTS.open("a", encoding="utf-8") as file:
+                    file.write(json.dumps(asdict(result)) + "\n")
+    done = [known[cell.id] for cell in cells]
     if args.write:
         page_before = args.write.read_text(encoding="utf-8")
         args.write.write_text(kept.with_part(page_before, kept.part(done)), encoding="utf-8")

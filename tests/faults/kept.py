@@ -4,6 +4,7 @@ model. The results are a part of docs/faults.md."""
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -16,12 +17,12 @@ import psutil
 
 from disagg.api.keeper import KeptModel, ModelState
 from disagg.config import Host
+from disagg.errors import ModelBusy
 from disagg.inference.client import AsyncClient
 from disagg.inference.http import keeper_calls
 from disagg.inference.http.connections import Connections
 from disagg.inference.types import Chunk, Completion
 from disagg.token import Tokens
-from tests import tiny_models
 from tests.faults import process
 from tests.fleets import TOKEN, RunningFleet, running, write_kept_hosts
 
@@ -92,6 +93,8 @@ REPRESENTATIVE: Final = (
 @contextmanager
 def kept_faults(folder: Path) -> Iterator[KeptFaults]:
     """Two decode hosts and a prefill host with two tiny models each, one of which they may load."""
+    from tests import tiny_models  # imports torch
+
     models = {name: tiny_models.make(name, folder / name) for name in (MODEL, OTHER)}
     with running(write_kept_hosts(folder, models, prefill=1, decode=2, max_loaded=1)) as fleet:
         yield KeptFaults(fleet, asyncio.run(_undisturbed(fleet)))
@@ -124,7 +127,7 @@ class KeptFaults:
         async with AsyncClient(self.fleet.fleet, token=TOKEN) as client, Connections(Tokens(TOKEN)) as http:
             for host in self._hosts():
                 for model in host.models:
-                    await keeper_calls.unload(http, host, model)
+                    await unloaded(http, host, model)
             await client.connect()
             asked = asyncio.create_task(self._request(client, http, cell, struck))
             completion, struck_at = await asked
@@ -219,6 +222,20 @@ async def _answer(
     return stream.completion
 
 
+async def unloaded(http: Connections, host: Host, model: str) -> None:
+    """Unload a model. Its keeper may count a request for a moment that has just ended."""
+    deadline = time.monotonic() + SOON_S
+    while True:
+        try:
+            await keeper_calls.unload(http, host, model)
+        except ModelBusy:
+            if time.monotonic() > deadline:
+                raise
+            await asyncio.sleep(0.1)
+        else:
+            return
+
+
 async def _loaded(http: Connections, host: Host, model: str) -> None:
     async for _ in keeper_calls.load(http, host, model):
         pass
@@ -259,6 +276,13 @@ ends within {bound:g} s of the fault, most of which is the load of the model on 
 model outlives its keeper. No service manager starts anything again here.
 
 """
+
+
+def read(path: Path) -> dict[str, KeptResult]:
+    """The rows of an earlier run that hold, by the names of their cells."""
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    found = [KeptResult(**{**fields, "cell": KeptCell(**fields["cell"])}) for fields in map(json.loads, lines)]
+    return {result.cell.id: result for result in found if not result.problems}
 
 
 def part(results: Sequence[KeptResult]) -> str:
