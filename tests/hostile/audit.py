@@ -35,7 +35,6 @@ from disagg.engines.base.audit import MEASURES, AuditBounds, AuditFinding, Measu
 from disagg.engines.mlx import cache as mlx_cache
 from disagg.engines.mlx.audit import audit
 from disagg.engines.mlx.engine import MLXDecodeEngine
-from disagg.engines.mlx.entries import entries_of, parts_of
 from disagg.engines.process import exit_without_cleanup
 from disagg.inference.client import Client
 from disagg.inference.hosts.breaker import FAILURES_IF_IT_ANSWERS
@@ -87,6 +86,7 @@ WIDE: Final = {"head_dim": 64}
 FAMILIES: Final = (
     Family("full", _tiny("llama", **WIDE)),
     Family("latent", _latent()),
+    Family("latent, sparse", {**config("deepseek_v32"), "first_k_dense_replace": 3, "index_head_dim": 64}),
     Family("sliding, within", _tiny("gemma3_text", **WIDE), tokens=50),
     Family("sliding, beyond", _tiny("gemma3_text", **WIDE)),
     Family("convolution", config("lfm2")),
@@ -135,7 +135,9 @@ class Peers:
 
 def _bytes_of(caches: Sequence[Any]) -> list[bytes | int]:
     """All that the caches of a request have: arrays, and how many tokens they count."""
-    values = (value for cache in entries_of(caches) for part in parts_of(cache) for value in part.state)
+    values = (
+        value for cache in mlx_cache.entries_of(caches) for part in mlx_cache.parts_of(cache) for value in part.state
+    )
     return [numpy.array(one.view(mx.uint8)).tobytes() if isinstance(one, mx.array) else one for one in values]
 
 

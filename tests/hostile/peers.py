@@ -354,7 +354,7 @@ class _Collected:
         count = block.end - block.start
         keys, values = (
             torch.stack([_tensor(view, (count, dim), self.layout.dtype) for view in views])
-            if views
+            if dim
             else torch.empty(layer.kv_heads, count, 0)
             for views, dim in ((block.keys, layer.key_dim), (block.values, layer.value_dim))
         )

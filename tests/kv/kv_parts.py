@@ -34,21 +34,21 @@ WINDOW = 7
 
 
 def mixed_layout(dtype: str = "bfloat16") -> Layout:
-    """Full, sliding, state and latent (keys only) layers."""
+    """Full, sliding and state layers, and the keys of an indexer."""
     states = (StateTensor((2, 3, 5)), StateTensor((4,), "bfloat16"))
     return Layout(
         (
             LayerLayout("full", kv_heads=3, key_dim=8, value_dim=4),
             LayerLayout("sliding", kv_heads=2, key_dim=4, value_dim=4, window=WINDOW),
             LayerLayout("state", states=states),
-            LayerLayout("full", kv_heads=1, key_dim=6, value_dim=0),
+            LayerLayout("index", kv_heads=1, key_dim=6),
         ),
         dtype,
     )
 
 
 def groups_layout(dtype: str = "bfloat16") -> Layout:
-    """Keys that quantise beside values that do not, both that do, a latent layer, and a state."""
+    """Keys that quantise beside values that do not, both that do, keys alone, and a state."""
     return Layout(
         (
             LayerLayout("full", kv_heads=2, key_dim=64, value_dim=40),

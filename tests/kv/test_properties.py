@@ -32,6 +32,7 @@ LAYERS = st.one_of(
         key_dim=st.sampled_from([1, 6, 64, 128]),
         value_dim=st.sampled_from([0, 3, 64]),
     ),
+    st.builds(LayerLayout, st.just("index"), kv_heads=st.just(1), key_dim=st.sampled_from([6, 64])),
     st.builds(
         LayerLayout,
         st.just("sliding"),

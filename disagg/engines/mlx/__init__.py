@@ -5,7 +5,6 @@ groups        the running batch: groups of requests with similar lengths; batch:
 prefix_cache  rows and snapshots of mlx-lm's caches, held for requests that begin alike
 sampling      the next token from logits, and log-probabilities; scores: those of a prompt
 cache         received bytes -> mlx-lm caches; audit: computes some of received KV again and compares
-entries       mlx-lm's caches as the layers of a layout
 memory        what KV is received into, and what is kept of freed arrays
 span          some layers of the model, computed without the others: heads and tails of splits
 prefill       the EmittingEngine; emit: new rows as blocks to send

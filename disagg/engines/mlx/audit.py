@@ -20,8 +20,7 @@ import mlx.core as mx
 from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, RotatingKVCache, make_prompt_cache
 
 from disagg.engines.base.audit import MEASURES, AuditFinding, AuditPass, AuditPlan, Deviation, Measure
-from disagg.engines.mlx.cache import fill_from_held
-from disagg.engines.mlx.entries import as_layers, entries_of, parts_of
+from disagg.engines.mlx.cache import as_layers, entries_of, fill_from_held, parts_of
 from disagg.engines.mlx.prefix_cache import CachedPrefix
 
 _LEAST = 1e-12  # of a size that is divided by

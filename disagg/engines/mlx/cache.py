@@ -4,21 +4,23 @@ Received KV is not copied: an mlx array exposes its bytes to Python, KV is recei
 view of them. Only KV that was quantised on the wire is dequantised, and rows that follow held ones are joined to them,
 into memory of its own. The first step of a request copies its caches into the running batch; after that the memory is
 free.
+
+mlx-lm has one cache for each layer of the model. A layer that keeps the keys of an indexer beside its rows is two
+layers of the layout, and has a CacheList of two KVCaches; one that has rows and a state is one, with a CacheList of an
+ArraysCache and a KVCache.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import mlx.core as mx
-from mlx_lm.models.cache import ArraysCache, KVCache, RotatingKVCache, make_prompt_cache
+from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, RotatingKVCache, make_prompt_cache
 
 from disagg.api.layout import BITS, GROUP, LayerLayout
-from disagg.engines.mlx.entries import as_layers, entries_of, parts_of
-from disagg.engines.mlx.prefix_cache import CachedPrefix
-from disagg.engines.model.prefix_cache import Layer, last_rows, segments
+from disagg.engines.model.prefix_cache import Layer, Prefix, last_rows, segments
 from disagg.errors import LayoutMismatch
 from disagg.kv.received import ALIGNMENT, ReceivedKV, Rows
 
@@ -26,7 +28,7 @@ from disagg.kv.received import ALIGNMENT, ReceivedKV, Rows
 def build(
     model: Any,
     kv: ReceivedKV | None,
-    held: CachedPrefix | None = None,
+    held: Prefix[Any, Any] | None = None,
     *,
     tail: Sequence[Any] = (),
 ) -> list[Any]:
@@ -57,13 +59,36 @@ def build(
     return as_layers(empty, caches)
 
 
-def fill_from_held(cache: Any, held: CachedPrefix, index: int) -> None:
+def entries_of(caches: Iterable[Any]) -> list[Any]:
+    """One cache for each layer of the layout, of caches of either kind."""
+    return [entry for cache in caches for entry in (cache.caches if _is_indexed(cache) else (cache,))]
+
+
+def as_layers(caches: Sequence[Any], entries: Sequence[Any]) -> list[Any]:
+    """These entries as caches of the model's layers, like `caches`."""
+    rest = iter(entries)
+    return [CacheList(*(next(rest) for _ in cache.caches)) if _is_indexed(cache) else next(rest) for cache in caches]
+
+
+def parts_of(entry: Any) -> tuple[Any, ...]:
+    """The caches of one layer of the layout: two if it has a state and rows."""
+    parts = tuple(entry.caches) if isinstance(entry, CacheList) else ()
+    both = len(parts) == 2 and isinstance(parts[0], ArraysCache) and isinstance(parts[1], KVCache)
+    return parts if both else (entry,)
+
+
+def _is_indexed(cache: Any) -> bool:
+    parts = cache.caches if isinstance(cache, CacheList) else ()
+    return len(parts) == 2 and all(isinstance(part, KVCache) for part in parts)
+
+
+def fill_from_held(cache: Any, held: Prefix[Any, Any], index: int) -> None:
     """Set an empty cache of the layout's layer `index`, or of a part of it, to what it contains after the held
     tokens."""
     _fill(cache, _held(held, index, cache), None, index=index, tokens=held.tokens)
 
 
-def _held(held: CachedPrefix, index: int, cache: Any) -> list[Layer]:
+def _held(held: Prefix[Any, Any], index: int, cache: Any) -> list[Layer]:
     """What is held of one layer, in order."""
     return [rows for _, rows in segments(held, index)] if isinstance(cache, KVCache) else [last_rows(held, index)]
 

@@ -16,7 +16,7 @@ from mlx_lm.models.cache import ArraysCache
 
 from disagg.api.layout import BITS, GROUP, Layout, is_quantised
 from disagg.api.names import WireForm
-from disagg.engines.mlx.entries import parts_of
+from disagg.engines.mlx.cache import parts_of
 from disagg.engines.mlx.prefix_cache import copies
 from disagg.kv.blocks import Block, ChunkEnd, HiddenBlock, KVBlock, StateBlock
 

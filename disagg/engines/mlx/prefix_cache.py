@@ -10,7 +10,7 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.models.cache import ArraysCache, KVCache, RotatingKVCache, make_prompt_cache
 
-from disagg.engines.mlx.entries import entries_of
+from disagg.engines.mlx.cache import entries_of
 from disagg.engines.model.prefix_cache import Layer, LayerArrays, LayerSnapshot, PinnedPrefix, Prefix, PrefixCache
 
 PinnedArrays = PinnedPrefix["Rows", LayerSnapshot]

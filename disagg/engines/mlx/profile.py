@@ -18,7 +18,7 @@ from mlx import nn
 from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, RotatingKVCache, make_prompt_cache
 
 from disagg.api.layout import LayerLayout, Layout, StateTensor
-from disagg.engines.mlx.entries import entries_of
+from disagg.engines.mlx.cache import entries_of
 from disagg.engines.model.profile import LayerProfile, Rope
 from disagg.errors import ModelError
 

@@ -20,8 +20,7 @@ from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, RotatingKVCache
 from disagg.api.layout import Layout, SplitLayout
 from disagg.engines.decoding import Job
 from disagg.engines.decoding.tail import Tail
-from disagg.engines.mlx.cache import exact, fill_from_held
-from disagg.engines.mlx.entries import as_layers, entries_of, parts_of
+from disagg.engines.mlx.cache import as_layers, entries_of, exact, fill_from_held, parts_of
 from disagg.engines.mlx.prefix_cache import CachedPrefix
 from disagg.engines.model.reference import EngineInfo
 from disagg.errors import ModelError

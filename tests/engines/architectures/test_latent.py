@@ -14,7 +14,8 @@ from transformers import CONFIG_MAPPING
 
 from disagg.config import EngineOptions
 from disagg.engines.mlx.engine import MLXDecodeEngine
-from disagg.engines.model.architectures import architecture_of
+from disagg.engines.model.architectures import architecture_of, layers_of
+from disagg.errors import ModelError
 from tests.engines.architectures.configs import config
 from tests.engines.architectures.pairs import CONTEXT, make
 from tests.engines.mlx.mlx_parts import prompt
@@ -58,6 +59,14 @@ def test_packed_weights_are_unpacked_as_they_are(tmp_path: Path) -> None:
     tokens = prompt(120, seed=3)
     theirs = numpy.array(model(mx.array([tokens]))[0, -40:])
     assert numpy.abs(logits(packed, tokens) - theirs).max() < 2e-4 * numpy.abs(theirs).max()
+
+
+@pytest.mark.parametrize("name", ["deepseek_v3", "dots1", "kimi_linear", "glm4_moe_lite"])
+def test_a_single_expert_whose_weight_is_normalised_is_refused(name: str, tmp_path: Path) -> None:
+    given = {**config(name), "num_experts_per_tok": 1, "num_experts_per_token": 1, "norm_topk_prob": True}
+    text = CONFIG_MAPPING[given.pop("model_type")](**given)
+    with pytest.raises(ModelError, match="mlx-lm ignores norm_topk_prob if num_experts_per_tok is 1"):
+        layers_of(text, tmp_path)
 
 
 @pytest.mark.parametrize("name", ["deepseek_v2", "minicpm3", "deepseek_v3"])

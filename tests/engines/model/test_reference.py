@@ -184,6 +184,7 @@ def test_yarn_may_take_a_model_beyond_its_trained_positions(tiny: TinyModel, tmp
     ("changes", "reason"),
     [
         ({"model_type": "nonesuch"}, "transformers cannot read it"),
+        ({"model_type": "llama", "hidden_size": "wide"}, "transformers cannot read it"),
         ({"layer_types": ["full_attention"] * 2 + ["linear_attention"]}, "linear_attention"),
         ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "length of the prompt"),
     ],
@@ -213,8 +214,9 @@ def test_latent_attention_of_an_unknown_form_is_refused(tiny: TinyModel, tmp_pat
             "normalises all groups",
         ),
         ({"model_type": "mamba"}, "linear_attention"),
-        ({"model_type": "minicpm3"}, "mlx-lm the keys and values of every head"),
-        ({"model_type": "deepseek_v32"}, "keys of its own beside the latent vectors"),
+        ({"model_type": "minicpm3", "v_head_dim": 8}, "mlx-lm ignores v_head_dim = 8, and has 16"),
+        ({"model_type": "deepseek_v32", "index_n_heads": 4}, "its indexers have 4 heads"),
+        ({"model_type": "deepseek_v3", "num_experts_per_tok": 1}, "mlx-lm ignores norm_topk_prob if"),
         ({"model_type": "gpt2"}, "a learned vector of each position"),
         (
             {"model_type": "gpt_bigcode"},

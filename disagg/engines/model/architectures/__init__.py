@@ -79,7 +79,7 @@ def layers_of(config: Any, folder: Path) -> tuple[LayerProfile, ...]:
         "it is not a decoder alone": getattr(config, "is_encoder_decoder", False),
         "it has no attention layers of a known form": not hasattr(config, "num_attention_heads"),
         "its attention is bidirectional": getattr(config, "use_bidirectional_attention", None) in (True, "all"),
-        (refusal := architecture.refusal(config)): refusal,
+        (refusal := architecture.refusal(config) or experts.single_expert(config)): refusal,
     }
     if reason := next((reason for reason, applies in reasons.items() if applies), ""):
         raise cannot_be_served(reason)

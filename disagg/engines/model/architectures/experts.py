@@ -22,6 +22,29 @@ def _experts_without_bias(config: Config, device: str) -> str:
     return "vLLM chooses experts without their bias on a CPU" if device == "cpu" else ""
 
 
+_UNLIKE_ALONE = (
+    "bailing_hybrid",
+    "deepseek_v3",
+    "deepseek_v32",
+    "dots1",
+    "exaone_moe",
+    "glm4_moe",
+    "glm4_moe_lite",
+    "glm_moe_dsa",
+    "kimi_linear",
+    "mimo_v2_flash",
+    "nemotron_h",
+)
+
+
+def single_expert(config: Config) -> str:
+    """Why a mixture that chooses one expert for a token is refused: transformers divides its weight by itself."""
+    alone = getattr(config, "num_experts_per_tok", None) == 1 and getattr(config, "norm_topk_prob", False)
+    if not alone or config.model_type not in _UNLIKE_ALONE:
+        return ""
+    return "mlx-lm ignores norm_topk_prob if num_experts_per_tok is 1, which transformers applies"
+
+
 def with_expert_bias(model_class: MLXModel) -> MLXModel:
     """mlx-lm's ernie4_5_moe Model, as a class that loads the bias with which experts are chosen, which mlx-lm 0.32
     leaves out."""
