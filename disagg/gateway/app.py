@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
+from contextlib import aclosing, contextmanager
 from dataclasses import replace
 from typing import Any, Final
 
@@ -141,7 +141,8 @@ class Gateway:
             asked = self._admitted(posted.key, dialect.read(followed(_id(posted.key), self._named(posted.body))))
             head = Head(asked, posted.request_id, posted.created, posted.via, self._fingerprint)
             if not asked.prompts:
-                await unless_disconnected(self._loaded(posted.key, asked), posted.receive, "the load")
+                with self._place(posted.key):
+                    await unless_disconnected(self._loaded(posted.key, asked), posted.receive, "the load")
                 return _unasked(dialect, head)
             return AnswerResponse(self._begin(posted.key, dialect, head), self._times)
 
@@ -163,14 +164,9 @@ class Gateway:
 
         async def count(posted: Posted) -> Response:
             asked = self._admitted(posted.key, dialect.read(followed(_id(posted.key), self._named(posted.body))))
-            give_back = self._places.take(posted.key, asked.choices)
-            try:
+            with self._place(posted.key, asked.choices):
                 counting = counted(self._client, asked, lists_tokens=dialect.lists_tokens)
                 return json_response(dialect.counted(await unless_disconnected(counting, posted.receive, "the count")))
-            except Cancelled:
-                return Response(status_code=Cancelled.http_status)  # nobody reads it
-            finally:
-                give_back()
 
         return self._handler(count, dialect)
 
@@ -202,7 +198,8 @@ class Gateway:
             model = require_model(fleet, posted.key, asked.model)
             managing.require_context(asked, model)
             require_load(posted.key, model, "load")
-            seconds = await unless_disconnected(keepers.load(model), posted.receive, "the load")
+            with self._place(posted.key):
+                seconds = await unless_disconnected(keepers.load(model), posted.receive, "the load")
             return json_response(managing.loaded_in_lm_studio(asked, model, seconds))
 
         async def unload(posted: Posted) -> Response:
@@ -220,6 +217,16 @@ class Gateway:
             Route("/api/v1/models/load", self._handler(load, several.CHAT), methods=["POST"]),
             Route("/api/v1/models/unload", self._handler(unload, several.CHAT), methods=["POST"]),
         ]
+
+    @contextmanager
+    def _place(self, key: Key | None, answers: int = 1) -> Iterator[None]:
+        """Have the places of so many answers within the block. Raises Overloaded if there are none."""
+        self._places.require(key, answers)
+        give_back = self._places.take(key, answers)
+        try:
+            yield
+        finally:
+            give_back()
 
     async def _loaded(self, key: Key | None, asked: GatewayRequest) -> None:
         """Do what a request without a prompt asks for: load the model, or unload it."""
@@ -241,6 +248,8 @@ class Gateway:
         async def handle(request: Request) -> Response:
             try:
                 return await answer(await self._reader.read(request))
+            except Cancelled:
+                return Response(status_code=Cancelled.http_status)  # nobody reads it
             except DisaggError as error:
                 return problem_response(dialect, self._refused(error))
 

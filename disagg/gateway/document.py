@@ -48,17 +48,20 @@ class DetokenizedPrompt(Contract, frozen=True):
     prompt: str
 
 
-_PROBLEMS: Final[Mapping[int, str]] = {
+_BUSY: Final = 409
+_TEXTS: Final[Mapping[int, str]] = {
     400: "A field is wrong or not supported, or the context is too small.",
     401: "The key is missing, wrong or revoked.",
-    403: "The key is not for this model.",
+    403: "The key is not for this model, or may not do this with it.",
     404: "The fleet has no such model.",
+    _BUSY: "Requests use the model.",
     413: "The body is too large.",
     429: "The key has used up its share, or the hosts are busy.",
     500: "The gateway failed.",
     503: "No host of the model answers, or there is no place for a connection.",
     504: "The answer was not complete in time.",
 }
+_PROBLEMS: Final = tuple(status for status in _TEXTS if status != _BUSY)
 
 
 def calls() -> Iterator[Operation]:
@@ -96,7 +99,7 @@ def calls() -> Iterator[Operation]:
     yield Operation("POST", "/api/copy", "Ollama: refused.", _failures(OllamaError, 400, 401, 413), managing.CopyBody)
     pulled = _answers("Lines of JSON, or the last one: how far it is.", OllamaError, *_PROBLEMS)
     yield Operation("POST", "/api/pull", "Ollama: fetch a model's files to its hosts.", pulled, managing.PullBody)
-    deleted = _answers("The files are gone.", OllamaError, *_PROBLEMS)
+    deleted = _answers("The files are gone.", OllamaError, *_PROBLEMS, _BUSY)
     yield Operation("DELETE", "/api/delete", "Ollama: remove a model's files.", deleted, managing.NamedBody)
     served = _answers("The models.", OllamaError, 401)
     yield Operation("GET", "/api/ps", "Ollama: list the models that are loaded.", served)
@@ -104,7 +107,7 @@ def calls() -> Iterator[Operation]:
     yield Operation("GET", "/api/v1/models", "LM Studio: list the models.", listed)
     loaded = _answers("The model is loaded.", ErrorBody, *_PROBLEMS)
     yield Operation("POST", "/api/v1/models/load", "LM Studio: load a model.", loaded, managing.LoadBody)
-    gone = _answers("The model is unloaded.", ErrorBody, *_PROBLEMS)
+    gone = _answers("The model is unloaded.", ErrorBody, *_PROBLEMS, _BUSY)
     yield Operation("POST", "/api/v1/models/unload", "LM Studio: unload a model.", gone, managing.UnloadBody)
     yield Operation(
         "GET",
@@ -146,4 +149,4 @@ def _answers(description: str, error: type[Contract], *statuses: int) -> dict[in
 
 
 def _failures(error: type[Contract], *statuses: int) -> dict[int, AnswerSpec]:
-    return {status: AnswerSpec(_PROBLEMS[status], (error,)) for status in statuses}
+    return {status: AnswerSpec(_TEXTS[status], (error,)) for status in statuses}

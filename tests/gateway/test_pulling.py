@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from disagg.errors import FleetError, Overloaded
+from disagg.errors import FleetError, ModelBusy, ModelError
 from disagg.gateway.clients.keys import KeyFile
 from tests.deadlines import LONG_S
 from tests.gateway.fake_client import FakeClient
@@ -41,10 +41,25 @@ async def test_a_keep_alive_of_0_without_a_prompt_unloads() -> None:
 
 
 async def test_a_busy_model_is_not_unloaded_and_the_caller_is_told() -> None:
-    busy = {**CHANGES, "models/unload": fails(Overloaded("m is busy: 2 requests use it", "wait for them"))}
+    busy = {**CHANGES, "models/unload": fails(ModelBusy("m is busy: 2 requests use it", "wait for them"))}
     async with keeping(READY, busy) as (client, _), gateway(client) as http:
         answer = await http.post("/api/v1/models/unload", json={"instance_id": "m"})
-    assert answer.status_code in (429, 503) and "2 requests use it" in answer.json()["error"]["message"]
+        deleted = await http.request("DELETE", "/api/delete", json={"model": "m"})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (409, "model_busy")
+    assert "2 requests use it" in answer.json()["error"]["message"]
+    assert deleted.status_code == 409 and "2 requests use it" in deleted.json()["error"]
+
+
+async def test_a_model_that_cannot_be_loaded_is_refused_with_its_host_s_reason() -> None:
+    failing = {
+        **CHANGES,
+        "models/load": fails(ModelError("mac cannot load m: it takes 9 GiB of 4", "raise memory_bytes")),
+    }
+    async with keeping(ASLEEP, failing) as (client, _), gateway(client) as http:
+        studio = await http.post("/api/v1/models/load", json={"model": "m"})
+        ollama = await http.post("/api/generate", json={"model": "m"})
+    assert (studio.status_code, studio.json()["error"]["code"]) == (503, "model_not_loaded")
+    assert ollama.status_code == 503 and "9 GiB" in ollama.json()["error"]
 
 
 async def test_lm_studio_loads_and_unloads_an_instance_named_as_the_model() -> None:
