@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -12,7 +13,9 @@ import ollama
 import pytest
 
 from disagg.gateway.clients.keys import KeyFile
+from disagg.token import TOKEN_FILE_VARIABLE
 from tests import hub, tiny_models
+from tests.cli.commandline import run
 from tests.deadlines import wait_until
 from tests.fleets import running, write_kept_hosts
 from tests.served_gateway import ServedGateway, served_gateway
@@ -86,6 +89,25 @@ def test_a_model_is_pulled_shown_loaded_kept_unloaded_and_deleted(client: ollama
     with pytest.raises(ollama.ResponseError) as caught:
         client.delete("pulled")
     assert caught.value.status_code == 404
+
+
+def test_a_keeper_finds_the_files_that_a_command_has_pulled_and_removes_them_for_another(
+    served: ServedGateway, client: ollama.Client, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = served.log.parent
+    monkeypatch.setenv(TOKEN_FILE_VARIABLE, str(folder / "token"))
+
+    def models(*words: str) -> Any:
+        code = run("--config", folder / "hosts.toml", "models", *words, "--json")
+        printed = capsys.readouterr()
+        assert code == 0, printed.err
+        return json.loads(printed.out)
+
+    pulled = models("pull", "pulled")["hosts"]
+    assert {one["result"] for one in pulled} <= {"downloaded", "there"} and len(pulled) == 2, pulled
+    wait_until(lambda: "pulled" in [one.model for one in client.list().models], what="the keepers find the files")
+    assert set(models("rm", "pulled", "--yes")["removed"]) == {"prefill-1/pulled", "decode-1/pulled"}
+    wait_until(lambda: [one.model for one in client.list().models] == ["llama"], what="the files are gone")
 
 
 def test_what_hosts_toml_does_not_name_or_owns_is_not_changed(client: ollama.Client) -> None:

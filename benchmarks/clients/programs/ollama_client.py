@@ -62,6 +62,13 @@ def listed() -> None:
     client.ps()
 
 
+def keep_alive() -> None:
+    for length in ("5m", -1):
+        need(client.chat(**SHORT | {"keep_alive": length}).done, f"no answer with keep_alive {length}")
+    need(client.generate(model=MODEL).done_reason == "load", "not loaded")
+    refused(lambda: client.chat(**SHORT | {"keep_alive": "soon"}), "ResponseError", "keep_alive")
+
+
 def latest() -> None:
     need(client.chat(**SHORT | {"model": f"{MODEL}:latest"}).done, "no answer")
 
@@ -93,6 +100,7 @@ run(
     think=think,
     fill_in=fill_in,
     list_show_ps=listed,
+    keep_alive=keep_alive,
     latest=latest,
     errors=errors,
     image=image,
