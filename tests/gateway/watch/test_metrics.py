@@ -15,7 +15,15 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from disagg.api.gateway import LiveHost
 from disagg.api.status import SenderAudits
-from disagg.errors import DeadlineExceeded, DisaggError, Overloaded, RequestEndedHosts, RequestLoop, ServerUnavailable
+from disagg.errors import (
+    DeadlineExceeded,
+    DisaggError,
+    ModelError,
+    Overloaded,
+    RequestEndedHosts,
+    RequestLoop,
+    ServerUnavailable,
+)
 from disagg.gateway.clients.keys import KeyFile
 from disagg.gateway.dialects.base import GatewayRequest, Head
 from disagg.gateway.dialects.problems import FAILURES, problem_of
@@ -113,7 +121,7 @@ def test_fallbacks_are_counted_from_0_on_for_every_reason_that_an_attempt_can_ha
 
 
 def test_failures_are_counted_from_0_on_by_the_codes_that_their_errors_have() -> None:
-    kinds = (ServerUnavailable, DeadlineExceeded, DisaggError, Overloaded, RequestLoop)
+    kinds = (ServerUnavailable, ModelError, DeadlineExceeded, DisaggError, Overloaded, RequestLoop)
     assert {problem_of(kind("x")).code for kind in kinds} == set(FAILURES)
 
 
