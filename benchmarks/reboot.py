@@ -1,10 +1,12 @@
 """One host with systemd as its first process: its server is deployed, crashes, and comes back after a reboot.
 
-    python -m benchmarks.reboot
+    python -m benchmarks.reboot [--models]
 
 It needs root, systemd, D-Bus, sudo and a writable cgroup2. Prints a line with its time for each step that holds, and
 fails at the first that does not. The host is a set of namespaces (tests/testbed) whose first process is systemd; a
 reboot ends them all and makes new ones for the same home.
+
+--models: it becomes a host with several models before the reboot, whose list changes while it serves.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -71,6 +74,8 @@ def main() -> None:
         make_client(folder)
         with switched_on(folder, source, hub, group) as bed, bed.entered():
             first_boot(bed, Operator(bed, source, folder))
+            if "--models" in sys.argv[1:]:
+                several_models(bed, Operator(bed, source, folder))
         with suppress(subprocess.CalledProcessError):  # else a network may outlive its processes for a moment
             network.in_network(hub, "ip", "link", "del", bed.hosts[NAME].link)
         with switched_on(folder, source, hub, group) as bed, bed.entered():
@@ -96,6 +101,55 @@ def first_boot(bed: Bed, fleet: Operator) -> None:
     timed("restart", lambda: fleet.run("restart"))
     note = fleet.run("deploy", "--dry-run").stdout
     assert "reboot" not in note, note
+
+
+SEVERAL = 'models = ["tiny"]\npreload = ["tiny"]\nport = 8000\nports = "8100-8103"'
+OTHER = '[models.other]\ncontext = 2048\nsources = {transformers = "package:demo/models/gpt-oss-tiny"}\n\n[hosts.'
+
+
+def several_models(bed: Bed, fleet: Operator) -> None:
+    text = fleet.config.read_text().replace('model = "tiny"\nport = 8000', SEVERAL)
+    fleet.config.write_text(text)
+    timed("deploy, with models in place of model", lambda: fleet.run("deploy", "--yes"))
+    timed("restart", lambda: fleet.run("restart"))
+    step("the keeper has loaded its model", lambda: kept(fleet) == {"tiny": "ready"})
+    before = processes(bed)
+    fleet.config.write_text(
+        text.replace('["tiny"]\npreload', '["tiny", "other"]\npreload').replace("[hosts.", OTHER, 1)
+    )
+    (done,) = json.loads(fleet.run("deploy", "--yes", "--json").stdout)["hosts"]
+    assert done["plan"]["needs"] == "", done
+    step("the keeper has read a longer list", lambda: kept(fleet) == {"tiny": "ready", "other": "asleep"})
+    assert processes(bed) == before, (before, processes(bed))
+    print(f"what ran goes on, as {before}")
+    (keeper,) = (pid for pid, host in before.items() if host == NAME)
+    os.kill(keeper, signal.SIGKILL)
+    step(
+        "systemd has restarted the keeper that was killed, and that its model",
+        lambda: not before.keys() & processes(bed).keys() and kept(fleet) == {"tiny": "ready", "other": "asleep"},
+    )
+    assert sorted(processes(bed).values()) == sorted(before.values()), processes(bed)
+
+
+def processes(bed: Bed) -> dict[int, str]:
+    """The keeper and the servers: what each serves, by its id here."""
+    found: dict[int, str] = {}
+    for one in bed.hosts[NAME].processes():
+        with suppress(psutil.Error):
+            words = one.cmdline()
+            if "disagg.keeper" in words or "disagg.servers" in words:
+                found[one.pid] = words[words.index("--host") + 1]
+    return found
+
+
+def kept(fleet: Operator) -> dict[str, str]:
+    """The states of the host's models."""
+    argv = fleet.argv("status", "--json")
+    done = subprocess.run(
+        argv, capture_output=True, text=True, env=fleet.environment, cwd=ROOT, timeout=PATIENCE_S, check=False
+    )
+    (row,) = json.loads(done.stdout)["hosts"]
+    return {one["model"]: one["state"] for one in row["models"]}
 
 
 def second_boot(bed: Bed, fleet: Operator) -> None:

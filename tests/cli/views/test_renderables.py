@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from rich.console import Console, Group
 
+from disagg.api.keeper import KeptModel
 from disagg.api.status import DeviceUse, LastError, Memory, SenderAudits
 from disagg.cli.common.context import error_console, stderr, stdout
 from disagg.cli.demo import comparison_panel, next_steps
@@ -90,6 +91,22 @@ def test_health_shows_what_decode_hosts_found_of_received_kv() -> None:
     text = shown(health_view([healthy("mac-1", senders=found)]), 120)
     assert "mac-1: audits of received KV: dgx-1 412 right (at most 3.1 % of the bound); dgx-2 0 right, 3 wrong" in text
     assert "audits" not in shown(health_panel([healthy("mac-1", senders=found)]))
+
+
+@WIDTHS
+def test_below_a_host_with_several_models_each_has_a_line_with_its_state(width: Any) -> None:
+    models = (
+        KeptModel(model="qwen", state="ready", port=8100, running=3, waiting=7, resident_bytes=9 << 30, expires_s=95.0),
+        KeptModel(model="oss", state="loading", port=8101, read_bytes=3 << 30, total_bytes=12 << 30, wait_s=41.2),
+        KeptModel(model="tiny", state="asleep", port=8102, need_bytes=5 << 30, pinned=True),
+    )
+    several = healthy(model="", backend=None, models=models, used_bytes=21 << 30, budget_bytes=64 << 30)
+    text = shown(health_view([several]), width)
+    for word in ("3 models", "qwen", "ready", "oss", "loading", "25% 41 s", "tiny", "asleep"):
+        assert word in text
+    if width >= 80:
+        for figure in ("21.0 GiB", "64.0 GiB", "9.0 GiB", "goes in", "1m", "pinned", "5.0 GiB"):
+            assert figure in text
 
 
 def test_the_table_says_of_whom_only_the_first_layers_are_asked_and_why_a_model_is_not_divided() -> None:

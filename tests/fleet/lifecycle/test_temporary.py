@@ -26,7 +26,9 @@ from disagg.fleet.lifecycle.temporary import (
 from disagg.fleet.machine import process as local
 from disagg.inference.client import Client
 from tests.fleet.yards import Farm
+from tests.fleets import write_kept_hosts
 from tests.simulated import write_simulated
+from tests.values import present
 
 Choose = Callable[..., tuple[Fleet, Any]]
 
@@ -207,3 +209,18 @@ def test_it_runs_answers_and_is_gone(tmp_path: Path) -> None:
         assert all(record and local.identity(record.pid) == record.identity for record in records)
     assert not copy.path.exists()
     assert all(record and local.identity(record.pid) != record.identity for record in records)
+
+
+def test_the_ports_of_a_host_with_several_models_are_replaced_by_as_many_in_a_row(tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+    fleet = load(write_kept_hosts(tmp_path, {"a": model, "b": model}, prefill=1, decode=1))
+    old = fleet.hosts["decode-1"]
+    (tmp_path / "moved").mkdir()
+    assert with_free_ports(fleet, tmp_path) == (fleet, [])
+    with socket.create_server((old.address, present(old.keeping).ports[2])):
+        moved, replaced = with_free_ports(fleet, tmp_path / "moved")
+    new = moved.hosts["decode-1"]
+    assert len(present(new.keeping).ports) == 4 and set(new.kv_ports).isdisjoint(old.kv_ports)
+    assert (new.port, replaced, moved.hosts["prefill-1"]) == (old.port, [], fleet.hosts["prefill-1"])
+    assert load(moved.path).hosts["decode-1"].keeping == new.keeping

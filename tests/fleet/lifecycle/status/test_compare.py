@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from disagg.api.keeper import KeptModel
 from disagg.api.status import PendingRelease, SenderAudits
 from disagg.config import Fleet, load, served_digest
 from disagg.fleet.lifecycle.status.compare import flag_differing, flag_refuted, with_remarks
@@ -145,3 +146,21 @@ def test_a_prefill_host_whose_last_kv_was_refuted_is_named_and_nobody_is_down(fl
         prefill, decode = flag_refuted(judged(fleet, {}, {"senders": {"prefill-1": found, "elsewhere": wrong}}))
         assert (prefill.why, prefill.hint) == (why, "disagg verify tiny" if why else "")
         assert decode.why == "" and exit_code([prefill, decode]) == 0
+
+
+def test_models_that_cannot_be_loaded_or_are_not_there_are_remarks_with_the_command_that_mends_them(
+    fleet: Fleet,
+) -> None:
+    kept = (
+        KeptModel(model="oss", state="failed", port=8100, reason="its process ended"),
+        KeptModel(model="qwen", state="absent", port=8101, reason="2 files are missing"),
+        KeptModel(model="tiny", state="asleep", port=8102),
+    )
+    statuses = judged(fleet, {"models": kept}, {})
+    assert statuses[0].why == (
+        "oss could not be loaded: its process ended; the files of qwen are not there: 2 files are missing"
+    )
+    assert statuses[0].hint == (
+        "disagg models load 'oss' --host prefill-1; then: disagg models pull 'qwen' --host prefill-1"
+    )
+    assert exit_code(statuses) == 0
