@@ -198,7 +198,7 @@ def _ports(fleet: Fleet) -> list[_Port]:
         for host in fleet.hosts.values()
         if not host.whole
         for key, number in (("port", host.port), ("kv_port", host.kv_port))
-        if number
+        if number is not None
     ]
 
 

@@ -12,7 +12,8 @@ reason() { # why it stays, nothing if it goes
     done
     model=/models/carried/${path##*/}
     if grep -qxF "${path##*/}" "$hosts"/*/releases/*/environment 2>/dev/null ||
-        grep -qF -e "$model'" -e "$model\"" "$hosts"/*/releases/*/hosts.toml 2>/dev/null; then
+        grep -qF -e "$model'" -e "$model\"" "$hosts"/*/releases/*/hosts.toml \
+            "$hosts"/*/releases/*/list/hosts.toml 2>/dev/null; then
         echo "a release needs it"
     fi
 }

@@ -419,22 +419,30 @@ def test_a_release_from_before_tls_is_gone_back_to_only_while_it_runs(site: Site
             server.kill()
 
 
-def test_uninstall_leaves_nothing_but_models_and_those_too_if_asked(deployed: Site) -> None:
+def test_uninstall_leaves_nothing_but_models_and_those_too_if_asked(
+    deployed: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("XDG_STATE_HOME", raising=False)
     assert run(deployed, lambda host, facts: uninstall(host, facts, False), "uninstall").result == "changed"
     left = {path.relative_to(deployed.root).parts[0] for path in deployed.root.rglob("*")}
     assert left == {"models"}
     assert run(deployed, lambda host, facts: uninstall(host, facts, False), "uninstall").result == "unchanged"
+    memory = Path.home() / ".local/state/disagg/memory"
+    memory.mkdir(parents=True)
+    (memory / "lock").touch()
     assert run(deployed, lambda host, facts: uninstall(host, facts, True), "uninstall").result == "changed"
-    assert not deployed.root.exists()
+    assert not deployed.root.exists() and not memory.parent.exists()
 
 
-def test_uninstall_keeps_what_another_host_of_the_machine_uses(deployed: Site) -> None:
+@pytest.mark.parametrize("file", ["hosts.toml", "list/hosts.toml"])
+def test_uninstall_keeps_what_another_host_of_the_machine_uses(deployed: Site, file: str) -> None:
     other = deployed.root / "hosts/other/releases/2222222222222222"
     other.mkdir(parents=True)
     environment = next((deployed.root / "envs").iterdir())
     (other / "environment").write_text(environment.name)
     model = next((deployed.root / "models/carried").iterdir())
-    (other / "hosts.toml").write_text(f'mlx = "{model}"\n')
+    (other / file).parent.mkdir(exist_ok=True)
+    (other / file).write_text(f'mlx = "{model}"\n')
     (model.parent / "of-no-other-host").mkdir()
     run(deployed, lambda host, facts: uninstall(host, facts, True), "uninstall")
     assert other.is_dir() and (environment / ".complete").exists()
@@ -504,6 +512,6 @@ def without_modules(plan: Plan) -> Plan:
         if step.name != "check":
             return step
         assert isinstance(step.action, RunScript)
-        return replace(step, action=replace(step.action, argv=step.action.argv[:4]))
+        return replace(step, action=replace(step.action, argv=step.action.argv[:5]))
 
     return replace(plan, steps=tuple(map(eased, plan.steps)))
