@@ -6,6 +6,7 @@ import contextlib
 import functools
 import socket
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -224,3 +225,10 @@ def test_the_ports_of_a_host_with_several_models_are_replaced_by_as_many_in_a_ro
     assert len(present(new.keeping).ports) == 4 and set(new.kv_ports).isdisjoint(old.kv_ports)
     assert (new.port, replaced, moved.hosts["prefill-1"]) == (old.port, [], fleet.hosts["prefill-1"])
     assert load(moved.path).hosts["decode-1"].keeping == new.keeping
+
+
+def test_hosts_without_ports_of_their_own_are_given_some(tmp_path: Path) -> None:
+    fleet = load(write_simulated(tmp_path))
+    bare = {name: replace(host, port=0, kv_port=host.kv_port and 0) for name, host in fleet.hosts.items()}
+    moved, _ = with_free_ports(replace(fleet, hosts=bare), tmp_path, "all")
+    assert all(port for host in moved.hosts.values() for port in (host.port, host.kv_port) if port is not None)
