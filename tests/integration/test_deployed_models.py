@@ -127,7 +127,8 @@ def test_a_longer_list_is_read_while_everything_runs_and_leaves_nothing_pending(
         plan = reports[name]["plan"]
         assert [step["name"] for step in plan["steps"]] == ["prepare", "model", "adopt", "list", "tidy"]
         assert plan["needs"] == ""
-        wait_until(lambda name=name: _states(fleet, name) == {QWEN: "ready", GPT_OSS: "asleep"}, PATIENCE_S)
+    both = {QWEN: "ready", GPT_OSS: "asleep"}
+    wait_until(lambda: all(_states(fleet, name) == both for name in (PREFILL, DECODE)), PATIENCE_S)
     assert {name: _processes(fleet.bed, name) for name in (PREFILL, DECODE)} == before
     status = fleet.status()
     assert [(one["state"], one["why"], one["pending"]) for one in status.values()] == [("healthy", "", None)] * 2
