@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -147,7 +148,7 @@ class KeptFaults:
             await _answer(client, MODEL, 1)
         if cell.state in ("asleep", "ready"):
             struck_at = await self._strike(http, cell, struck)
-            return await _answer(client, MODEL, TOKENS), struck_at
+            return await _answer(client, MODEL, local=cell.role == "decode"), struck_at
         begun, chunks = asyncio.Event(), list[Chunk]()
 
         def arrived(chunk: Chunk) -> None:
@@ -213,9 +214,17 @@ class KeptFaults:
 
 
 async def _answer(
-    client: AsyncClient, model: str, tokens: int = TOKENS, arrived: Callable[[Chunk], object] = bool
+    client: AsyncClient,
+    model: str,
+    tokens: int = TOKENS,
+    arrived: Callable[[Chunk], object] = bool,
+    *,
+    local: bool = True,
 ) -> Completion:
+    """local: the decode host may compute the prompt itself, though nothing has failed."""
+    salt = secrets.token_hex(8)  # KV that a host holds of an earlier request would need no prefill host
     options: dict[str, Any] = {"max_tokens": tokens, "ignore_eos": True, "timeout": DEADLINE_S, "split": "off"}
+    options |= {"cache_salt": salt, "local_prefill": local}
     async with client.stream(model, tokens=PROMPT, **options) as stream:
         async for chunk in stream:
             arrived(chunk)
