@@ -34,6 +34,8 @@ OTHER_ROLE: Final = 0.25
 """How fast a host is at the other role's work, as a share of a host of that role, if it has not measured it."""
 STATED_EVERY_S: Final = 10.0
 """A caller that waits is told what is left of the load at its begin, and so often."""
+UNKNOWN_S: Final = 3600.0
+"""A keeper that expects a load to take longer does not know when there will be room for it."""
 OVERDUE: Final = 2.0
 """A load that takes longer than what was expected times this is given up if another host may load the model, unless it
 has not yet taken the share of the request's time that one host may take."""
@@ -241,7 +243,9 @@ class Waker:
         if len(events) == len(loading) and now - self._stated_at >= STATED_EVERY_S:
             names = " and ".join(dict.fromkeys(load.host.keeper for load in loading))
             left_s, more = max(event.left_s for event in events), " more" if self._stated_at else ""
-            self.stated(f"loading {left_s:.0f} s{more}: {loading[0].host.model} on {names}")
+            where = f"{loading[0].host.model} on {names}"
+            known = left_s < UNKNOWN_S
+            self.stated(f"loading {left_s:.0f} s{more}: {where}" if known else f"waiting for memory: {where}")
             self._stated_at = now
 
 
