@@ -34,8 +34,13 @@ VLLM_START_S = 1200.0  # 15 CPU seconds, 45 with two ranks, on a machine that ma
 STOP_S = 60.0
 VLLM_PYTHON = Path(__file__).parents[1] / ".venv-vllm" / "bin" / "python"
 """Of the environment with vLLM, which `make test` sets up."""
-VLLM_VARIABLES = {**ENVIRONMENT, "VLLM_CPU_OMP_THREADS_BIND": "nobind", "TORCH_COMPILE_DISABLE": "1"}
-"""Nothing is compiled: g++ would take longer than the tests."""
+VLLM_VARIABLES = {
+    **ENVIRONMENT,
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "TORCH_COMPILE_DISABLE": "1",
+    "PYTHONPATH": str(Path(__file__).parent / "stand_ins"),
+}
+"""Nothing is compiled: g++ would take longer than the tests. torchvision: see tests/stand_ins."""
 
 
 def _vllm_missing() -> str:

@@ -22,6 +22,9 @@ from disagg.api.status import PreflightFinding
 ORDER_FIELD: Final = "disagg"
 """The name of a KVOrder in vLLM's kv_transfer_params."""
 DESCRIBE: Final = "describe"
+STATES: Final = "states"
+"""The finding on the states of a model that has layers with some. A description that comes with the first prompt, which
+shows them, does not have it yet."""
 MAX_LINE_BYTES: Final = 1 << 16
 
 

@@ -11,13 +11,14 @@ from pathlib import Path
 import psutil
 import pytest
 
+from disagg.engines.model.reference import Reference
 from disagg.inference.client import AsyncClient
 from disagg.inference.types import Completion
 from disagg.servers.monitor import EXIT_CODE
 from tests import tiny_models
 from tests.deadlines import wait_until
 from tests.fleets import TOKEN, RunningFleet, needs_vllm, running, write_hosts
-from tests.integration.test_vllm import ANSWER, PREFILL, events, ids, prompt, require_those_of_transformers
+from tests.integration.test_vllm import ANSWER, PREFILL, events, ids, made, prompt, require_those_of_transformers
 from tests.ports import free_ports
 
 pytestmark = [
@@ -32,8 +33,12 @@ NODES = ("m-prefill", "m-second")
 
 @pytest.fixture(scope="module", params=["pipeline_parallel", "tensor_parallel"])
 def fleet(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningFleet]:
+    """A pipeline of qwen3, or two ranks that share the heads of a model with states."""
     folder = tmp_path_factory.mktemp("ranks")
-    model = tiny_models.make("qwen3", folder / "model", num_hidden_layers=2)
+    if request.param == "pipeline_parallel":
+        model = tiny_models.make("qwen3", folder / "model", num_hidden_layers=2)
+    else:
+        model = made("nemotron_h", folder)
     port, meeting = free_ports(2)
     nodes = {**PREFILL, request.param: 2, "nnodes": 2, "head_address": f"127.0.0.1:{meeting}"}
     hosts = write_hosts(folder, {"m": model}, prefill_engine="vllm", prefill=nodes)
@@ -67,7 +72,15 @@ async def test_two_nodes_give_the_tokens_of_one_machine_and_each_sends_its_heads
     assert ids(handed_over) == ids(alone) and len(set(ids(alone))) > 12
     require_those_of_transformers(fleet, [tokens], [handed_over])
     (sent,) = events(fleet, "kv_of_ranks")
-    assert sent["kv_bytes"] == [handed_over.metrics.kv_bytes // 2] * 2
+    whole, states = whole_and_states(fleet.folder / "model", len(tokens) - 1)
+    assert handed_over.metrics.kv_bytes == whole
+    assert sorted(sent["kv_bytes"]) == [(whole - states) // 2, (whole - states) // 2 + states]
+
+
+def whole_and_states(model: Path, tokens: int) -> tuple[int, int]:
+    """Bytes of the KV of so many tokens, and those of its states, which the first rank sends."""
+    layout = Reference.open(model, 4096).layout("float32")
+    return layout.nbytes(tokens), sum(layer.state_bytes for layer in layout.layers)
 
 
 @pytest.mark.parametrize("fleet", ["tensor_parallel"], indirect=True)

@@ -16,10 +16,9 @@ import pytest
 
 from disagg.inference.client import AsyncClient
 from disagg.servers.monitor import EXIT_CODE
-from tests import tiny_models
 from tests.deadlines import wait_until
 from tests.fleets import TOKEN, RunningFleet, needs_vllm, running, write_hosts
-from tests.integration.test_vllm import ANSWER, ARCHITECTURES, LENGTHS, ids, prompt, require_those_of_transformers
+from tests.integration.test_vllm import ANSWER, LENGTHS, ids, made, prompt, require_those_of_transformers
 from tests.ports import free_ports
 from tests.vllm_serve import VLLMServe, vllm_serve
 
@@ -39,10 +38,10 @@ class Pair:
     vllm: VLLMServe
 
 
-@pytest.fixture(scope="module", params=["llama"])
+@pytest.fixture(scope="module", params=["nemotron_h"])
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     folder = tmp_path_factory.mktemp(request.param)
-    model = tiny_models.make(request.param, folder / "model", **ARCHITECTURES[request.param])
+    model = made(request.param, folder)
     (port,) = free_ports(1)
     with ExitStack() as stack:
         vllm = stack.enter_context(vllm_serve(folder, model, port))

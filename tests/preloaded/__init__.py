@@ -48,7 +48,8 @@ class Preloaded:
     ) -> None:
         self._lock = threading.Lock()
         self._command = [python, "-m", "tests.preloaded", framework]
-        self._environment = {**os.environ, **_ONE_THREAD, **variables, "PYTHONPATH": str(ROOT)}
+        path = os.pathsep.join(filter(None, (str(ROOT), variables.get("PYTHONPATH"))))
+        self._environment = {**os.environ, **_ONE_THREAD, **variables, "PYTHONPATH": path}
         self._address = _address(self._command, variables)
         self._errors = self._address.with_suffix(".stderr")
         self._started: subprocess.Popen[bytes] | None = None

@@ -1,5 +1,5 @@
-"""`.venv-vllm/bin/python -m tests.surveys.vllm_calls MODEL CALLS REPLIES`: what tests/surveys/vllm_prefill.py asks of
-vLLM.
+"""`.venv-vllm/bin/python -m tests.surveys.vllm_calls MODEL CALLS REPLIES RANKS`: what
+tests/surveys/vllm_prefill.py asks of vLLM.
 
 Loads the model in the folder MODEL with the engine `vllm`, writes a PrefillReady to the file REPLIES, then a
 PrefillReply for each PrefillCall in CALLS, each as one line of JSON. Prompts are computed in steps of 96 tokens.
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from disagg.api.verify import PrefillReady
@@ -32,10 +33,11 @@ OPTIONS = EngineOptions(
 
 def main(arguments: Sequence[str]) -> int:
     """0, or the exit code of the error for which the model is not served."""
-    model, calls, replies = map(Path, arguments)
+    model, calls, replies = map(Path, arguments[:3])
+    options = replace(OPTIONS, tensor_parallel=int(arguments[3]))
     with replies.open("wb") as answers, calls.open("rb") as lines:
         try:
-            engine = VLLMEngine(model, CONTEXT, OPTIONS)
+            engine = VLLMEngine(model, CONTEXT, options)
             engine.warm_up()
         except DisaggError as error:
             answers.write(PrefillReady(error=error.to_json()).to_bytes() + b"\n")

@@ -84,13 +84,13 @@ def verdict(answers: Mapping[int, Answers]) -> str:
     return "exact"
 
 
-def row(entry: Mapping[str, Any]) -> str:
-    """The cells of a row after the name."""
+def row(entry: Mapping[str, Any], ranks: int = 1) -> str:
+    """The cells of a row after the name. ranks: of vLLM, which share the heads."""
     with tempfile.TemporaryDirectory(prefix="disagg-vllm-") as folder:
         model = Path(folder) / "model"
         try:
             make(with_wide_heads(entry), model)
-            return tried(model)
+            return tried(model, ranks)
         except DisaggError as error:
             return f"refused: {short(error.message, model)} | "
 
@@ -104,13 +104,13 @@ def with_wide_heads(entry: Mapping[str, Any]) -> dict[str, Any]:
     return {**entry, **heads, **widths, **PUBLISHED.get(entry["model_type"], {})}
 
 
-def tried(model: Path) -> str:
+def tried(model: Path, ranks: int = 1) -> str:
     """What became of the checkpoint in this folder. Raises the DisaggError for which an engine refuses it."""
     with closing(MLXDecodeEngine(model, CONTEXT, OPTIONS)) as decode:
         tickets = Tickets(Arenas(decode.allocate))
         with KVServer("127.0.0.1", 0, tickets) as server:
             exchange = Exchange(decode, tickets, KVAddress("127.0.0.1", server.port), model.parent)
-            failure = exchange.run(model)
+            failure = exchange.run(model, ranks)
         return failure or exchange.compared()
 
 
@@ -129,12 +129,12 @@ class Exchange:
         self._calls = [*answers, rows, *(self._send(name, tokens) for name, tokens in sent.items())]
         self._answers: list[PrefillReply] = []
 
-    def run(self, model: Path) -> str:
+    def run(self, model: Path, ranks: int) -> str:
         """Ask vLLM. The cells of the row if it did not answer, "" if it did. DisaggError if it refused."""
         calls, replies, log = (self._folder / name for name in ("calls", "replies", "log"))
         calls.write_bytes(b"".join(call.to_bytes() + b"\n" for call in self._calls))
         process = vllm_process().start(
-            [str(model), str(calls), str(replies)],
+            [str(model), str(calls), str(replies), str(ranks)],
             {**os.environ, **VLLM_VARIABLES},
             log,
             program="tests.surveys.vllm_calls",

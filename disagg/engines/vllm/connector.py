@@ -23,6 +23,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorHandshakeMetadata,
     KVConnectorMetadata,
     KVConnectorRole,
+    KVConnectorWorkerMetadata,
     SupportsHMA,
 )
 from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
@@ -39,6 +40,18 @@ class RankMetadata(KVConnectorHandshakeMetadata):
     """RankInfo as vLLM passes it to the scheduler's side."""
 
     info: RankInfo
+
+
+@dataclass
+class SeenMetadata(KVConnectorWorkerMetadata):
+    """Why a rank cannot read the states that a step has shown, "" if it can; as vLLM passes it to the scheduler's
+    side."""
+
+    refusal: str
+
+    def aggregate(self, other: KVConnectorWorkerMetadata) -> KVConnectorWorkerMetadata:
+        """The first refusal of all ranks."""
+        return self if self.refusal else other
 
 
 @dataclass
@@ -83,6 +96,11 @@ class DisaggConnector(KVConnectorBase_V1, SupportsHMA):
         answer = self.scheduler.answer(request)
         return False, None if answer is None else {ORDER_FIELD: answer.to_json()}
 
+    def update_connector_output(self, connector_output: Any) -> None:
+        """A step has ended on all ranks."""
+        if isinstance(seen := connector_output.kv_connector_worker_meta, SeenMetadata):
+            self.scheduler.seen = seen.refusal
+
     def set_xfer_handshake_metadata_pp_aware(self, metadata: dict[tuple[int, int], Any]) -> None:
         """What the ranks are, from `get_handshake_metadata` of each. The key: its stage, and its rank there."""
         self.scheduler.info = self._describe([one.info for _, one in sorted(metadata.items())])
@@ -118,6 +136,10 @@ class DisaggConnector(KVConnectorBase_V1, SupportsHMA):
 
     def wait_for_save(self) -> None:
         self._worker.end()
+
+    def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata | None:
+        """What this step has shown of the states."""
+        return None if self._worker.seen is None else SeenMetadata(self._worker.seen)
 
     def shutdown(self) -> None:
         if self.worker is not None:

@@ -46,7 +46,7 @@ class VLLMEngine(SendingEngine):
         # Before the minutes that loading takes: this may refuse the model.
         sharding = Sharding.of(reference.layout(options.dtype), options.tensor_parallel, options.pipeline_parallel)
         version = load.require_version()
-        self._vllm = load.make(reference.path, context, options)
+        self._vllm = load.make(reference, context, options)
         reference.require_for_vllm(self._vllm.vllm_config.device_config.device_type)
         self._running: dict[str, Run] = {}  # by the id that vLLM was given; it makes another one of it, `run.id`
         self._reports = Reports(head(options).address) if options.nnodes > 1 else Reports()

@@ -37,7 +37,7 @@ class VLLMFollower(SendingEngine):
         self.tokenizer = reference.tokenizer
         Sharding.of(reference.layout(options.dtype), options.tensor_parallel, options.pipeline_parallel)
         version = load.require_version()
-        self._executor, config = load.make_workers(reference.path, context, options)
+        self._executor, config = load.make_workers(reference, context, options)
         self._executor.register_failure_callback(lambda: self._end("a worker process of vLLM has ended"))
         self._head = _connected(head(options))
         threading.Thread(target=self._watch_head, name="vllm-head", daemon=True).start()

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from disagg.config import EngineOptions
+from disagg.engines.model.architectures import architecture_of
+from disagg.engines.model.reference import Reference
 from disagg.engines.vllm import nodes
 from disagg.errors import ModelError, first_line
 from disagg.extras import install
@@ -24,6 +27,10 @@ LONG_SHARE = 4
 long one would take whole steps until its end."""
 OUT_OF_MEMORY = ("out of memory", "allocate memory", "alloc_failed")
 """What the errors of torch, CUDA and its libraries contain if memory does not suffice."""
+
+TEXT_ALONE: Mapping[str, Any] = {"skip_tokenizer_init": True, "language_model_only": True}
+"""Prompts are token ids: no tokenizer, and of a multimodal model no parts that read images or sounds, and no
+processors of these."""
 
 # vLLM sends no usage statistics, and logs warnings only.
 ENVIRONMENT = {
@@ -70,8 +77,10 @@ def version_fits(version: str) -> bool:
     return VERSIONS[0] <= numbers < VERSIONS[1]
 
 
-def arguments(path: Path, context: int, options: EngineOptions) -> dict[str, Any]:
-    """vLLM's EngineArgs."""
+def arguments(
+    path: Path, context: int, options: EngineOptions, overrides: Mapping[str, Any] = MappingProxyType({})
+) -> dict[str, Any]:
+    """vLLM's EngineArgs. overrides: what vLLM is to read in config.json in place of what is there."""
     step = max(options.chunk_tokens, MAX_RUNNING)
     return {
         "model": str(path),
@@ -90,20 +99,21 @@ def arguments(path: Path, context: int, options: EngineOptions) -> dict[str, Any
         "async_scheduling": False,
         "disable_log_stats": True,
         "generation_config": "vllm",
-        "skip_tokenizer_init": True,
+        **TEXT_ALONE,
         "max_logprobs": -1,
         "trust_remote_code": False,
+        "hf_overrides": dict(overrides),
         **nodes.arguments(options),
     }
 
 
-def make(path: Path, context: int, options: EngineOptions) -> Any:
-    """vLLM's LLMEngine with the connector. ModelError if vLLM cannot make it."""
+def make(reference: Reference, context: int, options: EngineOptions) -> Any:
+    """vLLM's LLMEngine of this checkpoint, with the connector. ModelError if vLLM cannot make it."""
     from vllm.platforms import current_platform
     from vllm.v1.engine.llm_engine import LLMEngine
 
-    with _failures_of(path):
-        config = _engine_args(path, context, options).create_engine_config()
+    with _failures_of(reference.path):
+        config = _engine_args(reference, context, options).create_engine_config()
         adapt_to_cpu(config, current_platform.device_type)
         engine = LLMEngine.from_vllm_config(config, disable_log_stats=True)
         if options.pipeline_parallel > 1 and current_platform.device_type == "cpu":
@@ -111,14 +121,14 @@ def make(path: Path, context: int, options: EngineOptions) -> Any:
         return engine
 
 
-def make_workers(path: Path, context: int, options: EngineOptions) -> tuple[Any, Any]:
+def make_workers(reference: Reference, context: int, options: EngineOptions) -> tuple[Any, Any]:
     """The executor of a node that is not the head, whose workers the head's engine uses; and its VllmConfig. ModelError
     as of `make`."""
     from vllm.platforms import current_platform
     from vllm.v1.executor.multiproc_executor import MultiprocExecutor
 
-    with _failures_of(path):
-        config = _engine_args(path, context, options).create_engine_config(headless=True)
+    with _failures_of(reference.path):
+        config = _engine_args(reference, context, options).create_engine_config(headless=True)
         adapt_to_cpu(config, current_platform.device_type)
         return MultiprocExecutor(config), config
 
@@ -146,7 +156,7 @@ def adapt_to_cpu(config: Any, device: str) -> None:
         config.scheduler_config.long_prefill_token_threshold = 0
 
 
-def _engine_args(path: Path, context: int, options: EngineOptions) -> Any:
+def _engine_args(reference: Reference, context: int, options: EngineOptions) -> Any:
     from vllm.config import KVTransferConfig
     from vllm.engine.arg_utils import EngineArgs
     from vllm.platforms import current_platform
@@ -155,7 +165,9 @@ def _engine_args(path: Path, context: int, options: EngineOptions) -> Any:
     transfer = KVTransferConfig(
         kv_connector=CONNECTOR, kv_connector_module_path=CONNECTOR_MODULE, kv_role="kv_producer"
     )
-    return EngineArgs(**arguments(path, context, options), kv_transfer_config=transfer)
+    text = reference.text_config
+    made = arguments(reference.path, context, options, architecture_of(text).vllm_overrides(text))
+    return EngineArgs(**made, kv_transfer_config=transfer)
 
 
 @contextmanager
@@ -166,7 +178,7 @@ def _failures_of(path: Path) -> Iterator[None]:
     except ModelError:
         raise
     except Exception as error:  # see above
-        raise ModelError(f"{path}: vLLM cannot serve it: {first_line(error)}", _hint(str(error))) from error
+        raise ModelError(f"{path}: vLLM cannot serve it: {_reason(error)}", _hint(str(error))) from error
 
 
 def require_device(wanted: str, built_for: str) -> None:
@@ -201,6 +213,14 @@ def cannot_compute(error: Exception) -> ModelError:
             "lower kv_cache_memory_bytes or chunk_tokens, or use smaller weights",
         )
     return ModelError(f"vLLM cannot compute this model: {reason}", "use the engine transformers for this model")
+
+
+def _reason(error: Exception) -> str:
+    """The first line, or of errors of pydantic, whose first line is their number, the second without its end."""
+    lines = str(error).strip().splitlines()
+    if len(lines) > 1 and "validation error" in lines[0]:
+        return lines[1].strip().partition(" [type=")[0]
+    return first_line(error)
 
 
 def _hint(text: str) -> str:

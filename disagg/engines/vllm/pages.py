@@ -92,13 +92,21 @@ class PageTables:
         self._known = {}
 
     def of(
-        self, prompt: tuple[str, int], rows: range, table: Sequence[int], block_size: int, device: torch.device
+        self,
+        prompt: tuple[str, int],
+        rows: range,
+        table: Sequence[int],
+        block_size: int,
+        device: torch.device,
+        *,
+        pieces: int = 1,
     ) -> PageRows:
         """The rows of the pages that hold `rows` of a prompt. prompt: its request, and the group of layers whose table
-        is given. Raises what `blocks_of` raises."""
+        is given. pieces: the pages are cut into so many for each block. Raises what `blocks_of` raises."""
         key = prompt, rows
         if key not in self._known:
-            blocks = torch.tensor(blocks_of(rows, table, block_size), pin_memory=device.type == "cuda")
+            ids = [block * pieces + piece for block in blocks_of(rows, table, block_size) for piece in range(pieces)]
+            blocks = torch.tensor(ids, pin_memory=device.type == "cuda")
             self._known[key] = PageRows(blocks.to(device, non_blocking=True), rows.start % block_size, len(rows))
         return self._known[key]
 
@@ -116,9 +124,11 @@ def blocks_of(rows: range, table: Sequence[int], block_size: int) -> Sequence[in
 def require_shape(
     name: str, pages: torch.Tensor, layer: LayerLayout, dtype: str, *, heads: int, block_size: int
 ) -> None:
-    """Raise ModelError unless the tensor is pages of `heads` KV heads of this layer, in `dtype`."""
+    """Raise ModelError unless the tensor is pages of `heads` KV heads of this layer, in `dtype`, each of a block or of
+    an equal piece of one: some attention operations have shorter blocks than vLLM's tables."""
     want = (heads, block_size, layer.key_dim + layer.value_dim)
-    if pages.ndim != 4 or pages.shape[1:] != want:
+    fits = pages.ndim == len(want) + 1 and (pages.shape[1], pages.shape[3]) == (want[0], want[2])
+    if not fits or block_size % pages.shape[2]:
         raise ModelError(
             f"vLLM's KV cache of {name} has shape {tuple(pages.shape)}, not [blocks, {', '.join(map(str, want))}]",
             "use a version of vLLM that is in the stated range, and a model with plain or latent attention",

@@ -187,9 +187,9 @@ def require_alike_heads(rotary: Any, width: int) -> None:
 
 def _rotates(attention: Any) -> bool:
     """Whether this layer uses its rotary module. Some of vLLM's classes make one for each layer, and pass over those
-    without a window (exaone4) or without `use_rope` (exaone_moe, step3p5)."""
-    everywhere = getattr(attention, "apply_rope_all_layers", True) or getattr(attention, "sliding_window", None)
-    return bool(everywhere and getattr(attention, "use_rope", True))
+    without a window (exaone4, cohere2) or without `use_rope` (exaone_moe, step3p5)."""
+    everywhere = getattr(attention, "apply_rope_all_layers", True) and getattr(attention, "v1", True)
+    return bool((everywhere or getattr(attention, "sliding_window", None)) and getattr(attention, "use_rope", True))
 
 
 def _inverse_frequencies(module: Any) -> Rope:

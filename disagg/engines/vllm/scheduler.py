@@ -9,8 +9,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
+from msgspec.structs import replace
+
 from disagg.api.base import InvalidValue
-from disagg.api.delivery import DESCRIBE, ORDER_FIELD, ConnectorInfo, KVOrder, KVProgress, OrderAnswer
+from disagg.api.delivery import DESCRIBE, ORDER_FIELD, STATES, ConnectorInfo, KVOrder, KVProgress, OrderAnswer
+from disagg.api.status import PreflightFinding
 from disagg.errors import HandoffError
 from disagg.kv.fingerprint import token_hash
 
@@ -89,10 +92,12 @@ class _Prompt:
 class SchedulerSide:
     """Turns the scheduler's steps into pieces. planned: who has which share of each step that nobody has taken from
     it yet, by the id that vLLM gave the request. info: what is answered to DESCRIBE. Requests with DESCRIBE are prompts
-    of one token, which show the workers in which order states lie."""
+    of one token, which show the workers in which order states lie. seen: why these cannot be read, "" if they can; None
+    before the end of the first such step."""
 
     def __init__(self) -> None:
         self.info: ConnectorInfo | None = None
+        self.seen: str | None = None
         self._described: set[str] = set()
         self._prompts: dict[str, _Prompt] = {}
         self._dropped: list[str] = []
@@ -117,7 +122,13 @@ class SchedulerSide:
         order = _order(request)
         if order is None or isinstance(order, OrderAnswer):
             return order
-        return OrderAnswer(connector=self.info if order == DESCRIBE else None)
+        return OrderAnswer(connector=self._description() if order == DESCRIBE else None)
+
+    def _description(self) -> ConnectorInfo | None:
+        if self.info is None or self.seen is None:
+            return self.info
+        finding = PreflightFinding(STATES, "refused" if self.seen else "ok", self.seen or "as one token shows them")
+        return replace(self.info, preflight=(*self.info.preflight, finding))
 
     def step(self, output: Any) -> StepOrders:
         """The pieces of the step that the scheduler has planned."""

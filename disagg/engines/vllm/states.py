@@ -49,10 +49,6 @@ class StatePages:
     ranks: int
     transposed: bool | None = None
 
-    @property
-    def tested(self) -> bool:
-        return self.transposed is not None
-
     def require_shapes(self) -> None:
         """ModelError unless the pages hold the states of this layer."""
         found = [tuple(int(size) for size in shape) for shape in self.module.get_state_shape()]

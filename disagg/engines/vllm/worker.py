@@ -61,6 +61,7 @@ class WorkerSide:
         self._unsent: list[int] = []  # of those, the ones that this step has not sent yet
         self._shown: tuple[list[int], ...] | None = None
         self.refusal: ModelError | None = None  # why nothing of this model is sent
+        self.seen: str | None = None  # of the states that this step has shown: why they cannot be read, "" if they can
         self._tables = page_forms.PageTables()
         self._sending: dict[str, _Sending] = {}
         self._pieces: list[PromptPiece] = []
@@ -106,7 +107,7 @@ class WorkerSide:
                 sending.shipment.abort()
         for sending in self._sending.values():
             sending.shipment.end_step()
-        self._shown = orders.shown
+        self._shown, self.seen = orders.shown, None
         self._unsent = list(self._states)
         self._pieces = orders.pieces if self._part is not None or self._states else []
         for piece in self._pieces if self._part is not None else ():
@@ -133,7 +134,7 @@ class WorkerSide:
     def end(self) -> None:
         """The step has ended, or on CUDA is queued."""
         self._send_states(before=len(self._layout.layers))
-        if self._shown is not None:
+        if self._shown is not None and self._states:
             self._detect_states(self._shown)
         for piece in self._pieces:
             if piece.last and (sending := self._sending.pop(piece.id, None)) is not None:
@@ -188,7 +189,10 @@ class WorkerSide:
         if not rows:
             return
         (group, spec), pages = self._groups[name], self._pages[name]
-        where = self._tables.of((piece.id, group), rows, piece.tables[group], spec.block_size, pages.device)
+        pieces = spec.block_size // pages.shape[2]
+        where = self._tables.of(
+            (piece.id, group), rows, piece.tables[group], spec.block_size, pages.device, pieces=pieces
+        )
         key_dim = self._layout.layers[index].key_dim
         sending.send(index, rows.start, *page_forms.read(pages, where, self._forms[name], key_dim))
 
@@ -201,7 +205,7 @@ class WorkerSide:
             pages = self._states[index]
             for piece in self._pieces:
                 sending = self._sending.get(piece.id)
-                if not (piece.last and pages.tested) or (sending is None and self._sharding.ranks == 1):
+                if not piece.last or self.refusal is not None or (sending is None and self._sharding.ranks == 1):
                     continue
                 try:
                     tensors = pages.read(self._state_block(pages.name, piece.tables, piece.rows.stop), _gathered)
@@ -217,15 +221,25 @@ class WorkerSide:
         return page_forms.blocks_of(range(tokens - 1, tokens), tables[group], spec.block_size)[0]
 
     def _detect_states(self, tables: Sequence[Sequence[int]]) -> None:
-        """Find out how states lie in the pages, from those of a prompt of one token."""
+        """Find out how states lie in the pages, from those of a prompt of one token. All ranks come to the same end:
+        later they put states together, for which each waits for the others."""
+        if self.refusal is not None:
+            self.refusal = self._refusal_of_states(tables)
+            if self._sharding.ranks > 1:
+                read = _gathered(torch.tensor([self.refusal is None], dtype=torch.int32, device=self._device))
+                if self.refusal is None and not read.all():
+                    self.refusal = ModelError("another rank cannot read its states", "see the log of vLLM")
+        self.seen = "" if self.refusal is None else self.refusal.message
+
+    def _refusal_of_states(self, tables: Sequence[Sequence[int]]) -> ModelError | None:
         try:
             for pages in self._states.values():
                 pages.detect(self._state_block(pages.name, tables, 1))
-            self.refusal = None
         except DisaggError as error:
-            self.refusal = ModelError(error.message, error.hint)
+            return ModelError(error.message, error.hint)
         except Exception as error:  # noqa: BLE001 - raised into vLLM it would end all its requests
-            self.refusal = ModelError(f"vLLM's states cannot be read: {error!r}", "use the engine transformers")
+            return ModelError(f"vLLM's states cannot be read: {error!r}", "use the engine transformers for this model")
+        return None
 
     def _require_layers(self, rows: Sequence[str], states: Sequence[str]) -> Sequence[int]:
         """The layers of the layout that these names stand for, of those with rows and of those with states: all, or in

@@ -15,7 +15,12 @@ from disagg.engines.mlx.engine import MLXDecodeEngine
 from disagg.engines.transformers.engine import TransformersPrefillEngine
 from disagg.kv.received import ReceivedKV
 from tests import tiny_models
-from tests.engines.architectures.configs.rewrite import add_unused_projections, fuse_experts, put_into_multimodal
+from tests.engines.architectures.configs.rewrite import (
+    add_part_that_reads_images,
+    add_unused_projections,
+    fuse_experts,
+    put_into_multimodal,
+)
 from tests.engines.architectures.handoff import hand_over
 
 CONTEXT = 2048
@@ -51,6 +56,8 @@ def make(config: Mapping[str, Any], folder: Path) -> None:
     if "text_config" in config and not text_alone:
         tiny_models.make_from(config["text_config"], folder)
         put_into_multimodal(config, folder)
+        if "vision_config" in config:
+            add_part_that_reads_images(folder)
         if config["model_type"] == "gemma3n":
             add_unused_projections(config, folder)
         return

@@ -8,8 +8,10 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from disagg.config import EngineOptions
+from disagg.engines.model.architectures import architecture_of
 from disagg.engines.vllm import load
 from disagg.errors import ModelError
 
@@ -102,3 +104,21 @@ def test_models_are_computed_as_vllms_cpu_build_can(
     load.adapt_to_cpu(config, device)
     assert scheduler.long_prefill_token_threshold == longest
     assert config.compilation_config.custom_ops == operations
+
+
+def test_what_pydantic_found_wrong_is_named_and_not_how_many_errors_it_found() -> None:
+    error = ValueError("1 validation error for ModelConfig\n  Value error, no such part [type=value_error, input=1]\n")
+    with (
+        pytest.raises(ModelError, match="the model: vLLM cannot serve it: Value error, no such part") as refused,
+        load._failures_of(Path("the model")),
+    ):
+        raise error
+    assert "type=" not in refused.value.message
+
+
+def test_vllm_reads_another_window_of_cohere2_to_which_it_adds_one() -> None:
+    config = CONFIG_MAPPING["cohere2"].from_dict({"sliding_window": 64, "layer_types": None})
+    assert architecture_of(config).vllm_overrides(config) == {"sliding_window": 63}
+    assert load.arguments(Path("m"), 64, EngineOptions("vllm"), {"sliding_window": 63})["hf_overrides"] == {
+        "sliding_window": 63
+    }

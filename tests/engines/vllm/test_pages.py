@@ -92,7 +92,8 @@ def test_a_later_step_may_overwrite_the_pages_of_rows_that_are_not_filled_yet() 
         ((2, BLOCKS, SIZE, HEADS, DIM), torch.float32, r"not \[blocks, 2, 8, 8\]"),
         ((BLOCKS, HEADS, SIZE, DIM), torch.float32, r"not \[blocks, 2, 8, 8\]"),
         ((BLOCKS, HEADS + 1, SIZE, 2 * DIM), torch.float32, r"not \[blocks, 2, 8, 8\]"),
-        ((BLOCKS, HEADS, SIZE // 2, 2 * DIM), torch.float32, r"not \[blocks, 2, 8, 8\]"),
+        ((BLOCKS, HEADS, SIZE - 2, 2 * DIM), torch.float32, r"not \[blocks, 2, 8, 8\]"),
+        ((BLOCKS, HEADS, 2 * SIZE, 2 * DIM), torch.float32, r"not \[blocks, 2, 8, 8\]"),
         ((BLOCKS, HEADS, SIZE, 2 * DIM), torch.float8_e4m3fn, "the model's layout has float32"),
         ((BLOCKS, HEADS, SIZE, 2 * DIM), torch.bfloat16, "the model's layout has float32"),
     ],
@@ -102,6 +103,18 @@ def test_pages_of_another_shape_or_type_are_refused(shape: tuple[int, ...], dtyp
         require_shape(
             "model.layers.0.attn", torch.zeros(shape, dtype=dtype), LAYER, "float32", heads=HEADS, block_size=SIZE
         )
+
+
+def test_rows_of_blocks_that_pages_hold_in_pieces_come_out_in_the_order_of_the_tokens() -> None:
+    """A table of blocks of 16 rows, pages of 8."""
+    pages = torch.randn(2 * BLOCKS, HEADS, SIZE, 2 * DIM)
+    require_shape("model.layers.0.attn", pages, LAYER, "float32", heads=HEADS, block_size=2 * SIZE)
+    whole = pages.view(BLOCKS, 2, HEADS, SIZE, 2 * DIM).transpose(1, 2).flatten(2, 3)
+    where = PageTables().of(("a", 0), range(20, 40), [4, 3, 1], 2 * SIZE, torch.device("cpu"), pieces=2)
+    got = read(pages, where, page_forms.in_rows, DIM)
+    got.fill()
+    rows = torch.cat([whole[3], whole[1]], dim=1)[:, 4:24]
+    assert torch.equal(got.keys[0], rows[..., :DIM]) and torch.equal(got.values[0], rows[..., DIM:])
 
 
 def test_layers_that_keep_the_same_rows_share_their_places_within_a_step() -> None:

@@ -35,6 +35,8 @@ SHARED = SimpleNamespace(inv_freq=torch.tensor([1.0, 0.25]), attention_scaling=1
         ({"rotary_emb": Rotary(), "apply_rope_all_layers": False, "sliding_window": None}, [], None),
         ({"rotary_emb": Rotary(), "apply_rope_all_layers": False, "sliding_window": 64}, [], ((1.0, 0.5), 2.0)),
         ({"rotary_emb": Rotary(), "apply_rope_all_layers": True, "sliding_window": None}, [], ((1.0, 0.5), 2.0)),
+        ({"rotary_emb": Rotary(), "v1": False, "sliding_window": None}, [], None),
+        ({"rotary_emb": Rotary(), "v1": True, "sliding_window": None}, [], ((1.0, 0.5), 2.0)),
         ({}, [SHARED], ((1.0, 0.25), 1.5)),
         ({"use_rope": 0}, [SHARED], None),
         ({}, [], None),

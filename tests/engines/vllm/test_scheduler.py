@@ -85,6 +85,18 @@ def test_the_first_token_of_a_prompt_that_asks_for_a_description_shows_the_worke
     assert side.step(planned({"a": 0}, {}, {"a": 1})).shown is None
 
 
+@pytest.mark.parametrize(("seen", "status"), [("", "ok"), ("they lie otherwise", "refused")])
+def test_a_description_states_whether_states_can_be_read_once_a_prompt_has_shown_them(seen: str, status: str) -> None:
+    side = SchedulerSide()
+    side.info = INFO
+    first = side.answer(by_http("a", 1, DESCRIBE))
+    assert first is not None and first.connector == INFO
+    side.seen = seen
+    second = side.answer(by_http("a", 1, DESCRIBE))
+    assert second is not None and second.connector is not None
+    assert [(one.component, one.status) for one in second.connector.preflight] == [("states", status)]
+
+
 def test_the_workers_are_notified_of_a_prompt_that_ends_before_its_rows_are_complete() -> None:
     side = SchedulerSide()
     side.add(request("a", 10, ORDER))

@@ -12,6 +12,7 @@ import torch
 
 from disagg.api.delivery import KVOrder, KVProgress
 from disagg.engines.vllm.scheduler import Begun, PromptPiece, StepOrders
+from disagg.engines.vllm.sharding import Sharding
 from disagg.engines.vllm.worker import WorkerSide
 from disagg.errors import DisaggError, HandoffError, ModelError
 from disagg.kv.blocks import KVBlock
@@ -203,6 +204,19 @@ def test_states_are_sent_with_a_prompts_last_rows_once_a_prompt_has_shown_how_th
     assert shipment.failures == [] and shipment.finished
     table = piece("a", range(1)).tables[0]
     assert matrices.endswith(hybrid.mixers[0].kv_cache[1][table[1]][-1].numpy().tobytes())
+
+
+def test_a_rank_that_can_read_its_states_sends_nothing_if_another_one_cannot(
+    hybrid: HybridBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hybrid.worker._sharding = Sharding(2, 2)
+    monkeypatch.setattr("disagg.engines.vllm.worker._gathered", lambda read: torch.stack([read, 0 * read]))
+    for mixer in hybrid.mixers:
+        mixer.compute_one_token()
+    hybrid.step(shown=True)
+    assert hybrid.worker.seen == "another rank cannot read its states"
+    hybrid.step(piece("a", range(4), first=True, last=True))
+    assert ["another rank cannot read" in str(error) for error in hybrid.reported] == [True]
 
 
 def test_a_model_whose_states_lie_in_an_unknown_order_sends_nothing(hybrid: HybridBench) -> None:

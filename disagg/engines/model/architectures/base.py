@@ -93,6 +93,10 @@ def _not_refused(config: Config, device: str = "") -> str:
     return ""
 
 
+def _nothing_else(config: Config) -> Mapping[str, Any]:
+    return {}
+
+
 def _shares_kv(config: Config) -> str:
     """Whether late layers read what earlier ones keep: of a sliding layer they would need rows that are not sent."""
     return "its late layers read the KV of early ones" if any(_reusing(config)) else ""
@@ -142,7 +146,8 @@ class Architecture:
     wire_states, wire_values, wire_index: what transformers keeps -> the wire. convolved: what its states consist of.
     refusal: why such a model cannot be handed over; empty if it can.
     split: why two hosts cannot compute a part of its layers each; empty if they can.
-    refusal_of_vllm: why vLLM alone computes it otherwise. latent_epsilon: what mlx-lm normalises latent vectors with.
+    refusal_of_vllm: why vLLM alone computes it otherwise. vllm_overrides: what vLLM is to read in place of keys of
+    config.json, to compute it alike. latent_epsilon: what mlx-lm normalises latent vectors with.
     mlx_model: mlx-lm's Model as a class that also loads what mlx-lm 0.32 misreads.
     """
 
@@ -156,6 +161,7 @@ class Architecture:
     refusal: Refusal = _not_refused
     split: Refusal = _shares_kv
     refusal_of_vllm: RefusalOfVLLM = _not_refused
+    vllm_overrides: Callable[[Config], Mapping[str, Any]] = _nothing_else
     latent_epsilon: Callable[[Config], float | None] = _stated_epsilon
     mlx_model: Callable[[MLXModel], MLXModel] = _as_it_is
 

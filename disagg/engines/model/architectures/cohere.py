@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from disagg.engines.model.architectures.base import Architecture, Config, plain_rope
 from disagg.engines.model.profile import Rope
@@ -20,11 +22,16 @@ def _other_norm(config: Config, device: str) -> str:
     return "its config.json has rms_norm_eps, and vLLM then normalises without the mean" if stated else ""
 
 
+def _window_less_one(config: Config) -> Mapping[str, Any]:
+    """vLLM adds one to it."""
+    return {} if config.sliding_window is None else {"sliding_window": int(config.sliding_window) - 1}
+
+
 _SLIDING_ROPE = Architecture(rope=_rope_on_sliding_layers)
 
 ARCHITECTURES = {
     "cohere": Architecture(refusal_of_vllm=_other_norm),
-    "cohere2": replace(_SLIDING_ROPE, refusal_of_vllm=_other_norm),
+    "cohere2": replace(_SLIDING_ROPE, refusal_of_vllm=_other_norm, vllm_overrides=_window_less_one),
     "exaone4": _SLIDING_ROPE,
     "exaone_moe": _SLIDING_ROPE,
     "afmoe": _SLIDING_ROPE,

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any, Final
 
-from disagg.api.delivery import DESCRIBE, ConnectorInfo
+from disagg.api.delivery import DESCRIBE, STATES, ConnectorInfo
 from disagg.api.layout import Layout
 from disagg.api.status import PreflightFinding
 from disagg.engines.model import profile
@@ -31,12 +31,22 @@ PATIENCE_S: Final = 60.0
 """How long the one token that describes a server may take: it may be computing long prompts of other callers."""
 
 
-def describe(server: VLLMServer, wanted: str | None) -> tuple[str, ConnectorInfo]:
-    """The model's name at this server, and what its connector is; it computes a token for this. wanted: the name, if
-    hosts.toml has one. ModelError if it cannot be ordered anything."""
+def describe(
+    server: VLLMServer, wanted: str | None, token: int = 0, *, states: bool = False
+) -> tuple[str, ConnectorInfo]:
+    """The model's name at this server, and what its connector is; it computes this token for each question. wanted: the
+    name, if hosts.toml has one. states: the model has layers with some, which the first prompt shows and the next
+    answer states. ModelError if it cannot be ordered anything."""
     names = model_names(server.ask("GET", MODELS, None, PATIENCE_S))
     name = served_name(names, wanted, server.url)
-    content = server.ask("POST", COMPLETIONS, prompt_body(name, [0], "", DESCRIBE), PATIENCE_S)
+    found = _asked(server, name, token)
+    if states and not any(one.component == STATES for one in found.preflight):
+        found = _asked(server, name, token)
+    return name, found
+
+
+def _asked(server: VLLMServer, name: str, token: int) -> ConnectorInfo:
+    content = server.ask("POST", COMPLETIONS, prompt_body(name, [token], "", DESCRIBE), PATIENCE_S)
     answer = order_answer(content)
     if answer is None:
         raise ModelError(
@@ -49,7 +59,7 @@ def describe(server: VLLMServer, wanted: str | None) -> tuple[str, ConnectorInfo
             f"the connector at {server.url} knows nothing of its ranks",
             "start vllm serve without VLLM_ENABLE_V1_MULTIPROCESSING=0",
         )
-    return name, answer.connector
+    return answer.connector
 
 
 def served_name(names: list[str], wanted: str | None, url: str) -> str:

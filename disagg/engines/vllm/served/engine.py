@@ -66,9 +66,16 @@ class ServedEngine(SendingEngine):
         reference = Reference.open(source, context)
         self.tokenizer = reference.tokenizer
         self._server = VLLMServer(options.url, partial(key_of, options, f"the vllm serve at {options.url}"))
-        self._model, self._found = description.describe(self._server, options.model)
+        layout = reference.layout(options.dtype)
+        self._describe = partial(
+            description.describe,
+            self._server,
+            token=self.tokenizer.encode("a")[-1],
+            states=any(layer.states for layer in layout.layers),
+        )
+        self._model, self._found = self._describe(options.model)
         found = self._found
-        description.require(found, options.url, reference.layout(options.dtype), reference.fingerprint, context)
+        description.require(found, options.url, layout, reference.fingerprint, context)
         reference.require_for_vllm(found.device)
         self._messages: queue.Queue[_Message] = queue.Queue(MAX_MESSAGES)
         self._requests: dict[str, Request] = {}
@@ -179,7 +186,7 @@ class ServedEngine(SendingEngine):
 
     def _require_same(self) -> None:
         """Raise ModelError, and end this engine, if the server is not what it was at the start."""
-        if description.describe(self._server, self._model)[1] != self._found:
+        if self._describe(self._model)[1] != self._found:
             message = f"the vllm serve at {self._server.url} has been replaced by a different one"
             self._failure = ModelError(message, "the server restarts itself, and checks it")
             raise self._failure

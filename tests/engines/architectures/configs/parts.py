@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from tests.tiny_models import COMMON
@@ -38,7 +39,35 @@ GRANITE = {
 }
 
 
+_VISION = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2}
+IMAGES: Mapping[str, dict[str, Any]] = {
+    "gemma3": {
+        "vision_config": {**_VISION, "model_type": "siglip_vision_model", "image_size": 56, "patch_size": 14},
+        "mm_tokens_per_image": 4,
+    },
+    "gemma4": {
+        "vision_config": {
+            **_VISION,
+            "model_type": "gemma4_vision",
+            "num_key_value_heads": 2,
+            "head_dim": 16,
+            "pooling_kernel_size": 2,
+            "patch_size": 14,
+            "position_embedding_size": 16,
+        },
+        "audio_config": None,
+    },
+    "mistral3": {
+        "vision_config": {**_VISION, "model_type": "pixtral", "head_dim": 16, "image_size": 56, "patch_size": 14},
+        "spatial_merge_size": 2,
+        "vision_feature_layer": -1,
+    },
+}
+"""What config.json has of the part that reads images."""
+
+
 def text_part(model_type: str, /, **text: Any) -> dict[str, Any]:
     """A multimodal checkpoint's config.json, of which only the text part is used."""
     inner = {**COMMON, "model_type": f"{model_type}_text", **text}
-    return {"model_type": model_type, "text_config": inner, **{key: inner[key] for key in ("tie_word_embeddings",)}}
+    whole = {"model_type": model_type, "text_config": inner, "tie_word_embeddings": inner["tie_word_embeddings"]}
+    return whole | IMAGES.get(model_type, {})

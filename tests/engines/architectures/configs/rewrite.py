@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,22 @@ def put_into_multimodal(config: Mapping[str, Any], folder: Path) -> None:
     }
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     write_json(folder / "config.json", config)
+
+
+def add_part_that_reads_images(folder: Path) -> None:
+    """Give a multimodal checkpoint of which only the text part has weights those of all others, at random."""
+    from transformers import AutoConfig, AutoModelForImageTextToText
+
+    model = AutoModelForImageTextToText.from_config(AutoConfig.from_pretrained(folder), dtype=torch.float32)
+    whole = folder / "whole"
+    model.save_pretrained(whole)
+    weights = load_file(whole / "model.safetensors")
+    others = {
+        name: weight for name, weight in weights.items() if "language_model" not in name and "lm_head" not in name
+    }
+    assert others, "transformers has the text part only"
+    save_file(load_file(folder / "model.safetensors") | others, folder / "model.safetensors", metadata={"format": "pt"})
+    shutil.rmtree(whole)
 
 
 def fuse_experts(folder: Path) -> None:

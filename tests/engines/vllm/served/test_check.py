@@ -46,6 +46,18 @@ def test_a_server_that_cannot_be_ordered_anything_is_refused(
     assert hint in caught.value.hint
 
 
+def test_a_server_whose_first_answer_says_nothing_of_states_is_asked_once_more() -> None:
+    seen = PreflightFinding("states", "refused", "they lie in an unknown order")
+    second = msgspec.structs.replace(INFO, preflight=(seen,))
+    answers = iter((INFO, second, second))
+    with serving(lambda body: (200, completed(OrderAnswer(connector=next(answers)).to_json()))) as fake:
+        assert describe(VLLMServer(fake.url), None, 7, states=True) == ("tiny", second)
+        assert describe(VLLMServer(fake.url), None, 7, states=True) == ("tiny", second)
+    assert [body["prompt"] for body in fake.bodies] == [[7]] * 3
+    with pytest.raises(PreflightRefused, match="they lie in an unknown order"):
+        require(second, "http://there", mixed_layout(), FINGERPRINT, context=64)
+
+
 def test_a_server_that_is_not_there_is_named_by_its_url() -> None:
     url = f"http://127.0.0.1:{free_ports(1)[0]}"
     with pytest.raises(ModelError, match=f"no vllm serve answers at {url}"):

@@ -1,0 +1,3 @@
+"""Names that are imported."""
+
+ImageReadMode = decode_image = None

@@ -1,0 +1,3 @@
+"""Names that are imported."""
+
+pil_to_tensor = None
