@@ -51,13 +51,14 @@ HEAD = """\
 | model type | prefill with vLLM | largest difference |
 | --- | --- | --- |
 """
-WIDTHS = {"head_dim": 32, "global_head_dim": 64, "kv_lora_rank": 512, "qk_rope_head_dim": 64}
+WIDTHS = {"head_dim": 32, "global_head_dim": 64, "kv_lora_rank": 512, "qk_rope_head_dim": 64, "index_head_dim": 128}
 # As every published checkpoint has it. vLLM refuses other values, or would compute something else (see refusals).
 PUBLISHED: Mapping[str, dict[str, Any]] = {
     "cohere": {"rms_norm_eps": None},
     "cohere2": {"rms_norm_eps": None},
     "gpt_oss": {"rms_norm_eps": 1e-5},
     "lfm2": {"conv_dim": 64, "conv_dim_out": 64},
+    "minicpm3": {"v_head_dim": 32},
     "olmoe": {"rms_norm_eps": 1e-5, "norm_topk_prob": False},
 }
 

@@ -21,7 +21,12 @@ class Sharding:
 
     @staticmethod
     def of(layout: Layout, ranks: int, stages: int = 1) -> Sharding:
-        """ModelError if the layers cannot be divided alike."""
+        """ModelError if a layer's pages are not read, or the layers cannot be divided alike."""
+        if any(layer.kind == "index" for layer in layout.layers):
+            raise ModelError(
+                "vLLM's pages of an indexer's keys (sparse attention) are not read",
+                "use the engine transformers for this model",
+            )
         counts = {layer.kv_heads for layer in layout.layers if layer.kv_heads}
         heads = max(counts)
         if ranks > 1 and len(counts) > 1:

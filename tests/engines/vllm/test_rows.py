@@ -126,6 +126,12 @@ def test_states_are_sent_whole_by_the_first_rank_of_those_that_share_the_heads(h
     coverage.require_complete()
 
 
+def test_the_keys_of_indexers_are_refused() -> None:
+    layers = (LayerLayout("full", 1, 32, 16), LayerLayout("index", 1, 16))
+    with pytest.raises(ModelError, match="pages of an indexer's keys"):
+        Sharding.of(Layout(layers, "float32"), 1)
+
+
 def test_a_pipeline_with_more_stages_than_layers_is_refused() -> None:
     with pytest.raises(ModelError, match=r"pipeline_parallel = 3 is more than the model's 2 layers"):
         Sharding.of(Layout((LayerLayout("full", 2, 4, 4),) * 2, "float32"), 1, 3)
