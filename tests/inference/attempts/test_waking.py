@@ -184,6 +184,13 @@ async def test_a_load_that_does_not_end_is_waited_for_if_no_other_host_has_the_m
         assert (await waits).metrics.ttft_parts.failed_attempts == 0
 
 
+async def test_a_request_that_waits_for_memory_says_so() -> None:
+    async with client_of(load_s=86400.0, d1={"m": ALONE}) as (client, keepers):
+        keepers["d1"].hangs.add("m")
+        async with client.stream("m", tokens=PROMPT, timeout=30.0) as stream:
+            assert (await anext(aiter(stream))).note == "waiting for memory: m on d1"
+
+
 async def test_a_model_that_no_host_can_load_is_an_error_at_once_with_the_reason() -> None:
     async with client_of(d1={"m": ALONE}) as (client, keepers):
         keepers["d1"].fails["m"] = ModelError("its weights are damaged")
