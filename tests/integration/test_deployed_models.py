@@ -171,3 +171,28 @@ def test_a_restart_takes_every_process_of_the_host_and_brings_back_what_is_loade
     wait_until(lambda: _states(fleet, DECODE) == {QWEN: "ready"}, PATIENCE_S)
     after = _processes(fleet.bed, DECODE)
     assert sorted(after.values()) == sorted(before.values()) and after.keys().isdisjoint(before)
+
+
+def test_doctor_examines_hosts_with_several_models_and_their_link(fleet: Operator) -> None:
+    done = fleet.run("doctor", "--json", timeout=PATIENCE_S)
+    found = json.loads(done.stdout)
+    faults = [one for part in (*found["hosts"], *found["pairs"]) for one in part["findings"] if one["level"] == "fault"]
+    assert (found["ok"], faults) == (True, [])
+    assert [(one["prefill"], one["decode"]) for one in found["pairs"]] == [(PREFILL, DECODE)]
+
+
+def test_a_new_token_reaches_every_process_and_none_is_restarted(fleet: Operator) -> None:
+    before = {name: _processes(fleet.bed, name) for name in (PREFILL, DECODE)}
+    fleet.run("token", "rotate", "--yes", timeout=PATIENCE_S)
+    assert {name: _processes(fleet.bed, name) for name in (PREFILL, DECODE)} == before
+    assert _answer(fleet, QWEN)["metrics"]["method"] == "disaggregated"
+
+
+def test_a_rollout_restarts_keepers_one_after_the_other_and_tests_what_they_load_at_start(fleet: Operator) -> None:
+    before = {name: set(_processes(fleet.bed, name)) for name in (PREFILL, DECODE)}
+    text = fleet.config.read_text()
+    fleet.config.write_text(text.replace("port = 8000\n", "port = 8000\nqueue_size = 5\n"))
+    report = json.loads(fleet.run("rollout", "--yes", "--json", timeout=PATIENCE_S).stdout)
+    assert report["ok"] and {one["outcome"] for one in report["hosts"]} == {"rolled out"}
+    assert all(before[name].isdisjoint(_processes(fleet.bed, name)) for name in before)
+    assert _answer(fleet, QWEN)["text"]
