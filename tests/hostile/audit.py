@@ -86,7 +86,7 @@ WIDE: Final = {"head_dim": 64}
 FAMILIES: Final = (
     Family("full", _tiny("llama", **WIDE)),
     Family("latent", _latent()),
-    Family("latent, sparse", {**config("deepseek_v32"), "first_k_dense_replace": 3, "index_head_dim": 64}),
+    Family("latent, sparse", {**config("deepseek_v32"), "first_k_dense_replace": 3}),
     Family("sliding, within", _tiny("gemma3_text", **WIDE), tokens=50),
     Family("sliding, beyond", _tiny("gemma3_text", **WIDE)),
     Family("convolution", config("lfm2")),

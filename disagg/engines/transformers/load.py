@@ -65,7 +65,14 @@ def load_model(path: Path, options: EngineOptions, device: torch.device, layers:
             f"{path}: transformers cannot load it: {first_line(error)}", "check the files, and the engine's options"
         ) from error
     _require_all_weights(path, info)
+    _name_decoder(model)
     return model.eval()
+
+
+def _name_decoder(model: Any) -> None:
+    """Let llama4 find its decoder: in transformers 5.23 its class names an attribute that it does not have."""
+    if model.base_model is model and hasattr(model, "model"):
+        model.base_model_prefix = "model"
 
 
 def _text_part(path: Path) -> dict[str, Any]:
@@ -105,6 +112,7 @@ def _first_layers(model_class: Any, layers: int) -> Any:
 
         def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
             super().__init__(config, *args, **kwargs)
+            _name_decoder(self)
             decoder, output = self.get_decoder(), self.get_output_embeddings()
             decoder.layers = decoder.layers[:layers]
             if not getattr(config, "tie_word_embeddings", False):

@@ -16,6 +16,7 @@ from transformers.cache_utils import DynamicCache, DynamicLayer, LinearAttention
 
 from disagg.api.layout import LayerLayout, StateTensor
 from disagg.engines.model.architectures import Architecture, architecture_of
+from disagg.engines.model.architectures.base import layer_kinds
 from disagg.engines.model.profile import LayerProfile, ModelProfile, Rope
 from disagg.errors import ModelError
 
@@ -77,7 +78,8 @@ def _profile(model: Any, index: int, here: Any, there: Any) -> LayerProfile:
             f"model type {config.model_type!r} keeps nothing in layer {index}",
             "this architecture cannot be handed over",
         )
-    window = getattr(here, "sliding_window", None)
+    chunked = layer_kinds(config)[index] == "chunked_attention"  # of which all rows are kept here
+    window = None if chunked else getattr(here, "sliding_window", None)
     layout = LayerLayout(
         "full" if window is None else "sliding",
         int(here.keys.shape[1]),

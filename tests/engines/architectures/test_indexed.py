@@ -27,7 +27,7 @@ from tests.engines.architectures.pairs import CONTEXT, Pair, loaded, make
 from tests.engines.mlx.mlx_parts import Collector, prompt, start
 from tests.values import present
 
-WIDE = {**config("glm_moe_dsa"), "index_head_dim": 64}  # which can be sent with eight bits
+WIDE = config("glm_moe_dsa")  # whose keys can be sent with eight bits
 INDEX = LayerLayout("index", 1, 64)
 PLACES = (0, 0, 1, 1, 2, 3, 4, 4)  # its third and fourth layer take what the second has chosen
 
@@ -164,6 +164,6 @@ def test_layers_that_take_the_choice_of_others_are_not_divided_from_them() -> No
 def test_memory_is_planned_for_the_keys_of_the_indexers(changes: dict[str, Any]) -> None:
     raw = {key: value for key, value in {**WIDE, **changes}.items() if value is not None}
     planned = kv_layout(raw, "bfloat16")
-    given = text("glm_moe_dsa", **{"index_head_dim": 64, **changes})
+    given = text("glm_moe_dsa", **changes)
     assert planned is not None
     assert planned.layers == tuple(one.layout for one in architecture_of(given).layers(given))

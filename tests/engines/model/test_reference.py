@@ -223,7 +223,6 @@ def test_latent_attention_of_an_unknown_form_is_refused(tiny: TinyModel, tmp_pat
             "mlx-lm fails on several prompts in one batch: it computes the positions of one",
         ),
         ({"model_type": "gptj"}, "a table of its rotary angles"),
-        ({"model_type": "llama4_text"}, "its ChunkedKVCache cannot be merged"),
     ],
 )
 def test_models_that_the_frameworks_compute_otherwise_are_refused(

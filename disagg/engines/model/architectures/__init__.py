@@ -7,6 +7,7 @@ delta     gated delta nets: qwen3_next, qwen3_5, kimi_linear
 mamba     Mamba 2: nemotron_h, falcon_h1, granitemoehybrid
 latent    latent attention: deepseek, glm4_moe_lite
 indexed   sparse attention: deepseek_v32, glm_moe_dsa
+llama4    attention within chunks of the prompt
 cohere    rotation on sliding layers only: cohere2, exaone4, afmoe
 gemma     streams beside the hidden state: gemma3n
 experts   mixtures that a framework computes otherwise: qwen2_moe, olmoe, ernie4_5_moe
@@ -22,7 +23,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from disagg.engines.model.architectures import cohere, delta, experts, gemma, gpt_oss, indexed, latent, lfm2, mamba
+from disagg.engines.model.architectures import (
+    cohere,
+    delta,
+    experts,
+    gemma,
+    gpt_oss,
+    indexed,
+    latent,
+    lfm2,
+    llama4,
+    mamba,
+)
 from disagg.engines.model.architectures.base import Architecture, LoadedByMLX, Patch, refused
 from disagg.engines.model.profile import LayerProfile
 from disagg.errors import ModelError
@@ -35,6 +47,7 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = {
     **mamba.ARCHITECTURES,
     **latent.ARCHITECTURES,
     **indexed.ARCHITECTURES,
+    **llama4.ARCHITECTURES,
     **cohere.ARCHITECTURES,
     **gemma.ARCHITECTURES,
     **experts.ARCHITECTURES,
@@ -45,7 +58,6 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = {
     "gptj": refused(
         "transformers has a table of its rotary angles in place of frequencies, which disagg does not read"
     ),
-    "llama4_text": refused("mlx-lm cannot put several prompts into one batch: its ChunkedKVCache cannot be merged"),
 }
 """The architectures that are not plain attention as their configuration states it, or special in a framework."""
 MLX_PATCHES: Final[tuple[Patch, ...]] = (
@@ -55,6 +67,7 @@ MLX_PATCHES: Final[tuple[Patch, ...]] = (
     experts.biased_experts,
     indexed.indexer_norms,
     latent.kept_latents,
+    llama4.batched_chunks,
 )
 
 _PLAIN: Final = Architecture()

@@ -54,7 +54,7 @@ _YARN = {
     "mscale": 0.707,
     "mscale_all_dim": 0.707,
 }
-_INDEXER = {"index_topk": 32, "index_n_heads": 16, "index_head_dim": 32}
+_INDEXER = {"index_topk": 32, "index_n_heads": 16, "index_head_dim": 64}
 
 SPECIAL_LAYERS: Mapping[str, dict[str, Any]] = {
     # latent attention
@@ -72,7 +72,7 @@ SPECIAL_LAYERS: Mapping[str, dict[str, Any]] = {
     },
     "minicpm3": {
         "architectures": ["MiniCPM3ForCausalLM"],
-        **LATENT,
+        **{key: value for key, value in LATENT.items() if key != "v_head_dim"},
         "rms_norm_eps": 1e-5,
         "scale_emb": 12,
         "scale_depth": 1.4,
@@ -108,6 +108,25 @@ SPECIAL_LAYERS: Mapping[str, dict[str, Any]] = {
     "gemma3": {
         "architectures": ["Gemma3ForConditionalGeneration"],
         **text_part("gemma3", **ARCHITECTURES["gemma3_text"]),
+    },
+    "llama4": {
+        "architectures": ["Llama4ForConditionalGeneration"],
+        **text_part(
+            "llama4",
+            num_hidden_layers=5,
+            head_dim=16,
+            intermediate_size_mlp=96,
+            interleave_moe_layer_step=2,
+            num_local_experts=4,
+            num_experts_per_tok=1,
+            attention_chunk_size=WINDOW,
+            attn_temperature_tuning=True,
+            floor_scale=50,
+            attn_scale=0.1,
+            use_qk_norm=True,
+            rope_scaling=None,
+            rms_norm_eps=1e-5,
+        ),
     },
     "mistral3": {
         "architectures": ["Mistral3ForConditionalGeneration"],
