@@ -142,7 +142,7 @@ class Gateway:
             head = Head(asked, posted.request_id, posted.created, posted.via, self._fingerprint)
             if not asked.prompts:
                 with self._place(posted.key):
-                    await unless_disconnected(self._loaded(posted.key, asked), posted.receive, "the load")
+                    await unless_disconnected(self._loaded(asked), posted.receive, "the load")
                 return _unasked(dialect, head)
             return AnswerResponse(self._begin(posted.key, dialect, head), self._times)
 
@@ -228,11 +228,10 @@ class Gateway:
         finally:
             give_back()
 
-    async def _loaded(self, key: Key | None, asked: GatewayRequest) -> None:
+    async def _loaded(self, asked: GatewayRequest) -> None:
         """Do what a request without a prompt asks for: load the model, or unload it."""
         model = self._client.fleet.model(asked.model)
         if asked.keep_alive_s == 0:
-            require_load(key, model, "unload")
             await self._keepers.unload(model)
         else:
             await self._keepers.load(model, asked.keep_alive_s)
@@ -280,6 +279,8 @@ class Gateway:
         """The request, if this key may make it now. Clients with different keys share no held KV: whether a prompt is
         answered early would tell one what the other has asked."""
         model, warning = chosen_model(self._client.fleet, key, asked.model)
+        if not asked.prompts and asked.keep_alive_s == 0:
+            require_load(key, self._client.fleet.model(model), "unload")
         keep_alive_s, lowered = kept_alive(key, asked.keep_alive_s)
         left_out = (*filter(None, (warning, lowered)), *asked.left_out)
         asked = replace(asked, model=model, left_out=left_out, keep_alive_s=keep_alive_s)

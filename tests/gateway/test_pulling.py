@@ -171,4 +171,13 @@ async def test_only_an_admin_s_key_changes_files_and_a_key_without_loads_gets_wh
     assert found == {"ops": [200, 200, 200, 200], "user": [403, 403, 200, 200], "guest": [403, 403, 403, 403]}
 
 
+async def test_a_key_without_loads_unloads_nothing(tmp_path: Path) -> None:
+    file = KeyFile(tmp_path / "keys.json")
+    async with keeping(READY) as (client, hosts), gateway(client, file.path, file.add("guest", load=False)) as http:
+        answer = await http.post("/api/generate", json={"model": "m", "keep_alive": 0})
+        assert (answer.status_code, "may not unload m" in answer.text) == (403, True)
+        assert (await http.post("/api/generate", json={"model": "m"})).status_code == 200, "it is loaded"
+        assert all("unload" not in [word for word, _ in asked(hosts[name])] for name in BOTH)
+
+
 KEYS: dict[str, Any] = {"ops": {"admin": True}, "user": {}, "guest": {"load": False}}
