@@ -71,7 +71,8 @@ def make_service(fleet: Fleet, host: Host) -> AnyService:
 
 def listener_of(host: Host) -> socket.socket:
     """A listening socket on the host's address and port, bound before the model loads."""
-    taken = f"stop the process on it (`ss -ltnp 'sport = :{host.port}'`) or change the port of {host.name}"
+    ours = f"`ports` of {host.keeper}" if host.keeper else f"the port of {host.name}"
+    taken = f"stop the process on it (`ss -ltnp 'sport = :{host.port}'`) or change {ours}"
     return listen(host.address, host.port, ListenHints(taken, "check the address in hosts.toml"))
 
 
