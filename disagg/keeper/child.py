@@ -12,7 +12,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,7 +60,8 @@ class Failure:
 
 class Child:
     """The process. changed: is called when it has told something, or has closed its connection, which it does at its
-    end. report: what it told last. ready_s: seconds from its start until it was ready."""
+    end. report: what it told last. ready_s: seconds from its start until it was ready. read_bytes: of files, by this
+    load, as far as the system counts them."""
 
     def __init__(self, command: Sequence[str], log: Path, changed: Callable[[], None]) -> None:
         """Raises OSError if it cannot be started."""
@@ -94,7 +95,7 @@ class Child:
         self._killed_before = out_of_memory_kills()
         self._seen = psutil.Process(self._process.pid)
         self._work = 0.0
-        self.resident = 0
+        self.resident = self.read_bytes = 0
         self.began = 0.0
         with suppress(psutil.Error):
             self.began = self._seen.create_time()
@@ -149,22 +150,18 @@ class Child:
         self.heard = now
 
     def watch(self, now: float) -> None:
-        """Look at what it takes, and whether it does anything while it loads."""
+        """Look at what it takes, and whether it does anything while it loads: itself, or processes that it has started,
+        as an engine with several GPUs does."""
         with suppress(psutil.Error):
             self.resident = self._seen.memory_info().rss
             if self._loads:
-                times = self._seen.cpu_times()
-                work = times.user + times.system + self.read_bytes / _WORTH_A_SECOND
-                if work >= self._work + 1.0:
+                seconds, nbytes = _sums((self._seen, *self._seen.children(recursive=True)))
+                self.read_bytes = max(self.read_bytes, nbytes)
+                work = seconds + nbytes / _WORTH_A_SECOND
+                if work < self._work:  # a process that it had started has ended
+                    self._work = work
+                elif work >= self._work + 1.0:
                     self._work, self.heard = work, now
-
-    @property
-    def read_bytes(self) -> int:
-        """What it has read of files, as far as the system counts it."""
-        with suppress(psutil.Error, AttributeError):
-            counted = self._seen.io_counters()
-            return max(int(counted.read_bytes), int(getattr(counted, "read_chars", 0)))
-        return 0
 
     def silent_s(self, now: float, patience: Patience) -> float:
         """For how long it has given no sign of life, if that is too long; else 0."""
@@ -219,6 +216,19 @@ class Child:
             return None
         load = report.load
         return load.status, load.running + load.queue > 0, report.answers, report.counters.requests
+
+
+def _sums(processes: Iterable[psutil.Process]) -> tuple[float, int]:
+    """Seconds of CPU time that they have taken, and bytes that they have read of files, as far as the system counts
+    these."""
+    seconds, nbytes = 0.0, 0
+    for process in processes:
+        with suppress(psutil.Error, AttributeError):
+            times = process.cpu_times()
+            seconds += times.user + times.system
+            counted = process.io_counters()
+            nbytes += max(int(counted.read_bytes), int(getattr(counted, "read_chars", 0)))
+    return seconds, nbytes
 
 
 def out_of_memory_kills() -> int:
@@ -278,6 +288,10 @@ class Records:
     @property
     def measured(self) -> Mapping[str, Measured]:
         return self._text.measured
+
+    @property
+    def ports(self) -> Mapping[str, tuple[int, ...]]:
+        return self._text.ports
 
     def end_orphans(self) -> None:
         """End what an earlier keeper has left."""

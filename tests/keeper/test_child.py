@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import psutil
 import pytest
 
 from disagg.errors import FleetError
-from disagg.keeper.child import Measured, Records, assigned, end_orphan
+from disagg.keeper.child import Child, Measured, Records, assigned, end_orphan
+from tests.deadlines import LONG_S, wait_until
 
 PORTS = range(100, 108)
 
@@ -74,3 +78,20 @@ def test_an_orphan_is_ended_and_another_process_with_its_number_is_not() -> None
         for process in (ours, other):
             process.kill()
             process.wait()
+
+
+@pytest.mark.slow
+async def test_a_process_whose_own_processes_load_the_model_shows_that_it_works(tmp_path: Path) -> None:
+    loads = "import subprocess, sys; subprocess.call([sys.executable, '-c', 'while True: pass'])"
+    child = Child([sys.executable, "-c", loads], tmp_path / "log", lambda: None)
+    try:
+        started = child.heard
+        async with asyncio.timeout(LONG_S):
+            while child.heard == started:
+                child.watch(time.monotonic())
+                await asyncio.sleep(0.05)
+        assert psutil.Process(child.pid).cpu_times().user < 1
+    finally:
+        child.signal(signal.SIGKILL)
+        child.close()
+        await asyncio.to_thread(wait_until, lambda: child.ended() is not None)
