@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import time
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing, contextmanager
 from dataclasses import replace
 from math import inf
+from typing import Final
 
 from disagg import logs
 from disagg.api.keeper import KeptModel, LoadEvent, PullEvent
@@ -18,6 +20,9 @@ from disagg.keeper.kept import Kept
 from disagg.keeper.policy import refusal
 from disagg.keeper.processes import WATCH_S, Processes, happens
 from disagg.units import size
+
+MAX_PULLS: Final = 8
+"""Models of one host that are fetched or removed at a time."""
 
 
 class Keeper(Processes):
@@ -41,6 +46,7 @@ class Keeper(Processes):
         with self._waiting(kept):
             faults = kept.faults
             while True:
+                self._require_loadable(kept)  # files are removed, and others are pinned, meanwhile
                 if kept.faults != faults:
                     raise ModelError(f"{self.host.name} cannot load {kept.name}: {kept.failed or kept.files.reason}")
                 if kept.removed:
@@ -59,6 +65,8 @@ class Keeper(Processes):
         """Unload a model, and wait until its memory is free. force: also if requests use it, or somebody waits."""
         kept = self.kept(name)
         child = kept.child
+        if not kept.waiting:
+            self.unwant(kept.name)
         if child is None:
             return
         busy = ModelBusy(f"{self.host.name}: requests use {kept.name}", "wait for them, or unload it with force")
@@ -94,29 +102,60 @@ class Keeper(Processes):
         kept = self.kept(name)
         source = kept.source
         weights.require_hub_id(self.host.name, source, "remove")
-        for other in self.by_name.values():
-            if other is not kept and other.child is not None and other.source == source:
-                raise ModelBusy(f"{self.host.name}: {other.name} uses {source}", f"disagg models unload {other.name}")
-        for claim in self.ledger.others():
-            if claim.source == source:
-                raise ModelBusy(f"the running server of {claim.host} uses {source}", f"disagg stop --host {claim.host}")
-        await self.unload(kept.name)
-        freed = await weights.remove(source)
+        self._require_unused(kept)
+        if source in self.changing:
+            raise ModelBusy(f"{self.host.name}: {source} is being pulled or deleted", "try again after that")
+        with self._changes(source):
+            await self.unload(kept.name)
+            self._require_unused(kept)
+            for one in self.by_name.values():
+                if one.source == source:
+                    one.files = replace(one.files, folder=None, reason=f"{source} is being removed")
+            try:
+                freed = await weights.remove(source)
+            finally:
+                await self.look_again()
         logs.info("model_deleted", model=kept.name, bytes=freed)
-        await self.look_again()
 
     async def pull(self, name: str) -> AsyncGenerator[PullEvent, None]:
         """Fetch a model's files. Ending the generator ends the fetch, which goes on from there the next time."""
         kept = self.kept(name)
         source = kept.source
         hub_id = weights.require_hub_id(self.host.name, source, "put")
-        async with aclosing(weights.pull(hub_id)) as events:
-            async for event in events:
-                yield event
-        await self.look_again()
+        while source in self.changing:
+            yield PullEvent(status="waiting for another pull of it")
+            await asyncio.sleep(WATCH_S)
+        if len(self.changing) >= MAX_PULLS:
+            raise Overloaded(f"{self.host.name} pulls {MAX_PULLS} models already", "try again when one is there")
+        with self._changes(source):
+            async with aclosing(weights.pull(hub_id)) as events:
+                async for event in events:
+                    yield event
+            await self.look_again()
         if kept.files.reason:
             raise FleetError(f"{self.host.name}: {kept.files.reason}", "pull it again")
         yield PullEvent(status="success", total=kept.files.nbytes, completed=kept.files.nbytes)
+
+    @contextmanager
+    def _changes(self, source: str) -> Iterator[None]:
+        """Nobody else pulls or removes these files meanwhile."""
+        self.changing.add(source)
+        try:
+            yield
+        finally:
+            self.changing.discard(source)
+
+    def _require_unused(self, kept: Kept) -> None:
+        """Raise ModelBusy if another model, or another host of the machine, uses the files of this one."""
+        for other in self.by_name.values():
+            if other is not kept and other.child is not None and other.source == kept.source:
+                raise ModelBusy(
+                    f"{self.host.name}: {other.name} uses {kept.source}", f"disagg models unload {other.name}"
+                )
+        for claim in self.ledger.others():
+            if claim.source == kept.source:
+                hint = f"disagg stop --host {claim.host}"
+                raise ModelBusy(f"the running server of {claim.host} uses {kept.source}", hint)
 
     # What is stated
 
@@ -144,10 +183,11 @@ class Keeper(Processes):
         finally:
             kept.waiting -= 1
             kept.asked_at = time.monotonic()
-            if not kept.waiting and kept.name not in self.settings.preload:
-                self.wants.pop(kept.name, None)
-            if kept.name not in self.wants:
-                self.since.pop(kept.name, None)
+            if not kept.waiting:
+                preloads = kept.name in self.wants and kept.name in self.settings.preload and kept.state != "ready"
+                self.unwant(kept.name)
+                if preloads:
+                    self.want(kept.name, evicts=False)
             self.wake()
 
     def _require_loadable(self, kept: Kept) -> None:

@@ -23,15 +23,14 @@ _START_S, _READ_BYTES_S = 3.0, 1e9
 
 @dataclass(slots=True)
 class Kept:
-    """A model of the host. going: why its process was told to go. asked_at: when somebody last asked for its load.
-    keep_alive_s, asked_pin: as asked for; None: as hosts.toml says. faults: how often those who waited for it were
-    told that it fails. waiting: those who do now. config: what hosts.toml stated of it when its process was started,
-    and states now, as served_digest has it."""
+    """A model of the host. ports: for HTTP, and for KV if it decodes. going: why its process was told to go. asked_at:
+    when somebody last asked for its load. keep_alive_s, asked_pin: as asked for; None: as hosts.toml says. faults: how
+    often those who waited for it were told that it fails. waiting: those who do now. config: what hosts.toml stated of
+    it when its process was started, and states now, as served_digest has it."""
 
     host: Host
     model: Model
-    port: int
-    kv_port: int | None
+    ports: tuple[int, ...]
     files: Files = NO_FILES
     need: int = 0
     child: Child | None = None
@@ -134,8 +133,8 @@ class Kept:
         return KeptModel(
             model=self.name,
             state=self.state,
-            port=self.port,
-            kv_port=self.kv_port,
+            port=self.ports[0],
+            kv_port=self.ports[1] if len(self.ports) > 1 else None,
             wait_s=ahead.wait_s if ahead is not None else 0.0,
             evicts=ahead is not None and ahead.evicts,
             need_bytes=self.need,
@@ -163,9 +162,9 @@ class Kept:
             position=ahead.position if ahead is not None else 0,
             read_bytes=self._read_bytes,
             total_bytes=self.files.nbytes,
-            left_s=ahead.wait_s if ahead is not None else 0.0,
-            port=self.port,
-            kv_port=self.kv_port,
+            left_s=ahead.wait_s if ahead is not None and self.state != "ready" else 0.0,
+            port=self.ports[0],
+            kv_port=self.ports[1] if len(self.ports) > 1 else None,
         )
 
     @property

@@ -78,6 +78,7 @@ class Processes:
         self.by_name: dict[str, Kept] = {}
         self.wants: dict[str, bool] = {}  # by model, in the order in which they were asked for: whether others may go
         self.since: dict[str, float] = {}
+        self.changing: set[str] = set()  # sources whose files are fetched or removed
         self._wish = self.ledger.claim(MemoryClaim(host=host.name))
         self.others: list[MemoryClaim] = []
         self.ahead: Mapping[str, Outlook] = {}
@@ -109,14 +110,12 @@ class Processes:
         ports = self.records.assign(list(served), host.keeping.ports, each)
         self.fleet, self.host = fleet, host
         for name, one in served.items():
-            given = ports[name]
-            kv_port = given[1] if each == 2 else None
             kept = self.by_name.get(name)
             if kept is None:
-                kept = self.by_name[name] = Kept(one, fleet.models[name], given[0], kv_port)
+                kept = self.by_name[name] = Kept(one, fleet.models[name], ports[name])
             kept.host, kept.model, kept.removed = one, fleet.models[name], False
             if kept.child is None:
-                kept.port, kept.kv_port = given[0], kv_port
+                kept.ports = ports[name]
             kept.pinned = name in host.keeping.pin if kept.asked_pin is None else kept.asked_pin
             kept.config = served_digest(fleet, one)
             measured = self.records.measured.get(name)
@@ -128,7 +127,7 @@ class Processes:
         for name, kept in list(self.by_name.items()):
             if name not in served:
                 kept.removed, kept.pinned = True, False
-                self.wants.pop(name, None)
+                self.unwant(name)
                 if kept.child is None:
                     del self.by_name[name]
         self._looked_at = -inf
@@ -242,7 +241,7 @@ class Processes:
         child.watch(now)
         kept.ready_at, kept.loads, kept.load_s = now, kept.loads + 1, child.ready_s
         kept.requests = 0
-        self.wants.pop(kept.name, None)
+        self.unwant(kept.name)
         measured = Measured(child.ready_s or 0.0, child.resident, kept.started_config)
         self.records.note(kept.name, measured=measured)
         self._weigh(kept)
@@ -273,11 +272,13 @@ class Processes:
                 self.want(kept.name, evicts=False)
         if kept.removed:
             del self.by_name[kept.name]
+        else:
+            kept.ports = self.records.ports[kept.name]
         self.wake()
 
     def _fail(self, kept: Kept, reason: str, now: float) -> None:
         kept.failed, kept.failed_at, kept.faults = reason, now, kept.faults + 1
-        self.wants.pop(kept.name, None)
+        self.unwant(kept.name)
 
     def _decide(self, now: float) -> None:
         limits = self.limits()
@@ -314,12 +315,16 @@ class Processes:
         return replace(limits, budget=min(limits.budget, free))
 
     def _wanted(self, now: float) -> list[Want]:
+        """Those that somebody waits for before those that are only to be loaded once there is room. A model whose port
+        the process of one that was taken off still has is left out."""
+        taken = {port for kept in self.models if kept.child is not None for port in kept.ports}
         kept = [(self.by_name[name], evicts) for name, evicts in self.wants.items()]
-        return [
+        wants = [
             Want(one.name, one.need, evicts=evicts)
             for one, evicts in kept
-            if one.state == "asleep" and one.not_before <= now
+            if one.state == "asleep" and one.not_before <= now and taken.isdisjoint(one.ports)
         ]
+        return sorted(wants, key=lambda want: not want.evicts)
 
     def _state_wish(self, decision: Decision, wants: list[Want]) -> None:
         first = next((want.model for want in wants if want.evicts), "")
@@ -334,10 +339,14 @@ class Processes:
             kept.files = replace(kept.files, folder=None, reason=f"{folder} was removed")
             self._looked_at = -inf
             kept.faults += 1
-            self.wants.pop(kept.name, None)
+            self.unwant(kept.name)
             self.wake()
             return
-        ports = ["--port", str(kept.port), *([] if kept.kv_port is None else ["--kv-port", str(kept.kv_port)])]
+        ports = [
+            text
+            for option, port in zip(("--port", "--kv-port"), kept.ports, strict=False)
+            for text in (option, str(port))
+        ]
         argv = [*self._command, "--config", str(self.fleet.path), "--host", kept.host.name, *ports]
         log = self._state / "logs" / "models" / f"{slug(kept.name)}.log"
         try:
@@ -348,7 +357,7 @@ class Processes:
         kept.started_config = kept.config
         kept.claim = self.ledger.claim(kept.claim_of(self.room.pool))
         self.records.note(kept.name, started=kept.child)
-        logs.info("model_loading", model=kept.name, pid=kept.child.pid, port=kept.port)
+        logs.info("model_loading", model=kept.name, pid=kept.child.pid, port=kept.ports[0])
         self.wake()
 
     def let_go(self, kept: Kept, reason: EvictionReason, *, drains: bool) -> None:
@@ -377,9 +386,15 @@ class Processes:
             kept.need = max(kept.need, measured.nbytes)
 
     def want(self, name: str, *, evicts: bool) -> None:
-        self.wants[name] = evicts or self.wants.get(name, False)
-        self.since.setdefault(name, time.time())
+        before = self.wants.get(name, False)
+        self.wants[name] = evicts or before
+        if evicts and not before:
+            self.since[name] = time.time()
         self.wake()
+
+    def unwant(self, name: str) -> None:
+        self.wants.pop(name, None)
+        self.since.pop(name, None)
 
 
 async def happens(news: asyncio.Event, seconds: float) -> None:

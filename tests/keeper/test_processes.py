@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,7 @@ from tests.keeper.keeping import (
     until,
     write,
 )
+from tests.ports import free_ports
 
 
 @pytest.fixture(autouse=True)
@@ -52,7 +54,7 @@ async def test_a_model_is_loaded_when_it_is_asked_for_and_says_where_it_is(tmp_p
         events = await loaded(keeper, "a")
         last = events[-1]
         assert (last.state, last.port, last.kv_port) == ("ready", stated(keeper, "a").port, stated(keeper, "a").kv_port)
-        assert events[0].state == "asleep"
+        assert events[0].state == "asleep" and events[0].left_s > 0 and last.left_s == 0
         assert states(keeper) == {"a": "ready", "b": "asleep"}
         assert [event.state for event in await loaded(keeper, "a")] == ["ready"]
         assert stated(keeper, "a").loads == 1
@@ -332,3 +334,64 @@ async def test_what_another_host_has_for_good_counts_for_what_can_never_fit(tmp_
         claimed.release()
         await until(lambda: not keeper.others)
         await loaded(keeper, "a")
+
+
+async def test_who_waits_for_a_model_is_told_when_its_files_are_removed_meanwhile(tmp_path: Path) -> None:
+    async with keeping(write(tmp_path, ["a", "b"], ROOM_FOR_ONE)) as keeper:
+        await loaded(keeper, "a")
+        await begin_request(keeper, "a")
+        waiting = asyncio.ensure_future(loaded(keeper, "b"))
+        await until(lambda: stated(keeper, "b").waiting == 1)
+        keeper.by_name["b"].files = replace(keeper.by_name["b"].files, reason="o/b: not there")
+        keeper.wake()
+        with pytest.raises(ModelError, match=r"h has no files of b: o/b: not there"):
+            await waiting
+        end_request(keeper, "a")
+
+
+async def test_who_waits_for_room_is_told_when_it_is_pinned_meanwhile(tmp_path: Path) -> None:
+    async with keeping(write(tmp_path, ["a", "b"], ROOM_FOR_ONE + "\nmin_stay = 3600")) as keeper:
+        await loaded(keeper, "a")
+        waiting = asyncio.ensure_future(loaded(keeper, "b"))
+        await until(lambda: stated(keeper, "b").waiting == 1)
+        keeper.pin("a", pinned=True)
+        with pytest.raises(ModelError, match="beside what is pinned"):
+            await waiting
+
+
+async def test_a_preload_that_is_unloaded_while_it_loads_stays_unloaded(tmp_path: Path) -> None:
+    async with keeping(write(tmp_path, ["endless", "a"], 'preload = ["endless"]')) as keeper:
+        await until(lambda: states(keeper)["endless"] == "loading")
+        await keeper.unload("endless")
+        await loaded(keeper, "a")
+        assert states(keeper) == {"endless": "asleep", "a": "ready"}
+
+
+async def test_a_preload_that_nobody_waits_for_any_more_takes_no_others_room(tmp_path: Path) -> None:
+    path = write(tmp_path, ["a", "b"], ROOM_FOR_ONE + '\npreload = ["a", "b"]')
+    async with keeping(path) as keeper:
+        await until(lambda: states(keeper)["a"] == "ready")
+        await begin_request(keeper, "a")
+        waiting = asyncio.ensure_future(loaded(keeper, "b"))
+        await until(lambda: stated(keeper, "b").waiting == 1)
+        waiting.cancel()
+        await until(lambda: stated(keeper, "b").waiting == 0)
+        assert keeper.wants == {"b": False} and "b" not in keeper.since
+
+
+async def test_the_ports_of_a_model_that_was_taken_off_are_given_on_once_its_process_has_ended(tmp_path: Path) -> None:
+    free = free_ports(20)
+    first = next(port for port in free if port + 1 in free)
+    path = write(tmp_path, ["a"], ports=f"{first}-{first + 1}")
+    async with keeping(path) as keeper:
+        await loaded(keeper, "a")
+        await begin_request(keeper, "a")
+        process = keeper.by_name["a"].child
+        assert process is not None
+        keeper.reload(load(write(tmp_path, ["b"], ports=ports_of(path))))
+        waiting = asyncio.ensure_future(loaded(keeper, "b"))
+        await until(lambda: stated(keeper, "b").waiting == 1 and keeper.by_name["a"].state == "draining")
+        assert keeper.by_name["b"].ports == keeper.by_name["a"].ports and keeper.by_name["b"].child is None
+        os.kill(process.pid, signal.SIGUSR2)
+        await waiting
+        assert not alive(process.pid)

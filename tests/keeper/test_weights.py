@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import aclosing
 from pathlib import Path
 
 import pytest
 
+from disagg.api.keeper import PullEvent
 from disagg.errors import FleetError, ModelBusy, ModelError
+from disagg.keeper import weights
+from disagg.keeper.keeper import Keeper
 from disagg.keeper.weights import hub_id
 from tests import tiny_models
 from tests.hub import serving
@@ -110,3 +114,37 @@ async def test_a_hub_that_does_not_answer_is_one_clear_error_and_a_caller_that_l
 )
 def test_a_folder_of_the_hubs_cache_is_known_by_the_models_id(source: str, expected: str) -> None:
     assert hub_id(source) == expected
+
+
+@pytest.mark.slow
+async def test_two_that_pull_one_model_take_turns_and_nothing_is_loaded_or_pulled_while_it_is_deleted(
+    path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with serving(REPOSITORY, model) as url:
+        monkeypatch.setenv("HF_ENDPOINT", url)
+        async with keeping(path) as keeper:
+            await until(lambda: states(keeper) == {"a": "absent", "b": "absent"})
+            first = asyncio.ensure_future(pulled(keeper, "a"))
+            await until(lambda: keeper.changing == {REPOSITORY})
+            with pytest.raises(ModelBusy, match="org/tiny is being pulled or deleted"):
+                await keeper.delete("b")
+            second = await pulled(keeper, "b")
+            assert second[0].status == "waiting for another pull of it" and second[-1].status == "success"
+            assert (await first)[-1].status == "success" and first.done()
+
+            removed_of = list[str]()
+
+            async def removed(source: str) -> int:
+                removed_of.append(source)
+                with pytest.raises(ModelError, match="org/tiny is being removed"):
+                    await loaded(keeper, "b")
+                raise FleetError("its disk does not answer", "")
+
+            monkeypatch.setattr(weights, "remove", removed)
+            with pytest.raises(FleetError, match="its disk does not answer"):
+                await keeper.delete("a")
+            assert removed_of == [REPOSITORY] and states(keeper) == {"a": "asleep", "b": "asleep"}
+
+
+async def pulled(keeper: Keeper, name: str) -> list[PullEvent]:
+    return [event async for event in keeper.pull(name)]
