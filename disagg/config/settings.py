@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from hashlib import sha256
+from typing import Final
 from urllib.parse import quote
+
+MAX_SLUG: Final = 200
+"""Characters of a file's name, of the 255 bytes that systems allow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +51,9 @@ class KeeperSettings:
     memory_bytes: int | None = None
 
 
-def slug(model: str) -> str:
-    """A model's name as the name of a file."""
-    return quote(model, safe="")
+def slug(name: str) -> str:
+    """The name of a model, or HOST/MODEL, as that of a file, with room for an ending."""
+    text = quote(name, safe="")
+    if len(text) <= MAX_SLUG:
+        return text
+    return f"{text[: MAX_SLUG - 17]}-{sha256(name.encode()).hexdigest()[:16]}"

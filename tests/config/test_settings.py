@@ -90,6 +90,11 @@ def changed(tmp_path: Path, fleet_text: str) -> Change:
         ),
         (f'{SEVERAL}\npreload = [«"plan"»]', '"plan" is not in models', 'did you mean "plain"?'),
         (f'{SEVERAL}\npin = ["plain", «"xyz"»]', '"xyz" is not in models', "models has qwen:30b, plain"),
+        (
+            f'{SEVERAL}\nmax_loaded = 1\npin = «["plain", "qwen:30b"]»',
+            "pin names 2 models, and max_loaded is 1",
+            "raise max_loaded",
+        ),
         (f"{SEVERAL}\nmax_loaded = «0»", "max_loaded is out of range", "from 1 to 1024"),
         (f"{SEVERAL}\nmemory_bytes = «0»", "memory_bytes is out of range", f"from 1 to {1 << 50}"),
         (f"{SEVERAL}\nidle_ttl = «-1»", "idle_ttl is out of range", f"from 0 to {366 * 86400}"),
@@ -271,3 +276,11 @@ def test_the_digest_of_one_model_does_not_depend_on_the_ports_that_it_was_given(
 def test_a_model_names_a_file_without_leaving_the_folder(model: str, tmp_path: Path) -> None:
     (tmp_path / f"{slug(model)}.log").write_text("")
     assert [path.name for path in tmp_path.iterdir()] == [f"{slug(model)}.log"]
+
+
+def test_a_long_name_of_a_model_is_the_name_of_a_file(tmp_path: Path) -> None:
+    names = ["qwen3:30b", "org/name", "ü" * 200, "ü" * 199 + "x", "mac/" + "m" * 200]
+    files = [tmp_path / f"{slug(name)}-65535.requests" for name in names]
+    for file in files:
+        file.write_text("")
+    assert len({*files}) == len(names) and files[0].name == "qwen3%3A30b-65535.requests"

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Final, get_args
 from urllib.parse import urlsplit
 
+from disagg.api.keeper import MAX_KEPT
 from disagg.api.names import Role
 from disagg.config.addresses import NAME_RULE, USER_RULE, address_fault, is_name, is_user, origin_fault, same_machine
 from disagg.config.document import nearest, on_one_line, toml_key
@@ -118,6 +119,8 @@ def _keeper(host: Host, table: Table, models: Mapping[str, Model]) -> Host:
     names = table.strings("models", 'models = ["qwen3-coder:30b"]')
     if not names:
         raise table.fault_at_value("models", "models is empty", "name at least one")
+    if len(names) > MAX_KEPT:
+        raise table.fault_at_value("models", f"models names {len(names)}", f"at most {MAX_KEPT}")
     for index, name in enumerate(names):
         if fault := _model_fault(name, models, host.engine.name):
             raise table.fault_at_element("models", index, *fault)
@@ -132,6 +135,8 @@ def _keeper(host: Host, table: Table, models: Mapping[str, Model]) -> Host:
             if name not in names:
                 hint = nearest(name, names) or f"models has {', '.join(names)}"
                 raise table.fault_at_element(key, index, f'"{on_one_line(name)}" is not in models', hint)
+        if (count := len(settings.get(key, ()))) > (most := settings.get("max_loaded", count)):
+            raise table.fault_at_value(key, f"{key} names {count} models, and max_loaded is {most}", "raise max_loaded")
     keeping = KeeperSettings(**{f"{key}_s" if key in _TIMES else key: value for key, value in settings.items()})
     return replace(host, models=names, keeping=keeping)
 
