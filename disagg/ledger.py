@@ -33,6 +33,8 @@ _BYTES: Final = 2048
 """Of each file, padded: what is read while it is written is the old text or the new one."""
 _LOCK: Final = "lock"
 _MAX_FILES: Final = 4096
+MAX_NEED: Final = 1 << 50
+"""What no machine has: of a model whose config.json states more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +66,12 @@ def machine_room(host: Host) -> MachineRoom:
 
 
 def needed(host: Host, model: Model, room: MachineRoom, folder: Path | None = None, nbytes: int = 0) -> int:
-    """Bytes of memory that the model takes once it is loaded. folder, nbytes: of its files, if they are known."""
+    """Bytes of memory that the model takes once it is loaded, at most MAX_NEED. folder, nbytes: of its files, if they
+    are known."""
     loading = loading_of(host, model, room.device, own=bool(room.pool))
     known = stored(str(folder) if folder is not None else source_of(host, model))
-    return nbytes + loading.kv_bytes if known is None else need(known, loading).total
+    total = nbytes + loading.kv_bytes if known is None else need(known, loading).total
+    return min(max(0, total), MAX_NEED)
 
 
 def _cards() -> tuple[nvidia.GPU, ...]:
@@ -122,6 +126,7 @@ class Ledger:
             names = sorted(path.name for path in self._folder.glob("*.json"))
         except OSError:
             return []
+        self._own.intersection_update(names)
         for name in names[:_MAX_FILES]:
             if name not in self._own and (claim := _read(self._folder / name)) is not None:
                 found.append(claim)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
+import json
 import multiprocessing
 import os
 import signal
@@ -11,7 +13,9 @@ from pathlib import Path
 import pytest
 
 from disagg.api.keeper import MemoryClaim
-from disagg.ledger import Ledger
+from disagg.config import EngineOptions, Host, Model
+from disagg.ledger import MAX_NEED, Ledger, MachineRoom, needed
+from tests.planning.test_checkpoint import LLAMA
 
 CLAIM = MemoryClaim(host="h", model="m", nbytes=5)
 
@@ -74,3 +78,26 @@ def test_what_is_no_claim_is_left_out(tmp_path: Path) -> None:
     (tmp_path / "1-2.json").write_text("")
     (tmp_path / "1-3.json").mkdir()
     assert Ledger(tmp_path).others() == []
+
+
+def test_files_that_are_no_claims_count_for_nothing(tmp_path: Path) -> None:
+    (tmp_path / "folder.json").mkdir()
+    (tmp_path / "loop.json").symlink_to(tmp_path / "loop.json")
+    os.mkfifo(tmp_path / "pipe.json")
+    (tmp_path / "text.json").write_text("no claim")
+    with (tmp_path / "locked.json").open("w") as locked:
+        locked.write("no claim")
+        locked.flush()
+        fcntl.flock(locked, fcntl.LOCK_EX)
+        theirs = Ledger(tmp_path).claim(CLAIM)
+        assert Ledger(tmp_path).others() == [CLAIM]
+        theirs.release()
+
+
+@pytest.mark.parametrize("vocabulary", [10**30, -(10**30)])
+def test_a_config_that_states_what_no_machine_has_is_a_need_that_can_be_stated(tmp_path: Path, vocabulary: int) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA | {"vocab_size": vocabulary}))
+    host = Host("h", "127.0.0.1", ("decode",), "m", EngineOptions("mlx"), 9)
+    need = needed(host, Model("m", {}, 4096), MachineRoom(1 << 40), tmp_path)
+    assert need == (MAX_NEED if vocabulary > 0 else 0)
+    assert MemoryClaim.from_bytes(MemoryClaim(host="h", nbytes=need).to_bytes()).nbytes == need

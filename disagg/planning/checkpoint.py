@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal, get_args
 
+from disagg.api.base import InvalidValue
 from disagg.api.keeper import ModelFacts
-from disagg.api.layout import LayerLayout, Layout, StateTensor, uniform
+from disagg.api.layout import MAX_LAYERS, LayerLayout, Layout, StateTensor, uniform
 from disagg.api.names import DTYPE_BYTES
 from disagg.errors import ModelError
 from disagg.planning.shapes import ModelShape
@@ -56,7 +57,7 @@ def read_object(path: Path, what: str = "", hint: str = "download the model agai
     """The JSON object in a checkpoint's file. ModelError if the file is missing or not a JSON object."""
     try:
         body = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ModelError(f"{path}: cannot be read{what}: {error}", hint) from error
     if not isinstance(body, dict):
         raise ModelError(f"{path}: not a JSON object", hint)
@@ -64,7 +65,7 @@ def read_object(path: Path, what: str = "", hint: str = "download the model agai
 
 
 def facts(folder: Path) -> ModelFacts | None:
-    """What the files of a checkpoint say of it; None if its config.json cannot be read."""
+    """What the files of a checkpoint say of it; None if its config.json cannot be read, or states what no model is."""
     try:
         config = read_object(folder / "config.json")
         size = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
@@ -79,15 +80,19 @@ def facts(folder: Path) -> ModelFacts | None:
     except (KeyError, TypeError, AttributeError):
         form = ""
     width = DTYPE_BYTES.get(form)
-    return ModelFacts(
-        size_bytes=size,
-        parameters=known.shape.total_params if known else size // width if width else 0,
-        form=form,
-        architecture=str(config.get("model_type") or ""),
-        context=longest if isinstance(longest, int) and longest > 0 else 0,
-        tools="tools" in template,
-        reasons=any(word in template for word in _OF_REASONING),
-    )
+    stated = {
+        "size_bytes": size,
+        "parameters": known.shape.total_params if known else size // width if width else 0,
+        "form": form,
+        "architecture": str(config.get("model_type") or ""),
+        "context": longest if isinstance(longest, int) and longest > 0 else 0,
+        "tools": "tools" in template,
+        "reasons": any(word in template for word in _OF_REASONING),
+    }
+    try:
+        return ModelFacts.from_json(stated)
+    except InvalidValue:
+        return None
 
 
 def _chat_template(folder: Path) -> str:
@@ -122,6 +127,8 @@ def config_size(config: Mapping[str, Any], name: str) -> ModelShape:
             f"supported: {', '.join((*DENSE, *MIXTURE))}",
         )
     layers, kinds = int(config["num_hidden_layers"]), config.get("layer_types")
+    if layers > MAX_LAYERS:
+        raise ValueError(f"{layers} layers")
     if kinds and len(kinds) != layers:
         raise ValueError(f"{len(kinds)} layer_types for {layers} layers")
     heads, width = int(config["num_attention_heads"]), int(config["intermediate_size"])

@@ -154,3 +154,26 @@ def test_of_an_architecture_that_is_not_known_parameters_follow_from_the_size(tm
     )
     (tmp_path / "config.json").write_text('{"quantization": {"bits": 4}, "text_config": 3, "model_type": []}')
     assert present(facts(tmp_path)).parameters == 0
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"num_hidden_layers": 10**12},
+        {"model_type": "x" * 5000},
+        {"max_position_embeddings": 10**30},
+        {"vocab_size": 10**30},
+        {"vocab_size": -(10**30)},
+    ],
+    ids=["layers", "name", "context", "vocabulary", "less than none"],
+)
+def test_what_no_model_is_harms_nobody_who_lists_models(tmp_path: Path, changed: dict[str, Any]) -> None:
+    """A keeper states the facts of all its models at once."""
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA | changed))
+    found = facts(tmp_path)
+    assert found is None or ModelFacts.from_bytes(found.to_bytes()) == found
+
+
+def test_a_config_that_is_nested_without_end_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type":' + "[" * 100_000)
+    assert facts(tmp_path) is None
