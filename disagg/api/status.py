@@ -260,7 +260,8 @@ class ProcessReport(Contract, frozen=True, kw_only=True):
 
 class ProcessOrder(Contract, frozen=True, kw_only=True):
     """A keeper's order to the process of a model: take no more requests, and end. number: counts up. drains: end after
-    the requests that it has; else refuse the order if it has any."""
+    the requests that it has; cuts: end them; else refuse the order if it has any."""
 
     number: Count
     drains: bool = False
+    cuts: bool = False

@@ -134,11 +134,12 @@ class Child:
             asyncio.get_running_loop().remove_reader(self._connection)
             self._connection.close()
 
-    def order(self, *, drains: bool) -> None:
-        """Let it take no more requests and end. drains: after those that it has; else it refuses if it has any."""
+    def order(self, *, drains: bool, cuts: bool = False) -> None:
+        """Let it take no more requests and end. drains: after those that it has; cuts: it ends these; else it refuses
+        if it has any."""
         self._number += 1
         with suppress(OSError):  # it ends, or is stopped: then it is ended for its silence
-            self._connection.send(ProcessOrder(number=self._number, drains=drains).to_bytes() + b"\n")
+            self._connection.send(ProcessOrder(number=self._number, drains=drains, cuts=cuts).to_bytes() + b"\n")
 
     def signal(self, number: int) -> None:
         if self._process.poll() is None:

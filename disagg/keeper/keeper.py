@@ -73,9 +73,12 @@ class Keeper(Processes):
         if not force and (kept.waiting or (kept.occupied and not kept.going)):
             raise busy
         if force:
+            loading = kept.state == "loading"
             self.go(kept, "asked")
-            child.signal(signal.SIGTERM)
-            child.signal(signal.SIGTERM)  # a second one ends requests, too
+            if loading:
+                child.signal(signal.SIGTERM)
+            else:
+                child.order(drains=False, cuts=True)
             kept.killed_at = min(kept.killed_at, time.monotonic() + self.patience.stop_s)
         elif not kept.going:
             self.let_go(kept, "asked", drains=False)

@@ -183,9 +183,12 @@ class _Server(BoundedServer):
 
     def carry_out(self, order: ProcessOrder) -> None:
         """Take no more requests and end, as the keeper of this process wants. Nothing comes between a look at what runs
-        and the end of admission. No running request is cut, whatever it takes."""
+        and the end of admission. No running request is cut, whatever it takes, unless the order is to cut them."""
         service = self._service
         self._answered = order
+        if order.cuts:
+            self.should_exit = True
+            return
         self._refused = service.state == "loading" or (service.occupied and not order.drains)
         if not self._refused and service.state == "ok":
             service.state = "draining"

@@ -35,7 +35,8 @@ class StandIn:
         self.running -= 1
 
     def leave(self) -> None:
-        self.ends = True
+        """As a server does at its first signal."""
+        self.state, self.ends = "draining", not self.running
 
     def run(self) -> int:
         ready_at = time.monotonic() + (3600.0 if "endless" in self.model else 0.0)
@@ -53,7 +54,8 @@ class StandIn:
         return 0
 
     def order(self, order: ProcessOrder) -> None:
-        self.answers, self.refused = order.number, self.running > 0 and not order.drains
+        self.answers, self.refused = order.number, self.running > 0 and not (order.drains or order.cuts)
+        self.ends = self.ends or order.cuts
         if not self.refused:
             self.state = "draining"
 

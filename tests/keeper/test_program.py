@@ -7,6 +7,7 @@ import os
 import re
 import signal
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -83,6 +84,21 @@ def test_two_models_take_turns_in_the_memory_of_one(tmp_path: Path, models: dict
         assert counters["completed"] == 3
         assert keeper.children(recursive=True) == []
         assert keeper.memory_info().rss < MAX_KEEPER_BYTES
+
+
+def test_a_model_that_is_unloaded_by_force_ends_the_answers_that_it_gives(
+    tmp_path: Path, models: dict[str, Path]
+) -> None:
+    with kept(tmp_path, {"llama": models["llama"]}) as fleet, fleet.http(HOST) as http:
+        events(fleet, "llama")
+        with ThreadPoolExecutor(1) as pool:
+            answer = pool.submit(generate, fleet, "llama", 4000)
+            wait_until(lambda: stated(fleet)["llama"]["running"] == 1, what="the answer to begin")
+            refused = http.post("/models/unload", json={"model": "llama"})
+            assert (refused.status_code, refused.json()["error"]["code"]) == (httpx.codes.CONFLICT, "ModelBusy")
+            done = http.post("/models/unload", json={"model": "llama", "force": True})
+            assert done.json()["models"][0]["state"] == "asleep"
+            assert len(answer.result()) < 4000
 
 
 def test_bad_input_is_one_clear_answer_each(tmp_path: Path, models: dict[str, Path]) -> None:
