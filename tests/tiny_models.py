@@ -291,7 +291,7 @@ def _randomise(model: torch.nn.Module, seed: int) -> None:
             if tensor.dim() >= 2:
                 fan_in = _text(model).hidden_size if "embed" in name or "lm_head" in name else tensor.shape[-1]
                 tensor.copy_(noise * 2.0 / fan_in**0.5)
-            elif "norm" in name and name.endswith("weight"):
+            elif ("norm" in name or ".ln_" in name) and name.endswith("weight"):
                 tensor.mul_(1.0 + 0.2 * noise).add_(0.1 * noise)
             elif name.endswith("A_log"):
                 tensor.copy_(0.5 * noise - 3.0)  # a state that forgets slowly

@@ -7,6 +7,7 @@ sizing      which size and which machine a name or source means; checkpoints who
 times       reading a prompt, sending its KV meanwhile, writing the answer: seconds
 split       a prompt that both machines compute: seconds, and the least that it could take
 capacity    a hand-off against each machine alone, for one model on one pair of machines
+verdicts    whether a model can be handed over, by its config.json
 memory      what a server takes: weights as its engine holds them, KV, workspace
 
 Pure: no framework, no network, no clock.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from disagg.errors import ModelError, UsageError
 from disagg.planning.checkpoint import MXFP4_BITS, Packing, StoredWeights, file_size, read_object, stored_weights
@@ -71,6 +71,15 @@ def stored(source: str) -> StoredWeights | None:
         return stored_weights(read_object(file), file.parent.name)
     except ModelError:
         return None  # loading it reports what is wrong with the file
+
+
+def local_config(source: str) -> Mapping[str, Any]:
+    """The config.json of a source on this machine; empty if it is elsewhere, or cannot be read."""
+    file = Path(source) / "config.json"
+    try:
+        return read_object(file) if file.is_file() else {}
+    except ModelError:
+        return {}  # loading it reports what is wrong with the file
 
 
 def _published(name: str, packing: Packing, layers: float, experts: float, tables: float) -> StoredWeights:

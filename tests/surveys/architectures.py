@@ -1,22 +1,13 @@
-"""Serve a tiny random model of every architecture through real servers, and write what became of each.
+"""What real servers answer with a tiny random model of an architecture that is known: handed over, and divided.
 
-    python -m tests.surveys.architectures docs/architectures.md
-
-Names after the page: only these rows. Each is written as soon as it is made. In the end the set of verified
-architectures becomes what the table says.
-
-Run it from the repository's root, with the project's environment. For each model a prefill and a decode server are
-started; prompts of 1 to 700 tokens are read in ragged chunks, handed over and answered with 64 tokens in one batch.
-The answers are compared with those of either framework alone. Then prompts are divided after a quarter, half and three
-quarters of the layers, all at once and after a held prefix, between transformers and mlx-lm, and between two hosts with
-mlx-lm. Takes about 20 seconds per model.
-"""
+A prefill and a decode server are started; prompts of 1 to 700 tokens are read in ragged chunks, handed over and
+answered with 64 tokens in one batch. The answers are compared with those of either framework alone. Then prompts are
+divided after a quarter, half and three quarters of the layers, all at once and after a held prefix, between
+transformers and mlx-lm, and between two hosts with mlx-lm. Takes about 20 seconds per model."""
 
 from __future__ import annotations
 
 import asyncio
-import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,7 +15,6 @@ from typing import Any
 from transformers import CONFIG_MAPPING
 
 from disagg.engines.model.architectures import architecture_of
-from disagg.engines.model.architectures.verified import FILE
 from disagg.engines.model.profile import LayerProfile, layout_of
 from disagg.errors import DisaggError
 from disagg.inference.client import AsyncClient
@@ -35,17 +25,13 @@ from tests.engines.architectures.pairs import Pair, running
 from tests.engines.mlx.mlx_parts import Reference, prompt
 from tests.fleets import TOKEN, RunningFleet, write_hosts
 from tests.fleets import running as running_fleet
-from tests.surveys.tables import FIRST, LAST, known, short, write_rows, write_verified
+from tests.surveys.tables import short
 
 LENGTHS = (1, 2, 63, 64, 65, 200, 700)
 DIVIDED = (65, 200, 700)
 HELD = 200
 TOKENS = 64
 LEAST_LAYERS = 12  # of a published model
-HEAD = """\
-| model type | layers | verdict | splits | largest difference | bytes per token | bytes of states |
-| --- | --- | --- | --- | --- | --- | --- |
-"""
 
 
 async def served(fleet: RunningFleet) -> str:
@@ -133,13 +119,6 @@ def _difference(pair: Pair) -> float:
     return pair.difference(tokens, prompt(TOKENS, seed=1))
 
 
-def row(name: str, entry: Mapping[str, Any]) -> str:
-    with tempfile.TemporaryDirectory(prefix="disagg-architecture-") as folder:
-        found, splits, difference = verdict(entry, Path(folder))
-    kept, per_token, states = sizes(name, entry)
-    return f"| {name} | {kept} | {found} | {splits} | {difference} | {per_token} | {states} |\n"
-
-
 def sizes(name: str, entry: Mapping[str, Any]) -> tuple[str, str, str]:
     """What the layers keep, bytes per token of 32,768 in bfloat16, and bytes of states: of the configuration that
     transformers has by default for this model type, usually that of a published model. Empty if it is none: it has
@@ -168,16 +147,3 @@ def _kinds(layers: tuple[LayerProfile, ...]) -> str:
         name = "full and state" if layout.states and layout.kv_heads else layout.kind
         counts[name] = counts.get(name, 0) + 1
     return ", ".join(f"{count} {kind}" for kind, count in counts.items())
-
-
-def main(page: Path, names: Sequence[str]) -> None:
-    entries = known()
-    for name in names or entries:
-        made = row(name, entries[name])
-        print(made, end="", file=sys.stderr)
-        write_rows(page, FIRST, LAST, HEAD, {name: made})
-    write_verified(page, FILE)
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2:])

@@ -1,37 +1,27 @@
-"""Try every model type that both frameworks know once, with a tiny random model, and write what became of it.
+"""Every other model type that both frameworks know, tried once with a tiny random model, in a process of its own with a
+limit on its time.
 
-    python -m tests.surveys.other_models docs/architectures.md
-
-Names after the page: only these. Each model type is tried in a process of its own, with a limit on its time. The model
-is made from transformers' default configuration for the type, shrunk (tests/surveys/shrink.py); its KV is handed over
-from one engine to the other in that process, and the answers are compared with those of each framework alone. Takes
-about ten seconds per model type."""
+The model is made from transformers' default configuration for the type, shrunk (tests/surveys/shrink.py); its KV is
+handed over from one engine to the other in that process, and the answers are compared with those of each framework
+alone. Takes about ten seconds per model type."""
 
 from __future__ import annotations
 
 import ast
 import importlib.util
 import multiprocessing
-import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from disagg.engines.process import exit_without_cleanup
-from tests.surveys.tables import known, short, write_rows
+from tests.surveys.tables import known, short
 
 LIMIT_S = 240.0
 LENGTHS = (2, 65, 200)
 TOKENS = 24
-FIRST, LAST = "<!-- tried -->\n", "<!-- end of tried -->\n"
-HEAD = """\
-| model type | what became of it | largest difference |
-| --- | --- | --- |
-"""
 
 
 def shared() -> list[str]:
@@ -150,17 +140,3 @@ def compared(pair: Any) -> str:
             break
     difference = pair.difference(prompt(200, seed=200), prompt(TOKENS, seed=1))
     return f"{found} | {difference:.0e}"
-
-
-def main(page: Path, names: Sequence[str]) -> None:
-    import disagg.engines.transformers.engine  # noqa: F401 - imported once for all processes
-
-    torch.set_num_threads(1)
-    for name in names or shared():
-        made = f"| {name} | {tried(name)} |\n"
-        print(made, end="", file=sys.stderr)
-        write_rows(page, FIRST, LAST, HEAD, {name: made})
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2:])

@@ -51,7 +51,7 @@ EXTRA: Mapping[str, dict[str, Any]] = {
     "mamba2": {"num_heads": 8, "head_dim": 16},
     "laguna": {"num_attention_heads_per_layer": None},
     "phimoe": {"attention_bias": True, "lm_head_bias": True},
-    "solar_open": {"intermediate_size": 96, "first_k_dense_replace": 0},
+    "solar_open": {"intermediate_size": 96, "first_k_dense_replace": 0, "partial_rotary_factor": 1.0},
 }
 
 

@@ -1,4 +1,4 @@
-"""What both tables of docs/architectures.md share: the configurations that have rows, and rows in a page."""
+"""The table of docs/architectures.md, the configurations that have rows in it, and what disagg itself reads of it."""
 
 from __future__ import annotations
 
@@ -6,13 +6,27 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from disagg.engines.model.architectures.patches import PATCHES
+from disagg.planning.verdicts import FILE
 from tests import tiny_models
 from tests.engines.architectures.configs import CONFIGS, config
 
-FIRST, LAST = "<!-- known -->\n", "<!-- end of known -->\n"
-"""Lines around the table of the known architectures."""
+FIRST, LAST = "<!-- table -->\n", "<!-- end of table -->\n"
+FIRST_PATCH, LAST_PATCH = "<!-- patches -->\n", "<!-- end of patches -->\n"
 GOOD = ("exact", "patched")
 """Verdicts of architectures that are handed over."""
+COLUMNS: Mapping[str, str] = {
+    "layers": "layers",
+    "transformers": "transformers",
+    "splits": "splits",
+    "vllm": "vLLM",
+    "ranks": "vLLM, two ranks",
+    "difference": "largest difference",
+    "bytes per token": "bytes per token",
+    "bytes of states": "bytes of states",
+}
+Row = dict[str, str]
+"""Cells by the keys of COLUMNS."""
 
 
 def known() -> Mapping[str, dict[str, Any]]:
@@ -20,24 +34,55 @@ def known() -> Mapping[str, dict[str, Any]]:
     return plain | {name: config(name) for name in CONFIGS}
 
 
-def write_rows(page: Path, first: str, last: str, head: str, made: dict[str, str]) -> None:
-    """Put rows into the table of the page between two lines, in place of those with the same names."""
-    before, table, after = _parts(page, first, last)
-    rows = {_cells(line)[0]: f"{line}\n" for line in table.splitlines()[2:]} | made
-    page.write_text(before + first + head + "".join(rows.values()) + last + after, "utf-8")
+def read_table(page: Path) -> dict[str, Row]:
+    rows = [_cells(line) for line in _parts(page)[1].splitlines()[2:]]
+    return {name: dict(zip(COLUMNS, cells, strict=True)) for name, *cells in rows}
 
 
-def read_rows(page: Path, first: str, last: str) -> dict[str, list[str]]:
-    """The rows of the table of the page between two lines: the cells after the name, by name."""
-    rows = [_cells(line) for line in _parts(page, first, last)[1].splitlines()[2:]]
-    return {name: cells for name, *cells in rows}
+def write_cells(page: Path, name: str, cells: Mapping[str, str]) -> None:
+    """Put cells into the row of this name, a new one if there is none."""
+    before, _, after = _parts(page)
+    rows = read_table(page)
+    rows[name] = {column: {**rows.get(name, {}), **cells}.get(column, "") for column in COLUMNS}
+    head = f"| model type | {' | '.join(COLUMNS.values())} |\n|{' --- |' * (len(COLUMNS) + 1)}\n"
+    lines = (f"| {one} | {' | '.join(row.values())} |\n" for one, row in rows.items())
+    page.write_text(before + FIRST + head + "".join(lines) + LAST + after, "utf-8")
 
 
-def write_verified(page: Path, file: Path) -> None:
-    """Make `file` the list of the model types whose rows in the table of the page are exact, or patched."""
-    rows = read_rows(page, FIRST, LAST)
-    types = sorted({text_type(known()[name]) for name, (_, verdict, *_) in rows.items() if verdict in GOOD})
-    file.write_text("".join(f"{one}\n" for one in types), "utf-8")
+def write_verdicts(page: Path, file: Path = FILE) -> None:
+    """Write disagg's own list from the table of the page: of each model type of the part that reads text the worst of
+    its rows. served: real servers were compared."""
+    rows, entries = read_table(page), known()
+    found: dict[str, dict[str, str]] = {}
+    for name, row in rows.items():
+        kind = text_type(entries[name]) if name in entries else name
+        verdicts = found.setdefault(kind, {})
+        for engine in ("transformers", "vllm"):
+            if row[engine]:
+                verdicts[engine] = max(verdicts.get(engine, ""), row[engine], key=_badness)
+        if name in entries and row["transformers"] in GOOD:
+            verdicts["served"] = "true"
+    file.write_text("\n".join(_table(kind, found[kind]) for kind in sorted(found)), "utf-8")
+
+
+def _badness(verdict: str) -> int:
+    return ("", "exact", "patched").index(verdict) if verdict in ("", *GOOD) else 3
+
+
+def _table(kind: str, verdicts: Mapping[str, str]) -> str:
+    lines = [f"{key} = {value}" if value == "true" else f'{key} = """{value}"""' for key, value in verdicts.items()]
+    return "".join(f"{line}\n" for line in (f"[{kind}]", *lines))
+
+
+def write_patches(page: Path) -> None:
+    """Write the page's table of patches from disagg's."""
+    before, _, rest = page.read_text(encoding="utf-8").partition(FIRST_PATCH)
+    lines = (
+        f"| {patch.what} | {patch.framework} {patch.series} | {', '.join(patch.needed_by)} |\n" for patch in PATCHES
+    )
+    head = "| difference | where | needed by |\n| --- | --- | --- |\n"
+    after = rest.partition(LAST_PATCH)[2]
+    page.write_text(before + FIRST_PATCH + head + "".join(lines) + LAST_PATCH + after, "utf-8")
 
 
 def text_type(entry: Mapping[str, Any]) -> str:
@@ -45,9 +90,9 @@ def text_type(entry: Mapping[str, Any]) -> str:
     return str(entry.get("text_config", entry)["model_type"])
 
 
-def _parts(page: Path, first: str, last: str) -> tuple[str, str, str]:
-    before, _, rest = page.read_text(encoding="utf-8").partition(first)
-    table, _, after = rest.partition(last)
+def _parts(page: Path) -> tuple[str, str, str]:
+    before, _, rest = page.read_text(encoding="utf-8").partition(FIRST)
+    table, _, after = rest.partition(LAST)
     return before, table, after
 
 

@@ -1,5 +1,6 @@
-"""`.venv-vllm/bin/python -m tests.surveys.vllm_calls MODEL CALLS REPLIES RANKS`: what
-tests/surveys/vllm_prefill.py asks of vLLM.
+"""What tests/surveys/vllm_prefill.py asks of vLLM.
+
+    .venv-vllm/bin/python -m tests.surveys.vllm_calls MODEL CALLS REPLIES RANKS
 
 Loads the model in the folder MODEL with the engine `vllm`, writes a PrefillReady to the file REPLIES, then a
 PrefillReply for each PrefillCall in CALLS, each as one line of JSON. Prompts are computed in steps of 96 tokens.

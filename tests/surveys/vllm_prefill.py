@@ -1,8 +1,5 @@
-"""Prefill a tiny random model of every architecture that is handed over with vLLM, and write what became of it.
+"""Prefill a tiny random model of an architecture that is handed over with vLLM.
 
-    python -m tests.surveys.vllm_prefill docs/architectures.md
-
-Names after the page: only these rows. Needs .venv-vllm (`make .venv-vllm/.ready`), and the page's other two tables.
 vLLM loads each model in a process of its own, forked from one that has imported vLLM (tests/surveys/vllm_calls.py),
 computes three prompts and sends their KV to mlx-lm in this process."""
 
@@ -10,7 +7,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -37,8 +33,7 @@ from disagg.kv.received import ReceivedKV
 from tests.engines.architectures.pairs import make
 from tests.engines.mlx.mlx_parts import prompt, start
 from tests.fleets import VLLM_VARIABLES, vllm_process
-from tests.surveys import other_models
-from tests.surveys.tables import known, read_rows, short, write_rows
+from tests.surveys.tables import short
 from tests.surveys.vllm_calls import CONTEXT
 
 LENGTHS = (2, 65, 200)
@@ -46,11 +41,6 @@ TOKENS = 16
 LEAST_DISTINCT = 4
 LIMIT_S = 120.0
 OPTIONS = EngineOptions("mlx", dtype="float32", device="cpu", threads=1)
-FIRST, LAST = "<!-- vllm -->\n", "<!-- end of vllm -->\n"
-HEAD = """\
-| model type | prefill with vLLM | largest difference |
-| --- | --- | --- |
-"""
 WIDTHS = {"head_dim": 32, "global_head_dim": 64, "kv_lora_rank": 512, "qk_rope_head_dim": 64, "index_head_dim": 128}
 # As every published checkpoint has it. vLLM refuses other values, or would compute something else (see refusals).
 PUBLISHED: Mapping[str, dict[str, Any]] = {
@@ -86,7 +76,7 @@ def verdict(answers: Mapping[int, Answers]) -> str:
 
 
 def row(entry: Mapping[str, Any], ranks: int = 1) -> str:
-    """The cells of a row after the name. ranks: of vLLM, which share the heads."""
+    """The verdict and the largest difference. ranks: that share the heads."""
     with tempfile.TemporaryDirectory(prefix="disagg-vllm-") as folder:
         model = Path(folder) / "model"
         try:
@@ -105,7 +95,7 @@ def with_wide_heads(entry: Mapping[str, Any]) -> dict[str, Any]:
     return {**entry, **heads, **widths, **PUBLISHED.get(entry["model_type"], {})}
 
 
-def tried(model: Path, ranks: int = 1) -> str:
+def tried(model: Path, ranks: int) -> str:
     """What became of the checkpoint in this folder. Raises the DisaggError for which an engine refuses it."""
     with closing(MLXDecodeEngine(model, CONTEXT, OPTIONS)) as decode:
         tickets = Tickets(Arenas(decode.allocate))
@@ -161,7 +151,7 @@ class Exchange:
         return ""
 
     def compared(self) -> str:
-        """The cells of the row, of the answers that `run` got."""
+        """The same, of the answers that `run` got."""
         running = {
             length: start(self._decode, tokens, _received(self._kv[str(length)]), max_tokens=TOKENS)
             for length, tokens in self._prompts.items()
@@ -200,27 +190,3 @@ def _received(outcome: Future[KVOutcome]) -> ReceivedKV:
 def _raise(error: dict[str, str] | None) -> None:
     if error is not None:
         raise DisaggError.from_json(dict(error))
-
-
-def all_entries(page: Path) -> Mapping[str, dict[str, Any]]:
-    """The known architectures, and of the other model types those that the page's second table has as exact."""
-    return {**known(), **{name: other_models.tiny(name) for name in exact_others(page)}}
-
-
-def exact_others(page: Path) -> list[str]:
-    """The exact model types of the page's second table."""
-    others = read_rows(page, other_models.FIRST, other_models.LAST)
-    return [name for name, cells in others.items() if cells[0] == "exact"]
-
-
-def main(page: Path, names: Sequence[str]) -> None:
-    entries = all_entries(page)
-    for name in names or entries:
-        began = time.monotonic()
-        made = f"| {name} | {row(entries[name])} |\n"
-        sys.stderr.write(f"{time.monotonic() - began:5.1f} s {made}")
-        write_rows(page, FIRST, LAST, HEAD, {name: made})
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2:])

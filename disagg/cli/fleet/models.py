@@ -85,6 +85,7 @@ def _row(inventory: ModelInventory, live: LiveHost | None) -> dict[str, object]:
         "host": inventory.host.table,
         "model": inventory.host.model,
         **inventory.model.to_json(),
+        "verdict": inventory.verdict,
         "server": live.state if live is not None else None,
         "kept": kept.to_json() if kept is not None else None,
     }
@@ -308,6 +309,8 @@ def inventories_view(
     for inventory in inventories:
         held = inventory.model
         state = Text(held.state, _STATES[held.state])
+        if inventory.verdict:
+            state.append(f"\n{inventory.verdict}", "dim")
         if held.state == "partial" and held.missing:
             state.append(f"\n{held.missing}", "dim")
         if (now := live.get(inventory.host.name)) is not None:

@@ -182,8 +182,9 @@ def _inputs(model: Any, cache: Any, tokens: Sequence[int]) -> Iterator[Pair]:
     stand_ins = make_prompt_cache(model)
     model(mx.array([list(tokens)]), cache=stand_ins)
     one, other = (next(p.cache for p in parts_of(c) if isinstance(p, ArraysCache)) for c in (cache, stand_ins[0]))
-    # [1, inputs, channels]; a recurrent state has a dimension more, and depends on all tokens
-    windows = ((a, b) for a, b in zip(one, other, strict=True) if a.ndim == 3)
+    # [1, inputs, channels], first. A recurrent state has a dimension more, or as many rows as channels, and depends on
+    # all tokens.
+    windows = ((a, b) for a, b in zip(one, other, strict=True) if a.ndim == 3 and a.shape[1] == one[0].shape[1])
     return ((a[:, -len(tokens) :], b[:, -len(tokens) :]) for a, b in windows)
 
 

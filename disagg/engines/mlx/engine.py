@@ -28,7 +28,8 @@ from disagg.engines.mlx.load import LoadedModel, prepare, require_one_thread, se
 from disagg.engines.mlx.prefix_cache import Rows, hold, make_prefix_cache
 from disagg.engines.mlx.scores import ScoringPass
 from disagg.engines.mlx.span import Spans
-from disagg.engines.model.architectures import MLX_PATCHES, Patch
+from disagg.engines.model.architectures.base import Patch
+from disagg.engines.model.architectures.patches import MLX_PATCHES
 from disagg.engines.model.evidence import gather
 from disagg.engines.model.prefix_cache import LayerSnapshot, PrefixCache
 from disagg.engines.model.text import PromptTokenizer

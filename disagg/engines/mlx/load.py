@@ -2,6 +2,7 @@
 computes what the checkpoint describes.
 
 Each correction is one function, without effect on checkpoints that do not need it:
+- `stated_defaults`: a key that config.json leaves out has transformers' default, whatever mlx-lm's own is.
 - `flat_config`: checkpoints saved by transformers >= 5 nest the rotary settings under `rope_parameters` and rename
   `num_experts`; many mlx-lm models read only the flat names and silently fall back to a default theta.
 - `_model_classes`: what the model's architecture needs (`Architecture.mlx_model`).
@@ -29,7 +30,8 @@ from mlx_lm.utils import _get_classes, load_config, load_model
 from disagg.config import DType, EngineOptions
 from disagg.engines.mlx.profile import measure, rope_modules
 from disagg.engines.mlx.span import first_layers
-from disagg.engines.model.architectures import LoadedByMLX, Patch, mlx_model
+from disagg.engines.model.architectures import mlx_model
+from disagg.engines.model.architectures.base import LoadedByMLX, Patch
 from disagg.engines.model.profile import verdict
 from disagg.engines.model.reference import EngineInfo, Reference
 from disagg.engines.model.text import HFTokenizer
@@ -60,11 +62,13 @@ def prepare(
     reference = Reference.open(source, context)
     layers = reference.loaded(options)
     described = reference.described(layers)
-    loaded = load(reference.path, dtype=options.dtype, device=device, layers=layers)
+    loaded = load(
+        reference.path, dtype=options.dtype, device=device, layers=layers, defaults=stated_defaults(reference)
+    )
     measured = measure(loaded.model, len(described.layers))
     ropes = tuple(rope for rope in rope_modules(loaded.model) if layers is None or rope[0] < layers)
-    by_mlx = LoadedByMLX(loaded.model, loaded.config, described, measured.layers, ropes)
-    patched = [finding for patch in patches for finding in patch(by_mlx)]
+    by_mlx = LoadedByMLX(loaded.model, loaded.config, reference.text_config, described, measured.layers, ropes)
+    patched = [finding for patch in patches for finding in patch.apply(by_mlx)]
     if patched:
         measured = measure(loaded.model, len(described.layers))
     # Tokenizer and end-of-sequence ids are those of the checkpoint, which this engine uses.
@@ -110,13 +114,18 @@ def select_device(name: str) -> Any:
     return mx.gpu if name == "gpu" else mx.cpu
 
 
-def load(path: Path, *, dtype: DType, device: Any, layers: int | None = None) -> LoadedModel:
+def load(
+    path: Path, *, dtype: DType, device: Any, layers: int | None = None, defaults: Mapping[str, Any] | None = None
+) -> LoadedModel:
     """Load the checkpoint folder `path` into memory as `dtype`; quantized weights stay packed. layers: only the first
-    so many, without the output head; None: all.
+    so many, without the output head; None: all. defaults: of keys that the part of config.json that reads text leaves
+    out.
 
     Raises ModelError for a missing, corrupt or unsupported checkpoint, or a dtype that the device cannot compute.
     """
-    overrides = flat_config(_read_config(path))
+    config = _read_config(path)
+    overrides = flat_config(config)
+    _add(overrides, config, defaults or {})
     try:
         model, config = load_model(path, lazy=True, model_config=overrides, get_model_classes=_model_classes)
         _cast(model, DTYPES[dtype])
@@ -135,6 +144,24 @@ def load(path: Path, *, dtype: DType, device: Any, layers: int | None = None) ->
     nbytes = sum(array.nbytes for array in weights)
     first = model if layers is None else first_layers(model, layers)
     return LoadedModel(first, config, nbytes, _active_bytes(model, config), _is_mixture(model))
+
+
+def stated_defaults(reference: Reference) -> dict[str, Any]:
+    """Numbers, words and flags of transformers' configuration of the text model; and its kinds of layers, of which
+    transformers changes some."""
+    stated = reference.text_config.to_dict()
+    kinds = stated.get("layer_types") or ["other"]
+    known = {"layer_types": list(kinds)} if {"full_attention", "sliding_attention"}.issuperset(kinds) else {}
+    return {key: value for key, value in stated.items() if isinstance(value, bool | int | float | str)} | known
+
+
+def _add(overrides: dict[str, Any], config: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
+    """Add the defaults of what neither has, to the part that reads text."""
+    text = config.get("text_config")
+    into = overrides.setdefault("text_config", dict(text)) if text else overrides
+    known = into.keys() | (text or config).keys()
+    given = "layer_types" in known
+    into.update({key: value for key, value in defaults.items() if key not in known or (given and key == "layer_types")})
 
 
 def _weights(model: Any, layers: int | None) -> list[Any]:

@@ -24,7 +24,8 @@ from disagg.engines.mlx.load import prepare, require_one_thread, select_device
 from disagg.engines.mlx.prefix_cache import CachedPrefix, PinnedArrays, make_prefix_cache, rows, snapshot
 from disagg.engines.mlx.scores import ScoringPass
 from disagg.engines.mlx.span import Span, Spans
-from disagg.engines.model.architectures import MLX_PATCHES, Patch
+from disagg.engines.model.architectures.base import Patch
+from disagg.engines.model.architectures.patches import MLX_PATCHES
 from disagg.engines.model.bans import bans, ends_of
 from disagg.engines.model.prefix_cache import LayerSnapshot, salted
 from disagg.engines.process import lower_priority_of_thread

@@ -225,7 +225,8 @@ class _Elsewhere(_Layer):
         super().__init__(layer)
         self._hand_on = hand_on
 
-    def __call__(self, state: Any, *_: Any, **options: Any) -> Any:
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
+        state = arguments[0] if arguments else options["inputs"]  # gptj names it
         made = state if self._hand_on is None else self._hand_on(state)
         return (made, None, None) if "shared_kv" in options else made
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from transformers.cache_utils import Cache, DummyLayer
+from transformers.cache_utils import Cache, CacheLayerMixin, DummyLayer
 
 from disagg.api.layout import Layout, SplitLayout
 from disagg.engines.model.architectures import Architecture
@@ -86,6 +86,12 @@ class PreallocatedCache(Cache):
         self._total, self._after = total, 0
         self._on_rows, self._on_state = on_rows, on_state
 
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Tokens so far, which layers with nothing but a state do not count."""
+        if any(isinstance(layer, CacheLayerMixin) for layer in self.layers):
+            return int(super().get_seq_length(layer_idx))
+        return self._after
+
     def begin(self, tokens: int) -> None:
         """The next `tokens` tokens are about to be computed."""
         self._after = self.get_seq_length() + tokens
@@ -149,6 +155,7 @@ class PreallocatedCache(Cache):
             self._report(number, first, keys, values)
 
     def _count(self, tokens: int) -> None:
+        self._after = tokens
         for layer in self.layers:
             if isinstance(layer, UncomputedLayer):
                 layer.seen = tokens

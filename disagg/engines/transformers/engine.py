@@ -17,6 +17,8 @@ from disagg.config import EngineOptions
 from disagg.engines.base import AnswerRequest, ChunkScores, EmittingEngine, Logits, Token
 from disagg.engines.base.scores import scored_chunk
 from disagg.engines.model.architectures import architecture_of
+from disagg.engines.model.architectures.base import LoadedByTransformers, Patch
+from disagg.engines.model.architectures.patches import TRANSFORMERS_PATCHES
 from disagg.engines.model.bans import bans, ends_of
 from disagg.engines.model.prefix_cache import salted
 from disagg.engines.model.profile import verdict
@@ -36,9 +38,16 @@ _log = logging.getLogger(__name__)
 class TransformersPrefillEngine(EmittingEngine):
     """A EmittingEngine."""
 
-    def __init__(self, source: str | Path, context: int, options: EngineOptions) -> None:
-        """Load the model in folder (or hub id) `source` to serve `context` tokens. ModelError if that fails,
-        PreflightRefused if transformers does not compute what the checkpoint describes."""
+    def __init__(
+        self,
+        source: str | Path,
+        context: int,
+        options: EngineOptions,
+        *,
+        patches: Sequence[Patch] = TRANSFORMERS_PATCHES,
+    ) -> None:
+        """Load the model in folder (or hub id) `source` to serve `context` tokens. patches: those to try. ModelError if
+        that fails, PreflightRefused if transformers does not compute what the checkpoint describes."""
         if options.threads is not None:
             torch.set_num_threads(options.threads)
         reference = Reference.open(source, context)
@@ -48,8 +57,10 @@ class TransformersPrefillEngine(EmittingEngine):
         self._model = load_model(reference.path, options, self._device, loaded)
         self._chunk_tokens = options.chunk_tokens
         described = reference.described(loaded)
+        by_transformers = LoadedByTransformers(self._model, reference.text_config)
+        patched = [finding for patch in patches for finding in patch.apply(by_transformers)]
         actual = measure(self._model, described)
-        findings = verdict(described, actual)
+        findings = verdict(described, actual, patched)
         self._layout = reference.layout(options.dtype)
         self._held = make_prefix_cache(self._layout, options.max_held_bytes)
         plan = CachePlan(self._layout, reference.split, architecture_of(reference.text_config))

@@ -114,13 +114,23 @@ def _first_layers(model_class: Any, layers: int) -> Any:
             super().__init__(config, *args, **kwargs)
             _name_decoder(self)
             decoder, output = self.get_decoder(), self.get_output_embeddings()
-            decoder.layers = decoder.layers[:layers]
+            setattr(decoder, _layers_name(decoder), decoder_layers(self)[:layers])
             if not getattr(config, "tie_word_embeddings", False):
                 for name in [name for name, module in self.named_children() if module is output]:
                     setattr(self, name, torch.nn.Identity())
 
     FirstLayers.__name__ = model_class.__name__
     return FirstLayers
+
+
+def decoder_layers(model: Any) -> Any:
+    """The list of the model's layers."""
+    decoder = model.get_decoder()
+    return getattr(decoder, _layers_name(decoder))
+
+
+def _layers_name(decoder: Any) -> str:
+    return "layers" if hasattr(decoder, "layers") else "h"
 
 
 def _is_of_text(config: Any) -> bool:

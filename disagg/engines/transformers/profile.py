@@ -18,6 +18,7 @@ from disagg.api.layout import LayerLayout, StateTensor
 from disagg.engines.model.architectures import Architecture, architecture_of
 from disagg.engines.model.architectures.base import layer_kinds
 from disagg.engines.model.profile import LayerProfile, ModelProfile, Rope
+from disagg.engines.transformers.load import decoder_layers
 from disagg.errors import ModelError
 
 _PROBE_POSITION = 3  # turns the fastest pair by several degrees in any rope, and is exact in every dtype
@@ -54,7 +55,8 @@ def _layers_at(model: Any, position: int) -> list[Any]:
     ids = torch.tensor([[config.vocab_size // 2]], device=model.device)
     positions = torch.full_like(ids, position)
     with torch.inference_mode():
-        model.base_model(input_ids=ids, position_ids=positions, past_key_values=cache, use_cache=True)
+        name = architecture_of(config).cache_argument
+        model.base_model(input_ids=ids, position_ids=positions, use_cache=True, **{name: cache})
     return list(cache.layers)
 
 
@@ -88,7 +90,8 @@ def _profile(model: Any, index: int, here: Any, there: Any) -> LayerProfile:
         window,
         states,
     )
-    turned = _turned(here.keys, there.keys) or _turned(here.values, there.values)
+    learned = hasattr(model.get_decoder(), "wpe")  # a vector of each position, which is in every layer's input
+    turned = not learned and (_turned(here.keys, there.keys) or _turned(here.values, there.values))
     return LayerProfile(layout, _module_rope(model, index) if turned else None)
 
 
@@ -122,6 +125,10 @@ def _module_rope(model: Any, layer: int) -> Rope | None:
                 tuple(float(f) for f in frequencies.double().cpu()),
                 float(getattr(module, f"{prefix}attention_scaling")),
             )
+    table = getattr(getattr(decoder_layers(model)[layer], "attn", None), "embed_positions", None)
+    if table is not None:  # [positions, sines and cosines]
+        sines, cosines = table[1].double().cpu().chunk(2)
+        return Rope(tuple(torch.atan2(sines, cosines).tolist()))
     raise ModelError(
         f"model type {config.model_type!r}: the frequencies of its rotary module cannot be found",
         "this architecture cannot be handed over",

@@ -14,6 +14,7 @@ import torch
 from disagg.engines.base import ChunkScores, PromptAndAnswer, PromptRun, Token
 from disagg.engines.staging import RowEmitter
 from disagg.engines.transformers.cache import CachePlan, OnRows, OnState, PreallocatedCache
+from disagg.engines.transformers.load import decoder_layers
 from disagg.engines.transformers.sampling import Sampler
 from disagg.errors import ModelError
 
@@ -154,7 +155,7 @@ class Forward:
         self._free = free
         self._running: PreallocatedCache | None = None
         self._last: int | None = None  # the layer after which the running pass ends; None: the model's last
-        for index, layer in enumerate(model.get_decoder().layers):
+        for index, layer in enumerate(decoder_layers(model)):
             layer.register_forward_hook(partial(self._layer_done, index))
 
     def cache(
@@ -230,7 +231,7 @@ class Forward:
             cache.begin(len(tokens))
             self._running = cache
             try:
-                return module(input_ids=ids, past_key_values=cache, use_cache=True)
+                return module(input_ids=ids, use_cache=True, **{self._plan.architecture.cache_argument: cache})
             finally:
                 self._running = None
 

@@ -14,9 +14,11 @@ from disagg.errors import ConfigError
 from disagg.extras import DISK_BYTES
 from disagg.fleet.conditions import memory
 from disagg.fleet.conditions.memory import Fit
-from disagg.fleet.facts.findings import Finding, fault
+from disagg.fleet.facts.findings import Finding, fault, note, ok, warning
 from disagg.fleet.facts.host import HostFacts, Python
 from disagg.nvidia import GPU, OLDEST_DRIVER
+from disagg.planning.sizing import local_config
+from disagg.planning.verdicts import verdict
 from disagg.units import counted, size
 from disagg.version import OLDEST_PYTHON
 
@@ -71,6 +73,11 @@ def _memory(one: Subject) -> Iterator[Finding]:
     yield from memory.unmet_together(found, others)
 
 
+def _verdicts(one: Subject) -> Iterator[Finding]:
+    for served in one.fleet.run_by(one.host):
+        yield from model_verdict(one.fleet, served, one.files.get(served.model, ({}, 0))[0])
+
+
 CONDITIONS: Final = (
     Condition("system", lambda one: system(one.facts)),
     Condition("engine", lambda one: engine(one.host, one.facts)),
@@ -81,6 +88,7 @@ CONDITIONS: Final = (
     Condition("nodes", lambda one: nodes(one.fleet, one.host)),
     Condition("python", lambda one: unmet_python(one.host, one.fleet.deploy, one.facts)),
     Condition("memory", _memory),
+    Condition("verdict", _verdicts),
 )
 
 
@@ -185,6 +193,25 @@ def disk(host: Host, facts: HostFacts, needed: int) -> Iterator[Finding]:
     elif facts.disk_free is not None and needed > facts.disk_free:
         text = f"{facts.home} has {size(facts.disk_free)} free, and this needs about {size(needed)}"
         yield fault("disk", text, f"make room, or see what is large: du -sh {facts.paths.root}/*")
+
+
+def model_verdict(fleet: Fleet, host: Host, config: Mapping[str, Any]) -> Iterator[Finding]:
+    """Whether the host's model can be handed over, as far as its config.json shows. config: of the files there; without
+    it, of those here. Nothing if neither is known."""
+    if host.gateway or host.simulated or not host.engine.kind.loads:
+        return
+    title = host.engine.kind.title
+    config = config or local_config(fleet.models[host.model].sources.get(host.engine.name, ""))
+    found = verdict(config, host.engine.name) if config else None
+    if found is None:
+        return
+    text = f"{host.model} ({found.model_type}) with {title}: {found}"
+    if found.sure:
+        yield fault("verdict", text, "use another model")
+    elif found.state == "refused":
+        yield warning("verdict", text, "docs/architectures.md; disagg start compares the model itself")
+    else:
+        yield note("verdict", text) if found.state == "unknown" else ok("verdict", text)
 
 
 def environment_bytes(extras: tuple[str, ...], site_packages: bool) -> int:

@@ -89,7 +89,7 @@ def planner(installation: Installation, replace_token: bool = False) -> Planner:
         if reasons:
             return planning.refused(host, *reasons)
         made = planning.plan(wanted, facts)
-        return replace(made, notes=(*made.notes, *(f"{one.text}: {one.hint}" for one in noted)))
+        return replace(made, notes=(*made.notes, *(": ".join(filter(None, (one.text, one.hint))) for one in noted)))
 
     return make_plan
 

@@ -42,6 +42,7 @@ def findings(fleet: Fleet, readings: HostReadings, status: HostStatus | None, to
         *_gpu(readings, about("gpu")),
         *_wired_limit(subject),
         *(one for name in host.all_models if not host.simulated for one in _model(readings, name)),
+        *about("verdict"),
         *((about("service") or [_service(readings)]) if placement.deployed else ()),
         *(_token(readings, token) if placement.deployed else ()),
         *_server(readings, status),
@@ -62,6 +63,8 @@ def _subject(fleet: Fleet, readings: HostReadings) -> Subject:
 
 
 def _then_deploy(readings: HostReadings, found: Finding) -> Finding:
+    if not found.hint:
+        return found
     again = f"; then: disagg deploy --host {readings.host.name}" if readings.host.server_kind.deployed else ""
     return Finding(found.check, found.level, found.text, found.hint + again)
 

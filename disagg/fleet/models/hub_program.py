@@ -1,10 +1,11 @@
 """Downloads a model from the hub on a host, in its deployed environment; resumes an earlier download.
 
-    REPOSITORY CACHE   CACHE: the hub's cache, "" for its default
+    REPOSITORY CACHE [config]   CACHE: the hub's cache, "" for its default. config: of all files only config.json
 
 Then compares every file with the checksum that is its name in the hub's cache. Prints a JSON line {"blobs", "files"}
 if the hub lists them, with the folder of the cache and [name there, bytes] of each file; then the hub's own progress,
-at the end a JSON line {"folder", "checked"}. Exits with code 3 and {"error"} if it fails.
+at the end a JSON line {"folder", "checked"}; of config.json alone {"config"}. Exits with code 3 and {"error"} if it
+fails.
 """
 
 from __future__ import annotations
@@ -50,14 +51,19 @@ def digest(path: str, width: int) -> str:
             total.update(piece)
 
 
-def main(repository: str, cache: str) -> None:
+def main(repository: str, cache: str, only: str = "") -> None:
     try:
-        from huggingface_hub import snapshot_download
+        from huggingface_hub import hf_hub_download, snapshot_download
     except ImportError:
         fail("huggingface_hub is not installed in this environment")
     place = os.path.expanduser(cache) if cache else None
-    announce(repository, place)
+    if not only:
+        announce(repository, place)
     try:  # the hub's errors are OSErrors; a bad id is a ValueError
+        if only:
+            with open(hf_hub_download(repository, "config.json", cache_dir=place), encoding="utf-8") as file:
+                sys.stdout.write("\n" + json.dumps({"config": json.load(file)}) + "\n")
+            return
         for _ in range(2):
             folder = snapshot_download(repository, allow_patterns=PATTERNS, ignore_patterns=["*/*"], cache_dir=place)
             wrong, count = check(folder)

@@ -17,6 +17,7 @@ from disagg.fleet.deploy.steps import Refusal
 from disagg.fleet.facts.host import HostFacts
 from disagg.fleet.facts.python import last_json, run_program
 from disagg.fleet.machine.machine import Machine
+from disagg.planning.verdicts import verdict
 
 PROGRAM: Final = Path(__file__).with_name("inventory_program.py")
 SERVICES_CACHE: Final = "~/.cache/huggingface/hub"
@@ -118,6 +119,11 @@ class ModelInventory:
     @property
     def host(self) -> Host:
         return self.required.host
+
+    @property
+    def verdict(self) -> str:
+        """Whether the model can be handed over with the host's engine, by its config.json; "" without one."""
+        return str(verdict(self.model.config, self.host.engine.name)) if self.model.config else ""
 
     @property
     def model(self) -> StoredModel:

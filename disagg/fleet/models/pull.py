@@ -9,6 +9,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -16,9 +17,10 @@ from disagg.config import Fleet, Host
 from disagg.config.addresses import same_machine
 from disagg.errors import CommandFailed, DisaggError, FleetError
 from disagg.fleet.facts.host import read_host_facts
-from disagg.fleet.facts.python import HostPython, json_or_none, python_on, run_program, server_python
+from disagg.fleet.facts.python import HostPython, json_or_none, last_json, python_on, run_program, server_python
 from disagg.fleet.machine.connect import Connect, Machines, machine_for
 from disagg.fleet.machine.fan_out import each
+from disagg.fleet.machine.machine import CommandResult
 from disagg.fleet.models.copy import copy
 from disagg.fleet.models.inventory import (
     ModelInventory,
@@ -28,11 +30,13 @@ from disagg.fleet.models.inventory import (
     required_model,
     stored_models,
 )
+from disagg.planning.verdicts import verdict
 
 HUB: Final = Path(__file__).with_name("hub_program.py")
 PASSED_ON: Final = ("HF_TOKEN", "HF_ENDPOINT")
 """Variables passed on from this machine's environment if set: the key of a gated model, a mirror of the hub."""
 _LONGEST_S: Final = 24 * 3600.0
+_LONGEST_FILE_S: Final = 120.0
 
 
 OnProgress = Callable[[Host, str, str], None]
@@ -165,19 +169,25 @@ class Models:
     def _download(self, inventory: ModelInventory, on_progress: OnProgress) -> int:
         host, source = inventory.host, inventory.required.source
         passed = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
+        hub = partial(run_program, self.machines[host], inventory.hub_python, HUB, environment=passed)
         try:
-            run_program(
-                self.machines[host],
-                inventory.hub_python,
-                HUB,
-                (source, cache_of(host)),
-                environment=passed,
+            found = hub(argv=(source, cache_of(host), "config"), timeout=_LONGEST_FILE_S)
+            self._require_served(host, source, found)
+            hub(
+                argv=(source, cache_of(host)),
                 timeout=_LONGEST_S,
                 on_line=lambda line: on_progress(host, f"download {source}", line),
             )
         except CommandFailed as error:
             raise _hub_error(error, host, source) from error
         return stored_models(self.machines[host], inventory.python, host, [source])[source].bytes
+
+    def _require_served(self, host: Host, source: str, printed: CommandResult) -> None:
+        """FleetError if the config.json that the hub has shows that the model cannot be handed over."""
+        config = last_json(printed, self.machines[host], HubConfig).config
+        found = verdict(config, host.engine.name)
+        if found.sure:
+            raise FleetError(f"{host.name}: {source} was not downloaded: {found.why}", "use another model")
 
     def _copy(
         self, task: PullTask, inventory: ModelInventory, source_host: ModelInventory, on_progress: OnProgress
@@ -198,6 +208,13 @@ class Models:
                 progress,
             )
         return PullResult(task.host, task.source, "copied", copied.bytes, source_host=source_host.host.name)
+
+
+@dataclass(frozen=True, slots=True)
+class HubConfig:
+    """What the program prints of a repository: its config.json."""
+
+    config: Mapping[str, Any]
 
 
 def _hub_error(error: CommandFailed, host: Host, source: str) -> FleetError:

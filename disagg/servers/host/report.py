@@ -30,8 +30,8 @@ from disagg.api.status import (
 from disagg.config import Fleet, Host, Model, served_digest
 from disagg.engines.base import EngineInfo, PrefillEngine
 from disagg.engines.decoding import DecodeEngine
-from disagg.engines.model.architectures.verified import verified
 from disagg.errors import DisaggError, ServerUnavailable
+from disagg.planning.verdicts import verified
 from disagg.servers.host.admission import Admission, retry_after
 from disagg.servers.host.health import EngineHealth, EngineProgress
 from disagg.servers.host.record import RequestRecord

@@ -19,7 +19,9 @@ from tests.engines.architectures.configs.rewrite import (
     add_part_that_reads_images,
     add_unused_projections,
     fuse_experts,
+    name_outputs,
     put_into_multimodal,
+    split_convolutions,
 )
 from tests.engines.architectures.handoff import hand_over
 
@@ -64,6 +66,10 @@ def make(config: Mapping[str, Any], folder: Path) -> None:
     tiny_models.make_from(config, folder)
     if config["model_type"] == "qwen3_5_moe":
         fuse_experts(folder)
+    if config["model_type"] == "bailing_hybrid":
+        name_outputs(folder)
+    if config["model_type"] == "olmo_hybrid":
+        split_convolutions(folder)
 
 
 @contextmanager

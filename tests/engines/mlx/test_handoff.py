@@ -15,12 +15,11 @@ from tests.deadlines import wait_until
 from tests.engines.mlx.mlx_parts import Collector, Engines, References, prompt, start
 from tests.tiny_models import ARCHITECTURES, WINDOW
 
-SERVED = [name for name in ARCHITECTURES if name != "mistral_windowed"]  # mlx-lm ignores that window
 WINDOWED = ["gpt_oss", "gemma3_text", "cohere2"]
 LENGTHS = (1, 2, WINDOW - 1, WINDOW, WINDOW + 1, WINDOW + 2, 3 * WINDOW + 7)
 
 
-@pytest.mark.parametrize("architecture", SERVED)
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_a_handed_over_prompt_gives_the_tokens_of_both_frameworks_alone(
     architecture: Any, mlx_engine: Engines, reference: References
 ) -> None:
@@ -38,7 +37,7 @@ def test_a_handed_over_prompt_gives_the_tokens_of_both_frameworks_alone(
     assert alone.timing.computed_prompt_tokens == len(tokens)
 
 
-@pytest.mark.parametrize("architecture", SERVED)
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_the_kv_of_another_prompt_changes_the_answer(
     architecture: Any, mlx_engine: Engines, reference: References
 ) -> None:
@@ -114,7 +113,7 @@ class Scribbler(Collector):
         super().on_tokens(tokens, timing)
 
 
-@pytest.mark.parametrize("architecture", SERVED)
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_by_the_first_token_the_received_memory_may_be_written_over(
     architecture: Any, mlx_engine: Engines, reference: References
 ) -> None:

@@ -16,7 +16,7 @@ from transformers import AutoConfig
 from disagg.config import DType, EngineOptions
 from disagg.engines.mlx.engine import MLXDecodeEngine
 from disagg.engines.mlx.load import flat_config, load, select_device
-from disagg.engines.model.architectures.gpt_oss import transposed_experts
+from disagg.engines.model.architectures.experts import transposed_experts
 from disagg.errors import ModelError
 from tests.engines.mlx.mlx_parts import Engines, prompt, start
 from tests.tiny_models import ARCHITECTURES, TinyModel

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import mlx.core as mx
@@ -17,8 +16,9 @@ from disagg.config import EngineOptions
 from disagg.engines.mlx.engine import MLXDecodeEngine
 from disagg.engines.mlx.load import load
 from disagg.engines.mlx.profile import measure, probe, rope_modules
-from disagg.engines.model.architectures import LoadedByMLX
-from disagg.engines.model.architectures.gpt_oss import untruncated_yarn
+from disagg.engines.model.architectures.base import LoadedByMLX
+from disagg.engines.model.architectures.plain import stated_ropes
+from disagg.engines.model.reference import Reference
 from disagg.errors import PreflightRefused
 from tests.engines.mlx.mlx_parts import Engines
 from tests.tiny_models import WINDOW, TinyModel
@@ -88,13 +88,13 @@ def test_measuring_leaves_the_model_as_it_was(tiny: TinyModel) -> None:
     assert [type(layer.self_attn.rope) for layer in model.layers] == before
 
 
-def test_a_window_that_mlx_lm_ignores_is_refused_by_name(tiny: TinyModel) -> None:
+def test_a_window_that_mlx_lm_ignores_is_refused_by_name_without_the_patch(tiny: TinyModel) -> None:
     with pytest.raises(PreflightRefused, match=f"mlx-lm ignores sliding_window={WINDOW}.*on layers 0-2"):
-        MLXDecodeEngine(tiny("mistral_windowed"), 8192, OPTIONS)
+        MLXDecodeEngine(tiny("mistral_windowed"), 8192, OPTIONS, patches=())
 
 
-def test_the_ignored_window_is_served_where_the_context_fits_it(tiny: TinyModel) -> None:
-    engine = MLXDecodeEngine(tiny("mistral_windowed"), WINDOW, OPTIONS)
+def test_a_window_that_the_context_fits_needs_no_patch(tiny: TinyModel) -> None:
+    engine = MLXDecodeEngine(tiny("mistral_windowed"), WINDOW, OPTIONS, patches=())
 
     assert {layer.kind for layer in engine.info.layout.layers} == {"sliding"}, "as the prefill host names them"
     engine.warm_up()
@@ -111,31 +111,28 @@ def test_the_patch_sets_the_frequencies_and_is_reported(mlx_engine: Engines) -> 
 
     (rope,) = [finding for finding in info.preflight if finding.component == "rope"]
     assert rope.status == "patched"
-    assert "truncate: false" in rope.detail
+    assert "set from the reference" in rope.detail
     assert {finding.status for finding in info.preflight if finding is not rope} == {"ok"}
 
 
-def test_a_yarn_scale_that_mlx_lm_ignores_is_refused_although_frequencies_are_patched(
-    tiny: TinyModel, tmp_path: Path
-) -> None:
+def test_the_patch_sets_a_scale_that_mlx_lm_ignores(tiny: TinyModel, tmp_path: Path) -> None:
     folder = shutil.copytree(tiny("gpt_oss_yarn"), tmp_path / "model")
     config = json.loads((folder / "config.json").read_text())
     config["rope_scaling"]["attention_factor"] = 1.5  # transformers applies it, mlx-lm ignores it
     (folder / "config.json").write_text(json.dumps(config))
 
-    with pytest.raises(PreflightRefused, match=r"scales rotated vectors by 1\.34\d* instead of 1\.5"):
-        MLXDecodeEngine(folder, 8192, OPTIONS)
+    engine = MLXDecodeEngine(folder, 8192, OPTIONS)
+    assert [present(layer.rope).scale for layer in engine.info.profile.layers] == pytest.approx([1.5] * 4)
+    engine.close()
 
 
-def test_a_yarn_difference_of_another_cause_than_truncate_is_not_patched(tiny: TinyModel, mlx_engine: Engines) -> None:
-    loaded = load(tiny("gpt_oss_yarn"), dtype="float32", device=mx.cpu)
+def test_ropes_that_turn_as_the_reference_states_stay_mlx_lms_own(tiny: TinyModel) -> None:
+    loaded = load(tiny("llama3"), dtype="float32", device=mx.cpu)
+    before = [type(rope) for *_, rope in rope_modules(loaded.model)]
+    reference = Reference.open(tiny("llama3"), 8192)
     measured = measure(loaded.model).layers
-    reference = mlx_engine("gpt_oss_yarn").info.profile
-    config = {**loaded.config, "rope_scaling": {**loaded.config["rope_scaling"], "truncate": True}}
-    whole = LoadedByMLX(loaded.model, loaded.config, reference, measured, tuple(rope_modules(loaded.model)))
+    ropes = tuple(rope_modules(loaded.model))
+    whole = LoadedByMLX(loaded.model, loaded.config, reference.text_config, reference.profile, measured, ropes)
 
-    assert untruncated_yarn(replace(whole, config=config)) == []
-    assert measure(loaded.model).layers == measured
-    assert untruncated_yarn(whole)
-    for now, wanted in zip(measure(loaded.model).layers, reference.layers, strict=True):
-        assert present(now.rope).inv_freq == pytest.approx(present(wanted.rope).inv_freq, rel=1e-6)
+    assert stated_ropes(whole) == []
+    assert [type(rope) for *_, rope in rope_modules(loaded.model)] == before

@@ -16,7 +16,7 @@ from disagg.engines.mlx import span
 from disagg.engines.mlx.engine import MLXDecodeEngine
 from disagg.engines.mlx.load import LoadedModel, prepare
 from disagg.engines.mlx.span import Spans, with_layers
-from disagg.engines.model.architectures import MLX_PATCHES
+from disagg.engines.model.architectures.patches import MLX_PATCHES
 from disagg.engines.model.reference import EngineInfo
 from disagg.errors import ModelError
 from tests.engines.architectures import pairs

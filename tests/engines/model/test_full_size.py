@@ -18,7 +18,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 
 from disagg.api.layout import LayerLayout
 from disagg.engines.mlx.profile import probe, rope_modules
-from disagg.engines.model.architectures import MLX_PATCHES, LoadedByMLX
+from disagg.engines.model.architectures.base import LoadedByMLX
+from disagg.engines.model.architectures.patches import MLX_PATCHES
 from disagg.engines.model.profile import LayerProfile, ModelProfile, Rope, rope_differences
 from disagg.engines.model.reference import Reference
 from disagg.planning.checkpoint import config_size
@@ -64,14 +65,14 @@ def in_torch(folder: Path) -> Any:
 
 
 @pytest.fixture(scope="module")
-def in_mlx(folder: Path, reference: ModelProfile) -> Iterator[Any]:
+def in_mlx(folder: Path, opened: Reference, reference: ModelProfile) -> Iterator[Any]:
     """Its arrays are lazy: none of the weights is evaluated."""
     config = json.loads((folder / "config.json").read_text())
     model_class, arguments = _get_classes(config)
     model = model_class(arguments.from_dict(config))
-    loaded = LoadedByMLX(model, config, reference, mlx_layers(model), tuple(rope_modules(model)))
+    loaded = LoadedByMLX(model, config, opened.text_config, reference, mlx_layers(model), tuple(rope_modules(model)))
     for patch in MLX_PATCHES:
-        patch(loaded)
+        patch.apply(loaded)
     yield model
     mx.clear_cache()
 

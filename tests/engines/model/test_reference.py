@@ -206,23 +206,13 @@ def test_latent_attention_of_an_unknown_form_is_refused(tiny: TinyModel, tmp_pat
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"model_type": "deepseek_v3", "rope_interleave": False}, "mlx-lm ignores rope_interleave"),
-        ({"model_type": "glm4_moe_lite", "rope_interleave": False}, "mlx-lm ignores rope_interleave"),
-        ({"model_type": "qwen2_moe", "norm_topk_prob": True}, "mlx-lm ignores norm_topk_prob"),
-        (
-            {"model_type": "granitemoehybrid", "layer_types": ["mamba"] * 3, "mamba_n_groups": 2},
-            "normalises all groups",
-        ),
-        ({"model_type": "mamba"}, "linear_attention"),
+        ({"model_type": "minimax"}, "another model's, MiniMax-M2"),
+        ({"model_type": "recurrent_gemma"}, "those of one prompt at a time"),
+        ({"model_type": "mamba2", "num_heads": 8, "head_dim": 16, "time_step_limit": [0.001, 0.1]}, "limits its time"),
         ({"model_type": "minicpm3", "v_head_dim": 8}, "mlx-lm ignores v_head_dim = 8, and has 16"),
         ({"model_type": "deepseek_v32", "index_n_heads": 4}, "its indexers have 4 heads"),
-        ({"model_type": "deepseek_v3", "num_experts_per_tok": 1}, "mlx-lm ignores norm_topk_prob if"),
-        ({"model_type": "gpt2"}, "a learned vector of each position"),
-        (
-            {"model_type": "gpt_bigcode"},
-            "mlx-lm fails on several prompts in one batch: it computes the positions of one",
-        ),
-        ({"model_type": "gptj"}, "a table of its rotary angles"),
+        ({"model_type": "gpt2", "scale_attn_by_inverse_layer_idx": True}, "how its config.json scales attention"),
+        ({"model_type": "gptj", "activation_function": "relu"}, "ignores activation_function=relu"),
     ],
 )
 def test_models_that_the_frameworks_compute_otherwise_are_refused(

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from disagg.engines.transformers.engine import TransformersPrefillEngine
+from disagg.engines.transformers.load import decoder_layers
 from disagg.kv.blocks import Block, ChunkEnd, HiddenBlock, KVBlock, StateBlock
 
 
@@ -62,7 +63,7 @@ def hidden_states(engine: TransformersPrefillEngine, tokens: Sequence[int], laye
     """What the layer `layers` of the whole model gets, in one pass without a cache."""
     given: list[torch.Tensor] = []
     model = engine._model
-    hook = model.get_decoder().layers[layers].register_forward_pre_hook(lambda module, args: given.append(args[0][0]))
+    hook = decoder_layers(model)[layers].register_forward_pre_hook(lambda module, args: given.append(args[0][0]))
     with torch.inference_mode():
         model.base_model(input_ids=torch.tensor([list(tokens)]), use_cache=False)
     hook.remove()

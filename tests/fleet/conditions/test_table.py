@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import json
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +13,7 @@ from rich.console import Console
 
 from disagg.cli.views.plans import plan_view
 from disagg.config import Deploy, EngineOptions, Fleet, Host, Model
-from disagg.fleet.conditions.table import CONDITIONS, Subject
+from disagg.fleet.conditions.table import CONDITIONS, Subject, model_verdict
 from disagg.fleet.deploy.deployment import Deployment, DeployResult, planner
 from disagg.fleet.doctor.gather import HostReadings
 from disagg.fleet.doctor.host import findings
@@ -140,7 +142,7 @@ def test_deploy_plan_and_doctor_speak_of_each_condition_in_the_same_words(broken
 
 
 def test_no_condition_is_left_out() -> None:
-    assert {one.condition for one in BROKEN} == {one.name for one in CONDITIONS}
+    assert {one.condition for one in BROKEN} | {"verdict"} == {one.name for one in CONDITIONS}, "that has its own test"
 
 
 @pytest.mark.parametrize(("host", "system"), [(spark(), "spark_bare"), (studio(), "studio_bare")])
@@ -149,3 +151,32 @@ def test_a_host_that_meets_all_conditions_is_planned_and_well(host: Host, system
     assert [one for condition in CONDITIONS for one in condition.unmet(Subject(met.fleet, host, met.facts))] == []
     report = planned(met)
     assert report.plan is not None and report.plan.refusals == ()
+
+
+@pytest.mark.parametrize(
+    ("config", "level", "text"),
+    [
+        ({"model_type": "llama"}, "ok", "qwen (llama) with transformers: exact"),
+        ({"model_type": "gpt_oss"}, "ok", "qwen (gpt_oss) with transformers: patched"),
+        ({"model_type": "nothing"}, "note", "qwen (nothing) with transformers: unknown: disagg's tests have not"),
+        ({"model_type": "minimax"}, "fault", "qwen (minimax) with transformers: refused: model type 'minimax' cannot"),
+        ({"model_type": "bitnet"}, "warning", "qwen (bitnet) with transformers: refused: mlx-lm cannot load"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_plan_and_doctor_state_the_verdict_on_a_model_by_its_config_alone(
+    tmp_path: Path, config: dict[str, Any], level: str, text: str
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    host = spark(engine=EngineOptions("transformers", device="cpu"))
+    subject = Broken("verdict", text, host, source=str(tmp_path))
+    report = planned(subject)
+    assert report.plan is not None
+    if level == "fault":
+        assert [one.cause for one in report.plan.refusals if one.cause.startswith(text)]
+    else:
+        assert text in shown(report)
+    (found,) = model_verdict(subject.fleet, host, config)
+    assert (found.level, found.text[: len(text)]) == (level, text)
+    said = findings(subject.fleet, HostReadings(host, subject.facts), None, None)
+    assert [one.level for one in said if one.check == "verdict"] == [level]

@@ -41,7 +41,7 @@ def test_hosts_in_good_health_have_nothing_but_short_lines() -> None:
 
 def test_everything_that_is_looked_at_is_named() -> None:
     assert [one.check for one in found(spark())] == [
-        "ssh", "python", "disk", "memory", "gpu", "model", "service", "token", "server",
+        "ssh", "python", "disk", "memory", "gpu", "model", "verdict", "service", "token", "server",
     ]  # fmt: skip
     assert [one.check for one in found(mac())] == [
         "ssh", "python", "disk", "memory", "wired limit", "model", "service", "token", "server", "local network",

@@ -12,6 +12,7 @@ import pytest
 from disagg.config import Fleet, Host, load
 from disagg.errors import FleetError
 from disagg.fleet.machine.local import LocalMachine
+from disagg.fleet.machine.machine import CommandResult
 from disagg.fleet.models.inventory import ModelInventory, RequiredModel, StoredModel, neighbours, remove
 from disagg.fleet.models.pull import Models, plan
 from tests.fleet.models.hub_models import REVISION, SOURCE, files, own, write_folder, write_hub
@@ -214,3 +215,22 @@ def test_a_hub_that_does_not_answer_is_a_clear_error_with_what_to_do(
     assert "someone/tiny-model cannot be downloaded from the hub" in present(done.error).message
     assert "HF_ENDPOINT" in present(done.error).hint
     assert lines[0] == "download someone/tiny-model"
+
+
+def test_a_model_that_cannot_be_served_is_not_downloaded_beyond_its_config(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Sequence[str]] = []
+
+    def hub(machine: Any, python: str, program: Path, argv: Sequence[str], **options: Any) -> CommandResult:
+        asked.append(argv)
+        return CommandResult(0, '{"config": {"model_type": "minimax"}}\n', "")
+
+    monkeypatch.setattr("disagg.fleet.models.pull.run_program", hub)
+    fleet = load(HOSTS_TOML)
+    host = fleet.hosts["dgx-spark-1"]
+    machine: Any = LocalMachine("dgx-spark-1")
+    with Models(fleet, lambda host: machine) as models:
+        (done,) = models.pull([inventory(host)], [host], ignored)
+    assert "was not downloaded: model type 'minimax' cannot be served" in present(done.error).message
+    assert [one[-1] for one in asked] == ["config"]

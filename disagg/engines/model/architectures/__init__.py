@@ -3,16 +3,17 @@ the text model (`model_type`). Frameworks are imported by what runs in them, and
 
 base      an architecture, and plain attention, which needs no entry here
 lfm2      layers of a short convolution
-delta     gated delta nets: qwen3_next, qwen3_5, kimi_linear
-mamba     Mamba 2: nemotron_h, falcon_h1, granitemoehybrid
+delta     gated delta nets: qwen3_next, qwen3_5, kimi_linear, bailing_hybrid, olmo_hybrid
+mamba     Mamba: mamba, falcon_mamba, jamba; Mamba 2: mamba2, nemotron_h, falcon_h1, granitemoehybrid
 latent    latent attention: deepseek, glm4_moe_lite
 indexed   sparse attention: deepseek_v32, glm_moe_dsa
 llama4    attention within chunks of the prompt
-cohere    rotation on sliding layers only: cohere2, exaone4, afmoe
-gemma     streams beside the hidden state: gemma3n
-experts   mixtures that a framework computes otherwise: qwen2_moe, olmoe, ernie4_5_moe
-gpt_oss   its experts, and its YaRN
-verified  which of all architectures disagg itself was run with
+cohere    rotation on sliding layers only, or twice the heads: cohere2, exaone4, afmoe, mimo_v2_flash
+gemma     gemma2's masks; streams beside the hidden state: gemma3n
+experts   mixtures that a framework misreads: gpt_oss, qwen2_moe, olmoe, ernie4_5_moe, jamba
+gpt       positions as learned vectors, or rotations from a table: gpt2, gpt_bigcode, gptj
+plain     windows and rotary embeddings that mlx-lm leaves out
+patches   the table of all patches
 
 docs/architectures.md describes how to add one.
 """
@@ -28,18 +29,18 @@ from disagg.engines.model.architectures import (
     delta,
     experts,
     gemma,
-    gpt_oss,
+    gpt,
     indexed,
     latent,
     lfm2,
     llama4,
     mamba,
 )
-from disagg.engines.model.architectures.base import Architecture, LoadedByMLX, Patch, refused
+from disagg.engines.model.architectures.base import Architecture, refused
 from disagg.engines.model.profile import LayerProfile
 from disagg.errors import ModelError
 
-__all__ = ["ARCHITECTURES", "MLX_PATCHES", "Architecture", "LoadedByMLX", "Patch", "architecture_of", "layers_of"]
+__all__ = ["ARCHITECTURES", "Architecture", "architecture_of", "layers_of"]
 
 ARCHITECTURES: Final[Mapping[str, Architecture]] = {
     **lfm2.ARCHITECTURES,
@@ -51,25 +52,11 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = {
     **cohere.ARCHITECTURES,
     **gemma.ARCHITECTURES,
     **experts.ARCHITECTURES,
-    **gpt_oss.ARCHITECTURES,
-    "bailing_hybrid": refused("its layers of linear attention are not handed over"),
-    "gpt2": refused("it adds a learned vector of each position to its inputs, which disagg cannot compare"),
-    "gpt_bigcode": refused("mlx-lm fails on several prompts in one batch: it computes the positions of one"),
-    "gptj": refused(
-        "transformers has a table of its rotary angles in place of frequencies, which disagg does not read"
-    ),
+    **gpt.ARCHITECTURES,
+    "minimax": refused("mlx-lm has a module of this name, which is another model's, MiniMax-M2"),
+    "recurrent_gemma": refused("transformers keeps its states in the model, and so those of one prompt at a time"),
 }
 """The architectures that are not plain attention as their configuration states it, or special in a framework."""
-MLX_PATCHES: Final[tuple[Patch, ...]] = (
-    gpt_oss.untruncated_yarn,
-    mamba.lengths_of_mamba,
-    mamba.unlimited_time_steps,
-    experts.biased_experts,
-    indexed.indexer_norms,
-    latent.kept_latents,
-    llama4.batched_chunks,
-)
-
 _PLAIN: Final = Architecture()
 
 
@@ -90,7 +77,7 @@ def layers_of(config: Any, folder: Path) -> tuple[LayerProfile, ...]:
     architecture = architecture_of(config)
     reasons = {
         "it is not a decoder alone": getattr(config, "is_encoder_decoder", False),
-        "it has no attention layers of a known form": not hasattr(config, "num_attention_heads"),
+        "it has no layers of a known form": not (architecture.kinds or hasattr(config, "num_attention_heads")),
         "its attention is bidirectional": getattr(config, "use_bidirectional_attention", None) in (True, "all"),
         (refusal := architecture.refusal(config) or experts.single_expert(config)): refusal,
     }
@@ -100,8 +87,8 @@ def layers_of(config: Any, folder: Path) -> tuple[LayerProfile, ...]:
         layers = architecture.layers(config)
     except (AttributeError, TypeError, ValueError, KeyError, IndexError) as error:
         raise cannot_be_served(f"its configuration is of an unknown form: {error}") from error
-    if not any(layer.layout.kv_heads for layer in layers):
-        raise cannot_be_served("no layer of it has attention, and its KV no tokens")
+    if not layers:
+        raise cannot_be_served("none of its layers keeps anything between tokens")
     return layers
 
 

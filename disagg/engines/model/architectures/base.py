@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 from disagg.api.layout import LayerLayout, StateTensor
 from disagg.api.status import PreflightFinding
@@ -148,7 +148,8 @@ class Architecture:
     split: why two hosts cannot compute a part of its layers each; empty if they can.
     refusal_of_vllm: why vLLM alone computes it otherwise. vllm_overrides: what vLLM is to read in place of keys of
     config.json, to compute it alike. latent_epsilon: what mlx-lm normalises latent vectors with.
-    mlx_model: mlx-lm's Model as a class that also loads what mlx-lm 0.32 misreads.
+    mlx_model: mlx-lm's Model as a class that also loads what mlx-lm 0.32 misreads. cache_argument: what transformers'
+    model calls its cache.
     """
 
     kinds: Mapping[str, Shape] = field(default_factory=dict)
@@ -164,6 +165,7 @@ class Architecture:
     vllm_overrides: Callable[[Config], Mapping[str, Any]] = _nothing_else
     latent_epsilon: Callable[[Config], float | None] = _stated_epsilon
     mlx_model: Callable[[MLXModel], MLXModel] = _as_it_is
+    cache_argument: str = "past_key_values"
 
     def layers(self, config: Config) -> tuple[LayerProfile, ...]:
         """What the layers keep, in order, each with its shape and rotary embedding. ModelError for a kind of layer
@@ -198,18 +200,44 @@ def refused(reason: str) -> Architecture:
 @dataclass(frozen=True, slots=True)
 class LoadedByMLX:
     """A model that mlx-lm has loaded, and what it was measured to compute. config: config.json as mlx-lm read it.
-    ropes: (layer, parent, attribute, module) of every rotary module."""
+    text_config: transformers' configuration of the text model. ropes: (layer, parent, attribute, module) of every
+    rotary module."""
 
     model: Any
     config: Mapping[str, Any]
+    text_config: Config
     reference: ModelProfile
     measured: Sequence[LayerProfile]
     ropes: Sequence[tuple[int, Any, str, Any]]
 
+    def modules(self, kind: type) -> list[Any]:
+        """The modules of exactly this class."""
+        return [module for module in self.model.modules() if type(module) is kind]
 
-# Corrects a known difference between a loaded model and its checkpoint's reference, and nothing else: the preflight
-# refuses a model with any other difference, and the model is measured again. One finding for each correction.
-Patch = Callable[[LoadedByMLX], list[PreflightFinding]]
+
+@dataclass(frozen=True, slots=True)
+class LoadedByTransformers:
+    """A model that transformers has loaded. text_config: its configuration of the text model."""
+
+    model: Any
+    text_config: Config
+
+
+@dataclass(frozen=True, slots=True)
+class Patch:
+    """Sets right what a framework computes otherwise than the checkpoint's configuration states, and nothing else: the
+    preflight refuses a model with any other difference, and the model is measured again.
+
+    what: the difference, for people. framework, series: where it is. needed_by: the configurations of the tests that
+    are answered otherwise, or refused, without it. apply: gets what the framework has loaded; one finding for each
+    correction, none if the model does not need it.
+    """
+
+    what: str
+    framework: Literal["mlx-lm", "transformers"]
+    series: str
+    needed_by: tuple[str, ...]
+    apply: Callable[[Any], list[PreflightFinding]]
 
 
 def layer_kinds(config: Config) -> list[str]:

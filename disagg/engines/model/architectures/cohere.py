@@ -1,4 +1,5 @@
-"""Models that rotate on sliding layers only, which their configuration does not state; and cohere's norm."""
+"""Models whose sliding layers differ in what their configuration does not state: only these rotate, or they have twice
+the heads; and cohere's norm."""
 
 from __future__ import annotations
 
@@ -6,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from disagg.engines.model.architectures.base import Architecture, Config, plain_rope
+from disagg.api.layout import LayerLayout
+from disagg.engines.model.architectures.base import Architecture, Config, full, plain_rope, sliding
 from disagg.engines.model.profile import Rope
 
 
@@ -15,6 +17,17 @@ def _rope_on_sliding_layers(config: Config, layer: int, kind: str) -> Rope | Non
     if config.sliding_window is not None and kind == "full_attention":
         return None
     return plain_rope(config, layer, kind)
+
+
+def _own_values(config: Config) -> LayerLayout:
+    """mimo_v2_flash: values of a width of their own."""
+    return replace(full(config), value_dim=int(config.v_head_dim))
+
+
+def _twice_the_heads(config: Config) -> LayerLayout:
+    """Its sliding layers."""
+    layout = sliding(config)
+    return replace(layout, kv_heads=2 * layout.kv_heads, value_dim=int(config.v_head_dim))
 
 
 def _other_norm(config: Config, device: str) -> str:
@@ -35,4 +48,5 @@ ARCHITECTURES = {
     "exaone4": _SLIDING_ROPE,
     "exaone_moe": _SLIDING_ROPE,
     "afmoe": _SLIDING_ROPE,
+    "mimo_v2_flash": Architecture(kinds={"full_attention": _own_values, "sliding_attention": _twice_the_heads}),
 }

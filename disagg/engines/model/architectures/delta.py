@@ -5,19 +5,23 @@ Recurrent states are float32 whatever the model's dtype. transformers keeps each
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from disagg.api.layout import LayerLayout, StateTensor
 from disagg.engines.model.architectures.base import (
     Architecture,
     Config,
     Convolved,
+    MLXModel,
     Tensor,
     convolution_rows,
     convolution_window,
     no_rope,
+    plain_rope,
 )
-from disagg.engines.model.architectures.latent import latent
+from disagg.engines.model.architectures.latent import latent, latent_rope, pairs_together
+from disagg.engines.model.profile import Rope
 
 
 def gated_delta(config: Config) -> LayerLayout:
@@ -58,6 +62,46 @@ def kimi_delta_states(convolutions: Sequence[Tensor], recurrent: Sequence[Tensor
     return *convolution_rows(convolutions[0]).chunk(3, dim=-1), recurrent[0].transpose(-1, -2)
 
 
+def split_delta(config: Config) -> LayerLayout:
+    """olmo_hybrid: a gated delta net with three convolutions, which transformers keeps as one."""
+    keys = config.linear_num_key_heads * config.linear_key_head_dim
+    values = config.linear_num_value_heads * config.linear_value_head_dim
+    windows = (convolution_window(config.linear_conv_kernel_dim, width) for width in (keys, keys, values))
+    return LayerLayout("state", states=(*windows, gated_delta(config).states[-1]))
+
+
+def split_delta_states(convolutions: Sequence[Tensor], recurrent: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    matrix = recurrent[0].transpose(-1, -2)
+    rows = convolution_rows(convolutions[0])
+    values = matrix.shape[1] * matrix.shape[2]
+    keys = (rows.shape[-1] - values) // 2
+    return *rows.split([keys, keys, values], dim=-1), matrix
+
+
+def _rope_if_based(config: Config, layer: int, kind: str) -> Rope | None:
+    """A base that is null is none."""
+    return plain_rope(config, layer, kind) if (config.rope_parameters or {}).get("rope_theta") else None
+
+
+def _untied(config: Config) -> str:
+    tied = getattr(config, "tie_word_embeddings", False)
+    return "transformers ignores tie_word_embeddings=true, which mlx-lm applies" if tied else ""
+
+
+def with_norms_of_the_hub(model_class: MLXModel) -> MLXModel:
+    """mlx-lm's olmo_hybrid Model, as a class that also takes the hub's names of two norms, which mlx-lm 0.32 does not
+    know."""
+
+    class OlmoHybrid(model_class):
+        def sanitize(self, weights: Mapping[str, Any]) -> Any:
+            names = {"attention_layer_norm": "input_layernorm", "feedforward_layer_norm": "post_attention_layernorm"}
+            for hub, name in names.items():
+                weights = {key.replace(f".{hub}.", f".{name}."): array for key, array in weights.items()}
+            return super().sanitize(weights)
+
+    return OlmoHybrid
+
+
 _GATED_DELTA = Architecture(
     kinds={"linear_attention": gated_delta}, wire_states=gated_delta_states, convolved=gated_delta_parts
 )
@@ -71,5 +115,18 @@ ARCHITECTURES = {
         rope=no_rope,
         wire_states=kimi_delta_states,
         convolved=kimi_delta_parts,
+    ),
+    "bailing_hybrid": Architecture(
+        kinds={"linear_attention": kimi_delta, "full_attention": latent},
+        rope=latent_rope,
+        wire_states=kimi_delta_states,
+        wire_values=pairs_together,
+        refusal=_untied,
+    ),
+    "olmo_hybrid": Architecture(
+        kinds={"linear_attention": split_delta},
+        rope=_rope_if_based,
+        wire_states=split_delta_states,
+        mlx_model=with_norms_of_the_hub,
     ),
 }

@@ -1,4 +1,4 @@
-"""Mixtures of experts whose weights one framework does not normalise, or chooses without their bias."""
+"""Mixtures of experts that a framework does not read, does not normalise, or chooses without their bias."""
 
 from __future__ import annotations
 
@@ -10,10 +10,6 @@ from disagg.api.status import PreflightFinding
 from disagg.engines.model.architectures.base import Architecture, Config, LoadedByMLX, MLXModel
 
 
-def _unnormalised_experts(config: Config) -> str:
-    return "mlx-lm ignores norm_topk_prob, which transformers applies" if config.norm_topk_prob else ""
-
-
 def _unnormalised_by_vllm(config: Config, device: str) -> str:
     return "vLLM ignores norm_topk_prob, which transformers and mlx-lm apply" if config.norm_topk_prob else ""
 
@@ -22,32 +18,44 @@ def _experts_without_bias(config: Config, device: str) -> str:
     return "vLLM chooses experts without their bias on a CPU" if device == "cpu" else ""
 
 
-_UNLIKE_ALONE = (
-    "bailing_hybrid",
-    "deepseek_v3",
-    "deepseek_v32",
-    "dots1",
-    "exaone_moe",
-    "glm4_moe",
-    "glm4_moe_lite",
-    "glm_moe_dsa",
-    "kimi_linear",
-    "mimo_v2_flash",
-    "nemotron_h",
-)
-
-
 def single_expert(config: Config) -> str:
-    """Why a mixture that chooses one expert for a token is refused: transformers divides its weight by itself."""
+    """Why a mixture that chooses one expert for a token is refused, whose weight transformers divides by itself. Others
+    are set right: `single_experts`."""
     alone = getattr(config, "num_experts_per_tok", None) == 1 and getattr(config, "norm_topk_prob", False)
-    if not alone or config.model_type not in _UNLIKE_ALONE:
+    if not alone or config.model_type != "kimi_linear":
         return ""
     return "mlx-lm ignores norm_topk_prob if num_experts_per_tok is 1, which transformers applies"
 
 
+def with_float_experts(model_class: MLXModel) -> MLXModel:
+    """mlx-lm's gpt_oss Model, as a class that also takes float experts; MXFP4 ones are what mlx-lm expects."""
+
+    class GptOss(model_class):
+        def sanitize(self, weights: dict[str, Any]) -> Any:
+            return super().sanitize(transposed_experts(weights))
+
+    return GptOss
+
+
+def transposed_experts(weights: Mapping[str, Any]) -> dict[str, Any]:
+    """Float gpt_oss experts, [experts, in, out] as transformers saves them, as [experts, out, in] `.weight`s.
+
+    MXFP4 checkpoints name theirs `_blocks` and `_scales`; they are returned unchanged.
+    """
+    from mlx import core as mx
+
+    suffixes = ("experts.gate_up_proj", "experts.down_proj")
+    return {
+        f"{name}.weight" if name.endswith(suffixes) else name: mx.contiguous(array.swapaxes(-1, -2))
+        if name.endswith(suffixes)
+        else array
+        for name, array in weights.items()
+    }
+
+
 def with_expert_bias(model_class: MLXModel) -> MLXModel:
     """mlx-lm's ernie4_5_moe Model, as a class that loads the bias with which experts are chosen, which mlx-lm 0.32
-    leaves out."""
+    leaves out. `biased_experts` uses it."""
     from mlx import core as mx
     from mlx_lm.models.ernie4_5_moe import Ernie4_5_MoeMLP
 
@@ -56,7 +64,6 @@ def with_expert_bias(model_class: MLXModel) -> MLXModel:
             super().__init__(args)
             for layer in self.layers:
                 if isinstance(layer.mlp, Ernie4_5_MoeMLP):
-                    layer.mlp.__class__ = _experts_with_bias()
                     layer.mlp.expert_bias = mx.zeros((args.moe_num_experts,))
 
         def sanitize(self, weights: Mapping[str, Any]) -> Any:
@@ -72,17 +79,104 @@ def with_expert_bias(model_class: MLXModel) -> MLXModel:
 
 
 ARCHITECTURES = {
-    "qwen2_moe": Architecture(refusal=_unnormalised_experts),
+    "gpt_oss": Architecture(mlx_model=with_float_experts),
     "olmoe": Architecture(refusal_of_vllm=_unnormalised_by_vllm),
     "ernie4_5_moe": Architecture(refusal_of_vllm=_experts_without_bias, mlx_model=with_expert_bias),
 }
 
 
 def biased_experts(loaded: LoadedByMLX) -> list[PreflightFinding]:
-    """Report the experts of ernie4_5_moe, which `with_expert_bias` has made choose with their bias."""
-    count = sum(isinstance(module, _experts_with_bias()) for module in loaded.model.modules())
-    detail = f"on {count} layers mlx-lm chooses experts without the checkpoint's e_score_correction_bias; set right"
-    return [PreflightFinding("experts", "patched", detail)] if count else []
+    """Choose the experts of ernie4_5_moe with the checkpoint's bias."""
+    from mlx_lm.models.ernie4_5_moe import Ernie4_5_MoeMLP
+
+    blocks = [block for block in loaded.modules(Ernie4_5_MoeMLP) if "expert_bias" in block]
+    for block in blocks:
+        block.__class__ = _experts_with_bias()
+    detail = (
+        f"on {len(blocks)} layers mlx-lm chooses experts without the checkpoint's e_score_correction_bias; set right"
+    )
+    return [PreflightFinding("experts", "patched", detail)] if blocks else []
+
+
+def normalised_experts(loaded: LoadedByMLX) -> list[PreflightFinding]:
+    """Divide the weights of qwen2_moe's chosen experts by their sum if config.json has norm_topk_prob."""
+    from mlx_lm.models.qwen2_moe import Qwen2MoeSparseMoeBlock
+
+    blocks = loaded.modules(Qwen2MoeSparseMoeBlock) if getattr(loaded.text_config, "norm_topk_prob", False) else []
+    for block in blocks:
+        block.__class__ = _normalising_experts()
+    detail = f"on {len(blocks)} layers mlx-lm ignores norm_topk_prob; applied"
+    return [PreflightFinding("experts", "patched", detail)] if blocks else []
+
+
+def single_experts(loaded: LoadedByMLX) -> list[PreflightFinding]:
+    """Give the one expert that is chosen the weight 1, if config.json has norm_topk_prob: mlx-lm normalises several
+    only, in its deepseek_v3, glm4_moe, dots1 and others."""
+    gates = [
+        module
+        for module in loaded.model.modules()
+        if getattr(module, "top_k", None) == 1
+        and getattr(module, "norm_topk_prob", False)
+        and hasattr(module, "routed_scaling_factor")
+    ]
+    for gate in gates:
+        gate.__class__ = _single_gate(type(gate))
+    detail = f"on {len(gates)} layers mlx-lm ignores norm_topk_prob, as each token has one expert; applied"
+    return [PreflightFinding("experts", "patched", detail)] if gates else []
+
+
+def _single_gate(gate_class: Any) -> Any:
+    from mlx import core as mx
+
+    class SingleGate(gate_class):
+        def __call__(self, *arguments: Any) -> Any:
+            chosen, weights = super().__call__(*arguments)
+            return chosen, mx.full(weights.shape, self.routed_scaling_factor, weights.dtype)
+
+    return SingleGate
+
+
+def unnormalised_experts(loaded: LoadedByMLX) -> list[PreflightFinding]:
+    """Weigh jamba's chosen experts with their share of all experts, as transformers does, and not of the chosen."""
+    from mlx_lm.models.jamba import JambaSparseMoeBlock
+
+    blocks = loaded.modules(JambaSparseMoeBlock)
+    for block in blocks:
+        block.__class__ = _sharing_experts()
+    detail = f"on {len(blocks)} layers mlx-lm normalises the weights of chosen experts; set right"
+    return [PreflightFinding("experts", "patched", detail)] if blocks else []
+
+
+@cache
+def _sharing_experts() -> Any:
+    from mlx import core as mx
+    from mlx_lm.models.jamba import JambaSparseMoeBlock
+
+    class SharingExperts(JambaSparseMoeBlock):
+        def __call__(self, x: Any) -> Any:
+            count, gates = self.num_experts_per_tok, mx.softmax(self.router(x), axis=-1, precise=True)
+            chosen = mx.argpartition(-gates, kth=count - 1, axis=-1)[..., :count]
+            weights = mx.take_along_axis(gates, chosen, axis=-1)
+            return (self.switch_mlp(x, chosen) * weights[..., None]).sum(axis=-2)
+
+    return SharingExperts
+
+
+@cache
+def _normalising_experts() -> Any:
+    from mlx import core as mx
+    from mlx_lm.models.qwen2_moe import Qwen2MoeSparseMoeBlock
+
+    class NormalisingExperts(Qwen2MoeSparseMoeBlock):
+        def __call__(self, x: Any) -> Any:
+            gates = mx.softmax(self.gate(x), axis=-1, precise=True)
+            chosen = mx.argpartition(-gates, kth=self.top_k - 1, axis=-1)[..., : self.top_k]
+            weights = mx.take_along_axis(gates, chosen, axis=-1)
+            weights = weights / weights.sum(axis=-1, keepdims=True)
+            routed = (self.switch_mlp(x, chosen) * weights[..., None]).sum(axis=-2)
+            return routed + mx.sigmoid(self.shared_expert_gate(x)) * self.shared_expert(x)
+
+    return NormalisingExperts
 
 
 @cache

@@ -1,8 +1,12 @@
-"""gemma3n: several streams beside the hidden state."""
+"""gemma2, whose attention mlx-lm computes itself, and gemma3n: several streams beside the hidden state."""
 
 from __future__ import annotations
 
-from disagg.engines.model.architectures.base import Architecture, Config
+from functools import cache
+from typing import Any
+
+from disagg.api.status import PreflightFinding
+from disagg.engines.model.architectures.base import Architecture, Config, LoadedByMLX
 
 
 def _several_streams(config: Config) -> str:
@@ -10,3 +14,27 @@ def _several_streams(config: Config) -> str:
 
 
 ARCHITECTURES = {"gemma3n_text": Architecture(split=_several_streams)}
+
+
+def masks_of_several(loaded: LoadedByMLX) -> list[PreflightFinding]:
+    """Let gemma2's attention take the masks of several prompts. Its scores have a dimension more than these: query
+    heads that share keys. mlx-lm 0.32 fails in every batch of several prompts."""
+    from mlx_lm.models.gemma2 import Attention
+
+    attentions = [module for module in loaded.modules(Attention) if module.repeats > 1]
+    for attention in attentions:
+        attention.__class__ = _attention_of_several()
+    detail = f"on {len(attentions)} layers mlx-lm fails on several prompts in one batch; set right"
+    return [PreflightFinding("batches", "patched", detail)] if attentions else []
+
+
+@cache
+def _attention_of_several() -> Any:
+    from mlx_lm.models.gemma2 import Attention
+
+    class AttentionOfSeveral(Attention):
+        def __call__(self, x: Any, mask: Any = None, cache: Any = None) -> Any:
+            several = mask is not None and mask.ndim == 4
+            return super().__call__(x, mask[:, :, None] if several else mask, cache)
+
+    return AttentionOfSeveral

@@ -14,7 +14,15 @@ from typing import Any
 
 from disagg.api.layout import LayerLayout
 from disagg.api.status import PreflightFinding
-from disagg.engines.model.architectures.base import Architecture, Config, LoadedByMLX, MLXModel, Tensor, refused
+from disagg.engines.model.architectures.base import (
+    Architecture,
+    Config,
+    LoadedByMLX,
+    LoadedByTransformers,
+    MLXModel,
+    Tensor,
+    refused,
+)
 from disagg.engines.model.profile import Rope
 from disagg.engines.model.rope import reference_rope
 
@@ -33,10 +41,6 @@ def latent_rope(config: Config, layer: int, kind: str) -> Rope | None:
 def pairs_together(rows: Tensor) -> Tensor:
     """[a0 a1 ... b0 b1 ...] -> [a0 b0 a1 b1 ...] in the last dimension."""
     return rows.unflatten(-1, (2, -1)).transpose(-1, -2).flatten(-2)
-
-
-def _rotated_halves(config: Config) -> str:
-    return "" if config.rope_interleave else "mlx-lm ignores rope_interleave, which transformers applies"
 
 
 @cache
@@ -136,8 +140,13 @@ def _always(config: Config) -> float:
     return 1e-6
 
 
+def _neighbours_rotated(config: Config, device: str) -> str:
+    halves = getattr(config, "rope_interleave", True) is False
+    return "vLLM ignores rope_interleave=false, which transformers applies" if halves else ""
+
+
 _AS_IN_MLX = Architecture(kinds={"full_attention": latent}, rope=latent_rope)
-_LATENT = replace(_AS_IN_MLX, wire_values=pairs_together, refusal=_rotated_halves)
+_LATENT = replace(_AS_IN_MLX, wire_values=pairs_together, refusal_of_vllm=_neighbours_rotated)
 
 
 ARCHITECTURES = {
@@ -149,3 +158,51 @@ ARCHITECTURES = {
 }
 UNKNOWN = refused("its form of latent attention (MLA) is not handed over")
 """A model type with latent vectors that has no entry."""
+
+
+def stated_epsilon(loaded: LoadedByTransformers) -> list[PreflightFinding]:
+    """Normalise glm4_moe_lite's latent vectors with the epsilon of config.json, as mlx-lm and vLLM do. transformers
+    5.23 has 1e-6."""
+    if loaded.text_config.model_type != "glm4_moe_lite":
+        return []
+    stated = float(loaded.text_config.rms_norm_eps)
+    names = ("q_a_layernorm", "kv_a_layernorm")
+    norms = [
+        norm for part in loaded.model.modules() for name in names if (norm := getattr(part, name, None)) is not None
+    ]
+    wrong = [norm for norm in norms if norm.variance_epsilon != stated]
+    for norm in wrong:
+        norm.variance_epsilon = stated
+    detail = f"{len(wrong)} norms of latent vectors in transformers ignore rms_norm_eps; applied"
+    return [PreflightFinding("norms", "patched", detail)] if wrong else []
+
+
+def halves_rotated(loaded: LoadedByMLX) -> list[PreflightFinding]:
+    """Of a checkpoint with `rope_interleave: false`, whose pairs are a coordinate of one half and one of the other, put
+    the coordinates of each pair beside each other in what the projections compute: mlx-lm rotates neighbours."""
+    if getattr(loaded.text_config, "rope_interleave", True) is not False:
+        return []
+    count = 0
+    turning = (parent for _, parent, _, rope in loaded.ropes if getattr(rope, "traditional", False))
+    for parent in {id(parent): parent for parent in turning if "kv_a_proj_with_mqa" in parent}.values():
+        width = int(parent.qk_rope_head_dim)
+        for name in ("q_proj", "q_b_proj", "kv_a_proj_with_mqa"):
+            if name in parent:
+                head = parent.q_head_dim if name.startswith("q_") else parent.kv_lora_rank + width
+                _put_pairs_together(parent[name], int(head), width)
+        count += 1
+    detail = f"on {count} layers mlx-lm ignores rope_interleave=false; applied"
+    return [PreflightFinding("pairs", "patched", detail)] if count else []
+
+
+def _put_pairs_together(projection: Any, head: int, width: int) -> None:
+    """Reorder the last `width` of each `head` outputs of a linear layer, packed or not."""
+    from mlx import core as mx
+
+    half = width // 2
+    kept, pairs = range(head - width), ((head - width + i, head - width + half + i) for i in range(half))
+    order = mx.array([*kept, *(at for pair in pairs for at in pair)])
+    for name, array in projection.items():
+        if isinstance(array, mx.array):
+            projection[name] = mx.unflatten(array, 0, (-1, head))[:, order].flatten(0, 1)
+    mx.eval(projection)

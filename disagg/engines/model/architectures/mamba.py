@@ -1,10 +1,12 @@
-"""Mamba 2: a convolution and a recurrent state per head, alone in a layer or beside attention.
+"""Mamba and Mamba 2: a convolution and a recurrent state, alone in a layer or beside attention.
 
 Recurrent states are float32 whatever the model's dtype.
 """
 
 from __future__ import annotations
 
+import inspect
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
@@ -17,15 +19,15 @@ from disagg.engines.model.architectures.base import (
     Config,
     Convolved,
     LoadedByMLX,
+    LoadedByTransformers,
     Tensor,
     convolution_rows,
     convolution_window,
     full,
-    layer_kinds,
     no_rope,
     plain_rope,
 )
-from disagg.engines.model.profile import Rope
+from disagg.engines.model.profile import MODEL_DTYPE, Rope
 
 
 def nemotron_mamba(config: Config) -> LayerLayout:
@@ -39,6 +41,21 @@ def granite_mamba(config: Config) -> LayerLayout:
     """granitemoehybrid: Mamba 2."""
     heads, dim = config.mamba_n_heads, config.mamba_d_head
     return _mamba(config.mamba_d_conv, heads, dim, config.mamba_n_groups, config.mamba_d_state)
+
+
+def mamba2(config: Config) -> LayerLayout:
+    """mamba2: Mamba 2 in every layer."""
+    return _mamba(config.conv_kernel, config.num_heads, config.head_dim, config.n_groups, config.state_size)
+
+
+def mamba1(config: Config) -> LayerLayout:
+    """mamba, falcon_mamba: a state per channel, in every layer."""
+    return _mamba1(config.conv_kernel, config.intermediate_size, config.state_size)
+
+
+def jamba_mamba(config: Config) -> LayerLayout:
+    """jamba: a state per channel."""
+    return _mamba1(config.mamba_d_conv, config.mamba_expand * config.hidden_size, config.mamba_d_state)
 
 
 def falcon_hybrid(config: Config) -> LayerLayout:
@@ -70,16 +87,31 @@ def _parts(heads: int, dim: int, groups: int, state: int) -> Convolved:
     return Convolved((values, keys, keys), value=0, key=1)
 
 
+def _mamba1(kernel: int, channels: int, state: int) -> LayerLayout:
+    """transformers and mlx-lm keep its state in the dtype of the model."""
+    matrix = StateTensor((int(channels), int(state)), MODEL_DTYPE)
+    return LayerLayout("state", states=(convolution_window(kernel, channels), matrix))
+
+
 def _rope_if_stated(config: Any, layer: int, kind: str) -> Rope | None:
     return plain_rope(config, layer, kind) if config.position_embedding_type == "rope" else None
 
 
-def _grouped_norm(config: Any) -> str:
-    several = "linear_attention" in layer_kinds(config) and config.mamba_n_groups > 1
-    return "mlx-lm normalises all groups of a Mamba layer together, transformers each" if several else ""
+def _limited_time_steps(config: Config) -> str:
+    low, high = getattr(config, "time_step_limit", None) or (0.0, math.inf)
+    limited = low > 0 or high < math.inf
+    return "transformers limits its time steps in prompts and not in single tokens" if limited else ""
 
+
+_MAMBA1 = Architecture(
+    kinds={"linear_attention": mamba1}, rope=no_rope, wire_states=mamba_states, cache_argument="cache_params"
+)
 
 ARCHITECTURES = {
+    "mamba": _MAMBA1,
+    "falcon_mamba": _MAMBA1,
+    "mamba2": replace(_MAMBA1, kinds={"linear_attention": mamba2}, refusal=_limited_time_steps),
+    "jamba": Architecture(kinds={"linear_attention": jamba_mamba}, rope=no_rope, wire_states=mamba_states),
     "nemotron_h": Architecture(
         kinds={"linear_attention": nemotron_mamba},
         rope=no_rope,
@@ -92,7 +124,6 @@ ARCHITECTURES = {
         rope=_rope_if_stated,
         wire_states=mamba_states,
         convolved=granite_parts,
-        refusal=_grouped_norm,
     ),
 }
 
@@ -105,7 +136,7 @@ def lengths_of_mamba(loaded: LoadedByMLX) -> list[PreflightFinding]:
     """
     from mlx_lm.models.nemotron_h import NemotronHMamba2Mixer
 
-    mixers = [module for module in loaded.model.modules() if type(module) is NemotronHMamba2Mixer]
+    mixers = loaded.modules(NemotronHMamba2Mixer)
     for mixer in mixers:
         mixer.__class__ = _mixer_with_lengths()
     if not mixers:
@@ -130,6 +161,153 @@ def unlimited_time_steps(loaded: LoadedByMLX) -> list[PreflightFinding]:
         mixer.time_step_limit = (0.0, float("inf"))
     detail = f"on {len(mixers)} layers mlx-lm limits time steps to 0.001 at least, the checkpoint does not; set right"
     return [PreflightFinding("time steps", "patched", detail)]
+
+
+def states_of_shorter_prompts(loaded: LoadedByMLX) -> list[PreflightFinding]:
+    """Read prompts of different lengths one after another in layers that mlx-lm 0.32 does not tell the lengths: they
+    would read the padding behind the shorter ones."""
+    from mlx_lm.models import jamba, mamba, olmo_hybrid
+
+    count = 0
+    for kind in (mamba.MambaBlock, jamba.JambaMambaMixer, olmo_hybrid.GatedDeltaNet):
+        patched, blocks = _one_after_another(kind), loaded.modules(kind)
+        for block in blocks:
+            block.__class__ = patched
+        count += len(blocks)
+    detail = f"on {count} layers mlx-lm forgets the state of a prompt that it reads beside a longer one; set right"
+    return [PreflightFinding("states", "patched", detail)] if count else []
+
+
+def _one_after_another(block_class: Any) -> Any:
+    from mlx import core as mx
+    from mlx_lm.models.cache import ArraysCache
+
+    names = inspect.signature(block_class.__call__)
+
+    class OneAfterAnother(block_class):
+        def __call__(self, *arguments: Any, **options: Any) -> Any:
+            given = names.bind(self, *arguments, **options)
+            x = given.args[1]
+            cache: Any = given.arguments.get("cache")
+            lengths = None if cache is None or cache.lengths is None else cache.lengths.tolist()
+            if lengths is None or min(lengths) >= x.shape[1]:
+                made = super().__call__(*given.args[1:], **given.kwargs)
+                if lengths is not None and cache.lengths.tolist() == lengths:  # some count them, others do not
+                    cache.advance(x.shape[1])
+                return made
+            rows, kept = [], []
+            for row, length in enumerate(lengths):
+                own = ArraysCache(len(cache.cache))
+                own.cache = [None if array is None else array[row : row + 1] for array in cache.cache]
+                read = min(max(length, 0), x.shape[1])
+                one = x[row : row + 1, :read]
+                if "mask" in given.arguments:
+                    given.arguments["mask"] = None
+                given.arguments.update({"x": one, "cache": own})
+                made = super().__call__(*given.args[1:], **given.kwargs) if read else one
+                rows.append(mx.pad(made, [(0, 0), (0, x.shape[1] - read), (0, 0)]))
+                kept.append(own.cache)
+            cache.cache = [mx.concatenate(list(arrays)) for arrays in zip(*kept, strict=True)]
+            cache.advance(x.shape[1])
+            return mx.concatenate(rows)
+
+    return OneAfterAnother
+
+
+def stated_epsilons(loaded: LoadedByMLX) -> list[PreflightFinding]:
+    """Give the norms of mamba, falcon_mamba and mamba2 the epsilon of config.json. mlx-lm 0.32 has 1e-5."""
+    from mlx import nn
+    from mlx_lm.models import mamba, mamba2
+
+    backbones = [*loaded.modules(mamba.Mamba), *loaded.modules(mamba2.Mamba2)]
+    norms = [norm for one in backbones for norm in (one.norm_f, *(layer.norm for layer in one.layers))]
+    wrong = [norm for norm in norms if isinstance(norm, nn.RMSNorm) and norm.eps != _epsilon(loaded)]
+    for norm in wrong:
+        norm.eps = _epsilon(loaded)
+    detail = f"{len(wrong)} norms of mlx-lm ignore layer_norm_epsilon; applied"
+    return [PreflightFinding("norms", "patched", detail)] if wrong else []
+
+
+def _epsilon(loaded: LoadedByMLX) -> float:
+    return float(loaded.text_config.layer_norm_epsilon)
+
+
+def states_of_earlier_chunks(loaded: LoadedByTransformers) -> list[PreflightFinding]:
+    """Begin each chunk of a prompt with the state after the one before. transformers 5.23 begins the scan of Mamba's
+    states with zeros whenever it reads several tokens, as its kernel does."""
+    from transformers.models.falcon_mamba import modeling_falcon_mamba
+    from transformers.models.jamba import modeling_jamba
+    from transformers.models.mamba import modeling_mamba
+
+    count = 0
+    for module, kind in (
+        (modeling_mamba, modeling_mamba.MambaMixer),
+        (modeling_falcon_mamba, modeling_falcon_mamba.FalconMambaMixer),
+        (modeling_jamba, modeling_jamba.JambaMambaMixer),
+    ):
+        patched, mixers = _mixer_with_state(kind, module), [m for m in loaded.model.modules() if type(m) is kind]
+        for mixer in mixers:
+            mixer.__class__ = patched
+        count += len(mixers)
+    detail = f"on {count} layers transformers forgets the state after each chunk of a prompt; set right"
+    return [PreflightFinding("states", "patched", detail)] if count else []
+
+
+def _mixer_with_state(mixer_class: Any, module: Any) -> Any:
+    import torch
+
+    class MixerWithState(mixer_class):
+        def forward(self, hidden_states: Any, cache_params: Any = None, *arguments: Any, **options: Any) -> Any:
+            state = None if cache_params is None else cache_params.get_recurrent_state(self.layer_idx)
+            if state is None or hidden_states.shape[1] == 1:
+                return super().forward(hidden_states, cache_params, *arguments, **options)
+            scan = module.mamba_selective_scan
+
+            def scan_from_state(u: Any, dt: Any, A: Any, B: Any, C: Any, **given: Any) -> Any:
+                made, last = scan(u, dt, A, B, C, **given)
+                steps = torch.nn.functional.softplus(dt + given["delta_bias"][..., None]).float()
+                decay = torch.exp(A[None, :, None] * steps.cumsum(-1)[..., None]) * state.float()[:, :, None]
+                more = torch.einsum("bdln,bnl->bdl", decay, C.float()).to(made.dtype)
+                return made + more * torch.nn.functional.silu(given["z"]), last + decay[:, :, -1].to(last.dtype)
+
+            module.mamba_selective_scan = scan_from_state
+            try:
+                return super().forward(hidden_states, cache_params, *arguments, **options)
+            finally:
+                module.mamba_selective_scan = scan
+
+    return MixerWithState
+
+
+def grouped_norms(loaded: LoadedByMLX) -> list[PreflightFinding]:
+    """Normalise each group of a Mamba layer's channels by itself, as transformers does."""
+    from mlx_lm.models.granitemoehybrid import GraniteMoeHybridMamba2Mixer
+    from mlx_lm.models.mamba2 import Mamba2Block
+
+    several = (*loaded.modules(GraniteMoeHybridMamba2Mixer), *loaded.modules(Mamba2Block))
+    mixers = [mixer for mixer in several if mixer.n_groups > 1]
+    for mixer in mixers:
+        mixer.norm.__class__ = _norm_of_groups(mixer.n_groups)
+    if not mixers:
+        return []
+    detail = f"on {len(mixers)} layers mlx-lm normalises {mixers[0].n_groups} groups of channels together; set right"
+    return [PreflightFinding("norms", "patched", detail)]
+
+
+@cache
+def _norm_of_groups(groups: int) -> Any:
+    from mlx import core as mx
+    from mlx_lm.models.activations import swiglu
+    from mlx_lm.models.granitemoehybrid import GraniteMoeHybridRMSNormGated
+
+    class NormOfGroups(GraniteMoeHybridRMSNormGated):
+        def __call__(self, hidden_states: Any, gate: Any = None) -> Any:
+            if gate is not None:
+                hidden_states = swiglu(gate, hidden_states)
+            normalised = mx.fast.rms_norm(mx.unflatten(hidden_states, -1, (groups, -1)), None, self.eps)
+            return self.weight * normalised.flatten(-2)
+
+    return NormOfGroups
 
 
 @cache

@@ -8,6 +8,19 @@ from typing import Any
 from tests.engines.architectures.configs.parts import EXPERTS, GRANITE, ROUTED, SLIDING
 from tests.tiny_models import WINDOW
 
+_GPT = {
+    "num_key_value_heads": 4,
+    "n_embd": 64,
+    "n_layer": 4,
+    "num_hidden_layers": 4,
+    "n_head": 4,
+    "n_positions": 8192,
+    "n_ctx": 8192,
+    "layer_norm_epsilon": 1e-5,
+    "activation_function": "gelu_new",
+    "tie_word_embeddings": True,
+}
+
 PLAIN: Mapping[str, dict[str, Any]] = {
     "olmo2": {"architectures": ["Olmo2ForCausalLM"]},
     "granite": {
@@ -136,4 +149,16 @@ PLAIN: Mapping[str, dict[str, Any]] = {
         "rotary_pct": 0.25,
         "use_parallel_residual": True,
     },
+    # a learned vector of each position, or rotations from a table
+    "gpt2": {"architectures": ["GPT2LMHeadModel"], **_GPT, "n_inner": None},
+    "gpt_bigcode": {
+        "architectures": ["GPTBigCodeForCausalLM"],
+        **_GPT,
+        "n_inner": 256,
+        "attention_bias": True,
+        "multi_query": True,
+        "num_key_value_heads": 1,
+        "activation_function": "gelu_pytorch_tanh",
+    },
+    "gptj": {"architectures": ["GPTJForCausalLM"], **_GPT, "rotary_dim": 8, "tie_word_embeddings": False},
 }

@@ -80,3 +80,26 @@ def add_unused_projections(config: Mapping[str, Any], folder: Path) -> None:
             weights[f"{attention}.{part}.weight"] = torch.ones(width, text["hidden_size"])
         weights[f"{attention}.k_norm.weight"] = torch.ones(text["head_dim"])
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def name_outputs(folder: Path) -> None:
+    """Give the outputs of bailing_hybrid's delta nets the hub's name: transformers writes that of attention."""
+    weights = load_file(folder / "model.safetensors")
+    nets = {name.removesuffix("f_proj.weight") for name in weights if name.endswith(".f_proj.weight")}
+    named = {
+        f"{name.removesuffix('dense.weight')}o_proj.weight" if name.removesuffix("dense.weight") in nets else name: one
+        for name, one in weights.items()
+    }
+    save_file(named, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def split_convolutions(folder: Path) -> None:
+    """Give each of olmo_hybrid's three convolutions the channels of its projection: transformers writes thirds."""
+    weights = load_file(folder / "model.safetensors")
+    for name in [name for name in weights if name.endswith(".q_conv1d.weight")]:
+        net = name.removesuffix("q_conv1d.weight")
+        widths = [weights[f"{net}{part}_proj.weight"].shape[0] for part in "qkv"]
+        whole = torch.cat([weights[f"{net}{part}_conv1d.weight"] for part in "qkv"])
+        for part, one in zip("qkv", whole.split(widths), strict=True):
+            weights[f"{net}{part}_conv1d.weight"] = one.contiguous()
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})

@@ -1,0 +1,97 @@
+"""gpt2, gpt_bigcode and gptj: a learned vector of each position, or rotations that transformers reads from a table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+from disagg.api.status import PreflightFinding
+from disagg.engines.model.architectures.base import Architecture, Config, LoadedByMLX, MLXModel, head_dim
+from disagg.engines.model.profile import Rope
+from disagg.engines.model.rope import reference_rope
+
+
+def _rope_of_gptj(config: Config, layer: int, kind: str) -> Rope | None:
+    """Its base is not in its configuration."""
+    width = int(config.rotary_dim or head_dim(config))
+    return reference_rope({"rope_theta": 10000.0}, width, int(config.max_position_embeddings))
+
+
+def _other_attention(config: Config) -> str:
+    """What mlx-lm's modules of these types do not read."""
+    if getattr(config, "scale_attn_by_inverse_layer_idx", False) or not getattr(config, "scale_attn_weights", True):
+        return "mlx-lm ignores how its config.json scales attention"
+    other = config.activation_function not in _APPROXIMATE and config.model_type != "gpt_bigcode"
+    return f"mlx-lm ignores activation_function={config.activation_function}" if other else ""
+
+
+def without_prefix(model_class: MLXModel) -> MLXModel:
+    """mlx-lm's gpt2 Model, as a class that also takes the names that transformers writes."""
+
+    class GPT2(model_class):
+        def sanitize(self, weights: Mapping[str, Any]) -> Any:
+            return super().sanitize({name.removeprefix("transformer."): array for name, array in weights.items()})
+
+    return GPT2
+
+
+_APPROXIMATE = ("gelu_new", "gelu_pytorch_tanh", "gelu_fast")
+ARCHITECTURES = {
+    "gpt2": Architecture(refusal=_other_attention, mlx_model=without_prefix),
+    "gpt_bigcode": Architecture(refusal=_other_attention),
+    "gptj": Architecture(rope=_rope_of_gptj, refusal=_other_attention),
+}
+
+
+def positions_of_several(loaded: LoadedByMLX) -> list[PreflightFinding]:
+    """Let gpt_bigcode look up the positions of several prompts, and compute the activation that config.json states.
+
+    mlx-lm 0.32 fails on several prompts in a batch, and always has the exact GELU, of which starcoder has an
+    approximation.
+    """
+    from mlx_lm.models.gpt_bigcode import MLP, GPTBigCodeModel
+
+    models = loaded.modules(GPTBigCodeModel)
+    for model in models:
+        model.__class__ = _positions_of_several()
+    if not models:
+        return []
+    findings = [PreflightFinding("batches", "patched", "mlx-lm fails on several prompts in one batch; set right")]
+    if str(loaded.text_config.activation_function) in _APPROXIMATE:
+        for mlp in loaded.modules(MLP):
+            mlp.__class__ = _approximate_gelu()
+        findings.append(PreflightFinding("activation", "patched", "mlx-lm ignores activation_function; applied"))
+    return findings
+
+
+@cache
+def _positions_of_several() -> Any:
+    from mlx import core as mx
+    from mlx_lm.models.base import create_attention_mask
+    from mlx_lm.models.gpt_bigcode import GPTBigCodeModel
+
+    class PositionsOfSeveral(GPTBigCodeModel):
+        def __call__(self, inputs: Any, cache: Any = None) -> Any:
+            hidden = self.wte(inputs)
+            caches = cache or [None] * len(self.h)
+            offset = mx.array(cache[0].offset if cache else 0).reshape(-1, 1)
+            hidden = hidden + self.wpe(offset + mx.arange(inputs.shape[1]))
+            mask = create_attention_mask(hidden, caches[0])
+            for layer, kept in zip(self.h, caches, strict=True):
+                hidden = layer(hidden, mask, cache=kept)
+            return self.ln_f(hidden)
+
+    return PositionsOfSeveral
+
+
+@cache
+def _approximate_gelu() -> Any:
+    from mlx import nn
+    from mlx_lm.models.gpt_bigcode import MLP
+
+    class ApproximateMLP(MLP):
+        def __call__(self, x: Any) -> Any:
+            return self.c_proj(nn.gelu_approx(self.c_fc(x)))
+
+    return ApproximateMLP

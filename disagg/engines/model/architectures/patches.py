@@ -1,0 +1,49 @@
+"""Every patch: what a framework computes otherwise than a checkpoint's configuration states, and disagg sets right
+after the model is loaded. `Architecture.mlx_model` sets right how it is loaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from disagg.api.status import PreflightFinding
+from disagg.engines.model.architectures import experts, gemma, gpt, indexed, latent, llama4, mamba, plain
+from disagg.engines.model.architectures.base import Patch
+
+
+def _torch(what: str, needed_by: str, apply: Callable[[Any], list[PreflightFinding]]) -> Patch:
+    return Patch(what, "transformers", "5.23", tuple(needed_by.split()), apply)
+
+
+def _mlx(what: str, needed_by: str, apply: Callable[[Any], list[PreflightFinding]]) -> Patch:
+    return Patch(what, "mlx-lm", "0.32", tuple(needed_by.split()), apply)
+
+
+PATCHES: Final[tuple[Patch, ...]] = (
+    _mlx(
+        "rotary frequencies other than config.json states",
+        "gpt_oss_yarn olmo3 granitemoehybrid_groups glm",
+        plain.stated_ropes,
+    ),
+    _mlx("rope_interleave=false ignored", "deepseek_v3_halves glm4_moe_lite_halves", latent.halves_rotated),
+    _mlx("failure on several prompts in a batch", "gemma2", gemma.masks_of_several),
+    _mlx("failure on several prompts in a batch, and another GELU", "gpt_bigcode", gpt.positions_of_several),
+    _mlx("windows ignored", "mistral_windowed gemma2 qwen3_windowed mimo_v2_flash", plain.stated_windows),
+    _mlx("states of shorter prompts in a batch forgotten", "nemotron_h", mamba.lengths_of_mamba),
+    _mlx("the same, of other layers", "mamba jamba olmo_hybrid", mamba.states_of_shorter_prompts),
+    _torch("states of earlier chunks forgotten", "mamba falcon_mamba jamba", mamba.states_of_earlier_chunks),
+    _mlx("time steps limited", "granitemoehybrid", mamba.unlimited_time_steps),
+    _mlx("all groups of a Mamba layer normalised together", "granitemoehybrid_groups mamba2", mamba.grouped_norms),
+    _mlx("epsilons of norms", "mamba_epsilon", mamba.stated_epsilons),
+    _mlx("experts chosen without their bias", "ernie4_5_moe", experts.biased_experts),
+    _mlx("weights of chosen experts not normalised", "qwen2_moe_normalised", experts.normalised_experts),
+    _mlx("weight of a single expert not normalised", "dots1_single", experts.single_experts),
+    _mlx("weights of chosen experts normalised", "jamba", experts.unnormalised_experts),
+    _mlx("indexers' keys normalised with another epsilon (set right when it is loaded)", "", indexed.indexer_norms),
+    _mlx("caches of chunks that cannot be merged (the same)", "", llama4.batched_chunks),
+    _torch("epsilon of latent vectors ignored", "glm4_moe_lite_epsilon", latent.stated_epsilon),
+    _mlx("keys and values of heads kept in place of latent vectors (the same)", "", latent.kept_latents),
+)
+MLX_PATCHES: Final = tuple(patch for patch in PATCHES if patch.framework == "mlx-lm")
+TRANSFORMERS_PATCHES: Final = tuple(patch for patch in PATCHES if patch.framework == "transformers")

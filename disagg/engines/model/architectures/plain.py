@@ -1,0 +1,148 @@
+"""Windows and rotary embeddings that a checkpoint's configuration states and mlx-lm does not compute, of any model.
+
+Which side is right follows from the configuration: the reference has what it states (`profile.ModelProfile`).
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from disagg.api.status import PreflightFinding
+from disagg.engines.model.architectures import architecture_of
+from disagg.engines.model.architectures.base import LoadedByMLX
+from disagg.engines.model.profile import LayerProfile, ModelProfile, Rope, rope_differences
+
+
+def stated_ropes(loaded: LoadedByMLX) -> list[PreflightFinding]:
+    """Put a rotary module with the reference's frequencies in place of each that turns otherwise, or of each on a layer
+    that does not rotate. Which coordinates form a pair stays as the model has it.
+
+    mlx-lm 0.32 always rounds the ends of YaRN's ramp to whole pairs, for one. The gpt-oss checkpoints do not: one of
+    their frequencies is off by 43 %, and after 6,000 tokens only 38 % of the likeliest tokens agree.
+    """
+    if len(loaded.measured) != len(loaded.reference.layers):
+        return []
+    places = architecture_of(loaded.text_config).places(loaded.text_config)
+    numbers = {layer: number for number, layer in enumerate(places) if places.count(layer) == 1}
+    counts: Counter[str] = Counter()
+    for layer, parent, name, rope in loaded.ropes:
+        number = numbers.get(layer, len(loaded.measured))
+        if number >= len(loaded.measured) or loaded.measured[number].rope is None:
+            continue
+        want, have = loaded.reference.layers[number].rope, loaded.measured[number].rope
+        if differences := list(rope_differences(want, have, loaded.reference.source, "mlx-lm")):
+            parent[name] = _rotation(want, traditional=bool(getattr(rope, "traditional", False)))
+            counts.update(differences)
+    return [
+        PreflightFinding("rope", "patched", f"on {count} layers {what}; set from the reference")
+        for what, count in counts.items()
+    ]
+
+
+def stated_windows(loaded: LoadedByMLX) -> list[PreflightFinding]:
+    """Give layers the windows that mlx-lm leaves out. Each layer of such a model then makes its mask from its own
+    cache: the model makes one for all."""
+    reference, measured = loaded.reference, loaded.measured
+    places = architecture_of(loaded.text_config).places(loaded.text_config)[: len(reference.layers)]
+    layers = list(loaded.model.layers)
+    if len(measured) != len(places) or len(layers) != int(loaded.text_config.num_hidden_layers):
+        return []
+    windows = {
+        number: stated
+        for number, (want, have) in enumerate(zip(reference.layers, measured, strict=True))
+        if {want.layout.kind, have.layout.kind} <= {"full", "sliding"} and not have.layout.states
+        if (stated := _window(want, reference)) != _window(have, reference)
+    }
+    if not windows or not all(_takes_mask(layer) for layer in layers):
+        return []
+    for number, place in enumerate(places):
+        if not measured[number].layout.states:  # such a layer reads another kind of mask
+            window = windows.get(number, _window(measured[number], reference))
+            layers[place].__class__ = _masked(type(layers[place]), window)
+    loaded.model.__class__ = _windowed(type(loaded.model), windows)
+    return [
+        PreflightFinding("layer kinds", "patched", f"on {count} layers mlx-lm {_ignored(window)}")
+        for window, count in Counter(windows.values()).items()
+    ]
+
+
+def _ignored(window: int | None) -> str:
+    if window is None:
+        return "applies a window that the checkpoint does not set; taken away"
+    return f"ignores sliding_window={window}, which the checkpoint sets; applied"
+
+
+def _window(layer: LayerProfile, reference: ModelProfile) -> int | None:
+    """The tokens that a layer attends to; None: all within the context."""
+    window = layer.layout.window
+    return window if layer.layout.kind == "sliding" and window and window < reference.context else None
+
+
+def _rotation(rope: Rope | None, *, traditional: bool) -> Any:
+    """A module that rotates like this; None: it does not rotate."""
+    from mlx import core as mx
+    from mlx import nn
+
+    class StatedRope(nn.Module):
+        """In place of mlx-lm's rotary module."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.traditional = traditional
+            self._scale = 1.0 if rope is None else rope.scale
+            self._freqs = mx.array([1.0 / f if f else float("inf") for f in rope.inv_freq]) if rope else None
+
+        def __call__(self, x: Any, offset: Any = 0) -> Any:
+            if self._freqs is None:
+                return x
+            width = 2 * self._freqs.size
+            if self._scale != 1.0:
+                x = x.at[..., :width].multiply(self._scale)
+            return mx.fast.rope(
+                x, width, traditional=self.traditional, base=None, scale=1.0, offset=offset, freqs=self._freqs
+            )
+
+    made = StatedRope()
+    if made._freqs is not None:
+        mx.eval(made._freqs)
+    return made
+
+
+def _takes_mask(layer: Any) -> bool:
+    return {"mask", "cache"} <= inspect.signature(type(layer).__call__).parameters.keys()
+
+
+def _masked(layer_class: Any, window: int | None) -> Any:
+    """A class of layers that make their mask from their own cache. window: tokens; None: all."""
+    from mlx_lm.models.base import create_attention_mask
+
+    names = inspect.signature(layer_class.__call__)
+
+    class MaskedLayer(layer_class):
+        def __call__(self, *arguments: Any, **options: Any) -> Any:
+            given = names.bind(self, *arguments, **options)
+            hidden = given.args[1]
+            as_array = not isinstance(given.arguments.get("mask"), str)
+            given.arguments["mask"] = create_attention_mask(
+                hidden, given.arguments.get("cache"), window_size=window, return_array=as_array
+            )
+            return super().__call__(*given.args[1:], **given.kwargs)
+
+    return MaskedLayer
+
+
+def _windowed(model_class: Any, windows: Mapping[int, int | None]) -> Any:
+    """A class of models whose caches with these numbers keep so many of the last tokens. None: all."""
+    from mlx_lm.models.cache import KVCache, RotatingKVCache
+
+    class WindowedModel(model_class):
+        def make_cache(self) -> list[Any]:
+            made = super().make_cache() if hasattr(super(), "make_cache") else [KVCache() for _ in self.layers]
+            for number, window in windows.items():
+                made[number] = KVCache() if window is None else RotatingKVCache(window)
+            return list(made)
+
+    return WindowedModel

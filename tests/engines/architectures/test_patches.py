@@ -1,0 +1,74 @@
+"""Every patch is needed by the configurations that it names, and sets them right.
+
+A test here that fails with another version of a framework says that the framework is repaired: the patch can go.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from contextlib import closing
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+import torch
+
+from disagg.config import EngineOptions
+from disagg.engines.mlx.engine import MLXDecodeEngine
+from disagg.engines.model.architectures.base import Patch
+from disagg.engines.model.architectures.patches import MLX_PATCHES, PATCHES, TRANSFORMERS_PATCHES
+from disagg.engines.transformers.engine import TransformersPrefillEngine
+from disagg.errors import ModelError, PreflightRefused
+from tests.engines.architectures.pairs import CONTEXT, make
+from tests.engines.mlx.mlx_parts import prompt, start
+from tests.surveys.tables import known
+
+NEEDS = [(patch, name) for patch in PATCHES for name in patch.needed_by]
+ANSWER = 12
+PROMPTS = [prompt(length, seed=length) for length in (30, 90, 150)]  # beyond the window, and read side by side
+WHOLE = prompt(190, seed=1)
+
+
+@pytest.mark.parametrize("patch", PATCHES, ids=lambda patch: patch.what)
+def test_the_installed_framework_is_of_the_series_that_needs_the_patch(patch: Patch) -> None:
+    assert version(patch.framework).startswith(f"{patch.series}.")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("patch", "name"), NEEDS, ids=[f"{patch.what} of {name}" for patch, name in NEEDS])
+def test_without_its_patch_a_configuration_is_refused_or_answered_otherwise(
+    patch: Patch, name: str, tmp_path: Path
+) -> None:
+    make(known()[name], tmp_path)
+    noise = difference(tmp_path, PATCHES)
+    assert noise < 1e-2
+    try:
+        without = difference(tmp_path, [one for one in PATCHES if one is not patch])
+    except PreflightRefused:
+        return
+    assert without > 10 * noise
+
+
+def difference(folder: Path, patches: Sequence[Patch]) -> float:
+    """Between mlx-lm and transformers, each alone: the largest of log-probabilities along a text, or infinity if mlx-lm
+    answers prompts that it reads side by side otherwise, or not at all."""
+    options = EngineOptions("mlx", dtype="float32", device="cpu", chunk_tokens=CONTEXT)
+    mlx = MLXDecodeEngine(folder, CONTEXT, options, patches=[one for one in patches if one in MLX_PATCHES])
+    with closing(mlx):
+        by_transformers = TransformersPrefillEngine(
+            folder,
+            CONTEXT,
+            EngineOptions("transformers", dtype="float32", device="cpu", chunk_tokens=48),
+            patches=[one for one in patches if one in TRANSFORMERS_PATCHES],
+        )
+        running = [start(mlx, tokens, max_tokens=ANSWER) for tokens in PROMPTS]
+        try:
+            answers = [one.result() for one in running]
+        except ModelError:  # some fail on several prompts
+            return math.inf
+        for tokens, answer in zip(PROMPTS, answers, strict=True):
+            if by_transformers.logits([*tokens, *answer[:-1]], ANSWER).argmax(-1).tolist() != answer:
+                return math.inf
+        ours, theirs = (torch.tensor(one.logits(WHOLE, 40)).log_softmax(-1) for one in (mlx, by_transformers))
+        return float((ours - theirs).abs().max())

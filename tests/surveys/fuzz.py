@@ -1,0 +1,192 @@
+"""Configurations that no table has: other head counts, windows, ratios, ropes, experts and states of the known
+architectures, drawn at random; each must be answered as by each framework alone, or be refused in one line.
+
+    python -m tests.surveys.fuzz COUNT [--seed N] [NAME...]
+
+Prints a line for each that is wrong, or fails in any other way, with what was drawn; then the counts. Takes one to
+three seconds for each."""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from disagg.errors import DisaggError
+from tests.surveys.tables import GOOD, known, short
+
+LENGTHS = (2, 50, 97, 161)
+ANSWER = 12
+_YARN = {
+    "rope_type": "yarn",
+    "factor": 4.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "original_max_position_embeddings": 512,
+}
+_LLAMA3 = {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+_ROPES: Sequence[dict[str, Any]] = (
+    {"rope_type": "linear", "factor": 2.0},
+    {**_LLAMA3, "factor": 8.0, "original_max_position_embeddings": 256},
+    _YARN,
+    {**_YARN, "truncate": False},
+    {**_YARN, "attention_factor": 1.2},
+    {"rope_type": "dynamic", "factor": 2.0},
+)
+# What a key may become if the configuration has it.
+_VALUES: Mapping[str, Sequence[Any]] = {
+    "sliding_window": (17, 40, 64, 100),
+    "partial_rotary_factor": (0.25, 0.5, 0.75, 1.0),
+    "rms_norm_eps": (1e-6, 1e-5, 1e-3),
+    "layer_norm_eps": (1e-6, 1e-5, 1e-3),
+    "norm_eps": (1e-6, 1e-5, 1e-3),
+    "layer_norm_epsilon": (1e-6, 1e-5, 1e-3),
+    "tie_word_embeddings": (True, False),
+    "attention_bias": (True, False),
+    "norm_topk_prob": (True, False),
+    "num_experts_per_tok": (1, 2, 3),
+    "moe_k": (1, 2, 3),
+    "routed_scaling_factor": (1.0, 2.5),
+    "n_shared_experts": (1, 2),
+    "first_k_dense_replace": (0, 1, 2),
+    "q_lora_rank": (None, 24),
+    "kv_lora_rank": (16, 32, 48),
+    "qk_rope_head_dim": (8, 16),
+    "v_head_dim": (8, 16, 24),
+    "rope_interleave": (True, False),
+    "mamba_n_groups": (1, 2, 4),
+    "n_groups": (1, 2, 4),
+    "mamba_d_state": (8, 16, 32),
+    "ssm_state_size": (8, 16, 32),
+    "state_size": (8, 16, 32),
+    "mamba_d_conv": (2, 3, 4),
+    "conv_kernel": (2, 3, 4),
+    "linear_conv_kernel_dim": (2, 3, 4),
+    "conv_L_cache": (2, 3, 4),
+    "linear_num_value_heads": (4, 8),
+    "linear_value_head_dim": (8, 16, 32),
+    "position_embedding_type": ("rope", "nope", None),
+    "max_window_layers": (0, 1, 2, 3),
+    "use_sliding_window": (True, False),
+    "final_logit_softcapping": (20.0, 30.0),
+    "attn_logit_softcapping": (30.0, 50.0),
+    "logit_scale": (0.25, 0.5),
+    "multi_query": (True, False),
+}
+_LEFT_OUT = ("tie_word_embeddings", "rms_norm_eps", "attention_bias", "rope_theta", "norm_topk_prob", "head_dim")
+
+
+def drawn(entry: Mapping[str, Any], chance: random.Random) -> dict[str, Any]:
+    """Another configuration of the same architecture."""
+    if "text_config" in entry:
+        text = drawn(entry["text_config"], chance)
+        return {**entry, "text_config": text, "tie_word_embeddings": text.get("tie_word_embeddings", False)}
+    made = dict(entry)
+    for key, values in _VALUES.items():
+        if made.get(key) is not None and chance.random() < 0.4:
+            made[key] = chance.choice(values)
+    for change in (_heads, _layers, _rope):
+        change(made, chance)
+    if chance.random() < 0.3:
+        made.pop(chance.choice(_LEFT_OUT), None)
+    return made
+
+
+def _heads(made: dict[str, Any], chance: random.Random) -> None:
+    if "linear_attn_config" in made or "n_head" in made or chance.random() < 0.5:
+        return
+    heads = chance.choice((2, 4, 6, 8))
+    made["num_attention_heads"] = heads
+    shared = made.get("kv_lora_rank") or made.get("num_key_value_heads") == entry_heads(made)
+    made["num_key_value_heads"] = heads if shared else chance.choice([n for n in (1, 2, 3, 4) if heads % n == 0])
+    if "head_dim" in made:
+        made["head_dim"] = chance.choice((8, 16, 32))
+    elif made["hidden_size"] % (2 * heads):
+        made["hidden_size"] = 16 * heads
+
+
+def entry_heads(made: Mapping[str, Any]) -> int:
+    return int(made["num_attention_heads"])
+
+
+def _layers(made: dict[str, Any], chance: random.Random) -> None:
+    kinds = made.get("layer_types")
+    if kinds and chance.random() < 0.5:
+        made["layer_types"] = chance.sample(list(kinds), len(kinds))
+
+
+def _rope(made: dict[str, Any], chance: random.Random) -> None:
+    if made.get("rope_theta"):
+        made["rope_theta"] = chance.choice((10000.0, 500000.0))
+    if "rope_parameters" not in made and made.get("rope_theta") and chance.random() < 0.3:
+        made["rope_scaling"] = dict(chance.choice(_ROPES))
+
+
+def outcome(entry: Mapping[str, Any], folder: Path) -> str:
+    """exact, patched, refused, "not made" if transformers does not make such a model, or what is wrong."""
+    from tests.engines.architectures.pairs import loaded, make
+
+    try:
+        make(entry, folder)
+    except Exception:  # noqa: BLE001 - a configuration that makes no sense
+        return "not made"
+    try:
+        with loaded(folder) as pair:
+            found = _compared(pair)
+            patched = [one for info in (pair.prefill.info, pair.decode.info) for one in info.preflight]
+            return "patched" if found == "exact" and any(one.status == "patched" for one in patched) else found
+    except DisaggError as error:
+        return f"refused: {short(error.message, folder)}"
+    except Exception as error:  # noqa: BLE001 - which is what is looked for
+        return f"**error** {type(error).__name__}: {short(str(error), folder)}"
+
+
+def _compared(pair: Any) -> str:
+    from tests.engines.mlx.mlx_parts import prompt, start
+
+    prompts = {length: prompt(length, seed=length) for length in LENGTHS}
+    handed_over = {n: start(pair.decode, tokens, pair.kv(tokens), max_tokens=ANSWER) for n, tokens in prompts.items()}
+    alone = {n: start(pair.decode, tokens, max_tokens=ANSWER) for n, tokens in prompts.items()}
+    for length, tokens in prompts.items():
+        answer = handed_over[length].result()
+        if answer != pair.greedy(tokens, answer):
+            return f"**differs** from transformers at {length} tokens"
+        if answer != alone[length].result():
+            return f"**differs** from mlx-lm at {length} tokens"
+    return "exact"
+
+
+def run(count: int, seed: int, names: Sequence[str], report: Callable[[str], None]) -> Counter[str]:
+    """How many became what."""
+    entries, counts = known(), Counter[str]()
+    chosen = names or [name for name, entry in entries.items()]
+    for number in range(count):
+        name, chance = chosen[number % len(chosen)], random.Random(f"{seed} {number}")
+        entry = drawn(entries[name], chance)
+        with tempfile.TemporaryDirectory(prefix="disagg-fuzz-") as folder:
+            found = outcome(entry, Path(folder) / "model")
+        counts[found if found in GOOD else found.partition(":")[0]] += 1
+        if found.startswith("**"):
+            changed = {key: value for key, value in entry.items() if entries[name].get(key) != value}
+            report(f"{name} (seed {seed}, {number}): {found}: {changed}")
+        elif found.startswith("refused"):
+            report(f"{name} (seed {seed}, {number}): {found}")
+    return counts
+
+
+if __name__ == "__main__":
+    from disagg.engines.process import exit_without_cleanup
+
+    parser = argparse.ArgumentParser()
+    parser.add_argument("count", type=int)
+    parser.add_argument("names", nargs="*")
+    parser.add_argument("--seed", type=int, default=1)
+    given = parser.parse_args()
+    made = run(given.count, given.seed, given.names, lambda line: print(line, file=sys.stderr, flush=True))
+    print(dict(made), flush=True)
+    exit_without_cleanup(0)
