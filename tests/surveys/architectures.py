@@ -15,6 +15,8 @@ from typing import Any
 from transformers import CONFIG_MAPPING
 
 from disagg.engines.model.architectures import architecture_of
+from disagg.engines.model.architectures.base import LoadedByTransformers
+from disagg.engines.model.architectures.patches import TRANSFORMERS_PATCHES
 from disagg.engines.model.profile import LayerProfile, layout_of
 from disagg.errors import DisaggError
 from disagg.inference.client import AsyncClient
@@ -38,6 +40,9 @@ async def served(fleet: RunningFleet) -> str:
     """The verdict on a running fleet: exact, or the first prompt that is answered otherwise."""
     text = fleet.folder / "text"
     reference = Reference(text if text.is_dir() else fleet.folder / "model")
+    loaded = LoadedByTransformers(reference.model, reference.model.config.get_text_config(decoder=True))
+    for patch in TRANSFORMERS_PATCHES:
+        patch.apply(loaded)
     options: dict[str, Any] = {"max_tokens": TOKENS, "ignore_eos": True}
 
     async with AsyncClient(fleet.fleet, token=TOKEN) as client:

@@ -44,8 +44,8 @@ def test_everything_that_is_looked_at_is_named() -> None:
         "ssh", "python", "disk", "memory", "gpu", "model", "verdict", "service", "token", "server",
     ]  # fmt: skip
     assert [one.check for one in found(mac())] == [
-        "ssh", "python", "disk", "memory", "wired limit", "model", "service", "token", "server", "local network",
-        "thunderbolt",
+        "ssh", "python", "disk", "memory", "wired limit", "model", "verdict", "service", "token", "server",
+        "local network", "thunderbolt",
     ]  # fmt: skip
 
 
