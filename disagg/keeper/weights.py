@@ -69,7 +69,7 @@ async def look(sources: Collection[str]) -> dict[str, Files]:
     try:
         printed = await _inventory("look", sources)
         found = _Inventory.from_json({"sources": printed}).sources
-    except (CommandFailed, InvalidValue) as error:
+    except (CommandFailed, InvalidValue, OSError, ValueError) as error:  # also: no process can be started now
         logs.event(logging.WARNING, "files_not_known", reason=str(error))
         return {}
     return {source: _files(source, one) for source, one in found.items()}

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Collection
 from contextlib import aclosing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from disagg.api.keeper import PullEvent
 from disagg.errors import FleetError, ModelBusy, ModelError
-from disagg.keeper import weights
+from disagg.keeper import processes, weights
 from disagg.keeper.keeper import Keeper
 from disagg.keeper.weights import hub_id
 from tests import tiny_models
@@ -148,3 +150,22 @@ async def test_two_that_pull_one_model_take_turns_and_nothing_is_loaded_or_pulle
 
 async def pulled(keeper: Keeper, name: str) -> list[PullEvent]:
     return [event async for event in keeper.pull(name)]
+
+
+async def test_a_look_that_cannot_be_made_is_made_again_and_holds_nothing_up(
+    path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(processes, "LOOK_AGAIN_S", 0.1)
+    asked = list[str]()
+
+    async def cannot(verb: str, sources: Collection[str]) -> dict[str, Any]:
+        asked.append(verb)
+        raise BlockingIOError("no process can be started")
+
+    looks = weights._inventory
+    monkeypatch.setattr(weights, "_inventory", cannot)
+    async with keeping(path) as keeper:
+        await until(lambda: len(asked) > 1)
+        assert states(keeper) == {"a": "asleep", "b": "asleep"} and "files_not_known" in caplog.text
+        monkeypatch.setattr(weights, "_inventory", looks)
+        await until(lambda: states(keeper) == {"a": "absent", "b": "absent"})
