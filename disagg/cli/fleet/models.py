@@ -201,10 +201,17 @@ def _change(
 
 def how_far(event: LoadEvent) -> str:
     """How far a load is, as people read it."""
-    if event.position:
-        return f"{counted(event.position, 'load')} before it, about {estimate(event.left_s)}"
-    read = f"{size(event.read_bytes)} of {size(event.total_bytes)}, " if event.total_bytes else ""
-    return f"{read}about {estimate(event.left_s)} left" if event.state == "loading" else event.state
+    from disagg.inference.attempts.waking import UNKNOWN_S
+
+    if event.state == "ready":
+        return "loaded"
+    if event.state == "loading":
+        read = f"{size(event.read_bytes)} of {size(event.total_bytes)}, " if event.total_bytes else ""
+        return f"{read}about {estimate(event.left_s)} left"
+    if event.left_s >= UNKNOWN_S:
+        return "waiting for memory"
+    before = f" for {counted(event.position, 'load')} before it" if event.position else ""
+    return f"waiting{before}, about {estimate(event.left_s)}"
 
 
 @models.command(cls=HostCommand)

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from disagg.api.keeper import LoadEvent
+from disagg.cli.fleet.models import how_far
 from disagg.token import TOKEN_FILE_VARIABLE
 from tests.cli.commandline import run
 from tests.fleets import RunningFleet
-
-pytestmark = pytest.mark.slow
 
 HOST = "decode-1/llama"
 
@@ -29,6 +29,7 @@ def models(kept_fleet: RunningFleet, monkeypatch: pytest.MonkeyPatch, capsys: py
     return command
 
 
+@pytest.mark.slow
 def test_a_model_is_loaded_on_a_host_listed_pinned_and_unloaded(models: Any) -> None:
     code, out, err = models("load", "llama", "--host", "decode-1", "--json")
     assert code == 0, err
@@ -54,6 +55,7 @@ def test_a_model_is_loaded_on_a_host_listed_pinned_and_unloaded(models: Any) -> 
     assert code == 0 and "llama is unloaded: decode-1 (asleep)" in out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -65,3 +67,18 @@ def test_a_model_is_loaded_on_a_host_listed_pinned_and_unloaded(models: Any) -> 
 def test_what_cannot_be_done_is_one_error(models: Any, words: tuple[str, ...], said: str) -> None:
     code, out, err = models(*words)
     assert code != 0 and said in " ".join((out + err).split())
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"state": "asleep", "position": 2, "left_s": 12.0}, "waiting for 2 loads before it, about 12 s"),
+        ({"state": "asleep", "left_s": 3.0}, "waiting, about 3 s"),
+        ({"state": "draining", "left_s": 7200.0}, "waiting for memory"),
+        ({"state": "loading", "left_s": 3.0}, "about 3 s left"),
+        ({"state": "loading", "left_s": 3.0, "read_bytes": 1, "total_bytes": 4}, "1 B of 4 B, about 3 s left"),
+        ({"state": "ready"}, "loaded"),
+    ],
+)
+def test_a_load_says_how_far_it_is(fields: dict[str, Any], said: str) -> None:
+    assert how_far(LoadEvent(model="m", port=9, **fields)) == said
