@@ -25,7 +25,7 @@ from disagg.inference.client import Client
 from disagg.token import MEMORY_FOLDER_VARIABLE, TOKEN_FILE_VARIABLE
 from tests import preloaded
 from tests.deadlines import wait_until
-from tests.ports import free_ports
+from tests.ports import free_ports, free_range
 from tests.preloaded import ForkedServer, Preloaded
 
 TOKEN = "test-token-of-sixteen-or-more"
@@ -71,13 +71,15 @@ class Place:
 @dataclass(slots=True)
 class RunningFleet:
     """A fleet whose servers answer. `processes` and `places` by host name. lies: of tests.hostile.peers, by the name of
-    the prefill host that tells it. program: the module that serves the other hosts."""
+    the prefill host that tells it. program: the module that serves the other hosts. forks: servers are forked from a
+    process with their imports done, where that can be."""
 
     fleet: Fleet
     folder: Path
     places: Mapping[str, Place] = field(default_factory=dict)
     lies: Mapping[str, str] = field(default_factory=dict)
     program: str = "disagg.servers"
+    forks: bool = preloaded.AVAILABLE
     processes: dict[str, subprocess.Popen[bytes] | ForkedServer] = field(default_factory=dict)
 
     def client(self) -> Client:
@@ -113,15 +115,17 @@ class RunningFleet:
             environment |= place.variables
             self.processes[host.name] = place.parent.start(arguments, environment, log, place.network)
             return
-        program = "disagg.keeper" if host.keeps else self.program
+        light = host.simulated or host.engine.name == "vllm-server"
+        forks = self.forks and (light or (host.engine.threads == 1 and host.engine.name in ("transformers", "mlx")))
+        program = self.program
+        if host.keeps:
+            program = "tests.keeper.forking" if forks else "disagg.keeper"
         if host.name in self.lies:
             program, environment = "tests.hostile.peers", {**environment, "DISAGG_LIE": self.lies[host.name]}
-        light = host.simulated or host.engine.name == "vllm-server"
-        forks = preloaded.AVAILABLE and not host.keeps
-        if forks and (light or (host.engine.threads == 1 and host.engine.name in ("transformers", "mlx"))):
+        if forks:
             self.processes[host.name] = preloaded_process().start(arguments, environment, log, program=program)
             return
-        if forks and host.engine.threads == 1 and host.engine.name == "vllm":
+        if self.forks and not host.keeps and host.engine.threads == 1 and host.engine.name == "vllm":
             self.processes[host.name] = vllm_process().start(arguments, environment, log)
             return
         with log.open("ab") as output:
@@ -171,13 +175,17 @@ def _wait(process: subprocess.Popen[bytes] | ForkedServer) -> int:
 
 @contextmanager
 def running(
-    path: Path, *names: str, lies: Mapping[str, str] | None = None, program: str = "disagg.servers"
+    path: Path,
+    *names: str,
+    lies: Mapping[str, str] | None = None,
+    program: str = "disagg.servers",
+    forks: bool = preloaded.AVAILABLE,
 ) -> Iterator[RunningFleet]:
-    """The fleet of this hosts.toml with its servers (or just those named) up; all are stopped at the end. lies and
-    program: see RunningFleet."""
+    """The fleet of this hosts.toml with its servers (or just those named) up; all are stopped at the end. lies,
+    program and forks: see RunningFleet."""
     (path.parent / "token").write_text(TOKEN)
     (path.parent / "token").chmod(0o600)
-    fleet = RunningFleet(load(path), path.parent, lies=lies or {}, program=program)
+    fleet = RunningFleet(load(path), path.parent, lies=lies or {}, program=program, forks=forks)
     hosts = [fleet.fleet.hosts[name] for name in names or fleet.fleet.hosts]
     with ExitStack() as stack:
         for host in hosts:
@@ -239,7 +247,6 @@ def write_kept_hosts(
     at a time by what is computed of them and by `max_loaded`. keys: of every host, in place of these; None: without
     that key."""
     count = len(models)
-    ports = iter(free_ports(prefill * (1 + count) + decode * (1 + 2 * count)))
     lines = ['[fleet]\nname = "test"']
     for name, path in models.items():
         lines.append(f'[models."{name}"]\ncontext = {context}\n[models."{name}".sources]')
@@ -257,7 +264,7 @@ def write_kept_hosts(
         ("decode", "mlx", decode, "max_kv_bytes"),
     ):
         for number in range(1, hosts + 1):
-            mine = [next(ports) for _ in range(1 + count * (2 if role == "decode" else 1))]
+            mine = free_range(1 + count * (2 if role == "decode" else 1))
             lines.append(f'[hosts.{role}-{number}]\naddress = "127.0.0.1"\nport = {mine[0]}\nroles = ["{role}"]')
             lines.append(f'ports = "{mine[1]}-{mine[-1]}"')
             own = {"memory_bytes": _ROOM_FOR_TWO[role], **settings}

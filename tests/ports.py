@@ -30,6 +30,21 @@ def free_ports(count: int) -> list[int]:
     return ports
 
 
+def free_range(count: int) -> range:
+    """So many of them in a row."""
+    ports: list[int] = []
+    for port in (next(_block()) for _ in range(2 * BLOCK)):
+        if not _is_free(port):
+            ports.clear()
+            continue
+        if ports and port != ports[-1] + 1:
+            ports.clear()
+        ports.append(port)
+        if len(ports) == count:
+            return range(ports[0], port + 1)
+    raise AssertionError(f"of {BLOCK} ports, no {count} in a row are free")
+
+
 @cache
 def _block() -> Iterator[int]:
     """The ports of the first block that no other process has, again and again."""

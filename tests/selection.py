@@ -82,6 +82,7 @@ LONGEST = (
     "integration/test_deployed_fleet.py",
     "integration/test_installed_from_index.py",
     "fleet/deploy/test_deploy_over_ssh.py",
+    "integration/test_deployed_models.py",
     "integration/test_exactness.py",
     "fleet/deploy/test_apply.py",
     "integration/test_vllm.py",
@@ -99,7 +100,7 @@ LONGEST = (
     "cli/test_demo.py",
 )
 """Files of half a minute and more, longest first."""
-SERVER_FIXTURES = {"tiny_fleet"}
+SERVER_FIXTURES = {"tiny_fleet", "kept_fleet"}
 BED_FIXTURES = {"bed", "machines"}
 ENGINE_FIXTURES = {"tiny", "mlx_engine", "reference"}
 FRAMEWORKS = ("torch", "transformers", "mlx.core")

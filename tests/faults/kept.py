@@ -5,11 +5,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal, get_args
@@ -26,6 +25,7 @@ from disagg.inference.types import Chunk, Completion
 from disagg.token import Tokens
 from tests.faults import process
 from tests.fleets import TOKEN, RunningFleet, running, write_kept_hosts
+from tests.keeper.keeping import alive
 
 Role = Literal["decode", "prefill"]
 Victim = Literal["keeper", "model process", "machine"]
@@ -107,6 +107,14 @@ async def _undisturbed(fleet: RunningFleet) -> list[int]:
 
 
 @dataclass(slots=True)
+class _Struck:
+    """victims: what the fault has struck. models: the processes that the keeper had then."""
+
+    victims: list[psutil.Process] = field(default_factory=list)
+    models: list[psutil.Process] = field(default_factory=list)
+
+
+@dataclass(slots=True)
 class KeptFaults:
     """expected: the tokens of the undisturbed answer."""
 
@@ -115,7 +123,7 @@ class KeptFaults:
 
     def run(self, cell: KeptCell) -> KeptResult:
         """One row. Heals the fleet afterwards."""
-        result, struck = KeptResult(cell), list[psutil.Process]()
+        result, struck = KeptResult(cell), _Struck()
         try:
             asyncio.run(self._run(cell, result, struck))
         except Exception as error:  # noqa: BLE001 - a bad row
@@ -124,7 +132,7 @@ class KeptFaults:
             self._heal(cell, result, struck)
         return result
 
-    async def _run(self, cell: KeptCell, result: KeptResult, struck: list[psutil.Process]) -> None:
+    async def _run(self, cell: KeptCell, result: KeptResult, struck: _Struck) -> None:
         async with AsyncClient(self.fleet.fleet, token=TOKEN) as client, Connections(Tokens(TOKEN)) as http:
             for host in self._hosts():
                 for model in host.models:
@@ -141,7 +149,7 @@ class KeptFaults:
             result.problems.append(f"ended {result.seconds:.1f} s after the fault")
 
     async def _request(
-        self, client: AsyncClient, http: Connections, cell: KeptCell, struck: list[psutil.Process]
+        self, client: AsyncClient, http: Connections, cell: KeptCell, struck: _Struck
     ) -> tuple[Completion, float]:
         """One request, and when the fault struck."""
         if cell.state == "ready":
@@ -170,13 +178,14 @@ class KeptFaults:
             await asyncio.wait((wanting,))
         return completion, struck_at
 
-    async def _strike(self, http: Connections, cell: KeptCell, struck: list[psutil.Process]) -> float:
+    async def _strike(self, http: Connections, cell: KeptCell, struck: _Struck) -> float:
         host, kept = await self._found(http, cell, STATES[cell.state])
         keeper = psutil.Process(self.fleet.processes[host.name].pid)
-        models = [child for child in keeper.children() if cell.victim == "machine" or child.pid == kept.pid]
+        struck.models = keeper.children()
+        models = [child for child in struck.models if cell.victim == "machine" or child.pid == kept.pid]
         victims = [*([keeper] if cell.victim != "model process" else []), *([] if cell.victim == "keeper" else models)]
         struck_at = time.monotonic()
-        struck += victims
+        struck.victims = victims
         for victim in victims:
             (process.kill if cell.how == "killed" else process.freeze)(victim.pid)
         return struck_at
@@ -192,15 +201,15 @@ class KeptFaults:
             await asyncio.sleep(0.05)
         raise TimeoutError(f"no {cell.role} host stated that the model is {state}")
 
-    def _heal(self, cell: KeptCell, result: KeptResult, struck: Sequence[psutil.Process]) -> None:
+    def _heal(self, cell: KeptCell, result: KeptResult, struck: _Struck) -> None:
         """Frozen processes go on. Keepers that were killed have left no process, and are started again."""
-        for victim in struck:
+        for victim in struck.victims:
             process.thaw(victim.pid)
         for host in self._hosts():
             server = self.fleet.processes[host.name]
-            if cell.how == "killed" and any(victim.pid == server.pid for victim in struck):
+            if cell.how == "killed" and any(victim.pid == server.pid for victim in struck.victims):
                 server.wait()
-                left = _left_of(host, self.fleet.folder)
+                left = _left_of(struck.models)
                 if left:
                     result.problems.append(f"{len(left)} processes of {host.name} outlive their keeper")
                 for one in left:
@@ -254,21 +263,12 @@ def _ids(completion: Completion) -> list[int]:
     return [token.id for token in completion.tokens]
 
 
-def _left_of(host: Host, folder: Path) -> list[psutil.Process]:
-    """The processes of a host's models that run though its keeper has ended, once they have had time to end."""
+def _left_of(models: Sequence[psutil.Process]) -> list[psutil.Process]:
+    """Those that run though their keeper has ended, once they have had time to end."""
     deadline = time.monotonic() + SOON_S
-    while (left := list(_of_host(host, folder))) and time.monotonic() < deadline:
+    while (left := [one for one in models if alive(one.pid)]) and time.monotonic() < deadline:
         time.sleep(0.05)
     return left
-
-
-def _of_host(host: Host, folder: Path) -> Iterator[psutil.Process]:
-    for one in psutil.process_iter():
-        with suppress(psutil.Error):
-            words = one.cmdline()
-            named = any(word.startswith(f"{host.name}/") for word in words)
-            if named and any(word.startswith(str(folder)) for word in words) and one.pid != os.getpid():
-                yield one
 
 
 def line(result: KeptResult) -> str:

@@ -16,7 +16,7 @@ from disagg.gateway.clients.keys import KeyFile
 from disagg.token import TOKEN_FILE_VARIABLE
 from tests import hub, tiny_models
 from tests.cli.commandline import run
-from tests.deadlines import wait_until
+from tests.deadlines import LONG_S, wait_until
 from tests.fleets import running, write_kept_hosts
 from tests.served_gateway import ServedGateway, served_gateway
 
@@ -105,7 +105,7 @@ def test_a_keeper_finds_the_files_that_a_command_has_pulled_and_removes_them_for
 
     pulled = models("pull", "pulled")["hosts"]
     assert {one["result"] for one in pulled} <= {"downloaded", "there"} and len(pulled) == 2, pulled
-    wait_until(lambda: "pulled" in [one.model for one in client.list().models], what="the keepers find the files")
+    wait_until(lambda: "pulled" in [one.model for one in client.list().models], 2 * LONG_S, "the files to be found")
     assert set(models("rm", "pulled", "--yes")["removed"]) == {"prefill-1/pulled", "decode-1/pulled"}
     wait_until(lambda: [one.model for one in client.list().models] == ["llama"], what="the files are gone")
 

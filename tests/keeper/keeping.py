@@ -17,7 +17,7 @@ from disagg.keeper.keeper import Keeper
 from disagg.keeper.processes import Machine, Starting
 from disagg.ledger import Ledger, MachineRoom
 from tests.deadlines import LONG_S
-from tests.ports import free_ports
+from tests.ports import free_range
 
 MODEL_BYTES = 100_000_000
 """What a model takes, by its KV alone."""
@@ -27,8 +27,8 @@ STAND_IN = (sys.executable, "-m", "tests.keeper.stand_in")
 def write(folder: Path, models: Sequence[str], keys: str = "", *, ports: str = "", role: str = "decode") -> Path:
     """hosts.toml with the host h, which has these models. keys: more lines of its table."""
     if not ports:
-        free = sorted(free_ports(2 * 8 + 1))
-        ports = f"{free[1]}-{free[-1]}"
+        free = free_range(2 * 8)
+        ports = f"{free[0]}-{free[-1]}"
     tables = "".join(
         f'[models."{name}"]\ncontext = 1024\nsources = {{simulated = "shape:qwen3-8b"}}\n' for name in models
     )

@@ -14,7 +14,7 @@ import pytest
 from disagg.api.keeper import KeptModel, MemoryClaim
 from disagg.config import load
 from disagg.errors import ModelBusy, ModelError, UnknownModel
-from disagg.keeper import kept, policy
+from disagg.keeper import kept, policy, processes
 from disagg.keeper.child import Patience
 from disagg.keeper.keeper import Keeper
 from disagg.ledger import Ledger
@@ -37,6 +37,7 @@ from tests.ports import free_ports
 def _short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(policy, "HANDOVER_S", 0.05)
     monkeypatch.setattr(kept, "COME_S", 0.3)
+    monkeypatch.setattr(processes, "LONGEST_DELAY_S", 0.05)
 
 
 pytestmark = pytest.mark.slow  # each starts a few interpreters

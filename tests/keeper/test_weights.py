@@ -18,7 +18,7 @@ from disagg.keeper.weights import hub_id
 from tests import tiny_models
 from tests.hub import serving
 from tests.keeper.keeping import begin_request, end_request, keeping, loaded, states, until
-from tests.ports import free_ports
+from tests.ports import free_ports, free_range
 
 REPOSITORY = "org/tiny"
 
@@ -33,7 +33,7 @@ def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """hosts.toml with the host h, of which two names stand for one model of a hub."""
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("HF_HUB_OFFLINE", "0")
-    ports = sorted(free_ports(5))
+    ports = free_range(4)
     path = tmp_path / "hosts.toml"
     path.write_text(
         '[fleet]\nname = "t"\n'

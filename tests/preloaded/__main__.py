@@ -12,7 +12,6 @@ import gc
 import importlib
 import json
 import os
-import runpy
 import selectors
 import signal
 import socket
@@ -21,11 +20,11 @@ import traceback
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from disagg.version import code_hash
 from tests.preloaded import READY, enter_network
-from tests.threads import name_threads_in_the_system
+from tests.preloaded.program import run_and_exit
 
 PATIENCE_S = 60.0
 _SERVERS = ("disagg.servers.run", "disagg.servers.prefill.service")
@@ -194,23 +193,21 @@ def _exit_code(pid: int) -> int | None:
 
 def _fork(request: Mapping[str, Any], sockets: Mapping[Any, Any]) -> int:
     pid = os.fork()
-    if pid:
-        return pid
+    if not pid:
+        _become(request, sockets)
+    return pid
+
+
+def _become(request: Mapping[str, Any], sockets: Mapping[Any, Any]) -> NoReturn:
     for descriptor in [key.fd for key in sockets.values()]:
         os.close(descriptor)
-    code = 1
     try:
         _redirect(request)
-        _run(request)
-        code = 0
-    except SystemExit as end:  # a server ends by itself, without coming back here
-        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+        _enter(request)
     except BaseException:  # noqa: BLE001  # as the interpreter would
         traceback.print_exc()
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
+        os._exit(1)
+    run_and_exit(request["program"], request["argv"], request["env"])
 
 
 def _redirect(request: Mapping[str, Any]) -> None:
@@ -219,17 +216,12 @@ def _redirect(request: Mapping[str, Any]) -> None:
         os.dup2(descriptor, target)
 
 
-def _run(request: Mapping[str, Any]) -> None:
+def _enter(request: Mapping[str, Any]) -> None:
+    """The program's network and folder."""
     with Path(request["network"]).open("rb") as namespace:
         if os.fstat(namespace.fileno()).st_ino != Path("/proc/self/ns/net").stat().st_ino:
             enter_network(namespace.fileno())
     os.chdir(request["cwd"])
-    os.environ.clear()
-    os.environ.update(request["env"])
-    name_threads_in_the_system()
-    sys.argv = [request["program"], *request["argv"]]
-    sys.path += os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    runpy.run_module(request["program"], run_name="__main__", alter_sys=True)
 
 
 if __name__ == "__main__":
