@@ -19,6 +19,15 @@ def replace_file(path: Path, content: bytes, mode: int = PRIVATE) -> None:
         draft.replace(target)
 
 
+def stamp(path: Path) -> tuple[int, int, int] | None:
+    """What another content of the file changes; None if it cannot be read."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size, found.st_ino
+
+
 def create_file(path: Path, content: bytes, mode: int = PRIVATE) -> None:
     """The same, unless the file exists, also if it has been created meanwhile."""
     with drafted(path, content, mode) as (draft, target), suppress(FileExistsError):

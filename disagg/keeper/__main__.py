@@ -24,6 +24,7 @@ from disagg import logs
 from disagg.api.names import LOG_FILE_VARIABLE
 from disagg.config import Fleet, Host, load
 from disagg.errors import DisaggError
+from disagg.files import stamp
 from disagg.http.program import notify, run_host
 from disagg.http.protocol import ConnectionBounds, Encryption
 from disagg.http.server import BoundedServer, ListenHints, listen, run
@@ -102,7 +103,7 @@ async def _follow(keeper: Keeper, fleet: Fleet) -> None:
     """Read hosts.toml again when it has changed, and tell the service manager that the keeper runs."""
     loop, hangup = asyncio.get_running_loop(), asyncio.Event()
     loop.add_signal_handler(signal.SIGHUP, hangup.set)
-    seen, notified = _stamp(fleet.path), -NOTIFY_S
+    seen, notified = stamp(fleet.path), -NOTIFY_S
     while True:
         if time.monotonic() - notified >= NOTIFY_S:
             notified = time.monotonic()
@@ -111,10 +112,10 @@ async def _follow(keeper: Keeper, fleet: Fleet) -> None:
         with suppress(TimeoutError):
             async with asyncio.timeout(LOOK_S):
                 await hangup.wait()
-        stamp = _stamp(fleet.path)
-        if (hangup.is_set() or stamp != seen) and not keeper.stopping:
+        now = stamp(fleet.path)
+        if (hangup.is_set() or now != seen) and not keeper.stopping:
             hangup.clear()
-            seen = stamp
+            seen = now
             try:
                 changed = load(fleet.path)
                 require_kept(changed, keeper.host.name)
@@ -138,14 +139,6 @@ class _Server(BoundedServer):
 
     def leave(self) -> None:
         self.should_exit = True
-
-
-def _stamp(path: Path) -> tuple[int, int, int] | None:
-    try:
-        found = path.stat()
-    except OSError:
-        return None
-    return found.st_mtime_ns, found.st_size, found.st_ino
 
 
 if __name__ == "__main__":

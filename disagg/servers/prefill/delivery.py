@@ -1,7 +1,8 @@
-"""The transfer of one prompt's KV, from the request that asks for it to its end: who sends it, and in which form."""
+"""The transfer of one prompt's KV, from the request that asks for it to its end: who sends it, where, in which form."""
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -10,12 +11,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+from disagg import logs
 from disagg.api.layout import Layout
 from disagg.api.names import AS_IS, INT8, WireForm
-from disagg.api.requests import PromptSpeed
-from disagg.config import KVWire
+from disagg.api.requests import KVAddress, PromptSpeed
+from disagg.config import Fleet, Host, KVWire, load
 from disagg.engines.base import EmittingEngine, PrefillEngine, PrefillRun, PrefillTiming, SendingEngine, SendingRun
-from disagg.errors import Cancelled
+from disagg.errors import Cancelled, DisaggError, RequestError
+from disagg.files import stamp
 from disagg.kv.frames import Header
 from disagg.kv.sent import LinkWait, SentKV
 from disagg.kv.transfer import Transfer
@@ -27,6 +30,39 @@ FRESH_S = 600.0  # older measurements are ignored, so that as-is transfers measu
 MIN_TRANSFERS = 2  # the first transfer to a decode host ran at a quarter of the rate: its memory was not touched yet
 MAX_TRANSFERS = 8
 Address = tuple[str, int]
+
+
+class Receivers:
+    """The decode hosts that the KV of one host's model may go to: those of this model that hosts.toml names. The lists
+    of hosts with several models change while a process of such a host runs, which reads them again for an address that
+    it does not know."""
+
+    def __init__(self, fleet: Fleet, host: Host) -> None:
+        self._fleet, self._host = fleet, host
+        self._read: object = None
+
+    def require(self, to: KVAddress) -> None:
+        """Raises RequestError for any other address."""
+        if not self._has(to):
+            self._read_again()
+        if not self._has(to):
+            raise RequestError(
+                f"deliver: {to.host}:{to.port} is no decode host of {self._host.model}",
+                "give both hosts the same hosts.toml",
+            )
+
+    def _has(self, to: KVAddress) -> bool:
+        known = self._fleet.serving(self._host.model, "decode")
+        return any(to.host == host.kv_address and to.port in host.kv_ports for host in known)
+
+    def _read_again(self) -> None:
+        now = stamp(self._fleet.path)
+        if self._host.keeper and now is not None and now != self._read:
+            self._read = now
+            try:
+                self._fleet = load(self._fleet.path)
+            except DisaggError as error:
+                logs.event(logging.WARNING, "hosts_not_read", **error.to_json())
 
 
 class Delivery(ABC, Generic[E]):

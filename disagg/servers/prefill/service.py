@@ -41,7 +41,7 @@ from disagg.servers.host.service import Service, ServiceCall
 from disagg.servers.host.work import on_daemon_thread
 from disagg.servers.output.answer import GrowingAnswer, begin_answer, rest_of
 from disagg.servers.output.scores import PromptScores
-from disagg.servers.prefill.delivery import MeasuredRates, choose_form, delivery_by
+from disagg.servers.prefill.delivery import MeasuredRates, Receivers, choose_form, delivery_by
 from disagg.servers.prefill.order import ON_CPU, Policy
 from disagg.servers.prefill.scheduler import PromptJob, Scheduler
 
@@ -59,6 +59,7 @@ class PrefillService(Service[PrefillEngine]):
         super().__init__(fleet, host, Admission(policy.started, host.queue_size), make_engine)
         self.scheduler = Scheduler(policy, self.progress.beat)
         self._rates = MeasuredRates()
+        self._receivers = Receivers(fleet, host)
 
     def figures(self) -> Figures:
         return Figures(
@@ -126,7 +127,7 @@ class PrefillService(Service[PrefillEngine]):
 
     async def _prefill(self, body: PrefillBody, caller: Caller) -> AsyncGenerator[Event, None]:
         """POST /prefill: one closing event, with what the prefill and its transfer took."""
-        self._require_decode_host(body.deliver)
+        self._receivers.require(body.deliver)
         async with self.admitted(body, caller, ONE_TOKEN) as request:
             shipped = await self._ship(request, body)
             logs.info("prefilled", **shipped.to_json())
@@ -264,15 +265,6 @@ class PrefillService(Service[PrefillEngine]):
         if refusal := self.engine.info.cannot_compute(None):
             raise CapabilityMissing(
                 f"{self.host.name} cannot answer alone: {refusal}", "ask another host of this model"
-            )
-
-    def _require_decode_host(self, to: KVAddress) -> None:
-        """KV is sent only to decode hosts of this model that hosts.toml names."""
-        known = self.fleet.serving(self.model.name, "decode")
-        if not any(to.host == host.kv_address and to.port in host.kv_ports for host in known):
-            raise RequestError(
-                f"deliver: {to.host}:{to.port} is no decode host of {self.model.name}",
-                "give both hosts the same hosts.toml",
             )
 
     async def _generate(self, body: GenerateBody, caller: Caller) -> AsyncGenerator[Event, None]:
