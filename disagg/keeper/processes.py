@@ -102,8 +102,8 @@ class Processes:
 
     def reload(self, fleet: Fleet) -> None:
         """Take over what hosts.toml states now. What it states as before keeps its process; one that is listed no more
-        goes once it has answered, and one that is to run in another way is loaded again after that. Raises FleetError
-        if there are too few ports."""
+        goes once it has answered, and one that is to run in another way is loaded again after that; one that has failed
+        may be tried again. Raises FleetError if there are too few ports."""
         host = fleet.hosts[self.host.name]
         served = {name: fleet.served[f"{host.name}/{name}"] for name in host.models}
         assert host.keeping is not None, "checked by the caller"
@@ -115,6 +115,7 @@ class Processes:
             if kept is None:
                 kept = self.by_name[name] = Kept(one, fleet.models[name], ports[name])
             kept.host, kept.model, kept.removed = one, fleet.models[name], False
+            kept.failed, kept.tries, kept.not_before = "", 0, -inf
             if kept.child is None:
                 kept.ports = ports[name]
             kept.pinned = name in host.keeping.pin if kept.asked_pin is None else kept.asked_pin

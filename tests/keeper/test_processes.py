@@ -190,6 +190,8 @@ async def test_a_model_that_cannot_be_loaded_fails_for_all_who_wait_and_is_not_t
         assert log.count("it is broken") == 1
         with pytest.raises(ModelError, match="it is broken"):  # asked for, it is tried again
             await loaded(keeper, "broken")
+        keeper.reload(keeper.fleet)
+        assert stated(keeper, "broken").state == "asleep", "hosts.toml may have been at fault"
 
 
 @pytest.mark.slow
