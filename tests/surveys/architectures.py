@@ -99,7 +99,8 @@ def verdict(entry: Mapping[str, Any], folder: Path) -> tuple[str, str, str]:
     model = folder / "model"
     try:
         with running(entry, model) as pair:
-            patched = [finding for finding in pair.decode.info.preflight if finding.status == "patched"]
+            findings = (*pair.prefill.info.preflight, *pair.decode.info.preflight)
+            patched = [finding for finding in findings if finding.status == "patched"]
             difference, split = _difference(pair), pair.decode.info.split
     except DisaggError as error:
         return f"refused: {short(str(error), model)}", "", ""

@@ -115,6 +115,7 @@ ARCHITECTURES = {
         rope=no_rope,
         wire_states=kimi_delta_states,
         convolved=kimi_delta_parts,
+        refusal=_untied,
     ),
     "bailing_hybrid": Architecture(
         kinds={"linear_attention": kimi_delta, "full_attention": latent},

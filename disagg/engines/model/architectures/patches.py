@@ -23,7 +23,7 @@ def _mlx(what: str, needed_by: str, apply: Callable[[Any], list[PreflightFinding
 PATCHES: Final[tuple[Patch, ...]] = (
     _mlx(
         "rotary frequencies other than config.json states",
-        "gpt_oss_yarn olmo3 granitemoehybrid_groups glm",
+        "gpt_oss_yarn olmo3 granitemoehybrid_groups glm gemma3n_scaled",
         plain.stated_ropes,
     ),
     _mlx("rope_interleave=false ignored", "deepseek_v3_halves glm4_moe_lite_halves", latent.halves_rotated),

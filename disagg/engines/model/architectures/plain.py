@@ -12,7 +12,7 @@ from typing import Any
 
 from disagg.api.status import PreflightFinding
 from disagg.engines.model.architectures import architecture_of
-from disagg.engines.model.architectures.base import LoadedByMLX
+from disagg.engines.model.architectures.base import LoadedByMLX, layer_kinds
 from disagg.engines.model.profile import LayerProfile, ModelProfile, Rope, rope_differences
 
 
@@ -25,8 +25,7 @@ def stated_ropes(loaded: LoadedByMLX) -> list[PreflightFinding]:
     """
     if len(loaded.measured) != len(loaded.reference.layers):
         return []
-    places = architecture_of(loaded.text_config).places(loaded.text_config)
-    numbers = {layer: number for number, layer in enumerate(places) if places.count(layer) == 1}
+    numbers = _numbers(loaded.text_config)
     counts: Counter[str] = Counter()
     for layer, parent, name, rope in loaded.ropes:
         number = numbers.get(layer, len(loaded.measured))
@@ -40,6 +39,15 @@ def stated_ropes(loaded: LoadedByMLX) -> list[PreflightFinding]:
         PreflightFinding("rope", "patched", f"on {count} layers {what}; set from the reference")
         for what, count in counts.items()
     ]
+
+
+def _numbers(config: Any) -> dict[int, int]:
+    """Of each layer of the model the number of its profile: of one that reads what an earlier layer keeps, that of the
+    last such layer of its kind, which rotates alike."""
+    places, kinds = architecture_of(config).places(config), layer_kinds(config)
+    numbers = {layer: number for number, layer in enumerate(places) if places.count(layer) == 1}
+    last = {kinds[layer]: number for layer, number in numbers.items()}
+    return {layer: last[kind] for layer, kind in enumerate(kinds) if layer not in places and kind in last} | numbers
 
 
 def stated_windows(loaded: LoadedByMLX) -> list[PreflightFinding]:

@@ -73,5 +73,12 @@ PATCHED: Mapping[str, dict[str, Any]] = {
     },
     "dots1_single": {"model_type": "dots1", **PLAIN["dots1"], "num_experts_per_tok": 1},
     "mamba_epsilon": {"model_type": "mamba", **WITH_STATES["mamba"], "layer_norm_epsilon": 1e-3},
+    "gemma3n_scaled": {
+        **SPECIAL_LAYERS["gemma3n"],
+        "text_config": {
+            **SPECIAL_LAYERS["gemma3n"]["text_config"],
+            "rope_scaling": {"rope_type": "linear", "factor": 2.0},
+        },
+    },
     "glm": {"architectures": ["GlmForCausalLM"], "head_dim": 16, "partial_rotary_factor": 0.5},
 }
