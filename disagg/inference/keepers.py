@@ -64,11 +64,12 @@ class Keepers:
         wanted = None if keep_alive_s is None else wire_s(keep_alive_s)
 
         async def one(host: Host) -> None:
-            http = self._client.connections
-            async with aclosing(keeper_calls.load(http, self._keeper(host), host.model, wanted)) as events:
+            http, keeper = self._client.connections, self._keeper(host)
+            async with aclosing(keeper_calls.load(http, keeper, host.model, wanted)) as events:
                 async for event in events:
                     view.load_event(host, event)
                     on_load(host, event)
+            await self._seen(host, keeper_calls.models(http, keeper))  # events do not say how long it stays
 
         hosts = self.of(model) if self._among is not None else to_load(self._hosts(model), view)
         await _all(map(one, hosts))
@@ -77,12 +78,14 @@ class Keepers:
     async def unload(self, model: Model, *, force: bool = False) -> None:
         """Unload a model everywhere. Overloaded if requests use it, unless they are to fail."""
         http, hosts = self._client.connections, self.of(model)
-        await _all(keeper_calls.unload(http, self._keeper(host), model.name, force=force) for host in hosts)
+        calls = (keeper_calls.unload(http, self._keeper(host), model.name, force=force) for host in hosts)
+        await _all(map(self._seen, hosts, calls))
 
     async def pin(self, model: Model, *, pinned: bool) -> None:
         """Let a model stay loaded whatever others need, or no longer."""
         http, hosts = self._client.connections, self.of(model)
-        await _all(keeper_calls.pin(http, self._keeper(host), model.name, pinned=pinned) for host in hosts)
+        calls = (keeper_calls.pin(http, self._keeper(host), model.name, pinned=pinned) for host in hosts)
+        await _all(map(self._seen, hosts, calls))
 
     def keep(self, model: Model, keep_alive_s: float) -> None:
         """Let a model stay loaded for so long after its last request, also on hosts that a request has woken and not
@@ -99,7 +102,8 @@ class Keepers:
 
     async def _keep(self, host: Host, keep_alive_s: float) -> None:
         try:
-            await keeper_calls.keep(self._client.connections, self._keeper(host), host.model, wire_s(keep_alive_s))
+            keeper, wanted = self._keeper(host), wire_s(keep_alive_s)
+            await self._seen(host, keeper_calls.keep(self._client.connections, keeper, host.model, wanted))
         except DisaggError as error:
             log.warning("keep_alive_failed", extra={"fields": {"host": host.name, "error": str(error)}})
 
@@ -111,7 +115,8 @@ class Keepers:
             raise UnknownModel(f"no host has the files of {model.name}", "pull it first")
         await self.unload(model)
         for host in hosts:
-            await keeper_calls.delete(self._client.connections, self._keeper(host), model.name)
+            call = keeper_calls.delete(self._client.connections, self._keeper(host), model.name)
+            await self._seen(host, call)
         return hosts
 
     async def pull(self, model: Model) -> AsyncGenerator[tuple[Host, PullEvent]]:
@@ -146,6 +151,10 @@ class Keepers:
                         yield host, event
             except DisaggError as error:
                 failures.append(error)
+
+    async def _seen(self, host: Host, call: Awaitable[tuple[KeptModel, ...]]) -> None:
+        """Let the client's view know what the keeper states of its models, which it else learns when it next asks."""
+        self._client.view.models_stated(host.keeper, await call)
 
     def _hosts(self, model: Model) -> list[Host]:
         hosts = (host for host in self._client.fleet.answering_hosts if host.model == model.name)

@@ -150,7 +150,7 @@ class ProgressJudge:
             return ServerSilent(
                 f"{host.name} ({host.url}) is stuck: {event.phase}, and its engine has made no progress for "
                 f"{stalled_s:.0f} s",
-                f"run `disagg restart --host {host.name}`",
+                f"run `disagg restart --host {host.table}`",
             )
         if queued_s >= self.timeouts.queue or self._begins_sooner_elsewhere(queued_s):
             return Overloaded(f"{host.name} has not begun with the request in {queued_s:.0f} s", "see `disagg status`")

@@ -41,6 +41,8 @@ class Keeper(Processes):
     async def load(self, name: str, keep_alive_s: float | None = None) -> AsyncGenerator[LoadEvent, None]:
         """Wait until a model is ready. Ending the generator gives the place up."""
         kept = self.kept(name)
+        if kept.child is None and kept.files.reason:
+            await self.look_again()
         self._require_loadable(kept)
         kept.keep_alive_s = keep_alive_s
         with self._waiting(kept):
@@ -121,9 +123,15 @@ class Keeper(Processes):
         logs.info("model_deleted", model=kept.name, bytes=freed)
 
     async def pull(self, name: str) -> AsyncGenerator[PullEvent, None]:
-        """Fetch a model's files. Ending the generator ends the fetch, which goes on from there the next time."""
+        """Fetch a model's files. Ending the generator ends the fetch, which goes on from there the next time. A
+        folder of the user's own is only looked at."""
         kept = self.kept(name)
         source = kept.source
+        if source and not weights.hub_id(source):
+            await self.look_again()
+            if not kept.files.reason:
+                yield PullEvent(status="success", total=kept.files.nbytes, completed=kept.files.nbytes)
+                return
         hub_id = weights.require_hub_id(self.host.name, source, "put")
         while source in self.changing:
             yield PullEvent(status="waiting for another pull of it")

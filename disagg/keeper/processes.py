@@ -86,6 +86,7 @@ class Processes:
         self.news = asyncio.Event()
         self._again_at = inf
         self._looked_at = self._watched_at = -inf
+        self._look_lock = asyncio.Lock()
         self._looked = False
         self.reload(fleet)
         for name in self.settings.preload:
@@ -149,9 +150,10 @@ class Processes:
         self.wake()
 
     async def look_again(self) -> None:
-        """Files have changed."""
-        self._looked_at = -inf
-        await self.look()
+        """Files have changed, or may have. One at a time: each look is a process."""
+        async with self._look_lock:
+            self._looked_at = -inf
+            await self.look()
 
     @property
     def budget(self) -> int:

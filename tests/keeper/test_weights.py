@@ -83,11 +83,13 @@ async def test_files_that_are_removed_while_the_model_sleeps_are_missed_before_a
         monkeypatch.setenv("HF_ENDPOINT", url)
         async with keeping(path) as keeper:
             assert [event async for event in keeper.pull("a")][-1].status == "success"
-            for file in (tmp_path / "cache").rglob("config.json"):
-                file.unlink()
+            (file,) = (tmp_path / "cache").rglob("config.json")
+            away = file.rename(file.with_name("away"))
             with pytest.raises(ModelError, match="was removed"):
                 await loaded(keeper, "a")
             await until(lambda: states(keeper)["a"] == "absent")
+            away.rename(file)
+            await loaded(keeper, "a")  # which looks at them once more
 
 
 @pytest.mark.slow

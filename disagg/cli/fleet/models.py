@@ -4,6 +4,7 @@ Files are looked at and copied over SSH. What is loaded is asked of the hosts th
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
@@ -19,7 +20,7 @@ from disagg.cli.common.completion import complete_model
 from disagg.cli.common.context import settings, stderr
 from disagg.cli.common.hosts import HostCommand
 from disagg.cli.common.options import AsJson, Yes, command_group
-from disagg.cli.views.errors import error_view
+from disagg.cli.views.errors import error_view, host_options
 from disagg.cli.views.items import plain_table
 from disagg.cli.views.progress import DeployProgress
 from disagg.config import Fleet, Host, Model
@@ -194,7 +195,7 @@ def _change(
 
     hosts = _asked(fleet, run)
     kept = {host.name: host.kept.to_json() for host in hosts if host.kept is not None}
-    where = ", ".join(f"{host.name.partition('/')[0]} ({host.state})" for host in hosts)
+    where = ", ".join(f"{host.name.partition('/')[0]} ({_word(host)})" for host in hosts)
     said = Text(f"{done.format(model=found.name)}: {where}")
     finish(as_json, {"fleet": fleet.name, "model": found.name, "hosts": kept}, said)
 
@@ -225,9 +226,11 @@ def rm(
     """Remove models that were pulled or deployed to the hosts. Folders that hosts.toml names by their path stay."""
     if not model and not settings(context).selection:
         raise UsageError("which model? this would remove all of them", "name a MODEL, or a --host")
-    change = Change("models rm", "removes", yes=yes, as_json=as_json)
     fleet = settings(context).fleet()
     wanted = _chosen(context, fleet, model)
+    only = host_options(dict.fromkeys(one.table for one in wanted), fleet.hosts) if settings(context).selection else ""
+    named = "".join(f" {shlex.quote(one)}" for one in model or ())
+    change = Change(f"models rm{named}{only}", "removes", yes=yes, as_json=as_json)
     with Models(fleet) as these:
         inventories, failures = _survey(these, neighbours(fleet, wanted))
         errors = {one.name: failures[one.name] for one in wanted if one.name in failures}
@@ -330,9 +333,13 @@ def inventories_view(
 
 
 def _now(host: LiveHost) -> str:
-    word = "loaded" if host.state == "up" else host.state
-    used = host.kept.used_s if host.kept is not None else None
+    word, used = _word(host), host.kept.used_s if host.kept is not None else None
     return word if used is None else f"{word}, used {estimate(used)} ago"
+
+
+def _word(host: LiveHost) -> str:
+    """The state of a host's model: a host that is up has it."""
+    return "ready" if host.state == "up" else host.state
 
 
 def _shown(inventory: ModelInventory) -> str:

@@ -8,6 +8,7 @@ lost connection.
 from __future__ import annotations
 
 import heapq
+import shlex
 import time
 from collections import deque
 from collections.abc import Generator, Iterator, Sequence
@@ -92,7 +93,9 @@ def read(
         finally:
             machine.close()
         if result.code == _NONE and not audits:
-            raise FleetError(f"{host.name} has no log yet", f"disagg start --host {host.name}")
+            load = f"disagg models load {shlex.quote(host.model)} --host {host.keeper}"
+            hint = load if host.keeper else f"disagg start --host {host.name}"
+            raise FleetError(f"{host.name} has no log yet", hint)
         if not result.ok and result.code != _NONE:
             raise FleetError(f"{host.name}: its log cannot be read: {last_lines(result.stderr, 3)}")
         return list(kept)

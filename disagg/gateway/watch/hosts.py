@@ -28,7 +28,7 @@ _KEPT: Final[Mapping[str, tuple[HostState, str, str]]] = {
     "loading": ("loading", "it loads the model, {left} left", ""),
     "draining": ("draining", "it finishes its requests and unloads the model", ""),
     "asleep": ("asleep", "the first request loads the model", ""),
-    "failed": ("failed", "{reason}", "disagg logs {table} --model {model}"),
+    "failed": ("failed", "{reason}", "disagg logs --host {table} --model {model}"),
     "absent": ("absent", "{reason}", "disagg models pull {model} --host {table}"),
 }
 """The same of a model of a host with several, by the state that its keeper states."""

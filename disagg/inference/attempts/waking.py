@@ -253,7 +253,7 @@ def _overdue(load: _Load, waited_s: float) -> ServerUnavailable:
     host = load.host
     return ServerUnavailable(
         f"{host.keeper} has not loaded {host.model} in {waited_s:.0f} s, and expected {load.first_s:.0f}",
-        f"see `disagg logs {host.keeper} --model {host.model}`",
+        f"see `disagg logs --host {host.keeper} --model {host.model}`",
     )
 
 

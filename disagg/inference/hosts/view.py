@@ -242,8 +242,12 @@ class FleetView:
         woken = [kept for name, kept in stated.items() if self.of(name).woken and kept.state == "asleep"]
         free = load.budget_bytes - load.used_bytes - sum(kept.need_bytes for kept in woken)
         self.rooms[keeper] = Room(tuple(stated), free)
-        for name, kept in stated.items():
-            self._stated(name, kept)
+        self.models_stated(keeper, load.models)
+
+    def models_stated(self, keeper: str, models: Iterable[KeptModel]) -> None:
+        """The keeper stated this of its models."""
+        for kept in models:
+            self._stated(f"{keeper}/{kept.model}", kept)
 
     def load_event(self, host: Host, event: LoadEvent) -> None:
         """The keeper of the host states how far the load of its model is."""

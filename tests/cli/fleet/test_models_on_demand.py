@@ -44,12 +44,12 @@ def test_a_model_is_loaded_on_a_host_listed_pinned_and_unloaded(models: Any) -> 
     }
     assert rows["decode-1"]["state"] == "complete" and rows["decode-1"]["kept"]["loads"] == 1
     _, out, _ = models("list", "llama")
-    assert "loaded" in out and "asleep" in out and max(map(len, out.splitlines())) <= 80
+    assert "ready" in out and "asleep" in out and max(map(len, out.splitlines())) <= 80
 
     code, out, _ = models("pin", "llama", "--host", "decode-1", "--json")
     assert code == 0 and json.loads(out)["hosts"][HOST]["pinned"]
     code, out, _ = models("pin", "llama", "--host", "decode-1", "--off")
-    assert code == 0 and "llama is no longer pinned: decode-1 (up)" in out
+    assert code == 0 and "llama is no longer pinned: decode-1 (ready)" in out
 
     code, out, _ = models("unload", "llama", "--host", "decode-1")
     assert code == 0 and "llama is unloaded: decode-1 (asleep)" in out

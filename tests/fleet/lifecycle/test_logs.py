@@ -94,6 +94,13 @@ def test_a_host_without_a_log_says_so_and_hides_no_other(place: Place) -> None:
     place.write("a", said(1, "one"))
     lines, (error,) = read(place.hosts, place.state, 100)
     assert texts(lines) == ["a one"] and error.message == "b has no log yet"
+    assert error.hint == "disagg start --host b"
+
+
+def test_a_model_that_was_never_loaded_has_no_log_and_says_how_to_load_it(place: Place) -> None:
+    of_model = replace(place.hosts[1], name="b/qwen", keeper="b", model="qwen")
+    _, (error,) = read([of_model], place.state, 100)
+    assert (error.message, error.hint) == ("b/qwen has no log yet", "disagg models load qwen --host b")
 
 
 class Following:
