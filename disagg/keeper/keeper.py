@@ -41,7 +41,7 @@ class Keeper(Processes):
     async def load(self, name: str, keep_alive_s: float | None = None) -> AsyncGenerator[LoadEvent, None]:
         """Wait until a model is ready. Ending the generator gives the place up."""
         kept = self.kept(name)
-        if kept.child is None and kept.files.reason:
+        if kept.child is None and kept.files.reason and kept.source not in self.changing:
             await self.look_again()
         self._require_loadable(kept)
         kept.keep_alive_s = keep_alive_s

@@ -19,6 +19,7 @@ between waiting for another look and giving up.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -42,6 +43,7 @@ from disagg.errors import (
 )
 from disagg.inference.attempt import Attempt, Reason
 from disagg.inference.hosts.route import Ranking
+from disagg.inference.hosts.view import LASTING
 from disagg.inference.policy import RetryPolicy
 
 STATED = 6  # hosts that an error names
@@ -234,9 +236,19 @@ def final_error(ranking: Ranking, failures: Sequence[Failure]) -> DisaggError:
     decode = [failure for failure in failures if failure.answering]
     if decode and all(failure.too_large for failure in decode):
         return decode[-1].error
-    hint = next((failure.error.hint for failure in reversed(decode) if failure.error.hint), _HINT)
+    hint = next((failure.error.hint for failure in reversed(decode) if failure.error.hint), _hint(ranking))
     messages = _messages(decode) or _none_up(ranking)
     return ServerUnavailable(f"Decode server unavailable - request failed: {messages}", hint)
+
+
+def _hint(ranking: Ranking) -> str:
+    model = shlex.quote(ranking.candidates.model)
+    states = {reason.partition(":")[0] for reason in ranking.left_out.values()}
+    if states == {"absent"}:
+        return f"disagg models pull {model}"
+    if states and states <= {*LASTING}:
+        return f"mend that, then `disagg models load {model}`"
+    return _HINT
 
 
 _HINT = "run `disagg status`; `disagg start` starts what is stopped"

@@ -11,6 +11,7 @@ import pytest
 from disagg.api.keeper import KeptModel, LoadEvent
 from disagg.api.status import Load
 from disagg.config import EngineOptions, Host
+from disagg.inference.attempts.retry import final_error
 from disagg.inference.hosts.background import Refresher
 from disagg.inference.hosts.route import Candidates, Ranking, RouteRequest, rank
 from disagg.inference.hosts.view import FleetView
@@ -169,6 +170,8 @@ def test_a_model_that_a_host_cannot_load_is_left_out_with_the_reason(events: Map
     ranking = ranked(view, "a/m")
     assert ranking.left_out == {"a/m": why}
     assert ranking.cannot_serve(ranking.candidates.decode) == why.startswith(("failed", "absent"))
+    helps = {"absent": "disagg models pull m", "failed: out of memory": "mend that, then `disagg models load m`"}
+    assert final_error(ranking, ()).hint == helps.get(why, "run `disagg status`; `disagg start` starts what is stopped")
 
 
 def test_a_model_that_is_taken_off_its_host_gets_no_more_requests() -> None:
