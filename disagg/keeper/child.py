@@ -156,7 +156,10 @@ class Child:
         with suppress(psutil.Error):
             self.resident = self._seen.memory_info().rss
             if self._loads:
-                seconds, nbytes = _sums((self._seen, *self._seen.children(recursive=True)))
+                processes = [self._seen]
+                with suppress(psutil.Error):
+                    processes += self._seen.children(recursive=True)
+                seconds, nbytes = _sums(processes)
                 self.read_bytes = max(self.read_bytes, nbytes)
                 work = seconds + nbytes / _WORTH_A_SECOND
                 if work < self._work:  # a process that it had started has ended
