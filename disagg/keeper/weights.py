@@ -172,12 +172,11 @@ def hub_id(source: str) -> str:
 
 
 def require_hub_id(host: str, source: str, what: str) -> str:
-    """The id at the hub. FleetError for a folder of the user's own."""
+    """The id at the hub. FleetError for a folder of the user's own, and for an engine without files."""
+    if not source:
+        raise FleetError(f"{host}: its engine loads no files of models", f"there are none to {what}")
     if not (found := hub_id(source)):
-        raise FleetError(
-            f"{host}: {source or 'its engine'} is {'a folder of your own' if source else 'not a model of files'}",
-            f"{what} it on that machine",
-        )
+        raise FleetError(f"{host}: {source} is a folder of your own", f"{what} it on that machine")
     return found
 
 

@@ -14,7 +14,7 @@ from disagg.api.keeper import PullEvent
 from disagg.errors import FleetError, ModelBusy, ModelError
 from disagg.keeper import processes, weights
 from disagg.keeper.keeper import Keeper
-from disagg.keeper.weights import hub_id
+from disagg.keeper.weights import hub_id, require_hub_id
 from tests import tiny_models
 from tests.hub import serving
 from tests.keeper.keeping import begin_request, end_request, keeping, loaded, states, until
@@ -171,3 +171,11 @@ async def test_a_look_that_cannot_be_made_is_made_again_and_holds_nothing_up(
         assert states(keeper) == {"a": "asleep", "b": "asleep"} and "files_not_known" in caplog.text
         monkeypatch.setattr(weights, "_inventory", looks)
         await until(lambda: states(keeper) == {"a": "absent", "b": "absent"})
+
+
+def test_files_that_disagg_has_not_brought_are_refused_by_what_they_are() -> None:
+    assert require_hub_id("h", "org/x", "remove") == "org/x"
+    with pytest.raises(FleetError, match="h: /models/x is a folder of your own"):
+        require_hub_id("h", "/models/x", "remove")
+    with pytest.raises(FleetError, match="h: its engine loads no files of models"):
+        require_hub_id("h", "", "remove")
