@@ -27,6 +27,8 @@ from disagg.planning.checkpoint import facts, read_object, weights_form
 
 INDEX: Final = "model.safetensors.index.json"
 MAX_HEADER_BYTES: Final = 100_000_000  # the bound of the safetensors format
+MAX_LAYERS: Final = 10_000
+_DEPTHS: Final = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 _HUB_ID: Final = re.compile(r"[\w.-]+/[\w.-]+")
 _FILES: Final = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"]
 _HINT: Final = "download the model again"
@@ -104,7 +106,7 @@ class Reference:
         ModelError, with the reason, if it is missing or damaged, or if its KV cannot be handed over."""
         path = find(source)
         text_config = _text_config(path)
-        longest = _longest_context(text_config)
+        longest, vocabulary = _sizes(text_config, path)
         config = read_object(path / "config.json")
         layers = layers_of(text_config, path)
         if longest is not None and context is not None and context > longest:
@@ -114,7 +116,7 @@ class Reference:
         profile = ModelProfile(
             source="checkpoint",
             architecture=str(text_config.model_type),
-            vocab_size=int(text_config.vocab_size),
+            vocab_size=vocabulary,
             context=context or longest or default,
             layers=layers,
             tokenizer=tokenizer.digest,
@@ -256,16 +258,38 @@ def _download(hub_id: str) -> Path:
 
 
 def _text_config(path: Path) -> Any:
-    from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig
 
+    _require_few_layers(path / "config.json")
     try:
         return AutoConfig.from_pretrained(path).get_text_config(decoder=True)
-    except (OSError, ValueError, KeyError, TypeError, StrictDataclassError) as error:
+    except Exception as error:  # which one depends on the key whose value is none that transformers expects
         raise ModelError(
             f"{path / 'config.json'}: transformers cannot read it: {first_line(error)}",
             "compare it with the model's original, or update transformers for a newer architecture",
         ) from error
+
+
+def _require_few_layers(file: Path) -> None:
+    """ModelError if it states more layers than any model has: transformers would make a list of them, whatever it
+    takes."""
+    whole = read_object(file)
+    text = whole.get("text_config")
+    for part in (whole, text if isinstance(text, dict) else {}):
+        for key in _DEPTHS:
+            count = part.get(key)
+            if isinstance(count, int | float) and count > MAX_LAYERS:
+                reason = f"{file}: {key} is {count:g}, more than {MAX_LAYERS:,}"
+                raise ModelError(reason, "compare it with the model's original")
+
+
+def _sizes(config: Any, path: Path) -> tuple[int | None, int]:
+    """How many tokens the model reads, and of how many kinds."""
+    try:
+        return _longest_context(config), int(config.vocab_size)
+    except (AttributeError, TypeError, ValueError, ArithmeticError) as error:
+        reason = f"{path / 'config.json'}: it does not state what a model reads: {first_line(error)}"
+        raise ModelError(reason, "compare it with the model's original") from error
 
 
 def _longest_context(config: Any) -> int | None:

@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Final
 
 from disagg.engines.model.profile import Rope
 from disagg.errors import ModelError
 
 Parameters = Mapping[str, Any]
+MAX_DIM: Final = 65_536
 
 
 def reference_rope(parameters: Parameters, head_dim: int, max_positions: int) -> Rope:
@@ -25,6 +26,8 @@ def reference_rope(parameters: Parameters, head_dim: int, max_positions: int) ->
     if kind not in _FORMULAS:
         raise _not_fixed(kind, _REASONS.get(kind, "its formula is not implemented"))
     dim = head_dim if kind == "proportional" else int(head_dim * (parameters.get("partial_rotary_factor") or 1.0))
+    if dim > MAX_DIM:
+        raise ModelError(f"config.json: heads of {dim} elements", "compare config.json with the model's original")
     try:
         return _FORMULAS[kind](parameters, dim, max_positions)
     except KeyError as missing:

@@ -1,19 +1,20 @@
 """What each architecture keeps between tokens, and what is special about it in any framework, by transformers' name of
 the text model (`model_type`). Frameworks are imported by what runs in them, and not before.
 
-base      an architecture, and plain attention, which needs no entry here
-lfm2      layers of a short convolution
-delta     gated delta nets: qwen3_next, qwen3_5, kimi_linear, bailing_hybrid, olmo_hybrid
-mamba     Mamba: mamba, falcon_mamba, jamba; Mamba 2: mamba2, nemotron_h, falcon_h1, granitemoehybrid
-latent    latent attention: deepseek, glm4_moe_lite
-indexed   sparse attention: deepseek_v32, glm_moe_dsa
-llama4    attention within chunks of the prompt
-cohere    rotation on sliding layers only, or twice the heads: cohere2, exaone4, afmoe, mimo_v2_flash
-gemma     gemma2's masks; streams beside the hidden state: gemma3n
-experts   mixtures that a framework misreads: gpt_oss, qwen2_moe, olmoe, ernie4_5_moe, jamba
-gpt       positions as learned vectors, or rotations from a table: gpt2, gpt_bigcode, gptj
-plain     windows and rotary embeddings that mlx-lm leaves out
-patches   the table of all patches
+base         an architecture, and plain attention, which needs no entry here
+lfm2         layers of a short convolution
+delta        gated delta nets: qwen3_next, qwen3_5, kimi_linear, bailing_hybrid, olmo_hybrid
+mamba        Mamba: mamba, falcon_mamba, jamba; Mamba 2: mamba2, nemotron_h, falcon_h1, granitemoehybrid
+latent       latent attention: deepseek, glm4_moe_lite
+indexed      sparse attention: deepseek_v32, glm_moe_dsa
+llama4       attention within chunks of the prompt
+cohere       rotation on sliding layers only, or twice the heads: cohere2, exaone4, afmoe, mimo_v2_flash
+gemma        gemma2's masks; streams beside the hidden state: gemma3n
+experts      mixtures that a framework misreads: gpt_oss, qwen2_moe, olmoe, ernie4_5_moe, jamba
+activations  activation functions
+gpt          positions as learned vectors, or rotations from a table: gpt2, gpt_bigcode, gptj
+plain        windows and rotary embeddings that mlx-lm leaves out
+patches      the table of all patches
 
 docs/architectures.md describes how to add one.
 """
@@ -25,6 +26,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from disagg.engines.model.architectures import (
+    activations,
     cohere,
     delta,
     experts,
@@ -79,17 +81,21 @@ def layers_of(config: Any, folder: Path) -> tuple[LayerProfile, ...]:
         "it is not a decoder alone": getattr(config, "is_encoder_decoder", False),
         "it has no layers of a known form": not (architecture.kinds or hasattr(config, "num_attention_heads")),
         "its attention is bidirectional": getattr(config, "use_bidirectional_attention", None) in (True, "all"),
-        (refusal := architecture.refusal(config) or experts.single_expert(config)): refusal,
+        (refusal := _refusal(architecture, config)): refusal,
     }
     if reason := next((reason for reason, applies in reasons.items() if applies), ""):
         raise cannot_be_served(reason)
     try:
         layers = architecture.layers(config)
-    except (AttributeError, TypeError, ValueError, KeyError, IndexError) as error:
+    except (AttributeError, TypeError, ValueError, LookupError, ArithmeticError) as error:
         raise cannot_be_served(f"its configuration is of an unknown form: {error}") from error
     if not layers:
         raise cannot_be_served("none of its layers keeps anything between tokens")
     return layers
+
+
+def _refusal(architecture: Architecture, config: Any) -> str:
+    return architecture.refusal(config) or experts.single_expert(config) or activations.other_activation(config)
 
 
 def mlx_model(model_type: str, model: Any) -> Any:

@@ -22,8 +22,7 @@ def _other_attention(config: Config) -> str:
     """What mlx-lm's modules of these types do not read."""
     if getattr(config, "scale_attn_by_inverse_layer_idx", False) or not getattr(config, "scale_attn_weights", True):
         return "mlx-lm ignores how its config.json scales attention"
-    other = config.activation_function not in _APPROXIMATE and config.model_type != "gpt_bigcode"
-    return f"mlx-lm ignores activation_function={config.activation_function}" if other else ""
+    return ""
 
 
 def without_prefix(model_class: MLXModel) -> MLXModel:
@@ -36,7 +35,6 @@ def without_prefix(model_class: MLXModel) -> MLXModel:
     return GPT2
 
 
-_APPROXIMATE = ("gelu_new", "gelu_pytorch_tanh", "gelu_fast")
 ARCHITECTURES = {
     "gpt2": Architecture(refusal=_other_attention, mlx_model=without_prefix),
     "gpt_bigcode": Architecture(refusal=_other_attention),
@@ -45,24 +43,14 @@ ARCHITECTURES = {
 
 
 def positions_of_several(loaded: LoadedByMLX) -> list[PreflightFinding]:
-    """Let gpt_bigcode look up the positions of several prompts, and compute the activation that config.json states.
-
-    mlx-lm 0.32 fails on several prompts in a batch, and always has the exact GELU, of which starcoder has an
-    approximation.
-    """
-    from mlx_lm.models.gpt_bigcode import MLP, GPTBigCodeModel
+    """Let gpt_bigcode look up the positions of several prompts. mlx-lm 0.32 fails on several in a batch."""
+    from mlx_lm.models.gpt_bigcode import GPTBigCodeModel
 
     models = loaded.modules(GPTBigCodeModel)
     for model in models:
         model.__class__ = _positions_of_several()
-    if not models:
-        return []
-    findings = [PreflightFinding("batches", "patched", "mlx-lm fails on several prompts in one batch; set right")]
-    if str(loaded.text_config.activation_function) in _APPROXIMATE:
-        for mlp in loaded.modules(MLP):
-            mlp.__class__ = _approximate_gelu()
-        findings.append(PreflightFinding("activation", "patched", "mlx-lm ignores activation_function; applied"))
-    return findings
+    detail = "mlx-lm fails on several prompts in one batch; set right"
+    return [PreflightFinding("batches", "patched", detail)] if models else []
 
 
 @cache
@@ -83,15 +71,3 @@ def _positions_of_several() -> Any:
             return self.ln_f(hidden)
 
     return PositionsOfSeveral
-
-
-@cache
-def _approximate_gelu() -> Any:
-    from mlx import nn
-    from mlx_lm.models.gpt_bigcode import MLP
-
-    class ApproximateMLP(MLP):
-        def __call__(self, x: Any) -> Any:
-            return self.c_proj(nn.gelu_approx(self.c_fc(x)))
-
-    return ApproximateMLP

@@ -20,6 +20,7 @@ from disagg.engines.model.architectures.base import (
     Convolved,
     LoadedByMLX,
     LoadedByTransformers,
+    MLXModel,
     Tensor,
     convolution_rows,
     convolution_window,
@@ -103,6 +104,36 @@ def _limited_time_steps(config: Config) -> str:
     return "transformers limits its time steps in prompts and not in single tokens" if limited else ""
 
 
+def with_multipliers(model_class: MLXModel) -> MLXModel:
+    """mlx-lm's falcon_h1 Model, as a class that multiplies keys, values and biases, too, with what config.json states.
+    mlx-lm 0.32 multiplies the other weights, when it reads a checkpoint in the form of transformers."""
+
+    class FalconH1(model_class):
+        def sanitize(self, weights: dict[str, Any]) -> Any:
+            kernel = weights["model.layers.0.mamba.conv1d.weight"]
+            if kernel.shape[-1] > kernel.shape[1]:
+                factors = self._left_out()
+                ends = {name: ".".join(name.split(".")[-2:]) for name in weights}
+                weights = {name: array * factors.get(ends[name], 1) for name, array in weights.items()}
+            return super().sanitize(weights)
+
+        def _left_out(self) -> dict[str, Any]:
+            """By the end of a weight's name."""
+            args = self.args
+            return {
+                "k_proj.weight": args.key_multiplier,
+                "v_proj.weight": args.attention_in_multiplier,
+                "k_proj.bias": args.key_multiplier,
+                "o_proj.bias": args.attention_out_multiplier,
+                "in_proj.bias": self.model._mup_vector,
+                "out_proj.bias": args.ssm_out_multiplier,
+                "gate_proj.bias": args.mlp_multipliers[0],
+                "down_proj.bias": args.mlp_multipliers[1],
+            }
+
+    return FalconH1
+
+
 _MAMBA1 = Architecture(
     kinds={"linear_attention": mamba1}, rope=no_rope, wire_states=mamba_states, cache_argument="cache_params"
 )
@@ -118,7 +149,12 @@ ARCHITECTURES = {
         wire_states=mamba_states,
         convolved=nemotron_parts,
     ),
-    "falcon_h1": Architecture(kinds={"hybrid": falcon_hybrid}, wire_states=mamba_states, convolved=granite_parts),
+    "falcon_h1": Architecture(
+        kinds={"hybrid": falcon_hybrid},
+        wire_states=mamba_states,
+        convolved=granite_parts,
+        mlx_model=with_multipliers,
+    ),
     "granitemoehybrid": Architecture(
         kinds={"linear_attention": granite_mamba},
         rope=_rope_if_stated,
@@ -281,13 +317,15 @@ def _mixer_with_state(mixer_class: Any, module: Any) -> Any:
 
 def grouped_norms(loaded: LoadedByMLX) -> list[PreflightFinding]:
     """Normalise each group of a Mamba layer's channels by itself, as transformers does."""
+    from mlx_lm.models.falcon_h1 import FalconH1Mixer
     from mlx_lm.models.granitemoehybrid import GraniteMoeHybridMamba2Mixer
     from mlx_lm.models.mamba2 import Mamba2Block
 
-    several = (*loaded.modules(GraniteMoeHybridMamba2Mixer), *loaded.modules(Mamba2Block))
-    mixers = [mixer for mixer in several if mixer.n_groups > 1]
+    kinds = (FalconH1Mixer, GraniteMoeHybridMamba2Mixer, Mamba2Block)
+    several = [mixer for kind in kinds for mixer in loaded.modules(kind)]
+    mixers = [mixer for mixer in several if mixer.n_groups > 1 and "norm" in mixer]
     for mixer in mixers:
-        mixer.norm.__class__ = _norm_of_groups(mixer.n_groups)
+        mixer.norm.__class__ = _norm_of_groups(type(mixer.norm), mixer.n_groups)
     if not mixers:
         return []
     detail = f"on {len(mixers)} layers mlx-lm normalises {mixers[0].n_groups} groups of channels together; set right"
@@ -295,17 +333,19 @@ def grouped_norms(loaded: LoadedByMLX) -> list[PreflightFinding]:
 
 
 @cache
-def _norm_of_groups(groups: int) -> Any:
+def _norm_of_groups(norm_class: Any, groups: int) -> Any:
     from mlx import core as mx
     from mlx_lm.models.activations import swiglu
-    from mlx_lm.models.granitemoehybrid import GraniteMoeHybridRMSNormGated
 
-    class NormOfGroups(GraniteMoeHybridRMSNormGated):
+    class NormOfGroups(norm_class):
         def __call__(self, hidden_states: Any, gate: Any = None) -> Any:
-            if gate is not None:
+            first = getattr(self, "norm_before_gate", False)
+            epsilon = self.variance_epsilon if hasattr(self, "variance_epsilon") else self.eps
+            if gate is not None and not first:
                 hidden_states = swiglu(gate, hidden_states)
-            normalised = mx.fast.rms_norm(mx.unflatten(hidden_states, -1, (groups, -1)), None, self.eps)
-            return self.weight * normalised.flatten(-2)
+            normalised = mx.fast.rms_norm(mx.unflatten(hidden_states, -1, (groups, -1)), None, epsilon)
+            hidden_states = self.weight * normalised.flatten(-2)
+            return swiglu(gate, hidden_states) if gate is not None and first else hidden_states
 
     return NormOfGroups
 

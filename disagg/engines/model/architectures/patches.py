@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from disagg.api.status import PreflightFinding
-from disagg.engines.model.architectures import experts, gemma, gpt, indexed, latent, llama4, mamba, plain
+from disagg.engines.model.architectures import activations, experts, gemma, gpt, indexed, latent, llama4, mamba, plain
 from disagg.engines.model.architectures.base import Patch
 
 
@@ -28,13 +28,18 @@ PATCHES: Final[tuple[Patch, ...]] = (
     ),
     _mlx("rope_interleave=false ignored", "deepseek_v3_halves glm4_moe_lite_halves", latent.halves_rotated),
     _mlx("failure on several prompts in a batch", "gemma2", gemma.masks_of_several),
-    _mlx("failure on several prompts in a batch, and another GELU", "gpt_bigcode", gpt.positions_of_several),
+    _mlx("the same, as positions of one are computed", "gpt_bigcode", gpt.positions_of_several),
+    _mlx("another form of GELU", "gemma starcoder2 gpt_neox gpt_bigcode", activations.stated_gelus),
     _mlx("windows ignored", "mistral_windowed gemma2 qwen3_windowed mimo_v2_flash", plain.stated_windows),
     _mlx("states of shorter prompts in a batch forgotten", "nemotron_h", mamba.lengths_of_mamba),
     _mlx("the same, of other layers", "mamba jamba olmo_hybrid", mamba.states_of_shorter_prompts),
     _torch("states of earlier chunks forgotten", "mamba falcon_mamba jamba", mamba.states_of_earlier_chunks),
     _mlx("time steps limited", "granitemoehybrid", mamba.unlimited_time_steps),
-    _mlx("all groups of a Mamba layer normalised together", "granitemoehybrid_groups mamba2", mamba.grouped_norms),
+    _mlx(
+        "all groups of a Mamba layer normalised at once",
+        "granitemoehybrid_groups mamba2 falcon_h1",
+        mamba.grouped_norms,
+    ),
     _mlx("epsilons of norms", "mamba_epsilon", mamba.stated_epsilons),
     _mlx("experts chosen without their bias", "ernie4_5_moe", experts.biased_experts),
     _mlx("weights of chosen experts not normalised", "qwen2_moe_normalised", experts.normalised_experts),
