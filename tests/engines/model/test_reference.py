@@ -212,7 +212,7 @@ def test_latent_attention_of_an_unknown_form_is_refused(tiny: TinyModel, tmp_pat
         ({"model_type": "minicpm3", "v_head_dim": 8}, "mlx-lm ignores v_head_dim = 8, and has 16"),
         ({"model_type": "deepseek_v32", "index_n_heads": 4}, "its indexers have 4 heads"),
         ({"model_type": "gpt2", "scale_attn_by_inverse_layer_idx": True}, "how its config.json scales attention"),
-        ({"model_type": "gptj", "activation_function": "relu"}, "ignores activation_function=relu"),
+        ({"model_type": "gptj", "activation_function": "relu"}, "ignores activation_function = 'relu'"),
     ],
 )
 def test_models_that_the_frameworks_compute_otherwise_are_refused(
@@ -273,3 +273,28 @@ def test_a_damaged_weight_file_is_refused(tiny: TinyModel, tmp_path: Path) -> No
     weights.write_bytes(weights.read_bytes()[:-1])
     with pytest.raises(ModelError, match=r"model\.safetensors"):
         find(path)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "named"),
+    [
+        ("num_attention_heads", 0, "transformers cannot read it"),
+        ("num_hidden_layers", 2**70, "num_hidden_layers is 1.18059e+21, more than 10,000"),
+        ("head_dim", 10**9, "heads of 1000000000 elements"),
+        ("rope_theta", 0, "its configuration is of an unknown form"),
+        ("torch_dtype", "abc", "transformers cannot read it"),
+        ("torch_dtype", [], "transformers cannot read it"),
+        ("hidden_act", "relu", "mlx-lm ignores hidden_act = 'relu', and computes 'silu'"),
+    ],
+)
+def test_a_value_that_no_model_has_is_refused_in_one_line(
+    tiny: TinyModel, tmp_path: Path, key: str, value: object, named: str
+) -> None:
+    with pytest.raises(ModelError) as refused:
+        Reference.open(with_config(tiny("llama"), tmp_path / "m", **{key: value}), 1024)
+    assert named in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_another_name_of_an_activation_function_is_not_refused(tiny: TinyModel, tmp_path: Path) -> None:
+    Reference.open(with_config(tiny("llama"), tmp_path / "m", hidden_act="swish"), 1024)

@@ -46,10 +46,11 @@ def stated_gelus(loaded: LoadedByMLX) -> list[PreflightFinding]:
     from mlx_lm.models import gemma, gpt_bigcode, gpt_neox, starcoder2
 
     stated = next((_name(value) for key in _KEYS if (value := getattr(loaded.text_config, key, None))), "")
-    kinds = ((gpt_neox.MLP, _APPROXIMATE), *((module.MLP, _GELU) for module in (gemma, gpt_bigcode, starcoder2)))
-    blocks = [block for kind, computed in kinds if stated != computed for block in loaded.modules(kind)]
+    computing = ((gpt_neox.MLP, _APPROXIMATE), *((module.MLP, _GELU) for module in (gemma, gpt_bigcode, starcoder2)))
+    blocks = [block for one, computed in computing if stated != computed for block in loaded.modules(one)]
     for block in blocks:
-        block.__class__ = _with(type(block), nn.gelu if stated == _GELU else nn.gelu_approx)
+        kind: Any = type(block)
+        block.__class__ = _with(kind, nn.gelu if stated == _GELU else nn.gelu_approx)
     detail = f"on {len(blocks)} layers mlx-lm computes another form of GELU than {stated}; set right"
     return [PreflightFinding("activation", "patched", detail)] if blocks else []
 

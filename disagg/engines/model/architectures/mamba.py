@@ -322,10 +322,11 @@ def grouped_norms(loaded: LoadedByMLX) -> list[PreflightFinding]:
     from mlx_lm.models.mamba2 import Mamba2Block
 
     kinds = (FalconH1Mixer, GraniteMoeHybridMamba2Mixer, Mamba2Block)
-    several = [mixer for kind in kinds for mixer in loaded.modules(kind)]
+    several = [mixer for one in kinds for mixer in loaded.modules(one)]
     mixers = [mixer for mixer in several if mixer.n_groups > 1 and "norm" in mixer]
     for mixer in mixers:
-        mixer.norm.__class__ = _norm_of_groups(type(mixer.norm), mixer.n_groups)
+        kind: Any = type(mixer.norm)
+        mixer.norm.__class__ = _norm_of_groups(kind, mixer.n_groups)
     if not mixers:
         return []
     detail = f"on {len(mixers)} layers mlx-lm normalises {mixers[0].n_groups} groups of channels together; set right"
