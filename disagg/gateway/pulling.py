@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
@@ -52,12 +53,13 @@ def _unknown(fleet: Fleet, name: str) -> UnknownModel:
     tables = [host.name for host in fleet.hosts.values() if host.keeps] or ["HOST"]
     source = name.removeprefix("hf.co/") if "/" in name else "OWNER/NAME"
     engines = dict.fromkeys(host.engine.name for host in fleet.hosts.values() if not host.gateway)
-    sources = ", ".join(f'{engine} = "{source}"' for engine in engines)
-    lines = [f'[models."{name}"]', "context = 8192", f"sources = {{ {sources} }}"]
+    sources = ", ".join(f"{engine} = {json.dumps(source, ensure_ascii=False)}" for engine in engines)
+    quoted = json.dumps(name, ensure_ascii=False)  # also a string of TOML
+    lines = [f"[models.{quoted}]", "context = 8192", f"sources = {{ {sources} }}"]
     lists = " and ".join(f"[hosts.{table}]" for table in tables)
     return UnknownModel(
-        f'no model is named "{name}" in hosts.toml, and only those can be pulled',
-        f'add {"; ".join(lines)}; then "{name}" to `models` of {lists}, and run `disagg deploy`',
+        f"no model is named {quoted} in hosts.toml, and only those can be pulled",
+        f"add {'; '.join(lines)}; then {quoted} to `models` of {lists}, and run `disagg deploy`",
     )
 
 

@@ -121,7 +121,7 @@ async def _follow(keeper: Keeper, fleet: Fleet) -> None:
                 require_kept(changed, keeper.host.name)
                 keeper.reload(changed)
             except DisaggError as error:
-                logs.event(logging.ERROR, "models_not_changed", **error.to_json())
+                logs.event(logging.WARNING, "models_not_changed", **error.to_json())
             else:
                 logs.info("models_read", models=list(keeper.host.models))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -147,6 +148,20 @@ async def test_files_are_deleted_where_they_are_and_a_model_without_any_is_not_f
         for name in BOTH:
             assert asked(hosts[name]) == [("unload", {"model": "m", "force": False}), ("delete", {"model": "m"})]
     assert there.status_code == 200 and absent.status_code == 404
+
+
+@pytest.mark.parametrize(("method", "path"), [("POST", "/api/show"), ("POST", "/api/pull"), ("DELETE", "/api/delete")])
+async def test_a_body_that_names_no_model_is_told_so(method: str, path: str) -> None:
+    async with keeping(READY) as (client, _), gateway(client) as http:
+        answer = await http.request(method, path, json={"stream": False} if path == "/api/pull" else {})
+    assert (answer.status_code, answer.json()["error"]) == (400, "model: missing")
+
+
+async def test_the_lines_to_add_for_a_model_are_toml_whatever_its_name_is() -> None:
+    async with keeping(READY) as (client, _), gateway(client) as http:
+        answer = await http.post("/api/pull", json={"model": 'a"]\nb'})
+    lines = answer.json()["error"].partition("(add ")[2].partition("; then")[0].split("; ")
+    assert list(tomllib.loads("\n".join(lines))["models"]) == ['a"]\nb'], answer.text
 
 
 async def test_another_name_of_a_model_is_not_made_by_copying() -> None:

@@ -35,6 +35,7 @@ def same_model(
 ) -> Iterator[Finding]:
     """Whether both ends have the same files of a model of theirs: by their servers' fingerprints, else by the files."""
     names = f"{prefill.host.name} and {decode.host.name}"
+    which = f"{model}: " if prefill.host.keeps or decode.host.keeps else ""
     pull = f"disagg models rm '{model}' && disagg models pull '{model}'"
     marks = [statuses[one.host.name].fingerprint if one.host.name in statuses else None for one in (prefill, decode)]
     if marks[0] is not None and marks[1] is not None:
@@ -42,7 +43,7 @@ def same_model(
         if differing := sorted(name for name in first if first[name] != second[name]):
             yield fault("model", f"{names} serve different models: {', '.join(differing)} differ", pull)
         else:
-            yield ok("model", "the same fingerprint on both servers")
+            yield ok("model", f"{which}the same fingerprint on both servers")
         return
     ends = [one.stored[model] for one in (prefill, decode) if model in one.stored and one.stored[model].complete]
     if len(ends) < 2:
@@ -62,7 +63,7 @@ def same_model(
             "model", f"{names} hold different files of {' and '.join(tokens)}: answers may be refused", verify
         )
     else:
-        yield ok("model", "same configuration and tokenizer")
+        yield ok("model", f"{which}same configuration and tokenizer")
 
 
 def _differing_configs(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str]:

@@ -61,8 +61,10 @@ class NamedBody(Contract, frozen=True):
 
     @property
     def named(self) -> str:
-        """The model, under whichever name."""
-        return self.model or self.name
+        """The model, under whichever name. Raises RequestError if there is none."""
+        if named := self.model or self.name:
+            return named
+        raise RequestError("model: missing")
 
 
 class PullBody(NamedBody, frozen=True):
