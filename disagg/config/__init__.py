@@ -15,7 +15,7 @@ convert     a JSON list of servers -> the text of a hosts.toml
 """
 
 from disagg.config.hosts_file import load
-from disagg.config.render import served_digest
+from disagg.config.render import served_digest, tables_digest
 from disagg.config.schema import (
     MAX_TOLERANCE,
     MIN_TOLERANCE,
@@ -58,4 +58,5 @@ __all__ = [
     "load",
     "served_digest",
     "slug",
+    "tables_digest",
 ]

@@ -61,18 +61,34 @@ def served_digest(fleet: Fleet, host: Host) -> str:
 
     Model sources do not count: their paths differ between machines, and the model's fingerprint covers the content. Of
     a host with several models its list does not count, which its keeper reads again, nor the ports that this gives to
-    each.
+    each. A gateway reads all but `tables_digest` again.
     """
-    given = ("port", "kv_port") if host.keeper else ()
-    own = [(name, getattr(host, name)) for name in sorted(SERVER_KEYS) if name not in given]
+    own = _own(host)
     if host.keeping is not None and host.keeps:
         text = repr((host.name, own, host.engine, host.keeping.ports))
     elif host.gateway:
-        hosts = [served_digest(fleet, one) for one in fleet.answering_hosts]
-        text = repr((host.name, own, hosts, fleet.default_model))
+        text = repr((host.name, own, tables_digest(fleet)))
     else:
         model = fleet.models[host.model]
         text = repr((host.name, own, host.engine, model.name, model.context, model.aliases))
+    return _digest(text)
+
+
+def tables_digest(fleet: Fleet) -> str:
+    """12 hexadecimal digits: a hash of what hosts.toml states about the hosts that requests may use, without what it
+    states about models and about which of them a host with several has."""
+    tables = [host for host in fleet.hosts.values() if not (host.gateway or host.follower)]
+    ports = [host.keeping.ports if host.keeping is not None else None for host in tables]
+    return _digest(repr([(one.name, _own(one), one.engine, of) for one, of in zip(tables, ports, strict=True)]))
+
+
+def _own(host: Host) -> list[tuple[str, Any]]:
+    """The keys of a host that its server reads. A keeper gives its models their ports."""
+    given = ("port", "kv_port") if host.keeper else ()
+    return [(name, getattr(host, name)) for name in sorted(SERVER_KEYS) if name not in given]
+
+
+def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 

@@ -15,6 +15,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from disagg.api.requests import MAX_ANSWERS
+from disagg.config import Fleet, Model
 from disagg.errors import Cancelled, DisaggError
 from disagg.gateway import parallel as several
 from disagg.gateway.answer import AcceptedRequest, AnswerResponse, ResponseTimes, json_response, problem_response
@@ -56,7 +57,7 @@ from disagg.gateway.refusals import HANDLERS, respond
 from disagg.gateway.run import counted, run, unless
 from disagg.gateway.views import Views
 from disagg.gateway.watch.gateway import GatewayWatch
-from disagg.gateway.watch.request import ObservedRequest, Observers
+from disagg.gateway.watch.request import Observers
 from disagg.http.protocol import connection_of
 from disagg.http.server import Handler, application
 from disagg.http.stream import unless_disconnected
@@ -77,7 +78,7 @@ def build(
     """The ASGI application of the gateway. The caller closes the client. watch: its observers; without, there is no
     history. answers: that it computes at a time, and counts. keep_responses: see GatewaySettings."""
     watch = watch or GatewayWatch(client)
-    lists, kept = ModelLists(client.fleet, watch.hosts, time.time()), KeptResponses(keep_responses)
+    lists, kept = ModelLists(client, watch.hosts, time.time()), KeptResponses(keep_responses)
     gateway = Gateway(client, access, watch.observers, AnswerPlaces(answers), times, lists=lists)
     keep = kept.keep if kept else None
     inputs = InputTokens(keep)
@@ -85,7 +86,7 @@ def build(
         Route("/api/chat", gateway.post(ollama.Chat()), methods=["POST"]),
         Route("/api/generate", gateway.post(ollama.Generate()), methods=["POST"]),
         *gateway.managing(),
-        *Views(client.fleet, access, serving, watch, lists).routes(),
+        *Views(client, access, serving, watch, lists).routes(),
     ]
     for prefix in ("/v1", ""):
         routes += [
@@ -132,7 +133,12 @@ class Gateway:
         self._client, self._observers, self._places, self._times = client, observers, places, times
         self._lists, self._keepers = lists, Keepers(client)
         self._limits = KeyLimits()
-        self._reader = PostReader(access, max(model.context for model in client.fleet.models.values()))
+        self._reader = PostReader(access, lambda: max(model.context for model in self._fleet.models.values()))
+
+    @property
+    def _fleet(self) -> Fleet:
+        """As the client has it now."""
+        return self._client.fleet
 
     def post(self, dialect: Dialect, followed: Followed = _alone) -> Handler:
         """The endpoint of one dialect. followed: makes the body whole, if it says less than it means."""
@@ -172,7 +178,7 @@ class Gateway:
 
     def managing(self) -> list[Route]:
         """The calls of Ollama and LM Studio that are about models themselves."""
-        fleet, keepers = self._client.fleet, self._keepers
+        keepers = self._keepers
 
         async def show(posted: Posted) -> Response:
             return json_response(self._lists.shown(posted.key, read_fields(NamedBody, posted.body, {}).named))
@@ -183,19 +189,19 @@ class Gateway:
         async def pull(posted: Posted) -> Response:
             asked = read_fields(managing.PullBody, posted.body, {})
             require_admin(posted.key, "pull models")
-            model = pulled_model(fleet, posted.key, asked.named)
+            model = pulled_model(self._fleet, posted.key, asked.named)
             keepers.of(model)  # refused before a stream begins
             return ProgressResponse(pulling(keepers, model), OLLAMA, self._times, stream=asked.stream is not False)
 
         async def delete(posted: Posted) -> Response:
             asked = read_fields(NamedBody, posted.body, {})
             require_admin(posted.key, "delete models")
-            await keepers.delete(require_model(fleet, posted.key, asked.named))
+            await keepers.delete(require_model(self._fleet, posted.key, asked.named))
             return Response()
 
         async def load(posted: Posted) -> Response:
             asked = read_fields(managing.LoadBody, posted.body, {})
-            model = require_model(fleet, posted.key, asked.model)
+            model = require_model(self._fleet, posted.key, asked.model)
             managing.require_context(asked, model)
             require_load(posted.key, model, "load")
             with self._place(posted.key):
@@ -204,7 +210,7 @@ class Gateway:
 
         async def unload(posted: Posted) -> Response:
             asked = read_fields(managing.UnloadBody, posted.body, {})
-            model = require_model(fleet, posted.key, asked.instance_id)
+            model = require_model(self._fleet, posted.key, asked.instance_id)
             require_load(posted.key, model, "unload")
             await keepers.unload(model)
             return json_response({"instance_id": model.name})
@@ -230,7 +236,7 @@ class Gateway:
 
     async def _loaded(self, asked: GatewayRequest) -> None:
         """Do what a request without a prompt asks for: load the model, or unload it."""
-        model = self._client.fleet.model(asked.model)
+        model = self._fleet.model(asked.model)
         if asked.keep_alive_s == 0:
             await self._keepers.unload(model)
         else:
@@ -238,7 +244,7 @@ class Gateway:
 
     def _named(self, body: Mapping[str, Any]) -> Mapping[str, Any]:
         """The body with the fleet's default model, if it names none."""
-        default = self._client.fleet.default_model
+        default = self._fleet.default_model
         return {**body, "model": default} if default is not None and body.get("model") is None else body
 
     def _handler(self, answer: Callable[[Posted], Awaitable[Response]], dialect: Reader) -> Handler:
@@ -278,14 +284,14 @@ class Gateway:
     def _admitted(self, key: Key | None, asked: GatewayRequest) -> GatewayRequest:
         """The request, if this key may make it now. Clients with different keys share no held KV: whether a prompt is
         answered early would tell one what the other has asked."""
-        model, warning = chosen_model(self._client.fleet, key, asked.model)
+        model, warning = chosen_model(self._fleet, key, asked.model)
         if not asked.prompts and asked.keep_alive_s == 0:
-            require_load(key, self._client.fleet.model(model), "unload")
+            require_load(key, self._fleet.model(model), "unload")
         keep_alive_s, lowered = kept_alive(key, asked.keep_alive_s)
         left_out = (*filter(None, (warning, lowered)), *asked.left_out)
         asked = replace(asked, model=model, left_out=left_out, keep_alive_s=keep_alive_s)
         if not may_load(key) and self._lists.one(key, model).seen.state == "asleep":
-            require_load(key, self._client.fleet.model(model), "load")
+            require_load(key, self._fleet.model(model), "load")
         self._places.require(key, asked.choices)
         if key is None:
             return asked
@@ -294,23 +300,23 @@ class Gateway:
 
     def _begin(self, key: Key | None, dialect: Dialect, head: Head) -> AcceptedRequest:
         """Accept a request that has been admitted."""
-        model = self._client.fleet.model(head.model).name
+        model = self._fleet.model(head.model)
         name, key_id = (key.name, key.id) if key else (None, None)
 
         def charge(tokens: int) -> None:
             if key is not None:
                 self._limits.spend(key, tokens, time.monotonic())
 
-        observed = self._observers.accept(head, dialect.name, model, name, key_id, charge=charge)
+        observed = self._observers.accept(head, dialect.name, model.name, name, key_id, charge=charge)
         given_up: asyncio.Future[DisaggError] = asyncio.get_running_loop().create_future()
         give_back = self._places.take(key, head.request.choices, lambda: observed.waiting, given_up.set_result)
         events = unless(given_up, run(self._client, observed))
         if head.request.keep_alive_s is not None:
-            events = self._kept(events, observed, head.request.keep_alive_s)
+            events = self._kept(events, model, head.request.keep_alive_s)
         return AcceptedRequest(dialect, observed, events, give_back, dialect.writer(head))
 
     async def _kept(
-        self, events: AsyncGenerator[AnswerEvent, None], observed: ObservedRequest, keep_alive_s: float
+        self, events: AsyncGenerator[AnswerEvent, None], model: Model, keep_alive_s: float
     ) -> AsyncGenerator[AnswerEvent, None]:
         """The events. After the last one the model's hosts are told how long it stays."""
         try:
@@ -318,7 +324,7 @@ class Gateway:
                 async for event in events:
                     yield event
         finally:
-            self._keepers.keep(self._client.fleet.model(observed.model), keep_alive_s)
+            self._keepers.keep(model, keep_alive_s)
 
 
 OLLAMA: Final = ollama.Chat()

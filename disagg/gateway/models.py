@@ -17,6 +17,7 @@ from disagg.gateway.clients.access import may_use, require_model
 from disagg.gateway.clients.keys import Key
 from disagg.gateway.dialects.ollama import timestamp
 from disagg.gateway.watch.hosts import SeenModel
+from disagg.inference.client import AsyncClient
 from disagg.version import VERSION
 
 _NEVER: Final = "9999-12-31T23:59:59Z"
@@ -44,12 +45,16 @@ class ListedModel:
 
 
 class ModelLists:
-    """The models that a key is for, in the forms of the APIs. hosts: as they are now. started: when the gateway
-    started, in seconds since 1970; a model has no date of its own. The methods with a name raise UnknownModel and
-    ModelNotAllowed."""
+    """The models that a key is for, in the forms of the APIs. client: has the fleet as it is now. hosts: as
+    they are now. started: when the gateway started, in seconds since 1970; a model has no date of its own. The methods
+    with a name raise UnknownModel and ModelNotAllowed."""
 
-    def __init__(self, fleet: Fleet, hosts: Callable[[], Sequence[LiveHost]], started: float) -> None:
-        self._fleet, self._hosts, self._started = fleet, hosts, started
+    def __init__(self, client: AsyncClient, hosts: Callable[[], Sequence[LiveHost]], started: float) -> None:
+        self._client, self._hosts, self._started = client, hosts, started
+
+    @property
+    def _fleet(self) -> Fleet:
+        return self._client.fleet
 
     def of_openai(self, key: Key | None) -> dict[str, Any]:
         """GET /v1/models."""

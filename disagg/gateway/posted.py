@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -40,17 +40,17 @@ class Posted:
 
 
 class PostReader:
-    """Reads what arrives at one gateway. context: tokens of the largest prompt."""
+    """Reads what arrives at one gateway. context: tokens of the largest prompt now."""
 
-    def __init__(self, access: Access, context: int) -> None:
-        self._access, self._bounds, self._name = access, requests.body_bounds(context), new_name()
+    def __init__(self, access: Access, context: Callable[[], int]) -> None:
+        self._access, self._context, self._name = access, context, new_name()
 
     async def read(self, request: Request) -> Posted:
         """Raises Unauthorized, RequestLoop, RequestError, BodyTooLarge and Cancelled."""
         created = time.time()
         key = self._access.key(request)
         via = passed_on(request.headers.getlist("via"), self._name)
-        body = _object(await requests.body(request, self._bounds, "shorten the prompt"))
+        body = _object(await requests.body(request, requests.body_bounds(self._context()), "shorten the prompt"))
         return Posted(key, via, body, request.scope[requests.REQUEST_ID_KEY], created, request.receive)
 
 

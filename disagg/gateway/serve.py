@@ -13,8 +13,10 @@ from typing import Final
 
 from starlette.types import ASGIApp
 
-from disagg.config import Fleet, GatewaySettings, Host
+from disagg.config import Fleet, GatewaySettings, Host, load, served_digest, tables_digest
 from disagg.config.addresses import expanded, is_loopback
+from disagg.errors import ConfigError, DisaggError
+from disagg.files import stamp
 from disagg.gateway.app import build
 from disagg.gateway.clients.access import Access, require_keys_if_public
 from disagg.gateway.clients.keys import KeyFile, KeyRing
@@ -34,6 +36,8 @@ BOUNDS = ConnectionBounds(connections=1024, unproven=768, unproven_per_address=2
 """A proxy or router in front of the gateway has many connections from one address."""
 HINTS = ListenHints("choose another with --port", "check --host")
 DRAIN_S = 20
+LOOK_S: Final = 1.0
+"""How often it looks whether hosts.toml has changed."""
 END_S = 2.0  # for requests that are cut to send their callers the error, and to be recorded
 
 _EVERYWHERE: Final = ("0.0.0.0", "::")
@@ -141,6 +145,7 @@ class _Opened:
 
 
 async def _serve(fleet: Fleet, opened: _Opened, ready: Callable[[Listening], None], *, keep_text: bool) -> None:
+    seen = stamp(fleet.path)
     async with AsyncClient(fleet) as client:
         await client.connect()  # so that no request's time includes it
         watch = GatewayWatch(client, Recorder(history_path(client.fleet)), keep_text=keep_text)
@@ -150,7 +155,48 @@ async def _serve(fleet: Fleet, opened: _Opened, ready: Callable[[Listening], Non
             spare_collector()
             ready(replace(opened.at, live=tuple(health.live_models())))
             server = GatewayServer(application, opened.encryption, stopping=watch.feed.stop)
-            await server.serve(sockets=[opened.listener])
+            following = asyncio.ensure_future(_follow(seen, client, watch, opened.member))
+            try:
+                await server.serve(sockets=[opened.listener])
+            finally:
+                following.cancel()
+                await asyncio.wait((following,))
+
+
+async def _follow(
+    seen: tuple[int, int, int] | None, client: AsyncClient, watch: GatewayWatch, member: Member | None
+) -> None:
+    """Read hosts.toml again when it has changed. Requests that run go on. seen: when it was read."""
+    while True:
+        await asyncio.sleep(LOOK_S)
+        if (now := stamp(client.fleet.path)) == seen:
+            continue
+        seen = now
+        try:
+            fleet = await asyncio.to_thread(load, client.fleet.path)
+            require_only_models_changed(client.fleet, fleet, member.host if member is not None else None)
+        except DisaggError as error:
+            log.error("models_not_changed", extra={"fields": error.to_json()})
+            continue
+        client.replace_fleet(fleet)
+        watch.read_models()
+        await client.connect()  # the keepers state what is new
+        log.info("models_read", extra={"fields": {"models": list(fleet.models)}})
+
+
+def require_only_models_changed(fleet: Fleet, changed: Fleet, host: Host | None) -> None:
+    """Raise ConfigError if the two differ in more than the models, their names, and which of them a host with several
+    has. host: the gateway's in hosts.toml. Pure."""
+    if host is None:
+        same = tables_digest(changed) == tables_digest(fleet)
+    else:
+        now = changed.hosts.get(host.name)
+        same = now is not None and served_digest(changed, now) == served_digest(fleet, host)
+    if not same or (changed.name, changed.token_file) != (fleet.name, fleet.token_file):
+        raise ConfigError(
+            f"{fleet.path}: more has changed than its models: hosts, their addresses, ports or engines, or the gateway",
+            "restart the gateway",
+        )
 
 
 def spare_collector() -> None:

@@ -30,6 +30,7 @@ from disagg.gateway.watch.entry import without_texts
 from disagg.gateway.watch.gateway import METRICS_TYPE, GatewayWatch
 from disagg.gateway.watch.history import Filter, history_path, read
 from disagg.http.server import Handler
+from disagg.inference.client import AsyncClient
 
 MAX_ANSWER: Final = 8 << 20  # bytes of entries in one answer to GET /api/history
 READERS: Final = 2  # threads that read the history
@@ -41,13 +42,17 @@ class Views:
     all."""
 
     def __init__(
-        self, fleet: Fleet, access: Access, serving: GatewayHealth, watch: GatewayWatch, lists: ModelLists
+        self, client: AsyncClient, access: Access, serving: GatewayHealth, watch: GatewayWatch, lists: ModelLists
     ) -> None:
-        self._fleet, self._access = fleet, access
+        self._client, self._access = client, access
         self._serving, self._watch, self._lists = serving, watch, lists
         self._readers = ThreadPoolExecutor(READERS, "history")
         self._reading = 0
         self._documents = {keyless: json_response(gateway_document(keyless=keyless)) for keyless in (True, False)}
+
+    @property
+    def _fleet(self) -> Fleet:
+        return self._client.fleet
 
     def routes(self) -> list[Route]:
         """The routes."""

@@ -62,8 +62,9 @@ class BaseClient:
         self.fleet = fleet if isinstance(fleet, Fleet) else load(find_hosts_file(Path(fleet) if fleet else None))
         of_file = token is None and bool(self.fleet.engine_hosts)  # whole-request hosts never get it
         tokens = Tokens.of(self.fleet) if of_file else Tokens(token or "")
-        keepers = {name: host for name, host in self.fleet.hosts.items() if host.keeps}
-        self._driver = Driver(Connections(tokens), policy, keepers)
+        self._keepers = {name: host for name, host in self.fleet.hosts.items() if host.keeps}
+        self._driver = Driver(Connections(tokens), policy, self._keepers)
+        self._watches: list[ExitStack] = []
         self._process = os.getpid()
         self._start = start
         self._next_start = self._new_start()
@@ -263,8 +264,23 @@ class AsyncClient(BaseClient):
     def watching(self) -> Iterator[None]:
         """Keep the view of all hosts fresh within the block, which runs on the event loop. Without it, only hosts of
         models in use are asked."""
-        with self._driver.refresher.using(self.fleet.answering_hosts):
+        watch = ExitStack()
+        self._watches.append(watch)
+        try:
+            watch.enter_context(self._driver.refresher.using(self.fleet.answering_hosts))
             yield
+        finally:
+            self._watches.remove(watch)
+            watch.close()
+
+    def replace_fleet(self, fleet: Fleet) -> None:
+        """Use this fleet from the next request on; what runs goes on. It has the same hosts at the same addresses: only
+        what it states of models differs, and which of them a host with several has."""
+        self.fleet = fleet
+        self._keepers.update((name, host) for name, host in fleet.hosts.items() if host.keeps)
+        for watch in self._watches:
+            watch.close()
+            watch.enter_context(self._driver.refresher.using(fleet.answering_hosts))
 
     async def aclose(self) -> None:
         """Close all connections."""

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import re
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +15,15 @@ import httpx
 import ollama
 import pytest
 
+from disagg.config import load
 from disagg.gateway.clients.keys import KeyFile
-from disagg.token import TOKEN_FILE_VARIABLE
+from disagg.inference.http import keeper_calls
+from disagg.inference.http.connections import Connections
+from disagg.token import TOKEN_FILE_VARIABLE, Tokens
 from tests import hub, tiny_models
 from tests.cli.commandline import run
 from tests.deadlines import LONG_S, wait_until
-from tests.fleets import running, write_kept_hosts
+from tests.fleets import TOKEN, running, write_kept_hosts
 from tests.served_gateway import ServedGateway, served_gateway
 
 pytestmark = pytest.mark.slow
@@ -29,10 +35,14 @@ OPTIONS = {"temperature": 0, "num_predict": 4}
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedGateway]:
-    """A gateway in front of one host per role, that have a model of the hub and one of a folder each."""
+    """A gateway in front of one host per role, that have a model of the hub and one of a folder each, and room for a
+    third."""
     folder = tmp_path_factory.mktemp("on-demand")
     checkpoint = tiny_models.make("llama", folder / "llama")
-    path = write_kept_hosts(folder, {"pulled": Path(HUB_ID), "llama": checkpoint}, prefill=1, decode=1)
+    sources = {"pulled": Path(HUB_ID), "llama": checkpoint, "added": checkpoint}
+    path = write_kept_hosts(folder, sources, prefill=1, decode=1)
+    (folder / "longer.toml").write_text(whole := path.read_text())
+    path.write_text(re.sub(r'\[models\."added"].*?(?=\[hosts)', "", whole, flags=re.DOTALL).replace(', "added"', ""))
     with pytest.MonkeyPatch.context() as patch, hub.serving(HUB_ID, checkpoint) as url:
         for name, value in {"HF_ENDPOINT": url, "HF_HOME": str(folder / "hub"), "HF_HUB_OFFLINE": "0"}.items():
             patch.setenv(name, value)
@@ -44,6 +54,17 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedGateway]:
 def client(served: ServedGateway) -> Iterator[ollama.Client]:
     with ollama.Client(host=served.url, trust_env=False) as client:
         yield client
+
+
+def process_ids(path: Path, model: str) -> dict[str, int | None]:
+    """Of the processes that have this model, by host."""
+
+    async def read() -> dict[str, int | None]:
+        async with Connections(Tokens(TOKEN)) as http:
+            stated = {host.name: await keeper_calls.models(http, host) for host in load(path).hosts.values()}
+        return {name: one.pid for name, models in stated.items() for one in models if one.model == model}
+
+    return asyncio.run(read())
 
 
 def running_models(client: ollama.Client) -> list[str | None]:
@@ -120,6 +141,44 @@ def test_what_hosts_toml_does_not_name_or_owns_is_not_changed(client: ollama.Cli
         client.copy("llama", "mine")
     with pytest.raises(ollama.ResponseError, match="keep_alive: not a length of time"):
         client.generate("llama", "x", keep_alive="soon")
+
+
+def test_a_changed_list_is_read_while_requests_run_and_anything_else_that_changed_is_refused(
+    served: ServedGateway,
+) -> None:
+    folder = served.log.parent
+    path, longer = folder / "hosts.toml", (folder / "longer.toml").read_text()
+    chat = {"messages": CHAT, "temperature": 0}
+    with httpx.Client(base_url=served.url, timeout=120, trust_env=False) as http:
+
+        def says(why: str) -> bool:
+            return why in served.log.read_text()
+
+        def listed() -> list[str]:
+            return [one["id"] for one in http.get("/v1/models").json()["data"]]
+
+        assert http.post("/v1/chat/completions", json={**chat, "model": "added"}).status_code == 404
+        long = {**chat, "model": "llama", "max_tokens": 600, "stream": True}
+        with http.stream("POST", "/v1/chat/completions", json=long) as answer:
+            lines = answer.iter_lines()
+            assert next(line for line in lines if line.startswith("data: "))
+            before = process_ids(path, "llama")
+            path.write_text(longer)
+            wait_until(lambda: "added" in listed(), what="the gateway has read the list")
+            done = http.post("/v1/chat/completions", json={**chat, "model": "added", "max_tokens": 4})
+            assert done.status_code == 200 and done.json()["usage"]["completion_tokens"] == 4, done.text
+            *_, last = [line for line in lines if line]
+            assert last == "data: [DONE]"
+        assert process_ids(path, "llama") == before and all(before.values()) and served.process.poll() is None
+
+        for text, why in (
+            ("[hosts", "models_not_changed"),
+            (longer.replace("max_kv", "max_batch = 3, max_kv"), "more has changed"),
+        ):
+            path.write_text(text)
+            wait_until(partial(says, why), what="it says why the file is not used")
+            assert listed() == ["pulled", "llama", "added"]
+        path.write_text(longer)
 
 
 def test_a_key_that_may_not_load_gets_what_others_have_loaded_until_an_answer_is_the_last(

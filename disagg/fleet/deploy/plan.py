@@ -213,7 +213,7 @@ def _content(desired: TargetState, facts: HostFacts) -> Iterator[Step]:
     there = facts.lists.get(desired.hash) if desired.hash in facts.intact_releases else None
     if desired.listed and there != digest(desired.listed):
         write = WriteFile(f"{paths.release(desired.hash)}/{LIST}", desired.listed)
-        yield Step("list", "write the list of its models", write)
+        yield Step("list", "write which models there are", write)
 
 
 def _to_carry(desired: TargetState, facts: HostFacts) -> list[ModelSource]:

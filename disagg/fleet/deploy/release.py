@@ -64,7 +64,7 @@ class Installation:
 @dataclass(frozen=True, slots=True)
 class TargetState:
     """What a host should have. files: of the release. hash: over all of them, and the release's name. listed: the
-    hosts.toml of a host with several models, whose keeper reads it again when it changes; not one of `files`.
+    hosts.toml of a gateway or of a host with several models, which reads it again when it changes; not one of `files`.
     key_files: where it reads the keys of servers that somebody else runs, by the names of hosts: a gateway those of
     whole-request hosts, any other its own. They stay with whoever administers that machine. returns: as of
     Installation.
@@ -110,7 +110,7 @@ def _target_state(installation: Installation, host: Host, facts: HostFacts) -> T
         sources[served.model] = found
     defined = definitions(host, facts)
     files = {**installation.package, **_own_files(installation, host, facts.paths, made, sources)}
-    listed = fleet_file(installation.fleet, host, sources).encode() if host.keeps else b""
+    listed = fleet_file(installation.fleet, host, sources).encode() if _reads_again(host) else b""
     files |= {f"service/{one.path.rpartition('/')[2]}": one.content for one in defined}
     keys = installation.keys if host.gateway else b""
     asked = [one for one in installation.fleet.hosts.values() if one.whole] if host.gateway else [host]
@@ -136,7 +136,7 @@ def _own_files(
     """The files of a release beside the package: those of one host."""
     python = f"{paths.environment(environment.hash)}/bin/python"
     texts = {
-        **({} if host.keeps else {"hosts.toml": fleet_file(here.fleet, host, sources)}),
+        **({} if _reads_again(host) else {"hosts.toml": fleet_file(here.fleet, host, sources)}),
         DIGESTS: f"{here.code} {served_digest(here.fleet, host)}\n",
         "run": run_script(paths, host, python),
         # For every service manager: a supervisor from before hosts.toml named another one must still be stopped.
@@ -158,7 +158,12 @@ def run_script(paths: HostPaths, host: Host, python: str) -> str:
 
 def config_file(host: Host) -> str:
     """The host's hosts.toml, below the folder of its release."""
-    return LIST if host.keeps else "hosts.toml"
+    return LIST if _reads_again(host) else "hosts.toml"
+
+
+def _reads_again(host: Host) -> bool:
+    """Whether the host's server reads hosts.toml again when it changes."""
+    return host.keeps or host.gateway
 
 
 def _script_with(name: str, **values: object) -> str:

@@ -5,7 +5,7 @@
     models/                       model weights; models/carried/<name>-<hash>/ are copied by a deployment
     hosts/<host>/
         releases/<hash>/          disagg/ (the package), hosts.toml, run, environment (its hash), service files; of a
-                                  host with several models list/hosts.toml, which a deployment may replace
+                                  gateway or a host with several models list/hosts.toml, which a deployment may replace
         current -> releases/...   the release that was deployed last: `disagg start` and `restart` run it
         running -> releases/...   the release that the service manager runs, also after a crash or a reboot
         previous -> releases/...  the release of `disagg rollback`

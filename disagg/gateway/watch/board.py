@@ -41,18 +41,27 @@ def contexts(fleet: Fleet) -> dict[str, int]:
 
 
 class Board(Observer):
-    """What the fleet's gateway is doing. models: the context of each, by canonical name. `own` has it for one key,
-    without the plots."""
+    """What the fleet's gateway is doing. models: the context of each, by canonical name; `lists` changes
+    them. `own` has it for one key, without the plots."""
 
     def __init__(self, fleet: str, models: Mapping[str, int]) -> None:
         self._fleet = fleet
         self._apis: tuple[str, ...] = ()
         self._started = time.time()
-        self._models = {model: _Model(context) for model, context in models.items()}
+        self._models: dict[str, _Model] = {}
         self._running: dict[int, ObservedRequest] = {}
         self._last: deque[HistoryEntry] = deque(maxlen=LAST * 5)
         self._samples: deque[dict[str, Sample]] = deque(maxlen=SAMPLES)
         self._own: dict[str, Board] = {}
+        self.lists(models)
+
+    def lists(self, models: Mapping[str, int]) -> None:
+        """Show these models from now on. What was counted of others is kept."""
+        for name, context in models.items():
+            self._models.setdefault(name, _Model(context)).context = context
+        self._listed = tuple(models)
+        for board in self._own.values():
+            board.lists(models)
 
     def own(self, key_id: str) -> Board:
         """The board of one key's requests."""
@@ -61,7 +70,7 @@ class Board(Observer):
                 idle = next((key for key, board in self._own.items() if not board.busy), next(iter(self._own)))
                 del self._own[idle]
             self._own[key_id] = board = Board(self._fleet, {name: one.context for name, one in self._models.items()})
-            board._started, board._apis = self._started, self._apis
+            board._started, board._apis, board._listed = self._started, self._apis, self._listed
         return self._own[key_id]
 
     def serves(self, paths: Iterable[str]) -> None:
@@ -113,7 +122,7 @@ class Board(Observer):
 
     def state(self, hosts: Sequence[LiveHost], now: float, visible: Collection[str] | None = None) -> LiveState:
         """Everything about these models; None: about all. now: time.monotonic()."""
-        names = [name for name in self._models if visible is None or name in visible]
+        names = [name for name in self._listed if visible is None or name in visible]
         seen = [host for host in hosts if host.model in names]
         totals = {name: self._totals(name, seen, now) for name in names}
         shown = [one for one in self._running.values() if one.model in names]

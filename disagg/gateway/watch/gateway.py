@@ -47,11 +47,12 @@ class GatewayWatch:
         models = tuple(client.fleet.models)
         self.board = Board(client.fleet.name, contexts(client.fleet))
         self.feed = Feed(self.board, self.hosts, feed)
-        self._registry.register(LiveCollector(models, self.hosts, self.board.requests))
+        self._registry.register(LiveCollector(lambda: client.fleet.models, self.hosts, self.board.requests))
         harmful = HarmfulRequests()
         self._of_keys = CollectorRegistry()
         self._of_keys.register(harmful)
-        watching: list[Observer] = [RequestMetrics(self._registry, models, harmful), self.board, RequestLog()]
+        self._of_requests = RequestMetrics(self._registry, models, harmful)
+        watching: list[Observer] = [self._of_requests, self.board, RequestLog()]
         self.observers = Observers(
             [*watching, recorder] if recorder else watching,
             recorder.settle if recorder else None,
@@ -61,6 +62,12 @@ class GatewayWatch:
     def hosts(self) -> tuple[LiveHost, ...]:
         """The hosts as the client sees them now."""
         return live_hosts(self._client.fleet, self._client.view, time.monotonic())
+
+    def read_models(self) -> None:
+        """Show the models that the client's fleet has now."""
+        models = contexts(self._client.fleet)
+        self.board.lists(models)
+        self._of_requests.begin(models)
 
     def metrics(self, *, of_keys: bool = False) -> bytes:
         """The figures in Prometheus' text format. of_keys: with those that name keys and their requests."""

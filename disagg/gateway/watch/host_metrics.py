@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -23,12 +23,12 @@ _HOST_GAUGES: Final[Mapping[str, tuple[str, Callable[[LiveHost], float]]]] = {
 class LiveCollector:
     """A collector for prometheus_client.
 
-    hosts: as they are now. requests: of a model that run and that wait, in this gateway.
+    models, hosts: as they are now. requests: of a model that run and that wait, in this gateway.
     """
 
     def __init__(
         self,
-        models: Sequence[str],
+        models: Callable[[], Iterable[str]],
         hosts: Callable[[], Sequence[LiveHost]],
         requests: Callable[[str], tuple[int, int]],
     ) -> None:
@@ -53,7 +53,7 @@ class LiveCollector:
         used = GaugeMetricFamily(
             "vllm:kv_cache_usage_perc", "Share of the decode hosts' KV memory that requests use, 0 to 1", labels=labels
         )
-        for model in self._models:
+        for model in self._models():
             active, queued = self._requests(model)
             requests.add_metric((model,), active + queued)
             running.add_metric((model,), active)

@@ -82,7 +82,8 @@ class RequestMetrics(Observer):
     """
 
     def __init__(self, registry: CollectorRegistry, models: Sequence[str], harmful: HarmfulRequests) -> None:
-        self._registry, self._models, self._harmful = registry, models, harmful
+        self._registry, self._harmful = registry, harmful
+        self._of_models: list[tuple[Counter | Histogram, Sequence[Sequence[str]]]] = []
         self._requests = self._counter("disagg_requests", "Answers by the way they came about", method=get_args(Method))
         pair = ("model_name", "prefill_server", "decode_server")
         self._routes = Counter("disagg_routes", "Answers by their hosts", pair, registry=registry)
@@ -100,8 +101,16 @@ class RequestMetrics(Observer):
         self._observed = [
             (self._histogram(name, meaning, buckets), value) for name, (meaning, buckets, value) in _OBSERVED.items()
         ]
-        self._tokens = TokenMetrics(models)
+        self._tokens = TokenMetrics()
         registry.register(self._tokens)
+        self.begin(models)
+
+    def begin(self, models: Iterable[str]) -> None:
+        """State the figures of these models from now on: they are 0, unless there are some already."""
+        for figure, known in self._of_models:
+            for labels in product(models, *known):
+                figure.labels(*labels)
+        self._tokens.begin(models)
 
     def generated(self, request: ObservedRequest, choice: int, tokens: int) -> None:
         self._tokens.arrived(request.model, tokens, request.answers[choice].gap)
@@ -144,14 +153,12 @@ class RequestMetrics(Observer):
     def _counter(self, name: str, meaning: str, **known: Sequence[str]) -> Counter:
         """known: the values of a label."""
         counter = Counter(name, meaning, ("model_name", *known), registry=self._registry)
-        for labels in product(self._models, *known.values()):
-            counter.labels(*labels)
+        self._of_models.append((counter, list(known.values())))
         return counter
 
     def _histogram(self, name: str, meaning: str, buckets: Sequence[float]) -> Histogram:
         histogram = Histogram(name, meaning, ("model_name",), registry=self._registry, buckets=buckets)
-        for model in self._models:
-            histogram.labels(model)
+        self._of_models.append((histogram, ()))
         return histogram
 
 
@@ -160,12 +167,15 @@ class TokenMetrics:
 
     Counted as plain numbers, in 1.0 microseconds of CPU for each token of a request; prometheus-client's own counters
     take 2.5, most of it for locks that one event loop does not need. It is read on the event loop, too.
-
-    models: that are counted from 0 on.
     """
 
-    def __init__(self, models: Sequence[str]) -> None:
-        self._models = {model: _OfModel() for model in models}
+    def __init__(self) -> None:
+        self._models: dict[str, _OfModel] = {}
+
+    def begin(self, models: Iterable[str]) -> None:
+        """Count these models from 0 on, unless they are counted."""
+        for model in models:
+            self._models.setdefault(model, _OfModel())
 
     def arrived(self, model: str, tokens: int, gap: float | None) -> None:
         """Tokens that arrive together share the time since those before them."""

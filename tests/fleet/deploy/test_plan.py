@@ -490,7 +490,10 @@ def test_a_gateway_gets_its_packages_and_its_clients_keys_and_no_model() -> None
     installation = replace(here(fleet(spark(), front())), keys=b"{}")
     target = made(installation, front(), found)
     plan = planning.plan(target, found)
-    assert " ".join(names(plan)) == "prepare requirements environment token keys release check unit service switch tidy"
+    assert (
+        " ".join(names(plan))
+        == "prepare requirements environment token keys release list check unit service switch tidy"
+    )
     assert target.environment.requirements == ("anyio>=4.5", "prometheus-client>=0.21")
     keys = of_type(next(step.action for step in plan.steps if step.name == "keys"), WriteFile)
     assert (keys.path, keys.mode) == (found.paths.keys, 0o600)
@@ -572,6 +575,18 @@ def test_a_changed_list_of_models_is_written_beside_the_release_and_leaves_nothi
     assert (names(plan), plan.needs) == (["prepare", "list", "tidy"], "")
     (step,) = [one for one in plan.steps if one.name == "list"]
     assert step.action == WriteFile(f"{after.paths.release(first.hash)}/list/hosts.toml", changed.listed)
+
+
+def test_a_gateway_is_sent_a_changed_list_of_models_and_goes_on() -> None:
+    before, host = facts("spark_bare", "front"), several(studio(), "a", "b")
+    first = made(here(fleet_of(("a", "b", "c"), host, front())), front(), before)
+    after = replace(done(first, before), pid=7, release=first.hash)
+    longer = replace(host, models=("a", "b", "c"))
+    changed = made(here(fleet_of(("a", "b", "c"), longer, front())), front(), after)
+    plan = planning.plan(changed, after)
+    assert (names(plan), plan.needs, changed.listed == first.listed) == (["prepare", "list", "tidy"], "", False)
+    elsewhere = replace(longer, port=8099)
+    assert made(here(fleet_of(("a", "b", "c"), elsewhere, front())), front(), after).hash != first.hash
 
 
 def test_a_release_whose_files_have_changed_gets_its_list_again() -> None:

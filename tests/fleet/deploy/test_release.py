@@ -86,11 +86,10 @@ def test_a_hosts_own_file_loads_and_names_the_model_as_it_is_there(tmp_path: Pat
 
 def test_a_gateway_knows_the_whole_fleet_and_is_served_by_a_program_of_its_own(tmp_path: Path) -> None:
     target = made(here(fleet(spark(), studio(), front())), front())
-    (tmp_path / "hosts.toml").write_bytes(target.files["hosts.toml"])
-    loaded = load(tmp_path / "hosts.toml")
+    loaded = listed(target, tmp_path)
     assert list(loaded.hosts) == ["dgx-spark-1", "mac-studio-1", "front"]
     assert list(loaded.models) == ["qwen"]
-    assert b"\nprogram=disagg.gateway\n" in target.files["run"]
+    assert b"\nprogram=disagg.gateway\n" in target.files["run"] and b"config=list/hosts.toml\n" in target.files["run"]
     assert b'-m "$program" --config' in target.files["run"]
     assert target.sources == ()
 

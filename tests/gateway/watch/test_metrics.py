@@ -185,7 +185,7 @@ def test_what_decode_hosts_find_of_received_kv_is_counted_for_each_pair() -> Non
     found = {"dgx": SenderAudits(accepted=7, refuted=1, deviation=0.03), "new": SenderAudits(refuted=2)}
     mac = LiveHost(name="mac", role="decode", model="m", state="up", senders=found)
     registry = CollectorRegistry()
-    registry.register(LiveCollector(["m"], lambda: [mac], lambda model: (0, 0)))
+    registry.register(LiveCollector(lambda: ["m"], lambda: [mac], lambda model: (0, 0)))
     figures = samples(generate_latest(registry).decode())
     assert {name: value for name, value in figures.items() if "kv_audits" in name or "deviation" in name} == {
         "disagg_kv_audits_total{host=mac,sender=dgx,verdict=accepted}": 7,
