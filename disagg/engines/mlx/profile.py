@@ -20,7 +20,7 @@ from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, RotatingKVCache
 from disagg.api.layout import LayerLayout, Layout, StateTensor
 from disagg.engines.mlx.cache import entries_of
 from disagg.engines.model.profile import LayerProfile, Rope
-from disagg.errors import ModelError
+from disagg.errors import ModelError, first_line
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ def measure(model: Any, count: int | None = None) -> Measured:
         mx.eval([cache.state for cache in caches])
     except Exception as error:  # which one depends on the architecture
         raise ModelError(
-            f"mlx-lm cannot run this model: {type(error).__name__}: {error}",
+            f"mlx-lm cannot run this model: {type(error).__name__}: {first_line(error)}",
             "check that the installed mlx-lm supports this architecture",
         ) from error
     finally:

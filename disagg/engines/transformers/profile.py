@@ -19,7 +19,7 @@ from disagg.engines.model.architectures import Architecture, architecture_of
 from disagg.engines.model.architectures.base import layer_kinds
 from disagg.engines.model.profile import LayerProfile, ModelProfile, Rope
 from disagg.engines.transformers.load import decoder_layers
-from disagg.errors import ModelError
+from disagg.errors import ModelError, first_line
 
 _PROBE_POSITION = 3  # turns the fastest pair by several degrees in any rope, and is exact in every dtype
 
@@ -36,7 +36,7 @@ def measure(model: Any, reference: ModelProfile) -> ModelProfile:
         raise
     except Exception as error:  # which one depends on the architecture
         raise ModelError(
-            f"transformers cannot run model type {config.model_type!r}: {type(error).__name__}: {error}",
+            f"transformers cannot run model type {config.model_type!r}: {type(error).__name__}: {first_line(error)}",
             "this architecture cannot be handed over",
         ) from error
     return replace(
