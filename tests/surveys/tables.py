@@ -50,8 +50,9 @@ def write_cells(page: Path, name: str, cells: Mapping[str, str]) -> None:
 
 
 def write_verdicts(page: Path, file: Path = FILE) -> None:
-    """Write disagg's own list from the table of the page: of each model type of the part that reads text the worst of
-    its rows. served: real servers were compared."""
+    """Write disagg's own list from the table of the page: of each model type of the part that reads text. It is refused
+    if all of its rows are: a row with another name than the type's is of an unusual configuration. Of the others it is
+    patched if one is. served: real servers were compared."""
     rows, entries = read_table(page), known()
     found: dict[str, dict[str, str]] = {}
     for name, row in rows.items():
@@ -59,14 +60,14 @@ def write_verdicts(page: Path, file: Path = FILE) -> None:
         verdicts = found.setdefault(kind, {})
         for engine in ("transformers", "vllm"):
             if row[engine]:
-                verdicts[engine] = max(verdicts.get(engine, ""), row[engine], key=_badness)
+                verdicts[engine] = max(verdicts.get(engine, row[engine]), row[engine], key=_rank)
         if name in entries and row["transformers"] in GOOD:
             verdicts["served"] = "true"
     file.write_text("\n".join(_table(kind, found[kind]) for kind in sorted(found)), "utf-8")
 
 
-def _badness(verdict: str) -> int:
-    return ("", "exact", "patched").index(verdict) if verdict in ("", *GOOD) else 3
+def _rank(verdict: str) -> int:
+    return GOOD.index(verdict) + 1 if verdict in GOOD else 0
 
 
 def _table(kind: str, verdicts: Mapping[str, str]) -> str:

@@ -265,7 +265,7 @@ def _text_config(path: Path) -> Any:
         return AutoConfig.from_pretrained(path).get_text_config(decoder=True)
     except Exception as error:  # which one depends on the key whose value is none that transformers expects
         raise ModelError(
-            f"{path / 'config.json'}: transformers cannot read it: {first_line(error)}",
+            f"{path / 'config.json'}: transformers cannot read it: {' '.join(str(error).split())[:300] or repr(error)}",
             "compare it with the model's original, or update transformers for a newer architecture",
         ) from error
 

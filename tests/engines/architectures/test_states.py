@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy
 import pytest
@@ -114,3 +115,25 @@ def test_layers_that_keep_nothing_of_their_own_are_left_out(name: str, kept: lis
     text = CONFIG_MAPPING[given.pop("model_type")](**given)
     assert cached_layers(text) == kept
     assert len(architecture_of(text).layers(text)) == len(kept)
+
+
+def test_falcon_h1_multiplies_biases_as_its_config_states(tmp_path: Path) -> None:
+    biases = dict.fromkeys(("attention_bias", "mlp_bias", "projectors_bias", "mamba_proj_bias"), True)
+    with running({**config("falcon_h1"), **biases}, tmp_path) as pair:
+        assert pair.difference(prompt(60, seed=1), prompt(8, seed=2)) < 1e-3
+
+
+@pytest.mark.parametrize(
+    ("stated", "ignored"),
+    [
+        ({}, ""),
+        ({"attention_bias": True, "mlp_bias": True}, "attention_bias, mlp_bias"),
+        ({"mamba_proj_bias": True}, "projectors_bias"),
+    ],
+)
+def test_biases_of_falcon_h1_that_vllm_ignores_are_refused_there(stated: dict[str, bool], ignored: str) -> None:
+    from transformers import CONFIG_MAPPING
+
+    text = CONFIG_MAPPING["falcon_h1"].from_dict({**config("falcon_h1"), **stated})
+    reason = architecture_of(text).refusal_of_vllm(text, "cpu")
+    assert reason == (f"vLLM ignores {ignored}, which transformers applies" if ignored else "")

@@ -55,14 +55,17 @@ def test_cells_are_put_into_their_row_and_the_rest_of_the_page_stays(tmp_path: P
     assert text.startswith("before\n") and text.endswith("after\n")
 
 
-def test_a_verdict_is_that_of_the_worst_row_of_a_model_type(tmp_path: Path) -> None:
+def test_a_model_type_is_refused_if_all_of_its_rows_are(tmp_path: Path) -> None:
     page, file = tmp_path / "page.md", tmp_path / "verdicts.toml"
     page.write_text(TABLE, encoding="utf-8")
     write_verdicts(page, file)
     assert tomli.loads(file.read_text(encoding="utf-8")) == {
-        "gpt_oss": {"transformers": "patched", "vllm": "refused: vLLM cannot", "served": True},
+        "gpt_oss": {"transformers": "patched", "vllm": "exact", "served": True},
         "afmoe": {"transformers": "exact"},
     }
+    write_cells(page, "gpt_oss", {"vllm": "refused: it fails"})
+    write_verdicts(page, file)
+    assert tomli.loads(file.read_text(encoding="utf-8"))["gpt_oss"]["vllm"] == "refused: it fails"
 
 
 def test_a_run_makes_what_is_empty_and_with_vllm_only_what_is_handed_over() -> None:

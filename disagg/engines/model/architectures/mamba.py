@@ -134,6 +134,14 @@ def with_multipliers(model_class: MLXModel) -> MLXModel:
     return FalconH1
 
 
+def _without_biases(config: Config, device: str) -> str:
+    """vLLM gives falcon_h1's attention and MLP none, and both projections of a Mamba layer one or none."""
+    ignored = [key for key in ("attention_bias", "mlp_bias") if getattr(config, key, False)]
+    if config.projectors_bias != config.mamba_proj_bias:
+        ignored.append("projectors_bias")
+    return f"vLLM ignores {', '.join(ignored)}, which transformers applies" if ignored else ""
+
+
 _MAMBA1 = Architecture(
     kinds={"linear_attention": mamba1}, rope=no_rope, wire_states=mamba_states, cache_argument="cache_params"
 )
@@ -154,6 +162,7 @@ ARCHITECTURES = {
         wire_states=mamba_states,
         convolved=granite_parts,
         mlx_model=with_multipliers,
+        refusal_of_vllm=_without_biases,
     ),
     "granitemoehybrid": Architecture(
         kinds={"linear_attention": granite_mamba},

@@ -128,10 +128,6 @@ WITH_STATES: Mapping[str, dict[str, Any]] = {
         "lm_head_multiplier": 0.5,
         "ssm_in_multiplier": 1.25,
         "ssm_out_multiplier": 0.5,
-        "attention_bias": True,
-        "projectors_bias": True,
-        "mamba_proj_bias": True,
-        "mlp_bias": True,
     },
     "granitemoehybrid": {
         "architectures": ["GraniteMoeHybridForCausalLM"],
