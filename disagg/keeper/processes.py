@@ -183,6 +183,7 @@ class Processes:
             await happens(self.news, min(TICK_S, max(0.0, self._again_at - time.monotonic())))
         if looking is not None:
             looking.cancel()
+            await asyncio.wait((looking,))  # its program ends before this one
 
     def stop(self) -> None:
         """End all processes once they have answered, side by side."""

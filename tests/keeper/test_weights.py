@@ -8,6 +8,7 @@ from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from disagg.api.keeper import PullEvent
@@ -179,3 +180,19 @@ def test_files_that_disagg_has_not_brought_are_refused_by_what_they_are() -> Non
         require_hub_id("h", "/models/x", "remove")
     with pytest.raises(FleetError, match="h: its engine loads no files of models"):
         require_hub_id("h", "", "remove")
+
+
+@pytest.mark.slow
+async def test_a_keeper_that_stops_while_it_looks_leaves_no_program(
+    path: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    endless = tmp_path / "endless.py"
+    endless.write_text("import time\ntime.sleep(600)\n")
+    monkeypatch.setattr(weights, "INVENTORY", endless)
+
+    def looks() -> bool:
+        return any(str(endless) in (one.info["cmdline"] or ()) for one in psutil.process_iter(["cmdline"]))
+
+    async with keeping(path):
+        await until(looks)
+    assert not looks()
