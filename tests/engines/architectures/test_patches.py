@@ -6,8 +6,9 @@ A test here that fails with another version of a framework says that the framewo
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 
@@ -35,16 +36,28 @@ def test_the_installed_framework_is_of_the_series_that_needs_the_patch(patch: Pa
     assert version(patch.framework).startswith(f"{patch.series}.")
 
 
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Path, float]]:
+    """The tiny model of a configuration, and what the frameworks differ by with all patches."""
+
+    @cache
+    def of(name: str) -> tuple[Path, float]:
+        folder = tmp_path_factory.mktemp(name)
+        make(known()[name], folder)
+        return folder, difference(folder, PATCHES)
+
+    return of
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("patch", "name"), NEEDS, ids=[f"{patch.what} of {name}" for patch, name in NEEDS])
 def test_without_its_patch_a_configuration_is_refused_or_answered_otherwise(
-    patch: Patch, name: str, tmp_path: Path
+    patch: Patch, name: str, made: Callable[[str], tuple[Path, float]]
 ) -> None:
-    make(known()[name], tmp_path)
-    noise = difference(tmp_path, PATCHES)
+    folder, noise = made(name)
     assert noise < 1e-2
     try:
-        without = difference(tmp_path, [one for one in PATCHES if one is not patch])
+        without = difference(folder, [one for one in PATCHES if one is not patch])
     except PreflightRefused:
         return
     assert without > 10 * noise
