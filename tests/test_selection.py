@@ -9,6 +9,7 @@ from tests.deadlines import ends_by_itself
 def test_every_path_named_here_exists() -> None:
     paths = {*selection.SLOW_PATHS, *selection.LONGEST}
     assert [path for path in paths if not (selection._TESTS / path).exists()] == []
+    assert [path for path in selection.LONGEST if not (selection._TESTS / path).is_file()] == []
 
 
 def test_the_longest_files_run_first() -> None:
