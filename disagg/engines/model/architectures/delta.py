@@ -6,6 +6,7 @@ Recurrent states are float32 whatever the model's dtype. transformers keeps each
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from disagg.api.layout import LayerLayout, StateTensor
@@ -106,10 +107,16 @@ _GATED_DELTA = Architecture(
     kinds={"linear_attention": gated_delta}, wire_states=gated_delta_states, convolved=gated_delta_parts
 )
 
+
+def _not_normalised(config: Config) -> str:
+    stated = getattr(config, "norm_topk_prob", True)
+    return "" if stated else "transformers ignores norm_topk_prob=false, which mlx-lm applies"
+
+
 ARCHITECTURES = {
     "qwen3_next": _GATED_DELTA,
     "qwen3_5_text": _GATED_DELTA,
-    "qwen3_5_moe_text": _GATED_DELTA,
+    "qwen3_5_moe_text": replace(_GATED_DELTA, refusal=_not_normalised),
     "kimi_linear": Architecture(
         kinds={"linear_attention": kimi_delta, "full_attention": latent},
         rope=no_rope,
