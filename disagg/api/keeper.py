@@ -56,7 +56,8 @@ class KeptModel(Contract, frozen=True, kw_only=True):
     until a request that comes now can begin: what is left of its load, the loads before it, what must go first.
     evicts: loading it takes the memory or the place of another model. need_bytes: memory that it takes. read_bytes,
     total_bytes: of its files, read by this load, and all. running, waiting: requests; waiting has those who wait for
-    it at the keeper. reason: why it is absent or failed. expires_s: until it goes if nobody uses it, None if it stays.
+    it at the keeper. reason: why it is absent or failed, or that its process gives no sign of life. expires_s: until it
+    goes if nobody uses it, None if it stays.
     used_s: since it was last used, None if never. loads, evictions: how often it was loaded, and unloaded by reason,
     since the keeper started. load_s: what its last load took. resident_bytes: measured of its process. facts: None
     while it is absent.

@@ -41,11 +41,13 @@ too, and takes less."""
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """How long a process may be silent, in seconds. load_s: neither compute nor read anything while it loads. traces_s:
-    from SIGABRT, at which it writes where its threads are, to SIGKILL. stop_s: from SIGTERM to SIGKILL."""
+    """How long a process may be silent, in seconds. load_s: neither compute nor read anything while it loads. told_s:
+    until the keeper states so. traces_s: from SIGABRT, at which it writes where its threads are, to SIGKILL. stop_s:
+    from SIGTERM to SIGKILL."""
 
     silent_s: float = 90.0
     load_s: float = 120.0
+    told_s: float = 10.0
     traces_s: float = 3.0
     stop_s: float = 27.0
 
@@ -171,6 +173,14 @@ class Child:
         """For how long it has given no sign of life, if that is too long; else 0."""
         silent_s = now - self.heard
         return silent_s if silent_s > (patience.load_s if self._loads else patience.silent_s) else 0.0
+
+    def silence(self, now: float, patience: Patience) -> str:
+        """What is stated of a process that should have given a sign of life by now; empty if it has."""
+        silent_s = now - self.heard
+        if silent_s <= patience.told_s:
+            return ""
+        sign = "neither computed nor read anything" if self._loads else "given no sign of life"
+        return f"its process has {sign} for {silent_s:.0f} s"
 
     def failure(self, code: int) -> Failure:
         """Why it has ended, from the last line of its log that says so."""

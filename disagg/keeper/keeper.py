@@ -174,7 +174,7 @@ class Keeper(Processes):
         """Every model, as of now."""
         now = time.monotonic()
         return tuple(
-            kept.stated(self.ahead.get(kept.name), self.settings, now)
+            kept.stated(self.ahead.get(kept.name), self.settings, now, self.patience)
             for kept in self.by_name.values()
             if not kept.removed
         )

@@ -8,7 +8,7 @@ from typing import Final
 
 from disagg.api.keeper import FOR_EVER_S, EvictionReason, KeptModel, LoadEvent, MemoryClaim, ModelState
 from disagg.config import Host, KeeperSettings, Model
-from disagg.keeper.child import Child
+from disagg.keeper.child import Child, Patience
 from disagg.keeper.policy import Outlook, Seen
 from disagg.keeper.weights import Files
 from disagg.ledger import Claimed, source_of
@@ -126,9 +126,10 @@ class Kept:
             leaves=self.state == "draining",
         )
 
-    def stated(self, ahead: Outlook | None, settings: KeeperSettings, now: float) -> KeptModel:
+    def stated(self, ahead: Outlook | None, settings: KeeperSettings, now: float, patience: Patience) -> KeptModel:
         """As the keeper states it."""
         child, goes_at = self.child, self.goes_at(settings)
+        reason = child.silence(now, patience) if child is not None else self.files.reason
         load = child.report.load if child is not None and child.report is not None else None
         return KeptModel(
             model=self.name,
@@ -143,7 +144,7 @@ class Kept:
             running=load.running if load is not None else 0,
             waiting=self.waiting + (load.queue if load is not None else 0),
             pinned=self.pinned,
-            reason=(self.failed or (self.files.reason if child is None else ""))[:MAX_REASON],
+            reason=(self.failed or reason)[:MAX_REASON],
             expires_s=max(0.0, goes_at - now) if self.state == "ready" and goes_at < inf else None,
             used_s=now - self.used_at if self.used_at > -inf else None,
             loads=self.loads,

@@ -45,6 +45,14 @@ ROOM_FOR_ONE = f"memory_bytes = {MODEL_BYTES + 1}"
 ROOM_FOR_TWO = f"memory_bytes = {2 * MODEL_BYTES + 1}"
 
 
+IMPATIENT = Patience(silent_s=0.8, load_s=0.8, told_s=0.4, traces_s=0.1)
+
+
+def _reason(keeper: Keeper) -> str:
+    """What is stated of the first model, also while a changed list lets it drain."""
+    return keeper.models[0].stated(None, keeper.settings, time.monotonic(), keeper.patience).reason
+
+
 def stated(keeper: Keeper, model: str) -> KeptModel:
     return next(one for one in keeper.stated() if one.model == model)
 
@@ -221,7 +229,7 @@ async def test_a_process_that_is_frozen_is_ended_and_does_not_hide_behind_the_be
 ) -> None:
     model = "endless" if state == "loading" else "a"
     path = write(tmp_path, [model, "b"], f'preload = ["{model}"]')
-    async with keeping(path, patience=Patience(silent_s=0.5, load_s=0.5, traces_s=0.1)) as keeper:
+    async with keeping(path, patience=IMPATIENT) as keeper:
         await until(lambda: states(keeper)[model] == ("loading" if state == "loading" else "ready"))
         if state != "loading":
             await loaded(keeper, "b")
@@ -232,6 +240,7 @@ async def test_a_process_that_is_frozen_is_ended_and_does_not_hide_behind_the_be
         frozen = keeper.models[0].child
         assert frozen is not None
         os.kill(frozen.pid, signal.SIGSTOP)
+        await until(lambda: _reason(keeper).startswith("its process has "))
         await until(lambda: not alive(frozen.pid))
         if state != "loading":
             assert states(keeper)["b"] == "ready"

@@ -147,6 +147,8 @@ def _of_models(status: HostStatus) -> Iterator[_Remark]:
         if one.state == "absent":
             reason = f": {one.reason}" if one.reason else ""
             yield _Remark(f"the files of {one.model} are not there{reason}", f"disagg models pull {about}")
+        if one.state in ("loading", "ready", "draining") and one.reason:
+            yield _Remark(f"{one.model}: {one.reason}", f"disagg models unload --force {about}")
 
 
 def _with_release(

@@ -151,16 +151,20 @@ def test_a_prefill_host_whose_last_kv_was_refuted_is_named_and_nobody_is_down(fl
 def test_models_that_cannot_be_loaded_or_are_not_there_are_remarks_with_the_command_that_mends_them(
     fleet: Fleet,
 ) -> None:
+    silent = "its process has given no sign of life for 12 s"
     kept = (
         KeptModel(model="oss", state="failed", port=8100, reason="its process ended"),
         KeptModel(model="qwen", state="absent", port=8101, reason="2 files are missing"),
         KeptModel(model="tiny", state="asleep", port=8102),
+        KeptModel(model="hung", state="ready", port=8103, reason=silent),
     )
     statuses = judged(fleet, {"models": kept}, {})
     assert statuses[0].why == (
-        "oss could not be loaded: its process ended; the files of qwen are not there: 2 files are missing"
+        "oss could not be loaded: its process ended; the files of qwen are not there: 2 files are missing; "
+        f"hung: {silent}"
     )
     assert statuses[0].hint == (
-        "disagg models load 'oss' --host prefill-1; then: disagg models pull 'qwen' --host prefill-1"
+        "disagg models load 'oss' --host prefill-1; then: disagg models pull 'qwen' --host prefill-1; "
+        "then: disagg models unload --force 'hung' --host prefill-1"
     )
     assert exit_code(statuses) == 0
