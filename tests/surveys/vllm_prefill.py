@@ -41,13 +41,24 @@ TOKENS = 16
 LEAST_DISTINCT = 4
 LIMIT_S = 120.0
 OPTIONS = EngineOptions("mlx", dtype="float32", device="cpu", threads=1)
-WIDTHS = {"head_dim": 32, "global_head_dim": 64, "kv_lora_rank": 512, "qk_rope_head_dim": 64, "index_head_dim": 128}
+HEADS = ("num_attention_heads", "n_head", "swa_num_attention_heads")
+KV_HEADS = ("num_key_value_heads", "swa_num_key_value_heads")
+WIDTHS = {
+    "head_dim": 32,
+    "swa_head_dim": 32,
+    "global_head_dim": 64,
+    "kv_lora_rank": 512,
+    "qk_rope_head_dim": 64,
+    "index_head_dim": 128,
+}
 # As every published checkpoint has it. vLLM refuses other values, or would compute something else (see refusals).
 PUBLISHED: Mapping[str, dict[str, Any]] = {
     "cohere": {"rms_norm_eps": None},
     "cohere2": {"rms_norm_eps": None},
     "gpt_oss": {"rms_norm_eps": 1e-5},
     "lfm2": {"conv_dim": 64, "conv_dim_out": 64},
+    "mamba2": {"num_heads": 4},
+    "mimo_v2_flash": {"num_key_value_heads": 1},
     "minicpm3": {"v_head_dim": 32},
     "olmoe": {"rms_norm_eps": 1e-5, "norm_topk_prob": False},
 }
@@ -90,7 +101,8 @@ def with_wide_heads(entry: Mapping[str, Any]) -> dict[str, Any]:
     """With heads of 32, the smallest that vLLM's attention on CPUs has; of latent attention with its only widths."""
     if "text_config" in entry:
         return {**entry, "text_config": with_wide_heads(entry["text_config"])}
-    heads = {"num_attention_heads": 2, "num_key_value_heads": min(2, entry.get("num_key_value_heads") or 2)}
+    heads = {key: 2 for key in HEADS if key in entry or key == "num_attention_heads"}
+    heads |= {key: min(2, entry.get(key) or 2) for key in KV_HEADS if key in entry or key == "num_key_value_heads"}
     widths = {key: width for key, width in WIDTHS.items() if entry.get(key)}
     return {**entry, **heads, **widths, **PUBLISHED.get(entry["model_type"], {})}
 

@@ -146,12 +146,17 @@ def _prepare_stage(worker: Any) -> None:
 def adapt_to_cpu(config: Any, device: str) -> None:
     """What vLLM's CPU build (0.32) needs. Its own rotary operation turns the second head of a query as the first one of
     the next token if heads are a dimension of their own, as with latent attention and in lfm2. With latent attention it
-    computes no prompt in pieces, but would cut a long one that is not alone all the same. config: a VllmConfig."""
+    computes no prompt in pieces, but would cut a long one that is not alone all the same. Of models of states alone it
+    would cache the states within a prompt, which its scan does not give. config: a VllmConfig."""
     if device != "cpu":
         return
     model = config.model_config
     if model.use_mla or model.is_hybrid:
         config.compilation_config.custom_ops.append("-rotary_embedding")
+    if model.is_attention_free:
+        cache = config.cache_config
+        cache.enable_prefix_caching, cache.mamba_cache_mode = False, "none"
+        cache.mamba_block_size = model.max_model_len
     if model.use_mla and not config.scheduler_config.enable_chunked_prefill:
         config.scheduler_config.long_prefill_token_threshold = 0
 

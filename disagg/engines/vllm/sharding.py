@@ -12,8 +12,8 @@ from disagg.kv.parts import Part
 
 @dataclass(frozen=True, slots=True)
 class Sharding:
-    """ranks: tensor-parallel ones, which share the heads. heads: the most KV heads
-    of a layer. stages: how many a pipeline has, each with layers of its own and as many ranks."""
+    """ranks: tensor-parallel ones, which share the heads. heads: the most KV heads of a layer, 1 if all layers keep
+    only states. stages: how many a pipeline has, each with layers of its own and as many ranks."""
 
     ranks: int
     heads: int
@@ -27,8 +27,13 @@ class Sharding:
                 "vLLM's pages of an indexer's keys (sparse attention) are not read",
                 "use the engine transformers for this model",
             )
+        if any(_keeps_channels(layer) for layer in layout.layers):
+            raise ModelError(
+                "vLLM's pages of Mamba 1, whose layers keep a state for each channel, are not read",
+                "use the engine transformers for this model",
+            )
         counts = {layer.kv_heads for layer in layout.layers if layer.kv_heads}
-        heads = max(counts)
+        heads = max(counts, default=1)
         if ranks > 1 and len(counts) > 1:
             raise ModelError(
                 f"the layers of this model have different numbers of KV heads: {', '.join(map(str, sorted(counts)))}",
@@ -73,3 +78,9 @@ class Sharding:
             return None if rank % copies else Part(heads=(rank // copies, rank // copies + 1), states=rank == 0)
         each = self.heads // self.ranks
         return Part(heads=(rank * each, (rank + 1) * each), states=rank == 0)
+
+
+def _keeps_channels(layer: LayerLayout) -> bool:
+    """Whether it keeps a vector for each channel, beside the last inputs of its convolution: Mamba 1. vLLM's CPU build
+    does not compute it (0.32), so nothing could show what its pages hold."""
+    return any(len(state.shape) == 2 and state.shape[0] != layer.states[0].shape[0] for state in layer.states)

@@ -226,7 +226,8 @@ class WorkerSide:
         if self.refusal is not None:
             self.refusal = self._refusal_of_states(tables)
             if self._sharding.ranks > 1:
-                read = _gathered(torch.tensor([self.refusal is None], dtype=torch.int32, device=self._device))
+                # float32: vLLM's CPU build gathers no integers
+                read = _gathered(torch.tensor([self.refusal is None], dtype=torch.float32, device=self._device))
                 if self.refusal is None and not read.all():
                     self.refusal = ModelError("another rank cannot read its states", "see the log of vLLM")
         self.seen = "" if self.refusal is None else self.refusal.message

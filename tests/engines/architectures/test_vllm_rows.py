@@ -33,3 +33,18 @@ def test_heads_are_as_wide_as_vllms_attention_on_cpus_needs_them() -> None:
     assert (wide["head_dim"], wide["global_head_dim"], wide["num_attention_heads"]) == (32, 64, 2)
     assert "head_dim" not in with_wide_heads(config("olmo2"))
     assert with_wide_heads(known()["gpt_oss"])["rms_norm_eps"] == 1e-5
+
+
+@pytest.mark.parametrize("name", ["gpt2", "gptj", "gpt_bigcode"])
+def test_heads_that_a_configuration_states_twice_are_changed_twice(name: str) -> None:
+    wide = with_wide_heads(known()[name])
+    assert wide["n_head"] == wide["num_attention_heads"] == 2
+    assert wide["num_key_value_heads"] == (1 if name == "gpt_bigcode" else 2)
+
+
+def test_a_changed_configuration_is_still_one_of_its_type() -> None:
+    mamba2, mimo = (with_wide_heads(known()[name]) for name in ("mamba2", "mimo_v2_flash"))
+    assert mamba2["num_heads"] * mamba2["head_dim"] == mamba2["expand"] * mamba2["hidden_size"]
+    assert mimo["swa_head_dim"] == mimo["head_dim"]
+    assert mimo["swa_num_key_value_heads"] == 2 * mimo["num_key_value_heads"]
+    assert mimo["swa_num_attention_heads"] == mimo["num_attention_heads"]

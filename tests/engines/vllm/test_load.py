@@ -97,13 +97,24 @@ def test_models_are_computed_as_vllms_cpu_build_can(
 ) -> None:
     scheduler = SimpleNamespace(enable_chunked_prefill=in_pieces, long_prefill_token_threshold=512)
     config = SimpleNamespace(
-        model_config=SimpleNamespace(use_mla=latent, is_hybrid=hybrid),
+        model_config=SimpleNamespace(use_mla=latent, is_hybrid=hybrid, is_attention_free=False),
         scheduler_config=scheduler,
         compilation_config=SimpleNamespace(custom_ops=[]),
     )
     load.adapt_to_cpu(config, device)
     assert scheduler.long_prefill_token_threshold == longest
     assert config.compilation_config.custom_ops == operations
+
+
+@pytest.mark.parametrize(("device", "kept"), [("cpu", (False, "none", 2048)), ("cuda", (True, "align", 16))])
+def test_vllms_cpu_build_caches_no_prefixes_of_models_of_states_alone(device: str, kept: tuple[bool, str, int]) -> None:
+    cache = SimpleNamespace(enable_prefix_caching=True, mamba_cache_mode="align", mamba_block_size=16)
+    config = SimpleNamespace(
+        model_config=SimpleNamespace(use_mla=False, is_hybrid=False, is_attention_free=True, max_model_len=2048),
+        cache_config=cache,
+    )
+    load.adapt_to_cpu(config, device)
+    assert (cache.enable_prefix_caching, cache.mamba_cache_mode, cache.mamba_block_size) == kept
 
 
 def test_what_pydantic_found_wrong_is_named_and_not_how_many_errors_it_found() -> None:

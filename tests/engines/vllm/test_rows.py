@@ -126,6 +126,23 @@ def test_states_are_sent_whole_by_the_first_rank_of_those_that_share_the_heads(h
     coverage.require_complete()
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_model_of_states_alone_is_sent_by_the_first_rank(ranks: int) -> None:
+    layout = Layout((LayerLayout("state", states=(StateTensor((3, 8)), StateTensor((4, 2, 2)))),) * 2, "float32")
+    sharding = Sharding.of(layout, ranks)
+    assert [sharding.part(rank, range(2)) for rank in range(ranks)] == [Part(), None][:ranks]
+    assert sharding.parts == 1
+
+
+def test_states_for_each_channel_are_refused() -> None:
+    states = LayerLayout("state", states=(StateTensor((3, 128)), StateTensor((128, 16))))
+    for layers in ((states,), (states, LayerLayout("full", 2, 4, 4))):
+        with pytest.raises(ModelError, match="pages of Mamba 1"):
+            Sharding.of(Layout(layers, "float32"), 1)
+    windows = LayerLayout("state", states=(StateTensor((3, 64)), StateTensor((3, 32)), StateTensor((2, 4, 4))))
+    assert Sharding.of(Layout((windows,), "float32"), 1).parts == 1
+
+
 def test_the_keys_of_indexers_are_refused() -> None:
     layers = (LayerLayout("full", 1, 32, 16), LayerLayout("index", 1, 16))
     with pytest.raises(ModelError, match="pages of an indexer's keys"):

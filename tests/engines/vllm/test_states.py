@@ -19,7 +19,7 @@ from disagg.errors import ModelError
 from tests.fleets import needs_vllm, vllm_process
 from tests.surveys.tables import known
 
-NAMES = ("qwen3_next", "kimi_linear", "nemotron_h", "falcon_h1", "lfm2")
+NAMES = ("qwen3_next", "kimi_linear", "nemotron_h", "falcon_h1", "mamba2", "lfm2")
 """One of each kind of state, and one beside rows."""
 BLOCKS, BLOCK = 8, 2
 

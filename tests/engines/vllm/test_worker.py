@@ -210,7 +210,12 @@ def test_a_rank_that_can_read_its_states_sends_nothing_if_another_one_cannot(
     hybrid: HybridBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hybrid.worker._sharding = Sharding(2, 2)
-    monkeypatch.setattr("disagg.engines.vllm.worker._gathered", lambda read: torch.stack([read, 0 * read]))
+
+    def gathered(read: torch.Tensor) -> torch.Tensor:
+        assert read.is_floating_point(), "vLLM's CPU build gathers no integers"
+        return torch.stack([read, 0 * read])
+
+    monkeypatch.setattr("disagg.engines.vllm.worker._gathered", gathered)
     for mixer in hybrid.mixers:
         mixer.compute_one_token()
     hybrid.step(shown=True)

@@ -74,6 +74,11 @@ def granite_parts(config: Config) -> Convolved:
     return _parts(config.mamba_n_heads, config.mamba_d_head, config.mamba_n_groups, config.mamba_d_state)
 
 
+def mamba2_parts(config: Config) -> Convolved:
+    """As of nemotron_h."""
+    return _parts(config.num_heads, config.head_dim, config.n_groups, config.state_size)
+
+
 def mamba_states(convolutions: Sequence[Tensor], recurrent: Sequence[Tensor]) -> tuple[Tensor, ...]:
     return convolution_rows(convolutions[0]), recurrent[0]
 
@@ -149,7 +154,7 @@ _MAMBA1 = Architecture(
 ARCHITECTURES = {
     "mamba": _MAMBA1,
     "falcon_mamba": _MAMBA1,
-    "mamba2": replace(_MAMBA1, kinds={"linear_attention": mamba2}, refusal=_limited_time_steps),
+    "mamba2": replace(_MAMBA1, kinds={"linear_attention": mamba2}, refusal=_limited_time_steps, convolved=mamba2_parts),
     "jamba": Architecture(kinds={"linear_attention": jamba_mamba}, rope=no_rope, wire_states=mamba_states),
     "nemotron_h": Architecture(
         kinds={"linear_attention": nemotron_mamba},
