@@ -217,9 +217,10 @@ class Reference:
         """The profile of its first `loaded` layers, None for all."""
         return self.profile if loaded is None else self.profile.first(self.split.count(loaded))
 
-    def require_for_vllm(self, device: str) -> None:
-        """ModelError if vLLM, on this device, computes the model otherwise than the other frameworks."""
-        if why := architecture_of(self.text_config).refusal_of_vllm(self.text_config, device):
+    def require_for_vllm(self, device: str, ranks: int) -> None:
+        """ModelError if vLLM, on this device and so many ranks that share the heads, computes the model otherwise than
+        the other frameworks."""
+        if why := architecture_of(self.text_config).refusal_of_vllm(self.text_config, device, ranks):
             raise ModelError(f"vLLM cannot prefill it: {why}", "use the engine transformers for this model")
 
 

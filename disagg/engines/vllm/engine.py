@@ -47,7 +47,7 @@ class VLLMEngine(SendingEngine):
         sharding = Sharding.of(reference.layout(options.dtype), options.tensor_parallel, options.pipeline_parallel)
         version = load.require_version()
         self._vllm = load.make(reference, context, options)
-        reference.require_for_vllm(self._vllm.vllm_config.device_config.device_type)
+        reference.require_for_vllm(self._vllm.vllm_config.device_config.device_type, options.tensor_parallel)
         self._running: dict[str, Run] = {}  # by the id that vLLM was given; it makes another one of it, `run.id`
         self._reports = Reports(head(options).address) if options.nnodes > 1 else Reports()
         self._times = StepTimes()

@@ -129,11 +129,13 @@ def test_falcon_h1_multiplies_biases_as_its_config_states(tmp_path: Path) -> Non
         ({}, ""),
         ({"attention_bias": True, "mlp_bias": True}, "attention_bias, mlp_bias"),
         ({"mamba_proj_bias": True}, "projectors_bias"),
+        ({"mamba_proj_bias": True, "projectors_bias": True}, ""),
     ],
 )
 def test_biases_of_falcon_h1_that_vllm_ignores_are_refused_there(stated: dict[str, bool], ignored: str) -> None:
     from transformers import CONFIG_MAPPING
 
     text = CONFIG_MAPPING["falcon_h1"].from_dict({**config("falcon_h1"), **stated})
-    reason = architecture_of(text).refusal_of_vllm(text, "cpu")
-    assert reason == (f"vLLM ignores {ignored}, which transformers applies" if ignored else "")
+    refusal = architecture_of(text).refusal_of_vllm
+    assert refusal(text, "cpu", 1) == (f"vLLM ignores {ignored}, which transformers applies" if ignored else "")
+    assert bool(refusal(text, "cpu", 2)) == (bool(ignored) or text.mamba_proj_bias)

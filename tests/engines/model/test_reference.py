@@ -244,9 +244,9 @@ def test_models_that_vllm_alone_computes_otherwise_are_refused_for_vllm(
     Reference.open(path, 1024)
     if reason:
         with pytest.raises(ModelError, match=reason):
-            Reference.open(path, 1024).require_for_vllm(device)
+            Reference.open(path, 1024).require_for_vllm(device, 1)
     else:
-        Reference.open(path, 1024).require_for_vllm(device)
+        Reference.open(path, 1024).require_for_vllm(device, 1)
 
 
 def test_a_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:

@@ -35,9 +35,9 @@ ToRows = Callable[[Tensor], Tensor]
 ToIndex = Callable[[Tensor, int], Tensor]
 # (configuration, index of the layer) -> the keys of its indexer, which it keeps beside its rows; None if it has none
 Index = Callable[[Config, int], LayerLayout | None]
-# (configuration, "cpu" or "cuda") -> why vLLM on this device is refused for a model that it loads and whose layers
-# measure right; empty if it is not
-RefusalOfVLLM = Callable[[Config, str], str]
+# (configuration, "cpu" or "cuda", ranks that share its heads) -> why vLLM is refused there for a model that it loads
+# and whose layers measure right; empty if it is not
+RefusalOfVLLM = Callable[[Config, str, int], str]
 
 
 # Layers that keep nothing: those without attention, in transformers' names.
@@ -89,7 +89,7 @@ def _no_index(config: Config, layer: int) -> None:
     return None
 
 
-def _not_refused(config: Config, device: str = "") -> str:
+def _not_refused(config: Config, device: str = "", ranks: int = 1) -> str:
     return ""
 
 

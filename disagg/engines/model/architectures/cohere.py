@@ -30,7 +30,7 @@ def _twice_the_heads(config: Config) -> LayerLayout:
     return replace(layout, kv_heads=2 * layout.kv_heads, value_dim=int(config.v_head_dim))
 
 
-def _other_norm(config: Config, device: str) -> str:
+def _other_norm(config: Config, device: str, ranks: int) -> str:
     stated = getattr(config, "rms_norm_eps", None) is not None
     return "its config.json has rms_norm_eps, and vLLM then normalises without the mean" if stated else ""
 

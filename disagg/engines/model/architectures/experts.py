@@ -10,11 +10,11 @@ from disagg.api.status import PreflightFinding
 from disagg.engines.model.architectures.base import Architecture, Config, LoadedByMLX, MLXModel
 
 
-def _unnormalised_by_vllm(config: Config, device: str) -> str:
+def _unnormalised_by_vllm(config: Config, device: str, ranks: int) -> str:
     return "vLLM ignores norm_topk_prob, which transformers and mlx-lm apply" if config.norm_topk_prob else ""
 
 
-def _experts_without_bias(config: Config, device: str) -> str:
+def _experts_without_bias(config: Config, device: str, ranks: int) -> str:
     return "vLLM chooses experts without their bias on a CPU" if device == "cpu" else ""
 
 

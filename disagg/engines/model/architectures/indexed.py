@@ -56,7 +56,7 @@ def _computed_otherwise(config: Config) -> str:
     return ""
 
 
-def _pages_of_keys(config: Config, device: str) -> str:
+def _pages_of_keys(config: Config, device: str, ranks: int) -> str:
     return "vLLM's pages of the keys of indexers are not read"
 
 

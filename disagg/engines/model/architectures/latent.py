@@ -140,7 +140,7 @@ def _always(config: Config) -> float:
     return 1e-6
 
 
-def _neighbours_rotated(config: Config, device: str) -> str:
+def _neighbours_rotated(config: Config, device: str, ranks: int) -> str:
     halves = getattr(config, "rope_interleave", True) is False
     return "vLLM ignores rope_interleave=false, which transformers applies" if halves else ""
 

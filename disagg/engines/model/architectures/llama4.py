@@ -99,7 +99,7 @@ def _mlx_classes() -> tuple[Any, Any]:
     return Decoder, BatchedAttention
 
 
-def _pages_of_chunks(config: Config, device: str) -> str:
+def _pages_of_chunks(config: Config, device: str, ranks: int) -> str:
     return "vLLM's pages of layers that attend within chunks are not read"
 
 

@@ -139,11 +139,14 @@ def with_multipliers(model_class: MLXModel) -> MLXModel:
     return FalconH1
 
 
-def _without_biases(config: Config, device: str) -> str:
-    """vLLM gives falcon_h1's attention and MLP none, and both projections of a Mamba layer one or none."""
+def _without_biases(config: Config, device: str, ranks: int) -> str:
+    """vLLM gives falcon_h1's attention and MLP none, and both projections of a Mamba layer one or none. Several ranks
+    answered a tiny model with those of the projections otherwise than one rank, without any hand-off."""
     ignored = [key for key in ("attention_bias", "mlp_bias") if getattr(config, key, False)]
     if config.projectors_bias != config.mamba_proj_bias:
         ignored.append("projectors_bias")
+    if not ignored and ranks > 1 and config.mamba_proj_bias:
+        return "several ranks of vLLM compute the biases of Mamba's projections otherwise than one"
     return f"vLLM ignores {', '.join(ignored)}, which transformers applies" if ignored else ""
 
 

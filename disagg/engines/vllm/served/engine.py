@@ -76,7 +76,7 @@ class ServedEngine(SendingEngine):
         self._model, self._found = self._describe(options.model)
         found = self._found
         description.require(found, options.url, layout, reference.fingerprint, context)
-        reference.require_for_vllm(found.device)
+        reference.require_for_vllm(found.device, found.ranks)
         self._messages: queue.Queue[_Message] = queue.Queue(MAX_MESSAGES)
         self._requests: dict[str, Request] = {}
         self._latest = -math.inf  # when the newest step or token of any request came
