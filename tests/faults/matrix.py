@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,6 +26,8 @@ DEADLINE_S: Final = 40.0
 ANSWER_TOKENS: Final = 160
 MOST_LOST: Final = 2  # hosts, with one request
 PROMPT: Final = tuple(10 + n * 37 % 600 for n in range(480))
+STRUCK: Final = PROMPT[::-1]
+"""The prompt of cells that end every host. It is then refused for minutes, and would be in the cells that follow."""
 NO_FAULT: Final = Fault("call", times=0)
 LIMITS: Final[Mapping[Lacking, Callable[[int], AbstractContextManager[None]]]] = {
     "no descriptors": process.without_descriptors,
@@ -66,10 +69,10 @@ class Answer:
 
 @dataclass(slots=True)
 class Matrix:
-    """The fleet, and the undisturbed answers by the name of the sampling."""
+    """The fleet, and the undisturbed answers by the name of the sampling and the prompt."""
 
     fleet: FaultFleet
-    expected: Mapping[str, Sequence[int]]
+    expected: Mapping[tuple[str, tuple[int, ...]], Sequence[int]]
 
     def run(self, cell: Cell, sampling: str) -> Result:
         """One request through the cell's fault. Heals the fleet afterwards."""
@@ -85,9 +88,10 @@ class Matrix:
             result.problems.append(f"{lost} hosts were lost")
         if struck is None and not (cell.lacking or cell.lie or cell.schema):
             result.problems.append("the fault did not strike")
-        if answer.completion and answer.ids != self.expected[sampling]:
-            result.problems.append(f"wrong tokens: {_difference(answer.ids, self.expected[sampling])}")
-        if not answer.completion and answer.ids != self.expected[sampling][: len(answer.ids)]:
+        expected = self.expected[sampling, _prompt(cell)]
+        if answer.completion and answer.ids != expected:
+            result.problems.append(f"wrong tokens: {_difference(answer.ids, expected)}")
+        if not answer.completion and answer.ids != expected[: len(answer.ids)]:
             result.problems.append("wrong tokens before the error")
         result.problems += self.fleet.wait_idle(before)
         return result
@@ -129,20 +133,25 @@ def _on_cables(fleet: FaultFleet, cell: Cell, options: Mapping[str, Any]) -> tup
 def undisturbed(fleet: FaultFleet) -> Matrix:
     """The matrix of a fleet, with answers that met no fault."""
     expected = {}
-    for name in SAMPLINGS:
-        answer = asyncio.run(_caller(fleet.client, SAMPLINGS[name]))
+    for name, prompt in itertools.product(SAMPLINGS, (PROMPT, STRUCK)):
+        answer = asyncio.run(_caller(fleet.client, {**SAMPLINGS[name], "tokens": prompt}))
         assert answer.error is None, answer.error
-        expected[name] = answer.ids
+        expected[name, prompt] = answer.ids
     return Matrix(fleet, expected)
 
 
 def _options(cell: Cell, sampling: str) -> Mapping[str, Any]:
-    options = {**SAMPLINGS[sampling], "split": "off" if cell.split is None else cell.split}
+    split = "off" if cell.split is None else cell.split
+    options = {**SAMPLINGS[sampling], "tokens": _prompt(cell), "split": split}
     if cell.policy == "fail":
         options["on_kv_failure"] = "fail"
     if cell.schema is not None:
         options["json_schema"] = POISONS[cell.schema]
     return options
+
+
+def _prompt(cell: Cell) -> tuple[int, ...]:
+    return STRUCK if cell.policy == "no host left" else PROMPT
 
 
 async def _caller(make: Callable[[], AsyncClient], options: Mapping[str, Any], moment: Moment | None = None) -> Answer:
@@ -153,9 +162,7 @@ async def _caller(make: Callable[[], AsyncClient], options: Mapping[str, Any], m
         try:
             async with asyncio.timeout(DEADLINE_S + 10):
                 salt = secrets.token_hex(8)  # KV that a host holds of an earlier request would not be sent
-                stream = client.stream(
-                    MODEL, tokens=PROMPT, timeout=DEADLINE_S, cache_salt=salt, watch=watch, **options
-                )
+                stream = client.stream(MODEL, timeout=DEADLINE_S, cache_salt=salt, watch=watch, **options)
                 async with stream:
                     async for chunk in stream:
                         answer.ids += [token.id for token in chunk.tokens]
