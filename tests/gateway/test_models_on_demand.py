@@ -196,7 +196,8 @@ def test_a_key_that_may_not_load_gets_what_others_have_loaded_until_an_answer_is
         def state() -> str:
             return str(http.get("/v1/models/llama").json()["state"])
 
-        assert state() == "asleep"
+        http.post("/api/generate", json={"model": "llama", "keep_alive": 0})  # another test may have left it loaded
+        wait_until(lambda: state() == "asleep", what="it is unloaded")
         refused = ask(guest)
         assert refused.status_code == 403 and "may not load llama" in refused.json()["error"]["message"]
 
@@ -213,7 +214,5 @@ def test_a_key_that_may_not_load_gets_what_others_have_loaded_until_an_answer_is
 
         assert ask(ops, keep_alive=0).status_code == 200
         wait_until(lambda: state() == "asleep", what="it is unloaded after that answer")
-        asked = (
-            'disagg_model_evictions_total{host="decode-1/llama",model_name="llama",reason="asked",role="decode"} 1.0'
-        )
-        assert asked in http.get("/metrics").text
+        labels = 'host="decode-1/llama",model_name="llama",reason="asked",role="decode"'
+        assert re.search(f"disagg_model_evictions_total{{{labels}}} [1-9]", http.get("/metrics").text)

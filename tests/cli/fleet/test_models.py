@@ -45,9 +45,9 @@ def test_rm_needs_a_model_and_a_confirmation(bed: Bed, tmp_path: Path, capsys: p
     assert "which model?" in capsys.readouterr().err
     assert run("--config", path, "models", "rm", "qwen") == 2
     assert "disagg models rm qwen --yes" in capsys.readouterr().err
-    assert run("--config", path, "models", "rm", "qwen", "--host", "mac-studio-1") == 2
-    assert "disagg models rm qwen --host mac-studio-1 --yes" in capsys.readouterr().err
-    assert run("--config", path, "models", "rm", "qwem", "--host", "mac-studio-1") == 2
+    assert run("--config", path, "models", "rm", "qwen", "--host", "mac-studio-2") == 2
+    assert "disagg models rm qwen --host mac-studio-2 --yes" in capsys.readouterr().err
+    assert run("--config", path, "models", "rm", "qwem", "--host", "mac-studio-2") == 2
     assert "no model" in capsys.readouterr().err
 
 
