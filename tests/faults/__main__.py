@@ -34,7 +34,7 @@ from tests.faults import fleet as fleets
 from tests.faults.cells import cells
 from tests.faults.fleet import FaultFleet
 from tests.faults.linked import LinkedFleet
-from tests.faults.matrix import SAMPLINGS, broken, undisturbed
+from tests.faults.matrix import SAMPLINGS, Matrix, broken
 from tests.faults.report import line, page
 
 RESULTS = Path("build/faults.jsonl")
@@ -100,7 +100,7 @@ def _some_rows(on_cables: bool, rows: list[record.Row], results: record.Results)
     if not rows:
         return []
     with linked_fleet() if on_cables else small_fleet() as fleet:
-        matrix = undisturbed(fleet)
+        matrix = Matrix(fleet)
         for number, row in enumerate(rows, 1):
             began = time.monotonic()
             try:

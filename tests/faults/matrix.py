@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,9 +24,7 @@ from tests.hostile.schemas import POISONS
 DEADLINE_S: Final = 40.0
 ANSWER_TOKENS: Final = 160
 MOST_LOST: Final = 2  # hosts, with one request
-PROMPT: Final = tuple(10 + n * 37 % 600 for n in range(480))
-STRUCK: Final = PROMPT[::-1]
-"""The prompt of cells that end every host. It is then refused for minutes, and would be in the cells that follow."""
+PROMPT_TOKENS: Final = 480
 NO_FAULT: Final = Fault("call", times=0)
 LIMITS: Final[Mapping[Lacking, Callable[[int], AbstractContextManager[None]]]] = {
     "no descriptors": process.without_descriptors,
@@ -69,17 +66,21 @@ class Answer:
 
 @dataclass(slots=True)
 class Matrix:
-    """The fleet, and the undisturbed answers by the name of the sampling and the prompt."""
+    """The fleet, and how many cells it has had. Each has a prompt of its own: hosts refuse for minutes what has ended
+    two of them."""
 
     fleet: FaultFleet
-    expected: Mapping[tuple[str, tuple[int, ...]], Sequence[int]]
+    cells: int = 0
 
     def run(self, cell: Cell, sampling: str) -> Result:
         """One request through the cell's fault. Heals the fleet afterwards."""
+        prompt = tuple(10 + (self.cells + n) * 37 % 600 for n in range(PROMPT_TOKENS))
+        self.cells += 1
+        expected = _undisturbed(self.fleet, sampling, prompt)
         before = self.fleet.held()
         try:
             run = _on_cables if isinstance(self.fleet, LinkedFleet) else _through_proxies
-            answer, struck = run(self.fleet, cell, _options(cell, sampling))
+            answer, struck = run(self.fleet, cell, _options(cell, sampling, prompt))
         finally:
             lost = len(self.fleet.broken)
             self.fleet.heal()
@@ -88,7 +89,6 @@ class Matrix:
             result.problems.append(f"{lost} hosts were lost")
         if struck is None and not (cell.lacking or cell.lie or cell.schema):
             result.problems.append("the fault did not strike")
-        expected = self.expected[sampling, _prompt(cell)]
         if answer.completion and answer.ids != expected:
             result.problems.append(f"wrong tokens: {_difference(answer.ids, expected)}")
         if not answer.completion and answer.ids != expected[: len(answer.ids)]:
@@ -130,28 +130,20 @@ def _on_cables(fleet: FaultFleet, cell: Cell, options: Mapping[str, Any]) -> tup
     return answer, moment.struck[0] if moment.struck else None
 
 
-def undisturbed(fleet: FaultFleet) -> Matrix:
-    """The matrix of a fleet, with answers that met no fault."""
-    expected = {}
-    for name, prompt in itertools.product(SAMPLINGS, (PROMPT, STRUCK)):
-        answer = asyncio.run(_caller(fleet.client, {**SAMPLINGS[name], "tokens": prompt}))
-        assert answer.error is None, answer.error
-        expected[name, prompt] = answer.ids
-    return Matrix(fleet, expected)
+def _undisturbed(fleet: FaultFleet, sampling: str, prompt: tuple[int, ...]) -> list[int]:
+    answer = asyncio.run(_caller(fleet.client, {**SAMPLINGS[sampling], "tokens": prompt}))
+    assert answer.error is None, answer.error
+    return answer.ids
 
 
-def _options(cell: Cell, sampling: str) -> Mapping[str, Any]:
+def _options(cell: Cell, sampling: str, prompt: tuple[int, ...]) -> Mapping[str, Any]:
     split = "off" if cell.split is None else cell.split
-    options = {**SAMPLINGS[sampling], "tokens": _prompt(cell), "split": split}
+    options = {**SAMPLINGS[sampling], "tokens": prompt, "split": split}
     if cell.policy == "fail":
         options["on_kv_failure"] = "fail"
     if cell.schema is not None:
         options["json_schema"] = POISONS[cell.schema]
     return options
-
-
-def _prompt(cell: Cell) -> tuple[int, ...]:
-    return STRUCK if cell.policy == "no host left" else PROMPT
 
 
 async def _caller(make: Callable[[], AsyncClient], options: Mapping[str, Any], moment: Moment | None = None) -> Answer:

@@ -11,7 +11,7 @@ import pytest
 from tests.faults import linked
 from tests.faults.cells import REPRESENTATIVE_LINKED, cells
 from tests.faults.linked import LinkedFleet
-from tests.faults.matrix import SAMPLINGS, Matrix, undisturbed
+from tests.faults.matrix import SAMPLINGS, Matrix
 from tests.faults.report import line
 from tests.testbed import network
 
@@ -26,7 +26,7 @@ def matrix(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Matrix]:
         pytest.skip("needs network namespaces: run as root")
     folder = tmp_path_factory.mktemp("linked")
     with linked.running(folder, tiny_models.make("qwen3", folder / "model"), clocks=False) as fleet:
-        yield undisturbed(fleet)
+        yield Matrix(fleet)
 
 
 @pytest.mark.parametrize(("number", "name"), list(enumerate(REPRESENTATIVE_LINKED)), ids=str)

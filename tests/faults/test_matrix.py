@@ -11,7 +11,7 @@ import pytest
 from tests.faults import poison
 from tests.faults.cells import REPRESENTATIVE, cells
 from tests.faults.fleet import running
-from tests.faults.matrix import SAMPLINGS, Matrix, undisturbed
+from tests.faults.matrix import SAMPLINGS, Matrix
 from tests.faults.report import line
 
 CELLS = {cell.id: cell for cell in cells()}
@@ -27,7 +27,7 @@ def matrix(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Matrix]:
 
     folder = tmp_path_factory.mktemp("faults")
     with running(folder, tiny_models.make("qwen3", folder / "model")) as fleet:
-        yield undisturbed(fleet)
+        yield Matrix(fleet)
 
 
 @pytest.mark.parametrize(("number", "name"), list(enumerate(REPRESENTATIVE)), ids=str)
