@@ -247,7 +247,7 @@ def _hint(ranking: Ranking) -> str:
     if states == {"absent"}:
         return f"disagg models pull {model}"
     if states and states <= {*LASTING}:
-        return f"mend that, then `disagg models load {model}`"
+        return f"remove the cause, then run `disagg models load {model}`"
     return _HINT
 
 

@@ -170,7 +170,10 @@ def test_a_model_that_a_host_cannot_load_is_left_out_with_the_reason(events: Map
     ranking = ranked(view, "a/m")
     assert ranking.left_out == {"a/m": why}
     assert ranking.cannot_serve(ranking.candidates.decode) == why.startswith(("failed", "absent"))
-    helps = {"absent": "disagg models pull m", "failed: out of memory": "mend that, then `disagg models load m`"}
+    helps = {
+        "absent": "disagg models pull m",
+        "failed: out of memory": "remove the cause, then run `disagg models load m`",
+    }
     assert final_error(ranking, ()).hint == helps.get(why, "run `disagg status`; `disagg start` starts what is stopped")
 
 
