@@ -20,8 +20,9 @@ SERIES: Final[Mapping[str, str]] = {"transformers": "5.23", "mlx-lm": "0.32", "v
 """The minor series of each package that computes."""
 FILE: Final = Path(__file__).with_suffix(".toml")
 VERDICTS: Final[Mapping[str, Mapping[str, Any]]] = tomli.loads(FILE.read_text(encoding="utf-8"))
-"""By model type: `transformers` and `vllm`, and `served` if real servers were compared."""
-VERIFIED: Final = frozenset(name for name, one in VERDICTS.items() if one.get("served"))
+"""By the model type of a config.json: `transformers` and `vllm`, each the state and then why, and `served` if real
+servers were compared. `text`: the model type of the part that reads text, if that is another one."""
+VERIFIED: Final = frozenset(str(one.get("text", name)) for name, one in VERDICTS.items() if one.get("served"))
 """The architectures whose hand-off disagg's own tests compare with both frameworks alone, in float32."""
 _GOOD: Final = ("exact", "patched")
 _OWN: Final = "cannot be served: "
@@ -49,8 +50,7 @@ def verdict(config: Mapping[str, Any], engine: str) -> Verdict:
     either sends."""
     text = config.get("text_config")
     inner = text if isinstance(text, Mapping) else config
-    names = [str(one.get("model_type", "")) for one in (inner, config)]
-    name = next((one for one in names if one in VERDICTS), names[0])
+    name = _entry(str(config.get("model_type", "")), str(inner.get("model_type", "")))
     if why := _refusal(inner):
         return Verdict(name, "refused", f"model type {name!r} {_OWN}{why}")
     known = VERDICTS.get(name, {})
@@ -59,9 +59,21 @@ def verdict(config: Mapping[str, Any], engine: str) -> Verdict:
         found = str(known.get("vllm", ""))
     if found in _GOOD:
         return Verdict(name, "exact" if found == "exact" else "patched")
+    state, _, why = found.partition(": ")
+    if state in ("near (bfloat16)", "not on a CPU"):
+        return Verdict(name, "unknown", found)
     if found:
-        return Verdict(name, "refused", found.removeprefix("refused: "))
+        return Verdict(name, "refused", why)
     return Verdict(name, "unknown", "disagg's tests have not compared this model type: disagg verify does")
+
+
+def _entry(outer: str, inner: str) -> str:
+    """The name in VERDICTS of a model with a part that reads text. The whole model's, unless that was tried with a part
+    of another type."""
+    whole = VERDICTS.get(outer)
+    if whole is not None and (inner not in VERDICTS or whole.get("text", inner) == inner):
+        return outer
+    return inner if inner in VERDICTS or not outer else outer
 
 
 def verified(architecture: str, versions: Mapping[str, str]) -> bool:

@@ -19,6 +19,13 @@ from disagg.planning.verdicts import verdict
         ({"model_type": "nemotron_h"}, "transformers", "patched"),
         ({"model_type": "gemma3", "text_config": {"model_type": "gemma3_text"}}, "transformers", "exact"),
         ({"model_type": "kimi_k25", "text_config": {"model_type": "kimi_text"}}, "transformers", "exact"),
+        ({"model_type": "llama4", "text_config": {"model_type": "llama4_text"}}, "transformers", "patched"),
+        ({"model_type": "gemma3", "text_config": {"model_type": "gpt_oss"}}, "transformers", "patched"),
+        (
+            {"model_type": "qwen3_next"},
+            "vllm",
+            "unknown: not on a CPU: vLLM cannot compute this model: AssertionError: CPU GDN attention requires BF16.",
+        ),
         (
             {"model_type": "phi3", "rope_scaling": {"type": "dynamic"}},
             "transformers",
@@ -39,6 +46,10 @@ from disagg.planning.verdicts import verdict
 )
 def test_a_config_is_enough_for_a_verdict(config: dict[str, Any], engine: str, shown: str) -> None:
     assert str(verdict(config, engine)) == shown
+
+
+def test_the_text_part_of_llama4_alone_is_not_what_the_whole_model_is() -> None:
+    assert verdict({"model_type": "llama4_text"}, "transformers").state == "refused"
 
 
 def test_a_refusal_of_disaggs_own_is_sure_and_what_a_framework_said_of_a_tiny_model_is_not() -> None:

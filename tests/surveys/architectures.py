@@ -27,7 +27,7 @@ from tests.engines.architectures.pairs import Pair, running
 from tests.engines.mlx.mlx_parts import Reference, prompt
 from tests.fleets import TOKEN, RunningFleet, write_hosts
 from tests.fleets import running as running_fleet
-from tests.surveys.tables import short
+from tests.surveys.tables import NOT_TRIED, failure, short
 
 LENGTHS = (1, 2, 63, 64, 65, 200, 700)
 DIVIDED = (65, 200, 700)
@@ -93,6 +93,15 @@ async def divided(fleet: RunningFleet, count: int) -> str:
     return "exact"
 
 
+def cells(name: str, entry: Mapping[str, Any], folder: Path) -> dict[str, str]:
+    """Of its row. folder: of its own."""
+    found, splits, difference = verdict(entry, folder)
+    kept, per_token, states = sizes(name, entry)
+    made = {"layers": kept, "splits": splits, "difference": difference}
+    made |= {"bytes per token": per_token, "bytes of states": states}
+    return {"transformers": found} | {column: cell or NOT_TRIED for column, cell in made.items()}
+
+
 def verdict(entry: Mapping[str, Any], folder: Path) -> tuple[str, str, str]:
     """The verdicts on hand-offs and on splits, and the largest difference of log-probabilities along an answer after
     200 tokens."""
@@ -103,7 +112,7 @@ def verdict(entry: Mapping[str, Any], folder: Path) -> tuple[str, str, str]:
             patched = [finding for finding in findings if finding.status == "patched"]
             difference, split = _difference(pair), pair.decode.info.split
     except DisaggError as error:
-        return f"refused: {short(str(error), model)}", "", ""
+        return failure(error, model), "", ""
     except Exception as error:  # noqa: BLE001 - the row says which
         return f"**error** {type(error).__name__}: {short(str(error), model)}", "", ""
     if entry["model_type"] in PREFIXES:  # the same weights, which transformers loads as they are

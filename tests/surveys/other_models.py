@@ -1,5 +1,4 @@
-"""Every other model type that both frameworks know, tried once with a tiny random model, in a process of its own with a
-limit on its time.
+"""Every other model type that both frameworks know, tried once with a tiny random model in one process.
 
 The model is made from transformers' default configuration for the type, shrunk (tests/surveys/shrink.py); its KV is
 handed over from one engine to the other in that process, and the answers are compared with those of each framework
@@ -9,17 +8,13 @@ from __future__ import annotations
 
 import ast
 import importlib.util
-import multiprocessing
-import tempfile
 from collections.abc import Mapping
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from disagg.engines.process import exit_without_cleanup
-from tests.surveys.tables import known, short
+from disagg.errors import DisaggError
+from tests.surveys.tables import FAILS, NOT_TRIED, failure, known, short
 
-LIMIT_S = 240.0
 LENGTHS = (2, 65, 200)
 TOKENS = 24
 
@@ -51,50 +46,32 @@ def remapped() -> Mapping[str, str]:
     return found
 
 
-def tried(name: str) -> str:
-    """What became of a model type: the cells of its row after the name. In a process of its own."""
-    fork = multiprocessing.get_context("fork")
-    ours, theirs = fork.Pipe(duplex=False)
-    process = fork.Process(target=_try, args=(name, theirs), daemon=True)
-    process.start()
-    theirs.close()
-    try:
-        if ours.poll(LIMIT_S):
-            return str(ours.recv())
-        return f"**not answered** within {LIMIT_S:g} s | "
-    except EOFError:
-        process.join(5)
-        return f"**ended** with exit code {process.exitcode} | "
-    finally:
-        process.kill()
-        process.join()
-
-
-def _try(name: str, answer: Connection) -> None:
-    with tempfile.TemporaryDirectory(prefix="disagg-survey-") as folder:
-        found = outcome(name, Path(folder) / "model")
-    answer.send(found)
-    exit_without_cleanup(0)  # mlx's threads may abort a process at its end
+def cells(name: str, folder: Path) -> dict[str, str]:
+    """Of the row of a model type, made here. folder: of its own."""
+    found, _, difference = outcome(name, folder / "model").partition(" | ")
+    none = dict.fromkeys(("layers", "splits", "bytes per token", "bytes of states"), NOT_TRIED)
+    return {"transformers": found, "difference": difference.strip() or NOT_TRIED, **none}
 
 
 def outcome(name: str, folder: Path) -> str:
-    """What became of it, tried here."""
+    """The verdict and the largest difference."""
     from tests.engines.architectures.pairs import loaded, make
 
     if not has_text_class(name):
-        return "refused: transformers has no class for its text part alone | "
+        return f"{FAILS}: transformers has no class for its text part alone | "
     try:
         make(tiny(name), folder)
     except Exception as error:  # noqa: BLE001 - the row says which
-        return f"no tiny model could be built: {type(error).__name__}: {short(str(error), folder)} | "
+        return (
+            f"{FAILS}: transformers cannot build a tiny model: {type(error).__name__}: {short(str(error), folder)} | "
+        )
     try:
         with loaded(folder) as pair:
             return compared(pair)
+    except DisaggError as error:
+        return f"{failure(error, folder)} | "
     except Exception as error:  # noqa: BLE001 - the row says which
-        from disagg.errors import DisaggError
-
-        kind = "refused" if isinstance(error, DisaggError) else f"**error** {type(error).__name__}"
-        return f"{kind}: {short(str(error), folder)} | "
+        return f"**error** {type(error).__name__}: {short(str(error), folder)} | "
 
 
 def has_text_class(name: str) -> bool:

@@ -2,19 +2,41 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from disagg.engines.model.architectures.patches import PATCHES
+from disagg.errors import DisaggError
+from disagg.files import replace_file
 from disagg.planning.verdicts import FILE
 from tests import tiny_models
 from tests.engines.architectures.configs import CONFIGS, config
 
 FIRST, LAST = "<!-- table -->\n", "<!-- end of table -->\n"
+FIRST_COUNT, LAST_COUNT = "<!-- counts -->\n", "<!-- end of counts -->\n"
 FIRST_PATCH, LAST_PATCH = "<!-- patches -->\n", "<!-- end of patches -->\n"
-GOOD = ("exact", "patched")
-"""Verdicts of architectures that are handed over."""
+EXACT, PATCHED, NEAR = "exact", "patched", "near (bfloat16)"
+REFUSED, FAILS, NOT_ON_A_CPU = "refused", "fails", "not on a CPU"
+NOT_TRIED = "–"
+STATES: Mapping[str, str] = {
+    EXACT: "exact",
+    PATCHED: "patched",
+    NEAR: "near (bfloat16)",
+    REFUSED: "refused by disagg",
+    FAILS: "a framework fails",
+    NOT_ON_A_CPU: "not on a CPU",
+    NOT_TRIED: "not tried",
+    "": "not made",
+}
+"""What a cell of an engine begins with, and what that is called above the table."""
+ENDED = "**ended**"
+"""What the cell of a process that did not answer begins with."""
+GOOD = (EXACT, PATCHED)
+"""States of architectures that are handed over."""
+ENGINES = ("transformers", "vllm", "ranks")
 COLUMNS: Mapping[str, str] = {
     "layers": "layers",
     "transformers": "transformers",
@@ -26,7 +48,14 @@ COLUMNS: Mapping[str, str] = {
     "bytes of states": "bytes of states",
 }
 Row = dict[str, str]
-"""Cells by the keys of COLUMNS."""
+"""Cells by the keys of COLUMNS. Empty: not made yet."""
+_FRAMEWORKS_OWN = re.compile(
+    r"vLLM cannot serve it: |vLLM cannot compute this model: |mlx-lm cannot load |transformers (has no class|cannot) "
+    r"|.*: transformers cannot (read|load) it: "
+)
+"""How the errors begin that quote a framework."""
+_OF_THE_CPU_BUILD = re.compile(r"requires BF16|module 'triton' has no attribute|on a CPU\b")
+"""Of what vLLM's CPU build alone cannot, in what it says or in disagg's refusal on a CPU."""
 
 
 def known() -> Mapping[str, dict[str, Any]]:
@@ -34,40 +63,93 @@ def known() -> Mapping[str, dict[str, Any]]:
     return plain | {name: config(name) for name in CONFIGS}
 
 
+def state(cell: str) -> str:
+    """One of STATES; "" for a cell that shows a defect."""
+    found = cell.partition(": ")[0]
+    return found if found in STATES else ""
+
+
+def is_made(cell: str) -> bool:
+    """Whether a cell needs no other run: it is not empty, and shows no defect."""
+    return bool(cell) and not cell.startswith("**")
+
+
+def failure(error: DisaggError, folder: Path) -> str:
+    """The cell of an engine that does not serve the model in this folder."""
+    text = error.message.removeprefix(f"{folder}: ")
+    kind = FAILS if _FRAMEWORKS_OWN.match(text) else REFUSED
+    return f"{NOT_ON_A_CPU if _OF_THE_CPU_BUILD.search(text) else kind}: {short(text, folder)}"
+
+
 def read_table(page: Path) -> dict[str, Row]:
-    rows = [_cells(line) for line in _parts(page)[1].splitlines()[2:]]
+    rows = [_cells(line) for line in between(page, FIRST, LAST)[1].splitlines()[2:]]
     return {name: dict(zip(COLUMNS, cells, strict=True)) for name, *cells in rows}
 
 
 def write_cells(page: Path, name: str, cells: Mapping[str, str]) -> None:
     """Put cells into the row of this name, a new one if there is none."""
-    before, _, after = _parts(page)
     rows = read_table(page)
     rows[name] = {column: {**rows.get(name, {}), **cells}.get(column, "") for column in COLUMNS}
+    write_table(page, rows)
+
+
+def write_table(page: Path, rows: Mapping[str, Row]) -> None:
+    """Write the page's table, with what is counted in it above it."""
     head = f"| model type | {' | '.join(COLUMNS.values())} |\n|{' --- |' * (len(COLUMNS) + 1)}\n"
-    lines = (f"| {one} | {' | '.join(row.values())} |\n" for one, row in rows.items())
-    page.write_text(before + FIRST + head + "".join(lines) + LAST + after, "utf-8")
+    _replace(
+        page, FIRST, LAST, head + "".join(f"| {one} | {' | '.join(row.values())} |\n" for one, row in rows.items())
+    )
+    _replace(page, FIRST_COUNT, LAST_COUNT, counts(rows))
+
+
+def counts(rows: Mapping[str, Row]) -> str:
+    """How many rows are in each state, and which model types disagg refuses by itself."""
+    found = {engine: Counter(state(row[engine]) for row in rows.values()) for engine in ENGINES}
+    shown = [one for one in STATES if any(count[one] for count in found.values())]
+    lines = [f"| {len(rows)} rows | {' | '.join(STATES[one] for one in shown)} |", f"|{' --- |' * (len(shown) + 1)}"]
+    lines += [f"| {COLUMNS[one]} | {' | '.join(str(count[kind]) for kind in shown)} |" for one, count in found.items()]
+    types = verdicts(rows)
+    for engine, done in (("transformers", "load"), ("vllm", "compute")):
+        loaded = {name: state(one.get(engine, "")) for name, one in types.items()}
+        loaded = {name: kind for name, kind in loaded.items() if kind in (*GOOD, NEAR, REFUSED)}
+        refused = sorted(name for name, kind in loaded.items() if kind == REFUSED)
+        lines += [
+            "",
+            f"{COLUMNS[engine]} and mlx-lm {done} {len(loaded)} model types. disagg refuses {len(refused)} of them"
+            + (f": {', '.join(refused)}." if refused else "."),
+        ]
+    return "".join(f"{line}\n" for line in lines)
+
+
+def verdicts(rows: Mapping[str, Row]) -> dict[str, dict[str, str]]:
+    """Of each model type, by that of its config.json. It is refused if all of its rows are: a row with another name
+    than the type's is of an unusual configuration. Of the others it is patched if one is. served: real servers were
+    compared."""
+    entries = known()
+    found: dict[str, dict[str, str]] = {}
+    for name, row in rows.items():
+        entry = entries.get(name, {"model_type": name})
+        of_type = found.setdefault(entry["model_type"], {})
+        for engine in ("transformers", "vllm"):
+            if is_made(row[engine]) and row[engine] != NOT_TRIED:
+                of_type[engine] = max(of_type.get(engine, row[engine]), row[engine], key=_rank)
+        if name in entries and row["transformers"] in GOOD:
+            of_type["served"] = "true"
+        if text_type(entry) != entry["model_type"]:
+            of_type["text"] = text_type(entry)
+    return found
 
 
 def write_verdicts(page: Path, file: Path = FILE) -> None:
-    """Write disagg's own list from the table of the page: of each model type of the part that reads text. It is refused
-    if all of its rows are: a row with another name than the type's is of an unusual configuration. Of the others it is
-    patched if one is. served: real servers were compared."""
-    rows, entries = read_table(page), known()
-    found: dict[str, dict[str, str]] = {}
-    for name, row in rows.items():
-        kind = text_type(entries[name]) if name in entries else name
-        verdicts = found.setdefault(kind, {})
-        for engine in ("transformers", "vllm"):
-            if row[engine]:
-                verdicts[engine] = max(verdicts.get(engine, row[engine]), row[engine], key=_rank)
-        if name in entries and row["transformers"] in GOOD:
-            verdicts["served"] = "true"
+    """Write disagg's own list from the table of the page."""
+    found = verdicts(read_table(page))
     file.write_text("\n".join(_table(kind, found[kind]) for kind in sorted(found)), "utf-8")
 
 
 def _rank(verdict: str) -> int:
-    return GOOD.index(verdict) + 1 if verdict in GOOD else 0
+    """Of the rows of a type the best one counts, and of two that are handed over the one that is patched."""
+    order = (PATCHED, EXACT, NEAR, NOT_ON_A_CPU)
+    return -order.index(state(verdict)) if state(verdict) in order else -len(order)
 
 
 def _table(kind: str, verdicts: Mapping[str, str]) -> str:
@@ -77,13 +159,11 @@ def _table(kind: str, verdicts: Mapping[str, str]) -> str:
 
 def write_patches(page: Path) -> None:
     """Write the page's table of patches from disagg's."""
-    before, _, rest = page.read_text(encoding="utf-8").partition(FIRST_PATCH)
     lines = (
         f"| {patch.what} | {patch.framework} {patch.series} | {', '.join(patch.needed_by)} |\n" for patch in PATCHES
     )
     head = "| difference | where | needed by |\n| --- | --- | --- |\n"
-    after = rest.partition(LAST_PATCH)[2]
-    page.write_text(before + FIRST_PATCH + head + "".join(lines) + LAST_PATCH + after, "utf-8")
+    _replace(page, FIRST_PATCH, LAST_PATCH, head + "".join(lines))
 
 
 def text_type(entry: Mapping[str, Any]) -> str:
@@ -91,10 +171,17 @@ def text_type(entry: Mapping[str, Any]) -> str:
     return str(entry.get("text_config", entry)["model_type"])
 
 
-def _parts(page: Path) -> tuple[str, str, str]:
-    before, _, rest = page.read_text(encoding="utf-8").partition(FIRST)
-    table, _, after = rest.partition(LAST)
-    return before, table, after
+def between(page: Path, first: str, last: str) -> tuple[str, str, str]:
+    """The page before a line, from there to another one, and behind that."""
+    before, _, rest = page.read_text(encoding="utf-8").partition(first)
+    inner, _, after = rest.partition(last)
+    return before, inner, after
+
+
+def _replace(page: Path, first: str, last: str, text: str) -> None:
+    """In one step: a run may be interrupted at any time."""
+    before, _, after = between(page, first, last)
+    replace_file(page, (before + first + text + last + after).encode(), page.stat().st_mode & 0o777)
 
 
 def _cells(line: str) -> list[str]:

@@ -33,7 +33,7 @@ from disagg.kv.received import ReceivedKV
 from tests.engines.architectures.pairs import make
 from tests.engines.mlx.mlx_parts import prompt, start
 from tests.fleets import VLLM_VARIABLES, vllm_process
-from tests.surveys.tables import short
+from tests.surveys.tables import ENDED, GOOD, NEAR, NOT_TRIED, failure, short, state
 from tests.surveys.vllm_calls import CONTEXT
 
 LENGTHS = (2, 65, 200)
@@ -86,6 +86,13 @@ def verdict(answers: Mapping[int, Answers]) -> str:
     return "exact"
 
 
+def cells(entry: Mapping[str, Any]) -> dict[str, str]:
+    """Of the row of a model: alone, and with two ranks if it serves it alone."""
+    alone = row(entry).partition(" | ")[0]
+    ranks = row(entry, ranks=2).partition(" | ")[0] if state(alone) in (*GOOD, NEAR) else NOT_TRIED
+    return {"vllm": alone, "ranks": ranks}
+
+
 def row(entry: Mapping[str, Any], ranks: int = 1) -> str:
     """The verdict and the largest difference. ranks: that share the heads."""
     with tempfile.TemporaryDirectory(prefix="disagg-vllm-") as folder:
@@ -94,7 +101,7 @@ def row(entry: Mapping[str, Any], ranks: int = 1) -> str:
             make(with_wide_heads(entry), model)
             return tried(model, ranks)
         except DisaggError as error:
-            return f"refused: {short(error.message, model)} | "
+            return f"{failure(error, model)} | "
 
 
 def with_wide_heads(entry: Mapping[str, Any]) -> dict[str, Any]:
@@ -145,7 +152,7 @@ class Exchange:
         try:
             code = process.wait(LIMIT_S)
         except subprocess.TimeoutExpired:
-            return f"**not answered** within {LIMIT_S:g} s | "
+            return f"{ENDED}: not answered within {LIMIT_S:g} s | "
         finally:
             process.kill()
         lines = replies.read_bytes().splitlines() if replies.exists() else []
@@ -153,7 +160,7 @@ class Exchange:
             _raise(PrefillReady.from_bytes(lines[0]).error)
         if len(lines) <= len(self._calls):
             last = (log.read_text(errors="replace").strip().splitlines() or [""])[-1]
-            return f"**ended** with exit code {code}: {short(last, model)} | "
+            return f"{ENDED} with exit code {code}: {short(last, model)} | "
         self._answers = [PrefillReply.from_bytes(line) for line in lines[1:]]
         for outcome in self._kv.values():  # of a transfer that failed the receiver has the reason
             if outcome.done():

@@ -7,8 +7,22 @@ from pathlib import Path
 import pytest
 import tomli
 
+from disagg.errors import ModelError
 from tests.surveys.__main__ import names, wanted
-from tests.surveys.tables import read_table, short, write_cells, write_patches, write_verdicts
+from tests.surveys.tables import (
+    ENGINES,
+    FIRST_COUNT,
+    LAST_COUNT,
+    between,
+    counts,
+    failure,
+    read_table,
+    short,
+    state,
+    write_cells,
+    write_patches,
+    write_verdicts,
+)
 
 MODEL = Path("/somewhere/model")
 PAGE = Path(__file__).parents[3] / "docs" / "architectures.md"
@@ -31,63 +45,119 @@ def test_a_reason_fits_a_cell_and_does_not_name_the_folder(text: str, shown: str
     assert short(text, MODEL) == shown
 
 
+@pytest.mark.parametrize(
+    ("message", "cell"),
+    [
+        (
+            "model type 'minimax' cannot be served: mlx-lm has",
+            "refused: model type 'minimax' cannot be served: mlx-lm has",
+        ),
+        (f"{MODEL}: vLLM cannot serve it: no class", "fails: vLLM cannot serve it: no class"),
+        ("vLLM cannot compute this model: KeyError: 3", "fails: vLLM cannot compute this model: KeyError: 3"),
+        (f"mlx-lm cannot load {MODEL}: KeyError: 3", "fails: mlx-lm cannot load the model: KeyError: 3"),
+        (
+            "vLLM cannot compute this model: CPU GDN attention requires BF16.",
+            "not on a CPU: vLLM cannot compute this model: CPU GDN attention requires BF16.",
+        ),
+        ("vLLM cannot prefill it: others on a CPU", "not on a CPU: vLLM cannot prefill it: others on a CPU"),
+    ],
+)
+def test_a_framework_that_fails_is_told_from_what_disagg_refuses(message: str, cell: str) -> None:
+    assert failure(ModelError(message), MODEL) == cell
+
+
 TABLE = """before
+<!-- counts -->
+<!-- end of counts -->
+between
 <!-- table -->
 | head |
 | --- |
 | gpt_oss | 1 full | exact | exact | exact |  | 1e-4 | 10 |  |
-| gpt_oss_yarn | 1 full | patched | exact | refused: vLLM cannot |  | 1e-4 | 10 |  |
+| gpt_oss_yarn | 1 full | patched | exact | refused: vLLM cannot | – | 1e-4 | 10 |  |
 | afmoe |  | exact | – |  |  |  |  |  |
+| dbrx |  | fails: transformers cannot | – | – | – |  |  |  |
+| llama4 | 1 full | patched | exact | not on a CPU: triton |  | 1e-4 | 10 |  |
+| llama4_text |  | refused: mlx-lm | – | – | – |  |  |  |
 <!-- end of table -->
 after
 """
+COUNTS = """| 6 rows | exact | patched | refused by disagg | a framework fails | not on a CPU | not tried | not made |
+| --- | --- | --- | --- | --- | --- | --- | --- |
+| transformers | 2 | 2 | 1 | 1 | 0 | 0 | 0 |
+| vLLM | 1 | 0 | 1 | 0 | 1 | 2 | 1 |
+| vLLM, two ranks | 1 | 0 | 0 | 0 | 0 | 3 | 2 |
+
+transformers and mlx-lm load 4 model types. disagg refuses 1 of them: llama4_text.
+
+vLLM and mlx-lm compute 1 model types. disagg refuses 0 of them.
+"""
 
 
-def test_cells_are_put_into_their_row_and_the_rest_of_the_page_stays(tmp_path: Path) -> None:
-    page = tmp_path / "page.md"
-    page.write_text(TABLE, encoding="utf-8")
+@pytest.fixture
+def page(tmp_path: Path) -> Path:
+    path = tmp_path / "page.md"
+    path.write_text(TABLE, encoding="utf-8")
+    return path
+
+
+def test_cells_are_put_into_their_row_and_counted_and_the_rest_of_the_page_stays(page: Path) -> None:
     write_cells(page, "gpt_oss", {"ranks": "exact"})
-    write_cells(page, "new", {"transformers": "exact"})
     rows = read_table(page)
     assert rows["gpt_oss"] | {"ranks": "exact", "vllm": "exact", "layers": "1 full"} == rows["gpt_oss"]
-    assert list(rows) == ["gpt_oss", "gpt_oss_yarn", "afmoe", "new"]
     text = page.read_text(encoding="utf-8")
-    assert text.startswith("before\n") and text.endswith("after\n")
+    assert text.startswith(f"before\n<!-- counts -->\n{COUNTS}<!-- end of counts -->\nbetween\n")
+    assert text.endswith("after\n")
+    write_cells(page, "new", {"transformers": "exact"})
+    assert list(read_table(page)) == [*rows, "new"]
 
 
-def test_a_model_type_is_refused_if_all_of_its_rows_are(tmp_path: Path) -> None:
-    page, file = tmp_path / "page.md", tmp_path / "verdicts.toml"
-    page.write_text(TABLE, encoding="utf-8")
+def test_a_model_type_is_refused_if_all_of_its_rows_are(page: Path, tmp_path: Path) -> None:
+    file = tmp_path / "verdicts.toml"
     write_verdicts(page, file)
-    assert tomli.loads(file.read_text(encoding="utf-8")) == {
-        "gpt_oss": {"transformers": "patched", "vllm": "exact", "served": True},
-        "afmoe": {"transformers": "exact"},
-    }
+    found = tomli.loads(file.read_text(encoding="utf-8"))
+    assert found["gpt_oss"] == {"transformers": "patched", "vllm": "exact", "served": True}
+    assert found["afmoe"] == {"transformers": "exact"}
+    assert found["dbrx"] == {"transformers": "fails: transformers cannot"}
     write_cells(page, "gpt_oss", {"vllm": "refused: it fails"})
     write_verdicts(page, file)
     assert tomli.loads(file.read_text(encoding="utf-8"))["gpt_oss"]["vllm"] == "refused: it fails"
 
 
-def test_a_run_makes_what_is_empty_and_with_vllm_only_what_is_handed_over() -> None:
+def test_a_whole_checkpoint_and_its_text_part_alone_have_verdicts_of_their_own(page: Path, tmp_path: Path) -> None:
+    file = tmp_path / "verdicts.toml"
+    write_verdicts(page, file)
+    found = tomli.loads(file.read_text(encoding="utf-8"))
+    whole = {"transformers": "patched", "vllm": "not on a CPU: triton", "served": True, "text": "llama4_text"}
+    assert found["llama4"] == whole
+    assert found["llama4_text"] == {"transformers": "refused: mlx-lm"}
+
+
+def test_a_run_makes_what_is_empty_or_shows_a_defect_and_with_vllm_only_what_is_handed_over() -> None:
     rows = {
-        "llama": dict.fromkeys(("transformers", "vllm"), "exact"),
-        "qwen3": {"transformers": "exact"},
-        "dbrx": {"transformers": "refused: it fails"},
+        "llama": dict.fromkeys(("transformers", "splits", "vllm", "ranks"), "exact"),
+        "qwen3": {"transformers": "exact", "splits": "exact", "vllm": "exact"},
+        "qwen2": {"transformers": "exact", "splits": "exact", "vllm": "**differs** at 2 tokens", "ranks": "–"},
+        "phi3": {"transformers": "exact", "splits": "exact", "vllm": "–", "ranks": "–"},
+        "dbrx": {"transformers": "fails: so", "splits": "–", "vllm": "–", "ranks": "–"},
     }
-    assert wanted(rows, ["llama", "qwen3"], ["vllm"], anew=False) == [("llama", "vllm"), ("qwen3", "vllm")]
-    empty = wanted(rows, [], ["transformers", "vllm"], anew=False)
-    assert ("qwen3", "vllm") in empty
-    assert not {("llama", "vllm"), ("dbrx", "vllm"), ("qwen3", "transformers")} & set(empty)
-    assert ("gpt_oss", "transformers") in empty
+    assert wanted(rows, ["llama", "qwen3"], "vllm") == ["llama", "qwen3"]
+    assert wanted(rows, [], "vllm") == ["phi3", "qwen2", "qwen3"]
+    empty = wanted(rows, [], "transformers")
+    assert not set(rows) & set(empty)
+    assert "gpt_oss" in empty
 
 
 def test_the_table_has_every_model_type_that_both_frameworks_know_and_none_is_wrong() -> None:
     rows = read_table(PAGE)
     assert set(rows) == set(names())
-    for name, row in rows.items():
-        for engine in ("transformers", "vllm", "ranks"):
-            assert row[engine].startswith(("exact", "patched", "refused: ", "no tiny model")) or not row[engine], name
-        assert row["transformers"], name
+    assert {name for name, row in rows.items() if any(cell.startswith("**") for cell in row.values())} == set()
+    assert all(row[engine] == "" or state(row[engine]) for row in rows.values() for engine in ENGINES)
+    assert all(row["transformers"] and row["splits"] for row in rows.values())
+
+
+def test_what_is_counted_above_the_table_is_in_it() -> None:
+    assert between(PAGE, FIRST_COUNT, LAST_COUNT)[1] == counts(read_table(PAGE))
 
 
 def test_the_page_has_every_patch(tmp_path: Path) -> None:
