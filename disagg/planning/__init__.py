@@ -8,6 +8,7 @@ times       reading a prompt, sending its KV meanwhile, writing the answer: seco
 split       a prompt that both machines compute: seconds, and the least that it could take
 capacity    a hand-off against each machine alone, for one model on one pair of machines
 verdicts    whether a model can be handed over, by its config.json
+refusals    the rules by which it is refused there, and when it is loaded
 memory      what a server takes: weights as its engine holds them, KV, workspace
 
 Pure: no framework, no network, no clock.

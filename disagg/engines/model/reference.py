@@ -24,6 +24,7 @@ from disagg.engines.model.text import HFTokenizer
 from disagg.errors import ModelError, first_line
 from disagg.kv.fingerprint import Fingerprint, short_hash
 from disagg.planning.checkpoint import facts, read_object, weights_form
+from disagg.planning.refusals import refusal_of_vllm
 
 INDEX: Final = "model.safetensors.index.json"
 MAX_HEADER_BYTES: Final = 100_000_000  # the bound of the safetensors format
@@ -108,7 +109,7 @@ class Reference:
         text_config = _text_config(path)
         longest, vocabulary = _sizes(text_config, path)
         config = read_object(path / "config.json")
-        layers = layers_of(text_config, path)
+        layers = layers_of(text_config, path, str(config.get("model_type")))
         if longest is not None and context is not None and context > longest:
             reason = f"{path}: the model reads {longest} tokens, not {context}"
             raise ModelError(reason, f"set context to {longest} or less")
@@ -220,7 +221,7 @@ class Reference:
     def require_for_vllm(self, device: str, ranks: int) -> None:
         """ModelError if vLLM, on this device and so many ranks that share the heads, computes the model otherwise than
         the other frameworks."""
-        if why := architecture_of(self.text_config).refusal_of_vllm(self.text_config, device, ranks):
+        if why := refusal_of_vllm(self.text_config, device, ranks):
             raise ModelError(f"vLLM cannot prefill it: {why}", "use the engine transformers for this model")
 
 

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from disagg.engines.model.profile import Rope
 from disagg.errors import ModelError
+from disagg.planning.refusals import refusal_of_rope, rope_type
 
 Parameters = Mapping[str, Any]
 MAX_DIM: Final = 65_536
@@ -22,9 +23,10 @@ MAX_DIM: Final = 65_536
 
 def reference_rope(parameters: Parameters, head_dim: int, max_positions: int) -> Rope:
     """The rotary embedding that the parameters describe. ModelError for a type whose frequencies are not fixed."""
-    kind = str(parameters.get("rope_type") or parameters.get("type") or "default")
-    if kind not in _FORMULAS:
-        raise _not_fixed(kind, _REASONS.get(kind, "its formula is not implemented"))
+    kind = rope_type(parameters)
+    if reason := refusal_of_rope(parameters, max_positions):
+        hint = f"use a model whose rope type is one of {', '.join(sorted(_FORMULAS))}"
+        raise ModelError(f"config.json: {reason}", hint)
     dim = head_dim if kind == "proportional" else int(head_dim * (parameters.get("partial_rotary_factor") or 1.0))
     if dim > MAX_DIM:
         raise ModelError(f"config.json: heads of {dim} elements", "compare config.json with the model's original")
@@ -34,11 +36,6 @@ def reference_rope(parameters: Parameters, head_dim: int, max_positions: int) ->
         raise ModelError(
             f"rope type {kind!r} in config.json: {missing} is missing", "compare config.json with the model's original"
         ) from missing
-
-
-def _not_fixed(kind: str, reason: str) -> ModelError:
-    hint = f"use a model whose rope type is one of {', '.join(sorted(_FORMULAS))}"
-    return ModelError(f"rope type {kind!r} cannot be handed over: {reason}", hint)
 
 
 def _default(parameters: Parameters, dim: int, max_positions: int) -> Rope:
@@ -121,9 +118,7 @@ def _yarn_scale(parameters: Parameters, factor: float) -> float:
 def _longrope(parameters: Parameters, dim: int, max_positions: int) -> Rope:
     """Each frequency is divided by a factor of its own."""
     original = float(parameters["original_max_position_embeddings"])
-    short, long = parameters["short_factor"], parameters["long_factor"]
-    if max_positions > original and short != long:
-        raise _not_fixed("longrope", _REASONS["dynamic"])
+    short = parameters["short_factor"]
     factor, scale = float(parameters.get("factor") or max_positions / original), parameters.get("attention_factor")
     if scale is None:
         scale = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))
@@ -139,5 +134,3 @@ _FORMULAS: Mapping[str, Callable[[Parameters, int, int], Rope]] = {
     "yarn": _yarn,
     "longrope": _longrope,
 }
-
-_REASONS = {"dynamic": "its frequencies change with the length of the prompt"}

@@ -21,6 +21,7 @@ from disagg.engines.mlx.prefill import MLXPrefillEngine
 from disagg.engines.model.architectures import architecture_of
 from disagg.errors import KVRefuted, PreflightRefused
 from disagg.planning.checkpoint import kv_layout
+from disagg.planning.refusals import refusal
 from tests.engines.architectures.configs import config
 from tests.engines.architectures.handoff import hand_over
 from tests.engines.architectures.pairs import CONTEXT, Pair, loaded, make
@@ -146,8 +147,8 @@ def test_a_checkpoint_that_lacks_the_weights_of_an_indexer_is_refused(folder: Pa
 )
 def test_what_the_frameworks_compute_otherwise_is_refused_by_name(changes: dict[str, Any], reason: str) -> None:
     given = text("deepseek_v32", **changes)
-    assert architecture_of(given).refusal(given).startswith(reason)
-    assert bool(architecture_of(given).refusal(given)) == bool(reason)
+    assert refusal(given, type(given)).startswith(reason)
+    assert bool(refusal(given, type(given))) == bool(reason)
 
 
 def test_layers_that_take_the_choice_of_others_are_not_divided_from_them() -> None:

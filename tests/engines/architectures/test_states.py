@@ -16,6 +16,7 @@ from disagg.engines.model.architectures.base import cached_layers
 from disagg.engines.model.architectures.latent import pairs_together
 from disagg.engines.staging import RowEmitter
 from disagg.kv.blocks import Block
+from disagg.planning.refusals import refusal_of_vllm
 from tests.engines.architectures.configs import config
 from tests.engines.architectures.pairs import Pair, running
 from tests.engines.mlx.mlx_parts import prompt, start
@@ -136,6 +137,6 @@ def test_biases_of_falcon_h1_that_vllm_ignores_are_refused_there(stated: dict[st
     from transformers import CONFIG_MAPPING
 
     text = CONFIG_MAPPING["falcon_h1"].from_dict({**config("falcon_h1"), **stated})
-    refusal = architecture_of(text).refusal_of_vllm
-    assert refusal(text, "cpu", 1) == (f"vLLM ignores {ignored}, which transformers applies" if ignored else "")
-    assert bool(refusal(text, "cpu", 2)) == (bool(ignored) or text.mamba_proj_bias)
+    reason = f"vLLM ignores {ignored}, which transformers applies" if ignored else ""
+    assert refusal_of_vllm(text, "cpu", 1) == reason
+    assert bool(refusal_of_vllm(text, "cpu", 2)) == (bool(ignored) or text.mamba_proj_bias)

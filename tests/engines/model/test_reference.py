@@ -206,13 +206,13 @@ def test_latent_attention_of_an_unknown_form_is_refused(tiny: TinyModel, tmp_pat
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"model_type": "minimax"}, "another model's, MiniMax-M2"),
-        ({"model_type": "recurrent_gemma"}, "those of one prompt at a time"),
+        ({"model_type": "minimax"}, "another model of this name, MiniMax-M2"),
+        ({"model_type": "recurrent_gemma"}, "keeps the states of one prompt at a time"),
         ({"model_type": "mamba2", "num_heads": 8, "head_dim": 16, "time_step_limit": [0.001, 0.1]}, "limits its time"),
         ({"model_type": "minicpm3", "v_head_dim": 8}, "mlx-lm ignores v_head_dim = 8, and has 16"),
         ({"model_type": "deepseek_v32", "index_n_heads": 4}, "its indexers have 4 heads"),
         ({"model_type": "gpt2", "scale_attn_by_inverse_layer_idx": True}, "how its config.json scales attention"),
-        ({"model_type": "qwen3_5_moe_text", "norm_topk_prob": False}, "transformers ignores norm_topk_prob=false"),
+        ({"model_type": "qwen3_5_moe_text", "norm_topk_prob": False}, "transformers ignores norm_topk_prob = false"),
         ({"model_type": "gemma2", "attn_logit_softcapping": 0.0}, "without attn_logit_softcapping"),
         ({"model_type": "gptj", "activation_function": "relu"}, "ignores activation_function = 'relu'"),
     ],

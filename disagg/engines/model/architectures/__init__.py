@@ -26,7 +26,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from disagg.engines.model.architectures import (
-    activations,
     cohere,
     delta,
     experts,
@@ -38,9 +37,10 @@ from disagg.engines.model.architectures import (
     llama4,
     mamba,
 )
-from disagg.engines.model.architectures.base import Architecture, refused
+from disagg.engines.model.architectures.base import Architecture
 from disagg.engines.model.profile import LayerProfile
 from disagg.errors import ModelError
+from disagg.planning.refusals import refusal
 
 __all__ = ["ARCHITECTURES", "Architecture", "architecture_of", "layers_of"]
 
@@ -55,8 +55,6 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = {
     **gemma.ARCHITECTURES,
     **experts.ARCHITECTURES,
     **gpt.ARCHITECTURES,
-    "minimax": refused("mlx-lm has a module of this name, which is another model's, MiniMax-M2"),
-    "recurrent_gemma": refused("transformers keeps its states in the model, and so those of one prompt at a time"),
 }
 """The architectures that are not plain attention as their configuration states it, or special in a framework."""
 _PLAIN: Final = Architecture()
@@ -64,38 +62,29 @@ _PLAIN: Final = Architecture()
 
 def architecture_of(config: Any) -> Architecture:
     """The architecture of transformers' configuration of a text model."""
-    unknown = latent.UNKNOWN if getattr(config, "kv_lora_rank", None) else _PLAIN
-    return ARCHITECTURES.get(str(config.model_type), unknown)
+    return ARCHITECTURES.get(str(config.model_type), _PLAIN)
 
 
-def layers_of(config: Any, folder: Path) -> tuple[LayerProfile, ...]:
-    """The layers of the model in this folder, by transformers' configuration. ModelError, with the reason, if its KV
-    cannot be handed over."""
+def layers_of(config: Any, folder: Path, whole: str = "") -> tuple[LayerProfile, ...]:
+    """The layers of the model in this folder, by transformers' configuration. whole: the model type of config.json, of
+    which this is the part that reads text. ModelError, with the reason, if its KV cannot be handed over."""
 
     def cannot_be_served(reason: str) -> ModelError:
         message = f"{folder}: model type {config.model_type!r} cannot be served: {reason}"
         return ModelError(message, "use another model")
 
     architecture = architecture_of(config)
-    reasons = {
-        "it is not a decoder alone": getattr(config, "is_encoder_decoder", False),
-        "it has no layers of a known form": not (architecture.kinds or hasattr(config, "num_attention_heads")),
-        "its attention is bidirectional": getattr(config, "use_bidirectional_attention", None) in (True, "all"),
-        (refusal := _refusal(architecture, config)): refusal,
-    }
-    if reason := next((reason for reason, applies in reasons.items() if applies), ""):
-        raise cannot_be_served(reason)
     try:
+        if reason := refusal(config, type(config), whole):
+            raise cannot_be_served(reason)
+        if not (architecture.kinds or hasattr(config, "num_attention_heads")):
+            raise cannot_be_served("it has no layers of a known form")
         layers = architecture.layers(config)
     except (AttributeError, TypeError, ValueError, LookupError, ArithmeticError) as error:
         raise cannot_be_served(f"its configuration is of an unknown form: {error}") from error
     if not layers:
         raise cannot_be_served("none of its layers keeps anything between tokens")
     return layers
-
-
-def _refusal(architecture: Architecture, config: Any) -> str:
-    return architecture.refusal(config) or experts.single_expert(config) or activations.other_activation(config)
 
 
 def mlx_model(model_type: str, model: Any) -> Any:

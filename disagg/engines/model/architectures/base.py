@@ -27,7 +27,7 @@ Shape = Callable[[Config], LayerLayout]
 RopeOf = Callable[[Config, int, str], Rope | None]
 # transformers' convolution states and recurrent states of a layer -> the tensors of its state on the wire
 ToStates = Callable[[Sequence[Tensor], Sequence[Tensor]], tuple[Tensor, ...]]
-# configuration -> why the model cannot be handed over; empty if it can
+# configuration -> why the model cannot be divided between hosts; empty if it can
 Refusal = Callable[[Config], str]
 # keys or values, [1, heads, rows, dim] -> the same in the order of the wire
 ToRows = Callable[[Tensor], Tensor]
@@ -35,9 +35,6 @@ ToRows = Callable[[Tensor], Tensor]
 ToIndex = Callable[[Tensor, int], Tensor]
 # (configuration, index of the layer) -> the keys of its indexer, which it keeps beside its rows; None if it has none
 Index = Callable[[Config, int], LayerLayout | None]
-# (configuration, "cpu" or "cuda", ranks that share its heads) -> why vLLM is refused there for a model that it loads
-# and whose layers measure right; empty if it is not
-RefusalOfVLLM = Callable[[Config, str, int], str]
 
 
 # Layers that keep nothing: those without attention, in transformers' names.
@@ -87,10 +84,6 @@ def _as_they_are(rows: Tensor, rotated: int = 0) -> Tensor:
 
 def _no_index(config: Config, layer: int) -> None:
     return None
-
-
-def _not_refused(config: Config, device: str = "", ranks: int = 1) -> str:
-    return ""
 
 
 def _nothing_else(config: Config) -> Mapping[str, Any]:
@@ -144,10 +137,9 @@ class Architecture:
     kinds: the shape of each kind of layer, by transformers' name of the kind.
     index: the keys of a layer's indexer. rope: the rotary embedding of one layer, and of its indexer.
     wire_states, wire_values, wire_index: what transformers keeps -> the wire. convolved: what its states consist of.
-    refusal: why such a model cannot be handed over; empty if it can.
     split: why two hosts cannot compute a part of its layers each; empty if they can.
-    refusal_of_vllm: why vLLM alone computes it otherwise. vllm_overrides: what vLLM is to read in place of keys of
-    config.json, to compute it alike. latent_epsilon: what mlx-lm normalises latent vectors with.
+    vllm_overrides: what vLLM is to read in place of keys of config.json, to compute it alike. latent_epsilon: what
+    mlx-lm normalises latent vectors with.
     mlx_model: mlx-lm's Model as a class that also loads what mlx-lm 0.32 misreads. cache_argument: what transformers'
     model calls its cache.
     """
@@ -159,9 +151,7 @@ class Architecture:
     convolved: Callable[[Config], Convolved] = _nothing_convolved
     wire_values: ToRows = _as_they_are
     wire_index: ToIndex = _as_they_are
-    refusal: Refusal = _not_refused
     split: Refusal = _shares_kv
-    refusal_of_vllm: RefusalOfVLLM = _not_refused
     vllm_overrides: Callable[[Config], Mapping[str, Any]] = _nothing_else
     latent_epsilon: Callable[[Config], float | None] = _stated_epsilon
     mlx_model: Callable[[MLXModel], MLXModel] = _as_it_is
@@ -191,10 +181,6 @@ class Architecture:
                 f"kinds that can be: {', '.join(sorted(shapes))}",
             )
         return shapes[kind]
-
-
-def refused(reason: str) -> Architecture:
-    return Architecture(refusal=lambda config: reason)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,5 @@
 """Models whose sliding layers differ in what their configuration does not state: only these rotate, or they have twice
-the heads; and cohere's norm."""
+the heads."""
 
 from __future__ import annotations
 
@@ -30,11 +30,6 @@ def _twice_the_heads(config: Config) -> LayerLayout:
     return replace(layout, kv_heads=2 * layout.kv_heads, value_dim=int(config.v_head_dim))
 
 
-def _other_norm(config: Config, device: str, ranks: int) -> str:
-    stated = getattr(config, "rms_norm_eps", None) is not None
-    return "its config.json has rms_norm_eps, and vLLM then normalises without the mean" if stated else ""
-
-
 def _window_less_one(config: Config) -> Mapping[str, Any]:
     """vLLM adds one to it."""
     return {} if config.sliding_window is None else {"sliding_window": int(config.sliding_window) - 1}
@@ -43,8 +38,7 @@ def _window_less_one(config: Config) -> Mapping[str, Any]:
 _SLIDING_ROPE = Architecture(rope=_rope_on_sliding_layers)
 
 ARCHITECTURES = {
-    "cohere": Architecture(refusal_of_vllm=_other_norm),
-    "cohere2": replace(_SLIDING_ROPE, refusal_of_vllm=_other_norm, vllm_overrides=_window_less_one),
+    "cohere2": replace(_SLIDING_ROPE, vllm_overrides=_window_less_one),
     "exaone4": _SLIDING_ROPE,
     "exaone_moe": _SLIDING_ROPE,
     "afmoe": _SLIDING_ROPE,

@@ -6,7 +6,6 @@ Recurrent states are float32 whatever the model's dtype. transformers keeps each
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from disagg.api.layout import LayerLayout, StateTensor
@@ -84,11 +83,6 @@ def _rope_if_based(config: Config, layer: int, kind: str) -> Rope | None:
     return plain_rope(config, layer, kind) if (config.rope_parameters or {}).get("rope_theta") else None
 
 
-def _untied(config: Config) -> str:
-    tied = getattr(config, "tie_word_embeddings", False)
-    return "transformers ignores tie_word_embeddings=true, which mlx-lm applies" if tied else ""
-
-
 def with_norms_of_the_hub(model_class: MLXModel) -> MLXModel:
     """mlx-lm's olmo_hybrid Model, as a class that also takes the hub's names of two norms, which mlx-lm 0.32 does not
     know."""
@@ -108,28 +102,21 @@ _GATED_DELTA = Architecture(
 )
 
 
-def _not_normalised(config: Config) -> str:
-    stated = getattr(config, "norm_topk_prob", True)
-    return "" if stated else "transformers ignores norm_topk_prob=false, which mlx-lm applies"
-
-
 ARCHITECTURES = {
     "qwen3_next": _GATED_DELTA,
     "qwen3_5_text": _GATED_DELTA,
-    "qwen3_5_moe_text": replace(_GATED_DELTA, refusal=_not_normalised),
+    "qwen3_5_moe_text": _GATED_DELTA,
     "kimi_linear": Architecture(
         kinds={"linear_attention": kimi_delta, "full_attention": latent},
         rope=no_rope,
         wire_states=kimi_delta_states,
         convolved=kimi_delta_parts,
-        refusal=_untied,
     ),
     "bailing_hybrid": Architecture(
         kinds={"linear_attention": kimi_delta, "full_attention": latent},
         rope=latent_rope,
         wire_states=kimi_delta_states,
         wire_values=pairs_together,
-        refusal=_untied,
     ),
     "olmo_hybrid": Architecture(
         kinds={"linear_attention": split_delta},

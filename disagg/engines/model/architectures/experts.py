@@ -7,24 +7,7 @@ from functools import cache
 from typing import Any
 
 from disagg.api.status import PreflightFinding
-from disagg.engines.model.architectures.base import Architecture, Config, LoadedByMLX, MLXModel
-
-
-def _unnormalised_by_vllm(config: Config, device: str, ranks: int) -> str:
-    return "vLLM ignores norm_topk_prob, which transformers and mlx-lm apply" if config.norm_topk_prob else ""
-
-
-def _experts_without_bias(config: Config, device: str, ranks: int) -> str:
-    return "vLLM chooses experts without their bias on a CPU" if device == "cpu" else ""
-
-
-def single_expert(config: Config) -> str:
-    """Why a mixture that chooses one expert for a token is refused, whose weight transformers divides by itself. Others
-    are set right: `single_experts`."""
-    alone = getattr(config, "num_experts_per_tok", None) == 1 and getattr(config, "norm_topk_prob", False)
-    if not alone or config.model_type != "kimi_linear":
-        return ""
-    return "mlx-lm ignores norm_topk_prob if num_experts_per_tok is 1, which transformers applies"
+from disagg.engines.model.architectures.base import Architecture, LoadedByMLX, MLXModel
 
 
 def with_float_experts(model_class: MLXModel) -> MLXModel:
@@ -80,8 +63,7 @@ def with_expert_bias(model_class: MLXModel) -> MLXModel:
 
 ARCHITECTURES = {
     "gpt_oss": Architecture(mlx_model=with_float_experts),
-    "olmoe": Architecture(refusal_of_vllm=_unnormalised_by_vllm),
-    "ernie4_5_moe": Architecture(refusal_of_vllm=_experts_without_bias, mlx_model=with_expert_bias),
+    "ernie4_5_moe": Architecture(mlx_model=with_expert_bias),
 }
 
 

@@ -13,14 +13,7 @@ def _several_streams(config: Config) -> str:
     return f"its layers pass on {config.altup_num_inputs} hidden states per token"
 
 
-def _without_caps(config: Config) -> str:
-    keys = ("attn_logit_softcapping", "final_logit_softcapping")
-    absent = [key for key in keys if not getattr(config, key, None)]
-    return f"mlx-lm cannot compute it without {' and '.join(absent)}" if absent else ""
-
-
 ARCHITECTURES = {
-    "gemma2": Architecture(refusal=_without_caps),
     "gemma3n_text": Architecture(split=_several_streams),
 }
 

@@ -18,13 +18,6 @@ def _rope_of_gptj(config: Config, layer: int, kind: str) -> Rope | None:
     return reference_rope({"rope_theta": 10000.0}, width, int(config.max_position_embeddings))
 
 
-def _other_attention(config: Config) -> str:
-    """What mlx-lm's modules of these types do not read."""
-    if getattr(config, "scale_attn_by_inverse_layer_idx", False) or not getattr(config, "scale_attn_weights", True):
-        return "mlx-lm ignores how its config.json scales attention"
-    return ""
-
-
 def without_prefix(model_class: MLXModel) -> MLXModel:
     """mlx-lm's gpt2 Model, as a class that also takes the names that transformers writes."""
 
@@ -36,9 +29,8 @@ def without_prefix(model_class: MLXModel) -> MLXModel:
 
 
 ARCHITECTURES = {
-    "gpt2": Architecture(refusal=_other_attention, mlx_model=without_prefix),
-    "gpt_bigcode": Architecture(refusal=_other_attention),
-    "gptj": Architecture(rope=_rope_of_gptj, refusal=_other_attention),
+    "gpt2": Architecture(mlx_model=without_prefix),
+    "gptj": Architecture(rope=_rope_of_gptj),
 }
 
 

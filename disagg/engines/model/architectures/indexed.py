@@ -17,11 +17,6 @@ from disagg.api.status import PreflightFinding
 from disagg.engines.model.architectures.base import Architecture, Config, LoadedByMLX, MLXModel, Tensor
 from disagg.engines.model.architectures.latent import latent, latent_rope, pairs_together
 
-_LEAST_HEADS = 16
-"""An indexer with fewer is refused. A token for which no head scores above 0 has a score of exactly 0, and which of
-several equal tokens are chosen differs between frameworks, and in mlx-lm with the prompts beside it. Of tiny random
-models the answers differed with 2, 4 and 8 heads, and not with 16; a token is among the equal ones by a chance of
-2 ** -heads then. The published models have 32 and 64."""
 _EPSILON = 1e-6
 """Of the norm of an indexer's keys, in transformers and in the models' own code. No configuration states it."""
 
@@ -42,22 +37,6 @@ def _first_pairs_together(keys: Tensor, rotated: int) -> Tensor:
 def _shared_choice(config: Config) -> str:
     shared = "shared" in (getattr(config, "indexer_types", None) or ())
     return "some of its layers attend to what earlier ones have chosen" if shared else ""
-
-
-def _computed_otherwise(config: Config) -> str:
-    heads, stated = int(config.index_n_heads), getattr(config, "indexer_rope_interleave", None)
-    if stated not in (None, config.model_type == "glm_moe_dsa"):
-        return f"transformers ignores indexer_rope_interleave = {str(stated).lower()}, which mlx-lm applies"
-    if heads < _LEAST_HEADS and int(config.index_topk) < int(config.max_position_embeddings):
-        return (
-            f"its indexers have {heads} heads, so that many tokens have equal scores, of which each framework chooses "
-            f"others ({_LEAST_HEADS} heads are enough)"
-        )
-    return ""
-
-
-def _pages_of_keys(config: Config, device: str, ranks: int) -> str:
-    return "vLLM's pages of the keys of indexers are not read"
 
 
 def indexer_norms(loaded: LoadedByMLX) -> list[PreflightFinding]:
@@ -162,9 +141,7 @@ _INDEXED = Architecture(
     index=_index,
     rope=latent_rope,
     wire_values=pairs_together,
-    refusal=_computed_otherwise,
     split=_shared_choice,
-    refusal_of_vllm=_pages_of_keys,
     mlx_model=_with_indexers,
 )
 

@@ -21,7 +21,6 @@ from disagg.engines.model.architectures.base import (
     LoadedByTransformers,
     MLXModel,
     Tensor,
-    refused,
 )
 from disagg.engines.model.profile import Rope
 from disagg.engines.model.rope import reference_rope
@@ -129,35 +128,22 @@ def kept_latents(loaded: LoadedByMLX) -> list[PreflightFinding]:
     return [PreflightFinding("latent vectors", "patched", detail)] if count else []
 
 
-def _own_width_of_values(config: Config) -> str:
-    width = config.hidden_size // config.num_attention_heads
-    return "" if config.v_head_dim == width else f"mlx-lm ignores v_head_dim = {config.v_head_dim}, and has {width}"
-
-
 def _always(config: Config) -> float:
     """The epsilon that transformers, mlx-lm and the models' own code have for latent vectors, whatever config.json
     states for the other norms."""
     return 1e-6
 
 
-def _neighbours_rotated(config: Config, device: str, ranks: int) -> str:
-    halves = getattr(config, "rope_interleave", True) is False
-    return "vLLM ignores rope_interleave=false, which transformers applies" if halves else ""
-
-
 _AS_IN_MLX = Architecture(kinds={"full_attention": latent}, rope=latent_rope)
-_LATENT = replace(_AS_IN_MLX, wire_values=pairs_together, refusal_of_vllm=_neighbours_rotated)
+_LATENT = replace(_AS_IN_MLX, wire_values=pairs_together)
 
 
 ARCHITECTURES = {
     "deepseek_v3": replace(_LATENT, latent_epsilon=_always),
     "glm4_moe_lite": _LATENT,
     "deepseek_v2": replace(_AS_IN_MLX, mlx_model=with_latents, latent_epsilon=_always),
-    "minicpm3": replace(_AS_IN_MLX, mlx_model=with_scaled_logits, latent_epsilon=_always, refusal=_own_width_of_values),
-    "longcat_flash": refused("each of its layers keeps latent vectors twice, which are not handed over"),
+    "minicpm3": replace(_AS_IN_MLX, mlx_model=with_scaled_logits, latent_epsilon=_always),
 }
-UNKNOWN = refused("its form of latent attention (MLA) is not handed over")
-"""A model type with latent vectors that has no entry."""
 
 
 def stated_epsilon(loaded: LoadedByTransformers) -> list[PreflightFinding]:

@@ -12,7 +12,7 @@ from functools import cache
 from typing import Any
 
 from disagg.api.status import PreflightFinding
-from disagg.engines.model.architectures.base import Architecture, Config, LoadedByMLX, MLXModel, full
+from disagg.engines.model.architectures.base import Architecture, LoadedByMLX, MLXModel, full
 
 
 def with_batches(model_class: MLXModel) -> MLXModel:
@@ -99,18 +99,7 @@ def _mlx_classes() -> tuple[Any, Any]:
     return Decoder, BatchedAttention
 
 
-def _pages_of_chunks(config: Config, device: str, ranks: int) -> str:
-    return "vLLM's pages of layers that attend within chunks are not read"
-
-
-def without_chunks(model_class: MLXModel) -> MLXModel:
-    """mlx-lm's llama4_text is another model: no class for it."""
-    raise ValueError("mlx-lm's llama4_text attends to all tokens in every layer; its llama4 is that of Llama 4")
-
-
 ARCHITECTURES = {
-    "llama4_text": Architecture(
-        kinds={"chunked_attention": full}, mlx_model=without_chunks, refusal_of_vllm=_pages_of_chunks
-    ),
+    "llama4_text": Architecture(kinds={"chunked_attention": full}),
     "llama4": Architecture(mlx_model=with_batches),
 }

@@ -6,7 +6,6 @@ Recurrent states are float32 whatever the model's dtype.
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
@@ -103,12 +102,6 @@ def _rope_if_stated(config: Any, layer: int, kind: str) -> Rope | None:
     return plain_rope(config, layer, kind) if config.position_embedding_type == "rope" else None
 
 
-def _limited_time_steps(config: Config) -> str:
-    low, high = getattr(config, "time_step_limit", None) or (0.0, math.inf)
-    limited = low > 0 or high < math.inf
-    return "transformers limits its time steps in prompts and not in single tokens" if limited else ""
-
-
 def with_multipliers(model_class: MLXModel) -> MLXModel:
     """mlx-lm's falcon_h1 Model, as a class that multiplies keys, values and biases, too, with what config.json states.
     mlx-lm 0.32 multiplies the other weights, when it reads a checkpoint in the form of transformers."""
@@ -139,17 +132,6 @@ def with_multipliers(model_class: MLXModel) -> MLXModel:
     return FalconH1
 
 
-def _without_biases(config: Config, device: str, ranks: int) -> str:
-    """vLLM gives falcon_h1's attention and MLP none, and both projections of a Mamba layer one or none. Several ranks
-    answered a tiny model with those of the projections otherwise than one rank, without any hand-off."""
-    ignored = [key for key in ("attention_bias", "mlp_bias") if getattr(config, key, False)]
-    if config.projectors_bias != config.mamba_proj_bias:
-        ignored.append("projectors_bias")
-    if not ignored and ranks > 1 and config.mamba_proj_bias:
-        return "several ranks of vLLM compute the biases of Mamba's projections otherwise than one"
-    return f"vLLM ignores {', '.join(ignored)}, which transformers applies" if ignored else ""
-
-
 _MAMBA1 = Architecture(
     kinds={"linear_attention": mamba1}, rope=no_rope, wire_states=mamba_states, cache_argument="cache_params"
 )
@@ -157,7 +139,7 @@ _MAMBA1 = Architecture(
 ARCHITECTURES = {
     "mamba": _MAMBA1,
     "falcon_mamba": _MAMBA1,
-    "mamba2": replace(_MAMBA1, kinds={"linear_attention": mamba2}, refusal=_limited_time_steps, convolved=mamba2_parts),
+    "mamba2": replace(_MAMBA1, kinds={"linear_attention": mamba2}, convolved=mamba2_parts),
     "jamba": Architecture(kinds={"linear_attention": jamba_mamba}, rope=no_rope, wire_states=mamba_states),
     "nemotron_h": Architecture(
         kinds={"linear_attention": nemotron_mamba},
@@ -170,7 +152,6 @@ ARCHITECTURES = {
         wire_states=mamba_states,
         convolved=granite_parts,
         mlx_model=with_multipliers,
-        refusal_of_vllm=_without_biases,
     ),
     "granitemoehybrid": Architecture(
         kinds={"linear_attention": granite_mamba},

@@ -1,0 +1,290 @@
+"""Why a model is refused by what its config.json states: rules that its load and the verdict before a download share.
+
+A rule says why in words that follow "cannot be served:" or "vLLM cannot prefill it:", and nothing if it does not apply.
+What only a loaded model shows is found by the preflight (engines/model/profile.py).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final
+
+Config = Any
+"""The configuration of the part that reads text, its keys as attributes: transformers' own, or `verdicts.stated`."""
+Rule = tuple[tuple[str, ...], Callable[[Config], str]]
+"""The keys that decide, in transformers' names, and why a model is refused."""
+RuleOfVLLM = tuple[tuple[str, ...], Callable[[Config, str, int], str]]
+"""The same with "cpu" or "cuda", and the ranks that share the heads."""
+
+LATENT: Final = (
+    "bailing_hybrid",
+    "deepseek_v2",
+    "deepseek_v3",
+    "deepseek_v32",
+    "glm4_moe_lite",
+    "glm_moe_dsa",
+    "kimi_linear",
+    "longcat_flash",
+    "minicpm3",
+)
+"""Model types whose latent attention (MLA) is known."""
+UNROTATED: Final = ("falcon_mamba", "jamba", "kimi_linear", "mamba", "mamba2", "nemotron_h")
+"""Model types without a rotary embedding, whatever their configuration states of one."""
+ROPES: Final = ("default", "linear", "llama3", "longrope", "proportional", "yarn")
+"""Rotary embeddings whose frequencies can be fixed."""
+LEAST_HEADS: Final = 16
+"""An indexer with fewer is refused. A token for which no head scores above 0 has a score of exactly 0, and which of
+several equal tokens are chosen differs between frameworks, and in mlx-lm with the prompts beside it. Of tiny random
+models the answers differed with 2, 4 and 8 heads, and not with 16; a token is among the equal ones by a chance of
+2 ** -heads then. The published models have 32 and 64."""
+ACTIVATIONS: Final = ("hidden_act", "hidden_activation", "activation_function", "mlp_hidden_act", "mamba_hidden_act")
+GELU, APPROXIMATE_GELU = "gelu", "gelu_pytorch_tanh"
+SET_RIGHT: Final = ("gemma", "gpt_bigcode", "gpt_neox", "starcoder2")
+"""Model types for which mlx-lm is set right to compute the exact GELU or its approximation."""
+_SAME: Final[Mapping[str, str]] = {
+    "swish": "silu",
+    "gelu_python": GELU,
+    "gelu_new": APPROXIMATE_GELU,
+    "gelu_fast": APPROXIMATE_GELU,
+    "gelu_accurate": APPROXIMATE_GELU,
+}
+"""transformers' other names of a function."""
+_SWITCHES: Final = "its frequencies change with the length of the prompt"
+
+
+def refusal(config: Config, defaults: Config, whole: str = "") -> str:
+    """Why this model cannot be handed over with any engine; empty if it can. defaults: what transformers has for keys
+    that config.json leaves out, as attributes. whole: the model type of config.json itself, which is another one if a
+    part of the model reads text."""
+    kind = str(config.model_type)
+    if kind == whole == "llama4_text":  # as a part of llama4 it is served
+        return "mlx-lm has another model of this name, which attends to all tokens in every layer"
+    own = RULES[kind][1](config) if kind in RULES else ""
+    return own or next((why for rule in _EVERY for why in (rule(config),) if why), "") or _activation(config, defaults)
+
+
+def refusal_of_vllm(config: Config, device: str, ranks: int) -> str:
+    """Why vLLM is refused for a model that it loads, and whose layers measure right; empty if it is not."""
+    rule = RULES_OF_VLLM.get(str(config.model_type))
+    return rule[1](config, device, ranks) if rule else ""
+
+
+def refusal_of_rope(parameters: Mapping[str, Any], max_positions: int) -> str:
+    """Why a rotary embedding is refused; empty if its frequencies are fixed. parameters: as transformers'
+    rope_parameters. max_positions: tokens that the model reads."""
+    kind = rope_type(parameters)
+    if kind == "dynamic":
+        return f"rope type {kind!r}: {_SWITCHES}"
+    if kind not in ROPES:
+        return f"rope type {kind!r} is not known; {', '.join(ROPES)} are"
+    if kind == "longrope" and parameters.get("short_factor") != parameters.get("long_factor"):
+        original = parameters.get("original_max_position_embeddings")
+        if original is not None and max_positions > float(original):
+            return f"rope type {kind!r}: {_SWITCHES}, as it reads more than {original} tokens"
+    return ""
+
+
+def rope_type(parameters: Mapping[str, Any]) -> str:
+    return str(parameters.get("rope_type") or parameters.get("type") or "default")
+
+
+def keys(model_type: str) -> tuple[str, ...]:
+    """The keys that decide whether a model of this type is refused."""
+    own = (table[model_type][0] for table in (RULES, RULES_OF_VLLM) if model_type in table)
+    return tuple(dict.fromkeys((*ACTIVATIONS, "max_position_embeddings", *(key for some in own for key in some))))
+
+
+# Every model type
+
+
+def _decoder_alone(config: Config) -> str:
+    return "it is not a decoder alone" if getattr(config, "is_encoder_decoder", False) else ""
+
+
+def _one_direction(config: Config) -> str:
+    both = getattr(config, "use_bidirectional_attention", None) in (True, "all")
+    return "its attention is bidirectional" if both else ""
+
+
+def _known_latents(config: Config) -> str:
+    latents = getattr(config, "kv_lora_rank", None) and config.model_type not in LATENT
+    return "its form of latent attention (MLA) is not handed over" if latents else ""
+
+
+def _fixed_ropes(config: Config) -> str:
+    if config.model_type in UNROTATED or getattr(config, "position_embedding_type", "rope") != "rope":
+        return ""
+    longest = getattr(config, "max_position_embeddings", None) or 0
+    return next((why for one in _ropes(config) if (why := refusal_of_rope(one, int(longest)))), "")
+
+
+def _ropes(config: Config) -> Iterator[Mapping[str, Any]]:
+    """The parameters of all layers, or one set for each kind of layer."""
+    parameters = getattr(config, "rope_parameters", None)
+    if isinstance(parameters, Mapping):
+        nested = [one for one in parameters.values() if isinstance(one, Mapping)]
+        yield from nested or [parameters]
+
+
+_EVERY: Final = (_decoder_alone, _one_direction, _known_latents, _fixed_ropes)
+
+
+def _activation(config: Config, defaults: Config) -> str:
+    """mlx-lm has one activation function for each model type, whatever config.json states: the one that transformers
+    has by default."""
+    for key in ACTIVATIONS:
+        default, stated = getattr(defaults, key, None), getattr(config, key, None)
+        if not isinstance(default, str) or stated is None:
+            continue
+        computed = {activation(default)} | ({GELU, APPROXIMATE_GELU} if config.model_type in SET_RIGHT else set())
+        if activation(stated) not in computed:
+            return f"mlx-lm ignores {key} = {str(stated)!r}, and computes {default!r}"
+    return ""
+
+
+def activation(name: object) -> str:
+    """The one name of an activation function of several that transformers has."""
+    return _SAME.get(str(name), str(name))
+
+
+# One model type
+
+
+def _other_model(config: Config) -> str:
+    return "mlx-lm has another model of this name, MiniMax-M2"
+
+
+def _states_in_the_model(config: Config) -> str:
+    return "transformers keeps the states of one prompt at a time, in the model itself"
+
+
+def _twice_the_latents(config: Config) -> str:
+    return "each of its layers keeps latent vectors twice, which are not handed over"
+
+
+def _tied(config: Config) -> str:
+    tied = getattr(config, "tie_word_embeddings", False)
+    return "transformers ignores tie_word_embeddings = true, which mlx-lm applies" if tied else ""
+
+
+def _tied_or_one_expert(config: Config) -> str:
+    if getattr(config, "num_experts_per_tok", None) == 1 and getattr(config, "norm_topk_prob", False):
+        return "mlx-lm ignores norm_topk_prob if each token has one expert, which transformers applies"
+    return _tied(config)
+
+
+def _not_normalised(config: Config) -> str:
+    stated = getattr(config, "norm_topk_prob", True)
+    return "" if stated else "transformers ignores norm_topk_prob = false, which mlx-lm applies"
+
+
+def _scaled_attention(config: Config) -> str:
+    if getattr(config, "scale_attn_by_inverse_layer_idx", False) or not getattr(config, "scale_attn_weights", True):
+        return "mlx-lm ignores how its config.json scales attention"
+    return ""
+
+
+def _without_caps(config: Config) -> str:
+    absent = [key for key in RULES["gemma2"][0] if not getattr(config, key, None)]
+    return f"mlx-lm cannot compute it without {' and '.join(absent)}" if absent else ""
+
+
+def _own_width_of_values(config: Config) -> str:
+    width = config.hidden_size // config.num_attention_heads
+    return "" if config.v_head_dim == width else f"mlx-lm ignores v_head_dim = {config.v_head_dim}, and has {width}"
+
+
+def _limited_time_steps(config: Config) -> str:
+    low, high = getattr(config, "time_step_limit", None) or (0.0, math.inf)
+    limited = low > 0 or high < math.inf
+    return "transformers limits its time steps in prompts and not in single tokens" if limited else ""
+
+
+def _indexers(config: Config) -> str:
+    heads, stated = int(config.index_n_heads), getattr(config, "indexer_rope_interleave", None)
+    if stated not in (None, config.model_type == "glm_moe_dsa"):
+        return f"transformers ignores indexer_rope_interleave = {str(stated).lower()}, which mlx-lm applies"
+    if heads < LEAST_HEADS and int(config.index_topk) < int(config.max_position_embeddings):
+        return (
+            f"its indexers have {heads} heads, so that many tokens have equal scores, of which each framework chooses "
+            f"others ({LEAST_HEADS} heads are enough)"
+        )
+    return ""
+
+
+_OF_INDEXERS: Final = ("index_n_heads", "index_topk", "max_position_embeddings", "indexer_rope_interleave")
+_OF_ATTENTION: Final = ("scale_attn_by_inverse_layer_idx", "scale_attn_weights")
+
+RULES: Final[Mapping[str, Rule]] = {
+    "bailing_hybrid": (("tie_word_embeddings",), _tied),
+    "deepseek_v32": (_OF_INDEXERS, _indexers),
+    "gemma2": (("attn_logit_softcapping", "final_logit_softcapping"), _without_caps),
+    "glm_moe_dsa": (_OF_INDEXERS, _indexers),
+    "gpt2": (_OF_ATTENTION, _scaled_attention),
+    "gpt_bigcode": (_OF_ATTENTION, _scaled_attention),
+    "gptj": (_OF_ATTENTION, _scaled_attention),
+    "kimi_linear": (("num_experts_per_tok", "norm_topk_prob", "tie_word_embeddings"), _tied_or_one_expert),
+    "longcat_flash": ((), _twice_the_latents),
+    "mamba2": (("time_step_limit",), _limited_time_steps),
+    "minicpm3": (("hidden_size", "num_attention_heads", "v_head_dim"), _own_width_of_values),
+    "minimax": ((), _other_model),
+    "qwen3_5_moe_text": (("norm_topk_prob",), _not_normalised),
+    "recurrent_gemma": ((), _states_in_the_model),
+}
+
+
+# One model type with vLLM
+
+
+def _chunks_of_vllm(config: Config, device: str, ranks: int) -> str:
+    return "what vLLM keeps of layers that attend within chunks of the prompt is not read"
+
+
+def _neighbours_rotated(config: Config, device: str, ranks: int) -> str:
+    halves = getattr(config, "rope_interleave", True) is False
+    return "vLLM ignores rope_interleave = false, which transformers applies" if halves else ""
+
+
+def _norm_with_mean(config: Config, device: str, ranks: int) -> str:
+    stated = getattr(config, "rms_norm_eps", None) is not None
+    return "its config.json has rms_norm_eps, and vLLM then normalises without the mean" if stated else ""
+
+
+def _experts_without_bias(config: Config, device: str, ranks: int) -> str:
+    return "vLLM chooses experts without their bias on a CPU" if device == "cpu" else ""
+
+
+def _unnormalised(config: Config, device: str, ranks: int) -> str:
+    stated = getattr(config, "norm_topk_prob", False)
+    return "vLLM ignores norm_topk_prob, which transformers and mlx-lm apply" if stated else ""
+
+
+def _biases(config: Config, device: str, ranks: int) -> str:
+    """vLLM gives falcon_h1's attention and MLP none, and both projections of a Mamba layer one or none. Several ranks
+    answered a tiny model with those of the projections otherwise than one rank, without any hand-off."""
+    ignored = [key for key in ("attention_bias", "mlp_bias") if getattr(config, key, False)]
+    inner = getattr(config, "mamba_proj_bias", False)
+    if getattr(config, "projectors_bias", False) != inner:
+        ignored.append("projectors_bias")
+    if not ignored and ranks > 1 and inner:
+        return "several ranks of vLLM compute the biases of Mamba's projections otherwise than one"
+    return f"vLLM ignores {', '.join(ignored)}, which transformers applies" if ignored else ""
+
+
+def _keys_of_indexers(config: Config, device: str, ranks: int) -> str:
+    return "the keys that vLLM keeps for its indexers (sparse attention) are not read"
+
+
+RULES_OF_VLLM: Final[Mapping[str, RuleOfVLLM]] = {
+    "cohere": (("rms_norm_eps",), _norm_with_mean),
+    "cohere2": (("rms_norm_eps",), _norm_with_mean),
+    "deepseek_v3": (("rope_interleave",), _neighbours_rotated),
+    "deepseek_v32": ((), _keys_of_indexers),
+    "ernie4_5_moe": ((), _experts_without_bias),
+    "falcon_h1": (("attention_bias", "mlp_bias", "projectors_bias", "mamba_proj_bias"), _biases),
+    "glm4_moe_lite": (("rope_interleave",), _neighbours_rotated),
+    "glm_moe_dsa": ((), _keys_of_indexers),
+    "llama4_text": ((), _chunks_of_vllm),
+    "olmoe": (("norm_topk_prob",), _unnormalised),
+}

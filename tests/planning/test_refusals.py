@@ -1,0 +1,145 @@
+"""planning/refusals.py: the rules that a load and the verdict before it share."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from disagg.engines.model.architectures import ARCHITECTURES
+from disagg.engines.model.architectures.base import no_rope
+from disagg.engines.model.rope import _FORMULAS
+from disagg.planning.refusals import ACTIVATIONS, ROPES, RULES, RULES_OF_VLLM, UNROTATED, refusal, refusal_of_vllm
+
+NONE = SimpleNamespace()
+LONGROPE = {"rope_type": "longrope", "short_factor": [1.0], "long_factor": [2.0]}
+
+
+def config(model_type: str, **stated: Any) -> SimpleNamespace:
+    return SimpleNamespace(model_type=model_type, **stated)
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        (config("llama"), ""),
+        (config("t5", is_encoder_decoder=True), "it is not a decoder alone"),
+        (config("gemma3_text", use_bidirectional_attention=True), "its attention is bidirectional"),
+        (config("gemma4_text", use_bidirectional_attention="vision"), ""),
+        (config("newer", kv_lora_rank=512), "its form of latent attention (MLA) is not handed over"),
+        (config("deepseek_v3", kv_lora_rank=512), ""),
+        (config("kimi_linear", num_experts_per_tok=1, norm_topk_prob=True), "mlx-lm ignores norm_topk_prob if"),
+        (config("kimi_linear", tie_word_embeddings=True), "transformers ignores tie_word_embeddings = true"),
+        (
+            config("gemma2", attn_logit_softcapping=None, final_logit_softcapping=30.0),
+            "mlx-lm cannot compute it without",
+        ),
+        (config("gpt2", scale_attn_weights=False), "mlx-lm ignores how its config.json scales attention"),
+        (config("minicpm3", hidden_size=64, num_attention_heads=4, v_head_dim=8), "mlx-lm ignores v_head_dim = 8"),
+        (config("mamba2", time_step_limit=(0.0, float("inf"))), ""),
+        (config("mamba2", time_step_limit=(0.0, 0.1)), "transformers limits its time steps in prompts"),
+        (config("qwen3_5_moe_text", norm_topk_prob=False), "transformers ignores norm_topk_prob = false"),
+        (config("phi3", rope_parameters={"type": "dynamic"}), "rope type 'dynamic': its frequencies change with"),
+        (config("jamba", rope_parameters={"type": "dynamic"}), ""),
+        (
+            config("gemma3_text", rope_parameters={"full_attention": {"rope_type": "spiral"}}),
+            "rope type 'spiral' is not",
+        ),
+        (config("phi3", rope_parameters={**LONGROPE, "original_max_position_embeddings": 4096}), ""),
+        (
+            config(
+                "phi3",
+                rope_parameters={**LONGROPE, "original_max_position_embeddings": 4096},
+                max_position_embeddings=131072,
+            ),
+            "rope type 'longrope': its frequencies change with the length of the prompt, as it reads more than 4096",
+        ),
+        (config("minimax"), "mlx-lm has another model of this name"),
+        (config("recurrent_gemma"), "transformers keeps the states of one prompt at a time"),
+        (config("longcat_flash", kv_lora_rank=512), "each of its layers keeps latent vectors twice"),
+    ],
+)
+def test_what_config_json_states_is_enough_to_refuse_a_model(given: SimpleNamespace, reason: str) -> None:
+    found = refusal(given, NONE)
+    assert found.startswith(reason) and bool(found) == bool(reason)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "stated", "refused"),
+    [
+        ("llama", "silu", False),
+        ("llama", "swish", False),
+        ("llama", None, False),
+        ("llama", "relu", True),
+        ("gemma", "gelu", False),  # set right
+        ("gemma", "gelu_new", False),
+        ("gemma", "silu", True),
+    ],
+)
+def test_an_activation_function_that_mlx_lm_does_not_compute_is_refused(
+    model_type: str, stated: str | None, refused: bool
+) -> None:
+    default = "gelu_pytorch_tanh" if model_type == "gemma" else "silu"
+    found = refusal(config(model_type, hidden_act=stated), SimpleNamespace(hidden_act=default))
+    assert found == (f"mlx-lm ignores hidden_act = {stated!r}, and computes {default!r}" if refused else "")
+
+
+def test_llama4s_text_part_is_refused_alone_only() -> None:
+    assert refusal(config("llama4_text"), NONE, "llama4_text").startswith("mlx-lm has another model of this name")
+    assert not refusal(config("llama4_text"), NONE, "llama4")
+
+
+@pytest.mark.parametrize(
+    ("given", "device", "ranks", "reason"),
+    [
+        (config("llama"), "cpu", 1, ""),
+        (config("cohere2", rms_norm_eps=1e-5), "cuda", 1, "its config.json has rms_norm_eps"),
+        (config("cohere2", rms_norm_eps=None), "cuda", 1, ""),
+        (config("deepseek_v3", rope_interleave=False), "cuda", 1, "vLLM ignores rope_interleave = false"),
+        (config("glm4_moe_lite"), "cuda", 1, ""),
+        (config("ernie4_5_moe"), "cpu", 1, "vLLM chooses experts without their bias on a CPU"),
+        (config("ernie4_5_moe"), "cuda", 1, ""),
+        (config("olmoe", norm_topk_prob=True), "cuda", 1, "vLLM ignores norm_topk_prob"),
+        (
+            config("falcon_h1", attention_bias=True),
+            "cuda",
+            1,
+            "vLLM ignores attention_bias, which transformers applies",
+        ),
+        (config("falcon_h1", mamba_proj_bias=True, projectors_bias=True), "cuda", 1, ""),
+        (config("falcon_h1", mamba_proj_bias=True, projectors_bias=True), "cuda", 2, "several ranks of vLLM compute"),
+        (config("llama4_text"), "cuda", 1, "what vLLM keeps of layers that attend within chunks"),
+        (config("deepseek_v32"), "cuda", 1, "the keys that vLLM keeps for its indexers"),
+    ],
+)
+def test_what_config_json_states_is_enough_to_refuse_vllm(
+    given: SimpleNamespace, device: str, ranks: int, reason: str
+) -> None:
+    found = refusal_of_vllm(given, device, ranks)
+    assert found.startswith(reason) and bool(found) == bool(reason)
+
+
+def test_ropes_that_are_accepted_have_a_formula_and_models_without_one_are_those_of_the_architectures() -> None:
+    assert set(ROPES) == set(_FORMULAS)
+    assert set(UNROTATED) == {name for name, one in ARCHITECTURES.items() if one.rope is no_rope}
+
+
+def test_a_rule_reads_no_key_that_it_does_not_state() -> None:
+    """A key that is left out of config.json has the default that is stored for the keys of the rules."""
+
+    class Recorded(SimpleNamespace):
+        def __getattribute__(self, name: str) -> Any:
+            if not name.startswith("_"):
+                read.add(name)
+            return super().__getattribute__(name)
+
+    for model_type, (keys, rule) in RULES.items():
+        read: set[str] = set()
+        rule(Recorded(model_type=model_type, **{key: 1 for key in keys if key != "time_step_limit"}))
+        assert read <= {"model_type", *keys}, model_type
+    for model_type, (keys, rule_of_vllm) in RULES_OF_VLLM.items():
+        read = set()
+        rule_of_vllm(Recorded(model_type=model_type, **dict.fromkeys(keys, 1)), "cpu", 2)
+        assert read <= set(keys), model_type
+    assert "hidden_act" in ACTIVATIONS
