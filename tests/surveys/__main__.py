@@ -28,32 +28,36 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 
-from tests.fleets import preloaded_process, vllm_process
+from tests.fleets import VLLM_MISSING, preloaded_process, vllm_process
 from tests.preloaded import RUN_VARIABLE, ForkedServer, ProcessEndedError
 from tests.surveys import tables
 from tests.surveys.tables import ENDED, GOOD, NOT_TRIED, Row, is_made, known, short
 
-ENGINES: Mapping[str, tuple[str, ...]] = {"transformers": ("transformers", "splits"), "vllm": ("vllm", "ranks")}
-"""With the columns that show whether their cells are made."""
+_OF_VLLM = ("vllm", "ranks")
+ENGINES: Mapping[str, tuple[str, ...]] = {
+    "transformers": tuple(column for column in tables.COLUMNS if column not in _OF_VLLM),
+    "vllm": _OF_VLLM,
+}
+"""With their columns."""
 LIMIT_S = 300.0
 AT_ONCE = 2
 INTERRUPTED = 130
+ANSWER = "cells.json"
+"""In the folder of a process."""
 
 
-def cells(name: str, engine: str) -> dict[str, str]:
-    """The cells of one engine in the row of a model type, made in this process. What is not handed over with
-    transformers is not tried with vLLM."""
+def cells(name: str, engine: str, folder: Path) -> dict[str, str]:
+    """The cells of one engine in the row of a model type, made in this process. folder: of its own. What is not handed
+    over with transformers is not tried with vLLM."""
     from tests.surveys import architectures, other_models
 
+    entry = known().get(name)
     if engine == "vllm":
         from tests.surveys import vllm_prefill
 
-        return vllm_prefill.cells(known()[name] if name in known() else other_models.tiny(name))
-    with tempfile.TemporaryDirectory(prefix="disagg-architecture-") as folder:
-        path = Path(folder)
-        found = architectures.cells(name, known()[name], path) if name in known() else other_models.cells(name, path)
-    tried = {} if found["transformers"] in GOOD else dict.fromkeys(ENGINES["vllm"], NOT_TRIED)
-    return found | tried
+        return vllm_prefill.cells(entry or other_models.tiny(name), folder)
+    found = architectures.cells(name, entry, folder) if entry else other_models.cells(name, folder)
+    return found if found["transformers"] in GOOD else found | dict.fromkeys(_OF_VLLM, NOT_TRIED)
 
 
 def names() -> list[str]:
@@ -66,38 +70,39 @@ def names() -> list[str]:
 def wanted(rows: Mapping[str, Row], chosen: Sequence[str], engine: str) -> list[str]:
     """The rows whose cells of this engine are to be made: those chosen, or all that lack one. With vLLM only what is
     handed over with transformers."""
-    empty: Row = {}
-    found = {name: rows.get(name, empty) for name in chosen or names()}
-    handed_over = [name for name, row in found.items() if engine == "transformers" or row.get("transformers") in GOOD]
+    found = {name: rows.get(name, tables.EMPTY) for name in chosen or names()}
+    handed_over = [name for name, row in found.items() if engine == "transformers" or row["transformers"] in GOOD]
     return [name for name in handed_over if chosen or not _is_made(found[name], engine)]
 
 
 def _is_made(row: Row, engine: str) -> bool:
     """Whether the cells of an engine are, in a row that can have them."""
-    return all(is_made(row.get(column, "")) for column in ENGINES[engine]) and row[ENGINES[engine][0]] != NOT_TRIED
+    return all(is_made(row[column]) for column in ENGINES[engine]) and row[engine] != NOT_TRIED
+
+
+def emptied(rows: Mapping[str, Row], chosen: Sequence[str], engines: Sequence[str]) -> dict[str, Row]:
+    """The rows of a table in which these cells are made anew."""
+    cells = {column: "" for engine in engines for column in ENGINES[engine]}
+    anew = {name: {**tables.EMPTY, **rows.get(name, {}), **cells} for name in chosen or names()}
+    return {**rows, **anew} if chosen else anew
 
 
 class Run:
     """One run of the command. page: that has the table."""
 
-    def __init__(self, page: Path, chosen: Sequence[str], engines: Sequence[str], *, anew: bool) -> None:
+    def __init__(self, page: Path, chosen: Sequence[str], engines: Sequence[str]) -> None:
         self._page, self._chosen, self._engines = page, chosen, engines
         self._lock, self._stopping, self._began = threading.Lock(), threading.Event(), time.monotonic()
-        self._taken: dict[str, list[float]] = {engine: [] for engine in ENGINES}  # seconds of each row
-        self._left: dict[str, int] = dict.fromkeys(ENGINES, 0)
-        if anew:
-            rows = tables.read_table(page)
-            empty = dict.fromkeys(tables.COLUMNS, "")
-            for name in chosen or rows:
-                rows.pop(name, None)
-            tables.write_table(page, {name: rows.get(name, empty) for name in sorted({*rows, *(chosen or names())})})
+        self._taken: dict[str, list[float]] = {engine: [] for engine in engines}  # seconds of each row
+        rows = tables.read_table(page)
+        self._left = {engine: len(wanted(rows, chosen, engine)) for engine in engines}
+        if len(engines) > 1:  # more of them may be handed over
+            self._left["vllm"] += sum(not is_made(row["transformers"]) for row in rows.values())
 
     def make_all(self) -> None:
         """Until no cell is left, or the run is interrupted."""
         for engine in self._engines:
-            self._left[engine] = len(self._rows(engine))
-        for engine in self._engines:
-            rows = self._rows(engine)
+            rows = wanted(tables.read_table(self._page), self._chosen, engine)
             self._left[engine] = len(rows)
             with ThreadPoolExecutor(AT_ONCE) as pool:
                 made = [pool.submit(self._make, name, engine) for name in rows]
@@ -106,12 +111,10 @@ class Run:
                 except KeyboardInterrupt:
                     self._stopping.set()
                     pool.shutdown(wait=False, cancel_futures=True)
+                    preloaded_process().close()  # the processes of the cells end
                     raise
             for one in made:
                 one.result()
-
-    def _rows(self, engine: str) -> list[str]:
-        return wanted(tables.read_table(self._page), self._chosen, engine)
 
     def _make(self, name: str, engine: str) -> None:
         began = time.monotonic()
@@ -120,8 +123,10 @@ class Run:
             sys.stderr.write(f"{name}: {found}: tried once more\n")
             found = made(name, engine)
         if any(not is_made(cell) for cell in found.values()) and self._stopping.wait(1.0):
-            return  # by the interruption of all processes
+            return  # its process was ended, too
         with self._lock:
+            if self._stopping.is_set():
+                return
             tables.write_cells(self._page, name, found)
             self._taken[engine].append(time.monotonic() - began)
             self._left[engine] -= 1
@@ -140,15 +145,11 @@ class Run:
 
 def made(name: str, engine: str) -> dict[str, str]:
     """The cells, made by a process of its own."""
-    with tempfile.TemporaryDirectory(prefix="disagg-cell-") as folder:
-        answer, log = Path(folder) / "answer", Path(folder) / "log"
-        process = preloaded_process().start(
-            ["--cell", name, engine, str(answer)], os.environ, log, program="tests.surveys"
-        )
+    with tempfile.TemporaryDirectory(prefix="disagg-survey-") as path:
+        folder, log = Path(path), Path(path) / "log"
+        process = preloaded_process().start(["--cell", name, engine, path], os.environ, log, program="tests.surveys")
         failed = _failure(process, log)
-        if failed:
-            return {engine: failed}
-        return dict(json.loads(answer.read_text(encoding="utf-8")))
+        return {engine: failed} if failed else dict(json.loads((folder / ANSWER).read_text(encoding="utf-8")))
 
 
 def _failure(process: ForkedServer, log: Path) -> str:
@@ -165,37 +166,36 @@ def _failure(process: ForkedServer, log: Path) -> str:
 
 
 def main(page: Path, chosen: Sequence[str], engines: Sequence[str], *, anew: bool) -> int:
-    """0, or 1 if cells show a defect, or 130 if the run was interrupted."""
+    """0, or 1 if cells show a defect, 2 if vLLM is missing, or 130 if the run was interrupted."""
+    if "vllm" in engines and VLLM_MISSING:
+        sys.stderr.write(f"{VLLM_MISSING}\n")
+        return 2
     os.environ.setdefault(RUN_VARIABLE, f"survey-{os.getpid()}")  # cells share the processes that have the imports
     preloaded_process()
     if "vllm" in engines:
         vllm_process()
-    run = Run(page, chosen, engines, anew=anew)
+    if anew:
+        tables.write_table(page, emptied(tables.read_table(page), chosen, engines))
     try:
-        run.make_all()
+        Run(page, chosen, engines).make_all()
     except KeyboardInterrupt:
         sys.stderr.write(f"interrupted; to go on: python -m tests.surveys {page}\n")
         return INTERRUPTED
-    finally:
-        tables.write_verdicts(page)
-        tables.write_patches(page)
+    tables.write_verdicts(page)
+    tables.write_patches(page)
     defects = [
         name for name, row in tables.read_table(page).items() if any(cell.startswith("**") for cell in row.values())
     ]
-    sys.stderr.write(f"cells that show a defect: {', '.join(defects) or 'none'}\n")
+    sys.stderr.write(f"rows that show a defect: {', '.join(defects) or 'none'}\n")
     return int(bool(defects))
-
-
-def make_cell(name: str, engine: str, answer: Path) -> None:
-    """What a process of a cell does."""
-    answer.write_text(json.dumps(cells(name, engine)), encoding="utf-8")
 
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--cell"]:
         from disagg.engines.process import exit_without_cleanup
 
-        make_cell(sys.argv[2], sys.argv[3], Path(sys.argv[4]))
+        folder = Path(sys.argv[4])
+        (folder / ANSWER).write_text(json.dumps(cells(sys.argv[2], sys.argv[3], folder)), encoding="utf-8")
         exit_without_cleanup(0)  # mlx's threads may abort a process at its end
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("page", type=Path)

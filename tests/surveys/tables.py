@@ -49,6 +49,7 @@ COLUMNS: Mapping[str, str] = {
 }
 Row = dict[str, str]
 """Cells by the keys of COLUMNS. Empty: not made yet."""
+EMPTY: Row = dict.fromkeys(COLUMNS, "")
 _FRAMEWORKS_OWN = re.compile(
     r"vLLM cannot serve it: |vLLM cannot compute this model: |mlx-lm cannot load |transformers (has no class|cannot) "
     r"|.*: transformers cannot (read|load) it: "
@@ -89,12 +90,13 @@ def read_table(page: Path) -> dict[str, Row]:
 def write_cells(page: Path, name: str, cells: Mapping[str, str]) -> None:
     """Put cells into the row of this name, a new one if there is none."""
     rows = read_table(page)
-    rows[name] = {column: {**rows.get(name, {}), **cells}.get(column, "") for column in COLUMNS}
+    rows[name] = {**EMPTY, **rows.get(name, {}), **cells}
     write_table(page, rows)
 
 
 def write_table(page: Path, rows: Mapping[str, Row]) -> None:
-    """Write the page's table, with what is counted in it above it."""
+    """Write the page's table, by the names of its rows, with what is counted in it above it."""
+    rows = dict(sorted(rows.items()))
     head = f"| model type | {' | '.join(COLUMNS.values())} |\n|{' --- |' * (len(COLUMNS) + 1)}\n"
     _replace(
         page, FIRST, LAST, head + "".join(f"| {one} | {' | '.join(row.values())} |\n" for one, row in rows.items())

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
@@ -86,22 +85,21 @@ def verdict(answers: Mapping[int, Answers]) -> str:
     return "exact"
 
 
-def cells(entry: Mapping[str, Any]) -> dict[str, str]:
-    """Of the row of a model: alone, and with two ranks if it serves it alone."""
-    alone = row(entry).partition(" | ")[0]
-    ranks = row(entry, ranks=2).partition(" | ")[0] if state(alone) in (*GOOD, NEAR) else NOT_TRIED
+def cells(entry: Mapping[str, Any], folder: Path) -> dict[str, str]:
+    """Of the row of a model: alone, and with two ranks if it serves it alone. folder: of its own."""
+    alone = row(entry, folder / "alone").partition(" | ")[0]
+    ranks = row(entry, folder / "ranks", ranks=2).partition(" | ")[0] if state(alone) in (*GOOD, NEAR) else NOT_TRIED
     return {"vllm": alone, "ranks": ranks}
 
 
-def row(entry: Mapping[str, Any], ranks: int = 1) -> str:
+def row(entry: Mapping[str, Any], folder: Path, ranks: int = 1) -> str:
     """The verdict and the largest difference. ranks: that share the heads."""
-    with tempfile.TemporaryDirectory(prefix="disagg-vllm-") as folder:
-        model = Path(folder) / "model"
-        try:
-            make(with_wide_heads(entry), model)
-            return tried(model, ranks)
-        except DisaggError as error:
-            return f"{failure(error, model)} | "
+    model = folder / "model"
+    try:
+        make(with_wide_heads(entry), model)
+        return tried(model, ranks)
+    except DisaggError as error:
+        return f"{failure(error, model)} | "
 
 
 def with_wide_heads(entry: Mapping[str, Any]) -> dict[str, Any]:

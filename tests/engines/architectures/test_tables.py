@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
+from threading import Event
 
 import pytest
 import tomli
 
+import tests.surveys.__main__ as surveys
 from disagg.errors import ModelError
-from tests.surveys.__main__ import names, wanted
+from tests.surveys.__main__ import emptied, names, wanted
 from tests.surveys.tables import (
+    COLUMNS,
     ENGINES,
     FIRST_COUNT,
     LAST_COUNT,
+    Row,
     between,
     counts,
     failure,
@@ -133,19 +139,66 @@ def test_a_whole_checkpoint_and_its_text_part_alone_have_verdicts_of_their_own(p
     assert found["llama4_text"] == {"transformers": "refused: mlx-lm"}
 
 
+def row(**cells: str) -> Row:
+    return {**dict.fromkeys(COLUMNS, "–"), "transformers": "exact", **cells}
+
+
 def test_a_run_makes_what_is_empty_or_shows_a_defect_and_with_vllm_only_what_is_handed_over() -> None:
     rows = {
-        "llama": dict.fromkeys(("transformers", "splits", "vllm", "ranks"), "exact"),
-        "qwen3": {"transformers": "exact", "splits": "exact", "vllm": "exact"},
-        "qwen2": {"transformers": "exact", "splits": "exact", "vllm": "**differs** at 2 tokens", "ranks": "–"},
-        "phi3": {"transformers": "exact", "splits": "exact", "vllm": "–", "ranks": "–"},
-        "dbrx": {"transformers": "fails: so", "splits": "–", "vllm": "–", "ranks": "–"},
+        "llama": row(vllm="exact", ranks="exact"),
+        "qwen3": row(vllm="exact", ranks=""),
+        "qwen2": row(vllm="**differs** at 2 tokens"),
+        "phi3": row(),  # it was not handed over when this was written
+        "dbrx": row(transformers="fails: so"),
     }
     assert wanted(rows, ["llama", "qwen3"], "vllm") == ["llama", "qwen3"]
     assert wanted(rows, [], "vllm") == ["phi3", "qwen2", "qwen3"]
     empty = wanted(rows, [], "transformers")
     assert not set(rows) & set(empty)
     assert "gpt_oss" in empty
+
+
+def test_a_table_that_is_made_anew_has_the_rows_of_today_and_keeps_the_cells_of_the_other_engine() -> None:
+    rows = {"llama": row(vllm="exact"), "gone": row()}
+    whole = emptied(rows, [], ["transformers", "vllm"])
+    assert set(whole) == set(names()) and set(whole["llama"].values()) == {""}
+    some = emptied(rows, ["llama"], ["transformers"])
+    assert some["gone"] == rows["gone"]
+    assert some["llama"] == dict.fromkeys(COLUMNS, "") | {"vllm": "exact", "ranks": "–"}
+
+
+def test_an_interrupted_run_keeps_what_is_made_and_the_next_one_makes_the_rest(
+    page: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    interrupting, ended, asked = Event(), Event(), list[str]()
+
+    def made(name: str, engine: str) -> Row:
+        asked.append(name)
+        if name == "phi3" and not ended.is_set():
+            interrupting.wait(60)
+            os.kill(os.getpid(), signal.SIGINT)
+            ended.wait(60)
+            return {"transformers": "**ended** with exit code -9"}
+        if name == "qwen3":
+            interrupting.set()
+        return row()
+
+    class Forks:
+        def close(self) -> None:
+            ended.set()
+
+    monkeypatch.setattr(surveys, "made", made)
+    monkeypatch.setattr(surveys, "preloaded_process", Forks)
+    chosen = ["phi3", "qwen2", "qwen3", "llama", "mixtral"]
+    with pytest.raises(KeyboardInterrupt):
+        surveys.Run(page, chosen, ["transformers"]).make_all()
+    assert read_table(page)["qwen2"] == row()
+    assert "phi3" not in read_table(page)
+    monkeypatch.setattr(surveys, "names", lambda: chosen)
+    asked.clear()
+    surveys.Run(page, [], ["transformers"]).make_all()
+    assert {"phi3"} <= set(asked) <= set(chosen) - {"qwen2"}
+    assert all(read_table(page)[name] == row() for name in chosen)
 
 
 def test_the_table_has_every_model_type_that_both_frameworks_know_and_none_is_wrong() -> None:
