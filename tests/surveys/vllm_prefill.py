@@ -32,6 +32,7 @@ from disagg.kv.received import ReceivedKV
 from tests.engines.architectures.pairs import make
 from tests.engines.mlx.mlx_parts import prompt, start
 from tests.fleets import VLLM_VARIABLES, vllm_process
+from tests.surveys import vllm_served
 from tests.surveys.tables import ENDED, GOOD, NEAR, NOT_TRIED, failure, short, state
 from tests.surveys.vllm_calls import CONTEXT
 
@@ -54,6 +55,7 @@ WIDTHS = {
 PUBLISHED: Mapping[str, dict[str, Any]] = {
     "cohere": {"rms_norm_eps": None},
     "cohere2": {"rms_norm_eps": None},
+    "falcon_h1": {"mamba_proj_bias": False, "projectors_bias": False},
     "gpt_oss": {"rms_norm_eps": 1e-5},
     "lfm2": {"conv_dim": 64, "conv_dim_out": 64},
     "mamba2": {"num_heads": 4},
@@ -86,10 +88,16 @@ def verdict(answers: Mapping[int, Answers]) -> str:
 
 
 def cells(entry: Mapping[str, Any], folder: Path) -> dict[str, str]:
-    """Of the row of a model: alone, and with two ranks if it serves it alone. folder: of its own."""
-    alone = row(entry, folder / "alone").partition(" | ")[0]
-    ranks = row(entry, folder / "ranks", ranks=2).partition(" | ")[0] if state(alone) in (*GOOD, NEAR) else NOT_TRIED
-    return {"vllm": alone, "ranks": ranks}
+    """Of the row of a model: alone, and with two ranks if it serves it alone. What is exact here is also served.
+    folder: of its own."""
+    found = {"vllm": NOT_TRIED, "ranks": NOT_TRIED}
+    for ranks, column in enumerate(found, 1):
+        place = folder / column
+        cell = row(entry, place, ranks).partition(" | ")[0]
+        found[column] = vllm_served.verdict(place / "model", place / "servers", ranks) if cell in GOOD else cell
+        if state(found[column]) not in (*GOOD, NEAR):
+            break
+    return found
 
 
 def row(entry: Mapping[str, Any], folder: Path, ranks: int = 1) -> str:
