@@ -10,8 +10,8 @@ their cells are made again. --anew: the table is emptied first. --only: the cell
 alone and with two ranks. In the end planning/verdicts.toml is written from the table.
 
 The process of a cell, its servers, vLLM and its ranks are forked from two that have imported the frameworks
-(tests/preloaded). What is known (tests/engines/architectures/configs) is served by real servers, every other model type
-is tried in one process. vLLM needs .venv-vllm (`make .venv-vllm/.ready`).
+(tests/preloaded). What is known (tests/engines/architectures/configs) has a configuration in a published form, every
+other model type transformers' default one, shrunk. vLLM needs .venv-vllm (`make .venv-vllm/.ready`).
 """
 
 from __future__ import annotations

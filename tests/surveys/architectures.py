@@ -22,8 +22,7 @@ from disagg.errors import DisaggError
 from disagg.inference.client import AsyncClient
 from disagg.inference.types import Completion
 from tests import tiny_models
-from tests.engines.architectures.configs.rewrite import PREFIXES
-from tests.engines.architectures.pairs import Pair, running
+from tests.engines.architectures.pairs import Pair, has_other_parts, running
 from tests.engines.mlx.mlx_parts import Reference, prompt
 from tests.fleets import TOKEN, RunningFleet, write_hosts
 from tests.fleets import running as running_fleet
@@ -33,6 +32,7 @@ LENGTHS = (1, 2, 63, 64, 65, 200, 700)
 DIVIDED = (65, 200, 700)
 HELD = 200
 TOKENS = 64
+COLUMNS = ("transformers", "layers", "splits", "difference", "bytes per token", "bytes of states")
 LEAST_LAYERS = 12  # of a published model
 
 
@@ -94,12 +94,12 @@ async def divided(fleet: RunningFleet, count: int) -> str:
 
 
 def cells(name: str, entry: Mapping[str, Any], folder: Path) -> dict[str, str]:
-    """Of its row. folder: of its own."""
+    """Those of COLUMNS in its row. folder: of its own."""
+    folder.mkdir(exist_ok=True)
     found, splits, difference = verdict(entry, folder)
-    kept, per_token, states = sizes(name, entry)
-    made = {"layers": kept, "splits": splits, "difference": difference}
-    made |= {"bytes per token": per_token, "bytes of states": states}
-    return {"transformers": found} | {column: cell or NOT_TRIED for column, cell in made.items()}
+    made = (*sizes(name, entry), splits, difference)
+    kept, per_token, states, splits, difference = (cell or NOT_TRIED for cell in made)
+    return dict(zip(COLUMNS, (found, kept, splits, difference, per_token, states), strict=True))
 
 
 def verdict(entry: Mapping[str, Any], folder: Path) -> tuple[str, str, str]:
@@ -115,7 +115,7 @@ def verdict(entry: Mapping[str, Any], folder: Path) -> tuple[str, str, str]:
         return failure(error, model), "", ""
     except Exception as error:  # noqa: BLE001 - the row says which
         return f"**error** {type(error).__name__}: {short(str(error), model)}", "", ""
-    if entry["model_type"] in PREFIXES:  # the same weights, which transformers loads as they are
+    if has_other_parts(entry):  # the same weights, which transformers loads as they are
         tiny_models.make_from(entry["text_config"], folder / "text")
     splits = f"refused: {split.refusal}" if split.refusal else ""
     with running_fleet(write_hosts(folder, {"m": model}, prefill={"chunk_tokens": 48})) as fleet:

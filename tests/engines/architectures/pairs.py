@@ -54,8 +54,7 @@ class Pair:
 def make(config: Mapping[str, Any], folder: Path) -> None:
     """A new checkpoint with this config.json, in the form of the hub's."""
     torch.set_num_threads(1)
-    text_alone = config.get("architectures", [""])[0].endswith("ForCausalLM")
-    if "text_config" in config and not text_alone:
+    if has_other_parts(config):
         tiny_models.make_from(config["text_config"], folder)
         put_into_multimodal(config, folder)
         if "vision_config" in config:
@@ -70,6 +69,11 @@ def make(config: Mapping[str, Any], folder: Path) -> None:
         name_outputs(folder)
     if config["model_type"] == "olmo_hybrid":
         split_convolutions(folder)
+
+
+def has_other_parts(config: Mapping[str, Any]) -> bool:
+    """Whether it is of a checkpoint that has more than a part that reads text."""
+    return "text_config" in config and not config.get("architectures", [""])[0].endswith("ForCausalLM")
 
 
 @contextmanager

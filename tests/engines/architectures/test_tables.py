@@ -12,6 +12,7 @@ import tomli
 
 import tests.surveys.__main__ as surveys
 from disagg.errors import ModelError
+from tests.preloaded import AVAILABLE, RUN_VARIABLE, run_id
 from tests.surveys.__main__ import emptied, names, wanted
 from tests.surveys.tables import (
     COLUMNS,
@@ -199,6 +200,20 @@ def test_an_interrupted_run_keeps_what_is_made_and_the_next_one_makes_the_rest(
     surveys.Run(page, [], ["transformers"]).make_all()
     assert {"phi3"} <= set(asked) <= set(chosen) - {"qwen2"}
     assert all(read_table(page)[name] == row() for name in chosen)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not AVAILABLE, reason="forks on Linux only")
+def test_a_process_makes_the_cells_of_a_row_with_real_servers_or_says_what_a_framework_said(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(RUN_VARIABLE, run_id())
+    made = surveys.made("apertus", "transformers")
+    assert {made[column] for column in ("transformers", "splits")} == {"exact"}
+    assert (made["layers"], made["bytes per token"], made["bytes of states"]) == ("32 full", "524,288", "–")
+    failed = surveys.made("bitnet", "transformers")
+    assert failed["transformers"].startswith("fails: mlx-lm cannot load the model: ")
+    assert {cell for column, cell in failed.items() if column != "transformers"} == {"–"}
 
 
 def test_the_table_has_every_model_type_that_both_frameworks_know_and_none_is_wrong() -> None:
