@@ -97,7 +97,8 @@ class Matrix:
 
     def _prompt(self, sampling: str) -> tuple[tuple[int, ...], list[int]]:
         """A new prompt and its answer, which a prefill host alone gives too. Of the tokens of sampled answers it draws
-        about one in 2,000 otherwise: the random number lies between two tokens to within rounding (disagg/engines/model/draw.py).
+        about one in 2,000 otherwise: the random number lies between two tokens to within rounding
+        (disagg/engines/model/draw.py).
         """
         for _ in range(PROMPTS):
             prompt = tuple(10 + (self.prompts + n) * 37 % 600 for n in range(PROMPT_TOKENS))
