@@ -200,13 +200,18 @@ def make_from(config: Mapping[str, Any], folder: Path, *, seed: int = 0, add_bos
     """Write a checkpoint with this config.json into `folder`, made if missing, and return it."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
     from transformers.utils.logging import disable_progress_bar
+
+    from disagg.engines.transformers.load import causal_class
 
     disable_progress_bar()
     torch.set_num_threads(1)  # tests share the cores with the servers that they start
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "config.json", config)
-    model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder), dtype=torch.float32)
+    made = AutoConfig.from_pretrained(folder)
+    known = type(made) in MODEL_FOR_CAUSAL_LM_MAPPING
+    model = (AutoModelForCausalLM.from_config if known else causal_class(made)._from_config)(made, dtype=torch.float32)
     _randomise(model, seed)
     model.save_pretrained(folder)
     write_json(folder / "config.json", config)  # save_pretrained wrote its own, with nested rope_parameters
@@ -302,7 +307,7 @@ def _randomise(model: torch.nn.Module, seed: int) -> None:
     _liven(model)
 
 
-_LAST_NORMS = ("embedding_norm", "norm", "final_layernorm", "final_norm", "ln_f", "norm_f")
+_LAST_NORMS = ("embedding_norm", "norm", "final_layernorm", "final_layer_norm", "final_norm", "ln_f", "norm_f")
 
 
 def _text(model: Any) -> Any:
@@ -316,7 +321,7 @@ def _liven(model: Any) -> None:
 
     gemma = _text(model).model_type == "gemma3_text"  # multiplies embeddings by 8, adds one to its norms' weights
     with torch.no_grad():
-        if _text(model).tie_word_embeddings:
+        if getattr(_text(model), "tie_word_embeddings", False):
             factor = 16.0 if gemma else 4.0
             model.get_input_embeddings().weight.div_(factor)
             decoder = model.get_decoder()

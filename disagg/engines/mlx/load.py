@@ -5,7 +5,9 @@ Each correction is one function, without effect on checkpoints that do not need 
 - `stated_defaults`: a key that config.json leaves out has transformers' default, whatever mlx-lm's own is.
 - `flat_config`: checkpoints saved by transformers >= 5 nest the rotary settings under `rope_parameters` and rename
   `num_experts`; many mlx-lm models read only the flat names and silently fall back to a default theta.
-- `_model_classes`: what the model's architecture needs (`Architecture.mlx_model`).
+- `_without_rejected_scaling`: some models reject every rope_scaling that they do not know, even one without effect.
+- `_model_classes`: what the model's architecture needs (`Architecture.mlx_model`), the output head and the biases that
+  the checkpoint has (`with_stated_weights`).
 - `_cast`: weights in the dtype of the host's engine options.
 
 Must run on the thread that will run the model: rotary modules have arrays outside the parameters, which stay lazy and
@@ -32,12 +34,15 @@ from disagg.engines.mlx.profile import measure, rope_modules
 from disagg.engines.mlx.span import first_layers
 from disagg.engines.model.architectures import mlx_model
 from disagg.engines.model.architectures.base import LoadedByMLX, Patch
+from disagg.engines.model.architectures.weights import with_stated_weights
 from disagg.engines.model.profile import verdict
 from disagg.engines.model.reference import EngineInfo, Reference
 from disagg.engines.model.text import HFTokenizer
 from disagg.errors import ModelError
 from disagg.planning.checkpoint import weights_form
 
+_BESIDE_ROTATION = ("mscale_all_dim", "llama_4_scaling_beta")
+"""Keys of rope_scaling that some models also scale attention with."""
 DTYPES: Mapping[str, Any] = {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16}
 
 
@@ -78,6 +83,7 @@ def prepare(
         architecture=_text_type(loaded.config),
         vocab_size=measured.vocab_size,
         layers=measured.layers,
+        tied=measured.tied if layers is None else described.tied,
     )
     info = reference.info(
         actual,
@@ -126,11 +132,14 @@ def load(
     config = _read_config(path)
     overrides = flat_config(config)
     _add(overrides, config, defaults or {})
+    overrides |= _without_rejected_scaling({**config, **overrides})
     try:
         model, config = load_model(path, lazy=True, model_config=overrides, get_model_classes=_model_classes)
         _cast(model, DTYPES[dtype])
         weights = _weights(model, layers)
         mx.eval(weights)
+    except ModelError as error:
+        raise ModelError(f"{path}: {error.message}", error.hint) from error
     except FileNotFoundError as error:
         raise ModelError(f"no model*.safetensors in {path}", "download the weights again") from error
     except RuntimeError as error:  # mlx's only exception: unreadable or truncated safetensors
@@ -164,6 +173,27 @@ def _add(overrides: dict[str, Any], config: Mapping[str, Any], defaults: Mapping
     into.update({key: value for key, value in defaults.items() if key not in known or (given and key == "layer_types")})
 
 
+def _without_rejected_scaling(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Keys that take a rope_scaling away which mlx-lm's class for the model does not take, if it has an effect on
+    rotary frequencies alone: these are set from the reference afterwards (`architectures/plain.py`)."""
+    text = config.get("text_config") or config
+    scaling = text.get("rope_scaling")
+    if not isinstance(scaling, Mapping) or not scaling.keys().isdisjoint(_BESIDE_ROTATION) or _can_be_made(config):
+        return {}
+    without: dict[str, Any] = {"rope_scaling": None}
+    without = {"text_config": {**text, **without}} if text is not config else without
+    return without if _can_be_made({**config, **without}) else {}
+
+
+def _can_be_made(config: Mapping[str, Any]) -> bool:
+    try:
+        model_class, args_class = _model_classes(dict(config))
+        model_class(args_class.from_dict(config))  # lazy arrays, which take no memory
+    except Exception:  # noqa: BLE001 - which one depends on the architecture; load_model raises it again
+        return False
+    return True
+
+
 def _weights(model: Any, layers: int | None) -> list[Any]:
     """The arrays of the model, or of its first layers and what comes before them. What is never read of a checkpoint
     takes no memory."""
@@ -171,7 +201,7 @@ def _weights(model: Any, layers: int | None) -> list[Any]:
     if layers is None:
         return [array for _, array in known]
     others = {id(array) for layer in model.layers[layers:] for _, array in tree_flatten(layer.parameters())}
-    return [array for name, array in known if id(array) not in others and "lm_head" not in name.split(".")]
+    return [array for name, array in known if id(array) not in others and not {"lm_head", "head"} & {*name.split(".")}]
 
 
 def flat_config(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -228,7 +258,9 @@ def _model_classes(config: dict[str, Any]) -> tuple[Any, Any]:
         model_class, args_class = _get_classes(config)
     except SystemExit as error:  # mlx-lm's olmo ends the process if a package of its own is missing
         raise ImportError(f"model type {config['model_type']} needs a package that is not installed") from error
-    return mlx_model(config["model_type"], model_class), args_class
+    text = config.get("text_config") or config
+    model_class = mlx_model(config["model_type"], model_class)
+    return with_stated_weights(model_class, tied=bool(text.get("tie_word_embeddings"))), args_class
 
 
 def _cast(model: Any, dtype: Any) -> None:
@@ -256,11 +288,11 @@ def _active_bytes(model: Any, config: Mapping[str, Any]) -> int:
     """Bytes of the weights that one token is multiplied with. Of a mixture only its chosen experts (all, if config.json
     does not state their number in a known way); of the embeddings none unless they are also the output head."""
     chosen = config.get("num_experts_per_tok") or config.get("num_experts_per_token")
-    total = _nbytes(model)
+    total, has_head = _nbytes(model), "lm_head" in model and _nbytes(model["lm_head"]) > 0
     for module in _modules(model):
         if isinstance(module, SwitchLinear | QuantizedSwitchLinear) and chosen:
             total -= round(_nbytes(module) * (1 - chosen / module.num_experts))
-        elif isinstance(module, nn.Embedding | nn.QuantizedEmbedding) and "lm_head" in model:
+        elif isinstance(module, nn.Embedding | nn.QuantizedEmbedding) and has_head:
             total -= _nbytes(module)
     return total
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,11 +26,13 @@ from disagg.errors import ModelError, first_line
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """The measurements of one token run through the model. dtype: that of keys and values, e.g. "bfloat16"."""
+    """The measurements of one token run through the model. dtype: that of keys and values, e.g. "bfloat16". tied: the
+    output head is the embeddings."""
 
     layers: tuple[LayerProfile, ...]
     vocab_size: int
     dtype: str
+    tied: bool
 
     @property
     def layout(self) -> Layout:
@@ -39,10 +42,11 @@ class Measured:
 def measure(model: Any, count: int | None = None) -> Measured:
     """Run one token through `model` and measure what its layers keep, or the first `count` of that. ModelError for
     caches that cannot be handed over."""
-    spies = _spy_on_ropes(model)
+    spies, asked = _spy_on_ropes(model), list[Any]()
     try:
         caches = make_prompt_cache(model)
-        logits = model(mx.array([[0]]), cache=caches)
+        with _asked_for_output(model, asked):
+            logits = model(mx.array([[0]]), cache=caches)
         caches = entries_of(caches)[:count]
         mx.eval([cache.state for cache in caches])
     except Exception as error:  # which one depends on the architecture
@@ -55,7 +59,31 @@ def measure(model: Any, count: int | None = None) -> Measured:
             spy.parent[spy.name] = spy.rope
     ropes = {spy.layer: probe(spy.rope, spy.width) for spy in spies if spy.width}
     layers = tuple(LayerProfile(_layout(i, cache), ropes.get(i)) for i, cache in enumerate(caches))
-    return Measured(layers, logits.shape[-1], _kv_dtype(caches))
+    tied = any("head" not in embeddings for embeddings in asked)  # some have a head of their own (weights.py)
+    return Measured(layers, logits.shape[-1], _kv_dtype(caches), tied)
+
+
+@contextmanager
+def _asked_for_output(model: Any, asked: list[Any]) -> Iterator[None]:
+    """Put into `asked` the embeddings that compute logits meanwhile."""
+    known = [one for one in model.modules() if isinstance(one, nn.Embedding | nn.QuantizedEmbedding)]
+    classes = [type(one) for one in known]
+    for one, kind in zip(known, classes, strict=True):
+        one.__class__ = _reporting(kind, asked)
+    try:
+        yield
+    finally:
+        for one, kind in zip(known, classes, strict=True):
+            one.__class__ = kind
+
+
+def _reporting(kind: Any, asked: list[Any]) -> Any:
+    class Reporting(kind):
+        def as_linear(self, x: Any) -> Any:
+            asked.append(self)
+            return super().as_linear(x)
+
+    return Reporting
 
 
 def probe(rope: Any, width: int) -> Rope | None:

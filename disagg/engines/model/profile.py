@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Final
 
 from disagg.api.layout import LayerLayout, Layout
 from disagg.api.status import PreflightFinding
@@ -46,7 +46,8 @@ class LayerProfile:
 class ModelProfile:
     """A model as one framework computes it or as the checkpoint's files describe it.
 
-    source: "checkpoint", "transformers", "vllm", "mlx-lm" or "simulated".
+    source: "checkpoint", "transformers", "vllm", "mlx-lm" or "simulated". tied: the output head is the embeddings; None
+    if it is not known.
     """
 
     source: str
@@ -58,6 +59,7 @@ class ModelProfile:
     chat_template: str  # short hash
     special_tokens: str  # short hash
     eos_ids: frozenset[int]
+    tied: bool | None = None
 
     def first(self, layers: int) -> ModelProfile:
         """The profile of the first so many of these layers."""
@@ -89,6 +91,7 @@ def compare(reference: ModelProfile, actual: ModelProfile) -> tuple[PreflightFin
         *_field(reference, actual, "architecture", "architecture"),
         *_field(reference, actual, "vocab_size", "vocabulary"),
         *_layers(reference, actual),
+        *_heads(reference, actual),
         *_field(reference, actual, "tokenizer", "tokenizer"),
         *_field(reference, actual, "chat_template", "chat template"),
         *_field(reference, actual, "special_tokens", "special tokens"),
@@ -110,14 +113,25 @@ def verdict(
     return findings
 
 
+_HINT: Final = "use another checkpoint of this model, or serve it with one framework alone (docs/architectures.md)"
+_FILES: Final = "give all hosts the same files: disagg models pull, or disagg deploy for a model that is a folder"
+_HINTS: Final[Mapping[str, str]] = {
+    "layer kinds": "set context to no more tokens than the window has, or use another checkpoint of this model",
+    "tokenizer": _FILES,
+    "chat template": _FILES,
+    "special tokens": _FILES,
+    "eos": _FILES,
+}
+"""How to go on if a component differs."""
+
+
 def require(findings: Iterable[PreflightFinding]) -> None:
     """Raise PreflightRefused if any finding is refused; the message has all of them."""
-    refused = [f"{finding.component}: {finding.detail}" for finding in findings if finding.status == "refused"]
+    refused = [finding for finding in findings if finding.status == "refused"]
     if refused:
-        raise PreflightRefused(
-            "the frameworks disagree about this model: " + "; ".join(refused),
-            "use a checkpoint that both compute alike; an ignored window is harmless if context is no longer than it",
-        )
+        reasons = "; ".join(f"{finding.component}: {finding.detail}" for finding in refused)
+        hints = dict.fromkeys(_HINTS.get(finding.component, _HINT) for finding in refused)
+        raise PreflightRefused(f"the frameworks disagree about this model: {reasons}", "; ".join(hints))
 
 
 def _field(reference: ModelProfile, actual: ModelProfile, name: str, component: str) -> Iterator[PreflightFinding]:
@@ -132,6 +146,17 @@ def _field(reference: ModelProfile, actual: ModelProfile, name: str, component: 
 
 def _shown(value: Any) -> str:
     return ", ".join(str(v) for v in sorted(value)) if isinstance(value, frozenset) else str(value)
+
+
+def _heads(reference: ModelProfile, actual: ModelProfile) -> Iterator[PreflightFinding]:
+    """Nothing if it is not known of one of them."""
+    if reference.tied is None or actual.tied is None:
+        return
+    want, have = ("the embeddings" if one.tied else "weights of its own" for one in (reference, actual))
+    if want == have:
+        yield PreflightFinding("output head", "ok", want)
+    else:
+        yield PreflightFinding("output head", "refused", f"{reference.source} has {want}, {actual.source} has {have}")
 
 
 def _layers(reference: ModelProfile, actual: ModelProfile) -> Iterator[PreflightFinding]:

@@ -19,6 +19,7 @@ from disagg.api.layout import Layout, SplitLayout
 from disagg.api.status import Evidence, PreflightFinding
 from disagg.config import EngineOptions
 from disagg.engines.model.architectures import architecture_of, layers_of
+from disagg.engines.model.architectures.weights import stated_tie
 from disagg.engines.model.profile import ModelProfile, Rope, layout_of, verdict
 from disagg.engines.model.text import HFTokenizer
 from disagg.errors import ModelError, first_line
@@ -124,6 +125,7 @@ class Reference:
             chat_template=tokenizer.chat_template_digest,
             special_tokens=tokenizer.special_tokens_digest,
             eos_ids=tokenizer.eos_ids,
+            tied=text_config.tie_word_embeddings,
         )
         return cls(path, config, text_config, tokenizer, profile)
 
@@ -264,7 +266,10 @@ def _text_config(path: Path) -> Any:
 
     _require_few_layers(path / "config.json")
     try:
-        return AutoConfig.from_pretrained(path).get_text_config(decoder=True)
+        whole = AutoConfig.from_pretrained(path)
+        text = whole.get_text_config(decoder=True)
+        text.tie_word_embeddings = stated_tie(read_object(path / "config.json"), whole)
+        return text
     except Exception as error:  # which one depends on the key whose value is none that transformers expects
         raise ModelError(
             f"{path / 'config.json'}: transformers cannot read it: {' '.join(str(error).split())[:300] or repr(error)}",

@@ -17,6 +17,7 @@ from transformers.cache_utils import DynamicCache, DynamicLayer, LinearAttention
 from disagg.api.layout import LayerLayout, StateTensor
 from disagg.engines.model.architectures import Architecture, architecture_of
 from disagg.engines.model.architectures.base import layer_kinds
+from disagg.engines.model.architectures.weights import tied_in_transformers
 from disagg.engines.model.profile import LayerProfile, ModelProfile, Rope
 from disagg.engines.transformers.load import decoder_layers
 from disagg.errors import ModelError, first_line
@@ -45,6 +46,7 @@ def measure(model: Any, reference: ModelProfile) -> ModelProfile:
         architecture=str(config.model_type),
         vocab_size=int(model.get_input_embeddings().num_embeddings),
         layers=layers,
+        tied=tied_in_transformers(model),
     )
 
 

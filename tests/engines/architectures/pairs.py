@@ -18,10 +18,12 @@ from tests import tiny_models
 from tests.engines.architectures.configs.rewrite import (
     add_part_that_reads_images,
     add_unused_projections,
+    drop_tied_head,
     fuse_experts,
     name_outputs,
     put_into_multimodal,
     split_convolutions,
+    transpose_experts,
 )
 from tests.engines.architectures.handoff import hand_over
 
@@ -55,14 +57,16 @@ def make(config: Mapping[str, Any], folder: Path) -> None:
     """A new checkpoint with this config.json, in the form of the hub's."""
     torch.set_num_threads(1)
     if has_other_parts(config):
-        tiny_models.make_from(config["text_config"], folder)
+        _make_text(config["text_config"], folder)
         put_into_multimodal(config, folder)
         if "vision_config" in config:
             add_part_that_reads_images(folder)
         if config["model_type"] == "gemma3n":
             add_unused_projections(config, folder)
+        if config["model_type"] == "qwen3_vl_moe":
+            transpose_experts(folder)
         return
-    tiny_models.make_from(config, folder)
+    _make_text(config, folder)
     if config["model_type"] == "qwen3_5_moe":
         fuse_experts(folder)
     if config["model_type"] == "bailing_hybrid":
@@ -74,6 +78,12 @@ def make(config: Mapping[str, Any], folder: Path) -> None:
 def has_other_parts(config: Mapping[str, Any]) -> bool:
     """Whether it is of a checkpoint that has more than a part that reads text."""
     return "text_config" in config and not config.get("architectures", [""])[0].endswith("ForCausalLM")
+
+
+def _make_text(config: Mapping[str, Any], folder: Path) -> None:
+    tiny_models.make_from(config, folder)
+    if config.get("tie_word_embeddings"):
+        drop_tied_head(folder)
 
 
 @contextmanager

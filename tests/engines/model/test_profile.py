@@ -172,4 +172,31 @@ def test_require_lists_every_refused_line_and_lets_patched_ones_pass() -> None:
         )
 
     assert "rope: off; vocabulary: small" in caught.value.message
-    assert caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("components", "hints"),
+    [
+        (["layer kinds"], ["set context to no more tokens than the window has"]),
+        (["rope", "vocabulary", "KV shape", "output head"], ["serve it with one framework alone"]),
+        (["tokenizer", "eos"], ["give all hosts the same files"]),
+        (["layer kinds", "rope"], ["set context to no more tokens", "serve it with one framework alone"]),
+    ],
+)
+def test_the_hint_is_about_what_differs_and_says_everything_once(components: list[str], hints: list[str]) -> None:
+    with pytest.raises(PreflightRefused) as caught:
+        require([PreflightFinding(component, "refused", "") for component in components])
+
+    said = caught.value.hint.split("; ")
+    assert len(said) == len(hints)
+    assert all(hint in one for hint, one in zip(hints, said, strict=True))
+
+
+def test_a_head_that_is_not_the_embeddings_is_refused_unless_it_is_not_known() -> None:
+    tied, untied = replace(REFERENCE, tied=True), replace(ACTUAL, tied=False)
+
+    (finding,) = refused(untied, tied)
+
+    assert finding.detail == "checkpoint has the embeddings, mlx-lm has weights of its own"
+    assert not refused(replace(untied, tied=None), tied)
+    assert not refused(replace(ACTUAL, tied=True), tied)

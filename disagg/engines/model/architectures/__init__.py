@@ -13,6 +13,7 @@ gemma        gemma2's masks; streams beside the hidden state: gemma3n
 experts      mixtures that a framework misreads: gpt_oss, qwen2_moe, olmoe, ernie4_5_moe, jamba
 activations  activation functions
 gpt          positions as learned vectors, or rotations from a table: gpt2, gpt_bigcode, gptj
+weights      output heads and biases that a framework does not take as the checkpoint has them
 plain        windows and rotary embeddings that mlx-lm leaves out
 patches      the table of all patches
 

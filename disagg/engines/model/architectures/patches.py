@@ -8,7 +8,18 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from disagg.api.status import PreflightFinding
-from disagg.engines.model.architectures import activations, experts, gemma, gpt, indexed, latent, llama4, mamba, plain
+from disagg.engines.model.architectures import (
+    activations,
+    experts,
+    gemma,
+    gpt,
+    indexed,
+    latent,
+    llama4,
+    mamba,
+    plain,
+    weights,
+)
 from disagg.engines.model.architectures.base import Patch
 
 
@@ -47,6 +58,8 @@ PATCHES: Final[tuple[Patch, ...]] = (
     _mlx("weights of chosen experts normalised", "jamba", experts.unnormalised_experts),
     _mlx("indexers' keys normalised with another epsilon (set right when it is loaded)", "", indexed.indexer_norms),
     _mlx("caches of chunks that cannot be merged (the same)", "", llama4.batched_chunks),
+    _mlx("output heads and biases other than the checkpoint has (the same)", "", weights.stated_weights),
+    _torch("embeddings that are the output head not tied (the same)", "", weights.tied_heads),
     _torch("epsilon of latent vectors ignored", "glm4_moe_lite_epsilon", latent.stated_epsilon),
     _mlx("keys and values of heads kept in place of latent vectors (the same)", "", latent.kept_latents),
 )

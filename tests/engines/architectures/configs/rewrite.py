@@ -17,6 +17,10 @@ PREFIXES: Mapping[str, str] = {
     "gemma4": "model.language_model.",
     "gemma3n": "model.language_model.",
     "mistral3": "language_model.model.",
+    "qwen2_vl": "model.",
+    "qwen2_5_vl": "model.",
+    "qwen3_vl": "model.language_model.",
+    "qwen3_vl_moe": "model.language_model.",
 }
 """Of the weights of the text part in a multimodal checkpoint, if transformers does not build that part alone."""
 
@@ -24,13 +28,20 @@ PREFIXES: Mapping[str, str] = {
 def put_into_multimodal(config: Mapping[str, Any], folder: Path) -> None:
     """Rewrite a checkpoint of text as the text part of a multimodal one that has this config.json."""
     prefix = PREFIXES.get(config["model_type"], "language_model.model.")
-    head = prefix.removesuffix("model.")
+    head = "" if prefix.startswith("model.") else prefix.removesuffix("model.")
     weights = {
         prefix + name.removeprefix("model.") if name.startswith("model.") else head + name: weight
         for name, weight in load_file(folder / "model.safetensors").items()
     }
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     write_json(folder / "config.json", config)
+
+
+def drop_tied_head(folder: Path) -> None:
+    """Remove the head from a checkpoint whose head is the embeddings: some of transformers' classes write one."""
+    weights = load_file(folder / "model.safetensors")
+    kept = {name: weight for name, weight in weights.items() if not name.endswith("lm_head.weight")}
+    save_file(kept, folder / "model.safetensors", metadata={"format": "pt"})
 
 
 def add_part_that_reads_images(folder: Path) -> None:
@@ -66,6 +77,15 @@ def fuse_experts(folder: Path) -> None:
         both = [torch.cat(pair) for pair in zip(parts["gate"], parts["up"], strict=True)]
         weights[f"{layer}.experts.gate_up_proj"] = torch.stack(both)
         weights[f"{layer}.experts.down_proj"] = torch.stack(parts["down"])
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def transpose_experts(folder: Path) -> None:
+    """Rewrite a checkpoint with one tensor of experts per layer as the hub's of qwen3_vl_moe: inputs before outputs."""
+    weights = {
+        name: weight.transpose(1, 2).contiguous() if ".experts." in name else weight
+        for name, weight in load_file(folder / "model.safetensors").items()
+    }
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
 
 
