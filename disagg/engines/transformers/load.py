@@ -4,18 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+from transformers.conversion_mapping import get_checkpoint_conversion_mapping, register_checkpoint_conversion_mapping
+from transformers.modeling_outputs import CausalLMOutputWithPast
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_MAPPING
 from transformers.utils.logging import disable_progress_bar
 
 from disagg.config import EngineOptions
+from disagg.engines.model.architectures.weights import stated_tie, tie_in_transformers
 from disagg.errors import ModelError, first_line
 from disagg.extras import install
 from disagg.planning.checkpoint import packed, read_object
 
+# Model type of a text part -> of the whole, in whose checkpoints transformers transposes experts.
+_CONVERTED_AS = {"qwen3_vl_moe_text": "qwen3_vl_moe"}
 # Names of weights: those of the text part in a multimodal checkpoint -> those of the text model.
 _TEXT_WEIGHTS = {
     r"^model\.language_model\.": "model.",
@@ -45,13 +50,14 @@ def load_model(path: Path, options: EngineOptions, device: torch.device, layers:
     try:
         if options.quantization == "mxfp4":
             require_mxfp4_weights(path)
+        text_part = _text_part(path)
         model, info = _model_class(path, layers).from_pretrained(
             path,
             dtype=getattr(torch, options.dtype),
             device_map={"": device},  # straight to the device: no second copy in host memory
             attn_implementation=options.attention,
             output_loading_info=True,
-            **_text_part(path),
+            **text_part,
             **quantization(options.quantization),
         )
     except torch.OutOfMemoryError as error:
@@ -64,8 +70,12 @@ def load_model(path: Path, options: EngineOptions, device: torch.device, layers:
         raise ModelError(
             f"{path}: transformers cannot load it: {first_line(error)}", "check the files, and the engine's options"
         ) from error
-    _require_all_weights(path, info)
     _name_decoder(model)
+    try:
+        tie_in_transformers(model, info["missing_keys"], tied=_stated_tie(path))
+    except ModelError as error:
+        raise ModelError(f"{path}: {error.message}", error.hint) from error
+    _require_all_weights(path, info)
     return model.eval()
 
 
@@ -82,7 +92,8 @@ def _text_part(path: Path) -> dict[str, Any]:
     text = config.get_text_config(decoder=True)
     if text is config or _is_of_text(config):
         return {}
-    if not _is_of_text(text):
+    text.tie_word_embeddings = _stated_tie(path)
+    if type(text) not in MODEL_FOR_CAUSAL_LM_MAPPING and type(text) not in MODEL_MAPPING:
         raise ModelError(
             f"{path}: transformers has no class for the text part of model type {config.model_type!r} alone",
             "use a checkpoint that reads text only",
@@ -92,15 +103,54 @@ def _text_part(path: Path) -> dict[str, Any]:
     return {"config": text, "key_mapping": _TEXT_WEIGHTS}
 
 
+def _stated_tie(path: Path) -> bool:
+    return stated_tie(read_object(path / "config.json"), AutoConfig.from_pretrained(path))
+
+
 def _model_class(path: Path, layers: int | None) -> Any:
     """What loads the model, or its first layers."""
-    if layers is None:
-        return AutoModelForCausalLM
     config = AutoConfig.from_pretrained(path)
+    config = config if _is_of_text(config) else config.get_text_config(decoder=True)
+    if layers is None:
+        return AutoModelForCausalLM if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING else causal_class(config)
+    return _first_layers(causal_class(config), layers)
+
+
+def causal_class(config: Any) -> Any:
+    """The class of models that continue text with this configuration of text."""
     known = MODEL_FOR_CAUSAL_LM_MAPPING
-    return _first_layers(
-        known[type(config) if _is_of_text(config) else type(config.get_text_config(decoder=True))], layers
-    )
+    if type(config) in known:
+        return known[type(config)]
+    if whole := _CONVERTED_AS.get(config.model_type):
+        register_checkpoint_conversion_mapping(
+            config.model_type, get_checkpoint_conversion_mapping(whole), overwrite=True
+        )
+    return _with_head(MODEL_MAPPING[type(config)])
+
+
+def _with_head(decoder_class: Any) -> Any:
+    """A class of models of text over the decoder of a multimodal model, of whose text part alone transformers has no
+    such class (qwen3_vl). transformers' class of the whole model has the same head."""
+
+    class TextModel(decoder_class.__base__):
+        base_model_prefix = "model"
+        _tied_weights_keys: ClassVar = {"lm_head.weight": "model.embed_tokens.weight"}
+
+        def __init__(self, config: Any) -> None:
+            super().__init__(config)
+            self.model = decoder_class(config)
+            self.lm_head = torch.nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+            self.post_init()
+
+        def forward(self, input_ids: torch.Tensor, **options: Any) -> CausalLMOutputWithPast:
+            made = self.model(input_ids=input_ids, **options)
+            logits = self.lm_head(made.last_hidden_state) * getattr(self.config, "output_multiplier", 1.0)
+            if cap := getattr(self.config, "final_logit_softcapping", None):
+                logits = torch.tanh(logits / cap) * cap
+            return CausalLMOutputWithPast(logits=logits, past_key_values=made.past_key_values)
+
+    TextModel.__name__ = decoder_class.__name__
+    return TextModel
 
 
 def _first_layers(model_class: Any, layers: int) -> Any:

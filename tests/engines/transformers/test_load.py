@@ -120,7 +120,10 @@ def test_shared_weights_are_counted_once(tiny: TinyModel) -> None:
     assert stored > 10 * frequencies
 
 
-def test_a_multimodal_model_without_a_class_for_its_text_part_is_refused(copy: Path) -> None:
+def test_a_multimodal_model_without_a_class_for_its_text_part_is_refused(
+    copy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("disagg.engines.transformers.load.MODEL_MAPPING", {})
     text = json.loads((copy / "config.json").read_text()) | {"model_type": "qwen3_vl_text"}
     (copy / "config.json").write_text(json.dumps({"model_type": "qwen3_vl", "text_config": text}))
     with pytest.raises(ModelError, match="no class for the text part of model type 'qwen3_vl' alone"):

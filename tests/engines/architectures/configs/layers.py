@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tests.engines.architectures.configs.parts import LATENT, ROUTED, text_part
+from tests.engines.architectures.configs.parts import EXPERTS, LATENT, ROUTED, text_part
 from tests.tiny_models import ARCHITECTURES, WINDOW
 
 _GEMMA4 = {
@@ -55,6 +55,14 @@ _YARN = {
     "mscale_all_dim": 0.707,
 }
 _INDEXER = {"index_topk": 32, "index_n_heads": 16, "index_head_dim": 64}
+
+_SECTIONS = {"rope_type": "default", "mrope_section": [2, 3, 3]}  # of images, all alike for text
+_QWEN2_VL = {
+    "rope_scaling": {"type": "mrope", "mrope_section": [2, 3, 3]},
+    "use_sliding_window": False,
+    "sliding_window": 4096,
+    "max_window_layers": 2,
+}
 
 SPECIAL_LAYERS: Mapping[str, dict[str, Any]] = {
     # latent attention
@@ -156,5 +164,25 @@ SPECIAL_LAYERS: Mapping[str, dict[str, Any]] = {
     "mistral3": {
         "architectures": ["Mistral3ForConditionalGeneration"],
         **text_part("mistral3", model_type="mistral", head_dim=16, sliding_window=None),
+    },
+    "qwen2_vl": {"architectures": ["Qwen2VLForConditionalGeneration"], **text_part("qwen2_vl", **_QWEN2_VL)},
+    "qwen2_5_vl": {
+        "architectures": ["Qwen2_5_VLForConditionalGeneration"],
+        **text_part("qwen2_5_vl", **_QWEN2_VL, tie_word_embeddings=True),
+    },
+    "qwen3_vl": {
+        "architectures": ["Qwen3VLForConditionalGeneration"],
+        **text_part("qwen3_vl", head_dim=16, rope_scaling={**_SECTIONS, "mrope_interleaved": True}),
+    },
+    "qwen3_vl_moe": {
+        "architectures": ["Qwen3VLMoeForConditionalGeneration"],
+        **text_part(
+            "qwen3_vl_moe",
+            **EXPERTS,
+            head_dim=16,
+            decoder_sparse_step=1,
+            mlp_only_layers=[],
+            rope_scaling={**_SECTIONS, "mrope_interleaved": True},
+        ),
     },
 }
