@@ -20,6 +20,7 @@ FAST = "not slow"
 FAST_LIMIT_S = 1.0
 SLOW_PATHS = {
     "bench/handoff",
+    "benchmarks/test_full_size.py",
     "benchmarks/test_peers_answers.py",
     "benchmarks/test_peers_pair.py",
     "benchmarks/test_vllm_prefill.py",

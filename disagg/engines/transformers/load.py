@@ -47,6 +47,7 @@ def load_model(path: Path, options: EngineOptions, device: torch.device, layers:
     """The model in `path` on `device`, ready for inference. ModelError if a weight is not in the checkpoint. layers:
     only its first so many are loaded, and it has no output head; None: all."""
     disable_progress_bar()  # the output goes to a log
+    torch.backends.cudnn.allow_tf32 = False  # else convolutions in float32 have 10 bits of mantissa, unlike products
     try:
         if options.quantization == "mxfp4":
             require_mxfp4_weights(path)

@@ -39,6 +39,12 @@ def test_weights_are_loaded_in_the_wanted_dtype(tiny: TinyModel, dtype: DType) -
     assert not model.training
 
 
+def test_float32_is_float32_on_a_gpu_also_in_convolutions(tiny: TinyModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
+    load_model(tiny("llama"), OPTIONS, CPU)
+    assert not torch.backends.cudnn.allow_tf32
+
+
 def test_the_attention_implementation_is_the_one_asked_for(tiny: TinyModel) -> None:
     assert load_model(tiny("llama"), replace(OPTIONS, attention="eager"), CPU).config._attn_implementation == "eager"
 
