@@ -33,7 +33,7 @@ from disagg.config import DType
 from disagg.engines.process import exit_without_cleanup
 from disagg.errors import DisaggError
 from tests.surveys import other_models, tables
-from tests.surveys.tables import GOOD, known, short
+from tests.surveys.tables import FAILS, GOOD, failure, known, short, state
 
 LIMIT_S: Final = 240.0
 PAGE: Final = Path(__file__).parents[2] / "docs" / "architectures.md"
@@ -62,7 +62,7 @@ class Found:
 
     @property
     def good(self) -> bool:
-        return self.verdict in (*GOOD, "within the noise")
+        return self.verdict in GOOD or self.verdict.startswith("near")
 
 
 def tried(task: Task) -> Found:
@@ -95,15 +95,18 @@ def outcome(task: Task, folder: Path) -> tuple[str, str]:
     from tests.engines.architectures.pairs import make
 
     if task.name not in known() and not other_models.has_text_class(task.name):
-        return "refused: transformers has no class for its text part alone", ""
+        return f"{FAILS}: transformers has no class for its text part alone", ""
     try:
         make(known()[task.name] if task.name in known() else other_models.tiny(task.name), folder / "model")
     except Exception as error:  # noqa: BLE001 - the row says which
-        return f"no tiny model could be built: {type(error).__name__}: {short(str(error), folder)}", ""
+        return (
+            f"{FAILS}: transformers cannot build a tiny model: {type(error).__name__}: {short(str(error), folder)}",
+            "",
+        )
     try:
         return _served(task, folder) if task.served else _handed_over(task, folder)
     except DisaggError as error:
-        return f"refused: {short(error.message, folder)}", ""
+        return failure(error, folder / "model"), ""
     except Exception as error:  # noqa: BLE001 - the row says which
         return f"**error** {type(error).__name__}: {short(str(error), folder)}", ""
 
@@ -138,15 +141,20 @@ def _in_half_precision(pair: Any, dtype: DType) -> tuple[str, str]:
     good = found.within(limits, bounds_alone(dtype, same_weights=True))
     pairs = found.handoff_vs_prefill, found.handoff_vs_decode
     figures = f"KL {max(one.mean_kl for one in pairs):.0e}, of {limits.max_kl:.0e}; top-1 {pairs[0].top1:.2f}"
-    return ("within the noise" if good else "**beyond the noise**"), figures
+    return (f"near ({dtype})" if good else "**differs**"), figures
 
 
 def _served(task: Task, folder: Path) -> tuple[str, str]:
     """By a prefill server on the device and a decode server on the CPU."""
+    from tests import tiny_models
+    from tests.engines.architectures.configs.rewrite import PREFIXES
     from tests.fleets import running, write_hosts
     from tests.surveys import architectures
 
     prefill = {"chunk_tokens": 48, "device": task.device}
+    entry = known()[task.name]
+    if entry["model_type"] in PREFIXES:  # the same weights, which transformers loads as they are
+        tiny_models.make_from(entry["text_config"], folder / "text")
     with running(write_hosts(folder, {"m": folder / "model"}, prefill=prefill), forks=False) as fleet:
         found = asyncio.run(architectures.served(fleet))
         if found != "exact":
@@ -158,26 +166,22 @@ def _served(task: Task, folder: Path) -> tuple[str, str]:
 def main(names: Sequence[str], how: argparse.Namespace) -> int:
     """Try all, print each, and return the exit code."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["__main__", "disagg.engines.transformers.engine"])  # not mlx: it has threads
+    context.set_forkserver_preload(["__main__", "disagg.engines.transformers.engine"])
     tasks = [Task(name, how.device, how.dtype, how.served) for name in names]
-    stated, wrong, counts, all_found = tables.read_table(PAGE), [], Counter[str](), []
+    rows, made, wrong = tables.read_table(PAGE), [], []
     with ThreadPoolExecutor(how.at_once) as pool:
         for found in pool.map(tried, tasks):
-            page = stated.get(found.name, {}).get("transformers", "")
-            same = (found.good and page in GOOD) or _kind(found.verdict) == _kind(page)
-            wrong += [] if found.good or same else [found.name]
-            counts[_kind(found.verdict)] += 1
-            all_found.append(found)
-            also = "" if same else f"; the page: {page or 'nothing'}"
+            page = rows.get(found.name, tables.EMPTY)["transformers"]
+            as_there = page in GOOD if found.good else state(found.verdict) == state(page)
+            wrong += [] if found.good or as_there else [found.name]
+            made.append(found)
+            also = "" if as_there else f"; the page: {page or 'nothing'}"
             print(f"{found.name}: {found.verdict} {found.difference} ({found.seconds:g} s){also}", flush=True)
-    print(f"{dict(counts)}" + (f"; look at {', '.join(wrong)}" if wrong else ""), flush=True)
+    counts = Counter(state(found.verdict) or found.verdict for found in made)
+    print(f"{dict(counts)}; {'look at ' + ', '.join(wrong) if wrong else 'as the page has it'}", flush=True)
     if how.json:
-        how.json.write_text(json.dumps([asdict(one) for one in all_found], indent=1), "utf-8")
+        how.json.write_text(json.dumps([asdict(found) for found in made], indent=1), "utf-8")
     return 1 if wrong else 0
-
-
-def _kind(verdict: str) -> str:
-    return verdict.partition(":")[0]
 
 
 if __name__ == "__main__":
