@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import signal
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -17,10 +19,15 @@ import psutil
 import pytest
 
 from disagg.config import load
+from disagg.errors import DisaggError
+from disagg.inference.client import Client
+from disagg.token import MEMORY_FOLDER_VARIABLE, TOKEN_FILE_VARIABLE
 from tests import tiny_models
 from tests.deadlines import wait_until
+from tests.fleet.services.test_supervise import Folder
 from tests.fleets import TOKEN, RunningFleet, running, write_kept_hosts
-from tests.keeper.keeping import alive
+from tests.keeper.keeping import alive, write
+from tests.ports import free_ports
 from tests.preloaded import AVAILABLE
 
 pytestmark = pytest.mark.slow
@@ -164,3 +171,50 @@ def test_a_changed_list_is_read_while_it_runs_and_an_answer_outlives_a_stop(
         assert psutil.Process(fleet.processes[HOST].pid).memory_info().rss < MAX_KEEPER_BYTES
         assert fleet.stop(HOST) == 0
         assert not alive(pid)
+
+
+SOON_NOTIFIED = """\
+import sys
+import disagg.keeper.__main__ as program
+
+program.NOTIFIED_S, program.NOTIFY_S = 2, 0.2
+sys.exit(program.main())
+"""
+"""A keeper that its supervisor ends after 2 s without a notice of it, in place of 90."""
+
+
+def test_a_frozen_keeper_is_ended_by_its_supervisor_and_requests_do_not_wait_for_that(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its supervisor is stopped, too, until the requests have been answered."""
+    monkeypatch.setenv(TOKEN_FILE_VARIABLE, str(tmp_path / "token"))
+    monkeypatch.setenv(MEMORY_FOLDER_VARIABLE, str(tmp_path / "memory"))
+    (tmp_path / "token").write_text(TOKEN)
+    (tmp_path / "token").chmod(0o600)
+    path = write(tmp_path, ["ready", "asleep"])
+    path.write_text(path.read_text().replace("port = 9\n", f"port = {free_ports(1)[0]}\n"))
+    folder = Folder(tmp_path)
+    folder.change("TRACES_S = 3.0", "TRACES_S = 0.2")
+    keeper = [sys.executable, "-c", SOON_NOTIFIED, "--config", str(path), "--host", "h", "--state", str(tmp_path / "s")]
+    folder.serve(f"exec {shlex.join(keeper)}")
+    supervisor = folder.call("start")
+    try:
+        wait_until(lambda: '"keeping"' in folder.log(), what="the keeper")
+        with Client(load(path), token=TOKEN) as client:
+            client.generate("ready", "hi", max_tokens=2)
+            pids = [supervisor["child"], *(one.pid for one in psutil.Process(supervisor["child"]).children())]
+            for frozen in (supervisor["pid"], supervisor["child"]):
+                os.kill(frozen, signal.SIGSTOP)
+            client.generate("ready", "hi", max_tokens=2)
+            with pytest.raises(DisaggError, match=r"asleep was still being loaded after 1 s|did not answer in time"):
+                client.generate("asleep", "hi", max_tokens=2, timeout=1)
+            os.kill(supervisor["pid"], signal.SIGCONT)
+            wait_until(lambda: folder.log().count('"keeping"') == 2, what="the next keeper")
+            assert len(pids) == 2 and not any(map(alive, pids))
+            client.generate("asleep", "hi", max_tokens=2)
+        hangs, ended = (json.loads(line) for line in folder.log().splitlines() if '"server_' in line)
+        assert hangs["message"] == "it hung as a whole: no notice of it for 2 s"
+        assert (ended["exit"], ended["restarts"]) == (-signal.SIGKILL, 1)
+    finally:
+        os.kill(supervisor["pid"], signal.SIGCONT)
+        folder.call("stop")

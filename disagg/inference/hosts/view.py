@@ -79,8 +79,8 @@ class HostView:
 
     @property
     def has_answered(self) -> bool:
-        """Whether the host has answered this client at least once."""
-        return self.load is not None or self.reachable == "up"
+        """Whether the host, or the keeper of its model, has answered this client at least once."""
+        return self.load is not None or self.reachable == "up" or self.kept is not None
 
     @property
     def must_load(self) -> bool:

@@ -200,3 +200,14 @@ def test_a_model_without_a_process_is_down_when_its_keeper_is() -> None:
     view.missed("a")
     view.missed("a", refused=True)
     assert ranked(view, "a/m").left_out == {"a/m": "down"} and view.of("a/m").refused
+
+
+def test_a_model_whose_keeper_has_answered_once_is_seen_although_nothing_listens_there_now() -> None:
+    """So its requests wait, as for a keeper that its service manager starts again."""
+    view = FleetView()
+    assert ranked(view, "a/m").unseen == {"a/m"}
+    stated(view, "a", ASLEEP)
+    for _ in range(2):
+        view.missed("a/m", refused=True)
+    assert view.of("a/m").obstacle(0.0) == "down"
+    assert ranked(view, "a/m").unseen == frozenset()
