@@ -16,7 +16,7 @@ from starlette.types import ASGIApp
 
 from disagg.api.requests import MAX_ANSWERS
 from disagg.config import Fleet, Model
-from disagg.errors import Cancelled, DisaggError
+from disagg.errors import Cancelled, DisaggError, ModelBusy
 from disagg.gateway import parallel as several
 from disagg.gateway.answer import AcceptedRequest, AnswerResponse, ResponseTimes, json_response, problem_response
 from disagg.gateway.clients.access import (
@@ -235,10 +235,13 @@ class Gateway:
             give_back()
 
     async def _loaded(self, asked: GatewayRequest) -> None:
-        """Do what a request without a prompt asks for: load the model, or unload it."""
+        """Do what a request without a prompt asks for: load the model, or unload it, as soon as it is idle."""
         model = self._fleet.model(asked.model)
         if asked.keep_alive_s == 0:
-            await self._keepers.unload(model)
+            try:
+                await self._keepers.unload(model)
+            except ModelBusy:
+                self._keepers.keep(model, 0)
         else:
             await self._keepers.load(model, asked.keep_alive_s)
 

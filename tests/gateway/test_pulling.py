@@ -19,6 +19,7 @@ from tests.gateway.kept_models import CHANGES, asked, fails, gateway, keeping
 
 ASLEEP: dict[str, Any] = {"m": {"state": "asleep"}}
 READY: dict[str, Any] = {"m": {"state": "ready"}}
+BUSY = {**CHANGES, "models/unload": fails(ModelBusy("m is busy: 2 requests use it", "wait for them"))}
 BOTH = ("mac", "dgx")
 
 
@@ -41,9 +42,17 @@ async def test_a_keep_alive_of_0_without_a_prompt_unloads() -> None:
         assert [asked(hosts[name]) for name in BOTH] == [[("unload", {"model": "m", "force": False})]] * 2
 
 
-async def test_a_busy_model_is_not_unloaded_and_the_caller_is_told() -> None:
-    busy = {**CHANGES, "models/unload": fails(ModelBusy("m is busy: 2 requests use it", "wait for them"))}
-    async with keeping(READY, busy) as (client, _), gateway(client) as http:
+async def test_a_busy_model_goes_by_ollama_s_call_once_it_has_answered() -> None:
+    async with keeping(READY, BUSY) as (client, hosts), gateway(client) as http:
+        answer = await http.post("/api/generate", json={"model": "m", "prompt": "", "keep_alive": 0})
+        assert (answer.status_code, answer.json()["done_reason"]) == (200, "unload"), answer.text
+        async with asyncio.timeout(LONG_S):
+            while not all(asked(hosts[name])[-1] == ("keep", {"model": "m", "keep_alive_s": 0}) for name in BOTH):
+                await asyncio.sleep(0)
+
+
+async def test_a_busy_model_is_not_unloaded_by_other_calls_and_the_caller_is_told() -> None:
+    async with keeping(READY, BUSY) as (client, _), gateway(client) as http:
         answer = await http.post("/api/v1/models/unload", json={"instance_id": "m"})
         deleted = await http.request("DELETE", "/api/delete", json={"model": "m"})
     assert (answer.status_code, answer.json()["error"]["code"]) == (409, "model_busy")
