@@ -8,14 +8,17 @@ A request that makes its host's process end must not do so to the next one. Two 
                (`inference/attempts/suspects.py`), and adds up the strikes of all hosts.
 
 Two strikes refuse a request for a while, at that host and at callers. An honest request that is sent often is caught in
-a crash now and then: a host that has computed a suspect acquits its marks for as long, at all callers, and a host takes
-its own strikes back if it computes the request.
+a crash now and then, but is computed far more often, and what ends every host that computes it never is. So each time
+that a request was computed takes one strike back: those of a host at that host, those of all hosts at a caller that got
+the answer. A host that has computed a request with strikes elsewhere acquits its marks, at all callers, as long as it
+has not ended as often with them. What was computed stands in the file, too: a host that is killed knows it afterwards.
 """
 
 from __future__ import annotations
 
 import hmac
 import math
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
@@ -31,12 +34,13 @@ MARK_BYTES: Final = 16
 
 @dataclass(frozen=True, slots=True)
 class StrikePolicy:
-    """strikes: after which a request is refused. refused_s: for which it is, and for which a strike counts. kept: of
-    one host, the latest."""
+    """strikes: after which a request is refused. refused_s: for which it is, and for which a strike counts, and what
+    was computed. kept, computed: strikes and computed marks of one host, the latest."""
 
     strikes: int = 2
     refused_s: float = 300.0
     kept: int = 256
+    computed: int = 4096
 
 
 POLICY: Final = StrikePolicy()
@@ -99,62 +103,103 @@ class Verdicts(Protocol):
     def acquitted(self) -> Collection[str]: ...
 
 
-class Strikes:
-    """The strikes of one host, and what it has acquitted. Times in seconds since 1970, as strikes outlive the
-    process."""
+class Tally:
+    """How often something was noted of each mark lately. Times in seconds, of whatever clock the caller has."""
 
-    def __init__(self, policy: StrikePolicy = POLICY, known: Iterable[tuple[str, float]] = ()) -> None:
-        """known: marks with the times of their strikes."""
+    def __init__(self, kept: int, seconds: float, known: Iterable[tuple[str, float]] = ()) -> None:
+        """kept: notes, the latest. seconds: for which one counts. known: marks with their times, in order."""
+        self.all = deque(known, maxlen=kept)
+        self._seconds = seconds
+
+    def add(self, marks: Iterable[str], now: float) -> None:
+        """One note for each of these marks."""
+        self.all.extend((mark, now) for mark in marks)
+
+    def counts(self, of: Collection[str], now: float) -> Counter[str]:
+        """The notes of these marks."""
+        while self.all and now - self.all[0][1] >= self._seconds:
+            self.all.popleft()
+        return Counter(mark for mark, at in self.all if mark in of and self.lasts(at, now))
+
+    def lasts(self, at: float, now: float) -> bool:
+        """Whether what was noted at this time still counts, also if the clock was set back a little."""
+        return math.isfinite(at) and -60.0 <= now - at < self._seconds
+
+
+class Strikes:
+    """The strikes of one host, and what it has computed. Times in seconds since 1970, as both outlive the process."""
+
+    def __init__(
+        self,
+        policy: StrikePolicy = POLICY,
+        ended: Iterable[tuple[str, float]] = (),
+        computed: Iterable[tuple[str, float]] = (),
+        suspects: Iterable[tuple[str, float]] = (),
+    ) -> None:
+        """ended, computed: marks with the times at which the host ended with them, and computed them. suspects: what of
+        these had strikes elsewhere."""
         self.policy = policy
-        self.all = list(known)
-        self._acquitted: dict[str, float] = {}
+        self.ended = Tally(policy.kept, policy.refused_s, ended)
+        self._computed = Tally(policy.computed, policy.refused_s, computed)
+        self._suspects: dict[str, float] = {}
+        for mark, at in suspects:
+            self._suspect([mark], at)
 
     def add(self, struck: Iterable[str], now: float) -> None:
         """One strike for each of these marks."""
-        self.all += [(mark, now) for mark in struck]
-        self.forget((), now)
+        self.ended.add(struck, now)
 
-    def forget(self, innocent: Iterable[str], now: float) -> bool:
-        """Drop the strikes of these marks, and what is too old. Returns whether there were any."""
-        before, names = len(self.all), set(innocent)
-        self.all = [one for one in self.all if one[0] not in names and self._counts(one[1], now)][-self.policy.kept :]
-        return len(self.all) < before
+    def computed(self, innocent: Iterable[str], now: float, *, suspect: bool = False) -> None:
+        """This host has computed a request with these marks. suspect: it has strikes elsewhere."""
+        marks = list(innocent)
+        self._computed.add(marks, now)
+        if suspect:
+            self._suspect(marks, now)
 
     def stated(self, now: float) -> dict[str, int]:
-        """How many strikes each mark has now."""
-        found: dict[str, int] = {}
-        for mark, at in self.all:
-            if self._counts(at, now):
-                found[mark] = found.get(mark, 0) + 1
-        return found
-
-    def acquit(self, innocent: Iterable[str], now: float) -> None:
-        """This host has computed a suspect with these marks."""
-        for mark in innocent:
-            self._acquitted.pop(mark, None)
-            self._acquitted[mark] = now
-        for mark in list(self._acquitted)[: -self.policy.kept]:
-            del self._acquitted[mark]
+        """How many strikes each mark has now: how much oftener this host has ended with it than computed it."""
+        left = self._ended_more({mark for mark, _ in self.ended.all}, now)
+        return {mark: count for mark, count in left.items() if count > 0}
 
     def acquitted(self, now: float) -> tuple[str, ...]:
-        """The marks that it has acquitted lately."""
-        return tuple(mark for mark, at in self._acquitted.items() if self._counts(at, now))
+        """The marks of suspects that it has computed lately, and oftener than it has ended with them."""
+        lately = {mark: at for mark, at in self._suspects.items() if self.ended.lasts(at, now)}
+        return tuple(mark for mark, count in self._ended_more(lately, now).items() if count < 0)
 
-    def _counts(self, at: float, now: float) -> bool:
-        """Whether what was stated at this time still counts, also if the clock was set back a little."""
-        return math.isfinite(at) and -60.0 <= now - at < self.policy.refused_s
+    def _ended_more(self, marks: Collection[str], now: float) -> dict[str, int]:
+        """How much oftener this host has ended with each than computed it."""
+        if not marks:
+            return {}
+        ended, computed = self.ended.counts(marks, now), self._computed.counts(marks, now)
+        return {mark: ended[mark] - computed[mark] for mark in marks}
+
+    def _suspect(self, marks: Iterable[str], at: float) -> None:
+        for mark in marks:
+            self._suspects.pop(mark, None)
+            self._suspects[mark] = at
+        for mark in list(self._suspects)[: -self.policy.kept]:
+            del self._suspects[mark]
 
 
-def require_innocent(of: Marks, stated: Sequence[Verdicts], policy: StrikePolicy, hosts: str) -> bool:
+def require_innocent(
+    of: Marks,
+    stated: Sequence[Verdicts],
+    policy: StrikePolicy,
+    hosts: str,
+    computed: Mapping[str, int] = {},
+) -> bool:
     """Whether a request has strikes. Raises RequestEndedHosts if they are too many. stated: by one host, or by each.
-    hosts: in words."""
+    hosts: in words. computed: how often hosts have computed it for this caller, by mark."""
     acquitted = {mark for one in stated for mark in one.acquitted}
 
-    def count(mark: str) -> int:
+    def strikes(mark: str) -> int:
         return sum(one.strikes.get(mark, 0) for one in stated)
 
-    if of.strikes(lambda mark: 0 if mark in acquitted else count(mark)) >= policy.strikes:
+    if (
+        of.strikes(lambda mark: 0 if mark in acquitted else max(0, strikes(mark) - computed.get(mark, 0)))
+        >= policy.strikes
+    ):
         raise RequestEndedHosts(
             f"{hosts} ended while computing this request: it is refused for {policy.refused_s:.0f} s"
         )
-    return any(map(count, of.all))
+    return any(map(strikes, of.all))

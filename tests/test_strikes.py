@@ -12,7 +12,7 @@ from disagg.errors import RequestEndedHosts
 from disagg.strikes import Marks, StrikePolicy, Strikes, marks, require_innocent
 
 TOKEN = "a token of the fleet that nobody guesses"
-POLICY = StrikePolicy(strikes=2, refused_s=300.0, kept=4)
+POLICY = StrikePolicy(strikes=2, refused_s=300.0, kept=4, computed=8)
 
 
 def asked(**changes: Any) -> dict[str, Any]:
@@ -72,11 +72,21 @@ def test_strikes_count_for_a_while_and_only_the_latest_are_kept() -> None:
     strikes.add(["a", "b"], now=1000.0)
     strikes.add(["a"], now=1100.0)
     assert strikes.stated(1101.0) == {"a": 2, "b": 1}
-    assert strikes.stated(1301.0) == {"a": 1} and strikes.stated(1401.0) == {}
     strikes.add(["c", "d", "e"], now=1101.0)
     assert strikes.stated(1101.0) == {"a": 1, "c": 1, "d": 1, "e": 1}, "four are kept"
-    assert strikes.forget(["a"], 1101.0) and not strikes.forget(["a"], 1101.0)
-    assert "a" not in strikes.stated(1101.0)
+    assert strikes.stated(1400.5) == {"c": 1, "d": 1, "e": 1} and strikes.stated(1401.0) == {}
+
+
+def test_each_time_that_a_host_has_computed_a_request_takes_one_of_its_strikes_back_before_or_after() -> None:
+    strikes = Strikes(StrikePolicy(refused_s=300.0))
+    strikes.computed(["often", "once"], now=990.0)
+    strikes.computed(["often"], now=1000.0)
+    for _ in range(2):
+        strikes.add(["often", "once", "never"], now=1001.0)
+    assert strikes.stated(1002.0) == {"once": 1, "never": 2}
+    strikes.computed(["never"], now=1003.0)
+    assert strikes.stated(1004.0) == {"once": 1, "never": 1}
+    assert strikes.stated(1290.0) == {"often": 1, "once": 2, "never": 1}, "it counts as long as a strike"
 
 
 def test_strikes_of_a_clock_that_was_wrong_do_not_count() -> None:
@@ -115,9 +125,27 @@ def test_two_strikes_of_a_request_or_of_its_form_refuse_it_unless_a_host_has_com
         assert require_innocent(of, loads, POLICY, "x") == has_strikes
 
 
-def test_what_was_acquitted_is_stated_as_long_as_a_strike_counts_and_only_the_latest_are() -> None:
+def test_strikes_that_a_caller_has_seen_computed_as_often_refuse_nothing() -> None:
+    of, loads = Marks("request", "prompt"), [Load("ok", boot_id="b", strikes={"request": 2, "prompt": 1})]
+    assert require_innocent(of, loads, POLICY, "x", {"request": 1, "prompt": 1}), "it has strikes, and is not refused"
+    for computed in ({}, {"request": 1}, {"prompt": 9}):
+        with pytest.raises(RequestEndedHosts):
+            require_innocent(of, loads, POLICY, "x", computed)
+
+
+def test_suspects_that_were_computed_are_acquitted_as_long_as_a_strike_counts_and_only_the_latest_are() -> None:
     strikes = Strikes(POLICY)
-    strikes.acquit(["a", "b"], now=1000.0)
-    strikes.acquit(["c", "d", "e", "b"], now=1100.0)
+    strikes.computed(["a", "b"], now=1000.0, suspect=True)
+    strikes.computed(["x"], now=1000.0)
+    strikes.computed(["c", "d", "e", "b"], now=1100.0, suspect=True)
     assert strikes.acquitted(1100.0) == ("c", "d", "e", "b")
     assert strikes.acquitted(1401.0) == ()
+
+
+def test_a_host_that_ends_with_what_it_has_acquitted_as_often_as_it_has_computed_it_acquits_it_no_longer() -> None:
+    strikes = Strikes(POLICY)
+    strikes.computed(["a"], now=1000.0, suspect=True)
+    strikes.add(["a"], now=1001.0)
+    assert strikes.acquitted(1002.0) == ()
+    strikes.computed(["a"], now=1003.0)
+    assert strikes.acquitted(1004.0) == ("a",)

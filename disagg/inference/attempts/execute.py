@@ -224,12 +224,15 @@ class _Run:
         model unloaded before the request came, which is no failure."""
         log.debug("attempt: %s", attempt)
         view = self.driver.view
-        updates = ViewUpdates(view, attempt, self.prompt.tokens, self.request.body.share)
+        updates = ViewUpdates(
+            view, attempt, self.prompt.tokens, self.request.body.share, on_sent=self.suspicion.prompt_computed
+        )
         caller = self._caller(updates, {failure.host.name for failure in failures})
 
         def first_token() -> None:
             updates.first_token()
-            self.suspicion.cleared()
+            if attempt.method != "whole":
+                self.suspicion.cleared()
 
         first = self.first and not self.answer.loading_s
         self.answer.begin(attempt, self.request.called if first else time.monotonic(), first_token)
@@ -254,8 +257,9 @@ class _Run:
         self.driver.http.require_open()  # closing the client under a request looks like a lost connection
         if failure.final:
             raise failure.error
-        ended = may_have_ended(failure, caller.sent.values(), has_token=self.answer.trace.first_token > 0)
-        await self.suspicion.broke_off([(host, updates.starts[host.name]) for host in ended], failure.error)
+        has_token = self.answer.trace.first_token > 0
+        ended = may_have_ended(failure, caller.sent.values(), updates.starts, has_token=has_token)
+        await self.suspicion.broke_off(ended, failure.error)
         forget_frames(failure.error)
         failures.append(failure)
         return None

@@ -24,7 +24,7 @@ from disagg.errors import (
     RequestError,
 )
 from disagg.inference.attempts.driver import FIRST_LOADS_S, Driver, GenerationRequest
-from disagg.inference.attempts.suspects import Suspicion, broke_off
+from disagg.inference.attempts.suspects import Asked, Suspicion, broke_off
 from disagg.inference.attempts.waking import was_unloaded
 from disagg.inference.http import host_calls
 from disagg.inference.policy import longest_wait_s
@@ -85,7 +85,7 @@ class Question(Generic[Body, R]):
                     self.failure = error
                 busy, failed = error if self.waits and isinstance(error, Overloaded) else busy, error
             if sent.is_set() and broke_off(failed):
-                await suspicion.broke_off([(self.driver.view.addressed(host), boot_id)], failed)
+                await suspicion.broke_off([Asked(self.driver.view.addressed(host), boot_id, True)], failed)
                 await suspicion.take_turn(bool)
         raise busy or self.failure or unable
 

@@ -3,6 +3,7 @@
 A request without a token of a host whose process has ended is a suspect, unless it only waited in that host's queue. So
 are honest ones that were there. If several went on at the same time and the next host ended, nobody would know which
 it was. A suspect that gets a token is none any more; one whose second host ends is refused, also if it is sent again.
+A request that hosts have computed lately for this client is no suspect, until they have ended with it as often.
 """
 
 from __future__ import annotations
@@ -10,11 +11,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
-from disagg.api.requests import PromptBody
+from disagg.api.requests import PrefillBody, PromptBody
 from disagg.api.status import Load
 from disagg.config import Host
 from disagg.errors import DisaggError, PeerLost, RequestEndedHosts, ServerNotRunning, ServerSilent, ServerUnavailable
@@ -23,7 +24,7 @@ from disagg.inference.hosts.view import FleetView
 from disagg.inference.http import host_calls
 from disagg.inference.http.connections import Connections
 from disagg.inference.policy import RetryPolicy
-from disagg.strikes import Marks, marks, require_innocent
+from disagg.strikes import POLICY, Marks, StrikePolicy, Tally, marks, require_innocent
 
 MAX_REFUSED: Final = 1024
 LOOKS: Final = 20
@@ -33,9 +34,11 @@ BETWEEN_S: Final = 0.02  # looks at a host whose connections break
 class Suspects:
     """The suspects of one client, of which one at a time is tried, and the requests that it refuses."""
 
-    def __init__(self, http: Connections, view: FleetView) -> None:
+    def __init__(self, http: Connections, view: FleetView, policy: StrikePolicy = POLICY) -> None:
         self.http, self.view = http, view
         self.trying = asyncio.Lock()
+        self.computed = Tally(policy.computed, policy.refused_s)
+        self._ended = Tally(policy.computed, policy.refused_s)
         self._refused: OrderedDict[str, float] = OrderedDict()  # by the mark of a request, or of a counted prompt
 
     def refuse(self, of: Marks, seconds: float) -> None:
@@ -52,11 +55,25 @@ class Suspects:
             self._refused.popitem(last=False)
         return bool(self._refused) and not self._refused.keys().isdisjoint((of().request, of().prompt))
 
+    def ended(self, mark: str) -> bool:
+        """A host has ended with a request with this mark. Returns whether that proves nothing: hosts have computed it
+        lately, and oftener than they have ended with it."""
+        now = time.monotonic()
+        innocent = self.computed.counts([mark], now)[mark] > self._ended.counts([mark], now)[mark]
+        self._ended.add([mark], now)
+        return innocent
+
+    def acquit(self, of: Iterable[str]) -> None:
+        """A host has computed a request with these marks, which is refused no longer."""
+        for mark in filter(None, of):
+            self.computed.add([mark], time.monotonic())
+            self._refused.pop(mark, None)
+
 
 @dataclass(slots=True)
 class Suspicion:
-    """What is known of one request. lost: hosts whose processes ended with it, with no token of them. struck: hosts
-    have ended with it, or with one like it, and it is not refused."""
+    """What is known of one request. lost: hosts whose processes ended with it, with no token of them, and oftener than
+    it was computed lately. struck: hosts have ended with it, or with one like it, and it is not refused."""
 
     suspects: Suspects
     body: PromptBody
@@ -78,15 +95,21 @@ class Suspicion:
             raise RequestEndedHosts(
                 f"hosts have ended while computing this request: it is refused for {policy.refused_s:.0f} s"
             )
-        self.struck = bool(verdicts) and require_innocent(self._marks(), verdicts, policy, "hosts")
+        if verdicts:
+            of = self._marks()
+            computed = self.suspects.computed.counts(of.all, time.monotonic())
+            self.struck = require_innocent(of, verdicts, policy, "hosts", computed) or self.struck
 
-    async def broke_off(self, hosts: Iterable[tuple[Host, str]], error: DisaggError) -> None:
+    async def broke_off(self, asked: Iterable[Asked], error: DisaggError) -> None:
         """These hosts have failed so with the request. Raises RequestEndedHosts if they are too many whose processes
-        have ended. Beside each host: the boot id of its start before, empty if it is not known."""
-        http, view = self.suspects.http, self.suspects.view
-        checks = [(host.name, has_ended(http, view, host, boot_id, self.policy.ended_s)) for host, boot_id in hosts]
-        ended = await asyncio.gather(*(check for _, check in checks))
-        self.lost += [name for (name, _), has in zip(checks, ended, strict=True) if has]
+        have ended."""
+        http, view, asked = self.suspects.http, self.suspects.view, list(asked)
+        checks = (has_ended(http, view, one.host, one.boot_id, self.policy.ended_s) for one in asked)
+        for one, ended in zip(asked, await asyncio.gather(*checks), strict=True):
+            if ended and self.suspects.ended(self._mark(one)):
+                self.struck = True
+            elif ended:
+                self.lost.append(one.host.name)
         if len(self.lost) >= self.policy.host_losses:
             self.suspects.refuse(self._marks(), self.policy.strikes.refused_s)
             names = " and ".join(dict.fromkeys(self.lost))
@@ -112,6 +135,11 @@ class Suspicion:
         """A host has sent a token of the request."""
         self.lost.clear()
         self.end_turn()
+        self.suspects.acquit(self._marks().computed)
+
+    def prompt_computed(self) -> None:
+        """A prefill host has sent the KV of the prompt."""
+        self.suspects.acquit([self._marks().prompt])
 
     def end_turn(self) -> None:
         """Another suspect may go on."""
@@ -119,16 +147,36 @@ class Suspicion:
             self.suspects.trying.release()
             self._trying = False
 
+    def _mark(self, asked: Asked) -> str:
+        """What that host has noted down of the request."""
+        of = self._marks()
+        return of.prompt if asked.prompt_alone else of.request or of.prompt
+
     def _marks(self) -> Marks:
         return marks(self.body, self.suspects.http.token)
 
 
-def may_have_ended(failure: Failure, sent: Iterable[host_calls.EventCall], *, has_token: bool) -> list[Host]:
+class Asked(NamedTuple):
+    """A host that was asked. boot_id: its start before, empty if it is not known. prompt_alone: it computes nothing but
+    the prompt."""
+
+    host: Host
+    boot_id: str
+    prompt_alone: bool
+
+
+def may_have_ended(
+    failure: Failure, sent: Iterable[host_calls.EventCall], starts: Mapping[str, str], *, has_token: bool
+) -> list[Asked]:
     """The hosts that the request may have ended, if its attempt failed so. A lost decode host may show first as the
-    transfer's end. sent: the attempt's calls. has_token: it had brought one."""
+    transfer's end. sent: the attempt's calls. starts: the boot ids of their hosts. has_token: it had brought one."""
     if has_token or not broke_off(failure.error) or failure.attempt.method == "whole":
         return []
-    return [call.host for call in sent if call.written > 0 and call.phase != "queued"]
+    return [
+        Asked(call.host, starts[call.host.name], isinstance(call.body, PrefillBody))
+        for call in sent
+        if call.written > 0 and call.phase != "queued"
+    ]
 
 
 def broke_off(error: DisaggError) -> bool:

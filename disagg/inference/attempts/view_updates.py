@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import time
+from collections.abc import Callable
 
 from disagg.api.events import RefutedEvent
 from disagg.api.requests import Share
@@ -20,10 +21,18 @@ class ViewUpdates:
     """Updates the view of the hosts of one attempt, from its begin. An answer may take minutes: for other requests the
     host that answers works from the first token on, and the prefill host has one prompt less once its KV has been
     sent, which is audited after that. tokens: the prompt's. share: whose share of the hosts the request counts for.
-    starts: the boot id of each host's server when it was asked, empty if it is not known."""
+    starts: the boot id of each host's server when it was asked, empty if it is not known. on_sent: called when a
+    prefill host has sent the KV."""
 
-    def __init__(self, view: FleetView, attempt: Attempt, tokens: int, share: Share = Share()) -> None:  # noqa: B008 - frozen
-        self._view, self._share = view, share
+    def __init__(
+        self,
+        view: FleetView,
+        attempt: Attempt,
+        tokens: int,
+        share: Share = Share(),  # noqa: B008 - frozen
+        on_sent: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._view, self._share, self._on_sent = view, share, on_sent
         self._attempt = attempt
         self._tokens = tokens
         hosts = (attempt.decode, attempt.prefill)
@@ -59,6 +68,7 @@ class ViewUpdates:
         if (ejection := self._began.pop(prefill, None)) is not None:
             self._sent[prefill] = ejection
             self._view.sent(prefill, self._tokens)
+            self._on_sent()
 
     def head_failed(self, prefill: str, error: DisaggError) -> None:
         """The prefill host has failed in mid-prompt, and the request goes on without it."""

@@ -1,8 +1,9 @@
-"""The requests that a server computes, noted down in a file that outlives its process.
+"""The requests that a server computes and has computed, noted down in a file that outlives its process.
 
 A server that starts again finds there what it computed when its process ended, and each of these gets a strike; see
-disagg/strikes.py. The file has marks and times, no text. Its places are written one by one, without a wait for the
-disk: what is written stays if the process ends, and a machine that loses its power was not ended by a request.
+disagg/strikes.py. The file has marks and times, no text: first the strikes, then the places of what is computed, then
+what was computed lately, in a ring. Its entries are written one by one, without a wait for the disk: what is written
+stays if the process ends, and a machine that loses its power was not ended by a request.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from math import isfinite
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -29,7 +31,7 @@ COMPUTING: Final[frozenset[Phase]] = frozenset({"tokenising", "computing the pro
 """Phases in which this process works on a request."""
 PLACES: Final = 4096
 MARKS: Final = 2  # of one request
-_ENTRY: Final = struct.Struct(f"<d{MARK_BYTES}s")
+_ENTRY: Final = struct.Struct(f"<d{MARK_BYTES}s")  # a time, negative of a suspect that was computed, and a mark
 _FREE: Final = _ENTRY.pack(0.0, b"")
 
 
@@ -56,6 +58,7 @@ class RequestRecord:
         self._places = places
         self.strikes = Strikes(self._policy)
         self._file: int | None = None
+        self._written = 0  # entries of what was computed
         self._free = list(range(places - 1, -1, -1))
         if path is not None:
             try:
@@ -69,9 +72,9 @@ class RequestRecord:
     def admit(self, body: PromptBody) -> RecordedRequest:
         """A request arrives. Raises RequestEndedHosts if it has too many strikes here."""
         of = marks(body, self._tokens.current)
-        if self.strikes.all and body.standing != "innocent":
+        if self.strikes.ended.all and body.standing != "innocent":
             require_innocent(of, [self.verdicts], self._policy, self._name)
-        return RecordedRequest(self, of, suspect=body.standing == "suspect")
+        return RecordedRequest(self, of, suspect=body.standing != "")
 
     @property
     def verdicts(self) -> StatedVerdicts:
@@ -84,7 +87,7 @@ class RequestRecord:
         file, self._file = self._file, None  # first: engines' threads write, too
         if file is not None:
             with suppress(OSError):  # the file has gone, or its disk has
-                os.pwrite(file, _FREE * (MARKS * self._places), self._offset(0))
+                os.pwrite(file, _FREE * (MARKS * self._places), _ENTRY.size * self._first_place)
             os.close(file)
 
     def note(self, of: Marks) -> int | None:
@@ -94,51 +97,61 @@ class RequestRecord:
         except IndexError:
             return None
         entries = [_ENTRY.pack(now, bytes.fromhex(mark)) for mark in of.computed[:MARKS]]
-        self._write(place, b"".join(entries))
+        self._write(self._first_place + MARKS * place, b"".join(entries))
         return place
 
     def drop(self, place: int) -> None:
         """The request of this place is not computed any more."""
-        self._write(place, _FREE * MARKS)
+        self._write(self._first_place + MARKS * place, _FREE * MARKS)
         self._free.append(place)
 
-    def innocent(self, of: Marks, *, suspect: bool) -> None:
+    def computed(self, of: Marks, *, suspect: bool) -> None:
         """The request was computed."""
-        if suspect:
-            self.strikes.acquit(of.computed, time.time())
-        if self.strikes.all and self.strikes.forget(of.computed, time.time()):
-            self._write_strikes()
+        now = time.time()
+        self.strikes.computed(of.computed, now, suspect=suspect)
+        for mark in of.computed:
+            entry = _ENTRY.pack(-now if suspect else now, bytes.fromhex(mark))
+            self._write(self._first_computed + self._written % self._policy.computed, entry)
+            self._written += 1
 
     def _open(self, path: Path) -> None:
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        size = _ENTRY.size * (self._policy.kept + MARKS * self._places)
-        data = os.pread(self._file, size, 0)
+        entries = self._first_computed + self._policy.computed
+        data = os.pread(self._file, _ENTRY.size * entries, 0)
         found = [_ENTRY.unpack_from(data, at) for at in range(0, len(data) - _ENTRY.size + 1, _ENTRY.size)]
-        known = [(mark.hex(), at) for at, mark in found[: self._policy.kept] if at]
         now = time.time()
         # Older ones are of a full disk, on which a place could not be freed: no request lasts longer.
-        running = {mark.hex() for at, mark in found[self._policy.kept :] if 0 <= now - at < MAX_DEADLINE_S}
-        self.strikes = Strikes(self._policy, known)
+        places = found[self._first_place : self._first_computed]
+        running = {mark.hex() for at, mark in places if 0 <= now - at < MAX_DEADLINE_S}
+        written = [(at, mark) for at, mark in found[self._first_computed :] if at and isfinite(at)]
+        written.sort(key=lambda one: abs(one[0]))
+        self.strikes = Strikes(
+            self._policy,
+            [(mark.hex(), at) for at, mark in found[: self._first_place] if at and isfinite(at)],
+            [(mark.hex(), abs(at)) for at, mark in written],
+            [(mark.hex(), -at) for at, mark in written if at < 0],
+        )
         self.strikes.add(sorted(running), now)
-        os.pwrite(self._file, _FREE * (size // _ENTRY.size), 0)
-        self._write_strikes()
+        ended = [_ENTRY.pack(at, bytes.fromhex(mark)) for mark, at in self.strikes.ended.all]
+        self._written = len(written)
+        content = [*ended, *[_FREE] * (self._first_computed - len(ended)), *(_ENTRY.pack(*one) for one in written)]
+        os.pwrite(self._file, b"".join([*content, *[_FREE] * (entries - len(content))]), 0)
         if running:
             logs.event(logging.WARNING, "ended_while_computing", requests=len(running))
 
-    def _write_strikes(self) -> None:
-        if self._file is not None:
-            kept = self.strikes.all[-self._policy.kept :]
-            data = b"".join(_ENTRY.pack(at, bytes.fromhex(mark)) for mark, at in kept)
-            with suppress(OSError):  # the disk is full: the strikes in memory hold
-                os.pwrite(self._file, data + _FREE * (self._policy.kept - len(kept)), 0)
+    @property
+    def _first_place(self) -> int:
+        return self._policy.kept
 
-    def _write(self, place: int, data: bytes) -> None:
+    @property
+    def _first_computed(self) -> int:
+        return self._policy.kept + MARKS * self._places
+
+    def _write(self, entry: int, data: bytes) -> None:
+        """Write from this entry of the file on."""
         if self._file is not None:
             with suppress(OSError):  # the disk is full: this request is not noted down
-                os.pwrite(self._file, data, self._offset(place))
-
-    def _offset(self, place: int) -> int:
-        return _ENTRY.size * (self._policy.kept + MARKS * place)
+                os.pwrite(self._file, data, _ENTRY.size * entry)
 
 
 class RecordedRequest:
@@ -146,7 +159,7 @@ class RecordedRequest:
     own."""
 
     def __init__(self, running: RequestRecord, of: Marks, *, suspect: bool) -> None:
-        """suspect: another host's process has ended with it."""
+        """suspect: its caller knows of a host that has ended with it."""
         self._running, self._marks, self._suspect = running, of, suspect
         self._lock = threading.Lock()
         self._place: int | None = None
@@ -164,7 +177,7 @@ class RecordedRequest:
         """Its prompt is computed, or its first token: what ends the process now is not known to be this request."""
         if not self._over:
             self.ended()
-            self._running.innocent(self._marks, suspect=self._suspect)
+            self._running.computed(self._marks, suspect=self._suspect)
 
     def ended(self) -> None:
         """The request is not computed any more."""

@@ -23,6 +23,7 @@ from disagg.strikes import marks
 from tests.inference.scripted import Body, Script, ScriptedHost, client_of, progress, tokens, whole
 
 POISON = 666
+LUCKY = 7  # the seed of a poisonous request that is computed all the same
 ANSWER = [0, 1, 2, 3]
 
 
@@ -45,7 +46,7 @@ class Fleet:
         self.running += 1
         self.at_once = max(self.at_once, self.running)
         try:
-            if body["tokens"][0] == POISON:
+            if body["tokens"][0] == POISON and body.get("sampling", {}).get("seed") != LUCKY:
                 if self.before:
                     yield progress(self.before)
                 given = len(body.get("answer_tokens", ()))
@@ -188,3 +189,43 @@ async def test_how_many_hosts_a_request_may_end_is_the_policys() -> None:
     async with fleet(4, RetryPolicy(host_losses=3)) as made:
         with pytest.raises(RequestEndedHosts, match="d1 and d2 and d3"):
             await made.generate(POISON)
+
+
+async def test_a_request_that_hosts_have_computed_goes_on_until_they_have_ended_with_it_oftener_and_then_twice() -> (
+    None
+):
+    async with fleet(6) as made:
+        for _ in range(2):
+            await made.generate(POISON, seed=LUCKY)
+        with pytest.raises(RequestEndedHosts, match="it is tried on no other host"):
+            await made.generate(POISON)
+        standings = [body.get("standing", "") for host in made.hosts.values() for _, body in host.asked]
+        assert sorted(standings) == ["", "", "", "innocent", "innocent", "suspect"]
+
+
+async def test_a_refused_request_is_refused_no_longer_once_a_host_has_computed_one_like_it() -> None:
+    async with fleet(4) as made:
+        made.gate.clear()
+        late = asyncio.ensure_future(made.generate(POISON, seed=LUCKY, timeout=60.0))
+        async with asyncio.timeout(30):
+            while not made.running:
+                await asyncio.sleep(0)
+        with pytest.raises(RequestEndedHosts, match="it is tried on no other host"):
+            await made.generate(POISON)
+        with pytest.raises(RequestEndedHosts, match="refused for 300 s"):
+            await made.generate(POISON, seed=LUCKY)
+        made.gate.set()
+        await late
+        assert [token.id for token in (await made.generate(POISON, seed=LUCKY)).tokens] == ANSWER
+
+
+async def test_strikes_that_hosts_state_do_not_refuse_what_they_have_computed_for_this_client() -> None:
+    body = request_body("m", None, {"tokens": [5, 1, 2], "max_tokens": 4})
+    assert isinstance(body, GenerateBody)
+    mark = marks(body, "t").request
+    async with fleet(2) as made:
+        await made.generate(5)
+        for name, strikes in (("d1", 1), ("d2", 1)):
+            made.hosts[name].load = Load("ok", boot_id=name, strikes={mark: strikes})
+        await made.client.connect()
+        assert [token.id for token in (await made.generate(5)).tokens] == ANSWER

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from msgspec import structs
@@ -15,7 +16,7 @@ from disagg.api.requests import GenerateBody, PrefillBody
 from disagg.errors import RequestEndedHosts
 from disagg.servers.host.record import PLACES, RequestRecord
 from disagg.servers.host.request import Phase
-from disagg.strikes import marks
+from disagg.strikes import POLICY, marks
 from disagg.token import Tokens
 
 Start = Callable[..., RequestRecord]
@@ -98,20 +99,50 @@ def test_two_strikes_refuse_a_request_and_a_token_takes_a_strike_back(start: Sta
     assert strikes(once, "another") == 0 and strikes(start(), "another") == 0
 
 
-def test_a_suspect_that_is_computed_is_acquitted_and_a_caller_that_knows_it_is_not_refused(start: Start) -> None:
+@pytest.mark.parametrize("standing", ["suspect", "innocent"])
+def test_a_request_with_strikes_elsewhere_that_is_computed_is_acquitted_also_after_a_crash(
+    start: Start, standing: Literal["suspect", "innocent"]
+) -> None:
+    server = start()
+    request = server.admit(structs.replace(body(), standing=standing))
+    request.entered("generating")
+    assert server.verdicts.acquitted == ()
+    request.computed()
+    assert server.verdicts.acquitted == start().verdicts.acquitted == marks(body(), TOKENS.current).computed
+
+
+def test_a_request_that_is_refused_here_is_computed_for_a_caller_that_knows_it_to_be_innocent(start: Start) -> None:
     for _ in range(2):
         start().admit(body()).entered("generating")
     server = start()
     with pytest.raises(RequestEndedHosts):
         server.admit(structs.replace(body(), standing="suspect"))
-    request = server.admit(structs.replace(body(), standing="innocent"))
-    assert server.verdicts.acquitted == ()
-    request.computed()
-    suspect = server.admit(structs.replace(body("another"), standing="suspect"))
-    suspect.entered("generating")
-    assert server.verdicts.acquitted == ()
-    suspect.computed()
-    assert server.verdicts.acquitted == marks(body("another"), TOKENS.current).computed
+    server.admit(structs.replace(body(), standing="innocent")).computed()
+    server.admit(body())
+
+
+def test_an_honest_request_that_is_sent_all_the_time_is_not_refused_however_often_the_host_is_killed_with_it(
+    start: Start,
+) -> None:
+    for _ in range(20):
+        server = start()
+        server.admit(body()).computed()
+        server.admit(body()).entered("generating")
+    assert strikes(start()) == 0
+
+
+def test_of_what_was_computed_the_latest_is_known_after_a_crash(start: Start) -> None:
+    server = start()
+    server.admit(body()).computed()
+    for number in range(POLICY.computed - 1):
+        server.admit(body(str(number))).computed()
+    server.admit(body()).entered("generating")
+    server.admit(body("0")).entered("generating")
+    again = start()
+    assert (strikes(again), strikes(again, "0")) == (0, 0)
+    again.admit(body("another")).computed()
+    again.admit(body()).entered("generating")
+    assert strikes(start()) == 2, "what was computed at first has been overwritten"
 
 
 def test_a_crash_is_one_strike_for_a_request_however_often_it_ran(start: Start) -> None:
@@ -141,7 +172,7 @@ def test_a_damaged_file_refuses_nobody(path: Path, start: Start, content: bytes)
     path.write_bytes(content)
     server = start()
     server.admit(body())
-    assert server.strikes.all == [] or strikes(server) == 0
+    assert not server.verdicts.strikes and not server.verdicts.acquitted
 
 
 def test_the_file_has_no_text_and_nobody_else_may_read_it(path: Path, start: Start) -> None:
