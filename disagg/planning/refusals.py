@@ -273,7 +273,11 @@ def _biases(config: Config, device: str, ranks: int) -> str:
 
 
 def _keys_of_indexers(config: Config, device: str, ranks: int) -> str:
-    return "the keys that vLLM keeps for its indexers (sparse attention) are not read"
+    return "vLLM keeps the keys by which its layers choose tokens in 8 bits, and the decode host needs them unrounded"
+
+
+def _keys_of_heads(config: Config, device: str, ranks: int) -> str:
+    return "vLLM keeps the keys and values of every head, and the decode host needs the latent vectors behind them"
 
 
 RULES_OF_VLLM: Final[Mapping[str, RuleOfVLLM]] = {
@@ -286,5 +290,6 @@ RULES_OF_VLLM: Final[Mapping[str, RuleOfVLLM]] = {
     "glm4_moe_lite": (("rope_interleave",), _neighbours_rotated),
     "glm_moe_dsa": ((), _keys_of_indexers),
     "llama4_text": ((), _chunks_of_vllm),
+    "minicpm3": ((), _keys_of_heads),
     "olmoe": (("norm_topk_prob",), _unnormalised),
 }

@@ -110,7 +110,8 @@ def test_llama4s_text_part_is_refused_alone_only() -> None:
         (config("falcon_h1", mamba_proj_bias=True, projectors_bias=True), "cuda", 1, ""),
         (config("falcon_h1", mamba_proj_bias=True, projectors_bias=True), "cuda", 2, "several ranks of vLLM compute"),
         (config("llama4_text"), "cuda", 1, "what vLLM keeps of layers that attend within chunks"),
-        (config("deepseek_v32"), "cuda", 1, "the keys that vLLM keeps for its indexers"),
+        (config("deepseek_v32"), "cuda", 1, "vLLM keeps the keys by which its layers choose tokens in 8"),
+        (config("minicpm3"), "cpu", 1, "vLLM keeps the keys and values of every head"),
     ],
 )
 def test_what_config_json_states_is_enough_to_refuse_vllm(
