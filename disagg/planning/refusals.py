@@ -38,6 +38,12 @@ LEAST_HEADS: Final = 16
 several equal tokens are chosen differs between frameworks, and in mlx-lm with the prompts beside it. Of tiny random
 models the answers differed with 2, 4 and 8 heads, and not with 16; a token is among the equal ones by a chance of
 2 ** -heads then. The published models have 32 and 64."""
+MAX_LAYERS: Final = 10_000
+_ROPES: Final = ("rope_parameters", "rope_scaling")
+_DEPTHS: Final = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+_MLX: Final = "mlx"
+_READ_BY_MLX: Final = ("awq", "bitnet", "compressed-tensors", "fp8", "gptq", "modelopt", "mxfp4", "mxfp8")
+"""Forms of packed weights that mlx-lm 0.32 converts to its own when it reads them."""
 ACTIVATIONS: Final = ("hidden_act", "hidden_activation", "activation_function", "mlp_hidden_act", "mamba_hidden_act")
 GELU, APPROXIMATE_GELU = "gelu", "gelu_pytorch_tanh"
 SET_RIGHT: Final = ("gemma", "gpt_bigcode", "gpt_neox", "starcoder2")
@@ -85,6 +91,45 @@ def refusal_of_rope(parameters: Mapping[str, Any], max_positions: int) -> str:
     return ""
 
 
+def refusal_of_weights(config: Mapping[str, Any], engine: str) -> str:
+    """Why an engine cannot read weights that are packed like this; empty if it can. config: config.json."""
+    method = packing(config)
+    if engine == "mlx":
+        return f"mlx-lm does not read weights in the form {method}" if method not in ("", _MLX, *_READ_BY_MLX) else ""
+    return "its weights are in mlx-lm's form, which only the engine mlx reads" if method == _MLX else ""
+
+
+def packing(config: Mapping[str, Any]) -> str:
+    """The form in which a config.json says that weights are packed; empty if they are not."""
+    table = config.get("quantization_config")
+    method = table.get("quant_method") if isinstance(table, Mapping) else None
+    return _MLX if config.get("quantization") or (table is not None and not method) else str(method or "")
+
+
+def damaged(config: Mapping[str, Any]) -> str:
+    """Why no framework can read this config.json, in words that follow its name; empty if that is not obvious.
+    transformers would make a list of all layers that it states, whatever that takes."""
+    if not config.get("model_type") or not isinstance(config["model_type"], str):
+        return "it names no model_type"
+    part = config.get("text_config", config)
+    if not isinstance(part, Mapping) or not part:
+        return "its text_config is empty"
+    return next((why for one in (config, part) if (why := _damaged_part(one))), "")
+
+
+def _damaged_part(part: Mapping[str, Any]) -> str:
+    depths = {key: part[key] for key in _DEPTHS if part.get(key) is not None}
+    for key, count in depths.items():
+        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+            return f"{key} is {str(count)[:40]}, and no number of layers"
+        if count > MAX_LAYERS:
+            return f"{key} is {count:g}, more than {MAX_LAYERS:,}"
+    kinds = part.get("layer_types")
+    if isinstance(kinds, list) and any(len(kinds) < count for count in depths.values()):
+        return f"it has {next(iter(depths.values()))} layers and {len(kinds)} layer_types"
+    return next((f"its {key} is no table" for key in _ROPES if not isinstance(part.get(key) or {}, Mapping)), "")
+
+
 def rope_type(parameters: Mapping[str, Any]) -> str:
     return str(parameters.get("rope_type") or parameters.get("type") or "default")
 
@@ -92,7 +137,7 @@ def rope_type(parameters: Mapping[str, Any]) -> str:
 def keys(model_type: str) -> tuple[str, ...]:
     """The keys that decide whether a model of this type is refused."""
     own = (table[model_type][0] for table in (RULES, RULES_OF_VLLM) if model_type in table)
-    return tuple(dict.fromkeys((*ACTIVATIONS, "max_position_embeddings", *(key for some in own for key in some))))
+    return tuple(dict.fromkeys((*ACTIVATIONS, *(key for some in own for key in some))))
 
 
 # Every model type

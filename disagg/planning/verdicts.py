@@ -1,7 +1,7 @@
 """Whether a model can be handed over, by its config.json alone: what disagg's own survey found for its type.
 
-verdicts.toml is written by `python -m tests.surveys`. It holds for the versions in SERIES; what a checkpoint states
-beyond its type is compared when it is loaded.
+verdicts.toml is written by `python -m tests.surveys`. It holds for the versions in SERIES. A model is refused by its
+configuration by the same rules as when it is loaded (refusals.py); what else a checkpoint states is compared then.
 """
 
 from __future__ import annotations
@@ -9,71 +9,87 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Final, Literal
 
 import tomli
 
-State = Literal["exact", "patched", "refused", "unknown"]
-"""exact: the answers are those of each framework alone. patched: they are, because disagg sets one of them right."""
+from disagg.planning.refusals import Config, damaged, packing, refusal, refusal_of_vllm, refusal_of_weights
+
+State = Literal["exact", "patched", "near", "refused", "unknown"]
+"""exact: the answers are those of each framework alone. patched: they are, because disagg sets one of them right. near:
+they are as near to those in half precision as the frameworks' own."""
 
 SERIES: Final[Mapping[str, str]] = {"transformers": "5.23", "mlx-lm": "0.32", "vllm": "0.32"}
 """The minor series of each package that computes."""
 FILE: Final = Path(__file__).with_suffix(".toml")
 VERDICTS: Final[Mapping[str, Mapping[str, Any]]] = tomli.loads(FILE.read_text(encoding="utf-8"))
 """By the model type of a config.json: `transformers` and `vllm`, each the state and then why, and `served` if real
-servers were compared. `text`: the model type of the part that reads text, if that is another one."""
+servers were compared. `text`: the model type of the part that reads text, if that is another one. `defaults` and
+`names`: of the keys that decide, what transformers has if config.json leaves them out, and what config.json calls
+them."""
 VERIFIED: Final = frozenset(str(one.get("text", name)) for name, one in VERDICTS.items() if one.get("served"))
 """The architectures whose hand-off disagg's own tests compare with both frameworks alone, in float32."""
-_GOOD: Final = ("exact", "patched")
-_OWN: Final = "cannot be served: "
+_STATES: Final[Mapping[str, State]] = {"exact": "exact", "patched": "patched", "near (bfloat16)": "near"}
+"""Of models that are handed over, by the first words of an entry."""
+_READ_ALONE: Final = ("", "fp8", "mxfp4", "torchao")
+"""Forms of packed weights that transformers reads with the packages that disagg installs."""
+_AT_LOAD: Final = "on CUDA it is checked when it loads"
+_OTHER_NAMES: Final[Mapping[str, tuple[str, ...]]] = {"kimi_k25": ("kimi_k2",)}
+"""By the type of a whole model: what config.json calls its part that reads text, and transformers does not."""
+_OTHER_MODEL, _OTHER_ENGINE = "use another model", "use the engine transformers for this model"
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """why: of a refusal, or what is not known."""
+    """why: of a refusal, or what is not known. instead: what to use then. sure: whether a refusal follows from
+    config.json. Another one is what a framework did with a tiny model of this type."""
 
     model_type: str
     state: State
     why: str = ""
-
-    @property
-    def sure(self) -> bool:
-        """Whether a refusal is disagg's own. Another one quotes what a framework said of a tiny model."""
-        return self.state == "refused" and _OWN in self.why
+    instead: str = ""
+    sure: bool = False
 
     def __str__(self) -> str:
         return f"{self.state}: {self.why}" if self.why else self.state
 
 
-def verdict(config: Mapping[str, Any], engine: str) -> Verdict:
+def verdict(config: Mapping[str, Any], engine: str, device: str = "cpu", ranks: int = 1) -> Verdict:
     """The verdict on the model with this config.json on an engine. Of mlx it is that of transformers: it decodes what
-    either sends."""
-    text = config.get("text_config")
-    inner = text if isinstance(text, Mapping) else config
-    name = _entry(str(config.get("model_type", "")), str(inner.get("model_type", "")))
-    if why := _refusal(inner):
-        return Verdict(name, "refused", f"model type {name!r} {_OWN}{why}")
-    known = VERDICTS.get(name, {})
-    found = str(known.get("transformers", ""))
-    if engine == "vllm" and found in _GOOD:  # what is not handed over with transformers is not tried with vLLM
-        found = str(known.get("vllm", ""))
-    if found in _GOOD:
-        return Verdict(name, "exact" if found == "exact" else "patched")
-    state, _, why = found.partition(": ")
-    if state in ("near (bfloat16)", "not on a CPU"):
-        return Verdict(name, "unknown", found)
-    if found:
-        return Verdict(name, "refused", why)
-    return Verdict(name, "unknown", "disagg's tests have not compared this model type: disagg verify does")
+    either sends. device, ranks: on which vLLM computes, and how many share the heads."""
+    outer, part = config.get("model_type"), config.get("text_config")
+    kind = outer if isinstance(outer, str) else ""
+    if why := damaged(config):
+        return Verdict(kind, "refused", f"config.json: {why}", "compare config.json with the model's original", True)
+    text = stated(part if isinstance(part, Mapping) else config, kind)
+    try:
+        why, instead = _refusal(config, text, engine, device, ranks)
+    except (AttributeError, TypeError, ValueError, ArithmeticError):
+        return Verdict(kind, "unknown", "its config.json is of an unknown form: it is checked when it loads")
+    if why:
+        return Verdict(kind, "refused", why, instead, True)
+    found = _of_type(kind, text.model_type)
+    if found.state not in _STATES.values():  # what is not handed over with transformers is not tried with vLLM
+        return found
+    if engine == "transformers" and (form := packing(config)) not in _READ_ALONE:
+        needed = f"transformers reads weights in the form {form} with a package that disagg does not install"
+        return Verdict(kind, "unknown", needed)
+    return _of_vllm(kind, device) if engine == "vllm" else found
 
 
-def _entry(outer: str, inner: str) -> str:
-    """The name in VERDICTS of a model with a part that reads text. The whole model's, unless that was tried with a part
-    of another type."""
-    whole = VERDICTS.get(outer)
-    if whole is not None and (inner not in VERDICTS or whole.get("text", inner) == inner):
-        return outer
-    return inner if inner in VERDICTS or not outer else outer
+def stated(config: Mapping[str, Any], outer: str = "") -> Config:
+    """The part of a config.json that reads text as attributes, in transformers' names and with its defaults. outer: the
+    model type of the whole."""
+    inner = config.get("model_type")
+    named = isinstance(inner, str) and inner not in (outer, *_OTHER_NAMES.get(outer, ()))
+    text = str(inner if named else _entry(outer).get("text", outer))
+    entry, rope = _entry(text), config.get("rope_parameters") or config.get("rope_scaling")
+    renamed = {key: config[own] for key, own in entry.get("names", {}).items() if own in config}
+    if isinstance(rope, Mapping) and (original := config.get("original_max_position_embeddings")):
+        rope = {"original_max_position_embeddings": original, **rope}
+    given = {**entry.get("defaults", {}), **config, **renamed, "model_type": text, "rope_parameters": rope}
+    return _attributes({key: value for key, value in given.items() if isinstance(key, str)})
 
 
 def verified(architecture: str, versions: Mapping[str, str]) -> bool:
@@ -83,12 +99,51 @@ def verified(architecture: str, versions: Mapping[str, str]) -> bool:
     return known and architecture in VERIFIED
 
 
-def _refusal(config: Mapping[str, Any]) -> str:
-    """Why a model is refused whatever its type."""
-    if config.get("is_encoder_decoder"):
-        return "it is not a decoder alone"
-    scaling = config.get("rope_scaling") or config.get("rope_parameters") or {}
-    kind = str(scaling.get("rope_type") or scaling.get("type") or "") if isinstance(scaling, Mapping) else ""
-    if kind == "dynamic":
-        return f"rope type {kind!r}: its frequencies change with the length of the prompt"
-    return ""
+def _attributes(values: Mapping[str, Any] | None) -> Config:
+    return SimpleNamespace(**(values or {}))
+
+
+def _entry(model_type: str) -> Mapping[str, Any]:
+    return VERDICTS.get(model_type, {})
+
+
+def _refusal(config: Mapping[str, Any], text: Config, engine: str, device: str, ranks: int) -> tuple[str, str]:
+    """Why it is refused by its configuration, and what to use instead; empty if it is not."""
+    if why := refusal(text, _attributes(_entry(text.model_type).get("defaults")), str(config["model_type"])):
+        return why, _OTHER_MODEL
+    if why := refusal_of_weights(config, engine):
+        return why, "name another checkpoint as this engine's source in hosts.toml"
+    return (refusal_of_vllm(text, device, ranks) if engine == "vllm" else "", _OTHER_ENGINE)
+
+
+def _of_type(outer: str, text: str) -> Verdict:
+    """The verdict on all models of a type, with transformers and mlx-lm."""
+    entry = _entry(outer)
+    state, _, why = str(entry.get("transformers", "")).partition(": ")
+    if state in _STATES:
+        if text not in (outer, entry.get("text", text)):
+            return Verdict(outer, "unknown", f"with a part of type {text} it was not compared: disagg verify does")
+        return Verdict(outer, _STATES[state])
+    if state == "refused":
+        return Verdict(outer, "refused", why, _OTHER_MODEL, True)
+    if state:
+        framework = "mlx-lm" if "mlx-lm" in why else "transformers"
+        cannot = f"{framework} {SERIES[framework]} cannot load models of this type"
+        return Verdict(outer, "refused", cannot, _OTHER_MODEL)
+    both = " and ".join(f"{name} {SERIES[name]}" for name in ("transformers", "mlx-lm"))
+    return Verdict(outer, "refused", f"{both} do not both know this model type", _OTHER_MODEL)
+
+
+def _of_vllm(outer: str, device: str) -> Verdict:
+    """The verdict on all models of a type that transformers and mlx-lm serve, with vLLM, whose CPU build was tried."""
+    state, _, why = str(_entry(outer).get("vllm", "")).partition(": ")
+    on_cuda = device != "cpu"
+    if state in _STATES:
+        return Verdict(outer, _STATES[state], "tried on a CPU" if on_cuda else "")
+    if state == "refused":
+        return Verdict(outer, "refused", why, _OTHER_ENGINE, True)
+    if not state:
+        return Verdict(outer, "unknown", "it was not tried with vLLM: it is checked when it loads")
+    if on_cuda:
+        return Verdict(outer, "unknown", f"vLLM's CPU build cannot run models of this type; {_AT_LOAD}")
+    return Verdict(outer, "refused", f"vLLM {SERIES['vllm']} cannot run models of this type on a CPU", _OTHER_ENGINE)

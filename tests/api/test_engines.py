@@ -113,6 +113,7 @@ OTHER_MEANINGS = {
     "extras.py": {"transformers", "vllm", "mlx"},  # packages and extras
     "gateway/": {"simulated"},  # a key of its JSON
     "planning/": {"mlx"},  # who packed the weights
+    "planning/refusals.py": {"mlx"},  # who packed the weights, and who reads them
     "planning/verdicts.py": {"transformers", "vllm"},  # columns of the survey's table, and packages
 }
 

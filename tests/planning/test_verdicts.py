@@ -6,7 +6,13 @@ from typing import Any
 
 import pytest
 
-from disagg.planning.verdicts import verdict
+from disagg.planning.verdicts import SERIES, stated, verdict
+
+UNKNOWN_TYPE = "refused: transformers 5.23 and mlx-lm 0.32 do not both know this model type"
+
+
+def whole(outer: str, **part: Any) -> dict[str, Any]:
+    return {"model_type": outer, "text_config": part}
 
 
 @pytest.mark.parametrize(
@@ -17,43 +23,120 @@ from disagg.planning.verdicts import verdict
         ({"model_type": "llama"}, "vllm", "exact"),
         ({"model_type": "qwen3"}, "vllm", "exact"),  # one of its rows, with a window on some layers, is refused
         ({"model_type": "nemotron_h"}, "transformers", "patched"),
-        ({"model_type": "gemma3", "text_config": {"model_type": "gemma3_text"}}, "transformers", "exact"),
-        ({"model_type": "kimi_k25", "text_config": {"model_type": "kimi_text"}}, "transformers", "exact"),
-        ({"model_type": "llama4", "text_config": {"model_type": "llama4_text"}}, "transformers", "patched"),
-        ({"model_type": "gemma3", "text_config": {"model_type": "gpt_oss"}}, "transformers", "patched"),
+        (whole("gemma3", model_type="gemma3_text"), "transformers", "exact"),
+        (whole("gemma3", hidden_size=64), "transformers", "exact"),
+        (whole("kimi_k25", model_type="kimi_k2"), "transformers", "exact"),  # transformers' name is another one
         (
-            {"model_type": "qwen3_next"},
-            "vllm",
-            "unknown: not on a CPU: vLLM cannot compute this model: AssertionError: CPU GDN attention requires BF16.",
+            whole("gemma3", model_type="llama"),
+            "mlx",
+            "unknown: with a part of type llama it was not compared: disagg verify does",
         ),
+        (whole("llama4", model_type="llama4_text"), "transformers", "patched"),
         (
-            {"model_type": "phi3", "rope_scaling": {"type": "dynamic"}},
+            {"model_type": "llama4_text"},
             "transformers",
-            "refused: model type 'phi3' cannot be served: rope type 'dynamic': its frequencies change with the length "
-            "of the prompt",
+            "refused: mlx-lm has another model of this name, which attends to all tokens in every layer",
         ),
+        ({"model_type": "minimax"}, "transformers", "refused: mlx-lm has another model of this name, MiniMax-M2"),
         (
             {"model_type": "t5", "is_encoder_decoder": True},
             "mlx",
-            "refused: model type 't5' cannot be served: it is not a decoder alone",
+            "refused: it is not a decoder alone",
         ),
-        (
-            {},
-            "transformers",
-            "unknown: disagg's tests have not compared this model type: disagg verify does",
-        ),
+        ({"model_type": "granite_speech_of_tomorrow"}, "transformers", UNKNOWN_TYPE),
+        (whole("llava_next", model_type="llama"), "transformers", UNKNOWN_TYPE),
+        ({"model_type": "bitnet"}, "transformers", "refused: mlx-lm 0.32 cannot load models of this type"),
+        ({"model_type": "bitnet"}, "vllm", "refused: mlx-lm 0.32 cannot load models of this type"),
     ],
+    ids=lambda value: value if isinstance(value, str) else str(value.get("model_type")),
 )
 def test_a_config_is_enough_for_a_verdict(config: dict[str, Any], engine: str, shown: str) -> None:
     assert str(verdict(config, engine)) == shown
 
 
-def test_the_text_part_of_llama4_alone_is_not_what_the_whole_model_is() -> None:
-    assert verdict({"model_type": "llama4_text"}, "transformers").state == "refused"
+@pytest.mark.parametrize(
+    ("config", "why"),
+    [
+        ({}, "config.json: it names no model_type"),
+        ({"model_type": 3}, "config.json: it names no model_type"),
+        ({"model_type": "gemma3", "text_config": None}, "config.json: its text_config is empty"),
+        ({"model_type": "gemma3", "text_config": []}, "config.json: its text_config is empty"),
+        (
+            {"model_type": "llama", "num_hidden_layers": 2**70},
+            "config.json: num_hidden_layers is 1.18059e+21, more than 10,000",
+        ),
+        ({"model_type": "llama", "n_layer": 0}, "config.json: n_layer is 0, and no number of layers"),
+        (
+            {"model_type": "llama", "num_hidden_layers": 2, "layer_types": ["full_attention"]},
+            "config.json: it has 2 layers and 1 layer_types",
+        ),
+        ({"model_type": "llama", "rope_scaling": "linear"}, "config.json: its rope_scaling is no table"),
+    ],
+    ids=["empty", "no name", "no text", "a list", "layers", "no layers", "kinds", "rope"],
+)
+def test_a_config_that_no_framework_reads_is_refused(config: dict[str, Any], why: str) -> None:
+    found = verdict(config, "mlx")
+    assert (found.state, found.why, found.sure) == ("refused", why, True)
 
 
-def test_a_refusal_of_disaggs_own_is_sure_and_what_a_framework_said_of_a_tiny_model_is_not() -> None:
+def test_values_of_another_form_than_the_rules_expect_are_judged_when_the_model_loads() -> None:
+    assert verdict({"model_type": "deepseek_v32", "index_n_heads": "many"}, "mlx").state == "unknown"
+    assert verdict({"model_type": "mamba2", "time_step_limit": [1]}, "mlx").state == "unknown"
+
+
+@pytest.mark.parametrize(
+    ("config", "device", "ranks", "state"),
+    [
+        ({"model_type": "qwen3_next"}, "cpu", 1, "refused"),
+        ({"model_type": "qwen3_next"}, "auto", 1, "unknown"),
+        ({"model_type": "ernie4_5_moe"}, "cpu", 1, "refused"),
+        ({"model_type": "ernie4_5_moe"}, "cuda", 1, "unknown"),
+        ({"model_type": "minicpm3"}, "cuda", 1, "refused"),
+        ({"model_type": "cohere2"}, "cuda", 1, "exact"),
+        ({"model_type": "cohere2", "rms_norm_eps": 1e-5}, "cuda", 1, "refused"),
+        ({"model_type": "falcon_h1", "mamba_proj_bias": True, "projectors_bias": True}, "cuda", 1, "exact"),
+        ({"model_type": "falcon_h1", "mamba_proj_bias": True, "projectors_bias": True}, "cuda", 2, "refused"),
+    ],
+)
+def test_a_verdict_with_vllm_depends_on_its_device_and_its_ranks(
+    config: dict[str, Any], device: str, ranks: int, state: str
+) -> None:
+    found = verdict(config, "vllm", device, ranks)
+    assert found.state == state
+    if device != "cpu" and state != "refused":
+        assert found.why == "tried on a CPU" or found.why.endswith("on CUDA it is checked when it loads")
+    assert found.instead == ("use the engine transformers for this model" if state == "refused" else "")
+
+
+@pytest.mark.parametrize(
+    ("packed", "engine", "state"),
+    [
+        ({"quantization": {"bits": 4, "group_size": 64}}, "mlx", "exact"),
+        ({"quantization": {"bits": 4, "group_size": 64}}, "transformers", "refused"),
+        ({"quantization_config": {"bits": 4, "group_size": 64}}, "vllm", "refused"),
+        ({"quantization_config": {"quant_method": "fp8"}}, "transformers", "exact"),
+        ({"quantization_config": {"quant_method": "awq"}}, "transformers", "unknown"),
+        ({"quantization_config": {"quant_method": "awq"}}, "vllm", "exact"),
+        ({"quantization_config": {"quant_method": "gguf"}}, "mlx", "refused"),
+    ],
+)
+def test_weights_in_a_form_that_the_engine_does_not_read_are_refused(
+    packed: dict[str, Any], engine: str, state: str
+) -> None:
+    assert verdict({"model_type": "llama", **packed}, engine).state == state
+
+
+def test_keys_that_are_left_out_have_transformers_defaults_and_those_of_another_name_are_found() -> None:
+    assert stated({"model_type": "gemma2"}).attn_logit_softcapping == 50.0
+    assert verdict({"model_type": "gemma2", "attn_logit_softcapping": None}, "mlx").state == "refused"
+    kimi = {"model_type": "kimi_linear", "num_experts_per_token": 1, "moe_renormalize": True}
+    assert stated(kimi).num_experts_per_tok == 1
+    assert verdict(kimi, "mlx").why.startswith("mlx-lm ignores norm_topk_prob")
+    assert verdict({**kimi, "moe_renormalize": False}, "mlx").state == "exact"
+
+
+def test_a_refusal_by_config_json_is_sure_and_what_a_framework_did_with_a_tiny_model_is_not() -> None:
     assert verdict({"model_type": "minimax"}, "transformers").sure
-    assert verdict({"model_type": "minimax"}, "vllm").sure
     assert not verdict({"model_type": "bitnet"}, "transformers").sure
     assert not verdict({"model_type": "llama"}, "transformers").sure
+    assert set(SERIES) == {"transformers", "mlx-lm", "vllm"}

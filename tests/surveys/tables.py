@@ -11,6 +11,7 @@ from typing import Any
 from disagg.engines.model.architectures.patches import PATCHES
 from disagg.errors import DisaggError
 from disagg.files import replace_file
+from disagg.planning import refusals
 from disagg.planning.verdicts import FILE
 from tests import tiny_models
 from tests.engines.architectures.configs import CONFIGS, config
@@ -143,9 +144,29 @@ def verdicts(rows: Mapping[str, Row]) -> dict[str, dict[str, str]]:
 
 
 def write_verdicts(page: Path, file: Path = FILE) -> None:
-    """Write disagg's own list from the table of the page."""
-    found = verdicts(read_table(page))
+    """Write disagg's own list from the table of the page, and what transformers has for the keys that decide."""
+    found: dict[str, dict[str, Any]] = {kind: dict(one) for kind, one in verdicts(read_table(page)).items()}
+    for kind in list(found):
+        text, stated = _by_transformers(kind)
+        if text not in (kind, ""):
+            found[kind].setdefault("text", text)
+        if stated:
+            found.setdefault(text, {}).update(stated)
     file.write_text("\n".join(_table(kind, found[kind]) for kind in sorted(found)), "utf-8")
+
+
+def _by_transformers(kind: str) -> tuple[str, dict[str, Any]]:
+    """The model type of its part that reads text; of the keys that decide whether that is refused, what transformers
+    has if config.json leaves them out, and what config.json calls them."""
+    from transformers import CONFIG_MAPPING
+
+    if kind not in CONFIG_MAPPING or not hasattr(made := CONFIG_MAPPING[kind](), "get_text_config"):
+        return "", {}
+    text = made.get_text_config(decoder=True)
+    keys = refusals.keys(str(text.model_type))
+    defaults = {key: value for key in keys if (value := getattr(text, key, None)) is not None}
+    names = {key: own for key, own in text.attribute_map.items() if key in keys}
+    return str(text.model_type), {key: value for key, value in (("defaults", defaults), ("names", names)) if value}
 
 
 def _rank(verdict: str) -> int:
@@ -154,9 +175,19 @@ def _rank(verdict: str) -> int:
     return -order.index(state(verdict)) if state(verdict) in order else -len(order)
 
 
-def _table(kind: str, verdicts: Mapping[str, str]) -> str:
-    lines = [f"{key} = {value}" if value == "true" else f'{key} = """{value}"""' for key, value in verdicts.items()]
+def _table(kind: str, of_type: Mapping[str, Any]) -> str:
+    lines = [f"{key} = {'true' if value == 'true' else _toml(value, quotes=3)}" for key, value in of_type.items()]
     return "".join(f"{line}\n" for line in (f"[{kind}]", *lines))
+
+
+def _toml(value: Any, quotes: int = 1) -> str:
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{key} = {_toml(one)}' for key, one in value.items())}}}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_toml, value))}]"
+    if isinstance(value, str):
+        return '"' * quotes + value + '"' * quotes
+    return str(value).lower() if isinstance(value, bool) else repr(value)
 
 
 def write_patches(page: Path) -> None:

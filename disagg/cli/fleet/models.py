@@ -47,10 +47,17 @@ _RESULTS = {"there": "dim", "downloaded": "green", "copied": "green", "failed": 
 
 
 @models.command(cls=HostCommand)
-def pull(context: typer.Context, model: Named = None, *, as_json: AsJson = False) -> None:
+def pull(
+    context: typer.Context,
+    model: Named = None,
+    *,
+    anyway: Annotated[bool, typer.Option("--anyway", help="Also models that their host cannot serve.")] = False,
+    as_json: AsJson = False,
+) -> None:
     """Copy the models to the hosts that serve them: one download from the hub, then copies from host to host.
 
-    A complete model is not copied again. An interrupted copy continues where it stopped.
+    A complete model is not copied again. An interrupted copy continues where it stopped. Before anything else of a
+    model its config.json is read, and hosts whose engine cannot serve it get no more of it.
     """
     fleet = settings(context).fleet()
     wanted = _chosen(context, fleet, model)
@@ -59,7 +66,10 @@ def pull(context: typer.Context, model: Named = None, *, as_json: AsJson = False
         inventories, errors = _survey(these, fleet.engine_hosts)
         with progress:
             done = these.pull(
-                inventories, wanted, lambda where, what, how: progress.report(StepProgress(where.name, 1, 1, what, how))
+                inventories,
+                wanted,
+                lambda where, what, how: progress.report(StepProgress(where.name, 1, 1, what, how)),
+                anyway=anyway,
             )
     lost = {name: error for name, error in errors.items() if any(one.name == name for one in wanted)}
     body = {"fleet": fleet.name, "hosts": [one.to_json() for one in done], "errors": _json_errors(lost)}

@@ -65,6 +65,7 @@ def prepare(
     """Load `source`, patch it and compare it with its checkpoint. Raises ModelError if it cannot be loaded, and
     PreflightRefused, with every reason, if mlx-lm computes something else."""
     reference = Reference.open(source, context)
+    reference.require_readable("mlx")
     layers = reference.loaded(options)
     described = reference.described(layers)
     loaded = load(

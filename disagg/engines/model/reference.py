@@ -25,12 +25,10 @@ from disagg.engines.model.text import HFTokenizer
 from disagg.errors import ModelError, first_line
 from disagg.kv.fingerprint import Fingerprint, short_hash
 from disagg.planning.checkpoint import facts, read_object, weights_form
-from disagg.planning.refusals import refusal_of_vllm
+from disagg.planning.refusals import damaged, refusal_of_vllm, refusal_of_weights
 
 INDEX: Final = "model.safetensors.index.json"
 MAX_HEADER_BYTES: Final = 100_000_000  # the bound of the safetensors format
-MAX_LAYERS: Final = 10_000
-_DEPTHS: Final = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 _HUB_ID: Final = re.compile(r"[\w.-]+/[\w.-]+")
 _FILES: Final = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"]
 _HINT: Final = "download the model again"
@@ -220,9 +218,15 @@ class Reference:
         """The profile of its first `loaded` layers, None for all."""
         return self.profile if loaded is None else self.profile.first(self.split.count(loaded))
 
+    def require_readable(self, engine: str) -> None:
+        """ModelError if this engine cannot read its weights as they are packed."""
+        if why := refusal_of_weights(self.config, engine):
+            raise ModelError(f"{self.path}: {why}", "name another checkpoint as this engine's source in hosts.toml")
+
     def require_for_vllm(self, device: str, ranks: int) -> None:
         """ModelError if vLLM, on this device and so many ranks that share the heads, computes the model otherwise than
         the other frameworks."""
+        self.require_readable("vllm")
         if why := refusal_of_vllm(self.text_config, device, ranks):
             raise ModelError(f"vLLM cannot prefill it: {why}", "use the engine transformers for this model")
 
@@ -264,7 +268,9 @@ def _download(hub_id: str) -> Path:
 def _text_config(path: Path) -> Any:
     from transformers import AutoConfig
 
-    _require_few_layers(path / "config.json")
+    file = path / "config.json"
+    if why := damaged(read_object(file)):
+        raise ModelError(f"{file}: {why}", "compare it with the model's original")
     try:
         whole = AutoConfig.from_pretrained(path)
         text = whole.get_text_config(decoder=True)
@@ -275,19 +281,6 @@ def _text_config(path: Path) -> Any:
             f"{path / 'config.json'}: transformers cannot read it: {' '.join(str(error).split())[:300] or repr(error)}",
             "compare it with the model's original, or update transformers for a newer architecture",
         ) from error
-
-
-def _require_few_layers(file: Path) -> None:
-    """ModelError if it states more layers than any model has: transformers would make a list of them, whatever it
-    takes."""
-    whole = read_object(file)
-    text = whole.get("text_config")
-    for part in (whole, text if isinstance(text, dict) else {}):
-        for key in _DEPTHS:
-            count = part.get(key)
-            if isinstance(count, int | float) and count > MAX_LAYERS:
-                reason = f"{file}: {key} is {count:g}, more than {MAX_LAYERS:,}"
-                raise ModelError(reason, "compare it with the model's original")
 
 
 def _sizes(config: Any, path: Path) -> tuple[int | None, int]:

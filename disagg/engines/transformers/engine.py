@@ -51,6 +51,7 @@ class TransformersPrefillEngine(EmittingEngine):
         if options.threads is not None:
             torch.set_num_threads(options.threads)
         reference = Reference.open(source, context)
+        reference.require_readable("transformers")
         self.tokenizer = reference.tokenizer
         self._device = choose_device(options.device)
         loaded = reference.loaded(options)

@@ -15,10 +15,11 @@ import hashlib
 import json
 import os
 import sys
-from typing import NoReturn
+from typing import Any, NoReturn
 
 PATTERNS = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"]
 PIECE = 1 << 20
+MAX_CONFIG = 8 << 20
 
 
 def check(folder: str) -> tuple[list[str], int]:
@@ -54,6 +55,7 @@ def digest(path: str, width: int) -> str:
 def main(repository: str, cache: str, only: str = "") -> None:
     try:
         from huggingface_hub import hf_hub_download, snapshot_download
+        from huggingface_hub.errors import EntryNotFoundError
     except ImportError:
         fail("huggingface_hub is not installed in this environment")
     place = os.path.expanduser(cache) if cache else None
@@ -61,8 +63,8 @@ def main(repository: str, cache: str, only: str = "") -> None:
         announce(repository, place)
     try:  # the hub's errors are OSErrors; a bad id is a ValueError
         if only:
-            with open(hf_hub_download(repository, "config.json", cache_dir=place), encoding="utf-8") as file:
-                sys.stdout.write("\n" + json.dumps({"config": json.load(file)}) + "\n")
+            config = read(hf_hub_download(repository, "config.json", cache_dir=place))
+            sys.stdout.write("\n" + json.dumps({"config": config}) + "\n")
             return
         for _ in range(2):
             folder = snapshot_download(repository, allow_patterns=PATTERNS, ignore_patterns=["*/*"], cache_dir=place)
@@ -70,10 +72,23 @@ def main(repository: str, cache: str, only: str = "") -> None:
             if not wrong:
                 sys.stdout.write("\n" + json.dumps({"folder": folder, "checked": count}) + "\n")
                 return
+    except EntryNotFoundError:
+        fail("it has no config.json: a model in another form, as of GGUF, is not read")
     except (OSError, ValueError, RuntimeError) as error:
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         fail(lines[0] if lines else type(error).__name__)
     fail(f"{wrong[0]} does not match the hub's checksum after two downloads")
+
+
+def read(path: str) -> dict[str, Any]:
+    if os.path.getsize(path) > MAX_CONFIG:
+        fail(f"config.json has {os.path.getsize(path)} bytes, more than that of any model")
+    try:
+        with open(path, encoding="utf-8") as file:
+            found = json.load(file)
+    except (ValueError, RecursionError) as error:
+        fail(f"config.json is not JSON: {error}")
+    return found if isinstance(found, dict) else fail("config.json is not a JSON object")
 
 
 def announce(repository: str, place: str | None) -> None:

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import Any
 
 INDEX = "model.safetensors.index.json"
-MAX_JSON = 64 << 20
+MAX_JSON, MAX_CONFIG = 64 << 20, 8 << 20
 
 
 def cache_folder(given: str) -> str:
@@ -101,6 +101,8 @@ def faults(folder: str) -> tuple[list[str], str]:
     names = listed(folder)
     missing = [name for name in ("config.json",) if name not in names]
     weights = [name for name in names if name.endswith(".safetensors")]
+    if not missing and not read(os.path.join(folder, "config.json"), MAX_CONFIG):
+        return missing, "config.json: not a JSON object, empty, or larger than that of any model"
     if INDEX in names:
         mapped = read(os.path.join(folder, INDEX)).get("weight_map") or {}
         missing += sorted(set(mapped.values()) - set(names))
@@ -131,7 +133,7 @@ def length(path: str) -> int:
 
 def identity(folder: str) -> dict[str, Any]:
     """What identifies a model: its configuration, and digests of tokenizer and chat template."""
-    config = read(os.path.join(folder, "config.json"))
+    config = read(os.path.join(folder, "config.json"), MAX_CONFIG)
     tokenizer = read(os.path.join(folder, "tokenizer.json"))
     settings = read(os.path.join(folder, "tokenizer_config.json"))
     template = settings.get("chat_template")
@@ -160,14 +162,14 @@ def digest(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def read(path: str) -> dict[str, Any]:
+def read(path: str, largest: int = MAX_JSON) -> dict[str, Any]:
     try:
-        if os.path.getsize(path) > MAX_JSON:
+        if os.path.getsize(path) > largest:
             return {}
         with open(path, encoding="utf-8") as file:
             body = json.load(file)
         return body if isinstance(body, dict) else {}
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
 
 

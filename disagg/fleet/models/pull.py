@@ -9,13 +9,13 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Final, Literal
 
 from disagg.config import Fleet, Host
 from disagg.config.addresses import same_machine
 from disagg.errors import CommandFailed, DisaggError, FleetError
+from disagg.fleet.conditions.table import host_verdict
 from disagg.fleet.facts.host import read_host_facts
 from disagg.fleet.facts.python import HostPython, json_or_none, last_json, python_on, run_program, server_python
 from disagg.fleet.machine.connect import Connect, Machines, machine_for
@@ -30,7 +30,6 @@ from disagg.fleet.models.inventory import (
     required_model,
     stored_models,
 )
-from disagg.planning.verdicts import verdict
 
 HUB: Final = Path(__file__).with_name("hub_program.py")
 PASSED_ON: Final = ("HF_TOKEN", "HF_ENDPOINT")
@@ -39,6 +38,7 @@ _LONGEST_S: Final = 24 * 3600.0
 _LONGEST_FILE_S: Final = 120.0
 
 
+OnLine = Callable[[str], None]
 OnProgress = Callable[[Host, str, str], None]
 """Called with a host, what it does, and how far it is."""
 
@@ -122,17 +122,27 @@ class Models:
         return [one.value if one.value is not None else one.error or FleetError("nothing") for one in looked]
 
     def pull(
-        self, inventories: Sequence[ModelInventory], wanted: Sequence[Host], on_progress: OnProgress
+        self,
+        inventories: Sequence[ModelInventory],
+        wanted: Sequence[Host],
+        on_progress: OnProgress,
+        *,
+        anyway: bool = False,
     ) -> list[PullResult]:
-        """Pull what is missing. Downloads come first, because other hosts copy from them."""
-        tasks = {task.host.name: task for task in plan(inventories, wanted)}
+        """Pull what is missing. Downloads come first, because other hosts copy from them. anyway: also models that
+        cannot be served by what their config.json states, which is read before anything else of them."""
+        configs = {} if anyway else self._configs(inventories, wanted, on_progress)
+        done = _refused(inventories, wanted, configs)
+        tasks = {task.host.name: task for task in plan(inventories, [one for one in wanted if one.name not in done])}
         by_name = {inventory.host.name: inventory for inventory in inventories}
-        done: dict[str, PullResult] = {}
         for copying in (False, True):
             stage = [task.host for task in tasks.values() if (task.source_host is not None) is copying]
 
             def act(host: Host) -> PullResult:
-                return self._carry_out(tasks[host.name], by_name, done, on_progress)
+                task = tasks[host.name]
+                if task.source_host is None and isinstance(unread := configs.get(task.source), DisaggError):
+                    raise unread
+                return self._carry_out(task, by_name, done, on_progress)
 
             for outcome in each(stage, act):
                 task = tasks[outcome.host.name]
@@ -168,26 +178,51 @@ class Models:
 
     def _download(self, inventory: ModelInventory, on_progress: OnProgress) -> int:
         host, source = inventory.host, inventory.required.source
-        passed = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
-        hub = partial(run_program, self.machines[host], inventory.hub_python, HUB, environment=passed)
-        try:
-            found = hub(argv=(source, cache_of(host), "config"), timeout=_LONGEST_FILE_S)
-            self._require_served(host, source, found)
-            hub(
-                argv=(source, cache_of(host)),
-                timeout=_LONGEST_S,
-                on_line=lambda line: on_progress(host, f"download {source}", line),
-            )
-        except CommandFailed as error:
-            raise _hub_error(error, host, source) from error
+
+        def progress(line: str) -> None:
+            on_progress(host, f"download {source}", line)
+
+        self._hub(inventory, source, cache_of(host), timeout=_LONGEST_S, on_line=progress)
         return stored_models(self.machines[host], inventory.python, host, [source])[source].bytes
 
-    def _require_served(self, host: Host, source: str, printed: CommandResult) -> None:
-        """FleetError if the config.json that the hub has shows that the model cannot be handed over."""
-        config = last_json(printed, self.machines[host], HubConfig).config
-        found = verdict(config, host.engine.name)
-        if found.sure:
-            raise FleetError(f"{host.name}: {source} was not downloaded: {found.why}", "use another model")
+    def _hub(
+        self, inventory: ModelInventory, *argv: str, timeout: float, on_line: OnLine | None = None
+    ) -> CommandResult:
+        passed = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
+        machine = self.machines[inventory.host]
+        try:
+            return run_program(
+                machine, inventory.hub_python, HUB, argv, environment=passed, timeout=timeout, on_line=on_line
+            )
+        except CommandFailed as error:
+            raise _hub_error(error, inventory.host, inventory.required.source) from error
+
+    def _configs(
+        self, inventories: Sequence[ModelInventory], wanted: Sequence[Host], on_progress: OnProgress
+    ) -> dict[str, Mapping[str, Any] | DisaggError]:
+        """By source, of what is to be pulled: the config.json of a host that has all of it, else of the hub; or why
+        that cannot be read."""
+        by_name = {one.host.name: one for one in inventories}
+        found: dict[str, Mapping[str, Any] | DisaggError] = {
+            source: stored.config for one in inventories for source, stored in one.stored.items() if stored.complete
+        }
+        loads = [one for one in plan(inventories, wanted) if one.source_host is None and one.error is None]
+        new = [one.host for one in loads if one.source not in found]
+
+        def config(host: Host) -> Mapping[str, Any]:
+            on_progress(host, f"read config.json of {by_name[host.name].required.source}", "")
+            return self._config(by_name[host.name])
+
+        for read in each(new, config):
+            said = read.value if read.value is not None else read.error
+            if said is not None:
+                found[by_name[read.host.name].required.source] = said
+        return found
+
+    def _config(self, inventory: ModelInventory) -> Mapping[str, Any]:
+        argv = (inventory.required.source, cache_of(inventory.host), "config")
+        printed = self._hub(inventory, *argv, timeout=_LONGEST_FILE_S)
+        return last_json(printed, self.machines[inventory.host], HubConfig).config
 
     def _copy(
         self, task: PullTask, inventory: ModelInventory, source_host: ModelInventory, on_progress: OnProgress
@@ -215,6 +250,25 @@ class HubConfig:
     """What the program prints of a repository: its config.json."""
 
     config: Mapping[str, Any]
+
+
+def _refused(
+    inventories: Sequence[ModelInventory],
+    wanted: Sequence[Host],
+    configs: Mapping[str, Mapping[str, Any] | DisaggError],
+) -> dict[str, PullResult]:
+    """The hosts of these that miss a model which their engine cannot serve, by the config.json of its source."""
+    found: dict[str, PullResult] = {}
+    for one in inventories:
+        config = configs.get(one.required.source)
+        missing = one.host in wanted and not one.model.complete and not one.required.carried
+        if missing and isinstance(config, Mapping) and (said := host_verdict(one.host, config)).state == "refused":
+            error = FleetError(
+                f"{one.host.name}: {one.required.source} is not pulled: {said.why}",
+                f"{said.instead}; to pull it all the same: disagg models pull --anyway",
+            )
+            found[one.host.name] = PullResult(one.host, one.required.source, "failed", error=error)
+    return found
 
 
 def _hub_error(error: CommandFailed, host: Host, source: str) -> FleetError:

@@ -158,9 +158,17 @@ def test_a_host_that_meets_all_conditions_is_planned_and_well(host: Host, system
     [
         ({"model_type": "llama"}, "ok", "qwen (llama) with transformers: exact"),
         ({"model_type": "gpt_oss"}, "ok", "qwen (gpt_oss) with transformers: patched"),
-        ({"model_type": "nothing"}, "note", "qwen (nothing) with transformers: unknown: disagg's tests have not"),
-        ({"model_type": "minimax"}, "fault", "qwen (minimax) with transformers: refused: model type 'minimax' cannot"),
-        ({"model_type": "bitnet"}, "warning", "qwen (bitnet) with transformers: refused: mlx-lm cannot load"),
+        (
+            {"model_type": "llava", "text_config": {"model_type": "mistral"}},
+            "note",
+            "qwen (llava) with transformers: unknown: with a part of type mistral it was not compared",
+        ),
+        ({"model_type": "minimax"}, "fault", "qwen (minimax) with transformers: refused: mlx-lm has another model"),
+        (
+            {"model_type": "nothing"},
+            "warning",
+            "qwen (nothing) with transformers: refused: transformers 5.23 and mlx-lm 0.32 do not both know",
+        ),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

@@ -214,23 +214,68 @@ def test_a_hub_that_does_not_answer_is_a_clear_error_with_what_to_do(
     assert done.result == "failed"
     assert "someone/tiny-model cannot be downloaded from the hub" in present(done.error).message
     assert "HF_ENDPOINT" in present(done.error).hint
-    assert lines[0] == "download someone/tiny-model"
+    assert lines == ["read config.json of someone/tiny-model"]
+
+
+class Hub:
+    """Stands for the program that downloads: each host's calls, and what it prints of config.json."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, config: str) -> None:
+        self.config, self.asked = config, list[str]()
+        monkeypatch.setattr("disagg.fleet.models.pull.run_program", self)
+        monkeypatch.setattr(
+            "disagg.fleet.models.pull.stored_models", lambda *_: {SOURCE: StoredModel(SOURCE, "complete", 9)}
+        )
+
+    def __call__(self, machine: Any, python: str, program: Path, argv: Sequence[str], **options: Any) -> CommandResult:
+        self.asked.append(f"{machine.name}: {'config' if argv[-1] == 'config' else 'all of it'}")
+        return CommandResult(0, f'{{"config": {self.config}}}\n', "")
+
+
+def pulled(inventories: list[Any], wanted: list[Host], **options: Any) -> list[Any]:
+    with Models(load(HOSTS_TOML), lambda host: LocalMachine(host.name)) as models:
+        return models.pull(inventories, wanted, ignored, **options)
 
 
 def test_a_model_that_cannot_be_served_is_not_downloaded_beyond_its_config(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    hosts: list[Host], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[Sequence[str]] = []
+    hub = Hub(monkeypatch, '{"model_type": "minimax"}')
+    done = pulled([inventory(host) for host in hosts], hosts)
+    assert [one.result for one in done] == ["failed"] * 3
+    error = present(done[0].error)
+    assert error.message == f"dgx-spark-1: {SOURCE} is not pulled: mlx-lm has another model of this name, MiniMax-M2"
+    assert error.hint == "use another model; to pull it all the same: disagg models pull --anyway"
+    assert hub.asked == ["dgx-spark-1: config"]
 
-    def hub(machine: Any, python: str, program: Path, argv: Sequence[str], **options: Any) -> CommandResult:
-        asked.append(argv)
-        return CommandResult(0, '{"config": {"model_type": "minimax"}}\n', "")
 
-    monkeypatch.setattr("disagg.fleet.models.pull.run_program", hub)
-    fleet = load(HOSTS_TOML)
-    host = fleet.hosts["dgx-spark-1"]
-    machine: Any = LocalMachine("dgx-spark-1")
-    with Models(fleet, lambda host: machine) as models:
-        (done,) = models.pull([inventory(host)], [host], ignored)
-    assert "was not downloaded: model type 'minimax' cannot be served" in present(done.error).message
-    assert [one[-1] for one in asked] == ["config"]
+def test_what_cannot_be_served_is_pulled_if_that_is_wanted_all_the_same(
+    hosts: list[Host], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub = Hub(monkeypatch, '{"model_type": "minimax"}')
+    (done,) = pulled([inventory(hosts[0])], hosts[:1], anyway=True)
+    assert (done.result, done.bytes) == ("downloaded", 9)
+    assert hub.asked == ["dgx-spark-1: all of it"]
+
+
+def test_a_host_whose_engine_cannot_serve_a_model_gets_none_and_the_others_do(
+    hosts: list[Host], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub = Hub(monkeypatch, '{"model_type": "minicpm3"}')
+    with_vllm = replace(hosts[0], engine=replace(hosts[0].engine, name="vllm"))
+    done = pulled([inventory(with_vllm, size=5), inventory(hosts[2])], [with_vllm, hosts[2]])
+    assert [one.result for one in done] == ["failed", "downloaded"]
+    assert "vLLM keeps the keys and values of every head" in present(done[0].error).message
+    assert hub.asked == ["dgx-spark-1: config", "mac-studio-1: all of it"]
+
+
+def test_a_copy_from_a_host_that_has_the_model_is_refused_likewise(
+    hosts: list[Host], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub = Hub(monkeypatch, "{}")
+    there = inventory(hosts[1], state="complete", size=9)
+    config = {"model_type": "recurrent_gemma"}
+    there = replace(there, stored={SOURCE: replace(there.stored[SOURCE], config=config)})
+    (done,) = pulled([inventory(hosts[0]), there], hosts[:1])
+    assert "transformers keeps the states of one prompt at a time" in present(done.error).message
+    assert hub.asked == []
