@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, Protocol
 
 import tomli
 
@@ -55,16 +55,27 @@ class Verdict:
         return f"{self.state}: {self.why}" if self.why else self.state
 
 
-def verdict(config: Mapping[str, Any], engine: str, device: str = "cpu", ranks: int = 1) -> Verdict:
+class Engine(Protocol):
+    """The engine of a host: its options in hosts.toml."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def device(self) -> str: ...
+    @property
+    def tensor_parallel(self) -> int: ...
+
+
+def verdict(config: Mapping[str, Any], engine: Engine) -> Verdict:
     """The verdict on the model with this config.json on an engine. Of mlx it is that of transformers: it decodes what
-    either sends. device, ranks: on which vLLM computes, and how many share the heads."""
+    either sends."""
     outer, part = config.get("model_type"), config.get("text_config")
     kind = outer if isinstance(outer, str) else ""
     if why := damaged(config):
         return Verdict(kind, "refused", f"config.json: {why}", "compare config.json with the model's original", True)
     text = stated(part if isinstance(part, Mapping) else config, kind)
     try:
-        why, instead = _refusal(config, text, engine, device, ranks)
+        why, instead = _refusal(config, text, engine)
     except (AttributeError, TypeError, ValueError, ArithmeticError):
         return Verdict(kind, "unknown", "its config.json is of an unknown form: it is checked when it loads")
     if why:
@@ -72,10 +83,10 @@ def verdict(config: Mapping[str, Any], engine: str, device: str = "cpu", ranks: 
     found = _of_type(kind, text.model_type)
     if found.state not in _STATES.values():  # what is not handed over with transformers is not tried with vLLM
         return found
-    if engine == "transformers" and (form := packing(config)) not in _READ_ALONE:
+    if engine.name == "transformers" and (form := packing(config)) not in _READ_ALONE:
         needed = f"transformers reads weights in the form {form} with a package that disagg does not install"
         return Verdict(kind, "unknown", needed)
-    return _of_vllm(kind, device) if engine == "vllm" else found
+    return _of_vllm(kind, engine.device) if engine.name == "vllm" else found
 
 
 def stated(config: Mapping[str, Any], outer: str = "") -> Config:
@@ -107,13 +118,14 @@ def _entry(model_type: str) -> Mapping[str, Any]:
     return VERDICTS.get(model_type, {})
 
 
-def _refusal(config: Mapping[str, Any], text: Config, engine: str, device: str, ranks: int) -> tuple[str, str]:
+def _refusal(config: Mapping[str, Any], text: Config, engine: Engine) -> tuple[str, str]:
     """Why it is refused by its configuration, and what to use instead; empty if it is not."""
     if why := refusal(text, _attributes(_entry(text.model_type).get("defaults")), str(config["model_type"])):
         return why, _OTHER_MODEL
-    if why := refusal_of_weights(config, engine):
+    if why := refusal_of_weights(config, engine.name):
         return why, "name another checkpoint as this engine's source in hosts.toml"
-    return (refusal_of_vllm(text, device, ranks) if engine == "vllm" else "", _OTHER_ENGINE)
+    with_vllm = engine.name == "vllm"
+    return (refusal_of_vllm(text, engine.device, engine.tensor_parallel) if with_vllm else "", _OTHER_ENGINE)
 
 
 def _of_type(outer: str, text: str) -> Verdict:

@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 
+from disagg.config import EngineOptions
 from disagg.planning.verdicts import SERIES, stated, verdict
 
+MLX, TRANSFORMERS = EngineOptions("mlx", device="cpu"), EngineOptions("transformers", device="cpu")
 UNKNOWN_TYPE = "refused: transformers 5.23 and mlx-lm 0.32 do not both know this model type"
 
 
@@ -51,7 +53,7 @@ def whole(outer: str, **part: Any) -> dict[str, Any]:
     ids=lambda value: value if isinstance(value, str) else str(value.get("model_type")),
 )
 def test_a_config_is_enough_for_a_verdict(config: dict[str, Any], engine: str, shown: str) -> None:
-    assert str(verdict(config, engine)) == shown
+    assert str(verdict(config, EngineOptions(engine, device="cpu"))) == shown
 
 
 @pytest.mark.parametrize(
@@ -75,13 +77,13 @@ def test_a_config_is_enough_for_a_verdict(config: dict[str, Any], engine: str, s
     ids=["empty", "no name", "no text", "a list", "layers", "no layers", "kinds", "rope"],
 )
 def test_a_config_that_no_framework_reads_is_refused(config: dict[str, Any], why: str) -> None:
-    found = verdict(config, "mlx")
+    found = verdict(config, MLX)
     assert (found.state, found.why, found.sure) == ("refused", why, True)
 
 
 def test_values_of_another_form_than_the_rules_expect_are_judged_when_the_model_loads() -> None:
-    assert verdict({"model_type": "deepseek_v32", "index_n_heads": "many"}, "mlx").state == "unknown"
-    assert verdict({"model_type": "mamba2", "time_step_limit": [1]}, "mlx").state == "unknown"
+    assert verdict({"model_type": "deepseek_v32", "index_n_heads": "many"}, MLX).state == "unknown"
+    assert verdict({"model_type": "mamba2", "time_step_limit": [1]}, MLX).state == "unknown"
 
 
 @pytest.mark.parametrize(
@@ -101,7 +103,7 @@ def test_values_of_another_form_than_the_rules_expect_are_judged_when_the_model_
 def test_a_verdict_with_vllm_depends_on_its_device_and_its_ranks(
     config: dict[str, Any], device: str, ranks: int, state: str
 ) -> None:
-    found = verdict(config, "vllm", device, ranks)
+    found = verdict(config, EngineOptions("vllm", device=device, tensor_parallel=ranks))
     assert found.state == state
     if device != "cpu" and state != "refused":
         assert found.why == "tried on a CPU" or found.why.endswith("on CUDA it is checked when it loads")
@@ -123,20 +125,20 @@ def test_a_verdict_with_vllm_depends_on_its_device_and_its_ranks(
 def test_weights_in_a_form_that_the_engine_does_not_read_are_refused(
     packed: dict[str, Any], engine: str, state: str
 ) -> None:
-    assert verdict({"model_type": "llama", **packed}, engine).state == state
+    assert verdict({"model_type": "llama", **packed}, EngineOptions(engine, device="cpu")).state == state
 
 
 def test_keys_that_are_left_out_have_transformers_defaults_and_those_of_another_name_are_found() -> None:
     assert stated({"model_type": "gemma2"}).attn_logit_softcapping == 50.0
-    assert verdict({"model_type": "gemma2", "attn_logit_softcapping": None}, "mlx").state == "refused"
+    assert verdict({"model_type": "gemma2", "attn_logit_softcapping": None}, MLX).state == "refused"
     kimi = {"model_type": "kimi_linear", "num_experts_per_token": 1, "moe_renormalize": True}
     assert stated(kimi).num_experts_per_tok == 1
-    assert verdict(kimi, "mlx").why.startswith("mlx-lm ignores norm_topk_prob")
-    assert verdict({**kimi, "moe_renormalize": False}, "mlx").state == "exact"
+    assert verdict(kimi, MLX).why.startswith("mlx-lm ignores norm_topk_prob")
+    assert verdict({**kimi, "moe_renormalize": False}, MLX).state == "exact"
 
 
 def test_a_refusal_by_config_json_is_sure_and_what_a_framework_did_with_a_tiny_model_is_not() -> None:
-    assert verdict({"model_type": "minimax"}, "transformers").sure
-    assert not verdict({"model_type": "bitnet"}, "transformers").sure
-    assert not verdict({"model_type": "llama"}, "transformers").sure
+    assert verdict({"model_type": "minimax"}, TRANSFORMERS).sure
+    assert not verdict({"model_type": "bitnet"}, TRANSFORMERS).sure
+    assert not verdict({"model_type": "llama"}, TRANSFORMERS).sure
     assert set(SERIES) == {"transformers", "mlx-lm", "vllm"}

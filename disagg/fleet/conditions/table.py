@@ -18,7 +18,7 @@ from disagg.fleet.facts.findings import Finding, fault, note, ok, warning
 from disagg.fleet.facts.host import HostFacts, Python
 from disagg.nvidia import GPU, OLDEST_DRIVER
 from disagg.planning.sizing import local_config
-from disagg.planning.verdicts import Verdict, verdict
+from disagg.planning.verdicts import verdict
 from disagg.units import counted, size
 from disagg.version import OLDEST_PYTHON
 
@@ -204,7 +204,7 @@ def model_verdict(fleet: Fleet, host: Host, config: Mapping[str, Any]) -> Iterat
     config = config or local_config(fleet.models[host.model].sources.get(host.engine.name, ""))
     if not config:
         return
-    found = host_verdict(host, config)
+    found = verdict(config, host.engine)
     text = f"{host.model} ({found.model_type}) with {title}: {found}"
     if found.sure:
         yield fault("verdict", text, found.instead)
@@ -212,11 +212,6 @@ def model_verdict(fleet: Fleet, host: Host, config: Mapping[str, Any]) -> Iterat
         yield warning("verdict", text, found.instead)
     else:
         yield note("verdict", text) if found.state == "unknown" else ok("verdict", text)
-
-
-def host_verdict(host: Host, config: Mapping[str, Any]) -> Verdict:
-    """Whether a model with this config.json can be handed over with the host's engine."""
-    return verdict(config, host.engine.name, host.engine.device, host.engine.tensor_parallel)
 
 
 def environment_bytes(extras: tuple[str, ...], site_packages: bool) -> int:

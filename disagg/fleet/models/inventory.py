@@ -12,12 +12,12 @@ from disagg.api.base import Contract
 from disagg.config import Fleet, Host
 from disagg.config.addresses import is_path, same_machine
 from disagg.errors import FleetError
-from disagg.fleet.conditions.table import host_verdict
 from disagg.fleet.deploy.release import source
 from disagg.fleet.deploy.steps import Refusal
 from disagg.fleet.facts.host import HostFacts
 from disagg.fleet.facts.python import last_json, run_program
 from disagg.fleet.machine.machine import Machine
+from disagg.planning.verdicts import verdict
 
 PROGRAM: Final = Path(__file__).with_name("inventory_program.py")
 SERVICES_CACHE: Final = "~/.cache/huggingface/hub"
@@ -123,7 +123,7 @@ class ModelInventory:
     @property
     def verdict(self) -> str:
         """Whether the model can be handed over with the host's engine, by its config.json; "" without one."""
-        return str(host_verdict(self.host, self.model.config)) if self.model.config else ""
+        return str(verdict(self.model.config, self.host.engine)) if self.model.config else ""
 
     @property
     def model(self) -> StoredModel:

@@ -15,7 +15,6 @@ from typing import Any, Final, Literal
 from disagg.config import Fleet, Host
 from disagg.config.addresses import same_machine
 from disagg.errors import CommandFailed, DisaggError, FleetError
-from disagg.fleet.conditions.table import host_verdict
 from disagg.fleet.facts.host import read_host_facts
 from disagg.fleet.facts.python import HostPython, json_or_none, last_json, python_on, run_program, server_python
 from disagg.fleet.machine.connect import Connect, Machines, machine_for
@@ -30,6 +29,7 @@ from disagg.fleet.models.inventory import (
     required_model,
     stored_models,
 )
+from disagg.planning.verdicts import verdict
 
 HUB: Final = Path(__file__).with_name("hub_program.py")
 PASSED_ON: Final = ("HF_TOKEN", "HF_ENDPOINT")
@@ -262,7 +262,7 @@ def _refused(
     for one in inventories:
         config = configs.get(one.required.source)
         missing = one.host in wanted and not one.model.complete and not one.required.carried
-        if missing and isinstance(config, Mapping) and (said := host_verdict(one.host, config)).state == "refused":
+        if missing and isinstance(config, Mapping) and (said := verdict(config, one.host.engine)).state == "refused":
             error = FleetError(
                 f"{one.host.name}: {one.required.source} is not pulled: {said.why}",
                 f"{said.instead}; to pull it all the same: disagg models pull --anyway",
