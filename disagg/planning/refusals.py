@@ -17,6 +17,8 @@ Rule = tuple[tuple[str, ...], Callable[[Config], str]]
 RuleOfVLLM = tuple[tuple[str, ...], Callable[[Config, str, int], str]]
 """The same with "cpu" or "cuda", and the ranks that share the heads."""
 
+_KNOWN_AS: Final[Mapping[str, str]] = {"joyai_llm_flash": "deepseek_v3", "kimi_k2": "deepseek_v3", "mimo": "qwen2"}
+"""Model types whose own code, which their checkpoints bring, is that of another type."""
 LATENT: Final = (
     "bailing_hybrid",
     "deepseek_v2",
@@ -31,7 +33,7 @@ LATENT: Final = (
 """Model types whose latent attention (MLA) is known."""
 UNROTATED: Final = ("falcon_mamba", "jamba", "kimi_linear", "mamba", "mamba2", "nemotron_h")
 """Model types without a rotary embedding, whatever their configuration states of one."""
-ROPES: Final = ("default", "linear", "llama3", "longrope", "proportional", "yarn")
+ROPES: Final = ("default", "dynamic", "linear", "llama3", "longrope", "proportional", "yarn")
 """Rotary embeddings whose frequencies can be fixed."""
 LEAST_HEADS: Final = 16
 """An indexer with fewer is refused. A token for which no head scores above 0 has a score of exactly 0, and which of
@@ -56,7 +58,6 @@ _SAME: Final[Mapping[str, str]] = {
     "gelu_accurate": APPROXIMATE_GELU,
 }
 """transformers' other names of a function."""
-_SWITCHES: Final = "its frequencies change with the length of the prompt"
 
 
 def refusal(config: Config, defaults: Config, whole: str = "") -> str:
@@ -80,14 +81,15 @@ def refusal_of_rope(parameters: Mapping[str, Any], max_positions: int) -> str:
     """Why a rotary embedding is refused; empty if its frequencies are fixed. parameters: as transformers'
     rope_parameters. max_positions: tokens that the model reads."""
     kind = rope_type(parameters)
-    if kind == "dynamic":
-        return f"rope type {kind!r}: {_SWITCHES}"
     if kind not in ROPES:
         return f"rope type {kind!r} is not known; {', '.join(ROPES)} are"
     if kind == "longrope" and parameters.get("short_factor") != parameters.get("long_factor"):
         original = parameters.get("original_max_position_embeddings")
         if original is not None and max_positions > float(original):
-            return f"rope type {kind!r}: {_SWITCHES}, as it reads more than {original} tokens"
+            return (
+                f"it rotates tokens otherwise if its prompt has more than {original} (rope type {kind!r}); with a "
+                f"context of at most {original} it is served"
+            )
     return ""
 
 
@@ -128,6 +130,20 @@ def _damaged_part(part: Mapping[str, Any]) -> str:
     if isinstance(kinds, list) and any(len(kinds) < count for count in depths.values()):
         return f"it has {next(iter(depths.values()))} layers and {len(kinds)} layer_types"
     return next((f"its {key} is no table" for key in _ROPES if not isinstance(part.get(key) or {}, Mapping)), "")
+
+
+def for_context(parameters: Mapping[str, Any], context: int) -> Mapping[str, Any]:
+    """The same for prompts of at most `context` tokens: of a longrope whose second set is for longer ones, the first in
+    place of both."""
+    original = parameters.get("original_max_position_embeddings")
+    if rope_type(parameters) != "longrope" or original is None or context > float(original):
+        return parameters
+    return {**parameters, "long_factor": parameters.get("short_factor")}
+
+
+def known_as(model_type: str) -> str:
+    """The model type under which transformers knows it."""
+    return _KNOWN_AS.get(model_type, model_type)
 
 
 def rope_type(parameters: Mapping[str, Any]) -> str:

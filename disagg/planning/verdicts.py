@@ -14,7 +14,7 @@ from typing import Any, Final, Literal, Protocol
 
 import tomli
 
-from disagg.planning.refusals import Config, damaged, packing, refusal, refusal_of_vllm, refusal_of_weights
+from disagg.planning.refusals import Config, damaged, known_as, packing, refusal, refusal_of_vllm, refusal_of_weights
 
 State = Literal["exact", "patched", "near", "refused", "unknown"]
 """exact: the answers are those of each framework alone. patched: they are, because disagg sets one of them right. near:
@@ -70,7 +70,7 @@ def verdict(config: Mapping[str, Any], engine: Engine) -> Verdict:
     """The verdict on the model with this config.json on an engine. Of mlx it is that of transformers: it decodes what
     either sends."""
     outer, part = config.get("model_type"), config.get("text_config")
-    kind = outer if isinstance(outer, str) else ""
+    kind = known_as(outer) if isinstance(outer, str) else ""
     if why := damaged(config):
         return Verdict(kind, "refused", f"config.json: {why}", "compare config.json with the model's original", True)
     text = stated(part if isinstance(part, Mapping) else config, kind)
@@ -94,7 +94,7 @@ def stated(config: Mapping[str, Any], outer: str = "") -> Config:
     model type of the whole."""
     inner = config.get("model_type")
     named = isinstance(inner, str) and inner not in (outer, *_OTHER_NAMES.get(outer, ()))
-    text = str(inner if named else _entry(outer).get("text", outer))
+    text = known_as(str(inner if named else _entry(outer).get("text", outer)))
     entry, rope = _entry(text), config.get("rope_parameters") or config.get("rope_scaling")
     renamed = {key: config[own] for key, own in entry.get("names", {}).items() if own in config}
     if isinstance(rope, Mapping) and (original := config.get("original_max_position_embeddings")):
@@ -120,7 +120,7 @@ def _entry(model_type: str) -> Mapping[str, Any]:
 
 def _refusal(config: Mapping[str, Any], text: Config, engine: Engine) -> tuple[str, str]:
     """Why it is refused by its configuration, and what to use instead; empty if it is not."""
-    if why := refusal(text, _attributes(_entry(text.model_type).get("defaults")), str(config["model_type"])):
+    if why := refusal(text, _attributes(_entry(text.model_type).get("defaults")), known_as(str(config["model_type"]))):
         return why, _OTHER_MODEL
     if why := refusal_of_weights(config, engine.name):
         return why, "name another checkpoint as this engine's source in hosts.toml"

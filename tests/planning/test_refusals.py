@@ -10,7 +10,17 @@ import pytest
 from disagg.engines.model.architectures import ARCHITECTURES
 from disagg.engines.model.architectures.base import no_rope
 from disagg.engines.model.rope import _FORMULAS
-from disagg.planning.refusals import ACTIVATIONS, ROPES, RULES, RULES_OF_VLLM, UNROTATED, refusal, refusal_of_vllm
+from disagg.planning.refusals import (
+    ACTIVATIONS,
+    ROPES,
+    RULES,
+    RULES_OF_VLLM,
+    UNROTATED,
+    for_context,
+    refusal,
+    refusal_of_rope,
+    refusal_of_vllm,
+)
 
 NONE = SimpleNamespace()
 LONGROPE = {"rope_type": "longrope", "short_factor": [1.0], "long_factor": [2.0]}
@@ -40,8 +50,8 @@ def config(model_type: str, **stated: Any) -> SimpleNamespace:
         (config("mamba2", time_step_limit=(0.0, float("inf"))), ""),
         (config("mamba2", time_step_limit=(0.0, 0.1)), "transformers limits its time steps in prompts"),
         (config("qwen3_5_moe_text", norm_topk_prob=False), "transformers ignores norm_topk_prob = false"),
-        (config("phi3", rope_parameters={"type": "dynamic"}), "rope type 'dynamic': its frequencies change with"),
-        (config("jamba", rope_parameters={"type": "dynamic"}), ""),
+        (config("phi3", rope_parameters={"type": "dynamic"}), ""),
+        (config("jamba", rope_parameters={"type": "spiral"}), ""),
         (
             config("gemma3_text", rope_parameters={"full_attention": {"rope_type": "spiral"}}),
             "rope type 'spiral' is not",
@@ -53,7 +63,8 @@ def config(model_type: str, **stated: Any) -> SimpleNamespace:
                 rope_parameters={**LONGROPE, "original_max_position_embeddings": 4096},
                 max_position_embeddings=131072,
             ),
-            "rope type 'longrope': its frequencies change with the length of the prompt, as it reads more than 4096",
+            "it rotates tokens otherwise if its prompt has more than 4096 (rope type 'longrope'); with a context of at "
+            "most 4096 it is served",
         ),
         (config("minimax"), "mlx-lm has another model of this name"),
         (config("recurrent_gemma"), "transformers keeps the states of one prompt at a time"),
@@ -144,3 +155,11 @@ def test_a_rule_reads_no_key_that_it_does_not_state() -> None:
         rule_of_vllm(Recorded(model_type=model_type, **dict.fromkeys(keys, 1)), "cpu", 2)
         assert read <= set(keys), model_type
     assert "hidden_act" in ACTIVATIONS
+
+
+@pytest.mark.parametrize(("context", "refused"), [(4096, False), (4097, True)])
+def test_a_rope_with_a_set_for_long_prompts_is_served_with_a_context_that_never_needs_it(
+    context: int, refused: bool
+) -> None:
+    rope = for_context({**LONGROPE, "original_max_position_embeddings": 4096}, context)
+    assert bool(refusal_of_rope(rope, 131072)) is refused

@@ -17,6 +17,7 @@ belong to the stream of the thread that created them.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
@@ -40,6 +41,9 @@ from disagg.engines.model.reference import EngineInfo, Reference
 from disagg.engines.model.text import HFTokenizer
 from disagg.errors import ModelError
 from disagg.planning.checkpoint import weights_form
+from disagg.planning.refusals import known_as
+
+_LAYER = re.compile(r"^model\.layers\.(\d+)\.")
 
 _BESIDE_ROTATION = ("mscale_all_dim", "llama_4_scaling_beta")
 """Keys of rope_scaling that some models also scale attention with."""
@@ -158,11 +162,13 @@ def load(
 
 def stated_defaults(reference: Reference) -> dict[str, Any]:
     """Numbers, words and flags of transformers' configuration of the text model; and its kinds of layers, of which
-    transformers changes some."""
-    stated = reference.text_config.to_dict()
+    transformers changes some, unless config.json has other names for them."""
+    stated, attention = reference.text_config.to_dict(), {"full_attention", "sliding_attention"}
+    own = reference.config.get("text_config") or reference.config
     kinds = stated.get("layer_types") or ["other"]
-    known = {"layer_types": list(kinds)} if {"full_attention", "sliding_attention"}.issuperset(kinds) else {}
-    return {key: value for key, value in stated.items() if isinstance(value, bool | int | float | str)} | known
+    known = attention.issuperset([*kinds, *(own.get("layer_types") or ())])
+    layers = {"layer_types": list(kinds)} if known else {}
+    return {key: value for key, value in stated.items() if isinstance(value, bool | int | float | str)} | layers
 
 
 def _add(overrides: dict[str, Any], config: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
@@ -210,6 +216,8 @@ def flat_config(config: Mapping[str, Any]) -> dict[str, Any]:
     flat = {**_flat_rope(config), **_flat_experts(config), **_flat_pattern(config)}
     text = config.get("text_config") or {}
     inner = {"text_config": {**text, **flat_config(text)}} if text else {}
+    if "vocab_size" in text:  # gemma3 and gemma4 have that of the published models if it does not stand here
+        flat["vocab_size"] = text["vocab_size"]
     return {key: value for key, value in flat.items() if key not in config} | inner
 
 
@@ -260,8 +268,23 @@ def _model_classes(config: dict[str, Any]) -> tuple[Any, Any]:
     except SystemExit as error:  # mlx-lm's olmo ends the process if a package of its own is missing
         raise ImportError(f"model type {config['model_type']} needs a package that is not installed") from error
     text = config.get("text_config") or config
-    model_class = mlx_model(config["model_type"], model_class)
+    model_class = mlx_model(known_as(config["model_type"]), model_class)
+    if text.get("num_nextn_predict_layers"):
+        model_class = _without_drafts(model_class)
     return with_stated_weights(model_class, tied=bool(text.get("tie_word_embeddings"))), args_class
+
+
+def _without_drafts(model_class: Any) -> Any:
+    """The same, without the weights of layers behind the last one (MTP), which draft tokens. mlx-lm's deepseek_v3
+    leaves out those of layer 61 only."""
+
+    class WithoutDrafts(model_class):
+        def sanitize(self, weights: dict[str, Any]) -> Any:
+            last = len(self.layers)
+            kept = {name: one for name, one in weights.items() if not (at := _LAYER.search(name)) or int(at[1]) < last}
+            return super().sanitize(kept) if hasattr(model_class, "sanitize") else kept
+
+    return WithoutDrafts
 
 
 def _cast(model: Any, dtype: Any) -> None:
@@ -313,4 +336,4 @@ def _short(error: BaseException) -> str:
 
 def _text_type(config: Mapping[str, Any]) -> str:
     """The model type of the part that reads text."""
-    return str((config.get("text_config") or {}).get("model_type") or config["model_type"])
+    return known_as(str((config.get("text_config") or {}).get("model_type") or config["model_type"]))

@@ -25,7 +25,7 @@ from disagg.engines.model.text import HFTokenizer
 from disagg.errors import ModelError, first_line
 from disagg.kv.fingerprint import Fingerprint, short_hash
 from disagg.planning.checkpoint import facts, read_object, weights_form
-from disagg.planning.refusals import damaged, refusal_of_vllm, refusal_of_weights
+from disagg.planning.refusals import damaged, for_context, known_as, refusal_of_vllm, refusal_of_weights
 
 INDEX: Final = "model.safetensors.index.json"
 MAX_HEADER_BYTES: Final = 100_000_000  # the bound of the safetensors format
@@ -105,14 +105,14 @@ class Reference:
 
         ModelError, with the reason, if it is missing or damaged, or if its KV cannot be handed over."""
         path = find(source)
-        text_config = _text_config(path)
+        text_config = _text_config(path, context)
         longest, vocabulary = _sizes(text_config, path)
         config = read_object(path / "config.json")
         layers = layers_of(text_config, path, str(config.get("model_type")))
         if longest is not None and context is not None and context > longest:
             reason = f"{path}: the model reads {longest} tokens, not {context}"
             raise ModelError(reason, f"set context to {longest} or less")
-        tokenizer = HFTokenizer.load(path)
+        tokenizer = HFTokenizer.load(path, configuration(path))
         profile = ModelProfile(
             source="checkpoint",
             architecture=str(text_config.model_type),
@@ -265,16 +265,31 @@ def _download(hub_id: str) -> Path:
         ) from error
 
 
-def _text_config(path: Path) -> Any:
-    from transformers import AutoConfig
+def configuration(path: Path) -> Any:
+    """transformers' configuration of the checkpoint in this folder. ValueError if transformers does not know its type:
+    code that a checkpoint brings is never run."""
+    from transformers import CONFIG_MAPPING, AutoConfig
 
+    body = read_object(path / "config.json")
+    stated = body.get("model_type")
+    name = known_as(str(stated))
+    if name != stated:
+        return CONFIG_MAPPING[name].from_dict({**body, "model_type": name})
+    if stated and name not in CONFIG_MAPPING:
+        raise ValueError(f"it does not know the model type {name!r}")
+    return AutoConfig.from_pretrained(path, trust_remote_code=False)
+
+
+def _text_config(path: Path, context: int | None) -> Any:
     file = path / "config.json"
     if why := damaged(read_object(file)):
         raise ModelError(f"{file}: {why}", "compare it with the model's original")
     try:
-        whole = AutoConfig.from_pretrained(path)
+        whole = configuration(path)
         text = whole.get_text_config(decoder=True)
         text.tie_word_embeddings = stated_tie(read_object(path / "config.json"), whole)
+        if context is not None and isinstance(parameters := getattr(text, "rope_parameters", None), Mapping):
+            text.rope_parameters = for_context(parameters, context)
         return text
     except Exception as error:  # which one depends on the key whose value is none that transformers expects
         raise ModelError(

@@ -1,8 +1,9 @@
 """Rotary frequencies from a checkpoint's parameters, in pure Python: the reference for both frameworks.
 
-Only types with fixed frequencies are supported. `dynamic` changes the frequencies with the length of the prompt, so
-keys computed for a short prompt are wrong for a long one and cannot be handed over; `longrope` does so, too, unless its
-two sets are equal or no prompt is as long as the second one is for.
+Frequencies must be fixed: keys computed with those for a short prompt are wrong for a long one, and cannot be handed
+over. `dynamic` changes them beyond max_position_embeddings, and no longer context is served. `longrope` does so beyond
+original_max_position_embeddings, and is supported if its two sets are equal or the context is no longer
+(`refusals.for_context`).
 
 `parameters` has the keys of transformers' `rope_parameters`: rope_type, rope_theta, factor, partial_rotary_factor, ...
 """
@@ -41,6 +42,12 @@ def reference_rope(parameters: Parameters, head_dim: int, max_positions: int) ->
 def _default(parameters: Parameters, dim: int, max_positions: int) -> Rope:
     theta = float(parameters["rope_theta"])
     return Rope(tuple(theta ** (-i / dim) for i in range(0, dim, 2)))
+
+
+def _dynamic(parameters: Parameters, dim: int, max_positions: int) -> Rope:
+    """The default one, as far as a prompt is no longer than max_positions. alpha: hunyuan's, which always applies."""
+    stretched = float(parameters["rope_theta"]) * float(parameters.get("alpha") or 1.0) ** (dim / (dim - 2))
+    return _default({**parameters, "rope_theta": stretched}, dim, max_positions)
 
 
 def _proportional(parameters: Parameters, dim: int, max_positions: int) -> Rope:
@@ -128,6 +135,7 @@ def _longrope(parameters: Parameters, dim: int, max_positions: int) -> Rope:
 
 _FORMULAS: Mapping[str, Callable[[Parameters, int, int], Rope]] = {
     "default": _default,
+    "dynamic": _dynamic,
     "linear": _linear,
     "proportional": _proportional,
     "llama3": _llama3,

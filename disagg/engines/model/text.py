@@ -146,12 +146,13 @@ class HFTokenizer:
         self._constraints = Constraints(self._backend.to_str, vocab_size, eos_ids)
 
     @staticmethod
-    def load(path: Path) -> HFTokenizer:
-        """The tokenizer of the checkpoint in folder `path`. ModelError if it has no usable one."""
+    def load(path: Path, configuration: Any = None) -> HFTokenizer:
+        """The tokenizer of the checkpoint in folder `path`. ModelError if it has no usable one. configuration:
+        transformers' of this model; None: as it reads it itself."""
         from transformers import AutoTokenizer
 
         try:
-            tokenizer = AutoTokenizer.from_pretrained(path)
+            tokenizer = AutoTokenizer.from_pretrained(path, config=configuration, trust_remote_code=False)
         except (OSError, ValueError, KeyError, ImportError) as error:
             raise ModelError(
                 f"{path}: no usable tokenizer: {first_line(error)}",

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoModelForCausalLM
 from transformers.conversion_mapping import get_checkpoint_conversion_mapping, register_checkpoint_conversion_mapping
 from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_MAPPING
@@ -15,6 +15,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from disagg.config import EngineOptions
 from disagg.engines.model.architectures.weights import stated_tie, tie_in_transformers
+from disagg.engines.model.reference import configuration
 from disagg.errors import ModelError, first_line
 from disagg.extras import install
 from disagg.planning.checkpoint import packed, read_object
@@ -58,6 +59,7 @@ def load_model(path: Path, options: EngineOptions, device: torch.device, layers:
             device_map={"": device},  # straight to the device: no second copy in host memory
             attn_implementation=options.attention,
             output_loading_info=True,
+            trust_remote_code=False,
             **text_part,
             **quantization(options.quantization),
         )
@@ -89,10 +91,10 @@ def _name_decoder(model: Any) -> None:
 def _text_part(path: Path) -> dict[str, Any]:
     """from_pretrained's arguments for the text part of a multimodal checkpoint. {} for one of text, and if transformers
     itself loads the text part alone. ModelError if it has no class for that."""
-    config = AutoConfig.from_pretrained(path)
+    config = configuration(path)
     text = config.get_text_config(decoder=True)
     if text is config or _is_of_text(config):
-        return {}
+        return {"config": config}
     text.tie_word_embeddings = _stated_tie(path)
     if type(text) not in MODEL_FOR_CAUSAL_LM_MAPPING and type(text) not in MODEL_MAPPING:
         raise ModelError(
@@ -105,12 +107,12 @@ def _text_part(path: Path) -> dict[str, Any]:
 
 
 def _stated_tie(path: Path) -> bool:
-    return stated_tie(read_object(path / "config.json"), AutoConfig.from_pretrained(path))
+    return stated_tie(read_object(path / "config.json"), configuration(path))
 
 
 def _model_class(path: Path, layers: int | None) -> Any:
     """What loads the model, or its first layers."""
-    config = AutoConfig.from_pretrained(path)
+    config = configuration(path)
     config = config if _is_of_text(config) else config.get_text_config(decoder=True)
     if layers is None:
         return AutoModelForCausalLM if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING else causal_class(config)

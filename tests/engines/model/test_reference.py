@@ -183,10 +183,11 @@ def test_yarn_may_take_a_model_beyond_its_trained_positions(tiny: TinyModel, tmp
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"model_type": "nonesuch"}, "transformers cannot read it"),
+        ({"model_type": "nonesuch"}, "transformers cannot read it: it does not know the model type 'nonesuch'"),
+        ({"model_type": "nonesuch", "auto_map": {"AutoConfig": "code.Own"}}, "does not know the model type 'nonesuch'"),
         ({"model_type": "llama", "hidden_size": "wide"}, "transformers cannot read it"),
         ({"layer_types": ["full_attention"] * 2 + ["linear_attention"]}, "linear_attention"),
-        ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "length of the prompt"),
+        ({"rope_scaling": {"rope_type": "spiral", "factor": 2.0}}, "rope type 'spiral' is not known"),
     ],
 )
 def test_models_whose_kv_cannot_be_handed_over_are_refused_with_the_reason(

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
 from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+from transformers.models.hunyuan_v1_dense.modeling_hunyuan_v1_dense import HunYuanDenseV1RotaryEmbedding
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from disagg.engines.model.rope import reference_rope
@@ -29,6 +33,7 @@ LONGROPE = {
     "long_factor": [2.0 + pair for pair in range(32)],
 }
 CASES = {
+    "dynamic": {**BASE, "rope_type": "dynamic", "factor": 6.0},
     "linear": {**BASE, "rope_type": "linear", "factor": 4.0},
     "linear, half of each head": {**BASE, "rope_type": "linear", "factor": 4.0, "partial_rotary_factor": 0.5},
     "llama3": LLAMA3,
@@ -75,18 +80,20 @@ def test_truncation_changes_yarn_frequencies_much() -> None:
     assert max(abs(a - b) / b for a, b in zip(truncated, exact, strict=True)) > 0.4
 
 
-@pytest.mark.parametrize(
-    "parameters",
-    [{**BASE, "rope_type": "dynamic", "factor": 2.0}, {**LONGROPE, "original_max_position_embeddings": 2048}],
-    ids=["dynamic", "longrope"],
-)
-def test_rope_that_depends_on_the_prompt_length_is_refused_with_the_reason(parameters: dict[str, object]) -> None:
-    with pytest.raises(ModelError, match="change with the length of the prompt"):
-        reference_rope(parameters, 64, 4096)
+def test_rope_that_depends_on_the_prompt_length_is_refused_with_the_reason() -> None:
+    with pytest.raises(ModelError, match="rotates tokens otherwise if its prompt has more than 2048"):
+        reference_rope({**LONGROPE, "original_max_position_embeddings": 2048}, 64, 4096)
+
+
+def test_a_dynamic_rope_with_alpha_is_that_of_hunyuan() -> None:
+    parameters = {**BASE, "rope_type": "dynamic", "factor": 1.0, "alpha": 1000.0}
+    stated: Any = SimpleNamespace(head_dim=64, rope_parameters=parameters)
+    want, _ = HunYuanDenseV1RotaryEmbedding.compute_ntk_alpha_rope_parameters(stated)
+    assert reference_rope(parameters, 64, 131072).inv_freq == pytest.approx(want.tolist(), rel=2e-6)
 
 
 def test_an_unknown_rope_type_lists_the_known_ones() -> None:
-    with pytest.raises(ModelError, match="default, linear, llama3, longrope, proportional, yarn"):
+    with pytest.raises(ModelError, match="default, dynamic, linear, llama3, longrope, proportional, yarn"):
         reference_rope({**BASE, "rope_type": "spiral"}, 64, 4096)
 
 

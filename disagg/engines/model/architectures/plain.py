@@ -14,6 +14,7 @@ from disagg.api.status import PreflightFinding
 from disagg.engines.model.architectures import architecture_of
 from disagg.engines.model.architectures.base import LoadedByMLX, layer_kinds
 from disagg.engines.model.profile import LayerProfile, ModelProfile, Rope, rope_differences
+from disagg.planning.refusals import rope_type
 
 
 def stated_ropes(loaded: LoadedByMLX) -> list[PreflightFinding]:
@@ -26,19 +27,27 @@ def stated_ropes(loaded: LoadedByMLX) -> list[PreflightFinding]:
     if len(loaded.measured) != len(loaded.reference.layers):
         return []
     numbers = _numbers(loaded.text_config)
+    changing = _changes_with_prompt(loaded.text_config)
     counts: Counter[str] = Counter()
     for layer, parent, name, rope in loaded.ropes:
         number = numbers.get(layer, len(loaded.measured))
         if number >= len(loaded.measured) or loaded.measured[number].rope is None:
             continue
         want, have = loaded.reference.layers[number].rope, loaded.measured[number].rope
-        if differences := list(rope_differences(want, have, loaded.reference.source, "mlx-lm")):
+        if differences := [*rope_differences(want, have, loaded.reference.source, "mlx-lm"), *changing]:
             parent[name] = _rotation(want, traditional=bool(getattr(rope, "traditional", False)))
             counts.update(differences)
     return [
         PreflightFinding("rope", "patched", f"on {count} layers {what}; set from the reference")
         for what, count in counts.items()
     ]
+
+
+def _changes_with_prompt(config: Any) -> list[str]:
+    """mlx-lm 0.32 computes the frequencies of a dynamic rope for each length, and fails on several in one batch."""
+    parameters = getattr(config, "rope_parameters", None) or {}
+    changing = rope_type(parameters) == "dynamic" and not parameters.get("alpha")
+    return ["mlx-lm changes its frequencies with the length of the prompt"] if changing else []
 
 
 def _numbers(config: Any) -> dict[int, int]:
