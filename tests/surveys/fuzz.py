@@ -1,10 +1,12 @@
 """Configurations that no table has: other head counts, windows, ratios, ropes, experts and states of the known
-architectures, drawn at random; each must be answered as by each framework alone, or be refused in one line.
+architectures, drawn at random; and those of models as they are published (published.py). Each must be answered as by
+each framework alone, or be refused in one line.
 
     python -m tests.surveys.fuzz COUNT [--seed N] [NAME...]
+    python -m tests.surveys.fuzz --published [PART OF A NAME...]
 
-Prints a line for each that is wrong, or fails in any other way, with what was drawn; then the counts. Takes one to
-three seconds for each."""
+Prints a line for each that is wrong, refused, or fails in any other way, with what was drawn, and for each that is
+published; then the counts. Takes one to three seconds for each, for published ones up to ten."""
 
 from __future__ import annotations
 
@@ -21,6 +23,7 @@ from disagg.errors import DisaggError
 from tests.surveys.tables import GOOD, known, short
 
 LENGTHS = (2, 50, 97, 161)
+OF_PUBLISHED = (1, 2, 50, 161, 700, 1500)
 ANSWER = 12
 _YARN = {
     "rope_type": "yarn",
@@ -127,17 +130,19 @@ def _rope(made: dict[str, Any], chance: random.Random) -> None:
         made["rope_scaling"] = dict(chance.choice(_ROPES))
 
 
-def outcome(entry: Mapping[str, Any], folder: Path) -> str:
+def outcome(entry: Mapping[str, Any], folder: Path, lengths: Sequence[int] = LENGTHS) -> str:
     """exact, patched, refused, "not made" if transformers does not make such a model, or what is wrong."""
-    from tests.engines.architectures.pairs import loaded, make
+    from tests.engines.architectures.pairs import loaded
+    from tests.surveys.published import context, make
 
     try:
         make(entry, folder)
-    except Exception:  # noqa: BLE001 - a configuration that makes no sense
-        return "not made"
+    except Exception as error:  # noqa: BLE001 - a configuration that makes no sense
+        return f"not made: {type(error).__name__}: {short(str(error), folder)}"
     try:
-        with loaded(folder) as pair:
-            found = _compared(pair)
+        served = context(entry)
+        with loaded(folder, context=served) as pair:
+            found = _compared(pair, [length for length in lengths if length + ANSWER <= served])
             patched = [one for info in (pair.prefill.info, pair.decode.info) for one in info.preflight]
             return "patched" if found == "exact" and any(one.status == "patched" for one in patched) else found
     except DisaggError as error:
@@ -146,10 +151,10 @@ def outcome(entry: Mapping[str, Any], folder: Path) -> str:
         return f"**error** {type(error).__name__}: {short(str(error), folder)}"
 
 
-def _compared(pair: Any) -> str:
+def _compared(pair: Any, lengths: Sequence[int]) -> str:
     from tests.engines.mlx.mlx_parts import prompt, start
 
-    prompts = {length: prompt(length, seed=length) for length in LENGTHS}
+    prompts = {length: prompt(length, seed=length) for length in lengths}
     handed_over = {n: start(pair.decode, tokens, pair.kv(tokens), max_tokens=ANSWER) for n, tokens in prompts.items()}
     alone = {n: start(pair.decode, tokens, max_tokens=ANSWER) for n, tokens in prompts.items()}
     for length, tokens in prompts.items():
@@ -179,14 +184,36 @@ def run(count: int, seed: int, names: Sequence[str], report: Callable[[str], Non
     return counts
 
 
+def run_published(parts: Sequence[str], report: Callable[[str], None]) -> Counter[str]:
+    """The same of the published models whose names have one of these parts; of all without any."""
+    from tests.surveys.published import published, shrunk
+
+    counts = Counter[str]()
+    for name, entry in published().items():
+        if parts and not any(part in name for part in parts):
+            continue
+        with tempfile.TemporaryDirectory(prefix="disagg-fuzz-") as folder:
+            found = outcome(shrunk(entry), Path(folder) / "model", OF_PUBLISHED)
+        counts[found.partition(":")[0]] += 1
+        report(f"{name}: {found}")
+    return counts
+
+
 if __name__ == "__main__":
     from disagg.engines.process import exit_without_cleanup
 
     parser = argparse.ArgumentParser()
-    parser.add_argument("count", type=int)
-    parser.add_argument("names", nargs="*")
+    parser.add_argument("--published", action="store_true")
     parser.add_argument("--seed", type=int, default=1)
-    given = parser.parse_args()
-    made = run(given.count, given.seed, given.names, lambda line: print(line, file=sys.stderr, flush=True))
+    parser.add_argument("given", nargs="*", metavar="COUNT, NAME")
+    asked = parser.parse_intermixed_args()
+
+    def report(line: str) -> None:
+        print(line, file=sys.stderr, flush=True)
+
+    if asked.published:
+        made = run_published(asked.given, report)
+    else:
+        made = run(int(asked.given[0]), asked.seed, asked.given[1:], report)
     print(dict(made), flush=True)
     exit_without_cleanup(0)

@@ -95,11 +95,11 @@ def running(config: Mapping[str, Any], folder: Path, *, dtype: DType = "float32"
 
 
 @contextmanager
-def loaded(folder: Path, *, dtype: DType = "float32", device: str = "cpu") -> Iterator[Pair]:
+def loaded(folder: Path, *, dtype: DType = "float32", device: str = "cpu", context: int = CONTEXT) -> Iterator[Pair]:
     """Both engines on the checkpoint in this folder. device: of transformers; MLX computes on the CPU."""
     options = EngineOptions("transformers", dtype=dtype, device=device, chunk_tokens=48)
-    prefill = TransformersPrefillEngine(folder, CONTEXT, options)
-    decode = MLXDecodeEngine(folder, CONTEXT, replace(options, name="mlx", device="cpu"))
+    prefill = TransformersPrefillEngine(folder, context, options)
+    decode = MLXDecodeEngine(folder, context, replace(options, name="mlx", device="cpu"))
     try:
         yield Pair(prefill, decode)
     finally:
