@@ -168,11 +168,13 @@ def _kv_layout(kind: Any, cache: Any, window: int | None) -> LayerLayout:
 
 
 def _kv_dtype(caches: list[Any]) -> str:
+    """That of keys and values, or if there are none, of the last inputs of convolutions."""
     parts = [part for cache in caches for part in (cache.caches if isinstance(cache, CacheList) else (cache,))]
-    names = {dtype_name(part.keys) for part in parts if not isinstance(part, ArraysCache)}
+    rows = [part.keys for part in parts if not isinstance(part, ArraysCache)]
+    names = {dtype_name(array) for array in rows or (part.cache[0] for part in parts)}
     if len(names) > 1:
         raise ModelError(f"the layers' KV has different dtypes: {', '.join(sorted(names))}")
-    return names.pop() if names else "float32"
+    return names.pop()
 
 
 def dtype_name(array: Any) -> str:

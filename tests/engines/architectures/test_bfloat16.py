@@ -19,6 +19,7 @@ from tests.engines.mlx.mlx_parts import prompt
 MODELS: Mapping[str, dict[str, Any]] = {
     "qwen3_5": config("qwen3_5"),
     "deepseek_v3": {**config("deepseek_v3"), "first_k_dense_replace": 3},
+    "falcon_mamba": config("falcon_mamba"),
 }
 CONTEXT = 2048
 BFLOAT16 = {"dtype": "bfloat16"}
