@@ -108,7 +108,7 @@ def layer_profiles(worker: Any) -> list[LayerProfile]:
     from vllm.model_executor.layers.mamba.abstract import MambaBase
 
     modules = dict(worker.get_model().named_modules())
-    shared = [one for name, one in modules.items() if name.endswith("rotary_emb") and hasattr(one, "inv_freq")]
+    shared = [one for name, one in modules.items() if name.endswith("rotary_emb") and _turns(one)]
     found: list[tuple[str, LayerProfile]] = []
     for name, module in modules.items():
         number = next((part for part in name.split(".") if part.isdecimal()), "")
@@ -151,7 +151,7 @@ def rope_of(attention: Any, shared: Sequence[Any]) -> Rope | None:
     if attention is None or not _rotates(attention):
         return None
     if not hasattr(attention, "rotary_emb"):
-        return _inverse_frequencies(shared[0]) if len(shared) == 1 else None
+        return _inverse_frequencies(shared[0], attention) if len(shared) == 1 else None
     if (module := attention.rotary_emb) is None:
         return None
     if not hasattr(module, "_compute_cos_sin_cache"):
@@ -192,7 +192,16 @@ def _rotates(attention: Any) -> bool:
     return bool((everywhere or getattr(attention, "sliding_window", None)) and getattr(attention, "use_rope", True))
 
 
-def _inverse_frequencies(module: Any) -> Rope:
-    """The frequencies and scale of a rotary module of transformers."""
-    frequencies = module.inv_freq.double().cpu()
-    return Rope(tuple(float(one) for one in frequencies), float(getattr(module, "attention_scaling", 1.0)))
+def _turns(module: Any) -> bool:
+    """Whether it is a rotary module of transformers, with frequencies for all layers, or for each kind of them."""
+    return any(name.endswith("inv_freq") for name, _ in module.named_buffers(recurse=False))
+
+
+def _inverse_frequencies(module: Any, attention: Any) -> Rope | None:
+    """The frequencies and scale of a rotary module of transformers in the layer of this attention."""
+    kind = getattr(attention, "attention_type", None)
+    prefix = "" if hasattr(module, "inv_freq") else f"{kind}_"
+    if (frequencies := getattr(module, f"{prefix}inv_freq", None)) is None:
+        return None
+    scale = float(getattr(module, f"{prefix}attention_scaling", 1.0))
+    return Rope(tuple(float(one) for one in frequencies.double().cpu()), scale)

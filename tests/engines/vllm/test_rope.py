@@ -22,6 +22,12 @@ class Rotary:
 
 SHARED = SimpleNamespace(inv_freq=torch.tensor([1.0, 0.25]), attention_scaling=1.5)
 """transformers' rotary module, which vLLM runs as it is for models that it has no class for."""
+OF_KINDS = SimpleNamespace(
+    sliding_attention_inv_freq=torch.tensor([0.5, 0.1]),
+    full_attention_inv_freq=torch.tensor([0.4, 0.2]),
+    full_attention_attention_scaling=3.0,
+)
+"""The same with frequencies for each kind of layer (olmo3)."""
 
 
 @pytest.mark.parametrize(
@@ -38,6 +44,9 @@ SHARED = SimpleNamespace(inv_freq=torch.tensor([1.0, 0.25]), attention_scaling=1
         ({"rotary_emb": Rotary(), "v1": False, "sliding_window": None}, [], None),
         ({"rotary_emb": Rotary(), "v1": True, "sliding_window": None}, [], ((1.0, 0.5), 2.0)),
         ({}, [SHARED], ((1.0, 0.25), 1.5)),
+        ({"attention_type": "sliding_attention"}, [OF_KINDS], ((0.5, 0.1), 1.0)),
+        ({"attention_type": "full_attention"}, [OF_KINDS], ((0.4, 0.2), 3.0)),
+        ({}, [OF_KINDS], None),
         ({"use_rope": 0}, [SHARED], None),
         ({}, [], None),
         ({}, [SHARED, SHARED], None),
